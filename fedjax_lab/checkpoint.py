@@ -1,0 +1,58 @@
+"""Saving and restoring the state of a run with orbax: asynchronous, atomic, the newest two kept.
+
+A checkpoint is the state's leaves by number; the tree itself follows from the config, whose copy in
+the workdir is compared before anything is restored.
+"""
+
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from fedjax_lab.errors import BadInput
+from fedjax_lab.types import PyTree
+
+
+class Checkpoints:
+    """The checkpoints of one workdir, each under the number of rounds it comes after."""
+
+    def __init__(self, folder: Path):
+        import orbax.checkpoint as ocp  # not needed by those who save nothing
+
+        self._ocp = ocp
+        options = ocp.CheckpointManagerOptions(max_to_keep=2, create=True)
+        self._manager = ocp.CheckpointManager(folder.absolute(), options=options)
+
+    def latest(self) -> int | None:
+        """Rounds played at the newest complete checkpoint, None if there is none."""
+        return self._manager.latest_step()
+
+    def save(self, rounds: int, state: PyTree) -> None:
+        """Returns when the state has been copied; it is written in the background."""
+        if self._manager.latest_step() == rounds:
+            return
+        # Copied here because the next block of rounds reuses the state's memory.
+        leaves = {str(i): np.array(a) for i, a in enumerate(jax.tree.leaves(state))}
+        self._manager.save(rounds, args=self._ocp.args.StandardSave(leaves))
+
+    def restore(self, rounds: int, like: PyTree) -> PyTree:
+        """The saved state in the tree and on the devices of `like`."""
+        leaves, treedef = jax.tree.flatten(like)
+        shapes = {str(i): np.empty(a.shape, a.dtype) for i, a in enumerate(leaves)}
+        try:
+            args = self._ocp.args.StandardRestore(shapes)
+            saved = self._manager.restore(rounds, args=args)
+        except (ValueError, KeyError, OSError) as error:
+            reason = str(error).strip().splitlines()[0]
+            raise BadInput(f"checkpoint {rounds} cannot be read: {reason}") from error
+        saved = [saved[str(i)] for i in range(len(leaves))]
+        return jax.tree.unflatten(treedef, [_place(s, a) for s, a in zip(saved, leaves, strict=True)])
+
+    def close(self) -> None:
+        """Waits for what is being written."""
+        self._manager.wait_until_finished()
+        self._manager.close()
+
+
+def _place(saved, like):
+    return jax.device_put(saved, like.sharding) if isinstance(like, jax.Array) else saved

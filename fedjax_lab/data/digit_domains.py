@@ -1,0 +1,419 @@
+"""Five domains of digits in the shape of Digits-Five, made on this machine, no download.
+
+The material comes from installed packages: scikit-learn's 1,797 handwritten digits (UCI optdigits)
+and two photographs, matplotlib's fonts. Nothing of it is shared by training and test examples.
+`python -m fedjax_lab.data.digit_domains sheet.png` draws some of every domain.
+"""
+
+import hashlib
+import logging
+import os
+import sys
+import tempfile
+from functools import cache as remembered
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from fedjax_lab.data.dataset import Dataset
+from fedjax_lab.errors import BadInput
+
+VERSION = 1  # of the pictures: to be raised with every change that alters a pixel
+DOMAINS = ("handwritten", "blended", "printed", "street", "postal")
+CLASSES = tuple("0123456789")
+FONTS = {  # (domain, test): a slanted twin lies on the same side as its upright font
+    ("printed", False): (
+        "DejaVuSerif-Bold",
+        "DejaVuSerif-BoldItalic",
+        "STIXGeneralBol",
+        "STIXGeneralBolIta",
+        "STIXGeneralItalic",
+        "cmr10",
+        "cmti10",
+    ),
+    ("printed", True): ("DejaVuSerif", "DejaVuSerif-Italic", "STIXGeneral", "cmb10"),
+    ("street", False): (
+        "DejaVuSans",
+        "DejaVuSans-Oblique",
+        "DejaVuSansMono-Bold",
+        "DejaVuSansMono-BoldOblique",
+        "cmss10",
+        "cmtt10",
+    ),
+    ("street", True): (
+        "DejaVuSans-Bold",
+        "DejaVuSans-BoldOblique",
+        "DejaVuSansMono",
+        "DejaVuSansMono-Oblique",
+    ),
+}
+PHOTO_TEST_COLUMNS = 240  # of 640: left of this the photographs serve test examples only
+
+_INK = 80  # side of the ink images that every digit is drawn from, pixels
+_OVERSAMPLING = 2
+_MARGIN = 1.0  # no ink of the labelled digit comes nearer to the edge, pixels
+
+
+class Ink(NamedTuple):
+    """A digit's ink, and the linear map that takes it to its size in the picture."""
+
+    image: np.ndarray  # [h, w] uint8, 255 is full ink
+    linear: np.ndarray  # [2, 2], from ink pixels (x, y) to picture pixels
+    middle: np.ndarray  # [2] (x, y) in ink pixels: the point that `half` is measured from
+    half: np.ndarray  # [2] half width and height of the mapped ink, picture pixels
+
+
+def digit_domains(
+    *,
+    size: int = 28,
+    train_per_domain: int = 1000,
+    test_per_domain: int = 500,
+    seed: int = 0,
+    cache: str = "",
+) -> Dataset:
+    """Pictures [R, size, size, 3] uint8 of five domains, balanced; the same arguments, same bits.
+
+    Kept in the folder `cache`, else in $FEDJAX_LAB_CACHE, else in ~/.cache/fedjax_lab. Raises
+    BadInput for a setting that makes no sense.
+    """
+    _check(size, train_per_domain, test_per_domain, seed)
+    folder = Path(cache or os.environ.get("FEDJAX_LAB_CACHE") or "~/.cache/fedjax_lab").expanduser()
+    name = f"digit_domains-v{VERSION}-{size}px-{train_per_domain}-{test_per_domain}-seed{seed}.npz"
+    made = load(folder / name)
+    if made is None:
+        made = generate(size, train_per_domain, test_per_domain, seed)
+        save(folder / name, made)
+    return Dataset(**made, classes=CLASSES, domains=DOMAINS)
+
+
+def generate(size: int, train: int, test: int, seed: int) -> dict[str, np.ndarray]:
+    """The arrays x, y, domain, test: domain after domain, training examples first."""
+    parts = [
+        (*_split(name, size, count, seed, is_test), index, is_test)
+        for index, name in enumerate(DOMAINS)
+        for count, is_test in ((train, False), (test, True))
+    ]
+    counts = [len(y) for _, y, _, _ in parts]
+    return {
+        "x": np.concatenate([x for x, _, _, _ in parts]),
+        "y": np.concatenate([y for _, y, _, _ in parts]),
+        "domain": np.repeat([index for _, _, index, _ in parts], counts).astype(np.int32),
+        "test": np.repeat([is_test for _, _, _, is_test in parts], counts),
+    }
+
+
+def source_digits(seed: int, test: bool) -> np.ndarray:
+    """Which of scikit-learn's digits [N] this split may use: a fifth of each class is for tests.
+
+    Every domain uses this one split.
+    """
+    rng = np.random.default_rng([seed, len(DOMAINS)])
+    labels = _scanned()[1]
+    rows = [rng.permutation(np.flatnonzero(labels == label)) for label in range(10)]
+    return np.concatenate([r[: len(r) // 5] if test else r[len(r) // 5 :] for r in rows])
+
+
+def photo_regions(test: bool) -> list[np.ndarray]:
+    """The part [h, w, 3] uint8 of each photograph that this split may use."""
+    columns = slice(PHOTO_TEST_COLUMNS) if test else slice(PHOTO_TEST_COLUMNS, None)
+    return [photo[:, columns] for photo in _photos()]
+
+
+def contact_sheet(
+    dataset: Dataset, path: str | Path, per_domain_rows: int = 3, columns: int = 20
+) -> None:
+    """Write a PNG of some examples of every domain, class after class, the names at the left."""
+    from PIL import Image, ImageDraw, ImageFont, ImageOps
+
+    cell, left = 2 * dataset.x.shape[1] + 2, 130  # drawn twice as large
+    block = per_domain_rows * cell + 6
+    sheet = Image.new("RGB", (left + columns * cell, len(dataset.domains) * block), "white")
+    pen = ImageDraw.Draw(sheet)
+    for index, name in enumerate(dataset.domains):
+        where = (8, index * block + block // 2)
+        pen.text(where, name, "black", font=ImageFont.load_default(18), anchor="lm")
+        for place, row in enumerate(_sample(dataset, index, per_domain_rows, columns)):
+            down, across = divmod(place, columns)
+            pixels = dataset.x[row] if dataset.x.shape[-1] == 3 else dataset.x[row, :, :, 0]
+            picture = Image.fromarray(pixels).resize((cell - 2, cell - 2), Image.Resampling.NEAREST)
+            sheet.paste(picture, (left + across * cell, index * block + down * cell))
+    ImageOps.posterize(sheet, 5).save(path, optimize=True)  # half the bytes
+
+
+def _sample(dataset: Dataset, domain: int, rows: int, columns: int) -> np.ndarray:
+    """Row numbers [rows * columns]: each column of the sheet shows one class of the domain."""
+    of_domain = np.flatnonzero(dataset.domain == domain)
+    labels = np.unique(dataset.y[of_domain])
+    chosen = np.empty((rows, columns), np.int64)
+    for index, label in enumerate(labels):
+        across = np.arange(columns) * len(labels) // columns == index
+        found = of_domain[dataset.y[of_domain] == label]
+        chosen[:, across] = np.resize(found, (rows, across.sum()))
+    return chosen.ravel()
+
+
+def _check(size: int, train: int, test: int, seed: int) -> None:
+    """Raise BadInput for settings of `digit_domains` that make no sense."""
+    if not 16 <= size <= 128:
+        raise BadInput(f"data.size is {size}: digit_domains draws 16 to 128 pixels")
+    for key, count in (("train_per_domain", train), ("test_per_domain", test)):
+        if count < 10:
+            raise BadInput(f"data.{key} is {count}: at least 10, one example of each digit")
+    if seed < 0:
+        raise BadInput(f"data.seed is {seed}: it must be 0 or more")
+
+
+# The cache
+
+
+def load(path: Path) -> dict[str, np.ndarray] | None:
+    """The arrays in a cache file; None if there is none, or (with a warning) if it is of no use."""
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            arrays = {key: file[key] for key in ("x", "y", "domain", "test")}
+            if str(file["sha256"]) != checksum(arrays):
+                raise ValueError("the checksum does not match")
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except Exception as error:  # whatever is wrong with a cache file, it can be made again
+        logging.getLogger(__name__).warning("made again, for %s is damaged: %s", path, error)
+        return None
+    return arrays
+
+
+def save(path: Path, arrays: dict[str, np.ndarray]) -> None:
+    """Write a cache file whole or not at all; where that is impossible, warn and go on."""
+    scratch = None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".tmp", delete=False) as file:
+            scratch = Path(file.name)
+            np.savez(file, **arrays, sha256=np.array(checksum(arrays)))
+        os.replace(scratch, path)
+    except OSError as error:
+        logging.getLogger(__name__).warning("the digits are not kept in %s: %s", path, error)
+    finally:
+        if scratch is not None:
+            scratch.unlink(missing_ok=True)
+
+
+def checksum(arrays: dict[str, np.ndarray]) -> str:
+    """SHA-256 of names, types, shapes and contents, as hexadecimal digits."""
+    digest = hashlib.sha256()
+    for key, array in sorted(arrays.items()):
+        digest.update(f"{key} {array.dtype.str} {array.shape} ".encode())
+        digest.update(np.ascontiguousarray(array))
+    return digest.hexdigest()
+
+
+# Material
+
+
+@remembered
+def _scanned() -> tuple[np.ndarray, np.ndarray]:
+    """Ink [1797, _INK, _INK] uint8 and labels [1797] of scikit-learn's 8 x 8 digits."""
+    from PIL import Image, ImageFilter
+    from sklearn.datasets import load_digits
+
+    digits = load_digits()
+    padded = np.pad(digits.images * (255 / 16), ((0, 0), (1, 1), (1, 1))).astype(np.uint8)
+    clear = ImageFilter.UnsharpMask(radius=_INK / 10, percent=150, threshold=0)  # opens small loops
+    large = [Image.fromarray(small).resize((_INK, _INK)).filter(clear) for small in padded]
+    sharp = 255 / (1 + np.exp(-12 * (np.stack(large).astype(np.float32) / 255 - 0.42)))
+    return sharp.astype(np.uint8), digits.target
+
+
+@remembered
+def _photos() -> list[np.ndarray]:
+    """scikit-learn's two photographs [427, 640, 3] uint8."""
+    from sklearn.datasets import load_sample_images
+
+    return list(load_sample_images().images)
+
+
+@remembered
+def _glyph(font: str, label: int) -> np.ndarray:
+    """A digit of one of matplotlib's fonts as ink [_INK, _INK] uint8."""
+    import matplotlib
+    from PIL import Image, ImageDraw, ImageFont
+
+    file = Path(matplotlib.get_data_path(), "fonts", "ttf", f"{font}.ttf")
+    image = Image.new("L", (_INK, _INK))
+    face = ImageFont.truetype(str(file), round(0.8 * _INK))
+    ImageDraw.Draw(image).text((_INK / 2, _INK / 2), str(label), 255, font=face, anchor="mm")
+    return np.asarray(image)
+
+
+# Geometry
+
+
+def pose(
+    rng: np.random.Generator, image: np.ndarray, degrees: float, shear: float, extent: float
+) -> Ink:
+    """Ink turned and sheared at random so that its longer side measures `extent` pixels."""
+    angle, slope = np.deg2rad(rng.uniform(-degrees, degrees)), rng.uniform(-shear, shear)
+    turn = np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]])
+    linear = turn @ np.array([[1, slope], [0, 1]])
+    points = (np.argwhere(image > 50)[:, ::-1] + 0.5) @ linear.T
+    low, high = points.min(0), points.max(0)
+    scale = extent / (high - low).max()
+    middle = np.linalg.solve(linear, (low + high) / 2)
+    return Ink(image, scale * linear, middle, scale * (high - low) / 2)
+
+
+def place(rng: np.random.Generator, ink: Ink, size: int, reach: float) -> np.ndarray:
+    """A centre (x, y) at most `reach` pixels off the picture's, with all ink inside its margin."""
+    slack = np.maximum(size / 2 - _MARGIN - ink.half, 0)
+    return size / 2 + rng.uniform(-1, 1, 2) * np.minimum(slack, reach)
+
+
+def draw(ink: Ink, centre: np.ndarray, size: int) -> np.ndarray:
+    """How much ink, 0 to 1, each pixel of a [size, size] picture gets, the digit at `centre`."""
+    from PIL import Image
+
+    side = size * _OVERSAMPLING
+    back = np.linalg.inv(ink.linear) / _OVERSAMPLING
+    start = ink.middle - back @ (centre * _OVERSAMPLING)
+    terms = (*back[0], start[0], *back[1], start[1])
+    large = Image.fromarray(ink.image).transform(
+        (side, side), Image.Transform.AFFINE, terms, Image.Resampling.BILINEAR
+    )
+    return np.asarray(large.reduce(_OVERSAMPLING), np.float32) / 255
+
+
+# Paint
+
+
+def _two_colours(rng: np.random.Generator, low: float, high: float) -> np.ndarray:
+    """Two colours [2, 3], in 0 to 255, whose brightness differs by `low` to `high`."""
+    gap = rng.uniform(low, high)
+    brightness = rng.uniform(15, 255 - gap) + np.array([0, gap])
+    hue = rng.uniform(-60, 60, (2, 3))
+    colours = brightness[:, None] + hue - hue.mean(1, keepdims=True)
+    return rng.permutation(np.clip(colours, 0, 255))
+
+
+def _paint(ink: np.ndarray, colours: np.ndarray) -> np.ndarray:
+    """Ink [size, size] in the first colour on a ground of the second: [size, size, 3]."""
+    return ink[..., None] * colours[0] + (1 - ink[..., None]) * colours[1]
+
+
+def _blurred(picture: np.ndarray, radius: float) -> np.ndarray:
+    """A picture [size, size, 3] out of focus; `radius` in pixels."""
+    from PIL import Image, ImageFilter
+
+    image = Image.fromarray(np.clip(picture, 0, 255).astype(np.uint8))
+    return np.asarray(image.filter(ImageFilter.GaussianBlur(radius)), np.float32)
+
+
+def _patch(rng: np.random.Generator, size: int, test: bool) -> np.ndarray:
+    """A random piece [size, size, 3] of a photograph, shrunk up to three times, maybe mirrored."""
+    from PIL import Image
+
+    regions = photo_regions(test)
+    region = regions[rng.integers(len(regions))]
+    side = min(int(size * rng.uniform(1, 3)), *region.shape[:2])
+    down, across = (rng.integers(length - side + 1) for length in region.shape[:2])
+    piece = Image.fromarray(region[down : down + side, across : across + side])
+    patch = np.asarray(piece.resize((size, size), Image.Resampling.BILINEAR), np.float32)
+    return patch[:, :: rng.choice([-1, 1])]
+
+
+def _cloud(rng: np.random.Generator, size: int, cells: int) -> np.ndarray:
+    """Smooth random texture [size, size, 3], about -1 to 1, with `cells` lumps along a side."""
+    from PIL import Image
+
+    lumps = rng.integers(0, 256, (cells, cells, 3)).astype(np.uint8)
+    return np.asarray(Image.fromarray(lumps).resize((size, size)), np.float32) / 127.5 - 1
+
+
+# The five domains: each takes (rng, label, handwritten ink, size, test), gives [size, size, 3]
+
+
+def _handwritten(rng, label, scan, size, test):
+    """White on black, upright, near the middle, as MNIST is."""
+    ink = pose(rng, scan, 10, 0.15, size * rng.uniform(0.66, 0.8))
+    return 255 * np.repeat(draw(ink, place(rng, ink, size, 0.04 * size), size)[..., None], 3, -1)
+
+
+def _blended(rng, label, scan, size, test):
+    """The absolute difference of a digit and a photograph, as MNIST-M is made."""
+    digit = _handwritten(rng, label, scan, size, test)
+    patches = [_patch(rng, size, test) for _ in range(4)]
+    ink = digit[..., 0] > 127
+    contrast = [np.abs((255 - 2 * patch[ink]).mean(0)).mean() for patch in patches]
+    best = 0 if contrast[0] > 70 else int(np.argmax(contrast))  # on mid-grey ink would vanish
+    return np.abs(patches[best] - digit)
+
+
+def _printed(rng, label, scan, size, test):
+    """A serif font in clear colours, turned, of many sizes, a little out of focus."""
+    glyph = _glyph(str(rng.choice(FONTS["printed", test])), label)
+    ink = pose(rng, glyph, 15, 0.15, size * rng.uniform(0.5, 0.86))
+    drawn = draw(ink, place(rng, ink, size, 0.15 * size), size)
+    picture = _paint(drawn, _two_colours(rng, 90, 220))
+    return _blurred(picture, size / 28 * rng.uniform(0, 0.8)) + rng.normal(0, 5, picture.shape)
+
+
+def _street(rng, label, scan, size, test):
+    """A sans-serif number with its neighbours cut off, dim, in uneven light, as SVHN is."""
+    font = str(rng.choice(FONTS["street", test]))
+    extent = size * rng.uniform(0.52, 0.82)
+    ink = pose(rng, _glyph(font, label), 12, 0.2, extent)
+    centre = place(rng, ink, size, 0.08 * size)
+    drawn = draw(ink, centre, size)
+    for side in (-1, 1):
+        if rng.random() < 0.7:
+            beside = pose(rng, _glyph(font, int(rng.integers(10))), 8, 0.1, extent)
+            apart = max(ink.half[0] + beside.half[0], 0.4 * size) + size * rng.uniform(0.04, 0.12)
+            drawn = np.maximum(drawn, draw(beside, centre + np.array([side * apart, 0]), size))
+    picture = _paint(drawn, _two_colours(rng, 60, 115)) + 26 * _cloud(rng, size, 5)
+    picture *= 1 - 0.3 * (1 + _cloud(rng, size, 2)[..., :1]) / 2
+    return _blurred(picture, size / 28 * rng.uniform(0.3, 1.0)) + rng.normal(0, 6, picture.shape)
+
+
+def _postal(rng, label, scan, size, test):
+    """Thick strokes, large, off the middle, in 16 x 16 pixels and few greys, as USPS is."""
+    from PIL import Image, ImageFilter
+
+    thick = np.asarray(Image.fromarray(scan).filter(ImageFilter.MaxFilter(rng.choice([1, 3, 5]))))
+    ink = pose(rng, thick, 8, 0.3, size * rng.uniform(0.7, 0.92))
+    fine = Image.fromarray((255 * draw(ink, place(rng, ink, size, size), size)).astype(np.uint8))
+    coarse = fine.resize((16, 16), Image.Resampling.BOX)
+    grey = np.asarray(coarse.resize((size, size), Image.Resampling.BILINEAR), np.float32)
+    ground = rng.uniform(0, 50)
+    return np.repeat((ground + grey // 32 * 32 * (240 - ground) / 224)[..., None], 3, -1)
+
+
+_RENDERERS = dict(zip(DOMAINS, (_handwritten, _blended, _printed, _street, _postal), strict=True))
+
+
+def _split(
+    name: str, size: int, count: int, seed: int, test: bool
+) -> tuple[np.ndarray, np.ndarray]:
+    """Pictures [count, size, size, 3] uint8 and balanced labels [count] int32 of one domain."""
+    rng = np.random.default_rng([seed, DOMAINS.index(name), int(test)])
+    labels = rng.permutation(np.arange(count) % 10).astype(np.int32)
+    scans, render = _scanned()[0], _RENDERERS[name]
+    rows = deal(rng, labels, source_digits(seed, test))
+    pictures = np.empty((count, size, size, 3), np.uint8)
+    for index, (label, row) in enumerate(zip(labels, rows, strict=True)):
+        pictures[index] = np.clip(render(rng, int(label), scans[row], size, test), 0, 255)
+    return pictures, labels
+
+
+def deal(rng: np.random.Generator, labels: np.ndarray, pool: np.ndarray) -> np.ndarray:
+    """A source digit of the right class for each label [R]; none twice before all were used."""
+    classes = _scanned()[1][pool]
+    rows = np.empty(len(labels), np.int64)
+    for label in range(10):
+        wanted = labels == label
+        rows[wanted] = np.resize(rng.permutation(pool[classes == label]), wanted.sum())
+    return rows
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit("usage: python -m fedjax_lab.data.digit_domains SHEET.png")
+    contact_sheet(digit_domains(), sys.argv[1])

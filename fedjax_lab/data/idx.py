@@ -1,0 +1,137 @@
+"""The MNIST family: Fashion-MNIST, and any set of four files in MNIST's idx format.
+
+Format: http://yann.lecun.com/exdb/mnist. A header of big-endian 32-bit words (0x0800 + the number
+of dimensions, then each dimension), then unsigned bytes. Each file may be gzipped.
+"""
+
+import gzip
+import math
+import zlib
+from pathlib import Path
+
+import numpy as np
+
+from fedjax_lab.data.dataset import Dataset
+from fedjax_lab.errors import BadInput
+
+FASHION_CLASSES = (
+    "T-shirt/top",
+    "Trouser",
+    "Pullover",
+    "Dress",
+    "Coat",
+    "Sandal",
+    "Shirt",
+    "Sneaker",
+    "Bag",
+    "Ankle boot",
+)
+FASHION_FOLDERS = (
+    "/usr/share/datasets/fashion-mnist",  # Debian's dataset-fashion-mnist
+    "~/.cache/fedjax_lab/fashion-mnist",
+    "data/FashionMNIST/raw",
+    "data/fashion-mnist",
+)
+FASHION_HELP = (
+    "`apt install dataset-fashion-mnist`, or name the folder of the four files with"
+    " --config.data.folder"
+)
+IDX_HELP = "name the folder of the four MNIST-format files with --config.data.folder"
+KINDS = {0x801: "labels", 0x803: "images"}  # by a file's first four bytes
+FILES = tuple(
+    f"{part}-{kind}-ubyte" for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1")
+)
+
+
+def fashion_mnist(*, folder: str = "") -> Dataset:
+    """Fashion-MNIST (Xiao et al. 2017, arXiv:1708.07747): 60,000 + 10,000 images [28, 28, 1].
+
+    Without `folder` it is looked for in the usual places. Raises BadInput as `idx` does.
+    """
+    places = [Path(place).expanduser() for place in ([folder] if folder else FASHION_FOLDERS)]
+    where = next((p for p in places if all(find(p, name) for name in FILES)), None)
+    if where is None and not folder:
+        looked = ", ".join(map(str, places))
+        raise BadInput(f"Fashion-MNIST is in none of {looked}: {FASHION_HELP}")
+    x, y, test = read(where or places[0], FASHION_HELP)
+    if y.max() >= len(FASHION_CLASSES):
+        raise BadInput(f"{where}: label {y.max()} is not of Fashion-MNIST: {FASHION_HELP}")
+    return _dataset(x, y, test, FASHION_CLASSES, "fashion_mnist")
+
+
+def idx(*, folder: str) -> Dataset:
+    """MNIST, KMNIST, EMNIST and their like, from `folder`: images [R, H, W, 1], training first.
+
+    The classes are "0", "1", ... to the highest label, ten at least. Raises BadInput for a file
+    that is missing, damaged or not what its name says.
+    """
+    if not folder:
+        raise BadInput(f"data.folder is empty: {IDX_HELP}")
+    where = Path(folder).expanduser()
+    x, y, test = read(where, IDX_HELP)
+    classes = tuple(str(label) for label in range(max(10, int(y.max()) + 1)))
+    return _dataset(x, y, test, classes, where.resolve().name)
+
+
+def read(folder: Path, remedy: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Images [R, H, W, 1] uint8, labels [R] int32 and the test mask [R] of the four files."""
+    if not folder.is_dir():
+        raise BadInput(f"{folder} is not a folder: {remedy}")
+    train, test = (_part(folder, *FILES[start : start + 2], remedy) for start in (0, 2))
+    if train[0].shape[1:] != test[0].shape[1:]:
+        sizes = " and ".join(f"{x.shape[1]} x {x.shape[2]}" for x, _ in (train, test))
+        raise BadInput(f"{folder}: training and test images differ in size, {sizes}: {remedy}")
+    x, y = (np.concatenate(pair) for pair in zip(train, test, strict=True))
+    return x[..., None], y.astype(np.int32), np.arange(len(y)) >= len(train[1])
+
+
+def _part(folder: Path, images: str, labels: str, remedy: str) -> tuple[np.ndarray, np.ndarray]:
+    """The images [R, H, W] and labels [R] of the training or the test files."""
+    paths = [find(folder, name) for name in (images, labels)]
+    for path, name in zip(paths, (images, labels), strict=True):
+        if path is None:
+            raise BadInput(f"{folder / name} (or {name}.gz) is missing: {remedy}")
+    x, y = read_file(paths[0], 3, remedy), read_file(paths[1], 1, remedy)
+    if len(x) != len(y):
+        raise BadInput(f"{paths[0]} holds {len(x)} images, {paths[1]} {len(y)} labels: {remedy}")
+    return x, y
+
+
+def find(folder: Path, name: str) -> Path | None:
+    """The file of this name in the folder, plain or gzipped; None if there is neither."""
+    return next((p for p in (folder / name, folder / f"{name}.gz") if p.is_file()), None)
+
+
+def read_file(path: Path, dimensions: int, remedy: str) -> np.ndarray:
+    """One idx file of unsigned bytes with this many dimensions, checked against its own header."""
+    content = _content(path, remedy)
+    start, magic = 4 * (1 + dimensions), int.from_bytes(content[:4], "big")
+    if len(content) >= 4 and magic != 0x800 + dimensions:
+        found = KINDS.get(magic, f"something else (magic number {magic})")
+        raise BadInput(f"{path} holds {found}, not {KINDS[0x800 + dimensions]}: {remedy}")
+    if len(content) < start:
+        raise BadInput(f"{path} is truncated, {len(content)} bytes: {remedy}")
+    shape = np.frombuffer(content, ">u4", dimensions, offset=4).tolist()
+    if min(shape) < 1:
+        raise BadInput(f"{path} is empty, its header says {shape}: {remedy}")
+    size, due = len(content) - start, math.prod(shape)
+    if size != due:
+        problem = "truncated" if size < due else "too long"
+        raise BadInput(f"{path} is {problem}, {size} bytes where {due} are due: {remedy}")
+    return np.frombuffer(content, np.uint8, offset=start).reshape(shape)
+
+
+def _content(path: Path, remedy: str) -> bytes:
+    """What a file holds, unzipped where it is gzipped."""
+    try:
+        content = path.read_bytes()
+        return gzip.decompress(content) if path.suffix == ".gz" else content
+    except (OSError, EOFError, zlib.error) as error:
+        raise BadInput(f"{path} cannot be read ({error}): {remedy}") from error
+
+
+def _dataset(
+    x: np.ndarray, y: np.ndarray, test: np.ndarray, classes: tuple[str, ...], name: str
+) -> Dataset:
+    """A data set of one domain."""
+    return Dataset(x, y, np.zeros(len(y), np.int32), test, classes, (name,))

@@ -1,0 +1,167 @@
+"""The compiled functions of a run, and what its seeds have on the devices."""
+
+import time
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_lab import evaluate, simulate
+from fedjax_lab.experiment import Experiment
+from fedjax_lab.types import Array, Client, Federation, State
+
+BLOCK_SECONDS = 1.0  # rounds between two looks at the keyboard
+
+
+class Lane(NamedTuple):
+    """What one call of a compiled function sees: one seed, or all of them on a leading axis."""
+
+    key: Array
+    own: Federation
+    people: Client
+    training: Federation
+    trainees: Client
+
+
+class Engine:
+    """Plays rounds and scores them. All seeds advance together, in one call or one by one."""
+
+    def __init__(self, experiment: Experiment):
+        e = self.experiment = experiment
+        self.together = e.vectorised_seeds and len(e.seeds) > 1
+        self.lanes = self._lanes()
+        num_clients = e.federations[0].train.shape[0]
+        init = self._jit(lambda key: simulate.init(e.method, key, num_clients), (0,))
+        self.states = [init(lane.key) for lane in self.lanes]
+        self.sums = self._no_progress()
+        self.played = 0  # rounds
+        self.seconds = 0.0  # spent in them
+        self.compile_seconds = self.evaluate_seconds = 0.0
+        self.session = _Session(0, 0.0, np.zeros(3))
+
+    def compile(self) -> None:
+        """Compiles a block of rounds and the evaluation, once for all seeds."""
+        e, lane, state = self.experiment, self.lanes[0], self.states[0]
+        play = partial(simulate.play, e.method, e.plan, e.strategy)
+        score = partial(evaluate.score, e.method, e.plan, e.strategy)
+        axes, number = (_seed_axes(lane.own), 0, 0, 0), np.int32(0)
+        began = time.perf_counter()
+        block = self._jit(play, (*axes, 0, None, None), donate_argnums=(3, 4))
+        args = lane.training, lane.trainees, lane.key, state, self.sums[0], number, number
+        self._play = block.lower(*args).compile()
+        args = lane.own, lane.people, lane.key, state, number
+        self._score = self._jit(score, (*axes, None)).lower(*args).compile()
+        self.compile_seconds = time.perf_counter() - began
+
+    def play(self, at_most: int) -> None:
+        """A block of rounds, about a second long."""
+        played, seconds, totals = self.session
+        pace = played / seconds if played else 0.0
+        count = int(np.clip(pace * BLOCK_SECONDS, 1, at_most))
+        began = time.perf_counter()
+        for i, lane in enumerate(self.lanes):
+            args = lane.training, lane.trainees, lane.key, self.states[i], self.sums[i]
+            block = self._play(*args, np.int32(self.played), np.int32(count))
+            self.states[i], self.sums[i] = block
+        jax.block_until_ready(self.sums)
+        took = time.perf_counter() - began
+        self.session = _Session(played + count, seconds + took, totals)
+        self.played += count
+        self.seconds += took
+
+    def progress(self) -> simulate.Progress:
+        """The sums since the last evaluation, [seeds] each."""
+        sums = [jax.tree.map(np.atleast_1d, s) for s in jax.device_get(self.sums)]
+        return jax.tree.map(lambda *a: np.concatenate(a), *sums)
+
+    def evaluate(self) -> list[evaluate.Scores]:
+        """The scores of each seed after the rounds played so far; starts new sums."""
+        sums = self.progress()
+        done = np.array([sums.examples.sum(), sums.steps.sum(), sums.lane_steps.sum()])
+        self.session = self.session._replace(totals=self.session.totals + done)
+        self.sums = self._no_progress()
+        began = time.perf_counter()
+        scores = []
+        for lane, state in zip(self.lanes, self.states, strict=True):
+            args = lane.own, lane.people, lane.key, state, np.int32(self.played)
+            scores.append(jax.device_get(self._score(*args)))
+        self.evaluate_seconds += time.perf_counter() - began
+        return self._each_seed(scores)
+
+    def message_bytes(self) -> tuple[int, int]:
+        """Bytes (up, down) of one round of one seed, all clients that take part."""
+        e, lane = self.experiment, self.lanes[0]
+        first = (lambda a: a[0]) if self.together else (lambda a: a)
+        state, trainees = jax.tree.map(first, (self.states[0], lane.trainees))
+        return simulate.message_bytes(e.method, e.plan, e.training[0], trainees, state)
+
+    def final_states(self) -> list[State]:
+        """The state of each seed."""
+        return self._each_seed(self.states)
+
+    def saved(self):
+        """All that a checkpoint needs to go on with identical numbers."""
+        return self.states, self.sums, np.array([self.seconds])
+
+    def go_on(self, saved, played: int) -> None:
+        """Takes back what `saved` gave after so many rounds."""
+        self.states, self.sums, (self.seconds,) = saved
+        self.played = played
+
+    def _lanes(self):
+        e = self.experiment
+        own, training = e.federations, e.training
+        keys = [jax.random.key(seed) for seed in e.seeds]
+        if self.together:
+            own, training, keys = [_stack(own)], [_stack(training)], [jnp.stack(keys)]
+        population = partial(simulate.population, num_classes=e.task.num_classes)
+        people = self._jit(population, (_seed_axes(own[0]),))
+        lanes = []
+        for lane in zip(keys, own, training, strict=True):
+            key, mine, train = jax.device_put(lane, e.strategy.sharding)
+            lanes.append(Lane(key, mine, people(mine), train, people(train)))
+        return lanes
+
+    def _no_progress(self):
+        none = simulate.no_progress()
+        if self.together:
+            none = jax.tree.map(lambda a: jnp.stack([a] * len(self.experiment.seeds)), none)
+        return [jax.device_put(none, self.experiment.strategy.sharding) for _ in self.lanes]
+
+    def _jit(self, function, seed_axes, **options):
+        function = jax.vmap(function, seed_axes) if self.together else function
+        return jax.jit(function, out_shardings=self.experiment.strategy.sharding, **options)
+
+    def _each_seed(self, trees):
+        if not self.together:
+            return list(trees)
+        seeds = range(len(self.experiment.seeds))
+        return [jax.tree.map(lambda a, i=i: a[i], trees[0]) for i in seeds]
+
+
+class _Session(NamedTuple):
+    """What this process has done, for its rates."""
+
+    played: int
+    seconds: float
+    totals: np.ndarray  # examples, steps, lane steps; over all seeds
+
+
+_POOL = Federation(None, None, None, None, None, 0, 0, 0, None, None)
+
+
+def _seed_axes(federation: Federation) -> Federation:
+    """Only the rows that clients own differ between seeds."""
+    return Federation(
+        *(None if a is None else axis for a, axis in zip(federation, _POOL, strict=True))
+    )
+
+
+def _stack(federations: list[Federation]) -> Federation:
+    stacked = [
+        rows[0] if axis is None or rows[0] is None else jnp.stack(rows)
+        for axis, rows in zip(_POOL, zip(*federations, strict=True), strict=True)
+    ]
+    return Federation(*stacked)

@@ -1,0 +1,17 @@
+"""The one exception for what a user got wrong, and how its message names the right choice."""
+
+import difflib
+from collections.abc import Iterable
+
+
+class BadInput(ValueError):
+    """Bad usage, config or data, in one line. `main` prints it and exits with 2."""
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """The end of a message about an unknown name: the closest valid one, or all of them."""
+    known = sorted(known)
+    close = difflib.get_close_matches(word, known, 1)
+    if close:
+        return f"did you mean {close[0]!r}?"
+    return f"valid: {', '.join(known)}" if known else "there are none"

@@ -1,0 +1,431 @@
+"""From a config to all that a run needs. The only reader of configs; every message about a bad one.
+
+A config has seven sections. `data`, `partition`, `model` and `method` name a function of the
+package; its keyword-only arguments are the section's further keys. What a config leaves out takes
+the defaults below and those of the named functions.
+"""
+
+import ast
+import importlib.util
+import inspect
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import ml_collections
+import numpy as np
+
+from fedjax_lab import methods, optim, parallel, partition
+from fedjax_lab.data.arrays import arrays
+from fedjax_lab.data.dataset import Dataset
+from fedjax_lab.data.digit_domains import digit_domains
+from fedjax_lab.data.idx import fashion_mnist, idx
+from fedjax_lab.errors import BadInput, nearest
+from fedjax_lab.models import conv, nets
+from fedjax_lab.models.task import make_task
+from fedjax_lab.types import Federation, Method, Plan, Task
+
+DEFAULTS = {
+    "data": {
+        "name": "digit_domains",
+        "normalize": "unit",  # unit: pixels in 0..1; half: in -1..1
+        "unseen": "",  # a domain that no client holds
+    },
+    "partition": {
+        "name": "iid",
+        "num_clients": 10,
+        "validation": 0.0,  # fraction of each client's training examples
+    },
+    "model": {"name": "mlp"},
+    "method": {"name": "fedavg"},
+    "local": {
+        "optimizer": "sgd",
+        "lr": 0.01,
+        "momentum": 0.0,  # of sgd
+        "weight_decay": 0.0,
+        "batch_size": 32,
+        "epochs": 1,
+    },
+    "run": {
+        "rounds": 50,
+        "cohort": 0,  # clients a round; 0: all
+        "eval_every": 10,
+        "seed": 0,
+    },
+    "engine": {
+        "strategy": "auto",
+        "chunk": 0,  # clients at a time for strategy=chunked; 0: a default
+        "convolution": "auto",
+        "seeds": "auto",
+    },
+}
+
+
+def _table(*functions):
+    return {function.__name__: function for function in functions}
+
+
+NAMED = {
+    "data": _table(digit_domains, fashion_mnist, idx, arrays),
+    "partition": partition.PARTITIONS,
+    "model": _table(
+        nets.mlp,
+        nets.simple_cnn,
+        nets.lenet,
+        nets.mcmahan_cnn,
+        nets.digit_cnn,
+        nets.pfl_cnn,
+        nets.pfllib_cnn,
+    ),
+    "method": methods.METHODS,
+}
+
+CHOICES = {
+    "data.normalize": ("unit", "half"),
+    "local.optimizer": ("sgd", "adam"),
+    "engine.strategy": ("auto", "vectorised", "chunked", "sequential"),
+    "engine.convolution": ("auto", "unrolled", "grouped", "im2col", "mapped"),
+    "engine.seeds": ("auto", "vectorised", "sequential"),
+}
+
+POSITIVE = ("partition.num_clients", "local.lr", "local.batch_size", "local.epochs", "run.rounds")
+POSITIVE += ("run.eval_every",)
+
+
+class Experiment(NamedTuple):
+    """What a run needs. Federations [seed] share one pool of examples.
+
+    `training` differs from `federations` for a pooled method only: one client holds everything.
+    """
+
+    config: ml_collections.ConfigDict
+    seeds: list[int]
+    dataset: Dataset
+    federations: list[Federation]
+    training: list[Federation]
+    task: Task
+    method: Method
+    plan: Plan
+    strategy: parallel.Strategy
+    vectorised_seeds: bool
+
+
+# Configs.
+
+
+def load_config(path: str) -> dict:
+    """The config of a file, `configs/quickstart.py` or `configs/quickstart.py:METHOD`."""
+    path, _, method = path.partition(":")
+    if not Path(path).is_file():
+        known = sorted(str(p) for p in Path(path).parent.glob("*.py"))
+        raise BadInput(f"no config file {path}; {nearest(path, known)}")
+    spec = importlib.util.spec_from_file_location("config_file", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    if not hasattr(module, "get_config"):
+        raise BadInput(f"{path} has no function get_config")
+    if method and method not in methods.METHODS:
+        raise BadInput(f"no method {method!r}; {nearest(method, methods.METHODS)}")
+    config = module.get_config(method) if method else module.get_config()
+    return config.to_dict() if isinstance(config, ml_collections.ConfigDict) else config
+
+
+def resolve(config: dict, overrides: list[tuple[str, str]] = ()) -> ml_collections.ConfigDict:
+    """The whole, checked and locked config. Overrides are (dotted key, text), as from a shell."""
+    sections = {name: dict(values) for name, values in _as_dict(config).items()}
+    for name in sections:
+        if name not in DEFAULTS:
+            raise BadInput(f"no config section {name!r}; {nearest(name, DEFAULTS)}")
+    sections = {name: sections.get(name, {}) for name in DEFAULTS}
+    for key, text in overrides:  # names first: they decide which other keys there are
+        section, _, rest = key.partition(".")
+        if rest == "name" and section in NAMED and text != sections[section].get("name"):
+            general = {k: v for k, v in sections[section].items() if k in DEFAULTS[section]}
+            sections[section] = {**general, "name": text}
+    full = {name: _fill(name, values) for name, values in sections.items()}
+    for key, text in overrides:
+        _override(full, key, text)
+    _check_values(full)
+    resolved = ml_collections.ConfigDict(full)
+    return resolved.lock()
+
+
+def _as_dict(config):
+    return config.to_dict() if isinstance(config, ml_collections.ConfigDict) else config
+
+
+def _fill(section, values):
+    """A section with all its keys: defaults, then those of the named function, then its own."""
+    known = dict(DEFAULTS[section])
+    if section in NAMED:
+        name = values.get("name", known["name"])
+        if name not in NAMED[section]:
+            kind = {"data": "dataset"}.get(section, section)
+            raise BadInput(f"no {kind} {name!r}; {nearest(str(name), NAMED[section])}")
+        known |= {"name": name, **methods.settings(NAMED[section][name])}
+    for key, value in values.items():
+        if key not in known:
+            raise BadInput(_unknown(section, key, known, values))
+        known[key] = _typed(f"config.{section}.{key}", value, known[key])
+    return known
+
+
+def _override(full, key, text):
+    section, _, rest = key.partition(".")
+    if section not in full:
+        raise BadInput(f"no config section {section!r}; {nearest(section, full)}")
+    if rest not in full[section]:
+        raise BadInput(_unknown(section, rest, full[section], full[section]))
+    old = full[section][rest]
+    value = text if isinstance(old, str) else _literal(text)
+    full[section][rest] = _typed(f"config.{section}.{rest}", value, old)
+
+
+def _unknown(section, key, known, values):
+    owner = f"{section} {values['name']!r}" if "name" in values else f"config.{section}"
+    return f"{owner} has no setting {key!r}; {nearest(key, [k for k in known if k != 'name'])}"
+
+
+def _literal(text):
+    try:
+        return ast.literal_eval({"true": "True", "false": "False"}.get(text.lower(), text))
+    except (ValueError, SyntaxError):
+        return text
+
+
+def _typed(key, value, old):
+    """The value in the type of the old one; an int may stand for a float."""
+    if old is inspect.Parameter.empty:  # a setting without default, such as a path
+        return value
+    kind = type(old)
+    if kind is float and type(value) is int:
+        return float(value)
+    if kind is tuple and type(value) is list:
+        return tuple(value)
+    if type(value) is not kind:
+        raise BadInput(f"{key} must be of type {kind.__name__}, got {value!r}")
+    return value
+
+
+def _check_values(full):
+    for section, values in full.items():
+        for key, value in values.items():
+            if value is inspect.Parameter.empty:
+                owner = f"{section} {values['name']!r}"
+                raise BadInput(f"{owner} needs config.{section}.{key}")
+            if isinstance(value, float) and not np.isfinite(value):
+                raise BadInput(f"config.{section}.{key} must be finite, got {value}")
+    for key, known in CHOICES.items():
+        value = _get(full, key)
+        if value not in known:
+            raise BadInput(f"config.{key} cannot be {value!r}; {nearest(value, known)}")
+    for key in POSITIVE:
+        if _get(full, key) <= 0:
+            raise BadInput(f"config.{key} must be above 0, got {_get(full, key)}")
+    if not 0 <= full["partition"]["validation"] < 1:
+        raise BadInput(f"config.partition.validation must be in [0, 1), got "
+                       f"{full['partition']['validation']}")
+    cohort, clients = full["run"]["cohort"], full["partition"]["num_clients"]
+    if not 0 <= cohort <= clients:
+        raise BadInput(
+            f"config.run.cohort={cohort} is more than config.partition.num_clients={clients}"
+            if cohort > 0
+            else f"config.run.cohort must not be negative, got {cohort}"
+        )
+
+
+def _get(full, key):
+    section, rest = key.split(".")
+    return full[section][rest]
+
+
+# What a run needs.
+
+
+def build(config: ml_collections.ConfigDict, seeds: list[int] | None = None) -> Experiment:
+    """All of it, from a resolved config. Nothing is compiled yet."""
+    seeds = list(seeds or [config.run.seed])
+    if len(set(seeds)) < len(seeds):
+        raise BadInput(f"a seed appears twice in {','.join(map(str, seeds))}")
+    dataset = NAMED["data"][config.data.name](**_settings(config, "data"))
+    _check_data(dataset)
+    federations = make_federations(config, dataset, seeds)
+    task = make_model(config, dataset)
+    method = methods.make(config.method.name, task, **_settings(config, "method"))
+    training = pool(federations) if method.pooled else federations
+    plan = make_plan(config, training, len(dataset.domains))
+    return Experiment(
+        config,
+        seeds,
+        dataset,
+        federations,
+        training,
+        task,
+        method,
+        plan,
+        make_strategy(config, task, plan),
+        _vectorise_seeds(config, task),
+    )
+
+
+def _settings(config, section):
+    named = NAMED[section][config[section].name]
+    return {key: config[section][key] for key in methods.settings(named)}
+
+
+def _check_data(dataset):
+    if len(dataset.x) == 0:
+        raise BadInput("the dataset is empty")
+    bad = (dataset.y < 0) | (dataset.y >= len(dataset.classes))
+    if bad.any():
+        row = int(np.argmax(bad))
+        raise BadInput(
+            f"row {row} has label {dataset.y[row]}, out of range 0..{len(dataset.classes) - 1}"
+        )
+
+
+def make_federations(
+    config: ml_collections.ConfigDict, dataset: Dataset, seeds: list[int]
+) -> list[Federation]:
+    """One federation per seed over one pool, rows padded alike."""
+    held, unseen = _unseen_domain(config, dataset)
+    train = np.flatnonzero(held & ~dataset.test)
+    world = np.flatnonzero(held & dataset.test)
+    parts = [_deal(config, dataset, train, world, seed) for seed in seeds]
+    train_rows, validation_rows, test_rows = (_same_width(p) for p in zip(*parts, strict=True))
+    center, scale = _normalisation(config, dataset)
+    pool = Federation(
+        jnp.asarray(dataset.x),
+        jnp.asarray(dataset.y, jnp.int32),
+        jnp.asarray(dataset.domain, jnp.int32),
+        center,
+        scale,
+        train=None,
+        validation=None,
+        test=None,
+        world=jnp.asarray(world, jnp.int32) if len(world) else None,
+        unseen=jnp.asarray(np.flatnonzero(unseen), jnp.int32) if unseen.any() else None,
+    )
+    return [
+        pool._replace(train=a, validation=b, test=c)
+        for a, b, c in zip(train_rows, validation_rows, test_rows, strict=True)
+    ]
+
+
+def _unseen_domain(config, dataset):
+    name = config.data.unseen
+    if not name:
+        return np.ones(len(dataset.y), bool), np.zeros(len(dataset.y), bool)
+    if name not in dataset.domains:
+        raise BadInput(
+            f"config.data.unseen: no domain {name!r}; {nearest(name, dataset.domains)}"
+        )
+    unseen = dataset.domain == dataset.domains.index(name)
+    return ~unseen, unseen
+
+
+def _deal(config, dataset, train, world, seed):
+    """Padded rows of one seed: training, validation, test; [C, .] each."""
+    rng = np.random.default_rng([seed, 0])  # the partition's own stream
+    deal = NAMED["partition"][config.partition.name]
+    y, domain = dataset.y[train], dataset.domain[train]
+    parts = deal(y, domain, config.partition.num_clients, rng, **_settings(config, "partition"))
+    partition.check(parts, config.partition.name)
+    tests = partition.deal_like(parts, y, domain, dataset.y[world], dataset.domain[world], rng)
+    kept, validation = partition.hold_out(parts, config.partition.validation, rng)
+    return [train[p] for p in kept], [train[p] for p in validation], [world[p] for p in tests]
+
+
+def _same_width(parts_by_seed):
+    """Parts [seed][client] as int32 rows [seed][C, N]; None where nobody has any."""
+    padded = [partition.pad(parts) for parts in parts_by_seed]
+    width = max(p.shape[1] for p in padded)
+    if all((p < 0).all() for p in padded):
+        return [None] * len(padded)
+    wide = [np.pad(p, ((0, 0), (0, width - p.shape[1])), constant_values=-1) for p in padded]
+    return [jnp.asarray(p, jnp.int32) for p in wide]
+
+
+def _normalisation(config, dataset):
+    if dataset.x.dtype != np.uint8:
+        return jnp.float32(0), jnp.float32(1)
+    if config.data.normalize == "half":
+        return jnp.float32(127.5), jnp.float32(1 / 127.5)
+    return jnp.float32(0), jnp.float32(1 / 255)
+
+
+def make_model(config: ml_collections.ConfigDict, dataset: Dataset) -> Task:
+    """The task of the named model on examples of this dataset."""
+    net = NAMED["model"][config.model.name](len(dataset.classes), **_settings(config, "model"))
+    if hasattr(net, "convolution"):
+        name = config.engine.convolution
+        if name == "auto":
+            name = "unrolled" if jax.default_backend() == "cpu" else "im2col"
+        net = net.clone(convolution=getattr(conv, name))
+    return make_task(net, dataset.x.shape[1:], len(dataset.classes))
+
+
+def pool(federations: list[Federation]) -> list[Federation]:
+    """The same examples with one client that holds them all."""
+    everything = [np.asarray(f.train).ravel() for f in federations]
+    rows = _same_width([[rows[rows >= 0]] for rows in everything])
+    return [f._replace(train=r) for f, r in zip(federations, rows, strict=True)]
+
+
+def make_plan(
+    config: ml_collections.ConfigDict, training: list[Federation], num_domains: int
+) -> Plan:
+    """The run's static sizes."""
+    size = config.local.batch_size
+    held = np.concatenate([np.asarray(f.train >= 0).sum(1) for f in training])
+    longest = -(-training[0].train.shape[1] // size)
+    return Plan(
+        config.run.rounds,
+        min(config.run.cohort or config.partition.num_clients, training[0].train.shape[0]),
+        size,
+        config.local.epochs,
+        make_optimizer(config),
+        num_domains,
+        equal_steps=bool((-(-held // size) == longest).all()),
+    )
+
+
+def make_optimizer(config: ml_collections.ConfigDict):
+    """The clients' optimiser."""
+    local = config.local
+    if local.optimizer == "adam":
+        return optim.adam(local.lr, local.weight_decay)
+    return optim.sgd(local.lr, local.momentum, local.weight_decay)
+
+
+def make_strategy(config: ml_collections.ConfigDict, task: Task, plan: Plan) -> parallel.Strategy:
+    """The configured way to run clients."""
+    return parallel.choose(
+        config.engine.strategy,
+        cohort=plan.cohort,
+        convolutional=has_convolutions(task),
+        equal_steps=plan.equal_steps,
+        chunk=config.engine.chunk,
+    )
+
+
+def has_convolutions(task: Task) -> bool:
+    """Whether the model has convolution kernels, the leaves with four axes."""
+    shapes = jax.eval_shape(task.init, jax.random.key(0)).params
+    return any(len(a.shape) == 4 for a in jax.tree.leaves(shapes))
+
+
+def _vectorise_seeds(config, task):
+    if config.engine.seeds == "auto":
+        return jax.default_backend() != "cpu" or not has_convolutions(task)
+    return config.engine.seeds == "vectorised"
+
+
+def partition_counts(config: ml_collections.ConfigDict, seed: int) -> tuple[np.ndarray, Dataset]:
+    """How many training examples of each class each client holds, [C, K]; and the dataset."""
+    dataset = NAMED["data"][config.data.name](**_settings(config, "data"))
+    _check_data(dataset)
+    (federation,) = make_federations(config, dataset, [seed])
+    parts = [rows[rows >= 0] for rows in np.asarray(federation.train)]
+    return partition.counts(parts, dataset.y, len(dataset.classes)), dataset

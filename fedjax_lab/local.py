@@ -1,0 +1,102 @@
+"""What one client does with its own rows: train on them, average over them, draw from them."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedjax_lab import tree
+from fedjax_lab.types import Array, Batch, Federation, Plan, Weights, Work
+
+
+def everything(name: str) -> bool:
+    """The default of `only`: every leaf is trained."""
+    return True
+
+
+def fetch(federation: Federation, rows: Array) -> Batch:
+    """The examples of rows [B]; a row of -1 is padding. The only reader of `federation.x`."""
+    x = (federation.x[rows].astype(jnp.float32) - federation.center) * federation.scale
+    return Batch(x, federation.y[rows], (rows >= 0).astype(jnp.float32))
+
+
+def num_batches(n: Array, batch_size: int) -> Array:
+    """Batches in a pass over n examples, the last short one included."""
+    return (jnp.asarray(n, jnp.int32) + batch_size - 1) // batch_size
+
+
+def make_work(
+    federation: Federation, rows: Array, plan: Plan, key: Array
+) -> tuple[Work, list[Array]]:
+    """The work of one client on its rows [N], padding last; and the mean losses of its trainings.
+
+    The list grows by one entry while `train` is traced, so `Exchange.local` calls `train` at its
+    top level, never inside a jax transformation of its own.
+    """
+    size = plan.batch_size
+    longest = -(-rows.shape[0] // size)
+    batches = longest if plan.equal_steps else num_batches(jnp.sum(rows >= 0), size)
+    losses, calls = [], itertools.count()
+    k_draw, k_train = jax.random.split(key)
+
+    def train(
+        weights, loss, *, only=everything, epochs=plan.epochs, steps=None, optimizer=plan.optimizer
+    ):
+        """`epochs` passes in fresh order, each cut after `steps` batches; fresh optimiser state."""
+        k_call = jax.random.fold_in(k_train, next(calls))
+        free, fixed = (part.params for part in tree.split(only, weights))
+        count = batches if steps is None else jnp.minimum(batches, steps)
+        if plan.equal_steps and steps is not None:
+            count = min(batches, steps)
+
+        def epoch(e, carry):
+            k_order, k_steps = jax.random.split(jax.random.fold_in(k_call, e))
+            order = _pad(shuffle(k_order, rows), longest * size)
+
+            def step(s, carry):
+                free, stats, opt, total = carry
+                batch = fetch(federation, jax.lax.dynamic_slice(order, (s * size,), (size,)))
+
+                def objective(free):
+                    w = Weights(tree.join(free, fixed), stats)
+                    return loss(w, batch, jax.random.fold_in(k_steps, s))
+
+                (value, stats), grads = jax.value_and_grad(objective, has_aux=True)(free)
+                updates, opt = optimizer.update(grads, opt, free)
+                return optax.apply_updates(free, updates), stats, opt, total + value
+
+            return jax.lax.fori_loop(0, count, step, carry)
+
+        start = free, weights.stats, optimizer.init(free), jnp.float32(0)
+        free, stats, _, total = jax.lax.fori_loop(0, epochs, epoch, start)
+        losses.append(total / jnp.maximum(epochs * count, 1))
+        return Weights(tree.join(free, fixed), stats)
+
+    def mean(fn):
+        """fn gives a batch's mean over its real examples; each batch counts by their number."""
+        padded = _pad(rows, longest * size)
+
+        def step(s, total):
+            batch = fetch(federation, jax.lax.dynamic_slice(padded, (s * size,), (size,)))
+            return tree.add(total, fn(batch), jnp.sum(batch.mask))
+
+        shape = jax.eval_shape(lambda r: fn(fetch(federation, r)), padded[:size])
+        total = jax.lax.fori_loop(0, batches, step, tree.zeros(shape))
+        return tree.scale(1 / jnp.maximum(jnp.sum(rows >= 0), 1), total)
+
+    def draw(size):
+        """The same batch at every call in a round."""
+        return fetch(federation, _pad(shuffle(k_draw, rows), size)[:size])
+
+    return Work(train, mean, draw), losses
+
+
+def shuffle(key: Array, rows: Array) -> Array:
+    """Rows [N] in random order, padding (-1) last."""
+    noise = jax.random.bits(key, rows.shape) >> 1
+    return jax.lax.sort((jnp.where(rows < 0, jnp.uint32(1 << 31), noise), rows), num_keys=1)[1]
+
+
+def _pad(rows, length):
+    return jnp.pad(rows, (0, max(0, length - rows.shape[0])), constant_values=-1)

@@ -1,0 +1,33 @@
+"""Losses on one padded batch. Each is a mean over the real examples."""
+
+from collections.abc import Callable
+
+import jax.numpy as jnp
+import optax
+
+from fedjax_lab.types import Array, Batch, PyTree, Task, Weights
+
+Loss = Callable[[Weights, Batch, Array | None], tuple[Array, PyTree]]
+
+
+def masked_mean(values: Array, mask: Array) -> Array:
+    """Mean of values [B] where mask [B] is 1; 0 if it is 1 nowhere."""
+    return jnp.sum(values * mask) / jnp.maximum(jnp.sum(mask), 1.0)
+
+
+def cross_entropy(logits: Array, batch: Batch) -> Array:
+    """Mean of logsumexp(o) - o_y over the real examples; logits o [B, K]."""
+    return masked_mean(optax.softmax_cross_entropy_with_integer_labels(logits, batch.y), batch.mask)
+
+
+def risk(task: Task) -> Loss:
+    """F_i, the empirical risk that every method starts from: (w, batch, key) -> (value, stats).
+
+    A key means training mode; without one the model is only measured.
+    """
+
+    def value(w, batch, key=None):
+        out = task.apply(w, batch.x, key, batch.mask)
+        return cross_entropy(out.logits, batch), out.stats
+
+    return value

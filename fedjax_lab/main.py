@@ -1,0 +1,138 @@
+"""The command line. The only file with flags.
+
+python -m fedjax_lab.main --config=configs/quickstart.py[:METHOD] [--config.method.mu=0.1]
+                          [--workdir=DIR] [--seeds=0,1,2] [--resume] [--partition_only]
+
+Exit codes: 0 done; 2 a usage, config or data error, in one line; 3 diverged; 130 interrupted.
+"""
+
+import os
+import sys
+import time
+from pathlib import Path
+
+from absl import flags
+
+CONFIG = flags.DEFINE_string("config", None, "a file with get_config, FILE.py or FILE.py:METHOD")
+WORKDIR = flags.DEFINE_string("workdir", None, "folder for all results; default: a new one in runs")
+SEEDS = flags.DEFINE_list("seeds", None, "comma-separated; default: config.run.seed")
+RESUME = flags.DEFINE_bool("resume", False, "go on from the newest checkpoint of the workdir")
+PARTITION_ONLY = flags.DEFINE_bool("partition_only", False, "show who holds what; train nothing")
+
+
+def main(argv: list[str]) -> int:
+    """Runs the command line; returns the exit code."""
+    from fedjax_lab.errors import BadInput
+
+    try:
+        return _run(argv)
+    except BadInput as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
+def _run(argv):
+    from fedjax_lab.errors import BadInput
+
+    argv, overrides = _split_overrides(argv)
+    try:
+        rest = flags.FLAGS(argv)[1:]
+    except flags.Error as error:
+        raise BadInput(" ".join(str(error).split())) from error
+    if rest:
+        raise BadInput(f"unexpected argument {rest[0]!r}; everything is a --flag")
+    if CONFIG.value is None:
+        raise BadInput("--config is missing; for example --config=configs/quickstart.py")
+    seeds = _seeds(SEEDS.value)
+    _use_every_core()
+
+    from fedjax_lab import experiment, runner
+
+    config = experiment.resolve(experiment.load_config(CONFIG.value), overrides)
+    workdir = Path(WORKDIR.value or _new_folder(CONFIG.value, config.method.name))
+    seeds = seeds or [config.run.seed]
+    if PARTITION_ONLY.value:
+        return _show_partition(config, seeds[0], workdir)
+    runner.check_workdir(workdir, config, seeds, RESUME.value)
+    try:
+        result = runner.run(experiment.build(config, seeds), workdir, RESUME.value)
+    except runner.Diverged as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 3
+    except KeyboardInterrupt as error:
+        said = str(error) or "interrupted"
+        print(f"{said}; go on with --workdir={workdir} --resume", file=sys.stderr)
+        return 130
+    _show(result)
+    return 0
+
+
+def _split_overrides(argv):
+    """The arguments without --config.KEY=VALUE (or --config.KEY VALUE), and those as pairs."""
+    from fedjax_lab.errors import BadInput
+
+    kept, overrides = [], []
+    rest = iter(argv)
+    for argument in rest:
+        if not argument.startswith(("--config.", "-config.")):
+            kept.append(argument)
+            continue
+        key, equals, value = argument.lstrip("-").removeprefix("config.").partition("=")
+        if not equals:
+            value = next(rest, None)
+        if value is None or (not equals and value.startswith("--")):
+            raise BadInput(f"--config.{key} needs a value: --config.{key}=VALUE")
+        overrides.append((key, value))
+    return kept, overrides
+
+
+def _seeds(texts):
+    from fedjax_lab.errors import BadInput
+
+    try:
+        seeds = [int(text) for text in texts or []]
+    except ValueError as error:
+        raise BadInput(f"--seeds must be whole numbers, got {','.join(texts)}") from error
+    if any(seed < 0 for seed in seeds):
+        raise BadInput(f"--seeds must not be negative, got {','.join(texts)}")
+    return seeds
+
+
+def _use_every_core():
+    """On a CPU each core becomes a device, so that clients can share them."""
+    import jax
+
+    jax.config.update("jax_num_cpu_devices", len(os.sched_getaffinity(0)))
+
+
+def _new_folder(config_path, method):
+    name = Path(config_path.partition(":")[0]).stem
+    return Path("runs") / f"{name}-{method}-{time.strftime('%Y%m%d-%H%M%S')}"
+
+
+def _show_partition(config, seed, workdir):
+    from fedjax_lab import experiment, partition
+
+    counts, dataset = experiment.partition_counts(config, seed)
+    print(partition.table(counts, dataset.classes))
+    workdir.mkdir(parents=True, exist_ok=True)
+    partition.heat_map(counts, dataset.classes, workdir / "partition.png")
+    print(f"picture: {workdir / 'partition.png'}")
+    return 0
+
+
+def _show(result):
+    from fedjax_lab import report
+
+    summary = result.summary
+    print()
+    print(report.closing_table(summary))
+    print(
+        f"\n{summary['rounds']} rounds in {summary['seconds']:.1f} s"
+        f" (compiled in {summary['compile_seconds']:.1f} s) on {summary['device']}"
+    )
+    print(f"results: {result.workdir}  (curve: {result.workdir / 'plots/learning_curve.png'})")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv))

@@ -1,0 +1,34 @@
+"""Every method of the library, one short file each."""
+
+import inspect
+from collections.abc import Callable
+
+from fedjax_lab.errors import BadInput, nearest
+from fedjax_lab.methods.central import central
+from fedjax_lab.methods.fedavg import fedavg
+from fedjax_lab.methods.fedbn import fedbn
+from fedjax_lab.methods.fedprox import fedprox
+from fedjax_lab.methods.ifca import ifca
+from fedjax_lab.methods.local import local
+from fedjax_lab.types import Method, Task
+
+METHODS: dict[str, Callable[..., Method]] = {
+    method.__name__: method for method in (central, fedavg, fedbn, fedprox, ifca, local)
+}
+
+
+def make(name: str, task: Task, **hyper) -> Method:
+    """The named method with its hyper-parameters; BadInput says what would have been right."""
+    if name not in METHODS:
+        raise BadInput(f"no method {name!r}; {nearest(name, METHODS)}")
+    known = settings(METHODS[name])
+    for key in hyper:
+        if key not in known:
+            raise BadInput(f"method {name} has no setting {key!r}; {nearest(key, known)}")
+    return METHODS[name](task, **hyper)
+
+
+def settings(function: Callable) -> dict:
+    """The keyword-only arguments of a method (or source, partitioner, model): its settings."""
+    parameters = inspect.signature(function).parameters
+    return {k: p.default for k, p in parameters.items() if p.kind == p.KEYWORD_ONLY}

@@ -1,0 +1,39 @@
+"""FedAvg (McMahan et al., AISTATS 2017, arXiv:1602.05629).
+
+  send    w_t
+  local   w_i <- SGD on F_i from w_t            (ClientUpdate, Alg. 1)
+  server  w_{t+1} = sum_i n_i/n w_i             (Alg. 1), over the sampled clients
+"""
+
+from fedjax_lab import losses, sampling, tree
+from fedjax_lab.types import Exchange, Method, State, Task
+
+
+def send(w_t, id):
+    """The whole server state."""
+    return w_t
+
+
+def aggregate(w_t, w, cohort):
+    """Mean by share. Running statistics are averaged like parameters."""
+    return tree.mix(cohort.weight, w)  # Alg. 1
+
+
+def fedavg(task: Task, local=None) -> Method:
+    """FedAvg; a method of its family hands in another `local`."""
+    risk = losses.risk(task)
+
+    def init(key, num_clients):
+        return State(task.init(key), ())
+
+    def sgd(w_t, client, work):
+        return work.train(w_t, risk), client.private
+
+    def predict(w, client, x):
+        return task.apply(w, x).logits
+
+    def newcomer(state):
+        return state.server, ()
+
+    exchange = Exchange(send, local or sgd, aggregate)
+    return Method(init, (exchange,), predict, newcomer, sampling.by_size)

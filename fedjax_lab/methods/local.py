@@ -1,0 +1,27 @@
+"""Local training, also called SingleSet: no communication at all.
+
+  local   w_i <- SGD on F_i from w_i             the optimiser starts afresh each round
+
+All clients train in every round, so that only communication sets it apart from FedAvg. Each is
+scored on its own model.
+"""
+
+from fedjax_lab import losses, sampling, tree
+from fedjax_lab.types import Exchange, Method, State, Task
+
+
+def local(task: Task) -> Method:
+    """Every client keeps a model of its own; all start from one init."""
+    risk = losses.risk(task)
+
+    def init(key, num_clients):
+        return State((), tree.repeat(task.init(key), num_clients))
+
+    def train(nothing, client, work):
+        return (), work.train(client.private, risk)
+
+    def predict(nothing, client, x):
+        return task.apply(client.private, x).logits
+
+    exchange = Exchange(lambda server, id: (), train, lambda server, uploads, cohort: ())
+    return Method(init, (exchange,), predict, None, sampling.everyone)

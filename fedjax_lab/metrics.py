@@ -1,0 +1,124 @@
+"""The files of a workdir that hold numbers: config.json, metrics.jsonl, summary.json."""
+
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+
+
+
+def write_json(path: Path, content: dict) -> None:
+    """Atomic: the file is either the old one or the whole new one."""
+    _replace(path, json.dumps(content, indent=2) + "\n")
+
+
+def check_same_config(path: Path, config: dict) -> None:
+    """BadInput names the first key in which a run's config.json differs from `config`."""
+    if not path.exists():
+        raise BadInput(f"{path.parent} holds no run to resume: it has no {path.name}")
+    try:
+        saved = json.loads(path.read_text())
+    except json.JSONDecodeError as error:
+        raise BadInput(f"{path} cannot be read: {error}") from error
+    old, new = _flat(saved), _flat(json.loads(json.dumps(config)))
+    for key in sorted(old.keys() | new.keys()):
+        if old.get(key) != new.get(key):
+            raise BadInput(
+                f"{path.parent} holds another run: {key} is {old.get(key)!r} there, not"
+                f" {new.get(key)!r}"
+            )
+
+
+def _flat(config, prefix="config"):
+    if not isinstance(config, dict):
+        return {prefix: config}
+    parts = [_flat(value, f"{prefix}.{key}") for key, value in config.items()]
+    return {key: value for part in parts for key, value in part.items()}
+
+
+def read_metrics(path: Path) -> list[dict]:
+    """The whole lines of a metrics.jsonl; a last line cut off by a kill is left out."""
+    if not path.exists():
+        return []
+    rows = []
+    for line in path.read_text().splitlines():
+        try:
+            rows.append(json.loads(line))
+        except json.JSONDecodeError:
+            break
+    return rows
+
+
+def keep_until(path: Path, rounds: int) -> list[dict]:
+    """Cuts a metrics.jsonl to the evaluations after at most `rounds` rounds; returns them."""
+    rows = [row for row in read_metrics(path) if row["round"] <= rounds]
+    _replace(path, "".join(json.dumps(row) + "\n" for row in rows))
+    return rows
+
+
+def append(path: Path, rows: list[dict]) -> None:
+    """One JSON object per line."""
+    with path.open("a") as file:
+        file.write("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def headline(row: dict) -> float | None:
+    """The accuracy that one evaluation is known by: per client, else on the global test set."""
+    if "accuracy" in row:
+        return row["accuracy"]["mean"]
+    return row.get("global", row.get("ood", row.get("id")))
+
+
+def pick_rounds(rows: list[dict]) -> dict[str, dict]:
+    """The three ways to choose a round of one seed; the last one peeks at the test set."""
+    chosen = {"last": rows[-1]}
+    if any("id" in row for row in rows):
+        chosen["best_by_validation"] = max(rows, key=lambda row: row["id"])
+    chosen["max_over_rounds"] = max(rows, key=headline)
+    return chosen
+
+
+def summarise(rows: list[dict], seeds: list[int]) -> dict:
+    """`last`, `best_by_validation`, `max_over_rounds`: per seed, and mean and std over seeds.
+
+    `max_over_rounds` is the round whose headline is highest, so its other numbers are that round's.
+    The std is the sample's (ddof 1), absent for one seed.
+    """
+    per_seed = {seed: pick_rounds([row for row in rows if row["seed"] == seed]) for seed in seeds}
+    out = {}
+    for way in next(iter(per_seed.values())):
+        chosen = {str(seed): _numbers(per_seed[seed][way]) for seed in seeds}
+        out[way] = {"per_seed": chosen, "mean": _over_seeds(chosen, np.mean)}
+        if len(seeds) > 1:
+            out[way]["std"] = _over_seeds(chosen, lambda a: np.std(a, ddof=1))
+    return out
+
+
+def _numbers(row):
+    kept = ("round", "train_loss", "global", "id", "ood", "domains")
+    out = {key: row[key] for key in kept if key in row}
+    if "accuracy" in row:
+        out["accuracy"] = {k: v for k, v in row["accuracy"].items() if k != "per_client"}
+    return out
+
+
+def _over_seeds(chosen, statistic):
+    rows = list(chosen.values())
+
+    def merge(values):
+        if isinstance(values[0], dict):
+            shared = [key for key in values[0] if all(key in v for v in values)]
+            return {key: merge([v[key] for v in values]) for key in shared}
+        return float(statistic(values))
+
+    return merge(rows)
+
+
+def _replace(path, text):
+    temporary = path.with_name(path.name + ".tmp")
+    with temporary.open("w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)

@@ -1,0 +1,239 @@
+"""A convolution that stays fast in a loop and with one kernel per client.
+
+`unrolled`, `grouped`, `im2col` and `mapped` each take the place of `lax.conv_general_dilated`:
+`nn.Conv(..., conv_general_dilated=conv.unrolled)`. All four give the same numbers; they differ in
+what happens under `vmap` when every client has its own kernel. Two measured reasons, on a CPU:
+
+- XLA relabels the two gradient convolutions only outside of loops; in a scan or fori_loop they are
+  10 to 100 times too slow. Here they are written as what they are, convolutions with plain labels
+  (`_input_gradient`, `_weight_gradient`), for any stride and kernel dilation.
+- `vmap` over kernels makes a grouped convolution, which is slow on every backend.
+
+Applies to images `[B, H, W, C]` with kernels `[kh, kw, C, K]`, without groups or input dilation;
+everything else goes to `lax.conv_general_dilated` unchanged. Except for `im2col`, only
+reverse-mode derivatives of first order exist (a `custom_vjp`): no `jvp`, no gradient of a gradient
+through the convolution itself.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.custom_batching import custom_vmap
+
+from fedjax_lab.types import Array
+
+Convolution = Callable[..., Array]  # the signature of lax.conv_general_dilated
+Pair = tuple[int, int]
+
+UNROLLED_CLIENTS = 32  # above it `unrolled` loops: a program must not grow with the cohort
+_LABELS = ("NHWC", "HWIO", "NHWC")
+
+
+class _Window(NamedTuple):
+    """How the kernel slides, by spatial axis: static numbers."""
+
+    strides: Pair
+    pads: tuple[Pair, Pair]  # (low, high)
+    x_dilation: Pair
+    w_dilation: Pair
+    precision: Any
+
+
+def unrolled(lhs, rhs, window_strides, padding, **settings) -> Array:
+    """One ungrouped convolution per client, in a loop for many clients: for a CPU."""
+    return _drop_in(partial(_convolve, _unroll), lhs, rhs, window_strides, padding, **settings)
+
+
+def grouped(lhs, rhs, window_strides, padding, **settings) -> Array:
+    """One convolution with a group per client: what `vmap` does by itself."""
+    return _drop_in(partial(_convolve, _group), lhs, rhs, window_strides, padding, **settings)
+
+
+def mapped(lhs, rhs, window_strides, padding, **settings) -> Array:
+    """One client after another: the smallest program."""
+    return _drop_in(partial(_convolve, _map), lhs, rhs, window_strides, padding, **settings)
+
+
+def im2col(lhs, rhs, window_strides, padding, **settings) -> Array:
+    """Patches times the kernel, a batched matrix product under `vmap`: for an accelerator.
+
+    Its memory is the input's times kh * kw. Differentiable to any order.
+    """
+    return _drop_in(_patches_product, lhs, rhs, window_strides, padding, **settings)
+
+
+def _drop_in(
+    convolve: Callable[[_Window, Array, Array], Array],
+    lhs: Array,
+    rhs: Array,
+    window_strides,
+    padding,
+    *,
+    lhs_dilation=None,
+    rhs_dilation=None,
+    dimension_numbers=None,
+    precision=None,
+    **rest,
+) -> Array:
+    """`convolve` where it applies, else `lax.conv_general_dilated`."""
+    dilation = tuple(rhs_dilation or (1,) * (lhs.ndim - 2))
+    applies = (
+        lhs.ndim == 4
+        and lax.conv_dimension_numbers(lhs.shape, rhs.shape, dimension_numbers)
+        == lax.conv_dimension_numbers(lhs.shape, rhs.shape, _LABELS)
+        and all(d == 1 for d in lhs_dilation or ())
+        and all(value in (None, 1) for value in rest.values())  # groups, element type
+    )
+    if not applies:
+        return lax.conv_general_dilated(
+            lhs,
+            rhs,
+            window_strides,
+            padding,
+            lhs_dilation=lhs_dilation,
+            rhs_dilation=rhs_dilation,
+            dimension_numbers=dimension_numbers,
+            precision=precision,
+            **rest,
+        )
+    if isinstance(padding, str):
+        reach = [(k - 1) * d + 1 for k, d in zip(rhs.shape[:2], dilation, strict=True)]
+        padding = lax.padtype_to_pads(lhs.shape[1:3], reach, window_strides, padding)
+    pads = tuple((int(low), int(high)) for low, high in padding)
+    return convolve(_Window(tuple(window_strides), pads, (1, 1), dilation, precision), lhs, rhs)
+
+
+def _patches_product(window: _Window, x: Array, w: Array) -> Array:
+    """Images [B, H, W, C], kernel [kh, kw, C, K] -> [B, H', W', K]."""
+    kh, kw = w.shape[:2]
+    (s1, s2), (d1, d2) = window.strides, window.w_dilation
+    x = lax.pad(x, jnp.zeros((), x.dtype), ((0, 0, 0), *((*p, 0) for p in window.pads), (0, 0, 0)))
+    rows, cols = x.shape[1] - (kh - 1) * d1, x.shape[2] - (kw - 1) * d2  # where a kernel may start
+    patches = [
+        x[:, i * d1 : i * d1 + rows : s1, j * d2 : j * d2 + cols : s2]
+        for i in range(kh)
+        for j in range(kw)
+    ]
+    flat = jnp.concatenate(patches, axis=-1)  # [B, H', W', kh * kw * C]
+    return jnp.matmul(flat, w.reshape(-1, w.shape[-1]), precision=window.precision)
+
+
+# The convolution of one client and its two gradients.
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _convolve(formulation: Callable, window: _Window, x: Array, w: Array) -> Array:
+    """Images [B, H, W, C], kernel [kh, kw, C, K] -> [B, H', W', K]."""
+    return _batchable(formulation, window)(x, w)
+
+
+def _forward(formulation, window, x, w):
+    return _convolve(formulation, window, x, w), (x, w)
+
+
+def _backward(formulation, window, inputs, dy):
+    x, w = inputs
+    dx = _input_gradient(formulation, window, x.shape, w, dy)
+    return dx, _weight_gradient(formulation, window, x, w.shape, dy)
+
+
+_convolve.defvjp(_forward, _backward)
+
+
+def _input_gradient(formulation, window: _Window, x_shape, w: Array, dy: Array) -> Array:
+    """dy, spread by the stride, convolved with the flipped kernel. Returns [B, H, W, C]."""
+    pads = []
+    for axis in range(2):
+        low = window.w_dilation[axis] * (w.shape[axis] - 1) - window.pads[axis][0]
+        spread = window.strides[axis] * (dy.shape[1 + axis] - 1)
+        pads.append((low, x_shape[1 + axis] - 1 - spread + window.pads[axis][0]))
+    back = window._replace(strides=(1, 1), pads=tuple(pads), x_dilation=window.strides)
+    return _batchable(formulation, back)(dy, w[::-1, ::-1].swapaxes(2, 3))
+
+
+def _weight_gradient(formulation, window: _Window, x: Array, w_shape, dy: Array) -> Array:
+    """x with its channels as batch, convolved with dy as kernel. Returns [kh, kw, C, K]."""
+    pads = []
+    for axis in range(2):
+        reach = window.w_dilation[axis] * (w_shape[axis] - 1)
+        spread = window.strides[axis] * (dy.shape[1 + axis] - 1)
+        low = window.pads[axis][0]
+        pads.append((low, reach + spread + 1 - x.shape[1 + axis] - low))
+    back = window._replace(strides=window.w_dilation, pads=tuple(pads), w_dilation=window.strides)
+    dw = _batchable(formulation, back)(x.transpose(3, 1, 2, 0), dy.transpose(1, 2, 0, 3))
+    return dw.transpose(1, 2, 0, 3)  # [C, kh, kw, K] -> [kh, kw, C, K]
+
+
+# What `vmap` makes of it.
+
+
+def _batchable(formulation: Callable, window: _Window) -> Callable[[Array, Array], Array]:
+    """The plain convolution, with `formulation` as its meaning for one kernel per client."""
+
+    def plain(x, w):
+        return lax.conv_general_dilated(
+            x,
+            w,
+            window.strides,
+            window.pads,
+            lhs_dilation=window.x_dilation,
+            rhs_dilation=window.w_dilation,
+            dimension_numbers=_LABELS,
+            precision=window.precision,
+        )
+
+    @custom_vmap
+    def one(x, w):
+        return plain(x, w)
+
+    @custom_vmap
+    def many(x, w):  # [M, B, H, W, C], [M, kh, kw, C, K] -> [M, B, H', W', K]
+        return formulation(plain, x, w)
+
+    @one.def_vmap
+    def _(size, batched, x, w):
+        if all(batched):
+            return many(x, w), True
+        if batched[0]:  # one kernel: clients are just more images
+            y = one(_merge(x), w)  # [M * B, H', W', K]
+            return _split(y, size), True
+        y = one(x, _merge(w.transpose(0, 4, 1, 2, 3)).transpose(1, 2, 3, 0))  # [B, H', W', M * K]
+        return y.reshape(*y.shape[:-1], size, -1).transpose(3, 0, 1, 2, 4), True
+
+    @many.def_vmap
+    def _(size, batched, x, w):  # seeds of clients: just more clients
+        x, w = (
+            a if is_batched else jnp.broadcast_to(a, (size, *a.shape))
+            for a, is_batched in zip((x, w), batched, strict=True)
+        )
+        return _split(many(_merge(x), _merge(w)), size), True
+
+    return one
+
+
+def _merge(a: Array) -> Array:
+    """[M, N, ...] -> [M * N, ...]."""
+    return a.reshape(-1, *a.shape[2:])
+
+
+def _split(a: Array, size: int) -> Array:
+    """[M * N, ...] -> [M, N, ...]."""
+    return a.reshape(size, -1, *a.shape[1:])
+
+
+def _unroll(plain: Callable, x: Array, w: Array) -> Array:
+    if len(x) > UNROLLED_CLIENTS:
+        return _map(plain, x, w)
+    return jnp.stack([plain(x[i], w[i]) for i in range(len(x))])
+
+
+def _group(plain: Callable, x: Array, w: Array) -> Array:
+    return jax.vmap(plain)(x, w)
+
+
+def _map(plain: Callable, x: Array, w: Array) -> Array:
+    return lax.map(lambda client: plain(*client), (x, w))

@@ -1,0 +1,128 @@
+"""The classifiers: a perceptron, and the small convolutional nets of the published experiments.
+
+The last layer of each is called `head`, all before it is the body. A call gives the logits [B, K]
+and the features [B, D], the input of the head. Maps are flattened row by row, channels last;
+PyTorch flattens channels first, so dense weights taken from there need their rows permuted.
+
+How convolutions run is not a setting of a net but of the run: `net.clone(convolution=...)`.
+"""
+
+import flax.linen as nn
+
+from fedjax_lab.errors import BadInput
+from fedjax_lab.models import conv, layers
+from fedjax_lab.types import Array
+
+
+class MLP(nn.Module):
+    """Dense layers with ReLU on flattened inputs."""
+
+    num_classes: int
+    widths: tuple[int, ...] = (64,)
+    norm: bool = False  # BatchNorm before each ReLU
+
+    @nn.compact
+    def __call__(self, x: Array, train: bool = False, mask: Array | None = None):
+        """x [B, ...], mask [B] with 1 where a row is real -> logits [B, K], features [B, D]."""
+        z = x.reshape(len(x), -1)
+        for width in self.widths:
+            z = layers.dense(z, width)
+            if self.norm:
+                z = layers.BatchNorm()(z, train, mask)
+            z = nn.relu(z)
+        return layers.dense(z, self.num_classes, name="head"), z
+
+
+class ConvNet(nn.Module):
+    """Convolutions with ReLU, some followed by a 2x2 max-pool; then dense layers with ReLU."""
+
+    num_classes: int
+    channels: tuple[int, ...]  # of each convolution
+    pooled: tuple[bool, ...]  # whether a max-pool follows it
+    widths: tuple[int, ...]  # of the dense layers before the head
+    kernel: int = 5
+    padding: str = "VALID"  # or SAME
+    norm: bool = False  # BatchNorm after each convolution
+    map_dropout: float = 0.0  # of the last convolution's output
+    dense_dropout: float = 0.0  # after each dense layer
+    convolution: conv.Convolution = conv.unrolled
+
+    @nn.compact
+    def __call__(self, x: Array, train: bool = False, mask: Array | None = None):
+        """x [B, H, W, C], mask [B], 1 where a row is real -> logits [B, K], features [B, D]."""
+        self._check_size(x.shape[1:])
+        for channels, pooled in zip(self.channels, self.pooled, strict=True):
+            x = layers.conv(
+                x, channels, self.kernel, padding=self.padding, convolution=self.convolution
+            )
+            if self.norm:
+                x = layers.BatchNorm()(x, train, mask)
+            x = nn.relu(x)
+            if pooled:
+                x = layers.max_pool(x, 2)
+        x = nn.Dropout(self.map_dropout)(x, deterministic=not train)
+        z = x.reshape(len(x), -1)
+        for width in self.widths:
+            z = nn.relu(layers.dense(z, width))
+            z = nn.Dropout(self.dense_dropout)(z, deterministic=not train)
+        return layers.dense(z, self.num_classes, name="head"), z
+
+    def _check_size(self, shape: tuple[int, ...]) -> None:
+        name, shown = self.name or "ConvNet", "x".join(map(str, shape))
+        if len(shape) != 3:
+            raise BadInput(f"{name} needs images (height x width x channels), not {shown}")
+        size = min(shape[:2])
+        for pooled in self.pooled:
+            size -= self.kernel - 1 if self.padding == "VALID" else 0
+            size = size // 2 if pooled else size
+            if size < 1:
+                raise BadInput(f"{name} cannot take images as small as {shown}")
+
+
+def mlp(num_classes: int, *, width: int = 64, depth: int = 1, norm: bool = False) -> MLP:
+    """`depth` hidden layers of `width`."""
+    return MLP(num_classes, (width,) * depth, norm, name="mlp")
+
+
+def simple_cnn(num_classes: int) -> ConvNet:
+    """NIID-Bench's and FedConcat's: 62,006 parameters at 32x32x3, 44,426 at 28x28x1."""
+    return ConvNet(num_classes, (6, 16), (True, True), (120, 84), name="simple_cnn")
+
+
+def lenet(num_classes: int) -> ConvNet:
+    """FedC2I's (Table 7): 4,336,906 parameters at 64x64x3; FedProto's at 32x32x3: 797,962."""
+    return ConvNet(num_classes, (64, 64), (True, True), (384, 192), name="lenet")
+
+
+def mcmahan_cnn(num_classes: int) -> ConvNet:
+    """McMahan et al. 2017 (FedAvg), arXiv 1602.05629: 1,663,370 parameters at 28x28x1."""
+    return ConvNet(num_classes, (32, 64), (True, True), (512,), padding="SAME", name="mcmahan_cnn")
+
+
+def pfl_cnn(num_classes: int) -> ConvNet:
+    """pfl-research's CIFAR-10 benchmark: 1,626,442 parameters at 32x32x3."""
+    return ConvNet(
+        num_classes,
+        (32, 64),
+        (False, True),
+        (128,),
+        kernel=3,
+        map_dropout=0.25,
+        dense_dropout=0.5,
+        name="pfl_cnn",
+    )
+
+
+def pfllib_cnn(num_classes: int) -> ConvNet:
+    """PFLlib's quick start (FedAvgCNN): 582,026 parameters at 28x28x1."""
+    return ConvNet(num_classes, (32, 64), (True, True), (512,), name="pfllib_cnn")
+
+
+def digit_cnn(num_classes: int, *, width: int = 16) -> ConvNet:
+    """A small net with BatchNorm for digit domains: 47,626 parameters at 28x28x3.
+
+    Our own; FedBN's and FedPick's digit nets have 14 to 18 million parameters.
+    """
+    return ConvNet(
+        num_classes, (width, 2 * width), (True, True), (64,), norm=True, name="digit_cnn"
+    )

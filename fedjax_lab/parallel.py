@@ -1,0 +1,191 @@
+"""How one function runs for every client. The only module that knows of devices.
+
+fn(shared, mine) is written for one client; `Strategy.each(fn)` gives run(shared, stacked), where
+`mine` is one entry of the leading axis [M] of `stacked`. All strategies give the same numbers.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from fedjax_lab.types import Array
+
+
+CHUNK = 8  # clients at a time, where the user names no number
+
+
+class Strategy(NamedTuple):
+    """A way to run a cohort."""
+
+    name: str
+    each: Callable[[Callable], Callable]
+    deal: Callable[[Array], Array]  # steps [M] -> the order [M] in which to line the clients up
+    lane_steps: Callable[[Array], Array]  # steps [M] so ordered -> steps that are executed
+    sharding: NamedSharding | None = None  # where the run's arrays lie; None: the default device
+
+
+def vectorised() -> Strategy:
+    """All clients at once on one device: each runs for as long as the longest."""
+
+    def each(fn):
+        return jax.vmap(fn, (None, 0))
+
+    def lane_steps(steps):
+        return steps.shape[0] * jnp.max(steps)
+
+    return Strategy("vectorised", each, _as_they_come, lane_steps)
+
+
+def sequential() -> Strategy:
+    """One client after another: no step is wasted."""
+
+    def each(fn):
+        return lambda shared, stacked: jax.lax.map(lambda mine: fn(shared, mine), stacked)
+
+    return Strategy("sequential", each, _as_they_come, jnp.sum)
+
+
+def chunked(size: int) -> Strategy:
+    """`size` clients at a time, sorted, so that a chunk ends with its own longest client."""
+
+    def each(fn):
+        def run(shared, stacked):
+            m = _length(stacked)
+            groups = jax.tree.map(lambda a: _fill(a, size).reshape(-1, size, *a.shape[1:]), stacked)
+            out = jax.lax.map(lambda group: jax.vmap(fn, (None, 0))(shared, group), groups)
+            return jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:])[:m], out)
+
+        return run
+
+    def lane_steps(steps):
+        return size * jnp.sum(jnp.max(_fill(steps, size).reshape(-1, size), axis=1))
+
+    return Strategy(f"chunked({size})", each, _longest_first, lane_steps)
+
+
+def on_mesh(mesh: Mesh, inner: Strategy) -> Strategy:
+    """The cohort dealt over the mesh's `client` axis by size; `inner` runs a device's share.
+
+    shard_map and not a sharding constraint: XLA replicates a convolution with per-client weights.
+    """
+    devices = mesh.shape["client"]
+
+    def each(fn):
+        def guarded(shared, mine):
+            real, mine = mine
+            out = jax.eval_shape(fn, shared, mine)
+            zeros = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), out)
+            return jax.lax.cond(real, lambda: fn(shared, mine), lambda: zeros)
+
+        def run(shared, stacked):
+            m = _length(stacked)
+            if m % devices == 0:
+                return spread(fn)(shared, stacked)
+            real = jnp.arange(-(-m // devices) * devices) < m
+            filled = jax.tree.map(lambda a: _fill(a, devices), stacked)
+            return jax.tree.map(lambda a: a[:m], spread(guarded)(shared, (real, filled)))
+
+        return run
+
+    def spread(fn):
+        return jax.shard_map(
+            inner.each(fn),
+            mesh=mesh,
+            in_specs=(P(), P("client")),
+            out_specs=P("client"),
+            check_vma=False,
+        )
+
+    def deal(steps):
+        return _longest_first(steps)[_snake(steps.shape[0], devices)]
+
+    def lane_steps(steps):
+        share = -(-steps.shape[0] // devices)
+        lines = [steps[i : i + share] for i in range(0, steps.shape[0], share)]
+        return sum(inner.lane_steps(line) for line in lines)
+
+    name = f"mesh({devices}) x {inner.name}"
+    return Strategy(name, each, deal, lane_steps, NamedSharding(mesh, P()))
+
+
+def make_mesh(devices: int | None = None) -> Mesh:
+    """A mesh with one axis, `client`, over the first `devices` devices (all by default)."""
+    chosen = jax.devices()[:devices]
+    return jax.make_mesh((len(chosen),), ("client",), devices=chosen, axis_types=(AxisType.Auto,))
+
+
+def in_groups(strategy: Strategy, size: int) -> Callable[[Callable], Callable]:
+    """Like `strategy.each`, for many more clients than a cohort: `size` of them at a time."""
+
+    def each(fn):
+        def run(shared, stacked):
+            m = _length(stacked)
+            if m <= size:
+                return strategy.each(fn)(shared, stacked)
+            groups = jax.tree.map(lambda a: _fill(a, size).reshape(-1, size, *a.shape[1:]), stacked)
+            out = jax.lax.map(lambda group: strategy.each(fn)(shared, group), groups)
+            return jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:])[:m], out)
+
+        return run
+
+    return each
+
+
+def _length(stacked):
+    return jax.tree.leaves(stacked)[0].shape[0]
+
+
+def _fill(a, multiple):
+    """[M, ...] made a multiple long by repeating the last entry, the shortest client."""
+    missing = -a.shape[0] % multiple
+    return jnp.concatenate([a, jnp.repeat(a[-1:], missing, axis=0)]) if missing else a
+
+
+def _as_they_come(steps):
+    return jnp.arange(steps.shape[0])
+
+
+def _longest_first(steps):
+    return jnp.argsort(-steps, stable=True)
+
+
+def _snake(m, devices):
+    """Ranks (0 is the longest) in the order of their places: back and forth over the devices."""
+    share = -(-m // devices)
+    lines = [[] for _ in range(devices)]
+    room = [max(0, min(share, m - d * share)) for d in range(devices)]
+    sweep = list(range(devices))
+    rank = 0
+    while rank < m:
+        for d in sweep:
+            if len(lines[d]) < room[d] and rank < m:
+                lines[d].append(rank)
+                rank += 1
+        sweep.reverse()
+    return np.array([rank for line in lines for rank in line])
+
+
+def choose(
+    name: str, *, cohort: int, convolutional: bool, equal_steps: bool, chunk: int = 0
+) -> Strategy:
+    """The named strategy on this machine's devices; `auto` picks one.
+
+    On a CPU a convolutional model goes through its clients one after another, since its kernels
+    cannot be batched over clients; a dense one runs as many at once as fit its caches. An
+    accelerator runs all at once, or in chunks where clients differ in length. Several devices share
+    the cohort.
+    """
+    devices = min(len(jax.devices()), cohort)
+    line = -(-cohort // devices)  # clients of one device
+    chunk = chunk or min(CHUNK, line)
+    if name == "auto":
+        one_by_one = jax.default_backend() == "cpu" and convolutional
+        name = "sequential" if one_by_one else "vectorised" if equal_steps else "chunked"
+    inner = {"vectorised": vectorised, "sequential": sequential, "chunked": lambda: chunked(chunk)}
+    strategy = inner[name]()
+    return strategy if devices == 1 else on_mesh(make_mesh(devices), strategy)

@@ -1,0 +1,427 @@
+"""Who holds which training example: labels and domains in, positions per client out.
+
+Every partitioner has the signature `name(y, domain, num_clients, rng, *, settings)`: y [R] and
+domain [R] are the integer labels and domains of the training examples; the keyword-only settings
+are the keys of `config.partition`. It returns one int32 array of positions into y per client. It
+decides how many examples of each group (class, domain, or all) each client gets, counts [G, n];
+`_deal` then draws which. All randomness comes from the NumPy generator. A bad setting is a
+`BadInput`. An empty client is possible with few examples per client: see `check`.
+"""
+
+from collections.abc import Callable, Sequence
+from math import isfinite
+
+import numpy as np
+
+from fedjax_lab.errors import BadInput
+
+Parts = list[np.ndarray]  # per client: positions [N_i] int32
+
+CHUNK = 2**18  # random numbers drawn at once while tries are repeated: 2 MB
+SHOWN_CLIENTS, SHOWN_CLASSES, NAME_WIDTH = 20, 12, 10  # what `table` fits on a screen
+
+
+def iid(y, domain, num_clients: int, rng: np.random.Generator) -> Parts:
+    """A random permutation in equal parts (NIID-Bench `homo`); sizes differ by one at most."""
+    _check_clients(num_clients, len(y))
+    counts = _even(len(y), num_clients)[None]  # [1, n]
+    return _deal(np.zeros(len(y), int), counts, rng)
+
+
+def dirichlet(
+    y,
+    domain,
+    num_clients: int,
+    rng: np.random.Generator,
+    *,
+    alpha: float = 0.5,
+    min_size: int = 10,
+    tries: int = 10_000,
+) -> Parts:
+    """Every class is divided by shares ~ Dir(alpha) (NIID-Bench `noniid-labeldir`).
+
+    With its balancing rule: a client that holds R / n examples gets no share of later classes (the
+    floor of the cumulative shares can still give it one example). Repeated until the smallest
+    client holds min_size examples. Only counts are drawn in a try, so thousands take a second.
+    """
+    _check_clients(num_clients, len(y))
+    _check_tries(alpha, min_size, tries, num_clients, len(y))
+    _, group, sizes = _groups(y)
+
+    def draw(count):
+        shares = rng.dirichlet(np.full(num_clients, alpha), (count, len(sizes)))  # [B, G, n]
+        counts = _balanced_counts(shares, sizes)
+        return counts, counts.sum(1).min(1)
+
+    batch = max(1, CHUNK // (num_clients * len(sizes)))
+    counts = _first_accepted(draw, batch, tries, min_size, alpha, num_clients)
+    return _deal(group, counts, rng)
+
+
+def classes_per_client(
+    y, domain, num_clients: int, rng: np.random.Generator, *, classes: int = 2
+) -> Parts:
+    """Every client holds exactly `classes` classes (#C = k, NIID-Bench `noniid-#labelk`).
+
+    Client i owns class i mod C, the others at random; a class is divided evenly among its owners.
+    With k = C every class is divided over all clients.
+    """
+    _check_clients(num_clients, len(y))
+    _at_least("classes", classes, 1)
+    ids, group, sizes = _groups(y)
+    if classes > len(ids):
+        raise BadInput(f"config.partition.classes is {classes}, but there are {len(ids)} classes")
+    if num_clients < len(ids):
+        raise BadInput(
+            f"config.partition.num_clients must be at least {len(ids)}, the number of classes "
+            f"(or some class has no owner), got {num_clients}"
+        )
+    owned = _draw_classes(num_clients, len(ids), classes, rng)
+    counts = np.zeros((len(ids), num_clients), int)
+    for c, size in enumerate(sizes):
+        owners = np.flatnonzero((owned == c).any(1))
+        if size < len(owners):
+            raise BadInput(
+                f"config.partition.classes={classes} divides the {size} examples of class "
+                f"{ids[c]} among {len(owners)} clients; lower classes or num_clients"
+            )
+        counts[c, owners] = _even(size, len(owners))
+    return _deal(group, counts, rng)
+
+
+def client_dirichlet(
+    y, domain, num_clients: int, rng: np.random.Generator, *, alpha: float = 0.5
+) -> Parts:
+    """Equal sizes floor(R / n), each client's class mix ~ Dir(alpha) (FedBR's latent Dirichlet).
+
+    Clients choose one after another, so later ones see depleted classes. A client whose mix has no
+    mass left on classes that remain goes on uniformly over these (the original divides by zero).
+    The R mod n examples that remain are left out.
+    """
+    _check_clients(num_clients, len(y))
+    _check_alpha(alpha)
+    _, group, left = _groups(y)
+    mixes = rng.dirichlet(np.full(len(left), alpha), num_clients)  # [n, C]
+    counts = np.zeros((len(left), num_clients), int)
+    for i, mix in enumerate(mixes):
+        counts[:, i] = _fill(len(y) // num_clients, mix, left, rng)
+        left = left - counts[:, i]
+    return _deal(group, counts, rng)
+
+
+def quantity(
+    y,
+    domain,
+    num_clients: int,
+    rng: np.random.Generator,
+    *,
+    alpha: float = 0.5,
+    min_size: int = 10,
+    tries: int = 200_000,
+) -> Parts:
+    """IID content, sizes ~ Dir(alpha) (NIID-Bench `iid-diff-quantity`).
+
+    The shares are redrawn until the smallest is worth min_size examples.
+    """
+    _check_clients(num_clients, len(y))
+    _check_tries(alpha, min_size, tries, num_clients, len(y))
+
+    def draw(count):
+        shares = rng.dirichlet(np.full(num_clients, alpha), (count, 1))  # [B, 1, n]
+        return _cut(shares, len(y)), np.floor(shares.min((1, 2)) * len(y)).astype(int)
+
+    batch = max(1, CHUNK // num_clients)
+    counts = _first_accepted(draw, batch, tries, min_size, alpha, num_clients)
+    return _deal(np.zeros(len(y), int), counts, rng)
+
+
+def by_domain(y, domain, num_clients: int, rng: np.random.Generator) -> Parts:
+    """One domain per client: client i holds domain i // (n / number of domains).
+
+    With one client per domain FedC2I's split; with ten Client2Vec's: a domain is dealt evenly.
+    """
+    _check_clients(num_clients, len(y))
+    ids, group, sizes = _groups(domain)
+    if num_clients % len(ids):
+        raise BadInput(
+            f"config.partition.num_clients must be a multiple of {len(ids)}, the number of "
+            f"domains, got {num_clients}"
+        )
+    each = num_clients // len(ids)
+    counts = np.zeros((len(ids), num_clients), int)
+    for z, size in enumerate(sizes):
+        counts[z, z * each : (z + 1) * each] = _even(size, each)
+    return _deal(group, counts, rng)
+
+
+def domains_per_client(
+    y, domain, num_clients: int, rng: np.random.Generator, *, domains: int = 1
+) -> Parts:
+    """Every client holds parts of `domains` different domains (hFedF, Algorithm 5).
+
+    Z domains are cut into a = floor(n d / Z) equal random parts, the n d mod Z largest into a + 1
+    (ties: the lower id). The parts, in order of domain, go to clients 0 .. n-1 in turn, d times:
+    a domain has at most n parts in a row, so nobody gets two of one domain.
+    """
+    _check_clients(num_clients, len(y))
+    _at_least("domains", domains, 1)
+    ids, group, sizes = _groups(domain)
+    if domains > len(ids):
+        raise BadInput(f"config.partition.domains is {domains}, but there are {len(ids)} domains")
+    if num_clients * domains < len(ids):
+        raise BadInput(
+            f"config.partition.domains={domains} for {num_clients} clients leaves some of the "
+            f"{len(ids)} domains unused; raise domains or num_clients"
+        )
+    parts, more = divmod(num_clients * domains, len(ids))
+    cuts = np.full(len(ids), parts)
+    cuts[np.argsort(-sizes, kind="stable")[:more]] += 1
+    counts = np.zeros((len(ids), num_clients), int)
+    for z, first in enumerate(np.cumsum(cuts) - cuts):
+        clients = (first + np.arange(cuts[z])) % num_clients
+        counts[z, clients] = _even(sizes[z], cuts[z])
+    return _deal(group, counts, rng)
+
+
+PARTITIONS: dict[str, Callable[..., Parts]] = {
+    partitioner.__name__: partitioner
+    for partitioner in (
+        iid,
+        dirichlet,
+        classes_per_client,
+        client_dirichlet,
+        quantity,
+        by_domain,
+        domains_per_client,
+    )
+}
+
+
+def check(parts: Parts, name: str = "") -> None:
+    """Raises BadInput where a client has no example; name: which partition made the parts."""
+    empty = [i for i, part in enumerate(parts) if len(part) == 0]
+    if empty:
+        what = f"partition {name!r}" if name else "partition"
+        more = f" (and {len(empty) - 1} more)" if len(empty) > 1 else ""
+        raise BadInput(
+            f"{what} leaves client {empty[0]}{more} without examples; "
+            "lower config.partition.num_clients"
+        )
+
+
+def deal_like(parts: Parts, y, domain, test_y, test_domain, rng: np.random.Generator) -> Parts:
+    """Positions of test examples [T] per client, divided as the training examples [R] are.
+
+    The test examples of a (domain, class) cell are cut at floor(cumulated training shares): each
+    is used once, and a client's number is within one of its exact share. The clients' order is
+    random in each cell; in a fixed order the first client would be rounded down in every one.
+    Cells that no client trains on are left out.
+    """
+    classes = max(np.max(y, initial=0), np.max(test_y, initial=0)) + 1
+    cells = np.concatenate([domain, test_domain]) * classes + np.concatenate([y, test_y])
+    ids, cell, _ = _groups(cells)
+    cell, test_cell = cell[: len(y)], cell[len(y) :]
+    held = counts(parts, cell, len(ids)).T  # [G, n]
+    order = rng.permuted(np.tile(np.arange(len(parts)), (len(ids), 1)), axis=1)
+    cumulated = np.cumsum(np.take_along_axis(held, order, 1), 1)
+    size = np.bincount(test_cell, minlength=len(ids))[:, None]
+    # In integers: a share that is a whole number of examples is met exactly.
+    cuts = cumulated * size // np.maximum(cumulated[:, -1:], 1)
+    dealt = np.zeros_like(held)
+    np.put_along_axis(dealt, order, np.diff(cuts, axis=1, prepend=0), 1)
+    return _deal(test_cell, dealt, rng)
+
+
+def hold_out(parts: Parts, fraction: float, rng: np.random.Generator) -> tuple[Parts, Parts]:
+    """(train, validation) parts: floor(fraction * N_i) random examples of each client held out.
+
+    Not stratified. A client with two examples or more has at least one on either side if fraction
+    is above 0; a client with one example trains on it.
+    """
+    if not 0 <= fraction < 1:
+        raise BadInput(f"the validation fraction must be at least 0 and below 1, got {fraction}")
+    train, validation = [], []
+    for part in parts:
+        mixed = rng.permutation(part)
+        held = int(fraction * len(part) + 1e-9)  # 0.29 * 100 is 28.999999999999996
+        held = max(1, min(held, len(part) - 1)) if fraction and len(part) > 1 else 0
+        validation.append(mixed[:held])
+        train.append(mixed[held:])
+    return train, validation
+
+
+def pad(parts: Parts) -> np.ndarray:
+    """[C, N] int32, N the longest part (at least 1); shorter ones end in -1."""
+    sizes = np.array([len(part) for part in parts])
+    rows = np.full((len(parts), max(1, sizes.max())), -1, np.int32)
+    rows[np.arange(rows.shape[1]) < sizes[:, None]] = np.concatenate(parts)
+    return rows
+
+
+def counts(parts: Parts, y, num_classes: int) -> np.ndarray:
+    """[C, K]: how many examples of each class each client holds."""
+    client = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
+    cell = client * num_classes + np.asarray(y)[np.concatenate(parts)]
+    return np.bincount(cell, minlength=len(parts) * num_classes).reshape(-1, num_classes)
+
+
+def table(counts: np.ndarray, class_names: Sequence[str]) -> str:
+    """Counts [C, K] as text: the first clients and classes, totals, smallest to largest client."""
+    clients, classes = counts.shape
+    sizes = counts.sum(1)
+    rows = [["client", *(str(name)[:NAME_WIDTH] for name in class_names[:SHOWN_CLASSES]), "all"]]
+    for i in range(min(clients, SHOWN_CLIENTS)):
+        rows.append([i, *counts[i, :SHOWN_CLASSES], sizes[i]])
+    rows.append(["all", *counts.sum(0)[:SHOWN_CLASSES], sizes.sum()])
+    widths = [max(len(str(cell)) for cell in column) for column in zip(*rows, strict=True)]
+    lines = [
+        "  ".join(str(cell).rjust(width) for cell, width in zip(row, widths, strict=True))
+        for row in rows
+    ]
+    if clients > SHOWN_CLIENTS:
+        lines.insert(-1, f"... and {clients - SHOWN_CLIENTS} more clients")
+    if classes > SHOWN_CLASSES:
+        lines.append(f"... and {classes - SHOWN_CLASSES} more classes")
+    spread = f"min {sizes.min()}, median {np.median(sizes):g}, max {sizes.max()}"
+    return "\n".join([*lines, f"examples per client: {spread}"])
+
+
+def heat_map(counts: np.ndarray, class_names: Sequence[str], path) -> None:
+    """Draws counts [C, K] as an image file at path: a row per client, a column per class."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    clients, classes = counts.shape
+    size = (min(16, 3 + 0.4 * classes), min(12, 2 + 0.2 * clients))
+    figure = Figure(size, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    image = axes.imshow(counts, aspect="auto", interpolation="nearest", cmap="viridis")
+    axes.set(xlabel="class", ylabel="client")
+    axes.yaxis.get_major_locator().set_params(integer=True)
+    if classes <= 40:
+        axes.set_xticks(range(classes), class_names, rotation=90)
+    figure.colorbar(image, label="examples")
+    figure.savefig(path, dpi=120)
+
+
+def _groups(code) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """code [R] -> the ids that occur [G], each example's group 0 .. G-1 [R], sizes [G]."""
+    return np.unique(np.asarray(code), return_inverse=True, return_counts=True)
+
+
+def _deal(group: np.ndarray, counts: np.ndarray, rng: np.random.Generator) -> Parts:
+    """Gives client i counts[g, i] random examples of each group g, in random order.
+
+    group [R] with values 0 .. G-1, counts [G, n]; what the counts leave is dealt to nobody.
+    """
+    sizes = np.bincount(group, minlength=len(counts))
+    counts = np.column_stack([counts, sizes - counts.sum(1)])  # the last column is nobody
+    rows = rng.permutation(len(group))
+    rows = rows[np.argsort(group[rows], kind="stable")]  # by group, random inside
+    client = np.repeat(np.tile(np.arange(counts.shape[1]), len(counts)), counts.ravel())
+    mixed = rng.permutation(len(rows))
+    mixed = mixed[np.argsort(client[mixed], kind="stable")]  # by client, random inside
+    return np.split(rows[mixed].astype(np.int32), np.cumsum(counts.sum(0))[:-1])[:-1]
+
+
+def _even(total: int, parts: int) -> np.ndarray:
+    """Sizes [parts] that differ by one at most, the larger ones first."""
+    return total // parts + (np.arange(parts) < total % parts)
+
+
+def _cut(shares: np.ndarray, total: int) -> np.ndarray:
+    """Sizes [..., n] between cuts at floor(cumsum(shares) * total); the last gets the rest."""
+    cuts = np.floor(np.cumsum(shares, -1) * total).astype(int)
+    cuts[..., -1] = total
+    return np.diff(cuts, axis=-1, prepend=0)
+
+
+def _balanced_counts(shares: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    """Counts [B, G, n] of B tries with shares [B, G, n] of groups of sizes [G], balancing rule on.
+
+    Where the whole share falls on full clients it goes to the others evenly, not to 0 / 0.
+    """
+    result = np.zeros(shares.shape, int)
+    held = np.zeros(shares[:, 0].shape, int)  # [B, n]
+    fair = sizes.sum() / shares.shape[-1]
+    for g, size in enumerate(sizes):
+        room = held < fair
+        share = shares[:, g] * room
+        share = np.where(share.sum(-1, keepdims=True) > 0, share, room)
+        result[:, g] = _cut(share / share.sum(-1, keepdims=True), size)
+        held += result[:, g]
+    return result
+
+
+def _draw_classes(num_clients: int, num_classes: int, k: int, rng) -> np.ndarray:
+    """k different classes per client [n, k]: i mod C, then k - 1 random others."""
+    clients = np.arange(num_clients)
+    rank = rng.random((num_clients, num_classes))
+    rank[clients, clients % num_classes] = -1
+    return np.argsort(rank, axis=1)[:, :k]
+
+
+def _first_accepted(draw, batch, tries, min_size, alpha, num_clients) -> np.ndarray:
+    """The counts [G, n] of the first try whose smallest client reaches min_size.
+
+    draw(B) -> counts [B, G, n] and the smallest client's size [B] of B further tries.
+    """
+    best = 0
+    for start in range(0, tries, batch):
+        counts, smallest = draw(min(batch, tries - start))
+        best = max(best, smallest.max())
+        if best >= min_size:
+            return counts[np.argmax(smallest >= min_size)]
+    raise BadInput(
+        f"config.partition.min_size {min_size} was not reached in {tries} tries: with alpha "
+        f"{alpha} and num_clients {num_clients} the smallest client held {best} at best; raise "
+        "alpha or tries, or lower num_clients or min_size"
+    )
+
+
+def _fill(slots: int, mix: np.ndarray, left: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Counts [C] of `slots` classes drawn from mix [C], none more often than it is left [C].
+
+    A draw of an exhausted class is drawn again from the others, which is the same as renormalising
+    the mix at the moment of exhaustion.
+    """
+    taken = np.zeros_like(left)
+    while slots > taken.sum():
+        remain = left > taken
+        mix = mix * remain
+        mix = mix if mix.sum() > 0 else remain
+        drawn = rng.multinomial(slots - taken.sum(), mix / mix.sum())
+        taken = np.minimum(taken + drawn, left)
+    return taken
+
+
+def _check_clients(num_clients: int, examples: int) -> None:
+    _at_least("num_clients", num_clients, 1)
+    if num_clients > examples:
+        raise BadInput(
+            f"config.partition.num_clients is {num_clients}, but there are {examples} examples"
+        )
+
+
+def _check_tries(alpha, min_size, tries, num_clients: int, examples: int) -> None:
+    _check_alpha(alpha)
+    _at_least("min_size", min_size, 1)
+    _at_least("tries", tries, 1)
+    if min_size * num_clients > examples:
+        raise BadInput(
+            f"config.partition.min_size {min_size} for num_clients {num_clients} needs "
+            f"{min_size * num_clients} examples, but there are {examples}"
+        )
+
+
+def _check_alpha(alpha: float) -> None:
+    if not alpha > 0:
+        raise BadInput(f"config.partition.alpha must be above 0, got {alpha}")
+    if not isfinite(alpha):
+        raise BadInput(f"config.partition.alpha must be finite, got {alpha}")
+
+
+def _at_least(name: str, value: int, least: int) -> None:
+    if value < least:
+        raise BadInput(f"config.partition.{name} must be at least {least}, got {value}")

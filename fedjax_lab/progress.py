@@ -1,0 +1,52 @@
+"""What a run says while it goes on: a bar on a terminal, plain lines in a pipe."""
+
+import sys
+
+import numpy as np
+from tqdm import tqdm
+
+from fedjax_lab import metrics
+
+
+class Progress:
+    """Use as a context. `quiet` says nothing."""
+
+    def __init__(self, total: int, played: int, quiet: bool):
+        self._lines = not quiet and not sys.stderr.isatty()
+        self._total = total
+        self._bar = tqdm(
+            total=total,
+            initial=played,
+            unit="round",
+            disable=quiet or self._lines,
+            dynamic_ncols=True,
+            smoothing=0.1,
+        )
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        self._bar.close()
+
+    def say(self, text: str) -> None:
+        """One line beside the bar."""
+        if self._lines:
+            print(text, flush=True)
+        else:
+            self._bar.set_description(text)
+
+    def rounds(self, played: int) -> None:
+        """So many rounds are done."""
+        self._bar.update(played - self._bar.n)
+
+    def evaluated(self, rows: list[dict]) -> None:
+        """The newest row of each seed."""
+        accuracy = np.mean([metrics.headline(row) for row in rows])
+        loss = np.mean([row["train_loss"] for row in rows])
+        self._bar.set_postfix_str(f"accuracy {accuracy:.2f} %, train loss {loss:.4f}")
+        if self._lines:
+            done = f"round {rows[0]['round']}/{self._total}"
+            seconds = rows[0]["seconds"]
+            print(f"{done}  accuracy {accuracy:.2f} %  train loss {loss:.4f}  {seconds:.1f} s")
+            sys.stdout.flush()

@@ -1,0 +1,247 @@
+"""A run from its first round to its last: evaluations, checkpoints, files, interrupts."""
+
+import contextlib
+import platform
+import resource
+import signal
+import threading
+import time
+from importlib import metadata
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from fedjax_lab import evaluate, metrics, report
+from fedjax_lab.checkpoint import Checkpoints
+from fedjax_lab.engine import Engine
+from fedjax_lab.errors import BadInput
+from fedjax_lab.experiment import Experiment
+from fedjax_lab.progress import Progress
+from fedjax_lab.types import State
+
+SAVE_SECONDS = 5.0  # at least so long between two checkpoints
+
+
+class Diverged(RuntimeError):
+    """A number that is not finite, in one line; what was measured before is kept."""
+
+
+class Interrupted(KeyboardInterrupt):
+    """Stopped by a signal, with the state saved."""
+
+
+class Result(NamedTuple):
+    """What a run leaves: the contents of its files, and the final state of each seed."""
+
+    summary: dict
+    metrics: list[dict]  # one per evaluation and seed
+    states: list[State]
+    workdir: Path | None
+
+
+def run(
+    experiment: Experiment, workdir: Path | None = None, resume: bool = False, quiet: bool = False
+) -> Result:
+    """Runs to the last round, from the newest checkpoint of `workdir` where there is one.
+
+    Raises Diverged, Interrupted, BadInput (a workdir that holds another run).
+    """
+    folder = _Folder(workdir, experiment, resume)
+    try:
+        engine = Engine(experiment)
+        rows = folder.restore(engine)
+        if engine.played < experiment.plan.rounds:
+            _play(experiment, engine, folder, rows, quiet)
+        summary = _summary(experiment, engine, rows)
+        folder.finish(summary, rows, experiment)
+        return Result(summary, rows, engine.final_states(), folder.path)
+    finally:
+        folder.close()
+
+
+def _play(experiment, engine, folder, rows, quiet):
+    rounds, every = experiment.plan.rounds, experiment.config.run.eval_every
+    with Progress(rounds, engine.played, quiet) as progress, _signals() as stop:
+        progress.say("compiling")
+        engine.compile()
+        progress.say(f"{experiment.config.method.name}, {experiment.strategy.name}")
+        while engine.played < rounds:
+            goal = min(rounds, (engine.played // every + 1) * every)
+            while engine.played < goal and not stop.is_set():
+                engine.play(goal - engine.played)
+                progress.rounds(engine.played)
+                _check_finite(experiment, engine, folder, rows)
+            if engine.played == goal:
+                new = _rows(experiment, engine)
+                rows += new
+                folder.append(new)
+                progress.evaluated(new)
+            folder.save(engine, force=stop.is_set() or engine.played == rounds)
+            if stop.is_set():
+                raise Interrupted(f"interrupted after round {engine.played} of {rounds}")
+
+
+def _rows(experiment, engine):
+    """One metrics row per seed, for the rounds since the last evaluation."""
+    sums = engine.progress()
+    since = (engine.played - 1) % experiment.config.run.eval_every + 1
+    up, down = engine.message_bytes()
+    rows = []
+    for i, (seed, scores) in enumerate(zip(experiment.seeds, engine.evaluate(), strict=True)):
+        rows.append(
+            {
+                "round": engine.played,
+                "seed": seed,
+                "train_loss": float(sums.train_loss[i] / since),
+                **evaluate.summarise(scores, experiment.dataset.domains),
+                "bytes_up": up * engine.played,
+                "bytes_down": down * engine.played,
+                "seconds": engine.seconds,
+            }
+        )
+    return rows
+
+
+def _check_finite(experiment, engine, folder, rows):
+    diverged = engine.progress().diverged
+    if (diverged < 0).all():
+        return
+    i = int(np.argmax(diverged >= 0))
+    where = {"round": int(diverged[i]) + 1, "seed": experiment.seeds[i]}
+    if rows:
+        folder.finish({**_summary(experiment, engine, rows), "diverged": where}, rows, experiment)
+    raise Diverged(
+        f"{experiment.config.method.name} diverged in round {where['round']} (seed"
+        f" {where['seed']}): a loss or a weight is not finite; try a smaller config.local.lr"
+    )
+
+
+def _summary(experiment, engine, rows):
+    seeds = experiment.seeds
+    played, seconds, (examples, steps, lane_steps) = engine.session
+    newest = [row for row in rows if row["round"] == rows[-1]["round"]]
+    return {
+        "method": experiment.config.method.name,
+        "seeds": seeds,
+        "rounds": engine.played,
+        **metrics.summarise(rows, seeds),
+        "seconds": engine.seconds,
+        "evaluate_seconds": engine.evaluate_seconds,
+        "compile_seconds": engine.compile_seconds,
+        "rounds_per_second": _ratio(played * len(seeds), seconds),
+        "examples_per_second": _ratio(examples, seconds),
+        "utilisation": _ratio(steps, lane_steps),
+        "peak_memory_bytes": _peak_memory(),
+        "bytes_up": sum(row["bytes_up"] for row in newest),
+        "bytes_down": sum(row["bytes_down"] for row in newest),
+        "strategy": experiment.strategy.name,
+        "seeds_vectorised": engine.together,
+        "device": f"{len(jax.devices())} x {jax.devices()[0].device_kind}",
+        "versions": {
+            "python": platform.python_version(),
+            **{name: metadata.version(name) for name in ("jax", "flax", "optax", "numpy")},
+        },
+    }
+
+
+def _ratio(a, b):
+    return float(a / b) if b else None
+
+
+def _peak_memory():
+    """Of the process, or of the accelerator where there is one."""
+    stats = jax.devices()[0].memory_stats() if jax.default_backend() != "cpu" else None
+    if stats:
+        return stats.get("peak_bytes_in_use")
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if platform.system() == "Darwin" else 1024 * peak
+
+
+@contextlib.contextmanager
+def _signals():
+    """An event that the first SIGINT or SIGTERM sets; the second one acts as ever."""
+    stop, before = threading.Event(), {}
+
+    def note(number, frame):
+        stop.set()
+        restore()
+        print("\nstopping after the rounds under way; once more to stop at once", flush=True)
+
+    def restore():
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGINT, signal.SIGTERM):
+            before[number] = signal.signal(number, note)
+    try:
+        yield stop
+    finally:
+        restore()
+
+
+def check_workdir(path: Path, config, seeds: list[int], resume: bool) -> None:
+    """BadInput where `path` holds another run, or one that was not asked to be resumed."""
+    if path.exists() and not path.is_dir():
+        raise BadInput(f"{path} is not a folder")
+    if path.is_dir() and any(path.iterdir()):
+        if not resume:
+            raise BadInput(f"{path} is not empty; use --resume to go on with its run")
+        metrics.check_same_config(path / "config.json", _saved_config(config, seeds))
+
+
+def _saved_config(config, seeds):
+    return {**config.to_dict(), "seeds": list(seeds)}
+
+
+class _Folder:
+    """A workdir and its files; without a path nothing is written."""
+
+    def __init__(self, path: Path | None, experiment: Experiment, resume: bool):
+        self.path = path
+        self.saved = 0
+        self._checkpoints = None
+        self._last_save = -np.inf
+        if path is None:
+            return
+        check_workdir(path, experiment.config, experiment.seeds, resume)
+        path.mkdir(parents=True, exist_ok=True)
+        saved = _saved_config(experiment.config, experiment.seeds)
+        metrics.write_json(path / "config.json", saved)
+        self._checkpoints = Checkpoints(path / "checkpoints")
+
+    def restore(self, engine: Engine) -> list[dict]:
+        """Puts the engine where the newest checkpoint was; returns the rows until there."""
+        if self._checkpoints is None:
+            return []
+        self.saved = self._checkpoints.latest() or 0
+        rows = metrics.keep_until(self.path / "metrics.jsonl", self.saved)
+        if self.saved:
+            engine.go_on(self._checkpoints.restore(self.saved, engine.saved()), self.saved)
+        return rows
+
+    def append(self, rows: list[dict]) -> None:
+        """Adds rows to metrics.jsonl."""
+        if self.path is not None:
+            metrics.append(self.path / "metrics.jsonl", rows)
+
+    def save(self, engine: Engine, force: bool) -> None:
+        """A checkpoint, unless the last one is a few seconds old."""
+        now = time.monotonic()
+        if self._checkpoints and (force or now - self._last_save >= SAVE_SECONDS):
+            self._checkpoints.save(engine.played, engine.saved())
+            self.saved, self._last_save = engine.played, now
+
+    def finish(self, summary: dict, rows: list[dict], experiment: Experiment) -> None:
+        """Writes summary.json and the plots."""
+        if self.path is None:
+            return
+        metrics.write_json(self.path / "summary.json", summary)
+        report.plot_curves(rows, experiment.config.method.name, self.path / "plots")
+
+    def close(self) -> None:
+        """Waits for a checkpoint that is being written."""
+        if self._checkpoints:
+            self._checkpoints.close()

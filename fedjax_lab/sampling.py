@@ -1,0 +1,48 @@
+"""Who takes part in a round, and with what share in the server's mean."""
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_lab.types import Array, Client, PyTree
+
+SMALL = 4096  # a population that is ranked faster than a cohort is drawn from it
+
+
+def by_size(key: Array, server: PyTree, population: Client, m: int) -> tuple[Array, Array]:
+    """m clients at random; share n_i / sum_j n_j over the sampled."""
+    ids = without_replacement(key, population.n.shape[0], m)
+    return ids, population.n[ids] / jnp.sum(population.n[ids])
+
+
+def equal(key: Array, server: PyTree, population: Client, m: int) -> tuple[Array, Array]:
+    """m clients at random; share 1/m."""
+    return without_replacement(key, population.n.shape[0], m), jnp.full(m, 1 / m)
+
+
+def everyone(key: Array, server: PyTree, population: Client, m: int) -> tuple[Array, Array]:
+    """All clients whatever m is; share n_i / sum_j n_j."""
+    return jnp.arange(population.n.shape[0]), population.n / jnp.sum(population.n)
+
+
+def without_replacement(key: Array, count: int, m: int) -> Array:
+    """m distinct numbers below `count`, every set equally likely.
+
+    A small cohort of a large population never costs a sort of the population: 2 m numbers are drawn
+    with replacement and the first m distinct ones taken, again if there are too few. Drawing again
+    favours no set, since the numbers are exchangeable.
+    """
+    if m == count:
+        return jnp.arange(count)
+    if count <= max(4 * m, SMALL):
+        return jax.lax.top_k(jax.random.bits(key, (count,)), m)[1]
+
+    def draw(carry):
+        key, now = jax.random.split(carry[0])
+        numbers = jax.random.randint(now, (2 * m,), 0, count)
+        order = jnp.argsort(numbers, stable=True)
+        repeated = jnp.zeros(2 * m, bool).at[order[1:]].set(jnp.diff(numbers[order]) == 0)
+        return key, numbers, ~repeated
+
+    start = key, jnp.zeros(2 * m, jnp.int32), jnp.zeros(2 * m, bool)
+    _, numbers, new = jax.lax.while_loop(lambda carry: jnp.sum(carry[2]) < m, draw, start)
+    return numbers[jnp.nonzero(new, size=m)[0]]

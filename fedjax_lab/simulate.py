@@ -1,0 +1,165 @@
+"""One round, and many. Knows no method by name and no device."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_lab import tree
+from fedjax_lab.local import make_work, num_batches
+from fedjax_lab.parallel import Strategy
+from fedjax_lab.types import Array, Client, Federation, Method, Plan, PyTree, State
+
+# What a stream of random numbers is for. All streams of a run are folded from its seed, so first
+# weights, cohorts and shuffles are the same for every method (common random numbers).
+INIT, COHORT, LOCAL, SCORE = range(4)
+
+
+class Progress(NamedTuple):
+    """What the rounds since an evaluation measured: sums over them."""
+
+    train_loss: Array
+    examples: Array  # trained on
+    steps: Array  # that the clients' own data ask for
+    lane_steps: Array  # that were executed
+    diverged: Array  # the first round with a number that is not finite, or -1
+
+
+def stream(key: Array, purpose: int, index: Array = 0) -> Array:
+    """The key for one purpose in one round."""
+    return jax.random.fold_in(jax.random.fold_in(key, purpose), index)
+
+
+def population(federation: Federation, num_classes: int) -> Client:
+    """All clients [C], without private state."""
+    rows = federation.train
+    n = jnp.sum(rows >= 0, axis=1).astype(jnp.float32)
+    labels = jnp.where(rows >= 0, federation.y[rows], num_classes)
+    count = jax.vmap(lambda y: jnp.bincount(y, length=num_classes + 1)[:-1])(labels)
+    ids = jnp.arange(n.shape[0], dtype=jnp.int32)
+    return Client(ids, n, n / jnp.sum(n), count.astype(jnp.float32), ())
+
+
+def no_progress() -> Progress:
+    """The sums before the first round after an evaluation."""
+    return Progress(*jnp.zeros(4), jnp.int32(-1))
+
+
+def init(method: Method, key: Array, num_clients: int) -> State:
+    """The state before round 1; first weights depend on the seed alone."""
+    return method.init(stream(key, INIT), num_clients)
+
+
+def play(
+    method: Method,
+    plan: Plan,
+    strategy: Strategy,
+    federation: Federation,
+    everyone: Client,
+    key: Array,
+    state: State,
+    sums: Progress,
+    start: Array,
+    count: Array,
+) -> tuple[State, Progress]:
+    """Rounds start .. start + count - 1 (the first round is 0) as one pure function.
+
+    The sums go in and out, so that the numbers do not depend on how rounds are cut into blocks.
+    """
+
+    def one(t, carry):
+        state, sums = carry
+        state, now = play_round(method, plan, strategy, federation, everyone, key, state, t)
+        diverged = jnp.where((sums.diverged < 0) & ~now.finite, t, sums.diverged)
+        return state, Progress(
+            sums.train_loss + now.train_loss,
+            sums.examples + now.examples,
+            sums.steps + now.steps,
+            sums.lane_steps + now.lane_steps,
+            diverged,
+        )
+
+    return jax.lax.fori_loop(start, start + count, one, (state, sums))
+
+
+class Round(NamedTuple):
+    """What one round measured."""
+
+    train_loss: Array  # mean over the cohort by share, of the mean over local steps
+    examples: Array
+    steps: Array
+    lane_steps: Array
+    finite: Array
+
+
+def play_round(
+    method: Method,
+    plan: Plan,
+    strategy: Strategy,
+    federation: Federation,
+    everyone: Client,
+    key: Array,
+    state: State,
+    t: Array,
+) -> tuple[State, Round]:
+    """Round t: sample a cohort, then every exchange of the method."""
+    server = state.server
+    ids, share = method.sample(stream(key, COHORT, t), server, everyone, plan.cohort)
+    if not plan.equal_steps:
+        order = strategy.deal(num_batches(everyone.n[ids], plan.batch_size))
+        ids, share = ids[order], share[order]
+    cohort = tree.take(everyone, ids)._replace(weight=share, private=tree.take(state.private, ids))
+    rows = federation.train[ids]
+    k_local = jax.vmap(jax.random.fold_in, (None, 0))(stream(key, LOCAL, t), ids)
+    train_loss = jnp.float32(0)
+
+    for left, exchange in zip(reversed(range(len(method.round))), method.round, strict=True):
+        client_keys = jax.vmap(jax.random.fold_in, (0, None))(k_local, left)
+        run = strategy.each(_one_client(exchange, plan))
+        uploads, private, losses = run((server, federation), (cohort, rows, client_keys))
+        server = exchange.aggregate(server, uploads, cohort)
+        cohort = cohort._replace(private=private)
+        train_loss = sum((jnp.sum(share * loss) for loss in losses), train_loss)
+
+    steps = plan.epochs * num_batches(cohort.n, plan.batch_size).astype(jnp.float32)
+    finite = jnp.isfinite(train_loss) & tree.finite((server, cohort.private))
+    examples = plan.epochs * jnp.sum(cohort.n)
+    measured = Round(train_loss, examples, jnp.sum(steps), strategy.lane_steps(steps), finite)
+    return State(server, tree.put(state.private, ids, cohort.private)), measured
+
+
+def _one_client(exchange, plan):
+    def run(shared, mine):
+        (server, federation), (client, rows, key) = shared, mine
+        message = exchange.send(server, client.id)
+        work, losses = make_work(federation, rows, plan, key)
+        upload, private = exchange.local(message, client, work)
+        return upload, private, losses
+
+    return run
+
+
+def message_bytes(
+    method: Method, plan: Plan, federation: Federation, everyone: Client, state: State
+) -> tuple[int, int]:
+    """Bytes (up, down) of one client in one round, from the types of what is sent.
+
+    Nothing is computed. A pooled method has no wire: (0, 0).
+    """
+    if method.pooled:
+        return 0, 0
+
+    def first(a):
+        return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), a)
+
+    client = first(everyone)._replace(private=first(state.private))
+    up = down = 0
+    server = state.server
+    for exchange in method.round:
+        run = _one_client(exchange, plan)
+        rows = jax.ShapeDtypeStruct(federation.train.shape[1:], federation.train.dtype)
+        key = jax.eval_shape(lambda: jax.random.key(0))
+        upload, _, _ = jax.eval_shape(run, (server, federation), (client, rows, key))
+        up += tree.num_bytes(upload)
+        down += tree.num_bytes(jax.eval_shape(exchange.send, server, client.id))
+    return up, down

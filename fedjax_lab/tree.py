@@ -1,0 +1,105 @@
+"""Arithmetic on pytrees, and splitting one by the names of its leaves."""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_lab.types import Array, PyTree
+
+
+def mix(weight: Array, trees: PyTree) -> PyTree:
+    """Linear mixing over clients: leaves [M, ...]; weight [M] gives one tree, [K, M] gives K."""
+    return jax.tree.map(lambda a: jnp.tensordot(weight.astype(a.dtype), a, axes=1), trees)
+
+
+def dot(a: PyTree, b: PyTree) -> Array:
+    """Inner product over all leaves."""
+    return sum(jax.tree.leaves(jax.tree.map(lambda x, y: jnp.sum(x * y), a, b)))
+
+
+def sq_norm(a: PyTree) -> Array:
+    """Squared Euclidean norm over all leaves; its gradient is finite at 0."""
+    return dot(a, a)
+
+
+def add(a: PyTree, b: PyTree, scale: float | Array = 1.0) -> PyTree:
+    """a + scale * b."""
+    return jax.tree.map(lambda x, y: x + scale * y, a, b)
+
+
+def sub(a: PyTree, b: PyTree) -> PyTree:
+    """a - b."""
+    return jax.tree.map(jnp.subtract, a, b)
+
+
+def scale(factor: float | Array, a: PyTree) -> PyTree:
+    """factor * a."""
+    return jax.tree.map(lambda x: factor * x, a)
+
+
+def zeros(a: PyTree) -> PyTree:
+    """Zeros in the shapes and types of `a` (arrays or their shapes)."""
+    return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), a)
+
+
+def repeat(a: PyTree, count: int) -> PyTree:
+    """`count` copies along a new leading axis."""
+    return jax.tree.map(lambda x: jnp.broadcast_to(x, (count, *x.shape)), a)
+
+
+def take(a: PyTree, ids: Array) -> PyTree:
+    """Entries `ids` of the leading axis."""
+    return jax.tree.map(lambda x: x[ids], a)
+
+
+def put(a: PyTree, ids: Array, new: PyTree) -> PyTree:
+    """`a` with the entries `ids` of the leading axis replaced."""
+    return jax.tree.map(lambda x, y: x.at[ids].set(y), a, new)
+
+
+def where(condition: Array, a: PyTree, b: PyTree) -> PyTree:
+    """Leaf by leaf `a` where the condition [] or [M] holds, else `b`."""
+
+    def pick(x, y):
+        return jnp.where(condition.reshape(condition.shape + (1,) * (x.ndim - condition.ndim)), x, y)
+
+    return jax.tree.map(pick, a, b)
+
+
+def finite(a: PyTree) -> Array:
+    """Whether every number in the tree is finite."""
+    leaves = [x for x in jax.tree.leaves(a) if jnp.issubdtype(x.dtype, jnp.inexact)]
+    return jnp.all(jnp.array([jnp.all(jnp.isfinite(x)) for x in leaves] or [True]))
+
+
+def num_bytes(a: PyTree) -> int:
+    """Bytes of all leaves (arrays or their shapes)."""
+    return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(a))
+
+
+def names(a: PyTree) -> list[str]:
+    """The path of each leaf, such as 'params/Dense_0/kernel'."""
+    return [_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(a)]
+
+
+def split(which: Callable[[str], bool], a: PyTree) -> tuple[PyTree, PyTree]:
+    """Two trees of one shape: the leaves whose name `which` chooses, and the others.
+
+    None fills the gaps; `join` is the inverse.
+    """
+    chosen = jax.tree_util.tree_map_with_path(lambda path, _: bool(which(_name(path))), a)
+
+    def part(keep):
+        return jax.tree.map(lambda flag, x: x if flag == keep else None, chosen, a)
+
+    return part(True), part(False)
+
+
+def join(a: PyTree, b: PyTree) -> PyTree:
+    """The inverse of `split`."""
+    return jax.tree.map(lambda x, y: y if x is None else x, a, b, is_leaf=lambda x: x is None)
+
+
+def _name(path) -> str:
+    return "/".join(str(getattr(k, "key", getattr(k, "name", getattr(k, "idx", k)))) for k in path)

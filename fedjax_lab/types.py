@@ -1,0 +1,124 @@
+"""The nouns of the simulator. Shapes: B batch, K classes, C clients, M sampled clients, R rows."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+
+Array = jax.Array
+PyTree = Any
+
+
+class Weights(NamedTuple):
+    """All that a model needs for a forward pass."""
+
+    params: PyTree  # trained by gradient
+    stats: PyTree  # running statistics of normalisation layers; {} if there are none
+
+
+class Output(NamedTuple):
+    """What a forward pass gives."""
+
+    logits: Array  # [B, K]
+    features: Array  # [B, D], the input of the head
+    stats: PyTree
+
+
+class Batch(NamedTuple):
+    """A batch with its padding marked."""
+
+    x: Array  # [B, ...] float32
+    y: Array  # [B] int32
+    mask: Array  # [B] float32, 0 where padded
+
+
+class Task(NamedTuple):
+    """The model that a method trains, as two pure functions."""
+
+    init: Callable[[Array], Weights]
+    apply: Callable[..., Output]  # (weights, x, key=None, mask=None); a key means training mode
+    num_classes: int
+    norm_layers: tuple[str, ...]  # paths of the normalisation layers, found by module type
+
+
+class Client(NamedTuple):
+    """One client; with a leading axis on each leaf a cohort [M] or the population [C]."""
+
+    id: Array  # [] int32
+    n: Array  # [] float32, number of training examples
+    weight: Array  # [] share in the server's mean; sums to 1 over a cohort
+    label_count: Array  # [K] float32
+    private: PyTree  # what the client keeps between rounds
+
+
+class Work(NamedTuple):
+    """What a client can do with its own data. The runner hands it to `Exchange.local`."""
+
+    train: Callable[..., Weights]  # (weights, loss, *, only, epochs, steps, optimizer) -> weights
+    mean: Callable[..., PyTree]  # (fn: Batch -> tree) -> mean of fn over the client's examples
+    draw: Callable[[int], Batch]  # (size) -> one random batch, drawn without replacement
+
+
+class Exchange(NamedTuple):
+    """The server speaks, the sampled clients work, the server listens. All three are pure."""
+
+    send: Callable[[PyTree, Array], PyTree]  # (server, id) -> message: all that goes down the wire
+    local: Callable[[PyTree, Client, Work], tuple[PyTree, PyTree]]  # -> (upload, private)
+    aggregate: Callable[[PyTree, PyTree, Client], PyTree]  # (server, uploads [M], cohort [M])
+
+
+class State(NamedTuple):
+    """All that lives from one round to the next."""
+
+    server: PyTree
+    private: PyTree  # leading axis [C]
+
+
+class Method(NamedTuple):
+    """A federated method. `send`, `local` and `predict` are written for one client.
+
+    `newcomer` gives the (message, private) of an unseen client; None where the paper defines none.
+    `tune`, where a method has it, is what a client does with its own data before it is scored.
+    `pooled`: training sees one client that holds everybody's examples (a centralised bound).
+    """
+
+    init: Callable[[Array, int], State]  # (key, C)
+    round: tuple[Exchange, ...]  # one for nearly every method
+    predict: Callable[[PyTree, Client, Array], Array]  # (message, client, x) -> logits [B, K]
+    newcomer: Callable[[State], tuple[PyTree, PyTree]] | None
+    sample: Callable[[Array, PyTree, Client, int], tuple[Array, Array]]
+    # (key, server, population [C], M) -> (ids [M], shares [M])
+    tune: Callable[[PyTree, Client, Work], tuple[PyTree, PyTree]] | None = None
+    # (message, client, work) -> (message, private)
+    pooled: bool = False
+
+
+class Federation(NamedTuple):
+    """One flat pool of examples, and the rows of it that each client owns (-1: padding).
+
+    A set of rows that this federation does not have is None.
+    """
+
+    x: Array  # [R, ...]
+    y: Array  # [R] int32
+    domain: Array  # [R] int32
+    center: Array  # the model sees (x - center) * scale
+    scale: Array
+    train: Array  # [C, N] int32
+    validation: Array | None  # [C, V]
+    test: Array | None  # [C, T]
+    world: Array | None  # [G] the global test set
+    unseen: Array | None  # [U] the domain that no client holds
+
+
+class Plan(NamedTuple):
+    """The sizes of a run: static Python numbers."""
+
+    rounds: int
+    cohort: int
+    batch_size: int
+    epochs: int
+    optimizer: Any  # optax.GradientTransformation, used where a method names none
+    num_domains: int = 1
+    equal_steps: bool = False  # every client has as many batches as the longest: no masking
+    eval_batch: int = 500

@@ -1,0 +1,160 @@
+"""The workloads of the speed comparison, and how a peer is timed on them. NumPy only.
+
+Where the numbers come from:
+
+- W1 to W4 are this project's own: cross-device CNN, many small clients, unequal clients, and all
+  clients in every round.
+- A1 is pfl-research's CIFAR-10 benchmark: 1,000 IID clients of 50 images, 50 a round, the plain
+  mean of the uploads, 1,500 rounds, 10,000 test images scored every 10 rounds.
+- A2 has the sizes of PFLlib's quick start: MNIST on 20 clients, all of which train, each scored in
+  every round on its training and its test images (a quarter of what it holds).
+
+The images are synthetic, of the true shapes: standard normal noise plus a class mean of standard
+deviation 0.5, seed 0, 10 classes.
+"""
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+NUM_CLASSES = 10
+WARM_UP = 3
+# PFLlib's quick start: the training images of each client.
+PFLLIB_SIZES = (
+    (1972, 374, 1222, 1905, 1437, 4641, 942, 951, 2700, 3004)
+    + (2337, 2829, 2709, 1600, 4297, 4086, 2721, 4239, 3949, 4577)
+)  # fmt: skip
+
+
+class Workload(NamedTuple):
+    """One pool of examples, who holds which of them, and how a round trains."""
+
+    x: np.ndarray  # [R, H, W, channels] float32: all training images, then all test images
+    y: np.ndarray  # [R] int32
+    rows: list[np.ndarray]  # client i's training examples, as rows of x
+    cohort: int  # clients a round
+    batch: int
+    epochs: int
+    lr: float
+    model: str  # "mcmahan_cnn", "mlp", "pfl_cnn" or "pfllib_cnn"
+    test: list[np.ndarray]  # A1: one array, for the global model; A2: client i's; W1 to W4: none
+    weighting: str = "size"  # of the uploads in the server's mean: "size" or "equal"
+    rounds: int | None = None  # of the benchmark's whole run, where it has a length
+    eval_every: int = 0  # rounds between evaluations, 0: none
+    score_train: bool = False  # an evaluation scores the training examples too
+
+
+def images(count: int, shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
+    """Labelled noise around one mean per class; written in place, 1,000 images at a time."""
+    rng = np.random.default_rng(0)
+    means = 0.5 * rng.standard_normal((NUM_CLASSES, *shape), np.float32)
+    y = rng.integers(NUM_CLASSES, size=count, dtype=np.int32)
+    x = np.empty((count, *shape), np.float32)
+    for start in range(0, count, 1000):
+        part = slice(start, start + 1000)
+        rng.standard_normal(out=x[part], dtype=np.float32)
+        x[part] += means[y[part]]
+    return x, y
+
+
+def _build(
+    sizes: Sequence[int], shape: tuple[int, ...], tests: Sequence[int] = (), **settings: Any
+) -> Workload:
+    """The workload whose clients hold `sizes` training images; `tests` sizes its test sets."""
+    x, y = images(sum(sizes) + sum(tests), shape)
+    ends = np.cumsum([*sizes, *tests])
+    parts = np.split(np.arange(len(y), dtype=np.int32), ends[:-1])
+    return Workload(x, y, rows=parts[: len(sizes)], test=parts[len(sizes) :], **settings)
+
+
+def _lognormal_sizes(clients: int) -> list[int]:
+    """W3's sizes: lognormal(5, 1), clipped to [20, 3000]."""
+    draws = np.random.default_rng(0).lognormal(5.0, 1.0, clients)
+    return np.clip(draws, 20, 3000).astype(int).tolist()
+
+
+def _w1() -> Workload:
+    """Cross-device CNN."""
+    model = {"model": "mcmahan_cnn", "lr": 0.1}
+    return _build([600] * 100, (28, 28, 1), cohort=10, batch=20, epochs=1, **model)
+
+
+def _w2() -> Workload:
+    """Many small clients."""
+    model = {"model": "mlp", "lr": 0.1}
+    return _build([50] * 1000, (8, 8, 1), cohort=20, batch=10, epochs=1, **model)
+
+
+def _w3() -> Workload:
+    """Unequal clients."""
+    model = {"model": "mcmahan_cnn", "lr": 0.1}
+    return _build(_lognormal_sizes(100), (28, 28, 1), cohort=10, batch=20, epochs=1, **model)
+
+
+def _w4() -> Workload:
+    """All clients in every round."""
+    model = {"model": "mcmahan_cnn", "lr": 0.1}
+    return _build([320] * 20, (28, 28, 1), cohort=20, batch=32, epochs=2, **model)
+
+
+def _a1() -> Workload:
+    """pfl-research's CIFAR-10 benchmark."""
+    model = {"model": "pfl_cnn", "lr": 0.1, "weighting": "equal"}
+    scores = {"tests": [10_000], "eval_every": 10, "rounds": 1500}
+    return _build([50] * 1000, (32, 32, 3), cohort=50, batch=10, epochs=1, **model, **scores)
+
+
+def _a2() -> Workload:
+    """PFLlib's quick start; three training images for each test image."""
+    model = {"model": "pfllib_cnn", "lr": 0.005}
+    tests = [-(-size // 3) for size in PFLLIB_SIZES]
+    scores = {"tests": tests, "eval_every": 1, "score_train": True}
+    return _build(PFLLIB_SIZES, (28, 28, 1), cohort=20, batch=10, epochs=1, **model, **scores)
+
+
+WORKLOADS = {"W1": _w1, "W2": _w2, "W3": _w3, "W4": _w4, "A1": _a1, "A2": _a2}
+
+
+def load(name: str) -> Workload:
+    """The workload of that name; the same arrays every time."""
+    if name not in WORKLOADS:
+        raise ValueError(f"no workload {name!r}; there are {', '.join(WORKLOADS)}")
+    return WORKLOADS[name]()
+
+
+def shares(work: Workload, ids: np.ndarray) -> np.ndarray:
+    """The weights of these clients' uploads in the server's mean; they sum to 1."""
+    sizes = np.array([len(work.rows[i]) if work.weighting == "size" else 1 for i in ids])
+    return sizes / sizes.sum()
+
+
+def cohorts(work: Workload, rounds: int) -> list[np.ndarray]:
+    """Who trains in each round: the same draws for everyone that is timed."""
+    rng = np.random.default_rng(1)
+    return [rng.choice(len(work.rows), work.cohort, replace=False) for _ in range(rounds)]
+
+
+def measure(
+    work: Workload, play_round: Callable[[Any, np.ndarray], Any], state: Any, rounds: int
+) -> dict[str, float]:
+    """Times `state = play_round(state, ids)`, which must have finished when it returns."""
+    seconds, speeds = [], []
+    for ids in cohorts(work, WARM_UP + rounds):
+        examples = work.epochs * sum(len(work.rows[i]) for i in ids)
+        start = time.perf_counter()
+        state = play_round(state, ids)
+        seconds.append(time.perf_counter() - start)
+        speeds.append(examples / seconds[-1])
+    return {
+        "seconds_per_round": float(np.median(seconds[WARM_UP:])),
+        "examples_per_second": float(np.median(speeds[WARM_UP:])),
+    }
+
+
+def report(name: str, strategy: str, measured: dict[str, float]) -> None:
+    """Prints one JSON line."""
+    numbers = {key: float(f"{value:.4g}") for key, value in measured.items()}
+    print(json.dumps({"workload": name, "strategy": strategy, **numbers}), flush=True)

@@ -1,0 +1,186 @@
+"""The convolution and the pooling against XLA's own, values and gradients."""
+
+from functools import partial
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import PartitionSpec
+
+from fedjax_lab.models import conv
+from fedjax_lab.models.layers import max_pool
+
+FORMULATIONS = (conv.unrolled, conv.grouped, conv.im2col, conv.mapped)
+LABELS = ("NHWC", "HWIO", "NHWC")
+close = partial(np.testing.assert_allclose, rtol=2e-4, atol=2e-5)
+
+
+def normal(seed, *shape):
+    return jnp.asarray(np.random.default_rng(seed).normal(size=shape), jnp.float32)
+
+
+def same(a, b):
+    jax.tree.map(close, a, b)
+
+
+def with_gradients(convolve, x, w):
+    """Value and gradients by x and w of one convolution; the cotangent depends on the value."""
+    y, back = jax.vjp(convolve, x, w)
+    return y, *back(jnp.sin(y))
+
+
+def call(convolution, strides=(1, 1), padding="SAME", **settings):
+    return lambda x, w: convolution(x, w, strides, padding, dimension_numbers=LABELS, **settings)
+
+
+@pytest.mark.parametrize("formulation", [conv.unrolled, conv.im2col])
+@pytest.mark.parametrize(
+    ("kernel", "strides", "padding", "dilation"),
+    [
+        ((5, 5), (1, 1), "VALID", None),
+        ((5, 5), (1, 1), "SAME", None),
+        ((3, 3), (1, 1), "VALID", None),
+        ((1, 1), (1, 1), "VALID", None),
+        ((3, 3), (2, 2), "SAME", None),
+        ((3, 3), (2, 2), ((1, 1), (1, 1)), None),
+        ((5, 5), (2, 2), "VALID", None),
+        ((1, 1), (2, 2), "VALID", None),
+        ((2, 3), (1, 2), ((0, 2), (3, 1)), None),
+        ((3, 3), (1, 1), "SAME", (2, 2)),
+        ((3, 2), (2, 3), ((2, 1), (0, 3)), (2, 1)),
+        ((3, 3), (1, 1), ((-1, 0), (0, -2)), None),
+    ],
+)
+def test_equals_xla(formulation, kernel, strides, padding, dilation):
+    x, w = normal(0, 2, 8, 7, 3), normal(1, *kernel, 3, 4)
+
+    @jax.jit
+    def both(x, w):
+        settings = (strides, padding)
+        ours = call(formulation, *settings, rhs_dilation=dilation)
+        xla = call(lax.conv_general_dilated, *settings, rhs_dilation=dilation)
+        return with_gradients(ours, x, w), with_gradients(xla, x, w)
+
+    same(*both(x, w))
+
+
+@pytest.mark.parametrize("formulation", FORMULATIONS)
+def test_under_vmap(formulation):
+    """Per-client images, per-client kernels, or both; gradients inside and outside of vmap."""
+    x, w = normal(0, 3, 2, 6, 5, 2), normal(1, 3, 3, 3, 2, 4)
+
+    def variants(convolution):
+        convolve = call(convolution, (2, 1), ((1, 0), (1, 1)))
+        grad = partial(with_gradients, convolve)
+        inside = {
+            "both": jax.vmap(grad)(x, w),
+            "images": jax.vmap(grad, (0, None))(x, w[0]),
+            "kernels": jax.vmap(grad, (None, 0))(x[0], w),
+        }
+        outside = {
+            "both": with_gradients(jax.vmap(convolve), x, w),
+            "images": with_gradients(jax.vmap(convolve, (0, None)), x, w[0]),
+            "kernels": with_gradients(jax.vmap(convolve, (None, 0)), x[0], w),
+        }
+        return inside, outside
+
+    same(*jax.jit(lambda: (variants(formulation), variants(lax.conv_general_dilated)))())
+
+
+@pytest.mark.parametrize("formulation", FORMULATIONS)
+def test_nested_in_scan_and_loop(formulation):
+    """Seeds of clients, trained for two steps in a scan, scored in a loop of unknown length."""
+    x, w = normal(0, 2, 3, 2, 5, 5, 2), normal(1, 2, 3, 3, 3, 2, 2) / 4
+
+    def train(convolution, x, w, n):
+        convolve = call(convolution)
+
+        def loss(w, x):
+            return jnp.sum(jnp.tanh(convolve(x, w)) ** 2)
+
+        def step(w, _):
+            return w - 0.1 * jax.grad(loss)(w, x), loss(w, x)
+
+        w, losses = lax.scan(step, w, None, length=2)
+        return lax.fori_loop(0, n, lambda _, w: w - 0.1 * jax.grad(loss)(w, x), w), losses
+
+    def run(n, convolution):
+        over_clients = jax.vmap(partial(train, convolution), (0, 0, None))
+        shared_images = jax.vmap(over_clients, (None, 0, None))(x[0], w, n)
+        return jax.vmap(over_clients, (0, 0, None))(x, w, n), shared_images
+
+    same(*jax.jit(lambda n: (run(n, formulation), run(n, lax.conv_general_dilated)))(2))
+
+
+def test_many_clients_are_looped(monkeypatch):
+    monkeypatch.setattr(conv, "UNROLLED_CLIENTS", 2)
+    x, w = normal(0, 3, 1, 4, 4, 2), normal(1, 3, 3, 3, 2, 2)
+    program = str(jax.make_jaxpr(jax.vmap(call(conv.unrolled)))(x, w))
+    assert "scan" in program
+    assert program.count("conv_general_dilated[") == 1
+
+
+@pytest.mark.parametrize("formulation", FORMULATIONS)
+def test_under_shard_map(formulation):
+    mesh = jax.make_mesh((1,), ("client",), axis_types=(jax.sharding.AxisType.Auto,))
+    x, w = normal(0, 2, 1, 4, 4, 2), normal(1, 2, 3, 3, 2, 2)
+    spec = PartitionSpec("client")
+
+    def each(convolution):
+        return jax.vmap(partial(with_gradients, call(convolution)))
+
+    sharded = jax.shard_map(
+        each(formulation), mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False
+    )
+    same(*jax.jit(lambda: (sharded(x, w), each(lax.conv_general_dilated)(x, w)))())
+
+
+def test_what_does_not_apply_goes_to_xla():
+    x, w = normal(0, 2, 6, 6, 4), normal(1, 3, 3, 2, 4)
+    settings = dict(padding="SAME", lhs_dilation=(1, 1), feature_group_count=2)
+    ours, xla = (call(f, **settings) for f in (conv.unrolled, lax.conv_general_dilated))
+    same(jax.jit(ours)(x, w), jax.jit(xla)(x, w))
+    line, taps = normal(0, 2, 6, 3), normal(1, 3, 3, 4)
+    labels = ("NWC", "WIO", "NWC")
+    same(
+        conv.im2col(line, taps, (1,), "SAME", dimension_numbers=labels),
+        lax.conv_general_dilated(line, taps, (1,), "SAME", dimension_numbers=labels),
+    )
+
+
+@pytest.mark.parametrize("formulation", FORMULATIONS)
+def test_takes_the_place_of_flax_convolution(formulation):
+    x = normal(0, 2, 7, 7, 3)
+    settings = dict(features=4, kernel_size=(3, 3), strides=2, padding=1)
+    module, plain = nn.Conv(**settings, conv_general_dilated=formulation), nn.Conv(**settings)
+    weights = {"params": {"kernel": normal(1, 3, 3, 3, 4), "bias": normal(2, 4)}}
+    close(module.apply(weights, x), plain.apply(weights, x))
+
+
+@pytest.mark.parametrize(
+    ("window", "stride", "padding"), [(2, 2, 0), (3, 2, 0), (3, 1, 0), (3, 2, 1)]
+)
+@pytest.mark.parametrize("kind", ["distinct", "tied"])
+def test_max_pool_equals_xla(window, stride, padding, kind):
+    """After a ReLU most windows hold ties, at 0; their gradient goes to the first element."""
+    x = normal(0, 2, 7, 6, 3)
+    if kind == "tied":
+        x = jax.nn.relu(jnp.round(x))
+
+    def xla(x):
+        sides = ((0, 0), (padding, padding), (padding, padding), (0, 0))
+        shape, strides = (1, window, window, 1), (1, stride, stride, 1)
+        return lax.reduce_window(x, -jnp.inf, lax.max, shape, strides, sides)
+
+    def with_gradient(pool):
+        y, back = jax.vjp(pool, x)
+        return y, *back(normal(1, *y.shape))
+
+    ours, theirs = jax.jit(
+        lambda: (with_gradient(lambda x: max_pool(x, window, stride, padding)), with_gradient(xla))
+    )()
+    same(ours, theirs)
+    assert max_pool(x, window).shape == max_pool(x, window, window).shape

@@ -1,0 +1,253 @@
+"""The nets, their layers and the task, against published counts and formulas written out here."""
+
+from functools import cache, partial
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_lab.errors import BadInput
+from fedjax_lab.models import conv, layers, nets
+from fedjax_lab.models.task import make_task
+
+KEY = jax.random.key(0)
+close = partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5)
+
+NETS = [
+    (nets.mlp, (8, 8, 1), 4_810),
+    (nets.simple_cnn, (32, 32, 3), 62_006),
+    (nets.simple_cnn, (28, 28, 1), 44_426),
+    (nets.lenet, (64, 64, 3), 4_336_906),
+    (nets.lenet, (32, 32, 3), 797_962),
+    (nets.mcmahan_cnn, (28, 28, 1), 1_663_370),
+    (nets.pfl_cnn, (32, 32, 3), 1_626_442),
+    (nets.pfllib_cnn, (28, 28, 1), 582_026),
+    (nets.digit_cnn, (28, 28, 3), 47_626),
+    (nets.digit_cnn, (32, 32, 3), 66_058),
+]
+
+
+def normal(seed, *shape):
+    return jnp.asarray(np.random.default_rng(seed).normal(size=shape), jnp.float32)
+
+
+def small_net(**settings):
+    """A net with everything in it, of few parameters, for images 9x9x1."""
+    net = nets.ConvNet(3, (2, 4), (True, False), (5,), kernel=3, norm=True, **settings)
+    return make_task(net, (9, 9, 1), 3)
+
+
+SMALL = small_net()
+
+
+@cache
+def first_weights(seed=0):
+    """Of every `small_net` with BatchNorm, whatever its dropout."""
+    return jax.jit(SMALL.init)(jax.random.key(seed))
+
+
+def same(a, b):
+    jax.tree.map(close, a, b)
+
+
+@pytest.mark.parametrize(("net", "shape", "count"), NETS)
+def test_published_sizes(net, shape, count):
+    task = make_task(net(10), shape, 10)
+    weights = jax.eval_shape(task.init, KEY)
+    assert sum(leaf.size for leaf in jax.tree.leaves(weights.params)) == count
+    output = jax.eval_shape(task.apply, weights, jax.ShapeDtypeStruct((7, *shape), jnp.float32))
+    assert output.logits.shape == (7, 10)
+    head = weights.params["head"]
+    assert head["kernel"].shape == (output.features.shape[1], 10)
+    assert bool(weights.stats) == bool(task.norm_layers)
+
+
+def test_head_maps_features_to_logits():
+    weights = first_weights()
+    output = jax.jit(SMALL.apply)(weights, normal(0, 4, 9, 9, 1))
+    head = jax.tree.map(np.asarray, weights.params["head"])
+    close(output.logits, np.asarray(output.features) @ head["kernel"] + head["bias"])
+
+
+def test_settings_of_nets():
+    assert nets.mlp(10, width=7, depth=3).widths == (7, 7, 7)
+    assert nets.digit_cnn(10, width=4).channels == (4, 8)
+    assert nets.lenet(10).clone(convolution=conv.im2col).convolution is conv.im2col
+
+
+@pytest.mark.parametrize(
+    ("shape", "words"), [((12, 15, 3), ("lenet", "12x15x3")), ((784,), ("lenet", "784"))]
+)
+def test_unfit_images_are_named(shape, words):
+    with pytest.raises(BadInput) as error:
+        make_task(nets.lenet(10), shape, 10)
+    assert all(word in str(error.value) for word in words)
+    assert "\n" not in str(error.value)
+
+
+def test_smallest_image_is_taken():
+    make_task(nets.lenet(10), (16, 16, 3), 10)  # 16 -> 12 -> 6 -> 2 -> 1
+
+
+def test_first_weights_are_uniform_within_the_fan_in():
+    net = nets.ConvNet(10, (16,), (True,), (), kernel=5)
+    params = jax.jit(make_task(net, (8, 8, 3), 10).init)(KEY).params
+    for name, fan_in in [("Conv_0", 75), ("head", 64)]:
+        bound = fan_in**-0.5
+        for leaf in params[name].values():
+            assert np.abs(leaf).max() <= bound
+        kernel = params[name]["kernel"]
+        assert np.abs(kernel).max() > 0.95 * bound
+        assert abs(kernel.std() / (bound / np.sqrt(3)) - 1) < 0.1
+        assert params[name]["bias"].std() > 0.3 * bound
+
+
+# BatchNorm
+
+
+def norm_apply(x, mask=None, stats=None, params=None):
+    """One training call of BatchNorm: output and running statistics."""
+    module, width = layers.BatchNorm(), x.shape[-1]
+    variables = {
+        "params": params or {"scale": jnp.ones(width), "bias": jnp.zeros(width)},
+        "batch_stats": stats or {"mean": jnp.zeros(width), "var": jnp.ones(width)},
+    }
+    y, new = module.apply(variables, x, True, mask, mutable=["batch_stats"])
+    return y, new["batch_stats"]
+
+
+@pytest.mark.parametrize("shape", [(6, 3), (6, 2, 4, 3)])
+def test_batch_norm_is_the_formula(shape):
+    x = np.asarray(2 + 3 * normal(0, *shape))
+    old = {"mean": np.asarray(normal(1, 3)), "var": np.exp(normal(2, 3))}
+    params = {"scale": np.asarray(normal(3, 3)), "bias": np.asarray(normal(4, 3))}
+    y, new = norm_apply(jnp.asarray(x), stats=old, params=params)
+
+    flat = x.reshape(-1, 3)
+    mean, var = flat.mean(0), flat.var(0)
+    close(y, (x - mean) / np.sqrt(var + 1e-5) * params["scale"] + params["bias"])
+    close(new["mean"], 0.9 * old["mean"] + 0.1 * mean)
+    close(new["var"], 0.9 * old["var"] + 0.1 * flat.var(0, ddof=1))
+
+    evaluated = layers.BatchNorm().apply(
+        {"params": params, "batch_stats": old}, jnp.asarray(x), False
+    )
+    expected = (x - old["mean"]) / np.sqrt(old["var"] + 1e-5) * params["scale"] + params["bias"]
+    close(evaluated, expected)
+
+
+def test_batch_norm_without_a_real_row_keeps_its_statistics():
+    old = {"mean": normal(1, 3), "var": jnp.exp(normal(2, 3))}
+    y, new = norm_apply(normal(0, 4, 2, 2, 3), jnp.zeros(4), old)
+    assert np.isfinite(y).all()
+    jax.tree.map(np.testing.assert_array_equal, new, old)
+
+
+def test_batch_norm_of_a_single_value_keeps_its_variance():
+    y, new = norm_apply(normal(0, 2, 3), jnp.array([1.0, 0.0]))
+    assert np.isfinite(y).all()
+    close(new["mean"], 0.1 * normal(0, 2, 3)[0])
+    close(new["var"], jnp.ones(3))
+
+
+def test_padded_rows_count_nowhere():
+    """Logits, running statistics and gradients of a padded batch are those of its real rows."""
+    weights = first_weights()
+    x, mask = normal(0, 6, 9, 9, 1), jnp.array([1.0, 1, 0, 1, 0, 1])
+    y = jnp.array([0, 2, 1, 1, 0, 2])
+    real = np.flatnonzero(mask)
+
+    def loss(params, x, y, mask):
+        output = SMALL.apply(weights._replace(params=params), x, KEY, mask)
+        log_p = jnp.take_along_axis(jax.nn.log_softmax(output.logits), y[:, None], 1)[:, 0]
+        return -(mask * log_p).sum() / mask.sum(), output
+
+    train = jax.jit(jax.grad(loss, has_aux=True))
+    padded_gradient, padded = train(weights.params, x, y, mask)
+    gradient, alone = train(weights.params, x[real], y[real], jnp.ones(len(real)))
+    same(padded_gradient, gradient)
+    same(padded.stats, alone.stats)
+    close(padded.logits[real], alone.logits)
+
+    _, other = train(weights.params, jnp.where(mask[:, None, None, None] > 0, x, 9.0), y, mask)
+    np.testing.assert_array_equal(other.logits[real], padded.logits[real])
+    jax.tree.map(np.testing.assert_array_equal, other.stats, padded.stats)
+
+
+# The task
+
+
+@pytest.fixture(scope="module")
+def apply():
+    """A net with BatchNorm and both dropouts."""
+    return jax.jit(small_net(map_dropout=0.25, dense_dropout=0.5).apply)
+
+
+def test_evaluation_is_pure_and_uses_running_statistics(apply):
+    weights, x = first_weights(), normal(0, 4, 9, 9, 1)
+    whole = apply(weights, x)
+    jax.tree.map(np.testing.assert_array_equal, whole.stats, weights.stats)
+    close(whole.logits[:2], apply(weights, x.at[2:].set(0)).logits[:2])
+
+    trained = apply(weights, x, KEY)
+    assert jax.tree.structure(trained.stats) == jax.tree.structure(weights.stats)
+    assert not np.allclose(trained.stats["BatchNorm_0"]["mean"], 0)
+    moved = weights._replace(stats=trained.stats)
+    assert not np.allclose(apply(moved, x).logits, whole.logits)
+
+
+def test_dropout_follows_the_key_and_is_off_in_evaluation(apply):
+    weights, x = first_weights(), normal(0, 4, 9, 9, 1)
+    one, other = (apply(weights, x, jax.random.key(k)).logits for k in (1, 2))
+    assert not np.allclose(one, other)
+    np.testing.assert_array_equal(one, apply(weights, x, jax.random.key(1)).logits)
+    close(apply(weights, x).logits, jax.jit(SMALL.apply)(weights, x).logits)
+
+
+def test_a_net_without_statistics_keeps_them_empty():
+    task = make_task(nets.mlp(3), (5,), 3)
+    weights = jax.eval_shape(task.init, KEY)
+    assert weights.stats == {}
+    assert task.norm_layers == ()
+    assert jax.eval_shape(task.apply, weights, normal(0, 2, 5), KEY).stats == {}
+
+
+class Inner(nn.Module):
+    @nn.compact
+    def __call__(self, x, train):
+        x = layers.BatchNorm(name="calm")(x, train)
+        x = nn.BatchNorm(use_running_average=not train, name="second")(x)
+        return nn.Dense(4, name="BatchNorm_of_the_name_only")(x)
+
+
+class Outer(nn.Module):
+    @nn.compact
+    def __call__(self, x, train=False, mask=None):
+        inner = Inner(name="block")
+        z = nn.LayerNorm(name="tidy")(inner(x, train))
+        z = nn.GroupNorm(2)(inner(z, train))
+        return nn.Dense(3, name="head")(z), z
+
+
+def test_norm_layers_are_found_by_type():
+    task = make_task(Outer(), (4,), 3)
+    assert task.norm_layers == ("block/calm", "block/second", "tidy", "GroupNorm_0")
+
+
+def test_clients_at_once_equal_clients_alone():
+    weights = [first_weights(seed) for seed in (0, 1)]
+    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *weights)
+    x, mask = normal(0, 2, 4, 9, 9, 1), jnp.array([[1.0, 1, 1, 0], [1, 1, 0, 0]])
+
+    def gradient(weights, x, mask):
+        def loss(params):
+            output = SMALL.apply(weights._replace(params=params), x, KEY, mask)
+            return jnp.sum(mask[:, None] * output.logits**2), output.stats
+
+        return jax.grad(loss, has_aux=True)(weights.params)
+
+    together, alone = jax.jit(jax.vmap(gradient))(stacked, x, mask), jax.jit(gradient)
+    for i in (0, 1):
+        same(jax.tree.map(lambda a, i=i: a[i], together), alone(weights[i], x[i], mask[i]))

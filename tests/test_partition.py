@@ -1,0 +1,520 @@
+"""Partitioners: invariants of the specification, and naive re-implementations of their rules."""
+
+import inspect
+
+import numpy as np
+import pytest
+
+from fedjax_lab import partition
+from fedjax_lab.errors import BadInput
+
+PACS = {"art": 2048, "cartoon": 2344, "sketch": 3929}
+
+
+def rng(seed=0):
+    return np.random.default_rng(seed)
+
+
+def examples(seed=0, size=1200):
+    """Labels 0, 2, 4, ... 12 and domains 1, 3, 4 in random order: ids have gaps, sizes differ."""
+    random = rng(seed)
+    y = 2 * random.choice(7, size, p=np.array([4, 3, 3, 2, 2, 2, 1]) / 17)
+    domain = random.choice([1, 3, 4], size, p=[0.5, 0.3, 0.2])
+    return y.astype(np.int32), domain.astype(np.int32)
+
+
+def domain_counts(parts, domain):
+    """[clients, domains]; one row per client."""
+    return partition.counts(parts, domain, int(domain.max()) + 1)
+
+
+def assert_each_once(parts, total):
+    np.testing.assert_array_equal(np.sort(np.concatenate(parts)), np.arange(total))
+
+
+CASES = {
+    "iid": {},
+    "dirichlet": {"alpha": 0.3},
+    "classes_per_client": {"classes": 3},
+    "client_dirichlet": {"alpha": 0.2},
+    "quantity": {"alpha": 2.0},
+    "by_domain": {},
+    "domains_per_client": {"domains": 2},
+}
+
+
+def make(name, num_clients=9, seed=0, **settings):
+    y, domain = examples()
+    settings = CASES[name] | settings
+    return partition.PARTITIONS[name](y, domain, num_clients, rng(seed), **settings)
+
+
+# What holds for all of them
+
+
+def test_every_partitioner_has_a_case():
+    assert set(CASES) == set(partition.PARTITIONS)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_signature_is_four_arguments_and_settings_with_defaults(name):
+    parameters = list(inspect.signature(partition.PARTITIONS[name]).parameters.values())
+    assert [p.name for p in parameters[:4]] == ["y", "domain", "num_clients", "rng"]
+    assert all(p.kind == p.KEYWORD_ONLY and p.default is not p.empty for p in parameters[4:])
+
+
+@pytest.mark.parametrize("name", sorted(set(CASES) - {"client_dirichlet"}))
+@pytest.mark.parametrize("num_clients", [9, 12])
+def test_each_example_is_used_once(name, num_clients):
+    parts = make(name, num_clients)
+    assert len(parts) == num_clients
+    assert all(part.dtype == np.int32 for part in parts)
+    assert_each_once(parts, 1200)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_generator_decides_everything(name):
+    a, again, other = (make(name, seed=seed) for seed in (0, 0, 1))
+    for one, two in zip(a, again, strict=True):
+        np.testing.assert_array_equal(one, two)
+    assert any(len(x) != len(z) or (x != z).any() for x, z in zip(a, other, strict=True))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_client_holds_its_examples_in_random_order(name):
+    y, domain = examples()
+    part = max(make(name), key=len)
+    assert (np.diff(part) < 0).any()
+    for code in (y, domain):
+        values = code[part]
+        if len(set(values)) > 1:
+            assert (np.diff(values) > 0).any() and (np.diff(values) < 0).any()
+
+
+# One by one
+
+
+def test_iid_sizes_are_those_of_array_split():
+    y, domain = examples(size=100)
+    parts = partition.iid(y, domain, 7, rng())
+    assert [len(part) for part in parts] == [len(a) for a in np.array_split(np.arange(100), 7)]
+
+
+def naive_dirichlet(y, num_clients, random, alpha, min_size):
+    """The counts [clients, classes] of the first accepted try, and the number of tries."""
+    tries = 0
+    while True:
+        tries += 1
+        clients = [[] for _ in range(num_clients)]
+        for label in sorted(set(y.tolist())):
+            rows = [r for r in range(len(y)) if y[r] == label]
+            share = random.dirichlet([alpha] * num_clients)
+            full = [len(client) >= len(y) / num_clients for client in clients]
+            share = np.array([0.0 if f else s for s, f in zip(share, full, strict=True)])
+            share = share / share.sum()
+            cuts = [int(np.floor(c * len(rows))) for c in np.cumsum(share)][:-1]
+            for i, (first, last) in enumerate(zip([0, *cuts], [*cuts, len(rows)], strict=True)):
+                clients[i] += rows[first:last]
+        if min(len(client) for client in clients) >= min_size:
+            return partition.counts([np.array(c, int) for c in clients], y, int(y.max()) + 1), tries
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_dirichlet_equals_the_loop_of_niid_bench(seed):
+    y, domain = examples(seed, 400)
+    expected, tries = naive_dirichlet(y, 12, rng(seed), 0.3, 18)
+    parts = partition.dirichlet(y, domain, 12, rng(seed), alpha=0.3, min_size=18)
+    np.testing.assert_array_equal(partition.counts(parts, y, int(y.max()) + 1), expected)
+    assert tries > 1
+
+
+@pytest.mark.parametrize("name", ["dirichlet", "quantity"])
+def test_the_accepted_try_does_not_depend_on_how_many_are_drawn_at_once(name, monkeypatch):
+    settings = {"alpha": 0.5, "min_size": 40}
+    many = make(name, **settings)
+    monkeypatch.setattr(partition, "CHUNK", 1)
+    single = make(name, **settings)
+    y, _ = examples()
+    assert [len(part) for part in many] == [len(part) for part in single]
+    if name == "dirichlet":
+        np.testing.assert_array_equal(
+            partition.counts(many, y, 13), partition.counts(single, y, 13)
+        )
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_dirichlet_reaches_the_minimum_and_keeps_the_balance(seed):
+    y, domain = examples(seed, 3000)
+    parts = partition.dirichlet(y, domain, 20, rng(seed), alpha=0.1, min_size=10)
+    held = partition.counts(parts, y, 13)[:, ::2]
+    assert held.sum(1).min() >= 10
+    before = np.cumsum(held, 1) - held
+    assert (before >= 150).any()
+    assert held[before >= 150].max() <= 1  # a full client: nothing but the floor's leftover
+
+
+def test_dirichlet_with_a_tiny_alpha_still_deals_every_example():
+    y, domain = examples()
+    parts = partition.dirichlet(y, domain, 3, rng(), alpha=1e-12, min_size=1)
+    assert_each_once(parts, 1200)
+
+
+def test_dirichlet_concentration():
+    y, domain = examples(size=6000)
+
+    def spread(alpha):
+        parts = partition.dirichlet(y, domain, 10, rng(), alpha=alpha, min_size=1)
+        return partition.counts(parts, y, 13)[:, 0].std()
+
+    assert spread(1000.0) < 0.1 * spread(0.1)
+
+
+@pytest.mark.parametrize("chunk", [1, partition.CHUNK])
+def test_dirichlet_that_never_reaches_its_minimum(chunk, monkeypatch):
+    monkeypatch.setattr(partition, "CHUNK", chunk)
+    y, domain = examples(size=400)
+    with pytest.raises(BadInput) as error:
+        partition.dirichlet(y, domain, 30, rng(), alpha=1.5, min_size=13, tries=300)
+    message = str(error.value)
+    for word in ("config.partition.min_size 13", "300 tries", "alpha 1.5", "num_clients 30"):
+        assert word in message
+    assert "\n" not in message
+
+    random, best = rng(), 0
+    for _ in range(300):
+        counts, _ = naive_dirichlet(y, 30, random, 1.5, 0)
+        best = max(best, counts.sum(1).min())
+    assert best > 0 and f"held {best} at best" in message
+
+
+@pytest.mark.parametrize("classes", range(1, 8))
+def test_classes_per_client(classes):
+    y, domain = examples()
+    parts = partition.classes_per_client(y, domain, 17, rng(classes), classes=classes)
+    assert_each_once(parts, len(y))
+    held = partition.counts(parts, y, 13)[:, ::2]  # labels are even
+    np.testing.assert_array_equal((held > 0).sum(1), classes)
+    for i in range(17):
+        assert held[i, i % 7] > 0
+    for column in held.T:  # as even as possible among the owners, the larger parts first
+        sizes = column[column > 0]
+        split = np.array_split(np.arange(column.sum()), len(sizes))
+        np.testing.assert_array_equal(sizes, [len(part) for part in split])
+
+
+def test_classes_per_client_draws_the_others_uniformly():
+    y, domain = np.repeat(np.arange(5), 4000), np.zeros(20_000, int)
+    parts = partition.classes_per_client(y, domain, 5000, rng(), classes=2)
+    owned = partition.counts(parts, y, 5)[::5] > 0  # clients that have class 0 for certain
+    np.testing.assert_allclose(owned[:, 1:].mean(0), 0.25, atol=0.05)
+
+
+def test_client_dirichlet_has_equal_sizes_and_leaves_the_remainder():
+    parts = make("client_dirichlet", 11)
+    assert [len(part) for part in parts] == [1200 // 11] * 11
+    rows = np.concatenate(parts)
+    assert len(set(rows.tolist())) == len(rows) and rows.min() >= 0 and rows.max() < 1200
+
+
+def test_client_dirichlet_follows_alpha():
+    y, domain = np.repeat(np.arange(10), 1000), np.zeros(10_000, int)
+    for alpha, low, high in ((1e6, 0.1, 0.13), (0.01, 0.8, 1.0)):
+        parts = partition.client_dirichlet(y, domain, 20, rng(), alpha=alpha)
+        share = partition.counts(parts, y, 10) / 500
+        assert low <= share.max(1).mean() <= high
+
+
+def test_client_dirichlet_goes_on_when_the_mix_is_exhausted():
+    y, domain = np.repeat([0, 1], 50), np.zeros(100, int)
+    parts = partition.client_dirichlet(y, domain, 4, rng(), alpha=1e-300)  # each wants one class
+    assert_each_once(parts, 100)
+
+
+def naive_fill(slots, mix, left, random):
+    """Slot by slot: renormalise over what is left, draw one class."""
+    left, taken = list(left), np.zeros(len(left), int)
+    for _ in range(slots):
+        share = np.where(np.array(left) > 0, mix, 0)
+        c = random.choice(len(mix), p=share / share.sum())
+        taken[c] += 1
+        left[c] -= 1
+    return taken
+
+
+def test_client_dirichlet_fills_as_slot_by_slot_drawing_does():
+    mix, left = np.array([0.6, 0.25, 0.15]), np.array([2, 3, 5])
+    random = rng()
+    ours = np.array([partition._fill(6, mix, left, random) for _ in range(4000)])
+    naive = np.array([naive_fill(6, mix, left, random) for _ in range(4000)])
+    assert (ours.sum(1) == 6).all() and (ours <= left).all()
+    for c in range(3):
+        histogram = [np.bincount(x[:, c], minlength=6) / 4000 for x in (ours, naive)]
+        np.testing.assert_allclose(*histogram, atol=0.04)
+
+
+def test_quantity_equals_a_naive_loop():
+    y, domain = examples(size=500)
+    random, tries = rng(), 0
+    while True:
+        tries += 1
+        share = random.dirichlet([0.5] * 8)
+        if min(share) * 500 >= 10:
+            break
+    cuts = [0, *(int(c * 500) for c in np.cumsum(share)[:-1]), 500]
+    parts = partition.quantity(y, domain, 8, rng(), alpha=0.5)
+    assert [len(part) for part in parts] == np.diff(cuts).tolist()
+    assert min(len(part) for part in parts) >= 10 and tries > 1
+
+
+def test_quantity_that_never_reaches_its_minimum():
+    with pytest.raises(BadInput, match="min_size 130 .* 50 tries.* alpha 0.1"):
+        make("quantity", alpha=0.1, min_size=130, tries=50)
+
+
+def test_by_domain_one_client_each():
+    _, domain = examples()
+    for part, name in zip(make("by_domain", 3), [1, 3, 4], strict=True):
+        assert sorted(part) == np.flatnonzero(domain == name).tolist()
+
+
+def test_by_domain_several_clients_each():
+    _, domain = examples()
+    held = domain_counts(make("by_domain", 12), domain)[:, [1, 3, 4]]
+    for i, row in enumerate(held):
+        assert np.flatnonzero(row).tolist() == [i // 4]
+    for z in range(3):
+        assert np.ptp(held[4 * z : 4 * z + 4, z]) <= 1
+
+
+def allocate(sizes, num_clients, domains, seed=0):
+    """Counts [clients, domains] of Algorithm 5."""
+    domain = rng(seed).permutation(np.repeat(np.arange(len(sizes)), sizes))
+    parts = partition.domains_per_client(
+        np.zeros_like(domain), domain, num_clients, rng(seed), domains=domains
+    )
+    assert_each_once(parts, len(domain))
+    return domain_counts(parts, domain)
+
+
+@pytest.mark.parametrize(
+    "num_clients, domains, expected",
+    [
+        (3, 1, [[2048, 0, 0], [0, 2344, 0], [0, 0, 3929]]),
+        (3, 2, [[1024, 1172, 0], [1024, 0, 1965], [0, 1172, 1964]]),
+        (3, 3, [[683, 782, 1310], [683, 781, 1310], [682, 781, 1309]]),
+        (2, 2, [[2048, 0, 1965], [0, 2344, 1964]]),
+    ],
+)
+def test_domains_per_client_worked_examples(num_clients, domains, expected):
+    counts = allocate(list(PACS.values()), num_clients, domains)
+    np.testing.assert_array_equal(counts, expected)
+
+
+def naive_allocation(sizes, num_clients, domains):
+    """Algorithm 5 as a queue of (domain, size) parts."""
+    parts, more = divmod(num_clients * domains, len(sizes))
+    largest = sorted(range(len(sizes)), key=lambda z: -sizes[z])[:more]
+    queue = []
+    for z, size in enumerate(sizes):
+        pieces = np.array_split(np.arange(size), parts + (z in largest))
+        queue += [(z, len(piece)) for piece in pieces]
+    clients = [[] for _ in range(num_clients)]
+    for _ in range(domains):
+        for client in clients:
+            client.append(queue.pop(0))
+    return clients
+
+
+def test_domains_per_client_never_gives_two_parts_of_one_domain():
+    tested, random = 0, rng()
+    for num_domains in range(1, 7):
+        sizes = random.integers(40, 60, num_domains)
+        sizes[-1] = sizes[0]  # a tie
+        for num_clients in range(1, 13):
+            for domains in range(1, num_domains + 1):
+                if num_clients * domains < num_domains:
+                    continue
+                counts = allocate(sizes, num_clients, domains)
+                np.testing.assert_array_equal((counts > 0).sum(1), domains)
+                for i, client in enumerate(naive_allocation(sizes, num_clients, domains)):
+                    assert [(z, counts[i, z]) for z in np.flatnonzero(counts[i])] == sorted(client)
+                for column in counts.T:
+                    assert np.ptp(column[column > 0]) <= 1
+                tested += 1
+    assert tested > 200
+
+
+# Test examples, validation
+
+
+def test_deal_like_follows_each_clients_cells():
+    y, domain = examples(0, 3000)
+    test_y, test_domain = examples(1, 700)
+    random = rng(3)
+    parts = partition.dirichlet(y, domain, 8, random, alpha=0.3)
+    parts = [part[domain[part] != 4] for part in parts]  # nobody trains on domain 4
+    dealt = partition.deal_like(parts, y, domain, test_y, test_domain, random)
+    known = np.flatnonzero(test_domain != 4)
+    np.testing.assert_array_equal(np.sort(np.concatenate(dealt)), known)
+    assert all(part.dtype == np.int32 for part in dealt)
+    for z in (1, 3):
+        for c in range(0, 13, 2):
+            train = np.array([((domain[p] == z) & (y[p] == c)).sum() for p in parts])
+            test = np.array([((test_domain[p] == z) & (test_y[p] == c)).sum() for p in dealt])
+            exact = train / train.sum() * ((test_domain == z) & (test_y == c)).sum()
+            assert (np.abs(test - exact) < 1).all()
+            assert (test[train == 0] == 0).all()
+
+
+def test_deal_like_meets_whole_shares_exactly_and_disfavours_nobody():
+    y, test_y = np.repeat(np.arange(50), 20), np.repeat(np.arange(50), 10)
+    parts = [np.arange(i, 1000, 20, dtype=np.int32) for i in range(20)]  # one of each class
+    args = (y, np.zeros_like(y), test_y, np.zeros_like(test_y))
+    dealt = partition.deal_like(parts, *args, rng())
+    sizes = [len(part) for part in dealt]  # 25 expected; a fixed order gives 0 and 50
+    assert sum(sizes) == 500 and min(sizes) > 10 and max(sizes) < 40
+    fifths = [np.concatenate(parts[4 * i : 4 * i + 4]) for i in range(5)]
+    dealt = partition.deal_like(fifths, *args, rng())
+    assert (partition.counts(dealt, test_y, 50) == 2).all()
+
+
+def test_deal_like_shuffles_and_copes_with_no_test_examples():
+    y, domain = examples()
+    parts = make("iid")
+    one, two = (partition.deal_like(parts, y, domain, y, domain, rng(s)) for s in (0, 1))
+    assert set(one[0].tolist()) != set(two[0].tolist())
+    none = np.zeros(0, np.int32)
+    dealt = partition.deal_like(parts, y, domain, none, none, rng())
+    assert [len(part) for part in dealt] == [0] * 9
+
+
+@pytest.mark.parametrize("fraction", [0.0, 0.1, 0.29, 0.5, 0.99])
+def test_hold_out(fraction):
+    sizes = [1, 2, 3, 10, 100]
+    rows = np.split(rng().permutation(sum(sizes)).astype(np.int32), np.cumsum(sizes)[:-1])
+    train, validation = partition.hold_out(rows, fraction, rng())
+    for part, left, held in zip(rows, train, validation, strict=True):
+        assert sorted([*left, *held]) == sorted(part)
+        assert left.dtype == held.dtype == np.int32
+        assert len(left) >= 1
+    least = int(fraction > 0)
+    expected = [0, least, *(max(least, round(100 * fraction) * n // 100) for n in sizes[2:])]
+    assert [len(held) for held in validation] == expected
+
+
+def test_hold_out_is_random():
+    part = [np.arange(100, dtype=np.int32)]
+    held = [set(partition.hold_out(part, 0.2, rng(s))[1][0].tolist()) for s in (0, 0, 1)]
+    assert held[0] == held[1] != held[2]
+    assert held[0] != set(range(20)) != held[2]
+
+
+@pytest.mark.parametrize("fraction", [-0.1, 1.0, float("nan")])
+def test_hold_out_refuses(fraction):
+    with pytest.raises(BadInput, match="validation fraction"):
+        partition.hold_out([np.arange(5)], fraction, rng())
+
+
+# Arrays, text, picture
+
+
+def test_pad():
+    parts = [np.array(p, np.int32) for p in ([4, 2, 9], [], [7])]
+    rows = partition.pad(parts)
+    assert rows.dtype == np.int32
+    np.testing.assert_array_equal(rows, [[4, 2, 9], [-1, -1, -1], [7, -1, -1]])
+    np.testing.assert_array_equal(partition.pad([np.zeros(0, np.int32)] * 2), [[-1], [-1]])
+
+
+def test_counts():
+    y = np.array([0, 2, 2, 1, 0], np.int32)
+    parts = [np.array([1, 2, 4], np.int32), np.zeros(0, np.int32), np.array([3], np.int32)]
+    expected = [[1, 0, 2, 0], [0, 0, 0, 0], [0, 1, 0, 0]]
+    np.testing.assert_array_equal(partition.counts(parts, y, 4), expected)
+
+
+def test_table():
+    text = partition.table(np.array([[5, 0], [1, 30], [2, 2]]), ["cat", "dog"])
+    cells = [line.split() for line in text.splitlines()]
+    assert cells[:5] == [
+        ["client", "cat", "dog", "all"],
+        ["0", "5", "0", "5"],
+        ["1", "1", "30", "31"],
+        ["2", "2", "2", "4"],
+        ["all", "8", "32", "40"],
+    ]
+    assert text.splitlines()[5] == "examples per client: min 4, median 5, max 31"
+    assert len({len(line) for line in text.splitlines()[:5]}) == 1  # columns line up
+
+
+def test_table_of_many_clients_and_classes_is_short():
+    text = partition.table(np.ones((500, 200), int), [f"class number {i}" for i in range(200)])
+    lines = text.splitlines()
+    assert lines[21] == "... and 480 more clients"
+    assert lines[22].split() == ["all", *["500"] * 12, "100000"]
+    assert lines[23] == "... and 188 more classes" and len(lines) == 25
+    assert max(map(len, lines)) <= 170
+    assert "more" not in partition.table(np.ones((20, 12), int), ["a"] * 12)
+
+
+@pytest.mark.parametrize("shape", [(3, 2), (300, 120)])
+def test_heat_map(shape, tmp_path):
+    pytest.importorskip("matplotlib")
+    from matplotlib.image import imread
+
+    counts = np.zeros(shape, int)
+    counts[0, -1] = 50
+    path = tmp_path / "clients.png"
+    partition.heat_map(counts, [f"class {i}" for i in range(shape[1])], path)
+    height, width, _ = imread(path).shape
+    assert 200 < height < 1600 and 300 < width < 2100
+
+
+# What the user got wrong
+
+
+def test_check_names_partition_and_client():
+    full, empty = np.arange(3), np.zeros(0, int)
+    partition.check([full, full], "iid")
+    with pytest.raises(BadInput, match="^partition leaves client 3 without examples"):
+        partition.check([full, full, full, empty])
+    with pytest.raises(BadInput, match=r"partition 'by_domain' leaves client 0 \(and 1 more\)"):
+        partition.check([empty, full, empty], "by_domain")
+
+
+def test_more_clients_than_a_domain_has_examples_is_found_by_check():
+    domain = np.array([0] * 20 + [1] * 2)
+    parts = partition.by_domain(np.zeros_like(domain), domain, 6, rng())
+    with pytest.raises(BadInput, match="client 5"):
+        partition.check(parts, "by_domain")
+
+
+@pytest.mark.parametrize(
+    "name, num_clients, settings, message",
+    [
+        *((name, 0, {}, "num_clients must be at least 1, got 0") for name in CASES),
+        *((name, 1201, {}, "num_clients is 1201, but there are 1200 examples") for name in CASES),
+        ("dirichlet", 9, {"alpha": -1}, "alpha must be above 0, got -1"),
+        ("dirichlet", 9, {"alpha": float("nan")}, "alpha must be above 0, got nan"),
+        ("dirichlet", 9, {"alpha": float("inf")}, "alpha must be finite, got inf"),
+        ("dirichlet", 9, {"min_size": 0}, "min_size must be at least 1, got 0"),
+        ("dirichlet", 9, {"tries": 0}, "tries must be at least 1, got 0"),
+        ("dirichlet", 9, {"min_size": 134}, "min_size 134 for num_clients 9 needs 1206 examples"),
+        ("quantity", 9, {"alpha": 0}, "alpha must be above 0, got 0"),
+        ("quantity", 9, {"min_size": 134}, "min_size 134 for num_clients 9 needs 1206 examples"),
+        ("client_dirichlet", 9, {"alpha": 0.0}, "alpha must be above 0, got 0.0"),
+        ("classes_per_client", 9, {"classes": 0}, "classes must be at least 1, got 0"),
+        ("classes_per_client", 9, {"classes": 8}, "classes is 8, but there are 7 classes"),
+        ("classes_per_client", 6, {}, "num_clients must be at least 7, the number of classes"),
+        ("classes_per_client", 900, {"classes": 7}, "classes=7 divides the"),
+        ("by_domain", 10, {}, "num_clients must be a multiple of 3, the number of domains, got 10"),
+        ("domains_per_client", 9, {"domains": 0}, "domains must be at least 1, got 0"),
+        ("domains_per_client", 9, {"domains": 4}, "domains is 4, but there are 3 domains"),
+        ("domains_per_client", 2, {"domains": 1}, "domains=1 for 2 clients leaves some of the 3"),
+    ],
+)
+def test_a_bad_setting_is_one_line_that_names_its_key(name, num_clients, settings, message):
+    with pytest.raises(BadInput) as error:
+        make(name, num_clients, **settings)
+    assert str(error.value).startswith(f"config.partition.{message}")
+    assert "\n" not in str(error.value)
