@@ -45,8 +45,7 @@ class Checkpoints:
         except (ValueError, KeyError, OSError) as error:
             reason = str(error).strip().splitlines()[0]
             raise BadInput(f"checkpoint {rounds} cannot be read: {reason}") from error
-        saved = [saved[str(i)] for i in range(len(leaves))]
-        return jax.tree.unflatten(treedef, [_place(s, a) for s, a in zip(saved, leaves, strict=True)])
+        return treedef.unflatten(_place(saved[str(i)], leaf) for i, leaf in enumerate(leaves))
 
     def close(self) -> None:
         """Waits for what is being written."""

@@ -10,7 +10,7 @@ import numpy as np
 
 from fedjax_lab import evaluate, simulate
 from fedjax_lab.experiment import Experiment
-from fedjax_lab.types import Array, Client, Federation, State
+from fedjax_lab.types import Client, Federation, State
 
 BLOCK_SECONDS = 1.0  # rounds between two looks at the keyboard
 
@@ -18,7 +18,7 @@ BLOCK_SECONDS = 1.0  # rounds between two looks at the keyboard
 class Lane(NamedTuple):
     """What one call of a compiled function sees: one seed, or all of them on a leading axis."""
 
-    key: Array
+    keys: simulate.Keys
     own: Federation
     people: Client
     training: Federation
@@ -33,8 +33,8 @@ class Engine:
         self.together = e.vectorised_seeds and len(e.seeds) > 1
         self.lanes = self._lanes()
         num_clients = e.federations[0].train.shape[0]
-        init = self._jit(lambda key: simulate.init(e.method, key, num_clients), (0,))
-        self.states = [init(lane.key) for lane in self.lanes]
+        init = self._jit(lambda keys: simulate.init(e.method, keys, num_clients), (0,))
+        self.states = [init(lane.keys) for lane in self.lanes]
         self.sums = self._no_progress()
         self.played = 0  # rounds
         self.seconds = 0.0  # spent in them
@@ -49,9 +49,9 @@ class Engine:
         axes, number = (_seed_axes(lane.own), 0, 0, 0), np.int32(0)
         began = time.perf_counter()
         block = self._jit(play, (*axes, 0, None, None), donate_argnums=(3, 4))
-        args = lane.training, lane.trainees, lane.key, state, self.sums[0], number, number
+        args = lane.training, lane.trainees, lane.keys, state, self.sums[0], number, number
         self._play = block.lower(*args).compile()
-        args = lane.own, lane.people, lane.key, state, number
+        args = lane.own, lane.people, lane.keys, state, number
         self._score = self._jit(score, (*axes, None)).lower(*args).compile()
         self.compile_seconds = time.perf_counter() - began
 
@@ -62,7 +62,7 @@ class Engine:
         count = int(np.clip(pace * BLOCK_SECONDS, 1, at_most))
         began = time.perf_counter()
         for i, lane in enumerate(self.lanes):
-            args = lane.training, lane.trainees, lane.key, self.states[i], self.sums[i]
+            args = lane.training, lane.trainees, lane.keys, self.states[i], self.sums[i]
             block = self._play(*args, np.int32(self.played), np.int32(count))
             self.states[i], self.sums[i] = block
         jax.block_until_ready(self.sums)
@@ -85,7 +85,7 @@ class Engine:
         began = time.perf_counter()
         scores = []
         for lane, state in zip(self.lanes, self.states, strict=True):
-            args = lane.own, lane.people, lane.key, state, np.int32(self.played)
+            args = lane.own, lane.people, lane.keys, state, np.int32(self.played)
             scores.append(jax.device_get(self._score(*args)))
         self.evaluate_seconds += time.perf_counter() - began
         return self._each_seed(scores)
@@ -113,22 +113,29 @@ class Engine:
     def _lanes(self):
         e = self.experiment
         own, training = e.federations, e.training
-        keys = [jax.random.key(seed) for seed in e.seeds]
+        keys = [simulate.make_keys(jax.random.key(seed)) for seed in e.seeds]
         if self.together:
-            own, training, keys = [_stack(own)], [_stack(training)], [jnp.stack(keys)]
+            own, training, keys = (
+                [_stack(own)],
+                [_stack(training)],
+                [jax.tree.map(lambda *k: jnp.stack(k), *keys)],
+            )
         population = partial(simulate.population, num_classes=e.task.num_classes)
         people = self._jit(population, (_seed_axes(own[0]),))
         lanes = []
         for lane in zip(keys, own, training, strict=True):
-            key, mine, train = jax.device_put(lane, e.strategy.sharding)
-            lanes.append(Lane(key, mine, people(mine), train, people(train)))
+            streams, mine, train = jax.device_put(lane, e.strategy.sharding)
+            lanes.append(Lane(streams, mine, people(mine), train, people(train)))
         return lanes
 
     def _no_progress(self):
-        none = simulate.no_progress()
-        if self.together:
-            none = jax.tree.map(lambda a: jnp.stack([a] * len(self.experiment.seeds)), none)
-        return [jax.device_put(none, self.experiment.strategy.sharding) for _ in self.lanes]
+        def one(lane):  # never shared between lanes: their memory is given away
+            none = simulate.no_progress()
+            if self.together:
+                none = jax.tree.map(lambda a: jnp.stack([a] * len(self.experiment.seeds)), none)
+            return jax.device_put(none, self.experiment.strategy.sharding)
+
+        return [one(lane) for lane in self.lanes]
 
     def _jit(self, function, seed_axes, **options):
         function = jax.vmap(function, seed_axes) if self.together else function

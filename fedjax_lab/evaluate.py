@@ -40,7 +40,7 @@ def score(
     strategy: Strategy,
     federation: Federation,
     everyone: Client,
-    key: Array,
+    keys: simulate.Keys,
     state: State,
     t: Array,
 ) -> Scores:
@@ -48,9 +48,8 @@ def score(
     num_clients = everyone.id.shape[0]
     each = in_groups(strategy, min(plan.cohort, num_clients))
     clients = everyone._replace(private=state.private)
-    keys = jax.vmap(jax.random.fold_in, (None, 0))(
-        simulate.stream(key, simulate.SCORE, t), clients.id
-    )
+    k_score = jax.random.fold_in(keys.score, t)
+    k_clients = jax.vmap(jax.random.fold_in, (None, 0))(k_score, clients.id)
 
     def own(rows_of, count=num_clients):
         """Hits of the clients' own models; rows_of: their own rows [C, T], or one list [T]."""
@@ -69,7 +68,7 @@ def score(
             )
 
         which = np.linspace(0, num_clients - 1, count).round().astype(int)
-        stacked = jax.tree.map(lambda a: a[which], (clients, federation.train, keys))
+        stacked = jax.tree.map(lambda a: a[which], (clients, federation.train, k_clients))
         rows = federation.train[which, :1] if shared_rows else rows_of[which]
         same = rows_of if shared_rows else ()
         return each(one)((state.server, federation, same), (*stacked, rows))
@@ -138,9 +137,10 @@ def summarise(scores: Scores, domains: tuple[str, ...]) -> dict:
 
 
 def _clients(hits):
-    right, asked = (np.asarray(a).sum(-1) for a in hits)
+    right, asked = (np.asarray(a, float).sum(-1) for a in hits)
     tested = asked > 0
     each = 100 * right[tested] / asked[tested]
+    scored = iter(each.tolist())
     worst = np.sort(each)[: max(1, len(each) // 10)]
     return {
         "mean": float(each.mean()),
@@ -148,16 +148,16 @@ def _clients(hits):
         "worst10": float(worst.mean()),
         "min": float(each.min()),
         "max": float(each.max()),
-        "per_client": [float(100 * r / a) if a else None for r, a in zip(right, asked, strict=True)],
+        "per_client": [next(scored) if t else None for t in tested],
     }
 
 
 def _by_domain(hits, domains):
-    right, asked = (np.asarray(a).sum(0) for a in hits)
+    right, asked = (np.asarray(a, float).sum(0) for a in hits)
     rows = zip(domains, right, asked, strict=True)
     return {name: float(100 * r / a) for name, r, a in rows if a}
 
 
 def _pooled(hits):
-    right, asked = (np.asarray(a).sum() for a in hits)
+    right, asked = (np.asarray(a, float).sum() for a in hits)
     return float(100 * right / asked)

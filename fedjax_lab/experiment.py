@@ -224,8 +224,9 @@ def _check_values(full):
         if _get(full, key) <= 0:
             raise BadInput(f"config.{key} must be above 0, got {_get(full, key)}")
     if not 0 <= full["partition"]["validation"] < 1:
-        raise BadInput(f"config.partition.validation must be in [0, 1), got "
-                       f"{full['partition']['validation']}")
+        raise BadInput(
+            f"config.partition.validation must be in [0, 1), got {full['partition']['validation']}"
+        )
     cohort, clients = full["run"]["cohort"], full["partition"]["num_clients"]
     if not 0 <= cohort <= clients:
         raise BadInput(
@@ -318,9 +319,7 @@ def _unseen_domain(config, dataset):
     if not name:
         return np.ones(len(dataset.y), bool), np.zeros(len(dataset.y), bool)
     if name not in dataset.domains:
-        raise BadInput(
-            f"config.data.unseen: no domain {name!r}; {nearest(name, dataset.domains)}"
-        )
+        raise BadInput(f"config.data.unseen: no domain {name!r}; {nearest(name, dataset.domains)}")
     unseen = dataset.domain == dataset.domains.index(name)
     return ~unseen, unseen
 
@@ -359,10 +358,7 @@ def make_model(config: ml_collections.ConfigDict, dataset: Dataset) -> Task:
     """The task of the named model on examples of this dataset."""
     net = NAMED["model"][config.model.name](len(dataset.classes), **_settings(config, "model"))
     if hasattr(net, "convolution"):
-        name = config.engine.convolution
-        if name == "auto":
-            name = "unrolled" if jax.default_backend() == "cpu" else "im2col"
-        net = net.clone(convolution=getattr(conv, name))
+        net = net.clone(convolution=conv.choose(config.engine.convolution))
     return make_task(net, dataset.x.shape[1:], len(dataset.classes))
 
 

@@ -9,6 +9,8 @@ import optax
 from fedjax_lab import tree
 from fedjax_lab.types import Array, Batch, Federation, Plan, Weights, Work
 
+DRAW = 1 << 31  # beyond the numbers of a training's epochs: the streams of `draw` and later calls
+
 
 def everything(name: str) -> bool:
     """The default of `only`: every leaf is trained."""
@@ -38,20 +40,20 @@ def make_work(
     longest = -(-rows.shape[0] // size)
     batches = longest if plan.equal_steps else num_batches(jnp.sum(rows >= 0), size)
     losses, calls = [], itertools.count()
-    k_draw, k_train = jax.random.split(key)
 
     def train(
         weights, loss, *, only=everything, epochs=plan.epochs, steps=None, optimizer=plan.optimizer
     ):
         """`epochs` passes in fresh order, each cut after `steps` batches; fresh optimiser state."""
-        k_call = jax.random.fold_in(k_train, next(calls))
+        call = next(calls)
+        k_call = jax.random.fold_in(key, DRAW + call) if call else key
         free, fixed = (part.params for part in tree.split(only, weights))
         count = batches if steps is None else jnp.minimum(batches, steps)
         if plan.equal_steps and steps is not None:
             count = min(batches, steps)
 
         def epoch(e, carry):
-            k_order, k_steps = jax.random.split(jax.random.fold_in(k_call, e))
+            k_order, k_steps = (jax.random.fold_in(k_call, 2 * e + i) for i in range(2))
             order = _pad(shuffle(k_order, rows), longest * size)
 
             def step(s, carry):
@@ -87,6 +89,7 @@ def make_work(
 
     def draw(size):
         """The same batch at every call in a round."""
+        k_draw = jax.random.fold_in(key, DRAW)
         return fetch(federation, _pad(shuffle(k_draw, rows), size)[:size])
 
     return Work(train, mean, draw), losses

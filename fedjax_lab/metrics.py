@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
+from fedjax_lab.errors import BadInput
 
 
 def write_json(path: Path, content: dict) -> None:

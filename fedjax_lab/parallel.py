@@ -15,7 +15,6 @@ from jax.sharding import PartitionSpec as P
 
 from fedjax_lab.types import Array
 
-
 CHUNK = 8  # clients at a time, where the user names no number
 
 

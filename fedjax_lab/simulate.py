@@ -8,11 +8,19 @@ import jax.numpy as jnp
 from fedjax_lab import tree
 from fedjax_lab.local import make_work, num_batches
 from fedjax_lab.parallel import Strategy
-from fedjax_lab.types import Array, Client, Federation, Method, Plan, PyTree, State
+from fedjax_lab.types import Array, Client, Federation, Method, Plan, State
 
-# What a stream of random numbers is for. All streams of a run are folded from its seed, so first
-# weights, cohorts and shuffles are the same for every method (common random numbers).
-INIT, COHORT, LOCAL, SCORE = range(4)
+
+class Keys(NamedTuple):
+    """One stream of random numbers per purpose, all from the run's seed alone.
+
+    First weights, cohorts and shuffles are thus the same for every method (common random numbers).
+    """
+
+    init: Array
+    cohort: Array
+    local: Array
+    score: Array
 
 
 class Progress(NamedTuple):
@@ -25,9 +33,9 @@ class Progress(NamedTuple):
     diverged: Array  # the first round with a number that is not finite, or -1
 
 
-def stream(key: Array, purpose: int, index: Array = 0) -> Array:
-    """The key for one purpose in one round."""
-    return jax.random.fold_in(jax.random.fold_in(key, purpose), index)
+def make_keys(seed: Array) -> Keys:
+    """The streams of a run with this key."""
+    return Keys(*jax.random.split(seed, len(Keys._fields)))
 
 
 def population(federation: Federation, num_classes: int) -> Client:
@@ -45,9 +53,9 @@ def no_progress() -> Progress:
     return Progress(*jnp.zeros(4), jnp.int32(-1))
 
 
-def init(method: Method, key: Array, num_clients: int) -> State:
+def init(method: Method, keys: Keys, num_clients: int) -> State:
     """The state before round 1; first weights depend on the seed alone."""
-    return method.init(stream(key, INIT), num_clients)
+    return method.init(keys.init, num_clients)
 
 
 def play(
@@ -56,7 +64,7 @@ def play(
     strategy: Strategy,
     federation: Federation,
     everyone: Client,
-    key: Array,
+    keys: Keys,
     state: State,
     sums: Progress,
     start: Array,
@@ -69,7 +77,7 @@ def play(
 
     def one(t, carry):
         state, sums = carry
-        state, now = play_round(method, plan, strategy, federation, everyone, key, state, t)
+        state, now = play_round(method, plan, strategy, federation, everyone, keys, state, t)
         diverged = jnp.where((sums.diverged < 0) & ~now.finite, t, sums.diverged)
         return state, Progress(
             sums.train_loss + now.train_loss,
@@ -98,25 +106,27 @@ def play_round(
     strategy: Strategy,
     federation: Federation,
     everyone: Client,
-    key: Array,
+    keys: Keys,
     state: State,
     t: Array,
 ) -> tuple[State, Round]:
     """Round t: sample a cohort, then every exchange of the method."""
     server = state.server
-    ids, share = method.sample(stream(key, COHORT, t), server, everyone, plan.cohort)
+    k_cohort, k_local = (jax.random.fold_in(key, t) for key in (keys.cohort, keys.local))
+    ids, share = method.sample(k_cohort, server, everyone, plan.cohort)
     if not plan.equal_steps:
         order = strategy.deal(num_batches(everyone.n[ids], plan.batch_size))
         ids, share = ids[order], share[order]
     cohort = tree.take(everyone, ids)._replace(weight=share, private=tree.take(state.private, ids))
     rows = federation.train[ids]
-    k_local = jax.vmap(jax.random.fold_in, (None, 0))(stream(key, LOCAL, t), ids)
+    k_clients = jax.vmap(jax.random.fold_in, (None, 0))(k_local, ids)
     train_loss = jnp.float32(0)
 
     for left, exchange in zip(reversed(range(len(method.round))), method.round, strict=True):
-        client_keys = jax.vmap(jax.random.fold_in, (0, None))(k_local, left)
+        # The last exchange of a round shuffles as the only one of another method does.
+        now = jax.vmap(jax.random.fold_in, (0, None))(k_clients, left) if left else k_clients
         run = strategy.each(_one_client(exchange, plan))
-        uploads, private, losses = run((server, federation), (cohort, rows, client_keys))
+        uploads, private, losses = run((server, federation), (cohort, rows, now))
         server = exchange.aggregate(server, uploads, cohort)
         cohort = cohort._replace(private=private)
         train_loss = sum((jnp.sum(share * loss) for loss in losses), train_loss)

@@ -62,7 +62,8 @@ def where(condition: Array, a: PyTree, b: PyTree) -> PyTree:
     """Leaf by leaf `a` where the condition [] or [M] holds, else `b`."""
 
     def pick(x, y):
-        return jnp.where(condition.reshape(condition.shape + (1,) * (x.ndim - condition.ndim)), x, y)
+        wide = condition.reshape(condition.shape + (1,) * (x.ndim - condition.ndim))
+        return jnp.where(wide, x, y)
 
     return jax.tree.map(pick, a, b)
 

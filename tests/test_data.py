@@ -64,10 +64,10 @@ def test_digit_domains_repeat_bit_for_bit(small):
 
 def test_digit_domains_do_not_touch_the_global_generator():
     np.random.seed(5)
-    expected = np.random.random()  # noqa: NPY002
+    expected = np.random.random()
     np.random.seed(5)
     digits._split("street", 16, 10, 0, False)
-    assert np.random.random() == expected  # noqa: NPY002
+    assert np.random.random() == expected
 
 
 @pytest.mark.parametrize("size", [16, 32])
@@ -143,9 +143,9 @@ def test_no_ink_is_cut_off():
     rng = np.random.default_rng(0)
     for label in range(10):
         for image in (digits._glyph("DejaVuSans-Bold", label), digits._scanned()[0][label]):
-            ink = digits.pose(rng, image, 15, 0.3, 0.92 * 28)
+            ink = digits.pose(rng, image, 15, 0.3, 0.9 * 28)
             drawn = digits.draw(ink, digits.place(rng, ink, 28, 28), 28)
-            assert max(drawn[[0, -1]].max(), drawn[:, [0, -1]].max()) < 0.2
+            assert max(drawn[[0, -1]].max(), drawn[:, [0, -1]].max()) < 0.15
             solid = np.count_nonzero(image > 127) * abs(np.linalg.det(ink.linear))
             assert drawn.sum() == pytest.approx(solid, rel=0.1)  # all of it is there
 

@@ -52,7 +52,7 @@ PHOTO_TEST_COLUMNS = 240  # of 640: left of this the photographs serve test exam
 
 _INK = 80  # side of the ink images that every digit is drawn from, pixels
 _OVERSAMPLING = 2
-_MARGIN = 1.0  # no ink of the labelled digit comes nearer to the edge, pixels
+_MARGIN = 1.25  # no ink of the labelled digit comes nearer to the edge, pixels
 
 
 class Ink(NamedTuple):
@@ -177,7 +177,7 @@ def load(path: Path) -> dict[str, np.ndarray] | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except Exception as error:  # whatever is wrong with a cache file, it can be made again
-        logging.getLogger(__name__).warning("made again, for %s is damaged: %s", path, error)
+        logging.getLogger(__name__).warning("%s is damaged and made again: %s", path, error)
         return None
     return arrays
 
@@ -255,7 +255,7 @@ def pose(
     angle, slope = np.deg2rad(rng.uniform(-degrees, degrees)), rng.uniform(-shear, shear)
     turn = np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]])
     linear = turn @ np.array([[1, slope], [0, 1]])
-    points = (np.argwhere(image > 50)[:, ::-1] + 0.5) @ linear.T
+    points = (np.argwhere(image > 25)[:, ::-1] + 0.5) @ linear.T
     low, high = points.min(0), points.max(0)
     scale = extent / (high - low).max()
     middle = np.linalg.solve(linear, (low + high) / 2)
@@ -378,7 +378,7 @@ def _postal(rng, label, scan, size, test):
     from PIL import Image, ImageFilter
 
     thick = np.asarray(Image.fromarray(scan).filter(ImageFilter.MaxFilter(rng.choice([1, 3, 5]))))
-    ink = pose(rng, thick, 8, 0.3, size * rng.uniform(0.7, 0.92))
+    ink = pose(rng, thick, 8, 0.3, size * rng.uniform(0.7, 0.9))
     fine = Image.fromarray((255 * draw(ink, place(rng, ink, size, size), size)).astype(np.uint8))
     coarse = fine.resize((16, 16), Image.Resampling.BOX)
     grey = np.asarray(coarse.resize((size, size), Image.Resampling.BILINEAR), np.float32)

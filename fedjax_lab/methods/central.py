@@ -1,6 +1,6 @@
 """Central training: one model on the union of all clients' data, the usual upper bound.
 
-  w <- SGD on F, the risk over everybody's examples; `epochs` passes a round
+w <- SGD on F, the risk over everybody's examples; `epochs` passes a round
 """
 
 from fedjax_lab.methods.fedavg import fedavg

@@ -1,8 +1,8 @@
 """FedAvg (McMahan et al., AISTATS 2017, arXiv:1602.05629).
 
-  send    w_t
-  local   w_i <- SGD on F_i from w_t            (ClientUpdate, Alg. 1)
-  server  w_{t+1} = sum_i n_i/n w_i             (Alg. 1), over the sampled clients
+send    w_t
+local   w_i <- SGD on F_i from w_t            (ClientUpdate, Alg. 1)
+server  w_{t+1} = sum_i n_i/n w_i             (Alg. 1), over the sampled clients
 """
 
 from fedjax_lab import losses, sampling, tree

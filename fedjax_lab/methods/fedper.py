@@ -1,8 +1,8 @@
 """FedPer (Arivazhagan et al., 2019, arXiv:1912.00818): a shared base, a private rest.
 
-  send    w_S^t
-  local   (w_S,i, w_P,i) <- SGD on F_i from (w_S^t, w_P,i)
-  server  w_S^{t+1} = sum_i n_i/n w_S,i          only the shared part is averaged
+send    w_S^t
+local   (w_S,i, w_P,i) <- SGD on F_i from (w_S^t, w_P,i)
+server  w_S^{t+1} = sum_i n_i/n w_S,i          only the shared part is averaged
 """
 
 from collections.abc import Callable

@@ -1,13 +1,13 @@
 """A convolution that stays fast in a loop and with one kernel per client.
 
 `unrolled`, `grouped`, `im2col` and `mapped` each take the place of `lax.conv_general_dilated`:
-`nn.Conv(..., conv_general_dilated=conv.unrolled)`. All four give the same numbers; they differ in
+`nn.Conv(..., conv_general_dilated=conv.mapped)`. All four give the same numbers; they differ in
 what happens under `vmap` when every client has its own kernel. Two measured reasons, on a CPU:
 
 - XLA relabels the two gradient convolutions only outside of loops; in a scan or fori_loop they are
   10 to 100 times too slow. Here they are written as what they are, convolutions with plain labels
   (`_input_gradient`, `_weight_gradient`), for any stride and kernel dilation.
-- `vmap` over kernels makes a grouped convolution, which is slow on every backend.
+- `vmap` over kernels makes a grouped convolution, several times slower than one per client.
 
 Applies to images `[B, H, W, C]` with kernels `[kh, kw, C, K]`, without groups or input dilation;
 everything else goes to `lax.conv_general_dilated` unchanged. Except for `im2col`, only
@@ -29,7 +29,7 @@ from fedjax_lab.types import Array
 Convolution = Callable[..., Array]  # the signature of lax.conv_general_dilated
 Pair = tuple[int, int]
 
-UNROLLED_CLIENTS = 32  # above it `unrolled` loops: a program must not grow with the cohort
+UNROLLED_CLIENTS = 32  # above it `unrolled` is `mapped`: a program must not grow with the cohort
 _LABELS = ("NHWC", "HWIO", "NHWC")
 
 
@@ -44,7 +44,7 @@ class _Window(NamedTuple):
 
 
 def unrolled(lhs, rhs, window_strides, padding, **settings) -> Array:
-    """One ungrouped convolution per client, in a loop for many clients: for a CPU."""
+    """One ungrouped convolution per client, side by side; more than UNROLLED_CLIENTS are mapped."""
     return _drop_in(partial(_convolve, _unroll), lhs, rhs, window_strides, padding, **settings)
 
 
@@ -54,16 +54,27 @@ def grouped(lhs, rhs, window_strides, padding, **settings) -> Array:
 
 
 def mapped(lhs, rhs, window_strides, padding, **settings) -> Array:
-    """One client after another: the smallest program."""
+    """One client after another in a loop: for a CPU.
+
+    Measured there: no slower than `unrolled`, and compiled 2 to 5 times sooner (8 to 32 clients).
+    """
     return _drop_in(partial(_convolve, _map), lhs, rhs, window_strides, padding, **settings)
 
 
 def im2col(lhs, rhs, window_strides, padding, **settings) -> Array:
-    """Patches times the kernel, a batched matrix product under `vmap`: for an accelerator.
+    """Patches times the kernel, a batched matrix product under `vmap`: meant for accelerators.
 
-    Its memory is the input's times kh * kw. Differentiable to any order.
+    Not measured on one yet. Takes kh * kw times the input's memory. Differentiable to any order.
     """
     return _drop_in(_patches_product, lhs, rhs, window_strides, padding, **settings)
+
+
+def choose(name: str) -> Convolution:
+    """The named formulation; `auto` picks by device."""
+    if name == "auto":
+        name = "mapped" if jax.default_backend() == "cpu" else "im2col"
+    formulations = (unrolled, grouped, mapped, im2col)
+    return {function.__name__: function for function in formulations}[name]
 
 
 def _drop_in(

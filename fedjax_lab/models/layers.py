@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fedjax_lab.models.conv import Convolution, unrolled
+from fedjax_lab.models.conv import Convolution, mapped
 from fedjax_lab.types import Array
 
 MOMENTUM = 0.9  # running = 0.9 running + 0.1 batch; PyTorch calls it 0.1
@@ -37,7 +37,7 @@ def conv(
     *,
     padding="VALID",
     strides: int = 1,
-    convolution: Convolution = unrolled,
+    convolution: Convolution = mapped,
     name: str | None = None,
 ) -> Array:
     """A square convolution, made inside a compact module. [B, H, W, C] -> [B, H', W', features]."""

@@ -45,7 +45,7 @@ class ConvNet(nn.Module):
     norm: bool = False  # BatchNorm after each convolution
     map_dropout: float = 0.0  # of the last convolution's output
     dense_dropout: float = 0.0  # after each dense layer
-    convolution: conv.Convolution = conv.unrolled
+    convolution: conv.Convolution = conv.mapped
 
     @nn.compact
     def __call__(self, x: Array, train: bool = False, mask: Array | None = None):

@@ -1,0 +1,211 @@
+"""Times the workloads through the engine: one JSON line for each strategy.
+
+    python launch/benchmark.py [--workload=W2,W3] [--strategy=auto,vectorised,...,central]
+                               [--convolution=auto] [--seconds=10] [--whole]
+
+`central` is the bound that no simulator passes by much: one model on as many examples, in
+batches as large as a whole cohort's, 50 rounds in one jit, nothing but training. Without `--whole`
+rounds are timed without evaluation, after a warm-up; with it a workload that has a length (A1) is
+played to its end with its evaluations, and `total_seconds` is printed too (compilation apart).
+"""
+
+import argparse
+import json
+import os
+import time
+from functools import partial
+
+import jax
+
+if __name__ == "__main__":
+    jax.config.update("jax_num_cpu_devices", len(os.sched_getaffinity(0)))
+
+import jax.numpy as jnp
+import numpy as np
+from workloads import WORKLOADS, Workload, load
+
+from fedjax_lab import losses, optim, parallel, partition, sampling
+from fedjax_lab.engine import Engine
+from fedjax_lab.experiment import Experiment, has_convolutions
+from fedjax_lab.local import fetch, shuffle
+from fedjax_lab.methods.fedavg import fedavg
+from fedjax_lab.models import conv, nets
+from fedjax_lab.models.task import make_task
+from fedjax_lab.types import Federation, Plan, Task, Weights
+
+STRATEGIES = ("auto", "vectorised", "chunked", "sequential", "central")
+CONVOLUTIONS = ("auto", "mapped", "unrolled", "grouped", "im2col")
+CENTRAL_ROUNDS = 50
+
+
+def build(work: Workload, strategy: str, convolution: str, chunk: int) -> Experiment:
+    """A workload as the engine sees it."""
+    task = make_model(work, convolution)
+    sizes = np.array([len(rows) for rows in work.rows])
+    batches = -(-sizes // work.batch)
+    plan = Plan(
+        work.rounds or 10**6,
+        work.cohort,
+        work.batch,
+        work.epochs,
+        optim.sgd(work.lr),
+        equal_steps=bool((batches == batches.max()).all()),
+    )
+    method = fedavg(task)
+    if work.weighting == "equal":
+        method = method._replace(sample=sampling.equal)
+    federation = make_federation(work)
+    chosen = parallel.choose(
+        strategy,
+        cohort=work.cohort,
+        convolutional=has_convolutions(task),
+        equal_steps=plan.equal_steps,
+        chunk=chunk,
+    )
+    return Experiment(
+        None, [0], None, [federation], [federation], task, method, plan, chosen, False
+    )
+
+
+def make_model(work: Workload, convolution: str) -> Task:
+    """The workload's net."""
+    net = getattr(nets, work.model)(10)
+    if hasattr(net, "convolution"):
+        net = net.clone(convolution=conv.choose(convolution))
+    return make_task(net, work.x.shape[1:], 10)
+
+
+def make_federation(work: Workload) -> Federation:
+    """The pool, and who holds what. A single test set is the global one."""
+    rows = partition.pad(work.rows)
+    test = world = None
+    if len(work.test) == 1:
+        world = jnp.asarray(work.test[0], jnp.int32)
+    elif work.test:
+        scored = [
+            np.concatenate(pair) if work.score_train else pair[1]
+            for pair in zip(work.rows, work.test, strict=True)
+        ]
+        test = jnp.asarray(partition.pad(scored))
+    return Federation(
+        jnp.asarray(work.x),
+        jnp.asarray(work.y),
+        jnp.zeros(len(work.y), jnp.int32),
+        jnp.float32(0),
+        jnp.float32(1),
+        train=jnp.asarray(rows),
+        validation=None,
+        test=test,
+        world=world,
+        unseen=None,
+    )
+
+
+def time_engine(work: Workload, args, strategy: str) -> dict:
+    """Seconds per round: the median over blocks of about a second."""
+    experiment = build(work, strategy, args.convolution, args.chunk)
+    engine = Engine(experiment)
+    engine.compile()
+    for _ in range(3):
+        engine.play(10**6)
+    engine.evaluate()
+    warm = engine.session.totals.copy()
+    began, paces = time.perf_counter(), []
+    while len(paces) < 3 or time.perf_counter() - began < args.seconds:
+        before = engine.session
+        engine.play(10**6)
+        now = engine.session
+        paces.append((now.seconds - before.seconds) / (now.played - before.played))
+    engine.evaluate()
+    examples, steps, lane_steps = engine.session.totals - warm
+    out = {
+        "strategy": experiment.strategy.name,
+        "seconds_per_round": float(np.median(paces)),
+        "examples_per_second": examples / (time.perf_counter() - began),
+        "utilisation": steps / lane_steps,
+        "compile_seconds": engine.compile_seconds,
+    }
+    if args.whole and work.rounds:
+        out["total_seconds"] = play_whole(engine, work)
+    return out
+
+
+def play_whole(engine: Engine, work: Workload) -> float:
+    """The whole run with its evaluations, from the compiled functions."""
+    began = time.perf_counter()
+    for _ in range(0, work.rounds, work.eval_every):
+        goal = engine.played + work.eval_every
+        while engine.played < goal:
+            engine.play(goal - engine.played)
+        engine.evaluate()
+    return time.perf_counter() - began
+
+
+def time_central(work: Workload, args) -> dict:
+    """One model, batches of cohort x batch, as many examples a round as a mean cohort has."""
+    task = make_model(work, args.convolution)
+    federation, risk = make_federation(work), losses.risk(task)
+    size = work.cohort * work.batch
+    per_round = work.epochs * work.cohort * np.mean([len(rows) for rows in work.rows])
+    steps = max(1, round(per_round / size))
+    pool = jnp.asarray(np.concatenate(work.rows), jnp.int32)
+
+    def step(order, federation, key, s, w):
+        batch = fetch(federation, jax.lax.dynamic_slice(order, (s * size,), (size,)))
+        grads = jax.grad(lambda p: risk(Weights(p, w.stats), batch, key)[0])(w.params)
+        return w._replace(params=jax.tree.map(lambda p, g: p - work.lr * g, w.params, grads))
+
+    def run(federation, pool, key, w):
+        def one(t, w):
+            key_t = jax.random.fold_in(key, t)
+            start = jax.random.randint(key_t, (), 0, max(1, len(pool) - steps * size))
+            order = shuffle(key_t, jax.lax.dynamic_slice(pool, (start,), (steps * size,)))
+            return jax.lax.fori_loop(0, steps, partial(step, order, federation, key_t), w)
+
+        return jax.lax.fori_loop(0, CENTRAL_ROUNDS, one, w)
+
+    if steps * size > len(pool):
+        pool = jnp.tile(pool, -(-steps * size // len(pool)))
+    key, w = jax.random.key(0), task.init(jax.random.key(0))
+    began = time.perf_counter()
+    run = jax.jit(run).lower(federation, pool, key, w).compile()
+    compile_seconds = time.perf_counter() - began
+    jax.block_until_ready(run(federation, pool, key, w))
+    began, times = time.perf_counter(), []
+    while len(times) < 3 or time.perf_counter() - began < args.seconds:
+        now = time.perf_counter()
+        jax.block_until_ready(run(federation, pool, key, w))
+        times.append((time.perf_counter() - now) / CENTRAL_ROUNDS)
+    return {
+        "strategy": "central",
+        "seconds_per_round": float(np.median(times)),
+        "examples_per_second": steps * size / float(np.median(times)),
+        "utilisation": 1.0,
+        "compile_seconds": compile_seconds,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--workload", default="W1,W2,W3,W4", help=", ".join(WORKLOADS))
+    parser.add_argument("--strategy", default="auto,central", help=", ".join(STRATEGIES))
+    parser.add_argument("--convolution", default="auto", choices=CONVOLUTIONS)
+    parser.add_argument("--chunk", type=int, default=0, help="clients at a time when chunked")
+    parser.add_argument("--seconds", type=float, default=10, help="to measure for, at least")
+    parser.add_argument("--whole", action="store_true", help="play a workload to its end")
+    args = parser.parse_args()
+    for name in args.workload.split(","):
+        work = load(name)
+        for strategy in args.strategy.split(","):
+            if strategy not in STRATEGIES:
+                parser.error(f"no strategy {strategy!r}; there are {', '.join(STRATEGIES)}")
+            timed = time_central(work, args) if strategy == "central" else None
+            timed = timed or time_engine(work, args, strategy)
+            numbers = {k: v if isinstance(v, str) else float(f"{v:.4g}") for k, v in timed.items()}
+            device = f"{len(jax.devices())} x {jax.devices()[0].device_kind}"
+            line = {"workload": name, **numbers, "asked": strategy, "device": device}
+            print(json.dumps(line), flush=True)
+
+
+if __name__ == "__main__":
+    main()

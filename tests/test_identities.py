@@ -1,0 +1,238 @@
+"""Exact identities between methods, then naive NumPy rounds, then each method's own behaviour."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import toys
+
+from fedjax_lab import evaluate, losses, optim, simulate, tree
+from fedjax_lab.methods.fedavg import fedavg
+from fedjax_lab.methods.fedper import fedper
+
+KEYS = simulate.make_keys(jax.random.key(3))
+
+
+@pytest.fixture(scope="module")
+def averaged():
+    """FedAvg after three rounds."""
+    return toys.player(toys.make("fedavg"))(KEYS, 0, 3)
+
+
+def test_fedprox_without_mu_is_fedavg(averaged):
+    toys.same(toys.player(toys.make("fedprox", mu=0.0))(KEYS, 0, 3), averaged)
+
+
+def test_fedprox_with_mu_is_not(averaged):
+    state, _ = toys.player(toys.make("fedprox", mu=0.5))(KEYS, 0, 3)
+    assert not np.allclose(
+        state.server.params["head"]["kernel"],
+        averaged[0].server.params["head"]["kernel"],
+        atol=1e-3,
+    )
+
+
+def test_fedper_with_nothing_private_is_fedavg(averaged):
+    state, sums = toys.player(fedper(toys.NORM, lambda name: False))(KEYS, 0, 3)
+    toys.same((state.server, sums), (averaged[0].server, averaged[1]))
+
+
+def test_fedbn_on_a_net_without_norm_layers_is_fedavg():
+    a = toys.player(toys.make("fedbn", toys.TASK))(KEYS, 0, 3)
+    b = toys.player(toys.make("fedavg", toys.TASK))(KEYS, 0, 3)
+    toys.same(a[0].server.params, b[0].server.params)
+
+
+def test_ifca_with_one_cluster_is_fedavg(averaged):
+    method = toys.make("ifca", num_clusters=1, by_size=True)
+    state, _ = toys.player(method)(KEYS, 0, 3)
+    toys.close(jax.tree.map(lambda a: a[0], state.server), averaged[0].server)
+
+
+def test_fedbn_keeps_the_norm_layers_at_home():
+    state, _ = toys.player(toys.make("fedbn"))(KEYS, 0, 3)
+    private, shared = tree.names(state.private), tree.names(state.server)
+    assert {name.split("/")[1] for name in private} == set(toys.NORM.norm_layers)
+    assert {name.split("/")[0] for name in private} == {"params", "stats"}
+    assert not any("BatchNorm" in name for name in shared)
+    scale = state.private.params["BatchNorm_0"]["scale"]
+    assert np.ptp(scale, axis=0).max() > 0  # clients differ
+
+
+def test_first_weights_and_cohorts_do_not_depend_on_the_method():
+    one = simulate.init(toys.make("fedavg"), KEYS, toys.C).server
+    toys.same(simulate.init(toys.make("fedprox"), KEYS, toys.C).server, one)
+    many = simulate.init(toys.make("ifca"), KEYS, toys.C).server
+    toys.same(jax.tree.map(lambda a: a[0], many), one)
+    own = simulate.init(toys.make("local"), KEYS, toys.C).private
+    toys.same(jax.tree.map(lambda a: a[4], own), one)
+
+
+def test_hyperparameters_may_be_traced(averaged):
+    federation, people, plan = toys.pooled(toys.make("fedavg"))
+
+    def run(mu):
+        method = toys.make("fedprox", mu=mu)
+        state = simulate.init(method, KEYS, toys.C)
+        args = federation, people, KEYS, state, simulate.no_progress(), 0, 3
+        return simulate.play(method, plan, toys.VECTORISED, *args)[0]
+
+    grid = jax.jit(jax.vmap(run))(jnp.array([0.0, 0.1]))
+    toys.close(jax.tree.map(lambda a: a[0], grid), averaged[0])
+
+
+# Full-batch steps, so that no shuffling matters: a round in naive NumPy.
+
+STEPS, LR, MOMENTUM, DECAY = 3, 0.1, 0.9, 0.01
+FULL = toys.PLAN._replace(
+    batch_size=toys.N, epochs=STEPS, optimizer=optim.sgd(LR, MOMENTUM, DECAY), cohort=3
+)
+
+
+def weights_of(w):
+    """A toy MLP's parameters as [A, a, B, b]."""
+    p = jax.tree.map(np.asarray, w.params)
+    return [p["Dense_0"]["kernel"], p["Dense_0"]["bias"], p["head"]["kernel"], p["head"]["bias"]]
+
+
+def gradient(w, x, y):
+    """Loss and gradient of the mean cross-entropy of a two-layer perceptron, by hand."""
+    A, a, B, b = w
+    z = np.maximum(x @ A + a, 0)
+    logits = z @ B + b
+    logits = logits - logits.max(1, keepdims=True)
+    p = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+    loss = -np.log(p[np.arange(len(y)), y]).mean()
+    d = (p - np.eye(toys.K)[y]) / len(y)
+    dz = (d @ B.T) * (z > 0)
+    return loss, [x.T @ dz, dz.sum(0), z.T @ d, d.sum(0)]
+
+
+def naive_sgd(w, x, y, extra=lambda w: 0):
+    """STEPS full-batch steps of PyTorch's SGD; `extra` is added to the gradient."""
+    w, m = [a.copy() for a in w], None
+    for _ in range(STEPS):
+        _, g = gradient(w, x, y)
+        more = extra(w)
+        g = [
+            gi + (more[i] if more else 0) + DECAY * wi
+            for i, (gi, wi) in enumerate(zip(g, w, strict=True))
+        ]
+        m = g if m is None else [MOMENTUM * mi + gi for mi, gi in zip(m, g, strict=True)]
+        w = [wi - LR * mi for wi, mi in zip(w, m, strict=True)]
+    return w
+
+
+def data_of(i):
+    rows = np.asarray(toys.FEDERATION.train[i])
+    rows = rows[rows >= 0]
+    return np.asarray(toys.FEDERATION.x)[rows], np.asarray(toys.FEDERATION.y)[rows]
+
+
+def cohort(method, t):
+    state = simulate.init(method, KEYS, toys.C)
+    key = jax.random.fold_in(KEYS.cohort, t)
+    ids, _ = method.sample(key, state.server, toys.PEOPLE, FULL.cohort)
+    return [int(i) for i in ids]
+
+
+def mean_by_size(ids, models):
+    n = np.array([len(data_of(i)[1]) for i in ids], float)
+    return [np.tensordot(n / n.sum(), np.stack(a), 1) for a in zip(*models, strict=True)]
+
+
+@pytest.mark.parametrize("mu", [0.0, 0.7])
+def test_two_rounds_against_numpy(mu):
+    """FedAvg and FedProx with three of eight unequal clients a round."""
+    method = toys.make("fedprox", toys.TASK, mu=mu)
+    w = weights_of(simulate.init(method, KEYS, toys.C).server)
+    for t in range(2):
+        ids = cohort(method, t)
+        assert len(set(ids)) == 3
+        pull = lambda v, w=w: [mu * (a - b) for a, b in zip(v, w, strict=True)]  # noqa: E731
+        w = mean_by_size(ids, [naive_sgd(w, *data_of(i), pull) for i in ids])
+    state, sums = toys.player(method, plan=FULL)(KEYS, 0, 2)
+    for a, b in zip(weights_of(state.server), w, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+    assert float(sums.steps) == 2 * 3 * STEPS
+
+
+def test_ifca_round_against_numpy():
+    method = toys.make("ifca", toys.TASK, num_clusters=3)
+    state = simulate.init(method, KEYS, toys.C)
+    centres = [weights_of(jax.tree.map(lambda a, k=k: a[k], state.server)) for k in range(3)]
+    for t in range(2):
+        ids = cohort(method, t)
+        picked = {}
+        for i in ids:
+            k = int(np.argmin([gradient(w, *data_of(i))[0] for w in centres]))
+            picked.setdefault(k, []).append(naive_sgd(centres[k], *data_of(i)))
+        assert len(picked) > 1
+        for k, models in picked.items():
+            centres[k] = [np.mean(a, axis=0) for a in zip(*models, strict=True)]
+    state, _ = toys.player(method, plan=FULL)(KEYS, 0, 2)
+    for k, expected in enumerate(centres):
+        got = weights_of(jax.tree.map(lambda a, k=k: a[k], state.server))
+        for a, b in zip(got, expected, strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+
+
+def test_ifca_scores_a_client_on_the_model_that_fits_it_best():
+    """Also one that never took part: `tune` asks its training data, not its memory."""
+    method = toys.make("ifca", toys.TASK, num_clusters=3)
+    state = simulate.init(method, KEYS, toys.C)
+    scores = evaluate.score(
+        method, FULL, toys.VECTORISED, toys.FEDERATION, toys.PEOPLE, KEYS, state, 0
+    )
+    for i in range(toys.C):
+        centres = [weights_of(jax.tree.map(lambda a, k=k: a[k], state.server)) for k in range(3)]
+        best = min(centres, key=lambda w, i=i: gradient(w, *data_of(i))[0])
+        rows = np.asarray(toys.FEDERATION.test[i])
+        A, a, B, b = best
+        logits = np.maximum(np.asarray(toys.FEDERATION.x)[rows] @ A + a, 0) @ B + b
+        right = (logits.argmax(1) == np.asarray(toys.FEDERATION.y)[rows]).sum()
+        assert int(scores.test.right[i, 0]) == right
+
+
+def test_local_never_communicates():
+    method = toys.make("local", toys.TASK)
+    first = weights_of(simulate.init(toys.make("fedavg", toys.TASK), KEYS, toys.C).server)
+    state, _ = toys.player(method, plan=FULL)(KEYS, 0, 1)
+    for i in (0, 5):  # everyone trains, whatever the cohort
+        expected = naive_sgd(first, *data_of(i))
+        got = weights_of(jax.tree.map(lambda a, i=i: a[i], state.private))
+        for a, b in zip(got, expected, strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+
+
+def test_central_is_one_client_with_everything():
+    method = toys.make("central", toys.TASK)
+    federation, people, plan = toys.pooled(method)
+    plan = FULL._replace(batch_size=federation.train.shape[1], cohort=1)
+    state, _ = toys.player(method, plan=plan)(KEYS, 0, 1)
+    rows = np.asarray(toys.FEDERATION.train)
+    rows = rows[rows >= 0]
+    assert float(people.n[0]) == len(rows)
+    x, y = np.asarray(toys.FEDERATION.x)[rows], np.asarray(toys.FEDERATION.y)[rows]
+    first = weights_of(simulate.init(fedavg(toys.TASK), KEYS, toys.C).server)
+    for a, b in zip(weights_of(state.server), naive_sgd(first, x, y), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+
+
+def test_fedprox_gradient_is_finite_at_the_start():
+    w = toys.TASK.init(KEYS.init)
+    value = lambda p: tree.sq_norm(tree.sub(p, w.params))  # noqa: E731
+    assert tree.finite(jax.grad(value)(w.params))
+
+
+def test_a_padded_batch_loses_nothing():
+    """The risk of a padded batch is that of its rows alone."""
+    from fedjax_lab.local import fetch
+
+    rows = toys.FEDERATION.train[0]
+    real = rows[rows >= 0]
+    w, risk = toys.NORM.init(KEYS.init), losses.risk(toys.NORM)
+    padded = risk(w, fetch(toys.FEDERATION, rows), KEYS.local)
+    alone = risk(w, fetch(toys.FEDERATION, real), KEYS.local)
+    assert len(real) < len(rows)
+    toys.close(padded, alone, rtol=1e-5, atol=1e-6)

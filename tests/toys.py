@@ -1,0 +1,86 @@
+"""A small federation with unequal clients, and naive re-computations to compare with."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_lab import methods, optim, parallel, simulate
+from fedjax_lab.models import nets
+from fedjax_lab.models.task import make_task
+from fedjax_lab.types import Federation, Plan
+
+C, N, K, D = 8, 37, 4, 6  # clients, most examples of one, classes, features
+PLAN = Plan(rounds=6, cohort=5, batch_size=8, epochs=2, optimizer=optim.sgd(0.05, 0.9, 1e-4))
+
+
+def make_federation(seed=0):
+    """600 examples: 400 to train on, 200 to test on; clients hold 10 to 37."""
+    rng = np.random.default_rng(seed)
+    y = rng.integers(0, K, 600)
+    x = (rng.normal(size=(K, D)) * 2)[y] + rng.normal(size=(600, D))
+    sizes = rng.permutation(np.linspace(10, N, C).astype(int))
+    train = np.full((C, N), -1)
+    for row, n in zip(train, sizes, strict=True):
+        row[:n] = rng.choice(400, n, replace=False)
+    test = 400 + np.stack([rng.choice(200, 20, replace=False) for _ in range(C)])
+    return Federation(
+        jnp.asarray(x, jnp.float32),
+        jnp.asarray(y, jnp.int32),
+        jnp.zeros(600, jnp.int32),
+        jnp.float32(0),
+        jnp.float32(1),
+        train=jnp.asarray(train, jnp.int32),
+        validation=None,
+        test=jnp.asarray(test, jnp.int32),
+        world=jnp.arange(400, 600),
+        unseen=None,
+    )
+
+
+FEDERATION = make_federation()
+TASK = make_task(nets.mlp(K, width=16), (D,), K)
+NORM = make_task(nets.mlp(K, width=16, norm=True), (D,), K)
+PEOPLE = simulate.population(FEDERATION, K)
+VECTORISED = parallel.vectorised()
+
+
+def pooled(method, federation=FEDERATION):
+    """The federation that a method trains on, its clients, and the plan for it."""
+    if not method.pooled:
+        return federation, simulate.population(federation, K), PLAN
+    rows = federation.train.reshape(1, -1)
+    federation = federation._replace(train=jnp.sort(rows, descending=True))
+    return federation, simulate.population(federation, K), PLAN._replace(cohort=1)
+
+
+def player(method, strategy=VECTORISED, plan=None):
+    """play(keys, start, count, state=None) -> (state, sums), compiled once."""
+    federation, people, own_plan = pooled(method)
+    run = jax.jit(partial(simulate.play, method, plan or own_plan, strategy))
+
+    def play(keys, start, count, state=None):
+        if state is None:
+            state = simulate.init(method, keys, C)
+        none = simulate.no_progress()
+        return run(federation, people, keys, state, none, jnp.int32(start), jnp.int32(count))
+
+    return play
+
+
+def make(name, task=NORM, **hyper):
+    """A method by name on a toy task."""
+    return methods.make(name, task, **hyper)
+
+
+def same(a, b):
+    """Bit for bit."""
+    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+        np.testing.assert_array_equal(x, y)
+
+
+def close(a, b, rtol=2e-4, atol=2e-5):
+    """Up to the order of sums."""
+    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+        np.testing.assert_allclose(x, y, rtol=rtol, atol=atol)
