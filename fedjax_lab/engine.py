@@ -95,7 +95,9 @@ class Engine:
         e, lane = self.experiment, self.lanes[0]
         first = (lambda a: a[0]) if self.together else (lambda a: a)
         state, trainees = jax.tree.map(first, (self.states[0], lane.trainees))
-        return simulate.message_bytes(e.method, e.plan, e.training[0], trainees, state)
+        clients = simulate.cohort_size(e.method, e.plan, trainees, state)
+        up, down = simulate.message_bytes(e.method, e.plan, e.training[0], trainees, state)
+        return clients * up, clients * down
 
     def final_states(self) -> list[State]:
         """The state of each seed."""

@@ -11,7 +11,7 @@ class BadInput(ValueError):
 def nearest(word: str, known: Iterable[str]) -> str:
     """The end of a message about an unknown name: the closest valid one, or all of them."""
     known = sorted(known)
-    close = difflib.get_close_matches(word, known, 1)
+    close = difflib.get_close_matches(word, known, 1, cutoff=0.5)
     if close:
         return f"did you mean {close[0]!r}?"
     return f"valid: {', '.join(known)}" if known else "there are none"

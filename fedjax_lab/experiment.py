@@ -89,8 +89,15 @@ CHOICES = {
     "engine.seeds": ("auto", "vectorised", "sequential"),
 }
 
-POSITIVE = ("partition.num_clients", "local.lr", "local.batch_size", "local.epochs", "run.rounds")
-POSITIVE += ("run.eval_every",)
+POSITIVE = (
+    "partition.num_clients",
+    "local.lr",
+    "local.batch_size",
+    "local.epochs",
+    "run.rounds",
+    "run.eval_every",
+)
+NOT_NEGATIVE = ("local.momentum", "local.weight_decay", "run.cohort", "run.seed", "engine.chunk")
 
 
 class Experiment(NamedTuple):
@@ -223,16 +230,16 @@ def _check_values(full):
     for key in POSITIVE:
         if _get(full, key) <= 0:
             raise BadInput(f"config.{key} must be above 0, got {_get(full, key)}")
+    for key in NOT_NEGATIVE:
+        if _get(full, key) < 0:
+            raise BadInput(f"config.{key} must not be negative, got {_get(full, key)}")
     if not 0 <= full["partition"]["validation"] < 1:
-        raise BadInput(
-            f"config.partition.validation must be in [0, 1), got {full['partition']['validation']}"
-        )
+        value = full["partition"]["validation"]
+        raise BadInput(f"config.partition.validation must be in [0, 1), got {value}")
     cohort, clients = full["run"]["cohort"], full["partition"]["num_clients"]
-    if not 0 <= cohort <= clients:
+    if cohort > clients:
         raise BadInput(
             f"config.run.cohort={cohort} is more than config.partition.num_clients={clients}"
-            if cohort > 0
-            else f"config.run.cohort must not be negative, got {cohort}"
         )
 
 

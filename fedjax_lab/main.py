@@ -44,7 +44,6 @@ def _run(argv):
     if CONFIG.value is None:
         raise BadInput("--config is missing; for example --config=configs/quickstart.py")
     seeds = _seeds(SEEDS.value)
-    _use_every_core()
 
     from fedjax_lab import experiment, runner
 
@@ -99,10 +98,11 @@ def _seeds(texts):
 
 
 def _use_every_core():
-    """On a CPU each core becomes a device, so that clients can share them."""
+    """On a CPU each core becomes a device, so that clients can share them. Before jax starts."""
     import jax
 
-    jax.config.update("jax_num_cpu_devices", len(os.sched_getaffinity(0)))
+    mine = getattr(os, "sched_getaffinity", lambda _: range(os.cpu_count() or 1))
+    jax.config.update("jax_num_cpu_devices", len(mine(0)))
 
 
 def _new_folder(config_path, method):
@@ -135,4 +135,5 @@ def _show(result):
 
 
 if __name__ == "__main__":
+    _use_every_core()
     sys.exit(main(sys.argv))

@@ -149,6 +149,15 @@ def _one_client(exchange, plan):
     return run
 
 
+def cohort_size(method: Method, plan: Plan, everyone: Client, state: State) -> int:
+    """How many clients take part in a round; a method may ask for more than the plan."""
+
+    def ids(key):
+        return method.sample(key, state.server, everyone, plan.cohort)[0]
+
+    return jax.eval_shape(ids, jax.random.key(0)).shape[0]
+
+
 def message_bytes(
     method: Method, plan: Plan, federation: Federation, everyone: Client, state: State
 ) -> tuple[int, int]:

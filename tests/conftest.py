@@ -4,6 +4,7 @@ import jax
 import pytest
 
 jax.config.update("jax_num_cpu_devices", 8)
+jax.config.update("jax_disable_most_optimizations", True)  # compiling is most of a test's time
 
 
 @pytest.fixture(scope="session", autouse=True)

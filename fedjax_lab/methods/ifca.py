@@ -13,12 +13,15 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_lab import losses, sampling, tree
+from fedjax_lab.errors import BadInput
 from fedjax_lab.methods.fedavg import send
 from fedjax_lab.types import Exchange, Method, State, Task
 
 
 def ifca(task: Task, *, num_clusters: int = 2, by_size: bool = False) -> Method:
-    """num_clusters: K."""
+    """num_clusters: K, at least 1."""
+    if num_clusters < 1:
+        raise BadInput(f"config.method.num_clusters must be at least 1, got {num_clusters}")
     risk = losses.risk(task)
     K = num_clusters
 

@@ -80,7 +80,9 @@ class ConvNet(nn.Module):
 
 
 def mlp(num_classes: int, *, width: int = 64, depth: int = 1, norm: bool = False) -> MLP:
-    """`depth` hidden layers of `width`."""
+    """`depth` hidden layers of `width`; with none it is logistic regression."""
+    if width < 1 or depth < 0:
+        raise BadInput(f"config.model: no mlp of width {width} and depth {depth}")
     return MLP(num_classes, (width,) * depth, norm, name="mlp")
 
 
