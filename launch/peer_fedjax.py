@@ -1,6 +1,6 @@
 """Times FedJAX's published `fed_avg` with its jit backend, used as its own examples use it.
 
-    python launch/peer_fedjax.py --workload=W2 [--rounds=10]
+    python launch/peer_fedjax.py --workload=W2 [--rounds=9]
 
 Needs, in an environment of its own with Python 3.11, as these are no dependencies of this project
 and older than what it needs itself:
@@ -84,7 +84,7 @@ def main() -> None:
     """Measures one workload."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--workload", required=True, choices=["W1", "W2", "W3", "W4"])
-    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--rounds", type=int, default=9)
     flags = parser.parse_args()
     work = load(flags.workload)
     model = model_of(work)

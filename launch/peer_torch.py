@@ -1,6 +1,6 @@
 """Times a plain PyTorch loop over the sampled clients: the form most published code has.
 
-    python launch/peer_torch.py --workload=W1 [--rounds=10] [--threads=1]
+    python launch/peer_torch.py --workload=W1 [--rounds=9] [--threads=1]
 
 Needs torch and numpy (measured with torch 2.13.0 on a CPU). They are no dependencies of this
 project, so give this script an environment of its own. Prints one JSON line: the median over
@@ -100,7 +100,7 @@ def main() -> None:
     """Measures one workload."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--workload", required=True, choices=WORKLOADS)
-    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--threads", type=int, help="default: PyTorch's own, one per core")
     flags = parser.parse_args()
     if flags.threads:

@@ -1,0 +1,270 @@
+"""Cohorts, strategies, scores: what runs where, at what cost, and that nothing else changes."""
+
+from functools import partial
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import toys
+
+from fedjax_lab import evaluate, parallel, sampling, simulate, tree
+from fedjax_lab.checkpoint import Checkpoints
+from fedjax_lab.methods.fedavg import fedavg
+from fedjax_lab.models import conv, nets
+from fedjax_lab.models.task import make_task
+
+KEYS = simulate.make_keys(jax.random.key(0))
+
+
+# Cohorts.
+
+
+@pytest.mark.parametrize("count, m", [(7, 7), (10, 4), (5000, 1), (5000, 30), (100_000, 1000)])
+def test_a_cohort_has_distinct_members(count, m):
+    ids = np.asarray(
+        jax.jit(sampling.without_replacement, static_argnums=(1, 2))(KEYS.cohort, count, m)
+    )
+    assert len(ids) == m and len(set(ids.tolist())) == m
+    assert ids.min() >= 0 and ids.max() < count
+
+
+@pytest.mark.parametrize("small", [0, 4096])
+def test_every_client_is_drawn_equally_often(small, monkeypatch):
+    """Both ways to draw 3 of 20, 4,000 times: chi-square over members and over pairs."""
+    monkeypatch.setattr(sampling, "SMALL", small)
+    keys = jax.random.split(KEYS.cohort, 4000)
+    ids = np.asarray(jax.vmap(lambda k: sampling.without_replacement(k, 20, 3))(keys))
+    members = np.bincount(ids.ravel(), minlength=20)
+    assert ((members - 600) ** 2 / 600).sum() < 50  # 19 degrees of freedom, p about 1e-4
+    pairs = np.zeros((20, 20))
+    for a, b in ((0, 1), (0, 2), (1, 2)):
+        np.add.at(pairs, (np.minimum(ids[:, a], ids[:, b]), np.maximum(ids[:, a], ids[:, b])), 1)
+    seen, expected = pairs[np.triu_indices(20, 1)], 12000 / 190
+    assert ((seen - expected) ** 2 / expected).sum() < 270  # 189 degrees of freedom
+
+
+def test_shares():
+    people = toys.PEOPLE
+    ids, share = sampling.by_size(KEYS.cohort, (), people, 3)
+    n = np.asarray(people.n)[np.asarray(ids)]
+    np.testing.assert_allclose(share, n / n.sum(), rtol=1e-6)
+    np.testing.assert_allclose(sampling.equal(KEYS.cohort, (), people, 4)[1], 0.25)
+    ids, share = sampling.everyone(KEYS.cohort, (), people, 3)
+    assert len(ids) == toys.C and float(share.sum()) == pytest.approx(1)
+
+
+def test_population_counts():
+    for i in range(toys.C):
+        rows = np.asarray(toys.FEDERATION.train[i])
+        rows = rows[rows >= 0]
+        assert int(toys.PEOPLE.n[i]) == len(rows)
+        labels = np.asarray(toys.FEDERATION.y)[rows]
+        np.testing.assert_array_equal(
+            toys.PEOPLE.label_count[i], np.bincount(labels, minlength=toys.K)
+        )
+    assert float(toys.PEOPLE.weight.sum()) == pytest.approx(1)
+
+
+# Strategies.
+
+STEPS = np.array([3, 1, 9, 4, 7, 2, 5])
+
+
+def lane_steps(strategy):
+    order = np.asarray(strategy.deal(jnp.asarray(STEPS)))
+    assert sorted(order.tolist()) == list(range(len(STEPS)))
+    return int(strategy.lane_steps(jnp.asarray(STEPS)[order]))
+
+
+def test_lane_steps():
+    assert lane_steps(parallel.vectorised()) == 7 * 9
+    assert lane_steps(parallel.sequential()) == STEPS.sum()
+    assert lane_steps(parallel.chunked(3)) == 3 * (9 + 4 + 1)
+    mesh = parallel.make_mesh(2)
+    assert lane_steps(parallel.on_mesh(mesh, parallel.sequential())) == STEPS.sum()
+    # 9 4 3 1 on one device and 7 5 2 on the other
+    assert lane_steps(parallel.on_mesh(mesh, parallel.vectorised())) == 4 * 9 + 3 * 7
+
+
+def test_devices_get_equal_shares():
+    """Sorted and dealt back and forth: no device has much more than its part of W3's sizes."""
+    sizes = np.clip(np.random.default_rng(0).lognormal(5, 1, 40), 20, 3000).astype(int)
+    strategy = parallel.on_mesh(parallel.make_mesh(4), parallel.sequential())
+    dealt = sizes[np.asarray(strategy.deal(jnp.asarray(sizes)))].reshape(4, 10).sum(1)
+    assert dealt.max() / dealt.mean() < 1.3
+
+
+@pytest.mark.parametrize("m", [1, 4, 5, 8])
+@pytest.mark.parametrize("name", ["chunked(3)", "sequential", "mesh(4)", "mesh(2) of chunks"])
+def test_strategies_give_what_vmap_gives(name, m):
+    inner = {
+        "chunked(3)": parallel.chunked(3),
+        "sequential": parallel.sequential(),
+        "mesh(4)": parallel.on_mesh(parallel.make_mesh(4), parallel.sequential()),
+        "mesh(2) of chunks": parallel.on_mesh(parallel.make_mesh(2), parallel.chunked(2)),
+    }[name]
+
+    def fn(shared, mine):
+        return {"sum": shared + mine[0], "row": mine[1] * 2}
+
+    stacked = jnp.arange(m), jnp.arange(m * 3.0).reshape(m, 3)
+    expected = jax.vmap(fn, (None, 0))(10, stacked)
+    toys.same(jax.jit(inner.each(fn))(10, stacked), expected)
+    toys.same(jax.jit(parallel.in_groups(inner, 2)(fn))(10, stacked), expected)
+
+
+def test_convolutions_are_not_replicated():
+    """Eight devices with one client each: a device does an eighth of the work, give or take."""
+    net = nets.simple_cnn(toys.K).clone(convolution=conv.grouped)  # no loop: all of it is counted
+    task = make_task(net, (24, 24, 1), toys.K)
+    federation = toys.FEDERATION._replace(x=jnp.zeros((600, 24, 24, 1)))
+    plan, method = toys.PLAN._replace(cohort=8, batch_size=32), fedavg(task)
+
+    def flops(strategy):
+        state = jax.eval_shape(lambda: simulate.init(method, KEYS, toys.C))
+        play = jax.jit(partial(simulate.play_round, method, plan, strategy))
+        lowered = play.lower(federation, toys.PEOPLE, KEYS, state, 0)
+        return lowered.compile().cost_analysis()["flops"]
+
+    one = flops(parallel.vectorised())
+    many = flops(parallel.on_mesh(parallel.make_mesh(8), parallel.vectorised()))
+    assert many < one / 5
+
+
+def test_no_second_trace():
+    """Any number of blocks of any length costs one trace."""
+    method = fedavg(toys.TASK)
+
+    @jax.jit
+    @chex.assert_max_traces(n=1)
+    def run(*args):
+        return simulate.play(method, toys.PLAN, toys.VECTORISED, *args)
+
+    state, sums = simulate.init(method, KEYS, toys.C), simulate.no_progress()
+    for start, count in ((0, 1), (1, 3), (4, 2)):
+        now = jnp.int32(start), jnp.int32(count)
+        state, sums = run(toys.FEDERATION, toys.PEOPLE, KEYS, state, sums, *now)
+    assert float(sums.examples) > 0
+
+
+def test_nothing_returns_to_the_host_inside_a_block():
+    play = toys.player(fedavg(toys.TASK))
+    state, _ = play(KEYS, 0, 1)
+    with jax.transfer_guard_device_to_host("disallow"):
+        jax.block_until_ready(play(KEYS, 1, 3, state))
+
+
+def test_divergence_names_its_round():
+    plan = toys.PLAN._replace(optimizer=optax.sgd(1e30))
+    _, sums = toys.player(fedavg(toys.TASK), plan=plan)(KEYS, 5, 3)
+    assert 5 <= int(sums.diverged) <= 6
+
+
+# Scores.
+
+
+def hits_of(w, rows):
+    x, y = np.asarray(toys.FEDERATION.x)[rows], np.asarray(toys.FEDERATION.y)[rows]
+    return np.asarray(toys.TASK.apply(w, x).logits).argmax(1) == y
+
+
+def test_scores_against_numpy():
+    """FedAvg on own test rows of different lengths, validation, the world, an unseen domain."""
+    test = np.asarray(toys.FEDERATION.test).copy()
+    test[1, 7:] = -1
+    test[4, :] = -1  # a client without test rows is left out
+    domain = np.arange(600) % 3
+    federation = toys.FEDERATION._replace(
+        test=jnp.asarray(test),
+        validation=jnp.asarray(test[:, :9]),
+        unseen=jnp.arange(500, 533),
+        domain=jnp.asarray(domain, jnp.int32),
+    )
+    method = fedavg(toys.TASK)
+    state = toys.player(method)(KEYS, 0, 5)[0]
+    plan = toys.PLAN._replace(num_domains=3, eval_batch=8)
+    run = jax.jit(partial(evaluate.score, method, plan, toys.VECTORISED))
+    got = evaluate.summarise(run(federation, toys.PEOPLE, KEYS, state, 5), ("a", "b", "c"))
+
+    rows = [r[r >= 0] for r in test]
+    each = [100 * hits_of(state.server, r).mean() for r in rows if len(r)]
+    every = np.concatenate(rows)
+    assert got["accuracy"]["mean"] == pytest.approx(np.mean(each))
+    assert got["accuracy"]["weighted"] == pytest.approx(100 * hits_of(state.server, every).mean())
+    assert got["accuracy"]["worst10"] == got["accuracy"]["min"] == pytest.approx(min(each))
+    assert got["accuracy"]["max"] == pytest.approx(max(each))
+    per_client = iter(each)
+    for value, r in zip(got["accuracy"]["per_client"], rows, strict=True):
+        assert value == (pytest.approx(next(per_client)) if len(r) else None)
+    for k, name in enumerate("abc"):
+        mine = every[domain[every] == k]
+        assert got["domains"][name] == pytest.approx(100 * hits_of(state.server, mine).mean())
+    world = 100 * hits_of(state.server, np.arange(400, 600)).mean()
+    assert got["global"] == pytest.approx(world)
+    assert got["ood"] == pytest.approx(100 * hits_of(state.server, np.arange(500, 533)).mean())
+    held = [100 * hits_of(state.server, r[:9]).mean() for r in rows if len(r)]
+    assert got["id"] == pytest.approx(np.mean(held))
+
+
+def test_worst_tenth_of_many_clients():
+    right = jnp.arange(25.0)[:, None]
+    hits = evaluate.Hits(right, jnp.full((25, 1), 100.0))
+    got = evaluate.summarise(evaluate.Scores(None, hits, None, None), ("all",))
+    assert got["accuracy"]["worst10"] == 0.5  # the two lowest: 0 and 1
+    assert "domains" not in got and "global" not in got
+
+
+def test_global_of_a_personal_method_is_the_mean_over_clients():
+    method = toys.make("local", toys.TASK)
+    state = toys.player(method)(KEYS, 0, 3)[0]
+    scores = jax.jit(partial(evaluate.score, method, toys.PLAN, toys.VECTORISED))(
+        toys.FEDERATION, toys.PEOPLE, KEYS, state, 3
+    )
+    models = [jax.tree.map(lambda a, i=i: a[i], state.private) for i in range(toys.C)]
+    expected = np.mean([100 * hits_of(w, np.arange(400, 600)).mean() for w in models])
+    assert evaluate.summarise(scores, ("all",))["global"] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("strategy", [parallel.sequential(), parallel.chunked(3)], ids=str)
+def test_scores_do_not_depend_on_the_strategy(strategy):
+    method = toys.make("ifca")
+    state = simulate.init(method, KEYS, toys.C)
+    args = toys.FEDERATION, toys.PEOPLE, KEYS, state, 0
+    a, b = (
+        jax.jit(partial(evaluate.score, method, toys.PLAN, s))(*args)
+        for s in (strategy, toys.VECTORISED)
+    )
+    toys.same(a, b)
+
+
+# Trees and checkpoints.
+
+
+def test_split_and_join():
+    w = toys.NORM.init(KEYS.init)
+    head, body = tree.split(lambda name: "head" in name, w)
+    assert tree.names(head) == ["params/head/bias", "params/head/kernel"]
+    toys.same(tree.join(head, body), w)
+
+
+def test_mix():
+    stacked = {"a": jnp.arange(6.0).reshape(3, 2)}
+    np.testing.assert_allclose(tree.mix(jnp.array([0.5, 0.5, 0]), stacked)["a"], [1, 2])
+    two = tree.mix(jnp.array([[1.0, 0, 0], [0, 0, 1]]), stacked)["a"]
+    np.testing.assert_allclose(two, [[0, 1], [4, 5]])
+
+
+def test_checkpoints_restore_every_kind_of_leaf(tmp_path):
+    state = {"w": jnp.arange(4.0), "n": jnp.int32(3), "none": None, "empty": (), "f": np.ones(1)}
+    checkpoints = Checkpoints(tmp_path)
+    for rounds in (1, 2, 5):
+        checkpoints.save(rounds, jax.tree.map(lambda a, r=rounds: a + r, state))
+    checkpoints.close()
+    again = Checkpoints(tmp_path)
+    assert again.latest() == 5
+    toys.same(again.restore(5, state), jax.tree.map(lambda a: a + 5, state))
+    assert not (tmp_path / "1").exists()  # the newest two are kept
+    again.close()

@@ -1,0 +1,157 @@
+"""One client's work: order, steps, frozen parts, means, draws; the optimisers."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import toys
+
+from fedjax_lab import losses, optim, tree
+from fedjax_lab.local import fetch, make_work, num_batches, shuffle
+from fedjax_lab.methods.fedper import is_head
+from fedjax_lab.types import Weights
+
+KEY = jax.random.key(1)
+ROWS = toys.FEDERATION.train[2]
+REAL = int(jnp.sum(ROWS >= 0))
+PLAN = toys.PLAN._replace(optimizer=optim.sgd(0.1))
+
+
+def work(plan=PLAN, rows=ROWS, federation=toys.FEDERATION):
+    return make_work(federation, rows, plan, KEY)[0]
+
+
+def test_shuffle_keeps_the_rows_and_puts_padding_last():
+    mixed = np.asarray(shuffle(KEY, ROWS))
+    assert sorted(mixed) == sorted(np.asarray(ROWS))
+    assert (mixed[:REAL] >= 0).all() and (mixed[REAL:] == -1).all()
+    assert not np.array_equal(mixed, ROWS)
+
+
+def test_shuffle_is_uniform():
+    """Each of four rows comes first about as often, over 4,000 keys (chi-square, p > 1e-4)."""
+    keys = jax.random.split(KEY, 4000)
+    first = jax.vmap(lambda k: shuffle(k, jnp.array([7, 8, 9, 10, -1, -1])))(keys)[:, 0]
+    counts = np.bincount(np.asarray(first) - 7, minlength=4)
+    assert ((counts - 1000) ** 2 / 1000).sum() < 21.1
+
+
+def steps_of(plan, **options):
+    """Counts the steps: each adds 1 to a parameter whose gradient is -1."""
+
+    def loss(w, batch, key):
+        return -w.params["count"], {}
+
+    start = Weights({"count": jnp.float32(0)}, {})
+    return float(work(plan).train(start, loss, optimizer=optax.sgd(1.0), **options).params["count"])
+
+
+@pytest.mark.parametrize("batch_size", [1, 7, 8, 64])
+def test_a_client_takes_its_own_steps(batch_size):
+    plan = PLAN._replace(batch_size=batch_size)
+    own = -(-REAL // batch_size)
+    assert int(num_batches(REAL, batch_size)) == own
+    assert steps_of(plan) == 2 * own
+    assert steps_of(plan, epochs=3) == 3 * own
+    assert steps_of(plan, epochs=1, steps=2) == min(2, own)
+
+
+def test_an_epoch_sees_every_example_once_in_a_new_order():
+    """The rows that the batches of two epochs fetch, recorded as the gradient."""
+    size = 8
+    federation = toys.FEDERATION._replace(x=jnp.arange(600, dtype=jnp.float32)[:, None])
+
+    def loss(w, batch, key):
+        seen = jnp.zeros(600).at[batch.x[:, 0].astype(int)].add(batch.mask)
+        total = jnp.sum(batch.mask * (1 + jnp.arange(size)) * batch.x[:, 0])
+        return -jnp.sum(w.params["seen"] * seen) - w.params["order"] * total, {}
+
+    start = Weights({"seen": jnp.zeros(600), "order": jnp.float32(0)}, {})
+    one = optax.sgd(1.0)
+    once = work(PLAN, federation=federation).train(start, loss, epochs=1, optimizer=one).params
+    twice = work(PLAN, federation=federation).train(start, loss, epochs=2, optimizer=one).params
+    expected = np.zeros(600)
+    expected[np.asarray(ROWS[ROWS >= 0])] = 1
+    np.testing.assert_array_equal(once["seen"], expected)
+    np.testing.assert_array_equal(twice["seen"], 2 * expected)
+    assert float(twice["order"]) != 2 * float(once["order"])
+
+
+def test_equal_steps_only_drop_the_masking():
+    """With all rows real the static and the dynamic trip count give the same weights."""
+    rows = jnp.arange(24)
+    risk, w = losses.risk(toys.NORM), toys.NORM.init(KEY)
+    a = work(PLAN._replace(equal_steps=True), rows).train(w, risk)
+    toys.same(a, work(PLAN, rows).train(w, risk))
+
+
+def test_frozen_parts_do_not_move_even_with_momentum_and_decay():
+    risk, w = losses.risk(toys.TASK), toys.TASK.init(KEY)
+    tx = optim.sgd(0.1, 0.9, 0.1)
+    new = work().train(w, risk, only=is_head, optimizer=tx)
+    toys.same(new.params["Dense_0"], w.params["Dense_0"])
+    assert float(tree.sq_norm(tree.sub(new.params["head"], w.params["head"]))) > 0
+    new = work().train(w, risk, only=lambda name: not is_head(name), optimizer=tx)
+    toys.same(new.params["head"], w.params["head"])
+
+
+def test_two_trainings_of_a_round_shuffle_differently():
+    risk, w = losses.risk(toys.TASK), toys.TASK.init(KEY)
+    same_work = work()
+    a, b = same_work.train(w, risk), same_work.train(w, risk)
+    assert float(tree.sq_norm(tree.sub(a.params, b.params))) > 0
+    toys.same(a, work().train(w, risk))
+
+
+def test_mean_weighs_examples_not_batches():
+    real = np.asarray(ROWS[ROWS >= 0])
+    got = work().mean(lambda b: losses.masked_mean(b.x[:, 0], b.mask))
+    np.testing.assert_allclose(got, np.asarray(toys.FEDERATION.x)[real, 0].mean(), rtol=1e-5)
+
+
+def test_draw_is_without_replacement():
+    rows = jnp.arange(30)
+    federation = toys.FEDERATION._replace(x=jnp.arange(600, dtype=jnp.float32)[:, None])
+    drawn = work(rows=rows, federation=federation).draw(12)
+    assert len(set(np.asarray(drawn.x[:, 0]).tolist())) == 12 and drawn.mask.all()
+    short = work(rows=rows[:5], federation=federation).draw(12)
+    assert float(short.mask.sum()) == 5
+
+
+def test_images_become_floats_in_the_batch():
+    federation = toys.FEDERATION._replace(
+        x=jnp.full((600, 2, 2, 1), 51, jnp.uint8), scale=jnp.float32(1 / 255)
+    )
+    batch = fetch(federation, jnp.array([0, -1]))
+    assert batch.x.dtype == jnp.float32
+    np.testing.assert_allclose(batch.x, 0.2, rtol=1e-6)
+    np.testing.assert_array_equal(batch.mask, [1, 0])
+
+
+def test_sgd_is_pytorchs():
+    """d = g + decay w; m = d at first, then momentum m + d; w -= lr m."""
+    tx, w = optim.sgd(0.1, 0.9, 0.01), 2.0
+    params, opt = jnp.float32(w), None
+    opt, m = tx.init(params), None
+    for g in (0.5, -0.2, 0.3):
+        updates, opt = tx.update(jnp.float32(g), opt, params)
+        params = optax.apply_updates(params, updates)
+        d = g + 0.01 * w
+        m = d if m is None else 0.9 * m + d
+        w -= 0.1 * m
+        np.testing.assert_allclose(params, w, rtol=1e-6)
+
+
+def test_adam_decay_is_coupled():
+    """Decay joins the gradient before the moments: torch.optim.Adam, not AdamW."""
+    tx, w = optim.adam(0.1, 0.5), 2.0
+    params = jnp.float32(w)
+    opt, m, v = tx.init(params), 0.0, 0.0
+    for t, g in enumerate((0.5, -0.2, 0.3), 1):
+        updates, opt = tx.update(jnp.float32(g), opt, params)
+        params = optax.apply_updates(params, updates)
+        d = g + 0.5 * w
+        m, v = 0.9 * m + 0.1 * d, 0.999 * v + 0.001 * d * d
+        w -= 0.1 * (m / (1 - 0.9**t)) / (np.sqrt(v / (1 - 0.999**t)) + 1e-8)
+        np.testing.assert_allclose(params, w, rtol=1e-5)
