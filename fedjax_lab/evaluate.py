@@ -67,11 +67,12 @@ def score(
                 method, plan, federation, message, client, same if shared_rows else rows
             )
 
-        which = np.linspace(0, num_clients - 1, count).round().astype(int)
-        stacked = jax.tree.map(lambda a: a[which], (clients, federation.train, k_clients))
-        rows = federation.train[which, :1] if shared_rows else rows_of[which]
+        stacked = clients, federation.train, k_clients, () if shared_rows else rows_of
+        if count < num_clients:
+            which = np.linspace(0, num_clients - 1, count).round().astype(int)
+            stacked = jax.tree.map(lambda a: a[which], stacked)
         same = rows_of if shared_rows else ()
-        return each(one)((state.server, federation, same), (*stacked, rows))
+        return each(one)((state.server, federation, same), stacked)
 
     def world():
         if method.newcomer is None:

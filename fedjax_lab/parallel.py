@@ -50,20 +50,13 @@ def sequential() -> Strategy:
 
 
 def chunked(size: int) -> Strategy:
-    """`size` clients at a time, sorted, so that a chunk ends with its own longest client."""
-
-    def each(fn):
-        def run(shared, stacked):
-            m = _length(stacked)
-            groups = jax.tree.map(lambda a: _fill(a, size).reshape(-1, size, *a.shape[1:]), stacked)
-            out = jax.lax.map(lambda group: jax.vmap(fn, (None, 0))(shared, group), groups)
-            return jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:])[:m], out)
-
-        return run
+    """At most `size` clients at a time, sorted: a chunk ends with its own longest client."""
 
     def lane_steps(steps):
-        return size * jnp.sum(jnp.max(_fill(steps, size).reshape(-1, size), axis=1))
+        lanes = _groups(steps, size)
+        return lanes.shape[1] * jnp.sum(jnp.max(lanes, axis=1))
 
+    each = in_groups(vectorised(), size)
     return Strategy(f"chunked({size})", each, _longest_first, lane_steps)
 
 
@@ -119,14 +112,14 @@ def make_mesh(devices: int | None = None) -> Mesh:
 
 
 def in_groups(strategy: Strategy, size: int) -> Callable[[Callable], Callable]:
-    """Like `strategy.each`, for many more clients than a cohort: `size` of them at a time."""
+    """An `each` that runs at most `size` clients at a time, with `strategy`."""
 
     def each(fn):
         def run(shared, stacked):
             m = _length(stacked)
             if m <= size:
                 return strategy.each(fn)(shared, stacked)
-            groups = jax.tree.map(lambda a: _fill(a, size).reshape(-1, size, *a.shape[1:]), stacked)
+            groups = jax.tree.map(lambda a: _groups(a, size), stacked)
             out = jax.lax.map(lambda group: strategy.each(fn)(shared, group), groups)
             return jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:])[:m], out)
 
@@ -135,12 +128,19 @@ def in_groups(strategy: Strategy, size: int) -> Callable[[Callable], Callable]:
     return each
 
 
+def _groups(a, size):
+    """[M, ...] in as few groups of at most `size` as there can be, of one length: [G, g, ...]."""
+    groups = -(-len(a) // size)
+    length = -(-len(a) // groups)
+    return _fill(a, length).reshape(groups, length, *a.shape[1:])
+
+
 def _length(stacked):
     return jax.tree.leaves(stacked)[0].shape[0]
 
 
 def _fill(a, multiple):
-    """[M, ...] made a multiple long by repeating the last entry, the shortest client."""
+    """[M, ...] made a multiple long by repeating the last entry (if sorted, the shortest)."""
     missing = -a.shape[0] % multiple
     return jnp.concatenate([a, jnp.repeat(a[-1:], missing, axis=0)]) if missing else a
 

@@ -133,7 +133,7 @@ def _summary(experiment, engine, rows):
         "rounds_per_second": _ratio(played * len(seeds), seconds),
         "examples_per_second": _ratio(examples, seconds),
         "utilisation": _ratio(steps, lane_steps),
-        "peak_memory_bytes": _peak_memory(),
+        "peak_memory_bytes": peak_memory(),
         "bytes_up": sum(row["bytes_up"] for row in newest),
         "bytes_down": sum(row["bytes_down"] for row in newest),
         "strategy": experiment.strategy.name,
@@ -150,8 +150,8 @@ def _ratio(a, b):
     return float(a / b) if b else None
 
 
-def _peak_memory():
-    """Of the process, or of the accelerator where there is one."""
+def peak_memory() -> int:
+    """Bytes: of the process, or of the accelerator where there is one."""
     stats = jax.devices()[0].memory_stats() if jax.default_backend() != "cpu" else None
     if stats:
         return stats.get("peak_bytes_in_use")

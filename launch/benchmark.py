@@ -1,7 +1,7 @@
 """Times the workloads through the engine: one JSON line for each strategy.
 
     python launch/benchmark.py [--workload=W2,W3] [--strategy=auto,vectorised,...,central]
-                               [--convolution=auto] [--seconds=10] [--whole]
+                               [--convolution=auto] [--seconds=10 | --rounds=20] [--whole]
 
 `central` is the bound that no simulator passes by much: one model on as many examples, in
 batches as large as a whole cohort's, 50 rounds in one jit, nothing but training. Without `--whole`
@@ -31,6 +31,7 @@ from fedjax_lab.local import fetch, shuffle
 from fedjax_lab.methods.fedavg import fedavg
 from fedjax_lab.models import conv, nets
 from fedjax_lab.models.task import make_task
+from fedjax_lab.runner import peak_memory
 from fedjax_lab.types import Federation, Plan, Task, Weights
 
 STRATEGIES = ("auto", "vectorised", "chunked", "sequential", "central")
@@ -102,32 +103,43 @@ def make_federation(work: Workload) -> Federation:
 
 
 def time_engine(work: Workload, args, strategy: str) -> dict:
-    """Seconds per round: the median over blocks of about a second."""
+    """Seconds per round: the median over blocks of about a second, or so many rounds at once."""
     experiment = build(work, strategy, args.convolution, args.chunk)
     engine = Engine(experiment)
     engine.compile()
-    for _ in range(3):
-        engine.play(10**6)
+    if not args.rounds:
+        for _ in range(3):
+            engine.play(10**6)
+        engine.evaluate()
+    warm = engine.session
+    paces = [play_block(engine, args.rounds or 10**6)]
+    while not args.rounds and (
+        len(paces) < 3 or engine.session.seconds - warm.seconds < args.seconds
+    ):
+        paces.append(play_block(engine, 10**6))
     engine.evaluate()
-    warm = engine.session.totals.copy()
-    began, paces = time.perf_counter(), []
-    while len(paces) < 3 or time.perf_counter() - began < args.seconds:
-        before = engine.session
-        engine.play(10**6)
-        now = engine.session
-        paces.append((now.seconds - before.seconds) / (now.played - before.played))
-    engine.evaluate()
-    examples, steps, lane_steps = engine.session.totals - warm
+    examples, steps, lane_steps = engine.session.totals - warm.totals
     out = {
         "strategy": experiment.strategy.name,
         "seconds_per_round": float(np.median(paces)),
-        "examples_per_second": examples / (time.perf_counter() - began),
+        "examples_per_second": examples / (engine.session.seconds - warm.seconds),
         "utilisation": steps / lane_steps,
         "compile_seconds": engine.compile_seconds,
     }
     if args.whole and work.rounds:
         out["total_seconds"] = play_whole(engine, work)
     return out
+
+
+def play_block(engine: Engine, at_most: int) -> float:
+    """Seconds per round of one block, or of exactly `at_most` rounds in the first blocks."""
+    before = engine.session
+    goal = engine.played + at_most
+    engine.play(at_most)
+    while at_most < 10**6 and engine.played < goal:
+        engine.play(goal - engine.played)
+    now = engine.session
+    return (now.seconds - before.seconds) / (now.played - before.played)
 
 
 def play_whole(engine: Engine, work: Workload) -> float:
@@ -192,6 +204,7 @@ def main() -> None:
     parser.add_argument("--convolution", default="auto", choices=CONVOLUTIONS)
     parser.add_argument("--chunk", type=int, default=0, help="clients at a time when chunked")
     parser.add_argument("--seconds", type=float, default=10, help="to measure for, at least")
+    parser.add_argument("--rounds", type=int, default=0, help="just so many, without warm-up")
     parser.add_argument("--whole", action="store_true", help="play a workload to its end")
     args = parser.parse_args()
     for name in args.workload.split(","):
@@ -203,7 +216,9 @@ def main() -> None:
             timed = timed or time_engine(work, args, strategy)
             numbers = {k: v if isinstance(v, str) else float(f"{v:.4g}") for k, v in timed.items()}
             device = f"{len(jax.devices())} x {jax.devices()[0].device_kind}"
+            memory = round(peak_memory() / 2**30, 2)
             line = {"workload": name, **numbers, "asked": strategy, "device": device}
+            line["peak_memory_gib"] = memory
             print(json.dumps(line), flush=True)
 
 

@@ -2,8 +2,8 @@
 
 Where the numbers come from:
 
-- W1 to W4 are this project's own: cross-device CNN, many small clients, unequal clients, and all
-  clients in every round.
+- W1 to W5 are this project's own: cross-device CNN, many small clients, unequal clients, all
+  clients in every round, and a large population.
 - A1 is pfl-research's CIFAR-10 benchmark: 1,000 IID clients of 50 images, 50 a round, the plain
   mean of the uploads, 1,500 rounds, 10,000 test images scored every 10 rounds.
 - A2 has the sizes of PFLlib's quick start: MNIST on 20 clients, all of which train, each scored in
@@ -100,6 +100,12 @@ def _w4() -> Workload:
     return _build([320] * 20, (28, 28, 1), cohort=20, batch=32, epochs=2, **model)
 
 
+def _w5() -> Workload:
+    """A large population: 2,000,000 images on 100,000 clients."""
+    model = {"model": "mlp", "lr": 0.1}
+    return _build([20] * 100_000, (8, 8, 1), cohort=1000, batch=10, epochs=1, **model)
+
+
 def _a1() -> Workload:
     """pfl-research's CIFAR-10 benchmark."""
     model = {"model": "pfl_cnn", "lr": 0.1, "weighting": "equal"}
@@ -115,7 +121,7 @@ def _a2() -> Workload:
     return _build(PFLLIB_SIZES, (28, 28, 1), cohort=20, batch=10, epochs=1, **model, **scores)
 
 
-WORKLOADS = {"W1": _w1, "W2": _w2, "W3": _w3, "W4": _w4, "A1": _a1, "A2": _a2}
+WORKLOADS = {"W1": _w1, "W2": _w2, "W3": _w3, "W4": _w4, "W5": _w5, "A1": _a1, "A2": _a2}
 
 
 def load(name: str) -> Workload:

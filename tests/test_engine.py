@@ -82,7 +82,7 @@ def lane_steps(strategy):
 def test_lane_steps():
     assert lane_steps(parallel.vectorised()) == 7 * 9
     assert lane_steps(parallel.sequential()) == STEPS.sum()
-    assert lane_steps(parallel.chunked(3)) == 3 * (9 + 4 + 1)
+    assert lane_steps(parallel.chunked(3)) == 3 * (9 + 4 + 1)  # 9 7 5, 4 3 2, 1 and two more
     mesh = parallel.make_mesh(2)
     assert lane_steps(parallel.on_mesh(mesh, parallel.sequential())) == STEPS.sum()
     # 9 4 3 1 on one device and 7 5 2 on the other
