@@ -1,5 +1,7 @@
 """Exact identities between methods, then naive NumPy rounds, then each method's own behaviour."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -129,11 +131,16 @@ def data_of(i):
     return np.asarray(toys.FEDERATION.x)[rows], np.asarray(toys.FEDERATION.y)[rows]
 
 
-def cohort(method, t):
+def cohort(method, t, size=FULL.cohort):
     state = simulate.init(method, KEYS, toys.C)
     key = jax.random.fold_in(KEYS.cohort, t)
-    ids, _ = method.sample(key, state.server, toys.PEOPLE, FULL.cohort)
+    ids, _ = method.sample(key, state.server, toys.PEOPLE, size)
     return [int(i) for i in ids]
+
+
+def score(method, state):
+    run = jax.jit(functools.partial(evaluate.score, method, toys.PLAN, toys.VECTORISED))
+    return run(toys.FEDERATION, toys.PEOPLE, KEYS, state, 0)
 
 
 def mean_by_size(ids, models):
@@ -184,9 +191,7 @@ def test_ifca_scores_a_client_on_the_model_that_fits_it_best():
     """Also one that never took part: `tune` asks its training data, not its memory."""
     method = toys.make("ifca", toys.TASK, num_clusters=3)
     state = simulate.init(method, KEYS, toys.C)
-    scores = evaluate.score(
-        method, FULL, toys.VECTORISED, toys.FEDERATION, toys.PEOPLE, KEYS, state, 0
-    )
+    scores = score(method, state)
     for i in range(toys.C):
         centres = [weights_of(jax.tree.map(lambda a, k=k: a[k], state.server)) for k in range(3)]
         best = min(centres, key=lambda w, i=i: gradient(w, *data_of(i))[0])
@@ -195,6 +200,44 @@ def test_ifca_scores_a_client_on_the_model_that_fits_it_best():
         logits = np.maximum(np.asarray(toys.FEDERATION.x)[rows] @ A + a, 0) @ B + b
         right = (logits.argmax(1) == np.asarray(toys.FEDERATION.y)[rows]).sum()
         assert int(scores.test.right[i, 0]) == right
+
+
+def test_ifca_starts_from_distinct_models_and_measures_in_evaluation_mode():
+    """Running statistics decide: in training mode both of these clusters would fit alike."""
+    method = toys.make("ifca", toys.NORM, num_clusters=2)
+    state = simulate.init(method, KEYS, toys.C)
+    kernel = state.server.params["head"]["kernel"]
+    assert not np.allclose(kernel[0], kernel[1])
+    same_params = jax.tree.map(lambda a: jnp.stack([a[0], a[0]]), state.server.params)
+    stats = state.server.stats["BatchNorm_0"]
+    far = {**stats, "mean": stats["mean"].at[0].set(1e3)}  # ruins cluster 0 in evaluation mode
+    server = state.server._replace(params=same_params, stats={"BatchNorm_0": far})
+    picked = toys.player(method)(KEYS, 0, 1, state._replace(server=server))[0].private
+    ids = cohort(method, 0, toys.PLAN.cohort)
+    assert [int(picked[i]) for i in ids] == [1] * len(ids)
+
+
+@pytest.mark.parametrize("name", ["fedbn", "local"])
+def test_a_client_is_scored_on_its_own_model(name):
+    """What is private belongs to one client: its own hits, by hand, differ from its neighbour's."""
+    method = toys.make(name)
+    state = simulate.init(method, KEYS, toys.C)
+    far_apart = jax.tree.map(
+        lambda a: a + jax.random.uniform(KEYS.local, a.shape, a.dtype, 0, 3), state.private
+    )
+    state = state._replace(private=far_apart)
+    scores = score(method, state)
+
+    def right(i, rows):
+        mine = jax.tree.map(lambda a: a[i], state.private)
+        w = tree.join(state.server, mine) if name == "fedbn" else mine
+        logits = toys.NORM.apply(w, toys.FEDERATION.x[rows]).logits
+        return int((logits.argmax(1) == toys.FEDERATION.y[rows]).sum())
+
+    own = [right(i, toys.FEDERATION.test[i]) for i in range(toys.C)]
+    others = [right((i + 1) % toys.C, toys.FEDERATION.test[i]) for i in range(toys.C)]
+    assert own == scores.test.right[:, 0].astype(int).tolist()
+    assert own != others
 
 
 def test_local_never_communicates():

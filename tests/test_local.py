@@ -86,6 +86,30 @@ def test_equal_steps_only_drop_the_masking():
     toys.same(a, work(PLAN, rows).train(w, risk))
 
 
+def test_every_step_has_a_key_of_its_own():
+    """Each step adds a random number to a parameter; two passes of one batch add two of them."""
+
+    def loss(w, batch, key):
+        return -w.params["sum"] * jax.random.uniform(key), {}
+
+    start, tx = Weights({"sum": jnp.float32(0)}, {}), optax.sgd(1.0)
+
+    def total(**options):
+        return float(work().train(start, loss, optimizer=tx, **options).params["sum"])
+
+    one, two, again = total(epochs=1, steps=1), total(epochs=1, steps=2), total(epochs=2, steps=1)
+    assert 0 < one < 1
+    assert len({round(one, 6), round(two - one, 6), round(again - one, 6)}) == 3
+
+
+def test_training_is_in_training_mode():
+    """The running statistics move, towards those of the client's own data."""
+    w = toys.NORM.init(KEY)
+    new = work().train(w, losses.risk(toys.NORM)).stats["BatchNorm_0"]
+    assert float(jnp.abs(new["mean"]).max()) > 0.01
+    assert not np.allclose(new["var"], w.stats["BatchNorm_0"]["var"])
+
+
 def test_frozen_parts_do_not_move_even_with_momentum_and_decay():
     risk, w = losses.risk(toys.TASK), toys.TASK.init(KEY)
     tx = optim.sgd(0.1, 0.9, 0.1)
@@ -121,11 +145,13 @@ def test_draw_is_without_replacement():
 
 def test_images_become_floats_in_the_batch():
     federation = toys.FEDERATION._replace(
-        x=jnp.full((600, 2, 2, 1), 51, jnp.uint8), scale=jnp.float32(1 / 255)
+        x=jnp.full((600, 2, 2, 1), 51, jnp.uint8),
+        center=jnp.float32(127.5),
+        scale=jnp.float32(1 / 127.5),
     )
     batch = fetch(federation, jnp.array([0, -1]))
     assert batch.x.dtype == jnp.float32
-    np.testing.assert_allclose(batch.x, 0.2, rtol=1e-6)
+    np.testing.assert_allclose(batch.x, -0.6, rtol=1e-6)
     np.testing.assert_array_equal(batch.mask, [1, 0])
 
 
