@@ -1,0 +1,156 @@
+"""From configs to federations, plans and numbers of a summary; nothing here is compiled."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from fedjax_lab import experiment, metrics
+from fedjax_lab.methods import METHODS
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """300 images 4x4, three classes, three domains, a fifth for testing."""
+    path = tmp_path_factory.mktemp("data") / "small.npz"
+    rng = np.random.default_rng(0)
+    split = np.where(np.arange(300) % 5 == 0, "test", "train")
+    domain = np.array(["a", "b", "c"])[np.arange(300) % 3]
+    x = rng.integers(0, 256, (300, 4, 4), dtype=np.uint8)
+    np.savez(path, x=x, y=rng.integers(0, 3, 300), domain=domain, split=split)
+    return str(path)
+
+
+def build(data, seeds=(0,), **sections):
+    config = {"data": {"name": "arrays", "path": data}, **sections}
+    config["data"] |= sections.get("data_more", {})
+    config.pop("data_more", None)
+    return experiment.build(experiment.resolve(config), list(seeds))
+
+
+def held(rows):
+    rows = np.asarray(rows)
+    return rows[rows >= 0]
+
+
+def test_every_example_has_one_place(data):
+    e = build(data, partition={"num_clients": 4, "validation": 0.25})
+    f = e.federations[0]
+    train, validation = held(f.train), held(f.validation)
+    assert not set(train) & set(validation)
+    assert sorted([*train, *validation]) == np.flatnonzero(~e.dataset.test).tolist()
+    assert sorted(held(f.test)) == np.flatnonzero(e.dataset.test).tolist()
+    np.testing.assert_array_equal(f.world, np.flatnonzero(e.dataset.test))
+    assert f.unseen is None and len(validation) == 60
+
+
+def test_an_unseen_domain_is_seen_by_nobody(data):
+    e = build(data, data_more={"unseen": "b"}, partition={"num_clients": 4, "validation": 0.1})
+    f = e.federations[0]
+    domain = e.dataset.domains.index("b")
+    for rows in (f.train, f.validation, f.test, f.world):
+        assert domain not in e.dataset.domain[held(rows)]
+    np.testing.assert_array_equal(f.unseen, np.flatnonzero(e.dataset.domain == domain))
+
+
+def test_partitions_follow_the_seed_alone(data):
+    a = build(data, (3, 4))
+    b = build(data, (4,), method={"name": "ifca"}, run={"rounds": 7})
+    np.testing.assert_array_equal(a.federations[1].train, b.federations[0].train)
+    assert not np.array_equal(a.federations[0].train, a.federations[1].train)
+
+
+@pytest.mark.parametrize("name, low, high", [("unit", 0, 1), ("half", -1, 1)])
+def test_pixels_are_normalised(data, name, low, high):
+    f = build(data, data_more={"normalize": name}).federations[0]
+    assert float((0 - f.center) * f.scale) == low
+    assert float((255 - f.center) * f.scale) == pytest.approx(high)
+
+
+@pytest.mark.parametrize("batch_size, equal", [(1, False), (2, False), (3, True), (64, True)])
+def test_equal_steps_only_where_all_have_as_many_batches(data, batch_size, equal):
+    """240 examples on 7 clients: some hold 34, some 35; in threes both are 12 batches."""
+    e = build(data, partition={"num_clients": 7}, local={"batch_size": batch_size})
+    assert e.plan.equal_steps is equal
+
+
+def test_a_pooled_method_trains_on_everything(data):
+    e = build(data, method={"name": "central"}, partition={"validation": 0.2})
+    (row,) = np.asarray(e.training[0].train)
+    assert sorted(row) == sorted(held(e.federations[0].train))
+    assert e.plan.cohort == 1 and e.plan.equal_steps
+
+
+@pytest.mark.parametrize(
+    "settings, steps",
+    [
+        ({"lr": 0.5, "momentum": 0.9, "weight_decay": 0.1}, [-0.6, -1.11]),
+        ({"lr": 0.5, "optimizer": "adam"}, [-0.5, -0.5]),
+    ],
+)
+def test_the_clients_optimiser_is_the_configs(settings, steps):
+    config = experiment.resolve({"local": settings})
+    optimizer, w = experiment.make_optimizer(config), jnp.float32(2.0)
+    state = optimizer.init(w)
+    for expected in steps:  # gradient 1: sgd moves by lr * m, m = 1.2, then 1.08 + 1.14
+        update, state = optimizer.update(jnp.float32(1.0), state, w)
+        assert float(update) == pytest.approx(expected, rel=1e-4)
+        w = optax.apply_updates(w, update)
+
+
+def test_a_config_is_filled_with_every_default():
+    config = experiment.resolve({"method": {"name": "fedprox"}, "local": {"lr": 1}})
+    assert config.method.mu == METHODS["fedprox"].__kwdefaults__["mu"]
+    assert config.local.lr == 1.0 and isinstance(config.local.lr, float)
+    assert config.run.to_dict() == experiment.DEFAULTS["run"]
+    with pytest.raises(AttributeError, match="rounds"):
+        config.run.rouns = 3
+
+
+def test_convolutions_are_noticed(data):
+    assert not experiment.has_convolutions(build(data).task)
+    net = experiment.nets.digit_cnn(3)
+    task = experiment.make_task(net, (28, 28, 3), 3)
+    assert experiment.has_convolutions(task)
+
+
+ROWS = [
+    {"round": r, "seed": s, "train_loss": 1.0, "accuracy": {"mean": a, "per_client": []}, "id": v}
+    for s, values in enumerate([[(50, 9), (70, 5), (60, 7)], [(55, 1), (45, 3), (65, 2)]])
+    for r, (a, v) in enumerate(values, 1)
+]
+
+
+def test_the_three_ways_to_choose_a_round():
+    got = metrics.summarise(ROWS, [0, 1])
+    rounds = {way: [got[way]["per_seed"][s]["round"] for s in "01"] for way in got}
+    assert rounds == {"last": [3, 3], "best_by_validation": [1, 2], "max_over_rounds": [2, 3]}
+    assert got["last"]["mean"]["accuracy"]["mean"] == 62.5
+    assert got["last"]["std"]["accuracy"]["mean"] == pytest.approx(np.std([60, 65], ddof=1))
+    assert "std" not in metrics.summarise(ROWS[:3], [0])["last"]
+
+
+def test_a_cut_off_line_is_left_out(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    metrics.append(path, [{"round": 1}, {"round": 2}])
+    with path.open("a") as file:
+        file.write('{"round": 3, "tr')
+    assert [row["round"] for row in metrics.read_metrics(path)] == [1, 2]
+    assert metrics.keep_until(path, 1) == [{"round": 1}]
+    assert path.read_text() == '{"round": 1}\n'
+
+
+def test_importing_the_package_starts_nothing():
+    """No extra, no backend: a library import must not touch the devices."""
+    import subprocess
+    import sys
+
+    code = (
+        "import sys, fedjax_lab, fedjax_lab.runner, jax._src.xla_bridge as b;"
+        "print(len(b._backends), [m for m in ('torch', 'tensorflow', 'transformers',"
+        " 'matplotlib.pyplot', 'orbax') if m in sys.modules])"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout.strip() == "0 []", out.stdout
+    assert jax.__version__
