@@ -44,7 +44,10 @@ class Checkpoints:
             saved = self._manager.restore(rounds, args=args)
         except (ValueError, KeyError, OSError) as error:
             reason = str(error).strip().splitlines()[0]
-            raise BadInput(f"checkpoint {rounds} cannot be read: {reason}") from error
+            raise BadInput(
+                f"checkpoint {rounds} cannot be read; remove its folder to go on from an earlier"
+                f" one: {reason}"
+            ) from error
         return treedef.unflatten(_place(saved[str(i)], leaf) for i, leaf in enumerate(leaves))
 
     def close(self) -> None:

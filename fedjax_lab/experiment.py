@@ -129,7 +129,10 @@ def load_config(path: str) -> dict:
         raise BadInput(f"no config file {path}; {nearest(path, known)}")
     spec = importlib.util.spec_from_file_location("config_file", path)
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise BadInput(f"{path} cannot be loaded: {type(error).__name__}: {error}") from error
     if not hasattr(module, "get_config"):
         raise BadInput(f"{path} has no function get_config")
     if method and method not in methods.METHODS:
@@ -227,6 +230,9 @@ def _check_values(full):
         value = _get(full, key)
         if value not in known:
             raise BadInput(f"config.{key} cannot be {value!r}; {nearest(value, known)}")
+    for key, value in ((key, _get(full, key)) for key in (*POSITIVE, *NOT_NEGATIVE)):
+        if isinstance(value, int) and value >= 2**31:
+            raise BadInput(f"config.{key} must be below 2**31, got {value}")
     for key in POSITIVE:
         if _get(full, key) <= 0:
             raise BadInput(f"config.{key} must be above 0, got {_get(full, key)}")
@@ -253,7 +259,9 @@ def _get(full, key):
 
 def build(config: ml_collections.ConfigDict, seeds: list[int] | None = None) -> Experiment:
     """All of it, from a resolved config. Nothing is compiled yet."""
-    seeds = list(seeds or [config.run.seed])
+    seeds = [config.run.seed] if seeds is None else list(seeds)
+    if not seeds or not all(0 <= seed < 2**32 for seed in seeds):
+        raise BadInput(f"seeds must be from 0 to 2**32 - 1, got {seeds}")
     if len(set(seeds)) < len(seeds):
         raise BadInput(f"a seed appears twice in {','.join(map(str, seeds))}")
     dataset = NAMED["data"][config.data.name](**_settings(config, "data"))
@@ -380,7 +388,7 @@ def make_plan(
     config: ml_collections.ConfigDict, training: list[Federation], num_domains: int
 ) -> Plan:
     """The run's static sizes."""
-    size = config.local.batch_size
+    size = min(config.local.batch_size, training[0].train.shape[1])  # the same batches
     held = np.concatenate([np.asarray(f.train >= 0).sum(1) for f in training])
     longest = -(-training[0].train.shape[1] // size)
     return Plan(

@@ -26,8 +26,8 @@ def main(argv: list[str]) -> int:
 
     try:
         return _run(argv)
-    except BadInput as error:
-        print(f"error: {error}", file=sys.stderr)
+    except (BadInput, OSError) as error:
+        print("error:", " ".join(str(error).split()), file=sys.stderr)
         return 2
 
 
@@ -49,7 +49,7 @@ def _run(argv):
 
     config = experiment.resolve(experiment.load_config(CONFIG.value), overrides)
     workdir = Path(WORKDIR.value or _new_folder(CONFIG.value, config.method.name))
-    seeds = seeds or [config.run.seed]
+    seeds = [config.run.seed] if seeds is None else seeds
     if PARTITION_ONLY.value:
         return _show_partition(config, seeds[0], workdir)
     runner.check_workdir(workdir, config, seeds, RESUME.value)
@@ -85,16 +85,14 @@ def _split_overrides(argv):
     return kept, overrides
 
 
-def _seeds(texts):
+def _seeds(texts):  # None where the flag is not given
     from fedjax_lab.errors import BadInput
 
     try:
         seeds = [int(text) for text in texts or []]
     except ValueError as error:
         raise BadInput(f"--seeds must be whole numbers, got {','.join(texts)}") from error
-    if any(seed < 0 for seed in seeds):
-        raise BadInput(f"--seeds must not be negative, got {','.join(texts)}")
-    return seeds
+    return seeds or None
 
 
 def _use_every_core():

@@ -43,11 +43,12 @@ def read_metrics(path: Path) -> list[dict]:
     if not path.exists():
         return []
     rows = []
-    for line in path.read_text().splitlines():
+    for line in path.read_text(errors="replace").splitlines():
         try:
-            rows.append(json.loads(line))
+            row = json.loads(line)
         except json.JSONDecodeError:
             break
+        rows += [row] if isinstance(row, dict) and "round" in row else []
     return rows
 
 

@@ -36,6 +36,10 @@ class Progress:
         else:
             self._bar.set_description(text)
 
+    def start_clock(self) -> None:
+        """The time left is judged from now on."""
+        self._bar.unpause()
+
     def rounds(self, played: int) -> None:
         """So many rounds are done."""
         self._bar.update(played - self._bar.n)

@@ -66,6 +66,7 @@ def _play(experiment, engine, folder, rows, quiet):
     with Progress(rounds, engine.played, quiet) as progress, _signals() as stop:
         progress.say("compiling")
         engine.compile()
+        progress.start_clock()
         progress.say(f"{experiment.config.method.name}, {experiment.strategy.name}")
         while engine.played < rounds:
             goal = min(rounds, (engine.played // every + 1) * every)
@@ -218,9 +219,20 @@ class _Folder:
             return []
         self.saved = self._checkpoints.latest() or 0
         rows = metrics.keep_until(self.path / "metrics.jsonl", self.saved)
+        self._check_rows(rows, engine.experiment)
         if self.saved:
             engine.go_on(self._checkpoints.restore(self.saved, engine.saved()), self.saved)
         return rows
+
+    def _check_rows(self, rows, experiment):
+        every, rounds = experiment.config.run.eval_every, experiment.plan.rounds
+        evaluated = self.saved if self.saved == rounds else self.saved - self.saved % every
+        there = sum(row["round"] == evaluated for row in rows)
+        if evaluated and there != len(experiment.seeds):
+            raise BadInput(
+                f"{self.path / 'metrics.jsonl'} lacks round {evaluated}, which checkpoint"
+                f" {self.saved} has; without the folder checkpoints the run starts anew"
+            )
 
     def append(self, rows: list[dict]) -> None:
         """Adds rows to metrics.jsonl."""

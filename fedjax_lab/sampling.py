@@ -5,8 +5,6 @@ import jax.numpy as jnp
 
 from fedjax_lab.types import Array, Client, PyTree
 
-SMALL = 4096  # a population that is ranked faster than a cohort is drawn from it
-
 
 def by_size(key: Array, server: PyTree, population: Client, m: int) -> tuple[Array, Array]:
     """m clients at random; share n_i / sum_j n_j over the sampled."""
@@ -33,7 +31,7 @@ def without_replacement(key: Array, count: int, m: int) -> Array:
     """
     if m == count:
         return jnp.arange(count)
-    if count <= max(4 * m, SMALL):
+    if count <= 4 * m:
         return jax.lax.top_k(jax.random.bits(key, (count,)), m)[1]
 
     def draw(carry):

@@ -132,6 +132,8 @@ BAD = [
     (["--config={toy}", "--confg=3"], "confg"),
     (["--config={toy}", "stray"], "'stray'"),
     (["--config={toy}", "--seeds=a"], "--seeds"),
+    (["--config={toy}", "--seeds=4294967296"], "seeds"),
+    (["--config={toy}", "--config.run.rounds=3000000000"], "config.run.rounds"),
     (["--config={toy}", "--seeds=1,1"], "twice"),
     (["--config={toy}:fedprox", "--config.method.mo=1"], "did you mean 'mu'?"),
     (["--config={toy}", "--config.metod.mu=1"], "did you mean 'method'?"),
@@ -166,6 +168,24 @@ def test_bad_input_gets_one_line_and_exit_2(arguments, said, toy, tmp_path, caps
     assert captured.err.startswith("error: ") and captured.err.count("\n") == 1
     assert said in captured.err
     assert not (tmp_path / "new").exists()  # nothing is left behind
+
+
+def test_a_config_file_with_a_mistake_and_a_folder_that_cannot_be(toy, tmp_path, capsys):
+    broken = tmp_path / "broken.py"
+    broken.write_text("def get_config(:")
+    assert call(f"--config={broken}") == 2
+    assert "SyntaxError" in capsys.readouterr().err
+    assert call(f"--config={toy}", f"--workdir={broken}/below") == 2
+    error = capsys.readouterr().err
+    assert str(broken) in error and error.count("\n") == 1
+
+
+def test_lost_metrics_are_noticed(toy, tmp_path, capsys):
+    arguments = [f"--config={toy}", f"--workdir={tmp_path / 'w'}", "--config.run.rounds=2"]
+    assert call(*arguments) == 0
+    (tmp_path / "w/metrics.jsonl").unlink()
+    assert call(*arguments, "--resume") == 2
+    assert "lacks round 2" in capsys.readouterr().err
 
 
 def test_overrides_of_names_bring_their_settings(toy):

@@ -31,19 +31,23 @@ def test_a_cohort_has_distinct_members(count, m):
     assert ids.min() >= 0 and ids.max() < count
 
 
-@pytest.mark.parametrize("small", [0, 4096])
-def test_every_client_is_drawn_equally_often(small, monkeypatch):
-    """Both ways to draw 3 of 20, 4,000 times: chi-square over members and over pairs."""
-    monkeypatch.setattr(sampling, "SMALL", small)
-    keys = jax.random.split(KEYS.cohort, 4000)
-    ids = np.asarray(jax.vmap(lambda k: sampling.without_replacement(k, 20, 3))(keys))
-    members = np.bincount(ids.ravel(), minlength=20)
-    assert ((members - 600) ** 2 / 600).sum() < 50  # 19 degrees of freedom, p about 1e-4
-    pairs = np.zeros((20, 20))
+@pytest.mark.parametrize("count", [12, 20])
+def test_every_client_is_drawn_equally_often(count):
+    """Both ways to draw 3, by rank and by repeated draws: chi-square over members and pairs."""
+    draws = 200 * count
+    keys = jax.random.split(KEYS.cohort, draws)
+    ids = np.asarray(jax.vmap(lambda k: sampling.without_replacement(k, count, 3))(keys))
+
+    def chi_square(counts):
+        """In standard deviations above its mean."""
+        expected, freedom = counts.mean(), counts.size - 1
+        return (((counts - expected) ** 2 / expected).sum() - freedom) / np.sqrt(2 * freedom)
+
+    assert chi_square(np.bincount(ids.ravel(), minlength=count)) < 4
+    pairs = np.zeros((count, count))
     for a, b in ((0, 1), (0, 2), (1, 2)):
         np.add.at(pairs, (np.minimum(ids[:, a], ids[:, b]), np.maximum(ids[:, a], ids[:, b])), 1)
-    seen, expected = pairs[np.triu_indices(20, 1)], 12000 / 190
-    assert ((seen - expected) ** 2 / expected).sum() < 270  # 189 degrees of freedom
+    assert chi_square(pairs[np.triu_indices(count, 1)]) < 4
 
 
 def test_shares():
