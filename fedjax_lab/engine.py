@@ -54,6 +54,7 @@ class Engine:
         args = lane.own, lane.people, lane.keys, state, number
         self._score = self._jit(score, (*axes, None)).lower(*args).compile()
         self.compile_seconds = time.perf_counter() - began
+        self.message_bytes = self._message_bytes()
 
     def play(self, at_most: int) -> None:
         """A block of rounds, about a second long."""
@@ -78,9 +79,7 @@ class Engine:
 
     def evaluate(self) -> list[evaluate.Scores]:
         """The scores of each seed after the rounds played so far; starts new sums."""
-        sums = self.progress()
-        done = np.array([sums.examples.sum(), sums.steps.sum(), sums.lane_steps.sum()])
-        self.session = self.session._replace(totals=self.session.totals + done)
+        self.session = self.session._replace(totals=self.session.totals + self._done())
         self.sums = self._no_progress()
         began = time.perf_counter()
         scores = []
@@ -90,11 +89,14 @@ class Engine:
         self.evaluate_seconds += time.perf_counter() - began
         return self._each_seed(scores)
 
-    def message_bytes(self) -> tuple[int, int]:
+    def _message_bytes(self):
         """Bytes (up, down) of one round of one seed, all clients that take part."""
-        e, lane = self.experiment, self.lanes[0]
-        first = (lambda a: a[0]) if self.together else (lambda a: a)
-        state, trainees = jax.tree.map(first, (self.states[0], lane.trainees))
+        e = self.experiment
+
+        def shape(a):  # of one seed
+            return jax.ShapeDtypeStruct(a.shape[1:] if self.together else a.shape, a.dtype)
+
+        state, trainees = jax.tree.map(shape, (self.states[0], self.lanes[0].trainees))
         clients = simulate.cohort_size(e.method, e.plan, trainees, state)
         up, down = simulate.message_bytes(e.method, e.plan, e.training[0], trainees, state)
         return clients * up, clients * down
@@ -111,6 +113,12 @@ class Engine:
         """Takes back what `saved` gave after so many rounds."""
         self.states, self.sums, (self.seconds,) = saved
         self.played = played
+        # What an earlier process did since the last evaluation is not this session's.
+        self.session = self.session._replace(totals=-self._done())
+
+    def _done(self):
+        sums = self.progress()
+        return np.array([sums.examples.sum(), sums.steps.sum(), sums.lane_steps.sum()])
 
     def _lanes(self):
         e = self.experiment
@@ -125,8 +133,11 @@ class Engine:
         population = partial(simulate.population, num_classes=e.task.num_classes)
         people = self._jit(population, (_seed_axes(own[0]),))
         lanes = []
-        for lane in zip(keys, own, training, strict=True):
-            streams, mine, train = jax.device_put(lane, e.strategy.sharding)
+        pool = jax.device_put(own[0]._replace(**dict.fromkeys(_ROWS)), e.strategy.sharding)
+        for streams, *pair in zip(keys, own, training, strict=True):
+            rows = [{name: getattr(f, name) for name in _ROWS} for f in pair]
+            streams, rows = jax.device_put((streams, rows), e.strategy.sharding)
+            mine, train = (pool._replace(**r) for r in rows)  # one pool for all seeds
             lanes.append(Lane(streams, mine, people(mine), train, people(train)))
         return lanes
 
@@ -158,19 +169,20 @@ class _Session(NamedTuple):
     totals: np.ndarray  # examples, steps, lane steps; over all seeds
 
 
-_POOL = Federation(None, None, None, None, None, 0, 0, 0, None, None)
+_ROWS = ("train", "validation", "test")  # what differs between seeds
+_AXES = Federation(*(0 if name in _ROWS else None for name in Federation._fields))
 
 
 def _seed_axes(federation: Federation) -> Federation:
     """Only the rows that clients own differ between seeds."""
     return Federation(
-        *(None if a is None else axis for a, axis in zip(federation, _POOL, strict=True))
+        *(None if a is None else axis for a, axis in zip(federation, _AXES, strict=True))
     )
 
 
 def _stack(federations: list[Federation]) -> Federation:
     stacked = [
         rows[0] if axis is None or rows[0] is None else jnp.stack(rows)
-        for axis, rows in zip(_POOL, zip(*federations, strict=True), strict=True)
+        for axis, rows in zip(_AXES, zip(*federations, strict=True), strict=True)
     ]
     return Federation(*stacked)

@@ -78,7 +78,8 @@ def score(
         if method.newcomer is None:
             return own(federation.world, min(num_clients, WORLD_CLIENTS))
         message, private = method.newcomer(state)
-        client = jax.tree.map(lambda a: a[0], everyone)._replace(id=-1, private=private)
+        nobody = jax.tree.map(lambda a: jnp.zeros_like(a[0]), everyone)
+        client = nobody._replace(id=jnp.int32(-1), private=private)
 
         def block(shared, rows):
             message, client, federation = shared

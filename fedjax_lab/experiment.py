@@ -129,21 +129,21 @@ def load_config(path: str) -> dict:
         raise BadInput(f"no config file {path}; {nearest(path, known)}")
     spec = importlib.util.spec_from_file_location("config_file", path)
     module = importlib.util.module_from_spec(spec)
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        raise BadInput(f"{path} cannot be loaded: {type(error).__name__}: {error}") from error
-    if not hasattr(module, "get_config"):
-        raise BadInput(f"{path} has no function get_config")
     if method and method not in methods.METHODS:
         raise BadInput(f"no method {method!r}; {nearest(method, methods.METHODS)}")
-    config = module.get_config(method) if method else module.get_config()
-    return config.to_dict() if isinstance(config, ml_collections.ConfigDict) else config
+    try:
+        spec.loader.exec_module(module)
+        return _as_dict(module.get_config(method) if method else module.get_config())
+    except Exception as error:
+        raise BadInput(f"{path} cannot be loaded: {type(error).__name__}: {error}") from error
 
 
 def resolve(config: dict, overrides: list[tuple[str, str]] = ()) -> ml_collections.ConfigDict:
     """The whole, checked and locked config. Overrides are (dotted key, text), as from a shell."""
-    sections = {name: dict(values) for name, values in _as_dict(config).items()}
+    config = _as_dict(config)
+    if not isinstance(config, dict) or not all(isinstance(v, dict) for v in config.values()):
+        raise BadInput(f"a config is a dict of sections, each a dict; got {config!r:.80}")
+    sections = {str(name): dict(values) for name, values in config.items()}
     for name in sections:
         if name not in DEFAULTS:
             raise BadInput(f"no config section {name!r}; {nearest(name, DEFAULTS)}")
@@ -206,8 +206,8 @@ def _literal(text):
 
 def _typed(key, value, old):
     """The value in the type of the old one; an int may stand for a float."""
-    if old is inspect.Parameter.empty:  # a setting without default, such as a path
-        return value
+    if old is inspect.Parameter.empty:  # a setting without default: a path
+        return str(value)
     kind = type(old)
     if kind is float and type(value) is int:
         return float(value)
@@ -259,7 +259,7 @@ def _get(full, key):
 
 def build(config: ml_collections.ConfigDict, seeds: list[int] | None = None) -> Experiment:
     """All of it, from a resolved config. Nothing is compiled yet."""
-    seeds = [config.run.seed] if seeds is None else list(seeds)
+    seeds = [config.run.seed] if seeds is None else [int(seed) for seed in seeds]
     if not seeds or not all(0 <= seed < 2**32 for seed in seeds):
         raise BadInput(f"seeds must be from 0 to 2**32 - 1, got {seeds}")
     if len(set(seeds)) < len(seeds):

@@ -1,6 +1,6 @@
 """What one client does with its own rows: train on them, average over them, draw from them."""
 
-import itertools
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -28,10 +28,18 @@ def num_batches(n: Array, batch_size: int) -> Array:
     return (jnp.asarray(n, jnp.int32) + batch_size - 1) // batch_size
 
 
+class Training(NamedTuple):
+    """What one call of `Work.train` did."""
+
+    loss: Array  # sum over steps
+    steps: Array
+    examples: Array
+
+
 def make_work(
     federation: Federation, rows: Array, plan: Plan, key: Array
-) -> tuple[Work, list[Array]]:
-    """The work of one client on its rows [N], padding last; and the mean losses of its trainings.
+) -> tuple[Work, list[Training]]:
+    """The work of one client on its rows [N], padding last; and a list of its trainings.
 
     The list grows by one entry while `train` is traced, so `Exchange.local` calls `train` at its
     top level, never inside a jax transformation of its own.
@@ -39,13 +47,13 @@ def make_work(
     size = plan.batch_size
     longest = -(-rows.shape[0] // size)
     batches = longest if plan.equal_steps else num_batches(jnp.sum(rows >= 0), size)
-    losses, calls = [], itertools.count()
+    trainings = []
 
     def train(
         weights, loss, *, only=everything, epochs=plan.epochs, steps=None, optimizer=plan.optimizer
     ):
         """`epochs` passes in fresh order, each cut after `steps` batches; fresh optimiser state."""
-        call = next(calls)
+        call = len(trainings)
         k_call = jax.random.fold_in(key, DRAW + call) if call else key
         free, fixed = (part.params for part in tree.split(only, weights))
         count = batches if steps is None else jnp.minimum(batches, steps)
@@ -72,7 +80,9 @@ def make_work(
 
         start = free, weights.stats, optimizer.init(free), jnp.float32(0)
         free, stats, _, total = jax.lax.fori_loop(0, epochs, epoch, start)
-        losses.append(total / jnp.maximum(epochs * count, 1))
+        n = jnp.minimum(jnp.sum(rows >= 0), count * size)
+        done = (total, epochs * count, epochs * n)
+        trainings.append(Training(*(jnp.asarray(a, jnp.float32) for a in done)))
         return Weights(tree.join(free, fixed), stats)
 
     def mean(fn):
@@ -88,11 +98,11 @@ def make_work(
         return tree.scale(1 / jnp.maximum(jnp.sum(rows >= 0), 1), total)
 
     def draw(size):
-        """The same batch at every call in a round."""
+        """The same batch at every call in an exchange."""
         k_draw = jax.random.fold_in(key, DRAW)
         return fetch(federation, _pad(shuffle(k_draw, rows), size)[:size])
 
-    return Work(train, mean, draw), losses
+    return Work(train, mean, draw), trainings
 
 
 def shuffle(key: Array, rows: Array) -> Array:

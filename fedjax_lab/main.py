@@ -26,7 +26,7 @@ def main(argv: list[str]) -> int:
 
     try:
         return _run(argv)
-    except (BadInput, OSError) as error:
+    except BadInput as error:
         print("error:", " ".join(str(error).split()), file=sys.stderr)
         return 2
 
@@ -34,6 +34,9 @@ def main(argv: list[str]) -> int:
 def _run(argv):
     from fedjax_lab.errors import BadInput
 
+    if {"--help", "-h", "--helpfull"} & set(argv):
+        print(__doc__)
+        return 0
     argv, overrides = _split_overrides(argv)
     try:
         rest = flags.FLAGS(argv)[1:]
@@ -48,19 +51,25 @@ def _run(argv):
     from fedjax_lab import experiment, runner
 
     config = experiment.resolve(experiment.load_config(CONFIG.value), overrides)
-    workdir = Path(WORKDIR.value or _new_folder(CONFIG.value, config.method.name))
     seeds = [config.run.seed] if seeds is None else seeds
+    if RESUME.value and not WORKDIR.value:
+        raise BadInput("--resume needs the folder of the run: --workdir=DIR")
+    if WORKDIR.value and not PARTITION_ONLY.value:
+        runner.check_workdir(Path(WORKDIR.value), config, seeds, RESUME.value)
+    job = None if PARTITION_ONLY.value else experiment.build(config, seeds)
+    new = _new_folder(CONFIG.value, config.method.name) if not WORKDIR.value else None
+    workdir = new or Path(WORKDIR.value)
     if PARTITION_ONLY.value:
         return _show_partition(config, seeds[0], workdir)
-    runner.check_workdir(workdir, config, seeds, RESUME.value)
     try:
-        result = runner.run(experiment.build(config, seeds), workdir, RESUME.value)
+        result = runner.run(job, workdir, RESUME.value)
     except runner.Diverged as error:
         print(f"error: {error}", file=sys.stderr)
         return 3
     except KeyboardInterrupt as error:
         said = str(error) or "interrupted"
-        print(f"{said}; go on with --workdir={workdir} --resume", file=sys.stderr)
+        again = f"--workdir={workdir} --resume"
+        print(f"{said}; go on with the same command and {again}", file=sys.stderr)
         return 130
     _show(result)
     return 0
@@ -97,6 +106,8 @@ def _seeds(texts):  # None where the flag is not given
 
 def _use_every_core():
     """On a CPU each core becomes a device, so that clients can share them. Before jax starts."""
+    if "JAX_NUM_CPU_DEVICES" in os.environ:
+        return
     import jax
 
     mine = getattr(os, "sched_getaffinity", lambda _: range(os.cpu_count() or 1))
@@ -104,16 +115,27 @@ def _use_every_core():
 
 
 def _new_folder(config_path, method):
+    """A folder in runs that nobody else has, made here and now."""
+    from fedjax_lab import metrics
+
+    metrics.make_folder(Path("runs"))
     name = Path(config_path.partition(":")[0]).stem
-    return Path("runs") / f"{name}-{method}-{time.strftime('%Y%m%d-%H%M%S')}"
+    stem = f"{name}-{method}-{time.strftime('%Y%m%d-%H%M%S')}"
+    for ending in ("", *(f"-{i}" for i in range(2, 1000))):
+        path = Path("runs") / (stem + ending)
+        try:
+            path.mkdir()
+        except FileExistsError:
+            continue
+        return path
 
 
 def _show_partition(config, seed, workdir):
-    from fedjax_lab import experiment, partition
+    from fedjax_lab import experiment, metrics, partition
 
     counts, dataset = experiment.partition_counts(config, seed)
     print(partition.table(counts, dataset.classes))
-    workdir.mkdir(parents=True, exist_ok=True)
+    metrics.make_folder(workdir)
     partition.heat_map(counts, dataset.classes, workdir / "partition.png")
     print(f"picture: {workdir / 'partition.png'}")
     return 0

@@ -9,6 +9,14 @@ import numpy as np
 from fedjax_lab.errors import BadInput
 
 
+def make_folder(path: Path) -> None:
+    """The folder and its parents; BadInput where that cannot be."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadInput(f"cannot make the folder {path}: {error.strerror}") from error
+
+
 def write_json(path: Path, content: dict) -> None:
     """Atomic: the file is either the old one or the whole new one."""
     _replace(path, json.dumps(content, indent=2) + "\n")

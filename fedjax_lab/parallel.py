@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -94,11 +93,10 @@ def on_mesh(mesh: Mesh, inner: Strategy) -> Strategy:
         )
 
     def deal(steps):
-        return _longest_first(steps)[_snake(steps.shape[0], devices)]
+        return _by_load(steps, devices)
 
     def lane_steps(steps):
-        share = -(-steps.shape[0] // devices)
-        lines = [steps[i : i + share] for i in range(0, steps.shape[0], share)]
+        lines = jnp.pad(steps, (0, -len(steps) % devices)).reshape(devices, -1)
         return sum(inner.lane_steps(line) for line in lines)
 
     name = f"mesh({devices}) x {inner.name}"
@@ -153,20 +151,22 @@ def _longest_first(steps):
     return jnp.argsort(-steps, stable=True)
 
 
-def _snake(m, devices):
-    """Ranks (0 is the longest) in the order of their places: back and forth over the devices."""
+def _by_load(steps, devices):
+    """The longest first, each to the device with the least to do that has a place left."""
+    m = len(steps)
     share = -(-m // devices)
-    lines = [[] for _ in range(devices)]
-    room = [max(0, min(share, m - d * share)) for d in range(devices)]
-    sweep = list(range(devices))
-    rank = 0
-    while rank < m:
-        for d in sweep:
-            if len(lines[d]) < room[d] and rank < m:
-                lines[d].append(rank)
-                rank += 1
-        sweep.reverse()
-    return np.array([rank for line in lines for rank in line])
+    room = jnp.clip(m - share * jnp.arange(devices), 0, share)
+
+    def place(rank, carry):
+        load, used, order = carry
+        client = longest[rank]
+        device = jnp.argmin(jnp.where(used < room, load, jnp.inf))
+        order = order.at[device * share + used[device]].set(client)
+        return load.at[device].add(steps[client]), used.at[device].add(1), order
+
+    longest = _longest_first(steps)
+    start = jnp.zeros(devices), jnp.zeros(devices, jnp.int32), jnp.zeros(m, longest.dtype)
+    return jax.lax.fori_loop(0, m, place, start)[2]
 
 
 def choose(

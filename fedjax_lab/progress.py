@@ -17,7 +17,7 @@ class Progress:
         self._bar = tqdm(
             total=total,
             initial=played,
-            unit="round",
+            bar_format="{desc} {n_fmt}/{total_fmt} {postfix} |{bar}| {remaining} left",
             disable=quiet or self._lines,
             dynamic_ncols=True,
             smoothing=0.1,

@@ -1,6 +1,7 @@
 """A run from its first round to its last: evaluations, checkpoints, files, interrupts."""
 
 import contextlib
+import json
 import platform
 import resource
 import signal
@@ -52,6 +53,8 @@ def run(
     try:
         engine = Engine(experiment)
         rows = folder.restore(engine)
+        if folder.finished(engine.played == experiment.plan.rounds):
+            return Result(folder.read_summary(), rows, engine.final_states(), folder.path)
         if engine.played < experiment.plan.rounds:
             _play(experiment, engine, folder, rows, quiet)
         summary = _summary(experiment, engine, rows)
@@ -80,7 +83,7 @@ def _play(experiment, engine, folder, rows, quiet):
                 folder.append(new)
                 progress.evaluated(new)
             folder.save(engine, force=stop.is_set() or engine.played == rounds)
-            if stop.is_set():
+            if stop.is_set() and engine.played < rounds:
                 raise Interrupted(f"interrupted after round {engine.played} of {rounds}")
 
 
@@ -88,7 +91,7 @@ def _rows(experiment, engine):
     """One metrics row per seed, for the rounds since the last evaluation."""
     sums = engine.progress()
     since = (engine.played - 1) % experiment.config.run.eval_every + 1
-    up, down = engine.message_bytes()
+    up, down = engine.message_bytes
     rows = []
     for i, (seed, scores) in enumerate(zip(experiment.seeds, engine.evaluate(), strict=True)):
         rows.append(
@@ -167,12 +170,16 @@ def _signals():
 
     def note(number, frame):
         stop.set()
-        restore()
+        give_up()
         print("\nstopping after the rounds under way; once more to stop at once", flush=True)
 
     def restore():
         for number, handler in before.items():
             signal.signal(number, handler)
+
+    def give_up():
+        for number in before:
+            signal.signal(number, signal.SIG_DFL)  # python's own handler waits for the rounds
 
     if threading.current_thread() is threading.main_thread():
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -187,7 +194,7 @@ def check_workdir(path: Path, config, seeds: list[int], resume: bool) -> None:
     """BadInput where `path` holds another run, or one that was not asked to be resumed."""
     if path.exists() and not path.is_dir():
         raise BadInput(f"{path} is not a folder")
-    if path.is_dir() and any(path.iterdir()):
+    if path.is_dir() and any(file.name != "partition.png" for file in path.iterdir()):
         if not resume:
             raise BadInput(f"{path} is not empty; use --resume to go on with its run")
         metrics.check_same_config(path / "config.json", _saved_config(config, seeds))
@@ -208,7 +215,7 @@ class _Folder:
         if path is None:
             return
         check_workdir(path, experiment.config, experiment.seeds, resume)
-        path.mkdir(parents=True, exist_ok=True)
+        metrics.make_folder(path)
         saved = _saved_config(experiment.config, experiment.seeds)
         metrics.write_json(path / "config.json", saved)
         self._checkpoints = Checkpoints(path / "checkpoints")
@@ -223,6 +230,14 @@ class _Folder:
         if self.saved:
             engine.go_on(self._checkpoints.restore(self.saved, engine.saved()), self.saved)
         return rows
+
+    def finished(self, all_rounds: bool) -> bool:
+        """Whether an earlier process has left nothing to do."""
+        return bool(all_rounds and self.path and (self.path / "summary.json").exists())
+
+    def read_summary(self) -> dict:
+        """What that process measured."""
+        return json.loads((self.path / "summary.json").read_text())
 
     def _check_rows(self, rows, experiment):
         every, rounds = experiment.config.run.eval_every, experiment.plan.rounds

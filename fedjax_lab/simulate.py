@@ -10,6 +10,8 @@ from fedjax_lab.local import make_work, num_batches
 from fedjax_lab.parallel import Strategy
 from fedjax_lab.types import Array, Client, Federation, Method, Plan, State
 
+EXCHANGE = 3 << 30  # beyond the numbers of a training's streams: those of earlier exchanges
+
 
 class Keys(NamedTuple):
     """One stream of random numbers per purpose, all from the run's seed alone.
@@ -120,21 +122,23 @@ def play_round(
     cohort = tree.take(everyone, ids)._replace(weight=share, private=tree.take(state.private, ids))
     rows = federation.train[ids]
     k_clients = jax.vmap(jax.random.fold_in, (None, 0))(k_local, ids)
-    train_loss = jnp.float32(0)
+    done = []
 
     for left, exchange in zip(reversed(range(len(method.round))), method.round, strict=True):
         # The last exchange of a round shuffles as the only one of another method does.
-        now = jax.vmap(jax.random.fold_in, (0, None))(k_clients, left) if left else k_clients
+        fold = jax.vmap(jax.random.fold_in, (0, None))
+        now = fold(k_clients, EXCHANGE + left) if left else k_clients
         run = strategy.each(_one_client(exchange, plan))
-        uploads, private, losses = run((server, federation), (cohort, rows, now))
+        uploads, private, trainings = run((server, federation), (cohort, rows, now))
         server = exchange.aggregate(server, uploads, cohort)
         cohort = cohort._replace(private=private)
-        train_loss = sum((jnp.sum(share * loss) for loss in losses), train_loss)
+        done += trainings
 
-    steps = plan.epochs * num_batches(cohort.n, plan.batch_size).astype(jnp.float32)
+    loss, steps, examples = (sum(a) for a in zip(*done, strict=True)) if done else jnp.zeros((3, 1))
+    train_loss = jnp.sum(share * loss / jnp.maximum(steps, 1))
+    lane_steps = sum(strategy.lane_steps(training.steps) for training in done)
     finite = jnp.isfinite(train_loss) & tree.finite((server, cohort.private))
-    examples = plan.epochs * jnp.sum(cohort.n)
-    measured = Round(train_loss, examples, jnp.sum(steps), strategy.lane_steps(steps), finite)
+    measured = Round(train_loss, jnp.sum(examples), jnp.sum(steps), lane_steps, finite)
     return State(server, tree.put(state.private, ids, cohort.private)), measured
 
 
@@ -142,9 +146,9 @@ def _one_client(exchange, plan):
     def run(shared, mine):
         (server, federation), (client, rows, key) = shared, mine
         message = exchange.send(server, client.id)
-        work, losses = make_work(federation, rows, plan, key)
+        work, trainings = make_work(federation, rows, plan, key)
         upload, private = exchange.local(message, client, work)
-        return upload, private, losses
+        return upload, private, trainings
 
     return run
 
@@ -152,10 +156,10 @@ def _one_client(exchange, plan):
 def cohort_size(method: Method, plan: Plan, everyone: Client, state: State) -> int:
     """How many clients take part in a round; a method may ask for more than the plan."""
 
-    def ids(key):
-        return method.sample(key, state.server, everyone, plan.cohort)[0]
+    def ids(key, server, everyone):
+        return method.sample(key, server, everyone, plan.cohort)[0]
 
-    return jax.eval_shape(ids, jax.random.key(0)).shape[0]
+    return jax.eval_shape(ids, jax.random.key(0), state.server, everyone).shape[0]
 
 
 def message_bytes(

@@ -121,4 +121,4 @@ class Plan(NamedTuple):
     optimizer: Any  # optax.GradientTransformation, used where a method names none
     num_domains: int = 1
     equal_steps: bool = False  # every client has as many batches as the longest: no masking
-    eval_batch: int = 500
+    eval_batch: int = 100
