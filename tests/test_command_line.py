@@ -180,6 +180,31 @@ def test_a_config_file_with_a_mistake_and_a_folder_that_cannot_be(toy, tmp_path,
     assert str(broken) in error and error.count("\n") == 1
 
 
+def test_resuming_a_finished_run_changes_nothing(toy, tmp_path, capsys):
+    arguments = [f"--config={toy}", f"--workdir={tmp_path / 'w'}", "--config.run.rounds=2"]
+    assert call(*arguments) == 0
+    before = (tmp_path / "w/summary.json").read_text()
+    assert call(*arguments, "--resume") == 0
+    assert (tmp_path / "w/summary.json").read_text() == before
+
+
+def test_help_and_a_resume_without_a_folder(toy, capsys):
+    assert call("--help") == 0
+    assert "--workdir=DIR" in capsys.readouterr().out
+    assert call(f"--config={toy}", "--resume") == 2
+    assert "--workdir" in capsys.readouterr().err
+
+
+def test_default_folders_never_clash(toy, tmp_path, monkeypatch):
+    """Two runs of one second: each in a folder of its own."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(time, "strftime", lambda form: "now")
+    for _ in range(2):
+        assert call(f"--config={toy}", "--config.run.rounds=1") == 0
+    folders = sorted(path.name for path in (tmp_path / "runs").iterdir())
+    assert folders == ["toy-fedavg-now", "toy-fedavg-now-2"]
+
+
 def test_lost_metrics_are_noticed(toy, tmp_path, capsys):
     arguments = [f"--config={toy}", f"--workdir={tmp_path / 'w'}", "--config.run.rounds=2"]
     assert call(*arguments) == 0
