@@ -11,6 +11,7 @@ import pytest
 from fedjax_lab.errors import BadInput
 from fedjax_lab.models import conv, layers, nets
 from fedjax_lab.models.task import make_task
+from fedjax_lab.types import Weights
 
 KEY = jax.random.key(0)
 close = partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5)
@@ -251,3 +252,68 @@ def test_clients_at_once_equal_clients_alone():
     together, alone = jax.jit(jax.vmap(gradient))(stacked, x, mask), jax.jit(gradient)
     for i in (0, 1):
         same(jax.tree.map(lambda a, i=i: a[i], together), alone(weights[i], x[i], mask[i]))
+
+
+def by_hand(w, x):
+    """conv, BatchNorm, ReLU, pool; dense, ReLU; head. In evaluation mode."""
+    p, stats = w.params, w.stats
+    for i in range(2):
+        kernel, bias = p[f"Conv_{i}"]["kernel"], p[f"Conv_{i}"]["bias"]
+        labels = ("NHWC", "HWIO", "NHWC")
+        x = jax.lax.conv_general_dilated(x, kernel, (1, 1), "VALID", dimension_numbers=labels)
+        s, b = stats[f"BatchNorm_{i}"], p[f"BatchNorm_{i}"]
+        x = (x + bias - s["mean"]) / jnp.sqrt(s["var"] + 1e-5) * b["scale"] + b["bias"]
+        x = jnp.maximum(x, 0)
+        x = jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "VALID")
+    z = x.reshape(len(x), -1) @ p["Dense_0"]["kernel"] + p["Dense_0"]["bias"]
+    z = jnp.maximum(z, 0)
+    return z @ p["head"]["kernel"] + p["head"]["bias"], z
+
+
+def random_weights(task, seed=0):
+    """Every leaf positive and negative, so that no layer can be left out unnoticed."""
+    shapes = jax.eval_shape(task.init, jax.random.key(0))
+    rng = np.random.default_rng(seed)
+    params = jax.tree.map(lambda a: jnp.asarray(rng.normal(size=a.shape), a.dtype), shapes.params)
+    stats = jax.tree.map(lambda a: jnp.asarray(rng.uniform(1, 2, a.shape), a.dtype), shapes.stats)
+    return Weights(params, stats)
+
+
+def test_the_layers_of_a_conv_net_are_in_order():
+    net = nets.ConvNet(3, (2, 4), (True, True), (5,), kernel=3, norm=True)
+    task = make_task(net, (14, 14, 1), 3)
+    w = random_weights(task)
+    x = jnp.asarray(np.random.default_rng(1).normal(size=(6, 14, 14, 1)), jnp.float32)
+    out, (logits, features) = task.apply(w, x), by_hand(w, x)
+    np.testing.assert_allclose(out.features, features, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(out.logits, logits, rtol=1e-4, atol=1e-4)
+
+
+def test_the_layers_of_an_mlp_are_in_order():
+    task = make_task(nets.mlp(3, width=5, norm=True), (4,), 3)
+    w = random_weights(task)
+    x = jnp.asarray(np.random.default_rng(1).normal(size=(6, 4)), jnp.float32)
+    p, s = w.params, w.stats["BatchNorm_0"]
+    z = x @ p["Dense_0"]["kernel"] + p["Dense_0"]["bias"]
+    z = (z - s["mean"]) / jnp.sqrt(s["var"] + 1e-5) * p["BatchNorm_0"]["scale"]
+    z = jnp.maximum(z + p["BatchNorm_0"]["bias"], 0)
+    np.testing.assert_allclose(task.apply(w, x).features, z, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("where", ["map_dropout", "dense_dropout"])
+def test_dropout_is_where_it_says_at_its_rate(where):
+    """A quarter of the features are dropped, the others grow by 1 / 0.75."""
+    widths = (400,) if where == "dense_dropout" else ()
+    net = nets.ConvNet(3, (8,), (False,), widths, kernel=3, **{where: 0.25})
+    task = make_task(net, (8, 8, 1), 3)
+    w = jax.tree.map(jnp.abs, random_weights(task))  # nothing is dropped by a ReLU
+    x = jnp.ones((4, 8, 8, 1))
+    whole, thinned = (task.apply(w, x, key).features for key in (None, jax.random.key(0)))
+    kept = np.asarray(thinned) > 0
+    assert 0.2 < 1 - kept.mean() < 0.3
+    np.testing.assert_allclose(thinned[kept], whole[kept] / 0.75, rtol=1e-4)
+
+
+def test_pfl_cnn_has_its_published_rates():
+    net = nets.pfl_cnn(10)
+    assert (net.map_dropout, net.dense_dropout) == (0.25, 0.5)
