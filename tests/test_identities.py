@@ -164,6 +164,18 @@ def test_two_rounds_against_numpy(mu):
     assert float(sums.steps) == 2 * 3 * STEPS
 
 
+def test_the_training_loss_is_the_cohorts_mean_by_share():
+    """One full-batch step each: the losses of the sent model, weighted by size."""
+    method = toys.make("fedavg", toys.TASK)
+    w = weights_of(simulate.init(method, KEYS, toys.C).server)
+    ids = cohort(method, 0)
+    n = np.array([len(data_of(i)[1]) for i in ids])
+    expected = np.average([gradient(w, *data_of(i))[0] for i in ids], weights=n)
+    _, sums = toys.player(method, plan=FULL._replace(epochs=1))(KEYS, 0, 1)
+    assert float(sums.train_loss) == pytest.approx(expected, rel=1e-5)
+    assert float(sums.examples) == n.sum()
+
+
 def test_ifca_round_against_numpy():
     method = toys.make("ifca", toys.TASK, num_clusters=3)
     state = simulate.init(method, KEYS, toys.C)
