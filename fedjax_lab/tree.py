@@ -10,7 +10,10 @@ from fedjax_lab.types import Array, PyTree
 
 def mix(weight: Array, trees: PyTree) -> PyTree:
     """Linear mixing over clients: leaves [M, ...]; weight [M] gives one tree, [K, M] gives K."""
-    return jax.tree.map(lambda a: jnp.tensordot(weight.astype(a.dtype), a, axes=1), trees)
+    full = jax.lax.Precision.HIGHEST  # no TF32, no bfloat16
+    return jax.tree.map(
+        lambda a: jnp.tensordot(weight.astype(a.dtype), a, axes=1, precision=full), trees
+    )
 
 
 def dot(a: PyTree, b: PyTree) -> Array:

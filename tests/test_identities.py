@@ -252,6 +252,35 @@ def test_a_client_is_scored_on_its_own_model(name):
     assert own != others
 
 
+def test_ifca_averages_running_statistics_by_size():
+    method = toys.make("ifca", toys.NORM, num_clusters=1)
+    w = tree.repeat(toys.NORM.init(KEYS.init), 3)
+    value = jnp.array([1.0, 2.0, 3.0])
+    w = jax.tree.map(lambda a: a * 0 + value.reshape(-1, *[1] * (a.ndim - 1)), w)
+    people = tree.take(toys.PEOPLE, jnp.arange(3))._replace(n=jnp.array([10.0, 20.0, 70.0]))
+    centres = simulate.init(method, KEYS, toys.C).server
+    new = method.round[0].aggregate(centres, (jnp.zeros(3, int), w), people)
+    np.testing.assert_allclose(new.params["head"]["bias"], 2.0, rtol=1e-6)
+    np.testing.assert_allclose(new.stats["BatchNorm_0"]["var"], 2.6, rtol=1e-6)
+
+
+def test_local_keeps_each_clients_running_statistics():
+    stats = toys.player(toys.make("local"))(KEYS, 0, 1)[0].private.stats["BatchNorm_0"]["mean"]
+    assert float(jnp.abs(stats).max(1).min()) > 0.01  # all have moved
+    assert len(np.unique(np.asarray(stats), axis=0)) == toys.C
+
+
+def test_an_exchange_that_only_measures_changes_nothing(averaged):
+    """Two exchanges; the last one shuffles as the only one of FedAvg does, bit for bit."""
+    one = fedavg(toys.NORM)
+    measure = one.round[0]._replace(
+        local=lambda w, client, work: (work.mean(lambda b: b.x.sum()), client.private),
+        aggregate=lambda w, uploads, cohort: w,
+    )
+    two = one._replace(round=(measure, *one.round))
+    toys.same(toys.player(two)(KEYS, 0, 3), averaged)
+
+
 def test_local_never_communicates():
     method = toys.make("local", toys.TASK)
     first = weights_of(simulate.init(toys.make("fedavg", toys.TASK), KEYS, toys.C).server)

@@ -113,5 +113,5 @@ def test_messages_are_counted_from_their_types():
     norm = 4 * 16 * 4  # scale, bias, mean, var of 16 units, 4 bytes each
     assert sizes("fedavg") == sizes("fedprox") == (model, model)
     assert sizes("fedbn") == (model - norm, model - norm)
-    assert sizes("ifca") == (model + 2 * 4, 2 * model)
+    assert sizes("ifca") == (model + 4, 2 * model)
     assert sizes("local") == sizes("central") == (0, 0)

@@ -4,7 +4,8 @@
   local   k_i = argmin_k F_i(w_k);  w_i <- SGD on F_i from w_{k_i}      (Alg. 1)
   server  w_k = mean of the w_i with k_i = k                            (Alg. 1)
 
-The paper's mean is uniform; FedConcat weighs it by size (`by_size`). Clusters start from distinct
+The paper's mean is uniform; FedConcat weighs it by size (`by_size`), as running statistics always
+are. Clusters start from distinct
 inits; ties go to the lower index; a cluster that nobody picked keeps its model. A client is scored
 on the model that fits its training data best.
 """
@@ -15,7 +16,7 @@ import jax.numpy as jnp
 from fedjax_lab import losses, sampling, tree
 from fedjax_lab.errors import BadInput
 from fedjax_lab.methods.fedavg import send
-from fedjax_lab.types import Exchange, Method, State, Task
+from fedjax_lab.types import Exchange, Method, State, Task, Weights
 
 
 def ifca(task: Task, *, num_clusters: int = 2, by_size: bool = False) -> Method:
@@ -38,14 +39,20 @@ def ifca(task: Task, *, num_clusters: int = 2, by_size: bool = False) -> Method:
     def local(centres, client, work):
         k = choose(centres, work)
         w = work.train(tree.take(centres, k), risk)
-        return (jax.nn.one_hot(k, K), w), k
+        return (k, w), k
 
     def aggregate(centres, uploads, cohort):
-        member, w = uploads  # [M, K], leaves [M, ...]
-        share = (member * (cohort.weight[:, None] if by_size else 1.0)).T  # [K, M]
-        total = jnp.sum(share, 1)  # [K]
-        mean = tree.mix(share / jnp.maximum(total, 1e-9)[:, None], w)  # Alg. 1
-        return tree.where(total > 0, mean, centres)
+        k, w = uploads  # [M], leaves [M, ...]
+        member = jax.nn.one_hot(k, K).T  # [K, M]
+
+        def mean(share, leaves):
+            share = member * share
+            total = jnp.maximum(jnp.sum(share, 1, keepdims=True), 1e-9)
+            return tree.mix(share / total, leaves)
+
+        params = mean(cohort.n if by_size else 1.0, w.params)  # Alg. 1
+        picked = jnp.sum(member, 1) > 0  # [K]
+        return tree.where(picked, Weights(params, mean(cohort.n, w.stats)), centres)
 
     def tune(centres, client, work):
         return centres, choose(centres, work)
