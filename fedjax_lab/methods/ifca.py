@@ -5,9 +5,8 @@
   server  w_k = mean of the w_i with k_i = k                            (Alg. 1)
 
 The paper's mean is uniform; FedConcat weighs it by size (`by_size`), as running statistics always
-are. Clusters start from distinct
-inits; ties go to the lower index; a cluster that nobody picked keeps its model. A client is scored
-on the model that fits its training data best.
+are. Clusters start from distinct inits; ties go to the lower index; a cluster that nobody picked
+keeps its model. A client is scored on the model that fits its training data best.
 """
 
 import jax
