@@ -8,6 +8,12 @@ class BadInput(ValueError):
     """Bad usage, config or data, in one line. `main` prints it and exits with 2."""
 
 
+def check_choice(key: str, value: str, known: Iterable[str]) -> None:
+    """BadInput unless the config's value of `key` is one of the known ones."""
+    if value not in known:
+        raise BadInput(f"config.{key} cannot be {value!r}; {nearest(value, known)}")
+
+
 def nearest(word: str, known: Iterable[str]) -> str:
     """The end of a message about an unknown name: the closest valid one, or all of them."""
     known = sorted(known)

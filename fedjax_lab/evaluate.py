@@ -48,6 +48,7 @@ def score(
     num_clients = everyone.id.shape[0]
     each = in_groups(strategy, min(plan.cohort, num_clients))
     clients = everyone._replace(private=state.private)
+    send = method.scored or method.round[-1].send
     k_score = jax.random.fold_in(keys.score, t)
     k_clients = jax.vmap(jax.random.fold_in, (None, 0))(k_score, clients.id)
 
@@ -58,7 +59,7 @@ def score(
         def one(shared, mine):
             server, federation, same = shared
             client, train, key, rows = mine
-            message = method.round[-1].send(server, client.id)
+            message = send(server, client.id)
             if method.tune is not None:
                 work, _ = make_work(federation, train, plan._replace(equal_steps=False), key)
                 message, private = method.tune(message, client, work)

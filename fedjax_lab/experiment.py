@@ -21,7 +21,7 @@ from fedjax_lab.data.arrays import arrays
 from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.data.digit_domains import digit_domains
 from fedjax_lab.data.idx import fashion_mnist, idx
-from fedjax_lab.errors import BadInput, nearest
+from fedjax_lab.errors import BadInput, check_choice, nearest
 from fedjax_lab.models import conv, nets
 from fedjax_lab.models.task import make_task
 from fedjax_lab.types import Federation, Method, Plan, Task
@@ -227,9 +227,7 @@ def _check_values(full):
             if isinstance(value, float) and not np.isfinite(value):
                 raise BadInput(f"config.{section}.{key} must be finite, got {value}")
     for key, known in CHOICES.items():
-        value = _get(full, key)
-        if value not in known:
-            raise BadInput(f"config.{key} cannot be {value!r}; {nearest(value, known)}")
+        check_choice(key, _get(full, key), known)
     for key, value in ((key, _get(full, key)) for key in (*POSITIVE, *NOT_NEGATIVE)):
         if isinstance(value, int) and value >= 2**31:
             raise BadInput(f"config.{key} must be below 2**31, got {value}")

@@ -102,7 +102,8 @@ def make_work(
         k_draw = jax.random.fold_in(key, DRAW)
         return fetch(federation, _pad(shuffle(k_draw, rows), size)[:size])
 
-    return Work(train, mean, draw), trainings
+    steps = jnp.asarray(plan.epochs * batches, jnp.int32)
+    return Work(train, mean, draw, steps, plan.optimizer), trainings
 
 
 def shuffle(key: Array, rows: Array) -> Array:

@@ -1,6 +1,10 @@
 """Optimisers with PyTorch's arithmetic: weight decay is added to the gradient, before all else."""
 
+import jax
+import jax.numpy as jnp
 import optax
+
+from fedjax_lab.types import Array
 
 
 def sgd(
@@ -19,6 +23,22 @@ def adam(lr: float, weight_decay: float = 0.0) -> optax.GradientTransformation:
     return optax.chain(
         *_decay(weight_decay), optax.scale_by_adam(), optax.scale_by_learning_rate(lr)
     )
+
+
+def reach(optimizer: optax.GradientTransformation, steps: int | Array) -> Array:
+    """How far `steps` steps go along a constant gradient of 1, weight decay aside.
+
+    eta a(K, rho) of SGD with momentum rho: eta K for rho = 0, else
+    eta [K - rho (1 - rho^K) / (1 - rho)] / (1 - rho)   (Wang et al., NeurIPS 2020).
+    """
+    origin = jnp.float32(0)
+
+    def step(_, carry):
+        state, far = carry
+        update, state = optimizer.update(jnp.float32(1), state, origin)
+        return state, far - update
+
+    return jax.lax.fori_loop(0, steps, step, (optimizer.init(origin), origin))[1]
 
 
 def _decay(weight_decay):

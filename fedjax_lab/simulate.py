@@ -47,7 +47,10 @@ def population(federation: Federation, num_classes: int) -> Client:
     labels = jnp.where(rows >= 0, federation.y[rows], num_classes)
     count = jax.vmap(lambda y: jnp.bincount(y, length=num_classes + 1)[:-1])(labels)
     ids = jnp.arange(n.shape[0], dtype=jnp.int32)
-    return Client(ids, n, n / jnp.sum(n), count.astype(jnp.float32), ())
+    num_clients = jnp.full_like(n, n.shape[0])
+    mean_n = jnp.full_like(n, jnp.mean(n))
+    share = n / jnp.sum(n)
+    return Client(ids, n, share, count.astype(jnp.float32), (), num_clients, mean_n)
 
 
 def no_progress() -> Progress:

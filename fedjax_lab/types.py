@@ -49,6 +49,8 @@ class Client(NamedTuple):
     weight: Array  # [] share in the server's mean; sums to 1 over a cohort
     label_count: Array  # [K] float32
     private: PyTree  # what the client keeps between rounds
+    num_clients: Array  # [] float32, C: the whole population, not the cohort
+    mean_n: Array  # [] float32, n averaged over the whole population
 
 
 class Work(NamedTuple):
@@ -57,6 +59,8 @@ class Work(NamedTuple):
     train: Callable[..., Weights]  # (weights, loss, *, only, epochs, steps, optimizer) -> weights
     mean: Callable[..., PyTree]  # (fn: Batch -> tree) -> mean of fn over the client's examples
     draw: Callable[[int], Batch]  # (size) -> one random batch, drawn without replacement
+    steps: Array  # [] int32, how many `train` makes with its defaults
+    optimizer: Any  # optax.GradientTransformation, the one that `train` takes by default
 
 
 class Exchange(NamedTuple):
@@ -78,7 +82,8 @@ class Method(NamedTuple):
     """A federated method. `send`, `local` and `predict` are written for one client.
 
     `newcomer` gives the (message, private) of an unseen client; None where the paper defines none.
-    `tune`, where a method has it, is what a client does with its own data before it is scored.
+    `scored` gives the message that clients are scored with, where it is not the one of the last
+    exchange. `tune`, where a method has it, is what a client then does with its own data first.
     `pooled`: training sees one client that holds everybody's examples (a centralised bound).
     """
 
@@ -90,6 +95,7 @@ class Method(NamedTuple):
     # (key, server, population [C], M) -> (ids [M], shares [M])
     tune: Callable[[PyTree, Client, Work], tuple[PyTree, PyTree]] | None = None
     # (message, client, work) -> (message, private)
+    scored: Callable[[PyTree, Array], PyTree] | None = None  # (server, id) -> message
     pooled: bool = False
 
 

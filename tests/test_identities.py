@@ -4,15 +4,16 @@ import functools
 
 import jax
 import jax.numpy as jnp
+import naive
 import numpy as np
 import pytest
 import toys
 
-from fedjax_lab import evaluate, losses, optim, simulate, tree
+from fedjax_lab import evaluate, losses, simulate, tree
 from fedjax_lab.methods.fedavg import fedavg
 from fedjax_lab.methods.fedper import fedper
 
-KEYS = simulate.make_keys(jax.random.key(3))
+KEYS = naive.KEYS
 
 
 @pytest.fixture(scope="module")
@@ -83,95 +84,34 @@ def test_hyperparameters_may_be_traced(averaged):
     toys.close(jax.tree.map(lambda a: a[0], grid), averaged[0])
 
 
-# Full-batch steps, so that no shuffling matters: a round in naive NumPy.
-
-STEPS, LR, MOMENTUM, DECAY = 3, 0.1, 0.9, 0.01
-FULL = toys.PLAN._replace(
-    batch_size=toys.N, epochs=STEPS, optimizer=optim.sgd(LR, MOMENTUM, DECAY), cohort=3
-)
-
-
-def weights_of(w):
-    """A toy MLP's parameters as [A, a, B, b]."""
-    p = jax.tree.map(np.asarray, w.params)
-    return [p["Dense_0"]["kernel"], p["Dense_0"]["bias"], p["head"]["kernel"], p["head"]["bias"]]
-
-
-def gradient(w, x, y):
-    """Loss and gradient of the mean cross-entropy of a two-layer perceptron, by hand."""
-    A, a, B, b = w
-    z = np.maximum(x @ A + a, 0)
-    logits = z @ B + b
-    logits = logits - logits.max(1, keepdims=True)
-    p = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
-    loss = -np.log(p[np.arange(len(y)), y]).mean()
-    d = (p - np.eye(toys.K)[y]) / len(y)
-    dz = (d @ B.T) * (z > 0)
-    return loss, [x.T @ dz, dz.sum(0), z.T @ d, d.sum(0)]
-
-
-def naive_sgd(w, x, y, extra=lambda w: 0):
-    """STEPS full-batch steps of PyTorch's SGD; `extra` is added to the gradient."""
-    w, m = [a.copy() for a in w], None
-    for _ in range(STEPS):
-        _, g = gradient(w, x, y)
-        more = extra(w)
-        g = [
-            gi + (more[i] if more else 0) + DECAY * wi
-            for i, (gi, wi) in enumerate(zip(g, w, strict=True))
-        ]
-        m = g if m is None else [MOMENTUM * mi + gi for mi, gi in zip(m, g, strict=True)]
-        w = [wi - LR * mi for wi, mi in zip(w, m, strict=True)]
-    return w
-
-
-def data_of(i):
-    rows = np.asarray(toys.FEDERATION.train[i])
-    rows = rows[rows >= 0]
-    return np.asarray(toys.FEDERATION.x)[rows], np.asarray(toys.FEDERATION.y)[rows]
-
-
-def cohort(method, t, size=FULL.cohort):
-    state = simulate.init(method, KEYS, toys.C)
-    key = jax.random.fold_in(KEYS.cohort, t)
-    ids, _ = method.sample(key, state.server, toys.PEOPLE, size)
-    return [int(i) for i in ids]
-
-
 def score(method, state):
     run = jax.jit(functools.partial(evaluate.score, method, toys.PLAN, toys.VECTORISED))
     return run(toys.FEDERATION, toys.PEOPLE, KEYS, state, 0)
-
-
-def mean_by_size(ids, models):
-    n = np.array([len(data_of(i)[1]) for i in ids], float)
-    return [np.tensordot(n / n.sum(), np.stack(a), 1) for a in zip(*models, strict=True)]
 
 
 @pytest.mark.parametrize("mu", [0.0, 0.7])
 def test_two_rounds_against_numpy(mu):
     """FedAvg and FedProx with three of eight unequal clients a round."""
     method = toys.make("fedprox", toys.TASK, mu=mu)
-    w = weights_of(simulate.init(method, KEYS, toys.C).server)
+    w = naive.weights_of(simulate.init(method, KEYS, toys.C).server)
     for t in range(2):
-        ids = cohort(method, t)
+        ids = naive.cohort(method, t)
         assert len(set(ids)) == 3
         pull = lambda v, w=w: [mu * (a - b) for a, b in zip(v, w, strict=True)]  # noqa: E731
-        w = mean_by_size(ids, [naive_sgd(w, *data_of(i), pull) for i in ids])
-    state, sums = toys.player(method, plan=FULL)(KEYS, 0, 2)
-    for a, b in zip(weights_of(state.server), w, strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
-    assert float(sums.steps) == 2 * 3 * STEPS
+        w = naive.mean_by_size(ids, [naive.sgd(w, *naive.data_of(i), pull) for i in ids])
+    state, sums = toys.player(method, plan=naive.FULL)(KEYS, 0, 2)
+    naive.close(state.server, w)
+    assert float(sums.steps) == 2 * 3 * naive.STEPS
 
 
 def test_the_training_loss_is_the_cohorts_mean_by_share():
     """One full-batch step each: the losses of the sent model, weighted by size."""
     method = toys.make("fedavg", toys.TASK)
-    w = weights_of(simulate.init(method, KEYS, toys.C).server)
-    ids = cohort(method, 0)
-    n = np.array([len(data_of(i)[1]) for i in ids])
-    expected = np.average([gradient(w, *data_of(i))[0] for i in ids], weights=n)
-    _, sums = toys.player(method, plan=FULL._replace(epochs=1))(KEYS, 0, 1)
+    w = naive.weights_of(simulate.init(method, KEYS, toys.C).server)
+    ids = naive.cohort(method, 0)
+    n = np.array([len(naive.data_of(i)[1]) for i in ids])
+    expected = np.average([naive.gradient(w, *naive.data_of(i))[0] for i in ids], weights=n)
+    _, sums = toys.player(method, plan=naive.FULL._replace(epochs=1))(KEYS, 0, 1)
     assert float(sums.train_loss) == pytest.approx(expected, rel=1e-5)
     assert float(sums.examples) == n.sum()
 
@@ -182,19 +122,19 @@ def test_ifca_round_against_numpy():
     params = tree.scale(0.1, state.server.params)
     params["head"]["bias"] = jnp.eye(3, toys.K)  # cluster k suits a client with much of class k
     start = state._replace(server=state.server._replace(params=params))
-    centres = [weights_of(jax.tree.map(lambda a, k=k: a[k], start.server)) for k in range(3)]
+    centres = [naive.weights_of(jax.tree.map(lambda a, k=k: a[k], start.server)) for k in range(3)]
     for t in range(2):
-        ids = cohort(method, t)
+        ids = naive.cohort(method, t)
         picked = {}
         for i in ids:
-            k = int(np.argmin([gradient(w, *data_of(i))[0] for w in centres]))
-            picked.setdefault(k, []).append(naive_sgd(centres[k], *data_of(i)))
+            k = int(np.argmin([naive.gradient(w, *naive.data_of(i))[0] for w in centres]))
+            picked.setdefault(k, []).append(naive.sgd(centres[k], *naive.data_of(i)))
         assert len(picked) > 1 or t
         for k, models in picked.items():
             centres[k] = [np.mean(a, axis=0) for a in zip(*models, strict=True)]
-    state, _ = toys.player(method, plan=FULL)(KEYS, 0, 2, start)
+    state, _ = toys.player(method, plan=naive.FULL)(KEYS, 0, 2, start)
     for k, expected in enumerate(centres):
-        got = weights_of(jax.tree.map(lambda a, k=k: a[k], state.server))
+        got = naive.weights_of(jax.tree.map(lambda a, k=k: a[k], state.server))
         for a, b in zip(got, expected, strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
 
@@ -205,8 +145,10 @@ def test_ifca_scores_a_client_on_the_model_that_fits_it_best():
     state = simulate.init(method, KEYS, toys.C)
     scores = score(method, state)
     for i in range(toys.C):
-        centres = [weights_of(jax.tree.map(lambda a, k=k: a[k], state.server)) for k in range(3)]
-        best = min(centres, key=lambda w, i=i: gradient(w, *data_of(i))[0])
+        centres = [
+            naive.weights_of(jax.tree.map(lambda a, k=k: a[k], state.server)) for k in range(3)
+        ]
+        best = min(centres, key=lambda w, i=i: naive.gradient(w, *naive.data_of(i))[0])
         rows = np.asarray(toys.FEDERATION.test[i])
         A, a, B, b = best
         logits = np.maximum(np.asarray(toys.FEDERATION.x)[rows] @ A + a, 0) @ B + b
@@ -225,7 +167,7 @@ def test_ifca_starts_from_distinct_models_and_measures_in_evaluation_mode():
     far = {**stats, "mean": stats["mean"].at[0].set(1e3)}  # ruins cluster 0 in evaluation mode
     server = state.server._replace(params=same_params, stats={"BatchNorm_0": far})
     picked = toys.player(method)(KEYS, 0, 1, state._replace(server=server))[0].private
-    ids = cohort(method, 0, toys.PLAN.cohort)
+    ids = naive.cohort(method, 0, toys.PLAN.cohort)
     assert [int(picked[i]) for i in ids] == [1] * len(ids)
 
 
@@ -283,11 +225,11 @@ def test_an_exchange_that_only_measures_changes_nothing(averaged):
 
 def test_local_never_communicates():
     method = toys.make("local", toys.TASK)
-    first = weights_of(simulate.init(toys.make("fedavg", toys.TASK), KEYS, toys.C).server)
-    state, _ = toys.player(method, plan=FULL)(KEYS, 0, 1)
+    first = naive.weights_of(simulate.init(toys.make("fedavg", toys.TASK), KEYS, toys.C).server)
+    state, _ = toys.player(method, plan=naive.FULL)(KEYS, 0, 1)
     for i in (0, 5):  # everyone trains, whatever the cohort
-        expected = naive_sgd(first, *data_of(i))
-        got = weights_of(jax.tree.map(lambda a, i=i: a[i], state.private))
+        expected = naive.sgd(first, *naive.data_of(i))
+        got = naive.weights_of(jax.tree.map(lambda a, i=i: a[i], state.private))
         for a, b in zip(got, expected, strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
 
@@ -295,15 +237,14 @@ def test_local_never_communicates():
 def test_central_is_one_client_with_everything():
     method = toys.make("central", toys.TASK)
     federation, people, plan = toys.pooled(method)
-    plan = FULL._replace(batch_size=federation.train.shape[1], cohort=1)
+    plan = naive.FULL._replace(batch_size=federation.train.shape[1], cohort=1)
     state, _ = toys.player(method, plan=plan)(KEYS, 0, 1)
     rows = np.asarray(toys.FEDERATION.train)
     rows = rows[rows >= 0]
     assert float(people.n[0]) == len(rows)
     x, y = np.asarray(toys.FEDERATION.x)[rows], np.asarray(toys.FEDERATION.y)[rows]
-    first = weights_of(simulate.init(fedavg(toys.TASK), KEYS, toys.C).server)
-    for a, b in zip(weights_of(state.server), naive_sgd(first, x, y), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+    first = naive.weights_of(simulate.init(fedavg(toys.TASK), KEYS, toys.C).server)
+    naive.close(state.server, naive.sgd(first, x, y))
 
 
 def test_fedprox_gradient_is_finite_at_the_start():

@@ -98,7 +98,7 @@ def test_docstring_names_paper_and_equations(name):
         assert text.count(f"# {equation}") == 1, equation
     assert len(text.splitlines()) <= 100
     if name not in ("local", "central"):
-        assert "arXiv:" in source.__doc__ or "ICML" in source.__doc__
+        assert "arXiv:" in source.__doc__ or "doi:" in source.__doc__
 
 
 def test_messages_are_counted_from_their_types():
@@ -114,4 +114,9 @@ def test_messages_are_counted_from_their_types():
     assert sizes("fedavg") == sizes("fedprox") == (model, model)
     assert sizes("fedbn") == (model - norm, model - norm)
     assert sizes("ifca") == (model + 4, 2 * model)
+    for name in ("fedavgm", "fedopt", "feddyn", "fedlc", "fedrs", "moon"):
+        assert sizes(name) == (model, model), name
+    params = tree.num_bytes(weights.params)
+    assert sizes("scaffold") == (model + params, model + params)
+    assert sizes("fednova") == (model + 4, model)
     assert sizes("local") == sizes("central") == (0, 0)

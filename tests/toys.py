@@ -39,7 +39,20 @@ def make_federation(seed=0):
     )
 
 
+def skewed(federation, seed=1):
+    """Each client keeps two or three of its classes, so that some are absent."""
+    rng = np.random.default_rng(seed)
+    y, train = np.asarray(federation.y), np.asarray(federation.train)
+    kept = np.full_like(train, -1)
+    for row, old in zip(kept, train, strict=True):
+        classes = rng.choice(K, rng.integers(2, 4), replace=False)
+        mine = old[(old >= 0) & np.isin(y[old], classes)]
+        row[: len(mine)] = mine
+    return federation._replace(train=jnp.asarray(kept))
+
+
 FEDERATION = make_federation()
+SKEWED = skewed(FEDERATION)
 TASK = make_task(nets.mlp(K, width=16), (D,), K)
 NORM = make_task(nets.mlp(K, width=16, norm=True), (D,), K)
 PEOPLE = simulate.population(FEDERATION, K)
@@ -55,9 +68,9 @@ def pooled(method, federation=FEDERATION):
     return federation, simulate.population(federation, K), PLAN._replace(cohort=1)
 
 
-def player(method, strategy=VECTORISED, plan=None):
+def player(method, strategy=VECTORISED, plan=None, federation=FEDERATION):
     """play(keys, start, count, state=None) -> (state, sums), compiled once."""
-    federation, people, own_plan = pooled(method)
+    federation, people, own_plan = pooled(method, federation)
     run = jax.jit(partial(simulate.play, method, plan or own_plan, strategy))
 
     def play(keys, start, count, state=None):

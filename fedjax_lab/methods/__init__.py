@@ -6,14 +6,38 @@ from collections.abc import Callable
 from fedjax_lab.errors import BadInput, nearest
 from fedjax_lab.methods.central import central
 from fedjax_lab.methods.fedavg import fedavg
+from fedjax_lab.methods.fedavgm import fedavgm
 from fedjax_lab.methods.fedbn import fedbn
+from fedjax_lab.methods.feddyn import feddyn
+from fedjax_lab.methods.fedlc import fedlc
+from fedjax_lab.methods.fednova import fednova
+from fedjax_lab.methods.fedopt import fedopt
 from fedjax_lab.methods.fedprox import fedprox
+from fedjax_lab.methods.fedrs import fedrs
 from fedjax_lab.methods.ifca import ifca
 from fedjax_lab.methods.local import local
+from fedjax_lab.methods.moon import moon
+from fedjax_lab.methods.scaffold import scaffold
 from fedjax_lab.types import Method, Task
 
 METHODS: dict[str, Callable[..., Method]] = {
-    method.__name__: method for method in (central, fedavg, fedbn, fedprox, ifca, local)
+    method.__name__: method
+    for method in (
+        central,
+        fedavg,
+        fedavgm,
+        fedbn,
+        feddyn,
+        fedlc,
+        fednova,
+        fedopt,
+        fedprox,
+        fedrs,
+        ifca,
+        local,
+        moon,
+        scaffold,
+    )
 }
 
 

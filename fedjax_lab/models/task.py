@@ -4,10 +4,10 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from fedjax_lab.models.layers import BatchNorm
+from fedjax_lab.models import layers
 from fedjax_lab.types import Array, Output, Task, Weights
 
-_NORMS = (BatchNorm, nn.BatchNorm, nn.LayerNorm, nn.GroupNorm)
+_NORMS = (layers.BatchNorm, nn.BatchNorm, nn.LayerNorm, nn.GroupNorm)
 
 
 def make_task(
@@ -35,6 +35,46 @@ def make_task(
         return Output(logits, features, new.get("batch_stats", weights.stats))
 
     return Task(init, apply, num_classes, _norm_layers(init))
+
+
+def with_projection(task: Task, width: int) -> Task:
+    """The task with two layers, dense D -> D, ReLU, dense D -> width, between features and head.
+
+    The features are then the output of the second, [B, width].
+    """
+    head = jax.eval_shape(task.init, jax.random.key(0)).params["head"]
+    top = Projection(task.num_classes, head["kernel"].shape[0], width)
+
+    def init(key: Array) -> Weights:
+        body = task.init(key)
+        z = jnp.zeros((1, top.features))
+        return Weights(
+            {**body.params, **top.init(jax.random.fold_in(key, 1), z)["params"]}, body.stats
+        )
+
+    def apply(weights, x, key=None, mask=None) -> Output:
+        unused = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), head)
+        body = weights._replace(params={**weights.params, "head": unused})
+        out = task.apply(body, x, key, mask)
+        logits, z = top.apply({"params": weights.params}, out.features)
+        return Output(logits, z, out.stats)
+
+    return task._replace(init=init, apply=apply)
+
+
+class Projection(nn.Module):
+    """MOON's: two dense layers and a head on features [B, D]."""
+
+    num_classes: int
+    features: int
+    width: int
+
+    @nn.compact
+    def __call__(self, h: Array):
+        """Features [B, D] -> logits [B, K], projections [B, width]."""
+        z = nn.relu(layers.dense(h, self.features, name="projection_0"))
+        z = layers.dense(z, self.width, name="projection_1")
+        return layers.dense(z, self.num_classes, name="head"), z
 
 
 def _norm_layers(init) -> tuple[str, ...]:

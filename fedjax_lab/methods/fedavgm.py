@@ -1,0 +1,20 @@
+"""FedAvgM: FedAvg with server momentum (Hsu et al., 2019, arXiv:1909.06335).
+
+  send    w_t
+  local   as FedAvg
+  server  Delta = w_t - sum_i n_i/n w_i;  v <- beta v + Delta;  w_{t+1} = w_t - v
+
+Neither damped nor Nesterov's, and no learning rate of the server's own. Running statistics take the
+plain mean.
+"""
+
+import optax
+
+from fedjax_lab.methods.fedavg import fedavg
+from fedjax_lab.methods.fedopt import with_server_optimizer
+from fedjax_lab.types import Method, Task
+
+
+def fedavgm(task: Task, *, beta: float = 0.9) -> Method:
+    """beta: momentum; 0 is FedAvg, 1 never forgets."""
+    return with_server_optimizer(fedavg(task), optax.sgd(1.0, momentum=beta))

@@ -1,0 +1,73 @@
+"""FedDyn (Acar et al., ICLR 2021, arXiv:2111.04263).
+
+  send    theta, the cloud model
+  local   theta_k <- argmin_x  L_k(x) - <l_k, x> + alpha/2 ||x - theta||^2            (eq. 1)
+          l_k <- l_k - alpha (theta_k - theta)                                        (eq. 2)
+  server  h <- h - alpha/m sum_{k in P} (theta_k - theta)
+          theta <- mean_{k in P} theta_k - h / alpha                                  (Alg. 1)
+
+L_k = omega_k F_k with omega_k = n_k / mean n: the risk by size. l_k is the paper's gradient of L_k
+at theta_k; it and h start at zero; m counts all clients. As in the authors' code, SGD runs on the
+objective over omega_k and clips its gradient before alpha x joins it; the paper has no momentum.
+Means are uniform, those of running statistics by size. Scored is the participants' mean.
+"""
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import optax
+
+from fedjax_lab import losses, sampling, tree
+from fedjax_lab.methods.fedavg import fedavg
+from fedjax_lab.types import Exchange, Method, PyTree, State, Task, Weights
+
+
+class Server(NamedTuple):
+    """`mean` is the participants' mean, which is scored."""
+
+    theta: Weights
+    h: PyTree
+    mean: Weights
+
+
+def feddyn(task: Task, *, alpha: float = 0.1, clip: float = 10.0) -> Method:
+    """alpha: weight of the dynamic regulariser; clip: largest norm of a step's gradient."""
+    risk = losses.risk(task)
+
+    def init(key, num_clients):
+        w = task.init(key)
+        zero = tree.zeros(w.params)
+        return State(Server(w, zero, w), tree.repeat(zero, num_clients))
+
+    def send(server, id):
+        return server.theta
+
+    def local(theta, client, work):
+        l_k, omega = client.private, client.n / client.mean_n
+        constant = tree.add(tree.scale(1 / omega, l_k), theta.params, alpha / omega)
+        optimizer = optax.chain(
+            optax.stateless(lambda g, _: tree.sub(g, constant)),
+            optax.clip_by_global_norm(clip),
+            optax.add_decayed_weights(alpha / omega),  # eq. 1
+            work.optimizer,
+        )
+        theta_k = work.train(theta, risk, optimizer=optimizer)
+        moved = tree.sub(theta_k.params, theta.params)
+        return theta_k, tree.add(l_k, moved, -alpha)  # eq. 2
+
+    def aggregate(server, theta_k, cohort):
+        equal = jnp.full_like(cohort.n, 1 / cohort.n.shape[0])
+        params = tree.mix(equal, theta_k.params)
+        stats = tree.mix(cohort.n / jnp.sum(cohort.n), theta_k.stats)
+        share = cohort.n.shape[0] / cohort.num_clients[0]  # |P| / m
+        h = tree.add(server.h, tree.sub(params, server.theta.params), -alpha * share)
+        theta = tree.add(params, h, -1 / alpha)  # Alg. 1
+        return Server(Weights(theta, stats), h, Weights(params, stats))
+
+    return fedavg(task)._replace(
+        init=init,
+        round=(Exchange(send, local, aggregate),),
+        newcomer=lambda state: (state.server.mean, ()),
+        sample=sampling.equal,
+        scored=lambda server, id: server.mean,
+    )

@@ -1,0 +1,31 @@
+"""FedLC (Zhang et al., ICML 2022, arXiv:2209.00189).
+
+  send    w_t
+  local   SGD on the cross-entropy of calibrated logits o_c - tau n_c^(-1/4)
+  server  as FedAvg
+
+n_c counts the client's own examples of class c. The paper leaves the true class out of the
+denominator, and the loss without a lower bound; here it is in. A class without examples counts as
+1e-8 of one: its margin of 100 tau removes it. Predictions are not calibrated.
+"""
+
+import jax.numpy as jnp
+
+from fedjax_lab import losses
+from fedjax_lab.methods.fedavg import fedavg
+from fedjax_lab.types import Method, Task
+
+
+def fedlc(task: Task, *, tau: float = 1.0) -> Method:
+    """tau: scale of the margins; 0 is FedAvg."""
+
+    def local(w_t, client, work):
+        margin = tau * jnp.maximum(client.label_count, 1e-8) ** -0.25  # [K]
+
+        def loss(w, batch, key):
+            out = task.apply(w, batch.x, key, batch.mask)
+            return losses.cross_entropy(out.logits - margin, batch), out.stats
+
+        return work.train(w_t, loss), client.private
+
+    return fedavg(task, local)

@@ -1,0 +1,31 @@
+"""FedNova (Wang et al., NeurIPS 2020, arXiv:2007.07481).
+
+  send    w_t
+  local   w_i <- SGD on F_i from w_t, tau_i steps;  d_i = (w_t - w_i) / a_i
+  server  w_{t+1} = w_t - tau_eff sum_i p_i d_i,  tau_eff = sum_i p_i a_i
+
+p_i = n_i/n over the sampled clients. a_i is how far the optimiser goes in tau_i steps: tau_i itself
+for plain SGD, (tau_i - rho (1 - rho^tau_i) / (1 - rho)) / (1 - rho) with momentum rho. Only ratios
+of the a_i matter, so the learning rate stays in them.
+"""
+
+from fedjax_lab import losses, optim, tree
+from fedjax_lab.methods.fedavg import fedavg, send
+from fedjax_lab.types import Exchange, Method, Task, Weights
+
+
+def fednova(task: Task) -> Method:
+    """FedAvg for clients that make unequally many steps; with equally many it is FedAvg."""
+    risk = losses.risk(task)
+
+    def local(w_t, client, work):
+        w = work.train(w_t, risk)
+        return (w, optim.reach(work.optimizer, work.steps)), client.private
+
+    def aggregate(w_t, uploads, cohort):
+        (w, a), p = uploads, cohort.weight
+        tau_eff = p @ a
+        mean = tree.mix(p * tau_eff / a, tree.sub(w.params, w_t.params))
+        return Weights(tree.add(w_t.params, mean), tree.mix(p, w.stats))
+
+    return fedavg(task)._replace(round=(Exchange(send, local, aggregate),))

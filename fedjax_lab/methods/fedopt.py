@@ -1,0 +1,59 @@
+"""FedOpt: FedAdam, FedYogi, FedAdagrad (Reddi et al., ICLR 2021, arXiv:2003.00295).
+
+  send    w_t
+  local   as FedAvg
+  server  Delta_t = sum_i n_i/n w_i - w_t;  w_{t+1} = w_t + ServerOpt(Delta_t)     (Alg. 1)
+
+The rules are optax's. Those of Adam and Yogi correct the bias of their moments, which the paper's
+(Alg. 2) do not; Adagrad divides by sqrt(tau^2 + sum Delta^2) instead of sqrt(sum Delta^2) + tau.
+Running statistics take the plain mean.
+"""
+
+import optax
+
+from fedjax_lab import tree
+from fedjax_lab.errors import check_choice
+from fedjax_lab.methods.fedavg import fedavg
+from fedjax_lab.types import Exchange, Method, State, Task, Weights
+
+
+def with_server_optimizer(method: Method, optimizer: optax.GradientTransformation) -> Method:
+    """A method whose server takes the plain mean takes a step towards it instead."""
+    (exchange,) = method.round
+
+    def init(key, num_clients):
+        w, private = method.init(key, num_clients)
+        return State((w, optimizer.init(w.params)), private)
+
+    def step(server, uploads, cohort):
+        w_t, moments = server
+        mean = exchange.aggregate(w_t, uploads, cohort)
+        gradient = tree.sub(w_t.params, mean.params)  # -Delta_t: optax descends
+        updates, moments = optimizer.update(gradient, moments, w_t.params)
+        params = optax.apply_updates(w_t.params, updates)  # Alg. 1
+        return Weights(params, mean.stats), moments
+
+    return method._replace(
+        init=init,
+        round=(Exchange(lambda server, id: exchange.send(server[0], id), exchange.local, step),),
+        newcomer=lambda state: (state.server[0], ()),
+    )
+
+
+def fedopt(
+    task: Task,
+    *,
+    server_optimizer: str = "adam",
+    server_lr: float = 0.01,
+    beta1: float = 0.9,
+    beta2: float = 0.99,
+    tau: float = 1e-3,
+) -> Method:
+    """server_optimizer: adam, yogi or adagrad; tau: its degree of adaptivity, the epsilon."""
+    rules = {
+        "adam": lambda: optax.adam(server_lr, beta1, beta2, tau),
+        "yogi": lambda: optax.yogi(server_lr, beta1, beta2, tau),
+        "adagrad": lambda: optax.adagrad(server_lr, tau**2, eps=0.0),
+    }
+    check_choice("method.server_optimizer", server_optimizer, rules)
+    return with_server_optimizer(fedavg(task), rules[server_optimizer]())

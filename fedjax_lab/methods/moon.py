@@ -1,0 +1,53 @@
+"""MOON (Li et al., CVPR 2021, arXiv:2103.16257).
+
+  send    w_t
+  local   SGD on F_i(w) + mu l_con(w)
+          l_con = -log e^{s_glob/tau} / (e^{s_glob/tau} + e^{s_prev/tau})          (eq. 3)
+  server  as FedAvg
+
+s_glob is the cosine between the projections of x by w and by w_t, s_prev that by w and by the last
+local model of the client; l_con counts only once it has one. Both references run in evaluation mode
+and get no gradient.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_lab import losses, tree
+from fedjax_lab.errors import check_choice
+from fedjax_lab.methods.fedavg import fedavg
+from fedjax_lab.models.task import with_projection
+from fedjax_lab.types import Method, State, Task
+
+
+def moon(task: Task, *, mu: float = 1.0, tau: float = 0.5, projection: str = "none") -> Method:
+    """mu: weight of the contrast, 0 is FedAvg; tau: temperature.
+
+    projection: none, z is the features (NIID-Bench); or mlp256, two layers between features and
+    head, which become part of the model (the authors' code).
+    """
+    check_choice("method.projection", projection, ("none", "mlp256"))
+    if projection == "mlp256":
+        task = with_projection(task, 256)
+
+    def init(key, num_clients):
+        w = task.init(key)
+        return State(w, (tree.repeat(w, num_clients), jnp.zeros(num_clients)))
+
+    def local(w_t, client, work):
+        w_prev, seen = client.private
+
+        def loss(w, batch, key):
+            out = task.apply(w, batch.x, key, batch.mask)
+            s_glob, s_prev = (
+                losses.cosine(out.features, task.apply(v, batch.x).features) for v in (w_t, w_prev)
+            )
+            l_con = losses.masked_mean(
+                jax.nn.softplus((s_prev - s_glob) / tau), batch.mask
+            )  # eq. 3
+            return losses.cross_entropy(out.logits, batch) + mu * seen * l_con, out.stats
+
+        w = work.train(w_t, loss)
+        return w, (w, jnp.float32(1))
+
+    return fedavg(task, local)._replace(init=init)

@@ -1,0 +1,116 @@
+"""A two-layer perceptron and its training in plain NumPy, to compare one round of a method with.
+
+Steps use all of a client's data, so that no shuffling matters.
+"""
+
+import jax
+import numpy as np
+import toys
+
+from fedjax_lab import optim, simulate
+
+KEYS = simulate.make_keys(jax.random.key(3))
+STEPS, LR, MOMENTUM, DECAY = 3, 0.1, 0.9, 0.01
+FULL = toys.PLAN._replace(
+    batch_size=toys.N, epochs=STEPS, optimizer=optim.sgd(LR, MOMENTUM, DECAY), cohort=3
+)
+
+
+def weights_of(w):
+    """A toy MLP's parameters as [A, a, B, b]."""
+    p = jax.tree.map(np.asarray, w.params)
+    return [p["Dense_0"]["kernel"], p["Dense_0"]["bias"], p["head"]["kernel"], p["head"]["bias"]]
+
+
+def add(w, v, scale=1.0):
+    """w + scale v."""
+    return [a + scale * b for a, b in zip(w, v, strict=True)]
+
+
+def sub(w, v):
+    """w - v."""
+    return add(w, v, -1)
+
+
+def features(w, x):
+    """What the head sees."""
+    return np.maximum(x @ w[0] + w[1], 0)
+
+
+def predict(w, x):
+    """The likeliest class."""
+    return (features(w, x) @ w[2] + w[3]).argmax(1)
+
+
+def gradient(w, x, y, scale=1.0, shift=0.0, pull=lambda z: 0.0):
+    """Loss and gradient of the mean cross-entropy of the logits scale W h + b - shift, by hand.
+
+    pull(z) is the gradient of a further term with respect to the features z.
+    """
+    A, a, B, b = w
+    z = features(w, x)
+    logits = scale * (z @ B) + b - shift
+    logits = logits - logits.max(1, keepdims=True)
+    p = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+    loss = -np.log(p[np.arange(len(y)), y]).mean()
+    d = (p - np.eye(toys.K)[y]) / len(y)
+    dz = ((d * scale) @ B.T + pull(z)) * (z > 0)
+    return loss, [x.T @ dz, dz.sum(0), z.T @ (d * scale), d.sum(0)]
+
+
+def descend(w, gradient_at, steps=STEPS, lr=LR, momentum=MOMENTUM, decay=DECAY):
+    """PyTorch's SGD."""
+    w, m = [a.copy() for a in w], None
+    for _ in range(steps):
+        g = add(gradient_at(w), w, decay)
+        m = g if m is None else add(g, m, momentum)
+        w = add(w, m, -lr)
+    return w
+
+
+def sgd(w, x, y, extra=lambda w: 0, **how):
+    """STEPS full-batch steps; `extra` is added to the gradient."""
+
+    def gradient_at(w):
+        _, g = gradient(w, x, y)
+        more = extra(w)
+        return add(g, more) if more else g
+
+    return descend(w, gradient_at, **how)
+
+
+def data_of(i, federation=toys.FEDERATION):
+    """The training examples of client i."""
+    rows = np.asarray(federation.train[i])
+    rows = rows[rows >= 0]
+    return np.asarray(federation.x)[rows], np.asarray(federation.y)[rows]
+
+
+def cohort(method, t, size=FULL.cohort):
+    """Who takes part in round t."""
+    state = simulate.init(method, KEYS, toys.C)
+    key = jax.random.fold_in(KEYS.cohort, t)
+    ids, _ = method.sample(key, state.server, toys.PEOPLE, size)
+    return [int(i) for i in ids]
+
+
+def shares(ids, federation=toys.FEDERATION):
+    """n_i / n over these clients."""
+    n = np.array([len(data_of(i, federation)[1]) for i in ids], float)
+    return n / n.sum()
+
+
+def mean(weight, models):
+    """Sum over models of weight times model."""
+    return [np.tensordot(np.asarray(weight), np.stack(a), 1) for a in zip(*models, strict=True)]
+
+
+def mean_by_size(ids, models, federation=toys.FEDERATION):
+    """FedAvg's."""
+    return mean(shares(ids, federation), models)
+
+
+def close(w, expected, rtol=1e-4, atol=1e-5):
+    """A method's weights against a list of arrays."""
+    for a, b in zip(weights_of(w), expected, strict=True):
+        np.testing.assert_allclose(a, b, rtol=rtol, atol=atol)
