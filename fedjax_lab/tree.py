@@ -100,6 +100,16 @@ def split(which: Callable[[str], bool], a: PyTree) -> tuple[PyTree, PyTree]:
     return part(True), part(False)
 
 
+def within(layers: tuple[str, ...]) -> Callable[[str], bool]:
+    """Chooses all leaves of these layers, parameters and running statistics, for `split`."""
+
+    def chosen(name):
+        _, path = name.split("/", 1)  # params or stats
+        return any(path.startswith(layer + "/") for layer in layers)
+
+    return chosen
+
+
 def join(a: PyTree, b: PyTree) -> PyTree:
     """The inverse of `split`."""
     return jax.tree.map(lambda x, y: y if x is None else x, a, b, is_leaf=lambda x: x is None)

@@ -38,7 +38,9 @@ class Task(NamedTuple):
     init: Callable[[Array], Weights]
     apply: Callable[..., Output]  # (weights, x, key=None, mask=None); a key means training mode
     num_classes: int
-    norm_layers: tuple[str, ...]  # paths of the normalisation layers, found by module type
+    layers: tuple[str, ...]  # paths of all layers with weights, in the order of the forward pass
+    batch_norms: tuple[str, ...]  # those of them that are of type BatchNorm
+    dense: tuple[str, ...]  # and of type Dense; the last one is the head
 
 
 class Client(NamedTuple):

@@ -11,7 +11,7 @@ import toys
 
 from fedjax_lab import evaluate, losses, simulate, tree
 from fedjax_lab.methods.fedavg import fedavg
-from fedjax_lab.methods.fedper import fedper
+from fedjax_lab.methods.fedper import partly_private
 
 KEYS = naive.KEYS
 
@@ -36,7 +36,7 @@ def test_fedprox_with_mu_is_not(averaged):
 
 
 def test_fedper_with_nothing_private_is_fedavg(averaged):
-    state, sums = toys.player(fedper(toys.NORM, lambda name: False))(KEYS, 0, 3)
+    state, sums = toys.player(partly_private(toys.NORM, lambda name: False))(KEYS, 0, 3)
     toys.same((state.server, sums), (averaged[0].server, averaged[1]))
 
 
@@ -55,7 +55,7 @@ def test_ifca_with_one_cluster_is_fedavg(averaged):
 def test_fedbn_keeps_the_norm_layers_at_home():
     state, _ = toys.player(toys.make("fedbn"))(KEYS, 0, 3)
     private, shared = tree.names(state.private), tree.names(state.server)
-    assert {name.split("/")[1] for name in private} == set(toys.NORM.norm_layers)
+    assert {name.split("/")[1] for name in private} == set(toys.NORM.batch_norms)
     assert {name.split("/")[0] for name in private} == {"params", "stats"}
     assert not any("BatchNorm" in name for name in shared)
     scale = state.private.params["BatchNorm_0"]["scale"]

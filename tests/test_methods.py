@@ -113,6 +113,12 @@ def test_messages_are_counted_from_their_types():
     norm = 4 * 16 * 4  # scale, bias, mean, var of 16 units, 4 bytes each
     assert sizes("fedavg") == sizes("fedprox") == (model, model)
     assert sizes("fedbn") == (model - norm, model - norm)
+    head = 4 * (16 + 1) * toys.K
+    assert sizes("fedper") == sizes("fedrep") == (model - head, model - head)
+    assert sizes("lg_fedavg") == (head, head)
+    assert sizes("fedrod") == sizes("finetune") == (model, model)
+    prototypes = 4 * toys.K * (16 + 1)
+    assert sizes("fedproto") == (prototypes, prototypes)
     assert sizes("ifca") == (model + 4, 2 * model)
     for name in ("fedavgm", "fedopt", "feddyn", "fedlc", "fedrs", "moon"):
         assert sizes(name) == (model, model), name

@@ -62,7 +62,7 @@ def test_published_sizes(net, shape, count):
     assert output.logits.shape == (7, 10)
     head = weights.params["head"]
     assert head["kernel"].shape == (output.features.shape[1], 10)
-    assert bool(weights.stats) == bool(task.norm_layers)
+    assert bool(weights.stats) == bool(task.batch_norms)
 
 
 def test_head_maps_features_to_logits():
@@ -211,7 +211,7 @@ def test_a_net_without_statistics_keeps_them_empty():
     task = make_task(nets.mlp(3), (5,), 3)
     weights = jax.eval_shape(task.init, KEY)
     assert weights.stats == {}
-    assert task.norm_layers == ()
+    assert task.batch_norms == ()
     assert jax.eval_shape(task.apply, weights, normal(0, 2, 5), KEY).stats == {}
 
 
@@ -232,9 +232,20 @@ class Outer(nn.Module):
         return nn.Dense(3, name="head")(z), z
 
 
-def test_norm_layers_are_found_by_type():
+def test_layers_are_found_by_type():
     task = make_task(Outer(), (4,), 3)
-    assert task.norm_layers == ("block/calm", "block/second", "tidy", "GroupNorm_0")
+    named = "block/BatchNorm_of_the_name_only"
+    norms = ("block/calm", "block/second")
+    assert task.layers == (*norms, named, "tidy", "GroupNorm_0", "head")
+    assert task.batch_norms == norms
+    assert task.dense == (named, "head")
+
+
+def test_layers_of_a_convolutional_net():
+    task = make_task(nets.digit_cnn(10, width=2), (28, 28, 3), 10)
+    convolutions = ("Conv_0", "BatchNorm_0", "Conv_1", "BatchNorm_1")
+    assert task.layers == (*convolutions, "Dense_0", "head")
+    assert task.dense == ("Dense_0", "head")
 
 
 def test_clients_at_once_equal_clients_alone():

@@ -12,9 +12,15 @@ from fedjax_lab.methods.feddyn import feddyn
 from fedjax_lab.methods.fedlc import fedlc
 from fedjax_lab.methods.fednova import fednova
 from fedjax_lab.methods.fedopt import fedopt
+from fedjax_lab.methods.fedper import fedper
+from fedjax_lab.methods.fedproto import fedproto
 from fedjax_lab.methods.fedprox import fedprox
+from fedjax_lab.methods.fedrep import fedrep
+from fedjax_lab.methods.fedrod import fedrod
 from fedjax_lab.methods.fedrs import fedrs
+from fedjax_lab.methods.finetune import finetune
 from fedjax_lab.methods.ifca import ifca
+from fedjax_lab.methods.lg_fedavg import lg_fedavg
 from fedjax_lab.methods.local import local
 from fedjax_lab.methods.moon import moon
 from fedjax_lab.methods.scaffold import scaffold
@@ -31,9 +37,15 @@ METHODS: dict[str, Callable[..., Method]] = {
         fedlc,
         fednova,
         fedopt,
+        fedper,
         fedprox,
+        fedproto,
+        fedrep,
+        fedrod,
         fedrs,
+        finetune,
         ifca,
+        lg_fedavg,
         local,
         moon,
         scaffold,

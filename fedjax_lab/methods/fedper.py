@@ -1,32 +1,50 @@
-"""FedPer (Arivazhagan et al., 2019, arXiv:1912.00818): a shared base, a private rest.
+"""FedPer (Arivazhagan et al., 2019, arXiv:1912.00818): a shared body, a private head.
 
-send    w_S^t
-local   (w_S,i, w_P,i) <- SGD on F_i from (w_S^t, w_P,i)
-server  w_S^{t+1} = sum_i n_i/n w_S,i          only the shared part is averaged
+  send    w_S^t
+  local   (w_S,i, w_P,i) <- SGD on F_i from (w_S^t, w_P,i)
+  server  w_S^{t+1} = sum_i n_i/n w_S,i          only the shared part is averaged
+
+Running statistics belong to their layer, shared or private with it.
 """
 
 from collections.abc import Callable
 
 from fedjax_lab import losses, sampling, tree
+from fedjax_lab.errors import BadInput
 from fedjax_lab.methods.fedavg import aggregate, send
 from fedjax_lab.types import Exchange, Method, State, Task
 
 
-def is_head(name: str) -> bool:
-    """The last layer of every classifier."""
-    return name.startswith("params/head/")
+def fedper(task: Task, *, head_layers: int = 1) -> Method:
+    """head_layers: how many of the last dense layers, with what follows them, are the head."""
+    return partly_private(task, tree.within(head(task, head_layers)))
 
 
-def fedper(task: Task, private: Callable[[str], bool] = is_head) -> Method:
-    """`private` says by its name ('params/head/kernel') which leaf stays on the client."""
+def head(task: Task, head_layers: int) -> tuple[str, ...]:
+    """The layers from the head_layers-th last dense one to the end."""
+    if not 1 <= head_layers <= len(task.dense):
+        raise BadInput(
+            f"config.method.head_layers must be from 1 to {len(task.dense)}, the model's dense"
+            f" layers, got {head_layers}"
+        )
+    return task.layers[task.layers.index(task.dense[-head_layers]) :]
+
+
+def partly_private(task: Task, private: Callable[[str], bool], train=None) -> Method:
+    """FedAvg but for what stays on the client.
+
+    `private` says by its name ('params/head/kernel') which leaf that is; `train(w, work) -> w` is
+    the local schedule where it is not plain SGD.
+    """
     risk = losses.risk(task)
+    train = train or (lambda w, work: work.train(w, risk))
 
     def init(key, num_clients):
         mine, shared = tree.split(private, task.init(key))
         return State(shared, tree.repeat(mine, num_clients))
 
     def local(shared, client, work):
-        w = work.train(tree.join(shared, client.private), risk)
+        w = train(tree.join(shared, client.private), work)
         mine, shared = tree.split(private, w)
         return shared, mine
 

@@ -4,10 +4,9 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from fedjax_lab import tree
 from fedjax_lab.models import layers
 from fedjax_lab.types import Array, Output, Task, Weights
-
-_NORMS = (layers.BatchNorm, nn.BatchNorm, nn.LayerNorm, nn.GroupNorm)
 
 
 def make_task(
@@ -34,7 +33,13 @@ def make_task(
         )
         return Output(logits, features, new.get("batch_stats", weights.stats))
 
-    return Task(init, apply, num_classes, _norm_layers(init))
+    found = _layers(init)
+
+    def of_type(*kinds):
+        return tuple(path for path, kind in found.items() if issubclass(kind, kinds))
+
+    norms = of_type(layers.BatchNorm, nn.BatchNorm)
+    return Task(init, apply, num_classes, tuple(found), norms, of_type(nn.Dense))
 
 
 def with_projection(task: Task, width: int) -> Task:
@@ -59,7 +64,13 @@ def with_projection(task: Task, width: int) -> Task:
         logits, z = top.apply({"params": weights.params}, out.features)
         return Output(logits, z, out.stats)
 
-    return task._replace(init=init, apply=apply)
+    added = ("projection_0", "projection_1")
+    return task._replace(
+        init=init,
+        apply=apply,
+        layers=(*task.layers[:-1], *added, "head"),
+        dense=(*task.dense[:-1], *added, "head"),
+    )
 
 
 class Projection(nn.Module):
@@ -77,15 +88,15 @@ class Projection(nn.Module):
         return layers.dense(z, self.num_classes, name="head"), z
 
 
-def _norm_layers(init) -> tuple[str, ...]:
-    """Paths of the normalisation layers, by type, in the order of the forward pass."""
-    found = []
+def _layers(init) -> dict[str, type]:
+    """Path and type of each module that holds weights itself, in the order of the forward pass."""
+    found = {}
 
     def note(call, args, kwargs, context):
-        if isinstance(context.module, _NORMS):
-            found.append("/".join(context.module.path))
+        found.setdefault("/".join(context.module.path), type(context.module))
         return call(*args, **kwargs)
 
     with nn.intercept_methods(note):
-        jax.eval_shape(init, jax.random.key(0))
-    return tuple(dict.fromkeys(found))
+        shapes = jax.eval_shape(init, jax.random.key(0)).params
+    holders = {name.rsplit("/", 1)[0] for name in tree.names(shapes)}
+    return {path: kind for path, kind in found.items() if path in holders}

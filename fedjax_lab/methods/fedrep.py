@@ -1,0 +1,41 @@
+"""FedRep (Collins et al., ICML 2021, arXiv:2102.07078).
+
+  send    phi_t, the body
+  local   h_i <- SGD on F_i(phi_t, h), head_epochs;  phi_i <- SGD on F_i(phi, h_i), body_epochs
+  server  phi_{t+1} = sum_i n_i/n phi_i
+
+The head h_i stays on the client. Each phase moves one part alone, momentum and weight decay
+included; running statistics move in both, as in the authors' code.
+"""
+
+from fedjax_lab import losses, tree
+from fedjax_lab.errors import BadInput
+from fedjax_lab.methods.fedper import head, partly_private
+from fedjax_lab.types import Method, Task
+
+
+def fedrep(
+    task: Task,
+    *,
+    head_layers: int = 1,
+    head_epochs: int = 1,
+    body_epochs: int = 1,
+    freeze_stats: bool = False,
+) -> Method:
+    """head_layers: as in FedPer. The epochs take the place of config.local.epochs.
+
+    freeze_stats: run the head's phase in evaluation mode.
+    """
+    if min(head_epochs, body_epochs) < 0:
+        raise BadInput("config.method: head_epochs and body_epochs must not be negative")
+    risk = losses.risk(task)
+    in_head = tree.within(head(task, head_layers))
+
+    def head_risk(w, batch, key):
+        return risk(w, batch, None if freeze_stats else key)
+
+    def train(w, work):
+        w = work.train(w, head_risk, only=in_head, epochs=head_epochs)
+        return work.train(w, risk, only=lambda name: not in_head(name), epochs=body_epochs)
+
+    return partly_private(task, in_head, train)

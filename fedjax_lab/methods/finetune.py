@@ -1,0 +1,25 @@
+"""FedAvg with fine-tuning (Cheng et al., 2021, arXiv:2108.07313).
+
+  send    w_t
+  local   as FedAvg
+  server  as FedAvg
+
+Before a client is scored it trains the model that it got on its own data. Nothing of that is kept.
+"""
+
+from fedjax_lab import losses
+from fedjax_lab.errors import BadInput
+from fedjax_lab.methods.fedavg import fedavg
+from fedjax_lab.types import Method, Task
+
+
+def finetune(task: Task, *, epochs: int = 1) -> Method:
+    """epochs: passes over the client's data before it is scored; 0 is FedAvg."""
+    if epochs < 0:
+        raise BadInput(f"config.method.epochs must be at least 0, got {epochs}")
+    risk = losses.risk(task)
+
+    def tune(w_t, client, work):
+        return work.train(w_t, risk, epochs=epochs), client.private
+
+    return fedavg(task)._replace(tune=tune)
