@@ -6,7 +6,7 @@ import numpy as np
 import optax
 import pytest
 
-from fedjax_lab import experiment, metrics
+from fedjax_lab import experiment, metrics, report
 from fedjax_lab.methods import METHODS
 
 
@@ -129,6 +129,23 @@ def test_the_three_ways_to_choose_a_round():
     assert got["last"]["mean"]["accuracy"]["mean"] == 62.5
     assert got["last"]["std"]["accuracy"]["mean"] == pytest.approx(np.std([60, 65], ddof=1))
     assert "std" not in metrics.summarise(ROWS[:3], [0])["last"]
+
+
+def test_the_best_round_of_each_domain_is_a_way_of_its_own():
+    """What FedPick reports. The mean is over each client's own best."""
+    rows = [
+        {"round": r, "seed": 0, "train_loss": 1.0, "domains": {"a": a, "b": b}}
+        | {"accuracy": {"mean": (a + b + 10) / 3, "per_client": [a, b, 10.0, None]}}
+        for r, (a, b) in enumerate([(50.0, 30.0), (40.0, 60.0), (45.0, 55.0)], 1)
+    ]
+    got = metrics.summarise(rows, [0])
+    assert got["max_over_rounds"]["mean"]["domains"] == {"a": 40.0, "b": 60.0}
+    assert got["max_per_domain"]["mean"] == {
+        "domains": {"a": 50.0, "b": 60.0},
+        "accuracy": {"mean": 40.0},
+    }
+    table = report.closing_table({**got, "seeds": [0]})
+    assert "max per domain" in table.splitlines()[0]
 
 
 def test_a_cut_off_line_is_left_out(tmp_path):
