@@ -3,8 +3,9 @@
 python -m fedjax_lab.main --config=configs/fedc2i_digits.py:fedrod --seeds=0,1,2
 
 One client per domain with 100 images a class, two local epochs of Adam, 20 rounds. The paper scores
-the last round: compare `last`. Its images are 64x64 (--config.data.size=64 makes the LeNet its
-4,336,906 parameters); at 32x32, for two cores, the net is FedProto's of 797,962.
+the last round (compare `last`): the global model of FedAvg and FedProx, the locally trained one of
+Local and FedProto, body plus own head of FedRep, both heads of FedRoD. Its images are 64x64; with
+--config.data.size=64 the LeNet has the paper's 4,336,906 parameters. 32x32 is for two cores.
 """
 
 

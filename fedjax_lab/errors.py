@@ -14,6 +14,12 @@ def check_choice(key: str, value: str, known: Iterable[str]) -> None:
         raise BadInput(f"config.{key} cannot be {value!r}; {nearest(value, known)}")
 
 
+def check_positive(key: str, value) -> None:
+    """BadInput unless the config's value of `key` is above 0; a traced value is not looked at."""
+    if isinstance(value, (int, float)) and not value > 0:
+        raise BadInput(f"config.{key} must be above 0, got {value}")
+
+
 def nearest(word: str, known: Iterable[str]) -> str:
     """The end of a message about an unknown name: the closest valid one, or all of them."""
     known = sorted(known)

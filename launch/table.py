@@ -1,10 +1,11 @@
 """One config with many methods: a Markdown table of accuracy in percent by domain.
 
     python launch/table.py --config=configs/fedpick_digits.py --out=DIR [--methods=fedavg,fedbn]
-                           [--seeds=0,1,2] [--way=max_per_domain] [--config.run.rounds=100 ...]
+                           [--seeds=0,1,2] [--way=last] [--config.run.rounds=100 ...]
 
 Each method is one run of fedjax_lab.main in DIR/METHOD. What is finished there is not run again,
-what was interrupted goes on. Cells: mean (population standard deviation) over the seeds.
+what was interrupted goes on; a run with another config or other seeds is refused. Ways to choose
+the round: last, best_by_validation, max_over_rounds, max_per_domain.
 """
 
 import argparse
@@ -15,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
+from fedjax_lab import report
 from fedjax_lab.methods import METHODS
 
 
@@ -24,22 +26,21 @@ def main() -> None:
     parser.add_argument("--out", required=True, type=Path)
     parser.add_argument("--methods", default=",".join(METHODS))
     parser.add_argument("--seeds", default="0,1,2")
-    parser.add_argument("--way", default="max_per_domain")
+    parser.add_argument("--way", default="last", choices=report.LABELS)
     args, overrides = parser.parse_known_args()
     rows = {}
     for method in args.methods.split(","):
         folder = args.out / method
-        if not (folder / "summary.json").exists():
-            train(args, method, folder, overrides)
-        if (folder / "summary.json").exists():
+        if run(args, method, folder, overrides):
             summary = json.loads((folder / "summary.json").read_text())
             rows[method] = cells(summary[args.way]["per_seed"])
-    print(f"\n{args.way}, seeds {args.seeds}, {' '.join(overrides)}\n")
+    print(f"\n{report.LABELS[args.way]}; mean (population std) over seeds {args.seeds}")
+    print(" ".join([args.config, *overrides]) + "\n")
     print("\n".join(markdown(rows)))
 
 
-def train(args, method, folder, overrides):
-    """One run; a failure is told and left out of the table."""
+def run(args, method, folder, overrides) -> bool:
+    """Whether the run came to its end; a failure is told and left out of the table."""
     command = [sys.executable, "-m", "fedjax_lab.main", f"--config={args.config}:{method}"]
     command += [f"--workdir={folder}", f"--seeds={args.seeds}", *overrides]
     if (folder / "config.json").exists():
@@ -48,18 +49,21 @@ def train(args, method, folder, overrides):
     code = subprocess.run(command, stdout=subprocess.DEVNULL).returncode
     if code:
         print(f"{method}: exit code {code}", flush=True)
+    return code == 0
 
 
 def cells(per_seed) -> dict[str, np.ndarray]:
-    """{column: value of each seed}"""
-    seeds = list(per_seed.values())
-    columns = {name: [s["domains"][name] for s in seeds] for name in seeds[0]["domains"]}
-    columns["mean"] = [np.mean(list(s["domains"].values())) for s in seeds]
+    """{column: value of each seed}: the domains, if there are several, and their mean."""
+    seeds = [s.get("domains") or {"global": s["global"]} for s in per_seed.values()]
+    columns = {name: [s[name] for s in seeds] for name in seeds[0]}
+    columns["mean"] = [np.mean(list(s.values())) for s in seeds]
     return {name: np.array(values) for name, values in columns.items()}
 
 
 def markdown(rows) -> list[str]:
     """The table's lines, the best mean of each column in bold."""
+    if not rows:
+        return ["no run came to its end"]
     columns = list(next(iter(rows.values())))
     best = {c: max(row[c].mean() for row in rows.values()) for c in columns}
     lines = ["| | " + " | ".join(columns) + " |", "|---" * (len(columns) + 1) + "|"]

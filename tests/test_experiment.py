@@ -5,8 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+import toys
 
 from fedjax_lab import experiment, metrics, report
+from fedjax_lab.errors import BadInput
 from fedjax_lab.methods import METHODS
 
 
@@ -129,6 +131,21 @@ def test_the_three_ways_to_choose_a_round():
     assert got["last"]["mean"]["accuracy"]["mean"] == 62.5
     assert got["last"]["std"]["accuracy"]["mean"] == pytest.approx(np.std([60, 65], ddof=1))
     assert "std" not in metrics.summarise(ROWS[:3], [0])["last"]
+
+
+@pytest.mark.parametrize(
+    "name, hyper, message",
+    [
+        ("finetune", {"epochs": -1}, "config.method.epochs must not be negative, got -1"),
+        ("fedprox", {"mu": -0.1}, "config.method.mu must not be negative, got -0.1"),
+        ("feddyn", {"alpha": 0.0}, "config.method.alpha must be above 0, got 0.0"),
+        ("moon", {"tau": 0.0}, "config.method.tau must be above 0, got 0.0"),
+        ("fedopt", {"tau": 0.0}, "config.method.tau must be above 0, got 0.0"),
+    ],
+)
+def test_a_senseless_setting_of_a_method_is_named(name, hyper, message):
+    with pytest.raises(BadInput, match=message):
+        toys.make(name, **hyper)
 
 
 def test_the_best_round_of_each_domain_is_a_way_of_its_own():

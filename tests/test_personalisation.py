@@ -203,8 +203,6 @@ def test_tuning_changes_nothing_that_is_kept():
     toys.same((state, sums), averaged())
     before, after = tuned(toys.make("finetune", toys.TASK, epochs=0))
     toys.same(before, after)
-    with pytest.raises(BadInput, match="epochs must be at least 0"):
-        toys.make("finetune", epochs=-1)
 
 
 # Naive NumPy rounds on skewed classes.

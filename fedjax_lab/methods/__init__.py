@@ -61,6 +61,8 @@ def make(name: str, task: Task, **hyper) -> Method:
     for key in hyper:
         if key not in known:
             raise BadInput(f"method {name} has no setting {key!r}; {nearest(key, known)}")
+        if isinstance(hyper[key], (int, float)) and hyper[key] < 0:
+            raise BadInput(f"config.method.{key} must not be negative, got {hyper[key]}")
     return METHODS[name](task, **hyper)
 
 

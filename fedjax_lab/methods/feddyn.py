@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_lab import losses, sampling, tree
+from fedjax_lab.errors import check_positive
 from fedjax_lab.methods.fedavg import fedavg
 from fedjax_lab.types import Exchange, Method, PyTree, State, Task, Weights
 
@@ -32,6 +33,8 @@ class Server(NamedTuple):
 
 def feddyn(task: Task, *, alpha: float = 0.1, clip: float = 10.0) -> Method:
     """alpha: weight of the dynamic regulariser; clip: largest norm of a step's gradient."""
+    check_positive("method.alpha", alpha)
+    check_positive("method.clip", clip)
     risk = losses.risk(task)
 
     def init(key, num_clients):

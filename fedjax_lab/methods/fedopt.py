@@ -12,7 +12,7 @@ Running statistics take the plain mean.
 import optax
 
 from fedjax_lab import tree
-from fedjax_lab.errors import check_choice
+from fedjax_lab.errors import check_choice, check_positive
 from fedjax_lab.methods.fedavg import fedavg
 from fedjax_lab.types import Exchange, Method, State, Task, Weights
 
@@ -55,5 +55,6 @@ def fedopt(
         "yogi": lambda: optax.yogi(server_lr, beta1, beta2, tau),
         "adagrad": lambda: optax.adagrad(server_lr, tau**2, eps=0.0),
     }
+    check_positive("method.tau", tau)
     check_choice("method.server_optimizer", server_optimizer, rules)
     return with_server_optimizer(fedavg(task), rules[server_optimizer]())

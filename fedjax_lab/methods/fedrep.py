@@ -9,7 +9,6 @@ included; running statistics move in both, as in the authors' code.
 """
 
 from fedjax_lab import losses, tree
-from fedjax_lab.errors import BadInput
 from fedjax_lab.methods.fedper import head, partly_private
 from fedjax_lab.types import Method, Task
 
@@ -26,8 +25,6 @@ def fedrep(
 
     freeze_stats: run the head's phase in evaluation mode.
     """
-    if min(head_epochs, body_epochs) < 0:
-        raise BadInput("config.method: head_epochs and body_epochs must not be negative")
     risk = losses.risk(task)
     in_head = tree.within(head(task, head_layers))
 

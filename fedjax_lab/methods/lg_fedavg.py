@@ -12,7 +12,6 @@ of its layers.
 import jax.numpy as jnp
 
 from fedjax_lab import losses, tree
-from fedjax_lab.errors import BadInput
 from fedjax_lab.methods.fedavg import aggregate, fedavg
 from fedjax_lab.methods.fedper import head, partly_private
 from fedjax_lab.types import Exchange, Method, State, Task
@@ -23,8 +22,6 @@ def lg_fedavg(task: Task, *, head_layers: int = 1, pretrain_rounds: int = 0) -> 
 
     With pretrain_rounds > 0 every round's messages hold the whole model, and so do their bytes.
     """
-    if pretrain_rounds < 0:
-        raise BadInput(f"config.method.pretrain_rounds must be at least 0, got {pretrain_rounds}")
     in_head = tree.within(head(task, head_layers))
 
     def in_body(name):

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_lab import losses, tree
-from fedjax_lab.errors import check_choice
+from fedjax_lab.errors import check_choice, check_positive
 from fedjax_lab.methods.fedavg import fedavg
 from fedjax_lab.models.task import with_projection
 from fedjax_lab.types import Method, State, Task
@@ -26,6 +26,7 @@ def moon(task: Task, *, mu: float = 1.0, tau: float = 0.5, projection: str = "no
     projection: none, z is the features (NIID-Bench); or mlp256, two layers between features and
     head, which become part of the model (the authors' code).
     """
+    check_positive("method.tau", tau)
     check_choice("method.projection", projection, ("none", "mlp256"))
     if projection == "mlp256":
         task = with_projection(task, 256)
