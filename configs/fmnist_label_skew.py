@@ -7,8 +7,9 @@ python -m fedjax_lab.main --config=configs/fmnist_label_skew.py:fedrs --config.p
 python -m fedjax_lab.main --config=configs/fmnist_label_skew.py:moon \
     --config.partition.name=dirichlet --config.partition.alpha=0.1
 
-The paper scores the global model on the whole test set after 50 rounds, seeds 0, 1, 2: compare
-`global` under `last`. The images: Debian's package dataset-fashion-mnist, or config.data.folder.
+The paper scores the global model on the whole test set after 50 rounds (compare `global` under
+`last`), --seeds=0,1,2. The images come from Debian's package dataset-fashion-mnist, or from the
+folder config.data.folder.
 """
 
 # The paper tuned FedProx's mu, MOON's mu and FedLC's tau on grids that its text does not give.

@@ -15,9 +15,15 @@ def check_choice(key: str, value: str, known: Iterable[str]) -> None:
 
 
 def check_positive(key: str, value) -> None:
-    """BadInput unless the config's value of `key` is above 0; a traced value is not looked at."""
+    """BadInput unless the config's value of `key` is above 0; traced values are let through."""
     if isinstance(value, (int, float)) and not value > 0:
         raise BadInput(f"config.{key} must be above 0, got {value}")
+
+
+def check_share(key: str, value) -> None:
+    """BadInput unless the config's value of `key` is from 0 to 1; traced values are let through."""
+    if isinstance(value, (int, float)) and not 0 <= value <= 1:
+        raise BadInput(f"config.{key} must be from 0 to 1, got {value}")
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

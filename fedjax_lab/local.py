@@ -102,8 +102,8 @@ def make_work(
         k_draw = jax.random.fold_in(key, DRAW)
         return fetch(federation, _pad(shuffle(k_draw, rows), size)[:size])
 
-    steps = jnp.asarray(plan.epochs * batches, jnp.int32)
-    return Work(train, mean, draw, steps, plan.optimizer), trainings
+    own_steps = jnp.asarray(plan.epochs * batches, jnp.int32)
+    return Work(train, mean, draw, own_steps, plan.optimizer), trainings
 
 
 def shuffle(key: Array, rows: Array) -> Array:

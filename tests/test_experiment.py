@@ -1,5 +1,8 @@
 """From configs to federations, plans and numbers of a summary; nothing here is compiled."""
 
+import sys
+from pathlib import Path
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,7 +10,7 @@ import optax
 import pytest
 import toys
 
-from fedjax_lab import experiment, metrics, report
+from fedjax_lab import experiment, methods, metrics, report
 from fedjax_lab.errors import BadInput
 from fedjax_lab.methods import METHODS
 
@@ -99,6 +102,54 @@ def test_the_clients_optimiser_is_the_configs(settings, steps):
         update, state = optimizer.update(jnp.float32(1.0), state, w)
         assert float(update) == pytest.approx(expected, rel=1e-4)
         w = optax.apply_updates(w, update)
+
+
+ROOT = Path(__file__).parent.parent
+CONFIGS = sorted((ROOT / "configs").glob("*.py"))
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("method", METHODS)
+def test_every_config_takes_every_method(path, method):
+    config = experiment.resolve(experiment.load_config(f"{path}:{method}"))
+    assert config.method.name == method
+    net = experiment.NAMED["model"][config.model.name](10)
+    size = config.data.get("size", 28)
+    channels = 3 if config.data.name == "digit_domains" else 1
+    task = experiment.make_task(net, (size, size, channels), 10)
+    methods.make(method, task, **experiment._settings(config, "method"))
+
+
+def test_the_papers_settings():
+    def config(text):
+        return experiment.resolve(experiment.load_config(str(ROOT / "configs" / text)))
+
+    fedrep = config("fedpick_digits.py:fedrep")
+    assert (fedrep.method.head_epochs, fedrep.method.body_epochs) == (4, 1)
+    assert fedrep.method.head_layers == config("fedpick_digits.py:fedper").method.head_layers == 2
+    assert config("fedpick_digits.py:lg_fedavg").method.head_layers == 1
+    local = config("fedpick_digits.py").local
+    assert (local.lr, local.momentum, local.batch_size, local.epochs) == (0.01, 0.5, 64, 1)
+    assert config("fedpick_digits.py").run.rounds == 300
+    c2i = config("fedc2i_digits.py:fedprox")
+    assert (c2i.local.optimizer, c2i.local.lr, c2i.local.batch_size) == ("adam", 1e-3, 32)
+    assert (c2i.local.epochs, c2i.run.rounds, c2i.method.mu) == (2, 20, 0.01)
+    skew = config("fmnist_label_skew.py:moon")
+    assert (skew.partition.num_clients, skew.local.epochs, skew.run.rounds) == (40, 10, 50)
+    assert (skew.local.lr, skew.local.momentum, skew.local.weight_decay) == (0.01, 0.9, 1e-5)
+
+
+def test_the_table_of_methods_shows_the_population_deviation():
+    sys.path.insert(0, str(ROOT / "launch"))
+    import table
+
+    per_seed = {s: {"domains": {"a": a, "b": 90.0}} for s, a in enumerate([80.0, 84.0])}
+    row = table.cells(per_seed)
+    lines = table.markdown({"fedavg": row, "local": {**row, "a": row["a"] - 1}})
+    assert lines[0] == "| | a | b | mean |"
+    assert lines[2] == "| `fedavg` | **82.0 (2.0)** | **90.0 (0.0)** | **86.0 (1.0)** |"
+    assert lines[3].startswith("| `local` | 81.0 (2.0) |")
+    assert table.markdown({}) == ["no run came to its end"]
 
 
 def test_a_config_is_filled_with_every_default():

@@ -90,11 +90,10 @@ def test_the_same_seed_gives_the_same_numbers(name):
 
 @pytest.mark.parametrize("name", methods.METHODS)
 def test_docstring_names_paper_and_equations(name):
-    """Each `(eq. N)` and `(Alg. N)` of the head stands once more beside the line that computes it,
-    in this file or in the one that it builds on."""
+    """Each `(eq. N)` and `(Alg. N)` of the head stands once more, beside its line of code."""
     source = sys.modules[methods.METHODS[name].__module__]
     text = open(source.__file__).read()
-    for equation in set(re.findall(r"\((eq\. \d+)\)", source.__doc__)):
+    for equation in set(re.findall(r"\(((?:eq|Alg)\. \d+)\)", source.__doc__)):
         assert text.count(f"# {equation}") == 1, equation
     assert len(text.splitlines()) <= 100
     if name not in ("local", "central"):

@@ -241,6 +241,18 @@ def test_layers_are_found_by_type():
     assert task.dense == (named, "head")
 
 
+class Headless(nn.Module):
+    @nn.compact
+    def __call__(self, x, train=False, mask=None):
+        z = layers.BatchNorm()(nn.Dense(3)(x), train)
+        return z, x
+
+
+def test_a_model_must_end_in_its_head():
+    with pytest.raises(BadInput, match="last layer of a model must be a Dense named 'head'"):
+        make_task(Headless(), (4,), 3)
+
+
 def test_layers_of_a_convolutional_net():
     task = make_task(nets.digit_cnn(10, width=2), (28, 28, 3), 10)
     convolutions = ("Conv_0", "BatchNorm_0", "Conv_1", "BatchNorm_1")

@@ -2,6 +2,7 @@
 
 import functools
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import naive
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 import toys
 
-from fedjax_lab import losses, optim, simulate, tree
+from fedjax_lab import evaluate, losses, optim, simulate, tree
 from fedjax_lab.errors import BadInput
 from fedjax_lab.methods.feddyn import Server
 from fedjax_lab.models import nets
@@ -76,14 +77,23 @@ def test_the_mean_of_scaffolds_control_variates_is_the_servers():
     assert float(tree.sq_norm(mean)) > 1e-3
 
 
-@pytest.mark.parametrize("name", ["fedavgm", "fedopt", "scaffold", "fednova", "moon"])
-def test_running_statistics_take_the_plain_mean_by_size(name):
-    """In the first round all these methods train as FedAvg does."""
-    method = toys.make(name)
-    state, _ = toys.player(method)(KEYS, 0, 1)
-    w, _ = method.newcomer(state)
-    plain, _ = toys.player(toys.make("fedavg"))(KEYS, 0, 1)
-    toys.close(w[0].stats if name == "scaffold" else w.stats, plain.server.stats, rtol=1e-6)
+@pytest.mark.parametrize(
+    "name, hyper", [("fedavgm", {}), ("fedopt", {}), ("scaffold", {"server_lr": 0.5})]
+)
+def test_running_statistics_take_the_plain_mean_by_size(name, hyper):
+    """Also in a second round, where the server has momentum. Clients train there as FedAvg's do."""
+    method = toys.make(name, **hyper)
+    play = toys.player(method)
+    state, _ = play(KEYS, 0, 1)
+    if name == "scaffold":  # without control variates
+        zero = jax.tree.map(jnp.zeros_like, (state.server[1], state.private))
+        state = state._replace(server=(state.server[0], zero[0]), private=zero[1])
+    plain = simulate.State(state.server[0], ())
+    plain, _ = toys.player(toys.make("fedavg"))(KEYS, 1, 1, plain)
+    state, _ = play(KEYS, 1, 1, state)
+    toys.same(state.server[0].stats, plain.server.stats)
+    far = tree.sub(state.server[0].params, plain.server.params)
+    assert float(tree.sq_norm(far)) > 1e-3
 
 
 # Naive NumPy, three of eight unequal clients a round.
@@ -97,6 +107,8 @@ def test_reach(momentum, steps, expected):
     """FedNova's a_i times the learning rate; weight decay has no part in it."""
     reach = jax.jit(lambda k: optim.reach(optim.sgd(0.3, momentum, 0.1), k))
     assert float(reach(steps)) == pytest.approx(0.3 * expected, rel=1e-5)
+    adam = optim.reach(optim.adam(0.3, 0.1), steps)
+    assert float(adam) == pytest.approx(0.3 * steps, rel=1e-5)
 
 
 def rounds(method, count, plan=naive.FULL, federation=toys.FEDERATION):
@@ -185,12 +197,12 @@ def test_scaffold_against_numpy(momentum, server_lr):
 
 def test_fednova_against_numpy():
     """Clients of unequally many batches; what each one trains to is taken from FedAvg."""
-    plan = naive.FULL._replace(batch_size=10, epochs=1, optimizer=optim.sgd(0.1, 0.9))
+    plan = naive.FULL._replace(batch_size=10, epochs=2, optimizer=optim.sgd(0.1, 0.9))
     method, plain = toys.make("fednova", toys.TASK), toys.make("fedavg", toys.TASK)
     w = first_weights()
     ids = naive.cohort(method, 0)
     n = np.array([len(naive.data_of(i)[1]) for i in ids])
-    tau = -(-n // 10)
+    tau = 2 * -(-n // 10)
     assert len(set(tau)) > 1
     p, a = n / n.sum(), (tau - 0.9 * (1 - 0.9**tau) / 0.1) / 0.1
     # What FedAvg gives when the others hold nothing.
@@ -237,8 +249,25 @@ def test_feddyn_against_the_authors_form(clip):
     state = rounds(method, 50, PLAIN)
     naive.close(state.server.theta, cloud, rtol=1e-3, atol=1e-3)
     naive.close(state.server.mean, mean, rtol=1e-3, atol=1e-3)
-    toys.same(method.scored(state.server, 0), state.server.mean)
     assert float(tree.sq_norm(state.server.h)) > 1e-6
+
+
+def test_feddyn_is_scored_on_the_participants_mean():
+    """Neither a client nor a newcomer is scored on the cloud model, which is what is sent."""
+    method = toys.make("feddyn", toys.TASK)
+    state = simulate.init(method, KEYS, toys.C)
+    theta = toys.TASK.init(jax.random.key(9))
+    state = state._replace(server=state.server._replace(theta=theta))
+    score = functools.partial(evaluate.score, method, toys.PLAN, toys.VECTORISED)
+    scores = jax.jit(score)(toys.FEDERATION, toys.PEOPLE, KEYS, state, 0)
+
+    def right(w, rows):
+        x, y = (np.asarray(a)[np.asarray(rows)] for a in toys.FEDERATION[:2])
+        return int((naive.predict(naive.weights_of(w), x) == y).sum())
+
+    mean, world = state.server.mean, toys.FEDERATION.world
+    assert int(scores.world.right.sum()) == right(mean, world) != right(theta, world)
+    assert int(scores.test.right[3, 0]) == right(mean, toys.FEDERATION.test[3])
 
 
 def test_feddyn_averages_running_statistics_by_size():
@@ -246,7 +275,8 @@ def test_feddyn_averages_running_statistics_by_size():
     w = tree.repeat(toys.NORM.init(KEYS.init), 3)
     value = jnp.array([1.0, 2.0, 3.0])
     w = jax.tree.map(lambda a: a * 0 + value.reshape(-1, *[1] * (a.ndim - 1)), w)
-    people = tree.take(toys.PEOPLE, jnp.arange(3))._replace(n=jnp.array([10.0, 20.0, 70.0]))
+    n = jnp.array([10.0, 20.0, 70.0])
+    people = tree.take(toys.PEOPLE, jnp.arange(3))._replace(n=n, weight=jnp.full(3, 1 / 3))
     server = simulate.init(method, KEYS, toys.C).server
     new: Server = method.round[0].aggregate(server, w, people)
     np.testing.assert_allclose(new.mean.params["head"]["bias"], 2.0, rtol=1e-6)
@@ -294,6 +324,33 @@ def test_fedrs_against_numpy(continuous):
     naive.close(rounds(method, 2, federation=toys.SKEWED).server, expected)
 
 
+class NoBias(nn.Module):
+    """A linear model whose head has no bias, as in FedRS's code."""
+
+    @nn.compact
+    def __call__(self, x, train=False, mask=None):
+        return nn.Dense(toys.K, use_bias=False, name="head")(x), x
+
+
+def test_fedrs_without_a_bias():
+    task = make_task(NoBias(), (toys.D,), toys.K)
+    method = toys.make("fedrs", task, alpha=0.3)
+    w = np.asarray(simulate.init(method, KEYS, toys.C).server.params["head"]["kernel"])
+    ids, models = naive.cohort(method, 0), []
+    for i in ids:
+        x, y = naive.data_of(i, toys.SKEWED)
+        scale = np.where(counts(i) > 0, 1.0, 0.3)
+        p = np.exp(scale * (x @ w))
+        p = p / p.sum(1, keepdims=True)
+        models.append(w - 0.1 * x.T @ ((p - np.eye(toys.K)[y]) / len(y) * scale))
+    plan = naive.FULL._replace(epochs=1, optimizer=optim.sgd(0.1))
+    state = rounds(method, 1, plan, toys.SKEWED)
+    expected = np.tensordot(naive.shares(ids, toys.SKEWED), np.stack(models), 1)
+    np.testing.assert_allclose(
+        state.server.params["head"]["kernel"], expected, rtol=1e-4, atol=1e-5
+    )
+
+
 def cosine_and_gradient(z, a):
     """Cosine of each row, and its gradient with respect to z."""
     nz, na = (np.maximum(np.linalg.norm(v, axis=1, keepdims=True), 1e-8) for v in (z, a))
@@ -336,15 +393,23 @@ def test_moon_against_numpy():
         naive.close(mine, expected, rtol=1e-3, atol=1e-4)
 
 
-def test_moons_references_run_in_evaluation_mode_and_get_no_gradient():
-    """The sent model's running statistics matter; with those of the batch they would not."""
+def test_moons_references_run_in_evaluation_mode():
+    """Their running statistics matter; with those of the batch they would not."""
     method = toys.make("moon", mu=5.0)
-    state, _ = toys.player(method)(KEYS, 0, 3)
-    stats = jax.tree.map(lambda a: a + 3.0, state.server.stats)
-    moved = state._replace(server=state.server._replace(stats=stats))
     play = toys.player(method)
-    one, other = (play(KEYS, 3, 1, s)[0].server.params for s in (state, moved))
-    assert float(tree.sq_norm(tree.sub(one, other))) > 1e-8
+    state, _ = play(KEYS, 0, 3)
+
+    def moved(w):
+        return w._replace(stats=jax.tree.map(lambda a: a + 3.0, w.stats))
+
+    previous, seen = state.private
+    plain = play(KEYS, 3, 1, state)[0].server.params
+    for other in (
+        state._replace(server=moved(state.server)),
+        state._replace(private=(moved(previous), seen)),
+    ):
+        far = tree.sub(play(KEYS, 3, 1, other)[0].server.params, plain)
+        assert float(tree.sq_norm(far)) > 1e-8
 
 
 def test_cosine_is_finite_at_zero():
@@ -361,6 +426,9 @@ def test_moons_projection_is_part_of_the_model():
     assert sizes["projection_0"] == 7_140 and sizes["projection_1"] == 21_760
     assert sizes["head"] == 2_570
     assert sum(sizes.values()) == 43_576 + 7_140 + 21_760 + 2_570
+    projected = with_projection(task, 256)
+    assert projected.dense == ("Dense_0", "Dense_1", "projection_0", "projection_1", "head")
+    assert projected.layers == ("Conv_0", "Conv_1", *projected.dense)
 
 
 def test_the_projection_against_numpy():

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import toys
 
-from fedjax_lab import simulate, tree
+from fedjax_lab import evaluate, simulate, tree
 from fedjax_lab.errors import BadInput
 from fedjax_lab.local import make_work
 from fedjax_lab.models import nets
@@ -60,13 +60,12 @@ def test_fedproto_without_its_term_is_local_training():
     toys.close(one.private, other.private, rtol=1e-5, atol=1e-6)
 
 
-def test_fedrep_without_head_epochs_and_a_frozen_head_averages_bodies():
-    """All heads then stay the first one: FedAvg of the body alone."""
-    state, _ = toys.player(toys.make("fedrep", head_epochs=0, body_epochs=2))(KEYS, 0, 3)
-    first = simulate.init(toys.make("fedavg"), KEYS, toys.C).server.params["head"]
-    for i in range(toys.C):
-        toys.same(client(state.private.params["head"], i), first)
-    assert moved(state.server.params["Dense_0"], averaged()[0].server.params["Dense_0"]) is True
+def test_fedbn_averages_what_is_not_batch_norm_as_fedavg_does():
+    """From a common start the first round is FedAvg's, bit for bit."""
+    one, _ = toys.player(toys.make("fedbn"))(KEYS, 0, 1)
+    other, _ = toys.player(toys.make("fedavg"))(KEYS, 0, 1)
+    shared, _ = tree.split(tree.within(("Dense_0", "head")), other.server)
+    toys.same(one.server, shared)
 
 
 # What is frozen, what is private.
@@ -91,35 +90,51 @@ def test_fedrep_moves_one_part_at_a_time():
     before, after = phases(head_epochs=0, body_epochs=2)
     toys.same(before.params["head"], after.params["head"])
     assert moved(before.params["Dense_0"], after.params["Dense_0"])
+    assert moved(before.stats, after.stats)
 
 
 def test_fedrep_may_freeze_running_statistics_with_the_body():
-    before, after = phases(head_epochs=2, body_epochs=0, freeze_stats=True)
+    before, after = phases(head_epochs=2, body_epochs=0, head_in_eval_mode=True)
     toys.same(before.stats, after.stats)
     assert moved(before.params["head"], after.params["head"])
 
 
-def test_fedrep_trains_the_body_on_the_new_head():
-    """The body's step depends on the head's phase before it."""
-    _, one = phases(head_epochs=0, body_epochs=1)
-    _, other = phases(head_epochs=3, body_epochs=1)
-    assert moved(one.params["Dense_0"], other.params["Dense_0"])
+def test_fedrep_against_numpy():
+    """Two rounds with three of eight clients: [:2] is the body, [2:] the head."""
+    method = toys.make("fedrep", toys.TASK, head_epochs=3, body_epochs=2)
+    first = naive.weights_of(simulate.init(toys.make("fedavg", toys.TASK), KEYS, toys.C).server)
+    body, heads = first[:2], [first[2:]] * toys.C
+    for t in range(2):
+        bodies = []
+        for i in (ids := naive.cohort(method, t)):
+            x, y = naive.data_of(i)
+            head_part = lambda h, x=x, y=y: naive.gradient(body + h, x, y)[1][2:]  # noqa: E731, B023
+            heads[i] = naive.descend(heads[i], head_part, steps=3)
+            body_part = lambda b, i=i, x=x, y=y: naive.gradient(b + heads[i], x, y)[1][:2]  # noqa: E731
+            bodies.append(naive.descend(body, body_part, steps=2))
+        body = naive.mean_by_size(ids, bodies)
+    state, sums = toys.player(method, plan=naive.FULL)(KEYS, 0, 2)
+    assert float(sums.steps) == 2 * 3 * (3 + 2)
+    for i in range(toys.C):
+        naive.close(tree.join(state.server, client(state.private, i)), body + heads[i])
 
 
 @pytest.mark.parametrize(
     "name, layers, private",
     [
         ("fedper", 1, {"head"}),
-        ("fedper", 2, {"Dense_0", "BatchNorm_0", "head"}),
-        ("fedrep", 2, {"Dense_0", "BatchNorm_0", "head"}),
-        ("lg_fedavg", 1, {"Dense_0", "BatchNorm_0"}),
+        ("fedper", 2, {"Dense_1", "BatchNorm_1", "head"}),
+        ("fedrep", 2, {"Dense_1", "BatchNorm_1", "head"}),
+        ("lg_fedavg", 1, {"Dense_0", "BatchNorm_0", "Dense_1", "BatchNorm_1"}),
+        ("lg_fedavg", 2, {"Dense_0", "BatchNorm_0"}),
     ],
 )
 def test_where_the_head_begins(name, layers, private):
-    state = simulate.init(toys.make(name, head_layers=layers), KEYS, toys.C)
+    task = make_task(nets.mlp(toys.K, width=3, depth=2, norm=True), (toys.D,), toys.K)
+    state = simulate.init(toys.make(name, task, head_layers=layers), KEYS, toys.C)
     assert {leaf.split("/")[1] for leaf in tree.names(state.private)} == private
     shared = {leaf.split("/")[1] for leaf in tree.names(state.server)}
-    assert shared == {"Dense_0", "BatchNorm_0", "head"} - private
+    assert shared == set(task.layers) - private
 
 
 def test_a_head_cannot_have_more_layers_than_the_model():
@@ -127,6 +142,10 @@ def test_a_head_cannot_have_more_layers_than_the_model():
         toys.make("fedper", head_layers=3)
     with pytest.raises(BadInput, match="head_layers must be from 1 to 2"):
         toys.make("lg_fedavg", head_layers=0)
+    with pytest.raises(BadInput, match="head_layers=2 leaves no layer for the body"):
+        toys.make("fedrep", head_layers=2)
+    with pytest.raises(BadInput, match="head_epochs and body_epochs cannot both be 0"):
+        toys.make("fedrep", head_epochs=0, body_epochs=0)
 
 
 def test_the_head_of_a_convolutional_net_begins_at_its_dense_layers():
@@ -160,6 +179,20 @@ def test_lg_fedavg_after_its_first_rounds():
         mine_by_hand = own.get(i, w[:2]) + w[2:]
         logits = naive.features(mine_by_hand, x) @ w[2] + w[3]
         np.testing.assert_allclose(method.predict(message, mine, x), logits, rtol=1e-3, atol=1e-3)
+
+
+def test_lg_fedavg_splits_running_statistics_after_its_first_rounds():
+    """With the dense layers as head: BatchNorm follows the layer before it."""
+    play = toys.player(toys.make("lg_fedavg", pretrain_rounds=2))
+    two, _ = play(KEYS, 0, 2)
+    five, _ = play(KEYS, 2, 3, two)
+    body, _ = tree.split(tree.within(("Dense_0", "BatchNorm_0")), five.server[0])
+    before, _ = tree.split(tree.within(("Dense_0", "BatchNorm_0")), two.server[0])
+    toys.same(body, before)
+    own, has = five.private
+    means = np.asarray(own.stats["BatchNorm_0"]["mean"])[np.asarray(has)]
+    assert len(np.unique(means, axis=0)) == len(means) > 4
+    assert moved(five.server[0].params["head"], two.server[0].params["head"])
 
 
 @pytest.mark.parametrize("name, head", [("fedper", True), ("lg_fedavg", False)])
@@ -203,6 +236,23 @@ def test_tuning_changes_nothing_that_is_kept():
     toys.same((state, sums), averaged())
     before, after = tuned(toys.make("finetune", toys.TASK, epochs=0))
     toys.same(before, after)
+
+
+def test_the_tuned_model_is_the_one_that_is_scored():
+    """By hand, for every client; the plain model answers differently."""
+    method = toys.make("finetune", toys.TASK, epochs=naive.STEPS)
+    state = simulate.init(method, KEYS, toys.C)
+    score = functools.partial(evaluate.score, method, naive.FULL, toys.VECTORISED)
+    scores = jax.jit(score)(toys.FEDERATION, toys.PEOPLE, KEYS, state, 0)
+    first = naive.weights_of(state.server)
+
+    def right(w, i):
+        x, y = (np.asarray(a)[np.asarray(toys.FEDERATION.test[i])] for a in toys.FEDERATION[:2])
+        return int((naive.predict(w, x) == y).sum())
+
+    by_hand = [right(naive.sgd(first, *naive.data_of(i)), i) for i in range(toys.C)]
+    assert scores.test.right[:, 0].astype(int).tolist() == by_hand
+    assert by_hand != [right(first, i) for i in range(toys.C)]
 
 
 # Naive NumPy rounds on skewed classes.
@@ -304,8 +354,9 @@ def test_fedproto_forgets_the_prototypes_of_absent_classes():
 
 def test_fedproto_may_predict_by_the_nearest_prototype_of_the_clients_classes():
     method = toys.make("fedproto", toys.TASK, prediction="prototype")
-    models, C, known = fedproto_by_hand(method, 2, 1.0)
-    state, _ = toys.player(method, plan=naive.FULL, federation=toys.SKEWED)(KEYS, 0, 2)
+    models, C, known = fedproto_by_hand(method, 3, 1.0)
+    assert not known.all()
+    state, _ = toys.player(method, plan=naive.FULL, federation=toys.SKEWED)(KEYS, 0, 3)
     people = simulate.population(toys.SKEWED, toys.K)._replace(private=state.private)
     x = np.asarray(toys.FEDERATION.x[400:])
     for i in range(toys.C):
@@ -323,6 +374,19 @@ def test_padding_has_no_part_in_prototypes():
     method = toys.make("fedproto", toys.TASK)
     wide = jnp.pad(toys.FEDERATION.train, ((0, 0), (0, 40)), constant_values=-1)
     wide = toys.FEDERATION._replace(train=wide)
+    plan = naive.FULL._replace(batch_size=toys.N + 40)
     one, _ = toys.player(method, plan=naive.FULL)(KEYS, 0, 2)
-    other, _ = toys.player(method, plan=naive.FULL, federation=wide)(KEYS, 0, 2)
+    other, _ = toys.player(method, plan=plan, federation=wide)(KEYS, 0, 2)
     toys.close(one, other)
+
+
+def test_prototypes_are_taken_in_evaluation_mode():
+    method = toys.make("fedproto")
+    state = simulate.init(method, KEYS, toys.C)
+    work, _ = make_work(toys.FEDERATION, toys.FEDERATION.train[0], toys.PLAN, KEYS.local)
+    mine = client(toys.PEOPLE._replace(private=state.private), 0)
+    (C, _), w = jax.jit(lambda: method.round[0].local(state.server, mine, work))()
+    x, y = naive.data_of(0)
+    h = np.asarray(toys.NORM.apply(w, x).features)
+    expected = [h[y == k].mean(0) for k in range(toys.K)]
+    np.testing.assert_allclose(C, expected, rtol=1e-4, atol=1e-5)

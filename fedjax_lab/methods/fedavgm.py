@@ -10,6 +10,7 @@ plain mean.
 
 import optax
 
+from fedjax_lab.errors import check_share
 from fedjax_lab.methods.fedavg import fedavg
 from fedjax_lab.methods.fedopt import with_server_optimizer
 from fedjax_lab.types import Method, Task
@@ -17,4 +18,5 @@ from fedjax_lab.types import Method, Task
 
 def fedavgm(task: Task, *, beta: float = 0.9) -> Method:
     """beta: momentum; 0 is FedAvg, 1 never forgets."""
+    check_share("method.beta", beta)
     return with_server_optimizer(fedavg(task), optax.sgd(1.0, momentum=beta))

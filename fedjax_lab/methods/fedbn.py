@@ -2,9 +2,9 @@
 
   send    w_t without its BatchNorm layers
   local   SGD on F_i from (w_t, own BatchNorm layers)
-  server  as FedAvg over every layer except BatchNorm   (Alg. 1)
+  server  as FedAvg over every layer except BatchNorm
 
-Scale, shift and running statistics all stay on the client.
+Scale, shift and running statistics all stay on the client. The authors average uniformly.
 """
 
 from fedjax_lab import tree

@@ -14,6 +14,7 @@ Means are uniform, those of running statistics by size. Scored is the participan
 
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 import optax
 
@@ -59,11 +60,10 @@ def feddyn(task: Task, *, alpha: float = 0.1, clip: float = 10.0) -> Method:
         return theta_k, tree.add(l_k, moved, -alpha)  # eq. 2
 
     def aggregate(server, theta_k, cohort):
-        equal = jnp.full_like(cohort.n, 1 / cohort.n.shape[0])
-        params = tree.mix(equal, theta_k.params)
+        params = tree.mix(cohort.weight, theta_k.params)
         stats = tree.mix(cohort.n / jnp.sum(cohort.n), theta_k.stats)
-        share = cohort.n.shape[0] / cohort.num_clients[0]  # |P| / m
-        h = tree.add(server.h, tree.sub(params, server.theta.params), -alpha * share)
+        moved = jax.tree.map(lambda a, b: jnp.sum(a - b, 0), theta_k.params, server.theta.params)
+        h = tree.add(server.h, moved, -alpha / cohort.num_clients[0])
         theta = tree.add(params, h, -1 / alpha)  # Alg. 1
         return Server(Weights(theta, stats), h, Weights(params, stats))
 

@@ -6,7 +6,7 @@
 
 n_c counts the client's own examples of class c. The paper leaves the true class out of the
 denominator, and the loss without a lower bound; here it is in. A class without examples counts as
-1e-8 of one: its margin of 100 tau removes it. Predictions are not calibrated.
+1e-8 of one, so its margin is 100 tau; tau = 1 removes it. Predictions are not calibrated.
 """
 
 import jax.numpy as jnp

@@ -9,6 +9,8 @@ for plain SGD, (tau_i - rho (1 - rho^tau_i) / (1 - rho)) / (1 - rho) with moment
 of the a_i matter, so the learning rate stays in them.
 """
 
+import jax.numpy as jnp
+
 from fedjax_lab import losses, optim, tree
 from fedjax_lab.methods.fedavg import fedavg, send
 from fedjax_lab.types import Exchange, Method, Task, Weights
@@ -24,7 +26,7 @@ def fednova(task: Task) -> Method:
 
     def aggregate(w_t, uploads, cohort):
         (w, a), p = uploads, cohort.weight
-        tau_eff = p @ a
+        tau_eff = jnp.sum(p * a)
         mean = tree.mix(p * tau_eff / a, tree.sub(w.params, w_t.params))
         return Weights(tree.add(w_t.params, mean), tree.mix(p, w.stats))
 

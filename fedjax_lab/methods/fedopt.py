@@ -4,15 +4,16 @@
   local   as FedAvg
   server  Delta_t = sum_i n_i/n w_i - w_t;  w_{t+1} = w_t + ServerOpt(Delta_t)     (Alg. 1)
 
-The rules are optax's. Those of Adam and Yogi correct the bias of their moments, which the paper's
-(Alg. 2) do not; Adagrad divides by sqrt(tau^2 + sum Delta^2) instead of sqrt(sum Delta^2) + tau.
-Running statistics take the plain mean.
+The rules are optax's. Adam's moments start at 0, Yogi's at 1e-6, both with bias correction; the
+paper's second moments start at tau^2 without it. Adagrad divides by sqrt(tau^2 + sum Delta^2), to
+which the paper adds tau; it has no betas. The paper's mean is uniform. Running statistics take the
+plain mean.
 """
 
 import optax
 
 from fedjax_lab import tree
-from fedjax_lab.errors import check_choice, check_positive
+from fedjax_lab.errors import check_choice, check_positive, check_share
 from fedjax_lab.methods.fedavg import fedavg
 from fedjax_lab.types import Exchange, Method, State, Task, Weights
 
@@ -36,7 +37,7 @@ def with_server_optimizer(method: Method, optimizer: optax.GradientTransformatio
     return method._replace(
         init=init,
         round=(Exchange(lambda server, id: exchange.send(server[0], id), exchange.local, step),),
-        newcomer=lambda state: (state.server[0], ()),
+        newcomer=lambda state: method.newcomer(state._replace(server=state.server[0])),
     )
 
 
@@ -56,5 +57,7 @@ def fedopt(
         "adagrad": lambda: optax.adagrad(server_lr, tau**2, eps=0.0),
     }
     check_positive("method.tau", tau)
+    check_share("method.beta1", beta1)
+    check_share("method.beta2", beta2)
     check_choice("method.server_optimizer", server_optimizer, rules)
     return with_server_optimizer(fedavg(task), rules[server_optimizer]())

@@ -27,7 +27,10 @@ def head(task: Task, head_layers: int) -> tuple[str, ...]:
             f"config.method.head_layers must be from 1 to {len(task.dense)}, the model's dense"
             f" layers, got {head_layers}"
         )
-    return task.layers[task.layers.index(task.dense[-head_layers]) :]
+    layers = task.layers[task.layers.index(task.dense[-head_layers]) :]
+    if layers == task.layers:
+        raise BadInput(f"config.method.head_layers={head_layers} leaves no layer for the body")
+    return layers
 
 
 def partly_private(task: Task, private: Callable[[str], bool], train=None) -> Method:

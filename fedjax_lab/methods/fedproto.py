@@ -5,9 +5,10 @@
           C_i,c = mean of h over the client's examples of class c                   (eq. 3)
   server  C_c = mean of C_i,c over the participants that have class c               (eq. 6)
 
-Models never leave the clients. Choices where paper and code differ: prototypes come from one clean
-pass after training, the server's mean is unweighted, features are the head's input. A class that no
-participant of the last round has holds no prototype: it pulls nobody.
+Models never leave the clients. The term is that of the authors' code, a mean over batch and
+features; the paper's is a distance of prototypes, summed over classes. Prototypes come from a clean
+pass after training; the server's mean is unweighted. A class that no participant of the last round
+has is without a prototype and pulls nobody.
 """
 
 import jax

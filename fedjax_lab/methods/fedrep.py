@@ -5,10 +5,12 @@
   server  phi_{t+1} = sum_i n_i/n phi_i
 
 The head h_i stays on the client. Each phase moves one part alone, momentum and weight decay
-included; running statistics move in both, as in the authors' code.
+included; running statistics move in both, as in the authors' code. That averages uniformly and ends
+with ten epochs of every head, neither of which is done here.
 """
 
 from fedjax_lab import losses, tree
+from fedjax_lab.errors import BadInput
 from fedjax_lab.methods.fedper import head, partly_private
 from fedjax_lab.types import Method, Task
 
@@ -19,17 +21,19 @@ def fedrep(
     head_layers: int = 1,
     head_epochs: int = 1,
     body_epochs: int = 1,
-    freeze_stats: bool = False,
+    head_in_eval_mode: bool = False,
 ) -> Method:
     """head_layers: as in FedPer. The epochs take the place of config.local.epochs.
 
-    freeze_stats: run the head's phase in evaluation mode.
+    head_in_eval_mode: train the head without batch statistics and dropout.
     """
+    if head_epochs == body_epochs == 0:
+        raise BadInput("config.method: head_epochs and body_epochs cannot both be 0")
     risk = losses.risk(task)
     in_head = tree.within(head(task, head_layers))
 
     def head_risk(w, batch, key):
-        return risk(w, batch, None if freeze_stats else key)
+        return risk(w, batch, None if head_in_eval_mode else key)
 
     def train(w, work):
         w = work.train(w, head_risk, only=in_head, epochs=head_epochs)

@@ -12,6 +12,7 @@ held back is the update of the absent classes' rows of W. Predictions are not re
 import jax.numpy as jnp
 
 from fedjax_lab import losses
+from fedjax_lab.errors import check_share
 from fedjax_lab.methods.fedavg import fedavg
 from fedjax_lab.types import Method, Task
 
@@ -21,6 +22,7 @@ def fedrs(task: Task, *, alpha: float = 0.5, continuous: bool = False) -> Method
 
     continuous: the scale falls from 1 for the commonest class to alpha, as in the authors' code.
     """
+    check_share("method.alpha", alpha)
 
     def local(w_t, client, work):
         n = client.label_count

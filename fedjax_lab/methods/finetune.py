@@ -5,6 +5,7 @@
   server  as FedAvg
 
 Before a client is scored it trains the model that it got on its own data. Nothing of that is kept.
+The global test set is scored with the untuned model.
 """
 
 from fedjax_lab import losses

@@ -6,7 +6,7 @@
 
 The authors start from a trained FedAvg model: `pretrain_rounds` of full averaging come first and
 count as rounds. A client then starts from the averaged body. Each part keeps the running statistics
-of its layers.
+of its layers. The authors average uniformly.
 """
 
 import jax.numpy as jnp
@@ -20,7 +20,7 @@ from fedjax_lab.types import Exchange, Method, State, Task
 def lg_fedavg(task: Task, *, head_layers: int = 1, pretrain_rounds: int = 0) -> Method:
     """head_layers: how many of the last dense layers, with what follows them, are the head.
 
-    With pretrain_rounds > 0 every round's messages hold the whole model, and so do their bytes.
+    With pretrain_rounds > 0 the messages of every round hold the whole model and are counted so.
     """
     in_head = tree.within(head(task, head_layers))
 

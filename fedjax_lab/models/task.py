@@ -5,6 +5,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_lab import tree
+from fedjax_lab.errors import BadInput
 from fedjax_lab.models import layers
 from fedjax_lab.types import Array, Output, Task, Weights
 
@@ -38,6 +39,8 @@ def make_task(
     def of_type(*kinds):
         return tuple(path for path, kind in found.items() if issubclass(kind, kinds))
 
+    if list(found)[-1:] != ["head"] or not of_type(nn.Dense)[-1:] == ("head",):
+        raise BadInput("the last layer of a model must be a Dense named 'head'")
     norms = of_type(layers.BatchNorm, nn.BatchNorm)
     return Task(init, apply, num_classes, tuple(found), norms, of_type(nn.Dense))
 
@@ -52,7 +55,7 @@ def with_projection(task: Task, width: int) -> Task:
 
     def init(key: Array) -> Weights:
         body = task.init(key)
-        z = jnp.zeros((1, top.features))
+        z = jnp.zeros((1, top.hidden))
         return Weights(
             {**body.params, **top.init(jax.random.fold_in(key, 1), z)["params"]}, body.stats
         )
@@ -77,19 +80,19 @@ class Projection(nn.Module):
     """MOON's: two dense layers and a head on features [B, D]."""
 
     num_classes: int
-    features: int
+    hidden: int  # D
     width: int
 
     @nn.compact
     def __call__(self, h: Array):
         """Features [B, D] -> logits [B, K], projections [B, width]."""
-        z = nn.relu(layers.dense(h, self.features, name="projection_0"))
+        z = nn.relu(layers.dense(h, self.hidden, name="projection_0"))
         z = layers.dense(z, self.width, name="projection_1")
         return layers.dense(z, self.num_classes, name="head"), z
 
 
 def _layers(init) -> dict[str, type]:
-    """Path and type of each module that holds weights itself, in the order of the forward pass."""
+    """Path and type of each module with weights of its own, in the order of the forward pass."""
     found = {}
 
     def note(call, args, kwargs, context):
@@ -97,6 +100,6 @@ def _layers(init) -> dict[str, type]:
         return call(*args, **kwargs)
 
     with nn.intercept_methods(note):
-        shapes = jax.eval_shape(init, jax.random.key(0)).params
-    holders = {name.rsplit("/", 1)[0] for name in tree.names(shapes)}
+        shapes = jax.eval_shape(init, jax.random.key(0))
+    holders = {name.split("/", 1)[1].rsplit("/", 1)[0] for name in tree.names(shapes)}
     return {path: kind for path, kind in found.items() if path in holders}
