@@ -1,6 +1,8 @@
 """The compiled functions of a run, and what its seeds have on the devices."""
 
+import itertools
 import time
+from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
@@ -9,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_lab import evaluate, simulate
+from fedjax_lab.errors import BadInput
 from fedjax_lab.experiment import Experiment
 from fedjax_lab.types import Client, Federation, State
 
@@ -32,29 +35,93 @@ class Engine:
         e = self.experiment = experiment
         self.together = e.vectorised_seeds and len(e.seeds) > 1
         self.lanes = self._lanes()
-        num_clients = e.federations[0].train.shape[0]
-        init = self._jit(lambda keys: simulate.init(e.method, keys, num_clients), (0,))
-        self.states = [init(lane.keys) for lane in self.lanes]
+        self.ends = list(itertools.accumulate(stage.rounds for stage in e.stages))
+        self.stage = 0  # its number
+        self.facts = []  # of each lane, with which the stage began
+        self.states = self._first_states()
         self.sums = self._no_progress()
         self.played = 0  # rounds
         self.seconds = 0.0  # spent in them
+        self.bytes = np.zeros((len(e.seeds), 2))  # up and down, of the rounds played
         self.compile_seconds = self.evaluate_seconds = 0.0
         self.session = _Session(0, 0.0, np.zeros(3))
 
     def compile(self) -> None:
-        """Compiles a block of rounds and the evaluation, once for all seeds."""
-        e, lane, state = self.experiment, self.lanes[0], self.states[0]
-        play = partial(simulate.play, e.method, e.plan, e.strategy)
-        score = partial(evaluate.score, e.method, e.plan, e.strategy)
-        axes, number = (_seed_axes(lane.own), 0, 0, 0), np.int32(0)
+        """Compiles a block of rounds and the evaluation of this stage, once for all seeds.
+
+        Seeds whose states differ in shape have programs of their own.
+        """
         began = time.perf_counter()
+        programs = {}
+        for lane, state, sums in zip(self.lanes, self.states, self.sums, strict=True):
+            if (shapes := _shapes(state)) not in programs:
+                programs[shapes] = self._compile(lane, state, sums)
+        self._programs = [programs[_shapes(state)] for state in self.states]
+        self.compile_seconds += time.perf_counter() - began
+
+    def _compile(self, lane, state, sums):
+        e, number = self.experiment, np.int32(0)
+        method = e.stages[self.stage].method
+        play = partial(simulate.play, method, e.plan, e.strategy)
+        score = partial(evaluate.score, method, e.plan, e.strategy)
+        axes = _seed_axes(lane.own), 0, 0, 0
         block = self._jit(play, (*axes, 0, None, None), donate_argnums=(3, 4))
-        args = lane.training, lane.trainees, lane.keys, state, self.sums[0], number, number
-        self._play = block.lower(*args).compile()
+        args = lane.training, lane.trainees, lane.keys, state, sums, number, number
+        block = block.lower(*args).compile()
         args = lane.own, lane.people, lane.keys, state, number
-        self._score = self._jit(score, (*axes, None)).lower(*args).compile()
-        self.compile_seconds = time.perf_counter() - began
-        self.message_bytes = self._message_bytes()
+        scored = self._jit(score, (*axes, None)).lower(*args).compile()
+        return _Programs(block, scored, self._message_bytes(method, lane, state))
+
+    @property
+    def stage_is_over(self) -> bool:
+        """Whether the next round belongs to another stage."""
+        return self.played == self.ends[self.stage] < self.ends[-1]
+
+    def next_stage(self, facts: list[dict] | None = None) -> None:
+        """Begins the next stage, with these facts or with what its `prepare` finds."""
+        self.stage += 1
+        stage = self.experiment.stages[self.stage]
+        self.facts = self._prepare(stage) if facts is None else facts
+        if stage.start is None:
+            self.states = self._first_states()
+            return
+
+        def start(keys, last, facts):
+            return stage.start(self._key(keys), self._num_clients, last, facts)
+
+        run = self._jit(start, (0, 0, 0))
+        lanes = zip(self.lanes, self.states, self.facts, strict=True)
+        self.states = [run(lane.keys, state, facts) for lane, state, facts in lanes]
+
+    def _prepare(self, stage):
+        if stage.prepare is None:
+            return [{} for _ in self.lanes]
+        streams = self._each_seed([lane.keys for lane in self.lanes])
+        people = self._each_seed([lane.people for lane in self.lanes])
+        found = [
+            stage.prepare(self._key(keys), *jax.device_get((mine, state)))
+            for keys, mine, state in zip(streams, people, self.final_states(), strict=True)
+        ]
+        if not self.together:
+            return found
+        if len({_shapes(facts) for facts in found}) > 1:
+            raise BadInput(
+                f"stage {stage.name} differs in size between seeds; use"
+                " config.engine.seeds=sequential"
+            )
+        return [jax.tree.map(lambda *a: np.stack(a), *found)]
+
+    def _key(self, keys):
+        return jax.random.fold_in(keys.init, self.stage)
+
+    @property
+    def _num_clients(self):
+        return self.experiment.federations[0].train.shape[0]
+
+    def _first_states(self):
+        method = self.experiment.stages[self.stage].method
+        init = self._jit(lambda keys: simulate.init(method, keys, self._num_clients), (0,))
+        return [init(lane.keys) for lane in self.lanes]
 
     def play(self, at_most: int) -> None:
         """A block of rounds, about a second long."""
@@ -64,13 +131,15 @@ class Engine:
         began = time.perf_counter()
         for i, lane in enumerate(self.lanes):
             args = lane.training, lane.trainees, lane.keys, self.states[i], self.sums[i]
-            block = self._play(*args, np.int32(self.played), np.int32(count))
+            block = self._programs[i].play(*args, np.int32(self.played), np.int32(count))
             self.states[i], self.sums[i] = block
         jax.block_until_ready(self.sums)
         took = time.perf_counter() - began
         self.session = _Session(played + count, seconds + took, totals)
         self.played += count
         self.seconds += took
+        sent = [p.message_bytes for p in self._programs]
+        self.bytes = self.bytes + count * np.array(sent)  # vectorised seeds send alike
 
     def progress(self) -> simulate.Progress:
         """The sums since the last evaluation, [seeds] each."""
@@ -83,22 +152,22 @@ class Engine:
         self.sums = self._no_progress()
         began = time.perf_counter()
         scores = []
-        for lane, state in zip(self.lanes, self.states, strict=True):
+        for lane, state, programs in zip(self.lanes, self.states, self._programs, strict=True):
             args = lane.own, lane.people, lane.keys, state, np.int32(self.played)
-            scores.append(jax.device_get(self._score(*args)))
+            scores.append(jax.device_get(programs.score(*args)))
         self.evaluate_seconds += time.perf_counter() - began
         return self._each_seed(scores)
 
-    def _message_bytes(self):
+    def _message_bytes(self, method, lane, state):
         """Bytes (up, down) of one round of one seed, all clients that take part."""
         e = self.experiment
 
         def shape(a):  # of one seed
             return jax.ShapeDtypeStruct(a.shape[1:] if self.together else a.shape, a.dtype)
 
-        state, trainees = jax.tree.map(shape, (self.states[0], self.lanes[0].trainees))
-        clients = simulate.cohort_size(e.method, e.plan, trainees, state)
-        up, down = simulate.message_bytes(e.method, e.plan, e.training[0], trainees, state)
+        state, trainees = jax.tree.map(shape, (state, lane.trainees))
+        clients = simulate.cohort_size(method, e.plan, trainees, state)
+        up, down = simulate.message_bytes(method, e.plan, e.training[0], trainees, state)
         return clients * up, clients * down
 
     def final_states(self) -> list[State]:
@@ -107,11 +176,11 @@ class Engine:
 
     def saved(self):
         """All that a checkpoint needs to go on with identical numbers."""
-        return self.states, self.sums, np.array([self.seconds])
+        return self.states, self.sums, np.array([self.seconds]), self.bytes
 
     def go_on(self, saved, played: int) -> None:
-        """Takes back what `saved` gave after so many rounds."""
-        self.states, self.sums, (self.seconds,) = saved
+        """Takes back what `saved` gave after so many rounds, in the stage where that was."""
+        self.states, self.sums, (self.seconds,), self.bytes = saved
         self.played = played
         # What an earlier process did since the last evaluation is not this session's.
         self.session = self.session._replace(totals=-self._done())
@@ -161,12 +230,24 @@ class Engine:
         return [jax.tree.map(lambda a, i=i: a[i], trees[0]) for i in seeds]
 
 
+class _Programs(NamedTuple):
+    """What one stage runs."""
+
+    play: Callable
+    score: Callable
+    message_bytes: tuple[int, int]  # up and down, of one round of one seed
+
+
 class _Session(NamedTuple):
     """What this process has done, for its rates."""
 
     played: int
     seconds: float
     totals: np.ndarray  # examples, steps, lane steps; over all seeds
+
+
+def _shapes(a):
+    return tuple((x.shape, str(x.dtype)) for x in jax.tree.leaves(a))
 
 
 _ROWS = ("train", "validation", "test")  # what differs between seeds

@@ -24,7 +24,7 @@ from fedjax_lab.data.idx import fashion_mnist, idx
 from fedjax_lab.errors import BadInput, check_choice, nearest
 from fedjax_lab.models import conv, nets
 from fedjax_lab.models.task import make_task
-from fedjax_lab.types import Federation, Method, Plan, Task
+from fedjax_lab.types import Federation, Method, Plan, Stage, Task
 
 DEFAULTS = {
     "data": {
@@ -112,7 +112,7 @@ class Experiment(NamedTuple):
     federations: list[Federation]
     training: list[Federation]
     task: Task
-    method: Method
+    stages: tuple[Stage, ...]  # a plain method is one; their rounds sum to the plan's
     plan: Plan
     strategy: parallel.Strategy
     vectorised_seeds: bool
@@ -267,7 +267,8 @@ def build(config: ml_collections.ConfigDict, seeds: list[int] | None = None) -> 
     federations = make_federations(config, dataset, seeds)
     task = make_model(config, dataset)
     method = methods.make(config.method.name, task, **_settings(config, "method"))
-    training = pool(federations) if method.pooled else federations
+    stages = lay_out(method, config.run.rounds)
+    training = pool(federations) if stages[0].method.pooled else federations
     plan = make_plan(config, training, len(dataset.domains))
     return Experiment(
         config,
@@ -276,11 +277,23 @@ def build(config: ml_collections.ConfigDict, seeds: list[int] | None = None) -> 
         federations,
         training,
         task,
-        method,
+        stages,
         plan,
         make_strategy(config, task, plan),
         _vectorise_seeds(config, task),
     )
+
+
+def lay_out(method: Method | tuple[Stage, ...], rounds: int) -> tuple[Stage, ...]:
+    """The stages of a run of so many rounds, each with its number of them; none without any."""
+    if isinstance(method, Method):
+        return (Stage("train", method, rounds),)
+    fixed = sum(stage.rounds or 0 for stage in method)
+    if fixed > rounds:
+        first = " and ".join(f"{s.rounds} of {s.name}" for s in method if s.rounds)
+        raise BadInput(f"config.run.rounds={rounds} is too few for {first}")
+    filled = (s._replace(rounds=rounds - fixed if s.rounds is None else s.rounds) for s in method)
+    return tuple(stage for stage in filled if stage.rounds)
 
 
 def _settings(config, section):

@@ -1,6 +1,7 @@
 """A run from its first round to its last: evaluations, checkpoints, files, interrupts."""
 
 import contextlib
+import itertools
 import json
 import platform
 import resource
@@ -65,14 +66,19 @@ def run(
 
 
 def _play(experiment, engine, folder, rows, quiet):
-    rounds, every = experiment.plan.rounds, experiment.config.run.eval_every
+    rounds = experiment.plan.rounds
     with Progress(rounds, engine.played, quiet) as progress, _signals() as stop:
         progress.say("compiling")
         engine.compile()
         progress.start_clock()
         progress.say(f"{experiment.config.method.name}, {experiment.strategy.name}")
         while engine.played < rounds:
-            goal = min(rounds, (engine.played // every + 1) * every)
+            if engine.stage_is_over:
+                engine.next_stage()
+                folder.keep_facts(engine)
+                engine.compile()
+                progress.say(f"stage {experiment.stages[engine.stage].name}")
+            goal = next(t for t in _evaluations(experiment) if t > engine.played)
             while engine.played < goal and not stop.is_set():
                 engine.play(goal - engine.played)
                 progress.rounds(engine.played)
@@ -87,21 +93,30 @@ def _play(experiment, engine, folder, rows, quiet):
                 raise Interrupted(f"interrupted after round {engine.played} of {rounds}")
 
 
+def _evaluations(experiment):
+    """After how many rounds there is one: every eval_every, and at the end of each stage."""
+    rounds, every = experiment.plan.rounds, experiment.config.run.eval_every
+    ends = itertools.accumulate(stage.rounds for stage in experiment.stages)
+    return sorted({*range(every, rounds, every), *ends})
+
+
 def _rows(experiment, engine):
     """One metrics row per seed, for the rounds since the last evaluation."""
     sums = engine.progress()
-    since = (engine.played - 1) % experiment.config.run.eval_every + 1
-    up, down = engine.message_bytes
+    before = [0, *(t for t in _evaluations(experiment) if t < engine.played)]
+    since = engine.played - before[-1]
     rows = []
     for i, (seed, scores) in enumerate(zip(experiment.seeds, engine.evaluate(), strict=True)):
+        up, down = engine.bytes[i]
         rows.append(
             {
                 "round": engine.played,
                 "seed": seed,
+                "stage": experiment.stages[engine.stage].name,
                 "train_loss": float(sums.train_loss[i] / since),
                 **evaluate.summarise(scores, experiment.dataset.domains),
-                "bytes_up": up * engine.played,
-                "bytes_down": down * engine.played,
+                "bytes_up": int(up),
+                "bytes_down": int(down),
                 "seconds": engine.seconds,
             }
         )
@@ -227,6 +242,8 @@ class _Folder:
         self.saved = self._checkpoints.latest() or 0
         rows = metrics.keep_until(self.path / "metrics.jsonl", self.saved)
         self._check_rows(rows, engine.experiment)
+        while self.saved > engine.ends[engine.stage]:
+            engine.next_stage(self._read_facts(engine))
         if self.saved:
             engine.go_on(self._checkpoints.restore(self.saved, engine.saved()), self.saved)
         return rows
@@ -240,14 +257,32 @@ class _Folder:
         return json.loads((self.path / "summary.json").read_text())
 
     def _check_rows(self, rows, experiment):
-        every, rounds = experiment.config.run.eval_every, experiment.plan.rounds
-        evaluated = self.saved if self.saved == rounds else self.saved - self.saved % every
+        evaluated = max((t for t in _evaluations(experiment) if t <= self.saved), default=0)
         there = sum(row["round"] == evaluated for row in rows)
         if evaluated and there != len(experiment.seeds):
             raise BadInput(
                 f"{self.path / 'metrics.jsonl'} lacks round {evaluated}, which checkpoint"
                 f" {self.saved} has; without the folder checkpoints the run starts anew"
             )
+
+    def keep_facts(self, engine: Engine) -> None:
+        """Writes what a stage began with, for a later process: it cannot be found again."""
+        if self.path is None:
+            return
+        for i, facts in enumerate(engine.facts):
+            file = self._facts_file(engine.stage, i)
+            metrics.make_folder(file.parent)
+            np.savez(file, **facts)
+
+    def _read_facts(self, engine):
+        files = [self._facts_file(engine.stage + 1, i) for i in range(len(engine.lanes))]
+        try:
+            return [dict(np.load(file)) for file in files]
+        except (OSError, ValueError) as error:
+            raise BadInput(f"{files[0].parent} lacks what a stage began with: {error}") from error
+
+    def _facts_file(self, stage, lane):
+        return self.path / "stages" / f"{stage}-{lane}.npz"
 
     def append(self, rows: list[dict]) -> None:
         """Adds rows to metrics.jsonl."""

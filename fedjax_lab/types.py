@@ -101,6 +101,23 @@ class Method(NamedTuple):
     pooled: bool = False
 
 
+class Stage(NamedTuple):
+    """A part of a run, with a method of its own. A plain method is one stage.
+
+    Between two stages `prepare` looks at the last one's final state on the host, once for each
+    seed, and finds facts (arrays by name); `start` then makes the first state of this stage from
+    that state and the facts, as a pure function. Without `start` the method begins anew.
+    """
+
+    name: str
+    method: Method
+    rounds: int | None = None  # None: all that the run has left
+    prepare: Callable[[Array, Client, State], dict[str, Array]] | None = None
+    # (key, population [C], last state) -> facts
+    start: Callable[[Array, int, State, dict[str, Array]], State] | None = None
+    # (key, C, last state, facts) -> State
+
+
 class Federation(NamedTuple):
     """One flat pool of examples, and the rows of it that each client owns (-1: padding).
 

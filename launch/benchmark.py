@@ -32,7 +32,7 @@ from fedjax_lab.methods.fedavg import fedavg
 from fedjax_lab.models import conv, nets
 from fedjax_lab.models.task import make_task
 from fedjax_lab.runner import peak_memory
-from fedjax_lab.types import Federation, Plan, Task, Weights
+from fedjax_lab.types import Federation, Plan, Stage, Task, Weights
 
 STRATEGIES = ("auto", "vectorised", "chunked", "sequential", "central")
 CONVOLUTIONS = ("auto", "mapped", "unrolled", "grouped", "im2col")
@@ -55,6 +55,7 @@ def build(work: Workload, strategy: str, convolution: str, chunk: int) -> Experi
     method = fedavg(task)
     if work.weighting == "equal":
         method = method._replace(sample=sampling.equal)
+    stages = (Stage("train", method, plan.rounds),)
     federation = make_federation(work)
     chosen = parallel.choose(
         strategy,
@@ -64,7 +65,7 @@ def build(work: Workload, strategy: str, convolution: str, chunk: int) -> Experi
         chunk=chunk,
     )
     return Experiment(
-        None, [0], None, [federation], [federation], task, method, plan, chosen, False
+        None, [0], None, [federation], [federation], task, stages, plan, chosen, False
     )
 
 

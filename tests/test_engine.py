@@ -72,6 +72,8 @@ def test_population_counts():
             toys.PEOPLE.label_count[i], np.bincount(labels, minlength=toys.K)
         )
     assert float(toys.PEOPLE.weight.sum()) == pytest.approx(1)
+    assert toys.PEOPLE.num_clients.tolist() == [toys.C] * toys.C
+    np.testing.assert_allclose(toys.PEOPLE.mean_n, float(toys.PEOPLE.n.mean()), rtol=1e-6)
 
 
 # Strategies.

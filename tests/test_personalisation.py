@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import toys
 
-from fedjax_lab import evaluate, simulate, tree
+from fedjax_lab import evaluate, experiment, simulate, tree
 from fedjax_lab.errors import BadInput
 from fedjax_lab.local import make_work
 from fedjax_lab.models import nets
@@ -37,9 +37,9 @@ def moved(a, b):
 
 
 def test_lg_fedavg_that_only_pretrains_is_fedavg():
-    state, sums = toys.player(toys.make("lg_fedavg", pretrain_rounds=3))(KEYS, 0, 3)
-    toys.same((state.server[0], sums), (averaged()[0].server, averaged()[1]))
-    assert not state.private[1].any()
+    stages = experiment.lay_out(toys.make("lg_fedavg", pretrain_rounds=3), 3)
+    assert [stage.rounds for stage in stages] == [3]
+    toys.same(toys.player(stages[0].method)(KEYS, 0, 3), averaged())
 
 
 def test_fedrod_with_equal_counts_trains_the_generic_model_as_fedavg():
@@ -157,42 +157,32 @@ def test_the_head_of_a_convolutional_net_begins_at_its_dense_layers():
 
 
 def test_lg_fedavg_after_its_first_rounds():
-    """A client starts from the averaged body, then from its own; an absent one keeps the former."""
-    method = toys.make("lg_fedavg", toys.TASK, pretrain_rounds=2)
-    play = toys.player(method, plan=naive.FULL)
-    first = naive.weights_of(simulate.init(toys.make("fedavg", toys.TASK), KEYS, toys.C).server)
-    w, own = first, {}
+    """Everybody starts from the averaged body, those who never trained since keep it."""
+    pretrain, train = toys.make("lg_fedavg", toys.TASK, pretrain_rounds=2)
+    w = naive.weights_of(simulate.init(pretrain.method, KEYS, toys.C).server)
+    own = {}
     for t in range(5):
-        ids = naive.cohort(method, t)
+        ids = naive.cohort(pretrain.method, t)
         starts = [own.get(i, w[:2]) + w[2:] for i in ids]
         models = [naive.sgd(s, *naive.data_of(i)) for i, s in zip(ids, starts, strict=True)]
         mean = naive.mean_by_size(ids, models)
         w = mean if t < 2 else w[:2] + mean[2:]
         own |= {i: m[:2] for i, m in zip(ids, models, strict=True)} if t >= 2 else {}
-    state, _ = play(KEYS, 0, 5)
-    naive.close(state.server[0], w)
-    assert sorted(np.flatnonzero(state.private[1])) == sorted(own)
-    message = method.round[0].send(state.server, 0)
+    state, _ = toys.player(pretrain.method, plan=naive.FULL)(KEYS, 0, 2)
+    state = train.start(KEYS.init, toys.C, state, {})
+    state, _ = toys.player(train.method, plan=naive.FULL)(KEYS, 2, 3, state)
+    assert 0 < len(own) < toys.C
     for i in range(toys.C):
-        x, _ = naive.data_of(i)
-        mine = client(toys.PEOPLE._replace(private=state.private), i)
-        mine_by_hand = own.get(i, w[:2]) + w[2:]
-        logits = naive.features(mine_by_hand, x) @ w[2] + w[3]
-        np.testing.assert_allclose(method.predict(message, mine, x), logits, rtol=1e-3, atol=1e-3)
+        mine = tree.join(state.server, client(state.private, i))
+        naive.close(mine, own.get(i, w[:2]) + w[2:])
 
 
-def test_lg_fedavg_splits_running_statistics_after_its_first_rounds():
-    """With the dense layers as head: BatchNorm follows the layer before it."""
-    play = toys.player(toys.make("lg_fedavg", pretrain_rounds=2))
-    two, _ = play(KEYS, 0, 2)
-    five, _ = play(KEYS, 2, 3, two)
-    body, _ = tree.split(tree.within(("Dense_0", "BatchNorm_0")), five.server[0])
-    before, _ = tree.split(tree.within(("Dense_0", "BatchNorm_0")), two.server[0])
-    toys.same(body, before)
-    own, has = five.private
-    means = np.asarray(own.stats["BatchNorm_0"]["mean"])[np.asarray(has)]
-    assert len(np.unique(means, axis=0)) == len(means) > 4
-    assert moved(five.server[0].params["head"], two.server[0].params["head"])
+def test_lg_fedavg_takes_over_the_running_statistics_of_the_body():
+    pretrain, train = toys.make("lg_fedavg", pretrain_rounds=2)
+    last = averaged()[0]
+    state = train.start(KEYS.init, toys.C, last, {})
+    for i in range(toys.C):
+        toys.same(tree.join(state.server, client(state.private, i)), last.server)
 
 
 @pytest.mark.parametrize("name, head", [("fedper", True), ("lg_fedavg", False)])

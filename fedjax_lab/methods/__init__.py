@@ -24,9 +24,9 @@ from fedjax_lab.methods.lg_fedavg import lg_fedavg
 from fedjax_lab.methods.local import local
 from fedjax_lab.methods.moon import moon
 from fedjax_lab.methods.scaffold import scaffold
-from fedjax_lab.types import Method, Task
+from fedjax_lab.types import Method, Stage, Task
 
-METHODS: dict[str, Callable[..., Method]] = {
+METHODS: dict[str, Callable[..., Method | tuple[Stage, ...]]] = {
     method.__name__: method
     for method in (
         central,
@@ -53,7 +53,7 @@ METHODS: dict[str, Callable[..., Method]] = {
 }
 
 
-def make(name: str, task: Task, **hyper) -> Method:
+def make(name: str, task: Task, **hyper) -> Method | tuple[Stage, ...]:
     """The named method with its hyper-parameters; BadInput says what would have been right."""
     if name not in METHODS:
         raise BadInput(f"no method {name!r}; {nearest(name, METHODS)}")

@@ -1,0 +1,235 @@
+"""Runs of several stages: what is handed over, measured, saved and resumed."""
+
+import threading
+from contextlib import contextmanager
+
+import jax
+import numpy as np
+import pytest
+import toys
+
+from fedjax_lab import experiment, metrics, runner, simulate, tree
+from fedjax_lab.engine import Engine
+from fedjax_lab.errors import BadInput
+from fedjax_lab.methods.fedavg import fedavg
+from fedjax_lab.types import Exchange, Stage, State
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    rng = np.random.default_rng(0)
+    y = rng.integers(0, 3, 300)
+    x = (2 * rng.normal(size=(3, 5)))[y] + rng.normal(size=(300, 5))
+    path = tmp_path_factory.mktemp("data") / "data.npz"
+    np.savez(path, x=x.astype(np.float32), y=y)
+    return str(path)
+
+
+def build(data, seeds=(0,), method="fedavg", rounds=8, way="auto"):
+    """Six clients, three a round, an evaluation every third round."""
+    config = {
+        "data": {"name": "arrays", "path": data},
+        "partition": {"num_clients": 6},
+        "model": {"name": "mlp", "width": 8},
+        "method": method if isinstance(method, dict) else {"name": method},
+        "local": {"lr": 0.1, "batch_size": 16},
+        "run": {"rounds": rounds, "eval_every": 3, "cohort": 3},
+        "engine": {"seeds": way},
+    }
+    return experiment.build(experiment.resolve(config), list(seeds))
+
+
+def two_stages(task, extra_of=lambda key: 2):
+    """FedAvg; then FedAvg from a shifted model that also carries `extra`, as long as was found."""
+    plain = fedavg(task)
+    (exchange,) = plain.round
+
+    def prepare(key, population, last):
+        assert isinstance(last.server.params["head"]["bias"], np.ndarray)
+        assert population.label_count.shape == (6, 3)
+        shift = np.float32(np.abs(last.server.params["head"]["bias"]).sum())
+        return {"shift": shift, "extra": np.arange(extra_of(key), dtype=np.float32)}
+
+    def start(key, num_clients, last, facts):
+        w = jax.tree.map(lambda a: a + facts["shift"], last.server)
+        return State((w, facts["extra"]), ())
+
+    second = plain._replace(
+        round=(
+            Exchange(
+                lambda server, id: server[0],
+                exchange.local,
+                lambda server, w, cohort: (exchange.aggregate(server[0], w, cohort), server[1]),
+            ),
+        ),
+        newcomer=lambda state: (state.server[0], ()),
+    )
+    return Stage("first", plain, 4), Stage("second", second, 4, prepare, start)
+
+
+def staged(data, seeds=(0,), way="auto", **how):
+    e = build(data, seeds, way=way)
+    return e._replace(stages=two_stages(e.task, **how))
+
+
+def comparable(rows):
+    return [{k: v for k, v in row.items() if k != "seconds"} for row in rows]
+
+
+@pytest.fixture(scope="module")
+def whole(data):
+    """Uninterrupted runs."""
+    return {
+        way: runner.run(staged(data, (0, 1), way), quiet=True)
+        for way in ("vectorised", "sequential")
+    }
+
+
+def test_a_run_is_a_fold_over_its_stages(data):
+    """By hand: four rounds, the hand-over, four more; rounds are numbered through."""
+    e = staged(data)
+    result = runner.run(e, quiet=True)
+    keys = simulate.make_keys(jax.random.key(0))
+    people = simulate.population(e.federations[0], 3)
+    state = simulate.init(e.stages[0].method, keys, 6)
+
+    def play(stage, state, start):
+        args = e.federations[0], people, keys, state, simulate.no_progress(), start, 4
+        return simulate.play(stage.method, e.plan, toys.VECTORISED, *args)[0]
+
+    middle = play(e.stages[0], state, 0)
+    facts = e.stages[1].prepare(None, *jax.device_get((people, middle)))
+    state = play(e.stages[1], e.stages[1].start(None, 6, middle, facts), 4)
+    toys.close(result.states[0], state)
+    assert [(r["round"], r["stage"]) for r in result.metrics] == [
+        (3, "first"),
+        (4, "first"),
+        (6, "second"),
+        (8, "second"),
+    ]
+
+
+def test_bytes_are_those_of_each_stages_messages(data):
+    """Two rounds of the whole model, then of the head alone."""
+    e = build(data, method={"name": "lg_fedavg", "pretrain_rounds": 2})
+    rows = runner.run(e, quiet=True).metrics
+    model, head = 4 * (5 * 8 + 8 + 8 * 3 + 3), 4 * (8 * 3 + 3)
+    assert [(r["round"], r["stage"]) for r in rows] == [
+        (2, "pretrain"),
+        (3, "train"),
+        (6, "train"),
+        (8, "train"),
+    ]
+    for row in rows:
+        each = min(2, row["round"]) * model + max(0, row["round"] - 2) * head
+        assert row["bytes_up"] == row["bytes_down"] == 3 * each
+
+
+def test_the_training_loss_is_that_since_the_last_evaluation(data):
+    """Also where a stage ends between two of them."""
+    rows = runner.run(staged(data), quiet=True).metrics
+    e = build(data)
+    engine = Engine(e)
+    engine.compile()
+    engine.play(1)
+    while engine.played < 3:
+        engine.play(3 - engine.played)
+    engine.evaluate()
+    while engine.played < 4:
+        engine.play(1)
+    assert rows[1]["round"] == 4
+    assert rows[1]["train_loss"] == pytest.approx(float(engine.progress().train_loss[0]), rel=1e-5)
+
+
+def test_seeds_of_a_staged_run_together_or_one_by_one(whole):
+    one, other = whole["vectorised"], whole["sequential"]
+    assert one.summary["seeds_vectorised"] and not other.summary["seeds_vectorised"]
+    toys.close(one.states, other.states)
+
+
+def test_seeds_may_differ_in_what_they_find(data):
+    """One by one each has a program of its own; together that cannot be."""
+    sizes = iter([2, 3])
+    result = runner.run(
+        staged(data, (0, 1), "sequential", extra_of=lambda key: next(sizes)), quiet=True
+    )
+    assert [len(state.server[1]) for state in result.states] == [2, 3]
+    sizes = iter([2, 3])
+    with pytest.raises(BadInput, match="stage second differs in size between seeds"):
+        runner.run(staged(data, (0, 1), "vectorised", extra_of=lambda key: next(sizes)), quiet=True)
+
+
+def stopping_after(rounds, monkeypatch):
+    """The run is interrupted as soon as so many rounds are played."""
+    stop = threading.Event()
+
+    @contextmanager
+    def signals():
+        yield stop
+
+    play = Engine.play
+
+    def counted(self, at_most):
+        play(self, min(at_most, rounds - self.played))
+        if self.played >= rounds:
+            stop.set()
+
+    monkeypatch.setattr(runner, "_signals", signals)
+    monkeypatch.setattr(Engine, "play", counted)
+
+
+@pytest.mark.parametrize(
+    "rounds, way", [(2, "vectorised"), (4, "sequential"), (5, "vectorised"), (7, "sequential")]
+)
+def test_interrupted_in_any_stage_and_resumed(rounds, way, whole, data, tmp_path, monkeypatch):
+    """The metrics and the final state of an uninterrupted run, bit for bit."""
+    with monkeypatch.context() as patch:
+        stopping_after(rounds, patch)
+        with pytest.raises(runner.Interrupted):
+            runner.run(staged(data, (0, 1), way), tmp_path / "cut", quiet=True)
+
+    def never(key):
+        raise AssertionError("facts are read, not found again")
+
+    again = staged(data, (0, 1), way, **({"extra_of": never} if rounds > 4 else {}))
+    result = runner.run(again, tmp_path / "cut", resume=True, quiet=True)
+    toys.same(result.states, whole[way].states)
+    rows = metrics.read_metrics(tmp_path / "cut/metrics.jsonl")
+    assert comparable(rows) == comparable(whole[way].metrics)
+
+
+def test_lost_facts_are_noticed(data, tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        stopping_after(6, patch)
+        with pytest.raises(runner.Interrupted):
+            runner.run(staged(data), tmp_path / "cut", quiet=True)
+    for file in (tmp_path / "cut/stages").iterdir():
+        file.unlink()
+    with pytest.raises(BadInput, match="lacks what a stage began with"):
+        runner.run(staged(data), tmp_path / "cut", resume=True, quiet=True)
+
+
+def test_a_stage_without_a_start_begins_anew(data):
+    e = build(data)
+    plain = e.stages[0].method
+    e = e._replace(stages=(Stage("one", plain, 5), Stage("two", plain, 3)))
+    engine = Engine(e)
+    first = jax.device_get(engine.final_states()[0])
+    engine.compile()
+    while not engine.stage_is_over:
+        engine.play(5 - engine.played)
+    moved = tree.sub(jax.device_get(engine.final_states()[0]).server, first.server)
+    assert float(tree.sq_norm(moved)) > 0
+    engine.next_stage()
+    toys.same(engine.final_states()[0], first)
+
+
+def test_rounds_are_laid_out():
+    method = fedavg(toys.TASK)
+    (only,) = experiment.lay_out(method, 7)
+    assert only.rounds == 7
+    stages = Stage("a", method, 3), Stage("b", method)
+    assert [(s.name, s.rounds) for s in experiment.lay_out(stages, 7)] == [("a", 3), ("b", 4)]
+    assert [(s.name, s.rounds) for s in experiment.lay_out(stages, 3)] == [("a", 3)]
+    with pytest.raises(BadInput, match="config.run.rounds=2 is too few for 3 of a"):
+        experiment.lay_out(stages, 2)
