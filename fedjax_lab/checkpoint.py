@@ -48,6 +48,8 @@ class Checkpoints:
                 f"checkpoint {rounds} cannot be read; remove its folder to go on from an earlier"
                 f" one: {reason}"
             ) from error
+        if any(saved[str(i)].shape != a.shape for i, a in enumerate(leaves)):
+            raise BadInput(f"checkpoint {rounds} is another run's: its arrays differ in shape")
         return treedef.unflatten(_place(saved[str(i)], leaf) for i, leaf in enumerate(leaves))
 
     def close(self) -> None:

@@ -13,9 +13,10 @@ import numpy as np
 from fedjax_lab import evaluate, simulate
 from fedjax_lab.errors import BadInput
 from fedjax_lab.experiment import Experiment
-from fedjax_lab.types import Client, Federation, State
+from fedjax_lab.types import Client, Federation, Stage, State
 
 BLOCK_SECONDS = 1.0  # rounds between two looks at the keyboard
+STAGE = 1 << 31  # beyond the numbers that methods fold into the stream of first weights
 
 
 class Lane(NamedTuple):
@@ -36,15 +37,14 @@ class Engine:
         self.together = e.vectorised_seeds and len(e.seeds) > 1
         self.lanes = self._lanes()
         self.ends = list(itertools.accumulate(stage.rounds for stage in e.stages))
-        self.stage = 0  # its number
-        self.facts = []  # of each lane, with which the stage began
+        self.stage_number = 0
         self.states = self._first_states()
         self.sums = self._no_progress()
         self.played = 0  # rounds
         self.seconds = 0.0  # spent in them
         self.bytes = np.zeros((len(e.seeds), 2))  # up and down, of the rounds played
         self.compile_seconds = self.evaluate_seconds = 0.0
-        self.session = _Session(0, 0.0, np.zeros(3))
+        self.session = self._stage_session = _Session(0, 0.0, np.zeros(3))
 
     def compile(self) -> None:
         """Compiles a block of rounds and the evaluation of this stage, once for all seeds.
@@ -61,7 +61,7 @@ class Engine:
 
     def _compile(self, lane, state, sums):
         e, number = self.experiment, np.int32(0)
-        method = e.stages[self.stage].method
+        method = self.stage.method
         play = partial(simulate.play, method, e.plan, e.strategy)
         score = partial(evaluate.score, method, e.plan, e.strategy)
         axes = _seed_axes(lane.own), 0, 0, 0
@@ -73,60 +73,76 @@ class Engine:
         return _Programs(block, scored, self._message_bytes(method, lane, state))
 
     @property
+    def stage(self) -> Stage:
+        """The one under way."""
+        return self.experiment.stages[self.stage_number]
+
+    @property
     def stage_is_over(self) -> bool:
         """Whether the next round belongs to another stage."""
-        return self.played == self.ends[self.stage] < self.ends[-1]
+        return self.played == self.ends[self.stage_number] < self.ends[-1]
 
-    def next_stage(self, facts: list[dict] | None = None) -> None:
-        """Begins the next stage, with these facts or with what its `prepare` finds."""
-        self.stage += 1
-        stage = self.experiment.stages[self.stage]
-        self.facts = self._prepare(stage) if facts is None else facts
-        if stage.start is None:
+    def next_stage(self, facts: list[dict] | None = None) -> list[dict]:
+        """Begins the next stage with these facts of each lane, or with what its `prepare` finds.
+
+        Returns them. Compile afterwards.
+        """
+        began = time.perf_counter()
+        self.stage_number += 1
+        self._stage_session = self.session
+        facts = self._prepare() if facts is None else facts
+        if (begin := self.stage.start) is None:
             self.states = self._first_states()
-            return
+        else:
 
-        def start(keys, last, facts):
-            return stage.start(self._key(keys), self._num_clients, last, facts)
+            def start(keys, last, facts):
+                return begin(self._keys(keys)[1], self._num_clients, last, facts)
 
-        run = self._jit(start, (0, 0, 0))
-        lanes = zip(self.lanes, self.states, self.facts, strict=True)
-        self.states = [run(lane.keys, state, facts) for lane, state, facts in lanes]
+            run = self._jit(start, (0, 0, 0))
+            lanes = zip(self.lanes, self.states, facts, strict=True)
+            self.states = [run(lane.keys, state, mine) for lane, state, mine in lanes]
+        jax.block_until_ready(self.states)
+        self.seconds += time.perf_counter() - began
+        return facts
 
-    def _prepare(self, stage):
-        if stage.prepare is None:
+    def _prepare(self):
+        if self.stage.prepare is None:
             return [{} for _ in self.lanes]
         streams = self._each_seed([lane.keys for lane in self.lanes])
         people = self._each_seed([lane.people for lane in self.lanes])
         found = [
-            stage.prepare(self._key(keys), *jax.device_get((mine, state)))
+            self.stage.prepare(self._keys(keys)[0], *jax.device_get((mine, state)))
             for keys, mine, state in zip(streams, people, self.final_states(), strict=True)
         ]
+        found = [{name: np.asarray(fact) for name, fact in facts.items()} for facts in found]
         if not self.together:
             return found
         if len({_shapes(facts) for facts in found}) > 1:
             raise BadInput(
-                f"stage {stage.name} differs in size between seeds; use"
+                f"stage {self.stage.name} differs in size between seeds; use"
                 " config.engine.seeds=sequential"
             )
         return [jax.tree.map(lambda *a: np.stack(a), *found)]
 
-    def _key(self, keys):
-        return jax.random.fold_in(keys.init, self.stage)
+    def _keys(self, keys):
+        """For `prepare` and `start` of this stage."""
+        return jax.random.split(jax.random.fold_in(keys.init, STAGE + self.stage_number))
 
     @property
     def _num_clients(self):
         return self.experiment.federations[0].train.shape[0]
 
     def _first_states(self):
-        method = self.experiment.stages[self.stage].method
+        method = self.stage.method
         init = self._jit(lambda keys: simulate.init(method, keys, self._num_clients), (0,))
         return [init(lane.keys) for lane in self.lanes]
 
     def play(self, at_most: int) -> None:
         """A block of rounds, about a second long."""
         played, seconds, totals = self.session
-        pace = played / seconds if played else 0.0
+        earlier = self._stage_session
+        new = played - earlier.played
+        pace = new / (seconds - earlier.seconds) if new else 0.0
         count = int(np.clip(pace * BLOCK_SECONDS, 1, at_most))
         began = time.perf_counter()
         for i, lane in enumerate(self.lanes):
@@ -247,7 +263,8 @@ class _Session(NamedTuple):
 
 
 def _shapes(a):
-    return tuple((x.shape, str(x.dtype)) for x in jax.tree.leaves(a))
+    leaves, tree = jax.tree.flatten(a)
+    return tree, *((x.shape, str(x.dtype)) for x in leaves)
 
 
 _ROWS = ("train", "validation", "test")  # what differs between seeds

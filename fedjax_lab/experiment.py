@@ -280,20 +280,31 @@ def build(config: ml_collections.ConfigDict, seeds: list[int] | None = None) -> 
         stages,
         plan,
         make_strategy(config, task, plan),
-        _vectorise_seeds(config, task),
+        _vectorise_seeds(config, task, stages),
     )
 
 
 def lay_out(method: Method | tuple[Stage, ...], rounds: int) -> tuple[Stage, ...]:
-    """The stages of a run of so many rounds, each with its number of them; none without any."""
+    """The stages of a run of so many rounds, each with its number of them, which sum to all.
+
+    A last stage without rounds is left out. BadInput where the numbers do not fit.
+    """
     if isinstance(method, Method):
         return (Stage("train", method, rounds),)
-    fixed = sum(stage.rounds or 0 for stage in method)
-    if fixed > rounds:
-        first = " and ".join(f"{s.rounds} of {s.name}" for s in method if s.rounds)
-        raise BadInput(f"config.run.rounds={rounds} is too few for {first}")
-    filled = (s._replace(rounds=rounds - fixed if s.rounds is None else s.rounds) for s in method)
-    return tuple(stage for stage in filled if stage.rounds)
+    left = rounds - sum(stage.rounds or 0 for stage in method)
+    unsized = sum(stage.rounds is None for stage in method)
+    named = " + ".join(
+        f"{'the rest' if s.rounds is None else s.rounds} of {s.name}" for s in method
+    )
+    stages = [s._replace(rounds=left) if s.rounds is None else s for s in method]
+    while stages and stages[-1].rounds == 0:
+        stages.pop()
+    fits = unsized == 1 or (unsized == 0 and left == 0)
+    if not fits or not stages or min(stage.rounds for stage in stages) < 1:
+        raise BadInput(f"config.run.rounds={rounds} does not fit the stages: {named}")
+    if len({stage.method.pooled for stage in stages}) > 1:
+        raise BadInput(f"the stages {named} do not train on the same clients")
+    return tuple(stages)
 
 
 def _settings(config, section):
@@ -438,8 +449,10 @@ def has_convolutions(task: Task) -> bool:
     return any(len(a.shape) == 4 for a in jax.tree.leaves(shapes))
 
 
-def _vectorise_seeds(config, task):
+def _vectorise_seeds(config, task, stages):
     if config.engine.seeds == "auto":
+        if any(stage.prepare for stage in stages):  # its facts may differ in size between seeds
+            return False
         return jax.default_backend() != "cpu" or not has_convolutions(task)
     return config.engine.seeds == "vectorised"
 

@@ -81,7 +81,11 @@ def headline(row: dict) -> float | None:
 
 
 def pick_rounds(rows: list[dict]) -> dict[str, dict]:
-    """The ways to choose a round of one seed; the two maxima peek at the test set."""
+    """The ways to choose a round of one seed, of the last stage that was reached.
+
+    The two maxima peek at the test set.
+    """
+    rows = [row for row in rows if row.get("stage") == rows[-1].get("stage")]
     chosen = {"last": rows[-1]}
     if any("id" in row for row in rows):
         chosen["best_by_validation"] = max(rows, key=lambda row: row["id"])

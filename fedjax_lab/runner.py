@@ -1,13 +1,13 @@
 """A run from its first round to its last: evaluations, checkpoints, files, interrupts."""
 
 import contextlib
-import itertools
 import json
 import platform
 import resource
 import signal
 import threading
 import time
+import zipfile
 from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
@@ -66,7 +66,7 @@ def run(
 
 
 def _play(experiment, engine, folder, rows, quiet):
-    rounds = experiment.plan.rounds
+    rounds, times = experiment.plan.rounds, _evaluations(experiment, engine)
     with Progress(rounds, engine.played, quiet) as progress, _signals() as stop:
         progress.say("compiling")
         engine.compile()
@@ -74,37 +74,35 @@ def _play(experiment, engine, folder, rows, quiet):
         progress.say(f"{experiment.config.method.name}, {experiment.strategy.name}")
         while engine.played < rounds:
             if engine.stage_is_over:
-                engine.next_stage()
-                folder.keep_facts(engine)
+                folder.keep_facts(engine.next_stage(), engine)
                 engine.compile()
-                progress.say(f"stage {experiment.stages[engine.stage].name}")
-            goal = next(t for t in _evaluations(experiment) if t > engine.played)
+                progress.start_clock()
+                progress.say(f"stage {engine.stage.name}")
+            upcoming = np.searchsorted(times, engine.played, "right")
+            goal, since = times[upcoming], times[upcoming] - times[upcoming - 1]
             while engine.played < goal and not stop.is_set():
                 engine.play(goal - engine.played)
                 progress.rounds(engine.played)
                 _check_finite(experiment, engine, folder, rows)
             if engine.played == goal:
-                new = _rows(experiment, engine)
+                new = _rows(experiment, engine, since)
                 rows += new
                 folder.append(new)
                 progress.evaluated(new)
-            folder.save(engine, force=stop.is_set() or engine.played == rounds)
+            folder.save(engine, force=stop.is_set() or engine.played in engine.ends)
             if stop.is_set() and engine.played < rounds:
                 raise Interrupted(f"interrupted after round {engine.played} of {rounds}")
 
 
-def _evaluations(experiment):
-    """After how many rounds there is one: every eval_every, and at the end of each stage."""
-    rounds, every = experiment.plan.rounds, experiment.config.run.eval_every
-    ends = itertools.accumulate(stage.rounds for stage in experiment.stages)
-    return sorted({*range(every, rounds, every), *ends})
+def _evaluations(experiment, engine):
+    """0, then after how many rounds there is one: every eval_every, and where a stage ends."""
+    every = experiment.config.run.eval_every
+    return sorted({*range(0, engine.ends[-1], every), *engine.ends})
 
 
-def _rows(experiment, engine):
-    """One metrics row per seed, for the rounds since the last evaluation."""
+def _rows(experiment, engine, since):
+    """One metrics row per seed, for the `since` rounds from the last evaluation on."""
     sums = engine.progress()
-    before = [0, *(t for t in _evaluations(experiment) if t < engine.played)]
-    since = engine.played - before[-1]
     rows = []
     for i, (seed, scores) in enumerate(zip(experiment.seeds, engine.evaluate(), strict=True)):
         up, down = engine.bytes[i]
@@ -112,7 +110,7 @@ def _rows(experiment, engine):
             {
                 "round": engine.played,
                 "seed": seed,
-                "stage": experiment.stages[engine.stage].name,
+                "stage": engine.stage.name,
                 "train_loss": float(sums.train_loss[i] / since),
                 **evaluate.summarise(scores, experiment.dataset.domains),
                 "bytes_up": int(up),
@@ -241,8 +239,8 @@ class _Folder:
             return []
         self.saved = self._checkpoints.latest() or 0
         rows = metrics.keep_until(self.path / "metrics.jsonl", self.saved)
-        self._check_rows(rows, engine.experiment)
-        while self.saved > engine.ends[engine.stage]:
+        self._check_rows(rows, engine)
+        while self.saved > engine.ends[engine.stage_number]:
             engine.next_stage(self._read_facts(engine))
         if self.saved:
             engine.go_on(self._checkpoints.restore(self.saved, engine.saved()), self.saved)
@@ -256,8 +254,9 @@ class _Folder:
         """What that process measured."""
         return json.loads((self.path / "summary.json").read_text())
 
-    def _check_rows(self, rows, experiment):
-        evaluated = max((t for t in _evaluations(experiment) if t <= self.saved), default=0)
+    def _check_rows(self, rows, engine):
+        experiment = engine.experiment
+        evaluated = max(t for t in _evaluations(experiment, engine) if t <= self.saved)
         there = sum(row["round"] == evaluated for row in rows)
         if evaluated and there != len(experiment.seeds):
             raise BadInput(
@@ -265,24 +264,26 @@ class _Folder:
                 f" {self.saved} has; without the folder checkpoints the run starts anew"
             )
 
-    def keep_facts(self, engine: Engine) -> None:
-        """Writes what a stage began with, for a later process: it cannot be found again."""
-        if self.path is None:
+    def keep_facts(self, facts: list[dict], engine: Engine) -> None:
+        """Writes what a stage begins with: a later process cannot find it again."""
+        if self.path is None or engine.stage.prepare is None:
             return
-        for i, facts in enumerate(engine.facts):
-            file = self._facts_file(engine.stage, i)
-            metrics.make_folder(file.parent)
-            np.savez(file, **facts)
+        metrics.make_folder(self.path / "stages")
+        for i, found in enumerate(facts):
+            np.savez(self._facts_file(engine.stage, i), **found)
 
     def _read_facts(self, engine):
-        files = [self._facts_file(engine.stage + 1, i) for i in range(len(engine.lanes))]
+        stage = engine.experiment.stages[engine.stage_number + 1]
+        if stage.prepare is None:
+            return [{} for _ in engine.lanes]
+        files = [self._facts_file(stage, i) for i in range(len(engine.lanes))]
         try:
             return [dict(np.load(file)) for file in files]
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
             raise BadInput(f"{files[0].parent} lacks what a stage began with: {error}") from error
 
     def _facts_file(self, stage, lane):
-        return self.path / "stages" / f"{stage}-{lane}.npz"
+        return self.path / "stages" / f"{stage.name}-{lane}.npz"
 
     def append(self, rows: list[dict]) -> None:
         """Adds rows to metrics.jsonl."""

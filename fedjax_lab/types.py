@@ -104,14 +104,15 @@ class Method(NamedTuple):
 class Stage(NamedTuple):
     """A part of a run, with a method of its own. A plain method is one stage.
 
-    Between two stages `prepare` looks at the last one's final state on the host, once for each
-    seed, and finds facts (arrays by name); `start` then makes the first state of this stage from
-    that state and the facts, as a pure function. Without `start` the method begins anew.
+    Between two stages `prepare` looks at the last one's final state on the host, in NumPy and once
+    for each seed, and finds facts (arrays by name). `start` then makes the first state of this
+    stage from that state and the facts, as a pure function that is jitted; without it the method
+    begins anew. To resume, `start` also runs on untrained states, for their shapes alone.
     """
 
     name: str
     method: Method
-    rounds: int | None = None  # None: all that the run has left
+    rounds: int | None = None  # None, in one stage: all that the run has left
     prepare: Callable[[Array, Client, State], dict[str, Array]] | None = None
     # (key, population [C], last state) -> facts
     start: Callable[[Array, int, State, dict[str, Array]], State] | None = None

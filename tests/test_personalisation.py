@@ -161,7 +161,7 @@ def test_lg_fedavg_after_its_first_rounds():
     pretrain, train = toys.make("lg_fedavg", toys.TASK, pretrain_rounds=2)
     w = naive.weights_of(simulate.init(pretrain.method, KEYS, toys.C).server)
     own = {}
-    for t in range(5):
+    for t in range(4):
         ids = naive.cohort(pretrain.method, t)
         starts = [own.get(i, w[:2]) + w[2:] for i in ids]
         models = [naive.sgd(s, *naive.data_of(i)) for i, s in zip(ids, starts, strict=True)]
@@ -170,7 +170,7 @@ def test_lg_fedavg_after_its_first_rounds():
         own |= {i: m[:2] for i, m in zip(ids, models, strict=True)} if t >= 2 else {}
     state, _ = toys.player(pretrain.method, plan=naive.FULL)(KEYS, 0, 2)
     state = train.start(KEYS.init, toys.C, state, {})
-    state, _ = toys.player(train.method, plan=naive.FULL)(KEYS, 2, 3, state)
+    state, _ = toys.player(train.method, plan=naive.FULL)(KEYS, 2, 2, state)
     assert 0 < len(own) < toys.C
     for i in range(toys.C):
         mine = tree.join(state.server, client(state.private, i))

@@ -231,5 +231,55 @@ def test_rounds_are_laid_out():
     stages = Stage("a", method, 3), Stage("b", method)
     assert [(s.name, s.rounds) for s in experiment.lay_out(stages, 7)] == [("a", 3), ("b", 4)]
     assert [(s.name, s.rounds) for s in experiment.lay_out(stages, 3)] == [("a", 3)]
-    with pytest.raises(BadInput, match="config.run.rounds=2 is too few for 3 of a"):
-        experiment.lay_out(stages, 2)
+    for wrong, rounds in (
+        (stages, 2),
+        ((Stage("a", method, 3), Stage("b", method, 3)), 7),
+        ((Stage("a", method), Stage("b", method)), 7),
+        ((Stage("a", method, 3), Stage("b", method), Stage("c", method, 4)), 7),
+        ((Stage("a", method, -1), Stage("b", method)), 7),
+    ):
+        with pytest.raises(BadInput, match=f"config.run.rounds={rounds} does not fit the stages"):
+            experiment.lay_out(wrong, rounds)
+    central = method._replace(pooled=True)
+    with pytest.raises(BadInput, match="do not train on the same clients"):
+        experiment.lay_out((Stage("a", method, 3), Stage("b", central)), 7)
+
+
+def test_a_stop_between_two_stages_saves_the_first(whole, data, tmp_path, monkeypatch):
+    """The new stage's state is not taken for that of the old one."""
+    stop = threading.Event()
+
+    @contextmanager
+    def signals():
+        yield stop
+
+    compile_ = Engine.compile
+
+    def stopped(self):
+        compile_(self)
+        if self.stage_number == 1:
+            stop.set()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(runner, "_signals", signals)
+        patch.setattr(Engine, "compile", stopped)
+        with pytest.raises(runner.Interrupted):
+            runner.run(staged(data, (0, 1), "sequential"), tmp_path / "cut", quiet=True)
+    again = staged(data, (0, 1), "sequential")
+    result = runner.run(again, tmp_path / "cut", resume=True, quiet=True)
+    toys.same(result.states, whole["sequential"].states)
+
+
+def test_the_best_round_is_one_of_the_last_stage():
+    rows = [
+        {"round": r, "seed": 0, "stage": s, "train_loss": 1.0, "accuracy": {"mean": a}}
+        for r, s, a in ((1, "one", 90.0), (2, "two", 50.0), (3, "two", 40.0))
+    ]
+    assert metrics.pick_rounds(rows)["max_over_rounds"]["round"] == 2
+
+
+def test_seeds_of_a_stage_that_is_prepared_run_one_by_one_unless_told(data):
+    config = experiment.resolve({"data": {"name": "arrays", "path": data}})
+    e = build(data)
+    assert experiment._vectorise_seeds(config, e.task, e.stages)
+    assert not experiment._vectorise_seeds(config, e.task, two_stages(e.task))

@@ -18,7 +18,10 @@ from fedjax_lab.types import Method, Stage, State, Task
 def lg_fedavg(
     task: Task, *, head_layers: int = 1, pretrain_rounds: int = 0
 ) -> Method | tuple[Stage, ...]:
-    """head_layers: how many of the last dense layers, with what follows them, are the head."""
+    """head_layers: how many of the last dense layers, with what follows them, are the head.
+
+    pretrain_rounds: of config.run.rounds, those in which the whole model is averaged.
+    """
     in_head = tree.within(head(task, head_layers))
     method = partly_private(task, lambda name: not in_head(name))
     if pretrain_rounds == 0:
