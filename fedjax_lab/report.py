@@ -61,7 +61,7 @@ def _at(numbers, path):
 
 
 def _line(name, cells):
-    return f"{name:22}" + "".join(f"{cell:>19}" for cell in cells)
+    return (f"{name:22}" + "".join(f"{cell:>19}" for cell in cells)).rstrip()
 
 
 def plot_curves(rows: list[dict], title: str, folder: Path) -> None:
