@@ -20,6 +20,12 @@ def check_positive(key: str, value) -> None:
         raise BadInput(f"config.{key} must be above 0, got {value}")
 
 
+def check_not_negative(key: str, value) -> None:
+    """BadInput if the config's value of `key` is below 0; other than numbers are let through."""
+    if isinstance(value, (int, float)) and value < 0:
+        raise BadInput(f"config.{key} must not be negative, got {value}")
+
+
 def check_share(key: str, value) -> None:
     """BadInput unless the config's value of `key` is from 0 to 1; traced values are let through."""
     if isinstance(value, (int, float)) and not 0 <= value <= 1:

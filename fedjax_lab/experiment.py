@@ -21,7 +21,13 @@ from fedjax_lab.data.arrays import arrays
 from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.data.digit_domains import digit_domains
 from fedjax_lab.data.idx import fashion_mnist, idx
-from fedjax_lab.errors import BadInput, check_choice, nearest
+from fedjax_lab.errors import (
+    BadInput,
+    check_choice,
+    check_not_negative,
+    check_positive,
+    nearest,
+)
 from fedjax_lab.models import conv, nets
 from fedjax_lab.models.task import make_task
 from fedjax_lab.types import Federation, Method, Plan, Stage, Task
@@ -232,11 +238,9 @@ def _check_values(full):
         if isinstance(value, int) and value >= 2**31:
             raise BadInput(f"config.{key} must be below 2**31, got {value}")
     for key in POSITIVE:
-        if _get(full, key) <= 0:
-            raise BadInput(f"config.{key} must be above 0, got {_get(full, key)}")
+        check_positive(key, _get(full, key))
     for key in NOT_NEGATIVE:
-        if _get(full, key) < 0:
-            raise BadInput(f"config.{key} must not be negative, got {_get(full, key)}")
+        check_not_negative(key, _get(full, key))
     if not 0 <= full["partition"]["validation"] < 1:
         value = full["partition"]["validation"]
         raise BadInput(f"config.partition.validation must be in [0, 1), got {value}")

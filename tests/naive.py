@@ -94,6 +94,16 @@ def cohort(method, t, size=FULL.cohort):
     return [int(i) for i in ids]
 
 
+def first_weights():
+    """What every method on the toy MLP starts from."""
+    return weights_of(toys.TASK.init(KEYS.init))
+
+
+def counts(i, federation=toys.SKEWED):
+    """Client i's training examples of each class."""
+    return np.bincount(data_of(i, federation)[1], minlength=toys.K)
+
+
 def shares(ids, federation=toys.FEDERATION):
     """n_i / n over these clients."""
     n = np.array([len(data_of(i, federation)[1]) for i in ids], float)

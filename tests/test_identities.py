@@ -122,7 +122,7 @@ def test_ifca_round_against_numpy():
     params = tree.scale(0.1, state.server.params)
     params["head"]["bias"] = jnp.eye(3, toys.K)  # cluster k suits a client with much of class k
     start = state._replace(server=state.server._replace(params=params))
-    centres = [naive.weights_of(jax.tree.map(lambda a, k=k: a[k], start.server)) for k in range(3)]
+    centres = [naive.weights_of(tree.take(start.server, k)) for k in range(3)]
     for t in range(2):
         ids = naive.cohort(method, t)
         picked = {}
@@ -134,7 +134,7 @@ def test_ifca_round_against_numpy():
             centres[k] = [np.mean(a, axis=0) for a in zip(*models, strict=True)]
     state, _ = toys.player(method, plan=naive.FULL)(KEYS, 0, 2, start)
     for k, expected in enumerate(centres):
-        got = naive.weights_of(jax.tree.map(lambda a, k=k: a[k], state.server))
+        got = naive.weights_of(tree.take(state.server, k))
         for a, b in zip(got, expected, strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
 
@@ -145,9 +145,7 @@ def test_ifca_scores_a_client_on_the_model_that_fits_it_best():
     state = simulate.init(method, KEYS, toys.C)
     scores = score(method, state)
     for i in range(toys.C):
-        centres = [
-            naive.weights_of(jax.tree.map(lambda a, k=k: a[k], state.server)) for k in range(3)
-        ]
+        centres = [naive.weights_of(tree.take(state.server, k)) for k in range(3)]
         best = min(centres, key=lambda w, i=i: naive.gradient(w, *naive.data_of(i))[0])
         rows = np.asarray(toys.FEDERATION.test[i])
         A, a, B, b = best
@@ -225,11 +223,11 @@ def test_an_exchange_that_only_measures_changes_nothing(averaged):
 
 def test_local_never_communicates():
     method = toys.make("local", toys.TASK)
-    first = naive.weights_of(simulate.init(toys.make("fedavg", toys.TASK), KEYS, toys.C).server)
+    first = naive.first_weights()
     state, _ = toys.player(method, plan=naive.FULL)(KEYS, 0, 1)
     for i in (0, 5):  # everyone trains, whatever the cohort
         expected = naive.sgd(first, *naive.data_of(i))
-        got = naive.weights_of(jax.tree.map(lambda a, i=i: a[i], state.private))
+        got = naive.weights_of(tree.take(state.private, i))
         for a, b in zip(got, expected, strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
 
@@ -243,7 +241,7 @@ def test_central_is_one_client_with_everything():
     rows = rows[rows >= 0]
     assert float(people.n[0]) == len(rows)
     x, y = np.asarray(toys.FEDERATION.x)[rows], np.asarray(toys.FEDERATION.y)[rows]
-    first = naive.weights_of(simulate.init(fedavg(toys.TASK), KEYS, toys.C).server)
+    first = naive.first_weights()
     naive.close(state.server, naive.sgd(first, x, y))
 
 

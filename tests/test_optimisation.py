@@ -116,10 +116,6 @@ def rounds(method, count, plan=naive.FULL, federation=toys.FEDERATION):
     return toys.player(method, plan=plan, federation=federation)(KEYS, 0, count)[0]
 
 
-def first_weights():
-    return naive.weights_of(simulate.init(toys.make("fedavg", toys.TASK), KEYS, toys.C).server)
-
-
 def averaged_by_hand(method, t, w):
     """FedAvg's mean in round t for the sent weights w."""
     ids = naive.cohort(method, t)
@@ -128,7 +124,7 @@ def averaged_by_hand(method, t, w):
 
 def test_fedavgm_against_numpy():
     method = toys.make("fedavgm", toys.TASK, beta=0.7)
-    w, v = first_weights(), [0.0] * 4
+    w, v = naive.first_weights(), [0.0] * 4
     for t in range(3):
         v = naive.add(naive.sub(w, averaged_by_hand(method, t, w)), v, 0.7)
         w = naive.sub(w, v)
@@ -142,7 +138,7 @@ def test_fedopt_against_numpy(rule):
         "fedopt", toys.TASK, server_optimizer=rule, server_lr=lr, beta1=b1, beta2=b2, tau=tau
     )
     start = {"adam": 0.0, "yogi": 1e-6, "adagrad": tau**2}[rule]  # optax's for Yogi
-    w = first_weights()
+    w = naive.first_weights()
     m = [np.full_like(a, -start) for a in w]  # optax's starts for the gradient, -step
     v = [np.full_like(a, start) for a in w]
     for t in range(3):
@@ -169,7 +165,7 @@ def test_fedopt_rejects_an_unknown_rule():
 @pytest.mark.parametrize("momentum, server_lr", [(0.0, 1.0), (naive.MOMENTUM, 0.5)])
 def test_scaffold_against_numpy(momentum, server_lr):
     method = toys.make("scaffold", toys.TASK, server_lr=server_lr)
-    w = first_weights()
+    w = naive.first_weights()
     c = [np.zeros_like(a) for a in w]
     c_i = {i: c for i in range(toys.C)}
     for t in range(4):
@@ -191,7 +187,7 @@ def test_scaffold_against_numpy(momentum, server_lr):
     naive.close(state.server[0], w, rtol=1e-3)
     naive.close(Weights(state.server[1], {}), c, rtol=1e-3, atol=1e-4)
     for i in range(toys.C):
-        mine = jax.tree.map(lambda a, i=i: a[i], state.private)
+        mine = tree.take(state.private, i)
         naive.close(Weights(mine, {}), c_i[i], rtol=1e-3, atol=1e-4)
 
 
@@ -199,7 +195,7 @@ def test_fednova_against_numpy():
     """Clients of unequally many batches; what each one trains to is taken from FedAvg."""
     plan = naive.FULL._replace(batch_size=10, epochs=2, optimizer=optim.sgd(0.1, 0.9))
     method, plain = toys.make("fednova", toys.TASK), toys.make("fedavg", toys.TASK)
-    w = first_weights()
+    w = naive.first_weights()
     ids = naive.cohort(method, 0)
     n = np.array([len(naive.data_of(i)[1]) for i in ids])
     tau = 2 * -(-n // 10)
@@ -245,7 +241,7 @@ def feddyn_as_in_the_authors_code(method, count, alpha, clip, w):
 def test_feddyn_against_the_authors_form(clip):
     """50 rounds, three of eight clients: the two forms have the same iterates."""
     method = toys.make("feddyn", toys.TASK, alpha=0.1, clip=clip)
-    cloud, mean = feddyn_as_in_the_authors_code(method, 50, 0.1, clip, first_weights())
+    cloud, mean = feddyn_as_in_the_authors_code(method, 50, 0.1, clip, naive.first_weights())
     state = rounds(method, 50, PLAIN)
     naive.close(state.server.theta, cloud, rtol=1e-3, atol=1e-3)
     naive.close(state.server.mean, mean, rtol=1e-3, atol=1e-3)
@@ -286,7 +282,7 @@ def test_feddyn_averages_running_statistics_by_size():
 
 def skewed_rounds(method, count, gradient_of):
     """Rounds of a FedAvg whose clients descend gradient_of(i, w, x, y), on skewed classes."""
-    w = first_weights()
+    w = naive.first_weights()
     for t in range(count):
         ids = naive.cohort(method, t)
         data = [naive.data_of(i, toys.SKEWED) for i in ids]
@@ -298,24 +294,20 @@ def skewed_rounds(method, count, gradient_of):
     return w
 
 
-def counts(i):
-    return np.bincount(naive.data_of(i, toys.SKEWED)[1], minlength=toys.K)
-
-
 def test_fedlc_against_numpy():
     def gradient_of(i, w, x, y):
-        return naive.gradient(w, x, y, shift=0.6 * np.maximum(counts(i), 1e-8) ** -0.25)
+        return naive.gradient(w, x, y, shift=0.6 * np.maximum(naive.counts(i), 1e-8) ** -0.25)
 
     method = toys.make("fedlc", toys.TASK, tau=0.6)
     expected = skewed_rounds(method, 2, gradient_of)
-    assert min(counts(i).min() for i in naive.cohort(method, 0)) == 0
+    assert min(naive.counts(i).min() for i in naive.cohort(method, 0)) == 0
     naive.close(rounds(method, 2, federation=toys.SKEWED).server, expected)
 
 
 @pytest.mark.parametrize("continuous", [False, True])
 def test_fedrs_against_numpy(continuous):
     def gradient_of(i, w, x, y):
-        n = counts(i)
+        n = naive.counts(i)
         scale = 0.7 * n / n.max() + 0.3 if continuous else np.where(n > 0, 1.0, 0.3)
         return naive.gradient(w, x, y, scale=scale)
 
@@ -339,7 +331,7 @@ def test_fedrs_without_a_bias():
     ids, models = naive.cohort(method, 0), []
     for i in ids:
         x, y = naive.data_of(i, toys.SKEWED)
-        scale = np.where(counts(i) > 0, 1.0, 0.3)
+        scale = np.where(naive.counts(i) > 0, 1.0, 0.3)
         p = np.exp(scale * (x @ w))
         p = p / p.sum(1, keepdims=True)
         models.append(w - 0.1 * x.T @ ((p - np.eye(toys.K)[y]) / len(y) * scale))
@@ -362,7 +354,7 @@ def test_moon_against_numpy():
     """Five rounds, so that clients come back: the term waits for a first local model."""
     mu, tau = 1.5, 0.5
     method = toys.make("moon", toys.TASK, mu=mu, tau=tau)
-    w, last, again = first_weights(), {}, 0
+    w, last, again = naive.first_weights(), {}, 0
     for t in range(5):
         ids = naive.cohort(method, t)
         models = []
@@ -389,7 +381,7 @@ def test_moon_against_numpy():
     previous, seen = state.private
     assert sorted(np.flatnonzero(seen)) == sorted(last)
     for i, expected in last.items():
-        mine = jax.tree.map(lambda a, i=i: a[i], previous)
+        mine = tree.take(previous, i)
         naive.close(mine, expected, rtol=1e-3, atol=1e-4)
 
 

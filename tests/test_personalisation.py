@@ -24,11 +24,6 @@ def averaged():
     return toys.player(toys.make("fedavg"))(KEYS, 0, 3)
 
 
-def client(a, i):
-    """The entries of client i."""
-    return jax.tree.map(lambda x: x[i], a)
-
-
 def moved(a, b):
     return float(tree.sq_norm(tree.sub(a, b))) > 1e-8
 
@@ -76,7 +71,7 @@ def phases(**hyper):
     method = toys.make("fedrep", **hyper)
     state = simulate.init(method, KEYS, toys.C)
     work, _ = make_work(toys.FEDERATION, toys.FEDERATION.train[0], toys.PLAN, KEYS.local)
-    mine = client(toys.PEOPLE._replace(private=state.private), 0)
+    mine = tree.take(toys.PEOPLE._replace(private=state.private), 0)
     upload, private = jax.jit(lambda: method.round[0].local(state.server, mine, work))()
     return tree.join(state.server, mine.private), tree.join(upload, private)
 
@@ -102,7 +97,7 @@ def test_fedrep_may_freeze_running_statistics_with_the_body():
 def test_fedrep_against_numpy():
     """Two rounds with three of eight clients: [:2] is the body, [2:] the head."""
     method = toys.make("fedrep", toys.TASK, head_epochs=3, body_epochs=2)
-    first = naive.weights_of(simulate.init(toys.make("fedavg", toys.TASK), KEYS, toys.C).server)
+    first = naive.first_weights()
     body, heads = first[:2], [first[2:]] * toys.C
     for t in range(2):
         bodies = []
@@ -116,7 +111,7 @@ def test_fedrep_against_numpy():
     state, sums = toys.player(method, plan=naive.FULL)(KEYS, 0, 2)
     assert float(sums.steps) == 2 * 3 * (3 + 2)
     for i in range(toys.C):
-        naive.close(tree.join(state.server, client(state.private, i)), body + heads[i])
+        naive.close(tree.join(state.server, tree.take(state.private, i)), body + heads[i])
 
 
 @pytest.mark.parametrize(
@@ -173,7 +168,7 @@ def test_lg_fedavg_after_its_first_rounds():
     state, _ = toys.player(train.method, plan=naive.FULL)(KEYS, 2, 2, state)
     assert 0 < len(own) < toys.C
     for i in range(toys.C):
-        mine = tree.join(state.server, client(state.private, i))
+        mine = tree.join(state.server, tree.take(state.private, i))
         naive.close(mine, own.get(i, w[:2]) + w[2:])
 
 
@@ -182,14 +177,14 @@ def test_lg_fedavg_takes_over_the_running_statistics_of_the_body():
     last = averaged()[0]
     state = train.start(KEYS.init, toys.C, last, {})
     for i in range(toys.C):
-        toys.same(tree.join(state.server, client(state.private, i)), last.server)
+        toys.same(tree.join(state.server, tree.take(state.private, i)), last.server)
 
 
 @pytest.mark.parametrize("name, head", [("fedper", True), ("lg_fedavg", False)])
 def test_private_parts_against_numpy(name, head):
     """Two rounds with three of eight clients: [:2] is the body, [2:] the head."""
     method = toys.make(name, toys.TASK)
-    first = naive.weights_of(simulate.init(toys.make("fedavg", toys.TASK), KEYS, toys.C).server)
+    first = naive.first_weights()
     body, top = [first[:2]] * toys.C, [first[2:]] * toys.C
     for t in range(2):
         ids = naive.cohort(method, t)
@@ -203,7 +198,7 @@ def test_private_parts_against_numpy(name, head):
             top = [mean[2:]] * toys.C
     state, _ = toys.player(method, plan=naive.FULL)(KEYS, 0, 2)
     for i in range(toys.C):
-        whole = tree.join(state.server, client(state.private, i))
+        whole = tree.join(state.server, tree.take(state.private, i))
         naive.close(whole, body[i] + top[i])
 
 
@@ -213,7 +208,7 @@ def test_private_parts_against_numpy(name, head):
 def tuned(method):
     work, _ = make_work(toys.FEDERATION, toys.FEDERATION.train[1], naive.FULL, KEYS.score)
     w = simulate.init(method, KEYS, toys.C).server
-    return w, method.tune(w, client(toys.PEOPLE, 1), work)[0]
+    return w, method.tune(w, tree.take(toys.PEOPLE, 1), work)[0]
 
 
 def test_a_client_is_tuned_on_its_own_data_before_it_is_scored():
@@ -248,10 +243,6 @@ def test_the_tuned_model_is_the_one_that_is_scored():
 # Naive NumPy rounds on skewed classes.
 
 
-def counts(i):
-    return np.bincount(naive.data_of(i, toys.SKEWED)[1], minlength=toys.K)
-
-
 def test_fedrod_against_numpy():
     method = toys.make("fedrod", toys.TASK)
     w = naive.weights_of(simulate.init(method, KEYS, toys.C).server)
@@ -261,7 +252,7 @@ def test_fedrod_against_numpy():
         models = []
         for i in ids:
             x, y = naive.data_of(i, toys.SKEWED)
-            shift = -np.log(np.maximum(counts(i), 1e-8))
+            shift = -np.log(np.maximum(naive.counts(i), 1e-8))
 
             def gradient_of(both, x=x, y=y, shift=shift):
                 v, phi = both[:4], both[4:]
@@ -280,12 +271,12 @@ def test_fedrod_against_numpy():
     state, _ = toys.player(method, plan=naive.FULL, federation=toys.SKEWED)(KEYS, 0, 3)
     naive.close(state.server, w, rtol=1e-3, atol=1e-4)
     for i in range(toys.C):
-        phi = client(state.private, i)
+        phi = tree.take(state.private, i)
         np.testing.assert_allclose(phi["kernel"], own[i][0], rtol=1e-3, atol=1e-4)
         np.testing.assert_allclose(phi["bias"], own[i][1], rtol=1e-3, atol=1e-4)
     x, _ = naive.data_of(0)
     h = naive.features(w, x)
-    mine = client(toys.PEOPLE._replace(private=state.private), 0)
+    mine = tree.take(toys.PEOPLE._replace(private=state.private), 0)
     expected = h @ (w[2] + own[0][0]) + w[3] + own[0][1]
     np.testing.assert_allclose(
         method.predict(state.server, mine, x), expected, rtol=1e-3, atol=1e-3
@@ -297,7 +288,7 @@ def test_fedrod_against_numpy():
 
 def fedproto_by_hand(method, count, lam):
     """-> models, prototypes and which are known, after each round."""
-    first = naive.weights_of(client(simulate.init(method, KEYS, toys.C).private, 0))
+    first = naive.weights_of(tree.take(simulate.init(method, KEYS, toys.C).private, 0))
     models, C, known = [first] * toys.C, np.zeros((toys.K, 16)), np.zeros(toys.K, bool)
     for t in range(count):
         sent = [[] for _ in range(toys.K)]
@@ -326,7 +317,7 @@ def test_fedproto_against_numpy(count):
     np.testing.assert_allclose(state.server[0], C, rtol=1e-3, atol=1e-4)
     assert (np.asarray(state.server[1]) > 0).tolist() == known.tolist()
     for i in range(toys.C):
-        naive.close(client(state.private, i), models[i], rtol=1e-3, atol=1e-4)
+        naive.close(tree.take(state.private, i), models[i], rtol=1e-3, atol=1e-4)
 
 
 def test_fedproto_forgets_the_prototypes_of_absent_classes():
@@ -351,10 +342,10 @@ def test_fedproto_may_predict_by_the_nearest_prototype_of_the_clients_classes():
     x = np.asarray(toys.FEDERATION.x[400:])
     for i in range(toys.C):
         far = ((naive.features(models[i], x)[:, None] - C) ** 2).sum(-1)
-        far[:, (counts(i) == 0) | ~known] = np.inf
-        got = method.predict(state.server, client(people, i), x).argmax(-1)
+        far[:, (naive.counts(i) == 0) | ~known] = np.inf
+        got = method.predict(state.server, tree.take(people, i), x).argmax(-1)
         assert (np.asarray(got) == far.argmin(1)).mean() > 0.99
-    assert min(counts(i).min() for i in range(toys.C)) == 0
+    assert min(naive.counts(i).min() for i in range(toys.C)) == 0
     with pytest.raises(BadInput, match="prediction cannot be 'nearest'"):
         toys.make("fedproto", prediction="nearest")
 
@@ -374,7 +365,7 @@ def test_prototypes_are_taken_in_evaluation_mode():
     method = toys.make("fedproto")
     state = simulate.init(method, KEYS, toys.C)
     work, _ = make_work(toys.FEDERATION, toys.FEDERATION.train[0], toys.PLAN, KEYS.local)
-    mine = client(toys.PEOPLE._replace(private=state.private), 0)
+    mine = tree.take(toys.PEOPLE._replace(private=state.private), 0)
     (C, _), w = jax.jit(lambda: method.round[0].local(state.server, mine, work))()
     x, y = naive.data_of(0)
     h = np.asarray(toys.NORM.apply(w, x).features)

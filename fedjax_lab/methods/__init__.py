@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Callable
 
-from fedjax_lab.errors import BadInput, nearest
+from fedjax_lab.errors import BadInput, check_not_negative, nearest
 from fedjax_lab.methods.central import central
 from fedjax_lab.methods.fedavg import fedavg
 from fedjax_lab.methods.fedavgm import fedavgm
@@ -61,8 +61,7 @@ def make(name: str, task: Task, **hyper) -> Method | tuple[Stage, ...]:
     for key in hyper:
         if key not in known:
             raise BadInput(f"method {name} has no setting {key!r}; {nearest(key, known)}")
-        if isinstance(hyper[key], (int, float)) and hyper[key] < 0:
-            raise BadInput(f"config.method.{key} must not be negative, got {hyper[key]}")
+        check_not_negative(f"method.{key}", hyper[key])
     return METHODS[name](task, **hyper)
 
 

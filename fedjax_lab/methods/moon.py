@@ -43,10 +43,9 @@ def moon(task: Task, *, mu: float = 1.0, tau: float = 0.5, projection: str = "no
             s_glob, s_prev = (
                 losses.cosine(out.features, task.apply(v, batch.x).features) for v in (w_t, w_prev)
             )
-            l_con = losses.masked_mean(
-                jax.nn.softplus((s_prev - s_glob) / tau), batch.mask
-            )  # eq. 3
-            return losses.cross_entropy(out.logits, batch) + mu * seen * l_con, out.stats
+            l_con = jax.nn.softplus((s_prev - s_glob) / tau)  # eq. 3
+            contrast = losses.masked_mean(l_con, batch.mask)
+            return losses.cross_entropy(out.logits, batch) + mu * seen * contrast, out.stats
 
         w = work.train(w_t, loss)
         return w, (w, jnp.float32(1))

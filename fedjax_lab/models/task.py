@@ -39,10 +39,10 @@ def make_task(
     def of_type(*kinds):
         return tuple(path for path, kind in found.items() if issubclass(kind, kinds))
 
-    if list(found)[-1:] != ["head"] or not of_type(nn.Dense)[-1:] == ("head",):
+    norms, dense = of_type(layers.BatchNorm, nn.BatchNorm), of_type(nn.Dense)
+    if not tuple(found)[-1:] == dense[-1:] == ("head",):
         raise BadInput("the last layer of a model must be a Dense named 'head'")
-    norms = of_type(layers.BatchNorm, nn.BatchNorm)
-    return Task(init, apply, num_classes, tuple(found), norms, of_type(nn.Dense))
+    return Task(init, apply, num_classes, tuple(found), norms, dense)
 
 
 def with_projection(task: Task, width: int) -> Task:
