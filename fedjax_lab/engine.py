@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_lab import evaluate, simulate
+from fedjax_lab import evaluate, simulate, tree
 from fedjax_lab.errors import BadInput
 from fedjax_lab.experiment import Experiment
 from fedjax_lab.types import Client, Federation, Stage, State
@@ -35,16 +35,18 @@ class Engine:
     def __init__(self, experiment: Experiment):
         e = self.experiment = experiment
         self.together = e.vectorised_seeds and len(e.seeds) > 1
-        self.lanes = self._lanes()
+        self.lanes = self._images = self._lanes()
+        self.plan = e.plan
         self.ends = list(itertools.accumulate(stage.rounds for stage in e.stages))
-        self.stage_number = 0
-        self.states = self._first_states()
         self.sums = self._no_progress()
         self.played = 0  # rounds
         self.seconds = 0.0  # spent in them
         self.bytes = np.zeros((len(e.seeds), 2))  # up and down, of the rounds played
         self.compile_seconds = self.evaluate_seconds = 0.0
-        self.session = self._stage_session = _Session(0, 0.0, np.zeros(3))
+        self.session = _Session(0, 0.0, np.zeros(3))
+        self._seen = ()  # what a view gives, which differs between seeds
+        self.stage_number, self.states = -1, [None] * len(self.lanes)
+        self.first_facts = self.next_stage()
 
     def compile(self) -> None:
         """Compiles a block of rounds and the evaluation of this stage, once for all seeds.
@@ -52,6 +54,7 @@ class Engine:
         Seeds whose states differ in shape have programs of their own.
         """
         began = time.perf_counter()
+        self._look_through_view()
         programs = {}
         for lane, state, sums in zip(self.lanes, self.states, self.sums, strict=True):
             if (shapes := _shapes(state)) not in programs:
@@ -62,9 +65,9 @@ class Engine:
     def _compile(self, lane, state, sums):
         e, number = self.experiment, np.int32(0)
         method = self.stage.method
-        play = partial(simulate.play, method, e.plan, e.strategy)
-        score = partial(evaluate.score, method, e.plan, e.strategy)
-        axes = _seed_axes(lane.own), 0, 0, 0
+        play = partial(simulate.play, method, self.plan, e.strategy)
+        score = partial(evaluate.score, method, self.plan, e.strategy)
+        axes = self._axes(lane.own), 0, 0, 0
         block = self._jit(play, (*axes, 0, None, None), donate_argnums=(3, 4))
         args = lane.training, lane.trainees, lane.keys, state, sums, number, number
         block = block.lower(*args).compile()
@@ -83,7 +86,7 @@ class Engine:
         return self.played == self.ends[self.stage_number] < self.ends[-1]
 
     def next_stage(self, facts: list[dict] | None = None) -> list[dict]:
-        """Begins the next stage with these facts of each lane, or with what its `prepare` finds.
+        """Begins the next (or first) stage with these facts of each lane, or what `prepare` finds.
 
         Returns them. Compile afterwards.
         """
@@ -96,14 +99,52 @@ class Engine:
         else:
 
             def start(keys, last, facts):
-                return begin(self._keys(keys)[1], self._num_clients, last, facts)
+                key = self._keys(keys)[1] if self.stage_number else keys.init
+                return begin(key, self._num_clients, last, facts)
 
             run = self._jit(start, (0, 0, 0))
             lanes = zip(self.lanes, self.states, facts, strict=True)
             self.states = [run(lane.keys, state, mine) for lane, state, mine in lanes]
+        if self.stage.frozen is not None:
+            sent = [self._frozen_bytes(state) for state in self.states]
+            self.bytes = self.bytes + [[0, self._num_clients * size] for size in sent]
         jax.block_until_ready(self.states)
         self.seconds += time.perf_counter() - began
         return facts
+
+    def _frozen_bytes(self, state):
+        """Of what a stage sends to each client of one seed, once."""
+        return tree.num_bytes(jax.eval_shape(self.stage.frozen, self._one_seed(state).server))
+
+    def _look_through_view(self):
+        """Lanes and plan of a stage with a `view`, which is cached where the stage allows it."""
+        stage, self.lanes, self.plan = self.stage, self._images, self.experiment.plan
+        self._seen = ()
+        if stage.view is None:
+            return
+        cached = self.plan.augment is None or stage.view_of_clean
+        freeze = self._jit(lambda state: stage.frozen(state.server), (0,))
+        through = self.plan._replace(view=stage.view)
+        self._seen = ("frozen",)
+        self.lanes = [
+            _with_examples(lane, frozen=freeze(state))
+            for lane, state in zip(self._images, self.states, strict=True)
+        ]
+        if not cached:
+            self.plan = through
+            return
+        view = partial(simulate.view_pool, through, self.experiment.strategy)
+        view = self._jit(view, (self._axes(self.lanes[0].own),))
+        seen = [view(lane.own) for lane in self.lanes]
+        self._seen, self.plan = ("x",), self.plan._replace(augment=None)
+        plain = {"center": jnp.float32(0), "scale": jnp.float32(1)}
+        self.lanes = [
+            _with_examples(lane, x=x, **plain) for lane, x in zip(self._images, seen, strict=True)
+        ]
+
+    def _axes(self, federation):
+        """What differs between seeds: the rows that clients own, and what a view gives."""
+        return _seed_axes(federation)._replace(**dict.fromkeys(self._seen, 0))
 
     def _prepare(self):
         if self.stage.prepare is None:
@@ -176,15 +217,23 @@ class Engine:
 
     def _message_bytes(self, method, lane, state):
         """Bytes (up, down) of one round of one seed, all clients that take part."""
-        e = self.experiment
-
-        def shape(a):  # of one seed
-            return jax.ShapeDtypeStruct(a.shape[1:] if self.together else a.shape, a.dtype)
-
-        state, trainees = jax.tree.map(shape, (state, lane.trainees))
-        clients = simulate.cohort_size(method, e.plan, trainees, state)
-        up, down = simulate.message_bytes(method, e.plan, e.training[0], trainees, state)
+        state, trainees = self._one_seed((state, lane.trainees))
+        axes = self._axes(lane.training)
+        federation = Federation(
+            *(
+                self._one_seed(a) if axis == 0 else a
+                for a, axis in zip(lane.training, axes, strict=True)
+            )
+        )
+        clients = simulate.cohort_size(method, self.plan, trainees, state)
+        up, down = simulate.message_bytes(method, self.plan, federation, trainees, state)
         return clients * up, clients * down
+
+    def _one_seed(self, a):
+        """The shapes of one seed's part of what a lane has."""
+        if not self.together:
+            return a
+        return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), a)
 
     def final_states(self) -> list[State]:
         """The state of each seed."""
@@ -244,6 +293,11 @@ class Engine:
             return list(trees)
         seeds = range(len(self.experiment.seeds))
         return [jax.tree.map(lambda a, i=i: a[i], trees[0]) for i in seeds]
+
+
+def _with_examples(lane: Lane, **changes) -> Lane:
+    own, training = (f._replace(**changes) for f in (lane.own, lane.training))
+    return lane._replace(own=own, training=training)
 
 
 class _Programs(NamedTuple):

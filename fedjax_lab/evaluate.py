@@ -107,7 +107,7 @@ def count_hits(method, plan, federation, message, client, rows) -> Hits:
 
     def step(s, hits):
         now = jax.lax.dynamic_slice(padded, (s * size,), (size,))
-        batch = fetch(federation, now)
+        batch = fetch(federation, now, plan)
         right = jnp.argmax(method.predict(message, client, batch.x), -1) == batch.y
         domain = jax.nn.one_hot(federation.domain[now], plan.num_domains) * batch.mask[:, None]
         return Hits(hits.right + right @ domain, hits.asked + jnp.sum(domain, 0))

@@ -30,7 +30,7 @@ from fedjax_lab.errors import (
 )
 from fedjax_lab.models import conv, nets
 from fedjax_lab.models.task import make_task
-from fedjax_lab.types import Federation, Method, Plan, Stage, Task
+from fedjax_lab.types import Federation, Method, Plan, Stage, Stages, Task
 
 DEFAULTS = {
     "data": {
@@ -54,7 +54,7 @@ DEFAULTS = {
         "epochs": 1,
     },
     "run": {
-        "rounds": 50,
+        "rounds": 50,  # fedconcat: of FedAvg, whose bytes it spends
         "cohort": 0,  # clients a round; 0: all
         "eval_every": 10,
         "seed": 0,
@@ -173,18 +173,26 @@ def _as_dict(config):
 
 def _fill(section, values):
     """A section with all its keys: defaults, then those of the named function, then its own."""
-    known = dict(DEFAULTS[section])
-    if section in NAMED:
-        name = values.get("name", known["name"])
-        if name not in NAMED[section]:
-            kind = {"data": "dataset"}.get(section, section)
-            raise BadInput(f"no {kind} {name!r}; {nearest(str(name), NAMED[section])}")
-        known |= {"name": name, **methods.settings(NAMED[section][name])}
+    known, words = _known(section, values)
+    full = dict(known)
     for key, value in values.items():
         if key not in known:
             raise BadInput(_unknown(section, key, known, values))
-        known[key] = _typed(f"config.{section}.{key}", value, known[key])
-    return known
+        full[key] = _typed(f"config.{section}.{key}", value, known[key], words.get(key, ()))
+    return full
+
+
+def _known(section, values):
+    """The defaults of a section's keys, and the words that some take besides their type."""
+    known = dict(DEFAULTS[section])
+    if section not in NAMED:
+        return known, {}
+    name = values.get("name", known["name"])
+    if name not in NAMED[section]:
+        kind = {"data": "dataset"}.get(section, section)
+        raise BadInput(f"no {kind} {name!r}; {nearest(str(name), NAMED[section])}")
+    function = NAMED[section][name]
+    return known | {"name": name, **methods.settings(function)}, methods.words(function)
 
 
 def _override(full, key, text):
@@ -193,9 +201,10 @@ def _override(full, key, text):
         raise BadInput(f"no config section {section!r}; {nearest(section, full)}")
     if rest not in full[section]:
         raise BadInput(_unknown(section, rest, full[section], full[section]))
-    old = full[section][rest]
-    value = text if isinstance(old, str) else _literal(text)
-    full[section][rest] = _typed(f"config.{section}.{rest}", value, old)
+    known, words = _known(section, full[section])
+    value = text if isinstance(known[rest], str) else _literal(text)
+    key = f"config.{section}.{rest}"
+    full[section][rest] = _typed(key, value, known[rest], words.get(rest, ()))
 
 
 def _unknown(section, key, known, values):
@@ -210,8 +219,10 @@ def _literal(text):
         return text
 
 
-def _typed(key, value, old):
-    """The value in the type of the old one; an int may stand for a float."""
+def _typed(key, value, old, words):
+    """The value in the type of the old one, or one of the words; an int may stand for a float."""
+    if value in words:
+        return value
     if old is inspect.Parameter.empty:  # a setting without default: a path
         return str(value)
     kind = type(old)
@@ -220,7 +231,8 @@ def _typed(key, value, old):
     if kind is tuple and type(value) is list:
         return tuple(value)
     if type(value) is not kind:
-        raise BadInput(f"{key} must be of type {kind.__name__}, got {value!r}")
+        allowed = " or ".join([f"of type {kind.__name__}", *map(repr, words)])
+        raise BadInput(f"{key} must be {allowed}, got {value!r}")
     return value
 
 
@@ -273,7 +285,8 @@ def build(config: ml_collections.ConfigDict, seeds: list[int] | None = None) -> 
     method = methods.make(config.method.name, task, **_settings(config, "method"))
     stages = lay_out(method, config.run.rounds)
     training = pool(federations) if stages[0].method.pooled else federations
-    plan = make_plan(config, training, len(dataset.domains))
+    rounds = sum(stage.rounds for stage in stages)
+    plan = make_plan(config, training, len(dataset.domains))._replace(rounds=rounds)
     return Experiment(
         config,
         seeds,
@@ -288,27 +301,22 @@ def build(config: ml_collections.ConfigDict, seeds: list[int] | None = None) -> 
     )
 
 
-def lay_out(method: Method | tuple[Stage, ...], rounds: int) -> tuple[Stage, ...]:
-    """The stages of a run of so many rounds, each with its number of them, which sum to all.
+def lay_out(method: Method | Stages, rounds: int) -> tuple[Stage, ...]:
+    """The stages of a run: what a method makes of config.run.rounds, or one of so many.
 
-    A last stage without rounds is left out. BadInput where the numbers do not fit.
+    Last stages without a round are left out. BadInput where another one has none.
     """
     if isinstance(method, Method):
         return (Stage("train", method, rounds),)
-    left = rounds - sum(stage.rounds or 0 for stage in method)
-    unsized = sum(stage.rounds is None for stage in method)
-    named = " + ".join(
-        f"{'the rest' if s.rounds is None else s.rounds} of {s.name}" for s in method
-    )
-    stages = [s._replace(rounds=left) if s.rounds is None else s for s in method]
+    stages = method(rounds)
     while stages and stages[-1].rounds == 0:
-        stages.pop()
-    fits = unsized == 1 or (unsized == 0 and left == 0)
-    if not fits or not stages or min(stage.rounds for stage in stages) < 1:
+        stages = stages[:-1]
+    named = " + ".join(f"{stage.rounds} of {stage.name}" for stage in stages)
+    if not stages or min(stage.rounds for stage in stages) < 1:
         raise BadInput(f"config.run.rounds={rounds} does not fit the stages: {named}")
     if len({stage.method.pooled for stage in stages}) > 1:
         raise BadInput(f"the stages {named} do not train on the same clients")
-    return tuple(stages)
+    return stages
 
 
 def _settings(config, section):
@@ -400,7 +408,17 @@ def make_model(config: ml_collections.ConfigDict, dataset: Dataset) -> Task:
     net = NAMED["model"][config.model.name](len(dataset.classes), **_settings(config, "model"))
     if hasattr(net, "convolution"):
         net = net.clone(convolution=conv.choose(config.engine.convolution))
-    return make_task(net, dataset.x.shape[1:], len(dataset.classes))
+    center, scale = _normalisation(config, dataset)
+    lowest, highest = ((edge - center) * scale for edge in _pixel_range(dataset))
+    shape, count = dataset.x.shape[1:], len(dataset.classes)
+    return make_task(net, shape, count, lowest=lowest, highest=highest)
+
+
+def _pixel_range(dataset):
+    """Of images 0 .. 255; of other inputs the extremes that occur."""
+    if dataset.x.dtype == np.uint8:
+        return 0.0, 255.0
+    return float(dataset.x.min()), float(dataset.x.max())
 
 
 def pool(federations: list[Federation]) -> list[Federation]:

@@ -10,6 +10,7 @@ from fedjax_lab import tree
 from fedjax_lab.types import Array, Batch, Federation, Plan, Weights, Work
 
 DRAW = 1 << 31  # beyond the numbers of a training's epochs: the streams of `draw` and later calls
+AUGMENT = 1 << 30  # beyond the numbers that losses fold into a step's stream
 
 
 def everything(name: str) -> bool:
@@ -17,9 +18,17 @@ def everything(name: str) -> bool:
     return True
 
 
-def fetch(federation: Federation, rows: Array) -> Batch:
-    """The examples of rows [B]; a row of -1 is padding. The only reader of `federation.x`."""
-    x = (federation.x[rows].astype(jnp.float32) - federation.center) * federation.scale
+def fetch(federation: Federation, rows: Array, plan: Plan, key: Array | None = None) -> Batch:
+    """The examples of rows [B]; a row of -1 is padding. The only reader of `federation.x`.
+
+    With a key, those of a training step: augmented where the plan says so.
+    """
+    x = federation.x[rows].astype(jnp.float32)
+    if key is not None and plan.augment is not None:
+        x = plan.augment(jax.random.fold_in(key, AUGMENT), x)
+    x = (x - federation.center) * federation.scale
+    if plan.view is not None:
+        x = plan.view(federation.frozen, x)
     return Batch(x, federation.y[rows], (rows >= 0).astype(jnp.float32))
 
 
@@ -66,11 +75,12 @@ def make_work(
 
             def step(s, carry):
                 free, stats, opt, total = carry
-                batch = fetch(federation, jax.lax.dynamic_slice(order, (s * size,), (size,)))
+                k_step = jax.random.fold_in(k_steps, s)
+                now = jax.lax.dynamic_slice(order, (s * size,), (size,))
+                batch = fetch(federation, now, plan, k_step)
 
                 def objective(free):
-                    w = Weights(tree.join(free, fixed), stats)
-                    return loss(w, batch, jax.random.fold_in(k_steps, s))
+                    return loss(Weights(tree.join(free, fixed), stats), batch, k_step)
 
                 (value, stats), grads = jax.value_and_grad(objective, has_aux=True)(free)
                 updates, opt = optimizer.update(grads, opt, free)
@@ -90,17 +100,17 @@ def make_work(
         padded = _pad(rows, longest * size)
 
         def step(s, total):
-            batch = fetch(federation, jax.lax.dynamic_slice(padded, (s * size,), (size,)))
+            batch = fetch(federation, jax.lax.dynamic_slice(padded, (s * size,), (size,)), plan)
             return tree.add(total, fn(batch), jnp.sum(batch.mask))
 
-        shape = jax.eval_shape(lambda r: fn(fetch(federation, r)), padded[:size])
+        shape = jax.eval_shape(lambda r: fn(fetch(federation, r, plan)), padded[:size])
         total = jax.lax.fori_loop(0, batches, step, tree.zeros(shape))
         return tree.scale(1 / jnp.maximum(jnp.sum(rows >= 0), 1), total)
 
     def draw(size):
         """The same batch at every call in an exchange."""
         k_draw = jax.random.fold_in(key, DRAW)
-        return fetch(federation, _pad(shuffle(k_draw, rows), size)[:size])
+        return fetch(federation, _pad(shuffle(k_draw, rows), size)[:size], plan)
 
     own_steps = jnp.asarray(plan.epochs * batches, jnp.int32)
     return Work(train, mean, draw, own_steps, plan.optimizer), trainings

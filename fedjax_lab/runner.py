@@ -54,6 +54,8 @@ def run(
     try:
         engine = Engine(experiment)
         rows = folder.restore(engine)
+        if engine.played == 0:
+            folder.keep_facts(engine.first_facts, engine)
         if folder.finished(engine.played == experiment.plan.rounds):
             return Result(folder.read_summary(), rows, engine.final_states(), folder.path)
         if engine.played < experiment.plan.rounds:

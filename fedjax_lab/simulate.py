@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_lab import tree
-from fedjax_lab.local import make_work, num_batches
-from fedjax_lab.parallel import Strategy
+from fedjax_lab.local import fetch, make_work, num_batches
+from fedjax_lab.parallel import Strategy, in_groups
 from fedjax_lab.types import Array, Client, Federation, Method, Plan, State
 
 EXCHANGE = 3 << 30  # beyond the numbers of a training's streams: those of earlier exchanges
@@ -154,6 +154,19 @@ def _one_client(exchange, plan):
         return upload, private, trainings
 
     return run
+
+
+def view_pool(plan: Plan, strategy: Strategy, federation: Federation) -> Array:
+    """All examples of the pool through the plan's view, [R, ...]."""
+    count, size = federation.x.shape[0], plan.eval_batch
+    rows = jnp.arange(-(-count // size) * size) % count
+
+    def block(federation, rows):
+        return fetch(federation, rows, plan).x
+
+    each = in_groups(strategy, plan.cohort)
+    seen = each(block)(federation, rows.reshape(-1, size))
+    return seen.reshape(-1, *seen.shape[2:])[:count]
 
 
 def cohort_size(method: Method, plan: Plan, everyone: Client, state: State) -> int:

@@ -41,6 +41,7 @@ class Task(NamedTuple):
     layers: tuple[str, ...]  # paths of all layers with weights, in the order of the forward pass
     batch_norms: tuple[str, ...]  # those of them that are of type BatchNorm
     dense: tuple[str, ...]  # and of type Dense; the last one is the head
+    noise: Callable[[Array, int], Array]  # (key, count) -> inputs of uniform noise [count, ...]
 
 
 class Client(NamedTuple):
@@ -89,7 +90,7 @@ class Method(NamedTuple):
     `pooled`: training sees one client that holds everybody's examples (a centralised bound).
     """
 
-    init: Callable[[Array, int], State]  # (key, C)
+    init: Callable[[Array, int], State] | None  # (key, C); None in a stage that has a `start`
     round: tuple[Exchange, ...]  # one for nearly every method
     predict: Callable[[PyTree, Client, Array], Array]  # (message, client, x) -> logits [B, K]
     newcomer: Callable[[State], tuple[PyTree, PyTree]] | None
@@ -104,19 +105,31 @@ class Method(NamedTuple):
 class Stage(NamedTuple):
     """A part of a run, with a method of its own. A plain method is one stage.
 
-    Between two stages `prepare` looks at the last one's final state on the host, in NumPy and once
-    for each seed, and finds facts (arrays by name). `start` then makes the first state of this
-    stage from that state and the facts, as a pure function that is jitted; without it the method
-    begins anew. To resume, `start` also runs on untrained states, for their shapes alone.
+    Before a stage `prepare` looks at the last one's final state on the host, in NumPy and once for
+    each seed, and finds facts (arrays by name). `start` then makes the first state of this stage
+    from that state and the facts, as a pure function that is jitted; without it the method begins
+    anew. Before the first stage there is no state: None. To resume, `start` also runs on untrained
+    states, for their shapes alone.
+
+    `frozen` is the part of the server's state that is sent to every client once, when the stage
+    starts, and never changes in it; `view` is what the method then gets in place of an example. It
+    is computed once for all examples, but in every batch where training images are augmented and
+    `view_of_clean` does not say otherwise.
     """
 
     name: str
     method: Method
-    rounds: int | None = None  # None, in one stage: all that the run has left
-    prepare: Callable[[Array, Client, State], dict[str, Array]] | None = None
+    rounds: int
+    prepare: Callable[[Array, Client, State | None], dict[str, Array]] | None = None
     # (key, population [C], last state) -> facts
-    start: Callable[[Array, int, State, dict[str, Array]], State] | None = None
+    start: Callable[[Array, int, State | None, dict[str, Array]], State] | None = None
     # (key, C, last state, facts) -> State
+    frozen: Callable[[PyTree], PyTree] | None = None  # server -> part of it
+    view: Callable[[PyTree, Array], Array] | None = None  # (frozen, x [B, ...]) -> [B, ...]
+    view_of_clean: bool = False  # the view is that of the image before augmentation
+
+
+Stages = Callable[[int], tuple[Stage, ...]]  # config.run.rounds -> the stages of a method
 
 
 class Federation(NamedTuple):
@@ -135,6 +148,7 @@ class Federation(NamedTuple):
     test: Array | None  # [C, T]
     world: Array | None  # [G] the global test set
     unseen: Array | None  # [U] the domain that no client holds
+    frozen: PyTree = ()  # what `Plan.view` takes
 
 
 class Plan(NamedTuple):
@@ -148,3 +162,5 @@ class Plan(NamedTuple):
     num_domains: int = 1
     equal_steps: bool = False  # every client has as many batches as the longest: no masking
     eval_batch: int = 100
+    augment: Callable[[Array, Array], Array] | None = None  # (key, raw x) -> raw x, in training
+    view: Callable[[PyTree, Array], Array] | None = None  # (federation.frozen, x) -> x

@@ -158,13 +158,13 @@ def time_central(work: Workload, args) -> dict:
     """One model, batches of cohort x batch, as many examples a round as a mean cohort has."""
     task = make_model(work, args.convolution)
     federation, risk = make_federation(work), losses.risk(task)
-    size = work.cohort * work.batch
+    size, plan = work.cohort * work.batch, build(work, "sequential", args.convolution, 0).plan
     per_round = work.epochs * work.cohort * np.mean([len(rows) for rows in work.rows])
     steps = max(1, round(per_round / size))
     pool = jnp.asarray(np.concatenate(work.rows), jnp.int32)
 
     def step(order, federation, key, s, w):
-        batch = fetch(federation, jax.lax.dynamic_slice(order, (s * size,), (size,)))
+        batch = fetch(federation, jax.lax.dynamic_slice(order, (s * size,), (size,)), plan)
         grads = jax.grad(lambda p: risk(Weights(p, w.stats), batch, key)[0])(w.params)
         return w._replace(params=jax.tree.map(lambda p, g: p - work.lr * g, w.params, grads))
 

@@ -149,7 +149,7 @@ def test_images_become_floats_in_the_batch():
         center=jnp.float32(127.5),
         scale=jnp.float32(1 / 127.5),
     )
-    batch = fetch(federation, jnp.array([0, -1]))
+    batch = fetch(federation, jnp.array([0, -1]), toys.PLAN)
     assert batch.x.dtype == jnp.float32
     np.testing.assert_allclose(batch.x, -0.6, rtol=1e-6)
     np.testing.assert_array_equal(batch.mask, [1, 0])

@@ -2,12 +2,15 @@
 
 import inspect
 from collections.abc import Callable
+from typing import Literal, get_args, get_origin
 
 from fedjax_lab.errors import BadInput, check_not_negative, nearest
 from fedjax_lab.methods.central import central
 from fedjax_lab.methods.fedavg import fedavg
 from fedjax_lab.methods.fedavgm import fedavgm
 from fedjax_lab.methods.fedbn import fedbn
+from fedjax_lab.methods.fedconcat import fedconcat
+from fedjax_lab.methods.fedconcat_id import fedconcat_id
 from fedjax_lab.methods.feddyn import feddyn
 from fedjax_lab.methods.fedlc import fedlc
 from fedjax_lab.methods.fednova import fednova
@@ -18,21 +21,25 @@ from fedjax_lab.methods.fedprox import fedprox
 from fedjax_lab.methods.fedrep import fedrep
 from fedjax_lab.methods.fedrod import fedrod
 from fedjax_lab.methods.fedrs import fedrs
+from fedjax_lab.methods.fedsoft import fedsoft
+from fedjax_lab.methods.fesem import fesem
 from fedjax_lab.methods.finetune import finetune
 from fedjax_lab.methods.ifca import ifca
 from fedjax_lab.methods.lg_fedavg import lg_fedavg
 from fedjax_lab.methods.local import local
 from fedjax_lab.methods.moon import moon
 from fedjax_lab.methods.scaffold import scaffold
-from fedjax_lab.types import Method, Stage, Task
+from fedjax_lab.types import Method, Stages, Task
 
-METHODS: dict[str, Callable[..., Method | tuple[Stage, ...]]] = {
+METHODS: dict[str, Callable[..., Method | Stages]] = {
     method.__name__: method
     for method in (
         central,
         fedavg,
         fedavgm,
         fedbn,
+        fedconcat,
+        fedconcat_id,
         feddyn,
         fedlc,
         fednova,
@@ -43,6 +50,8 @@ METHODS: dict[str, Callable[..., Method | tuple[Stage, ...]]] = {
         fedrep,
         fedrod,
         fedrs,
+        fedsoft,
+        fesem,
         finetune,
         ifca,
         lg_fedavg,
@@ -53,7 +62,7 @@ METHODS: dict[str, Callable[..., Method | tuple[Stage, ...]]] = {
 }
 
 
-def make(name: str, task: Task, **hyper) -> Method | tuple[Stage, ...]:
+def make(name: str, task: Task, **hyper) -> Method | Stages:
     """The named method with its hyper-parameters; BadInput says what would have been right."""
     if name not in METHODS:
         raise BadInput(f"no method {name!r}; {nearest(name, METHODS)}")
@@ -63,6 +72,16 @@ def make(name: str, task: Task, **hyper) -> Method | tuple[Stage, ...]:
             raise BadInput(f"method {name} has no setting {key!r}; {nearest(key, known)}")
         check_not_negative(f"method.{key}", hyper[key])
     return METHODS[name](task, **hyper)
+
+
+def words(function: Callable) -> dict[str, tuple[str, ...]]:
+    """The words that settings take besides values of their default's type (`Literal`)."""
+    parameters = inspect.signature(function).parameters
+    literals = {
+        key: [part for part in get_args(p.annotation) if get_origin(part) is Literal]
+        for key, p in parameters.items()
+    }
+    return {key: sum(map(get_args, found), ()) for key, found in literals.items() if found}
 
 
 def settings(function: Callable) -> dict:

@@ -12,24 +12,26 @@ keeps its model. A client is scored on the model that fits its training data bes
 import jax
 import jax.numpy as jnp
 
-from fedjax_lab import losses, sampling, tree
-from fedjax_lab.errors import BadInput
+from fedjax_lab import clusters, losses, sampling, tree
+from fedjax_lab.errors import check_positive
 from fedjax_lab.methods.fedavg import send
 from fedjax_lab.types import Exchange, Method, State, Task, Weights
 
 
-def ifca(task: Task, *, num_clusters: int = 2, by_size: bool = False) -> Method:
-    """num_clusters: K, at least 1."""
-    if num_clusters < 1:
-        raise BadInput(f"config.method.num_clusters must be at least 1, got {num_clusters}")
+def ifca(
+    task: Task, *, num_clusters: int = 2, by_size: bool = False, distinct_starts: bool = True
+) -> Method:
+    """num_clusters: K. distinct_starts: off in FedConcat's released code."""
+    check_positive("method.num_clusters", num_clusters)
     risk = losses.risk(task)
     K = num_clusters
 
     def init(key, num_clients):
-        # The first cluster starts where every other method does.
-        others = [jax.random.fold_in(key, k) for k in range(1, K)]
-        centres = [task.init(k) for k in (key, *others)]
-        return State(jax.tree.map(lambda *a: jnp.stack(a), *centres), jnp.zeros(num_clients, int))
+        if distinct_starts:
+            centres = clusters.distinct_starts(task, key, K)
+        else:
+            centres = tree.repeat(task.init(key), K)
+        return State(centres, jnp.zeros(num_clients, int))
 
     def choose(centres, work):
         fit = work.mean(lambda batch: jax.vmap(lambda w: risk(w, batch)[0])(centres))  # [K]
@@ -44,14 +46,9 @@ def ifca(task: Task, *, num_clusters: int = 2, by_size: bool = False) -> Method:
         k, w = uploads  # [M], leaves [M, ...]
         member = jax.nn.one_hot(k, K).T  # [K, M]
 
-        def mean(share, leaves):
-            share = member * share
-            total = jnp.maximum(jnp.sum(share, 1, keepdims=True), 1e-9)
-            return tree.mix(share / total, leaves)
-
-        params = mean(cohort.n if by_size else 1.0, w.params)  # Alg. 1
-        picked = jnp.sum(member, 1) > 0  # [K]
-        return tree.where(picked, Weights(params, mean(cohort.n, w.stats)), centres)
+        by_n = member * cohort.n
+        params = clusters.average(by_n if by_size else member, w.params, centres.params)  # Alg. 1
+        return Weights(params, clusters.average(by_n, w.stats, centres.stats))
 
     def tune(centres, client, work):
         return centres, choose(centres, work)

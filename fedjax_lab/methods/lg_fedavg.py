@@ -12,12 +12,10 @@ statistics of its layers. The authors average uniformly.
 from fedjax_lab import tree
 from fedjax_lab.methods.fedavg import fedavg
 from fedjax_lab.methods.fedper import head, partly_private
-from fedjax_lab.types import Method, Stage, State, Task
+from fedjax_lab.types import Method, Stage, Stages, State, Task
 
 
-def lg_fedavg(
-    task: Task, *, head_layers: int = 1, pretrain_rounds: int = 0
-) -> Method | tuple[Stage, ...]:
+def lg_fedavg(task: Task, *, head_layers: int = 1, pretrain_rounds: int = 0) -> Method | Stages:
     """head_layers: how many of the last dense layers, with what follows them, are the head.
 
     pretrain_rounds: of config.run.rounds, those in which the whole model is averaged.
@@ -31,4 +29,10 @@ def lg_fedavg(
         shared, body = tree.split(in_head, last.server)
         return State(shared, tree.repeat(body, num_clients))
 
-    return Stage("pretrain", fedavg(task), pretrain_rounds), Stage("train", method, start=start)
+    def stages(rounds):
+        return (
+            Stage("pretrain", fedavg(task), pretrain_rounds),
+            Stage("train", method, rounds - pretrain_rounds, start=start),
+        )
+
+    return stages

@@ -11,11 +11,17 @@ from fedjax_lab.types import Array, Output, Task, Weights
 
 
 def make_task(
-    module: nn.Module, sample_shape: tuple[int, ...], num_classes: int, dtype=jnp.float32
+    module: nn.Module,
+    sample_shape: tuple[int, ...],
+    num_classes: int,
+    dtype=jnp.float32,
+    lowest: Array | float = 0.0,
+    highest: Array | float = 1.0,
 ) -> Task:
     """The task of a classifier whose examples have `sample_shape` (no batch axis).
 
     `module(x, train=, mask=)` gives (logits [B, K], features [B, D]). Bad shapes raise here.
+    Inputs are from `lowest` to `highest`, [] or [channels]: the range of `Task.noise`.
     """
 
     def init(key: Array) -> Weights:
@@ -34,6 +40,10 @@ def make_task(
         )
         return Output(logits, features, new.get("batch_stats", weights.stats))
 
+    def noise(key: Array, count: int) -> Array:
+        unit = jax.random.uniform(key, (count, *sample_shape), dtype)
+        return lowest + unit * (highest - lowest)
+
     found = _layers(init)
 
     def of_type(*kinds):
@@ -42,7 +52,18 @@ def make_task(
     norms, dense = of_type(layers.BatchNorm, nn.BatchNorm), of_type(nn.Dense)
     if not tuple(found)[-1:] == dense[-1:] == ("head",):
         raise BadInput("the last layer of a model must be a Dense named 'head'")
-    return Task(init, apply, num_classes, tuple(found), norms, dense)
+    return Task(init, apply, num_classes, tuple(found), norms, dense, noise)
+
+
+def split_head(task: Task, weights: Weights) -> tuple[Weights, Weights]:
+    """(encoder, head): the model without its last dense layer, and that layer; None fills gaps."""
+    head, encoder = tree.split(tree.within(task.dense[-1:]), weights)
+    return encoder, head
+
+
+def encode(task: Task, encoder: Weights, x: Array) -> Array:
+    """What an encoder (of `split_head`) makes of inputs x [B, ...] in evaluation mode: [B, D]."""
+    return task.apply(tree.join(encoder, _no_head(task)), x).features
 
 
 def with_projection(task: Task, width: int) -> Task:
@@ -50,7 +71,7 @@ def with_projection(task: Task, width: int) -> Task:
 
     The features are then the output of the second, [B, width].
     """
-    head = jax.eval_shape(task.init, jax.random.key(0)).params["head"]
+    head = _no_head(task).params["head"]
     top = Projection(task.num_classes, head["kernel"].shape[0], width)
 
     def init(key: Array) -> Weights:
@@ -61,8 +82,7 @@ def with_projection(task: Task, width: int) -> Task:
         )
 
     def apply(weights, x, key=None, mask=None) -> Output:
-        unused = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), head)
-        body = weights._replace(params={**weights.params, "head": unused})
+        body = weights._replace(params={**weights.params, "head": head})
         out = task.apply(body, x, key, mask)
         logits, z = top.apply({"params": weights.params}, out.features)
         return Output(logits, z, out.stats)
@@ -89,6 +109,12 @@ class Projection(nn.Module):
         z = nn.relu(layers.dense(h, self.hidden, name="projection_0"))
         z = layers.dense(z, self.width, name="projection_1")
         return layers.dense(z, self.num_classes, name="head"), z
+
+
+def _no_head(task):
+    """Zeros where a model's head is, None elsewhere."""
+    shapes = jax.eval_shape(task.init, jax.random.key(0))
+    return tree.zeros(split_head(task, shapes)[1])
 
 
 def _layers(init) -> dict[str, type]:

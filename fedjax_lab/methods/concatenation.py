@@ -1,0 +1,120 @@
+"""FedConcat's stages 2 and 3: averages inside clusters, then one classifier on frozen encoders.
+
+How the clusters come about is fedconcat.py's and fedconcat_id.py's business.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedjax_lab import clusters, losses, sampling, tree
+from fedjax_lab.errors import check_choice
+from fedjax_lab.models import nets
+from fedjax_lab.models.task import encode, make_task, split_head
+from fedjax_lab.types import Array, Exchange, Method, PyTree, Stage, State, Task, Weights
+
+CLASSIFIER_STEPS = 3  # batches a round
+
+# Stage 2.
+
+
+class Clusters(NamedTuple):
+    """The server of stage 2."""
+
+    centres: PyTree  # leaves [K, ...]
+    member: Array  # [K, C], 1 where client and cluster belong together
+
+
+def inside_clusters(task: Task, decay: float = 0.0) -> Method:
+    """FedAvg inside each cluster, all of them in one round."""
+    risk = losses.risk(task)
+
+    def cluster_model(server, id):
+        return tree.take(server.centres, jnp.argmax(server.member[:, id]))
+
+    def local(w, client, work):
+        optimizer = work.optimizer
+        if decay:
+            optimizer = optax.chain(optax.add_decayed_weights(decay), optimizer)
+        return work.train(w, risk, optimizer=optimizer), ()
+
+    def aggregate(server, w, cohort):
+        share = server.member[:, cohort.id] * cohort.n  # [K, M]
+        return server._replace(centres=clusters.average(share, w, server.centres))
+
+    def predict(w, client, x):
+        return task.apply(w, x).logits
+
+    exchange = Exchange(cluster_model, local, aggregate)
+    return Method(None, (exchange,), predict, None, sampling.by_size)
+
+
+# Stage 3.
+
+
+class Concatenation(NamedTuple):
+    """The server of stage 3."""
+
+    encoders: Weights  # leaves [K, ...], None at the head
+    classifier: Weights  # Phi: kernel [K D, classes], bias [classes]
+
+
+def concatenation(task: Task, rounds: int, classifier_init: str, feature_cache: str) -> Stage:
+    """The stage that trains one classifier on the frozen encoders of the last one's clusters."""
+    check_choice("method.classifier_init", classifier_init, ("random", "clusters"))
+    check_choice("method.feature_cache", feature_cache, ("exact", "clean"))
+
+    def start(key, num_clients, last, facts):
+        server = last.server
+        centres = getattr(server, "centres", server)  # IFCA's server has nothing else
+        encoders, heads = split_head(task, centres)
+        kernel, bias = (heads.params["head"][name] for name in ("kernel", "bias"))
+        K, D, _ = kernel.shape
+        if classifier_init == "random":
+            return State(Concatenation(encoders, linear(K * D, task.num_classes).init(key)), ())
+        summed = {"kernel": kernel.reshape(K * D, -1), "bias": jnp.sum(bias, 0)}
+        return State(Concatenation(encoders, Weights({"head": summed}, {})), ())
+
+    return Stage(
+        "classifier",
+        on_features(task.num_classes),
+        rounds,
+        start=start,
+        frozen=lambda server: server.encoders,
+        view=lambda encoders, x: concatenate(task, encoders, x),
+        view_of_clean=feature_cache == "clean",
+    )
+
+
+def concatenate(task: Task, encoders: Weights, x: Array) -> Array:
+    """h(x) [B, K D] of K stacked encoders: one vectorised forward pass."""
+    h = jax.vmap(lambda theta: encode(task, theta, x))(encoders)  # [K, B, D]
+    return jnp.swapaxes(h, 0, 1).reshape(len(x), -1)
+
+
+def linear(width: int, num_classes: int) -> Task:
+    """The task of a linear classifier; its `apply` takes any width."""
+    return make_task(nets.mlp(num_classes, depth=0), (width,), num_classes)
+
+
+def on_features(num_classes: int) -> Method:
+    """FedAvg for Phi alone, on features instead of examples."""
+    task = linear(1, num_classes)
+    risk = losses.risk(task)
+
+    def local(phi, client, work):
+        return work.train(phi, risk, epochs=1, steps=CLASSIFIER_STEPS), ()
+
+    def aggregate(server, phi, cohort):
+        return server._replace(classifier=tree.mix(cohort.weight, phi))
+
+    def predict(phi, client, h):
+        return task.apply(phi, h).logits
+
+    def newcomer(state):
+        return state.server.classifier, ()
+
+    exchange = Exchange(lambda server, id: server.classifier, local, aggregate)
+    return Method(None, (exchange,), predict, newcomer, sampling.equal)

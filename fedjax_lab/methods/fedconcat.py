@@ -1,0 +1,94 @@
+"""FedConcat (Diao et al., AAAI 2024, arXiv:2312.06290): encoders side by side instead of averaged.
+
+  1  cluster     p_i = label distribution of client i          (eq. 2)
+                 with Laplace noise, epsilon-DP                (eq. 14)
+                 k-means of all p_i: the cluster a(i)
+  2  encoders    T_1 rounds of FedAvg inside each cluster k: (theta^k, phi^k)
+     send        (theta^a(i), phi^a(i))
+     local       SGD on F_i
+     server      mean by size over the cluster's participants
+  3  classifier  T_2 rounds for one linear Phi on h(x) = [theta^1(x), ..., theta^K(x)]
+     once        theta^1 .. theta^K to every client, frozen from then on
+     send        Phi
+     local       3 batches of SGD on F_i
+     server      plain mean: all make the same number of steps
+
+`clustering` puts IFCA, FeSEM or FedSoft in the place of 1 and 2 (Table 4), or lets every client be
+a cluster (Fig. 3). All clusters of 1 start from one init. Frozen means evaluation mode (the
+released code leaves dropout and batch statistics on). Stages 2 and 3 are in concatenation.py.
+"""
+
+from typing import Literal
+
+import numpy as np
+
+from fedjax_lab import clusters, tree
+from fedjax_lab.errors import BadInput, check_choice
+from fedjax_lab.methods.communication import split_rounds
+from fedjax_lab.methods.concatenation import Clusters, concatenation, inside_clusters
+from fedjax_lab.methods.fedsoft import fedsoft
+from fedjax_lab.methods.fesem import fesem
+from fedjax_lab.methods.ifca import ifca
+from fedjax_lab.types import Method, Stage, Stages, State, Task
+
+
+def fedconcat(
+    task: Task,
+    *,
+    num_clusters: int | Literal["elbow"] = 5,
+    encoder_rounds: int = 0,
+    classifier_rounds: int = 0,
+    clustering: str = "labels",
+    epsilon: float = 0.0,
+    balanced: bool = False,
+    encoder_decay: float = 0.0,
+    classifier_init: str = "random",
+    feature_cache: str = "exact",
+) -> Stages:
+    """The run has T_1 + T_2 rounds, and costs what FedAvg's config.run.rounds = T do by default.
+
+    num_clusters: K (equal clients always share a cluster), or "elbow".
+    encoder_rounds: T_1; 0: 31/50 of T, as in the paper.
+    classifier_rounds: T_2; 0: as many as make the run cost what T rounds of FedAvg do.
+    clustering: labels, none (each client is a cluster), ifca, fesem, fedsoft.
+    epsilon: of differential privacy, for the label distributions; 0: they are sent as they are.
+    balanced: no cluster above 1.2 C / K clients (the paper's CIFAR-100 and Tiny-ImageNet).
+    encoder_decay: weight decay of stage 2 on top of config.local.weight_decay.
+    classifier_init: random; clusters: Phi starts as the sum of the clusters' models.
+    feature_cache: exact: h(x) is computed once, but in every batch where training images are
+    augmented; clean: once also then, without augmentation.
+    """
+    check_choice("method.clustering", clustering, ("labels", "none", "ifca", "fesem", "fedsoft"))
+
+    def prepare(key, population, last):
+        rng = clusters.generator(key)
+        p = population.label_count / population.n[:, None]  # eq. 2
+        if epsilon:
+            p = p + rng.laplace(scale=1 / epsilon, size=p.shape)  # eq. 14; sensitivity 1, eq. 13
+        if clustering == "none":
+            return {"p": p, "member": np.eye(len(p), dtype=np.float32)}
+        return clusters.form(p, num_clusters, balanced, rng)
+
+    def start(key, num_clients, last, facts):
+        centres = tree.repeat(task.init(key), len(facts["member"]))
+        return State(Clusters(centres, facts["member"]), ())
+
+    def stages(rounds):
+        T_1, T_2 = split_rounds(task, rounds, num_clusters, encoder_rounds, classifier_rounds)
+        if clustering in ("labels", "none"):
+            method = inside_clusters(task, encoder_decay)
+            encoders = Stage("encoders", method, T_1, prepare, start)
+        else:
+            encoders = Stage("encoders", other(task, clustering, num_clusters), T_1)
+        return encoders, concatenation(task, T_2, classifier_init, feature_cache)
+
+    return stages
+
+
+def other(task: Task, clustering: str, num_clusters: int) -> Method:
+    """Another way to form clusters and train their models, with its defaults."""
+    if not isinstance(num_clusters, int):
+        raise BadInput(f"config.method.num_clusters={num_clusters} does not go with {clustering}")
+    if clustering == "ifca":
+        return ifca(task, num_clusters=num_clusters, by_size=True)
+    return {"fesem": fesem, "fedsoft": fedsoft}[clustering](task, num_clusters=num_clusters)

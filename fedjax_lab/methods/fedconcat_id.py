@@ -1,0 +1,116 @@
+"""FedConcat-ID and -IB (Diao et al., AAAI 2024, arXiv:2312.06290): label distributions inferred.
+
+  first       all clients: w_i <- SGD on F_i from w_0, the first of T_1 rounds
+              p_i = 1/R sum_r softmax(f_i(x_r)), x_r uniform noise      (eq. 3)
+              p_i = (b_i - b_0) / (s eta) + softmax(b_0), b the last bias (-IB, appendix D)
+              k-means of all p_i; the w_i are averaged inside their clusters
+  then        as FedConcat
+
+Models face the noise in evaluation mode, scaled like the data. -IB is the formula; in the released
+code b_0 aliases b_i, and p_i = softmax(b_i). s counts steps; momentum, which moves b further, is
+left out as in the paper: all p_i - softmax(b_0) grow alike.
+"""
+
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_lab import clusters, losses, optim, sampling, tree
+from fedjax_lab.errors import BadInput, check_choice, check_positive
+from fedjax_lab.methods.communication import split_rounds
+from fedjax_lab.methods.concatenation import Clusters, concatenation, inside_clusters
+from fedjax_lab.methods.fedavg import fedavg
+from fedjax_lab.types import Array, Method, Stage, Stages, State, Task, Weights
+
+BATCH = 100  # noise images at a time
+
+
+def fedconcat_id(
+    task: Task,
+    *,
+    num_clusters: int | Literal["elbow"] = 5,
+    encoder_rounds: int = 0,
+    classifier_rounds: int = 0,
+    infer_from: str = "outputs",
+    num_noise: int = 10_000,
+    balanced: bool = False,
+    encoder_decay: float = 0.0,
+    classifier_init: str = "random",
+    feature_cache: str = "exact",
+) -> Stages:
+    """Settings as FedConcat's, and:
+
+    infer_from: outputs (-ID), or bias (-IB).
+    num_noise: R, noise images.
+    """
+    check_choice("method.infer_from", infer_from, ("outputs", "bias"))
+    check_positive("method.num_noise", num_noise)
+    if encoder_rounds == 1:
+        raise BadInput("config.method.encoder_rounds must be 2 or more: the first finds clusters")
+
+    def prepare(key, population, last):
+        models, p = last.private
+        k_noise, k_clusters = jax.random.split(key)
+        if infer_from == "outputs":
+            p = mean_outputs(task, models, k_noise, num_noise)
+        rng = clusters.generator(k_clusters)
+        facts = clusters.form(np.asarray(p), num_clusters, balanced, rng)
+        return facts | {"n": population.n}
+
+    def start(key, num_clients, last, facts):
+        models, _ = last.private
+        share = facts["member"] * facts["n"]  # [K, C]
+        centres = clusters.average(share, models, tree.repeat(last.server, len(share)))
+        return State(Clusters(centres, facts["member"]), ())
+
+    def stages(rounds):
+        T_1, T_2 = split_rounds(
+            task, rounds, num_clusters, encoder_rounds, classifier_rounds, least=2
+        )
+        inside = inside_clusters(task, encoder_decay)
+        return (
+            Stage("first", first_round(task, num_clusters), 1),
+            Stage("encoders", inside, T_1 - 1, prepare, start),
+            concatenation(task, T_2, classifier_init, feature_cache),
+        )
+
+    return stages
+
+
+def first_round(task: Task, num_clusters: int | str) -> Method:
+    """FedAvg of everybody that keeps each client's model and what its bias tells."""
+    risk = losses.risk(task)
+
+    def init(key, num_clients):
+        clusters.check_number(num_clusters, num_clients)
+        w_0 = task.init(key)
+        return State(w_0, tree.repeat((w_0, jnp.zeros(task.num_classes)), num_clients))
+
+    def local(w_0, client, work):
+        w_i = work.train(w_0, risk)
+        eta = optim.reach(work.optimizer, 1)
+        return w_i, (w_i, from_bias(w_0, w_i, work.steps * eta))
+
+    return fedavg(task, local)._replace(init=init, sample=sampling.everyone)
+
+
+def from_bias(w_0: Weights, w_i: Weights, distance: Array) -> Array:
+    """-IB's label distribution [classes]; distance: s eta."""
+    b_0, b_i = (w.params["head"]["bias"] for w in (w_0, w_i))
+    return (b_i - b_0) / distance + jax.nn.softmax(b_0)
+
+
+def mean_outputs(task: Task, models: Weights, key: Array, num_noise: int) -> Array:
+    """-ID's label distributions [C, classes] of stacked models: eq. 3, the same noise for all."""
+    size = min(BATCH, num_noise)
+    keys = jax.random.split(key, -(-num_noise // size))
+
+    def one(w):
+        def batch(k):
+            return jnp.mean(jax.nn.softmax(task.apply(w, task.noise(k, size)).logits), 0)
+
+        return jnp.mean(jax.lax.map(batch, keys), 0)  # eq. 3
+
+    return jax.jit(lambda models: jax.lax.map(one, models))(models)

@@ -1,0 +1,79 @@
+"""FedSoft (Ruan and Joe-Wong, AAAI 2022, arXiv:2112.06053), as FedConcat runs it.
+
+  send    all K centres c_1 .. c_K
+  local   every tau rounds: u_is = max(sigma, share of examples on which c_s has the least loss)
+          min_w F_i(w) + sum_s u_is mu/2 ||w - c_s||^2 from the c_s of the largest u_is
+  server  c_s = sum_i n_i u_is w_i / sum_i n_i u_is
+
+FedSoft starts from the client's own last model instead of a centre (FedConcat found that at chance
+level), and draws clients per cluster. Losses are compared on the same examples, in evaluation mode.
+Centres start from distinct inits, u_is from 1/K. In FedConcat's released code the proximal term has
+no gradient: mu = 0.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedjax_lab import clusters, losses, sampling, tree
+from fedjax_lab.errors import check_positive
+from fedjax_lab.types import Array, Exchange, Method, PyTree, State, Task
+
+SIGMA = 1e-4
+
+
+class Server(NamedTuple):
+    """What the server knows."""
+
+    centres: PyTree  # leaves [K, ...]
+    t: Array  # rounds played
+
+
+def fedsoft(task: Task, *, num_clusters: int = 2, mu: float = 0.01, tau: int = 2) -> Method:
+    """num_clusters: K. mu: weight of the proximal term. tau: rounds between two estimates of u."""
+    check_positive("method.num_clusters", num_clusters)
+    check_positive("method.tau", tau)
+    risk = losses.risk(task)
+    K = num_clusters
+
+    def init(key, num_clients):
+        centres = clusters.distinct_starts(task, key, K)
+        return State(Server(centres, jnp.int32(0)), jnp.full((num_clients, K), 1 / K))
+
+    def send(server, id):
+        return server.centres, server.t % tau == 0
+
+    def importance(centres, work):
+        def best(batch):
+            def each(c):
+                logits = task.apply(c, batch.x).logits
+                return optax.softmax_cross_entropy_with_integer_labels(logits, batch.y)
+
+            loss = jax.vmap(each)(centres)  # [K, B]
+            s = jax.nn.one_hot(jnp.argmin(loss, 0), K)  # [B, K]
+            return jax.vmap(losses.masked_mean, (1, None))(s, batch.mask)
+
+        return jnp.maximum(SIGMA, work.mean(best))
+
+    def local(message, client, work):
+        centres, due = message
+        u = jax.lax.cond(due, lambda: importance(centres, work), lambda: client.private)  # [K]
+
+        def loss(w, batch, key):
+            value, stats = risk(w, batch, key)
+            far = jax.vmap(lambda c: tree.sq_norm(tree.sub(w.params, c)))(centres.params)
+            return value + mu / 2 * jnp.sum(u * far), stats
+
+        return (u, work.train(tree.take(centres, jnp.argmax(u)), loss)), u
+
+    def aggregate(server, uploads, cohort):
+        u, w = uploads  # [M, K], leaves [M, ...]
+        return Server(clusters.average(u.T * cohort.n, w, server.centres), server.t + 1)
+
+    def predict(message, client, x):
+        centres, _ = message
+        return task.apply(tree.take(centres, jnp.argmax(client.private)), x).logits
+
+    return Method(init, (Exchange(send, local, aggregate),), predict, None, sampling.by_size)

@@ -1,0 +1,69 @@
+"""FeSEM (Long et al., World Wide Web 2023, arXiv:2005.01026), as FedConcat runs it.
+
+  send    c_k of the cluster nearest to the client's last model: k_i = argmin_k ||w_i - c_k||^2
+  local   min_w F_i(w) + mu/2 ||w - c_{k_i}||^2 from c_{k_i}
+  server  c_k = mean by size of the w_i with k_i = k
+
+The server keeps every client's last model. Before a client has one, it belongs to a random group;
+groups are of equal size. In FedConcat's released code the proximal term has no gradient: mu = 0.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_lab import clusters, losses, sampling, tree
+from fedjax_lab.errors import check_positive
+from fedjax_lab.types import Array, Exchange, Method, PyTree, State, Task
+
+
+class Server(NamedTuple):
+    """What the server knows."""
+
+    centres: PyTree  # leaves [K, ...]
+    models: PyTree  # w_i, the clients' last ones, leaves [C, ...]
+    known: Array  # [C] whether there is one
+    group: Array  # [C] the cluster until then
+
+
+def fesem(task: Task, *, num_clusters: int = 2, mu: float = 0.1) -> Method:
+    """num_clusters: K. mu: weight of the proximal term."""
+    check_positive("method.num_clusters", num_clusters)
+    risk = losses.risk(task)
+    K = num_clusters
+
+    def init(key, num_clients):
+        w = task.init(key)
+        group = jax.random.permutation(jax.random.fold_in(key, 1), num_clients) % K
+        known = jnp.zeros(num_clients, bool)
+        return State(Server(tree.repeat(w, K), tree.repeat(w, num_clients), known, group), ())
+
+    def nearest(server, id):
+        w_i = tree.take(server.models, id).params
+        far = jax.vmap(lambda c: tree.sq_norm(tree.sub(w_i, c)))(server.centres.params)  # [K]
+        return jnp.where(server.known[id], jnp.argmin(far), server.group[id])
+
+    def send(server, id):
+        return tree.take(server.centres, nearest(server, id))
+
+    def local(c, client, work):
+        def loss(w, batch, key):
+            value, stats = risk(w, batch, key)
+            return value + mu / 2 * tree.sq_norm(tree.sub(w.params, c.params)), stats
+
+        return work.train(c, loss), ()
+
+    def aggregate(server, w, cohort):
+        k = jax.vmap(lambda id: nearest(server, id))(cohort.id)  # [M]
+        share = jax.nn.one_hot(k, K).T * cohort.n  # [K, M]
+        return server._replace(
+            centres=clusters.average(share, w, server.centres),
+            models=tree.put(server.models, cohort.id, w),
+            known=server.known.at[cohort.id].set(True),
+        )
+
+    def predict(c, client, x):
+        return task.apply(c, x).logits
+
+    return Method(init, (Exchange(send, local, aggregate),), predict, None, sampling.by_size)
