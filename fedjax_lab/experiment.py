@@ -28,7 +28,7 @@ from fedjax_lab.errors import (
     check_positive,
     nearest,
 )
-from fedjax_lab.models import conv, nets
+from fedjax_lab.models import conv, nets, resnet, vgg
 from fedjax_lab.models.task import make_task
 from fedjax_lab.types import Federation, Method, Plan, Stage, Stages, Task
 
@@ -78,11 +78,14 @@ NAMED = {
     "model": _table(
         nets.mlp,
         nets.simple_cnn,
+        nets.concat_cnn,
         nets.lenet,
         nets.mcmahan_cnn,
         nets.digit_cnn,
         nets.pfl_cnn,
         nets.pfllib_cnn,
+        vgg.vgg9,
+        resnet.resnet50,
     ),
     "method": methods.METHODS,
 }

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from fedjax_lab.errors import BadInput
 from fedjax_lab.models.conv import Convolution, mapped
 from fedjax_lab.types import Array
 
@@ -37,21 +38,36 @@ def conv(
     *,
     padding="VALID",
     strides: int = 1,
+    use_bias: bool = True,
+    kernel_init: nn.initializers.Initializer | None = None,
     convolution: Convolution = mapped,
     name: str | None = None,
 ) -> Array:
-    """A square convolution, made inside a compact module. [B, H, W, C] -> [B, H', W', features]."""
+    """A square convolution, made inside a compact module. [B, H, W, C] -> [B, H', W', features].
+
+    Kernel (unless `kernel_init` is given) and bias start `torch_uniform`.
+    """
     init = torch_uniform(kernel * kernel * x.shape[-1])
     return nn.Conv(
         features,
         (kernel, kernel),
         strides=strides,
         padding=padding,
-        kernel_init=init,
+        use_bias=use_bias,
+        kernel_init=kernel_init or init,
         bias_init=init,
         conv_general_dilated=convolution,
         name=name,
     )(x)
+
+
+def check_images(name: str, shape: tuple[int, ...], smallest: int) -> None:
+    """BadInput unless examples of `shape` are images [H, W, C], H and W at least `smallest`."""
+    shown = "x".join(map(str, shape))
+    if len(shape) != 3:
+        raise BadInput(f"{name} needs images (height x width x channels), not {shown}")
+    if min(shape[:2]) < smallest:
+        raise BadInput(f"{name} needs images of at least {smallest}x{smallest}, not {shown}")
 
 
 def max_pool(x: Array, window: int, stride: int | None = None, padding: int = 0) -> Array:

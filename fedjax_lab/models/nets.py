@@ -8,6 +8,7 @@ How convolutions run is not a setting of a net but of the run: `net.clone(convol
 """
 
 import flax.linen as nn
+import jax.numpy as jnp
 
 from fedjax_lab.errors import BadInput
 from fedjax_lab.models import conv, layers
@@ -45,12 +46,17 @@ class ConvNet(nn.Module):
     norm: bool = False  # BatchNorm after each convolution
     map_dropout: float = 0.0  # of the last convolution's output
     dense_dropout: float = 0.0  # after each dense layer
+    branches: int = 1  # of all that, each with its own weights; their features are concatenated
     convolution: conv.Convolution = conv.mapped
 
     @nn.compact
     def __call__(self, x: Array, train: bool = False, mask: Array | None = None):
         """x [B, H, W, C], mask [B], 1 where a row is real -> logits [B, K], features [B, D]."""
-        self._check_size(x.shape[1:])
+        layers.check_images(self.name or "ConvNet", x.shape[1:], self._smallest())
+        z = jnp.concatenate([self._branch(x, train, mask) for _ in range(self.branches)], axis=-1)
+        return layers.dense(z, self.num_classes, name="head"), z
+
+    def _branch(self, x: Array, train: bool, mask: Array | None) -> Array:
         for channels, pooled in zip(self.channels, self.pooled, strict=True):
             x = layers.conv(
                 x, channels, self.kernel, padding=self.padding, convolution=self.convolution
@@ -65,18 +71,15 @@ class ConvNet(nn.Module):
         for width in self.widths:
             z = nn.relu(layers.dense(z, width))
             z = nn.Dropout(self.dense_dropout)(z, deterministic=not train)
-        return layers.dense(z, self.num_classes, name="head"), z
+        return z
 
-    def _check_size(self, shape: tuple[int, ...]) -> None:
-        name, shown = self.name or "ConvNet", "x".join(map(str, shape))
-        if len(shape) != 3:
-            raise BadInput(f"{name} needs images (height x width x channels), not {shown}")
-        size = min(shape[:2])
-        for pooled in self.pooled:
-            size -= self.kernel - 1 if self.padding == "VALID" else 0
-            size = size // 2 if pooled else size
-            if size < 1:
-                raise BadInput(f"{name} cannot take images as small as {shown}")
+    def _smallest(self) -> int:
+        """Height and width of the smallest image that leaves a pixel."""
+        size = 1
+        for pooled in reversed(self.pooled):
+            size = 2 * size if pooled else size
+            size += self.kernel - 1 if self.padding == "VALID" else 0
+        return size
 
 
 def mlp(num_classes: int, *, width: int = 64, depth: int = 1, norm: bool = False) -> MLP:
@@ -89,6 +92,18 @@ def mlp(num_classes: int, *, width: int = 64, depth: int = 1, norm: bool = False
 def simple_cnn(num_classes: int) -> ConvNet:
     """NIID-Bench's and FedConcat's: 62,006 parameters at 32x32x3, 44,426 at 28x28x1."""
     return ConvNet(num_classes, (6, 16), (True, True), (120, 84), name="simple_cnn")
+
+
+def concat_cnn(num_classes: int, *, branches: int = 5) -> ConvNet:
+    """FedConcat's global model (appendix D.4): the bodies of `branches` simple CNNs, one head.
+
+    309,990 parameters at 32x32x3.
+    """
+    if branches < 1:
+        raise BadInput(f"config.model.branches must be at least 1, not {branches}")
+    return ConvNet(
+        num_classes, (6, 16), (True, True), (120, 84), branches=branches, name="concat_cnn"
+    )
 
 
 def lenet(num_classes: int) -> ConvNet:

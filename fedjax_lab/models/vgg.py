@@ -1,0 +1,46 @@
+"""VGG nets: 3x3 convolutions with ReLU and bias, no normalisation (Simonyan, Zisserman 2015)."""
+
+import flax.linen as nn
+
+from fedjax_lab.models import conv, layers
+from fedjax_lab.types import Array
+
+
+class VGG(nn.Module):
+    """Stages of convolutions, each followed by a 2x2 max-pool; then dense layers with ReLU."""
+
+    num_classes: int
+    stages: tuple[tuple[int, ...], ...]  # channels of each convolution
+    map_dropout: tuple[float, ...]  # of whole maps, after each stage
+    widths: tuple[int, ...]  # of the dense layers before the head
+    dense_dropout: float  # before the first of them and after the last
+    convolution: conv.Convolution = conv.mapped
+
+    @nn.compact
+    def __call__(self, x: Array, train: bool = False, mask: Array | None = None):
+        """x [B, H, W, C]; mask [B] is not needed -> logits [B, K], features [B, D]."""
+        layers.check_images(self.name or "VGG", x.shape[1:], 2 ** len(self.stages))
+        for stage, rate in zip(self.stages, self.map_dropout, strict=True):
+            for channels in stage:
+                x = layers.conv(x, channels, 3, padding=1, convolution=self.convolution)
+                x = nn.relu(x)
+            x = layers.max_pool(x, 2)
+            x = nn.Dropout(rate, broadcast_dims=(1, 2))(x, deterministic=not train)
+        z = x.reshape(len(x), -1)
+        z = nn.Dropout(self.dense_dropout)(z, deterministic=not train)
+        for width in self.widths:
+            z = nn.relu(layers.dense(z, width))
+        z = nn.Dropout(self.dense_dropout)(z, deterministic=not train)
+        return layers.dense(z, self.num_classes, name="head"), z
+
+
+def vgg9(num_classes: int) -> VGG:
+    """NIID-Bench's and FedConcat's: 3,491,530 parameters at 32x32x3."""
+    return VGG(
+        num_classes,
+        stages=((32, 64), (128, 128), (256, 256)),
+        map_dropout=(0.0, 0.05, 0.0),
+        widths=(512, 512),
+        dense_dropout=0.1,
+        name="vgg9",
+    )
