@@ -1,19 +1,23 @@
-"""FedConcat's Table 1 on Fashion-MNIST (Diao et al., AAAI 2024): baselines under label skew.
+"""FedConcat's Table 1 on Fashion-MNIST (Diao et al., AAAI 2024): 40 clients under label skew.
 
 The four partitions are #C=2 (the config's), and by overrides #C=3, Dir(0.1) and Dir(0.5):
 
-python -m fedjax_lab.main --config=configs/fmnist_label_skew.py:fedprox
+python -m fedjax_lab.main --config=configs/fmnist_label_skew.py:fedconcat
 python -m fedjax_lab.main --config=configs/fmnist_label_skew.py:fedrs --config.partition.classes=3
 python -m fedjax_lab.main --config=configs/fmnist_label_skew.py:moon \
     --config.partition.name=dirichlet --config.partition.alpha=0.1
 
-The paper scores the global model on the whole test set after 50 rounds (compare `global` under
-`last`), --seeds=0,1,2. The images come from Debian's package dataset-fashion-mnist, or from the
-folder config.data.folder.
+The paper scores the global model on the whole test set after 50 rounds, FedConcat's after 31 + 173,
+which cost as many bytes (compare `global` under `last`), --seeds=0,1,2. Overrides for its further
+experiments are in fedconcat_small.py. The images come from Debian's package dataset-fashion-mnist,
+or from the folder config.data.folder.
 """
 
 # The paper tuned FedProx's mu, MOON's mu and FedLC's tau on grids that its text does not give.
 OWN = {
+    "fedsoft": {"num_clusters": 5},
+    "fesem": {"num_clusters": 5},
+    "ifca": {"num_clusters": 5, "by_size": True},
     "moon": {"mu": 0.1, "projection": "none"},  # NIID-Bench's MOON, which the paper ran
 }
 

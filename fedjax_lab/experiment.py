@@ -17,6 +17,7 @@ import ml_collections
 import numpy as np
 
 from fedjax_lab import methods, optim, parallel, partition
+from fedjax_lab.augment import AUGMENTATIONS
 from fedjax_lab.data.arrays import arrays
 from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.data.digit_domains import digit_domains
@@ -35,7 +36,8 @@ from fedjax_lab.types import Federation, Method, Plan, Stage, Stages, Task
 DEFAULTS = {
     "data": {
         "name": "digit_domains",
-        "normalize": "unit",  # unit: pixels in 0..1; half: in -1..1
+        "normalize": "unit",  # unit: pixels in 0..1; half: in -1..1; cifar100: its mean and std
+        "augment": "none",  # of training images
         "unseen": "",  # a domain that no client holds
     },
     "partition": {
@@ -91,12 +93,15 @@ NAMED = {
 }
 
 CHOICES = {
-    "data.normalize": ("unit", "half"),
+    "data.normalize": ("unit", "half", "cifar100"),
+    "data.augment": tuple(AUGMENTATIONS),
     "local.optimizer": ("sgd", "adam"),
     "engine.strategy": ("auto", "vectorised", "chunked", "sequential"),
     "engine.convolution": ("auto", "unrolled", "grouped", "im2col", "mapped"),
     "engine.seeds": ("auto", "vectorised", "sequential"),
 }
+
+CIFAR100 = (0.50708, 0.48655, 0.44092), (0.26733, 0.25644, 0.27615)  # mean, std of its channels
 
 POSITIVE = (
     "partition.num_clients",
@@ -289,7 +294,7 @@ def build(config: ml_collections.ConfigDict, seeds: list[int] | None = None) -> 
     stages = lay_out(method, config.run.rounds)
     training = pool(federations) if stages[0].method.pooled else federations
     rounds = sum(stage.rounds for stage in stages)
-    plan = make_plan(config, training, len(dataset.domains))._replace(rounds=rounds)
+    plan = make_plan(config, training, dataset)._replace(rounds=rounds)
     return Experiment(
         config,
         seeds,
@@ -403,6 +408,11 @@ def _normalisation(config, dataset):
         return jnp.float32(0), jnp.float32(1)
     if config.data.normalize == "half":
         return jnp.float32(127.5), jnp.float32(1 / 127.5)
+    if config.data.normalize == "cifar100":
+        if dataset.x.shape[1:][2:] != (3,):
+            raise BadInput("config.data.normalize=cifar100 needs colour images")
+        mean, std = (255 * jnp.array(a, jnp.float32) for a in CIFAR100)
+        return mean, 1 / std
     return jnp.float32(0), jnp.float32(1 / 255)
 
 
@@ -432,9 +442,11 @@ def pool(federations: list[Federation]) -> list[Federation]:
 
 
 def make_plan(
-    config: ml_collections.ConfigDict, training: list[Federation], num_domains: int
+    config: ml_collections.ConfigDict, training: list[Federation], dataset: Dataset
 ) -> Plan:
     """The run's static sizes."""
+    if config.data.augment != "none" and dataset.x.ndim != 4:
+        raise BadInput(f"config.data.augment={config.data.augment} needs images")
     size = min(config.local.batch_size, training[0].train.shape[1])  # the same batches
     held = np.concatenate([np.asarray(f.train >= 0).sum(1) for f in training])
     longest = -(-training[0].train.shape[1] // size)
@@ -444,8 +456,9 @@ def make_plan(
         size,
         config.local.epochs,
         make_optimizer(config),
-        num_domains,
+        len(dataset.domains),
         equal_steps=bool((-(-held // size) == longest).all()),
+        augment=AUGMENTATIONS[config.data.augment],
     )
 
 

@@ -1,5 +1,6 @@
 """From configs to federations, plans and numbers of a summary; nothing here is compiled."""
 
+import functools
 import sys
 from pathlib import Path
 
@@ -66,6 +67,34 @@ def test_partitions_follow_the_seed_alone(data):
     assert not np.array_equal(a.federations[0].train, a.federations[1].train)
 
 
+def test_colour_channels_have_a_mean_and_a_deviation(tmp_path):
+    x = np.zeros((50, 2, 2, 3), np.uint8)
+    np.savez(tmp_path / "colour.npz", x=x, y=np.arange(50) % 2)
+    e = build(str(tmp_path / "colour.npz"), data_more={"normalize": "cifar100"})
+    black = (0 - e.federations[0].center) * e.federations[0].scale
+    np.testing.assert_allclose(black, [-1.89683, -1.89679, -1.59667], rtol=1e-4)
+    noise = np.asarray(e.task.noise(jax.random.key(0), 500))
+    np.testing.assert_allclose(noise.min((0, 1, 2)), black, atol=0.02)
+
+
+@pytest.mark.parametrize(
+    "more, message",
+    [
+        ({"normalize": "cifar100"}, "config.data.normalize=cifar100 needs colour images"),
+        ({"augment": "cifar"}, "did you mean 'cifar10"),
+    ],
+)
+def test_what_does_not_fit_the_images_is_named(data, more, message):
+    with pytest.raises(BadInput, match=message):
+        build(data, data_more=more)
+
+
+def test_only_images_are_augmented(tmp_path):
+    np.savez(tmp_path / "flat.npz", x=np.zeros((50, 5), np.float32), y=np.arange(50) % 2)
+    with pytest.raises(BadInput, match="config.data.augment=cifar10 needs images"):
+        build(str(tmp_path / "flat.npz"), data_more={"augment": "cifar10"})
+
+
 @pytest.mark.parametrize("name, low, high", [("unit", 0, 1), ("half", -1, 1)])
 def test_pixels_are_normalised(data, name, low, high):
     f = build(data, data_more={"normalize": name}).federations[0]
@@ -108,16 +137,21 @@ ROOT = Path(__file__).parent.parent
 CONFIGS = sorted((ROOT / "configs").glob("*.py"))
 
 
+@functools.cache
+def task_of(model, size, channels):
+    return experiment.make_task(experiment.NAMED["model"][model](10), (size, size, channels), 10)
+
+
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
 @pytest.mark.parametrize("method", METHODS)
 def test_every_config_takes_every_method(path, method):
     config = experiment.resolve(experiment.load_config(f"{path}:{method}"))
     assert config.method.name == method
-    net = experiment.NAMED["model"][config.model.name](10)
-    size = config.data.get("size", 28)
-    channels = 3 if config.data.name == "digit_domains" else 1
-    task = experiment.make_task(net, (size, size, channels), 10)
-    methods.make(method, task, **experiment._settings(config, "method"))
+    colour = config.data.name in ("digit_domains", "cifar10", "cifar100")
+    task = task_of(config.model.name, config.data.get("size", 28), 3 if colour else 1)
+    made = methods.make(method, task, **experiment._settings(config, "method"))
+    stages = experiment.lay_out(made, config.run.rounds)
+    assert sum(s.rounds for s in stages) == config.run.rounds or method.startswith("fedconcat")
 
 
 def test_the_papers_settings():
@@ -134,6 +168,10 @@ def test_the_papers_settings():
     c2i = config("fedc2i_digits.py:fedprox")
     assert (c2i.local.optimizer, c2i.local.lr, c2i.local.batch_size) == ("adam", 1e-3, 32)
     assert (c2i.local.epochs, c2i.run.rounds, c2i.method.mu) == (2, 20, 0.01)
+    large = config("fedconcat_large.py:fedconcat")
+    assert (large.partition.num_clients, large.run.cohort, large.run.rounds) == (200, 40, 500)
+    decay = large.method.encoder_decay + large.local.weight_decay
+    assert decay == pytest.approx(1e-3) and large.method.balanced
     skew = config("fmnist_label_skew.py:moon")
     assert (skew.partition.num_clients, skew.local.epochs, skew.run.rounds) == (40, 10, 50)
     assert (skew.local.lr, skew.local.momentum, skew.local.weight_decay) == (0.01, 0.9, 1e-5)

@@ -1,5 +1,7 @@
 """FedConcat, -ID and -IB, FeSEM and FedSoft: clusters, averages inside them, the concatenation."""
 
+from pathlib import Path
+
 import jax
 import jax.numpy as jnp
 import naive
@@ -28,7 +30,7 @@ def data(tmp_path_factory):
     return str(path)
 
 
-def build(data, name="fedconcat", seeds=(0,), rounds=5, way="auto", **hyper):
+def build(data, name="fedconcat", seeds=(0,), rounds=5, way="auto", strategy="vectorised", **hyper):
     """Eight clients with two classes each."""
     config = {
         "data": {"name": "arrays", "path": data},
@@ -37,7 +39,7 @@ def build(data, name="fedconcat", seeds=(0,), rounds=5, way="auto", **hyper):
         "method": {"name": name, **hyper},
         "local": {"lr": 0.05, "batch_size": 16, "momentum": 0.9},
         "run": {"rounds": rounds, "eval_every": 2},
-        "engine": {"seeds": way, "strategy": "vectorised"},
+        "engine": {"seeds": way, "strategy": strategy},
     }
     return experiment.build(experiment.resolve(config), list(seeds))
 
@@ -153,6 +155,15 @@ def test_features_in_every_batch_are_those_that_are_cached(data, whole):
     toys.same(*(state.server.encoders for state in shifted))
     weights = [np.asarray(s.server.classifier.params["head"]["kernel"]) for s in shifted]
     assert np.abs(weights[0] - weights[1]).max() > 1e-3
+
+
+def test_a_mesh_with_chunks_gives_the_same_numbers(data):
+    """Eight devices, also for the view of the pool."""
+    results = [
+        runner.run(build(data, strategy=strategy, **HYPER), quiet=True).states
+        for strategy in ("vectorised", "chunked")
+    ]
+    toys.close(*results)
 
 
 @pytest.mark.parametrize(
@@ -589,3 +600,31 @@ def test_ifca_may_start_from_one_model():
     method = toys.make("ifca", num_clusters=2, distinct_starts=False)
     centres = simulate.init(method, toys_keys(), toys.C).server
     toys.same(tree.take(centres, 0), tree.take(centres, 1))
+
+
+# Pictures.
+
+
+def test_the_pictures_of_finished_runs(data, tmp_path, monkeypatch, capsys):
+    """Megabytes of one client; which clients are together; the number of clusters at the bend."""
+    root = Path(__file__).parent.parent
+    monkeypatch.syspath_prepend(str(root / "launch"))
+    import fedconcat_figures
+
+    e = build(data, **(HYPER | {"num_clusters": "elbow"}))
+    result = runner.run(e, tmp_path / "run", quiet=True)
+    facts = np.load(tmp_path / "run/stages/encoders-0.npz")
+    encoders = jax.tree.leaves(result.states[0].server.encoders)[0]
+    assert len(facts["member"]) == len(encoders) and len(facts["inertia"]) <= 7
+    megabytes, accuracy = fedconcat_figures.accuracy_by_megabytes(tmp_path / "run")
+    last = result.metrics[-1]
+    assert megabytes[-1] == (last["bytes_up"] + last["bytes_down"]) / 8e6
+    assert accuracy[-1] == last["global"] and len(megabytes) == len(result.metrics)
+    monkeypatch.setattr("sys.argv", ["x", f"--out={tmp_path}/out", str(tmp_path / "run")])
+    fedconcat_figures.main()
+    drawn = {path.name for path in (tmp_path / "out").iterdir()}
+    assert drawn == {"accuracy_by_megabytes.png", "run-clusters.png", "run-elbow.png"}
+    monkeypatch.setattr("sys.argv", ["x", f"--out={tmp_path}/out", str(tmp_path / "nothing")])
+    with pytest.raises(SystemExit):
+        fedconcat_figures.main()
+    assert "holds no metrics.jsonl" in capsys.readouterr().err

@@ -143,6 +143,32 @@ def test_draw_is_without_replacement():
     assert float(short.mask.sum()) == 5
 
 
+def test_training_alone_sees_augmented_images():
+    """In every step another draw; raw pixels before normalisation; `mean` and `draw` see none."""
+    federation = toys.FEDERATION._replace(
+        x=jnp.full((600, 1), 51, jnp.uint8), center=jnp.float32(51), scale=jnp.float32(2)
+    )
+
+    def augment(key, x):
+        return x + jnp.round(100 * jax.random.uniform(key, (len(x), 1)))
+
+    plan = toys.PLAN._replace(augment=augment, optimizer=optax.sgd(1.0))
+    work, _ = make_work(federation, federation.train[0], plan, KEY)
+    assert float(work.mean(lambda batch: jnp.sum(jnp.abs(batch.x)))) == 0
+    assert float(jnp.sum(jnp.abs(work.draw(4).x))) == 0
+    seen = []
+
+    def loss(w, batch, key):
+        jax.debug.callback(lambda x: seen.append(np.asarray(x)), batch.x)
+        return 0.0 * w.params["a"], w.stats
+
+    work.train(Weights({"a": jnp.float32(0)}, {}), loss, epochs=1)
+    jax.effects_barrier()
+    seen = np.stack(seen)
+    assert 0 <= seen.min() and seen.max() <= 200 and len(np.unique(seen)) > 20
+    assert not np.array_equal(seen[0], seen[1])
+
+
 def test_images_become_floats_in_the_batch():
     federation = toys.FEDERATION._replace(
         x=jnp.full((600, 2, 2, 1), 51, jnp.uint8),
