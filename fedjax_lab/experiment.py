@@ -19,9 +19,13 @@ import numpy as np
 from fedjax_lab import methods, optim, parallel, partition
 from fedjax_lab.augment import AUGMENTATIONS
 from fedjax_lab.data.arrays import arrays
+from fedjax_lab.data.cifar import cifar10, cifar100
 from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.data.digit_domains import digit_domains
 from fedjax_lab.data.idx import fashion_mnist, idx
+from fedjax_lab.data.prepared import tfds
+from fedjax_lab.data.svhn import svhn
+from fedjax_lab.data.tiny_imagenet import tiny_imagenet
 from fedjax_lab.errors import (
     BadInput,
     check_choice,
@@ -75,7 +79,17 @@ def _table(*functions):
 
 
 NAMED = {
-    "data": _table(digit_domains, fashion_mnist, idx, arrays),
+    "data": _table(
+        digit_domains,
+        fashion_mnist,
+        idx,
+        arrays,
+        cifar10,
+        cifar100,
+        svhn,
+        tiny_imagenet,
+        tfds,
+    ),
     "partition": partition.PARTITIONS,
     "model": _table(
         nets.mlp,

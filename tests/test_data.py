@@ -9,22 +9,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from inputs import complaint
 
+from fedjax_lab.data import cache, idx
 from fedjax_lab.data import digit_domains as digits
-from fedjax_lab.data import idx
 from fedjax_lab.data.arrays import arrays
-from fedjax_lab.errors import BadInput
 
 SMALL = {"size": 28, "train_per_domain": 30, "test_per_domain": 20, "seed": 3}
-
-
-def complaint(function, **settings) -> str:
-    """The message of the BadInput that a call must raise: one line."""
-    with pytest.raises(BadInput) as caught:
-        function(**settings)
-    message = str(caught.value)
-    assert "\n" not in message
-    return message
 
 
 # Digit domains
@@ -209,27 +200,27 @@ def test_damaged_cache_is_made_again(damage, tmp_path, small, monkeypatch, caplo
         data = digits.digit_domains(**SMALL, cache=str(tmp_path))
     assert len(caplog.records) == 1 and file.name in caplog.text
     assert np.array_equal(data.x, small["x"])
-    assert np.array_equal(digits.load(file)["x"], small["x"])
+    assert np.array_equal(cache.load(file)["x"], small["x"])
     assert list(tmp_path.iterdir()) == [file]
 
 
 def test_checksum_is_compared(tmp_path, small, caplog):
     other = {**small, "y": small["y"][::-1]}
-    np.savez(tmp_path / "a.npz", **other, sha256=np.array(digits.checksum(small)))
-    assert digits.load(tmp_path / "a.npz") is None
+    np.savez(tmp_path / "a.npz", **other, sha256=np.array(cache.checksum(small)))
+    assert cache.load(tmp_path / "a.npz") is None
     assert "checksum" in caplog.text
 
 
 def test_write_that_fails_leaves_nothing_and_the_old_file(tmp_path, small, monkeypatch, caplog):
     file = tmp_path / "a.npz"
-    digits.save(file, small)
+    cache.save(file, small)
     before = file.read_bytes()
 
     def full(*_, **__):
         raise OSError("no space left on device")
 
     monkeypatch.setattr(np, "savez", full)
-    digits.save(file, {**small, "y": small["y"] + 1})
+    cache.save(file, {**small, "y": small["y"] + 1})
     assert list(tmp_path.iterdir()) == [file] and file.read_bytes() == before
     assert "no space left" in caplog.text
 

@@ -14,3 +14,15 @@ class Dataset(NamedTuple):
     test: np.ndarray  # [R] bool
     classes: tuple[str, ...]
     domains: tuple[str, ...]
+
+
+def of_one_domain(
+    train: tuple[np.ndarray, np.ndarray],
+    test: tuple[np.ndarray, np.ndarray],
+    classes: tuple[str, ...],
+    name: str,
+) -> Dataset:
+    """Images [., H, W, channels] and labels [.] of both splits in one pool, training first."""
+    x, y = (np.concatenate(pair) for pair in zip(train, test, strict=True))
+    mask = np.arange(len(y)) >= len(train[1])
+    return Dataset(x, y.astype(np.int32), np.zeros(len(y), np.int32), mask, classes, (name,))

@@ -5,17 +5,14 @@ and two photographs, matplotlib's fonts. Nothing of it is shared by training and
 `python -m fedjax_lab.data.digit_domains sheet.png` draws some of every domain.
 """
 
-import hashlib
-import logging
-import os
 import sys
-import tempfile
 from functools import cache as remembered
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
+from fedjax_lab.data.cache import cache_folder, load, save
 from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.errors import BadInput
 
@@ -78,12 +75,12 @@ def digit_domains(
     BadInput for a setting that makes no sense.
     """
     _check(size, train_per_domain, test_per_domain, seed)
-    folder = Path(cache or os.environ.get("FEDJAX_LAB_CACHE") or "~/.cache/fedjax_lab").expanduser()
     name = f"digit_domains-v{VERSION}-{size}px-{train_per_domain}-{test_per_domain}-seed{seed}.npz"
-    made = load(folder / name)
+    file = cache_folder(cache) / name
+    made = load(file)
     if made is None:
         made = generate(size, train_per_domain, test_per_domain, seed)
-        save(folder / name, made)
+        save(file, made)
     return Dataset(**made, classes=CLASSES, domains=DOMAINS)
 
 
@@ -162,49 +159,6 @@ def _check(size: int, train: int, test: int, seed: int) -> None:
             raise BadInput(f"data.{key} is {count}: at least 10, one example of each digit")
     if seed < 0:
         raise BadInput(f"data.seed is {seed}: it must be 0 or more")
-
-
-# The cache
-
-
-def load(path: Path) -> dict[str, np.ndarray] | None:
-    """The arrays in a cache file; None if there is none, or (with a warning) if it is of no use."""
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            arrays = {key: file[key] for key in ("x", "y", "domain", "test")}
-            if str(file["sha256"]) != checksum(arrays):
-                raise ValueError("the checksum does not match")
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except Exception as error:  # whatever is wrong with a cache file, it can be made again
-        logging.getLogger(__name__).warning("%s is damaged and made again: %s", path, error)
-        return None
-    return arrays
-
-
-def save(path: Path, arrays: dict[str, np.ndarray]) -> None:
-    """Write a cache file whole or not at all; where that is impossible, warn and go on."""
-    scratch = None
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".tmp", delete=False) as file:
-            scratch = Path(file.name)
-            np.savez(file, **arrays, sha256=np.array(checksum(arrays)))
-        os.replace(scratch, path)
-    except OSError as error:
-        logging.getLogger(__name__).warning("the digits are not kept in %s: %s", path, error)
-    finally:
-        if scratch is not None:
-            scratch.unlink(missing_ok=True)
-
-
-def checksum(arrays: dict[str, np.ndarray]) -> str:
-    """SHA-256 of names, types, shapes and contents, as hexadecimal digits."""
-    digest = hashlib.sha256()
-    for key, array in sorted(arrays.items()):
-        digest.update(f"{key} {array.dtype.str} {array.shape} ".encode())
-        digest.update(np.ascontiguousarray(array))
-    return digest.hexdigest()
 
 
 # Material

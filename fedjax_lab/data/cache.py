@@ -1,0 +1,54 @@
+"""Data sets that take long to make are kept as .npz files; a damaged one is made again."""
+
+import hashlib
+import logging
+import os
+import tempfile
+from pathlib import Path
+
+import numpy as np
+
+
+def cache_folder(folder: str = "") -> Path:
+    """`folder`, else $FEDJAX_LAB_CACHE, else ~/.cache/fedjax_lab."""
+    return Path(folder or os.environ.get("FEDJAX_LAB_CACHE") or "~/.cache/fedjax_lab").expanduser()
+
+
+def load(path: Path) -> dict[str, np.ndarray] | None:
+    """The arrays in a cache file; None if there is none, or (with a warning) if it is of no use."""
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            arrays = {key: file[key] for key in ("x", "y", "domain", "test")}
+            if str(file["sha256"]) != checksum(arrays):
+                raise ValueError("the checksum does not match")
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except Exception as error:  # whatever is wrong with a cache file, it can be made again
+        logging.getLogger(__name__).warning("%s is damaged and made again: %s", path, error)
+        return None
+    return arrays
+
+
+def save(path: Path, arrays: dict[str, np.ndarray]) -> None:
+    """Write a cache file whole or not at all; where that is impossible, warn and go on."""
+    scratch = None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".tmp", delete=False) as file:
+            scratch = Path(file.name)
+            np.savez(file, **arrays, sha256=np.array(checksum(arrays)))
+        os.replace(scratch, path)
+    except OSError as error:
+        logging.getLogger(__name__).warning("the data are not kept in %s: %s", path, error)
+    finally:
+        if scratch is not None:
+            scratch.unlink(missing_ok=True)
+
+
+def checksum(arrays: dict[str, np.ndarray]) -> str:
+    """SHA-256 of names, types, shapes and contents, as hexadecimal digits."""
+    digest = hashlib.sha256()
+    for key, array in sorted(arrays.items()):
+        digest.update(f"{key} {array.dtype.str} {array.shape} ".encode())
+        digest.update(np.ascontiguousarray(array))
+    return digest.hexdigest()

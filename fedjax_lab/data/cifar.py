@@ -1,0 +1,146 @@
+"""CIFAR-10 and CIFAR-100 (Krizhevsky 2009), the "python version", unpacked or as it is fetched.
+
+Format: https://www.cs.toronto.edu/~kriz/cifar.html. Pickled dictionaries of Python 2; `data`
+[N, 3072] uint8 holds the red, the green and the blue plane of each image, row by row.
+"""
+
+import tarfile
+import zlib
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedjax_lab.data import pickles
+from fedjax_lab.data.dataset import Dataset, of_one_domain
+from fedjax_lab.data.places import locate
+from fedjax_lab.errors import BadInput
+
+
+class Release(NamedTuple):
+    """The names that tell the two data sets apart."""
+
+    name: str
+    archive: str
+    folder: str
+    train: tuple[str, ...]
+    test: str
+    meta: str
+    labels: bytes  # keys of the dictionaries
+    label_names: bytes
+    num_classes: int
+
+
+CIFAR10 = Release(
+    "cifar10",
+    "cifar-10-python.tar.gz",
+    "cifar-10-batches-py",
+    tuple(f"data_batch_{number}" for number in range(1, 6)),
+    "test_batch",
+    "batches.meta",
+    b"labels",
+    b"label_names",
+    10,
+)
+CIFAR100 = Release(
+    "cifar100",
+    "cifar-100-python.tar.gz",
+    "cifar-100-python",
+    ("train",),
+    "test",
+    "meta",
+    b"fine_labels",
+    b"fine_label_names",
+    100,
+)
+
+
+def cifar10(*, folder: str = "") -> Dataset:
+    """CIFAR-10: 50,000 + 10,000 images [32, 32, 3].
+
+    `folder` is the one with the batches, or the one around it or around the archive as it is
+    fetched; without it the usual places are searched. Raises BadInput for a file that is missing,
+    damaged or not what its name says.
+    """
+    return _read(CIFAR10, folder)
+
+
+def cifar100(*, folder: str = "") -> Dataset:
+    """CIFAR-100 with its 100 fine labels, else as `cifar10`."""
+    return _read(CIFAR100, folder)
+
+
+def _read(release: Release, folder: str) -> Dataset:
+    parts = (*release.train, release.test, release.meta)
+    remedy = (
+        f"fetch {release.archive} from https://www.cs.toronto.edu/~kriz/cifar.html, leave it whole"
+        f" or unpack it to {release.folder}/ with {', '.join(parts)}, and name the folder it is in"
+        " with --config.data.folder"
+    )
+    first = release.train[0]
+    found = locate(folder, (first, f"{release.folder}/{first}", release.archive), remedy)
+    if found.name == release.archive:
+        made = _unpacked(found, release.folder, parts, remedy)
+    else:
+        made = {part: pickles.load(found.parent / part, remedy) for part in parts}
+    where = found if found.name == release.archive else found.parent
+    classes = _classes(made[release.meta], release, where / release.meta, remedy)
+    pairs = {
+        part: _examples(made[part], release, where / part, remedy)
+        for part in (*release.train, release.test)
+    }
+    x, y = (np.concatenate(arrays) for arrays in zip(*map(pairs.get, release.train), strict=True))
+    return of_one_domain((x, y), pairs[release.test], classes, release.name)
+
+
+def _unpacked(archive: Path, folder: str, parts: tuple[str, ...], remedy: str) -> dict[str, Any]:
+    """What the parts in an archive hold; nothing of it is written to the disk."""
+    try:
+        with tarfile.open(archive, "r:gz") as members:
+            content = {
+                member.name: members.extractfile(member).read()
+                for member in members
+                if member.isreg()
+            }
+    except (OSError, EOFError, tarfile.TarError, zlib.error) as error:
+        raise BadInput(f"{archive} cannot be read ({error}): {remedy}") from error
+    names = {part: f"{folder}/{part}" for part in parts}
+    for name in names.values():
+        if name not in content:
+            raise BadInput(f"{archive} has no {name}: {remedy}")
+    return {
+        part: pickles.loads(content[name], f"{archive}/{part}", remedy)
+        for part, name in names.items()
+    }
+
+
+def _classes(made: Any, release: Release, file: Path, remedy: str) -> tuple[str, ...]:
+    """The names of the classes."""
+    names = made.get(release.label_names) if isinstance(made, dict) else None
+    if not isinstance(names, list) or not all(isinstance(name, bytes) for name in names):
+        raise BadInput(f"{file} has no list {release.label_names.decode()}: {remedy}")
+    if len(names) != release.num_classes:
+        raise BadInput(f"{file} names {len(names)} classes, not {release.num_classes}: {remedy}")
+    return tuple(name.decode("ascii", "replace") for name in names)
+
+
+def _examples(
+    made: Any, release: Release, file: Path, remedy: str
+) -> tuple[np.ndarray, np.ndarray]:
+    """Images [R, 32, 32, 3] and labels [R] of one file's dictionary."""
+    key = release.labels
+    if not isinstance(made, dict) or not {b"data", key} <= made.keys():
+        raise BadInput(f"{file} is no dictionary with data and {key.decode()}: {remedy}")
+    data, labels = made[b"data"], made[key]
+    if not isinstance(data, np.ndarray):
+        raise BadInput(f"{file}: data is not an array: {remedy}")
+    if data.dtype != np.uint8 or data.ndim != 2 or data.shape[1] != 3072 or len(data) == 0:
+        what = f"{data.dtype} {list(data.shape)}"
+        raise BadInput(f"{file}: data is {what}, not uint8 [R, 3072]: {remedy}")
+    if not isinstance(labels, list) or len(labels) != len(data):
+        raise BadInput(f"{file}: {key.decode()} is no list of {len(data)} labels: {remedy}")
+    bad = [y for y in labels if type(y) is not int or not 0 <= y < release.num_classes]
+    if bad:
+        raise BadInput(f"{file}: label {bad[0]!r:.40} is not of {release.name}: {remedy}")
+    images = data.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
+    return np.ascontiguousarray(images), np.array(labels, np.int32)

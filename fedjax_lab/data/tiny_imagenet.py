@@ -1,0 +1,134 @@
+"""Tiny-ImageNet: 200 classes of ImageNet at 64 x 64 pixels, made smaller as FedConcat does.
+
+Files: http://cs231n.stanford.edu/tiny-imagenet-200.zip. Its test images have no labels; the
+validation images are the test set.
+"""
+
+import hashlib
+from multiprocessing.pool import ThreadPool
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from tqdm import tqdm
+
+from fedjax_lab.data.cache import cache_folder, load, save
+from fedjax_lab.data.dataset import Dataset, of_one_domain
+from fedjax_lab.data.places import locate
+from fedjax_lab.errors import BadInput
+
+VERSION = 1  # of the pixels: to be raised with every change that alters one
+HELP = (
+    "fetch and unpack http://cs231n.stanford.edu/tiny-imagenet-200.zip and name the folder"
+    " tiny-imagenet-200 with wnids.txt, train/ and val/ by --config.data.folder (or put it in"
+    " ~/.cache/fedjax_lab)"
+)
+
+
+class Split(NamedTuple):
+    """The image files of a split and their labels."""
+
+    files: list[Path]
+    labels: list[int]
+
+
+def tiny_imagenet(*, folder: str = "", size: int = 32) -> Dataset:
+    """Tiny-ImageNet: 100,000 + 10,000 images [size, size, 3]; the classes are sorted WordNet ids.
+
+    `folder` is tiny-imagenet-200 or the one around it; without it the usual places are searched.
+    The shrunken images are kept in $FEDJAX_LAB_CACHE, else in ~/.cache/fedjax_lab, until names or
+    sizes of files or the labels change. Raises BadInput for what is missing or damaged.
+    """
+    if not 8 <= size <= 64:
+        raise BadInput(f"data.size is {size}: Tiny-ImageNet's images have 64 pixels, 8 at least")
+    where = locate(folder, ("wnids.txt", "tiny-imagenet-200/wnids.txt"), HELP).parent
+    classes = tuple(sorted(set(_lines(where / "wnids.txt"))))
+    train, test = training_files(where, classes), validation_files(where, classes)
+    key = fingerprint((train, test))
+    kept = cache_folder() / f"tiny_imagenet-v{VERSION}-{size}px-{key}.npz"
+    made = load(kept)
+    if made is not None:
+        return Dataset(**made, classes=classes, domains=("tiny_imagenet",))
+    pixels = decode(train.files + test.files, size)
+    count = len(train.files)
+    dataset = of_one_domain(
+        (pixels[:count], np.array(train.labels)),
+        (pixels[count:], np.array(test.labels)),
+        classes,
+        "tiny_imagenet",
+    )
+    save(kept, {key: getattr(dataset, key) for key in ("x", "y", "domain", "test")})
+    return dataset
+
+
+def training_files(where: Path, classes: tuple[str, ...]) -> Split:
+    """The files of train/, class after class, by name."""
+    files, labels = [], []
+    for label, name in enumerate(classes):
+        images = where / "train" / name / "images"
+        found = sorted(images.glob("*.JPEG"))
+        if not found:
+            raise BadInput(f"{images} has no images *.JPEG: {HELP}")
+        files += found
+        labels += [label] * len(found)
+    return Split(files, labels)
+
+
+def validation_files(where: Path, classes: tuple[str, ...]) -> Split:
+    """The files of val/ in the order of val_annotations.txt: name, class, bounding box."""
+    table = where / "val" / "val_annotations.txt"
+    number, files, labels = {name: label for label, name in enumerate(classes)}, [], []
+    for line in _lines(table):
+        file, name, *_ = *line.split("\t"), ""
+        if name not in number:
+            raise BadInput(f"{table}: {name!r:.40} of {file!r:.40} is not in wnids.txt: {HELP}")
+        files.append(where / "val" / "images" / file)
+        labels.append(number[name])
+    return Split(files, labels)
+
+
+def fingerprint(splits: tuple[Split, ...]) -> str:
+    """16 hexadecimal digits that change with the name, size, label or place of any file."""
+    digest = hashlib.sha256()
+    for split in splits:
+        digest.update(f"{len(split.files)}\n".encode())
+        for file, label in zip(*split, strict=True):
+            try:
+                size = file.stat().st_size
+            except OSError as error:
+                raise BadInput(f"{file} cannot be read ({error}): {HELP}") from error
+            digest.update(f"{file.name!r} {size} {label}\n".encode())
+    return digest.hexdigest()[:16]
+
+
+def decode(files: list[Path], size: int) -> np.ndarray:
+    """Images [R, size, size, 3] uint8, filtered bilinearly as torchvision's Resize of an image."""
+    made = np.empty((len(files), size, size, 3), np.uint8)
+    with ThreadPool() as pool:
+        images = pool.imap(lambda file: _image(file, size), files, chunksize=64)
+        shown = tqdm(images, "tiny_imagenet", len(files), unit=" images", delay=2)
+        for row, image in enumerate(shown):
+            made[row] = image
+    return made
+
+
+def _image(file: Path, size: int) -> np.ndarray:
+    from PIL import Image
+
+    try:
+        with Image.open(file) as image:
+            small = image.convert("RGB").resize((size, size), Image.Resampling.BILINEAR)
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        raise BadInput(f"{file} is damaged or no image ({error}): {HELP}") from error
+    return np.asarray(small)
+
+
+def _lines(file: Path) -> list[str]:
+    """The lines of a text file that are not empty; at least one."""
+    try:
+        lines = [line for line in file.read_text().splitlines() if line.strip()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput(f"{file} cannot be read ({error}): {HELP}") from error
+    if not lines:
+        raise BadInput(f"{file} is empty: {HELP}")
+    return lines
