@@ -66,7 +66,7 @@ def main() -> None:
         parser.error(str(error))
     (federation,) = built.federations
     federation = federation._replace(train=federation.train[jnp.array(clients)])
-    data = [fetch(federation, rows[rows >= 0]) for rows in federation.train]
+    data = [fetch(federation, rows[rows >= 0], built.plan) for rows in federation.train]
     labels = [np.unique(batch.y).tolist() for batch in data]
     models = train_clients(built, federation, args.seed)
     found = exchange(built.task, models, data, built.plan, jax.random.key(args.seed))

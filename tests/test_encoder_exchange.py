@@ -62,7 +62,7 @@ def test_the_linear_classifier_comes_to_the_loss_of_logistic_regression():
 
 
 def test_constant_answers_reach_the_entropy_and_the_variance():
-    batch = fetch(FEDERATION, jnp.arange(40))
+    batch = fetch(FEDERATION, jnp.arange(40), PLAN)
     cross_entropy, squared_error = encoder_exchange.constant(batch)
     share = np.bincount(batch.y) / 40
     np.testing.assert_allclose(cross_entropy, -np.mean(np.log(share[np.asarray(batch.y)])))
@@ -83,7 +83,9 @@ def test_without_information_the_probes_come_to_constant_answers():
 
 
 def test_each_row_has_its_own_encoder_and_examples(monkeypatch):
-    data = [fetch(FEDERATION, rows[:n]) for rows, n in zip(FEDERATION.train, SIZES, strict=False)]
+    data = [
+        fetch(FEDERATION, rows[:n], PLAN) for rows, n in zip(FEDERATION.train, SIZES, strict=False)
+    ]
     both = np.concatenate([data[0].x, data[1].x])
     one, two = (encoder_exchange.encode(TASK, [tree.take(MODELS, i)], both) for i in range(2))
 
