@@ -235,6 +235,14 @@ class Engine:
             return a
         return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), a)
 
+    def recorded(self) -> list[dict]:
+        """What the method records of the state, as nested lists by name; for each seed."""
+        record = self.stage.method.record
+        if record is None:
+            return [{} for _ in self.experiment.seeds]
+        arrays = [jax.device_get(record(state)) for state in self.final_states()]
+        return [{name: np.asarray(a).tolist() for name, a in each.items()} for each in arrays]
+
     def final_states(self) -> list[State]:
         """The state of each seed."""
         return self._each_seed(self.states)

@@ -106,7 +106,8 @@ def _rows(experiment, engine, since):
     """One metrics row per seed, for the `since` rounds from the last evaluation on."""
     sums = engine.progress()
     rows = []
-    for i, (seed, scores) in enumerate(zip(experiment.seeds, engine.evaluate(), strict=True)):
+    scored = zip(experiment.seeds, engine.evaluate(), engine.recorded(), strict=True)
+    for i, (seed, scores, recorded) in enumerate(scored):
         up, down = engine.bytes[i]
         rows.append(
             {
@@ -118,6 +119,7 @@ def _rows(experiment, engine, since):
                 "bytes_up": int(up),
                 "bytes_down": int(down),
                 "seconds": engine.seconds,
+                **({"recorded": recorded} if recorded else {}),
             }
         )
     return rows

@@ -42,6 +42,9 @@ class Task(NamedTuple):
     batch_norms: tuple[str, ...]  # those of them that are of type BatchNorm
     dense: tuple[str, ...]  # and of type Dense; the last one is the head
     noise: Callable[[Array, int], Array]  # (key, count) -> inputs of uniform noise [count, ...]
+    apply_at: Callable[..., Output]  # (layer, weights, x, features=None, key=None, mask=None)
+    # as `apply`, but the features are the input of the named layer: given ones replace it, and what
+    # precedes it is then not computed
 
 
 class Client(NamedTuple):
@@ -87,6 +90,7 @@ class Method(NamedTuple):
     `newcomer` gives the (message, private) of an unseen client; None where the paper defines none.
     `scored` gives the message that clients are scored with, where it is not the one of the last
     exchange. `tune`, where a method has it, is what a client then does with its own data first.
+    `record` gives what each row of metrics keeps of the state, as `recorded`, for a figure.
     `pooled`: training sees one client that holds everybody's examples (a centralised bound).
     """
 
@@ -99,6 +103,7 @@ class Method(NamedTuple):
     tune: Callable[[PyTree, Client, Work], tuple[PyTree, PyTree]] | None = None
     # (message, client, work) -> (message, private)
     scored: Callable[[PyTree, Array], PyTree] | None = None  # (server, id) -> message
+    record: Callable[[State], dict[str, Array]] | None = None  # state -> arrays by name
     pooled: bool = False
 
 

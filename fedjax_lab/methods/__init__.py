@@ -9,6 +9,7 @@ from fedjax_lab.methods.central import central
 from fedjax_lab.methods.fedavg import fedavg
 from fedjax_lab.methods.fedavgm import fedavgm
 from fedjax_lab.methods.fedbn import fedbn
+from fedjax_lab.methods.fedc2i import fedc2i
 from fedjax_lab.methods.fedconcat import fedconcat
 from fedjax_lab.methods.fedconcat_id import fedconcat_id
 from fedjax_lab.methods.feddyn import feddyn
@@ -38,6 +39,7 @@ METHODS: dict[str, Callable[..., Method | Stages]] = {
         fedavg,
         fedavgm,
         fedbn,
+        fedc2i,
         fedconcat,
         fedconcat_id,
         feddyn,

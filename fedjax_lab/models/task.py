@@ -40,6 +40,19 @@ def make_task(
         )
         return Output(logits, features, new.get("batch_stats", weights.stats))
 
+    def apply_at(layer, weights, x, features=None, key=None, mask=None) -> Output:
+        seen = []
+
+        def tap(call, args, kwargs, context):
+            if "/".join(context.module.path) == layer and context.method_name == "__call__":
+                args = (args[0] if features is None else features, *args[1:])
+                seen.append(args[0])
+            return call(*args, **kwargs)
+
+        with nn.intercept_methods(tap):
+            out = apply(weights, x, key, mask)
+        return out._replace(features=seen[0])
+
     def noise(key: Array, count: int) -> Array:
         unit = jax.random.uniform(key, (count, *sample_shape), dtype)
         return lowest + unit * (highest - lowest)
@@ -52,7 +65,7 @@ def make_task(
     norms, dense = of_type(layers.BatchNorm, nn.BatchNorm), of_type(nn.Dense)
     if not tuple(found)[-1:] == dense[-1:] == ("head",):
         raise BadInput("the last layer of a model must be a Dense named 'head'")
-    return Task(init, apply, num_classes, tuple(found), norms, dense, noise)
+    return Task(init, apply, num_classes, tuple(found), norms, dense, noise, apply_at)
 
 
 def split_head(task: Task, weights: Weights) -> tuple[Weights, Weights]:

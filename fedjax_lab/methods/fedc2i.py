@@ -1,0 +1,130 @@
+"""FedC2I (arXiv:2410.03315): who would be missed, by client and by class, decides what is mixed.
+
+  send    all models (theta_i, phi_i), i = 1 .. M, as they were last uploaded
+  local   on one batch of at most 32, with theta^-i, phi^-i the means of all models but i's (eq. 4):
+          l_m^-i     = loss of (theta^-i, phi_m)
+          l_m^-i,-c  = loss of (theta_m, phi_m with the row of class c from phi^-i)       (eq. 9)
+          lambda_m^i, Lambda_m^i,c: l^gamma, normalised over i                            (eq. 5)
+          theta_m <- sum_i lambda_m^i theta_i                                             (eq. 6)
+          phi_m,c <- sum_i Lambda_m^i,c phi_i,c, the bias with its row                   (eq. 10)
+          SGD on F_m from there
+  server  keeps the models apart
+
+Eq. 10 prints phi_m,c in the sum. Losses are measured in evaluation mode; running statistics are
+mixed like the body. Who does not take part keeps its model. Clients are scored on what they
+uploaded last. `body` and `head` are the ablations of Table 3: lambda alone is head=local, Lambda/l
+body=local, Lambda/g body=mean.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_lab import losses, sampling, tree
+from fedjax_lab.errors import BadInput, check_choice
+from fedjax_lab.models.task import split_head
+from fedjax_lab.types import Array, Batch, Exchange, Method, State, Task, Weights
+
+BATCH = 32  # examples that influence is measured on
+
+
+class Server(NamedTuple):
+    """The clients' last models."""
+
+    models: Weights  # leaves [M, ...]
+    n: Array  # [M] examples behind each; 0 before the first upload
+
+
+def fedc2i(
+    task: Task, *, gamma: float = 5.0, body: str = "influence", head: str = "influence"
+) -> Method:
+    """gamma: sharpness of both weights; 0: uniform.
+
+    body: influence (lambda), local (never mixed), mean (FedAvg's).
+    head: influence (Lambda), local, mean, lambda (mixed like the body).
+    """
+    check_choice("method.body", body, ("influence", "local", "mean"))
+    check_choice("method.head", head, ("influence", "local", "mean", "lambda"))
+    risk = losses.risk(task)
+
+    def init(key, num_clients):
+        if num_clients < 2:
+            raise BadInput("fedc2i needs at least two clients: influence is on others")
+        models = tree.repeat(task.init(key), num_clients)
+        uniform = jnp.full((num_clients, num_clients), 1 / num_clients)
+        return State(Server(models, jnp.zeros(num_clients)), uniform)
+
+    def local(server, client, work):
+        models, own = server.models, tree.take(server.models, client.id)
+        batch = work.draw(BATCH)
+        by_client = sharpen(gamma, client_losses(task, models, own, batch))  # [M]
+        total = jnp.sum(server.n)
+        mean = jnp.where(total > 0, server.n / jnp.maximum(total, 1), 1 / len(server.n))
+        weights = {"influence": by_client, "lambda": by_client, "mean": mean}
+        bodies, heads = split_head(task, models)
+        own_body, own_head = split_head(task, own)
+        theta = own_body if body == "local" else tree.mix(weights[body], bodies)  # eq. 6
+        if head == "influence":
+            by_class = sharpen(gamma, class_losses(task, heads, own, batch))  # [M, C]
+            phi = jax.tree.map(lambda a: mix_classes(by_class, a), heads)
+        else:
+            phi = own_head if head == "local" else tree.mix(weights[head], heads)
+        return work.train(tree.join(theta, phi), risk), by_client
+
+    def aggregate(server, w, cohort):
+        return Server(tree.put(server.models, cohort.id, w), server.n.at[cohort.id].set(cohort.n))
+
+    def predict(w, client, x):
+        return task.apply(w, x).logits
+
+    return Method(
+        init,
+        (Exchange(lambda server, id: server, local, aggregate),),
+        predict,
+        None,
+        sampling.by_size,
+        scored=lambda server, id: tree.take(server.models, id),
+        record=lambda state: {"influence": state.private},
+    )
+
+
+def client_losses(task: Task, models: Weights, own: Weights, batch: Batch) -> Array:
+    """l^-i [M]: of the mean body of all but i with the own head; one body at a time."""
+    bodies, _ = split_head(task, models)
+    _, head = split_head(task, own)
+    summed = jax.tree.map(lambda a: jnp.sum(a, 0), bodies)
+
+    def without(theta_i):
+        theta = tree.scale(1 / (M - 1), tree.sub(summed, theta_i))  # eq. 4
+        return losses.cross_entropy(task.apply(tree.join(theta, head), batch.x).logits, batch)
+
+    M = len(models.params["head"]["bias"])
+    return jax.lax.map(without, bodies)
+
+
+def class_losses(task: Task, heads: Weights, own: Weights, batch: Batch) -> Array:
+    """l^-i,-c [M, C] in closed form, from one forward pass of the own model."""
+    out = task.apply(own, batch.x)
+    z, rows = out.logits, heads.params["head"]  # [B, C]
+    M, C = rows["bias"].shape
+    full = jax.lax.Precision.HIGHEST
+    Z = jnp.einsum("bd,mdc->bmc", out.features, rows["kernel"], precision=full) + rows["bias"]
+    A = (jnp.sum(Z, 1, keepdims=True) - Z) / (M - 1)  # [B, M, C], the logit of class c without i
+    others = jnp.where(jnp.eye(C, dtype=bool), -jnp.inf, z[:, None, :])  # [B, C, C]
+    E = jax.nn.logsumexp(others, axis=-1)[:, None, :]  # [B, 1, C], over all classes but c
+    true = jnp.take_along_axis(z, batch.y[:, None], 1)[:, :, None]  # [B, 1, 1]
+    is_true = jax.nn.one_hot(batch.y, C, dtype=bool)[:, None, :]
+    loss = jnp.logaddexp(E, A) - jnp.where(is_true, A, true)  # eq. 9
+    return jax.vmap(jax.vmap(losses.masked_mean, (1, None)), (2, None), 1)(loss, batch.mask)
+
+
+def sharpen(gamma: float, loss: Array) -> Array:
+    """l^gamma over its sum over clients, the first axis."""
+    return jax.nn.softmax(gamma * jnp.log(loss + 1e-12), axis=0)  # eq. 5
+
+
+def mix_classes(weight: Array, rows: Array) -> Array:
+    """Mean over clients with a weight [M, C] for each class; rows [M, ..., C]."""
+    wide = weight.reshape(weight.shape[0], *(1,) * (rows.ndim - 2), weight.shape[1])
+    return jnp.sum(wide * rows, 0)  # eq. 10

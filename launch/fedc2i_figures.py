@@ -1,0 +1,85 @@
+"""FedC2I's Fig. 3: the influence vectors of a run as heat maps, one for each evaluated round.
+
+python launch/fedc2i_figures.py WORKDIR --out=influence.png [--rounds=1,5,10,20] [--seed=0]
+
+A row is the client that measures, a column the client whose influence on it is measured; each row
+sums to 1. Rounds are those that the run evaluated: all of them with config.run.eval_every=1.
+"""
+
+import argparse
+import json
+from pathlib import Path
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from fedjax_lab import metrics
+from fedjax_lab.errors import BadInput
+
+MOST = 6  # maps side by side where no rounds are named
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("workdir", type=Path, help="folder of a run of fedc2i")
+    parser.add_argument("--out", type=Path, required=True, help="picture to write")
+    parser.add_argument("--rounds", default="", help="rounds to show; some of all by default")
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    try:
+        maps, names = influence(args.workdir, args.seed)
+        wanted = [int(r) for r in args.rounds.split(",")] if args.rounds else spread(sorted(maps))
+        missing = [r for r in wanted if r not in maps]
+        if missing:
+            raise BadInput(f"round {missing[0]} was not evaluated; there are {sorted(maps)}")
+    except (BadInput, ValueError) as error:
+        parser.error(str(error))
+    draw({r: maps[r] for r in wanted}, names).savefig(args.out, dpi=120)
+    print(args.out)
+
+
+def influence(workdir: Path, seed: int) -> tuple[dict[int, np.ndarray], list[str]]:
+    """{round: lambda [M, M]} of one seed, and the clients' names: their domains where they can be.
+
+    BadInput if the run recorded none.
+    """
+    file = workdir / "metrics.jsonl"
+    rows = metrics.read_metrics(file) if file.exists() else []
+    maps = {
+        row["round"]: np.array(row["recorded"]["influence"])
+        for row in rows
+        if row["seed"] == seed and "influence" in row.get("recorded", {})
+    }
+    if not maps:
+        raise BadInput(f"{workdir} holds no influence of seed {seed}: is it a run of fedc2i?")
+    config = json.loads((workdir / "config.json").read_text())
+    names = [str(i) for i in range(len(next(iter(maps.values()))))]
+    domains = list(rows[0].get("domains", {}))
+    if config["partition"]["name"] == "by_domain" and len(domains) == len(names):
+        names = domains
+    return maps, names
+
+
+def spread(rounds: list[int]) -> list[int]:
+    """At most MOST of the rounds, the first and the last among them."""
+    places = np.linspace(0, len(rounds) - 1, min(MOST, len(rounds))).round().astype(int)
+    return [rounds[i] for i in places]
+
+
+def draw(maps: dict[int, np.ndarray], names: list[str]) -> Figure:
+    """The maps side by side, on one scale from 0."""
+    figure = Figure(figsize=(1.2 + 2.4 * len(maps), 3.2), layout="constrained")
+    panels = figure.subplots(1, len(maps), squeeze=False, sharey=True)[0]
+    highest = max(a.max() for a in maps.values())
+    for axes, (number, weights) in zip(panels, maps.items(), strict=True):
+        image = axes.imshow(weights, cmap="cividis", vmin=0, vmax=highest)
+        axes.set(title=f"round {number}", xlabel="influence of")
+        axes.set_xticks(range(len(names)), names, rotation=90, fontsize="small")
+        axes.set_yticks(range(len(names)), names, fontsize="small")
+    panels[0].set_ylabel("on client")
+    figure.colorbar(image, ax=panels, label="weight")
+    return figure
+
+
+if __name__ == "__main__":
+    main()
