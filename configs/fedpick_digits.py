@@ -7,9 +7,10 @@ domain's best test accuracy over the rounds: compare `max_per_domain`, which pee
 The net is digit_cnn in place of the paper's of 18 million parameters.
 """
 
-# The head of FedPer and FedRep is the whole dense stack, that of LG-FedAvg the last layer.
+# The head of FedPer, FedPick and FedRep is the whole dense stack, that of LG-FedAvg the last layer.
 OWN = {
     "fedper": {"head_layers": 2},
+    "fedpick": {"head_layers": 2},
     "fedrep": {"head_layers": 2, "head_epochs": 4, "body_epochs": 1},
 }
 

@@ -17,6 +17,7 @@ from fedjax_lab.methods.fedlc import fedlc
 from fedjax_lab.methods.fednova import fednova
 from fedjax_lab.methods.fedopt import fedopt
 from fedjax_lab.methods.fedper import fedper
+from fedjax_lab.methods.fedpick import fedpick
 from fedjax_lab.methods.fedproto import fedproto
 from fedjax_lab.methods.fedprox import fedprox
 from fedjax_lab.methods.fedrep import fedrep
@@ -47,6 +48,7 @@ METHODS: dict[str, Callable[..., Method | Stages]] = {
         fednova,
         fedopt,
         fedper,
+        fedpick,
         fedprox,
         fedproto,
         fedrep,

@@ -1,0 +1,116 @@
+"""FedPick (Zhu et al., 2023, arXiv:2307.13995): each client picks the features that it needs.
+
+  send    theta_t = (phi^g, h^g), encoder and global head, without their BatchNorm layers
+  local   psi_i = (V, h^p, h^u) and those BatchNorm layers are the client's own
+          z^g = phi^g(x)
+          z^l = V_2 ReLU(V_1 z^g)                           selection module, d -> d/2 -> d
+          m^s = sigmoid((z^l + G' - G'') / tau)             Gumbel-Sigmoid, eq. 9
+          m = 1[m^s >= 1/2], straight-through to m^s        noise off when scored
+          z^p = m z^g, z^u = (1 - m) z^g                    relevant and irrelevant features
+          L_gce = CE(h^g(z^g))                                                             (eq. 8)
+          L_lce = CE(h^p(z^p))                                                            (eq. 11)
+          L_ent = sum_c p^u log p^u, p^u = softmax(h^u(z^u)): entropy grows               (eq. 12)
+          L_dis = KL(p^p || p^g) + KL(p^g || p^p)                                         (eq. 13)
+          SGD on L_gce + lam_lce L_lce + lam_ent L_ent + lam_dis L_dis                    (eq. 15)
+  server  theta_{t+1} = sum_i n_i/n theta_i
+  predict argmax of h^g(z^g) + h^p(z^p)                                                   (eq. 14)
+
+Eqs. 8 and 11 are printed without their minus, Alg. 1 hands p^u to L_dis. G' - G'' is one logistic
+draw. Losses are means over the batch of sums over classes. Ablations (Table IV): w/o PFSM, which
+is FedBN, is mask=none; w/o a loss is its lam=0; the others are settings. The network is in
+selection.py.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_lab import losses
+from fedjax_lab.errors import check_choice, check_positive
+from fedjax_lab.methods.fedbn import fedbn
+from fedjax_lab.methods.fedper import head, partly_private
+from fedjax_lab.methods.selection import first_weights, pick
+from fedjax_lab.types import Array, Method, Task
+
+
+def fedpick(
+    task: Task,
+    *,
+    head_layers: int = 1,
+    tau: float = 10.0,
+    lam_lce: float = 10.0,
+    lam_ent: float = 0.001,
+    lam_dis: float = 10.0,
+    mask: str = "hard",
+    ensemble: str = "logits",
+    share_bn: bool = False,
+    share_selection: bool = False,
+    detach_targets: bool = False,
+) -> Method:
+    """head_layers: how many of the last dense layers, with what follows them, are h^g, h^p, h^u.
+
+    tau: temperature of the mask's slope (of the mask itself, where it is soft).
+    lam_lce, lam_ent, lam_dis: weights of the losses (the paper's for digits).
+    mask: hard, soft, or none (w/o PFSM).
+    ensemble: what is summed: logits, probs; none: h^g alone predicts.
+    share_bn: average BatchNorm of phi^g and h^g too. share_selection: average psi too.
+    detach_targets: no gradient into the first argument of either KL.
+    """
+    check_choice("method.mask", mask, ("hard", "soft", "none"))
+    check_choice("method.ensemble", ensemble, ("logits", "probs", "none"))
+    check_positive("method.tau", tau)
+    layers = head(task, head_layers)
+    if mask == "none":
+        return fedbn(task)
+
+    def loss(w, batch, key):
+        out = pick(task, layers, w, batch.x, key, batch.mask, tau=tau, soft=mask == "soft")
+        l_gce = losses.cross_entropy(out.a_g, batch)  # eq. 8
+        l_lce = losses.cross_entropy(out.a_p, batch)  # eq. 11
+        l_ent = losses.masked_mean(negative_entropy(out.a_u), batch.mask)
+        l_dis = losses.masked_mean(distance(out.a_p, out.a_g, detach_targets), batch.mask)
+        total = l_gce + lam_lce * l_lce + lam_ent * l_ent + lam_dis * l_dis  # eq. 15
+        return total, out.stats
+
+    def apply(w, x, key=None, mask_rows=None):
+        out = pick(task, layers, w, x, tau=tau, soft=mask == "soft")
+        if ensemble == "logits":
+            return Prediction(out.a_g + out.a_p)  # eq. 14
+        if ensemble == "probs":
+            return Prediction(jax.nn.softmax(out.a_g) + jax.nn.softmax(out.a_p))
+        return Prediction(out.a_g)
+
+    def private(name):
+        _, part, layer = name.split("/", 2)
+        norm = any(layer.startswith(norm + "/") for norm in task.batch_norms)
+        return norm and not share_bn if part == "net" else norm or not share_selection
+
+    def train(w, work):
+        return work.train(w, loss)
+
+    picker = task._replace(init=lambda key: first_weights(task, layers, key), apply=apply)
+    return partly_private(picker, private, train)
+
+
+class Prediction(NamedTuple):
+    """What scoring asks of a model."""
+
+    logits: Array  # [B, C]
+
+
+def negative_entropy(a_u: Array) -> Array:
+    """sum_c p^u_c log p^u_c of logits [B, C] -> [B], from -log C to 0."""
+    log_p = jax.nn.log_softmax(a_u)
+    return jnp.sum(jnp.exp(log_p) * log_p, -1)  # eq. 12
+
+
+def distance(a_p: Array, a_g: Array, detach_targets: bool = False) -> Array:
+    """KL(p^p || p^g) + KL(p^g || p^p) of logits [B, C] -> [B]."""
+
+    def kl(a, b):
+        a = jax.lax.stop_gradient(a) if detach_targets else a
+        log_p, log_q = jax.nn.log_softmax(a), jax.nn.log_softmax(b)
+        return jnp.sum(jnp.exp(log_p) * (log_p - log_q), -1)
+
+    return kl(a_p, a_g) + kl(a_g, a_p)  # eq. 13

@@ -1,0 +1,95 @@
+"""FedPick's network: an encoder, a module that selects its features, and three heads.
+
+z^g = phi^g(x);  z^l = V_2 ReLU(V_1 z^g);  m^s = sigmoid((z^l + noise) / tau)  (eq. 9);
+m = 1[m^s >= 1/2] with the gradient of m^s;  z^p = m z^g;  z^u = (1 - m) z^g.
+"""
+
+from typing import NamedTuple
+
+import jax
+
+from fedjax_lab import tree
+from fedjax_lab.models.layers import torch_uniform
+from fedjax_lab.types import Array, Task, Weights
+
+
+class Picked(NamedTuple):
+    """Features, mask and logits of a batch."""
+
+    z_g: Array  # [B, d]
+    z_l: Array  # [B, d]
+    m: Array  # [B, d]
+    a_g: Array  # [B, C]
+    a_p: Array  # [B, C]
+    a_u: Array  # [B, C]
+    stats: dict
+
+
+def first_weights(task: Task, layers: tuple[str, ...], key: Array) -> Weights:
+    """net: phi^g and h^g, where every method starts; select: V; relevant, irrelevant: h^p, h^u."""
+    net, *heads = (task.init(k) for k in (key, *map(jax.random.fold_in, [key] * 2, [1, 2])))
+    relevant, irrelevant = (tree.split(tree.within(layers), w)[0] for w in heads)
+    d = net_kernel(net, layers[0]).shape[0]
+    keys = jax.random.split(jax.random.fold_in(key, 3), 4)
+    shapes = {"V_1": (d, d // 2), "V_2": (d // 2, d)}
+    select = {
+        name: {
+            "kernel": torch_uniform(n)(keys[2 * i], (n, k)),
+            "bias": torch_uniform(n)(keys[2 * i + 1], (k,)),
+        }
+        for i, (name, (n, k)) in enumerate(shapes.items())
+    }
+    parts = {"net": net, "relevant": relevant, "irrelevant": irrelevant}
+    params = {name: w.params for name, w in parts.items()} | {"select": select}
+    return Weights(params, {name: w.stats for name, w in parts.items()})
+
+
+def net_kernel(net: Weights, layer: str) -> Array:
+    """The kernel of a dense layer by its path."""
+    found = net.params
+    for name in layer.split("/"):
+        found = found[name]
+    return found["kernel"]
+
+
+def pick(
+    task: Task,
+    layers: tuple[str, ...],
+    w: Weights,
+    x: Array,
+    key: Array | None = None,
+    rows: Array | None = None,
+    *,
+    tau: float,
+    soft: bool = False,
+) -> Picked:
+    """One batch x [B, ...] through phi^g, V and the three heads; a key means training mode.
+
+    rows [B] is 1 where an example is real.
+    """
+    net, relevant, irrelevant = (
+        Weights(w.params[name], w.stats[name]) for name in ("net", "relevant", "irrelevant")
+    )
+    k_p, k_u, k_noise = (
+        (None,) * 3 if key is None else (jax.random.fold_in(key, i) for i in range(3))
+    )
+    out = task.apply_at(layers[0], net, x, None, key, rows)
+    z_g = out.features
+    z_l = z_g
+    for name in ("V_1", "V_2"):
+        z_l = jax.nn.relu(z_l) if name == "V_2" else z_l
+        z_l = z_l @ w.params["select"][name]["kernel"] + w.params["select"][name]["bias"]
+    noisy = z_l if key is None else z_l + jax.random.logistic(k_noise, z_l.shape)
+    m_s = jax.nn.sigmoid(noisy / tau)  # eq. 9
+    hard = (noisy >= 0).astype(m_s.dtype)
+    m = m_s if soft else hard + (m_s - jax.lax.stop_gradient(m_s))  # straight-through: exactly hard
+    body = tree.split(tree.within(layers), net)[1]
+
+    def classify(own, z, k):
+        found = task.apply_at(layers[0], tree.join(own, body), x, z, k, rows)
+        return found.logits, tree.split(tree.within(layers), own._replace(stats=found.stats))[0]
+
+    a_p, new_p = classify(relevant, z_g * m, k_p)
+    a_u, new_u = classify(irrelevant, z_g * (1 - m), k_u)
+    stats = {"net": out.stats, "relevant": new_p.stats, "irrelevant": new_u.stats}
+    return Picked(z_g, z_l, m, out.logits, a_p, a_u, stats)
