@@ -1,0 +1,234 @@
+"""FedPick's analyses of features (its Figs. 1, 2 and 7-10) for a finished run, with a picture each.
+
+python launch/fedpick_analysis.py WORKDIR --out=DIR [--seed=0] [--head_layers=2]
+
+Of any run with one client per domain, on the features z^g that enter the last head_layers dense
+layers (those of the method's own setting, where it has one):
+
+sparsity.png        share of features at most 1e-5 of their length, on test images
+fisher_probe.png    accuracy of ten nearest neighbours on the features of highest Fisher score
+
+Of a run of fedpick also, on test images:
+
+selection_ratio.png share of features that are selected
+tsne.png            t-SNE of relevant and irrelevant features of one domain (--domain)
+fisher_split.png    mean Fisher score of both
+overlap.png         overlap of the most often selected half of the features between domains
+
+numbers.json holds what the pictures show.
+"""
+
+import argparse
+import json
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import flax.linen as nn
+import jax
+import numpy as np
+from matplotlib.figure import Figure
+
+from fedjax_lab import experiment, features, runner, simulate, tree
+from fedjax_lab.errors import BadInput, nearest
+from fedjax_lab.local import fetch
+from fedjax_lab.methods.fedper import head
+from fedjax_lab.methods.selection import Picked, pick
+from fedjax_lab.types import Batch
+
+RATIOS = np.arange(1, 11) / 10  # of features kept
+TSNE_ROWS = 500
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("workdir", type=Path)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--seed", type=int, default=None, help="the run's first by default")
+    parser.add_argument("--head_layers", type=int, default=2)
+    parser.add_argument("--domain", default="", help="of the t-SNE; the last by default")
+    args = parser.parse_args()
+    try:
+        clients = load(args.workdir, args.seed, args.head_layers)
+        by_name = {client.name: client for client in clients}
+        domain = args.domain or clients[-1].name
+        if domain not in by_name:
+            raise BadInput(f"no domain {domain!r}; {nearest(domain, by_name)}")
+    except BadInput as error:
+        parser.error(str(error))
+    args.out.mkdir(parents=True, exist_ok=True)
+    numbers, figures = analyse(clients)
+    if clients[0].picked is not None:
+        more, drawn = analyse_selection(clients, by_name[domain])
+        numbers, figures = numbers | more, figures | drawn
+    (args.out / "numbers.json").write_text(json.dumps(numbers, indent=2) + "\n")
+    for name, figure in figures.items():
+        figure.savefig(args.out / f"{name}.png", dpi=120)
+        print(args.out / f"{name}.png")
+
+
+class Client(NamedTuple):
+    """One client of a finished run; arrays of NumPy."""
+
+    name: str
+    train: Batch
+    test: Batch
+    z_train: np.ndarray  # [R, d]
+    z_test: np.ndarray
+    picked: Picked | None  # of the test examples; None where the method picks nothing
+
+
+def load(workdir: Path, seed: int | None, head_layers: int) -> list[Client]:
+    """The clients of a run, from its last checkpoint. BadInput where it is not finished."""
+    if not (workdir / "summary.json").exists():
+        raise BadInput(f"{workdir} holds no finished run")
+    config = json.loads((workdir / "config.json").read_text())
+    seeds = config.pop("seeds")
+    seed = seeds[0] if seed is None else seed
+    if seed not in seeds:
+        raise BadInput(f"{workdir} has no seed {seed}, but {seeds}")
+    e = experiment.build(experiment.resolve(config), seeds)
+    federation, hyper = e.federations[seeds.index(seed)], config["method"]
+    if federation.test is None:
+        raise BadInput(f"{workdir}: the clients have no test examples of their own")
+    layers = head(e.task, hyper.get("head_layers", head_layers))
+    state = runner.run(e, workdir, resume=True, quiet=True).states[seeds.index(seed)]
+    method = e.stages[-1].method
+    send = method.scored or method.round[-1].send
+    see = jax.jit(partial(features_of, method, layers[0]))
+    choose = None
+    if hyper["name"] == "fedpick" and hyper["mask"] != "none":
+        soft = hyper["mask"] == "soft"
+        choose = jax.jit(partial(pick, e.task, layers, tau=hyper["tau"], soft=soft))
+    everyone = simulate.population(federation, e.task.num_classes)
+    everyone = everyone._replace(private=state.private)
+    count, names = len(federation.train), e.dataset.domains
+    clients = []
+    for i in range(count):
+        mine = tree.take(everyone, i)
+        message = send(state.server, mine.id)
+        rows = federation.train[i], federation.test[i]
+        train, test = (fetch(federation, r[r >= 0], e.plan) for r in rows)
+        found = train, test, see(message, mine, train.x), see(message, mine, test.x)
+        w = tree.join(message, mine.private) if choose else None
+        found = jax.device_get((*found, choose(w, test.x) if choose else None))
+        clients.append(Client(names[i] if len(names) == count else str(i), *found))
+    return clients
+
+
+def features_of(method, layer, message, client, x):
+    """What the named layer is given first when the client's model predicts: [B, d]."""
+    seen = []
+
+    def tap(call, args, kwargs, context):
+        if "/".join(context.module.path) == layer and context.method_name == "__call__":
+            seen.append(args[0])
+        return call(*args, **kwargs)
+
+    with nn.intercept_methods(tap):
+        method.predict(message, client, x)
+    return seen[0]
+
+
+def analyse(clients: list[Client]) -> tuple[dict, dict[str, Figure]]:
+    """Sparsity, and the probe on features chosen by Fisher score: numbers and pictures."""
+    sparsity = {c.name: float(np.mean(features.sparsity(c.z_test))) for c in clients}
+    accuracy = {}
+    for c in clients:
+        score = features.fisher_score(c.z_train, c.train.y)
+        kept = [features.top_dimensions(score, ratio) for ratio in RATIOS]
+        examples = c.z_train, c.train.y, c.z_test, c.test.y
+        accuracy[c.name] = [100 * float(features.probe(*examples, k)) for k in kept]
+    numbers = {"sparsity": sparsity, "ratios": RATIOS.tolist(), "fisher_probe": accuracy}
+    probe = curves(accuracy, 100 * RATIOS, "features kept, %", "accuracy of the probe, %")
+    return numbers, {"sparsity": bars(sparsity, "sparsity ratio"), "fisher_probe": probe}
+
+
+def analyse_selection(clients: list[Client], shown: Client) -> tuple[dict, dict[str, Figure]]:
+    """Selection ratio, Fisher scores of both parts, overlap, t-SNE: numbers and pictures."""
+    ratio = {c.name: float(np.mean(features.selection_ratio(c.picked.m))) for c in clients}
+    fisher = {
+        c.name: {
+            part: float(features.mean_fisher(z, c.test.y)[0])
+            for part, z in halves(c.picked).items()
+        }
+        for c in clients
+    }
+    often = [(c.picked.m.mean(0), c.picked.z_l.mean(0)) for c in clients]
+    overlap = [[float(features.overlap(a, b, c, d)) for b, d in often] for a, c in often]
+    figures = {
+        "selection_ratio": bars(ratio, "share of selected features"),
+        "fisher_split": bars(fisher, "mean Fisher score"),
+        "overlap": heat_map(overlap, list(ratio), "overlap of selected features"),
+        "tsne": tsne(shown),
+    }
+    return {"selection_ratio": ratio, "fisher_split": fisher, "overlap": overlap}, figures
+
+
+def halves(out: Picked) -> dict[str, np.ndarray]:
+    """z^p and z^u."""
+    return {"relevant": out.z_g * out.m, "irrelevant": out.z_g * (1 - out.m)}
+
+
+def tsne(client: Client) -> Figure:
+    """Relevant and irrelevant features in the plane, by class."""
+    from sklearn.manifold import TSNE
+
+    figure = Figure(figsize=(8, 4), layout="constrained")
+    panels = figure.subplots(1, 2)
+    for axes, (part, z) in zip(panels, halves(client.picked).items(), strict=True):
+        rows = min(len(z), TSNE_ROWS)
+        near = min(30, (rows - 1) / 3)
+        points = TSNE(perplexity=near, random_state=0, init="pca").fit_transform(z[:rows])
+        axes.scatter(*points.T, c=client.test.y[:rows], cmap="tab10", s=8)
+        axes.set(title=f"{client.name}, {part}", xticks=[], yticks=[])
+    return figure
+
+
+def bars(values: dict, label: str) -> Figure:
+    """One bar for each name, or one for each of its parts."""
+    figure = Figure(figsize=(6, 3.5), layout="constrained")
+    axes = figure.subplots()
+    rows = {n: v if isinstance(v, dict) else {"": v} for n, v in values.items()}
+    parts = list(next(iter(rows.values())))
+    for i, part in enumerate(parts):
+        places = np.arange(len(rows)) + 0.8 * (i - (len(parts) - 1) / 2) / len(parts)
+        heights = [row[part] for row in rows.values()]
+        axes.bar(places, heights, width=0.75 / len(parts), label=part)
+    axes.set_xticks(range(len(rows)), list(rows), rotation=30)
+    axes.set_ylabel(label)
+    if len(parts) > 1:
+        axes.legend()
+    return figure
+
+
+def curves(values: dict[str, list[float]], x, xlabel: str, ylabel: str) -> Figure:
+    """One line for each name."""
+    figure = Figure(figsize=(6, 4), layout="constrained")
+    axes = figure.subplots()
+    for name, y in values.items():
+        axes.plot(x, y, marker=".", label=name)
+    axes.set(xlabel=xlabel, ylabel=ylabel)
+    axes.legend(fontsize="small")
+    axes.grid(alpha=0.3)
+    return figure
+
+
+def heat_map(values, names: list[str], title: str) -> Figure:
+    """A square of numbers between 0 and 1, written into its fields."""
+    figure = Figure(figsize=(4.8, 4.2), layout="constrained")
+    axes = figure.subplots()
+    image = axes.imshow(values, cmap="cividis", vmin=0, vmax=1)
+    for i, row in enumerate(values):
+        for j, value in enumerate(row):
+            ink = "black" if value > 0.5 else "white"
+            axes.text(j, i, f"{value:.2f}", ha="center", va="center", color=ink, fontsize="small")
+    axes.set_xticks(range(len(names)), names, rotation=90)
+    axes.set_yticks(range(len(names)), names)
+    axes.set_title(title)
+    figure.colorbar(image)
+    return figure
+
+
+if __name__ == "__main__":
+    main()
