@@ -64,4 +64,10 @@ def cifar100(key: Array, x: Array) -> Array:
     return random_rotation(k_rotation, x, 15)
 
 
-AUGMENTATIONS = {"none": None, "cifar10": cifar10, "cifar100": cifar100}
+def office(key: Array, x: Array) -> Array:
+    """FedBN's and FedPick's for Office-Caltech-10 and DomainNet: flip, rotation by 30."""
+    k_flip, k_rotation = jax.random.split(key)
+    return random_rotation(k_rotation, random_flip(k_flip, x), 30)
+
+
+AUGMENTATIONS = {"none": None, "cifar10": cifar10, "cifar100": cifar100, "office": office}

@@ -33,7 +33,7 @@ from fedjax_lab.errors import (
     check_positive,
     nearest,
 )
-from fedjax_lab.models import conv, nets, resnet, vgg
+from fedjax_lab.models import alexnet, conv, nets, resnet, vgg
 from fedjax_lab.models.task import make_task
 from fedjax_lab.types import Federation, Method, Plan, Stage, Stages, Task
 
@@ -98,10 +98,12 @@ NAMED = {
         nets.lenet,
         nets.mcmahan_cnn,
         nets.digit_cnn,
+        nets.fedbn_cnn,
         nets.pfl_cnn,
         nets.pfllib_cnn,
         vgg.vgg9,
         resnet.resnet50,
+        alexnet.alexnet_bn,
     ),
     "method": methods.METHODS,
 }

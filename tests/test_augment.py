@@ -122,5 +122,5 @@ def test_clients_at_once_equal_clients_alone():
 
 
 def test_none_is_in_the_table():
-    assert set(augment.AUGMENTATIONS) == {"none", "cifar10", "cifar100"}
+    assert set(augment.AUGMENTATIONS) == {"none", "cifar10", "cifar100", "office"}
     assert augment.AUGMENTATIONS["none"] is None

@@ -1,4 +1,4 @@
-"""Layers with PyTorch's numbers: first weights, batch normalisation, max-pooling."""
+"""Layers with PyTorch's numbers: first weights, batch normalisation, pooling."""
 
 import math
 
@@ -88,6 +88,20 @@ def max_pool(x: Array, window: int, stride: int | None = None, padding: int = 0)
                 other = x[:, i : i + rows : stride, j : j + cols : stride]
                 best = jnp.where(other > best, other, best)
     return best
+
+
+def adaptive_avg_pool(x: Array, out: int) -> Array:
+    """Means over `out` x `out` bins that cover the image: [B, H, W, C] -> [B, out, out, C].
+
+    Bin k of an axis of size n goes from floor(k n / out) up to, not including,
+    ceil((k + 1) n / out): neighbours overlap where `out` does not divide n.
+    """
+    for axis in (1, 2):
+        n = x.shape[axis]
+        bins = [(k * n // out, -(-(k + 1) * n // out)) for k in range(out)]
+        means = [lax.slice_in_dim(x, *ends, axis=axis).mean(axis) for ends in bins]
+        x = jnp.stack(means, axis)
+    return x
 
 
 class BatchNorm(nn.Module):

@@ -1,0 +1,189 @@
+"""Figures of FedPick's features against loops, scikit-learn and examples worked out by hand."""
+
+import numpy as np
+import pytest
+from sklearn.feature_selection import f_classif
+from sklearn.neighbors import KNeighborsClassifier
+
+from fedjax_lab import features
+from fedjax_lab.errors import BadInput
+
+RNG = np.random.default_rng(0)
+
+
+def relu_features(n, d, seed=0):
+    z = np.random.default_rng(seed).normal(size=(n, d)).astype(np.float32)
+    return np.maximum(z, 0)
+
+
+# Sparsity
+
+
+def test_sparsity_of_plain_vectors():
+    one_hot, zero, flat = np.eye(8)[:1] * 3, np.zeros((1, 8)), np.ones((1, 8))
+    assert features.sparsity(one_hot) == 7 / 8
+    assert features.sparsity(zero) == 1
+    assert features.sparsity(flat) == 0
+    assert features.sparsity(np.concatenate([one_hot, zero, flat])) == pytest.approx(1.875 / 3)
+
+
+def test_sparsity_is_the_count_of_small_shares():
+    z = relu_features(20, 30) * np.logspace(0, -6, 20)[:, None]  # the norm of a row is no matter
+    shares = []
+    for row in z.astype(np.float64):
+        unit = row / np.sqrt((row**2).sum())
+        shares.append(sum(entry <= 0.1 for entry in unit) / 30)
+    assert features.sparsity(z, 0.1) == pytest.approx(np.mean(shares))
+    assert features.sparsity(z) < features.sparsity(z, 0.1)
+
+
+# Fisher score
+
+
+def fisher_by_hand(z, y):
+    scores = []
+    for column in z.astype(np.float64).T:
+        between = within = 0.0
+        for label in set(y.tolist()):
+            own = [value for value, other in zip(column, y, strict=True) if other == label]
+            centre = sum(own) / len(own)
+            between += len(own) * (centre - sum(column) / len(column)) ** 2
+            within += sum((value - centre) ** 2 for value in own)
+        scores.append(between / within)
+    return scores
+
+
+def test_fisher_score_of_two_classes():
+    """Class 0: 0, 2; class 1: 3, 5, 7. Means 1, 5, 3.4; S_b = 2*5.76 + 3*2.56, S_w = 2 + 8."""
+    z = np.array([[0.0, 2, 3, 5, 7]]).T
+    y = np.array([0, 0, 1, 1, 1])
+    np.testing.assert_allclose(features.fisher_score(z, y), [19.2 / 10])
+    order = [3, 0, 4, 1, 2]
+    np.testing.assert_allclose(features.fisher_score(z[order], y[order] * 7), [1.92])
+
+
+def test_fisher_score_is_the_formula():
+    z, y = relu_features(40, 6), RNG.integers(0, 3, 40) + 4
+    score = features.fisher_score(z, y)
+    np.testing.assert_allclose(score, fisher_by_hand(z, y))
+    np.testing.assert_allclose(score, f_classif(z, y)[0] * 2 / 37, rtol=1e-4)  # per freedom
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_dimensions_without_spread(dtype):
+    """Constant: 0. Constant within each class: infinite."""
+    y = np.arange(30) % 3
+    z = np.stack([np.full(30, 0.1), np.zeros(30), 0.1 + 0.7 * y, RNG.uniform(size=30)], 1)
+    z = z.astype(dtype)
+    score = features.fisher_score(z, y)
+    np.testing.assert_array_equal(score[:3], [0, 0, np.inf])
+    assert 0 < score[3] < 1
+    mean, left_out = features.mean_fisher(z, y)
+    assert left_out == 1
+    assert mean == pytest.approx(score[3] / 3)
+
+
+def test_rounding_is_no_spread():
+    """Means of equal floats may differ from them in the last digit."""
+    z, y = np.tile(RNG.uniform(size=50), (101, 1)), RNG.integers(0, 7, 101)
+    assert (z.mean(0) != z[0]).any()
+    np.testing.assert_array_equal(features.fisher_score(z, y), 0)
+    assert (features.fisher_score(z + y[:, None], y) == np.inf).all()
+
+
+def test_mean_fisher_of_nothing_is_nan():
+    mean, left_out = features.mean_fisher(np.array([[1.0], [2.0]]), np.array([0, 1]))
+    assert np.isnan(mean) and left_out == 1
+
+
+# Selection and probe
+
+
+def test_top_dimensions_are_the_best_first():
+    score = np.array([0.5, np.inf, 0.0, 2.0, 0.5])
+    assert features.top_dimensions(score, 1.0).tolist() == [1, 3, 0, 4, 2]
+    assert features.top_dimensions(score, 0.6, ties=np.arange(5)).tolist() == [1, 3, 4]
+
+
+@pytest.mark.parametrize(
+    ("ratio", "d", "count"),
+    [(0.5, 5, 3), (0.1, 14, 1), (0.1, 15, 2), (0.145, 100, 15), (0.7, 10, 7), (1.0, 3, 3)],
+)
+def test_dimensions_are_rounded_half_up(ratio, d, count):
+    assert len(features.top_dimensions(np.arange(d), ratio)) == count
+
+
+@pytest.mark.parametrize("ratio", [0.0, 0.1, 1.5, -1.0])
+def test_a_ratio_that_keeps_none_is_refused(ratio):
+    with pytest.raises(BadInput, match="keep") as error:
+        features.top_dimensions(np.arange(4), ratio)
+    assert str(ratio) in str(error.value)
+
+
+def vote_by_hand(z, y, point):
+    """Ten nearest, one after the other; the first to reach the most votes in order of distance."""
+    distances = [np.sqrt(((row - point) ** 2).sum()) for row in z]
+    labels = [y[i] for i in sorted(range(len(z)), key=distances.__getitem__)[:10]]
+    most = max(labels.count(label) for label in labels)
+    return next(label for label in labels if labels.count(label) == most)
+
+
+def test_probe_is_the_vote_of_ten_neighbours():
+    train, test = RNG.uniform(size=(60, 8)), RNG.uniform(size=(200, 8))  # no equal distances
+    y, test_y = RNG.integers(0, 4, 60), RNG.integers(0, 4, 200)
+    kept = np.array([6, 1, 2])
+    votes = [vote_by_hand(train[:, kept], y, point) for point in test[:, kept]]
+    share = features.probe(train, y, test, test_y, kept)
+    assert share == pytest.approx(100 * np.mean(np.array(votes) == test_y))
+    assert features.probe(train, y, test, np.array(votes), kept) == 100
+    lowest = KNeighborsClassifier(10).fit(train[:, kept], y).predict(test[:, kept])
+    assert (lowest != votes).any()  # scikit-learn's own rule for ties
+
+
+def test_probe_sees_the_kept_dimensions_only():
+    y = np.arange(40) % 2
+    z = np.stack([y + 0.01 * RNG.normal(size=40), 100 * RNG.normal(size=40)], 1)
+    assert features.probe(z, y, z, y, features.top_dimensions([1, 0], 0.5)) == 100
+    assert features.probe(z, y, z, y, np.array([False, True])) < 90
+
+
+def test_equal_votes_go_to_the_nearer_neighbour():
+    z = np.array([-1.0, -4, -5, -6, -7, 2, 3, 3.5, 4.5, 5.5])[:, None]
+    labels = np.array([1] * 5 + [0] * 5)
+    assert features.probe(z, labels, np.zeros((1, 1)), np.array([1]), [0]) == 100
+
+
+def test_a_probe_of_few_examples_is_refused():
+    z, y = relu_features(9, 2), np.zeros(9)
+    with pytest.raises(BadInput, match="at least 10 training examples, not 9"):
+        features.probe(z, y, z, y, [0])
+
+
+# Masks
+
+
+def test_selection_ratio_is_the_share_of_ones():
+    assert features.selection_ratio(np.array([[1, 0, 0, 0], [1, 1, 1, 0]])) == 0.5
+    assert features.selection_ratio(np.zeros((3, 4), bool)) == 0
+
+
+def test_overlap_of_equal_and_disjoint_halves():
+    frequency, none = np.array([0.9, 0.1, 0.8, 0.2]), np.zeros(4)
+    assert features.overlap(frequency, frequency, none, none) == 1
+    assert features.overlap(frequency, 1 - frequency, none, none) == 0
+    assert features.overlap(frequency, np.array([0.9, 0.8, 0, 0.2]), none, none) == 1 / 3
+
+
+def test_overlap_of_random_halves_is_a_third():
+    i, j = RNG.uniform(size=(2, 10_000))
+    assert features.overlap(i, j, i, j) == pytest.approx(1 / 3, abs=0.02)
+
+
+def test_equal_frequencies_are_ordered_by_logits():
+    """By index, domains that always select everything would agree completely."""
+    always, i, j = np.ones(10_000), *RNG.normal(size=(2, 10_000))
+    assert features.overlap(always, always, i, i) == 1
+    assert features.overlap(always, always, i, -i) == 0
+    assert features.overlap(always, always, i, j) == pytest.approx(1 / 3, abs=0.02)
+    some = np.array([1.0, 0, 0.5, 0.5])
+    assert features.overlap(some, some, np.array([0, 9, 2, 1]), np.array([0, 9, 1, 2])) == 1 / 3
