@@ -132,13 +132,13 @@ def features_of(method, layer, message, client, x):
 
 def analyse(clients: list[Client]) -> tuple[dict, dict[str, Figure]]:
     """Sparsity, and the probe on features chosen by Fisher score: numbers and pictures."""
-    sparsity = {c.name: float(np.mean(features.sparsity(c.z_test))) for c in clients}
+    sparsity = {c.name: features.sparsity(c.z_test) for c in clients}
     accuracy = {}
     for c in clients:
         score = features.fisher_score(c.z_train, c.train.y)
         kept = [features.top_dimensions(score, ratio) for ratio in RATIOS]
         examples = c.z_train, c.train.y, c.z_test, c.test.y
-        accuracy[c.name] = [100 * float(features.probe(*examples, k)) for k in kept]
+        accuracy[c.name] = [features.probe(*examples, k) for k in kept]
     numbers = {"sparsity": sparsity, "ratios": RATIOS.tolist(), "fisher_probe": accuracy}
     probe = curves(accuracy, 100 * RATIOS, "features kept, %", "accuracy of the probe, %")
     return numbers, {"sparsity": bars(sparsity, "sparsity ratio"), "fisher_probe": probe}
@@ -146,16 +146,13 @@ def analyse(clients: list[Client]) -> tuple[dict, dict[str, Figure]]:
 
 def analyse_selection(clients: list[Client], shown: Client) -> tuple[dict, dict[str, Figure]]:
     """Selection ratio, Fisher scores of both parts, overlap, t-SNE: numbers and pictures."""
-    ratio = {c.name: float(np.mean(features.selection_ratio(c.picked.m))) for c in clients}
+    ratio = {c.name: features.selection_ratio(c.picked.m) for c in clients}
     fisher = {
-        c.name: {
-            part: float(features.mean_fisher(z, c.test.y)[0])
-            for part, z in halves(c.picked).items()
-        }
+        c.name: {part: features.mean_fisher(z, c.test.y)[0] for part, z in halves(c.picked).items()}
         for c in clients
     }
     often = [(c.picked.m.mean(0), c.picked.z_l.mean(0)) for c in clients]
-    overlap = [[float(features.overlap(a, b, c, d)) for b, d in often] for a, c in often]
+    overlap = [[features.overlap(a, b, c, d) for b, d in often] for a, c in often]
     figures = {
         "selection_ratio": bars(ratio, "share of selected features"),
         "fisher_split": bars(fisher, "mean Fisher score"),

@@ -1,6 +1,8 @@
 """FedPick: the mask and its gradient, the losses, what stays private, its ablations."""
 
 import functools
+import json
+from pathlib import Path
 
 import flax.linen as nn
 import jax
@@ -9,12 +11,13 @@ import numpy as np
 import pytest
 import toys
 
-from fedjax_lab import evaluate, simulate, tree
+from fedjax_lab import evaluate, experiment, methods, runner, simulate, tree
 from fedjax_lab.errors import BadInput
 from fedjax_lab.methods.fedper import head
 from fedjax_lab.methods.fedpick import distance, negative_entropy
 from fedjax_lab.methods.selection import first_weights, pick
 from fedjax_lab.models import layers, nets
+from fedjax_lab.models.alexnet import alexnet_bn
 from fedjax_lab.models.task import make_task
 from fedjax_lab.types import Batch, Weights
 
@@ -373,3 +376,83 @@ def test_it_learns(hyper):
 def test_bad_settings_are_named(hyper, message):
     with pytest.raises(BadInput, match=message):
         toys.make("fedpick", TASK, **hyper)
+
+
+# The published network, and the analyses of a run.
+
+
+@pytest.mark.parametrize(
+    "net, shape, head_layers, count, d",
+    [
+        (nets.fedbn_cnn, (32, 32, 3), 3, 120_949_726, 8192),
+        (alexnet_bn, (256, 256, 3), 1, 73_928_798, 4096),
+    ],
+)
+def test_a_client_has_the_papers_parameters(net, shape, head_layers, count, d):
+    task = make_task(net(10), shape, 10)
+    cut = head(task, head_layers)
+    w = jax.eval_shape(lambda key: first_weights(task, cut, key), KEY)
+    assert sum(a.size for a in jax.tree.leaves(w.params)) == count
+    assert w.params["select"]["V_1"]["kernel"].shape == (d, d // 2)
+
+
+def test_the_papers_client_uploads_what_is_not_its_own():
+    """18,145,738 numbers: the digit network without BatchNorm."""
+    task = make_task(nets.fedbn_cnn(10), (32, 32, 3), 10)
+    made = methods.make("fedpick", task, head_layers=3)
+    server = jax.eval_shape(lambda key: made.init(key, 2), KEY).server
+    assert sum(a.size for a in jax.tree.leaves(server)) == 18_145_738
+
+
+@pytest.fixture(scope="module")
+def two_domains(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs")
+    rng = np.random.default_rng(0)
+    y = rng.integers(0, 3, 300)
+    x = (2 * rng.normal(size=(3, 6)))[y] + rng.normal(size=(300, 6))
+    domain = np.array(["north", "south"])[np.arange(300) % 2]
+    np.savez(folder / "data.npz", x=x.astype(np.float32), y=y, domain=domain)
+    for name in ("fedavg", "fedpick"):
+        config = {
+            "data": {"name": "arrays", "path": str(folder / "data.npz")},
+            "partition": {"name": "by_domain", "num_clients": 2},
+            "model": {"name": "mlp", "width": 10},
+            "method": {"name": name},
+            "run": {"rounds": 2},
+        }
+        e = experiment.build(experiment.resolve(config), [3])
+        runner.run(e, folder / name, quiet=True)
+    return folder
+
+
+def test_the_analyses_of_a_finished_run(two_domains, monkeypatch, capsys):
+    monkeypatch.syspath_prepend(str(Path(__file__).parent.parent / "launch"))
+    import fedpick_analysis
+
+    out = two_domains / "out"
+    every = {"sparsity", "fisher_probe"}
+    picked = {"selection_ratio", "fisher_split", "overlap", "tsne"}
+    for name, expected in (("fedavg", every), ("fedpick", every | picked)):
+        argv = ["x", str(two_domains / name), f"--out={out / name}", "--head_layers=1"]
+        monkeypatch.setattr("sys.argv", argv)
+        fedpick_analysis.main()
+        assert {p.stem for p in (out / name).glob("*.png")} == expected
+    numbers = json.loads((out / "fedpick/numbers.json").read_text())
+    assert set(numbers["selection_ratio"]) == {"north", "south"}
+    assert numbers["overlap"][0][0] == 1 and 0 < numbers["overlap"][0][1] <= 1
+    assert all(0 <= v <= 1 for v in numbers["sparsity"].values())
+    assert len(numbers["fisher_probe"]["north"]) == 10
+    clients = fedpick_analysis.load(two_domains / "fedpick", None, 1)
+    assert [c.name for c in clients] == ["north", "south"]
+    assert set(np.unique(clients[0].picked.m)) <= {0.0, 1.0}
+    np.testing.assert_allclose(clients[1].picked.z_g, clients[1].z_test, rtol=1e-5)
+    assert len(clients[0].train.y) + len(clients[0].test.y) == 150
+    for argv, message in (
+        ([str(two_domains)], "holds no finished run"),
+        ([str(two_domains / "fedavg"), "--seed=4"], "has no seed 4"),
+        ([str(two_domains / "fedavg"), "--head_layers=1", "--domain=nort"], "did you mean 'north'"),
+    ):
+        monkeypatch.setattr("sys.argv", ["x", *argv, f"--out={out}"])
+        with pytest.raises(SystemExit):
+            fedpick_analysis.main()
+        assert message in capsys.readouterr().err
