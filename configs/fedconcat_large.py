@@ -8,8 +8,8 @@ CIFAR-100 by default. The four partitions are #C=2 (the config's), #C=3
 (--config.partition.classes=3), Dir(0.1) and Dir(0.5) (--config.partition.name=dirichlet
 --config.partition.alpha=0.1). The paper's weight decay of FedConcat's encoders is 1e-3 for #C
 (the config's), 2e-3 for Dir on Tiny-ImageNet, and on CIFAR-100 2e-3 for Dir(0.1) and 5e-3 for
-Dir(0.5): --config.method.encoder_decay=4.99e-3 on top of the 1e-5 of all. More of it helps most
-methods; for an honest comparison try 1e-5, 1e-3, 2e-3, 5e-3 and 1e-2 with each
+Dir(0.5): --config.method.encoder_decay=1.99e-3 or 4.99e-3 on top of the 1e-5 of all. More of it
+helps most methods; for an honest comparison try 1e-5, 1e-3, 2e-3, 5e-3 and 1e-2 with each
 (--config.local.weight_decay).
 """
 

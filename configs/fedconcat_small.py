@@ -17,8 +17,9 @@ Table 9      --config.model.name=concat_cnn; FedConcat: --config.method.encoder_
 Table 11     --config.run.cohort=20 --config.run.rounds=100, FedConcat's rounds as for Table 2
 Table 14     :fedconcat_id --config.method.infer_from=bias
 Fig. 3       --config.method.clustering=none --config.method.encoder_rounds=100
-D.5          --config.method.num_clusters=elbow --config.method.encoder_rounds=100 \
-             --config.method.classifier_rounds=1000
+D.5          --config.method.num_clusters=2 (1 to 40, or elbow)
+             --config.method.encoder_rounds=100 --config.method.classifier_rounds=1000; FedAvg 200
+Fig. 7       --config.run.rounds=200, FedConcat --config.method.classifier_rounds=1000
 
 The data come from the folder config.data.folder, or from where each source looks by itself.
 """

@@ -1,5 +1,7 @@
 """Clusters of clients: found on the host from one vector per client, averaged in a round."""
 
+import warnings
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -21,9 +23,12 @@ def generator(key: Array) -> np.random.Generator:
 def kmeans(points: np.ndarray, num_clusters: int, rng: np.random.Generator):
     """scikit-learn's k-means++ with ten restarts on points [n, D]: a fitted `KMeans`."""
     from sklearn.cluster import KMeans
+    from sklearn.exceptions import ConvergenceWarning
 
     seed = int(rng.integers(2**31))
-    return KMeans(num_clusters, n_init=10, random_state=seed).fit(points)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)  # more clusters than different points
+        return KMeans(num_clusters, n_init=10, random_state=seed).fit(points)
 
 
 def check_number(num_clusters: int | str, num_clients: int) -> None:
@@ -40,13 +45,17 @@ def assign(
 ) -> np.ndarray:
     """The cluster of each point [n]: K of them, or as many as there are different points.
 
-    BadInput where K is not from 1 to n.
+    Balanced clusters are K also then. BadInput where K is not from 1 to n.
     """
     check_number(num_clusters, len(points))
-    found = kmeans(points, min(num_clusters, len(np.unique(points, axis=0))), rng)
-    if not balanced:
-        return found.labels_
-    return balance(points, found.cluster_centers_, rng)
+    if balanced:
+        return balance(points, kmeans(points, num_clusters, rng).cluster_centers_, rng)
+    return kmeans(points, min(num_clusters, different(points)), rng).labels_
+
+
+def different(points: np.ndarray) -> int:
+    """How many different points there are."""
+    return len(np.unique(points, axis=0))
 
 
 def balance(points: np.ndarray, centres: np.ndarray, rng: np.random.Generator) -> np.ndarray:
@@ -83,13 +92,13 @@ def elbow(points: np.ndarray, rng: np.random.Generator) -> tuple[int, np.ndarray
     """Number of clusters K at the bend, and the inertia of K = 1, 2, ... that shows it.
 
     The bend is farthest from the chord between the first and the last; ties go to fewer clusters.
+    There are at most 12, fewer than points, and no more than different points. BadInput for one.
     """
-    most = min(MOST_CLUSTERS, len(points) - 1, len(np.unique(points, axis=0)))
+    most = min(MOST_CLUSTERS, len(points) - 1, different(points))
+    if most < 1:
+        raise BadInput("config.method.num_clusters=elbow needs at least two clients")
     inertia = np.array([kmeans(points, k, rng).inertia_ for k in range(1, most + 1)])
-    if most < 3:
-        return most, inertia
-    k = np.arange(most)
-    chord = inertia[0] + (inertia[-1] - inertia[0]) * k / k[-1]
+    chord = np.linspace(inertia[0], inertia[-1], most)
     far = np.abs(chord - inertia)  # up to one factor the distance from the chord
     return 1 + int(np.argmax(far.round(12))), inertia
 

@@ -27,13 +27,15 @@ def main():
     args = parser.parse_args()
     try:
         curves = {workdir.name: accuracy_by_megabytes(workdir) for workdir in args.workdirs}
+        if len(curves) < len(args.workdirs):
+            raise BadInput("two of the folders have the same name")
     except BadInput as error:
         parser.error(str(error))
     args.out.mkdir(parents=True, exist_ok=True)
     figures = {"accuracy_by_megabytes": draw_curves(curves)}
     for workdir in args.workdirs:
         for file in sorted((workdir / "stages").glob("*-0.npz")):
-            facts = np.load(file)
+            facts = first_seed(dict(np.load(file)))
             figures[f"{workdir.name}-clusters"] = draw_clusters(facts["p"], facts["member"])
             if "inertia" in facts:
                 K = len(facts["member"])
@@ -41,6 +43,12 @@ def main():
     for name, figure in figures.items():
         figure.savefig(args.out / f"{name}.png", dpi=120)
         print(args.out / f"{name}.png")
+
+
+def first_seed(facts: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Of facts that seeds run together have on a leading axis, the first one's."""
+    together = facts["member"].ndim == 3
+    return {name: fact[0] for name, fact in facts.items()} if together else facts
 
 
 def accuracy_by_megabytes(workdir: Path) -> tuple[np.ndarray, np.ndarray]:

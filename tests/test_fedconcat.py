@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import toys
 
-from fedjax_lab import clusters, experiment, metrics, runner, simulate, tree
+from fedjax_lab import clusters, experiment, metrics, parallel, runner, simulate, tree
 from fedjax_lab.errors import BadInput
 from fedjax_lab.methods import communication, concatenation
 from fedjax_lab.methods.fedconcat_id import first_round, mean_outputs
@@ -95,6 +95,12 @@ def test_it_learns_in_three_steps_and_keeps_its_encoders(data, whole):
     assert server.encoders.params["Dense_0"]["kernel"].shape == (3, 5, 8)
     assert server.encoders.params["head"]["kernel"] is None
     assert server.classifier.params["head"]["kernel"].shape == (24, CLASSES)
+    e = build(data, **HYPER)
+    centres = runner.run(
+        e._replace(stages=e.stages[:1], plan=e.plan._replace(rounds=3)), quiet=True
+    )
+    before = split_head(e.task, centres.states[0].server.centres)[0]
+    toys.close(before, server.encoders)
     more = runner.run(build(data, **(HYPER | {"classifier_rounds": 100})), quiet=True)
     assert more.metrics[-1]["global"] > 80
     toys.close(more.states[0].server.encoders, server.encoders)  # frozen; seed 0 alone
@@ -158,12 +164,59 @@ def test_features_in_every_batch_are_those_that_are_cached(data, whole):
 
 
 def test_a_mesh_with_chunks_gives_the_same_numbers(data):
-    """Eight devices, also for the view of the pool."""
+    """Five of eight clients on four devices in chunks of two, also for the view of the pool."""
+    e = build(data, **HYPER)
+    e = e._replace(plan=e.plan._replace(cohort=5, equal_steps=False))
+    mesh = parallel.on_mesh(parallel.make_mesh(4), parallel.chunked(2))
     results = [
-        runner.run(build(data, strategy=strategy, **HYPER), quiet=True).states
-        for strategy in ("vectorised", "chunked")
+        runner.run(e._replace(strategy=strategy), quiet=True).states
+        for strategy in (toys.VECTORISED, mesh)
     ]
     toys.close(*results)
+
+
+def test_each_client_may_be_a_cluster(data):
+    """Every encoder is then the model that its client has trained alone."""
+    e = build(data, clustering="none", encoder_rounds=2, classifier_rounds=1)
+    centres = played(e, 2).server.centres
+    alone = runner.run(build(data, "local", rounds=2), quiet=True).states[0].private
+    toys.close(centres, alone, rtol=1e-5, atol=1e-6)
+
+
+def test_other_clusterings_are_those_methods_weighted_by_size(data):
+    """IFCA's mean is uniform by itself."""
+    e = build(data, clustering="ifca", **HYPER)
+    plain = runner.run(build(data, "ifca", rounds=3, num_clusters=3, by_size=True), quiet=True)
+    server = runner.run(e, quiet=True).states[0].server
+    expected = split_head(e.task, plain.states[0].server)[0]
+    toys.close(server.encoders, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_inference_is_from_what_was_asked_for(data):
+    """Of outputs on noise, or of the bias alone."""
+    e = build(data, "fedconcat_id", num_clusters=2, num_noise=100)
+    people = jax.device_get(simulate.population(e.federations[0], CLASSES))
+    state = jax.device_get(played(e, 1, state=e.stages[0].method.init(jax.random.key(0), 8)))
+    key = jax.random.key(2)
+    outputs = e.stages[1].prepare(key, people, state)["p"]
+    k_noise = jax.random.split(key)[0]
+    expected = mean_outputs(e.task, state.private[0], k_noise, 100)
+    np.testing.assert_allclose(outputs, expected, rtol=1e-5)
+    other = build(data, "fedconcat_id", num_clusters=2, infer_from="bias")
+    found = other.stages[1].prepare(key, people, state)["p"]
+    np.testing.assert_allclose(found, state.private[1], rtol=1e-6)
+
+
+def test_more_decay_of_encoders_holds_from_the_first_round_on(data):
+    for name, stage in (("fedconcat", 0), ("fedconcat_id", 0)):
+        norms = []
+        for decay in (0.0, 1.0):
+            e = build(data, name, encoder_decay=decay, num_clusters=2)
+            first = e.stages[0].method.init
+            state = None if first is None else first(jax.random.key(0), 8)
+            server = played(e, 1, stage, state).server
+            norms.append(float(tree.sq_norm(getattr(server, "centres", server))))
+        assert norms[1] < 0.9 * norms[0]
 
 
 @pytest.mark.parametrize(
@@ -197,6 +250,9 @@ def test_variants_run(data, name, hyper):
         ("fedconcat", {"clustering": "label"}, "did you mean 'labels'"),
         ("fedconcat", {"clustering": "ifca", "num_clusters": "elbow"}, "does not go with ifca"),
         ("fedconcat", {"classifier_init": "cluster"}, "did you mean 'clusters'"),
+        ("fedconcat", {"clustering": "fesem", "encoder_decay": 0.1}, "encoder_decay does not go"),
+        ("fedconcat", {"clustering": "none", "balanced": True}, "balanced does not go with"),
+        ("fedconcat", {"clustering": "ifca", "epsilon": 1.0}, "epsilon does not go with"),
         ("fedconcat", {"feature_cache": "none"}, "valid: clean, exact"),
         ("fedconcat", {"encoder_rounds": 5}, "set config.method.classifier_rounds"),
         ("fedconcat_id", {"encoder_rounds": 1}, "must be 2 or more"),
@@ -277,6 +333,53 @@ def test_balanced_clusters_keep_below_their_cap(sizes):
         np.testing.assert_array_equal(labels, plain)
 
 
+def reference_balance(points, centres, rng):
+    """Section 5.6, step by step, with the clusters forbidden to a member written down."""
+    n, K = len(points), len(centres)
+    cap, centres, last = max(int(1.2 * n / K), -(-n // K)), centres.copy(), None
+    for _ in range(100):
+        far = [[np.sqrt(((p - c) ** 2).sum()) for c in centres] for p in points]
+        a = [min(range(K), key=lambda k: (far[i][k], k)) for i in range(n)]  # noqa: B023
+        forbidden = [set() for _ in range(n)]
+        empty = [k for k in range(K) if k not in a]
+        for k in range(K):
+            while a.count(k) > cap:
+                members = [i for i in range(n) if a[i] == k]
+                i = max(members, key=lambda i: (far[i][k], -i))  # noqa: B023
+                a[i] = -1
+                forbidden[i].add(k)
+        for i in range(n):
+            if a[i] < 0:
+                free = [k for k in range(K) if k not in forbidden[i] and a.count(k) < cap]
+                a[i] = min(free, key=lambda k: (far[i][k], k))  # noqa: B023
+        for k in range(K):
+            members = [i for i in range(n) if a[i] == k]
+            centres[k] = points[members].mean(0) if members else points[rng.integers(n)]
+        if not empty and a == last:
+            break
+        last = a
+    return np.array(a)
+
+
+def test_balanced_clusters_against_a_plain_reference():
+    """40 cases: ties of integers, centres far away that stay empty, crowded ones."""
+    for seed in range(40):
+        draw = np.random.default_rng(seed)
+        n, K = int(draw.integers(6, 30)), int(draw.integers(2, 6))
+        points = draw.integers(0, 4, (n, 2)).astype(float)
+        points[: n // 2] = points[0]
+        centres = draw.normal(size=(K, 2)) * (20 if seed % 3 == 0 else 2)
+        found = clusters.balance(points, centres, np.random.default_rng(seed))
+        expected = reference_balance(points, centres, np.random.default_rng(seed))
+        np.testing.assert_array_equal(found, expected)
+
+
+def test_balanced_clusters_split_what_is_equal():
+    """Six equal points in four clusters of at most two."""
+    labels = clusters.assign(np.ones((6, 3)), 4, rng(), balanced=True)
+    assert np.bincount(labels).max() == 2
+
+
 def test_a_full_cluster_gives_away_its_farthest():
     """Six points on a line, two centres, room for three each: the one nearest to 10 moves."""
     points = np.array([[0.0], [0.1], [0.2], [4.0], [10.0], [10.1]])
@@ -301,6 +404,9 @@ def test_the_elbow_is_where_the_curve_bends():
 def test_the_elbow_of_few_points():
     assert clusters.elbow(np.ones((5, 2)), rng())[0] == 1
     assert clusters.elbow(np.array([[0.0], [1.0]]), rng())[0] == 1
+    assert clusters.elbow(np.array([[0.0], [0.5], [1.0]]), rng())[0] == 1  # a tie
+    with pytest.raises(BadInput, match="at least two clients"):
+        clusters.elbow(np.ones((1, 2)), rng())
 
 
 def test_label_distributions_are_counts_over_sizes_with_noise_of_the_right_scale(data):
@@ -354,7 +460,7 @@ def test_a_round_inside_clusters_against_numpy():
             for i in ids
         ]
         centres = averages(MEMBER, ids, models, centres)
-    assert any(not MEMBER[k][drawn(0)].any() for k in range(3))
+    assert any(not MEMBER[k][drawn(0)].any() for k in range(3))  # somebody has no participant
     for k in range(3):
         naive.close(tree.take(state.server.centres, k), centres[k])
 
@@ -444,6 +550,17 @@ def test_outputs_on_noise_against_numpy():
         softmax = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
         np.testing.assert_allclose(p[k], softmax.mean(0), rtol=1e-4)
     np.testing.assert_allclose(p.sum(1), 1, rtol=1e-5)
+
+
+def test_models_face_the_noise_in_evaluation_mode():
+    models = clusters.distinct_starts(toys.NORM, jax.random.key(0), 2)
+    models = models._replace(stats=jax.tree.map(lambda a: a + 0.5, models.stats))
+    key = jax.random.key(5)
+    p = mean_outputs(toys.NORM, models, key, 100)
+    x = toys.NORM.noise(jax.random.split(key, 1)[0], 100)
+    for k in range(2):
+        logits = toys.NORM.apply(tree.take(models, k), x).logits
+        np.testing.assert_allclose(p[k], jax.nn.softmax(logits).mean(0), rtol=1e-4)
 
 
 def test_constant_classifiers_give_everyone_the_same_distribution():
@@ -542,6 +659,9 @@ def test_fesem_rounds_against_numpy():
         member[chosen, ids] = 1
         centres = averages(member, ids, models, centres)
         last |= dict(zip(ids, models, strict=True))
+    assert moved
+    for i, w in last.items():
+        naive.close(tree.take(state.server.models, i), w)
     for k in range(2):
         naive.close(tree.take(state.server.centres, k), centres[k])
     assert set(np.flatnonzero(state.server.known)) == set(last)
@@ -613,7 +733,9 @@ def test_the_pictures_of_finished_runs(data, tmp_path, monkeypatch, capsys):
 
     e = build(data, **(HYPER | {"num_clusters": "elbow"}))
     result = runner.run(e, tmp_path / "run", quiet=True)
-    facts = np.load(tmp_path / "run/stages/encoders-0.npz")
+    facts = dict(np.load(tmp_path / "run/stages/encoders-0.npz"))
+    both = {name: np.stack([fact, 0 * fact]) for name, fact in facts.items()}
+    assert fedconcat_figures.first_seed(both)["p"].tolist() == facts["p"].tolist()
     encoders = jax.tree.leaves(result.states[0].server.encoders)[0]
     assert len(facts["member"]) == len(encoders) and len(facts["inertia"]) <= 7
     megabytes, accuracy = fedconcat_figures.accuracy_by_megabytes(tmp_path / "run")

@@ -19,7 +19,7 @@ def split_rounds(
 ) -> tuple[int, int]:
     """(T_1, T_2); a number that is 0 follows from T = `rounds` of FedAvg.
 
-    The cost is reckoned for five clusters where their number is found out later.
+    The cost is reckoned for five clusters where their number is a word.
     """
     check_positive("method.num_clusters", num_clusters)
     part, whole = ENCODER_SHARE
@@ -37,7 +37,7 @@ def split_rounds(
 
 
 def sizes(task: Task) -> tuple[int, int]:
-    """(m, c): how many numbers a model has, and its last layer."""
+    """(m, c): how many numbers a model has, running statistics included, and its last layer."""
     weights = jax.eval_shape(task.init, jax.random.key(0))
     head = split_head(task, weights)[1]
     return tuple(sum(a.size for a in jax.tree.leaves(w)) for w in (weights, head))

@@ -27,6 +27,11 @@ class Clusters(NamedTuple):
     member: Array  # [K, C], 1 where client and cluster belong together
 
 
+def decayed(optimizer, decay: float):
+    """The optimiser with more coupled weight decay."""
+    return optax.chain(optax.add_decayed_weights(decay), optimizer) if decay else optimizer
+
+
 def inside_clusters(task: Task, decay: float = 0.0) -> Method:
     """FedAvg inside each cluster, all of them in one round."""
     risk = losses.risk(task)
@@ -35,10 +40,7 @@ def inside_clusters(task: Task, decay: float = 0.0) -> Method:
         return tree.take(server.centres, jnp.argmax(server.member[:, id]))
 
     def local(w, client, work):
-        optimizer = work.optimizer
-        if decay:
-            optimizer = optax.chain(optax.add_decayed_weights(decay), optimizer)
-        return work.train(w, risk, optimizer=optimizer), ()
+        return work.train(w, risk, optimizer=decayed(work.optimizer, decay)), ()
 
     def aggregate(server, w, cohort):
         share = server.member[:, cohort.id] * cohort.n  # [K, M]

@@ -45,20 +45,27 @@ def fedconcat(
     classifier_init: str = "random",
     feature_cache: str = "exact",
 ) -> Stages:
-    """The run has T_1 + T_2 rounds, and costs what FedAvg's config.run.rounds = T do by default.
+    """The run has T_1 + T_2 rounds, for what config.run.rounds = T of FedAvg cost by section 4.3.
 
-    num_clusters: K (equal clients always share a cluster), or "elbow".
+    num_clusters: K (equal clients share a cluster unless balanced), or "elbow".
     encoder_rounds: T_1; 0: 31/50 of T, as in the paper.
-    classifier_rounds: T_2; 0: as many as make the run cost what T rounds of FedAvg do.
-    clustering: labels, none (each client is a cluster), ifca, fesem, fedsoft.
+    classifier_rounds: T_2; 0: follows from T by the paper's formula, which is for everybody's
+    participation and one model a client and round; of `none` and "elbow" it does not know K.
+    clustering: labels, none (each client is a cluster), ifca, fesem, fedsoft (with their defaults).
     epsilon: of differential privacy, for the label distributions; 0: they are sent as they are.
-    balanced: no cluster above 1.2 C / K clients (the paper's CIFAR-100 and Tiny-ImageNet).
+    balanced: no cluster above 1.2 C / K clients, rounded down, or C / K rounded up where that is
+    more (the paper's CIFAR-100 and Tiny-ImageNet).
     encoder_decay: weight decay of stage 2 on top of config.local.weight_decay.
     classifier_init: random; clusters: Phi starts as the sum of the clusters' models.
     feature_cache: exact: h(x) is computed once, but in every batch where training images are
     augmented; clean: once also then, without augmentation.
     """
     check_choice("method.clustering", clustering, ("labels", "none", "ifca", "fesem", "fedsoft"))
+    unused = {"epsilon": epsilon, "balanced": balanced} if clustering != "labels" else {}
+    if clustering not in ("labels", "none"):
+        unused |= {"encoder_decay": encoder_decay}
+    for name in (name for name, value in unused.items() if value):
+        raise BadInput(f"config.method.{name} does not go with clustering={clustering}")
 
     def prepare(key, population, last):
         rng = clusters.generator(key)

@@ -7,8 +7,8 @@
   then        as FedConcat
 
 Models face the noise in evaluation mode, scaled like the data. -IB is the formula; in the released
-code b_0 aliases b_i, and p_i = softmax(b_i). s counts steps; momentum, which moves b further, is
-left out as in the paper: all p_i - softmax(b_0) grow alike.
+code b_0 aliases b_i, and p_i = softmax(b_i). s counts steps; that momentum moves b further, the
+more so over more steps, is left out as in the paper.
 """
 
 from typing import Literal
@@ -20,7 +20,7 @@ import numpy as np
 from fedjax_lab import clusters, losses, optim, sampling, tree
 from fedjax_lab.errors import BadInput, check_choice, check_positive
 from fedjax_lab.methods.communication import split_rounds
-from fedjax_lab.methods.concatenation import Clusters, concatenation, inside_clusters
+from fedjax_lab.methods.concatenation import Clusters, concatenation, decayed, inside_clusters
 from fedjax_lab.methods.fedavg import fedavg
 from fedjax_lab.types import Array, Method, Stage, Stages, State, Task, Weights
 
@@ -43,7 +43,7 @@ def fedconcat_id(
     """Settings as FedConcat's, and:
 
     infer_from: outputs (-ID), or bias (-IB).
-    num_noise: R, noise images.
+    num_noise: R, noise images; rounded up to hundreds above one hundred.
     """
     check_choice("method.infer_from", infer_from, ("outputs", "bias"))
     check_positive("method.num_noise", num_noise)
@@ -71,7 +71,7 @@ def fedconcat_id(
         )
         inside = inside_clusters(task, encoder_decay)
         return (
-            Stage("first", first_round(task, num_clusters), 1),
+            Stage("first", first_round(task, num_clusters, encoder_decay), 1),
             Stage("encoders", inside, T_1 - 1, prepare, start),
             concatenation(task, T_2, classifier_init, feature_cache),
         )
@@ -79,7 +79,7 @@ def fedconcat_id(
     return stages
 
 
-def first_round(task: Task, num_clusters: int | str) -> Method:
+def first_round(task: Task, num_clusters: int | str, decay: float = 0.0) -> Method:
     """FedAvg of everybody that keeps each client's model and what its bias tells."""
     risk = losses.risk(task)
 
@@ -89,7 +89,7 @@ def first_round(task: Task, num_clusters: int | str) -> Method:
         return State(w_0, tree.repeat((w_0, jnp.zeros(task.num_classes)), num_clients))
 
     def local(w_0, client, work):
-        w_i = work.train(w_0, risk)
+        w_i = work.train(w_0, risk, optimizer=decayed(work.optimizer, decay))
         eta = optim.reach(work.optimizer, 1)
         return w_i, (w_i, from_bias(w_0, w_i, work.steps * eta))
 

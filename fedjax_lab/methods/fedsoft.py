@@ -7,8 +7,8 @@
 
 FedSoft starts from the client's own last model instead of a centre (FedConcat found that at chance
 level), and draws clients per cluster. Losses are compared on the same examples, in evaluation mode.
-Centres start from distinct inits, u_is from 1/K. In FedConcat's released code the proximal term has
-no gradient: mu = 0.
+Centres start from distinct inits, u_is from 1/K; running statistics are averaged as weights. In
+FedConcat's released code the proximal term has no gradient: mu = 0.
 """
 
 from typing import NamedTuple
