@@ -12,6 +12,14 @@ def by_size(key: Array, server: PyTree, population: Client, m: int) -> tuple[Arr
     return ids, population.n[ids] / jnp.sum(population.n[ids])
 
 
+def shuffled(key: Array, server: PyTree, population: Client, m: int) -> tuple[Array, Array]:
+    """m clients at random, in random order; share n_i / sum_j n_j over the sampled."""
+    k_ids, k_order = jax.random.split(key)
+    ids = without_replacement(k_ids, population.n.shape[0], m)
+    ids = jax.random.permutation(k_order, ids)
+    return ids, population.n[ids] / jnp.sum(population.n[ids])
+
+
 def equal(key: Array, server: PyTree, population: Client, m: int) -> tuple[Array, Array]:
     """m clients at random; share 1/m."""
     return without_replacement(key, population.n.shape[0], m), jnp.full(m, 1 / m)

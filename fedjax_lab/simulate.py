@@ -119,7 +119,8 @@ def play_round(
     server = state.server
     k_cohort, k_local = (jax.random.fold_in(key, t) for key in (keys.cohort, keys.local))
     ids, share = method.sample(k_cohort, server, everyone, plan.cohort)
-    if not plan.equal_steps:
+    one_by_one = any(exchange.one_by_one for exchange in method.round)
+    if not plan.equal_steps and not one_by_one:
         order = strategy.deal(num_batches(everyone.n[ids], plan.batch_size))
         ids, share = ids[order], share[order]
     cohort = tree.take(everyone, ids)._replace(weight=share, private=tree.take(state.private, ids))
@@ -131,15 +132,19 @@ def play_round(
         # The last exchange of a round shuffles as the only one of another method does.
         fold = jax.vmap(jax.random.fold_in, (0, None))
         now = fold(k_clients, EXCHANGE + left) if left else k_clients
-        run = strategy.each(_one_client(exchange, plan))
-        uploads, private, trainings = run((server, federation), (cohort, rows, now))
-        server = exchange.aggregate(server, uploads, cohort)
+        one, mine = _one_client(exchange, plan), (cohort, rows, now)
+        if exchange.one_by_one:
+            server, private, trainings = _in_turn(exchange, one, server, federation, mine)
+        else:
+            uploads, private, trainings = strategy.each(one)((server, federation), mine)
+            server = exchange.aggregate(server, uploads, cohort)
         cohort = cohort._replace(private=private)
         done += trainings
 
     loss, steps, examples = (sum(a) for a in zip(*done, strict=True)) if done else jnp.zeros((3, 1))
     train_loss = jnp.sum(share * loss / jnp.maximum(steps, 1))
-    lane_steps = sum(strategy.lane_steps(training.steps) for training in done)
+    lanes = jnp.sum if one_by_one else strategy.lane_steps
+    lane_steps = sum(lanes(training.steps) for training in done)
     finite = jnp.isfinite(train_loss) & tree.finite((server, cohort.private))
     measured = Round(train_loss, jnp.sum(examples), jnp.sum(steps), lane_steps, finite)
     return State(server, tree.put(state.private, ids, cohort.private)), measured
@@ -167,6 +172,19 @@ def view_pool(plan: Plan, strategy: Strategy, federation: Federation) -> Array:
     each = in_groups(strategy, plan.cohort)
     seen = each(block)(federation, rows.reshape(-1, size))
     return seen.reshape(-1, *seen.shape[2:])[:count]
+
+
+def _in_turn(exchange, one, server, federation, stacked):
+    """One client after another, each sent what the server has learnt from the last."""
+
+    def step(server, mine):
+        upload, private, trainings = one((server, federation), mine)
+        uploads, cohort = jax.tree.map(lambda a: a[None], (upload, mine[0]))
+        server = exchange.aggregate(server, uploads, cohort._replace(weight=jnp.ones(1)))
+        return server, (private, trainings)
+
+    server, (private, trainings) = jax.lax.scan(step, server, stacked)
+    return server, private, trainings
 
 
 def cohort_size(method: Method, plan: Plan, everyone: Client, state: State) -> int:

@@ -43,8 +43,8 @@ class Task(NamedTuple):
     dense: tuple[str, ...]  # and of type Dense; the last one is the head
     noise: Callable[[Array, int], Array]  # (key, count) -> inputs of uniform noise [count, ...]
     apply_at: Callable[..., Output]  # (layer, weights, x, features=None, key=None, mask=None)
-    # as `apply`, but the features are the input of the named layer: given ones replace it, and what
-    # precedes it is then not computed
+    # as `apply`, but the features are the input of the named layer. Given ones replace that input:
+    # what precedes the layer is then not computed, and the features are again the head's input
 
 
 class Client(NamedTuple):
@@ -70,11 +70,16 @@ class Work(NamedTuple):
 
 
 class Exchange(NamedTuple):
-    """The server speaks, the sampled clients work, the server listens. All three are pure."""
+    """The server speaks, the sampled clients work, the server listens. All three are pure.
+
+    One by one, the server listens after each client, in the order of the sample, before it speaks
+    to the next: `aggregate` then sees cohorts of one.
+    """
 
     send: Callable[[PyTree, Array], PyTree]  # (server, id) -> message: all that goes down the wire
     local: Callable[[PyTree, Client, Work], tuple[PyTree, PyTree]]  # -> (upload, private)
     aggregate: Callable[[PyTree, PyTree, Client], PyTree]  # (server, uploads [M], cohort [M])
+    one_by_one: bool = False
 
 
 class State(NamedTuple):

@@ -13,6 +13,7 @@ from fedjax_lab.methods.fedc2i import fedc2i
 from fedjax_lab.methods.fedconcat import fedconcat
 from fedjax_lab.methods.fedconcat_id import fedconcat_id
 from fedjax_lab.methods.feddyn import feddyn
+from fedjax_lab.methods.fedgma import fedgma
 from fedjax_lab.methods.fedlc import fedlc
 from fedjax_lab.methods.fednova import fednova
 from fedjax_lab.methods.fedopt import fedopt
@@ -24,12 +25,15 @@ from fedjax_lab.methods.fedrep import fedrep
 from fedjax_lab.methods.fedrod import fedrod
 from fedjax_lab.methods.fedrs import fedrs
 from fedjax_lab.methods.fedsoft import fedsoft
+from fedjax_lab.methods.fedsr import fedsr
 from fedjax_lab.methods.fesem import fesem
 from fedjax_lab.methods.finetune import finetune
+from fedjax_lab.methods.hfedf import hfedf
 from fedjax_lab.methods.ifca import ifca
 from fedjax_lab.methods.lg_fedavg import lg_fedavg
 from fedjax_lab.methods.local import local
 from fedjax_lab.methods.moon import moon
+from fedjax_lab.methods.pfedhn import pfedhn
 from fedjax_lab.methods.scaffold import scaffold
 from fedjax_lab.types import Method, Stages, Task
 
@@ -45,6 +49,7 @@ METHODS: dict[str, Callable[..., Method | Stages]] = {
         fedconcat_id,
         feddyn,
         fedlc,
+        fedgma,
         fednova,
         fedopt,
         fedper,
@@ -55,12 +60,15 @@ METHODS: dict[str, Callable[..., Method | Stages]] = {
         fedrod,
         fedrs,
         fedsoft,
+        fedsr,
         fesem,
         finetune,
+        hfedf,
         ifca,
         lg_fedavg,
         local,
         moon,
+        pfedhn,
         scaffold,
     )
 }

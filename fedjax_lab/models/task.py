@@ -45,13 +45,13 @@ def make_task(
 
         def tap(call, args, kwargs, context):
             if "/".join(context.module.path) == layer and context.method_name == "__call__":
-                args = (args[0] if features is None else features, *args[1:])
                 seen.append(args[0])
+                args = args if features is None else (features, *args[1:])
             return call(*args, **kwargs)
 
         with nn.intercept_methods(tap):
             out = apply(weights, x, key, mask)
-        return out._replace(features=seen[0])
+        return out._replace(features=seen[0]) if features is None else out
 
     def noise(key: Array, count: int) -> Array:
         unit = jax.random.uniform(key, (count, *sample_shape), dtype)

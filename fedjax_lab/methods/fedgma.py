@@ -1,0 +1,67 @@
+"""FedGMA (Tenison et al., TMLR 2023, arXiv:2201.11986): the mean step, masked where signs disagree.
+
+  send    w_t
+  local   w_i <- SGD on F_i from w_t;  Delta_i = w_i - w_t
+  server  A = |sum_i p_i sign(Delta_i)|;  m = 1 where A >= tau, else A
+          w_{t+1} = w_t + server_lr m sum_i n_i/n Delta_i
+
+With three clients and equal p, A is 1/3 or 1 (without zeros): tau 0.5 and 0.7 are then one method,
+and 0.3 masks nothing. `mode=average_plus_masked_step` takes the mean and adds a step, server_lr times
+the parts of the Delta_i that agree (the workshop's version). Running statistics are averaged by size.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_lab import tree
+from fedjax_lab.errors import check_choice, check_share
+from fedjax_lab.methods.fedavg import fedavg
+from fedjax_lab.types import Exchange, Method, Task, Weights
+
+
+def fedgma(
+    task: Task,
+    *,
+    tau: float = 0.5,
+    server_lr: float = 1.0,
+    mode: str = "masked_average",
+    weights: str = "uniform",
+) -> Method:
+    """tau: agreement from which on nothing is masked. weights: p, uniform or by size.
+
+    mode: masked_average, average_plus_masked_step.
+    """
+    check_share("method.tau", tau)
+    check_choice("method.mode", mode, ("masked_average", "average_plus_masked_step"))
+    check_choice("method.weights", weights, ("uniform", "size"))
+    method = fedavg(task)
+    (plain,) = method.round
+
+    def aggregate(w_t, w, cohort):
+        M = len(cohort.id)
+        by_size = cohort.n / jnp.sum(cohort.n)
+        count = (
+            jnp.ones(M) if weights == "uniform" else M * by_size
+        )  # whole numbers: ties are exact
+        p = count / M
+
+        def mask(delta):
+            """A >= tau, A, and the sign that most have."""
+            votes = jnp.tensordot(count, jnp.sign(delta), 1)
+            return jnp.abs(votes) >= tau * M - 1e-6, jnp.abs(votes) / M, jnp.sign(votes)
+
+        def masked_average(a, b):
+            agree, A, _ = mask(b - a)
+            step = jnp.tensordot(by_size, b - a, 1)
+            return a + server_lr * jnp.where(agree, 1.0, A) * step
+
+        def average_plus_masked_step(a, b):
+            delta = b - a
+            agree, _, sign = mask(delta)
+            kept = jnp.where(agree & (jnp.sign(delta) == sign), delta, 0.0)
+            return jnp.tensordot(p, b, 1) + server_lr * jnp.tensordot(p, kept, 1)
+
+        step = masked_average if mode == "masked_average" else average_plus_masked_step
+        return Weights(jax.tree.map(step, w_t.params, w.params), tree.mix(by_size, w.stats))
+
+    return method._replace(round=(Exchange(plain.send, plain.local, aggregate),))

@@ -1,0 +1,101 @@
+"""FedSR (Nguyen et al., NeurIPS 2022): a stochastic representation that is short and alike.
+
+  send    w_t, encoder and classifier
+  local   z = mu(x) + sigma(x) xi, xi ~ N(0, I), sigma = softplus(s(x))
+          SGD on CE(z) + l2r R_2 + cmi R_c
+          R_2 = mean ||z||;  R_c = mean KL( N(c mu, (c sigma)^2) || N(r_mu[y], r_sigma[y]^2) )
+  server  as FedAvg; r_mu, r_sigma and c stay with the client
+  predict mean of softmax over 20 draws of z, the same draws for everybody
+
+mu is the input of the model's head, s a twin of the dense layer before it. R_2 is the authors' code's;
+l2r_power=2 squares the length. Running statistics are averaged too.
+proceedings.neurips.cc/paper_files/paper/2022/hash/fd946a6c99541fddc3d64a3ea39a1bc2
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_lab import losses
+from fedjax_lab.errors import BadInput, check_choice
+from fedjax_lab.methods.fedper import partly_private
+from fedjax_lab.models.layers import torch_uniform
+from fedjax_lab.types import Array, Method, Output, Task, Weights
+
+SAMPLES = 20  # of z, to predict
+SMALLEST = 1e-3  # that c may get
+
+
+class Representation(NamedTuple):
+    """Of a batch."""
+
+    mu: Array  # [B, D]
+    sigma: Array  # [B, D]
+    stats: dict
+
+
+def fedsr(task: Task, *, l2r: float = 0.01, cmi: float = 1e-3, l2r_power: int = 1) -> Method:
+    """l2r, cmi: weights of R_2 and R_c. l2r_power: 1, or 2 for the squared length."""
+    check_choice("method.l2r_power", str(l2r_power), ("1", "2"))
+    if len(task.dense) < 2:
+        raise BadInput("fedsr needs a model with a dense layer before its head")
+    layer = task.dense[-2]
+
+    def init(key):
+        net = task.init(key)
+        k_kernel, k_bias = jax.random.split(jax.random.fold_in(key, 1))
+        twin = net.params
+        for name in layer.split("/"):
+            twin = twin[name]
+        n, D = twin["kernel"].shape
+        spread = {
+            "kernel": torch_uniform(n)(k_kernel, (n, D)),
+            "bias": torch_uniform(n)(k_bias, (D,)),
+        }
+        classes = (task.num_classes, D)
+        prior = {"mu": jnp.zeros(classes), "sigma": jnp.ones(classes), "c": jnp.float32(1)}
+        return Weights({"net": net.params, "spread": spread, "prior": prior}, net.stats)
+
+    def represent(w, x, key=None, mask=None):
+        net = Weights(w.params["net"], w.stats)
+        before = task.apply_at(layer, net, x, None, key, mask)
+        after = task.apply_at(layer, net, x, before.features, key, mask)
+        s = before.features @ w.params["spread"]["kernel"] + w.params["spread"]["bias"]
+        return Representation(after.features, jax.nn.softplus(s), before.stats)
+
+    def classify(w, x, z):
+        return task.apply_at("head", Weights(w.params["net"], w.stats), x, z).logits
+
+    def loss(w, batch, key):
+        mu, sigma, stats = represent(w, batch.x, key, batch.mask)
+        z = mu + sigma * jax.random.normal(jax.random.fold_in(key, 1), mu.shape)
+        ce = losses.cross_entropy(classify(w, batch.x, z), batch)
+        R_2 = losses.masked_mean(length(z) if l2r_power == 1 else jnp.sum(z * z, -1), batch.mask)
+        R_c = losses.masked_mean(divergence(mu, sigma, w.params["prior"], batch.y), batch.mask)
+        return ce + l2r * R_2 + cmi * R_c, stats
+
+    def apply(w, x, key=None, mask=None):
+        mu, sigma, stats = represent(w, x)
+        xi = jax.random.normal(jax.random.key(0), (SAMPLES, *mu.shape[1:]))
+        p = jax.vmap(lambda xi: jax.nn.softmax(classify(w, x, mu + sigma * xi)))(xi)
+        return Output(jnp.mean(p, 0), mu, stats)
+
+    def private(name):
+        return name.startswith("params/prior/")
+
+    stochastic = task._replace(init=init, apply=apply)
+    return partly_private(stochastic, private, lambda w, work: work.train(w, loss))
+
+
+def length(z: Array) -> Array:
+    """||z|| of rows [B, D] -> [B], with a finite gradient at 0."""
+    return jnp.sqrt(jnp.maximum(jnp.sum(z * z, -1), 1e-24))
+
+
+def divergence(mu: Array, sigma: Array, prior: dict, y: Array) -> Array:
+    """KL( N(c mu, (c sigma)^2) || r(.|y) ), summed over dimensions: [B, D] -> [B]."""
+    c = jnp.maximum(prior["c"], SMALLEST)
+    r_mu, r_sigma = prior["mu"][y], jax.nn.softplus(prior["sigma"])[y]
+    far = ((c * sigma) ** 2 + (c * mu - r_mu) ** 2) / (2 * r_sigma**2)
+    return jnp.sum(jnp.log(r_sigma) - jnp.log(c * sigma) + far - 0.5, -1)
