@@ -72,6 +72,7 @@ PLAIN = {
     "float64": np.array([0.5, np.inf]),
     "bool": np.array([True, False]),
     "strings": np.array([b"cat", b"horse"]),
+    "text": np.array([["cat", "h\u00f6rse"], ["", "x"]]),
     "empty": np.zeros((0, 3), np.uint8),
     "scalar": np.float32(1.5),
     "zero-dimensional": np.array(7),
@@ -103,6 +104,14 @@ def test_plain_pickles_are_read_as_pickle_reads_them(case, protocol, tmp_path):
         file.write_bytes(written)
         assert same(expected, pickles.load(file, "write it again"))
     assert b"numpy._core" not in written
+
+
+@pytest.mark.parametrize("protocol", range(6))
+def test_objects_that_are_text_become_arrays_of_text(protocol):
+    words = np.array([["cat", "h\u00f6rse"], ["", "x"]])
+    for order in ("C", "F"):
+        content = pickle.dumps(words.astype(object, order=order), protocol)
+        assert same(words, pickles.loads(content, "a file", "remedy"))
 
 
 @pytest.mark.parametrize("protocol", [0, 1, 2])
@@ -155,6 +164,11 @@ REFUSED = {
     "partial": (pickle.dumps(functools.partial(int)), "functools.partial"),
     "own class": (pickle.dumps(PLAIN).replace(b"multiarray", b"multiarraz"), "multiarraz"),
     "objects": (pickle.dumps(np.array([{}, None])), "array of type O"),
+    "text and objects": (pickle.dumps(np.array(["a", {}])), "array of type O"),
+    "no characters": (
+        forged(binstring(b"U1"), STATE, binstring(b"\xff" * 4)),
+        "a file is not plain",
+    ),
     "objects, protocol 2": (pickle.dumps(np.array([{}]), 2), "array of type O"),
     "records": (pickle.dumps(np.zeros(2, [("a", "i4")])), "array of type V"),
     "times": (pickle.dumps(np.array(["2020-01-01"], "M8[D]")), "array of type M8"),

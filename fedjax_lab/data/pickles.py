@@ -28,10 +28,10 @@ STAND_INS = {  # what a pickle asks for, and the attribute of `_Reader` that it 
 
 
 def load(path: Path, remedy: str) -> Any:
-    """What a pickle file holds: containers, numbers, str, bytes and arrays of numbers or bytes.
+    """What a pickle file holds: containers, numbers, str, bytes and arrays of numbers or strings.
 
-    Strings of Python 2 become bytes. Arrays may be of a subclass of np.ndarray. Raises BadInput for
-    a file that is damaged or asks for anything else.
+    Strings of Python 2 become bytes, arrays of Python's str those of NumPy's. Arrays may be of a
+    subclass of np.ndarray. Raises BadInput for a file that is damaged or asks for anything else.
     """
     try:
         content = path.read_bytes()
@@ -79,8 +79,15 @@ class _Reader(pickle.Unpickler):
         return np.frombuffer(data, kind.checked(), 1)[0]
 
     def frombuffer(self, data, kind, shape, order, axes=None):
-        array = np.frombuffer(data, kind.checked())
+        array = _readable(np.frombuffer(data, kind.checked()))
         return array.reshape(shape, order=order) if axes is None else _turned(array, shape, axes)
+
+
+def _readable(array: np.ndarray) -> np.ndarray:
+    """The same array; an error if it is of text and some character does not exist."""
+    if array.dtype.kind == "U":
+        array.tolist()
+    return array
 
 
 def _turned(array: np.ndarray, shape: tuple[int, ...], axes: tuple[int, ...]) -> np.ndarray:
@@ -98,24 +105,31 @@ class _Type:
         self.order = _text(state[1])
 
     def checked(self) -> np.dtype:
-        """The type itself, if it is one of numbers or bytes."""
-        if not re.fullmatch(r"[biufcS]\d+", self.code):
+        """The type itself, if it is one of numbers or strings."""
+        if not re.fullmatch(r"[biufcSU]\d+", self.code):
             raise pickle.UnpicklingError(f"it holds an array of type {self.code}")
         return np.dtype(self.code).newbyteorder(self.order)
 
 
 class _Array(np.ndarray):
-    """An array that a pickle may fill, but only with bytes and a type that has been checked."""
+    """An array that a pickle may fill, but only with bytes and a type that has been checked.
+
+    For an array of objects the pickle has a list, row by row: one of str becomes bytes first.
+    """
 
     def __new__(cls):
         return super().__new__(cls, 0, np.uint8)
 
     def __setstate__(self, state: tuple) -> None:
         _, shape, kind, fortran, data = state
+        if type(data) is list and data and all(type(text) is str for text in data):
+            texts = np.array(data)
+            kind, data, fortran = _Type(texts.dtype.str[1:]), texts.tobytes(), False
         if not isinstance(data, bytes):
             kind.checked()  # of objects: this says so
             raise pickle.UnpicklingError("it holds an array without its bytes")
         super().__setstate__((1, shape, kind.checked(), fortran, data))
+        _readable(self)
 
 
 def _text(value: str | bytes) -> str:
