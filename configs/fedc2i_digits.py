@@ -6,6 +6,8 @@ One client per domain with 100 images a class, two local epochs of Adam, 20 roun
 the last round (compare `last`): the global model of FedAvg and FedProx, the locally trained one of
 Local and FedProto, body plus own head of FedRep, both heads of FedRoD. Its images are 64x64; with
 --config.data.size=64 the LeNet has the paper's 4,336,906 parameters. 32x32 is for two cores.
+For the real Digits-Five: --config.data.name=digits_five --config.data.sampling=fedc2i
+--config.data.size=64 --config.data.folder=FOLDER.
 """
 
 

@@ -22,7 +22,10 @@ from fedjax_lab.data.arrays import arrays
 from fedjax_lab.data.cifar import cifar10, cifar100
 from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.data.digit_domains import digit_domains
+from fedjax_lab.data.digits_five import digits_five
+from fedjax_lab.data.domainnet import domainnet
 from fedjax_lab.data.idx import fashion_mnist, idx
+from fedjax_lab.data.office_caltech import office_caltech
 from fedjax_lab.data.prepared import tfds
 from fedjax_lab.data.svhn import svhn
 from fedjax_lab.data.tiny_imagenet import tiny_imagenet
@@ -88,6 +91,9 @@ NAMED = {
         cifar100,
         svhn,
         tiny_imagenet,
+        digits_five,
+        office_caltech,
+        domainnet,
         tfds,
     ),
     "partition": partition.PARTITIONS,

@@ -13,7 +13,7 @@ import pytest
 from inputs import complaint
 from scipy.io import savemat
 
-from fedjax_lab.data import cifar, pickles, places, prepared, svhn, tiny_imagenet
+from fedjax_lab.data import cifar, images, pickles, places, prepared, svhn, tiny_imagenet
 from fedjax_lab.experiment import NAMED
 
 
@@ -523,8 +523,8 @@ def test_tiny_imagenet_resizes_with_antialiasing(tiny, own_cache):
 
 
 def test_tiny_imagenet_is_decoded_once_until_something_changes(tiny, own_cache, monkeypatch):
-    calls, decode = [], tiny_imagenet.decode
-    monkeypatch.setattr(tiny_imagenet, "decode", lambda *a: calls.append(a) or decode(*a))
+    calls, decode = [], images.decode
+    monkeypatch.setattr(images, "decode", lambda *a: calls.append(a) or decode(*a))
     where = tiny / "tiny-imagenet-200"
     first = tiny_imagenet.tiny_imagenet(folder=str(tiny))
     again = tiny_imagenet.tiny_imagenet(folder=str(where))

@@ -1,5 +1,6 @@
 """What every data source returns: NumPy arrays in one flat pool."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -16,6 +17,23 @@ class Dataset(NamedTuple):
     domains: tuple[str, ...]
 
 
+def pooled(
+    x: np.ndarray, train: Sequence[Sequence[int]], test: Sequence[Sequence[int]]
+) -> dict[str, np.ndarray]:
+    """The arrays of a Dataset whose training examples come first, domain after domain.
+
+    x [R, ...]: the examples in that order; train, test: the labels of each domain.
+    """
+    parts = [np.asarray(labels, np.int32) for labels in (*train, *test)]
+    counts = [len(labels) for labels in parts]
+    return {
+        "x": x,
+        "y": np.concatenate(parts),
+        "domain": np.repeat(np.tile(np.arange(len(train), dtype=np.int32), 2), counts),
+        "test": np.repeat(np.arange(len(parts)) >= len(train), counts),
+    }
+
+
 def of_one_domain(
     train: tuple[np.ndarray, np.ndarray],
     test: tuple[np.ndarray, np.ndarray],
@@ -23,6 +41,12 @@ def of_one_domain(
     name: str,
 ) -> Dataset:
     """Images [., H, W, channels] and labels [.] of both splits in one pool, training first."""
-    x, y = (np.concatenate(pair) for pair in zip(train, test, strict=True))
-    mask = np.arange(len(y)) >= len(train[1])
-    return Dataset(x, y.astype(np.int32), np.zeros(len(y), np.int32), mask, classes, (name,))
+    arrays = pooled(np.concatenate([train[0], test[0]]), [train[1]], [test[1]])
+    return Dataset(**arrays, classes=classes, domains=(name,))
+
+
+def first_of_each(labels: Sequence[int], count: int) -> np.ndarray:
+    """Ascending positions of the first `count` examples of each class, all where there are less."""
+    labels = np.asarray(labels)
+    kept = [np.flatnonzero(labels == label)[:count] for label in np.unique(labels)]
+    return np.sort(np.concatenate(kept))

@@ -4,16 +4,10 @@ Files: http://cs231n.stanford.edu/tiny-imagenet-200.zip. Its test images have no
 validation images are the test set.
 """
 
-import hashlib
-from multiprocessing.pool import ThreadPool
 from pathlib import Path
-from typing import NamedTuple
 
-import numpy as np
-from tqdm import tqdm
-
-from fedjax_lab.data.cache import cache_folder, load, save
-from fedjax_lab.data.dataset import Dataset, of_one_domain
+from fedjax_lab.data.dataset import Dataset
+from fedjax_lab.data.images import Split, arrays, rgb
 from fedjax_lab.data.places import locate
 from fedjax_lab.errors import BadInput
 
@@ -23,13 +17,6 @@ HELP = (
     " tiny-imagenet-200 with wnids.txt, train/ and val/ by --config.data.folder (or put it in"
     " ~/.cache/fedjax_lab)"
 )
-
-
-class Split(NamedTuple):
-    """The image files of a split and their labels."""
-
-    files: list[Path]
-    labels: list[int]
 
 
 def tiny_imagenet(*, folder: str = "", size: int = 32) -> Dataset:
@@ -44,21 +31,8 @@ def tiny_imagenet(*, folder: str = "", size: int = 32) -> Dataset:
     where = locate(folder, ("wnids.txt", "tiny-imagenet-200/wnids.txt"), HELP).parent
     classes = tuple(sorted(set(_lines(where / "wnids.txt"))))
     train, test = training_files(where, classes), validation_files(where, classes)
-    key = fingerprint((train, test))
-    kept = cache_folder() / f"tiny_imagenet-v{VERSION}-{size}px-{key}.npz"
-    made = load(kept)
-    if made is not None:
-        return Dataset(**made, classes=classes, domains=("tiny_imagenet",))
-    pixels = decode(train.files + test.files, size)
-    count = len(train.files)
-    dataset = of_one_domain(
-        (pixels[:count], np.array(train.labels)),
-        (pixels[count:], np.array(test.labels)),
-        classes,
-        "tiny_imagenet",
-    )
-    save(kept, {key: getattr(dataset, key) for key in ("x", "y", "domain", "test")})
-    return dataset
+    made = arrays(f"tiny_imagenet-v{VERSION}", [train], [test], size, rgb, HELP)
+    return Dataset(**made, classes=classes, domains=("tiny_imagenet",))
 
 
 def training_files(where: Path, classes: tuple[str, ...]) -> Split:
@@ -85,42 +59,6 @@ def validation_files(where: Path, classes: tuple[str, ...]) -> Split:
         files.append(where / "val" / "images" / file)
         labels.append(number[name])
     return Split(files, labels)
-
-
-def fingerprint(splits: tuple[Split, ...]) -> str:
-    """16 hexadecimal digits that change with the name, size, label or place of any file."""
-    digest = hashlib.sha256()
-    for split in splits:
-        digest.update(f"{len(split.files)}\n".encode())
-        for file, label in zip(*split, strict=True):
-            try:
-                size = file.stat().st_size
-            except OSError as error:
-                raise BadInput(f"{file} cannot be read ({error}): {HELP}") from error
-            digest.update(f"{file.name!r} {size} {label}\n".encode())
-    return digest.hexdigest()[:16]
-
-
-def decode(files: list[Path], size: int) -> np.ndarray:
-    """Images [R, size, size, 3] uint8, filtered bilinearly as torchvision's Resize of an image."""
-    made = np.empty((len(files), size, size, 3), np.uint8)
-    with ThreadPool() as pool:
-        images = pool.imap(lambda file: _image(file, size), files, chunksize=64)
-        shown = tqdm(images, "tiny_imagenet", len(files), unit=" images", delay=2)
-        for row, image in enumerate(shown):
-            made[row] = image
-    return made
-
-
-def _image(file: Path, size: int) -> np.ndarray:
-    from PIL import Image
-
-    try:
-        with Image.open(file) as image:
-            small = image.convert("RGB").resize((size, size), Image.Resampling.BILINEAR)
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise BadInput(f"{file} is damaged or no image ({error}): {HELP}") from error
-    return np.asarray(small)
 
 
 def _lines(file: Path) -> list[str]:

@@ -1,0 +1,122 @@
+"""Sets of image files in folders <domain>/<class>/, with FedBN's pickled lists of their splits.
+
+A list <domain>_train.pkl or <domain>_test.pkl is a pair: paths relative to the folder around the
+data set, and the names of their classes (https://github.com/med-air/FedBN, utils/data_utils.py).
+"""
+
+import logging
+from collections.abc import Callable
+from pathlib import Path, PurePosixPath
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedjax_lab.data import pickles
+from fedjax_lab.data.dataset import Dataset
+from fedjax_lab.data.images import Split, arrays, rgb_or_grey
+from fedjax_lab.data.places import locate
+from fedjax_lab.errors import BadInput
+
+SUFFIXES = (".jpg", ".jpeg", ".png")
+PARTS = ("train", "test")
+
+
+class Release(NamedTuple):
+    """What tells one of these data sets from another."""
+
+    name: str  # of the files in the cache, with the version of the pixels
+    folder: str  # the first folder of the paths
+    domains: tuple[str, ...]
+    classes: tuple[str, ...]
+    remedy: str
+
+
+def read(release: Release, folder: str, size: int, choose: Callable) -> Dataset:
+    """Images [R, size, size, 3] of all domains, training examples first.
+
+    `folder` is the data set's or the one around it; without it the usual places are searched.
+    `choose(labels)` gives the positions of the training examples that are kept. The lists may lie
+    in split/. Without any list the files are split here, with a warning.
+    """
+    first = release.domains[0]
+    names = (first, f"{release.folder}/{first}")
+    where = locate(folder, names, release.remedy, Path.is_dir).parent
+    lists = next((p for p in (where, where / "split") if any(p.glob("*_train.pkl"))), None)
+    if lists is None:
+        logging.getLogger(__name__).warning(
+            "%s has no lists *_train.pkl: its images are split here, the results cannot be"
+            " compared with published ones",
+            where,
+        )
+        pairs = [split_here(release, where, domain) for domain in release.domains]
+    else:
+        pairs = [
+            tuple(listed(release, where, lists / f"{domain}_{part}.pkl") for part in PARTS)
+            for domain in release.domains
+        ]
+    train = [_kept(split, choose(split.labels)) for split, _ in pairs]
+    test = [split for _, split in pairs]
+    made = arrays(release.name, train, test, size, rgb_or_grey, release.remedy)
+    return Dataset(**made, classes=release.classes, domains=release.domains)
+
+
+def listed(release: Release, where: Path, file: Path) -> Split:
+    """The files and labels of one list, in its order."""
+    paths, names = _columns(pickles.load(file, release.remedy), file, release.remedy)
+    number = {name: label for label, name in enumerate(release.classes)}
+    unknown = next((name for name in names if name not in number), None)
+    if unknown is not None:
+        raise BadInput(f"{file}: {unknown!r:.40} is no class of {release.folder}: {release.remedy}")
+    files = [where / _inside(path, release.folder, file, release.remedy) for path in paths]
+    return Split(files, [number[name] for name in names])
+
+
+def split_here(release: Release, where: Path, domain: str) -> tuple[Split, Split]:
+    """The files of a domain for training and tests: sorted, permuted with seed 0, a fifth tests."""
+    files, labels = [], []
+    for label, name in enumerate(release.classes):
+        found = (where / domain / name).glob("*")
+        found = sorted(file for file in found if file.suffix.lower() in SUFFIXES)
+        if not found:
+            raise BadInput(f"{where / domain / name} has no images: {release.remedy}")
+        files += found
+        labels += [label] * len(found)
+    order = np.random.default_rng(0).permutation(len(files))
+    tests, both = len(files) // 5, Split(files, labels)
+    return _kept(both, order[tests:]), _kept(both, order[:tests])
+
+
+def _kept(split: Split, rows: np.ndarray) -> Split:
+    return Split([split.files[row] for row in rows], [split.labels[row] for row in rows])
+
+
+def _columns(made: Any, file: Path, remedy: str) -> list[list[str]]:
+    """The two columns of a list, as long as each other."""
+    columns = [_texts(column) for column in _plain(made) or ()]
+    if len(columns) != 2 or None in columns or len(columns[0]) != len(columns[1]):
+        raise BadInput(f"{file} is no pair of as many paths as names of classes: {remedy}")
+    if not columns[0]:
+        raise BadInput(f"{file} is empty: {remedy}")
+    return columns
+
+
+def _plain(made: Any) -> list | None:
+    """A list of what is in a sequence or an array; None of what is neither."""
+    made = made.tolist() if isinstance(made, np.ndarray) else made
+    return list(made) if isinstance(made, (list, tuple)) else None
+
+
+def _texts(column: Any) -> list[str] | None:
+    """The strings of a column; None if it has anything else."""
+    column = _plain(column)
+    if column is None or not all(isinstance(value, (str, bytes)) for value in column):
+        return None
+    return [v.decode("utf-8", "replace") if isinstance(v, bytes) else str(v) for v in column]
+
+
+def _inside(text: str, folder: str, file: Path, remedy: str) -> Path:
+    """A listed path without the data set's folder; BadInput if it could lead out of that."""
+    path = PurePosixPath(text)
+    if path.is_absolute() or ".." in path.parts or not text.isprintable():
+        raise BadInput(f"{file}: {text!r:.80} is no path in the data set's folder: {remedy}")
+    return Path(*path.parts[path.parts[:1] == (folder,) :])
