@@ -6,8 +6,8 @@
           w_{t+1} = w_t + server_lr m sum_i n_i/n Delta_i
 
 With three clients and equal p, A is 1/3 or 1 (without zeros): tau 0.5 and 0.7 are then one method,
-and 0.3 masks nothing. `mode=average_plus_masked_step` takes the mean and adds a step, server_lr times
-the parts of the Delta_i that agree (the workshop's version). Running statistics are averaged by size.
+and 0.3 masks nothing. `mode=average_plus_masked_step` takes the mean and adds server_lr times the
+parts of the Delta_i that agree (the workshop's version). Running statistics are averaged by size.
 """
 
 import jax
@@ -40,13 +40,11 @@ def fedgma(
     def aggregate(w_t, w, cohort):
         M = len(cohort.id)
         by_size = cohort.n / jnp.sum(cohort.n)
-        count = (
-            jnp.ones(M) if weights == "uniform" else M * by_size
-        )  # whole numbers: ties are exact
+        count = jnp.ones(M) if weights == "uniform" else M * by_size
         p = count / M
 
         def mask(delta):
-            """A >= tau, A, and the sign that most have."""
+            """A >= tau, A, and the sign that most have; of uniform p votes are whole numbers."""
             votes = jnp.tensordot(count, jnp.sign(delta), 1)
             return jnp.abs(votes) >= tau * M - 1e-6, jnp.abs(votes) / M, jnp.sign(votes)
 

@@ -7,8 +7,8 @@
   server  as FedAvg; r_mu, r_sigma and c stay with the client
   predict mean of softmax over 20 draws of z, the same draws for everybody
 
-mu is the input of the model's head, s a twin of the dense layer before it. R_2 is the authors' code's;
-l2r_power=2 squares the length. Running statistics are averaged too.
+mu is the input of the model's head, s a twin of the dense layer before it. R_2 is that of the
+authors' code; l2r_power=2 squares the length. Running statistics are averaged too.
 proceedings.neurips.cc/paper_files/paper/2022/hash/fd946a6c99541fddc3d64a3ea39a1bc2
 """
 

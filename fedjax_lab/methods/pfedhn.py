@@ -3,11 +3,12 @@
   for each client of the round, in random order:
   send    phi_i = h(nu_i; theta)
   local   phi~_i <- SGD on F_i from phi_i;  delta_i = phi_i - phi~_i
-  server  (theta, nu) <- SGD with momentum along (d phi_i / d(theta, nu))^T delta_i, clipped  (Alg. 1)
+  server  g = (d phi_i / d(theta, nu))^T delta_i, clipped
+          (theta, nu) <- SGD with momentum along g                 (Alg. 1)
 
-The paper prints delta with the other sign. It plays one client a round; a round here is a pass over
-all participants, as in hFedF's comparison, whose width (50) and depth this has; ReLU. Embeddings are
-a dense table: momentum and weight decay move the rows of others too.
+The paper prints delta with the other sign. It plays one client a round; a round here is a pass
+over all participants, as in hFedF's comparison, whose width (50) and depth this has; ReLU.
+Embeddings are a dense table: momentum and weight decay move the rows of others too.
 """
 
 from typing import NamedTuple
