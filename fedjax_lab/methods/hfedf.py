@@ -21,10 +21,11 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_lab import losses, optim, sampling, tree
-from fedjax_lab.errors import check_choice, check_share
+from fedjax_lab.errors import BadInput, check_choice, check_share
+from fedjax_lab.methods.embeddings import embed
 from fedjax_lab.models import hypernetwork
 from fedjax_lab.models.hypernetwork import embedding_size, generate
-from fedjax_lab.types import Array, Exchange, Method, PyTree, State, Task, Weights
+from fedjax_lab.types import Array, Exchange, Method, PyTree, Stage, Stages, State, Task, Weights
 
 WIDTH = 50  # of the hypernetwork's layers
 
@@ -59,16 +60,18 @@ def hfedf(
     ema_warmup: int = 10,
     ema_mode: str = "feedback",
     embedding: str = "learned",
+    embedding_dim: int = 0,
     start: str = "torch",
     clip: float = 0.0,
     nu_lazy: bool = False,
-) -> Method:
+) -> Method | Stages:
     """server_lr, server_decay: of Adam on theta and nu.
 
     grad_align: off: the plain mean of the g_i. align_nu: whether cosines include nu.
     ema: share of the new weights; 1: none. ema_warmup: rounds before it.
     ema_mode: feedback (training goes on from the average); shadow (the average is only scored).
-    embedding: learned; random: drawn anew after every round, never trained.
+    embedding: learned; random: drawn anew after every round, never trained; autoencoder: found in a
+    round before the first (embeddings.py), never trained. embedding_dim: e; 0: floor(1 + C / 4).
     start: torch: PyTorch's first weights of the hypernetwork; client: heads that begin with a
     client model of PyTorch's first weights, and a tenth of theirs on top.
     clip: largest norm of g; 0: none.
@@ -76,7 +79,9 @@ def hfedf(
     """
     check_share("method.ema", ema)
     check_choice("method.ema_mode", ema_mode, ("feedback", "shadow"))
-    check_choice("method.embedding", embedding, ("learned", "random"))
+    check_choice("method.embedding", embedding, ("learned", "random", "autoencoder"))
+    if embedding == "autoencoder" and not embedding_dim:
+        raise BadInput("config.method.embedding=autoencoder needs config.method.embedding_dim")
     check_choice("method.start", start, ("torch", "client"))
     risk, adam = losses.risk(task), optim.adam(server_lr, server_decay)
     activation = partial(jax.nn.leaky_relu, negative_slope=0.01)
@@ -85,7 +90,7 @@ def hfedf(
     def init(key, num_clients):
         w = task.init(key)
         k_theta, k_nu, k_rest = jax.random.split(jax.random.fold_in(key, 1), 3)
-        e = embedding_size(num_clients)
+        e = embedding_dim or embedding_size(num_clients)
         theta = hypernetwork.first_weights(k_theta, w.params, e, WIDTH)
         if start == "client":
             theta = theta._replace(kernel=tree.scale(0.1, theta.kernel), bias=w.params)
@@ -129,7 +134,7 @@ def hfedf(
         average = jax.tree.map(lambda a, b: ema * a + (1 - ema) * b, after, before)  # Alg. 4
         average = tree.where(server.t > ema_warmup, average, after)
         x, average = (after, average) if shadow else (average, ())
-        if not learned:
+        if embedding == "random":
             fresh = jax.random.normal(jax.random.fold_in(server.key, server.t), x.nu.shape)
             x, average = (a._replace(nu=fresh) if a else a for a in (x, average))
         stats = tree.mix(cohort.n / jnp.sum(cohort.n), uploads.stats)
@@ -147,7 +152,20 @@ def hfedf(
         return {"weight": state.server.weight, "embedding": state.server.x.nu}
 
     round_ = (Exchange(send, local, aggregate),)
-    return Method(init, round_, predict, newcomer, sampling.by_size, scored=scored, record=record)
+    method = Method(init, round_, predict, newcomer, sampling.by_size, scored=scored, record=record)
+    if embedding != "autoencoder":
+        return method
+
+    def embedded(key, num_clients, last, facts):
+        state = init(key, num_clients)
+        x = state.server.x._replace(nu=last.server[1])
+        average = x if shadow else ()
+        return state._replace(server=state.server._replace(x=x, average=average))
+
+    return lambda rounds: (
+        embed(task, embedding_dim),
+        Stage("train", method, rounds, start=embedded),
+    )
 
 
 def alignment(gram: Array) -> Array:

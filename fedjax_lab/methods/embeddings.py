@@ -1,0 +1,66 @@
+"""hFedF's pre-learned embeddings: what a client's autoencoder makes of its images (Table 9).
+
+  local   an autoencoder, the same start for all, <- Adam on the squared error of 100 images
+          upload the mean latent
+
+The paper takes the mean over validation images; a client's work here sees its training images only.
+"""
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedjax_lab import losses, optim, sampling
+from fedjax_lab.errors import BadInput
+from fedjax_lab.models.autoencoder import Autoencoder
+from fedjax_lab.types import Array, Exchange, Method, Stage, State, Task
+
+IMAGES, EPOCHS, BATCH, LR = 100, 100, 32, 1e-3  # the paper gives the first
+
+
+def embed(task: Task, size: int) -> Stage:
+    """A stage of one round that leaves nu [C, size] as the server's state. Predicts nothing."""
+    shape = jax.eval_shape(lambda: task.noise(jax.random.key(0), 1)).shape
+    if len(shape) != 4 or shape[1] % 4 or shape[2] % 4:
+        raise BadInput("config.method.embedding=autoencoder needs images, sides multiples of 4")
+    net = Autoencoder(size)
+
+    def init(key, num_clients):
+        return State((net.init(key, jnp.zeros(shape)), jnp.zeros((num_clients, size))), ())
+
+    def error(params, x, mask):
+        made, _ = net.apply(params, x)
+        return losses.masked_mean(jnp.mean((made - x) ** 2, (1, 2, 3)), mask)
+
+    def local(params, client, work):
+        params = fit(error, params, work.draw(IMAGES))
+        latent = jax.vmap(losses.masked_mean, (1, None))
+        return work.mean(lambda batch: latent(net.apply(params, batch.x)[1], batch.mask)), ()
+
+    def aggregate(server, nu, cohort):
+        return server[0], server[1].at[cohort.id].set(nu)
+
+    def predict(params, client, x):
+        return jnp.zeros((len(x), task.num_classes))
+
+    exchange = Exchange(lambda server, id: server[0], local, aggregate)
+    method = Method(init, (exchange,), predict, lambda state: ((), ()), sampling.everyone)
+    return Stage("embed", method, 1)
+
+
+def fit(error, params, batch) -> Array:
+    """The autoencoder after EPOCHS passes over one batch of images, in order."""
+    adam = optim.adam(LR)
+    starts = jnp.arange(0, IMAGES, BATCH)
+    pad = -IMAGES % BATCH
+    x = jnp.pad(batch.x, ((0, pad), *((0, 0),) * (batch.x.ndim - 1)))
+    mask = jnp.pad(batch.mask, (0, pad))
+
+    def step(i, carry):
+        params, state = carry
+        start = starts[i % len(starts)]
+        now = (jax.lax.dynamic_slice_in_dim(a, start, BATCH) for a in (x, mask))
+        updates, state = adam.update(jax.grad(error)(params, *now), state, params)
+        return optax.apply_updates(params, updates), state
+
+    return jax.lax.fori_loop(0, EPOCHS * len(starts), step, (params, adam.init(params)))[0]
