@@ -122,7 +122,8 @@ def summarise(scores: Scores, domains: tuple[str, ...]) -> dict:
 
     accuracy: over the clients' own test rows. global: the model an average client gets, on the
     global test set. id: validation rows. ood: each client's model on the unseen domain. domains: by
-    the clients' own test rows, or by the global test set where there are none.
+    the clients' own test rows, or by the global test set where there are none. id and ood are means
+    over clients; id_per_client and ood_per_client hold theirs, None for one without such rows.
     """
     out = {}
     if scores.test is not None:
@@ -133,10 +134,15 @@ def summarise(scores: Scores, domains: tuple[str, ...]) -> dict:
     if scores.world is not None:
         out["global"] = _pooled(scores.world)
     if scores.validation is not None:
-        out["id"] = _clients(scores.validation)["mean"]
+        out |= _mean_and_each("id", scores.validation)
     if scores.unseen is not None:
-        out["ood"] = _clients(scores.unseen)["mean"]
+        out |= _mean_and_each("ood", scores.unseen)
     return out
+
+
+def _mean_and_each(name, hits):
+    clients = _clients(hits)
+    return {name: clients["mean"], f"{name}_per_client": clients["per_client"]}
 
 
 def _clients(hits):

@@ -25,6 +25,7 @@ from fedjax_lab.data.digit_domains import digit_domains
 from fedjax_lab.data.digits_five import digits_five
 from fedjax_lab.data.domainnet import domainnet
 from fedjax_lab.data.idx import fashion_mnist, idx
+from fedjax_lab.data.image_folders import image_folders, office_home, pacs, vlcs
 from fedjax_lab.data.office_caltech import office_caltech
 from fedjax_lab.data.prepared import tfds
 from fedjax_lab.data.svhn import svhn
@@ -36,7 +37,7 @@ from fedjax_lab.errors import (
     check_positive,
     nearest,
 )
-from fedjax_lab.models import alexnet, conv, nets, resnet, vgg
+from fedjax_lab.models import alexnet, conv, inception, nets, resnet, vgg
 from fedjax_lab.models.task import make_task
 from fedjax_lab.types import Federation, Method, Plan, Stage, Stages, Task
 
@@ -94,6 +95,10 @@ NAMED = {
         digits_five,
         office_caltech,
         domainnet,
+        pacs,
+        vlcs,
+        office_home,
+        image_folders,
         tfds,
     ),
     "partition": partition.PARTITIONS,
@@ -110,6 +115,7 @@ NAMED = {
         vgg.vgg9,
         resnet.resnet50,
         alexnet.alexnet_bn,
+        inception.hfedf_cnn,
     ),
     "method": methods.METHODS,
 }
@@ -308,9 +314,9 @@ def build(config: ml_collections.ConfigDict, seeds: list[int] | None = None) -> 
         raise BadInput(f"seeds must be from 0 to 2**32 - 1, got {seeds}")
     if len(set(seeds)) < len(seeds):
         raise BadInput(f"a seed appears twice in {','.join(map(str, seeds))}")
-    dataset = NAMED["data"][config.data.name](**_settings(config, "data"))
-    _check_data(dataset)
+    dataset = load_data(config)
     federations = make_federations(config, dataset, seeds)
+    _check_scored(federations[0])
     task = make_model(config, dataset)
     method = methods.make(config.method.name, task, **_settings(config, "method"))
     stages = lay_out(method, config.run.rounds)
@@ -354,7 +360,9 @@ def _settings(config, section):
     return {key: config[section][key] for key in methods.settings(named)}
 
 
-def _check_data(dataset):
+def load_data(config: ml_collections.ConfigDict) -> Dataset:
+    """The examples of the named source."""
+    dataset = NAMED["data"][config.data.name](**_settings(config, "data"))
     if len(dataset.x) == 0:
         raise BadInput("the dataset is empty")
     bad = (dataset.y < 0) | (dataset.y >= len(dataset.classes))
@@ -362,6 +370,15 @@ def _check_data(dataset):
         row = int(np.argmax(bad))
         raise BadInput(
             f"row {row} has label {dataset.y[row]}, out of range 0..{len(dataset.classes) - 1}"
+        )
+    return dataset
+
+
+def _check_scored(federation):
+    if all(rows is None for rows in (federation.world, federation.unseen, federation.validation)):
+        raise BadInput(
+            "nothing to score: the data have no test examples; name a domain with"
+            " --config.data.unseen or hold some out with --config.partition.validation=0.1"
         )
 
 
@@ -519,8 +536,7 @@ def _vectorise_seeds(config, task, stages):
 
 def partition_counts(config: ml_collections.ConfigDict, seed: int) -> tuple[np.ndarray, Dataset]:
     """How many training examples of each class each client holds, [C, K]; and the dataset."""
-    dataset = NAMED["data"][config.data.name](**_settings(config, "data"))
-    _check_data(dataset)
+    dataset = load_data(config)
     (federation,) = make_federations(config, dataset, [seed])
     parts = [rows[rows >= 0] for rows in np.asarray(federation.train)]
     return partition.counts(parts, dataset.y, len(dataset.classes)), dataset

@@ -1,0 +1,41 @@
+"""hFedF's experiment on VLCS (Bartholet et al. 2024, arXiv 2402.06974): an unseen domain.
+
+python -m fedjax_lab.main --config=configs/hfedf_vlcs.py:fedavg --seeds=0,1,2
+
+As hfedf_pacs.py. The command is the cell "Caltech101, d = 1", published for FedAvg: id 57.8,
+ood 73.8.
+"""
+
+# Table 10: learning rate and weight decay of the clients.
+LOCAL = {
+    "central": (1e-4, 1e-4),
+    "fedavg": (1e-4, 1e-4),
+    "hfedf": (1e-3, 1e-3),
+    "local": (1e-4, 1e-4),
+}
+OTHERS = (1e-3, 1e-4)
+OWN = {"fedprox": {"mu": 1e-2}}
+
+
+def get_config(method="fedavg"):
+    """fedjax_lab/experiment.py has all keys and their defaults."""
+    lr, weight_decay = LOCAL.get(method, OTHERS)
+    return {
+        "data": {"name": "vlcs", "unseen": "Caltech101"},
+        "partition": {
+            "name": "domains_per_client",
+            "num_clients": 3,
+            "domains": 1,
+            "validation": 0.1,
+        },
+        "model": {"name": "hfedf_cnn"},
+        "method": {"name": method, **OWN.get(method, {})},
+        "local": {
+            "optimizer": "adam",
+            "lr": lr,
+            "weight_decay": weight_decay,
+            "batch_size": 64,
+            "epochs": 2,
+        },
+        "run": {"rounds": 200, "eval_every": 5},
+    }

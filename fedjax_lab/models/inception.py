@@ -1,0 +1,66 @@
+"""hFedF's client model (Bartholet et al. 2024, arXiv 2402.06974, Table 7): naive Inception modules.
+
+The table gives channels only; 176 and 288 out of 64 and 176 are those of the naive module of
+GoogLeNet (Szegedy et al. 2015, arXiv 1409.4842, Fig. 2a), whose pooled branch keeps its input's.
+"""
+
+import flax.linen as nn
+import jax.numpy as jnp
+
+from fedjax_lab.errors import BadInput
+from fedjax_lab.models import conv, layers
+from fedjax_lab.types import Array
+
+
+class Inception(nn.Module):
+    """Convolutions 1x1, 3x3, 5x5 and a 3x3 max-pool beside one another; concatenated, then ReLU."""
+
+    widths: tuple[int, int, int]  # channels of the 1x1, the 3x3 and the 5x5
+    convolution: conv.Convolution
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        """x [B, H, W, C] -> [B, H, W, sum(widths) + C], the pooled channels last."""
+        branches = [
+            layers.conv(x, channels, kernel, padding=kernel // 2, convolution=self.convolution)
+            for channels, kernel in zip(self.widths, (1, 3, 5), strict=True)
+        ]
+        branches.append(layers.max_pool(x, 3, 1, padding=1))
+        return nn.relu(jnp.concatenate(branches, axis=-1))
+
+
+class InceptionNet(nn.Module):
+    """Three convolutions, two Inception modules, an average of 3x3 places, two dense layers.
+
+    As in the table nothing stands between the first two convolutions' maps (only the pooled ones
+    pass a ReLU) nor between the dense layers.
+    """
+
+    num_classes: int
+    width: int  # channels of the first convolution; all others are in proportion
+    dropout: float  # before the dense layers
+    convolution: conv.Convolution = conv.mapped
+
+    @nn.compact
+    def __call__(self, x: Array, train: bool = False, mask: Array | None = None):
+        """x [B, H, W, C]; mask [B] is not needed -> logits [B, K], features [B, 8 width]."""
+        layers.check_images(self.name or "InceptionNet", x.shape[1:], 4)
+        w, convolution = self.width, self.convolution
+        x = layers.conv(x, w, 3, padding=1, convolution=convolution)
+        x = nn.relu(layers.max_pool(x, 2))
+        x = layers.conv(x, w, 1, convolution=convolution)
+        x = layers.conv(x, 2 * w, 3, padding=1, convolution=convolution)
+        x = nn.relu(layers.max_pool(x, 2))
+        for _ in range(2):
+            x = Inception((w, 2 * w, w // 2), convolution)(x)
+        z = layers.adaptive_avg_pool(x, 3).reshape(len(x), -1)
+        z = nn.Dropout(self.dropout)(z, deterministic=not train)
+        z = layers.dense(z, 8 * w)
+        return layers.dense(z, self.num_classes, name="head"), z
+
+
+def hfedf_cnn(num_classes: int, *, width: int = 32) -> InceptionNet:
+    """hFedF's: 928,199 parameters at 7 classes and 32x32x3; about (width / 32)^2 of that."""
+    if width < 2 or width % 2:
+        raise BadInput(f"config.model.width must be even and at least 2, not {width}")
+    return InceptionNet(num_classes, width, dropout=0.2, name="hfedf_cnn")
