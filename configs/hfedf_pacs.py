@@ -12,6 +12,7 @@ and hfedf_office_home.py.
 
 The paper does not name the clients' optimiser; its grid of learning rates is Adam's. Images are
 32x32 in 0..1, not augmented. `local` and `central` take FedAvg's settings.
+What the methods themselves are told is in OWN, otherwise their defaults.
 """
 
 # Table 10: learning rate and weight decay of the clients.
