@@ -32,8 +32,8 @@ class Inception(nn.Module):
 class InceptionNet(nn.Module):
     """Three convolutions, two Inception modules, an average of 3x3 places, two dense layers.
 
-    As in the table nothing stands between the first two convolutions' maps (only the pooled ones
-    pass a ReLU) nor between the dense layers.
+    As in the table nothing stands between the 1x1 convolution and the 3x3 after it, nor between the
+    dense layers: their products are linear.
     """
 
     num_classes: int
