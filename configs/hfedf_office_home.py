@@ -14,7 +14,14 @@ LOCAL = {
     "local": (1e-3, 1e-5),
 }
 OTHERS = (1e-3, 1e-4)
-OWN = {"fedprox": {"mu": 1e-2}}
+# The paper's FedGMA makes steps of 1e-2, with which it would hardly move: 1 here.
+OWN = {
+    "fedgma": {"tau": 0.3},
+    "fedprox": {"mu": 1e-2},
+    "fedsr": {"l2r": 0.1},
+    "hfedf": {"server_lr": 1e-3, "server_decay": 1e-5, "ema": 0.75},
+    "pfedhn": {"server_lr": 1e-3, "server_decay": 1e-4},
+}
 
 
 def get_config(method="fedavg"):

@@ -22,7 +22,14 @@ LOCAL = {
     "pfedhn": (1e-3, 1e-5),
 }
 OTHERS = (1e-3, 1e-4)
-OWN = {"fedprox": {"mu": 1e-2}}
+# The paper's FedGMA makes steps of 1.
+OWN = {
+    "fedgma": {"tau": 0.7},
+    "fedprox": {"mu": 1e-2},
+    "fedsr": {"l2r": 0.1},
+    "hfedf": {"server_lr": 1e-3, "server_decay": 1e-5, "ema": 0.95},
+    "pfedhn": {"server_lr": 1e-2, "server_decay": 1e-3},
+}
 
 
 def get_config(method="fedavg"):

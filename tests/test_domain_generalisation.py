@@ -14,7 +14,7 @@ from PIL import Image, ImageFile
 
 import fedjax_lab
 from fedjax_lab import evaluate, experiment
-from fedjax_lab.data import image_folders, places
+from fedjax_lab.data import image_folders, images, places
 from fedjax_lab.models import inception, layers
 from fedjax_lab.models.task import make_task
 
@@ -136,8 +136,8 @@ def test_what_is_no_image_is_named(content, pacs, own_cache):
 
 
 def test_images_are_decoded_once_until_something_changes(pacs, own_cache, monkeypatch):
-    calls, decode = [], image_folders.decode
-    monkeypatch.setattr(image_folders, "decode", lambda *a: calls.append(a) or decode(*a))
+    calls, decode = [], images.decode
+    monkeypatch.setattr(images, "decode", lambda *a: calls.append(a) or decode(*a))
     first = image_folders.pacs(folder=str(pacs))
     again = image_folders.pacs(folder=str(pacs / "kfold"))
     assert len(calls) == 1 and all(map(np.array_equal, first, again))

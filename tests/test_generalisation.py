@@ -559,9 +559,13 @@ def test_predictions_are_means_over_samples():
     np.testing.assert_allclose(p, softmax.mean(0), rtol=1e-4, atol=1e-5)
 
 
-def test_fedsr_needs_a_layer_before_the_head():
-    task = make_task(nets.mlp(3, depth=0), (4,), 3)
-    with pytest.raises(BadInput, match="fedsr needs a model with a dense layer"):
-        toys.make("fedsr", task)
+def test_without_a_layer_before_the_head_the_spread_is_one_on_the_features():
+    task = make_task(nets.mlp(toys.K, depth=0), (toys.D,), toys.K)
+    state, sums = toys.player(toys.make("fedsr", task))(naive.KEYS, 0, 2)
+    assert state.server.params["spread"]["kernel"].shape == (toys.D, toys.D)
+    assert int(sums.diverged) == -1
+
+
+def test_the_power_of_the_length_is_one_or_two():
     with pytest.raises(BadInput, match="config.method.l2r_power cannot be '3'"):
         toys.make("fedsr", l2r_power=3)

@@ -7,8 +7,9 @@
   server  as FedAvg; r_mu, r_sigma and c stay with the client
   predict mean of softmax over 20 draws of z, the same draws for everybody
 
-mu is the input of the model's head, s a twin of the dense layer before it. R_2 is that of the
-authors' code; l2r_power=2 squares the length. Running statistics are averaged too.
+mu is the input of the model's head, s a twin of the dense layer before it (where there is none, a
+dense layer on mu). R_2 is that of the authors' code; l2r_power=2 squares the length. Running
+statistics are averaged too.
 proceedings.neurips.cc/paper_files/paper/2022/hash/fd946a6c99541fddc3d64a3ea39a1bc2
 """
 
@@ -18,7 +19,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_lab import losses
-from fedjax_lab.errors import BadInput, check_choice
+from fedjax_lab.errors import check_choice
 from fedjax_lab.methods.fedper import partly_private
 from fedjax_lab.models.layers import torch_uniform
 from fedjax_lab.types import Array, Method, Output, Task, Weights
@@ -38,9 +39,7 @@ class Representation(NamedTuple):
 def fedsr(task: Task, *, l2r: float = 0.01, cmi: float = 1e-3, l2r_power: int = 1) -> Method:
     """l2r, cmi: weights of R_2 and R_c. l2r_power: 1, or 2 for the squared length."""
     check_choice("method.l2r_power", str(l2r_power), ("1", "2"))
-    if len(task.dense) < 2:
-        raise BadInput("fedsr needs a model with a dense layer before its head")
-    layer = task.dense[-2]
+    layer = task.dense[-2] if len(task.dense) > 1 else "head"
 
     def init(key):
         net = task.init(key)
@@ -49,6 +48,7 @@ def fedsr(task: Task, *, l2r: float = 0.01, cmi: float = 1e-3, l2r_power: int = 
         for name in layer.split("/"):
             twin = twin[name]
         n, D = twin["kernel"].shape
+        D = n if layer == "head" else D
         spread = {
             "kernel": torch_uniform(n)(k_kernel, (n, D)),
             "bias": torch_uniform(n)(k_bias, (D,)),
@@ -60,9 +60,11 @@ def fedsr(task: Task, *, l2r: float = 0.01, cmi: float = 1e-3, l2r_power: int = 
     def represent(w, x, key=None, mask=None):
         net = Weights(w.params["net"], w.stats)
         before = task.apply_at(layer, net, x, None, key, mask)
-        after = task.apply_at(layer, net, x, before.features, key, mask)
+        mu = before.features
+        if layer != "head":
+            mu = task.apply_at(layer, net, x, before.features, key, mask).features
         s = before.features @ w.params["spread"]["kernel"] + w.params["spread"]["bias"]
-        return Representation(after.features, jax.nn.softplus(s), before.stats)
+        return Representation(mu, jax.nn.softplus(s), before.stats)
 
     def classify(w, x, z):
         return task.apply_at("head", Weights(w.params["net"], w.stats), x, z).logits
