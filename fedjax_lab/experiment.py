@@ -47,6 +47,7 @@ DEFAULTS = {
         "normalize": "unit",  # unit: pixels in 0..1; half: in -1..1; cifar100: its mean and std
         "augment": "none",  # of training images
         "unseen": "",  # a domain that no client holds
+        "shots": 0,  # images of it that each client holds after all
     },
     "partition": {
         "name": "iid",
@@ -139,7 +140,14 @@ POSITIVE = (
     "run.rounds",
     "run.eval_every",
 )
-NOT_NEGATIVE = ("local.momentum", "local.weight_decay", "run.cohort", "run.seed", "engine.chunk")
+NOT_NEGATIVE = (
+    "data.shots",
+    "local.momentum",
+    "local.weight_decay",
+    "run.cohort",
+    "run.seed",
+    "engine.chunk",
+)
 
 
 class Experiment(NamedTuple):
@@ -387,9 +395,10 @@ def make_federations(
 ) -> list[Federation]:
     """One federation per seed over one pool, rows padded alike."""
     held, unseen = _unseen_domain(config, dataset)
+    shots, unseen = _few_shots(config, dataset, unseen)
     train = np.flatnonzero(held & ~dataset.test)
     world = np.flatnonzero(held & dataset.test)
-    parts = [_deal(config, dataset, train, world, seed) for seed in seeds]
+    parts = [_deal(config, dataset, train, world, shots, seed) for seed in seeds]
     train_rows, validation_rows, test_rows = (_same_width(p) for p in zip(*parts, strict=True))
     center, scale = _normalisation(config, dataset)
     pool = Federation(
@@ -420,7 +429,28 @@ def _unseen_domain(config, dataset):
     return ~unseen, unseen
 
 
-def _deal(config, dataset, train, world, seed):
+def _few_shots(config, dataset, unseen):
+    """Rows of the unseen domain for each client [C, shots], and which rows then remain unseen.
+
+    Classes in turn, the same for all seeds; nobody shares a row.
+    """
+    clients, k = config.partition.num_clients, config.data.shots
+    rows = np.flatnonzero(unseen)
+    if clients * k > max(0, len(rows) - 1):
+        raise BadInput(
+            f"config.data.shots={k} for {clients} clients is more than the {len(rows)} unseen"
+            " examples leave"
+        )
+    rows = np.random.default_rng(0).permutation(rows)
+    y = dataset.y[rows]
+    turn = np.array([np.sum(y[:i] == label) for i, label in enumerate(y)], int)
+    shots = rows[np.lexsort((y, turn))][: clients * k].reshape(clients, k)
+    remaining = unseen.copy()
+    remaining[shots.ravel()] = False
+    return shots, remaining
+
+
+def _deal(config, dataset, train, world, shots, seed):
     """Padded rows of one seed: training, validation, test; [C, .] each."""
     rng = np.random.default_rng([seed, 0])  # the partition's own stream
     deal = NAMED["partition"][config.partition.name]
@@ -429,7 +459,8 @@ def _deal(config, dataset, train, world, seed):
     partition.check(parts, config.partition.name)
     tests = partition.deal_like(parts, y, domain, dataset.y[world], dataset.domain[world], rng)
     kept, validation = partition.hold_out(parts, config.partition.validation, rng)
-    return [train[p] for p in kept], [train[p] for p in validation], [world[p] for p in tests]
+    own = [np.concatenate([train[p], k]) for p, k in zip(kept, shots, strict=True)]
+    return own, [train[p] for p in validation], [world[p] for p in tests]
 
 
 def _same_width(parts_by_seed):

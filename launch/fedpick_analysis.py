@@ -24,12 +24,13 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+import finished
 import flax.linen as nn
 import jax
 import numpy as np
 from matplotlib.figure import Figure
 
-from fedjax_lab import experiment, features, runner, simulate, tree
+from fedjax_lab import features, tree
 from fedjax_lab.errors import BadInput, nearest
 from fedjax_lab.local import fetch
 from fedjax_lab.methods.fedper import head
@@ -79,36 +80,23 @@ class Client(NamedTuple):
 
 
 def load(workdir: Path, seed: int | None, head_layers: int) -> list[Client]:
-    """The clients of a run, from its last checkpoint. BadInput where it is not finished."""
-    if not (workdir / "summary.json").exists():
-        raise BadInput(f"{workdir} holds no finished run")
-    config = json.loads((workdir / "config.json").read_text())
-    seeds = config.pop("seeds")
-    seed = seeds[0] if seed is None else seed
-    if seed not in seeds:
-        raise BadInput(f"{workdir} has no seed {seed}, but {seeds}")
-    e = experiment.build(experiment.resolve(config), seeds)
-    federation, hyper = e.federations[seeds.index(seed)], config["method"]
+    """The clients of a finished run. BadInput where they have no test examples."""
+    run = finished.load(workdir, seed)
+    task, plan, federation = run.experiment.task, run.experiment.plan, run.federation
     if federation.test is None:
         raise BadInput(f"{workdir}: the clients have no test examples of their own")
-    layers = head(e.task, hyper.get("head_layers", head_layers))
-    state = runner.run(e, workdir, resume=True, quiet=True).states[seeds.index(seed)]
-    method = e.stages[-1].method
-    send = method.scored or method.round[-1].send
-    see = jax.jit(partial(features_of, method, layers[0]))
+    layers = head(task, run.hyper.get("head_layers", head_layers))
+    see = jax.jit(partial(features_of, run.method, layers[0]))
     choose = None
-    if hyper["name"] == "fedpick" and hyper["mask"] != "none":
-        soft = hyper["mask"] == "soft"
-        choose = jax.jit(partial(pick, e.task, layers, tau=hyper["tau"], soft=soft))
-    everyone = simulate.population(federation, e.task.num_classes)
-    everyone = everyone._replace(private=state.private)
-    count, names = len(federation.train), e.dataset.domains
+    if run.hyper["name"] == "fedpick" and run.hyper["mask"] != "none":
+        soft = run.hyper["mask"] == "soft"
+        choose = jax.jit(partial(pick, task, layers, tau=run.hyper["tau"], soft=soft))
+    count, names = len(federation.train), run.experiment.dataset.domains
     clients = []
     for i in range(count):
-        mine = tree.take(everyone, i)
-        message = send(state.server, mine.id)
+        mine, message = run.client(i)
         rows = federation.train[i], federation.test[i]
-        train, test = (fetch(federation, r[r >= 0], e.plan) for r in rows)
+        train, test = (fetch(federation, r[r >= 0], plan) for r in rows)
         found = train, test, see(message, mine, train.x), see(message, mine, test.x)
         w = tree.join(message, mine.private) if choose else None
         found = jax.device_get((*found, choose(w, test.x) if choose else None))

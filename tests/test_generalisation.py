@@ -1,6 +1,8 @@
 """hFedF, pFedHN, FedSR and FedGMA; clients that take turns."""
 
 import functools
+import json
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -10,14 +12,16 @@ import optax
 import pytest
 import toys
 
-from fedjax_lab import optim, simulate, tree
+from fedjax_lab import experiment, losses, optim, runner, simulate, tree
 from fedjax_lab.errors import BadInput
+from fedjax_lab.methods.embeddings import fit
 from fedjax_lab.methods.fedsr import divergence, length
 from fedjax_lab.methods.hfedf import Trained, alignment
 from fedjax_lab.models import nets
+from fedjax_lab.models.autoencoder import Autoencoder
 from fedjax_lab.models.hypernetwork import embedding_size, first_weights, generate, inner_products
 from fedjax_lab.models.task import make_task
-from fedjax_lab.types import Exchange, State, Weights
+from fedjax_lab.types import Batch, Exchange, State, Weights
 
 KEY = jax.random.key(3)
 PARAMS = toys.TASK.init(KEY).params
@@ -569,3 +573,119 @@ def test_without_a_layer_before_the_head_the_spread_is_one_on_the_features():
 def test_the_power_of_the_length_is_one_or_two():
     with pytest.raises(BadInput, match="config.method.l2r_power cannot be '3'"):
         toys.make("fedsr", l2r_power=3)
+
+
+# The protocol: few shots, embeddings of an autoencoder, figures.
+
+
+@pytest.fixture(scope="module")
+def four_domains(tmp_path_factory):
+    """400 images 8x8 of four classes in four domains."""
+    rng = np.random.default_rng(0)
+    y = rng.integers(0, 4, 400)
+    x = rng.integers(0, 60, (400, 8, 8, 1), dtype=np.uint8)
+    for k in range(4):
+        x[y == k, 2 * k : 2 * k + 2] += 150
+    domain = np.array(list("abcd"))[np.arange(400) % 4]
+    path = tmp_path_factory.mktemp("data") / "data.npz"
+    split = np.where(np.arange(400) < 40, "test", "train")
+    np.savez(path, x=x, y=y, domain=domain, split=split)
+    return path
+
+
+def setting(path, method, seeds=(0,), rounds=3, **data):
+    config = {
+        "data": {"name": "arrays", "path": str(path), "unseen": "b", **data},
+        "partition": {"name": "domains_per_client", "num_clients": 3, "validation": 0.1},
+        "model": {"name": "mlp", "width": 8},
+        "method": method if isinstance(method, dict) else {"name": method},
+        "local": {"optimizer": "adam", "lr": 1e-2},
+        "run": {"rounds": rounds, "eval_every": 1},
+    }
+    return experiment.build(experiment.resolve(config), list(seeds))
+
+
+def test_few_shots_are_balanced_disjoint_and_no_longer_unseen(four_domains):
+    plain, few = (setting(four_domains, "fedavg", (0, 1), shots=k) for k in (0, 6))
+    domain, y = few.dataset.domain, few.dataset.y
+    for a, b in zip(plain.federations, few.federations, strict=True):
+        given = []
+        for before, after in zip(np.asarray(a.train), np.asarray(b.train), strict=True):
+            new = set(after[after >= 0]) - set(before[before >= 0])
+            assert len(new) == 6 and set(before[before >= 0]) < set(after)
+            counts = np.bincount(y[list(new)], minlength=4)
+            assert counts.max() - counts.min() <= 1
+            given += new
+        assert len(set(given)) == 18 and {int(domain[i]) for i in given} == {1}
+        assert not set(given) & set(np.asarray(b.unseen))
+        assert len(b.unseen) == len(a.unseen) - 18
+        np.testing.assert_array_equal(a.validation, b.validation)
+    with pytest.raises(BadInput, match="config.data.shots=40 for 3 clients is more than the 100"):
+        setting(four_domains, "fedavg", shots=40)
+    with pytest.raises(BadInput, match="than the 0 unseen examples"):
+        setting(four_domains, "fedavg", shots=1, unseen="")
+
+
+def test_embeddings_of_an_autoencoder_are_found_once(four_domains):
+    """By client, not trained afterwards; alike for clients with alike images."""
+    hyper = {"name": "hfedf", "embedding": "autoencoder", "embedding_dim": 2}
+    e = setting(four_domains, hyper)
+    assert [(s.name, s.rounds) for s in e.stages] == [("embed", 1), ("train", 3)]
+    result = runner.run(e, quiet=True)
+    seen = [row["recorded"]["embedding"] for row in result.metrics if row["stage"] == "train"]
+    assert np.shape(seen) == (3, 3, 2)
+    np.testing.assert_array_equal(seen[0], seen[2])
+    assert np.abs(np.array(seen[0])).max() > 0 and len(np.unique(seen[0])) == 6
+    with pytest.raises(BadInput, match="needs config.method.embedding_dim"):
+        setting(four_domains, {"name": "hfedf", "embedding": "autoencoder"})
+    with pytest.raises(BadInput, match="needs images, sides multiples of 4"):
+        toys.make("hfedf", embedding="autoencoder", embedding_dim=2)(3)
+
+
+def test_the_autoencoder_learns_its_images():
+    """Parameters of Table 9's; a hundredth of the variance of two kinds of images is left."""
+    net = Autoencoder(2)
+    params = net.init(KEY, jnp.zeros((1, 32, 32, 3)))
+    assert sum(a.size for a in jax.tree.leaves(params)) == 9_395 + 4_097 * 2
+    params = net.init(KEY, jnp.zeros((1, 8, 8, 1)))
+    x = jnp.concatenate([jnp.zeros((50, 8, 8, 1)).at[:, :4].set(1.0), jnp.full((50, 8, 8, 1), 0.5)])
+
+    def error(params, x, mask):
+        return losses.masked_mean(jnp.mean((net.apply(params, x)[0] - x) ** 2, (1, 2, 3)), mask)
+
+    batch = Batch(x, jnp.zeros(100, int), jnp.ones(100))
+    after = jax.jit(functools.partial(fit, error))(params, batch)
+    assert float(error(after, x, batch.mask)) < 0.1 * float(error(params, x, batch.mask))
+
+
+def test_the_figures_of_finished_runs(four_domains, tmp_path, monkeypatch, capsys):
+    monkeypatch.syspath_prepend(str(Path(__file__).parent.parent / "launch"))
+    import hfedf_figures
+
+    for name in ("hfedf", "local"):
+        runner.run(setting(four_domains, name), tmp_path / name, quiet=True)
+    argv = ["x", str(tmp_path / "hfedf"), f"--out={tmp_path}/out"]
+    monkeypatch.setattr("sys.argv", [*argv, "--compare", str(tmp_path / "local")])
+    hfedf_figures.main()
+    names = {"weights", "embeddings", "spread", "confidence"}
+    assert {p.stem for p in (tmp_path / "out").glob("*.png")} == names
+    numbers = json.loads((tmp_path / "out/numbers.json").read_text())
+    assert list(numbers["spread"]["local, local"]) == ["Dense_0", "head"]
+    assert all(v > 0 for v in numbers["spread"]["hfedf, hfedf"].values())
+    assert set(numbers["calibration_error"]["hfedf, hfedf"]) == {"id", "ood"}
+    assert set(numbers["rounds"]) == {"1", "2", "3"}
+    monkeypatch.setattr("sys.argv", ["x", str(tmp_path), f"--out={tmp_path}/out"])
+    with pytest.raises(SystemExit):
+        hfedf_figures.main()
+    assert "holds no finished run" in capsys.readouterr().err
+
+
+def test_calibration_error_against_hand(monkeypatch):
+    monkeypatch.syspath_prepend(str(Path(__file__).parent.parent / "launch"))
+    from hfedf_figures import calibration_error
+
+    largest = np.array([0.95, 0.97, 0.95, 0.5, 0.51])
+    right = np.array([True, True, False, True, False])
+    high, low = abs(2 / 3 - largest[:3].mean()), abs(1 / 2 - largest[3:].mean())
+    assert calibration_error(largest, right) == pytest.approx(0.6 * high + 0.4 * low)
+    assert calibration_error(np.ones(4), np.ones(4, bool)) == 0
