@@ -11,7 +11,7 @@ The net is digit_cnn in place of the paper's of 18 million parameters.
 # The head of FedPer, FedPick and FedRep is the whole dense stack, that of LG-FedAvg the last layer.
 OWN = {
     "fedper": {"head_layers": 2},
-    "fedpick": {"head_layers": 2},
+    "fedpick": {"head_layers": 2, "tau": 10.0, "lam_lce": 10.0, "lam_dis": 10.0},
     "fedrep": {"head_layers": 2, "head_epochs": 4, "body_epochs": 1},
 }
 

@@ -153,7 +153,7 @@ def test_the_head_of_a_convolutional_net_begins_at_its_dense_layers():
 
 def test_lg_fedavg_after_its_first_rounds():
     """Everybody starts from the averaged body, those who never trained since keep it."""
-    pretrain, train = toys.make("lg_fedavg", toys.TASK, pretrain_rounds=2)
+    pretrain, train = toys.make("lg_fedavg", toys.TASK, pretrain_rounds=2)(4)
     w = naive.weights_of(simulate.init(pretrain.method, KEYS, toys.C).server)
     own = {}
     for t in range(4):
@@ -173,7 +173,7 @@ def test_lg_fedavg_after_its_first_rounds():
 
 
 def test_lg_fedavg_takes_over_the_running_statistics_of_the_body():
-    pretrain, train = toys.make("lg_fedavg", pretrain_rounds=2)
+    pretrain, train = toys.make("lg_fedavg", pretrain_rounds=2)(4)
     last = averaged()[0]
     state = train.start(KEYS.init, toys.C, last, {})
     for i in range(toys.C):
