@@ -4,7 +4,8 @@ python -m fedjax_lab.main --config=configs/fedpick_digits.py:fedrep --seeds=0,1,
 
 One client per domain, one local epoch, 300 rounds, every round scored. The paper reports each
 domain's best test accuracy over the rounds: compare `max_per_domain`, which peeks at the test set.
-The net is digit_cnn in place of the paper's of 18 million parameters.
+The net is digit_cnn in place of the paper's of 18 million parameters; with that one,
+--config.model.name=fedbn_cnn, features enter three dense layers (--config.method.head_layers=3).
 --config.data.name=digits_five --config.data.folder=FOLDER runs on the real Digits-Five.
 """
 

@@ -44,7 +44,8 @@ class Task(NamedTuple):
     noise: Callable[[Array, int], Array]  # (key, count) -> inputs of uniform noise [count, ...]
     apply_at: Callable[..., Output]  # (layer, weights, x, features=None, key=None, mask=None)
     # as `apply`, but the features are the input of the named layer. Given ones replace that input:
-    # what precedes the layer is then not computed, and the features are again the head's input
+    # what precedes the layer is then not computed (once jitted), and the features are again those
+    # of the head
 
 
 class Client(NamedTuple):

@@ -24,7 +24,7 @@ def main() -> None:
     parser.add_argument("workdir", type=Path, help="folder of a run of fedc2i")
     parser.add_argument("--out", type=Path, required=True, help="picture to write")
     parser.add_argument("--rounds", default="", help="rounds to show; some of all by default")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=None, help="the run's first by default")
     args = parser.parse_args()
     try:
         maps, names = influence(args.workdir, args.seed)
@@ -38,13 +38,14 @@ def main() -> None:
     print(args.out)
 
 
-def influence(workdir: Path, seed: int) -> tuple[dict[int, np.ndarray], list[str]]:
-    """{round: lambda [M, M]} of one seed, and the clients' names: their domains where they can be.
+def influence(workdir: Path, seed: int | None) -> tuple[dict[int, np.ndarray], list[str]]:
+    """{round: lambda [M, M]} of a seed, and the clients' names: their domains where they can be.
 
     BadInput if the run recorded none.
     """
     file = workdir / "metrics.jsonl"
     rows = metrics.read_metrics(file) if file.exists() else []
+    seed = rows[0]["seed"] if rows and seed is None else seed
     maps = {
         row["round"]: np.array(row["recorded"]["influence"])
         for row in rows

@@ -2,8 +2,8 @@
 
 python launch/fedpick_analysis.py WORKDIR --out=DIR [--seed=0] [--head_layers=2]
 
-Of any run with one client per domain, on the features z^g that enter the last head_layers dense
-layers (those of the method's own setting, where it has one):
+Of the last state of any run with one client per domain, on the features z^g that enter the last
+head_layers dense layers (without the flag those of the method's own setting, else two):
 
 sparsity.png        share of features at most 1e-5 of their length, on test images
 fisher_probe.png    accuracy of ten nearest neighbours on the features of highest Fisher score
@@ -39,6 +39,7 @@ from fedjax_lab.types import Batch
 
 RATIOS = np.arange(1, 11) / 10  # of features kept
 TSNE_ROWS = 500
+BATCH = 500  # examples at a time
 
 
 def main() -> None:
@@ -46,7 +47,7 @@ def main() -> None:
     parser.add_argument("workdir", type=Path)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seed", type=int, default=None, help="the run's first by default")
-    parser.add_argument("--head_layers", type=int, default=2)
+    parser.add_argument("--head_layers", type=int, default=None)
     parser.add_argument("--domain", default="", help="of the t-SNE; the last by default")
     args = parser.parse_args()
     try:
@@ -79,13 +80,13 @@ class Client(NamedTuple):
     picked: Picked | None  # of the test examples; None where the method picks nothing
 
 
-def load(workdir: Path, seed: int | None, head_layers: int) -> list[Client]:
+def load(workdir: Path, seed: int | None, head_layers: int | None) -> list[Client]:
     """The clients of a finished run. BadInput where they have no test examples."""
     run = finished.load(workdir, seed)
     task, plan, federation = run.experiment.task, run.experiment.plan, run.federation
     if federation.test is None:
         raise BadInput(f"{workdir}: the clients have no test examples of their own")
-    layers = head(task, run.hyper.get("head_layers", head_layers))
+    layers = head(task, head_layers or run.hyper.get("head_layers", 2))
     see = jax.jit(partial(features_of, run.method, layers[0]))
     choose = None
     if run.hyper["name"] == "fedpick" and run.hyper["mask"] != "none":
@@ -97,11 +98,20 @@ def load(workdir: Path, seed: int | None, head_layers: int) -> list[Client]:
         mine, message = run.client(i)
         rows = federation.train[i], federation.test[i]
         train, test = (fetch(federation, r[r >= 0], plan) for r in rows)
-        found = train, test, see(message, mine, train.x), see(message, mine, test.x)
         w = tree.join(message, mine.private) if choose else None
-        found = jax.device_get((*found, choose(w, test.x) if choose else None))
+        seen = (in_batches(partial(see, message, mine), batch.x) for batch in (train, test))
+        picked = in_batches(partial(choose, w), test.x) if choose else None
+        found = *jax.device_get((train, test)), *seen, picked
         clients.append(Client(names[i] if len(names) == count else str(i), *found))
     return clients
+
+
+def in_batches(fn, x):
+    """fn of a batch [B, ...] for all of x [R, ...], as NumPy arrays [R, ...]."""
+    parts = [jax.device_get(fn(x[i : i + BATCH])) for i in range(0, len(x), BATCH)]
+    if isinstance(parts[0], tuple):
+        parts = [part._replace(stats=None) for part in parts]
+    return jax.tree.map(lambda *a: np.concatenate(a), *parts)
 
 
 def features_of(method, layer, message, client, x):
@@ -135,10 +145,12 @@ def analyse(clients: list[Client]) -> tuple[dict, dict[str, Figure]]:
 def analyse_selection(clients: list[Client], shown: Client) -> tuple[dict, dict[str, Figure]]:
     """Selection ratio, Fisher scores of both parts, overlap, t-SNE: numbers and pictures."""
     ratio = {c.name: features.selection_ratio(c.picked.m) for c in clients}
-    fisher = {
-        c.name: {part: features.mean_fisher(z, c.test.y)[0] for part, z in halves(c.picked).items()}
+    scores = {
+        c.name: {part: features.mean_fisher(z, c.test.y) for part, z in halves(c.picked).items()}
         for c in clients
     }
+    fisher = {name: {part: mean for part, (mean, _) in row.items()} for name, row in scores.items()}
+    left_out = {name: {part: n for part, (_, n) in row.items()} for name, row in scores.items()}
     often = [(c.picked.m.mean(0), c.picked.z_l.mean(0)) for c in clients]
     overlap = [[features.overlap(a, b, c, d) for b, d in often] for a, c in often]
     figures = {
@@ -147,7 +159,8 @@ def analyse_selection(clients: list[Client], shown: Client) -> tuple[dict, dict[
         "overlap": heat_map(overlap, list(ratio), "overlap of selected features"),
         "tsne": tsne(shown),
     }
-    return {"selection_ratio": ratio, "fisher_split": fisher, "overlap": overlap}, figures
+    numbers = {"selection_ratio": ratio, "overlap": overlap}
+    return numbers | {"fisher_split": fisher, "infinite_fisher_scores": left_out}, figures
 
 
 def halves(out: Picked) -> dict[str, np.ndarray]:

@@ -161,6 +161,9 @@ def test_the_papers_settings():
     fedrep = config("fedpick_digits.py:fedrep")
     assert (fedrep.method.head_epochs, fedrep.method.body_epochs) == (4, 1)
     assert fedrep.method.head_layers == config("fedpick_digits.py:fedper").method.head_layers == 2
+    for text, weight in (("digits", 10.0), ("office", 1.0), ("domainnet", 1.0)):
+        pick = config(f"fedpick_{text}.py:fedpick").method
+        assert pick.tau == pick.lam_lce == pick.lam_dis == weight and pick.lam_ent == 0.001
     assert config("fedpick_digits.py:lg_fedavg").method.head_layers == 1
     local = config("fedpick_digits.py").local
     assert (local.lr, local.momentum, local.batch_size, local.epochs) == (0.01, 0.5, 64, 1)

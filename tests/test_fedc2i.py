@@ -168,6 +168,28 @@ def test_equal_models_are_left_as_they_are():
         toys.close(state.server.models, w, rtol=1e-5, atol=1e-6)
 
 
+def test_the_mean_is_over_those_who_have_uploaded():
+    w, n = models(count=toys.C), jnp.array([0.0, 10, 0, 30, 0, 0, 20, 0])
+    state = mixtures(toys.make("fedc2i", body="mean", head="mean"), Server(w, n))
+    expected = jax.tree.map(lambda a: np.tensordot(np.asarray(n) / 60, a, 1), w)
+    for i in range(toys.C):
+        toys.close(tree.take(state.server.models, i), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_clients_train_from_their_mixture():
+    """Every parameter, with the client's optimiser, against NumPy."""
+    w = models(toys.TASK, toys.C)
+    method = toys.make("fedc2i", toys.TASK)
+    server = State(Server(w, toys.PEOPLE.n), jnp.zeros((toys.C, toys.C)))
+    plan = naive.FULL._replace(cohort=toys.C)
+    start = toys.player(method, plan=plan._replace(epochs=0))(naive.KEYS, 0, 1, server)[0]
+    after = toys.player(method, plan=plan)(naive.KEYS, 0, 1, server)[0]
+    for i in range(toys.C):
+        mixed = naive.weights_of(tree.take(start.server.models, i))
+        expected = naive.sgd(mixed, *naive.data_of(i))
+        naive.close(tree.take(after.server.models, i), expected, rtol=1e-3, atol=1e-4)
+
+
 def test_of_two_clients_each_is_measured_without_the_other():
     """M = 2: theta^-1 is theta_2."""
     w = models(count=2)

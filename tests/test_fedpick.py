@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import toys
 
-from fedjax_lab import evaluate, experiment, methods, runner, simulate, tree
+from fedjax_lab import evaluate, experiment, losses, methods, runner, simulate, tree
 from fedjax_lab.errors import BadInput
 from fedjax_lab.methods.fedper import head
 from fedjax_lab.methods.fedpick import distance, negative_entropy
@@ -181,6 +181,53 @@ def test_distance_is_both_divergences():
     extreme = jnp.array([[1e4, -1e4, 0.0]])
     assert np.isfinite(distance(extreme, -extreme)).all()
     np.testing.assert_allclose(distance(a, b, detach_targets=True), expected, rtol=1e-3)
+
+
+def test_the_loss_obeys_its_settings():
+    """Soft masks in training, with noise; detached targets: the same value, another gradient."""
+    w, batch = first_weights(TASK, CUT, KEYS.init), example(12)
+
+    def of(**hyper):
+        loss = loss_of(head_layers=2, **hyper)
+        return jax.value_and_grad(lambda p: loss(w._replace(params=p), batch, KEY)[0])(w.params)
+
+    hard, soft, detached = of(), of(mask="soft"), of(detach_targets=True)
+    assert abs(float(hard[0] - soft[0])) > 1e-3
+    assert float(hard[0]) == pytest.approx(float(detached[0]), rel=1e-6)
+    assert float(tree.sq_norm(tree.sub(hard[1], detached[1]))) > 1e-3
+    out = pick(TASK, CUT, w, batch.x, KEY, batch.mask, tau=1.0, soft=True)
+    noise = jax.random.logistic(jax.random.fold_in(KEY, 2), (12, 12))
+    np.testing.assert_allclose(out.m, jax.nn.sigmoid(out.z_l + noise), rtol=1e-4)
+    expected = losses.cross_entropy(out.a_g, batch) + losses.cross_entropy(out.a_p, batch)
+    mean = functools.partial(losses.masked_mean, mask=batch.mask)
+    expected += 0.001 * mean(negative_entropy(out.a_u)) + mean(distance(out.a_p, out.a_g))
+    assert float(soft[0]) == pytest.approx(float(expected), rel=1e-5)
+
+
+def test_a_soft_mask_also_predicts():
+    w = first_weights(TASK, CUT, KEYS.init)
+    made = method(mask="soft", tau=0.5)
+    state = made.init(KEYS.init, 1)
+    client = tree.take(toys.PEOPLE, 0)._replace(private=tree.take(state.private, 0))
+    x = toys.FEDERATION.x[:20]
+    out = pick(TASK, CUT, w, x, tau=0.5, soft=True)
+    np.testing.assert_allclose(
+        made.predict(state.server, client, x), out.a_g + out.a_p, rtol=1e-5, atol=1e-6
+    )
+    hard = pick(TASK, CUT, w, x, tau=0.5)
+    assert float(jnp.abs(hard.a_p - out.a_p).max()) > 1e-3
+
+
+def test_running_statistics_of_each_head_are_those_of_its_features():
+    """Of the real rows of z^p for h^p, of z^u for h^u."""
+    w, batch = first_weights(TASK, CUT, KEYS.init), example(12)
+    out = pick(TASK, CUT, w, batch.x, KEY, batch.mask, tau=1.0)
+    for name, m in (("relevant", out.m), ("irrelevant", 1 - out.m)):
+        layer = w.params[name]["Dense_1"]
+        z = np.asarray((out.z_g * m) @ layer["kernel"] + layer["bias"])[:10]
+        found = out.stats[name]["BatchNorm_1"]
+        np.testing.assert_allclose(found["mean"], 0.1 * z.mean(0), rtol=1e-3, atol=1e-5)
+        np.testing.assert_allclose(found["var"], 0.9 + 0.1 * z.var(0, ddof=1), rtol=1e-3)
 
 
 def test_detached_targets_pass_no_gradient():
@@ -370,6 +417,7 @@ def test_it_learns(hyper):
         ({"mask": "hrad"}, "did you mean 'hard'"),
         ({"ensemble": "logit"}, "did you mean 'logits'"),
         ({"tau": 0.0}, "config.method.tau must be above 0"),
+        ({"mask": "none", "share_bn": True}, "mask=none shares neither"),
         ({"head_layers": 3}, "leaves no layer for the body"),
     ],
 )
@@ -439,6 +487,7 @@ def test_the_analyses_of_a_finished_run(two_domains, monkeypatch, capsys):
         assert {p.stem for p in (out / name).glob("*.png")} == expected
     numbers = json.loads((out / "fedpick/numbers.json").read_text())
     assert set(numbers["selection_ratio"]) == {"north", "south"}
+    assert set(numbers["infinite_fisher_scores"]["south"]) == {"relevant", "irrelevant"}
     assert numbers["overlap"][0][0] == 1 and 0 < numbers["overlap"][0][1] <= 1
     assert all(0 <= v <= 1 for v in numbers["sparsity"].values())
     assert len(numbers["fisher_probe"]["north"]) == 10

@@ -27,7 +27,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_lab import losses
-from fedjax_lab.errors import check_choice, check_positive
+from fedjax_lab.errors import BadInput, check_choice, check_positive
 from fedjax_lab.methods.fedbn import fedbn
 from fedjax_lab.methods.fedper import head, partly_private
 from fedjax_lab.methods.selection import first_weights, pick
@@ -63,6 +63,8 @@ def fedpick(
     check_positive("method.tau", tau)
     layers = head(task, head_layers)
     if mask == "none":
+        if share_bn or share_selection:
+            raise BadInput("config.method.mask=none shares neither BatchNorm nor selection")
         return fedbn(task)
 
     def loss(w, batch, key):

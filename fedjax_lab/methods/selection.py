@@ -9,6 +9,7 @@ from typing import NamedTuple
 import jax
 
 from fedjax_lab import tree
+from fedjax_lab.errors import BadInput
 from fedjax_lab.models.layers import torch_uniform
 from fedjax_lab.types import Array, Task, Weights
 
@@ -30,6 +31,8 @@ def first_weights(task: Task, layers: tuple[str, ...], key: Array) -> Weights:
     net, *heads = (task.init(k) for k in (key, *map(jax.random.fold_in, [key] * 2, [1, 2])))
     relevant, irrelevant = (tree.split(tree.within(layers), w)[0] for w in heads)
     d = net_kernel(net, layers[0]).shape[0]
+    if d < 2:
+        raise BadInput(f"fedpick needs features to select from: the model has {d}")
     keys = jax.random.split(jax.random.fold_in(key, 3), 4)
     shapes = {"V_1": (d, d // 2), "V_2": (d // 2, d)}
     select = {
