@@ -432,19 +432,23 @@ def _unseen_domain(config, dataset):
 def _few_shots(config, dataset, unseen):
     """Rows of the unseen domain for each client [C, shots], and which rows then remain unseen.
 
-    Classes in turn, the same for all seeds; nobody shares a row.
+    As many of each class as can be, in all and for each client; the same for all seeds.
     """
     clients, k = config.partition.num_clients, config.data.shots
     rows = np.flatnonzero(unseen)
-    if clients * k > max(0, len(rows) - 1):
+    if k == 0:
+        return np.zeros((clients, 0), int), unseen
+    if clients * k >= len(rows):
         raise BadInput(
             f"config.data.shots={k} for {clients} clients is more than the {len(rows)} unseen"
             " examples leave"
         )
     rows = np.random.default_rng(0).permutation(rows)
+    rows = rows[np.argsort(dataset.y[rows], kind="stable")]  # class after class
     y = dataset.y[rows]
-    turn = np.array([np.sum(y[:i] == label) for i, label in enumerate(y)], int)
-    shots = rows[np.lexsort((y, turn))][: clients * k].reshape(clients, k)
+    place = np.arange(len(y)) - np.searchsorted(y, y)  # in its class
+    chosen = np.sort(np.argsort(place, kind="stable")[: clients * k])
+    shots = np.stack([rows[chosen[i::clients]] for i in range(clients)])
     remaining = unseen.copy()
     remaining[shots.ravel()] = False
     return shots, remaining

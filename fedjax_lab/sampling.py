@@ -13,10 +13,9 @@ def by_size(key: Array, server: PyTree, population: Client, m: int) -> tuple[Arr
 
 
 def shuffled(key: Array, server: PyTree, population: Client, m: int) -> tuple[Array, Array]:
-    """m clients at random, in random order; share n_i / sum_j n_j over the sampled."""
-    k_ids, k_order = jax.random.split(key)
-    ids = without_replacement(k_ids, population.n.shape[0], m)
-    ids = jax.random.permutation(k_order, ids)
+    """The clients of `by_size` in random order; share n_i / sum_j n_j over the sampled."""
+    ids = without_replacement(key, population.n.shape[0], m)
+    ids = jax.random.permutation(jax.random.fold_in(key, 1), ids)
     return ids, population.n[ids] / jnp.sum(population.n[ids])
 
 

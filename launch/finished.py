@@ -34,6 +34,8 @@ def load(workdir: Path, seed: int | None = None) -> Finished:
     """A seed of a run (the first by default), from its last checkpoint. BadInput if unfinished."""
     if not (workdir / "summary.json").exists():
         raise BadInput(f"{workdir} holds no finished run")
+    if "diverged" in json.loads((workdir / "summary.json").read_text()):
+        raise BadInput(f"the run of {workdir} diverged")
     config = json.loads((workdir / "config.json").read_text())
     seeds = config.pop("seeds")
     seed = seeds[0] if seed is None else seed

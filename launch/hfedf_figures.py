@@ -3,10 +3,11 @@
 python launch/hfedf_figures.py WORKDIR --out=DIR [--compare=WORKDIR ...] [--seed=0]
 
 Of a run of hfedf: weights.png, GradAlign's weight of every client in each evaluated round; and
-embeddings.png, the first two numbers of every embedding through the rounds. Of any runs, side by
-side: spread.png, the standard deviation of a weight over the clients' models, averaged over a
-layer; and confidence.png, the largest probability of right and wrong answers on validation rows
-(id) and on the unseen domain (ood), with the expected calibration error. numbers.json has it all.
+embeddings.png, the first two numbers of every embedding through the rounds. Of runs in which every
+client has one model, side by side: spread.png, the standard deviation of a weight over the clients'
+models, averaged over a layer; and confidence.png, the largest probability of right and wrong answers
+on validation rows (id) and on the unseen domain (ood), with the expected calibration error.
+numbers.json has it all.
 """
 
 import argparse
@@ -23,6 +24,7 @@ from matplotlib.figure import Figure
 from fedjax_lab import metrics, tree
 from fedjax_lab.errors import BadInput
 from fedjax_lab.local import fetch
+from fedjax_lab.types import Weights
 
 BINS = 15  # of the calibration error
 
@@ -38,12 +40,12 @@ def main() -> None:
         runs = {}
         for workdir in (args.workdir, *args.compare):
             run = finished.load(workdir, args.seed)
-            runs[f"{run.hyper['name']}, {workdir.name}"] = run
+            runs[str(workdir)] = run
         rounds = recorded(args.workdir, args.seed)
+        spread = {name: layer_spread(run) for name, run in runs.items()}
     except BadInput as error:
         parser.error(str(error))
     args.out.mkdir(parents=True, exist_ok=True)
-    spread = {name: layer_spread(run) for name, run in runs.items()}
     answers = {name: {m: confidence(run, m) for m in rows_of(run)} for name, run in runs.items()}
     figures = {"spread": draw_spread(spread)}
     if any(answers.values()):
@@ -80,13 +82,21 @@ def layer_spread(run) -> dict[str, float]:
     """By layer: the deviation over clients of each of its weights, averaged. 0 for one model."""
     models = []
     for i in range(len(run.federation.train)):
-        client, message = run.client(i)
-        models.append((message or client.private).params)
+        models.append(model_of(run, i).params)
     deviation = jax.tree.map(lambda *a: np.std(np.stack(a), axis=0), *jax.device_get(models))
     sums = {}
     for name, a in zip(tree.names(deviation), jax.tree.leaves(deviation), strict=True):
         sums.setdefault(name.rpartition("/")[0], []).append(a.ravel())
     return {layer: float(np.concatenate(parts).mean()) for layer, parts in sums.items()}
+
+
+def model_of(run, i: int) -> Weights:
+    """The model of client i: what it is sent, what it keeps, or both together."""
+    client, message = run.client(i)
+    parts = [part for part in (message, client.private) if jax.tree.leaves(part)]
+    if not parts or not all(isinstance(part, Weights) for part in parts):
+        raise BadInput(f"a client of {run.hyper['name']} has more or less than a model")
+    return parts[0] if len(parts) == 1 else tree.join(*parts)
 
 
 def rows_of(run) -> dict[str, list]:

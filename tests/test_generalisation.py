@@ -129,6 +129,8 @@ def test_the_closer_to_the_mean_the_larger_the_weight():
     low, high = np.exp(-1) / (2 * np.e + np.exp(-1)), np.e / (np.e + 2 * np.exp(-1))
     assert low - 1e-6 <= found.min() and found.max() <= high + 1e-6
     np.testing.assert_allclose(weights(np.zeros((3, 4))), 1 / 3)
+    opposite = np.array([[1.0, 2.0], [-1.0, -2.0 + 1e-6]], np.float32)
+    assert np.abs(alignment(jnp.asarray(opposite @ opposite.T))).max() <= 1
     assert weights(np.ones((1, 4))) == 1
 
 
@@ -414,7 +416,10 @@ def test_pfedhn_passes_against_numpy():
 
 
 def test_the_order_of_a_pass_is_random():
+    """The clients of a round are those that every other method has."""
     method = toys.make("pfedhn")
+    for t in range(3):
+        assert set(naive.cohort(method, t)) == set(naive.cohort(toys.make("fedavg"), t))
     orders = {tuple(naive.cohort(method, t, toys.C)) for t in range(4)}
     assert len(orders) == 4 and all(sorted(o) == list(range(toys.C)) for o in orders)
 
@@ -478,7 +483,7 @@ def test_divergence_is_that_of_two_gaussians():
     """Against the mean log-ratio of densities over 200,000 draws."""
     rng = np.random.default_rng(0)
     mu, sigma = rng.normal(size=(1, 3)), rng.uniform(0.5, 1.5, (1, 3))
-    prior = {"mu": rng.normal(size=(4, 3)), "sigma": rng.normal(size=(4, 3)), "c": 0.8}
+    prior = {"mu": rng.normal(size=(4, 3)), "sigma": rng.normal(size=(4, 3)), "log_c": np.log(0.8)}
     found = divergence(
         *map(jnp.asarray, (mu, sigma)), jax.tree.map(jnp.asarray, prior), jnp.array([2])
     )
@@ -503,7 +508,7 @@ def test_fedsr_loss_against_numpy(power):
     loss, state = sr_loss(**hyper)
     w = tree.join(state.server, tree.take(state.private, 0))
     prior = w.params["prior"]
-    prior = {**prior, "mu": prior["mu"] + 0.3, "sigma": prior["sigma"] - 0.5, "c": jnp.float32(1.2)}
+    prior = {**prior, "mu": prior["mu"] + 0.3, "sigma": prior["sigma"] - 0.5, "log_c": jnp.log(1.2)}
     w = w._replace(params={**w.params, "prior": prior})
     batch = example(12)
     value, _ = loss(w, batch, KEY)
@@ -552,8 +557,11 @@ def test_predictions_are_means_over_samples():
     state = first(method)
     client = tree.take(toys.PEOPLE, 0)._replace(private=tree.take(state.private, 0))
     x = toys.FEDERATION.x[:6]
-    p = method.predict(state.server, client, x)
+    p = np.exp(method.predict(state.server, client, x))
     np.testing.assert_allclose(p.sum(1), 1, rtol=1e-5)
+    message, private = method.newcomer(state)
+    again = method.predict(message, client._replace(private=private), x)
+    np.testing.assert_allclose(np.exp(again), p, rtol=1e-5)
     w = state.server.params
     net = naive.weights_of(Weights(w["net"], {}))
     sigma = np.log1p(np.exp(np.asarray(x) @ w["spread"]["kernel"] + w["spread"]["bias"]))
@@ -620,14 +628,30 @@ def test_few_shots_are_balanced_disjoint_and_no_longer_unseen(four_domains):
         assert not set(given) & set(np.asarray(b.unseen))
         assert len(b.unseen) == len(a.unseen) - 18
         np.testing.assert_array_equal(a.validation, b.validation)
+    a, b = (np.sort(np.asarray(f.unseen)) for f in few.federations)
+    np.testing.assert_array_equal(a, b)
     with pytest.raises(BadInput, match="config.data.shots=40 for 3 clients is more than the 100"):
         setting(four_domains, "fedavg", shots=40)
     with pytest.raises(BadInput, match="than the 0 unseen examples"):
         setting(four_domains, "fedavg", shots=1, unseen="")
 
 
+def test_few_shots_of_unequal_classes_are_as_even_as_can_be(tmp_path):
+    """Two, six and 92 of a class; six for each of three clients: 2, 6 and 10 in all."""
+    y = np.concatenate([np.tile([0, 1, 2], 30), np.repeat([0, 1, 2], [2, 6, 92])])
+    domain = np.array(["a"] * 90 + ["b"] * 100)
+    split = np.where(np.arange(190) < 10, "test", "train")
+    x = np.random.default_rng(0).integers(0, 255, (190, 4, 4, 1), dtype=np.uint8)
+    np.savez(tmp_path / "data.npz", x=x, y=y, domain=domain, split=split)
+    e = setting(tmp_path / "data.npz", "fedavg", shots=6)
+    rows = [r[r >= 90] for r in np.asarray(e.federations[0].train)]
+    counts = np.array([np.bincount(y[r], minlength=3) for r in rows])
+    assert counts.sum(0).tolist() == [2, 6, 10] and counts.sum(1).tolist() == [6, 6, 6]
+    assert (counts.max(0) - counts.min(0) <= 1).all()
+
+
 def test_embeddings_of_an_autoencoder_are_found_once(four_domains):
-    """By client, not trained afterwards; alike for clients with alike images."""
+    """By client, and not trained afterwards."""
     hyper = {"name": "hfedf", "embedding": "autoencoder", "embedding_dim": 2}
     e = setting(four_domains, hyper)
     assert [(s.name, s.rounds) for s in e.stages] == [("embed", 1), ("train", 3)]
@@ -643,7 +667,7 @@ def test_embeddings_of_an_autoencoder_are_found_once(four_domains):
 
 
 def test_the_autoencoder_learns_its_images():
-    """Parameters of Table 9's; a hundredth of the variance of two kinds of images is left."""
+    """Parameters of Table 9's; of two kinds of images a tenth of the first error is left."""
     net = Autoencoder(2)
     params = net.init(KEY, jnp.zeros((1, 32, 32, 3)))
     assert sum(a.size for a in jax.tree.leaves(params)) == 9_395 + 4_097 * 2
@@ -660,24 +684,35 @@ def test_the_autoencoder_learns_its_images():
 
 def test_the_figures_of_finished_runs(four_domains, tmp_path, monkeypatch, capsys):
     monkeypatch.syspath_prepend(str(Path(__file__).parent.parent / "launch"))
+    import finished
     import hfedf_figures
 
-    for name in ("hfedf", "local"):
+    for name in ("hfedf", "local", "fedavg", "ifca"):
         runner.run(setting(four_domains, name), tmp_path / name, quiet=True)
     argv = ["x", str(tmp_path / "hfedf"), f"--out={tmp_path}/out"]
-    monkeypatch.setattr("sys.argv", [*argv, "--compare", str(tmp_path / "local")])
+    others = [str(tmp_path / name) for name in ("local", "fedavg")]
+    monkeypatch.setattr("sys.argv", [*argv, "--compare", *others])
     hfedf_figures.main()
     names = {"weights", "embeddings", "spread", "confidence"}
     assert {p.stem for p in (tmp_path / "out").glob("*.png")} == names
     numbers = json.loads((tmp_path / "out/numbers.json").read_text())
-    assert list(numbers["spread"]["local, local"]) == ["Dense_0", "head"]
-    assert all(v > 0 for v in numbers["spread"]["hfedf, hfedf"].values())
-    assert set(numbers["calibration_error"]["hfedf, hfedf"]) == {"id", "ood"}
+    spread = {Path(name).name: layers for name, layers in numbers["spread"].items()}
+    assert list(spread["local"]) == ["Dense_0", "head"]
+    assert all(v > 1e-3 for v in spread["hfedf"].values())
+    assert sum(spread["fedavg"].values()) < 1e-6
+    models = finished.load(tmp_path / "local").state.private.params["head"]
+    flat_models = np.concatenate([np.reshape(a, (3, -1)) for a in jax.tree.leaves(models)], 1)
+    assert spread["local"]["head"] == pytest.approx(flat_models.std(0).mean(), rel=1e-4)
+    assert all(set(v) == {"id", "ood"} for v in numbers["calibration_error"].values())
     assert set(numbers["rounds"]) == {"1", "2", "3"}
-    monkeypatch.setattr("sys.argv", ["x", str(tmp_path), f"--out={tmp_path}/out"])
-    with pytest.raises(SystemExit):
-        hfedf_figures.main()
-    assert "holds no finished run" in capsys.readouterr().err
+    for folder, message in (
+        (tmp_path, "holds no finished run"),
+        (tmp_path / "ifca", "of ifca has"),
+    ):
+        monkeypatch.setattr("sys.argv", ["x", str(folder), f"--out={tmp_path}/out"])
+        with pytest.raises(SystemExit):
+            hfedf_figures.main()
+        assert message in capsys.readouterr().err
 
 
 def test_calibration_error_against_hand(monkeypatch):

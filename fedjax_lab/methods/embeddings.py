@@ -12,8 +12,9 @@ import optax
 
 from fedjax_lab import losses, optim, sampling
 from fedjax_lab.errors import BadInput
+from fedjax_lab.local import num_batches
 from fedjax_lab.models.autoencoder import Autoencoder
-from fedjax_lab.types import Array, Exchange, Method, Stage, State, Task
+from fedjax_lab.types import Exchange, Method, PyTree, Stage, State, Task
 
 IMAGES, EPOCHS, BATCH, LR = 100, 100, 32, 1e-3  # the paper gives the first
 
@@ -48,19 +49,19 @@ def embed(task: Task, size: int) -> Stage:
     return Stage("embed", method, 1)
 
 
-def fit(error, params, batch) -> Array:
-    """The autoencoder after EPOCHS passes over one batch of images, in order."""
+def fit(error, params, batch) -> PyTree:
+    """The autoencoder's weights after EPOCHS passes over one batch of images, in order."""
     adam = optim.adam(LR)
-    starts = jnp.arange(0, IMAGES, BATCH)
+    count = num_batches(jnp.sum(batch.mask), BATCH)
     pad = -IMAGES % BATCH
     x = jnp.pad(batch.x, ((0, pad), *((0, 0),) * (batch.x.ndim - 1)))
     mask = jnp.pad(batch.mask, (0, pad))
 
     def step(i, carry):
         params, state = carry
-        start = starts[i % len(starts)]
+        start = i % count * BATCH
         now = (jax.lax.dynamic_slice_in_dim(a, start, BATCH) for a in (x, mask))
         updates, state = adam.update(jax.grad(error)(params, *now), state, params)
         return optax.apply_updates(params, updates), state
 
-    return jax.lax.fori_loop(0, EPOCHS * len(starts), step, (params, adam.init(params)))[0]
+    return jax.lax.fori_loop(0, EPOCHS * count, step, (params, adam.init(params)))[0]

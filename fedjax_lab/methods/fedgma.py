@@ -45,19 +45,19 @@ def fedgma(
 
         def mask(delta):
             """A >= tau, A, and the sign that most have; of uniform p votes are whole numbers."""
-            votes = jnp.tensordot(count, jnp.sign(delta), 1)
+            votes = tree.mix(count, jnp.sign(delta))
             return jnp.abs(votes) >= tau * M - 1e-6, jnp.abs(votes) / M, jnp.sign(votes)
 
         def masked_average(a, b):
             agree, A, _ = mask(b - a)
-            step = jnp.tensordot(by_size, b - a, 1)
+            step = tree.mix(by_size, b - a)
             return a + server_lr * jnp.where(agree, 1.0, A) * step
 
         def average_plus_masked_step(a, b):
             delta = b - a
             agree, _, sign = mask(delta)
             kept = jnp.where(agree & (jnp.sign(delta) == sign), delta, 0.0)
-            return jnp.tensordot(p, b, 1) + server_lr * jnp.tensordot(p, kept, 1)
+            return tree.mix(p, b) + server_lr * tree.mix(p, kept)
 
         step = masked_average if mode == "masked_average" else average_plus_masked_step
         return Weights(jax.tree.map(step, w_t.params, w.params), tree.mix(by_size, w.stats))

@@ -81,7 +81,8 @@ def fedpick(
         if ensemble == "logits":
             return Prediction(out.a_g + out.a_p)  # eq. 14
         if ensemble == "probs":
-            return Prediction(jax.nn.softmax(out.a_g) + jax.nn.softmax(out.a_p))
+            p = jax.nn.softmax(out.a_g) + jax.nn.softmax(out.a_p)
+            return Prediction(jnp.log(p / 2 + 1e-30))
         return Prediction(out.a_g)
 
     def private(name):

@@ -18,14 +18,13 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_lab import losses
+from fedjax_lab import losses, tree
 from fedjax_lab.errors import check_choice
 from fedjax_lab.methods.fedper import partly_private
 from fedjax_lab.models.layers import torch_uniform
 from fedjax_lab.types import Array, Method, Output, Task, Weights
 
 SAMPLES = 20  # of z, to predict
-SMALLEST = 1e-3  # that c may get
 
 
 class Representation(NamedTuple):
@@ -54,7 +53,7 @@ def fedsr(task: Task, *, l2r: float = 0.01, cmi: float = 1e-3, l2r_power: int = 
             "bias": torch_uniform(n)(k_bias, (D,)),
         }
         classes = (task.num_classes, D)
-        prior = {"mu": jnp.zeros(classes), "sigma": jnp.ones(classes), "c": jnp.float32(1)}
+        prior = {"mu": jnp.zeros(classes), "sigma": jnp.ones(classes), "log_c": jnp.float32(0)}
         return Weights({"net": net.params, "spread": spread, "prior": prior}, net.stats)
 
     def represent(w, x, key=None, mask=None):
@@ -81,13 +80,14 @@ def fedsr(task: Task, *, l2r: float = 0.01, cmi: float = 1e-3, l2r_power: int = 
         mu, sigma, stats = represent(w, x)
         xi = jax.random.normal(jax.random.key(0), (SAMPLES, *mu.shape[1:]))
         p = jax.vmap(lambda xi: jax.nn.softmax(classify(w, x, mu + sigma * xi)))(xi)
-        return Output(jnp.mean(p, 0), mu, stats)
+        return Output(jnp.log(jnp.mean(p, 0) + 1e-30), mu, stats)
 
     def private(name):
         return name.startswith("params/prior/")
 
     stochastic = task._replace(init=init, apply=apply)
-    return partly_private(stochastic, private, lambda w, work: work.train(w, loss))
+    method = partly_private(stochastic, private, lambda w, work: work.train(w, loss))
+    return method._replace(newcomer=lambda state: (state.server, tree.take(state.private, 0)))
 
 
 def length(z: Array) -> Array:
@@ -97,7 +97,7 @@ def length(z: Array) -> Array:
 
 def divergence(mu: Array, sigma: Array, prior: dict, y: Array) -> Array:
     """KL( N(c mu, (c sigma)^2) || r(.|y) ), summed over dimensions: [B, D] -> [B]."""
-    c = jnp.maximum(prior["c"], SMALLEST)
+    c = jnp.exp(prior["log_c"])
     r_mu, r_sigma = prior["mu"][y], jax.nn.softplus(prior["sigma"])[y]
     far = ((c * sigma) ** 2 + (c * mu - r_mu) ** 2) / (2 * r_sigma**2)
     return jnp.sum(jnp.log(r_sigma) - jnp.log(c * sigma) + far - 0.5, -1)

@@ -68,7 +68,8 @@ def hfedf(
     """server_lr, server_decay: of Adam on theta and nu.
 
     grad_align: off: the plain mean of the g_i. align_nu: whether cosines include nu.
-    ema: share of the new weights; 1: none. ema_warmup: rounds before it.
+    ema: share of the new weights; 1: no average. ema_warmup: w, the last round that is not averaged
+    (the first is 0).
     ema_mode: feedback (training goes on from the average); shadow (the average is only scored).
     embedding: learned; random: drawn anew after every round, never trained; autoencoder: found in a
     round before the first (embeddings.py), never trained. embedding_dim: e; 0: floor(1 + C / 4).
@@ -124,6 +125,7 @@ def hfedf(
             weight = jax.nn.softmax(alignment(gram))  # eq. 9
         _, pull = jax.vjp(lambda x: jax.vmap(partial(model, x))(ids), x)
         (g,) = pull(jax.vmap(tree.scale)(weight, delta))
+        g = g if learned else g._replace(nu=jnp.zeros_like(g.nu))
         if clip:
             g, _ = optax.clip_by_global_norm(clip).update(g, optax.EmptyState())
         updates, moments = adam.update(g, server.moments, x)
@@ -173,7 +175,7 @@ def hfedf(
 def alignment(gram: Array) -> Array:
     """Cosine [M] of each g_i with their mean, from their inner products [M, M]."""
     length = jnp.sqrt(jnp.maximum(jnp.mean(gram), 0)) * jnp.sqrt(jnp.diag(gram))
-    return jnp.mean(gram, 1) / (length + 1e-12)  # eq. 8
+    return jnp.clip(jnp.mean(gram, 1) / (length + 1e-12), -1, 1)  # eq. 8
 
 
 def rest(here: Array, new: PyTree, old: PyTree) -> PyTree:
