@@ -4,9 +4,9 @@ python launch/hfedf_figures.py WORKDIR --out=DIR [--compare=WORKDIR ...] [--seed
 
 Of a run of hfedf: weights.png, GradAlign's weight of every client in each evaluated round; and
 embeddings.png, the first two numbers of every embedding through the rounds. Of runs in which every
-client has one model, side by side: spread.png, the standard deviation of a weight over the clients'
-models, averaged over a layer; and confidence.png, the largest probability of right and wrong answers
-on validation rows (id) and on the unseen domain (ood), with the expected calibration error.
+client has one model, side by side: spread.png, the standard deviation of a weight over the models,
+averaged over a layer; and confidence.png, the largest probability of right and wrong answers on
+validation rows (id) and on the unseen domain (ood), with the expected calibration error.
 numbers.json has it all.
 """
 
