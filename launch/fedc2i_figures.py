@@ -69,7 +69,7 @@ def spread(rounds: list[int]) -> list[int]:
 
 def draw(maps: dict[int, np.ndarray], names: list[str]) -> Figure:
     """The maps side by side, on one scale from 0."""
-    figure = Figure(figsize=(1.2 + 2.4 * len(maps), 3.2), layout="constrained")
+    figure = Figure(figsize=(1.2 + 2.4 * len(maps), 4), layout="constrained")
     panels = figure.subplots(1, len(maps), squeeze=False, sharey=True)[0]
     highest = max(a.max() for a in maps.values())
     for axes, (number, weights) in zip(panels, maps.items(), strict=True):
