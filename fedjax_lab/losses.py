@@ -11,8 +11,9 @@ Loss = Callable[[Weights, Batch, Array | None], tuple[Array, PyTree]]
 
 
 def masked_mean(values: Array, mask: Array) -> Array:
-    """Mean of values [B] where mask [B] is 1; 0 if it is 1 nowhere."""
-    return jnp.sum(values * mask) / jnp.maximum(jnp.sum(mask), 1.0)
+    """Mean of values [B, ...] over the rows where mask [B] is 1; 0 if it is 1 nowhere."""
+    rows = mask.reshape(-1, *(1,) * (values.ndim - 1))
+    return jnp.sum(values * rows, 0) / jnp.maximum(jnp.sum(mask), 1.0)
 
 
 def cross_entropy(logits: Array, batch: Batch) -> Array:

@@ -119,14 +119,14 @@ def play_round(
     server = state.server
     k_cohort, k_local = (jax.random.fold_in(key, t) for key in (keys.cohort, keys.local))
     ids, share = method.sample(k_cohort, server, everyone, plan.cohort)
-    one_by_one = any(exchange.one_by_one for exchange in method.round)
-    if not plan.equal_steps and not one_by_one:
+    in_order = any(exchange.one_by_one for exchange in method.round)
+    if not plan.equal_steps and not in_order:
         order = strategy.deal(num_batches(everyone.n[ids], plan.batch_size))
         ids, share = ids[order], share[order]
     cohort = tree.take(everyone, ids)._replace(weight=share, private=tree.take(state.private, ids))
     rows = federation.train[ids]
     k_clients = jax.vmap(jax.random.fold_in, (None, 0))(k_local, ids)
-    done = []
+    done, lane_steps = [], 0
 
     for left, exchange in zip(reversed(range(len(method.round))), method.round, strict=True):
         # The last exchange of a round shuffles as the only one of another method does.
@@ -135,16 +135,17 @@ def play_round(
         one, mine = _one_client(exchange, plan), (cohort, rows, now)
         if exchange.one_by_one:
             server, private, trainings = _in_turn(exchange, one, server, federation, mine)
+            executed = jnp.sum
         else:
             uploads, private, trainings = strategy.each(one)((server, federation), mine)
             server = exchange.aggregate(server, uploads, cohort)
+            executed = strategy.lane_steps
         cohort = cohort._replace(private=private)
         done += trainings
+        lane_steps += sum(executed(training.steps) for training in trainings)
 
     loss, steps, examples = (sum(a) for a in zip(*done, strict=True)) if done else jnp.zeros((3, 1))
     train_loss = jnp.sum(share * loss / jnp.maximum(steps, 1))
-    lanes = jnp.sum if one_by_one else strategy.lane_steps
-    lane_steps = sum(lanes(training.steps) for training in done)
     finite = jnp.isfinite(train_loss) & tree.finite((server, cohort.private))
     measured = Round(train_loss, jnp.sum(examples), jnp.sum(steps), lane_steps, finite)
     return State(server, tree.put(state.private, ids, cohort.private)), measured

@@ -115,5 +115,12 @@ def join(a: PyTree, b: PyTree) -> PyTree:
     return jax.tree.map(lambda x, y: y if x is None else x, a, b, is_leaf=lambda x: x is None)
 
 
+def at(a: PyTree, path: str) -> PyTree:
+    """The part of nested dicts at a path such as 'Dense_0/kernel'."""
+    for key in path.split("/"):
+        a = a[key]
+    return a
+
+
 def _name(path) -> str:
     return "/".join(str(getattr(k, "key", getattr(k, "name", getattr(k, "idx", k)))) for k in path)

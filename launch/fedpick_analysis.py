@@ -25,7 +25,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import finished
-import flax.linen as nn
 import jax
 import numpy as np
 from matplotlib.figure import Figure
@@ -35,6 +34,7 @@ from fedjax_lab.errors import BadInput, nearest
 from fedjax_lab.local import fetch
 from fedjax_lab.methods.fedper import head
 from fedjax_lab.methods.selection import Picked, pick
+from fedjax_lab.models.task import inputs_of
 from fedjax_lab.types import Batch
 
 RATIOS = np.arange(1, 11) / 10  # of features kept
@@ -116,14 +116,7 @@ def in_batches(fn, x):
 
 def features_of(method, layer, message, client, x):
     """What the named layer is given first when the client's model predicts: [B, d]."""
-    seen = []
-
-    def tap(call, args, kwargs, context):
-        if "/".join(context.module.path) == layer and context.method_name == "__call__":
-            seen.append(args[0])
-        return call(*args, **kwargs)
-
-    with nn.intercept_methods(tap):
+    with inputs_of(layer) as seen:
         method.predict(message, client, x)
     return seen[0]
 

@@ -35,8 +35,11 @@ def embed(task: Task, size: int) -> Stage:
 
     def local(params, client, work):
         params = fit(error, params, work.draw(IMAGES))
-        latent = jax.vmap(losses.masked_mean, (1, None))
-        return work.mean(lambda batch: latent(net.apply(params, batch.x)[1], batch.mask)), ()
+
+        def latent(batch):
+            return losses.masked_mean(net.apply(params, batch.x)[1], batch.mask)
+
+        return work.mean(latent), ()
 
     def aggregate(server, nu, cohort):
         return server[0], server[1].at[cohort.id].set(nu)

@@ -21,8 +21,6 @@ is FedBN, is mask=none; w/o a loss is its lam=0; the others are settings. The ne
 selection.py.
 """
 
-from typing import NamedTuple
-
 import jax
 import jax.numpy as jnp
 
@@ -31,7 +29,7 @@ from fedjax_lab.errors import BadInput, check_choice, check_positive
 from fedjax_lab.methods.fedbn import fedbn
 from fedjax_lab.methods.fedper import head, partly_private
 from fedjax_lab.methods.selection import first_weights, pick
-from fedjax_lab.types import Array, Method, Task
+from fedjax_lab.types import Array, Method, Output, Task
 
 
 def fedpick(
@@ -76,14 +74,15 @@ def fedpick(
         total = l_gce + lam_lce * l_lce + lam_ent * l_ent + lam_dis * l_dis  # eq. 15
         return total, out.stats
 
-    def apply(w, x, key=None, mask_rows=None):
+    def apply(w, x):
         out = pick(task, layers, w, x, tau=tau, soft=mask == "soft")
+        logits = out.a_g
         if ensemble == "logits":
-            return Prediction(out.a_g + out.a_p)  # eq. 14
-        if ensemble == "probs":
+            logits = out.a_g + out.a_p  # eq. 14
+        elif ensemble == "probs":
             p = jax.nn.softmax(out.a_g) + jax.nn.softmax(out.a_p)
-            return Prediction(jnp.log(p / 2 + 1e-30))
-        return Prediction(out.a_g)
+            logits = jnp.log(p / 2 + 1e-30)
+        return Output(logits, out.z_g, out.stats)
 
     def private(name):
         _, part, layer = name.split("/", 2)
@@ -95,12 +94,6 @@ def fedpick(
 
     picker = task._replace(init=lambda key: first_weights(task, layers, key), apply=apply)
     return partly_private(picker, private, train)
-
-
-class Prediction(NamedTuple):
-    """What scoring asks of a model."""
-
-    logits: Array  # [B, C]
 
 
 def negative_entropy(a_u: Array) -> Array:

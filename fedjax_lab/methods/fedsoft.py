@@ -53,7 +53,7 @@ def fedsoft(task: Task, *, num_clusters: int = 2, mu: float = 0.01, tau: int = 2
 
             loss = jax.vmap(each)(centres)  # [K, B]
             s = jax.nn.one_hot(jnp.argmin(loss, 0), K)  # [B, K]
-            return jax.vmap(losses.masked_mean, (1, None))(s, batch.mask)
+            return losses.masked_mean(s, batch.mask)
 
         return jnp.maximum(SIGMA, work.mean(best))
 

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from fedjax_lab import losses, tree
 from fedjax_lab.errors import check_choice
 from fedjax_lab.methods.fedper import partly_private
-from fedjax_lab.models.layers import torch_uniform
+from fedjax_lab.models.layers import affine, first_affine
 from fedjax_lab.types import Array, Method, Output, Task, Weights
 
 SAMPLES = 20  # of z, to predict
@@ -43,15 +43,9 @@ def fedsr(task: Task, *, l2r: float = 0.01, cmi: float = 1e-3, l2r_power: int = 
     def init(key):
         net = task.init(key)
         k_kernel, k_bias = jax.random.split(jax.random.fold_in(key, 1))
-        twin = net.params
-        for name in layer.split("/"):
-            twin = twin[name]
-        n, D = twin["kernel"].shape
+        n, D = tree.at(net.params, layer)["kernel"].shape
         D = n if layer == "head" else D
-        spread = {
-            "kernel": torch_uniform(n)(k_kernel, (n, D)),
-            "bias": torch_uniform(n)(k_bias, (D,)),
-        }
+        spread = first_affine(k_kernel, k_bias, n, D)
         classes = (task.num_classes, D)
         prior = {"mu": jnp.zeros(classes), "sigma": jnp.ones(classes), "log_c": jnp.float32(0)}
         return Weights({"net": net.params, "spread": spread, "prior": prior}, net.stats)
@@ -62,7 +56,7 @@ def fedsr(task: Task, *, l2r: float = 0.01, cmi: float = 1e-3, l2r_power: int = 
         mu = before.features
         if layer != "head":
             mu = task.apply_at(layer, net, x, before.features, key, mask).features
-        s = before.features @ w.params["spread"]["kernel"] + w.params["spread"]["bias"]
+        s = affine(w.params["spread"], before.features)
         return Representation(mu, jax.nn.softplus(s), before.stats)
 
     def classify(w, x, z):
@@ -76,7 +70,7 @@ def fedsr(task: Task, *, l2r: float = 0.01, cmi: float = 1e-3, l2r_power: int = 
         R_c = losses.masked_mean(divergence(mu, sigma, w.params["prior"], batch.y), batch.mask)
         return ce + l2r * R_2 + cmi * R_c, stats
 
-    def apply(w, x, key=None, mask=None):
+    def apply(w, x):
         mu, sigma, stats = represent(w, x)
         xi = jax.random.normal(jax.random.key(0), (SAMPLES, *mu.shape[1:]))
         p = jax.vmap(lambda xi: jax.nn.softmax(classify(w, x, mu + sigma * xi)))(xi)

@@ -10,7 +10,7 @@ import jax
 
 from fedjax_lab import tree
 from fedjax_lab.errors import BadInput
-from fedjax_lab.models.layers import torch_uniform
+from fedjax_lab.models.layers import affine, first_affine
 from fedjax_lab.types import Array, Task, Weights
 
 
@@ -30,29 +30,18 @@ def first_weights(task: Task, layers: tuple[str, ...], key: Array) -> Weights:
     """net: phi^g and h^g, where every method starts; select: V; relevant, irrelevant: h^p, h^u."""
     net, *heads = (task.init(k) for k in (key, *map(jax.random.fold_in, [key] * 2, [1, 2])))
     relevant, irrelevant = (tree.split(tree.within(layers), w)[0] for w in heads)
-    d = net_kernel(net, layers[0]).shape[0]
+    d = tree.at(net.params, layers[0])["kernel"].shape[0]
     if d < 2:
         raise BadInput(f"fedpick needs features to select from: the model has {d}")
     keys = jax.random.split(jax.random.fold_in(key, 3), 4)
     shapes = {"V_1": (d, d // 2), "V_2": (d // 2, d)}
     select = {
-        name: {
-            "kernel": torch_uniform(n)(keys[2 * i], (n, k)),
-            "bias": torch_uniform(n)(keys[2 * i + 1], (k,)),
-        }
-        for i, (name, (n, k)) in enumerate(shapes.items())
+        name: first_affine(keys[2 * i], keys[2 * i + 1], *shape)
+        for i, (name, shape) in enumerate(shapes.items())
     }
     parts = {"net": net, "relevant": relevant, "irrelevant": irrelevant}
     params = {name: w.params for name, w in parts.items()} | {"select": select}
     return Weights(params, {name: w.stats for name, w in parts.items()})
-
-
-def net_kernel(net: Weights, layer: str) -> Array:
-    """The kernel of a dense layer by its path."""
-    found = net.params
-    for name in layer.split("/"):
-        found = found[name]
-    return found["kernel"]
 
 
 def pick(
@@ -78,10 +67,8 @@ def pick(
     )
     out = task.apply_at(layers[0], net, x, None, key, rows)
     z_g = out.features
-    z_l = z_g
-    for name in ("V_1", "V_2"):
-        z_l = jax.nn.relu(z_l) if name == "V_2" else z_l
-        z_l = z_l @ w.params["select"][name]["kernel"] + w.params["select"][name]["bias"]
+    V = w.params["select"]
+    z_l = affine(V["V_2"], jax.nn.relu(affine(V["V_1"], z_g)))
     noisy = z_l if key is None else z_l + jax.random.logistic(k_noise, z_l.shape)
     m_s = jax.nn.sigmoid(noisy / tau)  # eq. 9
     hard = (noisy >= 0).astype(m_s.dtype)

@@ -31,6 +31,17 @@ def dense(x: Array, features: int, name: str | None = None) -> Array:
     return nn.Dense(features, kernel_init=init, bias_init=init, name=name)(x)
 
 
+def first_affine(k_kernel: Array, k_bias: Array, inputs: int, features: int) -> dict[str, Array]:
+    """The first weights of an affine layer that is no module's: kernel and bias, as in `dense`."""
+    init = torch_uniform(inputs)
+    return {"kernel": init(k_kernel, (inputs, features)), "bias": init(k_bias, (features,))}
+
+
+def affine(weights: dict[str, Array], x: Array) -> Array:
+    """x [B, D] through such a layer: [B, features]."""
+    return x @ weights["kernel"] + weights["bias"]
+
+
 def conv(
     x: Array,
     features: int,

@@ -1,5 +1,7 @@
 """A Flax module as the two pure functions that methods use."""
 
+import contextlib
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -41,15 +43,7 @@ def make_task(
         return Output(logits, features, new.get("batch_stats", weights.stats))
 
     def apply_at(layer, weights, x, features=None, key=None, mask=None) -> Output:
-        seen = []
-
-        def tap(call, args, kwargs, context):
-            if "/".join(context.module.path) == layer and context.method_name == "__call__":
-                seen.append(args[0])
-                args = args if features is None else (features, *args[1:])
-            return call(*args, **kwargs)
-
-        with nn.intercept_methods(tap):
+        with inputs_of(layer, features) as seen:
             out = apply(weights, x, key, mask)
         return out._replace(features=seen[0]) if features is None else out
 
@@ -66,6 +60,24 @@ def make_task(
     if not tuple(found)[-1:] == dense[-1:] == ("head",):
         raise BadInput("the last layer of a model must be a Dense named 'head'")
     return Task(init, apply, num_classes, tuple(found), norms, dense, noise, apply_at)
+
+
+@contextlib.contextmanager
+def inputs_of(layer: str, instead: Array | None = None):
+    """A list that fills with what the layer at this path is given by all that is applied inside.
+
+    With `instead` the layer gets that.
+    """
+    seen = []
+
+    def tap(call, args, kwargs, context):
+        if "/".join(context.module.path) == layer and context.method_name == "__call__":
+            seen.append(args[0])
+            args = args if instead is None else (instead, *args[1:])
+        return call(*args, **kwargs)
+
+    with nn.intercept_methods(tap):
+        yield seen
 
 
 def split_head(task: Task, weights: Weights) -> tuple[Weights, Weights]:
