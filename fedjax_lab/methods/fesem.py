@@ -13,8 +13,9 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_lab import clusters, losses, sampling, tree
+from fedjax_lab import clusters, tree
 from fedjax_lab.errors import check_positive
+from fedjax_lab.methods.fedprox import fedprox
 from fedjax_lab.types import Array, Exchange, Method, PyTree, State, Task
 
 
@@ -30,7 +31,8 @@ class Server(NamedTuple):
 def fesem(task: Task, *, num_clusters: int = 2, mu: float = 0.1) -> Method:
     """num_clusters: K. mu: weight of the proximal term."""
     check_positive("method.num_clusters", num_clusters)
-    risk = losses.risk(task)
+    method = fedprox(task, mu=mu)
+    (proximal,) = method.round
     K = num_clusters
 
     def init(key, num_clients):
@@ -47,13 +49,6 @@ def fesem(task: Task, *, num_clusters: int = 2, mu: float = 0.1) -> Method:
     def send(server, id):
         return tree.take(server.centres, nearest(server, id))
 
-    def local(c, client, work):
-        def loss(w, batch, key):
-            value, stats = risk(w, batch, key)
-            return value + mu / 2 * tree.sq_norm(tree.sub(w.params, c.params)), stats
-
-        return work.train(c, loss), ()
-
     def aggregate(server, w, cohort):
         k = jax.vmap(lambda id: nearest(server, id))(cohort.id)  # [M]
         share = jax.nn.one_hot(k, K).T * cohort.n  # [K, M]
@@ -63,7 +58,5 @@ def fesem(task: Task, *, num_clusters: int = 2, mu: float = 0.1) -> Method:
             known=server.known.at[cohort.id].set(True),
         )
 
-    def predict(c, client, x):
-        return task.apply(c, x).logits
-
-    return Method(init, (Exchange(send, local, aggregate),), predict, None, sampling.by_size)
+    exchange = Exchange(send, proximal.local, aggregate)
+    return method._replace(init=init, round=(exchange,), newcomer=None)

@@ -84,7 +84,7 @@ def hfedf(
     if embedding == "autoencoder" and not embedding_dim:
         raise BadInput("config.method.embedding=autoencoder needs config.method.embedding_dim")
     check_choice("method.start", start, ("torch", "client"))
-    risk, adam = losses.risk(task), optim.adam(server_lr, server_decay)
+    adam = optim.adam(server_lr, server_decay)
     activation = partial(jax.nn.leaky_relu, negative_slope=0.01)
     learned, shadow = embedding == "learned", ema_mode == "shadow"
 
@@ -111,10 +111,6 @@ def hfedf(
 
     def scored(server, id):
         return Weights(model(final(server), id), server.stats)
-
-    def local(phi, client, work):
-        after = work.train(phi, risk)
-        return Weights(tree.sub(phi.params, after.params), after.stats), ()
 
     def aggregate(server, uploads, cohort):
         delta, ids, x = uploads.params, cohort.id, server.x
@@ -155,7 +151,7 @@ def hfedf(
     def record(state):
         return {"weight": state.server.weight, "embedding": state.server.x.nu}
 
-    round_ = (Exchange(send, local, aggregate),)
+    round_ = (Exchange(send, pseudo_gradient(task), aggregate),)
     method = Method(init, round_, predict, newcomer, sampling.by_size, scored=scored, record=record)
     if embedding != "autoencoder":
         return method
@@ -170,6 +166,17 @@ def hfedf(
         embed(task, embedding_dim),
         Stage("train", method, rounds, start=embedded),
     )
+
+
+def pseudo_gradient(task: Task):
+    """The `local` that uploads delta_i = phi_i - phi~_i, with the running statistics after it."""
+    risk = losses.risk(task)
+
+    def local(phi, client, work):
+        after = work.train(phi, risk)
+        return Weights(tree.sub(phi.params, after.params), after.stats), ()
+
+    return local
 
 
 def alignment(gram: Array) -> Array:

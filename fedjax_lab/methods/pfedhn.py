@@ -16,8 +16,8 @@ from typing import NamedTuple
 import jax
 import optax
 
-from fedjax_lab import losses, optim, sampling, tree
-from fedjax_lab.methods.hfedf import WIDTH, Trained
+from fedjax_lab import optim, sampling, tree
+from fedjax_lab.methods.hfedf import WIDTH, Trained, pseudo_gradient
 from fedjax_lab.models import hypernetwork
 from fedjax_lab.models.hypernetwork import embedding_size, generate
 from fedjax_lab.types import Exchange, Method, PyTree, State, Task, Weights
@@ -43,7 +43,6 @@ def pfedhn(
 
     clip: largest norm of a gradient; 0: none.
     """
-    risk = losses.risk(task)
     sgd = optim.sgd(server_lr, server_momentum, server_decay)
 
     def init(key, num_clients):
@@ -60,10 +59,6 @@ def pfedhn(
     def send(server, id):
         return Weights(model(server.x, id), server.stats)
 
-    def local(phi, client, work):
-        after = work.train(phi, risk)
-        return Weights(tree.sub(phi.params, after.params), after.stats), ()
-
     def aggregate(server, uploads, cohort):
         """Of one client: a cohort of one."""
         delta = tree.take(uploads, 0)
@@ -77,5 +72,5 @@ def pfedhn(
     def predict(phi, client, x):
         return task.apply(phi, x).logits
 
-    exchange = Exchange(send, local, aggregate, one_by_one=True)
+    exchange = Exchange(send, pseudo_gradient(task), aggregate, one_by_one=True)
     return Method(init, (exchange,), predict, None, sampling.shuffled)
