@@ -54,7 +54,7 @@ class Engine:
         Seeds whose states differ in shape have programs of their own.
         """
         began = time.perf_counter()
-        self._look_through_view()
+        self._look()
         programs = {}
         for lane, state, sums in zip(self.lanes, self.states, self.sums, strict=True):
             if (shapes := _shapes(state)) not in programs:
@@ -116,31 +116,39 @@ class Engine:
         """Of what a stage sends to each client of one seed, once."""
         return tree.num_bytes(jax.eval_shape(self.stage.frozen, self._one_seed(state).server))
 
-    def _look_through_view(self):
-        """Lanes and plan of a stage with a `view`, which is cached where the stage allows it."""
+    def _look(self):
+        """Lanes and plan of this stage: what stands in the place of an example, what is frozen."""
         stage, self.lanes, self.plan = self.stage, self._images, self.experiment.plan
         self._seen = ()
-        if stage.view is None:
-            return
-        cached = self.plan.augment is None or stage.view_of_clean
-        freeze = self._jit(lambda state: stage.frozen(state.server), (0,))
+        if stage.batch_size:
+            size = min(stage.batch_size, self.lanes[0].training.train.shape[-1])
+            self.plan = self.plan._replace(batch_size=size, equal_steps=False)
+        if stage.embedded:
+            x = jax.device_put(self.experiment.embeddings().examples, self._sharding)
+            none = dict.fromkeys(("validation", "test", "world", "unseen"))
+            self.lanes = [_with_examples(lane, x=x, **_PLAIN, **none) for lane in self._images]
+            self.plan = self.plan._replace(augment=None)
+        if stage.frozen is not None:
+            freeze = self._jit(lambda state: stage.frozen(state.server), (0,))
+            self._seen = ("frozen",)
+            lanes = zip(self._images, self.states, strict=True)
+            self.lanes = [_with_examples(lane, frozen=freeze(state)) for lane, state in lanes]
+        if stage.view is not None:
+            self._look_through_view()
+
+    def _look_through_view(self):
+        """The view is cached where the stage allows it."""
+        stage = self.stage
         through = self.plan._replace(view=stage.view)
-        self._seen = ("frozen",)
-        self.lanes = [
-            _with_examples(lane, frozen=freeze(state))
-            for lane, state in zip(self._images, self.states, strict=True)
-        ]
-        if not cached:
+        if not (self.plan.augment is None or stage.view_of_clean):
             self.plan = through
             return
         view = partial(simulate.view_pool, through, self.experiment.strategy)
         view = self._jit(view, (self._axes(self.lanes[0].own),))
         seen = [view(lane.own) for lane in self.lanes]
         self._seen, self.plan = ("x",), self.plan._replace(augment=None)
-        plain = {"center": jnp.float32(0), "scale": jnp.float32(1)}
-        self.lanes = [
-            _with_examples(lane, x=x, **plain) for lane, x in zip(self._images, seen, strict=True)
-        ]
+        lanes = zip(self._images, seen, strict=True)
+        self.lanes = [_with_examples(lane, x=x, **_PLAIN) for lane, x in lanes]
 
     def _axes(self, federation):
         """What differs between seeds: the rows that clients own, and what a view gives."""
@@ -168,6 +176,10 @@ class Engine:
     def _keys(self, keys):
         """For `prepare` and `start` of this stage."""
         return jax.random.split(jax.random.fold_in(keys.init, STAGE + self.stage_number))
+
+    @property
+    def _sharding(self):
+        return self.experiment.strategy.sharding
 
     @property
     def _num_clients(self):
@@ -288,13 +300,13 @@ class Engine:
             none = simulate.no_progress()
             if self.together:
                 none = jax.tree.map(lambda a: jnp.stack([a] * len(self.experiment.seeds)), none)
-            return jax.device_put(none, self.experiment.strategy.sharding)
+            return jax.device_put(none, self._sharding)
 
         return [one(lane) for lane in self.lanes]
 
     def _jit(self, function, seed_axes, **options):
         function = jax.vmap(function, seed_axes) if self.together else function
-        return jax.jit(function, out_shardings=self.experiment.strategy.sharding, **options)
+        return jax.jit(function, out_shardings=self._sharding, **options)
 
     def _each_seed(self, trees):
         if not self.together:
@@ -329,6 +341,7 @@ def _shapes(a):
     return tree, *((x.shape, str(x.dtype)) for x in leaves)
 
 
+_PLAIN = {"center": np.float32(0), "scale": np.float32(1)}  # of examples that are no images
 _ROWS = ("train", "validation", "test")  # what differs between seeds
 _AXES = Federation(*(0 if name in _ROWS else None for name in Federation._fields))
 

@@ -1,13 +1,15 @@
 """From a config to all that a run needs. The only reader of configs; every message about a bad one.
 
-A config has seven sections. `data`, `partition`, `model` and `method` name a function of the
-package; its keyword-only arguments are the section's further keys. What a config leaves out takes
-the defaults below and those of the named functions.
+A config has eight sections. `data`, `partition`, `model`, `embedding` and `method` name a function
+of the package; its keyword-only arguments are the section's further keys. What a config leaves out
+takes the defaults below and those of the named functions.
 """
 
 import ast
+import functools
 import importlib.util
 import inspect
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -30,6 +32,8 @@ from fedjax_lab.data.office_caltech import office_caltech
 from fedjax_lab.data.prepared import tfds
 from fedjax_lab.data.svhn import svhn
 from fedjax_lab.data.tiny_imagenet import tiny_imagenet
+from fedjax_lab.embedding import Embeddings
+from fedjax_lab.embedding.stand_in import stand_in
 from fedjax_lab.errors import (
     BadInput,
     check_choice,
@@ -55,6 +59,7 @@ DEFAULTS = {
         "validation": 0.0,  # fraction of each client's training examples
     },
     "model": {"name": "mlp"},
+    "embedding": {"name": "stand_in"},  # of examples and labels, for methods that take them
     "method": {"name": "fedavg"},
     "local": {
         "optimizer": "sgd",
@@ -118,6 +123,7 @@ NAMED = {
         alexnet.alexnet_bn,
         inception.hfedf_cnn,
     ),
+    "embedding": _table(stand_in),
     "method": methods.METHODS,
 }
 
@@ -166,6 +172,7 @@ class Experiment(NamedTuple):
     plan: Plan
     strategy: parallel.Strategy
     vectorised_seeds: bool
+    embeddings: Callable[[], Embeddings]  # made when a stage first asks for them
 
 
 # Configs.
@@ -203,12 +210,23 @@ def resolve(config: dict, overrides: list[tuple[str, str]] = ()) -> ml_collectio
         if rest == "name" and section in NAMED and text != sections[section].get("name"):
             general = {k: v for k, v in sections[section].items() if k in DEFAULTS[section]}
             sections[section] = {**general, "name": text}
+    for key, text in overrides:
+        if key == "method.base":  # and so does the method that is wrapped
+            sections["method"] = _with_base(sections["method"], text)
     full = {name: _fill(name, values) for name, values in sections.items()}
     for key, text in overrides:
         _override(full, key, text)
     _check_values(full)
     resolved = ml_collections.ConfigDict(full)
     return resolved.lock()
+
+
+def _with_base(values, base):
+    """Without the settings of the base method that they had."""
+    name = values.get("name", DEFAULTS["method"]["name"])
+    own = inspect.signature(methods.METHODS[name]).parameters if name in methods.METHODS else ()
+    kept = {key: value for key, value in values.items() if key == "name" or key in own}
+    return {**kept, "base": base}
 
 
 def _as_dict(config):
@@ -236,7 +254,8 @@ def _known(section, values):
         kind = {"data": "dataset"}.get(section, section)
         raise BadInput(f"no {kind} {name!r}; {nearest(str(name), NAMED[section])}")
     function = NAMED[section][name]
-    return known | {"name": name, **methods.settings(function)}, methods.words(function)
+    own = methods.settings(function, values)
+    return known | {"name": name, **own}, methods.words(function, values)
 
 
 def _override(full, key, text):
@@ -325,7 +344,9 @@ def build(config: ml_collections.ConfigDict, seeds: list[int] | None = None) -> 
     dataset = load_data(config)
     federations = make_federations(config, dataset, seeds)
     _check_scored(federations[0])
+    embeddings = functools.cache(lambda: load_embeddings(config, dataset))
     task = make_model(config, dataset)
+    task = task._replace(labels=lambda: jnp.asarray(embeddings().labels))
     method = methods.make(config.method.name, task, **_settings(config, "method"))
     stages = lay_out(method, config.run.rounds)
     training = pool(federations) if stages[0].method.pooled else federations
@@ -342,6 +363,7 @@ def build(config: ml_collections.ConfigDict, seeds: list[int] | None = None) -> 
         plan,
         make_strategy(config, task, plan),
         _vectorise_seeds(config, task, stages),
+        embeddings,
     )
 
 
@@ -365,7 +387,7 @@ def lay_out(method: Method | Stages, rounds: int) -> tuple[Stage, ...]:
 
 def _settings(config, section):
     named = NAMED[section][config[section].name]
-    return {key: config[section][key] for key in methods.settings(named)}
+    return {key: config[section][key] for key in methods.settings(named, config[section])}
 
 
 def load_data(config: ml_collections.ConfigDict) -> Dataset:
@@ -380,6 +402,11 @@ def load_data(config: ml_collections.ConfigDict) -> Dataset:
             f"row {row} has label {dataset.y[row]}, out of range 0..{len(dataset.classes) - 1}"
         )
     return dataset
+
+
+def load_embeddings(config: ml_collections.ConfigDict, dataset: Dataset) -> Embeddings:
+    """Those of the named source for this dataset."""
+    return NAMED["embedding"][config.embedding.name](dataset, **_settings(config, "embedding"))
 
 
 def _check_scored(federation):

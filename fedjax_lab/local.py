@@ -113,7 +113,7 @@ def make_work(
         return fetch(federation, _pad(shuffle(k_draw, rows), size)[:size], plan)
 
     own_steps = jnp.asarray(plan.epochs * batches, jnp.int32)
-    return Work(train, mean, draw, own_steps, plan.optimizer), trainings
+    return Work(train, mean, draw, own_steps, plan.optimizer, federation.frozen), trainings
 
 
 def shuffle(key: Array, rows: Array) -> Array:

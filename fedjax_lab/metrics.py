@@ -74,7 +74,10 @@ def append(path: Path, rows: list[dict]) -> None:
 
 
 def headline(row: dict) -> float | None:
-    """The accuracy that one evaluation is known by: per client, else on the global test set."""
+    """The accuracy that one evaluation is known by: per client, else on the global test set.
+
+    None in a stage that is not scored.
+    """
     if "accuracy" in row:
         return row["accuracy"]["mean"]
     return row.get("global", row.get("ood", row.get("id")))
@@ -89,7 +92,8 @@ def pick_rounds(rows: list[dict]) -> dict[str, dict]:
     chosen = {"last": rows[-1]}
     if any("id" in row for row in rows):
         chosen["best_by_validation"] = max(rows, key=lambda row: row["id"])
-    chosen["max_over_rounds"] = max(rows, key=headline)
+    if headline(rows[-1]) is not None:
+        chosen["max_over_rounds"] = max(rows, key=headline)
     if all("domains" in row and "accuracy" in row for row in rows):
         chosen["max_per_domain"] = _max_per_domain(rows)
     return chosen

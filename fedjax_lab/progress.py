@@ -46,11 +46,11 @@ class Progress:
 
     def evaluated(self, rows: list[dict]) -> None:
         """The newest row of each seed."""
-        accuracy = np.mean([metrics.headline(row) for row in rows])
-        loss = np.mean([row["train_loss"] for row in rows])
-        self._bar.set_postfix_str(f"accuracy {accuracy:.2f} %, train loss {loss:.4f}")
+        parts = []
+        if None not in (found := [metrics.headline(row) for row in rows]):
+            parts.append(f"accuracy {np.mean(found):.2f} %")
+        parts.append(f"train loss {np.mean([row['train_loss'] for row in rows]):.4f}")
+        self._bar.set_postfix_str(", ".join(parts))
         if self._lines:
             done = f"round {rows[0]['round']}/{self._total}"
-            seconds = rows[0]["seconds"]
-            print(f"{done}  accuracy {accuracy:.2f} %  train loss {loss:.4f}  {seconds:.1f} s")
-            sys.stdout.flush()
+            print("  ".join([done, *parts, f"{rows[0]['seconds']:.1f} s"]), flush=True)

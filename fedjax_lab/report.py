@@ -4,8 +4,6 @@ from pathlib import Path
 
 import numpy as np
 
-from fedjax_lab import metrics
-
 LABELS = {
     "last": "last round",
     "best_by_validation": "best by validation",
@@ -74,12 +72,12 @@ def plot_curves(rows: list[dict], title: str, folder: Path) -> None:
     rounds = sorted({row["round"] for row in rows})
     for name, values in _curves(rows).items():
         strong = name in ("mean over clients", "global", "unseen domain")
-        mean = [np.mean(values[r]) for r in rounds]
-        left.plot(rounds, mean, label=name, linewidth=2.2 if strong else 1.2, marker=".")
-        low, high = ([f(values[r]) for r in rounds] for f in (np.min, np.max))
-        left.fill_between(rounds, low, high, alpha=0.12)
+        mean, low, high = ([f(v) for v in values.values()] for f in (np.mean, np.min, np.max))
+        left.plot(list(values), mean, label=name, linewidth=2.2 if strong else 1.2, marker=".")
+        left.fill_between(list(values), low, high, alpha=0.12)
     left.set(xlabel="round", ylabel="accuracy, %", title=title)
-    left.legend(fontsize="small")
+    if left.lines:
+        left.legend(fontsize="small")
     loss = [np.mean([row["train_loss"] for row in rows if row["round"] == r]) for r in rounds]
     right.plot(rounds, loss, marker=".", color="black")
     right.set(xlabel="round", ylabel="training loss", title="loss of local training")
@@ -97,7 +95,8 @@ def _curves(rows):
             points["mean over clients"] = row["accuracy"]["mean"]
         points |= {"global": row["global"]} if "global" in row else {}
         points |= {"unseen domain": row["ood"]} if "ood" in row else {}
-        points = points or {"validation": metrics.headline(row)}
+        if not points and "id" in row:
+            points["validation"] = row["id"]
         for name, value in points.items():
             curves.setdefault(name, {}).setdefault(row["round"], []).append(value)
     return curves

@@ -46,6 +46,7 @@ class Task(NamedTuple):
     # as `apply`, but the features are the input of the named layer. Given ones replace that input:
     # what precedes the layer is then not computed (once jitted), and the features are again those
     # of the head
+    labels: Callable[[], Array] | None = None  # () -> embeddings of the labels' names [K, E]
 
 
 class Client(NamedTuple):
@@ -68,6 +69,7 @@ class Work(NamedTuple):
     draw: Callable[[int], Batch]  # (size) -> one random batch, drawn without replacement
     steps: Array  # [] int32, how many `train` makes with its defaults
     optimizer: Any  # optax.GradientTransformation, the one that `train` takes by default
+    frozen: PyTree = ()  # what the stage has sent to every client once
 
 
 class Exchange(NamedTuple):
@@ -102,7 +104,9 @@ class Method(NamedTuple):
 
     init: Callable[[Array, int], State] | None  # (key, C); None in a stage that has a `start`
     round: tuple[Exchange, ...]  # one for nearly every method
-    predict: Callable[[PyTree, Client, Array], Array]  # (message, client, x) -> logits [B, K]
+    predict: (
+        Callable[[PyTree, Client, Array], Array] | None
+    )  # (message, client, x) -> logits [B, K]
     newcomer: Callable[[State], tuple[PyTree, PyTree]] | None
     sample: Callable[[Array, PyTree, Client, int], tuple[Array, Array]]
     # (key, server, population [C], M) -> (ids [M], shares [M])
@@ -126,6 +130,9 @@ class Stage(NamedTuple):
     starts, and never changes in it; `view` is what the method then gets in place of an example. It
     is computed once for all examples, but in every batch where training images are augmented and
     `view_of_clean` does not say otherwise.
+
+    In an embedded stage examples are embeddings [B, E] (config.embedding) of their training rows;
+    nothing is scored, so its method need not predict. `batch_size` replaces the run's.
     """
 
     name: str
@@ -138,6 +145,8 @@ class Stage(NamedTuple):
     frozen: Callable[[PyTree], PyTree] | None = None  # server -> part of it
     view: Callable[[PyTree, Array], Array] | None = None  # (frozen, x [B, ...]) -> [B, ...]
     view_of_clean: bool = False  # the view is that of the image before augmentation
+    embedded: bool = False
+    batch_size: int | None = None
 
 
 Stages = Callable[[int], tuple[Stage, ...]]  # config.run.rounds -> the stages of a method
@@ -159,7 +168,7 @@ class Federation(NamedTuple):
     test: Array | None  # [C, T]
     world: Array | None  # [G] the global test set
     unseen: Array | None  # [U] the domain that no client holds
-    frozen: PyTree = ()  # what `Plan.view` takes
+    frozen: PyTree = ()  # what the stage has sent once; `Plan.view` takes it
 
 
 class Plan(NamedTuple):

@@ -6,6 +6,7 @@ from typing import Literal, get_args, get_origin
 
 from fedjax_lab.errors import BadInput, check_not_negative, nearest
 from fedjax_lab.methods.central import central
+from fedjax_lab.methods.client2vec import client2vec
 from fedjax_lab.methods.fedavg import fedavg
 from fedjax_lab.methods.fedavgm import fedavgm
 from fedjax_lab.methods.fedbn import fedbn
@@ -41,6 +42,7 @@ METHODS: dict[str, Callable[..., Method | Stages]] = {
     method.__name__: method
     for method in (
         central,
+        client2vec,
         fedavg,
         fedavgm,
         fedbn,
@@ -78,7 +80,7 @@ def make(name: str, task: Task, **hyper) -> Method | Stages:
     """The named method with its hyper-parameters; BadInput says what would have been right."""
     if name not in METHODS:
         raise BadInput(f"no method {name!r}; {nearest(name, METHODS)}")
-    known = settings(METHODS[name])
+    known = settings(METHODS[name], hyper)
     for key in hyper:
         if key not in known:
             raise BadInput(f"method {name} has no setting {key!r}; {nearest(key, known)}")
@@ -86,17 +88,41 @@ def make(name: str, task: Task, **hyper) -> Method | Stages:
     return METHODS[name](task, **hyper)
 
 
-def words(function: Callable) -> dict[str, tuple[str, ...]]:
+def make_plain(name: str, task: Task, hyper: dict) -> Method:
+    """A method that another one can wrap. BadInput where it has stages, or no cohorts."""
+    method = make(name, task, **hyper)
+    if not isinstance(method, Method):
+        raise BadInput(f"config.method.base={name} has stages of its own; take another")
+    if method.pooled or any(exchange.one_by_one for exchange in method.round):
+        raise BadInput(f"config.method.base={name} has no rounds of several clients; take another")
+    return method
+
+
+def words(function: Callable, chosen: dict | None = None) -> dict[str, tuple[str, ...]]:
     """The words that settings take besides values of their default's type (`Literal`)."""
-    parameters = inspect.signature(function).parameters
-    literals = {
-        key: [part for part in get_args(p.annotation) if get_origin(part) is Literal]
-        for key, p in parameters.items()
-    }
-    return {key: sum(map(get_args, found), ()) for key, found in literals.items() if found}
+    found = {}
+    for part in _with_base(function, chosen or {}):
+        for key, p in inspect.signature(part).parameters.items():
+            literals = [word for word in get_args(p.annotation) if get_origin(word) is Literal]
+            found[key] = sum(map(get_args, literals), ())
+    return {key: names for key, names in found.items() if names}
 
 
-def settings(function: Callable) -> dict:
-    """The keyword-only arguments of a method (or source, partitioner, model): its settings."""
+def settings(function: Callable, chosen: dict | None = None) -> dict:
+    """The keyword-only arguments of a method (or source, partitioner, model): its settings.
+
+    A method that takes any others (`**hyper`) hands them to the method that `chosen`, or else the
+    default, names as its `base`.
+    """
+    parts = [inspect.signature(part).parameters for part in _with_base(function, chosen or {})]
+    return {key: p.default for part in parts for key, p in part.items() if p.kind == p.KEYWORD_ONLY}
+
+
+def _with_base(function, chosen):
     parameters = inspect.signature(function).parameters
-    return {k: p.default for k, p in parameters.items() if p.kind == p.KEYWORD_ONLY}
+    if not any(p.kind == p.VAR_KEYWORD for p in parameters.values()):
+        return [function]
+    base = chosen.get("base", parameters["base"].default)
+    if base not in METHODS or METHODS[base] is function:
+        raise BadInput(f"config.method.base cannot be {base!r}; {nearest(base, METHODS)}")
+    return [function, METHODS[base]]

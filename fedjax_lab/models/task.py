@@ -1,6 +1,7 @@
 """A Flax module as the two pure functions that methods use."""
 
 import contextlib
+from typing import NamedTuple
 
 import flax.linen as nn
 import jax
@@ -9,7 +10,7 @@ import jax.numpy as jnp
 from fedjax_lab import tree
 from fedjax_lab.errors import BadInput
 from fedjax_lab.models import layers
-from fedjax_lab.types import Array, Output, Task, Weights
+from fedjax_lab.types import Array, Output, PyTree, Task, Weights
 
 
 def make_task(
@@ -110,7 +111,8 @@ def with_projection(task: Task, width: int) -> Task:
         body = weights._replace(params={**weights.params, "head": head})
         out = task.apply(body, x, key, mask)
         logits, z = top.apply({"params": weights.params}, out.features)
-        return Output(logits, z, out.stats)
+        seen = isinstance(out.stats, Seen)
+        return Output(logits, z, out.stats._replace(logits=logits) if seen else out.stats)
 
     added = ("projection_0", "projection_1")
     return task._replace(
@@ -134,6 +136,60 @@ class Projection(nn.Module):
         z = nn.relu(layers.dense(h, self.hidden, name="projection_0"))
         z = layers.dense(z, self.width, name="projection_1")
         return layers.dense(z, self.num_classes, name="head"), z
+
+
+class Seen(NamedTuple):
+    """What a training pass of a task with a side head gives in the place of running statistics.
+
+    Whoever wraps a method's loss thus sees what the model made of the batch.
+    """
+
+    stats: PyTree
+    logits: Array  # o [B, K]
+    side: Array  # z P [B, size]
+    side_logits: Array  # o_P [B, K]
+
+
+def with_side_head(task: Task, size: int) -> Task:
+    """The task with a projection P of its features to `size` and a second head on that.
+
+    Both are parameters, `side`, that predictions do not depend on; training passes return a `Seen`.
+    """
+    shape = jax.eval_shape(lambda: task.noise(jax.random.key(0), 1))
+    d = jax.eval_shape(lambda x: task.apply(task.init(jax.random.key(0)), x), shape).features.shape[
+        1
+    ]
+
+    def init(key: Array) -> Weights:
+        body = task.init(key)
+        k_P, *keys = jax.random.split(jax.random.fold_in(key, 2), 3)
+        P = layers.torch_uniform(d)(k_P, (d, size))
+        side = {"P": P, "head": layers.first_affine(*keys, size, task.num_classes)}
+        return Weights({**body.params, "side": side}, body.stats)
+
+    def apply(weights, x, key=None, mask=None) -> Output:
+        out = task.apply(_without_side(weights), x, key, mask)
+        if key is None:
+            return out
+        side = weights.params["side"]
+        z_P = out.features @ side["P"]
+        o_P = layers.affine(side["head"], z_P)
+        return out._replace(stats=Seen(out.stats, out.logits, z_P, o_P))
+
+    def apply_at(layer, weights, x, features=None, key=None, mask=None) -> Output:
+        return task.apply_at(layer, _without_side(weights), x, features, key, mask)
+
+    return task._replace(init=init, apply=apply, apply_at=apply_at)
+
+
+def _any_pass(task):
+    key = jax.random.key(0)
+    return task.apply(task.init(key), task.noise(key, 1))
+
+
+def _without_side(weights):
+    params = {name: part for name, part in weights.params.items() if name != "side"}
+    return weights._replace(params=params)
 
 
 def _no_head(task):
