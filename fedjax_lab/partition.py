@@ -215,13 +215,18 @@ def deal_like(parts: Parts, y, domain, test_y, test_domain, rng: np.random.Gener
     The test examples of a (domain, class) cell are cut at floor(cumulated training shares): each
     is used once, and a client's number is within one of its exact share. The clients' order is
     random in each cell; in a fixed order the first client would be rounded down in every one.
-    Cells that no client trains on are left out.
+    A cell that no client trains on is divided as the training examples of its domain are; a domain
+    that no client holds is left out.
     """
     classes = max(np.max(y, initial=0), np.max(test_y, initial=0)) + 1
     cells = np.concatenate([domain, test_domain]) * classes + np.concatenate([y, test_y])
     ids, cell, _ = _groups(cells)
     cell, test_cell = cell[: len(y)], cell[len(y) :]
     held = counts(parts, cell, len(ids)).T  # [G, n]
+    domains, place, _ = _groups(ids // classes)
+    of_domain = np.zeros((len(domains), len(parts)), held.dtype)
+    np.add.at(of_domain, place, held)
+    held = np.where(held.any(1, keepdims=True), held, of_domain[place])
     order = rng.permuted(np.tile(np.arange(len(parts)), (len(ids), 1)), axis=1)
     cumulated = np.cumsum(np.take_along_axis(held, order, 1), 1)
     size = np.bincount(test_cell, minlength=len(ids))[:, None]

@@ -67,7 +67,7 @@ def listed(release: Release, where: Path, file: Path) -> Split:
     unknown = next((name for name in names if name not in number), None)
     if unknown is not None:
         raise BadInput(f"{file}: {unknown!r:.40} is no class of {release.folder}: {release.remedy}")
-    files = [where / _inside(path, release.folder, file, release.remedy) for path in paths]
+    files = [where / inside(path, release.folder, file, release.remedy) for path in paths]
     return Split(files, [number[name] for name in names])
 
 
@@ -114,7 +114,7 @@ def _texts(column: Any) -> list[str] | None:
     return [v.decode("utf-8", "replace") if isinstance(v, bytes) else str(v) for v in column]
 
 
-def _inside(text: str, folder: str, file: Path, remedy: str) -> Path:
+def inside(text: str, folder: str, file: Path, remedy: str) -> Path:
     """A listed path without the data set's folder; BadInput if it could lead out of that."""
     path = PurePosixPath(text)
     if path.is_absolute() or ".." in path.parts or not text.isprintable():

@@ -1,10 +1,19 @@
-"""DomainNet (Peng et al. 2019) in FedBN's split: six domains, ten of its 345 classes."""
+"""DomainNet (Peng et al. 2019, arXiv:1812.01754): six domains, 345 classes.
+
+In FedBN's split, of ten classes, and in the official one, of classes drawn at random.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from fedjax_lab.data.dataset import Dataset
-from fedjax_lab.data.domain_folders import Release, read
-from fedjax_lab.data.images import check_size
+from fedjax_lab.data.domain_folders import PARTS, Release, inside, read
+from fedjax_lab.data.images import Split, arrays, check_size, rgb
+from fedjax_lab.data.places import locate
+from fedjax_lab.errors import BadInput, check_not_negative
 
 RELEASE = Release(
     "domainnet-v1",
@@ -29,6 +38,21 @@ RELEASE = Release(
     " ~/.cache/fedjax_lab)",
 )
 TRAINING = 500  # images of a domain in FedPick
+VERSION = 1  # of the pixels of `domainnet_full`: to be raised with every change that alters one
+FULL_HELP = (
+    "fetch the six archives (cleaned version) and the twelve lists clipart_train.txt,"
+    " clipart_test.txt .. of http://ai.bu.edu/M3SDA/, unpack them into one folder DomainNet with"
+    " clipart/, infograph/, painting/, quickdraw/, real/, sketch/ and the lists (or these in"
+    " splits/) and name it by --config.data.folder (or put it in ~/.cache/fedjax_lab)"
+)
+
+
+class Line(NamedTuple):
+    """An image of an official list."""
+
+    file: Path
+    name: str  # of its class
+    label: int  # of 345
 
 
 def domainnet(*, folder: str = "", size: int = 256) -> Dataset:
@@ -40,3 +64,77 @@ def domainnet(*, folder: str = "", size: int = 256) -> Dataset:
     """
     check_size(size)
     return read(RELEASE, folder, size, lambda labels: np.arange(min(TRAINING, len(labels))))
+
+
+def domainnet_full(
+    *, folder: str = "", size: int = 64, classes: int = 50, classes_seed: int = 0
+) -> Dataset:
+    """DomainNet: images [R, size, size, 3] of `classes` of its 345 classes, as Client2Vec has them.
+
+    The classes are drawn at random with `classes_seed` and keep their order; training and test
+    images are those of the official lists. `folder` is the one with the domains, or around it;
+    without it the usual places are searched. The cache is as `images.arrays` says. Raises BadInput
+    for what is missing or damaged.
+    """
+    check_size(size)
+    check_not_negative("data.classes_seed", classes_seed)
+    first = f"{RELEASE.domains[0]}_train.txt"
+    names = [f"{place}{first}" for place in ("", "splits/", "DomainNet/", "DomainNet/splits/")]
+    lists = locate(folder, tuple(names), FULL_HELP).parent
+    where = lists.parent if lists.name == "splits" else lists
+    train, test = (
+        [listed(where, lists / f"{domain}_{part}.txt", domain) for domain in RELEASE.domains]
+        for part in PARTS
+    )
+    known = names_of_labels([line for lines in (*train, *test) for line in lines], lists)
+    if not 1 <= classes <= len(known):
+        raise BadInput(f"config.data.classes must be from 1 to {len(known)}, got {classes}")
+    rng = np.random.default_rng(classes_seed)
+    chosen = np.sort(rng.choice(len(known), classes, replace=False)).tolist()
+    train, test = ([_of_classes(lines, chosen) for lines in part] for part in (train, test))
+    made = arrays(f"domainnet_full-v{VERSION}", train, test, size, rgb, FULL_HELP)
+    return Dataset(**made, classes=tuple(known[label] for label in chosen), domains=RELEASE.domains)
+
+
+def listed(where: Path, file: Path, domain: str) -> list[Line]:
+    """The lines `domain/class/image label` of an official list."""
+    try:
+        lines = file.read_text().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput(f"{file} cannot be read ({error}): {FULL_HELP}") from error
+    found = [_line(where, file, line, domain) for line in lines if line.strip()]
+    if not found:
+        raise BadInput(f"{file} is empty: {FULL_HELP}")
+    return found
+
+
+def names_of_labels(lines: Sequence[Line], lists: Path) -> list[str]:
+    """The names of the classes 0, 1, ...; BadInput where labels and names are not one to one."""
+    names = {}
+    for line in lines:
+        if names.setdefault(line.label, line.name) != line.name:
+            both = f"{names[line.label]!r:.40} and {line.name!r:.40}"
+            raise BadInput(f"{lists}: label {line.label} is of {both}: {FULL_HELP}")
+    if sorted(names) != list(range(len(set(names.values())))):
+        raise BadInput(
+            f"{lists}: the labels of {len(set(names.values()))} classes are not 0, 1, ..:"
+            f" {FULL_HELP}"
+        )
+    return [names[label] for label in range(len(names))]
+
+
+def _line(where: Path, file: Path, text: str, domain: str) -> Line:
+    path, label = (*text.rsplit(maxsplit=1), "")[:2]
+    if not (label.isascii() and label.isdigit() and len(label) <= 6):
+        raise BadInput(f"{file}: {text!r:.80} is not a path and a label: {FULL_HELP}")
+    inner = inside(path, RELEASE.folder, file, FULL_HELP)
+    if len(inner.parts) != 3 or inner.parts[0] != domain:
+        raise BadInput(f"{file}: {path!r:.80} is not {domain}/CLASS/IMAGE: {FULL_HELP}")
+    return Line(where / inner, inner.parts[1], int(label))
+
+
+def _of_classes(lines: Sequence[Line], chosen: Sequence[int]) -> Split:
+    """The images of these labels, each labelled with its label's place among them."""
+    number = {label: place for place, label in enumerate(chosen)}
+    kept = [line for line in lines if line.label in number]
+    return Split([line.file for line in kept], [number[line.label] for line in kept])

@@ -1,0 +1,147 @@
+"""What stands in for CLIP where its weights cannot be had: fixed random features."""
+
+from collections.abc import Callable
+
+import numpy as np
+from scipy.sparse import csr_matrix, hstack
+
+from fedjax_lab.data.dataset import Dataset
+from fedjax_lab.embedding import Embeddings
+from fedjax_lab.embedding.prompts import is_text
+from fedjax_lab.errors import BadInput
+
+NORM = 10.0  # mean length of CLIP's raw features
+FILTERS, WIDTH, GRID = 64, 5, 4  # of images; averages over GRID x GRID parts of the picture
+SIDE = 32  # larger pictures are shrunk to about so many pixels
+NGRAMS, BUCKETS = (1, 3), 2**12  # of texts
+LAST, END = 3, "\x03"  # a text's last characters count on their own, before a mark of the end
+BATCH = 256
+OWN = 0.1  # of a label's embedding that is its own, beside its class's mean
+
+
+def stand_in(dataset: Dataset, *, size: int = 512) -> Embeddings:
+    """Embeddings with what Client2Vec needs of CLIP's: classes and domains can be told apart.
+
+    This is not CLIP. Nothing in it was trained on other data, so what looks alike is near, not what
+    means the same; and the labels' table is made with the training labels (of all clients), which
+    CLIP never sees. Results with it tell of the method's working, not of its published accuracy.
+
+    Images: random 5 x 5 filters of zero mean, half on grey and half on colour, rectified and
+    averaged on a 4 x 4 grid, and each channel's mean and deviation. Texts: hashed n-grams of one to
+    three characters, of the whole and once more of its end. Other examples: themselves.
+    All are projected to `size` dimensions by a fixed Gaussian matrix, centred over the training
+    examples and scaled to a mean length of 10. A label has the direction of its class's mean, taken
+    first in each domain and then over domains, and a little of its own. The same dataset, the same
+    bits. Raises BadInput unless `size` is a multiple of 32 (Client2Vec's tokens).
+    """
+    if size < 32 or size % 32:
+        raise BadInput(f"config.embedding.size must be a positive multiple of 32, got {size}")
+    train = np.flatnonzero(~dataset.test)
+    found = centred(features(dataset, train, size))
+    found *= NORM / np.linalg.norm(found, axis=1).mean()
+    examples = np.zeros((len(dataset.y), size), np.float32)
+    examples[train] = found
+    y, domain = dataset.y[train], dataset.domain[train]
+    return Embeddings(examples, of_labels(found, y, domain, len(dataset.classes)))
+
+
+def features(dataset: Dataset, rows: np.ndarray, size: int) -> np.ndarray:
+    """Random features [rows, size] float32 of these examples."""
+    x = dataset.x[rows]
+    if is_text(dataset):
+        alphabet = np.array(dataset.classes)
+        table = gaussian(2 * BUCKETS, size)
+        return in_batches(lambda part: hashed(alphabet[part]) @ table, x)
+    if x.ndim == 4 and min(x.shape[1:3]) >= WIDTH + GRID - 1:
+        filters = random_filters(x.shape[3])
+        raw = in_batches(lambda part: convolved(part, filters), x)
+    else:
+        raw = x.reshape(len(x), -1).astype(np.float32)
+    raw = centred(raw)
+    deviation = raw.std(0)
+    raw /= np.where(deviation > 0, deviation, 1)
+    return raw @ gaussian(raw.shape[1], size)
+
+
+def of_labels(found: np.ndarray, y: np.ndarray, domain: np.ndarray, classes: int) -> np.ndarray:
+    """The labels' embeddings [K, E] of length 10, from the examples' [R, E]."""
+    cells, cell = np.unique(domain * classes + y, return_inverse=True)
+    of_class = means(means(found, cell, len(cells)), cells % classes, classes)
+    own = np.random.default_rng(1).standard_normal(of_class.shape)
+    return (NORM * unit(unit(of_class) + OWN * unit(own))).astype(np.float32)
+
+
+def random_filters(channels: int) -> np.ndarray:
+    """[channels * WIDTH * WIDTH, FILTERS] float32; the first half of them are alike on channels."""
+    filters = np.random.default_rng(2).standard_normal((channels, WIDTH**2, FILTERS))
+    filters[..., : FILTERS // 2] = filters[:1, :, : FILTERS // 2]
+    filters -= filters.mean(1, keepdims=True)
+    return unit(filters.reshape(-1, FILTERS).T).T.astype(np.float32)
+
+
+def convolved(images: np.ndarray, filters: np.ndarray) -> np.ndarray:
+    """Features [B, GRID * GRID * FILTERS + 2 * channels] float32 of images [B, H, W, channels]."""
+    x = shrunk(images.astype(np.float32))
+    windows = np.lib.stride_tricks.sliding_window_view(x, (WIDTH, WIDTH), (1, 2))
+    batch, height, width, channels = windows.shape[:4]
+    answers = windows.reshape(-1, channels * WIDTH**2) @ filters
+    answers = np.maximum(answers, 0).reshape(batch, height, width, FILTERS)
+    maps = [
+        part.mean((1, 2))
+        for band in np.array_split(answers, GRID, 1)
+        for part in np.array_split(band, GRID, 2)
+    ]
+    return np.concatenate([*maps, x.mean((1, 2)), x.std((1, 2))], 1)
+
+
+def shrunk(images: np.ndarray) -> np.ndarray:
+    """Images [B, H, W, channels], averaged over squares so that the shorter side is near SIDE."""
+    batch, height, width, channels = images.shape
+    step = max(1, min(height, width) // SIDE)
+    rows, columns = height // step, width // step
+    cut = images[:, : rows * step, : columns * step]
+    return cut.reshape(batch, rows, step, columns, step, channels).mean((2, 4))
+
+
+def hashed(texts: np.ndarray) -> csr_matrix:
+    """n-grams [B, 2 * BUCKETS] float32 of texts [B, length] of characters."""
+    from sklearn.feature_extraction.text import HashingVectorizer
+
+    vectorizer = HashingVectorizer(
+        analyzer="char",
+        ngram_range=NGRAMS,
+        n_features=BUCKETS,
+        lowercase=False,
+        dtype=np.float32,
+    )
+    whole = ["".join(text) for text in texts]
+    ends = [text[-LAST:] + END for text in whole]
+    return hstack([vectorizer.transform(whole), vectorizer.transform(ends)], "csr")
+
+
+def in_batches(function: Callable, x: np.ndarray) -> np.ndarray:
+    """The rows of function(part of x), one after another."""
+    starts = range(0, len(x), BATCH)
+    return np.concatenate([function(x[start : start + BATCH]) for start in starts])
+
+
+def gaussian(rows: int, columns: int) -> np.ndarray:
+    """A fixed random matrix that keeps lengths on average."""
+    table = np.random.default_rng(0).standard_normal((rows, columns), np.float32)
+    return table / np.float32(np.sqrt(columns))
+
+
+def means(values: np.ndarray, group: np.ndarray, count: int) -> np.ndarray:
+    """The mean [count, E] of the rows of each group; 0 of an empty one."""
+    member = csr_matrix((np.ones(len(group)), (group, np.arange(len(group)))), (count, len(group)))
+    return member @ values / np.maximum(np.bincount(group, minlength=count), 1)[:, None]
+
+
+def centred(values: np.ndarray) -> np.ndarray:
+    """Rows less their mean."""
+    return values - values.mean(0, dtype=np.float64).astype(np.float32)
+
+
+def unit(rows: np.ndarray) -> np.ndarray:
+    """Rows of length 1; one of zeros remains."""
+    return rows / np.maximum(np.linalg.norm(rows, axis=-1, keepdims=True), 1e-12)
