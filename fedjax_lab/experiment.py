@@ -25,14 +25,16 @@ from fedjax_lab.data.cifar import cifar10, cifar100
 from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.data.digit_domains import digit_domains
 from fedjax_lab.data.digits_five import digits_five
-from fedjax_lab.data.domainnet import domainnet
+from fedjax_lab.data.domainnet import domainnet, domainnet_full
 from fedjax_lab.data.idx import fashion_mnist, idx
 from fedjax_lab.data.image_folders import image_folders, office_home, pacs, vlcs
 from fedjax_lab.data.office_caltech import office_caltech
 from fedjax_lab.data.prepared import tfds
+from fedjax_lab.data.shakespeare import shakespeare
 from fedjax_lab.data.svhn import svhn
 from fedjax_lab.data.tiny_imagenet import tiny_imagenet
 from fedjax_lab.embedding import Embeddings
+from fedjax_lab.embedding.precomputed import precomputed
 from fedjax_lab.embedding.stand_in import stand_in
 from fedjax_lab.errors import (
     BadInput,
@@ -98,9 +100,11 @@ NAMED = {
         cifar100,
         svhn,
         tiny_imagenet,
+        shakespeare,
         digits_five,
         office_caltech,
         domainnet,
+        domainnet_full,
         pacs,
         vlcs,
         office_home,
@@ -123,7 +127,7 @@ NAMED = {
         alexnet.alexnet_bn,
         inception.hfedf_cnn,
     ),
-    "embedding": _table(stand_in),
+    "embedding": _table(stand_in, precomputed),
     "method": methods.METHODS,
 }
 
