@@ -1,4 +1,4 @@
-"""Data sets that take long to make are kept as .npz files; a damaged one is made again."""
+"""Arrays that take long to make are kept as .npz files; a damaged one is made again."""
 
 import hashlib
 import logging
@@ -18,7 +18,7 @@ def load(path: Path) -> dict[str, np.ndarray] | None:
     """The arrays in a cache file; None if there is none, or (with a warning) if it is of no use."""
     try:
         with np.load(path, allow_pickle=False) as file:
-            arrays = {key: file[key] for key in ("x", "y", "domain", "test")}
+            arrays = {key: file[key] for key in file.files if key != "sha256"}
             if str(file["sha256"]) != checksum(arrays):
                 raise ValueError("the checksum does not match")
     except (FileNotFoundError, NotADirectoryError):
@@ -39,7 +39,7 @@ def save(path: Path, arrays: dict[str, np.ndarray]) -> None:
             np.savez(file, **arrays, sha256=np.array(checksum(arrays)))
         os.replace(scratch, path)
     except OSError as error:
-        logging.getLogger(__name__).warning("the data are not kept in %s: %s", path, error)
+        logging.getLogger(__name__).warning("the arrays are not kept in %s: %s", path, error)
     finally:
         if scratch is not None:
             scratch.unlink(missing_ok=True)

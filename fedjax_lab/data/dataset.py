@@ -15,6 +15,7 @@ class Dataset(NamedTuple):
     test: np.ndarray  # [R] bool
     classes: tuple[str, ...]
     domains: tuple[str, ...]
+    files: tuple[str, ...] = ()  # paths of the original images, one for each row, where there are
 
 
 def pooled(

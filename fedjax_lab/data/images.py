@@ -34,22 +34,24 @@ def arrays(
     size: int,
     colours: Callable,
     remedy: str,
-) -> dict[str, np.ndarray]:
+) -> dict:
     """A Dataset's arrays x [R, size, size, 3] uint8, y, domain, test; one split of each a domain.
+
+    With them `files`, the paths of the original images.
 
     Kept in $FEDJAX_LAB_CACHE, else in ~/.cache/fedjax_lab, as `name`, until names or sizes of
     files or the labels change. `colours` makes RGB of what PIL has opened. Raises BadInput for a
     file that is missing or damaged.
     """
     splits = (*train, *test)
+    files = [file for split in splits for file in split.files]
     kept = cache_folder() / f"{name}-{size}px-{fingerprint(splits, remedy)}.npz"
     made = load(kept)
     if made is None:
-        files = [file for split in splits for file in split.files]
         x = decode(files, size, colours, remedy)
         made = pooled(x, [split.labels for split in train], [split.labels for split in test])
         save(kept, made)
-    return made
+    return made | {"files": tuple(map(str, files))}
 
 
 def fingerprint(splits: Sequence[Split], remedy: str) -> str:

@@ -1,0 +1,297 @@
+"""Embeddings by a frozen CLIP, as in Client2Vec: images, texts and prompts, kept on disk.
+
+Needs the extra `clip`, whose tokenizer and image processor work without PyTorch, and weights that
+are already on this machine: nothing is downloaded.
+"""
+
+import hashlib
+import os
+from collections.abc import Callable
+from multiprocessing.pool import ThreadPool
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import numpy as np
+from tqdm import tqdm
+
+from fedjax_lab.data.cache import cache_folder, checksum, load, save
+from fedjax_lab.data.dataset import Dataset
+from fedjax_lab.data.image_folders import truncated_allowed
+from fedjax_lab.data.images import Split, fingerprint
+from fedjax_lab.embedding import Embeddings
+from fedjax_lab.embedding.prompts import is_text, of_examples, of_labels
+from fedjax_lab.errors import BadInput, check_positive
+from fedjax_lab.models.clip import (
+    Settings,
+    image_tower,
+    read_settings,
+    read_weights,
+    text_tower,
+)
+
+VERSION = 1  # of the embeddings: to be raised with every change that alters one
+SHARD = 2048  # examples that are kept together: what an interruption may cost
+NEEDED = ("config.json", "model.safetensors", "preprocessor_config.json")
+REMEDY = "CLIP reads the original images of the data set: restore them"
+TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt")
+
+
+def clip(
+    dataset: Dataset,
+    *,
+    folder: str = "",
+    model: str = "openai/clip-vit-base-patch32@refs/pr/15",
+    batch_size: int = 64,
+    normalize: bool = False,
+) -> Embeddings:
+    """What CLIP's towers make of training examples and of a prompt for each class.
+
+    Images go through the model's own preprocessing, from their original files where the dataset
+    has them; texts, truncated to the context, and prompts through the text tower. The features are
+    those after the projection; `normalize` gives them norm 1.
+
+    `folder` holds a model as the hub has it; without it `model`, NAME or NAME@REVISION, is looked
+    up in the hub's cache ($HF_HUB_CACHE, $HF_HOME). The default's main revision has no
+    model.safetensors, this one has.
+
+    Kept in $FEDJAX_LAB_CACHE, else in ~/.cache/fedjax_lab, under embeddings/, until the model or
+    the examples change (of original files: names and sizes). An interrupted call goes on where it
+    stopped. Raises BadInput for what is missing or damaged, and for examples that are neither
+    images nor texts.
+    """
+    check_positive("embedding.batch_size", batch_size)
+    check_packages()
+    where = find_model(folder, model)
+    settings = read_settings(where)
+    rows = np.flatnonzero(~dataset.test)
+    of_model = model_digest(where)
+    tokens = tokenizer(where, settings)
+    if is_text(dataset):
+        examples = _texts(dataset, rows, tokens)
+    else:
+        examples = _images(dataset, rows, preprocessor(where, settings))
+    sides = (examples, _prompts(dataset, tokens))
+    made = [_embed(side, of_model, where, settings, batch_size) for side in sides]
+    if normalize:
+        made = [features / np.linalg.norm(features, axis=1, keepdims=True) for features in made]
+    everything = np.zeros((len(dataset.y), settings.projection_dim), np.float32)
+    everything[rows] = made[0]
+    return Embeddings(everything, made[1])
+
+
+class Side(NamedTuple):
+    """What one tower is to embed."""
+
+    tower: Callable  # image_tower or text_tower
+    count: int
+    content: dict[str, np.ndarray]  # changes with what is embedded
+    read: Callable[[np.ndarray], np.ndarray]  # numbers [n] below count -> the tower's inputs [n, .]
+
+
+def _prompts(dataset: Dataset, tokens: Callable) -> Side:
+    prompts = np.array(of_labels(dataset))
+    return Side(
+        text_tower, len(prompts), {"prompts": prompts}, lambda some: tokens(prompts[some].tolist())
+    )
+
+
+def _texts(dataset: Dataset, rows: np.ndarray, tokens: Callable) -> Side:
+    content = {"x": dataset.x[rows], "alphabet": np.array(dataset.classes)}
+    return Side(
+        text_tower, len(rows), content, lambda some: tokens(of_examples(dataset, rows[some]))
+    )
+
+
+def _images(dataset: Dataset, rows: np.ndarray, preprocess: Callable) -> Side:
+    if dataset.files:
+        files = [Path(dataset.files[row]) for row in rows]
+        content = {"files": np.array(fingerprint([Split(files, dataset.y[rows].tolist())], REMEDY))}
+    else:
+        check_images(dataset.x)
+        content = {"x": dataset.x[rows]}
+
+    def pixels(number):
+        opened = _open(files[number]) if dataset.files else _as_image(dataset.x[rows[number]])
+        return preprocess(opened)
+
+    def read(some):
+        with truncated_allowed(), ThreadPool() as threads:
+            return np.stack(threads.map(pixels, some))
+
+    return Side(image_tower, len(rows), content, read)
+
+
+# The model's files.
+
+
+def check_packages() -> None:
+    """BadInput unless the packages of the extra `clip` are there."""
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # that there is no PyTorch
+    try:
+        import safetensors  # noqa: F401
+        from transformers import CLIPImageProcessorPil, CLIPTokenizer  # noqa: F401
+    except ImportError as error:
+        reason = " ".join(str(error).split())[:200]
+        raise BadInput(
+            f"a package is missing ({reason}): pip install 'fedjax_lab[clip]'"
+        ) from error
+
+
+def find_model(folder: str, model: str) -> Path:
+    """The folder with the model's files: the one named, else the one in the hub's cache."""
+    from huggingface_hub import snapshot_download
+
+    name, _, revision = model.partition("@")
+    fetch = f"hf download {name}" + (f" --revision {revision}" if revision else "")
+    remedy = (
+        f"fetch it with `{fetch} --include '*.json' --include '*.txt' --include model.safetensors`"
+        " or name a folder with such files by `folder`"
+    )
+    if folder:
+        where = Path(folder).expanduser()
+    else:
+        try:
+            where = Path(
+                snapshot_download(
+                    name,
+                    revision=revision or None,
+                    local_files_only=True,
+                    allow_patterns=list(NEEDED),
+                )
+            )
+        except (OSError, ValueError) as error:
+            raise BadInput(f"{model} is not in the hub's cache: {remedy}") from error
+    missing = [file for file in NEEDED if not (where / file).is_file()]
+    if not any((where / file).is_file() for file in ("tokenizer.json", "vocab.json")):
+        missing.append("tokenizer.json")
+    if missing:
+        raise BadInput(f"{where} has no {missing[0]}: {remedy}")
+    return where
+
+
+def model_digest(where: Path) -> str:
+    """Changes with any file that decides on embeddings."""
+    digest = hashlib.sha256()
+    for name in (*NEEDED, *TOKENIZER):
+        if (where / name).is_file():
+            with open(where / name, "rb") as file:
+                digest.update(f"{name} {hashlib.file_digest(file, 'sha256').hexdigest()}".encode())
+    return digest.hexdigest()
+
+
+def tokenizer(where: Path, settings: Settings) -> Callable[[list[str]], np.ndarray]:
+    """A function of n texts that gives tokens [n, context] int32, cut off or padded."""
+    from transformers import CLIPTokenizer
+
+    made = _from_files(CLIPTokenizer, where)
+    length, vocabulary = settings.text.max_position_embeddings, settings.text.vocab_size
+
+    def tokens(texts):
+        ids = made(texts, padding="max_length", truncation=True, max_length=length)["input_ids"]
+        ids = np.asarray(ids, np.int32)
+        if ids.max() >= vocabulary:
+            raise BadInput(f"{where}: token {ids.max()} is not among the model's {vocabulary}")
+        return ids
+
+    return tokens
+
+
+def preprocessor(where: Path, settings: Settings) -> Callable:
+    """A function of a PIL image that gives the image tower's pixels [H, W, channels] float32."""
+    from transformers import CLIPImageProcessorPil
+
+    made, s = _from_files(CLIPImageProcessorPil, where), settings.image
+    expected = (s.num_channels, s.image_size, s.image_size)
+
+    def pixels(image):
+        found = np.asarray(made(image)["pixel_values"][0], np.float32)
+        if found.shape != expected:
+            shapes = f"{list(found.shape)}, not {list(expected)}"
+            raise BadInput(f"{where}: preprocessor_config.json makes images {shapes}")
+        return found.transpose(1, 2, 0)
+
+    return pixels
+
+
+def _from_files(kind, where: Path):
+    try:
+        return kind.from_pretrained(where, local_files_only=True)
+    except Exception as error:  # transformers raises any
+        reason = " ".join(str(error).split())[:200]
+        raise BadInput(f"{where} has no {kind.__name__} that can be read ({reason})") from error
+
+
+# Images.
+
+
+def check_images(x: np.ndarray) -> None:
+    """BadInput unless x holds images [R, H, W, 1 or 3], uint8 or from 0 to 1."""
+    if x.ndim != 4 or x.shape[-1] not in (1, 3):
+        raise BadInput(f"CLIP needs images or texts, not examples of shape {list(x.shape[1:])}")
+    if x.dtype != np.uint8 and x.size and not (x.min() >= 0 and x.max() <= 1):
+        raise BadInput(
+            f"CLIP needs images in uint8 or from 0 to 1, not from {x.min():.4g} to {x.max():.4g}"
+        )
+
+
+def _as_image(x: np.ndarray):
+    """A PIL image of one such example."""
+    from PIL import Image
+
+    pixels = x if x.dtype == np.uint8 else np.rint(255 * x).astype(np.uint8)
+    return Image.fromarray(np.broadcast_to(pixels, (*pixels.shape[:2], 3)))
+
+
+def _open(file: Path):
+    from PIL import Image
+
+    try:
+        with Image.open(file) as image:
+            return image.convert("RGB")
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        raise BadInput(f"{file} is damaged or no image ({error}): {REMEDY}") from error
+
+
+# Embedding.
+
+
+def _embed(
+    side: Side, of_model: str, where: Path, settings: Settings, batch_size: int
+) -> np.ndarray:
+    """Features [count, projection_dim] float32; shards that are kept are not made again."""
+    name = checksum({"model": np.array(f"{VERSION} {of_model}"), **side.content})[:16]
+    folder = cache_folder() / "embeddings" / f"clip-{name}"
+    made, encode = np.zeros((side.count, settings.projection_dim), np.float32), None
+    with tqdm(total=side.count, desc="CLIP", unit=" examples", delay=2, disable=None) as bar:
+        for start in range(0, side.count, SHARD):
+            stop = min(start + SHARD, side.count)
+            file = folder / f"{start}-{stop}.npz"
+            kept = load(file)
+            if kept is None:
+                encode = encode or _encoder(side, where, settings, batch_size)
+                kept = {"x": encode(np.arange(start, stop), bar)}
+                save(file, kept)
+            made[start:stop] = kept["x"]
+            bar.update(stop - bar.n)
+    return made
+
+
+def _encoder(side: Side, where: Path, settings: Settings, batch_size: int) -> Callable:
+    """A function of numbers [n] that gives their features [n, projection_dim]; compiled once."""
+    tower, example = side.tower(settings)
+    params = jax.device_put(read_weights(where / "model.safetensors", tower, example))
+    apply = jax.jit(lambda params, inputs: tower.apply({"params": params}, inputs))
+    size = min(batch_size, side.count)
+
+    def encode(rows, bar):
+        made = []
+        for batch in np.split(rows, range(size, len(rows), size)):
+            inputs = np.zeros((size, *example.shape[1:]), example.dtype)
+            inputs[: len(batch)] = side.read(batch)
+            with jax.default_matmul_precision("highest"):  # the same numbers on every machine
+                made.append(np.asarray(apply(params, inputs))[: len(batch)])
+            bar.update(len(batch))
+        return np.concatenate(made)
+
+    return encode

@@ -1,0 +1,525 @@
+"""CLIP: the towers against PyTorch's numbers, the hub's files, and embeddings that are kept."""
+
+import json
+import subprocess
+import sys
+
+import jax
+import ml_dtypes
+import numpy as np
+import pytest
+from inputs import complaint
+from PIL import Image
+
+pytest.importorskip("transformers")
+pytest.importorskip("safetensors")
+
+from safetensors.numpy import save_file  # noqa: E402
+from tokenizers.pre_tokenizers import ByteLevel  # noqa: E402
+
+from fedjax_lab.data.dataset import Dataset, of_one_domain  # noqa: E402
+from fedjax_lab.data.image_folders import image_folders  # noqa: E402
+from fedjax_lab.embedding import clip as source  # noqa: E402
+from fedjax_lab.models import clip as towers  # noqa: E402
+
+MEAN, STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
+START, END = "<|startoftext|>", "<|endoftext|>"
+BYTES = sorted(ByteLevel.alphabet())
+WORDS = {word: i for i, word in enumerate([*BYTES, *(b + "</w>" for b in BYTES), "ph", START, END])}
+CONTEXT, SIDE, WIDTH = 24, 8, 6  # tokens; pixels; features
+TEXT = {
+    "vocab_size": len(WORDS),
+    "hidden_size": 8,
+    "intermediate_size": 12,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "max_position_embeddings": CONTEXT,
+    "hidden_act": "quick_gelu",
+    "eos_token_id": 2,
+}
+IMAGE = {
+    "hidden_size": 12,
+    "intermediate_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 3,
+    "image_size": SIDE,
+    "patch_size": 4,
+    "hidden_act": "quick_gelu",
+}
+LATER = {"hidden_act": "gelu", "eos_token_id": 40}  # what newer models have
+
+
+def tensors() -> dict[str, np.ndarray]:
+    """Random weights and biases under the hub's names and in its shapes."""
+    shapes = {"text_projection.weight": (WIDTH, 8), "visual_projection.weight": (WIDTH, 12)}
+    shapes |= {
+        "text_model.embeddings.token_embedding.weight": (len(WORDS), 8),
+        "text_model.embeddings.position_embedding.weight": (CONTEXT, 8),
+        "vision_model.embeddings.class_embedding": (12,),
+        "vision_model.embeddings.patch_embedding.weight": (12, 3, 4, 4),
+        "vision_model.embeddings.position_embedding.weight": (5, 12),
+    }
+    norms = {"text_model.final_layer_norm": 8}
+    norms |= {"vision_model.pre_layrnorm": 12, "vision_model.post_layernorm": 12}
+    for model, d, hidden in (("text_model", 8, 12), ("vision_model", 12, 16)):
+        for i in range(2):
+            block = f"{model}.encoder.layers.{i}"
+            dense = {f"self_attn.{name}_proj": (d, d) for name in ("q", "k", "v", "out")}
+            dense |= {"mlp.fc1": (hidden, d), "mlp.fc2": (d, hidden)}
+            for name, shape in dense.items():
+                shapes[f"{block}.{name}.weight"] = shape
+                shapes[f"{block}.{name}.bias"] = shape[:1]
+            norms |= {f"{block}.layer_norm1": d, f"{block}.layer_norm2": d}
+    for name, d in norms.items():
+        shapes |= {f"{name}.weight": (d,), f"{name}.bias": (d,)}
+    rng = np.random.default_rng(0)
+    made = {name: 0.4 * rng.standard_normal(shape) for name, shape in sorted(shapes.items())}
+    made["logit_scale"] = np.array(2.6592)
+    return {name: tensor.astype(np.float32) for name, tensor in made.items()}
+
+
+def write(folder, changes=None, weights=None):
+    """A model in the hub's format; `changes` are of both sections of its config."""
+    folder.mkdir(parents=True, exist_ok=True)
+    text, image = TEXT | (changes or {}), IMAGE | (changes or {})
+    image.pop("eos_token_id", None)
+    config = {"model_type": "clip", "architectures": ["CLIPModel"], "projection_dim": WIDTH}
+    config |= {"text_config": text, "vision_config": image}
+    processor = {"size": SIDE, "crop_size": SIDE, "resample": 3}
+    processor |= {"image_mean": MEAN, "image_std": STD}
+    processor |= {f"do_{step}": True for step in ("resize", "center_crop", "normalize")}
+    merges = "#version: 0.2\np h\n"
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "preprocessor_config.json").write_text(json.dumps(processor))
+    (folder / "vocab.json").write_text(json.dumps(WORDS))
+    (folder / "merges.txt").write_text(merges)
+    save_file(tensors() if weights is None else weights, folder / "model.safetensors")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory):
+    return write(tmp_path_factory.mktemp("clip"))
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("FEDJAX_LAB_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+# The towers.
+
+
+def tower_inputs(eos: int) -> tuple[np.ndarray, np.ndarray]:
+    """Images [2, SIDE, SIDE, 3] and texts [3, CONTEXT].
+
+    A text has a 2 and, where the end is token 40, higher ones before and behind it; else the end is
+    the last of the vocabulary.
+    """
+    rng = np.random.default_rng(1)
+    pixels = rng.standard_normal((2, SIDE, SIDE, 3)).astype(np.float32)
+    tokens = rng.integers(50, len(WORDS) - 1, (3, CONTEXT)).astype(np.int32)
+    tokens[:, 3] = 2
+    for row, end in enumerate((5, 23, 11)):
+        tokens[row, end:] = 40 if eos == 40 else len(WORDS) - 1
+    return pixels, tokens
+
+
+def apply(folder, make, inputs):
+    """What one tower of a folder makes of its inputs."""
+    tower, example = make(towers.read_settings(folder))
+    params = towers.read_weights(folder / "model.safetensors", tower, example)
+    return np.asarray(jax.jit(tower.apply)({"params": params}, inputs))
+
+
+def features(folder, eos):
+    """Of `tower_inputs`, by both towers of a folder."""
+    pixels, tokens = tower_inputs(eos)
+    image = apply(folder, towers.image_tower, pixels)
+    return image, apply(folder, towers.text_tower, tokens)
+
+
+def test_vit_b_32_has_151_million_parameters():
+    count = 1  # logit_scale
+    for make in (towers.image_tower, towers.text_tower):
+        tower, example = make(towers.Settings())
+        shapes = jax.eval_shape(tower.init, jax.random.key(0), example)
+        count += sum(leaf.size for leaf in jax.tree.leaves(shapes))
+    assert count == 151_277_313
+
+
+def torch_features(folder, eos):
+    torch = pytest.importorskip("torch")
+    from transformers import CLIPModel
+
+    pixels, tokens = tower_inputs(eos)
+    theirs = CLIPModel.from_pretrained(folder).eval()
+    with torch.no_grad():
+        image = theirs.get_image_features(torch.tensor(pixels.transpose(0, 3, 1, 2).copy()))
+        text = theirs.get_text_features(torch.tensor(tokens.astype(np.int64)))
+    return [made.pooler_output.numpy() for made in (image, text)]
+
+
+@pytest.mark.parametrize("changes", [{}, LATER], ids=["openai", "later"])
+def test_the_towers_are_those_of_transformers(tmp_path, changes):
+    folder, eos = write(tmp_path / "model", changes), changes.get("eos_token_id", 2)
+    for own, theirs in zip(features(folder, eos), torch_features(folder, eos), strict=True):
+        print("max error", np.abs(own - theirs).max(), "of", np.abs(theirs).max())
+        assert np.abs(own - theirs).max() < 5e-6
+
+
+IMAGES = {  # by PyTorch 2.13.0 and transformers 5.23.0: the images and texts of `tower_inputs`
+    "openai": [
+        [-0.916098, 0.103360, -1.866856, 0.196951, 2.586760, 0.214270],
+        [-0.932541, 0.095233, -1.799134, 0.170959, 2.622864, 0.170318],
+    ],
+    "later": [
+        [-0.916470, 0.103537, -1.866097, 0.198457, 2.587945, 0.213583],
+        [-0.932437, 0.094871, -1.798473, 0.172498, 2.623936, 0.169921],
+    ],
+}
+TEXTS = {
+    "openai": [
+        [1.335692, -0.651960, 0.033826, 0.188697, 0.300349, -0.513525],
+        [1.305251, -0.606596, 0.177083, 0.168046, 0.069498, -0.504185],
+        [1.369336, -0.727635, 0.028894, 0.281589, 0.256016, -0.496639],
+    ],
+    "later": [
+        [1.401486, -0.518419, 0.245258, 0.460714, 0.090841, -0.254105],
+        [1.347589, -0.438770, 0.424217, 0.321998, -0.150096, -0.302517],
+        [1.440780, -0.555156, 0.279273, 0.498051, -0.035586, -0.235053],
+    ],
+}
+
+
+@pytest.mark.parametrize(("name", "changes"), [("openai", {}), ("later", LATER)])
+def test_the_towers_give_what_pytorch_gave(tmp_path, name, changes):
+    image, text = features(write(tmp_path / "model", changes), changes.get("eos_token_id", 2))
+    np.testing.assert_allclose(image, IMAGES[name], atol=1e-5)
+    np.testing.assert_allclose(text, TEXTS[name], atol=1e-5)
+
+
+# The hub's files.
+
+
+def read_image_weights(folder):
+    tower, example = towers.image_tower(towers.read_settings(folder))
+    return towers.read_weights(folder / "model.safetensors", tower, example)
+
+
+@pytest.mark.parametrize("dtype", [ml_dtypes.bfloat16, np.float16])
+def test_half_precision_becomes_float32(tmp_path, dtype):
+    halves = {name: tensor.astype(dtype) for name, tensor in tensors().items()}
+    made = read_image_weights(write(tmp_path / "model", weights=halves))
+    kernel = made["vision_model.encoder.layers.1"]["mlp.fc1"]["kernel"]
+    assert all(leaf.dtype == np.float32 for leaf in jax.tree.leaves(made))
+    expected = halves["vision_model.encoder.layers.1.mlp.fc1.weight"].T.astype(np.float32)
+    assert np.array_equal(kernel, expected)
+
+
+def test_old_configs_have_a_section_twice(model, tmp_path):
+    folder = write(tmp_path / "model")
+    config = json.loads((model / "config.json").read_text())
+    assert towers.read_settings(folder) == towers.read_settings(model)
+    config["text_config_dict"] = {"hidden_size": 32}
+    config["vision_config_dict"] = None
+    (folder / "config.json").write_text(json.dumps(config))
+    settings = towers.read_settings(folder)
+    assert settings.text == towers.TextSettings(hidden_size=32)  # the rest is the hub's defaults
+    assert settings.image == towers.read_settings(model).image
+
+
+def without(name):
+    return {key: tensor for key, tensor in tensors().items() if key != name}
+
+
+FIRST = "vision_model.encoder.layers.0.self_attn.q_proj.bias"
+
+
+@pytest.mark.parametrize(
+    ("weights", "expected"),
+    [
+        (without(FIRST), f"has no tensor {FIRST} (1 missing)"),
+        (without(FIRST) | {FIRST[:-4] + "bais": np.zeros(12, np.float32)}, "has no tensor"),
+        (tensors() | {FIRST: np.zeros(11, np.float32)}, f"{FIRST} has shape [11]"),
+        (tensors() | {"vision_model.x": np.zeros(1, np.float32)}, "knows no tensor vision_model.x"),
+    ],
+    ids=["missing", "misnamed", "shape", "surplus"],
+)
+def test_weights_that_do_not_fit(tmp_path, weights, expected):
+    assert expected in complaint(read_image_weights, write(tmp_path / "model", weights=weights))
+
+
+def test_a_file_cut_short(tmp_path):
+    file = write(tmp_path / "model") / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
+    assert "model.safetensors cannot be read" in complaint(read_image_weights, tmp_path / "model")
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ('{"model_type": "siglip"}', "model_type is 'siglip'"),
+        ('{"model_type": "clip", "text_config": {"hidden_act": "qick_gelu"}}', "did you mean"),
+        ('{"model_type": "clip", "vision_config": {"image_size": [8, 8]}}', "image_size is [8, 8]"),
+        ('{"model_type": "clip", "text_config": 3}', "is of no use"),
+        ("[]", "is of no use"),
+        ("{", "is of no use"),
+    ],
+)
+def test_configs_of_other_models(tmp_path, config, expected):
+    (tmp_path / "config.json").write_text(config)
+    assert expected in complaint(towers.read_settings, tmp_path)
+
+
+def test_the_image_processor_is_clips(model):
+    picture = Image.fromarray(np.random.default_rng(0).integers(0, 256, (20, 31, 3), np.uint8))
+    made = source.preprocessor(model, towers.read_settings(model))(picture)
+    small = picture.resize((12, SIDE), Image.Resampling.BICUBIC)  # the shorter side is SIDE
+    middle = np.asarray(small)[:, 2:10] / 255
+    np.testing.assert_allclose(made, (middle - MEAN) / STD, atol=1e-5)
+
+
+def test_the_tokenizer_ends_and_cuts_off(model):
+    tokens = source.tokenizer(model, towers.read_settings(model))
+    short, long = tokens(["A phd", "b" * 99])
+    by_name = [WORDS[word] for word in (START, "a</w>", "ph", "d</w>", END)]
+    assert list(short[:5]) == by_name and len(short) == CONTEXT
+    assert list(long) == [WORDS[START], *[WORDS["b"]] * (CONTEXT - 2), WORDS[END]]
+
+
+# The source.
+
+
+def pictures(count=10, size=12, channels=3) -> Dataset:
+    """Noise, the last 3 of `count` for tests."""
+    rng = np.random.default_rng(5)
+    x = rng.integers(0, 256, (count, size, size, channels), np.uint8)
+    y = np.arange(count, dtype=np.int32) % 2
+    halves = (x[: count - 3], y[: count - 3]), (x[count - 3 :], y[count - 3 :])
+    return of_one_domain(*halves, ("ape", "cat"), "noise")
+
+
+def pixels_of(model, images):
+    preprocess = source.preprocessor(model, towers.read_settings(model))
+    return np.stack([preprocess(image) for image in images])
+
+
+def tokens_of(model, texts):
+    return source.tokenizer(model, towers.read_settings(model))(texts)
+
+
+def test_images_and_prompts(model):
+    data = pictures()
+    data = data._replace(test=data.test[::-1].copy())  # not the last ones only
+    made = source.clip(data, folder=str(model), batch_size=4)  # 7 rows: the last batch is padded
+    images = [Image.fromarray(x) for x in data.x[~data.test]]
+    expected = apply(model, towers.image_tower, pixels_of(model, images))
+    np.testing.assert_allclose(made.examples[~data.test], expected, atol=1e-5)
+    prompts = tokens_of(model, ["A photo of an ape", "A photo of a cat"])
+    np.testing.assert_allclose(made.labels, apply(model, towers.text_tower, prompts), atol=1e-5)
+    assert made.examples.dtype == made.labels.dtype == np.float32
+    assert not made.examples[data.test].any() and data.test[:3].all()
+    unit = source.clip(data, folder=str(model), normalize=True)
+    length = np.linalg.norm(made.labels, axis=1, keepdims=True)
+    np.testing.assert_allclose(unit.labels, made.labels / length, atol=1e-6)
+    np.testing.assert_allclose(np.linalg.norm(unit.examples[3:], axis=1), 1, atol=1e-6)
+    assert not unit.examples[data.test].any()
+
+
+def test_texts_go_through_the_text_tower(model):
+    alphabet = ("a", "b", " ")
+    x = np.random.default_rng(0).integers(0, 3, (4, 9)).astype(np.int32)
+    halves = (x[:3], np.array([0, 1, 2])), (x[3:], np.array([0]))
+    made = source.clip(of_one_domain(*halves, alphabet, "text"), folder=str(model))
+    sentences = ["The next character of " + "".join(alphabet[i] for i in text) for text in x[:3]]
+    prompts = [f"Character {character}" for character in alphabet]
+    expected = apply(model, towers.text_tower, tokens_of(model, sentences + prompts))
+    made = np.concatenate([made.examples[:3], made.labels])
+    np.testing.assert_allclose(made, expected, atol=1e-5)
+
+
+def test_grey_and_fractional_pixels():
+    grey = pictures(channels=1).x[0]
+    assert np.array_equal(np.asarray(source._as_image(grey)), np.repeat(grey, 3, 2))
+    colour = pictures().x[0]
+    fractions = (colour / 255).astype(np.float32)
+    assert np.array_equal(np.asarray(source._as_image(fractions)), colour)
+
+
+@pytest.fixture
+def folders(tmp_path):
+    """Two images of each of two classes, 40 x 30; as data they have 8 x 8 pixels."""
+    rng = np.random.default_rng(2)
+    for name in ("ape", "cat"):
+        where = tmp_path / "set" / "noise" / name
+        where.mkdir(parents=True)
+        for i in range(2):
+            Image.fromarray(rng.integers(0, 256, (30, 40, 3), np.uint8)).save(where / f"{i}.png")
+    return str(tmp_path / "set")
+
+
+def test_original_images_go_before_shrunken_ones(model, folders):
+    first, data = image_folders(folder=folders, size=8), image_folders(folder=folders, size=8)
+    assert data.files == first.files  # now that the pixels come from the cache
+    assert [file.split("/")[-2:] for file in data.files[1:3]] == [
+        ["ape", "1.png"],
+        ["cat", "0.png"],
+    ]
+    made = source.clip(data, folder=str(model))
+    images = pixels_of(model, map(Image.open, data.files))
+    expected = apply(model, towers.image_tower, images)
+    np.testing.assert_allclose(made.examples, expected, atol=1e-5)
+    shrunken = source.clip(data._replace(files=()), folder=str(model))
+    assert np.abs(shrunken.examples - made.examples).max() > 0.01
+
+
+def test_damaged_originals(model, folders):
+    data = image_folders(folder=folders, size=8)
+    with open(data.files[2], "wb") as file:
+        file.write(b"no image")
+    assert data.files[2] in complaint(source.clip, data, folder=str(model))
+
+
+# What is kept.
+
+
+@pytest.fixture
+def reads(monkeypatch):
+    """How many images each read of a batch prepares; shards hold 3."""
+    monkeypatch.setattr(source, "SHARD", 3)
+    counts, before = [], source._images
+
+    def counted(*args):
+        side = before(*args)
+        return side._replace(read=lambda some: (counts.append(len(some)), side.read(some))[1])
+
+    monkeypatch.setattr(source, "_images", counted)
+    return counts
+
+
+def test_nothing_is_computed_twice(model, reads, monkeypatch):
+    data = pictures()
+    first = source.clip(data, folder=str(model), batch_size=2)
+    assert reads == [2, 1, 2, 1, 1]
+    monkeypatch.setattr(source, "read_weights", None)
+    again = source.clip(data, folder=str(model), batch_size=5)
+    assert all(map(np.array_equal, again, first)) and len(reads) == 5
+
+
+def test_other_examples_or_another_model_are_not_the_same(model, tmp_path, own_cache):
+    data = pictures()
+    kept = own_cache / "embeddings"
+    source.clip(data, folder=str(model))
+    assert len(list(kept.iterdir())) == 2  # of the images, of the prompts
+    x = data.x.copy()
+    x[0, 0, 0, 0] ^= 1
+    source.clip(data._replace(x=x), folder=str(model))
+    assert len(list(kept.iterdir())) == 3  # the prompts are the same
+    weights = tensors()
+    weights["text_projection.weight"][0, 0] += 1
+    source.clip(data, folder=str(write(tmp_path / "other", weights=weights)))
+    assert len(list(kept.iterdir())) == 5
+
+
+def test_an_interrupted_call_goes_on(model, reads, monkeypatch, tmp_path):
+    data, save = pictures(), source.save
+    whole = source.clip(data, folder=str(model))
+    monkeypatch.setenv("FEDJAX_LAB_CACHE", str(tmp_path / "second"))
+
+    def save_and_stop(*args):
+        save(*args)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(source, "save", save_and_stop)
+    with pytest.raises(KeyboardInterrupt):
+        source.clip(data, folder=str(model))
+    monkeypatch.setattr(source, "save", save)
+    reads.clear()
+    again = source.clip(data, folder=str(model))
+    assert reads == [3, 1]  # of 3, 3 and 1
+    assert all(map(np.array_equal, again, whole))
+
+
+def test_a_damaged_shard_is_made_again(model, reads, own_cache, caplog):
+    data = pictures()
+    first = source.clip(data, folder=str(model))
+    (damaged,) = own_cache.glob("embeddings/*/3-6.npz")
+    damaged.write_bytes(damaged.read_bytes()[:-9])
+    reads.clear()
+    again = source.clip(data, folder=str(model))
+    assert reads == [3] and all(map(np.array_equal, again, first))
+    assert "damaged and made again" in caplog.text
+
+
+# Which model, and what else can be wrong.
+
+
+def test_the_hubs_cache(monkeypatch, tmp_path):
+    hub = tmp_path / "hub"
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(hub))
+    command = "`hf download me/tiny --revision refs/pr/15 --include"
+    said = complaint(source.find_model, "", "me/tiny@refs/pr/15")
+    assert "not in the hub's cache" in said and command in said
+    commit, home = "0123456789" * 4, hub / "models--me--tiny"
+    for name in ("main", "refs/pr/15"):
+        (home / "refs" / name).parent.mkdir(parents=True, exist_ok=True)
+        (home / "refs" / name).write_text(commit)
+    where = write(home / "snapshots" / commit)
+    assert source.find_model("", "me/tiny@refs/pr/15").samefile(where)
+    assert source.find_model("", "me/tiny").samefile(where)
+    (where / "model.safetensors").unlink()
+    assert "has no model.safetensors: fetch it" in complaint(source.find_model, "", "me/tiny")
+    assert "`hf download me/big --include" in complaint(source.find_model, "", "me/big")
+    assert "not in the hub's cache" in complaint(source.find_model, "", "no name!")
+
+
+def test_folders_without_a_tokenizer(tmp_path):
+    folder = write(tmp_path / "model")
+    (folder / "vocab.json").unlink()
+    said = complaint(source.find_model, str(folder), "me/tiny")
+    assert "has no tokenizer.json" in said and "hf download me/tiny" in said
+
+
+def test_files_that_do_not_fit_each_other(tmp_path, model):
+    other = write(tmp_path / "model", {"vocab_size": 100, "image_size": 12})
+    settings = towers.read_settings(other)
+    said = complaint(source.tokenizer(model, settings), ["A"])
+    assert f"token {WORDS[END]} is not among the model's 100" in said
+    picture = Image.new("RGB", (9, 9))
+    said = complaint(source.preprocessor(model, settings), picture)
+    assert "makes images [3, 8, 8], not [3, 12, 12]" in said
+    (other / "vocab.json").write_text("{")
+    assert "has no CLIPTokenizer" in complaint(source.tokenizer, other, settings)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"x": np.zeros((10, 7), np.float32)}, "needs images or texts, not examples of shape [7]"),
+        ({"x": np.zeros((10, 9, 9, 2), np.uint8)}, "of shape [9, 9, 2]"),
+        ({"x": np.full((10, 9, 9, 3), 7.5, np.float32)}, "from 0 to 1, not from 7.5 to 7.5"),
+    ],
+)
+def test_examples_that_are_no_images(model, changes, expected):
+    data = pictures()._replace(**changes)
+    assert expected in complaint(source.clip, data, folder=str(model))
+
+
+def test_batches_of_nothing(model):
+    assert "batch_size" in complaint(source.clip, pictures(), folder=str(model), batch_size=0)
+
+
+def test_the_extra_is_named_where_it_lacks(monkeypatch):
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    said = complaint(source.clip, pictures())
+    assert "pip install 'fedjax_lab[clip]'" in said
+
+
+def test_the_package_alone_imports_none_of_the_extra():
+    script = (
+        "import sys, fedjax_lab.embedding.clip;"
+        "assert not {'transformers', 'safetensors', 'huggingface_hub'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)
