@@ -74,6 +74,8 @@ def tensors() -> dict[str, np.ndarray]:
         shapes |= {f"{name}.weight": (d,), f"{name}.bias": (d,)}
     rng = np.random.default_rng(0)
     made = {name: 0.4 * rng.standard_normal(shape) for name, shape in sorted(shapes.items())}
+    for name in norms:
+        made[f"{name}.weight"] += 1
     made["logit_scale"] = np.array(2.6592)
     return {name: tensor.astype(np.float32) for name, tensor in made.items()}
 
@@ -169,26 +171,26 @@ def test_the_towers_are_those_of_transformers(tmp_path, changes):
         assert np.abs(own - theirs).max() < 5e-6
 
 
-IMAGES = {  # by PyTorch 2.13.0 and transformers 5.23.0: the images and texts of `tower_inputs`
+IMAGES = {
     "openai": [
-        [-0.916098, 0.103360, -1.866856, 0.196951, 2.586760, 0.214270],
-        [-0.932541, 0.095233, -1.799134, 0.170959, 2.622864, 0.170318],
+        [-0.586614, -0.186605, -6.040523, 1.561893, 4.083615, 2.511505],
+        [-0.629846, 0.62093, -5.100881, 0.38584, 2.664871, 1.889727],
     ],
     "later": [
-        [-0.916470, 0.103537, -1.866097, 0.198457, 2.587945, 0.213583],
-        [-0.932437, 0.094871, -1.798473, 0.172498, 2.623936, 0.169921],
+        [-0.5881, -0.188273, -6.032323, 1.549132, 4.069354, 2.510024],
+        [-0.635884, 0.618728, -5.09447, 0.38602, 2.659413, 1.880369],
     ],
 }
 TEXTS = {
     "openai": [
-        [1.335692, -0.651960, 0.033826, 0.188697, 0.300349, -0.513525],
-        [1.305251, -0.606596, 0.177083, 0.168046, 0.069498, -0.504185],
-        [1.369336, -0.727635, 0.028894, 0.281589, 0.256016, -0.496639],
+        [1.43531, 0.272445, -0.776492, -3.268109, 1.989349, -2.509469],
+        [1.546318, -0.041713, -0.490519, -2.321816, 1.898224, -2.412659],
+        [1.738738, -0.120674, -0.603822, -2.500083, 2.010873, -2.471446],
     ],
     "later": [
-        [1.401486, -0.518419, 0.245258, 0.460714, 0.090841, -0.254105],
-        [1.347589, -0.438770, 0.424217, 0.321998, -0.150096, -0.302517],
-        [1.440780, -0.555156, 0.279273, 0.498051, -0.035586, -0.235053],
+        [1.417846, -0.100528, -0.889167, -3.035573, 2.239816, -2.605256],
+        [1.603184, -0.543964, -0.805911, -2.318873, 2.112018, -2.611646],
+        [1.858598, -0.759084, -0.889709, -2.259271, 2.245158, -2.635648],
     ],
 }
 
@@ -477,9 +479,11 @@ def test_the_hubs_cache(monkeypatch, tmp_path):
 
 def test_folders_without_a_tokenizer(tmp_path):
     folder = write(tmp_path / "model")
-    (folder / "vocab.json").unlink()
+    (folder / "merges.txt").unlink()
     said = complaint(source.find_model, str(folder), "me/tiny")
-    assert "has no tokenizer.json" in said and "hf download me/tiny" in said
+    assert "has no merges.txt" in said and "hf download me/tiny" in said
+    (folder / "tokenizer.json").touch()  # which alone would do
+    assert source.find_model(str(folder), "me/tiny") == folder
 
 
 def test_files_that_do_not_fit_each_other(tmp_path, model):
@@ -487,6 +491,9 @@ def test_files_that_do_not_fit_each_other(tmp_path, model):
     settings = towers.read_settings(other)
     said = complaint(source.tokenizer(model, settings), ["A"])
     assert f"token {WORDS[END]} is not among the model's 100" in said
+    later = settings._replace(text=settings.text._replace(vocab_size=999, eos_token_id=40))
+    said = complaint(source.tokenizer(model, later), ["A"])
+    assert "a text lacks config.json's eos_token_id, 40" in said
     picture = Image.new("RGB", (9, 9))
     said = complaint(source.preprocessor(model, settings), picture)
     assert "makes images [3, 8, 8], not [3, 12, 12]" in said

@@ -395,8 +395,9 @@ def check_set(data, release):
                     assert np.array_equal(data.x[row], np.asarray(picture(100 * seed + number)))
                     found = (int(data.y[row]), int(data.domain[row]), bool(data.test[row]))
                     assert found == (label, seed, bool(test))
+                    assert data.files[row].endswith(path_of(release, release.domains[seed], number))
                     row += 1
-    assert row == len(data.x) == len(data.y) and data.x.dtype == np.uint8
+    assert row == len(data.x) == len(data.y) == len(data.files) and data.x.dtype == np.uint8
 
 
 def texts(values: list[str]) -> np.ndarray:

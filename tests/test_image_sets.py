@@ -502,6 +502,7 @@ def test_tiny_imagenet_at_full_size(tiny, own_cache):
     data = tiny_imagenet.tiny_imagenet(folder=str(tiny), size=64)
     check_one_domain(data, "tiny_imagenet", 7, 10)
     assert np.array_equal(data.x, [pixels(tiny, name) for name in TRAINING + TESTS])
+    assert data.files == tuple(str(tiny / "tiny-imagenet-200" / n) for n in TRAINING + TESTS)
     assert data.classes == ("n01", "n02", "n10")
     assert data.y.tolist() == [0, 0, 1, 1, 2, 2, 2] + [2, 1, 1]
     grey = data.x[TRAINING.index("train/n10/images/n10_0.JPEG")]

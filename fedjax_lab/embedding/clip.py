@@ -23,6 +23,7 @@ from fedjax_lab.embedding import Embeddings
 from fedjax_lab.embedding.prompts import is_text, of_examples, of_labels
 from fedjax_lab.errors import BadInput, check_positive
 from fedjax_lab.models.clip import (
+    LEGACY_EOS,
     Settings,
     image_tower,
     read_settings,
@@ -33,8 +34,8 @@ from fedjax_lab.models.clip import (
 VERSION = 1  # of the embeddings: to be raised with every change that alters one
 SHARD = 2048  # examples that are kept together: what an interruption may cost
 NEEDED = ("config.json", "model.safetensors", "preprocessor_config.json")
-REMEDY = "CLIP reads the original images of the data set: restore them"
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt")
+REMEDY = "CLIP reads the original images of the data set: restore them"
 
 
 def clip(
@@ -162,9 +163,10 @@ def find_model(folder: str, model: str) -> Path:
             )
         except (OSError, ValueError) as error:
             raise BadInput(f"{model} is not in the hub's cache: {remedy}") from error
-    missing = [file for file in NEEDED if not (where / file).is_file()]
-    if not any((where / file).is_file() for file in ("tokenizer.json", "vocab.json")):
-        missing.append("tokenizer.json")
+    needed = (*NEEDED, "vocab.json", "merges.txt")
+    if (where / "tokenizer.json").is_file():
+        needed = NEEDED
+    missing = [file for file in needed if not (where / file).is_file()]
     if missing:
         raise BadInput(f"{where} has no {missing[0]}: {remedy}")
     return where
@@ -185,13 +187,15 @@ def tokenizer(where: Path, settings: Settings) -> Callable[[list[str]], np.ndarr
     from transformers import CLIPTokenizer
 
     made = _from_files(CLIPTokenizer, where)
-    length, vocabulary = settings.text.max_position_embeddings, settings.text.vocab_size
+    s, size = settings.text, settings.text.max_position_embeddings
 
     def tokens(texts):
-        ids = made(texts, padding="max_length", truncation=True, max_length=length)["input_ids"]
+        ids = made(texts, padding="max_length", truncation=True, max_length=size)["input_ids"]
         ids = np.asarray(ids, np.int32)
-        if ids.max() >= vocabulary:
-            raise BadInput(f"{where}: token {ids.max()} is not among the model's {vocabulary}")
+        if ids.max() >= s.vocab_size:
+            raise BadInput(f"{where}: token {ids.max()} is not among the model's {s.vocab_size}")
+        if s.eos_token_id != LEGACY_EOS and not (ids == s.eos_token_id).any(1).all():
+            raise BadInput(f"{where}: a text lacks config.json's eos_token_id, {s.eos_token_id}")
         return ids
 
     return tokens
@@ -289,7 +293,7 @@ def _encoder(side: Side, where: Path, settings: Settings, batch_size: int) -> Ca
         for batch in np.split(rows, range(size, len(rows), size)):
             inputs = np.zeros((size, *example.shape[1:]), example.dtype)
             inputs[: len(batch)] = side.read(batch)
-            with jax.default_matmul_precision("highest"):  # the same numbers on every machine
+            with jax.default_matmul_precision("highest"):  # float32 on GPUs too
                 made.append(np.asarray(apply(params, inputs))[: len(batch)])
             bar.update(len(batch))
         return np.concatenate(made)
