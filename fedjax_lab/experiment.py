@@ -34,6 +34,7 @@ from fedjax_lab.data.shakespeare import shakespeare
 from fedjax_lab.data.svhn import svhn
 from fedjax_lab.data.tiny_imagenet import tiny_imagenet
 from fedjax_lab.embedding import Embeddings
+from fedjax_lab.embedding.clip import clip
 from fedjax_lab.embedding.precomputed import precomputed
 from fedjax_lab.embedding.stand_in import stand_in
 from fedjax_lab.errors import (
@@ -127,7 +128,7 @@ NAMED = {
         alexnet.alexnet_bn,
         inception.hfedf_cnn,
     ),
-    "embedding": _table(stand_in, precomputed),
+    "embedding": _table(stand_in, clip, precomputed),
     "method": methods.METHODS,
 }
 
