@@ -1,0 +1,26 @@
+"""Client2Vec's experiment on CIFAR-10 (Guo et al., ICCV 2025): 100 clients of LDA with alpha = 0.1.
+
+python -m fedjax_lab.main --config=configs/client2vec_cifar10.py --config.method.base=fedavgm \
+    --config.embedding.name=clip
+
+Without base settings FedAvg is improved; with local_training, aggregation, sampling =False the three
+case studies are left out one by one. The paper sweeps sampling_tau in 0.1, 0.5, 1, 2; history_gamma
+in 0.1, 0.5, 0.9; FedAvgM's beta in 0.1, 0.5, 1; MOON's mu in 0.01, 0.1, 1 (with
+--config.method.projection=mlp256), and reports the best round: compare `max_over_rounds`. It does not
+say whether the ResNet-18 starts from scratch, nor its normalisation: here batch normalisation from
+scratch, or --config.model.norm=group.
+"""
+
+OWN = {"moon": {"projection": "mlp256"}}  # of a method run alone, as the paper has it
+
+
+def get_config(method="client2vec"):
+    """fedjax_lab/experiment.py has all keys and their defaults."""
+    return {
+        "data": {"name": "cifar10"},
+        "partition": {"name": "client_dirichlet", "num_clients": 100, "alpha": 0.1},
+        "model": {"name": "resnet18"},
+        "method": {"name": method, **OWN.get(method, {})},
+        "local": {"lr": 0.01, "momentum": 0.0, "weight_decay": 5e-5, "batch_size": 64, "epochs": 5},
+        "run": {"rounds": 100, "cohort": 10, "eval_every": 1},
+    }

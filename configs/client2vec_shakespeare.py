@@ -1,0 +1,22 @@
+"""Client2Vec's experiment on Shakespeare (Guo et al., ICCV 2025): LEAF's roles, the next character.
+
+python -m fedjax_lab.main --config=configs/client2vec_shakespeare.py \
+    --config.partition.num_clients=USERS --config.run.cohort=USERS/10
+
+A client is a role; LEAF's sample decides how many there are, and a wrong number is told. Both parts of
+the index are made of texts ("The next character of ...", "Character a").
+"""
+
+OWN = {"moon": {"projection": "mlp256"}}  # of a method run alone, as the paper has it
+
+
+def get_config(method="client2vec"):
+    """fedjax_lab/experiment.py has all keys and their defaults."""
+    return {
+        "data": {"name": "shakespeare"},
+        "partition": {"name": "by_domain", "num_clients": 100},
+        "model": {"name": "char_lstm"},
+        "method": {"name": method, **OWN.get(method, {})},
+        "local": {"lr": 0.01, "momentum": 0.0, "weight_decay": 5e-5, "batch_size": 64, "epochs": 5},
+        "run": {"rounds": 100, "cohort": 10, "eval_every": 1},
+    }
