@@ -1,0 +1,149 @@
+"""Client2Vec's pictures and times of finished runs.
+
+python launch/client2vec_figures.py --out=runs/figures runs/CLIENT2VEC [runs/FEDAVG ...]
+
+Of each run that found an index: NAME-clients.png, the cosines between clients of beta^f and of
+beta (the mean of the two parts' cosines, as in S), clients ordered by domain or else by their most
+frequent class (Fig. 3; without the diversity loss, Fig. 8); NAME-domains.png, the cosines between
+the means of beta^f over the clients of each domain (Fig. 2). Printed: how much alike clients of one
+group and of two are, and the seconds for the index and for training to the best accuracy that every
+run reached (Table 3). All of the first seed.
+"""
+
+import argparse
+from pathlib import Path
+
+import numpy as np
+from finished import Finished, load
+from matplotlib.figure import Figure
+
+from fedjax_lab import metrics
+from fedjax_lab.errors import BadInput
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, required=True, help="folder of the pictures")
+    parser.add_argument("workdirs", type=Path, nargs="+", help="folders of runs")
+    args = parser.parse_args()
+    try:
+        runs = {workdir.name: (load(workdir), rows_of(workdir)) for workdir in args.workdirs}
+        if len(runs) < len(args.workdirs):
+            raise BadInput("two of the folders have the same name")
+    except BadInput as error:
+        parser.error(str(error))
+    args.out.mkdir(parents=True, exist_ok=True)
+    goal = min(max(map(metrics.headline, scored(rows))) for _, rows in runs.values())
+    print(f"{'run':24}{'index, s':>12}{f'training to {goal:.1f} %, s':>26}")
+    for name, (_, rows) in runs.items():
+        print("{:24}{:12.1f}{:26.1f}".format(name, *seconds(rows, goal)))
+    for name, (run, _) in runs.items():
+        index = getattr(run.state.server, "index", None)
+        if index is None:
+            continue
+        groups, names, what = groups_of(run)
+        tables = {
+            "feature index": cosines(index.feature),
+            "client index": (cosines(index.feature) + cosines(index.label)) / 2,
+        }
+        for title, table in tables.items():
+            same, other = alike(table, groups)
+            print(f"{name}: cosine of {title}, same {what} {same:.3f}, other {other:.3f}")
+        figures = {"clients": draw_clients(tables, groups, names, what)}
+        if what == "domain":
+            means = [index.feature[groups == g].mean(0) for g in range(len(names))]
+            figures["domains"] = draw_domains(cosines(np.stack(means)), names)
+        for kind, figure in figures.items():
+            figure.savefig(args.out / f"{name}-{kind}.png", dpi=120)
+            print(args.out / f"{name}-{kind}.png")
+
+
+def rows_of(workdir: Path) -> list[dict]:
+    """The evaluations of a run's first seed."""
+    rows = metrics.read_metrics(workdir / "metrics.jsonl")
+    return [row for row in rows if row["seed"] == rows[0]["seed"]]
+
+
+def scored(rows: list[dict]) -> list[dict]:
+    """Those of the training stage."""
+    return [row for row in rows if row["stage"] == rows[-1]["stage"]]
+
+
+def seconds(rows: list[dict], goal: float) -> tuple[float, float]:
+    """Before the training stage, and in it until an evaluation first reached the goal."""
+    before = [row["seconds"] for row in rows if row["stage"] != rows[-1]["stage"]]
+    index = before[-1] if before else 0.0
+    reached = next(row for row in scored(rows) if metrics.headline(row) >= goal)
+    return index, reached["seconds"] - index
+
+
+def groups_of(run: Finished) -> tuple[np.ndarray, list[str], str]:
+    """The group of each client [C], the groups' names, and what they are."""
+    domains, federation = run.experiment.dataset.domains, run.federation
+    if len(domains) > 1:
+        rows = np.asarray(federation.train)
+        domain = np.where(rows >= 0, np.asarray(federation.domain)[rows], -1)
+        counts = np.stack([(domain == d).sum(1) for d in range(len(domains))], 1)
+        return counts.argmax(1), list(domains), "domain"
+    classes = list(run.experiment.dataset.classes)
+    return np.asarray(run.everyone.label_count).argmax(1), classes, "main class"
+
+
+def cosines(b) -> np.ndarray:
+    """[., .] of the rows of b."""
+    b = np.asarray(b, np.float64)
+    b = b / np.maximum(np.linalg.norm(b, axis=1, keepdims=True), 1e-8)
+    return b @ b.T
+
+
+def alike(table: np.ndarray, groups: np.ndarray) -> tuple[float, float]:
+    """The mean cosine of two clients of one group, and of two groups."""
+    same = groups[:, None] == groups
+    others = ~np.eye(len(groups), dtype=bool)
+    return table[same & others].mean(), table[~same].mean()
+
+
+def draw_clients(
+    tables: dict[str, np.ndarray], groups: np.ndarray, names: list[str], what: str
+) -> Figure:
+    """Fig. 3: the tables side by side on one scale; lines part the groups."""
+    order = np.argsort(groups, kind="stable")
+    figure = Figure(figsize=(10, 4.6), layout="constrained")
+    panels = figure.subplots(1, len(tables), sharey=True)
+    edges = np.r_[0, np.flatnonzero(np.diff(groups[order])) + 1, len(groups)]
+    middles = (edges[1:] + edges[:-1] - 1) / 2
+    labels = [names[g] for g in np.unique(groups)]
+    for axes, (title, table) in zip(panels, tables.items(), strict=True):
+        image = axes.imshow(table[np.ix_(order, order)], cmap="cividis", vmin=-1, vmax=1)
+        for edge in edges[1:-1]:
+            axes.axhline(edge - 0.5, color="white", linewidth=0.8)
+            axes.axvline(edge - 0.5, color="white", linewidth=0.8)
+        axes.set_xticks(middles, labels, rotation=90, fontsize="small")
+        axes.set_yticks(middles, labels, fontsize="small")
+        axes.set(title=title, xlabel=f"clients, by {what}")
+    figure.colorbar(image, ax=panels, label="cosine similarity")
+    return figure
+
+
+def draw_domains(table: np.ndarray, names: list[str]) -> Figure:
+    """Fig. 2, with the numbers written in."""
+    figure = Figure(figsize=(5.2, 4.4), layout="constrained")
+    axes = figure.subplots()
+    image = axes.imshow(table, cmap="cividis", vmin=-1, vmax=1)
+    for i, row in enumerate(table):
+        for j, value in enumerate(row):
+            axes.text(j, i, f"{value:.2f}", ha="center", va="center", color=_ink(value))
+    axes.set_xticks(range(len(names)), names, rotation=90, fontsize="small")
+    axes.set_yticks(range(len(names)), names, fontsize="small")
+    axes.set_title("feature index of domains")
+    figure.colorbar(image, label="cosine similarity")
+    return figure
+
+
+def _ink(value: float) -> str:
+    """Readable on that value's colour."""
+    return "black" if value > 0 else "white"
+
+
+if __name__ == "__main__":
+    main()
