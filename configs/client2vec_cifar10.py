@@ -3,12 +3,12 @@
 python -m fedjax_lab.main --config=configs/client2vec_cifar10.py --config.method.base=fedavgm \
     --config.embedding.name=clip
 
-Without base settings FedAvg is improved; with local_training, aggregation, sampling =False the three
-case studies are left out one by one. The paper sweeps sampling_tau in 0.1, 0.5, 1, 2; history_gamma
-in 0.1, 0.5, 0.9; FedAvgM's beta in 0.1, 0.5, 1; MOON's mu in 0.01, 0.1, 1 (with
---config.method.projection=mlp256), and reports the best round: compare `max_over_rounds`. It does not
-say whether the ResNet-18 starts from scratch, nor its normalisation: here batch normalisation from
-scratch, or --config.model.norm=group.
+Without a base FedAvg is improved; local_training=False, aggregation=False, sampling=False leave out
+the three case studies. The paper sweeps sampling_tau in 0.1, 0.5, 1, 2; history_gamma in 0.1, 0.5,
+0.9; FedAvgM's beta in 0.1, 0.5, 1; MOON's mu in 0.01, 0.1, 1 (--config.method.projection=mlp256),
+and reports the best round: compare `max_over_rounds`. It does not say whether the ResNet-18 starts
+from scratch, nor how it is normalised: here batch normalisation from scratch, or
+--config.model.norm=group.
 """
 
 OWN = {"moon": {"projection": "mlp256"}}  # of a method run alone, as the paper has it

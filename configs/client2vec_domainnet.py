@@ -1,7 +1,8 @@
 """Client2Vec's experiment on DomainNet (Guo et al., ICCV 2025): 60 clients, ten of each domain.
 
 python -m fedjax_lab.main --config=configs/client2vec_domainnet.py --config.method.base=fediir \
-    --config.embedding.name=clip --config.model.pretrained=mobilenet_v2.safetensors
+    --config.embedding.name=clip --config.model.pretrained=mobilenet_v2.safetensors \
+    --config.data.normalize=imagenet
 
 50 of the 345 classes, images of 64 x 64 pixels for the model (CLIP sees the original files). Also
 --config.model.name=resnet18 --config.model.stem=imagenet --config.model.pretrained=FILE and

@@ -3,8 +3,8 @@
 python -m fedjax_lab.main --config=configs/client2vec_shakespeare.py \
     --config.partition.num_clients=USERS --config.run.cohort=USERS/10
 
-A client is a role; LEAF's sample decides how many there are, and a wrong number is told. Both parts of
-the index are made of texts ("The next character of ...", "Character a").
+A client is a role; LEAF's sample decides how many there are: a wrong number is told the right one.
+Both parts of the index are made of texts ("The next character of ...", "Character a").
 """
 
 OWN = {"moon": {"projection": "mlp256"}}  # of a method run alone, as the paper has it

@@ -44,14 +44,24 @@ from fedjax_lab.errors import (
     check_positive,
     nearest,
 )
-from fedjax_lab.models import alexnet, conv, inception, nets, resnet, vgg
+from fedjax_lab.models import (
+    alexnet,
+    cct,
+    char_lstm,
+    conv,
+    inception,
+    mobilenet,
+    nets,
+    resnet,
+    vgg,
+)
 from fedjax_lab.models.task import make_task
 from fedjax_lab.types import Federation, Method, Plan, Stage, Stages, Task
 
 DEFAULTS = {
     "data": {
         "name": "digit_domains",
-        "normalize": "unit",  # unit: pixels in 0..1; half: in -1..1; cifar100: its mean and std
+        "normalize": "unit",  # unit: pixels in 0..1; half: -1..1; else that set's mean and std
         "augment": "none",  # of training images
         "unseen": "",  # a domain that no client holds
         "shots": 0,  # images of it that each client holds after all
@@ -124,7 +134,11 @@ NAMED = {
         nets.pfl_cnn,
         nets.pfllib_cnn,
         vgg.vgg9,
+        resnet.resnet18,
         resnet.resnet50,
+        mobilenet.mobilenet_v2,
+        cct.cct7,
+        char_lstm.char_lstm,
         alexnet.alexnet_bn,
         inception.hfedf_cnn,
     ),
@@ -132,16 +146,19 @@ NAMED = {
     "method": methods.METHODS,
 }
 
+CHANNELS = {  # mean and std
+    "cifar100": ((0.50708, 0.48655, 0.44092), (0.26733, 0.25644, 0.27615)),
+    "imagenet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),  # of torchvision's weights
+}
+
 CHOICES = {
-    "data.normalize": ("unit", "half", "cifar100"),
+    "data.normalize": ("unit", "half", *CHANNELS),
     "data.augment": tuple(AUGMENTATIONS),
     "local.optimizer": ("sgd", "adam"),
     "engine.strategy": ("auto", "vectorised", "chunked", "sequential"),
     "engine.convolution": ("auto", "unrolled", "grouped", "im2col", "mapped"),
     "engine.seeds": ("auto", "vectorised", "sequential"),
 }
-
-CIFAR100 = (0.50708, 0.48655, 0.44092), (0.26733, 0.25644, 0.27615)  # mean, std of its channels
 
 POSITIVE = (
     "partition.num_clients",
@@ -514,10 +531,11 @@ def _normalisation(config, dataset):
         return jnp.float32(0), jnp.float32(1)
     if config.data.normalize == "half":
         return jnp.float32(127.5), jnp.float32(1 / 127.5)
-    if config.data.normalize == "cifar100":
+    if config.data.normalize in CHANNELS:
         if dataset.x.shape[1:][2:] != (3,):
-            raise BadInput("config.data.normalize=cifar100 needs colour images")
-        mean, std = (255 * jnp.array(a, jnp.float32) for a in CIFAR100)
+            raise BadInput(f"config.data.normalize={config.data.normalize} needs colour images")
+        channels = CHANNELS[config.data.normalize]
+        mean, std = (255 * jnp.array(a, jnp.float32) for a in channels)
         return mean, 1 / std
     return jnp.float32(0), jnp.float32(1 / 255)
 

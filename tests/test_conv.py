@@ -184,3 +184,23 @@ def test_max_pool_equals_xla(window, stride, padding, kind):
     )()
     same(ours, theirs)
     assert max_pool(x, window).shape == max_pool(x, window, window).shape
+
+
+@pytest.mark.parametrize("formulation", [conv.mapped, conv.im2col])
+@pytest.mark.parametrize(
+    ("kernel", "strides", "padding", "dilation"),
+    [
+        ((3, 3), (1, 1), ((1, 1), (1, 1)), None),
+        ((3, 2), (2, 1), "SAME", None),
+        ((3, 3), (2, 2), ((1, 1), (1, 1)), (2, 1)),
+    ],
+)
+def test_depthwise(formulation, kernel, strides, padding, dilation):
+    """One kernel for each channel, and two clients with kernels of their own."""
+    x, w = normal(0, 2, 3, 8, 7, 4), normal(1, 2, *kernel, 1, 4)
+    settings = dict(rhs_dilation=dilation, feature_group_count=4)
+    ours, xla = (
+        jax.vmap(partial(with_gradients, call(f, strides, padding, **settings)))
+        for f in (formulation, lax.conv_general_dilated)
+    )
+    same(*jax.jit(lambda: (ours(x, w), xla(x, w)))())

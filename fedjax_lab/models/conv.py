@@ -9,10 +9,14 @@ what happens under `vmap` when every client has its own kernel. Two measured rea
   (`_input_gradient`, `_weight_gradient`), for any stride and kernel dilation.
 - `vmap` over kernels makes a grouped convolution, several times slower than one per client.
 
-Applies to images `[B, H, W, C]` with kernels `[kh, kw, C, K]`, without groups or input dilation;
-everything else goes to `lax.conv_general_dilated` unchanged. Except for `im2col`, only
-reverse-mode derivatives of first order exist (a `custom_vjp`): no `jvp`, no gradient of a gradient
-through the convolution itself.
+Applies to images `[B, H, W, C]` with kernels `[kh, kw, C, K]`, without groups or input dilation.
+Except for `im2col`, only reverse-mode derivatives of first order exist (a `custom_vjp`): no `jvp`,
+no gradient of a gradient through the convolution itself.
+
+A depthwise convolution, kernel `[kh, kw, 1, C]` with C groups, is under all four names a sum of
+shifted products: elementwise, so `vmap` changes nothing, and differentiable to any order. Measured
+on a CPU it is 3 to 6 times as fast as XLA's, and 100 times in a loop. Everything else goes to
+`lax.conv_general_dilated` unchanged.
 """
 
 from collections.abc import Callable
@@ -90,14 +94,16 @@ def _drop_in(
     precision=None,
     **rest,
 ) -> Array:
-    """`convolve` where it applies, else `lax.conv_general_dilated`."""
+    """`convolve` or `_depthwise` where they apply, else `lax.conv_general_dilated`."""
     dilation = tuple(rhs_dilation or (1,) * (lhs.ndim - 2))
+    special = {k: v for k, v in rest.items() if v not in (None, 1)}  # groups, element type
+    depthwise = special == {"feature_group_count": lhs.shape[-1]} and rhs.shape[-1] == lhs.shape[-1]
     applies = (
         lhs.ndim == 4
         and lax.conv_dimension_numbers(lhs.shape, rhs.shape, dimension_numbers)
         == lax.conv_dimension_numbers(lhs.shape, rhs.shape, _LABELS)
         and all(d == 1 for d in lhs_dilation or ())
-        and all(value in (None, 1) for value in rest.values())  # groups, element type
+        and (depthwise or not special)
     )
     if not applies:
         return lax.conv_general_dilated(
@@ -115,22 +121,33 @@ def _drop_in(
         reach = [(k - 1) * d + 1 for k, d in zip(rhs.shape[:2], dilation, strict=True)]
         padding = lax.padtype_to_pads(lhs.shape[1:3], reach, window_strides, padding)
     pads = tuple((int(low), int(high)) for low, high in padding)
-    return convolve(_Window(tuple(window_strides), pads, (1, 1), dilation, precision), lhs, rhs)
+    window = _Window(tuple(window_strides), pads, (1, 1), dilation, precision)
+    return (_depthwise if depthwise else convolve)(window, lhs, rhs)
+
+
+def _depthwise(window: _Window, x: Array, w: Array) -> Array:
+    """Images [B, H, W, C], kernel [kh, kw, 1, C] -> [B, H', W', C]."""
+    weights = w.reshape(-1, w.shape[-1])
+    return sum(map(jnp.multiply, _patches(window, x, w), weights))
 
 
 def _patches_product(window: _Window, x: Array, w: Array) -> Array:
     """Images [B, H, W, C], kernel [kh, kw, C, K] -> [B, H', W', K]."""
+    flat = jnp.concatenate(_patches(window, x, w), axis=-1)  # [B, H', W', kh * kw * C]
+    return jnp.matmul(flat, w.reshape(-1, w.shape[-1]), precision=window.precision)
+
+
+def _patches(window: _Window, x: Array, w: Array) -> list[Array]:
+    """What each of the kernel's kh * kw places meets, row by row: [B, H', W', C] each."""
     kh, kw = w.shape[:2]
     (s1, s2), (d1, d2) = window.strides, window.w_dilation
     x = lax.pad(x, jnp.zeros((), x.dtype), ((0, 0, 0), *((*p, 0) for p in window.pads), (0, 0, 0)))
     rows, cols = x.shape[1] - (kh - 1) * d1, x.shape[2] - (kw - 1) * d2  # where a kernel may start
-    patches = [
+    return [
         x[:, i * d1 : i * d1 + rows : s1, j * d2 : j * d2 + cols : s2]
         for i in range(kh)
         for j in range(kw)
     ]
-    flat = jnp.concatenate(patches, axis=-1)  # [B, H', W', kh * kw * C]
-    return jnp.matmul(flat, w.reshape(-1, w.shape[-1]), precision=window.precision)
 
 
 # The convolution of one client and its two gradients.

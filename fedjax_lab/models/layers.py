@@ -49,6 +49,7 @@ def conv(
     *,
     padding="VALID",
     strides: int = 1,
+    groups: int = 1,
     use_bias: bool = True,
     kernel_init: nn.initializers.Initializer | None = None,
     convolution: Convolution = mapped,
@@ -58,12 +59,13 @@ def conv(
 
     Kernel (unless `kernel_init` is given) and bias start `torch_uniform`.
     """
-    init = torch_uniform(kernel * kernel * x.shape[-1])
+    init = torch_uniform(kernel * kernel * x.shape[-1] // groups)
     return nn.Conv(
         features,
         (kernel, kernel),
         strides=strides,
         padding=padding,
+        feature_group_count=groups,
         use_bias=use_bias,
         kernel_init=kernel_init or init,
         bias_init=init,

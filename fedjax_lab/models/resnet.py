@@ -5,13 +5,76 @@ each side, also at stride 2, where "SAME" would pad one side only.
 """
 
 from collections.abc import Callable
+from functools import partial
 
 import flax.linen as nn
 
+from fedjax_lab.errors import BadInput, check_choice
 from fedjax_lab.models import conv, layers
 from fedjax_lab.types import Array
 
 KAIMING = nn.initializers.variance_scaling(2.0, "fan_out", "normal")
+
+Norm = Callable[[Array, bool, Array | None], Array]  # (x, train, mask), made inside a module
+
+
+def batch_norm(x: Array, train: bool, mask: Array | None) -> Array:
+    """The statistics of the batch's real rows. [B, H, W, C] -> the same."""
+    return layers.BatchNorm()(x, train, mask)
+
+
+def group_norm(x: Array, train: bool, mask: Array | None) -> Array:
+    """The statistics of each image, over two groups of channels: the batch plays no part."""
+    return nn.GroupNorm(2, epsilon=layers.EPSILON, use_fast_variance=False)(x)
+
+
+def conv_norm(
+    convolution: conv.Convolution,
+    norm: Norm,
+    train: bool,
+    mask: Array | None,
+    x: Array,
+    channels: int,
+    kernel: int,
+    stride: int = 1,
+    groups: int = 1,
+) -> Array:
+    """A convolution and the norm after it, made inside a compact module.
+
+    [B, H, W, C] -> [B, H / stride, W / stride, channels], sizes rounded up.
+    """
+    y = layers.conv(
+        x,
+        channels,
+        kernel,
+        padding=kernel // 2,
+        strides=stride,
+        groups=groups,
+        use_bias=False,
+        kernel_init=KAIMING,
+        convolution=convolution,
+    )
+    return norm(y, train, mask)
+
+
+class BasicBlock(nn.Module):
+    """Two 3x3 convolutions around a shortcut; the stride is the first one's."""
+
+    width: int
+    stride: int
+    convolution: conv.Convolution
+    norm: Norm = batch_norm
+    num_convolutions = 2  # without the shortcut's
+
+    @nn.compact
+    def __call__(self, x: Array, train: bool, mask: Array | None) -> Array:
+        """x [B, H, W, C], mask [B] -> [B, H / stride, W / stride, width], sizes rounded up."""
+        layer = partial(conv_norm, self.convolution, self.norm, train, mask)
+        y = nn.relu(layer(x, self.width, 3, self.stride))
+        y = layer(y, self.width, 3)
+        if y.shape != x.shape:
+            x = layer(x, self.width, 1, self.stride)
+        return nn.relu(x + y)
 
 
 class Bottleneck(nn.Module):
@@ -20,67 +83,101 @@ class Bottleneck(nn.Module):
     width: int  # of the 3x3 convolution
     stride: int
     convolution: conv.Convolution
+    norm: Norm = batch_norm
+    num_convolutions = 3  # without the shortcut's
 
     @nn.compact
     def __call__(self, x: Array, train: bool, mask: Array | None) -> Array:
         """x [B, H, W, C], mask [B] -> [B, H / stride, W / stride, 4 width], sizes rounded up."""
-
-        def conv_norm(x, channels, kernel, stride=1):
-            return layers.BatchNorm()(
-                _conv(x, channels, kernel, stride, self.convolution), train, mask
-            )
-
-        y = nn.relu(conv_norm(x, self.width, 1))
-        y = nn.relu(conv_norm(y, self.width, 3, self.stride))
-        y = conv_norm(y, 4 * self.width, 1)
+        layer = partial(conv_norm, self.convolution, self.norm, train, mask)
+        y = nn.relu(layer(x, self.width, 1))
+        y = nn.relu(layer(y, self.width, 3, self.stride))
+        y = layer(y, 4 * self.width, 1)
         if y.shape != x.shape:
-            x = conv_norm(x, 4 * self.width, 1, self.stride)
+            x = layer(x, 4 * self.width, 1, self.stride)
         return nn.relu(x + y)
 
 
-def cifar_stem(
-    x: Array, width: int, train: bool, mask: Array | None, convolution: conv.Convolution
-) -> Array:
+def cifar_stem(x: Array, width: int, layer: Callable[..., Array]) -> Array:
     """For small images: a 3x3 convolution that keeps their size. [B, H, W, C] -> [..., width]."""
-    return nn.relu(layers.BatchNorm()(_conv(x, width, 3, 1, convolution), train, mask))
+    return nn.relu(layer(x, width, 3))
+
+
+def imagenet_stem(x: Array, width: int, layer: Callable[..., Array]) -> Array:
+    """A 7x7 convolution and a 3x3 max-pool: [B, H, W, C] -> [B, H / 4, W / 4, width]."""
+    return layers.max_pool(nn.relu(layer(x, width, 7, 2)), 3, 2, padding=1)
 
 
 class ResNet(nn.Module):
     """A stem and stages of residual blocks, each of double width and half size; global average."""
 
     num_classes: int
-    stem: Callable[..., Array]  # (x, width, train, mask, convolution), made inside this module
-    block: Callable[..., nn.Module]  # (width, stride, convolution)
+    stem: Callable[..., Array]  # (x, width, layer), made inside this module
+    block: type[BasicBlock] | type[Bottleneck]
     stages: tuple[int, ...]  # blocks in each
     width: int = 64  # of the stem and the first stage
     convolution: conv.Convolution = conv.mapped
+    norm: Norm = batch_norm
+    pretrained: str = ""  # file that the first weights are read from; see models/pretrained.py
 
     @nn.compact
     def __call__(self, x: Array, train: bool = False, mask: Array | None = None):
         """x [B, H, W, C], mask [B], 1 where a row is real -> logits [B, K], features [B, D]."""
         layers.check_images(self.name or "ResNet", x.shape[1:], 1)
-        x = self.stem(x, self.width, train, mask, self.convolution)
+        layer = partial(conv_norm, self.convolution, self.norm, train, mask)
+        x = self.stem(x, self.width, layer)
         for i, blocks in enumerate(self.stages):
             for j in range(blocks):
                 stride = 2 if i > 0 and j == 0 else 1
-                x = self.block(2**i * self.width, stride, self.convolution)(x, train, mask)
+                block = self.block(2**i * self.width, stride, self.convolution, self.norm)
+                x = block(x, train, mask)
         z = x.mean((1, 2))
         return layers.dense(z, self.num_classes, name="head"), z
+
+    def published_names(self) -> tuple[dict[str, str], ...]:
+        """The names of its layers, by path, in torchvision's files; timm's are the same."""
+        names = {"Conv_0": "conv1", "BatchNorm_0": "bn1", "head": "fc"}
+        last = self.block.num_convolutions
+        places = [f"layer{i + 1}.{j}" for i, n in enumerate(self.stages) for j in range(n)]
+        for number, there in enumerate(places):
+            here = f"{self.block.__name__}_{number}"
+            for k in range(last):
+                names |= {f"{here}/Conv_{k}": f"{there}.conv{k + 1}"}
+                names |= {f"{here}/BatchNorm_{k}": f"{there}.bn{k + 1}"}
+            names |= {f"{here}/Conv_{last}": f"{there}.downsample.0"}
+            names |= {f"{here}/BatchNorm_{last}": f"{there}.downsample.1"}
+        return (names,)
+
+
+def resnet18(
+    num_classes: int, *, stem: str = "cifar", norm: str = "batch", pretrained: str = ""
+) -> ResNet:
+    """11,173,962 parameters at 10 classes; 11,181,642 with ImageNet's stem.
+
+    stem: `cifar`, for small images, or `imagenet`.
+    norm: `batch`, or `group`: GroupNorm with two groups everywhere, as in FedDyn's code.
+    pretrained: a torchvision or timm `.safetensors` file that the first weights are read from, all
+      but a head of another number of classes.
+
+    Raises BadInput where pretrained weights cannot fit.
+    """
+    stems = {"cifar": cifar_stem, "imagenet": imagenet_stem}
+    norms = {"batch": batch_norm, "group": group_norm}
+    check_choice("model.stem", stem, stems)
+    check_choice("model.norm", norm, norms)
+    if pretrained and (stem, norm) != ("imagenet", "batch"):
+        raise BadInput("config.model.pretrained needs config.model.stem=imagenet and norm=batch")
+    return ResNet(
+        num_classes,
+        stems[stem],
+        BasicBlock,
+        (2, 2, 2, 2),
+        norm=norms[norm],
+        pretrained=pretrained,
+        name="resnet18",
+    )
 
 
 def resnet50(num_classes: int) -> ResNet:
     """FedConcat's, with the stem for small images: 23,705,252 parameters at 100 classes."""
     return ResNet(num_classes, cifar_stem, Bottleneck, (3, 4, 6, 3), name="resnet50")
-
-
-def _conv(x: Array, channels: int, kernel: int, stride: int, convolution) -> Array:
-    return layers.conv(
-        x,
-        channels,
-        kernel,
-        padding=kernel // 2,
-        strides=stride,
-        use_bias=False,
-        kernel_init=KAIMING,
-        convolution=convolution,
-    )

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from fedjax_lab import tree
 from fedjax_lab.errors import BadInput
-from fedjax_lab.models import layers
+from fedjax_lab.models import layers, pretrained
 from fedjax_lab.types import Array, Output, PyTree, Task, Weights
 
 
@@ -23,7 +23,8 @@ def make_task(
 ) -> Task:
     """The task of a classifier whose examples have `sample_shape` (no batch axis).
 
-    `module(x, train=, mask=)` gives (logits [B, K], features [B, D]). Bad shapes raise here.
+    `module(x, train=, mask=)` gives (logits [B, K], features [B, D]). Bad shapes raise here, and a
+    bad file of first weights (`module.pretrained`).
     Inputs are from `lowest` to `highest`, [] or [channels]: the range of `Task.noise`.
     """
 
@@ -53,6 +54,8 @@ def make_task(
         return lowest + unit * (highest - lowest)
 
     found = _layers(init)
+    if getattr(module, "pretrained", ""):
+        init = pretrained.starting_from(module.pretrained, module.published_names(), init)
 
     def of_type(*kinds):
         return tuple(path for path, kind in found.items() if issubclass(kind, kinds))

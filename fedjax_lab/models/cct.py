@@ -1,0 +1,116 @@
+"""Compact convolutional transformers (Hassani et al. 2021, arXiv 2104.05704), the authors' numbers.
+
+Dense weights start normal (0.02) with bias 0, positions normal (0.2): the authors' truncation, at
++-2, is 100 and 10 standard deviations away.
+"""
+
+import flax.linen as nn
+import jax.numpy as jnp
+
+from fedjax_lab.models import conv, layers
+from fedjax_lab.types import Array
+
+KAIMING = nn.initializers.variance_scaling(2.0, "fan_in", "normal")
+
+
+class Positions(nn.Module):
+    """A learned vector for each place, added."""
+
+    @nn.compact
+    def __call__(self, tokens: Array) -> Array:
+        """[B, N, D] -> [B, N, D]."""
+        return tokens + self.param("embedding", nn.initializers.normal(0.2), tokens.shape[1:])
+
+
+class Attention(nn.Module):
+    """Softmax attention of several heads, with dropout of its weights; q, k, v without bias."""
+
+    heads: int
+    dropout: float
+
+    @nn.compact
+    def __call__(self, tokens: Array, train: bool) -> Array:
+        """[B, N, D] -> [B, N, D]."""
+        b, n, d = tokens.shape
+        qkv = _dense(tokens, 3 * d, "qkv", use_bias=False)
+        q, k, v = jnp.moveaxis(qkv.reshape(b, n, 3, self.heads, d // self.heads), 2, 0)
+        weights = nn.softmax(jnp.einsum("bnhd,bmhd->bhnm", q, k) * (d // self.heads) ** -0.5)
+        weights = nn.Dropout(self.dropout)(weights, deterministic=not train)
+        y = jnp.einsum("bhnm,bmhd->bnhd", weights, v).reshape(b, n, d)
+        return _dense(y, d, "out")
+
+
+class Block(nn.Module):
+    """s = x + attention(LN(x)), s' = LN(s), s' + MLP(s'): its second norm is in the main path.
+
+    In training each example skips each of the two with probability `skip` (stochastic depth).
+    """
+
+    heads: int
+    hidden: int  # width of the MLP
+    attention_dropout: float
+    skip: float
+
+    @nn.compact
+    def __call__(self, tokens: Array, train: bool) -> Array:
+        """[B, N, D] -> [B, N, D]."""
+
+        def kept(y):
+            return nn.Dropout(self.skip, broadcast_dims=(1, 2))(y, deterministic=not train)
+
+        attention = Attention(self.heads, self.attention_dropout)
+        s = _layer_norm(tokens + kept(attention(_layer_norm(tokens), train)))
+        y = nn.gelu(_dense(s, self.hidden, "mlp_0"), approximate=False)
+        return s + kept(_dense(y, s.shape[-1], "mlp_1"))
+
+
+class CCT(nn.Module):
+    """A convolution and a max-pool make tokens; transformer blocks; a weighted mean of tokens."""
+
+    num_classes: int
+    width: int  # D
+    blocks: int
+    heads: int
+    hidden: int  # of the MLPs
+    attention_dropout: float = 0.1
+    skip: float = 0.1  # of the last block; linear, from 0 in the first
+    convolution: conv.Convolution = conv.mapped
+
+    @nn.compact
+    def __call__(self, x: Array, train: bool = False, mask: Array | None = None):
+        """x [B, H, W, C]; mask [B] is not needed -> logits [B, K], features [B, D]."""
+        layers.check_images(self.name or "CCT", x.shape[1:], 1)
+        x = layers.conv(
+            x,
+            self.width,
+            3,
+            padding=1,
+            use_bias=False,
+            kernel_init=KAIMING,
+            convolution=self.convolution,
+        )
+        x = layers.max_pool(nn.relu(x), 3, 2, padding=1)
+        tokens = Positions()(x.reshape(len(x), -1, self.width))
+        for i in range(self.blocks):
+            skip = self.skip * i / max(self.blocks - 1, 1)
+            block = Block(self.heads, self.hidden, self.attention_dropout, skip)
+            tokens = block(tokens, train)
+        tokens = _layer_norm(tokens)
+        share = nn.softmax(_dense(tokens, 1, "pool"), axis=1)  # [B, N, 1]
+        z = (share * tokens).sum(1)
+        return _dense(z, self.num_classes, "head"), z
+
+
+def cct7(num_classes: int) -> CCT:
+    """CCT-7/3x1: 3,760,139 parameters at 10 classes and 32x32x3; 3,967,027 at 50 and 64x64x3."""
+    return CCT(num_classes, width=256, blocks=7, heads=4, hidden=512, name="cct7")
+
+
+def _dense(x: Array, features: int, name: str, use_bias: bool = True) -> Array:
+    return nn.Dense(
+        features, use_bias=use_bias, kernel_init=nn.initializers.normal(0.02), name=name
+    )(x)
+
+
+def _layer_norm(x: Array) -> Array:
+    return nn.LayerNorm(epsilon=1e-5, use_fast_variance=False)(x)
