@@ -126,4 +126,5 @@ def test_messages_are_counted_from_their_types():
     params = tree.num_bytes(weights.params)
     assert sizes("scaffold") == (model + params, model + params)
     assert sizes("fednova") == (model + 4, model)
+    assert sizes("fediir") == (model + head + 4, 2 * model + head)
     assert sizes("local") == sizes("central") == (0, 0)

@@ -15,6 +15,7 @@ from fedjax_lab.methods.fedconcat import fedconcat
 from fedjax_lab.methods.fedconcat_id import fedconcat_id
 from fedjax_lab.methods.feddyn import feddyn
 from fedjax_lab.methods.fedgma import fedgma
+from fedjax_lab.methods.fediir import fediir
 from fedjax_lab.methods.fedlc import fedlc
 from fedjax_lab.methods.fednova import fednova
 from fedjax_lab.methods.fedopt import fedopt
@@ -50,8 +51,9 @@ METHODS: dict[str, Callable[..., Method | Stages]] = {
         fedconcat,
         fedconcat_id,
         feddyn,
-        fedlc,
         fedgma,
+        fediir,
+        fedlc,
         fednova,
         fedopt,
         fedper,

@@ -1,0 +1,83 @@
+"""FedIIR (Guo et al., ICML 2023): what is invariant gives the head the same gradient everywhere.
+
+  send    w_t
+  local   G_b, the gradient of CE by the head (W, b), of each batch at w_t in evaluation mode
+  server  g <- ema g + (1 - ema) mean of G_b over all batches of all participants,  g_0 = 0
+  send    w_t, g
+  local   w_i <- SGD on F_i(w) + penalty ||G_b(w) - g||^2, with gradients through G_b
+  server  w_{t+1} = 1/M sum_i w_i
+
+The squared norm is the sum over all entries of W and b. A batch counts one in g, also a short one;
+g is not corrected for its start at zero. Running statistics are averaged by size. The paper's gamma
+is `penalty`, as in the authors' code. w_t counts twice in what is sent, although a client could
+keep it.
+proceedings.mlr.press/v202/guo23b.html
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_lab import losses, sampling, tree
+from fedjax_lab.errors import check_share
+from fedjax_lab.methods.fedavg import fedavg
+from fedjax_lab.types import Array, Batch, Exchange, Method, Output, State, Task, Weights
+
+
+class Server(NamedTuple):
+    """The model, and the running mean of its head's gradients."""
+
+    w: Weights
+    g: dict[str, Array]  # kernel [D, K], bias [K]
+
+
+def fediir(task: Task, *, ema: float = 0.95, penalty: float = 1e-3) -> Method:
+    """ema: what g keeps of itself, from 0 to 1. penalty: weight of the alignment; 0 is FedAvg."""
+    check_share("method.ema", ema)
+
+    def init(key, num_clients):
+        w = task.init(key)
+        return State(Server(w, tree.zeros(tree.at(w.params, task.dense[-1]))), ())
+
+    def measure(w_t, client, work):
+        def each(batch):
+            once = 1 / jnp.maximum(jnp.sum(batch.mask), 1)  # `mean` counts it once for each example
+            return tree.scale(once, head_gradient(task.apply(w_t, batch.x), batch)), once
+
+        return tree.scale(client.n, work.mean(each)), client.private  # sum of G_b, their number
+
+    def follow(server, uploads, cohort):
+        total, count = jax.tree.map(lambda a: jnp.sum(a, 0), uploads)
+        mean = tree.scale(1 / jnp.maximum(count, 1), total)
+        return server._replace(g=tree.add(tree.scale(ema, server.g), mean, 1 - ema))
+
+    def local(server, client, work):
+        def loss(w, batch, key):
+            out = task.apply(w, batch.x, key, batch.mask)
+            far = tree.sq_norm(tree.sub(head_gradient(out, batch), server.g))
+            return losses.cross_entropy(out.logits, batch) + penalty * far, out.stats
+
+        return work.train(server.w, loss), client.private
+
+    def aggregate(server, w, cohort):
+        params = tree.mix(cohort.weight, w.params)
+        stats = tree.mix(cohort.n / jnp.sum(cohort.n), w.stats)
+        return server._replace(w=Weights(params, stats))
+
+    return fedavg(task)._replace(
+        init=init,
+        round=(
+            Exchange(lambda server, id: server.w, measure, follow),
+            Exchange(lambda server, id: server, local, aggregate),
+        ),
+        predict=lambda server, client, x: task.apply(server.w, x).logits,
+        sample=sampling.equal,
+    )
+
+
+def head_gradient(out: Output, batch: Batch) -> dict[str, Array]:
+    """Gradient of the cross-entropy of logits W h + b by W [D, K] and b [K], in closed form."""
+    wrong = jax.nn.softmax(out.logits) - jax.nn.one_hot(batch.y, out.logits.shape[-1])
+    wrong = wrong * batch.mask[:, None] / jnp.maximum(jnp.sum(batch.mask), 1)  # [B, K]
+    return {"kernel": out.features.T @ wrong, "bias": jnp.sum(wrong, 0)}

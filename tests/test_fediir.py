@@ -1,0 +1,134 @@
+"""FedIIR: the head's gradient in closed form, both exchanges against NumPy, FedAvg as a limit."""
+
+import jax
+import jax.numpy as jnp
+import naive
+import numpy as np
+import pytest
+import toys
+from inputs import complaint
+
+from fedjax_lab import losses, sampling, simulate, tree
+from fedjax_lab.methods.fediir import Server, head_gradient
+from fedjax_lab.types import Batch
+
+KEYS = naive.KEYS
+
+
+def batch_of(rows, real):
+    """These rows of the pool; those that are not real hold rubbish."""
+    rows, mask = np.array(rows), np.array(real, np.float32)
+    x = np.where(mask[:, None] > 0, toys.FEDERATION.x[rows], 50.0)
+    return Batch(jnp.asarray(x), toys.FEDERATION.y[rows], jnp.asarray(mask))
+
+
+def test_closed_form_is_what_autodiff_gives():
+    """In training mode, with padding and without; padding changes nothing."""
+    w = toys.NORM.init(KEYS.init)
+
+    @jax.jit
+    def both(batch):
+        def risk(head):
+            out = toys.NORM.apply(w._replace(params={**w.params, "head": head}), *args)
+            return losses.cross_entropy(out.logits, batch)
+
+        args = batch.x, KEYS.local, batch.mask
+        return head_gradient(toys.NORM.apply(w, *args), batch), jax.grad(risk)(w.params["head"])
+
+    padded, expected = both(batch_of([3, 9, 4, 8, 5], [1, 1, 0, 1, 0]))
+    assert float(tree.sq_norm(expected)) > 0.1
+    toys.close(padded, expected, rtol=1e-5, atol=1e-6)
+    whole, expected = both(batch_of([3, 9, 8], [1, 1, 1]))
+    toys.close(whole, expected, rtol=1e-5, atol=1e-6)
+    toys.close(padded, whole, rtol=1e-5, atol=1e-6)
+
+
+def test_without_penalty_it_is_uniform_fedavg():
+    """Bit for bit; only running statistics are averaged by size."""
+    state, sums = toys.player(toys.make("fediir", penalty=0.0))(KEYS, 0, 3)
+    uniform = toys.make("fedavg")._replace(sample=sampling.equal)
+    expected, expected_sums = toys.player(uniform)(KEYS, 0, 3)
+    toys.same(state.server.w.params, expected.server.params)
+    toys.same(sums.train_loss, expected_sums.train_loss)
+    assert float(tree.sq_norm(state.server.g)) > 0
+
+
+def head_errors(logits, y):
+    """(p - y) / B and p, [B, K]."""
+    p = np.exp(logits - logits.max(1, keepdims=True))
+    p = p / p.sum(1, keepdims=True)
+    return (p - np.eye(toys.K)[y]) / len(y), p
+
+
+def aligned(w, x, y, g, penalty):
+    """Gradient of CE + penalty (|G_W - g_W|^2 + |G_b - g_b|^2) of the toy MLP, by hand."""
+    h = naive.features(w, x)
+    e, p = head_errors(h @ w[2] + w[3], y)
+    R_W, R_b = 2 * penalty * (h.T @ e - g[0]), 2 * penalty * (e.sum(0) - g[1])
+    back = h @ R_W + R_b
+    d = p * (back - (p * back).sum(1, keepdims=True)) / len(y)
+    dz = (d @ w[2].T + e @ R_W.T) * (h > 0)
+    return naive.add(naive.gradient(w, x, y)[1], [x.T @ dz, dz.sum(0), h.T @ d, d.sum(0)])
+
+
+def test_rounds_against_numpy():
+    """Three rounds with three of eight unequal clients, one batch each."""
+    ema, penalty = 0.6, 2.0
+    method = toys.make("fediir", toys.TASK, ema=ema, penalty=penalty)
+    w, g = naive.first_weights(), [0.0, 0.0]
+    for t in range(3):
+        data = [naive.data_of(i) for i in naive.cohort(method, t)]
+        third = np.full(3, 1 / 3)
+        mean = naive.mean(third, [naive.gradient(w, *xy)[1][2:] for xy in data])
+        g = [ema * a + (1 - ema) * b for a, b in zip(g, mean, strict=True)]
+        models = [
+            naive.descend(w, lambda v, xy=xy, g=g: aligned(v, *xy, g, penalty)) for xy in data
+        ]
+        w = naive.mean(third, models)
+    server = toys.player(method, plan=naive.FULL)(KEYS, 0, 3)[0].server
+    naive.close(server.w, w)
+    toys.close((server.g["kernel"], server.g["bias"]), tuple(g), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("equal_steps", [False, True])
+def test_g_follows_the_mean_over_all_batches(equal_steps):
+    """Of batches of 8 in evaluation mode; a short one counts one, an empty one nothing."""
+    method = toys.make("fediir", ema=0.7)
+    play = toys.player(method, plan=toys.PLAN._replace(equal_steps=equal_steps))
+    forward = jax.jit(toys.NORM.apply)
+    state = simulate.init(method, KEYS, toys.C)
+    g = [0.0, 0.0]
+    for t in range(3):
+        found = []
+        for x, y in map(naive.data_of, naive.cohort(method, t, toys.PLAN.cohort)):
+            out = forward(state.server.w, np.pad(x, [(0, toys.N - len(x)), (0, 0)]))
+            h, logits = (np.asarray(a)[: len(x)] for a in (out.features, out.logits))
+            for first in range(0, len(x), 8):
+                batch = slice(first, first + 8)
+                e, _ = head_errors(logits[batch], y[batch])
+                found.append([h[batch].T @ e, e.sum(0)])
+        assert len(found) > toys.PLAN.cohort
+        mean = naive.mean(np.full(len(found), 1 / len(found)), found)
+        g = [0.7 * a + (1 - 0.7) * b for a, b in zip(g, mean, strict=True)]
+        state, _ = play(KEYS, t, 1, state)
+        own = state.server.g["kernel"], state.server.g["bias"]
+        toys.close(own, tuple(g), rtol=1e-4, atol=1e-5)
+
+
+def test_parameters_are_averaged_uniformly_and_running_statistics_by_size():
+    method = toys.make("fediir")
+    server: Server = simulate.init(method, KEYS, toys.C).server
+    value = jnp.array([1.0, 2.0, 6.0])
+    w = jax.tree.map(lambda a: jnp.multiply.outer(value, jnp.ones(a.shape)), server.w)
+    n = jnp.array([10.0, 20.0, 70.0])
+    people = tree.take(toys.PEOPLE, jnp.arange(3))._replace(n=n, weight=jnp.full(3, 1 / 3))
+    new = method.round[1].aggregate(server, w, people)
+    np.testing.assert_allclose(new.w.params["head"]["bias"], 3.0, rtol=1e-6)
+    np.testing.assert_allclose(new.w.stats["BatchNorm_0"]["var"], 4.7, rtol=1e-6)
+    toys.same(new.g, server.g)
+
+
+def test_bad_settings():
+    assert (
+        complaint(toys.make, "fediir", ema=1.5) == "config.method.ema must be from 0 to 1, got 1.5"
+    )
