@@ -9,8 +9,9 @@ import optax
 import pytest
 import scipy.stats
 import toys
+from inputs import complaint
 
-from fedjax_lab import methods, simulate, tree
+from fedjax_lab import experiment, methods, runner, simulate, tree
 from fedjax_lab.errors import BadInput
 from fedjax_lab.methods import client_index
 from fedjax_lab.methods.client_index import Index
@@ -429,3 +430,147 @@ def test_naive_indices():
             absent += not len(mine)
             np.testing.assert_allclose(prototypes[i, c], expected, rtol=1e-4, atol=1e-5)
     assert absent
+
+
+# Whole runs.
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """300 examples of three classes, and embeddings of them of 32 numbers."""
+    rng = np.random.default_rng(0)
+    y = rng.integers(0, 3, 300)
+    x = (2 * rng.normal(size=(3, 5)))[y] + rng.normal(size=(300, 5))
+    folder = tmp_path_factory.mktemp("data")
+    np.savez(folder / "data.npz", x=x.astype(np.float32), y=y)
+    np.savez(folder / "embedded.npz", examples=rng.normal(size=(300, 32)), labels=np.eye(3, 32))
+    return folder
+
+
+def run_of(data, seeds=(0,), workdir=None, resume=False, **method):
+    return runner.run(experiment_of(data, seeds, **method), workdir, resume, quiet=True)
+
+
+def experiment_of(data, seeds=(0,), **method):
+    config = {
+        "data": {"name": "arrays", "path": str(data / "data.npz")},
+        "partition": {"num_clients": 6},
+        "model": {"name": "mlp", "width": 8},
+        "embedding": {"name": "precomputed", "file": str(data / "embedded.npz")},
+        "method": {"name": "client2vec", "index_epochs": 2, **method},
+        "run": {"rounds": 3, "eval_every": 2, "cohort": 2},
+    }
+    return experiment.build(experiment.resolve(config), list(seeds))
+
+
+@pytest.fixture(scope="module")
+def whole(data, tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dsa_ign, "HIDDEN", 16)
+        workdir = tmp_path_factory.mktemp("run") / "workdir"
+        return run_of(data, (0, 1), workdir)
+
+
+def test_a_run_has_the_stages_of_its_index(whole, data):
+    """Scored in training alone; the first weights are those of the base method."""
+    rows = [row for row in whole.metrics if row["seed"] == 0]
+    names = ["collect", "index", "index", "describe", "train", "train"]
+    assert [row["stage"] for row in rows] == names
+    assert [row["round"] for row in rows] == [1, 2, 3, 4, 6, 7]
+    assert ["global" in row for row in rows] == [False] * 4 + [True] * 2
+    assert whole.summary["max_over_rounds"]["mean"]["global"] > 0
+    e = experiment_of(data)
+    count = np.asarray(simulate.population(e.federations[0], 3).label_count)
+    label = whole.states[0].server.index.label
+    np.testing.assert_allclose(
+        label, count / count.sum(1, keepdims=True) @ np.eye(3, 32), atol=1e-6
+    )
+    first = e.stages[-1].start(
+        jax.random.key(7),
+        6,
+        State(client_index.Server(jax.random.key_data(KEYS.init), *(None,) * 4, ()), ()),
+        {"feature": jnp.zeros((6, 32)), "label": jnp.zeros((6, 32))},
+    )
+    params = dict(first.server.base.params)
+    params.pop("side")
+    toys.same(params, e.task.init(KEYS.init).params)
+
+
+def test_bytes_of_a_run(whole):
+    """All clients send 128 pairs and get DSA-IGN; B^f goes to everybody once."""
+    rows = [row for row in whole.metrics if row["seed"] == 0]
+    psi = 4 * dsa_size(32, 16)
+    pairs = 6 * 4 * (128 * 32 + 2 * 128)  # D, y and the mask
+    assert (rows[0]["bytes_up"], rows[0]["bytes_down"]) == (pairs, 0)
+    assert (rows[2]["bytes_up"], rows[2]["bytes_down"]) == (pairs, 0)
+    index = 6 * 4 * 64
+    assert (rows[3]["bytes_up"], rows[3]["bytes_down"]) == (pairs + index, 6 * psi)
+    model = 4 * (5 * 8 + 8 + 8 * 3 + 3 + 8 * 32 + 32 * 3 + 3)
+    assert rows[4]["bytes_up"] == pairs + index + 2 * 2 * model
+    assert rows[4]["bytes_down"] == 6 * psi + 6 * (6 * 4 * 32) + 2 * 2 * model
+
+
+def dsa_size(E, hidden):
+    layer = 4 * (32 * 32 + 32) + 2 * 32 * hidden + hidden + 32 + 4 * 32
+    return 2 * E + 3 * layer + 2 * E * E + E
+
+
+def test_a_run_takes_the_index_of_another(whole, data):
+    """Nothing but the training is run; the index is that of the same clients."""
+    found = run_of(data, (1,), index_of=str(whole.workdir))
+    assert {row["stage"] for row in found.metrics} == {"train"}
+    toys.same(found.states[0].server.index, whole.states[1].server.index)
+    text = complaint(run_of, data, (2,), index_of=str(whole.workdir))
+    assert "holds an index of other clients" in text
+    text = complaint(run_of, data, (1,), index_of=str(data))
+    assert "holds no index; name a run of client2vec" in text
+
+
+def test_a_finished_run_is_read_again(whole, data):
+    again = run_of(data, (0, 1), whole.workdir, resume=True)
+    toys.same(again.states[1].server.index, whole.states[1].server.index)
+    assert again.summary == whole.summary
+
+
+def test_local_weights_are_an_index_that_changes(data):
+    """Heads of those who took part; B^f goes down with every model; no stage comes before."""
+    run = run_of(data, index="local_weights")
+    assert {row["stage"] for row in run.metrics} == {"train"}
+    server = run.states[0].server
+    assert server.index.feature.shape == (6, 8 * 3 + 3)
+    seen = np.asarray(server.age) <= 3
+    assert (np.abs(server.index.feature).sum(1) > 0).tolist() == seen.tolist()
+    last = run.metrics[-1]
+    assert last["bytes_down"] - last["bytes_up"] == 3 * 2 * 6 * 27 * 4
+
+
+@pytest.mark.parametrize(
+    "method, words",
+    [
+        ({"base": "fedavgg"}, "did you mean 'fedavg'"),
+        ({"base": "fedconcat"}, "has stages of its own"),
+        ({"base": "central"}, "has no rounds of several clients"),
+        ({"base": "client2vec"}, "config.method.base cannot be 'client2vec'"),
+        ({"base": "moon", "beta": 0.5}, "no setting 'beta'"),
+        ({"base": "moon", "mu": "big"}, "config.method.mu must be of type float"),
+        ({"index": "globall"}, "did you mean 'global'"),
+        ({"index_part": "label"}, "needs local_training=False"),
+        ({"index_epochs": 0}, "config.method.index_epochs must be above 0"),
+        ({"sampling_tau": 0.0}, "config.method.sampling_tau must be above 0"),
+        ({"orth_reduction": "max"}, "config.method.orth_reduction cannot be 'max'"),
+    ],
+)
+def test_bad_settings(data, method, words):
+    assert words in complaint(experiment_of, data, **method)
+
+
+def test_settings_of_the_base_follow_its_name():
+    """A change of base on the command line drops what only the old one knows."""
+    config = {"method": {"name": "client2vec", "base": "moon", "mu": 0.1, "index_epochs": 3}}
+    assert experiment.resolve(config).method.mu == 0.1
+    changed = experiment.resolve(config, [("method.base", "fedavgm"), ("method.beta", "0.5")])
+    assert changed.method.beta == 0.5 and changed.method.index_epochs == 3
+    assert "mu" not in changed.method
+    assert "beta" in complaint(experiment.resolve, config, [("method.beta", "0.5")])
+    changed = experiment.resolve({}, [("method.name", "client2vec"), ("method.base", "fedprox")])
+    assert changed.method.mu == 0.01
