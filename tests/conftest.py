@@ -1,10 +1,17 @@
-"""Eight virtual devices, and a cache for generated data that is the session's own."""
+"""Eight virtual devices, and caches of programs and generated data that are the session's own."""
+
+import tempfile
 
 import jax
 import pytest
 
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_disable_most_optimizations", True)  # compiling is most of a test's time
+
+programs = tempfile.TemporaryDirectory()  # one and the same program is compiled once in a session
+jax.config.update("jax_compilation_cache_dir", programs.name)
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -13,9 +13,10 @@ import toys
 
 from fedjax_lab import evaluate, experiment, losses, methods, runner, simulate, tree
 from fedjax_lab.errors import BadInput
+from fedjax_lab.methods import selection
 from fedjax_lab.methods.fedper import head
 from fedjax_lab.methods.fedpick import distance, negative_entropy
-from fedjax_lab.methods.selection import first_weights, pick
+from fedjax_lab.methods.selection import first_weights
 from fedjax_lab.models import layers, nets
 from fedjax_lab.models.alexnet import alexnet_bn
 from fedjax_lab.models.task import make_task
@@ -37,6 +38,7 @@ class Net(nn.Module):
 
 TASK = make_task(Net(), (toys.D,), toys.K)
 CUT = head(TASK, 2)
+pick = jax.jit(selection.pick, static_argnums=(0, 1), static_argnames=("tau", "soft"))
 
 
 def method(**hyper):
@@ -189,7 +191,8 @@ def test_the_loss_obeys_its_settings():
 
     def of(**hyper):
         loss = loss_of(head_layers=2, **hyper)
-        return jax.value_and_grad(lambda p: loss(w._replace(params=p), batch, KEY)[0])(w.params)
+        of_params = jax.value_and_grad(lambda p: loss(w._replace(params=p), batch, KEY)[0])
+        return jax.jit(of_params)(w.params)
 
     hard, soft, detached = of(), of(mask="soft"), of(detach_targets=True)
     assert abs(float(hard[0] - soft[0])) > 1e-3
@@ -246,9 +249,8 @@ def test_gradients_of_the_total_loss_against_numpy():
     loss = loss_of(task, tau=tau, lam_lce=lce, lam_ent=ent, lam_dis=dis)
     w = first_weights(task, ("head",), jax.random.key(11))
     batch = example(30)
-    (value, _), found = jax.value_and_grad(
-        lambda p: loss(Weights(p, w.stats), batch, KEY), has_aux=True
-    )(w.params)
+    of_params = jax.value_and_grad(lambda p: loss(Weights(p, w.stats), batch, KEY), has_aux=True)
+    (value, _), found = jax.jit(of_params)(w.params)
     real = 28
     x, y = np.asarray(batch.x, float)[:real], np.asarray(batch.y)[:real]
     noise = np.asarray(jax.random.logistic(jax.random.fold_in(KEY, 2), (30, 2)), float)[:real]
@@ -309,7 +311,7 @@ def pair(inputs, gradient):
 
 def test_padded_rows_count_nowhere():
     """Losses and running statistics of the three heads are those of the real rows alone."""
-    loss = loss_of(head_layers=2)
+    loss = jax.jit(loss_of(head_layers=2))
     w = first_weights(TASK, CUT, KEYS.init)
     padded = example()
     noise = jax.random.logistic(jax.random.fold_in(KEY, 2), (9, 12))
@@ -318,7 +320,7 @@ def test_padded_rows_count_nowhere():
     original = jax.random.logistic
     try:
         jax.random.logistic = lambda key, shape: noise[: shape[0]]
-        expected, expected_stats = loss(w, alone, KEY)
+        expected, expected_stats = loss(w, alone, KEY)  # traced again: fewer rows
     finally:
         jax.random.logistic = original
     assert float(value) == pytest.approx(float(expected), rel=1e-5)

@@ -1,6 +1,6 @@
 """A small federation with unequal clients, and naive re-computations to compare with."""
 
-from functools import partial
+from functools import lru_cache, partial
 
 import jax
 import jax.numpy as jnp
@@ -68,10 +68,16 @@ def pooled(method, federation=FEDERATION):
     return federation, simulate.population(federation, K), PLAN._replace(cohort=1)
 
 
+@lru_cache(maxsize=8)
+def program(method, plan, strategy):
+    """`simulate.play`, traced once for one and the same method."""
+    return jax.jit(partial(simulate.play, method, plan, strategy))
+
+
 def player(method, strategy=VECTORISED, plan=None, federation=FEDERATION):
     """play(keys, start, count, state=None) -> (state, sums), compiled once."""
     federation, people, own_plan = pooled(method, federation)
-    run = jax.jit(partial(simulate.play, method, plan or own_plan, strategy))
+    run = program(method, plan or own_plan, strategy)
 
     def play(keys, start, count, state=None):
         if state is None:
