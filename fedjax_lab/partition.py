@@ -274,7 +274,7 @@ def table(counts: np.ndarray, class_names: Sequence[str]) -> str:
     """Counts [C, K] as text: the first clients and classes, totals, smallest to largest client."""
     clients, classes = counts.shape
     sizes = counts.sum(1)
-    rows = [["client", *(str(name)[:NAME_WIDTH] for name in class_names[:SHOWN_CLASSES]), "all"]]
+    rows = [["client", *(_shown(name)[:NAME_WIDTH] for name in class_names[:SHOWN_CLASSES]), "all"]]
     for i in range(min(clients, SHOWN_CLIENTS)):
         rows.append([i, *counts[i, :SHOWN_CLASSES], sizes[i]])
     rows.append(["all", *counts.sum(0)[:SHOWN_CLASSES], sizes.sum()])
@@ -305,9 +305,14 @@ def heat_map(counts: np.ndarray, class_names: Sequence[str], path) -> None:
     axes.set(xlabel="class", ylabel="client")
     axes.yaxis.get_major_locator().set_params(integer=True)
     if classes <= 40:
-        axes.set_xticks(range(classes), class_names, rotation=90)
+        axes.set_xticks(range(classes), map(_shown, class_names), rotation=90)
     figure.colorbar(image, label="examples")
     figure.savefig(path, dpi=120)
+
+
+def _shown(name: str) -> str:
+    """Of a class, also where it is a line feed."""
+    return str(name) if str(name).isprintable() else repr(str(name))[1:-1]
 
 
 def _groups(code) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -518,3 +518,9 @@ def test_a_bad_setting_is_one_line_that_names_its_key(name, num_clients, setting
         make(name, num_clients, **settings)
     assert str(error.value).startswith(f"config.partition.{message}")
     assert "\n" not in str(error.value)
+
+
+def test_table_shows_unprintable_classes():
+    """The first class of Shakespeare's characters is the line feed."""
+    text = partition.table(np.array([[1, 2]]), ["\n", "a"])
+    assert r"\n" in text and text.splitlines()[0].split() == ["client", r"\n", "a", "all"]
