@@ -1,6 +1,10 @@
 """Client2Vec: the index of clients, and the three ways in which it improves a base method."""
 
 import functools
+import importlib
+import json
+import subprocess
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +15,7 @@ import scipy.stats
 import toys
 from inputs import complaint
 
-from fedjax_lab import experiment, methods, runner, simulate, tree
+from fedjax_lab import experiment, methods, metrics, runner, simulate, tree
 from fedjax_lab.errors import BadInput
 from fedjax_lab.methods import client_index
 from fedjax_lab.methods.client_index import Index
@@ -574,3 +578,61 @@ def test_settings_of_the_base_follow_its_name():
     assert "beta" in complaint(experiment.resolve, config, [("method.beta", "0.5")])
     changed = experiment.resolve({}, [("method.name", "client2vec"), ("method.base", "fedprox")])
     assert changed.method.mu == 0.01
+
+
+# The scripts.
+
+
+def launch(monkeypatch, name, *arguments):
+    monkeypatch.syspath_prepend(str(Path(__file__).parent.parent / "launch"))
+    monkeypatch.setattr("sys.argv", [f"{name}.py", *map(str, arguments)])
+    return importlib.import_module(name)
+
+
+def test_figures_and_times(whole, data, tmp_path, monkeypatch, capsys):
+    """The run's index as a picture; clients alike by their main class; seconds by stage."""
+    script = launch(monkeypatch, "client2vec_figures", "--out", tmp_path, whole.workdir)
+    script.main()
+    assert (tmp_path / "workdir-clients.png").stat().st_size > 10_000
+    printed = capsys.readouterr().out
+    assert "workdir: cosine of client index, same main class" in printed
+    rows = script.rows_of(whole.workdir)
+    before = [row["seconds"] for row in rows if row["stage"] == "describe"][0]
+    found = script.seconds(rows, metrics.headline(rows[-2]))
+    np.testing.assert_allclose(found, (before, rows[-2]["seconds"] - before))
+
+
+def test_likeness_of_groups(monkeypatch):
+    script = launch(monkeypatch, "client2vec_figures")
+    table = np.array([[1, 0.5, 0.1], [0.5, 1, 0.3], [0.1, 0.3, 1]])
+    np.testing.assert_allclose(script.alike(table, np.array([0, 0, 1])), (0.5, 0.2))
+    b = np.array([[3.0, 4.0], [0.0, 0.0], [4.0, -3.0]])
+    np.testing.assert_allclose(script.cosines(b), [[1, 0, 0], [0, 0, 0], [0, 0, 1]], atol=1e-12)
+
+
+def test_table_of_runs(tmp_path, monkeypatch, capsys):
+    """Which runs a table is made of: the indices once, then each base with and without them."""
+    arguments = "--config=C.py", f"--out={tmp_path}", "--bases=fedavg,moon"
+    script = launch(monkeypatch, "client2vec_table", *arguments)
+    calls = []
+
+    def run(command, stdout):
+        calls.append(command[3:])
+        folder = next(Path(a.split("=")[1]) for a in command if a.startswith("--workdir"))
+        folder.mkdir()
+        seeds = {"0": {"accuracy": {"mean": 10.0 * len(calls)}}}
+        (folder / "summary.json").write_text(json.dumps({"max_over_rounds": {"per_seed": seeds}}))
+        return subprocess.CompletedProcess(command, 0)
+
+    monkeypatch.setattr(subprocess, "run", run)
+    script.main()
+    assert len(calls) == 2 + 2 * 7
+    assert [c[0] for c in calls[:3]] == ["--config=C.py:client2vec"] * 2 + ["--config=C.py:fedavg"]
+    assert "--config.method.index_epochs=500" in calls[0]
+    assert {"--config.method.aggregation=False", "--config.method.local_training=False"} < set(
+        calls[3]
+    )
+    assert not any("=False" in argument for argument in calls[5])
+    assert "--config.method.projection=mlp256" in calls[9]
+    row = capsys.readouterr().out.splitlines()[-2]
+    assert row == "| `fedavg` | 30.0 | 40.0 | 50.0 | 60.0 | 70.0 | 80.0 | **90.0** |"
