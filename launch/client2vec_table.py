@@ -41,7 +41,8 @@ def main() -> None:
     bases, indices = args.bases.split(","), args.indices.split(",")
     for index in indices:
         found = {"index": index, "index_epochs": args.epochs}
-        run(args, f"index-{index}", "client2vec", found, [*overrides, "--config.run.rounds=1"])
+        short = [*overrides, "--config.run.rounds=1", "--config.run.eval_every=1"]
+        run(args, f"index-{index}", "client2vec", found, short)
     rows = {}
     for base in bases:
         own = SETTINGS.get(base, {})
