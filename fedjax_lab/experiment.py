@@ -427,7 +427,9 @@ def load_data(config: ml_collections.ConfigDict) -> Dataset:
 
 
 def load_embeddings(config: ml_collections.ConfigDict, dataset: Dataset) -> Embeddings:
-    """Those of the named source for this dataset."""
+    """Those of the named source, of all examples that clients may train on."""
+    _, unseen = _unseen_domain(config, dataset)
+    dataset = dataset._replace(test=np.where(unseen, config.data.shots == 0, dataset.test))
     return NAMED["embedding"][config.embedding.name](dataset, **_settings(config, "embedding"))
 
 

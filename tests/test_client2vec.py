@@ -16,6 +16,7 @@ import toys
 from inputs import complaint
 
 from fedjax_lab import experiment, methods, metrics, runner, simulate, tree
+from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.errors import BadInput
 from fedjax_lab.methods import client_index
 from fedjax_lab.methods.client_index import Index
@@ -34,17 +35,18 @@ PEOPLE = simulate.population(toys.SKEWED, K)
 @pytest.fixture(autouse=True)
 def small_network(monkeypatch):
     monkeypatch.setattr(dsa_ign, "HIDDEN", 16)
+    monkeypatch.setattr(dsa_ign, "LAYERS", 1)
 
 
 def stages(**settings):
     return methods.make("client2vec", TASK, **settings)(7)
 
 
-def improved(index=INDEX, **settings):
+def improved(found=INDEX, **settings):
     """The method of the training stage, and its first state with this index."""
     stage = stages(**settings)[-1]
-    last = State(client_index.Server(jax.random.key_data(KEYS.init), *(None,) * 4, index), ())
-    facts = index._asdict()
+    last = State(client_index.Server(jax.random.key_data(KEYS.init), *(None,) * 4, found), ())
+    facts = found._asdict()
     return stage.method, stage.start(jax.random.key(9), C, last, facts), stage
 
 
@@ -63,6 +65,7 @@ def played(rounds, method, state, stage):
 
 def test_network_has_the_papers_size(monkeypatch):
     monkeypatch.setattr(dsa_ign, "HIDDEN", 2048)
+    monkeypatch.setattr(dsa_ign, "LAYERS", 3)
     shapes = jax.eval_shape(dsa_ign.Network().init, KEYS.init, jnp.zeros((1, 512)))
     assert sum(a.size for a in jax.tree.leaves(shapes)) == 937_312 + 32 * 32
     shapes = jax.eval_shape(dsa_ign.Network(decoder="mlp").init, KEYS.init, jnp.zeros((1, 512)))
@@ -110,11 +113,13 @@ def a_batch(B, pad=0, scale=1.0):
     return z, u, made, Batch(D, y, mask), L
 
 
+@pytest.mark.parametrize("normalize", [False, True])
 @pytest.mark.parametrize("reduction", ["mean", "sum", "batchmean"])
-def test_index_losses_are_the_formulas(reduction):
+def test_index_losses_are_the_formulas(reduction, normalize):
     B = 6
     z, u, made, batch, L = a_batch(B, pad=3)
-    found = client_index.index_losses(z, u, made, batch, L, reduction)
+    reduce = client_index.reduction(reduction)
+    found = client_index.index_losses(z, u, made, batch, L, reduce, normalize)
 
     def cos(a, b):
         return a @ b / np.linalg.norm(a) / np.linalg.norm(b)
@@ -122,7 +127,8 @@ def test_index_losses_are_the_formulas(reduction):
     div = np.mean(
         [np.log(sum(np.exp(cos(u[j], u[k])) for k in range(B) if k != j)) for j in range(B)]
     )
-    orth = sum(abs(z[j] @ u[k]) for j in range(B) for k in range(B))
+    product = cos if normalize else np.dot
+    orth = sum(abs(product(z[j], u[k])) for j in range(B) for k in range(B))
     orth /= {"mean": B * B, "sum": 1, "batchmean": B}[reduction]
     expected = {
         "div": div,
@@ -201,6 +207,8 @@ def test_the_first_cohort_is_uniform_and_a_shortfall_is_drawn_from_the_excluded(
     counts = np.bincount(ids[:, 2], minlength=C)
     assert counts[6:].sum() == 0
     assert scipy.stats.chisquare(counts[:6]).pvalue > 1e-3
+    ids = np.asarray(draw(keys, with_age(state, [1, 1, 1, 2, 2, 2, 9, 9])))  # 8 / 6: one round
+    assert np.bincount(ids.ravel(), minlength=C).astype(bool).tolist() == [False] * 3 + [True] * 5
 
 
 def test_nobody_comes_again_within_the_window():
@@ -294,13 +302,34 @@ def test_momentum_and_dynamic_regularisation_take_the_new_shares():
 # Local training (spec 3.9).
 
 
-def test_local_training_adds_eq_4():
-    """One full-batch step of plain SGD against the gradient of the naive loss."""
-    method, state, stage = improved(local_weight=0.7, aggregation=False)
-    w = state.server.base
-    B_f = INDEX.feature
+def trained(settings):
+    """One full-batch step of plain SGD by client 2: the state, its rows, the model after it."""
+    method, state, stage = improved(aggregation=False, **settings)
     rows = toys.SKEWED.train[2]
-    rows = rows[rows >= 0]
+    plan = toys.PLAN._replace(batch_size=64, epochs=1, optimizer=optax.sgd(0.1))
+    client = tree.take(PEOPLE._replace(private=()), 2)
+
+    @jax.jit
+    def step(federation, w):
+        work, _ = simulate.make_work(federation, rows, plan, KEYS.local)
+        return method.round[0].local(w, client, work)[0]
+
+    return state.server.base, rows[rows >= 0], step(federation(stage, state), state.server.base)
+
+
+@pytest.mark.parametrize(
+    "settings, orth",
+    [
+        ({}, lambda products: jnp.mean(products)),
+        ({"orth_reduction": "sum"}, lambda products: jnp.sum(products)),
+        ({"orth_reduction": "batchmean"}, lambda products: jnp.sum(products) / len(products)),
+        ({"local_orth": False}, lambda products: 0.0),
+        ({"detach_teacher": True}, lambda products: jnp.mean(products)),
+    ],
+)
+def test_local_training_adds_eq_4(settings, orth):
+    """Against the gradient of the naive loss."""
+    w, rows, after = trained({"local_weight": 0.07, **settings})
     x, y = toys.SKEWED.x[rows], np.asarray(toys.SKEWED.y[rows])
 
     def naive(params):
@@ -308,28 +337,20 @@ def test_local_training_adds_eq_4():
         out = toys.NORM.apply(w._replace(params=body), x, jax.random.key(0))
         z_P = out.features @ params["side"]["P"]  # [B, E]
         o_P = z_P @ params["side"]["head"]["kernel"] + params["side"]["head"]["bias"]
-        p, q = (jax.nn.softmax(a) for a in (out.logits, o_P))
+        teacher = jax.lax.stop_gradient(out.logits) if "detach_teacher" in settings else out.logits
+        p, q = (jax.nn.softmax(a) for a in (teacher, o_P))
         ce = -jnp.mean(jnp.log(jax.nn.softmax(out.logits)[np.arange(len(y)), y]))
-        orth = sum(jnp.sum(jnp.abs(z_P @ b)) for b in B_f) / (len(y) * C)
-        return ce + 0.7 * (orth + jnp.mean(jnp.sum(p * jnp.log(p / q), 1)))
+        products = jnp.stack([jnp.abs(z_P @ b) for b in INDEX.feature], 1)
+        return ce + 0.07 * (orth(products) + jnp.mean(jnp.sum(p * jnp.log(p / q), 1)))
 
-    plan = toys.PLAN._replace(batch_size=64, epochs=1, optimizer=optax.sgd(0.1))
-    work, _ = simulate.make_work(federation(stage, state), toys.SKEWED.train[2], plan, KEYS.local)
-    client = tree.take(PEOPLE._replace(private=()), 2)
-    after, _ = method.round[0].local(w, client, work)
     expected = jax.tree.map(lambda a, g: a - 0.1 * g, w.params, jax.grad(naive)(w.params))
     toys.close(after.params, expected, rtol=1e-3, atol=1e-5)
-    assert np.abs(after.params["side"]["P"] - w.params["side"]["P"]).max() > 1e-4
+    assert np.abs(after.params["side"]["P"] - w.params["side"]["P"]).max() > 1e-5
 
 
-def test_a_teacher_without_gradient_and_no_orthogonality():
-    """local_orth off: B^f does not matter."""
-    settings = dict(aggregation=False, sampling=False, local_orth=False, detach_teacher=True)
-    runs = []
-    for index, w in ((INDEX, 1.0), (INDEX._replace(feature=-3 * INDEX.feature), 1.0)):
-        method, state, stage = improved(index, local_weight=w, **settings)
-        runs.append(played(1, method, state, stage).server.base)
-    toys.same(*runs)
+@pytest.mark.parametrize("index, w", [("global", 5.0), ("federated", 1.0)])
+def test_the_weight_is_the_papers_by_default(index, w):
+    toys.close(trained({"index": index})[2], trained({"index": index, "local_weight": w})[2])
 
 
 def test_with_a_weight_of_nothing_it_is_the_base_method():
@@ -346,6 +367,57 @@ def test_without_any_of_the_three_it_is_the_base_method():
     method = methods.make("client2vec", toys.NORM, base="fedprox", mu=0.3, **off)
     plain = toys.make("fedprox", mu=0.3)
     toys.same(*(toys.player(m)(KEYS, 0, 2) for m in (method, plain)))
+
+
+def test_two_exchanges_are_one_round():
+    """FedIIR: H and the ages move on once; its own mean of gradients is as before."""
+    method, state, stage = improved(base="fediir", local_training=False)
+    server = played(1, method, state, stage).server
+    ids = np.flatnonzero(np.asarray(server.age) == 1)
+    assert len(ids) == toys.PLAN.cohort and set(np.asarray(server.age)) == {1, C + 1}
+    np.testing.assert_allclose(server.history, [naive_S(i, ids) for i in range(C)], rtol=1e-4)
+    assert float(jnp.abs(server.base.g["kernel"]).max()) > 0
+
+
+def test_a_base_is_scored_as_it_says():
+    """FedDyn by the participants' mean; a newcomer gets it, too."""
+    method, state, stage = improved(base="feddyn", local_training=False)
+    state = played(1, method, state, stage)
+    toys.same(method.scored(state.server, 0), state.server.base.mean)
+    toys.same(method.newcomer(state)[0], state.server.base.mean)
+    assert tree.sq_norm(tree.sub(state.server.base.mean, state.server.base.theta)) > 0
+
+
+def test_a_base_that_tunes_is_scored_after_it():
+    """FineTune's last steps are taken with the altered loss, and P moves."""
+    method, state, stage = improved(base="finetune")
+    work, _ = simulate.make_work(
+        federation(stage, state), toys.SKEWED.train[1], toys.PLAN, KEYS.score
+    )
+    w, _ = method.tune(method.scored(state.server, 1), tree.take(PEOPLE, 1), work)
+    assert jax.tree.structure(w) == jax.tree.structure(state.server.base)
+    assert (
+        float(jnp.abs(w.params["side"]["P"] - state.server.base.params["side"]["P"]).max()) > 1e-5
+    )
+
+
+def test_heads_are_the_index_of_local_weights():
+    """H is of the heads that have just arrived."""
+    stage = stages(index="local_weights", history_gamma=0.0)[-1]
+    state = stage.start(KEYS.init, C, None, {})
+    ids = [3, 1]
+    uploads = tree.repeat(state.server.base, 2)
+    uploads = jax.tree.map(lambda a: a + RNG.normal(size=a.shape).astype(np.float32), uploads)
+    cohort = tree.take(PEOPLE, jnp.array(ids))
+    server = stage.method.round[0].aggregate(state.server, uploads, cohort)
+    head = uploads.params["head"]
+    heads = np.concatenate([head["kernel"].reshape(2, -1), head["bias"]], 1)
+    np.testing.assert_array_equal(server.index.feature[jnp.array(ids)], heads)
+    a, b = (v / np.linalg.norm(v) for v in heads)
+    n = np.asarray(PEOPLE.n)[ids] / np.asarray(PEOPLE.n)[ids].sum()
+    expected = np.zeros(C)
+    expected[ids] = n[0] + n[1] * (a @ b), n[0] * (a @ b) + n[1]
+    np.testing.assert_allclose(server.history, expected, rtol=1e-4)
 
 
 BASES = {"moon": {"projection": "mlp256"}, "ifca": {}, "finetune": {}, "fedper": {}, "feddyn": {}}
@@ -407,7 +479,7 @@ def found_by(**settings):
 
 @pytest.mark.parametrize("index", ["global", "federated"])
 def test_index_is_found(index):
-    """beta^l is the label histogram times T, beta^f the mean of u; training lowers the losses."""
+    """beta^l is the label histogram times T, beta^f the mean of u."""
     server = found_by(index=index)
     count = np.asarray(PEOPLE.label_count)
     expected = count / count.sum(1, keepdims=True) @ T
@@ -417,6 +489,102 @@ def test_index_is_found(index):
         rows = np.asarray(toys.SKEWED.train[i])
         u = net.apply(server.psi, EMBEDDED.x[rows[rows >= 0]])[1]
         np.testing.assert_allclose(server.index.feature[i], u.mean(0), rtol=1e-3, atol=1e-4)
+
+
+WEIGHTS = {"div": 0.5, "sim": 2.0, "orth": 0.3, "recon": 1.5}
+ALONE = EMBEDDED._replace(train=EMBEDDED.train[5:6])  # one client
+
+
+def adam_steps(psi, count):
+    """DSA-IGN after so many full-batch steps on the one client's examples, without dropout."""
+    rows = ALONE.train[0][ALONE.train[0] >= 0]
+    batch = Batch(ALONE.x[rows], ALONE.y[rows], jnp.ones(len(rows)))
+    adam, net = optax.adam(1e-3), dsa_ign.Network()
+
+    def loss(psi):
+        parts = client_index.index_losses(*net.apply(psi, batch.x), batch, T[batch.y])
+        return sum(WEIGHTS[name] * parts[name] for name in WEIGHTS)
+
+    moments = adam.init(psi)
+    for _ in range(count):
+        updates, moments = adam.update(jax.jit(jax.grad(loss))(psi), moments, psi)
+        psi = optax.apply_updates(psi, updates)
+    return psi
+
+
+@pytest.mark.parametrize("index, steps", [("global", [2]), ("federated", [10, 10])])
+def test_dsa_ign_is_trained(index, steps, monkeypatch):
+    """Two epochs of the server, or two rounds of ten local epochs, by hand."""
+    monkeypatch.setattr(dsa_ign, "DROPOUT", 0.0)
+    weights = {f"weight_{name}": value for name, value in WEIGHTS.items()}
+    *before, _ = stages(index=index, index_epochs=2, **weights)
+    state = None
+    for stage in before:
+        start = stage.start or (lambda key, C, last, facts, m=stage.method: m.init(key, C))
+        state = start(KEYS.init, 1, state, {})
+        plan = toys.PLAN._replace(batch_size=stage.batch_size)
+        play = toys.player(stage.method, plan=plan, federation=ALONE)
+        if stage.name == "index":
+            break
+        state, _ = play(KEYS, 0, 1, state)
+    found, _ = play(KEYS, 0, 2, state)
+    expected = state.server.psi
+    for count in steps:  # Adam begins anew in each round of a client, not of the server
+        expected = adam_steps(expected, count)
+    for psi in (found.server.psi, expected):  # attention does not depend on it: noise alone
+        psi["params"]["EncoderLayer_0"]["MultiHeadDotProductAttention_0"]["key"].pop("bias")
+    toys.close(found.server.psi, expected, rtol=2e-3, atol=2e-5)
+
+
+def test_dropout_is_on_while_dsa_ign_is_trained(monkeypatch):
+    found = []
+    for share in (0.1, 0.0):
+        monkeypatch.setattr(dsa_ign, "DROPOUT", share)
+        found.append(found_by(index="federated").psi)
+    assert tree.sq_norm(tree.sub(*found)) > 0
+
+
+def test_batches_are_those_of_their_clients():
+    server = found_by(index="global")
+    for i, rows in enumerate(np.asarray(EMBEDDED.train)):
+        rows = rows[rows >= 0]
+        real = np.asarray(server.batches.mask[i]) == 1
+        assert real.sum() == len(rows) and server.batches.y.shape == (C, 128)
+        kept = np.asarray(server.batches.x[i])[real]
+        expected = np.asarray(EMBEDDED.x)[rows]
+        np.testing.assert_array_equal(np.sort(kept, 0), np.sort(expected, 0))
+
+
+def test_a_tenth_of_the_clients_trains():
+    people = jax.tree.map(lambda a: jnp.tile(a, 4)[:30] if a.ndim == 1 else a, PEOPLE)
+    ids, shares = client_index.tenth(KEYS.cohort, None, people, 99)
+    assert len(set(ids.tolist())) == 3
+    np.testing.assert_allclose(shares, people.n[ids] / people.n[ids].sum(), rtol=1e-6)
+
+
+def test_batches_are_reordered():
+    """Whole batches, or example by example; nothing is lost."""
+    x = jnp.arange(12.0).reshape(4, 3, 1)
+    batches = Batch(x, jnp.arange(12).reshape(4, 3), jnp.ones((4, 3)))
+    for pooled in (False, True):
+        made = client_index.reordered(jax.random.key(1), batches, pooled)
+        np.testing.assert_array_equal(made.x[..., 0], made.y)
+        assert sorted(made.y.ravel().tolist()) == list(range(12))
+        whole = [sorted(row) in np.arange(12).reshape(4, 3).tolist() for row in made.y.tolist()]
+        assert all(whole) is not pooled
+    assert made.y.tolist() != batches.y.tolist()
+
+
+def test_settings_of_the_network_reach_it(monkeypatch):
+    seen = []
+    monkeypatch.setattr(client_index, "reordered", lambda k, b, pooled: seen.append(pooled) or b)
+    settings = dict(index_pooled=True, index_positions=False, index_decoder="mlp")
+    collect, train, *_ = stages(index="global", orth_normalize=True, **settings)
+    state = jax.eval_shape(lambda: collect.method.init(KEYS.init, C))
+    names = set(state.server.psi["params"])
+    assert "hidden" in names and "positions" not in names
+    jax.eval_shape(train.method.round[0].aggregate, state.server, (), ())
+    assert seen == [True]
 
 
 def test_naive_indices():
@@ -471,6 +639,7 @@ def experiment_of(data, seeds=(0,), **method):
 def whole(data, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(dsa_ign, "HIDDEN", 16)
+        patch.setattr(dsa_ign, "LAYERS", 1)
         workdir = tmp_path_factory.mktemp("run") / "workdir"
         return run_of(data, (0, 1), workdir)
 
@@ -516,7 +685,7 @@ def test_bytes_of_a_run(whole):
 
 def dsa_size(E, hidden):
     layer = 4 * (32 * 32 + 32) + 2 * 32 * hidden + hidden + 32 + 4 * 32
-    return 2 * E + 3 * layer + 2 * E * E + E
+    return 2 * E + layer + 2 * E * E + E
 
 
 def test_a_run_takes_the_index_of_another(whole, data):
@@ -527,7 +696,45 @@ def test_a_run_takes_the_index_of_another(whole, data):
     text = complaint(run_of, data, (2,), index_of=str(whole.workdir))
     assert "holds an index of other clients" in text
     text = complaint(run_of, data, (1,), index_of=str(data))
-    assert "holds no index; name a run of client2vec" in text
+    assert "holds no index; name a client2vec run" in text
+
+
+def test_damaged_indices_are_told(tmp_path, data):
+    (tmp_path / "stages").mkdir()
+    file = tmp_path / "stages" / "train-0.npz"
+    file.write_bytes(b"no zip")
+    assert "cannot be read" in complaint(experiment_of, data, index_of=str(tmp_path))
+    np.savez(file, member=np.eye(2))
+    assert "holds no index" in complaint(experiment_of, data, index_of=str(tmp_path))
+
+
+def test_an_index_taken_over_needs_no_embeddings(whole, data):
+    """Its own size counts."""
+    e = experiment_of(data, (1,), index_of=str(whole.workdir))
+    task = e.task._replace(labels=lambda: pytest.fail("asked for"))
+    stage = methods.make("client2vec", task, index_of=str(whole.workdir))(3)[-1]
+    facts = stage.prepare(None, simulate.population(e.federations[0], 3), None)
+    state = stage.start(KEYS.init, 6, None, facts)
+    assert state.server.base.params["side"]["P"].shape == (8, 32)
+
+
+@pytest.mark.parametrize("shots", [0, 3])
+def test_rows_of_an_unseen_domain_are_embedded_where_clients_hold_some(shots):
+    """Otherwise the source does not see them."""
+    config = experiment.resolve(
+        {
+            "data": {"name": "digit_domains", "unseen": "street", "shots": shots},
+            "embedding": {"size": 32},
+        }
+    )
+    rng = np.random.default_rng(0)
+    test = np.arange(40) % 4 == 0
+    domains = ("handwritten", "street")
+    x, domain = rng.integers(0, 256, (40, 8, 8, 3)).astype(np.uint8), np.arange(40) % 2
+    known = Dataset(x, np.arange(40) % 10, domain, test, tuple("0123456789"), domains)
+    made = experiment.load_embeddings(config, known).examples
+    expected = ~test & (domain == 0) | (domain == 1) & (shots > 0)
+    np.testing.assert_array_equal((made != 0).any(1), expected)
 
 
 def test_a_finished_run_is_read_again(whole, data):
@@ -560,6 +767,13 @@ def test_local_weights_are_an_index_that_changes(data):
         ({"index": "globall"}, "did you mean 'global'"),
         ({"index_part": "label"}, "needs local_training=False"),
         ({"index_epochs": 0}, "config.method.index_epochs must be above 0"),
+        ({"history_gamma": 1.5}, "config.method.history_gamma must be from 0 to 1"),
+        ({"index_decoder": "mpl"}, "did you mean 'mlp'"),
+        ({"index": "local_weights", "base": "ifca"}, "index=local_weights does not go with ifca"),
+        ({"index": "local_weights", "base": "fesem"}, "needs a base with one model for all"),
+        ({"index": "local_weights", "base": "fedc2i"}, "needs a base with one model for all"),
+        ({"index": "local_weights", "index_of": "runs/x"}, "does not go with runs/x"),
+        ({"index_of": "runs/nothing"}, "index_of=runs/nothing holds no index"),
         ({"sampling_tau": 0.0}, "config.method.sampling_tau must be above 0"),
         ({"orth_reduction": "max"}, "config.method.orth_reduction cannot be 'max'"),
     ],

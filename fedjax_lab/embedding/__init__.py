@@ -8,7 +8,7 @@ import numpy as np
 class Embeddings(NamedTuple):
     """What each source, a function of the dataset and its own settings, returns.
 
-    Rows of test examples are 0: nobody indexes them.
+    Rows of `Dataset.test` are 0.
     """
 
     examples: np.ndarray  # D [R, E] float32, one row for each example of the dataset

@@ -7,20 +7,21 @@
   iii local   base loss + w (mean |z P B^f| + KL(softmax o || softmax o_P))             (eq. 4)
               B^f all clients' beta^f, sent once;  o_P = phi_P(z P)
 
-z are the features of the model before any projection of the base's own, o its logits. P and phi_P
-are parts of the model that the server averages with the rest. p takes the place of every share in
-the base's mean, also in that of running statistics.
+z are the features of the model before any projection of the base's own, o its logits; P and phi_P
+become parts of the model. p takes the place of the shares by which the base's server averages; ii
+changes nothing where it has other weights (fedc2i, fedgma, fedproto, fedsoft, fesem, hfedf, ifca).
 """
 
+from functools import partial
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from fedjax_lab import losses, methods, tree
-from fedjax_lab.errors import BadInput, check_choice, check_positive
+from fedjax_lab.errors import BadInput, check_choice, check_positive, check_share
 from fedjax_lab.methods import client_index
-from fedjax_lab.methods.client_index import INDICES, NAIVE, Index, Settings, unit
+from fedjax_lab.methods.client_index import INDICES, NAIVE, Index, similarity
 from fedjax_lab.models.task import Seen, with_side_head
 from fedjax_lab.types import Array, Exchange, Method, PyTree, Stage, Stages, State, Task
 
@@ -53,6 +54,7 @@ def client2vec(
     weight_orth: float = 1.0,
     weight_recon: float = 1.0,
     orth_reduction: str = "mean",
+    orth_normalize: bool = False,
     sampling_tau: float = 1.0,
     history_gamma: float = 0.5,
     history_lambda: float = 1.0,
@@ -67,41 +69,38 @@ def client2vec(
     index: global, federated (how DSA-IGN is trained); or one of Table 2: feature_average,
     class_prototypes, local_weights (the head after a client's last training).
     index_part: both, feature or label: the cosines in S; those of Table 2 have a feature only.
-    index_of: the workdir of an earlier run, whose index is taken instead.
-    index_epochs: E, of the server (global) or rounds (federated). index_pooled: the server mixes
-    the clients' examples in its batches. index_positions: off, Z = U. index_decoder: linear, mlp.
+    index_of: the workdir of an earlier run, whose index of this kind is taken: nothing is trained.
+    index_epochs: E; global: epochs of the server, federated: rounds. index_pooled: the server's
+    batches mix the clients' examples. index_positions: off, Z = U. index_decoder: linear, mlp.
     weight_div, weight_sim, weight_orth, weight_recon: of DSA-IGN's losses.
-    orth_reduction: mean, sum or batchmean of the products in its L_orth.
-    sampling_tau, history_gamma, history_lambda: tau, gamma, lambda_1.
-    local_weight: w; 0: the paper's, 1 for federated, else 5. local_orth: off, no |z P B^f|.
-    detach_teacher: softmax o gets no gradient from the KL term.
+    orth_reduction: mean, sum or batchmean (sum / B) of the products in L_orth, here and in iii.
+    orth_normalize: L_orth of unit vectors. sampling_tau, history_gamma, history_lambda: as above.
+    local_weight: w; 0: 1 for federated, 5 else (appendix D.2 has the base's own weight).
+    local_orth: off, no |z P B^f|. detach_teacher: softmax o gets no gradient from the KL term.
     """
     check_positive("method.sampling_tau", sampling_tau)
+    check_share("method.history_gamma", history_gamma)
     check_positive("method.history_lambda", history_lambda)
     check_choice("method.index", index, INDICES)
     check_choice("method.index_part", index_part, ("both", "feature", "label"))
     if index_part == "label" and (local_training or index in NAIVE):
         raise BadInput("config.method.index_part=label needs local_training=False and DSA-IGN")
-    if not (sampling or aggregation or local_training):
-        return methods.make_plain(base, task, hyper)
     weights = dict(div=weight_div, sim=weight_sim, orth=weight_orth, recon=weight_recon)
-    settings = Settings(
-        index_epochs, weights, orth_reduction, index_pooled, index_positions, index_decoder
-    )
+    reduce = client_index.reduction(orth_reduction)
+    network = index_pooled, index_positions, index_decoder
+    settings = client_index.checked(index_epochs, weights, reduce, orth_normalize, *network)
+    method = methods.make_plain(base, task, hyper)
+    if not (sampling or aggregation or local_training):
+        return method
     w = local_weight or (1.0 if index == "federated" else 5.0)
     changes = index == "local_weights"  # from round to round
-    parts = ("feature",) if index in NAIVE else Index._fields
-    parts = parts if index_part == "both" else (index_part,)
-    method = methods.make_plain(base, task, hyper)
-    size = client_index.head_size(method) if changes else client_index.index_size(task, index)
+    if changes and (index_of or method.tune):
+        raise BadInput(f"config.method.index=local_weights does not go with {index_of or base}")
+    size = client_index.size(task, method, index, index_of)
     if local_training:
         method = methods.make_plain(base, with_side_head(task, size), hyper)
-
-    def S(index, n):
-        """Similarity [C] of all clients to a set A; n [C]: N_j of those in A, 0 of others."""
-        share = n / jnp.maximum(jnp.sum(n), 1)
-        units = [unit(getattr(index, part)) for part in parts]
-        return sum(b @ (share @ b) for b in units) / len(units)
+    parts = ("feature",) if index in NAIVE else Index._fields
+    S = partial(similarity, parts=parts if index_part == "both" else (index_part,))
 
     def sample(key, server, population, m):
         if not sampling:
@@ -123,9 +122,10 @@ def client2vec(
                 log_p = jax.nn.log_softmax(seen.logits)
                 log_p = jax.lax.stop_gradient(log_p) if detach_teacher else log_p
                 each = jnp.sum(jnp.exp(log_p) * (log_p - log_q), 1)
-                if local_orth:
-                    each = each + jnp.mean(jnp.abs(seen.side @ B_f.T), 1)
-                return value + w * losses.masked_mean(each, batch.mask), seen.stats  # eq. 4
+                L_dist = losses.masked_mean(each, batch.mask)
+                products = jnp.abs(seen.side @ B_f.T) * batch.mask[:, None]  # [B, C]
+                L_orth = local_orth * reduce(jnp.sum(products), jnp.sum(batch.mask), len(B_f))
+                return value + w * (L_orth + L_dist), seen.stats  # eq. 4
 
             return work.train(weights, value, **options)
 
@@ -134,28 +134,29 @@ def client2vec(
     def wrap(exchange, ends_round):
         def send(server, id):
             message = exchange.send(server.base, id)
-            return (message, server.index.feature) if changes else message
+            return (message, server.index.feature) if changes and local_training else message
 
         def local(message, client, work):
-            message, B_f = message if changes else (message, work.frozen)
-            work = altered(work, B_f) if local_training else work
+            if local_training:
+                message, B_f = message if changes else (message, work.frozen)
+                work = altered(work, B_f)
             return exchange.local(message, client, work)
 
         def aggregate(server, uploads, cohort):
+            index = server.index
+            if changes and ends_round:
+                heads = jax.vmap(client_index.head)(uploads)
+                index = index._replace(feature=index.feature.at[cohort.id].set(heads))
             n = jnp.zeros_like(server.history).at[cohort.id].set(cohort.n)
-            H = history_gamma * server.history + S(server.index, n)
+            H = history_gamma * server.history + S(index, n)
             if aggregation:
                 share = jax.nn.softmax(jnp.log(cohort.n) + H[cohort.id] / history_lambda)  # eq. 3
                 cohort = cohort._replace(weight=share)
-            server = server._replace(base=exchange.aggregate(server.base, uploads, cohort))
+            after = exchange.aggregate(server.base, uploads, cohort)
             if not ends_round:
-                return server
+                return server._replace(base=after)
             age = jnp.minimum(server.age + 1, len(H) + 1).at[cohort.id].set(1)
-            index = server.index
-            if changes:
-                heads = jax.vmap(client_index.head)(uploads)
-                index = index._replace(feature=index.feature.at[cohort.id].set(heads))
-            return Server(server.base, index, H, age)
+            return Server(after, index, H, age)
 
         return Exchange(send, local, aggregate)
 
@@ -167,12 +168,12 @@ def client2vec(
     def start(key, num_clients, last, facts):
         key = key if last is None else jax.random.wrap_key_data(last.server.key)
         state = method.init(key, num_clients)
-        if changes:
-            facts = {"feature": jnp.zeros((num_clients, size)), "label": ()}
-        found = Index(facts["feature"], facts["label"])
-        never = jnp.full(num_clients, num_clients + 1)
-        server = Server(state.server, found, jnp.zeros(num_clients), never)
-        return State(server, state.private)
+        feature = jnp.zeros((num_clients, size)) if changes else facts["feature"]
+        found, never = (
+            Index(feature, facts.get("label", ())),
+            jnp.full(num_clients, num_clients + 1),
+        )
+        return State(Server(state.server, found, jnp.zeros(num_clients), never), state.private)
 
     def of_base(state):
         return State(state.server.base, state.private)
@@ -190,11 +191,10 @@ def client2vec(
         scored=lambda server, id: scored(server.base, id),
         record=method.record and (lambda state: method.record(of_base(state))),
     )
-    constants = (lambda server: server.index.feature) if local_training and not changes else None
+    once = (lambda server: server.index.feature) if local_training and not changes else None
 
     def stages(rounds):
         before = () if changes or index_of else client_index.find(task, index, settings)
-        look = None if changes else prepare
-        return *before, Stage("train", improved, rounds, look, start, constants)
+        return *before, Stage("train", improved, rounds, None if changes else prepare, start, once)
 
     return stages

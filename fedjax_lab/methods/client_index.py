@@ -11,6 +11,8 @@ global      each client uploads one batch of 128 pairs (D, L), and the server tr
 federated   FedAvg on those losses: a tenth of the clients a round, 10 local epochs each
 """
 
+import zipfile
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -27,14 +29,14 @@ from fedjax_lab.models.dsa_ign import Network
 from fedjax_lab.types import Array, Batch, Exchange, Method, PyTree, Stage, State, Task, Weights
 
 BATCH, LOCAL_EPOCHS, SHARE = 128, 10, 0.1
-LR = 1e-3  # of Adam; the paper gives neither
+LR = 1e-3  # of Adam; the paper names no optimiser
 
 NAIVE = ("feature_average", "class_prototypes", "local_weights")  # Table 2
 INDICES = ("global", "federated", *NAIVE)
-REDUCTIONS = {  # of the B x B products of L_orth, from their sum and B
-    "mean": lambda total, B: total / jnp.maximum(B, 1) ** 2,
-    "sum": lambda total, B: total,
-    "batchmean": lambda total, B: total / jnp.maximum(B, 1),
+REDUCTIONS = {  # of the products in L_orth, from their sum and how many rows and columns they have
+    "mean": lambda total, rows, columns: total / jnp.maximum(rows, 1) / columns,
+    "sum": lambda total, rows, columns: total,
+    "batchmean": lambda total, rows, columns: total / jnp.maximum(rows, 1),
 }
 
 
@@ -43,7 +45,8 @@ class Settings(NamedTuple):
 
     epochs: int
     weights: dict[str, float]  # of the four losses
-    reduction: str
+    reduce: Callable  # one of REDUCTIONS
+    normalize: bool
     pooled: bool
     positions: bool
     decoder: str
@@ -69,36 +72,72 @@ class Server(NamedTuple):
     index: Index
 
 
-def find(task: Task, kind: str, settings: Settings) -> tuple[Stage, ...]:
-    """The stages that end with the index of this kind in the server's state."""
+def checked(epochs, *others) -> Settings:
+    """The settings of DSA-IGN's training; BadInput says what is wrong with them."""
+    settings = Settings(epochs, *others)
     check_positive("method.index_epochs", settings.epochs)
     check_choice("method.index_decoder", settings.decoder, ("linear", "mlp"))
-    check_choice("method.orth_reduction", settings.reduction, REDUCTIONS)
+    return settings
+
+
+def reduction(name: str) -> Callable:
+    """The one of this name."""
+    check_choice("method.orth_reduction", name, REDUCTIONS)
+    return REDUCTIONS[name]
+
+
+def find(task: Task, kind: str, settings: Settings) -> tuple[Stage, ...]:
+    """The stages that end with the index of this kind in the server's state."""
     return of_data(task, kind) if kind in NAIVE else learned(task, kind, settings)
 
 
-def index_size(task: Task, kind: str) -> int:
+def size(task: Task, method: Method, kind: str, workdir: str) -> int:
     """F, how many numbers beta^f has."""
+    if workdir:
+        return kept(workdir)[0]["feature"].shape[-1]
+    if kind == "local_weights":
+        return jax.eval_shape(lambda: head(method.init(jax.random.key(0), 2).server)).size
     K, E = label_table(task).shape
     return K * E if kind == "class_prototypes" else E
 
 
+def kept(workdir: str) -> list[dict[str, np.ndarray]]:
+    """The indices that a run has kept in its workdir, one for each lane of seeds."""
+    files = sorted(Path(workdir).expanduser().glob("stages/train-*.npz"))
+    names = {*Index._fields, "label_count"}
+    try:
+        found = [dict(np.load(file)) for file in files]
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        raise BadInput(f"config.method.index_of={workdir} cannot be read: {error}") from error
+    if not found or any(names - facts.keys() for facts in found):
+        raise BadInput(f"config.method.index_of={workdir} holds no index; name a client2vec run")
+    return found
+
+
 def load(workdir: str, label_count: np.ndarray) -> dict[str, np.ndarray]:
-    """The index that a run has kept in its workdir for clients with these labels [C, K]."""
-    kept = sorted(Path(workdir).expanduser().glob("stages/train-*.npz"))
-    for file in kept:
-        facts = dict(np.load(file))
-        counts = facts.get("label_count", np.zeros(0))
+    """The one of them that is of clients with these labels [C, K]."""
+    for facts in kept(workdir):
+        counts = facts["label_count"]
         for seed in range(len(counts)) if counts.ndim == 3 else [()]:
             if np.array_equal(counts[seed], label_count):
-                return {name: facts[name][seed] for name in (*Index._fields, "label_count")}
-    found = "an index of other clients" if kept else "no index"
-    raise BadInput(f"config.method.index_of={workdir} holds {found}; name a run of client2vec")
+                return {name: fact[seed] for name, fact in facts.items()}
+    raise BadInput(
+        f"config.method.index_of={workdir} holds an index of other clients; name a run with this"
+        " partition and these seeds"
+    )
 
 
 def unit(b: Array) -> Array:
     """The rows of b [., F] with norm 1; 0 stays 0."""
     return b / jnp.sqrt(jnp.maximum(jnp.sum(b * b, 1, keepdims=True), 1e-16))
+
+
+def similarity(index: Index, n: Array, parts: tuple[str, ...]) -> Array:
+    """S(i, A) [C] of all clients i to a set A; n [C]: N_j of those in A, 0 of others."""
+    share = n / jnp.maximum(jnp.sum(n), 1)
+    units = [unit(getattr(index, part)) for part in parts]
+    full = jax.lax.Precision.HIGHEST
+    return sum(jnp.matmul(b, tree.mix(share, b), precision=full) for b in units) / len(units)
 
 
 def learned(task: Task, strategy: str, settings: Settings) -> tuple[Stage, ...]:
@@ -109,7 +148,7 @@ def learned(task: Task, strategy: str, settings: Settings) -> tuple[Stage, ...]:
 
     def loss(psi, batch, key):
         z, u, made = net.apply(psi, batch.x, train=True, rngs={"dropout": key})
-        parts = index_losses(z, u, made, batch, T[batch.y], settings.reduction)
+        parts = index_losses(z, u, made, batch, T[batch.y], settings.reduce, settings.normalize)
         return sum(settings.weights[name] * value for name, value in parts.items())
 
     def init(key, num_clients):
@@ -135,8 +174,9 @@ def learned(task: Task, strategy: str, settings: Settings) -> tuple[Stage, ...]:
             psi, moments = carry
             i, batch = now
             g = jax.grad(loss)(psi, batch, jax.random.fold_in(k_steps, i))
-            updates, moments = adam.update(g, moments, psi)
-            return (optax.apply_updates(psi, updates), moments), ()
+            updates, after = adam.update(g, moments, psi)
+            after = optax.apply_updates(psi, updates), after
+            return tree.where(jnp.sum(batch.mask) > 0, after, carry), ()
 
         steps = jnp.arange(len(batches.y)), batches
         (psi, moments), _ = jax.lax.scan(step, (server.psi, server.moments), steps)
@@ -174,8 +214,8 @@ def of_data(task: Task, kind: str) -> tuple[Stage, ...]:
     K, E = T.shape
 
     def init(key, num_clients):
-        size = index_size(task, kind)
-        index = Index(jnp.zeros((num_clients, size)), jnp.zeros((num_clients, E)))
+        F = K * E if kind == "class_prototypes" else E
+        index = Index(jnp.zeros((num_clients, F)), jnp.zeros((num_clients, E)))
         return State(Server(jax.random.key_data(key), (), (), jnp.int32(0), (), index), ())
 
     def feature(_, batch):
@@ -204,18 +244,25 @@ def label_table(task: Task) -> Array:
 
 
 def index_losses(
-    z: Array, u: Array, made: Array, batch: Batch, L: Array, reduction: str = "mean"
+    z: Array,
+    u: Array,
+    made: Array,
+    batch: Batch,
+    L: Array,
+    reduce: Callable = REDUCTIONS["mean"],
+    normalize: bool = False,
 ) -> dict[str, Array]:
     """L_div, L_sim, L_orth and L_recon of a batch of D; z, u, made, L: [B, E] each."""
     mask, B = batch.mask, jnp.sum(batch.mask)
     other = mask[None] * (1 - jnp.eye(len(mask)))
     exp = jnp.sum(jnp.exp(unit(u) @ unit(u).T) * other, 1)
     log = jnp.log(jnp.where(exp > 0, exp, 1))  # of one example: 0
-    products = jnp.abs((z * mask[:, None]) @ (u * mask[:, None]).T)
+    z_o, u_o = (unit(z), unit(u)) if normalize else (z, u)
+    products = jnp.abs(z_o @ u_o.T) * mask[:, None] * mask
     return {
         "div": losses.masked_mean(log, mask),
         "sim": losses.masked_mean(1 - losses.cosine(z, L), mask),
-        "orth": REDUCTIONS[reduction](jnp.sum(products), B),
+        "orth": reduce(jnp.sum(products), B, jnp.maximum(B, 1)),
         "recon": losses.masked_mean(jnp.mean((made - batch.x) ** 2, 1), mask),
     }
 
@@ -224,7 +271,7 @@ def describe(feature, T: Array):
     """The `local` that uploads a client's index; feature: (message, batch) -> mean over it."""
 
     def local(message, client, work):
-        beta_l = client.label_count / client.n @ T
+        beta_l = tree.mix(client.label_count / client.n, T)
         return Index(work.mean(partial(feature, message)), beta_l), ()
 
     return local
@@ -247,14 +294,10 @@ def head(weights: PyTree) -> Array:
     """The last layer of the first model in a tree, as one vector."""
     models = jax.tree.leaves(weights, is_leaf=lambda a: isinstance(a, Weights))
     found = next((w for w in models if isinstance(w, Weights)), None)
-    if found is None or "head" not in found.params or None in found.params["head"].values():
-        raise BadInput("config.method.index=local_weights needs a base that sends whole models")
-    return jnp.concatenate([found.params["head"][name].ravel() for name in ("kernel", "bias")])
-
-
-def head_size(method: Method) -> int:
-    """How many numbers `head` gives of a method's model."""
-    return jax.eval_shape(lambda: head(method.init(jax.random.key(0), 1).server)).size
+    layer = (found.params.get("head") or {}) if found else {}
+    if getattr(layer.get("kernel"), "ndim", 0) != 2 or layer.get("bias") is None:
+        raise BadInput("config.method.index=local_weights needs a base with one model for all")
+    return jnp.concatenate([layer["kernel"].ravel(), layer["bias"]])
 
 
 def nothing(server, id):

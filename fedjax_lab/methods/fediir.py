@@ -33,7 +33,7 @@ class Server(NamedTuple):
 
 
 def fediir(task: Task, *, ema: float = 0.95, penalty: float = 1e-3) -> Method:
-    """ema: what g keeps of itself, from 0 to 1. penalty: weight of the alignment; 0 is FedAvg."""
+    """ema: what g keeps of itself, from 0 to 1. penalty: of the alignment; 0: uniform FedAvg."""
     check_share("method.ema", ema)
 
     def init(key, num_clients):

@@ -15,7 +15,7 @@ MOMENTUM = 0.9  # running = 0.9 running + 0.1 batch; PyTorch calls it 0.1
 EPSILON = 1e-5
 
 
-def torch_uniform(fan_in: int):
+def torch_uniform(fan_in: float):
     """PyTorch's first weights and biases of dense and convolutional layers: U(+-1/sqrt(fan_in))."""
     bound = 1 / math.sqrt(fan_in)
 

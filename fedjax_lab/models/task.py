@@ -158,10 +158,8 @@ def with_side_head(task: Task, size: int) -> Task:
 
     Both are parameters, `side`, that predictions do not depend on; training passes return a `Seen`.
     """
-    shape = jax.eval_shape(lambda: task.noise(jax.random.key(0), 1))
-    d = jax.eval_shape(lambda x: task.apply(task.init(jax.random.key(0)), x), shape).features.shape[
-        1
-    ]
+    passed = jax.eval_shape(lambda k: task.apply(task.init(k), task.noise(k, 1)), jax.random.key(0))
+    d = passed.features.shape[1]
 
     def init(key: Array) -> Weights:
         body = task.init(key)
@@ -183,11 +181,6 @@ def with_side_head(task: Task, size: int) -> Task:
         return task.apply_at(layer, _without_side(weights), x, features, key, mask)
 
     return task._replace(init=init, apply=apply, apply_at=apply_at)
-
-
-def _any_pass(task):
-    key = jax.random.key(0)
-    return task.apply(task.init(key), task.noise(key, 1))
 
 
 def _without_side(weights):
