@@ -161,7 +161,7 @@ def arrange(runs: Sequence[Run]) -> tuple[list[Block], list[str]]:
 
     BadInput where nothing has been evaluated, or two runs are of one config and seed.
     """
-    notes = [note for run in runs if (note := _note(run))]
+    notes = [shown(note) for run in runs if (note := _note(run))]
     runs = [run for run in runs if run.rows]
     if not runs:
         raise BadInput("nothing to compare: no run has been evaluated yet")
@@ -287,7 +287,7 @@ def measures(evaluation: dict) -> dict[str, float]:
 def choose(blocks: Sequence[Block], way: str, wanted: str | None) -> str:
     """The measure: the wanted one, else what the runs are known by. BadInput if no run has it."""
     rows = [row for block in blocks for row in block.rows]
-    there = {name for row in rows for found in _found(row, way).values() for name in found}
+    there = {name for row in rows for seed in measured(row, way).values() for name in seed}
     if not there:
         raise BadInput(f"no run has a round {way.replace('_', ' ')}; choose another --way")
     if wanted is None:
@@ -303,7 +303,8 @@ def picked(row: Row, way: str) -> dict[int, dict]:
     return {seed: ways[way] for seed, ways in chosen.items() if way in ways}
 
 
-def _found(row, way):
+def measured(row: Row, way: str) -> dict[int, dict[str, float]]:
+    """The measures of each seed in the round chosen by `way`."""
     return {seed: measures(evaluation) for seed, evaluation in picked(row, way).items()}
 
 
@@ -311,7 +312,7 @@ def entries(
     block: Block, way: str, measure: str, baseline: str | None, target: float | None, ddof: int = 1
 ) -> list[Entry]:
     """The numbers of a block. The baseline is a row's name; `ddof` is that of every std."""
-    found = {row.name: _found(row, way) for row in block.rows}
+    found = {row.name: measured(row, way) for row in block.rows}
     values = {
         name: {seed: m[measure] for seed, m in seeds.items() if measure in m}
         for name, seeds in found.items()

@@ -1,15 +1,32 @@
-"""What a run shows a person: the closing table, the learning curve, a partition's picture."""
+"""What a run says at its end, and the command that compares runs.
 
+python -m fedjax_lab.report DIR... [--way=last] [--measure=accuracy.mean] [--baseline=fedavg]
+                            [--target=80] [--ddof=1] [--format=terminal] [--out=FILE]
+
+DIR: folders of runs, finished or not, or folders that hold such (a sweep's). Runs of one config are
+one row, whatever their seeds; seeds are paired with the baseline's.
+
+--way       how the round of each number is chosen: last, best_by_validation, max_over_rounds,
+            max_per_domain; the two maxima peek at the test set
+--measure   what is compared: accuracy.mean (the default, where there is one), accuracy.worst10,
+            global, ood, id, domains.NAME, ...
+--baseline  a row's name, or a method's
+--target    percent: the rounds, bytes and seconds until the measure first reached it
+--ddof      0: the population's std, for tables beside published ones that used it
+--format    terminal, markdown, latex, csv, html
+
+Exit codes: 0 done; 2 bad input, in one line.
+"""
+
+import argparse
+import sys
 from pathlib import Path
 
-import numpy as np
+from fedjax_lab import compare, tables
+from fedjax_lab.errors import BadInput
 
-LABELS = {
-    "last": "last round",
-    "best_by_validation": "best by validation",
-    "max_over_rounds": "max over rounds",
-    "max_per_domain": "max per domain",
-}
+LABELS = tables.WAYS
+FORMATS = ("terminal", "markdown", "latex", "csv", "html")
 
 
 def closing_table(summary: dict) -> str:
@@ -17,9 +34,9 @@ def closing_table(summary: dict) -> str:
     ways = [way for way in LABELS if way in summary]
     lines = [_line("accuracy, %", [LABELS[way] for way in ways])]
     lines.append("-" * len(lines[0]))
-    for name, path in _measures(summary["last"]["mean"]):
-        cells = [_cell(summary[way], path) for way in ways]
-        lines.append(_line(name, cells))
+    found = {way: _flat(summary[way]) for way in ways}
+    for name, label in _measures(found["last"][0]):
+        lines.append(_line(label, [_cell(name, *found[way]) for way in ways]))
     seeds = summary["seeds"]
     if len(seeds) > 1:
         lines.append(f"mean +- sample standard deviation over {len(seeds)} seeds")
@@ -27,76 +44,113 @@ def closing_table(summary: dict) -> str:
     return "\n".join(lines)
 
 
-def _measures(numbers):
-    """(label, path) of each accuracy that was measured."""
-    out = []
-    for key, label in (("domains", None), ("accuracy", None), ("global", "global test set")):
-        if key not in numbers:
-            continue
-        if key == "domains":
-            out += [(name, (key, name)) for name in numbers[key]]
-        elif key == "accuracy":
-            kinds = {"mean": "mean over clients", "worst10": "worst 10 % of clients"}
-            out += [(text, (key, kind)) for kind, text in kinds.items()]
-        else:
-            out.append((label, (key,)))
-    extra = {"id": "validation (id)", "ood": "unseen domain (ood)"}
-    return out + [(text, (key,)) for key, text in extra.items() if key in numbers]
+def _flat(chosen):
+    return [compare.measures(chosen.get(key, {})) for key in ("mean", "std")]
 
 
-def _cell(chosen, path):
-    mean = _at(chosen["mean"], path)
-    if mean is None:
+def _measures(found):
+    """(name, label) of each accuracy that was measured and is shown."""
+    domains = [(m, m.removeprefix("domains.")) for m in found if m.startswith("domains.")]
+    return domains + [(m, label) for m, label in tables.MEASURES.items() if m in found]
+
+
+def _cell(name, mean, std):
+    if name not in mean:
         return ""
-    std = _at(chosen.get("std", {}), path)
-    return f"{mean:.2f}" if std is None else f"{mean:.2f} +- {std:.2f}"
-
-
-def _at(numbers, path):
-    for key in path:
-        numbers = numbers.get(key) if numbers else None
-    return numbers
+    return f"{mean[name]:.2f} +- {std[name]:.2f}" if name in std else f"{mean[name]:.2f}"
 
 
 def _line(name, cells):
     return (f"{name:22}" + "".join(f"{cell:>19}" for cell in cells)).rstrip()
 
 
-def plot_curves(rows: list[dict], title: str, folder: Path) -> None:
-    """learning_curve.png: accuracy (by domain where there are several) and training loss."""
-    from matplotlib.figure import Figure
-
-    folder.mkdir(exist_ok=True)
-    figure = Figure(figsize=(9, 3.6), layout="constrained")
-    left, right = figure.subplots(1, 2)
-    rounds = sorted({row["round"] for row in rows})
-    for name, values in _curves(rows).items():
-        strong = name in ("mean over clients", "global", "unseen domain")
-        mean, low, high = ([f(v) for v in values.values()] for f in (np.mean, np.min, np.max))
-        left.plot(list(values), mean, label=name, linewidth=2.2 if strong else 1.2, marker=".")
-        left.fill_between(list(values), low, high, alpha=0.12)
-    left.set(xlabel="round", ylabel="accuracy, %", title=title)
-    if left.lines:
-        left.legend(fontsize="small")
-    loss = [np.mean([row["train_loss"] for row in rows if row["round"] == r]) for r in rounds]
-    right.plot(rounds, loss, marker=".", color="black")
-    right.set(xlabel="round", ylabel="training loss", title="loss of local training")
-    for axes in (left, right):
-        axes.grid(alpha=0.3)
-    figure.savefig(folder / "learning_curve.png", dpi=120)
+def main(argv: list[str]) -> int:
+    """The command; returns the exit code."""
+    try:
+        args = _arguments(argv)
+        text = report(args)
+        if args.out is None:
+            print(text)
+        else:
+            _write(args.out, text + "\n")
+    except BadInput as error:
+        print("error:", " ".join(str(error).split()), file=sys.stderr)
+        return 2
+    return 0
 
 
-def _curves(rows):
-    """{name: {round: [value per seed]}}"""
-    curves = {}
-    for row in rows:
-        points = dict(row.get("domains", {}))
-        if "accuracy" in row:
-            points["mean over clients"] = row["accuracy"]["mean"]
-        points |= {"global": row["global"]} if "global" in row else {}
-        points |= {"unseen domain": row["ood"]} if "ood" in row else {}
-        if not points and "id" in row:
-            points["validation"] = row["id"]
-        for name, value in points.items():
-            curves.setdefault(name, {}).setdefault(row["round"], []).append(value)
-    return curves
+def _arguments(argv):
+    parser = argparse.ArgumentParser(
+        prog="python -m fedjax_lab.report",
+        usage=__doc__,
+        add_help=False,
+        allow_abbrev=False,
+    )
+    parser.error = _refuse
+    parser.add_argument("folders", type=Path, nargs="*")
+    parser.add_argument("--way", default="last", choices=LABELS)
+    parser.add_argument("--measure")
+    parser.add_argument("--baseline")
+    parser.add_argument("--target", type=float)
+    parser.add_argument("--ddof", type=int, default=1, choices=(0, 1))
+    parser.add_argument("--format", default="terminal", choices=FORMATS)
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args(argv)
+    if not args.folders:
+        raise BadInput("which runs? python -m fedjax_lab.report DIR...; --help tells the rest")
+    return args
+
+
+def _refuse(message):
+    raise BadInput(message)
+
+
+def _write(path, text):
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise BadInput(f"cannot write {path}: {error.strerror}") from error
+
+
+def report(args) -> str:
+    """The comparison that the arguments ask for, as text. BadInput where there is none."""
+    blocks, notes = compare.arrange([compare.read(folder) for folder in compare.find(args.folders)])
+    measure = compare.choose(blocks, args.way, args.measure)
+    choice = tables.Choice(args.way, measure, args.target, args.ddof)
+    sections = []
+    baselines = compare.find_baseline(blocks, args.baseline)
+    for block, baseline in zip(blocks, baselines, strict=True):
+        numbers = compare.entries(block, args.way, measure, baseline, args.target, args.ddof)
+        sections.append(tables.Section(block, baseline, numbers))
+        if baseline is None and len(block.rows) > 1:
+            notes.append(f"{block.name}: no baseline, --baseline=ROW names one")
+    if args.format == "csv":
+        return tables.to_csv(sections, choice)
+    if args.format == "html":
+        from fedjax_lab import page
+
+        return page.html(sections, choice, notes)
+    return _text(sections, choice, notes, args.format)
+
+
+def _text(sections, choice, notes, form):
+    remark = {"terminal": "{}", "markdown": "{}", "latex": "% {}"}[form]
+    write = {"terminal": tables.terminal, "markdown": tables.markdown, "latex": tables.latex}[form]
+    escaped = tables.escape_markdown if form == "markdown" else str
+    remarks = [tables.subtitle(choice), *notes]
+    if form == "latex":
+        remarks.insert(0, r"needs \usepackage{booktabs}")
+    bullet = "- " if form == "markdown" else ""
+    parts = ["\n".join(bullet + remark.format(escaped(line)) for line in remarks)]
+    for section in sections:
+        heading = {"terminal": "== {} ==", "markdown": "## {}", "latex": "% {}"}[form]
+        parts.append(heading.format(escaped(section.block.name)))
+        parts += [write(table) for table in tables.tables(section, choice)]
+    return "\n\n".join(parts)
+
+
+if __name__ == "__main__":
+    if {"-h", "--help"} & set(sys.argv[1:]):
+        print(__doc__)
+        sys.exit(0)
+    sys.exit(main(sys.argv[1:]))

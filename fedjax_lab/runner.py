@@ -15,7 +15,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from fedjax_lab import evaluate, metrics, report
+from fedjax_lab import evaluate, metrics
 from fedjax_lab.checkpoint import Checkpoints
 from fedjax_lab.engine import Engine
 from fedjax_lab.errors import BadInput
@@ -306,7 +306,9 @@ class _Folder:
         if self.path is None:
             return
         metrics.write_json(self.path / "summary.json", summary)
-        report.plot_curves(rows, experiment.config.method.name, self.path / "plots")
+        from fedjax_lab import plots
+
+        plots.learning_curve(rows, experiment.config.method.name, self.path / "plots")
 
     def close(self) -> None:
         """Waits for a checkpoint that is being written."""

@@ -1,0 +1,164 @@
+"""A comparison as one HTML page that needs nothing else: no network, no script."""
+
+import html as escaping
+import json
+from collections.abc import Sequence
+
+from fedjax_lab import compare, plots
+from fedjax_lab.tables import WAYS, Choice, Section, Table, subtitle, tables
+
+_STYLE = """
+:root { color-scheme: light dark; --paper: #fff; --ink: #222; --soft: #595959; --grid: #ccc;
+  --line-0: #0072b2; --line-1: #d55e00; --line-2: #009e73; --line-3: #cc79a7; --line-4: #e69f00;
+  --line-5: #56b4e9; --line-6: #555; }
+@media (prefers-color-scheme: dark) { :root { --paper: #161616; --ink: #e8e8e8; --soft: #b0b0b0;
+  --grid: #444; --line-0: #4ba3e3; --line-1: #ff8c42; --line-2: #2fcf9f; --line-3: #e59ac4;
+  --line-4: #f0b93a; --line-5: #8fd3ff; --line-6: #aaa; } }
+* { box-sizing: border-box; }
+body { margin: 0; background: var(--paper); color: var(--ink);
+  font: 16px/1.5 system-ui, "Segoe UI", "DejaVu Sans", sans-serif; }
+main { max-width: 100rem; margin: 0 auto; padding: 1rem clamp(0.75rem, 3vw, 2.5rem) 3rem; }
+h1 { font-size: 1.5rem; margin: 0.5rem 0; } h2 { font-size: 1.2rem; margin: 2.5rem 0 0.5rem; }
+h3 { font-size: 1rem; margin: 2rem 0 0.5rem; }
+h1, h2, p, li, summary, dd { overflow-wrap: anywhere; }
+p, ul { max-width: 50rem; } p.how, figcaption { color: var(--soft); }
+.scroll { overflow-x: auto; margin: 1rem 0; }
+table { border-collapse: collapse; font-size: 0.875rem; font-variant-numeric: tabular-nums; }
+caption { text-align: left; color: var(--soft); padding-bottom: 0.25rem; }
+th, td { padding: 0.25rem 0.75rem; text-align: right; white-space: nowrap; }
+th:first-child { text-align: left; padding-left: 0; white-space: normal; min-width: 8rem;
+  max-width: 24rem; font-weight: normal; overflow-wrap: anywhere; }
+thead th { border-bottom: 1px solid var(--ink); font-weight: 600; vertical-align: bottom; }
+tbody tr + tr > * { border-top: 1px solid var(--grid); }
+.grid { display: grid; gap: 1.5rem; align-items: start;
+  grid-template-columns: repeat(auto-fill, minmax(min(100%, 22rem), 1fr)); }
+figure { margin: 0; } figure svg { display: block; width: 100%; max-width: 40rem; height: auto; }
+.key { list-style: none; display: flex; flex-wrap: wrap; gap: 0.25rem 1.5rem; padding: 0;
+  max-width: none; font-size: 0.875rem; }
+.key svg { width: 3em; height: 1em; margin-right: 0.5em; vertical-align: middle; }
+details { border-top: 1px solid var(--grid); padding: 0.5rem 0; } summary { cursor: pointer; }
+pre { overflow-x: auto; font-size: 0.8125rem; }
+"""
+_AXES = {
+    "rounds": "round",
+    "megabytes": "megabytes of all clients, both ways",
+    "seconds": "seconds of training, one seed",
+}
+
+
+def html(sections: Sequence[Section], choice: Choice, notes: Sequence[str]) -> str:
+    """The page: tables, curves, distributions, and the config behind every number."""
+    title = f"{choice.measure}, {WAYS[choice.way]}: runs compared"
+    body = [f"<h1>{_text(title)}</h1>", f'<p class="how">{_text(_sign(subtitle(choice)))}.</p>']
+    if notes:
+        body.append("<ul>" + "".join(f"<li>{_text(note)}</li>" for note in notes) + "</ul>")
+    for section in sections:
+        body += ["<section>", f"<h2>{_text(section.block.name)}</h2>"]
+        body += [_table(table) for table in tables(section, choice)]
+        body += [*_curves(section, choice), *_distributions(section, choice)]
+        body += [*_configs(section), "</section>"]
+    return "\n".join(
+        [
+            '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
+            '<meta name="viewport" content="width=device-width, initial-scale=1">',
+            f"<title>{_text(title)}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n<main>",
+            *body,
+            "</main>\n</body>\n</html>",
+        ]
+    )
+
+
+def _text(text):
+    return escaping.escape(str(text))
+
+
+def _sign(text):
+    return text.replace("+-", "±")
+
+
+def _table(table: Table) -> str:
+    head = "".join(f'<th scope="col">{_text(cell)}</th>' for cell in table.header)
+    lines = []
+    for name, *cells in table.cells:
+        tds = "".join(f"<td>{_text(_minus(cell))}</td>" for cell in cells)
+        lines.append(f'<tr><th scope="row">{_text(name)}</th>{tds}</tr>')
+    return (
+        f'<div class="scroll" tabindex="0" role="region" aria-label="{_text(table.title)}">\n'
+        f"<table><caption>{_text(table.title)}</caption>\n<thead><tr>{head}</tr></thead>\n"
+        "<tbody>" + "\n".join(lines) + "</tbody></table></div>"
+    )
+
+
+def _minus(cell):
+    if cell == "-":
+        return "–"
+    return _sign(cell).replace("to -", "to −").replace("-", "−", cell.startswith("-"))
+
+
+def _curves(section, choice):
+    rows = section.block.rows
+    curves = [compare.curve(row, choice.measure) for row in rows]
+    keys = [f"<li>{_key(i)}{_text(row.name)}</li>" for i, row in enumerate(rows)]
+    yield f'<h3>Curves</h3>\n<ul class="key">{"".join(keys)}</ul>\n<div class="grid">'
+    for axis, label in _AXES.items():
+        points = [(curve[axis], curve["values"]) for curve in curves]
+        figure = plots.draw_curves(points, label, f"{choice.measure}, %")
+        yield _figure(figure, f"{choice.measure} against {label}")
+    yield '</div>\n<p class="how">Means over seeds, shaded from the lowest seed to the highest.</p>'
+
+
+def _key(i):
+    drawn = plots.svg(plots.draw_key(i), "")
+    return drawn.replace('role="img" aria-label=""', 'aria-hidden="true"', 1)
+
+
+def _figure(figure, label):
+    return f"<figure>{plots.svg(figure, label)}</figure>"
+
+
+def _distributions(section, choice):
+    rows = section.block.rows
+    way = WAYS[choice.way]
+    clients = {r.name: compare.per_client(r, choice.way, choice.measure) for r in rows}
+    if any(map(len, clients.values())):
+        yield '<h3>Clients</h3>\n<div class="grid">'
+        figure = plots.draw_strips(clients, "accuracy of a client, %", f"clients, {way}", True)
+        yield _figure(figure, f"accuracy of each client by row, {way}")
+        yield (
+            '</div>\n<p class="how">Clients of all seeds: median, quartiles, whiskers from 5 to 95'
+            f" % of them; every client is a point where a row has at most {plots.DOTS}.</p>"
+        )
+    found = {row.name: compare.measured(row, choice.way) for row in rows}
+    domains = dict.fromkeys(
+        m for seeds in found.values() for one in seeds.values() for m in one if "domains." in m
+    )
+    if domains:
+        yield '<h3>Domains</h3>\n<div class="grid">'
+        for domain in domains:
+            values = {n: [m[domain] for m in s.values() if domain in m] for n, s in found.items()}
+            name = compare.shown(domain.removeprefix("domains."))
+            figure = plots.draw_strips(values, "accuracy, %", name)
+            yield _figure(figure, f"accuracy on {name} by row, {way}")
+        yield '</div>\n<p class="how">A point is a seed, the bar their mean.</p>'
+
+
+def _configs(section):
+    yield "<h3>The config behind every number</h3>"
+    for row in section.block.rows:
+        runs = "".join(f"<li>{_text(line)}</li>" for line in map(_run, row.runs))
+        config = json.dumps(row.runs[0].config, indent=2)
+        yield (
+            f"<details><summary>{_text(row.name)}</summary>\n<ul>{runs}</ul>\n"
+            f"<pre>{_text(config)}</pre></details>"
+        )
+
+
+def _run(run):
+    parts = [f"{compare.shown(str(run.folder))}: seeds {', '.join(map(str, run.seeds))}"]
+    parts.append(f"{run.rows[-1]['round']} rounds")
+    parts += [
+        compare.shown(run.summary[key]) for key in ("device", "strategy") if key in run.summary
+    ]
+    versions = run.summary.get("versions", {})
+    parts += [f"{compare.shown(name)} {compare.shown(v)}" for name, v in versions.items()]
+    return ", ".join(parts)

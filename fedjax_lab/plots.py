@@ -1,0 +1,179 @@
+"""The pictures of runs and comparisons, in one style.
+
+Colours are Okabe and Ito's (2008), which the colour-blind tell apart, without the yellow that
+paper swallows. Lines differ by dash and marker too, so that they do in print.
+"""
+
+import io
+import itertools
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+from matplotlib.figure import Figure
+
+INK, GRID = "#222222", "#cccccc"
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#555555")
+DASHES = ("-", "--", ":", "-.")
+MARKERS = "os^Dv*P"
+DOTS = 60  # up to so many values of a row are drawn one by one, more as a box alone
+STYLE = {
+    "font.size": 9,
+    "font.family": ["DejaVu Sans", "sans-serif"],
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "axes.titlesize": 9,
+    "grid.color": GRID,
+    "grid.linewidth": 0.6,
+    "lines.markersize": 4,
+    "legend.frameon": False,
+    "legend.fontsize": "small",
+    "svg.fonttype": "none",
+    "svg.hashsalt": "fedjax_lab",
+    **{f"{part}.color": INK for part in ("text", "xtick", "ytick")},
+    **{f"axes.{part}": INK for part in ("edgecolor", "labelcolor", "titlecolor")},
+}
+in_style = matplotlib.rc_context(STYLE)
+
+
+def _plain(text, longest=60):  # no formula, no legend entry that is left out
+    text = text if len(text) <= longest else text[: longest - 1] + "…"
+    return text.replace("$", r"\$").replace("_", "\u200b_", text.startswith("_"))
+
+
+def look(i: int) -> dict:
+    """Colour, dash and marker of the i-th line, which no other line has."""
+    n = len(COLOURS)
+    turn = i // n
+    dash = DASHES[turn % len(DASHES)]
+    return {"color": COLOURS[i % n], "linestyle": dash, "marker": MARKERS[(i + turn) % n]}
+
+
+@in_style
+def draw_curves(
+    curves: Sequence[tuple[np.ndarray, np.ndarray]], xlabel: str, ylabel: str
+) -> Figure:
+    """Of each (x [E], values [seeds, E]): the mean over seeds, shaded from the lowest to the
+    highest."""
+    figure = Figure((4.6, 3.2), layout="constrained")
+    axes = figure.subplots()
+    for i, (x, values) in enumerate(curves):
+        if len(x):
+            axes.plot(x, values.mean(0), linewidth=1.4, **look(i))
+            axes.fill_between(x, values.min(0), values.max(0), alpha=0.15, color=look(i)["color"])
+    axes.set(xlabel=xlabel, ylabel=_plain(ylabel))
+    axes.set_xlim(left=0)
+    return figure
+
+
+@in_style
+def draw_strips(
+    rows: dict[str, Sequence[float]], xlabel: str, title: str, box: bool = False
+) -> Figure:
+    """One line of points per row, and its mean as a bar; or a box: quartiles, whiskers to 5 and
+    95 %."""
+    figure = Figure((4.6, 0.9 + 0.27 * len(rows)), layout="constrained")
+    axes = figure.subplots()
+    places = range(len(rows))
+    for i, values in zip(places, rows.values(), strict=True):
+        if not len(values):
+            continue
+        colour = look(i)["color"]
+        if box:
+            parts = {f"{part}props": {"color": colour} for part in ("box", "whisker", "cap")}
+            parts["medianprops"] = {"color": INK, "linewidth": 1.4}
+            axes.boxplot(
+                [values], positions=[i], widths=0.6, whis=(5, 95), sym="", orientation="horizontal",
+                manage_ticks=False, **parts,
+            )  # fmt: skip
+        else:
+            axes.plot([np.mean(values)] * 2, [i - 0.3, i + 0.3], color=INK, linewidth=1.4)
+        if len(values) <= DOTS:
+            marker = {"marker": look(i)["marker"], "markersize": 4, "alpha": 0.7}
+            axes.plot(values, [i] * len(values), linestyle="none", color=colour, **marker)
+    axes.set_yticks(places, [_plain(name, 26) for name in rows])
+    axes.set_ylim(len(rows) - 0.5, -0.5)
+    axes.grid(visible=False, axis="y")
+    axes.set(xlabel=xlabel, title=_plain(title))
+    return figure
+
+
+@in_style
+def draw_key(i: int) -> Figure:
+    """The i-th line and its marker, for a legend beside the picture."""
+    figure = Figure((0.5, 0.16))
+    axes = figure.add_axes((0, 0, 1, 1))
+    axes.plot([0, 1, 2], [0, 0, 0], linewidth=1.4, markevery=[1], **look(i))
+    axes.set_axis_off()
+    return figure
+
+
+@in_style
+def svg(figure: Figure, label: str) -> str:
+    """An <svg> for a page: its text is text, its colours are the page's.
+
+    Ink, grid and line colours become var(--ink), var(--grid), var(--line-0), ...; `label` is what
+    is read aloud. Names inside are unlike those of any other picture of this process.
+    """
+    text = io.StringIO()
+    nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+    figure.savefig(text, format="svg", transparent=True, metadata=nothing)
+    drawn = text.getvalue()
+    drawn = drawn[drawn.index("<svg") :]
+    drawn = re.sub(r"<metadata>.*?</metadata>", "", drawn, flags=re.DOTALL)
+    drawn = re.sub(r' xmlns(:xlink)?="[^"]*"| version="[^"]*"', "", drawn)
+    drawn = re.sub(r' (width|height)="[^"]*pt"', "", drawn, count=2)
+    own = f"p{next(_numbers)}-"
+    drawn = re.sub(r'\bid="', f'id="{own}', drawn)
+    drawn = re.sub(r'(url\(|xlink:href=")#', rf"\1#{own}", drawn).replace("xlink:href", "href")
+    names = {INK: "ink", GRID: "grid"} | {c: f"line-{i}" for i, c in enumerate(COLOURS)}
+    for colour, name in names.items():
+        drawn = drawn.replace(colour, f"var(--{name})")
+    label = label.replace("&", "&amp;").replace('"', "&quot;").replace("<", "&lt;")
+    return drawn.replace("<svg", f'<svg role="img" aria-label="{label}"', 1)
+
+
+_numbers = itertools.count()
+
+
+@in_style
+def learning_curve(rows: list[dict], title: str, folder: Path) -> None:
+    """learning_curve.png: accuracy (by domain where there are several) and training loss."""
+    folder.mkdir(exist_ok=True)
+    figure = Figure(figsize=(9, 3.6), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    rounds = sorted({row["round"] for row in rows})
+    for i, (name, values) in enumerate(_curves(rows).items()):
+        strong = name in ("mean over clients", "global", "unseen domain")
+        mean, low, high = ([f(v) for v in values.values()] for f in (np.mean, np.min, np.max))
+        left.plot(
+            list(values), mean, label=_plain(name), linewidth=2.2 if strong else 1.2, **look(i)
+        )
+        left.fill_between(list(values), low, high, alpha=0.12, color=look(i)["color"])
+    left.set(xlabel="round", ylabel="accuracy, %", title=_plain(title))
+    if left.lines:
+        left.legend()
+    loss = [np.mean([row["train_loss"] for row in rows if row["round"] == r]) for r in rounds]
+    right.plot(rounds, loss, marker=".", color=INK)
+    right.set(xlabel="round", ylabel="training loss", title="loss of local training")
+    figure.savefig(folder / "learning_curve.png", dpi=120)
+
+
+def _curves(rows):
+    """{name: {round: [value per seed]}}"""
+    curves = {}
+    for row in rows:
+        points = dict(row.get("domains", {}))
+        if "accuracy" in row:
+            points["mean over clients"] = row["accuracy"]["mean"]
+        points |= {"global": row["global"]} if "global" in row else {}
+        points |= {"unseen domain": row["ood"]} if "ood" in row else {}
+        if not points and "id" in row:
+            points["validation"] = row["id"]
+        for name, value in points.items():
+            curves.setdefault(name, {}).setdefault(row["round"], []).append(value)
+    return curves

@@ -1,0 +1,243 @@
+"""What a comparison shows as tables, and the formats of text: terminal, Markdown, LaTeX, CSV."""
+
+import csv
+import io
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from fedjax_lab.compare import Block, Cost, Entry, Spread, shown
+
+WAYS = {
+    "last": "last round",
+    "best_by_validation": "best by validation",
+    "max_over_rounds": "max over rounds",
+    "max_per_domain": "max per domain",
+}
+MEASURES = {
+    "accuracy.mean": "mean over clients",
+    "accuracy.worst10": "worst 10 % of clients",
+    "global": "global test set",
+    "id": "validation (id)",
+    "ood": "unseen domain (ood)",
+}
+_SHORT = {
+    "accuracy.mean": "accuracy",
+    "accuracy.worst10": "worst 10 %",
+    "global": "global",
+    "id": "id",
+    "ood": "ood",
+}
+NONE = "-"  # a cell without a number
+
+
+class Choice(NamedTuple):
+    """What was asked for."""
+
+    way: str
+    measure: str
+    target: float | None
+    ddof: int
+
+
+class Table(NamedTuple):
+    """Text only: numbers are written as a+-b. The first column is a name."""
+
+    title: str
+    header: list[str]
+    cells: list[list[str]]
+
+
+class Section(NamedTuple):
+    """A block with its numbers."""
+
+    block: Block
+    baseline: str | None
+    entries: list[Entry]
+
+
+def subtitle(choice: Choice) -> str:
+    """How every number of the tables was made."""
+    peek = " (chosen on the test set itself)" if choice.way.startswith("max") else ""
+    kind = "sample (ddof 1)" if choice.ddof else "population (ddof 0)"
+    return (
+        f"accuracies in percent, {WAYS[choice.way]}{peek}; mean +- {kind} standard deviation"
+        " over n seeds; 95 % intervals by Student's t"
+    )
+
+
+def tables(section: Section, choice: Choice) -> list[Table]:
+    """Accuracy; differences to the baseline; domains; costs: those that there are."""
+    made = [_accuracy(section, choice)]
+    made += [_paired(section, choice)] if section.baseline else []
+    made += [_domains(section, choice)] if _shared(section, "domains.") else []
+    return [*made, _costs(section, choice)]
+
+
+def _accuracy(section, choice):
+    others = [m for m in _SHORT if m in _shared(section) and m != choice.measure]
+    head = _SHORT.get(choice.measure, choice.measure)
+    header = ["", "n", head, "95 % interval", *(_SHORT[m] for m in others)]
+    cells = []
+    for entry in section.entries:
+        main = entry.measures.get(choice.measure, Spread(0, None, None, None, None))
+        rest = [_spread(entry.measures.get(m)) for m in others]
+        cells.append([entry.row.name, str(main.n), _spread(main), _interval(main), *rest])
+    return Table(f"accuracy, %, {WAYS[choice.way]}", header, cells)
+
+
+def _paired(section, choice):
+    header = ["", "pairs", "difference", "95 % interval", "p (t)", "Holm", "p (Wilcoxon)", "Holm"]
+    cells = []
+    for entry in section.entries:
+        if entry.paired is None:
+            continue
+        d, p = entry.paired.difference, entry.paired
+        tests = [_p(x) for x in (p.t, p.t_holm, p.wilcoxon, p.wilcoxon_holm)]
+        cells.append([entry.row.name, str(d.n), _spread(d), _interval(d), *tests])
+    title = f"{choice.measure}, {WAYS[choice.way]}: row minus {section.baseline}, seed by seed"
+    return Table(title, header, cells)
+
+
+def _domains(section, choice):
+    names = _shared(section, "domains.")
+    cells = [[e.row.name, *(_spread(e.measures.get(m)) for m in names)] for e in section.entries]
+    header = ["", *(shown(m.removeprefix("domains.")) for m in names)]
+    return Table(f"accuracy by domain, %, {WAYS[choice.way]}", header, cells)
+
+
+def _costs(section, choice):
+    header = ["", "rounds", "MB", "s"]
+    title = "cost of a seed: MB of all clients both ways, seconds of training"
+    if choice.target is not None:
+        header += ["reached", "rounds to", "MB to", "s to"]
+        title += f"; until {choice.measure} is {choice.target:g} % in the last stage"
+    cells = []
+    for entry in section.entries:
+        goal = entry.goal
+        to = [f"{goal.reached} of {goal.n}", *_cost(goal.cost)] if goal else []
+        cells.append([entry.row.name, *_cost(entry.cost), *to])
+    return Table(title, header, cells)
+
+
+def _shared(section, prefix=""):
+    """Names of the measures that any row has."""
+    names = dict.fromkeys(name for entry in section.entries for name in entry.measures)
+    return [name for name in names if name.startswith(prefix)]
+
+
+def _spread(s):
+    if s is None or s.mean is None:
+        return NONE
+    return f"{s.mean:.2f}" if s.std is None else f"{s.mean:.2f} +- {s.std:.2f}"
+
+
+def _interval(s):
+    return NONE if s.low is None else f"{s.low:.2f} to {s.high:.2f}"
+
+
+def _p(p):
+    if p is None:
+        return NONE
+    return f"{p:.3f}" if p >= 0.001 else "<0.001"
+
+
+def _cost(cost: Cost | None):
+    if cost is None:
+        return [NONE] * 3
+    return [f"{cost.rounds:.4g}", f"{cost.bytes / 1e6:.4g}", f"{cost.seconds:.1f}"]
+
+
+def terminal(table: Table) -> str:
+    """Columns aligned by spaces."""
+    lines = [table.header, *table.cells]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    text = []
+    for name, *cells in lines:
+        rest = [f"{cell:>{width}}" for cell, width in zip(cells, widths[1:], strict=True)]
+        text.append("  ".join([f"{name:{widths[0]}}", *rest]).rstrip())
+    text.insert(1, "-" * max(map(len, text)))
+    return "\n".join([table.title, *text])
+
+
+def markdown(table: Table) -> str:
+    """A table of GitHub's Markdown, names as code."""
+    lines = ["| " + " | ".join(map(escape_markdown, table.header)) + " |"]
+    lines.append("|---" + "|---:" * (len(table.header) - 1) + "|")
+    for name, *cells in table.cells:
+        code = "`" + name.replace("`", "'").replace("|", r"\|") + "`"
+        lines.append("| " + " | ".join([code, *map(escape_markdown, cells)]) + " |")
+    return "\n".join([escape_markdown(table.title), "", *lines])
+
+
+_MARKDOWN = str.maketrans({c: f"\\{c}" for c in "\\`*_[]<>|"})
+
+
+def escape_markdown(text: str) -> str:
+    """Text that Markdown shows as it is."""
+    return text.translate(_MARKDOWN)
+
+
+def latex(table: Table) -> str:
+    """A table for LaTeX with the package booktabs."""
+    first, *body = [" & ".join(map(_latex, row)) + r" \\" for row in (table.header, *table.cells)]
+    return "\n".join(
+        [
+            r"\begin{table}",
+            rf"\caption{{{_latex(table.title)}}}",
+            rf"\begin{{tabular}}{{l{'r' * (len(table.header) - 1)}}}",
+            r"\toprule",
+            first,
+            r"\midrule",
+            *body,
+            r"\bottomrule",
+            r"\end{tabular}",
+            r"\end{table}",
+        ]
+    )
+
+
+_LATEX = str.maketrans(
+    {c: f"\\{c}" for c in "&%$#_{}"}
+    | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+    | {"<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}", "[": "{[}", "]": "{]}"}
+)
+
+
+def _latex(text):
+    if text == NONE:
+        return "--"
+    text = text.translate(_LATEX).replace("+-", r"$\pm$")
+    return "$-$" + text[1:] if text.startswith("-") else text.replace(" to -", " to $-$")
+
+
+def to_csv(sections: Sequence[Section], choice: Choice) -> str:
+    """One line per row with every number unrounded; empty where there is none."""
+    lines = [_flat(section, entry, choice) for section in sections for entry in section.entries]
+    columns = list(dict.fromkeys(name for line in lines for name in line))
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(lines)
+    return text.getvalue().rstrip("\n")
+
+
+def _flat(section, entry, choice):
+    cost, goal, pair = entry.cost, entry.goal, entry.paired
+    line = {"federation": section.block.name, "row": entry.row.name}
+    line |= {"seeds": " ".join(map(str, entry.row.seeds)), "way": choice.way}
+    line |= {"measure": choice.measure, "ddof": choice.ddof}
+    empty = Spread(0, None, None, None, None)
+    line |= entry.measures.get(choice.measure, empty)._asdict()
+    line |= {"baseline": section.baseline}
+    if section.baseline:
+        d = pair.difference if pair else empty._replace(n=None)
+        line |= {f"difference {key}": value for key, value in d._asdict().items()}
+        for test in ("t", "t_holm", "wilcoxon", "wilcoxon_holm"):
+            line[f"p {test}"] = getattr(pair, test) if pair else None
+    line |= cost._asdict()
+    if goal:
+        line |= {"target": choice.target, "reached": goal.reached}
+        line |= {f"{key} to target": getattr(goal.cost, key, None) for key in Cost._fields}
+    for name, spread in entry.measures.items():
+        line |= {f"{name} mean": spread.mean, f"{name} std": spread.std}
+    return line
