@@ -22,12 +22,13 @@ h1 { font-size: 1.5rem; margin: 0.5rem 0; } h2 { font-size: 1.2rem; margin: 2.5r
 h3 { font-size: 1rem; margin: 2rem 0 0.5rem; }
 h1, h2, p, li, summary, dd { overflow-wrap: anywhere; }
 p, ul { max-width: 50rem; } p.how, figcaption { color: var(--soft); }
-.scroll { overflow-x: auto; margin: 1rem 0; }
+.tables { display: flex; flex-wrap: wrap; gap: 1.5rem 4rem; } .tables > * { max-width: 100%; }
+.tables p { margin: 0; } .scroll { overflow-x: auto; }
 table { border-collapse: collapse; font-size: 0.875rem; font-variant-numeric: tabular-nums; }
-caption { text-align: left; color: var(--soft); padding-bottom: 0.25rem; }
 th, td { padding: 0.25rem 0.75rem; text-align: right; white-space: nowrap; }
 th:first-child { text-align: left; padding-left: 0; white-space: normal; min-width: 8rem;
-  max-width: 24rem; font-weight: normal; overflow-wrap: anywhere; }
+  max-width: min(24rem, 45vw); font-weight: normal; overflow-wrap: anywhere;
+  position: sticky; left: 0; background: var(--paper); }
 thead th { border-bottom: 1px solid var(--ink); font-weight: 600; vertical-align: bottom; }
 tbody tr + tr > * { border-top: 1px solid var(--grid); }
 .grid { display: grid; gap: 1.5rem; align-items: start;
@@ -54,7 +55,7 @@ def html(sections: Sequence[Section], choice: Choice, notes: Sequence[str]) -> s
         body.append("<ul>" + "".join(f"<li>{_text(note)}</li>" for note in notes) + "</ul>")
     for section in sections:
         body += ["<section>", f"<h2>{_text(section.block.name)}</h2>"]
-        body += [_table(table) for table in tables(section, choice)]
+        body += ['<div class="tables">', *map(_table, tables(section, choice)), "</div>"]
         body += [*_curves(section, choice), *_distributions(section, choice)]
         body += [*_configs(section), "</section>"]
     return "\n".join(
@@ -82,10 +83,13 @@ def _table(table: Table) -> str:
     for name, *cells in table.cells:
         tds = "".join(f"<td>{_text(_minus(cell))}</td>" for cell in cells)
         lines.append(f'<tr><th scope="row">{_text(name)}</th>{tds}</tr>')
+    title = _text(table.title)
     return (
-        f'<div class="scroll" tabindex="0" role="region" aria-label="{_text(table.title)}">\n'
-        f"<table><caption>{_text(table.title)}</caption>\n<thead><tr>{head}</tr></thead>\n"
-        "<tbody>" + "\n".join(lines) + "</tbody></table></div>"
+        f'<div>\n<p class="how">{title}</p>\n'
+        f'<div class="scroll" tabindex="0" role="region" aria-label="{title}">\n<table>'
+        f"<thead><tr>{head}</tr></thead>\n<tbody>"
+        + "\n".join(lines)
+        + "</tbody></table></div></div>"
     )
 
 

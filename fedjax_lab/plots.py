@@ -7,6 +7,7 @@ paper swallows. Lines differ by dash and marker too, so that they do in print.
 import io
 import itertools
 import re
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -20,13 +21,13 @@ DASHES = ("-", "--", ":", "-.")
 MARKERS = "os^Dv*P"
 DOTS = 60  # up to so many values of a row are drawn one by one, more as a box alone
 STYLE = {
-    "font.size": 9,
+    "font.size": 10,
     "font.family": ["DejaVu Sans", "sans-serif"],
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.grid": True,
     "axes.axisbelow": True,
-    "axes.titlesize": 9,
+    "axes.titlesize": 10,
     "grid.color": GRID,
     "grid.linewidth": 0.6,
     "lines.markersize": 4,
@@ -40,17 +41,18 @@ STYLE = {
 in_style = matplotlib.rc_context(STYLE)
 
 
-def _plain(text, longest=60):  # no formula, no legend entry that is left out
-    text = text if len(text) <= longest else text[: longest - 1] + "…"
+def _plain(text):  # no formula, no legend entry that is left out
     return text.replace("$", r"\$").replace("_", "\u200b_", text.startswith("_"))
 
 
 def look(i: int) -> dict:
-    """Colour, dash and marker of the i-th line, which no other line has."""
-    n = len(COLOURS)
-    turn = i // n
-    dash = DASHES[turn % len(DASHES)]
-    return {"color": COLOURS[i % n], "linestyle": dash, "marker": MARKERS[(i + turn) % n]}
+    """Colour, dash and marker of the i-th line: those of no other one of the first 28."""
+    marker = MARKERS[(i + i // len(COLOURS)) % len(MARKERS)]
+    return {
+        "color": COLOURS[i % len(COLOURS)],
+        "linestyle": DASHES[i % len(DASHES)],
+        "marker": marker,
+    }
 
 
 @in_style
@@ -59,14 +61,15 @@ def draw_curves(
 ) -> Figure:
     """Of each (x [E], values [seeds, E]): the mean over seeds, shaded from the lowest to the
     highest."""
-    figure = Figure((4.6, 3.2), layout="constrained")
+    figure = Figure((4.2, 3.0), layout="constrained")
     axes = figure.subplots()
     for i, (x, values) in enumerate(curves):
         if len(x):
             axes.plot(x, values.mean(0), linewidth=1.4, **look(i))
             axes.fill_between(x, values.min(0), values.max(0), alpha=0.15, color=look(i)["color"])
     axes.set(xlabel=xlabel, ylabel=_plain(ylabel))
-    axes.set_xlim(left=0)
+    axes.set_xlim(left=-0.02 * max([1e-9, *(x.max() for x, _ in curves if len(x))]))
+    axes.xaxis.get_major_locator().set_params(integer=True)
     return figure
 
 
@@ -76,7 +79,9 @@ def draw_strips(
 ) -> Figure:
     """One line of points per row, and its mean as a bar; or a box: quartiles, whiskers to 5 and
     95 %."""
-    figure = Figure((4.6, 0.9 + 0.27 * len(rows)), layout="constrained")
+    names = [textwrap.wrap(name, 24, max_lines=3, placeholder=" …") for name in rows]
+    height = max([0.28, *(0.14 * len(lines) for lines in names)])
+    figure = Figure((4.2, 0.9 + height * len(rows)), layout="constrained")
     axes = figure.subplots()
     places = range(len(rows))
     for i, values in zip(places, rows.values(), strict=True):
@@ -95,7 +100,7 @@ def draw_strips(
         if len(values) <= DOTS:
             marker = {"marker": look(i)["marker"], "markersize": 4, "alpha": 0.7}
             axes.plot(values, [i] * len(values), linestyle="none", color=colour, **marker)
-    axes.set_yticks(places, [_plain(name, 26) for name in rows])
+    axes.set_yticks(places, [_plain("\n".join(lines)) for lines in names], fontsize="small")
     axes.set_ylim(len(rows) - 0.5, -0.5)
     axes.grid(visible=False, axis="y")
     axes.set(xlabel=xlabel, title=_plain(title))

@@ -1,0 +1,449 @@
+"""Runs compared: every number against scipy or by hand, from run folders made up here."""
+
+import csv
+import io
+import json
+import re
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+from inputs import complaint
+from scipy import stats
+
+from fedjax_lab import compare, plots, report, tables
+
+ROUNDS = (5, 10, 15)
+SCORES = {  # accuracy.mean after each of ROUNDS, by seed
+    "fedavg": {0: (50, 60, 70), 1: (52, 63, 71), 2: (49, 66, 75)},
+    "fedprox": {0: (55, 69, 72), 1: (50, 70, 74.5), 2: (54, 71, 77)},
+}
+
+
+def config(method="fedavg", seeds=(0,), data=None, partition=None, **settings):
+    return {
+        "data": {"name": "toy", "size": 8, "cache": "/here", "augment": "none", **(data or {})},
+        "partition": {"name": "iid", "num_clients": 3, **(partition or {})},
+        "method": {"name": method, **settings},
+        "local": {"lr": 0.1},
+        "run": {"rounds": ROUNDS[-1], "seed": 7},
+        "seeds": list(seeds),
+    }
+
+
+def evaluation(seed, after, mean, seeds, stage="train"):
+    """Three clients: 10 percent around the mean. Domains: 1 around it. Bytes: 1e6 a round."""
+    each = [mean - 10, mean, mean + 10]
+    return {
+        "round": after,
+        "seed": seed,
+        "stage": stage,
+        "train_loss": 1.0,
+        "accuracy": {"mean": mean, "worst10": mean - 10, "per_client": each},
+        "domains": {"north": mean - 1, "south": mean + 1},
+        "global": mean / 2,
+        "bytes_up": int(0.75e6 * after),
+        "bytes_down": int(0.25e6 * after),
+        "seconds": 2.0 * after * seeds,
+    }
+
+
+def write(folder, scores, done=True, cut="", **settings):
+    """A run folder. scores: {seed: accuracy after each of ROUNDS}."""
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(config(seeds=list(scores), **settings)))
+    rows = [
+        json.dumps(evaluation(seed, after, values[i], len(scores)))
+        for i, after in enumerate(ROUNDS)
+        for seed, values in scores.items()
+        if i < len(values)
+    ]
+    (folder / "metrics.jsonl").write_text("\n".join(rows) + "\n" + cut)
+    if done:
+        (folder / "summary.json").write_text(json.dumps({"device": "1 x <cpu>"}))
+    return folder
+
+
+@pytest.fixture
+def pair(tmp_path):
+    write(tmp_path / "sweep/a", SCORES["fedavg"])
+    write(tmp_path / "sweep/b", SCORES["fedprox"], method="fedprox", mu=0.01)
+    return tmp_path / "sweep"
+
+
+def blocks_of(*folders):
+    return compare.arrange([compare.read(folder) for folder in compare.find(folders)])
+
+
+def entries_of(folder, way="last", measure="accuracy.mean", target=None, ddof=1):
+    ((block,), _) = blocks_of(folder)
+    found = compare.entries(block, way, measure, "fedavg", target, ddof)
+    return {entry.row.name: entry for entry in found}
+
+
+def call(capsys, *arguments):
+    code = report.main([*map(str, arguments)])
+    out, err = capsys.readouterr()
+    assert code == 0 and not err, err
+    return out
+
+
+def refusal(capsys, *arguments):
+    assert report.main([*map(str, arguments)]) == 2
+    out, err = capsys.readouterr()
+    assert not out and err.startswith("error: ") and err.count("\n") == 1
+    return err
+
+
+@pytest.mark.parametrize("ddof", [0, 1])
+def test_mean_std_and_interval(ddof):
+    a = np.array([70.0, 71.0, 75.0, 60.5])
+    got = compare.spread(a, ddof)
+    low, high = stats.t.interval(0.95, 3, a.mean(), stats.sem(a))
+    np.testing.assert_allclose(got, [4, a.mean(), a.std(ddof=ddof), low, high])
+    assert compare.spread([1.5]) == (1, 1.5, None, None, None)
+    assert compare.spread([]) == (0, None, None, None, None)
+
+
+def test_the_numbers_of_the_last_round(pair):
+    got = entries_of(pair)
+    assert list(got) == ["fedavg", "fedprox"]
+    a, b = (np.array([s[-1] for s in SCORES[name].values()], float) for name in SCORES)
+    for entry, expected in zip(got.values(), (a, b), strict=True):
+        assert list(entry.values.values()) == expected.tolist()
+        main = entry.measures["accuracy.mean"]
+        np.testing.assert_allclose([main.mean, main.std], [expected.mean(), expected.std(ddof=1)])
+        for name, value in {
+            "accuracy.worst10": expected - 10,
+            "domains.south": expected + 1,
+            "global": expected / 2,
+        }.items():
+            np.testing.assert_allclose(entry.measures[name].mean, value.mean())
+        assert entry.cost == (15, 15e6, 30.0)
+    pairs = got["fedprox"].paired
+    assert got["fedavg"].paired is None
+    np.testing.assert_allclose(pairs.difference.mean, (b - a).mean())
+    np.testing.assert_allclose(pairs.difference.std, (b - a).std(ddof=1))
+    np.testing.assert_allclose(pairs.t, stats.ttest_rel(b, a).pvalue)
+    np.testing.assert_allclose(pairs.wilcoxon, 0.25)  # no exact one of 3 pairs is lower
+    assert (pairs.t_holm, pairs.wilcoxon_holm) == (pairs.t, pairs.wilcoxon)
+
+
+def test_wilcoxon_is_exact_with_and_without_ties():
+    rng = np.random.default_rng(0)
+    for d in (rng.normal(0.7, 1, 9), np.array([1.0, 1.0, 2.0, -1.0, 3.0, 3.0, 0.0])):
+        ours, theirs = dict(enumerate(80 + d)), dict.fromkeys(range(len(d)), 80.0)
+        got = compare.paired(ours, theirs).wilcoxon
+        left = d[d != 0]
+        ranks = stats.rankdata(abs(left))
+        signs = 2 * ((np.arange(2 ** len(left))[:, None] >> np.arange(len(left))) & 1) - 1
+        statistic = abs(signs @ ranks)
+        expected = np.mean(statistic >= abs(np.sign(left) @ ranks) - 1e-9)
+        np.testing.assert_allclose(got, expected)
+        if 0 not in d:
+            np.testing.assert_allclose(got, stats.wilcoxon(d, method="exact").pvalue)
+
+
+def test_differences_of_equal_size_are_ties_though_floats_are_not():
+    ours, theirs = {0: 0.3, 1: 80.0, 2: 7.1, 3: 5.0}, {0: 0.2, 1: 79.9, 2: 7.0, 3: 5.1}
+    # four tied ranks, one sign against three: 2 * (1 + 4) / 16
+    np.testing.assert_allclose(compare.paired(ours, theirs).wilcoxon, 0.625)
+
+
+def test_what_too_few_or_equal_pairs_do_not_have():
+    same = compare.paired({0: 1.0, 1: 2.0}, {0: 1.0, 1: 2.0})
+    assert (same.t, same.wilcoxon, same.difference.mean) == (None, None, 0)
+    one = compare.paired({0: 1.0, 1: 2.0}, {1: 1.5, 2: 2.0})
+    assert one.difference == (1, 0.5, None, None, None) and one.t is one.wilcoxon is None
+    assert compare.paired({0: 1.0}, {1: 1.0}).difference.n == 0
+
+
+def test_holm_by_hand():
+    """0.01 x 4; 0.02 x 3; 0.03 x 2; 0.2. Then a later one is never below an earlier one."""
+    np.testing.assert_allclose(compare.holm([0.03, 0.01, 0.2, 0.02]), [0.06, 0.04, 0.2, 0.06])
+    assert compare.holm([0.04, 0.03]) == [0.06, 0.06]
+    assert compare.holm([None, 0.9, 0.8]) == [None, 1.0, 1.0] and compare.holm([]) == []
+
+
+def test_holm_counts_the_rows_of_the_block(pair):
+    write(pair / "c", SCORES["fedprox"], method="moon")
+    got = entries_of(pair)
+    p = got["moon"].paired
+    np.testing.assert_allclose([p.t_holm, p.wilcoxon_holm], [2 * p.t, 0.5])
+
+
+def test_ways_are_not_mixed(pair, tmp_path):
+    write(pair / "c", {0: (50, 80, 60), 1: (90, 70, 60)}, method="moon")
+    got = entries_of(pair, "max_over_rounds")
+    assert got["moon"].values == {0: 80, 1: 90}
+    assert entries_of(pair)["moon"].values == {0: 60, 1: 60}
+    with_validation = write(tmp_path / "v", {0: (50, 80, 60)})
+    file = with_validation / "metrics.jsonl"
+    rows = [
+        json.loads(line) | {"id": 70 - i} for i, line in enumerate(file.read_text().split("\n")[:3])
+    ]
+    file.write_text("\n".join(map(json.dumps, rows)))
+    assert entries_of(with_validation, "best_by_validation")["fedavg"].values == {0: 50}
+
+
+def test_rounds_bytes_and_seconds_to_a_target(pair):
+    got = entries_of(pair, target=69.0)
+    assert got["fedavg"].goal == (3, 3, (15, 15e6, 30))  # the first at 70, 71, 75
+    rounds = np.mean([10, 10, 10])
+    assert got["fedprox"].goal == (3, 3, (rounds, 1e6 * rounds, 2 * rounds))
+    some = entries_of(pair, target=74.0)["fedavg"].goal
+    assert some == (1, 3, None)  # a mean over those that did would flatter
+    assert entries_of(pair, target=99.0)["fedavg"].goal == (0, 3, None)
+
+
+def test_only_the_last_stage_reaches_a_target():
+    rows = [evaluation(0, 5, 90.0, 1, "first"), evaluation(0, 10, 80.0, 1, "second")]
+    row = compare.Row("x", [], {0: rows})
+    assert compare.goal(row, "accuracy.mean", 75.0).cost.rounds == 10
+    assert compare.goal(row, "accuracy.mean", 85.0).cost is None
+
+
+def test_a_target_that_is_never_reached_is_a_dash(pair, capsys):
+    lines = call(capsys, pair, "--target=99").splitlines()
+    assert [line.split()[-6:] for line in lines[-2:]] == [["0", "of", "3", "-", "-", "-"]] * 2
+
+
+def test_seeds_in_several_folders_are_one_row(tmp_path):
+    for seed, values in SCORES["fedavg"].items():
+        write(tmp_path / f"seed{seed}", {seed: values}, data={"cache": f"/disk{seed}"})
+    write(tmp_path / "all", SCORES["fedprox"], method="fedprox")
+    got = entries_of(tmp_path)
+    assert got["fedavg"].values == {0: 70, 1: 71, 2: 75} and got["fedprox"].paired.difference.n == 3
+    assert [entry.cost.seconds for entry in got.values()] == [30, 30]  # of one seed in both
+
+
+def test_a_row_is_named_by_what_differs(tmp_path):
+    one = {0: (1, 2, 3)}
+    write(tmp_path / "a", one)
+    write(tmp_path / "b", one, method="fedprox", mu=0.1, tau=1.0)
+    write(tmp_path / "c", one, method="fedprox", mu=0.2, tau=1.0)
+    write(tmp_path / "d", one, method="fedrs", mu=0.9)
+    write(tmp_path / "e", one, method="fedrs")  # of an older version
+    ((block,), _) = blocks_of(tmp_path)
+    names = [row.name for row in block.rows]
+    assert names == ["fedavg", "fedprox mu=0.1", "fedprox mu=0.2", "fedrs mu=0.9", "fedrs"]
+
+
+def test_federations_are_not_compared_with_one_another(pair, tmp_path, capsys):
+    write(tmp_path / "other", SCORES["fedavg"], partition={"name": "dirichlet", "alpha": 0.1})
+    out = call(capsys, pair, tmp_path / "other")
+    assert "2 federations: nothing is compared across them" in out
+    assert "== toy, iid, 3 clients; partition.name=iid ==" in out
+    assert "== toy, dirichlet, 3 clients; partition.name=dirichlet ==" in out
+    rows = list(csv.DictReader(io.StringIO(call(capsys, pair, tmp_path / "other", "--format=csv"))))
+    assert [row["difference n"] for row in rows] == ["", "3", ""]
+    write(tmp_path / "augmented", SCORES["fedprox"], data={"augment": "flip"})
+    assert len(blocks_of(pair, tmp_path / "augmented")[0]) == 1  # the same clients and test rows
+
+
+def test_unequal_seeds_pair_where_they_are_shared(pair, tmp_path, capsys):
+    write(tmp_path / "c", {1: (1, 2, 73), 5: (1, 2, 3)}, method="moon")
+    out = call(capsys, pair, tmp_path / "c")
+    assert "pairs are of shared ones only: 0, 1, 2 (2 rows); 1, 5 (1 row)" in out
+    (line,) = (line.split() for line in out.splitlines() if re.match(r"moon +1 +2.00", line))
+    assert line[3:] == ["-"] * 5
+
+
+def test_the_same_seed_twice_is_refused(pair, tmp_path, capsys):
+    write(tmp_path / "again", {2: (1, 2, 3)})
+    assert "both seed 2 of fedavg" in refusal(capsys, pair, tmp_path / "again")
+    call(capsys, pair, pair / "a")  # a folder named twice is read once
+
+
+def test_a_run_that_is_still_being_written(pair, tmp_path, capsys):
+    half = json.dumps(evaluation(0, 15, 99.0, 2))
+    scores = {0: (50, 60), 1: (51, 61)}
+    write(tmp_path / "c", scores, done=False, cut=half + '\n{"round": 15, "se', method="moon")
+    out = call(capsys, pair, tmp_path / "c")
+    assert "c: unfinished; its numbers end with round 10" in out
+    ((block,), _) = blocks_of(pair, tmp_path / "c")
+    assert [r["round"] for r in block.rows[-1].seeds[0]] == [5, 10]  # 15 lacks seed 1
+    started = write(tmp_path / "d", {0: ()}, done=False, method="fedbn")
+    (started / "metrics.jsonl").unlink()
+    assert "d: not evaluated yet, left out" in call(capsys, pair, started)
+    assert "nothing to compare" in refusal(capsys, started)
+
+
+def test_a_stage_without_scores_has_no_numbers(pair, capsys):
+    run = write(pair / "c", {0: (1,)}, done=False, method="client2vec")
+    bare = {"round": 1, "seed": 0, "stage": "index", "train_loss": 1.0}
+    bare |= {"bytes_up": 0, "bytes_down": 0, "seconds": 1.0}
+    (run / "metrics.jsonl").write_text(json.dumps(bare) + "\n")
+    out = call(capsys, pair, "--target=50")
+    assert len(re.findall(r"^client2vec +0( +-)+$", out, re.MULTILINE)) == 2  # numbers, pairs
+    assert "<title>" in call(capsys, pair, "--target=50", "--format=html")
+
+
+def test_a_run_that_diverged_says_so(pair, capsys):
+    (pair / "a/summary.json").write_text('{"diverged": {"round": 16, "seed": 0}}')
+    assert "a: diverged; its numbers end with round 15" in call(capsys, pair)
+
+
+@pytest.mark.parametrize(
+    "content", ["", "[]", "{}", '{"seeds": [0]}', json.dumps(config() | {"method": {"mu": 1}})]
+)
+def test_a_config_of_something_else(tmp_path, capsys, content):
+    (tmp_path / "config.json").write_text(content)
+    assert str(tmp_path) in refusal(capsys, tmp_path)
+
+
+def test_bad_input_is_told_in_one_line(pair, tmp_path, capsys):
+    (tmp_path / "empty").mkdir()
+    assert "which runs?" in refusal(capsys)
+    assert "is not there" in refusal(capsys, tmp_path / "nowhere")
+    assert "is not a folder" in refusal(capsys, pair / "a/config.json")
+    assert "holds no run" in refusal(capsys, tmp_path / "empty")
+    assert "did you mean 'fedprox'?" in refusal(capsys, pair, "--baseline=fedprx")
+    assert "did you mean 'accuracy.worst10'?" in refusal(capsys, pair, "--measure=worst10")
+    assert "no run has a round best by val" in refusal(capsys, pair, "--way=best_by_validation")
+    assert "invalid choice: 'best'" in refusal(capsys, pair, "--way=best")
+    assert "cannot write" in refusal(capsys, pair, f"--out={tmp_path}")
+    (pair / "a/metrics.jsonl").write_text('{"round": 1, "seed": 0}\n')
+    assert "without bytes_down, bytes_up, seconds" in refusal(capsys, pair)
+
+
+def test_a_baseline_by_its_method(pair, capsys):
+    write(pair / "c", SCORES["fedprox"], method="fedprox", mu=0.5)
+    assert "row minus fedprox mu=0.5" in call(capsys, pair, "--baseline=fedprox mu=0.5")
+    assert "could be 'fedprox mu=0.01' or 'fedprox mu=0.5'" in refusal(
+        capsys, pair, "--baseline=fedprox"
+    )
+    write(pair / "d", SCORES["fedavg"], method="moon")
+    ((block,), _) = blocks_of(pair)
+    assert compare.find_baseline([block], "moon") == ["moon"]
+
+
+def test_csv_parses_and_is_exact(pair, capsys):
+    text = call(capsys, pair, "--format=csv", "--target=74", "--ddof=0")
+    rows = list(csv.DictReader(io.StringIO(text)))
+    a, b = (np.array([s[-1] for s in SCORES[name].values()], float) for name in SCORES)
+    assert [row["row"] for row in rows] == ["fedavg", "fedprox"]
+    assert float(rows[1]["std"]) == b.std() and float(rows[1]["difference mean"]) == (b - a).mean()
+    assert rows[1]["p t"] and not rows[0]["p t"]
+    assert rows[0]["rounds to target"] == "" and rows[0]["reached"] == "1"
+    assert float(rows[0]["domains.north mean"]) == (a - 1).mean()
+
+
+STRANGE = "a_b & 50% <script>alert('x')</script> #1 {c} \\d~^$|`"
+
+
+def odd(tmp_path):
+    write(tmp_path / "a", SCORES["fedavg"])
+    return write(tmp_path / "b", SCORES["fedprox"], method="fedprox", note=STRANGE).parent
+
+
+def strange_rows(tmp_path):
+    write(tmp_path / "c", SCORES["fedprox"], method="fedprox", note="plain\nline")
+    return odd(tmp_path)
+
+
+def test_latex_is_balanced_and_escaped(tmp_path, capsys):
+    out = call(capsys, strange_rows(tmp_path), "--format=latex", "--target=60")
+    assert out.count(r"\begin{tabular}") == out.count(r"\end{tabular}") == 4
+    body = "\n".join(line for line in out.splitlines() if not line.startswith("%"))
+    letters = r"\\text(backslash|asciitilde|asciicircum|less|greater|bar){}|\\[&%$#_{}]|\$\\pm\$"
+    plain = re.sub(letters, "", body)
+    assert plain.count("{") == plain.count("}") and not set("%#_~^<>|$") & set(plain)
+    found = re.findall(r"\\begin{tabular}{(lr+)}(.*?)\\end", plain, re.DOTALL)
+    assert len(found) == 4
+    for columns, lines in found:
+        rows = [line for line in lines.split("\n") if line.endswith(r"\\")]
+        assert len(rows) >= 3 and {row.count("&") for row in rows} == {len(columns) - 1}
+
+
+def test_markdown_has_one_width(tmp_path, capsys):
+    out = call(capsys, strange_rows(tmp_path), "--format=markdown")
+    lines = [line for line in out.splitlines() if line.startswith("|")]
+    widths = [len(re.findall(r"(?<!\\)\|", line)) for line in lines]
+    for i, line in enumerate(lines):
+        if line.startswith("|---"):
+            assert widths[i - 1] == widths[i] == widths[i + 1]
+    assert "<script>" not in re.sub("`[^`]*`", "", out)
+
+
+class Page(HTMLParser):
+    """Checks that tags are closed in order; collects what a browser would fetch or run."""
+
+    VOID = {"meta", "br", "link", "img"}
+
+    def __init__(self):
+        super().__init__()
+        self.open, self.tags, self.ids, self.attributes, self.text = [], [], [], [], ""
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append(tag)
+        self.attributes += attributes
+        self.ids += [value for name, value in attributes if name == "id"]
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attributes):
+        self.handle_starttag(tag, attributes)
+        self.open.pop()
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.text += data
+
+
+def test_the_page_stands_alone(tmp_path, capsys):
+    out = call(capsys, strange_rows(tmp_path), "--format=html", "--target=60")
+    page = Page()
+    page.feed(out)
+    page.close()
+    assert not page.open and out.startswith('<!doctype html>\n<html lang="en">')
+    assert not {"script", "link", "img", "iframe", "object"} & set(page.tags)
+    assert not re.search(r"https?://|@import|url\((?!#)", out)
+    links = [value for name, value in page.attributes if name in ("href", "src", "xlink:href")]
+    assert all(value.startswith("#") and value[1:] in page.ids for value in links)
+    assert len(page.ids) == len(set(page.ids))
+    assert page.tags.count("svg") == 3 + 3 + 1 + 2  # keys, curves, clients, domains
+    assert STRANGE in page.text and "1 x <cpu>" in page.text and "<title>" in out
+    for colour in (plots.INK, plots.GRID, *plots.COLOURS):
+        assert colour not in re.sub("<style>.*?</style>", "", out, count=1, flags=re.DOTALL)
+    used = set(re.findall(r"var\((--[a-z0-9-]+)\)", out))
+    assert all(f"{name}:" in out for name in used)
+    assert "seconds of training" in page.text  # figures hold text, not outlines
+
+
+def test_no_two_lines_look_alike():
+    assert len({tuple(plots.look(i).values()) for i in range(28)}) == 28
+
+
+def test_curves_have_the_evaluations_of_all_seeds(tmp_path):
+    write(tmp_path / "a", {0: (50, 60, 70)})
+    write(tmp_path / "b", {1: (52, 64)}, done=False)
+    ((block,), _) = blocks_of(tmp_path)
+    (row,) = block.rows
+    got = compare.curve(row, "accuracy.mean")
+    np.testing.assert_array_equal(got["rounds"], [5, 10])
+    np.testing.assert_array_equal(got["megabytes"], [5, 10])
+    np.testing.assert_array_equal(got["seconds"], [10, 20])
+    np.testing.assert_array_equal(got["values"], [[50, 60], [52, 64]])
+    assert compare.per_client(row, "last", "accuracy.mean") == [60, 70, 80, 54, 64, 74]
+
+
+def test_a_file_is_written(pair, tmp_path, capsys):
+    assert call(capsys, pair, "--format=html", f"--out={tmp_path / 'page.html'}") == ""
+    assert (tmp_path / "page.html").read_text(encoding="utf-8").endswith("</html>\n")
+
+
+def test_a_single_seed_has_dashes(tmp_path, capsys):
+    write(tmp_path / "a", {0: (1, 2, 3)})
+    write(tmp_path / "b", {0: (1, 2, 4)}, method="moon")
+    out = call(capsys, tmp_path)
+    assert re.search(r"moon +1 +4.00 +- ", out) and "nan" not in out
+    assert re.search(r"moon +1 +1.00( +-){5}$", out, re.MULTILINE)
+
+
+def test_folders_in_folders_are_found_and_text_is_one_line_each(pair):
+    assert compare.find([pair, pair / "a"]) == [pair / "a", pair / "b"]
+    assert complaint(compare.find, [pair / "b/none"])
+    assert tables.MEASURES.keys() >= set(compare.HEADLINES)
