@@ -1,4 +1,4 @@
-"""The command line. The only file with flags.
+"""The command line of a run. The only file with absl flags.
 
 python -m fedjax_lab.main --config=configs/quickstart.py[:METHOD] [--config.method.mu=0.1]
                           [--workdir=DIR] [--seeds=0,1,2] [--resume] [--partition_only]

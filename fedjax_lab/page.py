@@ -153,7 +153,7 @@ def _configs(section):
         config = json.dumps(row.runs[0].config, indent=2)
         yield (
             f"<details><summary>{_text(row.name)}</summary>\n<ul>{runs}</ul>\n"
-            f"<pre>{_text(config)}</pre></details>"
+            f'<pre tabindex="0">{_text(config)}</pre></details>'
         )
 
 

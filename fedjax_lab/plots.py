@@ -31,7 +31,8 @@ STYLE = {
     "grid.color": GRID,
     "grid.linewidth": 0.6,
     "lines.markersize": 4,
-    "legend.frameon": False,
+    "legend.edgecolor": "none",
+    "legend.framealpha": 0.8,
     "legend.fontsize": "small",
     "svg.fonttype": "none",
     "svg.hashsalt": "fedjax_lab",
@@ -55,6 +56,14 @@ def look(i: int) -> dict:
     }
 
 
+def _some(points):  # of many, a marker on about 20
+    return max(1, len(points) // 20)
+
+
+def _whole(axes):  # ticks of x at whole numbers
+    axes.xaxis.get_major_locator().set_params(integer=True)
+
+
 @in_style
 def draw_curves(
     curves: Sequence[tuple[np.ndarray, np.ndarray]], xlabel: str, ylabel: str
@@ -65,11 +74,11 @@ def draw_curves(
     axes = figure.subplots()
     for i, (x, values) in enumerate(curves):
         if len(x):
-            axes.plot(x, values.mean(0), linewidth=1.4, **look(i))
+            axes.plot(x, values.mean(0), linewidth=1.4, markevery=_some(x), **look(i))
             axes.fill_between(x, values.min(0), values.max(0), alpha=0.15, color=look(i)["color"])
     axes.set(xlabel=xlabel, ylabel=_plain(ylabel))
     axes.set_xlim(left=-0.02 * max([1e-9, *(x.max() for x, _ in curves if len(x))]))
-    axes.xaxis.get_major_locator().set_params(integer=True)
+    _whole(axes)
     return figure
 
 
@@ -129,7 +138,6 @@ def svg(figure: Figure, label: str) -> str:
     figure.savefig(text, format="svg", transparent=True, metadata=nothing)
     drawn = text.getvalue()
     drawn = drawn[drawn.index("<svg") :]
-    drawn = re.sub(r"<metadata>.*?</metadata>", "", drawn, flags=re.DOTALL)
     drawn = re.sub(r' xmlns(:xlink)?="[^"]*"| version="[^"]*"', "", drawn)
     drawn = re.sub(r' (width|height)="[^"]*pt"', "", drawn, count=2)
     own = f"p{next(_numbers)}-"
@@ -155,16 +163,17 @@ def learning_curve(rows: list[dict], title: str, folder: Path) -> None:
     for i, (name, values) in enumerate(_curves(rows).items()):
         strong = name in ("mean over clients", "global", "unseen domain")
         mean, low, high = ([f(v) for v in values.values()] for f in (np.mean, np.min, np.max))
-        left.plot(
-            list(values), mean, label=_plain(name), linewidth=2.2 if strong else 1.2, **look(i)
-        )
+        line = {"linewidth": 2.2 if strong else 1.2, "markevery": _some(mean), **look(i)}
+        left.plot(list(values), mean, label=_plain(name), **line)
         left.fill_between(list(values), low, high, alpha=0.12, color=look(i)["color"])
     left.set(xlabel="round", ylabel="accuracy, %", title=_plain(title))
     if left.lines:
         left.legend()
     loss = [np.mean([row["train_loss"] for row in rows if row["round"] == r]) for r in rounds]
-    right.plot(rounds, loss, marker=".", color=INK)
+    right.plot(rounds, loss, marker=".", markevery=_some(rounds), color=INK)
     right.set(xlabel="round", ylabel="training loss", title="loss of local training")
+    for axes in (left, right):
+        _whole(axes)
     figure.savefig(folder / "learning_curve.png", dpi=120)
 
 

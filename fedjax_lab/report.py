@@ -65,7 +65,10 @@ def _line(name, cells):
 
 
 def main(argv: list[str]) -> int:
-    """The command; returns the exit code."""
+    """The command, without its name; returns the exit code."""
+    if {"-h", "--help"} & set(argv):
+        print(__doc__)
+        return 0
     try:
         args = _arguments(argv)
         text = report(args)
@@ -80,12 +83,7 @@ def main(argv: list[str]) -> int:
 
 
 def _arguments(argv):
-    parser = argparse.ArgumentParser(
-        prog="python -m fedjax_lab.report",
-        usage=__doc__,
-        add_help=False,
-        allow_abbrev=False,
-    )
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.error = _refuse
     parser.add_argument("folders", type=Path, nargs="*")
     parser.add_argument("--way", default="last", choices=LABELS)
@@ -133,24 +131,24 @@ def report(args) -> str:
     return _text(sections, choice, notes, args.format)
 
 
+_TEXTS = {  # of each format: how a table, a remark and a heading are written
+    "terminal": (tables.terminal, "{}", "== {} =="),
+    "markdown": (tables.markdown, "- {}", "## {}"),
+    "latex": (tables.latex, "% {}", "% {}"),
+}
+
+
 def _text(sections, choice, notes, form):
-    remark = {"terminal": "{}", "markdown": "{}", "latex": "% {}"}[form]
-    write = {"terminal": tables.terminal, "markdown": tables.markdown, "latex": tables.latex}[form]
+    write, remark, heading = _TEXTS[form]
     escaped = tables.escape_markdown if form == "markdown" else str
-    remarks = [tables.subtitle(choice), *notes]
-    if form == "latex":
-        remarks.insert(0, r"needs \usepackage{booktabs}")
-    bullet = "- " if form == "markdown" else ""
-    parts = ["\n".join(bullet + remark.format(escaped(line)) for line in remarks)]
+    needs = [r"needs \usepackage{booktabs}"] if form == "latex" else []
+    remarks = [*needs, tables.subtitle(choice), *notes]
+    parts = ["\n".join(remark.format(escaped(line)) for line in remarks)]
     for section in sections:
-        heading = {"terminal": "== {} ==", "markdown": "## {}", "latex": "% {}"}[form]
         parts.append(heading.format(escaped(section.block.name)))
         parts += [write(table) for table in tables.tables(section, choice)]
     return "\n\n".join(parts)
 
 
 if __name__ == "__main__":
-    if {"-h", "--help"} & set(sys.argv[1:]):
-        print(__doc__)
-        sys.exit(0)
     sys.exit(main(sys.argv[1:]))

@@ -329,7 +329,7 @@ def test_csv_parses_and_is_exact(pair, capsys):
     assert float(rows[0]["domains.north mean"]) == (a - 1).mean()
 
 
-STRANGE = "a_b & 50% <script>alert('x')</script> #1 {c} \\d~^$|`"
+STRANGE = "a_b & 50% <script>alert('x')</script> #1 {c} \\d~^|` $\\oops$"
 
 
 def odd(tmp_path):
