@@ -1,50 +1,14 @@
-"""Runs side by side: what their folders hold, which can be compared, and the statistics.
+"""The numbers of a comparison: means, intervals, paired tests, costs."""
 
-Runs of one config, whatever their seeds, are one `Row`. Rows of one federation (config.data and
-config.partition) are one `Block`: the same seed gives each of them the same clients, first weights
-and shuffles, so that within a block seeds are pairs. Across blocks nothing is compared.
-"""
-
-import json
-from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from fedjax_lab import metrics
 from fedjax_lab.errors import BadInput, nearest
+from fedjax_lab.runs import HEADLINES, Block, Row, measured, measures
 
-HEADLINES = ("accuracy.mean", "global", "ood", "id")  # what a run is known by: the first it has
 EXACT_PAIRS = 12  # up to so many, all signs of the differences are enumerated
-_EVALUATION = {"round", "seed", "bytes_up", "bytes_down", "seconds"}
-_FREE = {"data.normalize", "data.augment"}  # settings of data that leave the federation as it is
-
-
-class Run(NamedTuple):
-    """A run's folder."""
-
-    folder: Path
-    config: dict  # without the seeds, and without where data are cached
-    seeds: tuple[int, ...]
-    rows: list[dict]  # the evaluations that all seeds have; seconds: of one seed
-    summary: dict  # {} while it goes on
-
-
-class Row(NamedTuple):
-    """The runs of one config."""
-
-    name: str  # the method and the settings in which the rows of the block differ
-    runs: list[Run]
-    seeds: dict[int, list[dict]]  # evaluations of each seed
-
-
-class Block(NamedTuple):
-    """What can be compared: the rows of one federation."""
-
-    name: str
-    rows: list[Row]
 
 
 class Spread(NamedTuple):
@@ -94,196 +58,6 @@ class Entry(NamedTuple):
     goal: Goal | None
 
 
-def find(folders: Sequence[Path]) -> list[Path]:
-    """The run folders among `folders` and, at any depth, inside them; each once.
-
-    BadInput for one that is no folder or holds no run.
-    """
-    found = {}
-    for folder in folders:
-        if not folder.is_dir():
-            raise BadInput(f"{folder} is {'not a folder' if folder.exists() else 'not there'}")
-        try:
-            runs = _inside(folder)
-        except OSError as error:
-            raise BadInput(f"cannot read {error.filename}: {error.strerror}") from error
-        if not runs:
-            raise BadInput(f"{folder} holds no run: there is no config.json in it")
-        found |= {run.resolve(): run for run in runs}
-    return list(found.values())
-
-
-def _inside(folder):
-    if (folder / "config.json").is_file():
-        return [folder]
-    children = [f for f in sorted(folder.iterdir()) if f.is_dir() and not f.is_symlink()]
-    return [run for child in children for run in _inside(child)]
-
-
-def read(folder: Path) -> Run:
-    """A finished run, or one that is still being written. BadInput where it is no run's folder."""
-    config = _json(folder / "config.json")
-    parts = [config.get(name) for name in ("data", "partition", "method", "run")]
-    seeds = config.pop("seeds", None)
-    if not all(isinstance(part, dict) for part in parts) or not isinstance(seeds, list):
-        raise BadInput(f"{folder} holds no run: its config.json is of something else")
-    if "name" not in config["method"]:
-        raise BadInput(f"{folder / 'config.json'} does not say which method it is of")
-    config["run"].pop("seed", None)
-    config["data"].pop("cache", None)
-    rows = metrics.read_metrics(folder / "metrics.jsonl")
-    for row in rows:
-        if lacking := _EVALUATION - row.keys():
-            path = folder / "metrics.jsonl"
-            raise BadInput(f"{path} has an evaluation without {', '.join(sorted(lacking))}")
-    there = {(row["round"], row["seed"]) for row in rows}
-    rows = [
-        row | {"seconds": row["seconds"] / len(seeds)}
-        for row in rows
-        if row["seed"] in seeds and all((row["round"], seed) in there for seed in seeds)
-    ]
-    done = folder / "summary.json"
-    return Run(folder, config, tuple(seeds), rows, _json(done) if done.exists() else {})
-
-
-def _json(path):
-    try:
-        content = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise BadInput(f"{path} cannot be read: {' '.join(str(error).split())}") from error
-    if not isinstance(content, dict):
-        raise BadInput(f"{path} cannot be read: it holds no JSON object")
-    return content
-
-
-def arrange(runs: Sequence[Run]) -> tuple[list[Block], list[str]]:
-    """Blocks of rows, and what a reader has to know about them: one line each.
-
-    BadInput where nothing has been evaluated, or two runs are of one config and seed.
-    """
-    notes = [shown(note) for run in runs if (note := _note(run))]
-    runs = [run for run in runs if run.rows]
-    if not runs:
-        raise BadInput("nothing to compare: no run has been evaluated yet")
-    federations: dict[str, list[Run]] = {}
-    for run in runs:
-        federations.setdefault(json.dumps(_federation(run), sort_keys=True), []).append(run)
-    names = _names([_federation(same[0]) for same in federations.values()], "")
-    blocks = []
-    for name, same in zip(names, federations.values(), strict=True):
-        blocks.append(Block("; ".join(filter(None, (_title(same[0]), name))), _rows(same)))
-    if len(blocks) > 1:
-        notes.insert(0, f"{len(blocks)} federations: nothing is compared across them")
-    return blocks, notes + [note for block in blocks for note in _unequal_seeds(block)]
-
-
-def _note(run):
-    if not run.rows:
-        return f"{run.folder}: not evaluated yet, left out"
-    rounds = run.rows[-1]["round"]
-    if "diverged" in run.summary:
-        return f"{run.folder}: diverged; its numbers end with round {rounds}"
-    return "" if run.summary else f"{run.folder}: unfinished; its numbers end with round {rounds}"
-
-
-def _unequal_seeds(block):
-    counts = Counter(", ".join(map(str, row.seeds)) for row in block.rows)
-    if len(counts) == 1:
-        return []
-    listed = "; ".join(f"{seeds} ({n} row{'s' * (n > 1)})" for seeds, n in counts.items())
-    return [f"unequal seeds, so pairs are of shared ones only: {listed}"]
-
-
-def _federation(run):
-    flat = flatten({key: run.config[key] for key in ("data", "partition")})
-    return {key: value for key, value in flat.items() if key not in _FREE}
-
-
-def _title(run):
-    data, partition = run.config["data"], run.config["partition"]
-    count = f", {shown(partition['num_clients'])} clients" if "num_clients" in partition else ""
-    return f"{shown(data.get('name'))}, {shown(partition.get('name'))}{count}"
-
-
-def _rows(runs):
-    same: dict[str, list[Run]] = {}
-    for run in runs:
-        same.setdefault(json.dumps(run.config, sort_keys=True), []).append(run)
-    names = _names([flatten(group[0].config) for group in same.values()], "method.")
-    out = []
-    for name, group in zip(names, same.values(), strict=True):
-        seeds, owner = {}, {}
-        for run in group:
-            for seed in run.seeds:
-                if seed in owner:
-                    raise BadInput(
-                        f"{owner[seed]} and {run.folder} are both seed {seed} of {name} with one"
-                        " config; name one of them"
-                    )
-                owner[seed] = run.folder
-                seeds[seed] = [row for row in run.rows if row["seed"] == seed]
-        out.append(Row(name, group, dict(sorted(seeds.items()))))
-    return out
-
-
-def _names(configs, short):
-    """What tells flat configs apart: the settings in which those with one `SECTION.name` differ.
-
-    Those of the section `short` lose its prefix, and its name stands first. One that a config
-    lacks is told ("absent") only where nothing else tells the config from another.
-    """
-    differing = [
-        key for key in sorted({key for c in configs for key in c}) if key != f"{short}name"
-    ]
-    values = {key: {} for key in differing}
-    for key in differing:
-        for config in configs:
-            values[key].setdefault(_kind(config, key), set()).add(_value(config, key))
-
-    def name(config, with_absent):
-        parts = [shown(config[f"{short}name"])] if short else []
-        for key in differing:
-            told = with_absent or key in config
-            if told and len(values[key][_kind(config, key)]) > 1:
-                parts.append(f"{key.removeprefix(short)}={_value(config, key)}")
-        return " ".join(parts)
-
-    names = [name(config, False) for config in configs]
-    pairs = zip(configs, names, strict=True)
-    return [name(config, names.count(it) > 1 or not it) for config, it in pairs]
-
-
-def _kind(config, key):  # what a setting is of: alpha of one partition is not that of another
-    name = key.partition(".")[0] + ".name"
-    return None if key == name else _value(config, name)
-
-
-def _value(config, key):
-    return shown(config.get(key, "absent"))
-
-
-def flatten(config: dict, prefix: str = "") -> dict[str, Any]:
-    """{"section.key": value}"""
-    flat = {}
-    for key, value in config.items():
-        inner = isinstance(value, dict)
-        flat |= flatten(value, f"{prefix}{key}.") if inner else {f"{prefix}{key}": value}
-    return flat
-
-
-def shown(value: Any) -> str:
-    """A setting in one printable line."""
-    text = value if isinstance(value, str) else json.dumps(value)
-    return "".join(c if c.isprintable() else "?" for c in text) if text else "''"
-
-
-def measures(evaluation: dict) -> dict[str, float]:
-    """{"accuracy.worst10": percent, "global": ..., "domains.NAME": ...} of one evaluation."""
-    nested = {key: evaluation[key] for key in ("accuracy", "domains") if key in evaluation}
-    flat = {key: value for key, value in flatten(nested).items() if not isinstance(value, list)}
-    return flat | {key: evaluation[key] for key in HEADLINES if key in evaluation}
-
-
 def choose(blocks: Sequence[Block], way: str, wanted: str | None) -> str:
     """The measure: the wanted one, else what the runs are known by. BadInput if no run has it."""
     rows = [row for block in blocks for row in block.rows]
@@ -295,17 +69,6 @@ def choose(blocks: Sequence[Block], way: str, wanted: str | None) -> str:
     if wanted not in there:
         raise BadInput(f"no run has a measure {wanted!r}; {nearest(wanted, there)}")
     return wanted
-
-
-def picked(row: Row, way: str) -> dict[int, dict]:
-    """The evaluation of each seed in the round chosen by `way` (metrics.pick_rounds)."""
-    chosen = {seed: metrics.pick_rounds(rows) for seed, rows in row.seeds.items()}
-    return {seed: ways[way] for seed, ways in chosen.items() if way in ways}
-
-
-def measured(row: Row, way: str) -> dict[int, dict[str, float]]:
-    """The measures of each seed in the round chosen by `way`."""
-    return {seed: measures(evaluation) for seed, evaluation in picked(row, way).items()}
 
 
 def entries(
@@ -411,31 +174,4 @@ def find_baseline(blocks: Sequence[Block], wanted: str | None) -> list[str | Non
     if wanted and not any(out):
         names = {row.name for block in blocks for row in block.rows}
         raise BadInput(f"no row {wanted!r} for --baseline; {nearest(wanted, names)}")
-    return out
-
-
-def curve(row: Row, measure: str) -> dict[str, np.ndarray]:
-    """`rounds`, `megabytes`, `seconds` [E], means over seeds, and `values` [seeds, E]: the E
-    evaluations that every seed has."""
-    points = [
-        {r["round"]: r for r in rows if measure in measures(r)} for rows in row.seeds.values()
-    ]
-    rounds = sorted(set.intersection(*(set(p) for p in points)))
-    at = [[p[r] for r in rounds] for p in points]
-    sent = [[(r["bytes_up"] + r["bytes_down"]) / 1e6 for r in rows] for rows in at]
-    return {
-        "rounds": np.array(rounds),
-        "megabytes": np.mean(sent, 0),
-        "seconds": np.mean([[r["seconds"] for r in rows] for rows in at], 0),
-        "values": np.array([[measures(r)[measure] for r in rows] for rows in at]),
-    }
-
-
-def per_client(row: Row, way: str, measure: str) -> list[float]:
-    """The accuracies behind a measure: of all clients of all seeds, in the chosen round."""
-    out = []
-    for evaluation in picked(row, way).values():
-        own = evaluation.get(f"{measure}_per_client")
-        each = own or evaluation.get("accuracy", {}).get("per_client", [])
-        out += [value for value in each if value is not None]
     return out

@@ -4,7 +4,7 @@ import html as escaping
 import json
 from collections.abc import Sequence
 
-from fedjax_lab import compare, plots
+from fedjax_lab import plots, runs
 from fedjax_lab.tables import WAYS, Choice, Section, Table, subtitle, tables
 
 _STYLE = """
@@ -101,7 +101,7 @@ def _minus(cell):
 
 def _curves(section, choice):
     rows = section.block.rows
-    curves = [compare.curve(row, choice.measure) for row in rows]
+    curves = [runs.curve(row, choice.measure) for row in rows]
     keys = [f"<li>{_key(i)}{_text(row.name)}</li>" for i, row in enumerate(rows)]
     yield f'<h3>Curves</h3>\n<ul class="key">{"".join(keys)}</ul>\n<div class="grid">'
     for axis, label in _AXES.items():
@@ -123,7 +123,7 @@ def _figure(figure, label):
 def _distributions(section, choice):
     rows = section.block.rows
     way = WAYS[choice.way]
-    clients = {r.name: compare.per_client(r, choice.way, choice.measure) for r in rows}
+    clients = {r.name: runs.per_client(r, choice.way, choice.measure) for r in rows}
     if any(map(len, clients.values())):
         yield '<h3>Clients</h3>\n<div class="grid">'
         figure = plots.draw_strips(clients, "accuracy of a client, %", f"clients, {way}", True)
@@ -132,7 +132,7 @@ def _distributions(section, choice):
             '</div>\n<p class="how">Clients of all seeds: median, quartiles, whiskers from 5 to 95'
             f" % of them; every client is a point where a row has at most {plots.DOTS}.</p>"
         )
-    found = {row.name: compare.measured(row, choice.way) for row in rows}
+    found = {row.name: runs.measured(row, choice.way) for row in rows}
     domains = dict.fromkeys(
         m for seeds in found.values() for one in seeds.values() for m in one if "domains." in m
     )
@@ -140,7 +140,7 @@ def _distributions(section, choice):
         yield '<h3>Domains</h3>\n<div class="grid">'
         for domain in domains:
             values = {n: [m[domain] for m in s.values() if domain in m] for n, s in found.items()}
-            name = compare.shown(domain.removeprefix("domains."))
+            name = runs.shown(domain.removeprefix("domains."))
             figure = plots.draw_strips(values, "accuracy, %", name)
             yield _figure(figure, f"accuracy on {name} by row, {way}")
         yield '</div>\n<p class="how">A point is a seed, the bar their mean.</p>'
@@ -149,20 +149,18 @@ def _distributions(section, choice):
 def _configs(section):
     yield "<h3>The config behind every number</h3>"
     for row in section.block.rows:
-        runs = "".join(f"<li>{_text(line)}</li>" for line in map(_run, row.runs))
+        items = "".join(f"<li>{_text(line)}</li>" for line in map(_run, row.runs))
         config = json.dumps(row.runs[0].config, indent=2)
         yield (
-            f"<details><summary>{_text(row.name)}</summary>\n<ul>{runs}</ul>\n"
+            f"<details><summary>{_text(row.name)}</summary>\n<ul>{items}</ul>\n"
             f'<pre tabindex="0">{_text(config)}</pre></details>'
         )
 
 
 def _run(run):
-    parts = [f"{compare.shown(str(run.folder))}: seeds {', '.join(map(str, run.seeds))}"]
+    parts = [f"{runs.shown(str(run.folder))}: seeds {', '.join(map(str, run.seeds))}"]
     parts.append(f"{run.rows[-1]['round']} rounds")
-    parts += [
-        compare.shown(run.summary[key]) for key in ("device", "strategy") if key in run.summary
-    ]
+    parts += [runs.shown(run.summary[key]) for key in ("device", "strategy") if key in run.summary]
     versions = run.summary.get("versions", {})
-    parts += [f"{compare.shown(name)} {compare.shown(v)}" for name, v in versions.items()]
+    parts += [f"{runs.shown(name)} {runs.shown(v)}" for name, v in versions.items()]
     return ", ".join(parts)

@@ -19,10 +19,11 @@ Exit codes: 0 done; 2 bad input, in one line.
 """
 
 import argparse
+import os
 import sys
 from pathlib import Path
 
-from fedjax_lab import compare, tables
+from fedjax_lab import compare, runs, tables
 from fedjax_lab.errors import BadInput
 
 LABELS = tables.WAYS
@@ -45,7 +46,7 @@ def closing_table(summary: dict) -> str:
 
 
 def _flat(chosen):
-    return [compare.measures(chosen.get(key, {})) for key in ("mean", "std")]
+    return [runs.measures(chosen.get(key, {})) for key in ("mean", "std")]
 
 
 def _measures(found):
@@ -112,7 +113,7 @@ def _write(path, text):
 
 def report(args) -> str:
     """The comparison that the arguments ask for, as text. BadInput where there is none."""
-    blocks, notes = compare.arrange([compare.read(folder) for folder in compare.find(args.folders)])
+    blocks, notes = runs.arrange([runs.read(folder) for folder in runs.find(args.folders)])
     measure = compare.choose(blocks, args.way, args.measure)
     choice = tables.Choice(args.way, measure, args.target, args.ddof)
     sections = []
@@ -151,4 +152,10 @@ def _text(sections, choice, notes, form):
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    try:
+        code = main(sys.argv[1:])
+        sys.stdout.flush()
+    except BrokenPipeError:  # whoever read it has read enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 0
+    sys.exit(code)

@@ -5,7 +5,8 @@ import io
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from fedjax_lab.compare import Block, Cost, Entry, Spread, shown
+from fedjax_lab.compare import Cost, Entry, Spread
+from fedjax_lab.runs import Block, shown
 
 WAYS = {
     "last": "last round",
@@ -58,10 +59,10 @@ class Section(NamedTuple):
 def subtitle(choice: Choice) -> str:
     """How every number of the tables was made."""
     peek = " (chosen on the test set itself)" if choice.way.startswith("max") else ""
-    kind = "sample (ddof 1)" if choice.ddof else "population (ddof 0)"
+    kind = "sample" if choice.ddof else "population"
     return (
-        f"accuracies in percent, {WAYS[choice.way]}{peek}; mean +- {kind} standard deviation"
-        " over n seeds; 95 % intervals by Student's t"
+        f"accuracies in percent, {WAYS[choice.way]}{peek}; mean +- {kind} standard deviation (ddof"
+        f" {choice.ddof}) over n seeds; 95 % intervals by Student's t"
     )
 
 

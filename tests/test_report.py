@@ -11,7 +11,7 @@ import pytest
 from inputs import complaint
 from scipy import stats
 
-from fedjax_lab import compare, plots, report, tables
+from fedjax_lab import compare, plots, report, runs, tables
 
 ROUNDS = (5, 10, 15)
 SCORES = {  # accuracy.mean after each of ROUNDS, by seed
@@ -72,7 +72,7 @@ def pair(tmp_path):
 
 
 def blocks_of(*folders):
-    return compare.arrange([compare.read(folder) for folder in compare.find(folders)])
+    return runs.arrange([runs.read(folder) for folder in runs.find(folders)])
 
 
 def entries_of(folder, way="last", measure="accuracy.mean", target=None, ddof=1):
@@ -198,7 +198,7 @@ def test_rounds_bytes_and_seconds_to_a_target(pair):
 
 def test_only_the_last_stage_reaches_a_target():
     rows = [evaluation(0, 5, 90.0, 1, "first"), evaluation(0, 10, 80.0, 1, "second")]
-    row = compare.Row("x", [], {0: rows})
+    row = runs.Row("x", [], {0: rows})
     assert compare.goal(row, "accuracy.mean", 75.0).cost.rounds == 10
     assert compare.goal(row, "accuracy.mean", 85.0).cost is None
 
@@ -422,12 +422,12 @@ def test_curves_have_the_evaluations_of_all_seeds(tmp_path):
     write(tmp_path / "b", {1: (52, 64)}, done=False)
     ((block,), _) = blocks_of(tmp_path)
     (row,) = block.rows
-    got = compare.curve(row, "accuracy.mean")
+    got = runs.curve(row, "accuracy.mean")
     np.testing.assert_array_equal(got["rounds"], [5, 10])
     np.testing.assert_array_equal(got["megabytes"], [5, 10])
     np.testing.assert_array_equal(got["seconds"], [10, 20])
     np.testing.assert_array_equal(got["values"], [[50, 60], [52, 64]])
-    assert compare.per_client(row, "last", "accuracy.mean") == [60, 70, 80, 54, 64, 74]
+    assert runs.per_client(row, "last", "accuracy.mean") == [60, 70, 80, 54, 64, 74]
 
 
 def test_a_file_is_written(pair, tmp_path, capsys):
@@ -444,6 +444,6 @@ def test_a_single_seed_has_dashes(tmp_path, capsys):
 
 
 def test_folders_in_folders_are_found_and_text_is_one_line_each(pair):
-    assert compare.find([pair, pair / "a"]) == [pair / "a", pair / "b"]
-    assert complaint(compare.find, [pair / "b/none"])
-    assert tables.MEASURES.keys() >= set(compare.HEADLINES)
+    assert runs.find([pair, pair / "a"]) == [pair / "a", pair / "b"]
+    assert complaint(runs.find, [pair / "b/none"])
+    assert tables.MEASURES.keys() >= set(runs.HEADLINES)
