@@ -32,8 +32,8 @@ th:first-child { text-align: left; padding-left: 0; white-space: normal; min-wid
 thead th { border-bottom: 1px solid var(--ink); font-weight: 600; vertical-align: bottom; }
 tbody tr + tr > * { border-top: 1px solid var(--grid); }
 .grid { display: grid; gap: 1.5rem; align-items: start;
-  grid-template-columns: repeat(auto-fill, minmax(min(100%, 22rem), 1fr)); }
-figure { margin: 0; } figure svg { display: block; width: 100%; max-width: 40rem; height: auto; }
+  grid-template-columns: repeat(auto-fill, minmax(min(100%, 20rem), 1fr)); }
+figure { margin: 0; } figure svg { display: block; width: 100%; max-width: 32rem; height: auto; }
 .key { list-style: none; display: flex; flex-wrap: wrap; gap: 0.25rem 1.5rem; padding: 0;
   max-width: none; font-size: 0.875rem; }
 .key svg { width: 3em; height: 1em; margin-right: 0.5em; vertical-align: middle; }
