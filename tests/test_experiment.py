@@ -138,8 +138,9 @@ CONFIGS = sorted((ROOT / "configs").glob("*.py"))
 
 
 @functools.cache
-def task_of(model, size, channels):
-    return experiment.make_task(experiment.NAMED["model"][model](10), (size, size, channels), 10)
+def task_of(model, shape):
+    task = experiment.make_task(experiment.NAMED["model"][model](10), shape, 10)
+    return task._replace(labels=lambda: jnp.zeros((10, 64)))
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
@@ -147,11 +148,16 @@ def task_of(model, size, channels):
 def test_every_config_takes_every_method(path, method):
     config = experiment.resolve(experiment.load_config(f"{path}:{method}"))
     assert config.method.name == method
-    grey = config.data.name == "fashion_mnist"
-    task = task_of(config.model.name, config.data.get("size", 28), 1 if grey else 3)
+    size = config.data.get("size", 28)
+    shapes = {"fashion_mnist": (size, size, 1), "shakespeare": (80,)}
+    task = task_of(config.model.name, shapes.get(config.data.name, (size, size, 3)))
     made = methods.make(method, task, **experiment._settings(config, "method"))
     stages = experiment.lay_out(made, config.run.rounds)
-    assert sum(s.rounds for s in stages) == config.run.rounds or method.startswith("fedconcat")
+    assert sum(s.rounds for s in stages) == config.run.rounds or method.startswith(
+        ("fedconcat", "client2vec")
+    )
+    if method == "client2vec":
+        assert stages[-1].rounds == config.run.rounds
 
 
 def test_the_papers_settings():
@@ -175,6 +181,14 @@ def test_the_papers_settings():
     assert (large.partition.num_clients, large.run.cohort, large.run.rounds) == (200, 40, 500)
     decay = large.method.encoder_decay + large.local.weight_decay
     assert decay == pytest.approx(1e-3) and large.method.balanced
+    cifar = config("client2vec_cifar10.py")
+    assert (cifar.partition.alpha, cifar.partition.num_clients, cifar.run.cohort) == (0.1, 100, 10)
+    local = cifar.local
+    assert (local.lr, local.momentum, local.weight_decay, local.epochs) == (0.01, 0.0, 5e-5, 5)
+    domains = config("client2vec_domainnet.py:moon")
+    assert (domains.data.classes, domains.data.size, domains.partition.num_clients) == (50, 64, 60)
+    assert (domains.local.momentum, domains.run.cohort, domains.run.rounds) == (0.9, 6, 100)
+    assert domains.method.projection == "mlp256"
     skew = config("fmnist_label_skew.py:moon")
     assert (skew.partition.num_clients, skew.local.epochs, skew.run.rounds) == (40, 10, 50)
     assert (skew.local.lr, skew.local.momentum, skew.local.weight_decay) == (0.01, 0.9, 1e-5)
