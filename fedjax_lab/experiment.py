@@ -356,14 +356,21 @@ def _get(full, key):
 # What a run needs.
 
 
-def build(config: ml_collections.ConfigDict, seeds: list[int] | None = None) -> Experiment:
-    """All of it, from a resolved config. Nothing is compiled yet."""
+def build(
+    config: ml_collections.ConfigDict,
+    seeds: list[int] | None = None,
+    dataset: Dataset | None = None,
+) -> Experiment:
+    """All of it, from a resolved config. Nothing is compiled yet.
+
+    `dataset`: what `load_data` gives for this config, where that is at hand.
+    """
     seeds = [config.run.seed] if seeds is None else [int(seed) for seed in seeds]
     if not seeds or not all(0 <= seed < 2**32 for seed in seeds):
         raise BadInput(f"seeds must be from 0 to 2**32 - 1, got {seeds}")
     if len(set(seeds)) < len(seeds):
         raise BadInput(f"a seed appears twice in {','.join(map(str, seeds))}")
-    dataset = load_data(config)
+    dataset = load_data(config) if dataset is None else dataset
     federations = make_federations(config, dataset, seeds)
     _check_scored(federations[0])
     embeddings = functools.cache(lambda: load_embeddings(config, dataset))

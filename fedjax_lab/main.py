@@ -37,7 +37,7 @@ def _run(argv):
     if {"--help", "-h", "--helpfull"} & set(argv):
         print(__doc__)
         return 0
-    argv, overrides = _split_overrides(argv)
+    argv, overrides = split_overrides(argv)
     try:
         rest = flags.FLAGS(argv)[1:]
     except flags.Error as error:
@@ -46,7 +46,7 @@ def _run(argv):
         raise BadInput(f"unexpected argument {rest[0]!r}; everything is a --flag")
     if CONFIG.value is None:
         raise BadInput("--config is missing; for example --config=configs/quickstart.py")
-    seeds = _seeds(SEEDS.value)
+    seeds = parse_seeds(SEEDS.value)
 
     from fedjax_lab import experiment, runner
 
@@ -75,7 +75,7 @@ def _run(argv):
     return 0
 
 
-def _split_overrides(argv):
+def split_overrides(argv: list[str]) -> tuple[list[str], list[tuple[str, str]]]:
     """The arguments without --config.KEY=VALUE (or --config.KEY VALUE), and those as pairs."""
     from fedjax_lab.errors import BadInput
 
@@ -94,7 +94,8 @@ def _split_overrides(argv):
     return kept, overrides
 
 
-def _seeds(texts):  # None where the flag is not given
+def parse_seeds(texts: list[str] | None) -> list[int] | None:
+    """The numbers; None where the flag is not given. BadInput where one is no whole number."""
     from fedjax_lab.errors import BadInput
 
     try:
@@ -104,7 +105,7 @@ def _seeds(texts):  # None where the flag is not given
     return seeds or None
 
 
-def _use_every_core():
+def use_every_core() -> None:
     """On a CPU each core becomes a device, so that clients can share them. Before jax starts."""
     if "JAX_NUM_CPU_DEVICES" in os.environ:
         return
@@ -155,5 +156,5 @@ def _show(result):
 
 
 if __name__ == "__main__":
-    _use_every_core()
+    use_every_core()
     sys.exit(main(sys.argv))

@@ -30,12 +30,16 @@ def check_same_config(path: Path, config: dict) -> None:
         saved = json.loads(path.read_text())
     except json.JSONDecodeError as error:
         raise BadInput(f"{path} cannot be read: {error}") from error
+    check_same(path.parent, saved, config)
+
+
+def check_same(folder: Path, saved: dict, config: dict) -> None:
+    """BadInput names the first key in which the folder's saved config differs from `config`."""
     old, new = _flat(saved), _flat(json.loads(json.dumps(config)))
     for key in sorted(old.keys() | new.keys()):
         if old.get(key) != new.get(key):
             raise BadInput(
-                f"{path.parent} holds another run: {key} is {old.get(key)!r} there, not"
-                f" {new.get(key)!r}"
+                f"{folder} holds another run: {key} is {old.get(key)!r} there, not {new.get(key)!r}"
             )
 
 

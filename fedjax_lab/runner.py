@@ -214,10 +214,11 @@ def check_workdir(path: Path, config, seeds: list[int], resume: bool) -> None:
     if path.is_dir() and any(file.name != "partition.png" for file in path.iterdir()):
         if not resume:
             raise BadInput(f"{path} is not empty; use --resume to go on with its run")
-        metrics.check_same_config(path / "config.json", _saved_config(config, seeds))
+        metrics.check_same_config(path / "config.json", saved_config(config, seeds))
 
 
-def _saved_config(config, seeds):
+def saved_config(config, seeds: list[int]) -> dict:
+    """What a run's config.json holds."""
     return {**config.to_dict(), "seeds": list(seeds)}
 
 
@@ -233,7 +234,7 @@ class _Folder:
             return
         check_workdir(path, experiment.config, experiment.seeds, resume)
         metrics.make_folder(path)
-        saved = _saved_config(experiment.config, experiment.seeds)
+        saved = saved_config(experiment.config, experiment.seeds)
         metrics.write_json(path / "config.json", saved)
         self._checkpoints = Checkpoints(path / "checkpoints")
 
