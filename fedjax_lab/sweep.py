@@ -89,8 +89,9 @@ def parse_grid(texts: Iterable[str]) -> dict[str, list[str]]:
     for text in texts:
         key, _, values = text.removeprefix("config.").partition("=")
         values = re.split(r",(?![^(\[]*[)\]])", values)
-        if not key or not all(values):
-            raise BadInput(f"--grid={text} lacks a value; for example --grid=local.lr=0.01,0.1")
+        if "." not in key or not all(values):
+            example = "--grid=local.lr=0.01,0.1"
+            raise BadInput(f"--grid={text} is not SECTION.KEY=VALUE,VALUE; for example {example}")
         if key in grid:
             raise BadInput(f"--grid={key} is given twice; name all its values in one")
         grid[key] = values
@@ -99,6 +100,7 @@ def parse_grid(texts: Iterable[str]) -> dict[str, list[str]]:
 
 def plan(shared: Shared, methods: list[str], grid: dict[str, list[str]]) -> dict[str, Cell]:
     """All cells by name, method after method, with checked configs."""
+    _check_keys(grid, shared.overrides)
     cells, known = {}, set()
     for method in methods:
         for texts in itertools.product(*grid.values()):
@@ -152,7 +154,7 @@ def _method_keys(shared, method, point):
     known = experiment.resolve(loaded, pairs).method
     if "base" in known and "method.base" in point:
         known = experiment.resolve(loaded, [*pairs, ("method.base", point["method.base"])]).method
-    return {f"method.{key}" for key in known}
+    return {f"method.{key}" for key in known if key != "name"}
 
 
 # The folder.
@@ -410,12 +412,10 @@ def _main(argv):
     if {"--help", "-h"} & set(argv):
         print(__doc__)
         return 0
-    args, shared = _parse(argv)
+    args, methods, shared = _parse(argv)
     out = Path(args.out)
-    path, _, own = shared.path.partition(":")
-    shared = shared._replace(path=path)
     grid = parse_grid(args.grid)
-    cells = plan(shared, args.methods.split(",") if args.methods else [own], grid)
+    cells = plan(shared, methods, grid)
     planned = check_folder(shared, cells, out)
     todo = [cell for cell in cells.values() if not ended(out / cell.name)]
     if args.workers:
@@ -458,8 +458,13 @@ def _parse(argv):
             raise BadInput(f"--{flag} is missing; for example --{flag}={example}")
     if args.workers < 0:
         raise BadInput(f"--workers must not be negative, got {args.workers}")
+    path, _, own = args.config.partition(":")
+    methods = [own] if args.methods is None else args.methods.split(",")
+    if args.methods is not None and (own or not all(methods)):
+        named = f"--config={args.config} and --methods={args.methods}"
+        raise BadInput(f"{named}: name each method once, for example --methods=fedavg,fedprox")
     seeds = parse_seeds(None if args.seeds is None else args.seeds.split(","))
-    return args, Shared(args.config, overrides, seeds)
+    return args, methods, Shared(path, overrides, seeds)
 
 
 def _usage(message):

@@ -1,0 +1,328 @@
+"""Sweeps: the plan, bad input before anything is run, and small ones from start to end."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedjax_lab import metrics, runner, sweep
+from fedjax_lab.engine import Engine
+from fedjax_lab.errors import BadInput
+from fedjax_lab.sweep import Outcome, Shared
+
+ROOT = Path(__file__).parents[1]
+QUICK = Shared(str(ROOT / "configs/quickstart.py"))
+
+
+@pytest.fixture(scope="module")
+def toy(tmp_path_factory):
+    """A config file that trains in a moment."""
+    folder = tmp_path_factory.mktemp("toy")
+    rng = np.random.default_rng(0)
+    y = rng.integers(0, 3, 300)
+    x = (2 * rng.normal(size=(3, 5)))[y] + rng.normal(size=(300, 5))
+    np.savez(folder / "data.npz", x=x.astype(np.float32), y=y)
+    (folder / "toy.py").write_text(
+        f"""
+def get_config(method="fedavg"):
+    return {{
+        "data": {{"name": "arrays", "path": {str(folder / "data.npz")!r}}},
+        "partition": {{"name": "dirichlet", "num_clients": 6}},
+        "model": {{"name": "mlp", "width": 8}},
+        "method": {{"name": method}},
+        "local": {{"lr": 0.1, "batch_size": 16}},
+        "run": {{"rounds": 2, "eval_every": 2, "cohort": 3}},
+    }}
+"""
+    )
+    return str(folder / "toy.py")
+
+
+def call(*arguments):
+    return sweep.main(["sweep", *arguments])
+
+
+def comparable(workdir):
+    """The metrics rows without the clock."""
+    rows = metrics.read_metrics(Path(workdir) / "metrics.jsonl")
+    return [{k: v for k, v in row.items() if k != "seconds"} for row in rows]
+
+
+# The plan.
+
+
+def test_grids_are_read():
+    texts = ["method.mu=0.1,1", "config.model.widths=(4, 5),(6,)", "partition.name=iid"]
+    assert sweep.parse_grid(texts) == {
+        "method.mu": ["0.1", "1"],
+        "model.widths": ["(4, 5)", "(6,)"],
+        "partition.name": ["iid"],
+    }
+
+
+def test_a_method_without_a_setting_has_one_cell_for_it():
+    grid = {"method.mu": ["0.1", "1"], "local.lr": ["0.1", "1e-3"]}
+    cells = sweep.plan(QUICK, ["fedavg", "fedprox"], grid)
+    assert list(cells) == [
+        "fedavg,local.lr=0.1",
+        "fedavg,local.lr=0.001",
+        "fedprox,mu=0.1,local.lr=0.1",
+        "fedprox,mu=0.1,local.lr=0.001",
+        "fedprox,mu=1.0,local.lr=0.1",
+        "fedprox,mu=1.0,local.lr=0.001",
+    ]
+    cell = cells["fedprox,mu=1.0,local.lr=0.001"]
+    assert cell.grid == {"method.mu": "1", "local.lr": "1e-3"}
+    assert (cell.config.method.mu, cell.config.local.lr) == (1.0, 0.001)
+    assert cell.seeds == [0] and cell.saved["seeds"] == [0]
+
+
+def test_a_base_method_brings_its_settings():
+    grid = {"method.base": ["fedavg", "fedprox"], "method.mu": ["0.1", "1"]}
+    assert list(sweep.plan(QUICK, ["client2vec"], grid)) == [
+        "client2vec,base=fedavg",
+        "client2vec,base=fedprox,mu=0.1",
+        "client2vec,base=fedprox,mu=1.0",
+    ]
+
+
+def test_names_are_folders():
+    grid = {"data.unseen": ["a/b c", "a_b"], "partition.name": ["iid"]}
+    names = list(sweep.plan(QUICK, [""], grid))
+    assert len(names) == 2 and not any("/" in name for name in names)
+    assert names[1] == "fedavg,data.unseen=a_b,partition.name=iid"
+
+
+def test_overrides_and_seeds_are_everyones():
+    shared = QUICK._replace(overrides=[("run.rounds", "3")], seeds=[4, 5])
+    cells = sweep.plan(shared, ["fedavg", "moon"], {})
+    assert list(cells) == ["fedavg", "moon"]
+    assert all(c.config.run.rounds == 3 and c.seeds == [4, 5] for c in cells.values())
+
+
+def test_a_folder_takes_more_cells_of_the_same_sweep_alone(tmp_path):
+    shared = QUICK._replace(overrides=[("run.rounds", "3")], seeds=[0])
+    first = sweep.plan(shared, ["fedavg"], {"local.lr": ["0.1"]})
+    assert sweep.check_folder(shared, first, tmp_path / "new") == {}
+    sweep.write_plan({}, first, tmp_path)
+    more = sweep.plan(shared, ["fedprox"], {"local.lr": ["0.1", "1"]})
+    sweep.write_plan(sweep.check_folder(shared, more, tmp_path), more, tmp_path)
+    planned = json.loads((tmp_path / "sweep.json").read_text())["cells"]
+    assert list(planned) == [*first, *more]
+    for changed, message in (
+        ({"overrides": [("run.rounds", "4")]}, "config.run.rounds is 3 there, not 4"),
+        ({"overrides": []}, "config.run.rounds is 3 there, not 20"),
+        ({"seeds": [0, 1]}, r"config.seeds is \[0\] there, not \[0, 1\]"),
+        ({"overrides": [("run.rounds", "3"), ("local.lr", "1")]}, "config.local.lr is both"),
+    ):
+        other = shared._replace(**changed)
+        with pytest.raises(BadInput, match=message):
+            sweep.check_folder(other, sweep.plan(other, ["moon"], {}), tmp_path)
+    (tmp_path / "sweep.json").unlink()
+    (tmp_path / "thesis.txt").touch()
+    with pytest.raises(BadInput, match="something else than a sweep"):
+        sweep.check_folder(shared, first, tmp_path)
+
+
+def test_how_a_cell_ended(tmp_path):
+    assert sweep.ended(tmp_path / "a") is sweep.failure(tmp_path / "a") is None
+    sweep.record(Outcome(0), tmp_path / "a")
+    assert not (tmp_path / "a").exists()
+    sweep.record(Outcome(1, "one\ntwo"), tmp_path / "a")
+    assert sweep.ended(tmp_path / "a") is None  # it is tried again
+    assert sweep.failure(tmp_path / "a") == Outcome(1, "one\ntwo")
+    assert sweep.shown(tmp_path / "a") == "failed: two"
+    sweep.record(Outcome(3, "diverged in round 1"), tmp_path / "a")
+    assert sweep.ended(tmp_path / "a") == Outcome(3, "diverged in round 1")
+    metrics.write_json(tmp_path / "a/summary.json", {"diverged": {"round": 2}})
+    assert sweep.ended(tmp_path / "a") == Outcome(3)
+
+
+BAD = [
+    (["--methods=fedprox", "--grid=method.mo=1"], "did you mean 'method.mu'?"),
+    (["--grid=local.lrr=1"], "did you mean 'lr'?"),
+    (["--grid=metod.mu=1"], "did you mean 'method'?"),
+    (["--grid=mu=1"], "--grid=mu=1 is not SECTION.KEY"),
+    (["--grid=local.lr="], "--grid=local.lr= is not"),
+    (["--grid=local.lr=0.1,"], "--grid=local.lr=0.1, is not"),
+    (["--grid="], "--grid= is not"),
+    (["--grid=local.lr=1", "--grid=local.lr=2"], "--grid=local.lr is given twice"),
+    (["--grid=local.lr=1", "--config.local.lr=2"], "config.local.lr is both"),
+    (["--grid=local.lr=fast"], "config.local.lr must be of type float"),
+    (["--grid=local.lr=0.1,-1"], "config.local.lr must be above 0"),
+    (["--grid=run.seed=1,2"], "use --seeds"),
+    (["--grid=method.name=moon"], "use --methods"),
+    (["--methods=fedavg,fedprx"], "did you mean 'fedprox'?"),
+    (["--methods=fedavg,"], "--methods=fedavg,"),
+    (["--methods=fedavg,moon", "--grid=method.tau=1,0"], "moon,tau=0.0: config.method.tau"),
+    (["--grid=partition.num_clients=6,500"], "fedavg,partition.num_clients=500: "),
+    (["--metods=fedavg"], "did you mean '--methods'?"),
+    (["--workers=two"], "--workers"),
+    (["--seeds=a"], "--seeds"),
+    (["--config.run.rounds"], "--config.run.rounds needs a value"),
+]
+
+
+@pytest.mark.parametrize("arguments, message", BAD)
+def test_bad_input_is_one_line_before_anything_is_run(arguments, message, toy, tmp_path, capsys):
+    out = tmp_path / "out"
+    assert call(f"--config={toy}", f"--out={out}", *arguments) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and message in error and error.count("\n") == 1
+    assert not out.exists()
+
+
+# Small sweeps.
+
+SMALL = ["--methods=fedavg,fedprox", "--grid=method.mu=0.1,1", "--seeds=0,1"]
+NAMES = ["fedavg", "fedprox,mu=0.1", "fedprox,mu=1.0"]
+
+
+@pytest.fixture(scope="module")
+def swept(toy, tmp_path_factory):
+    out = tmp_path_factory.mktemp("sweep") / "out"
+    assert call(f"--config={toy}", f"--out={out}", *SMALL) == 0
+    return out
+
+
+def test_each_cell_is_a_run_with_its_files(swept, toy):
+    for name in NAMES:
+        files = {file.name for file in (swept / name).iterdir()}
+        assert files == {"config.json", "metrics.jsonl", "summary.json", "checkpoints", "plots"}
+        assert [(r["round"], r["seed"]) for r in comparable(swept / name)] == [(2, 0), (2, 1)]
+    config = json.loads((swept / NAMES[2] / "config.json").read_text())
+    assert config["method"] == {"name": "fedprox", "mu": 1.0} and config["seeds"] == [0, 1]
+
+
+def test_a_finished_cell_is_not_run_again(swept, toy, capsys, monkeypatch):
+    monkeypatch.setattr(runner, "run", lambda *_, **__: pytest.fail("it was run"))
+    assert call(f"--config={toy}", f"--out={swept}", *SMALL) == 0
+    out = capsys.readouterr().out
+    assert "3 of them done" in out
+    last = json.loads((swept / NAMES[1] / "summary.json").read_text())["last"]
+    mean, std = (metrics.headline(last[of]) for of in ("mean", "std"))
+    row = next(line for line in out.splitlines() if line.startswith("fedprox  0.1 "))
+    assert row.split() == ["fedprox", "0.1", f"{mean:.2f}", "+-", f"{std:.2f}"]
+
+
+def test_interrupted_and_gone_on(swept, toy, tmp_path, monkeypatch, capsys):
+    """The numbers of an uninterrupted sweep; what was finished or saved is not done again."""
+    out, played = tmp_path / "out", []
+
+    def one_round(self, at_most, play=Engine.play):
+        play(self, 1)
+        played.append(self.experiment.config.method.name)
+        if stop and len(played) == 3:  # the first round of the second cell
+            os.kill(os.getpid(), 2)
+
+    monkeypatch.setattr(Engine, "play", one_round)
+    stop = True
+    assert call(f"--config={toy}", f"--out={out}", *SMALL) == 130
+    assert "the same command goes on" in capsys.readouterr().err
+    assert sweep.ended(out / NAMES[0]) == Outcome(0)
+    assert [file.name for file in (out / NAMES[1] / "checkpoints").glob("[0-9]*")] == ["1"]
+    assert not (out / NAMES[1] / "error.txt").exists() and not (out / NAMES[2]).exists()
+    stop = False
+    assert call(f"--config={toy}", f"--out={out}", *SMALL) == 0
+    assert played == ["fedavg"] * 2 + ["fedprox"] * 4
+    for name in NAMES:
+        assert comparable(out / name) == comparable(swept / name)
+
+
+def test_a_failed_cell_does_not_stop_the_others_and_is_tried_again(
+    toy, tmp_path, monkeypatch, capsys
+):
+    out, run = tmp_path / "out", runner.run
+    arguments = [f"--config={toy}", f"--out={out}", "--grid=local.lr=1e25,0.1,0.2"]
+
+    def fail_one(job, *rest, **options):
+        if job.config.local.lr == 0.1:
+            raise RuntimeError("no memory")
+        return run(job, *rest, **options)
+
+    monkeypatch.setattr(runner, "run", fail_one)
+    assert call(*arguments) == 1
+    said = capsys.readouterr().out
+    assert "1/3  fedavg,local.lr=1e+25  diverged" in said
+    assert "2/3  fedavg,local.lr=0.1  failed: RuntimeError: no memory" in said
+    error = (out / "fedavg,local.lr=0.1/error.txt").read_text()
+    assert error.startswith("exit code 1\n") and "Traceback" in error
+    assert sweep.ended(out / "fedavg,local.lr=0.2") == Outcome(0)
+    monkeypatch.setattr(runner, "run", run)
+    assert call(*arguments) == 0
+    assert "3 cells in" in (said := capsys.readouterr().out) and "2 of them done" in said
+    assert not (out / "fedavg,local.lr=0.1/error.txt").exists()
+
+
+def cells_of(commands, monkeypatch):
+    """Cells that are these Python programs."""
+    monkeypatch.setattr(sweep, "_devices", lambda: ("cpu", 1))
+    program = lambda cell, *_: [sys.executable, "-c", commands[cell.name]]  # noqa: E731
+    monkeypatch.setattr(sweep, "_command", program)
+    return [sweep.Cell(name, "", {}, None, [0]) for name in commands]
+
+
+def test_workers_share_the_cores_and_fail_alone(tmp_path, monkeypatch):
+    show = "import os, sys; sys.exit(f'{sorted(os.sched_getaffinity(0))}')"
+    cells = cells_of(dict(a="", b=show, c=show, d="import os; os._exit(7)"), monkeypatch)
+    mine = os.sched_getaffinity(0)
+    ends = {cell.name: end for cell, end in sweep.run_in_workers(cells, tmp_path, QUICK, 2)}
+    assert (ends["a"], ends["d"]) == (Outcome(0), Outcome(7)) and ends["b"].code == 1
+    shares = [sorted(mine)[i::2] or sorted(mine) for i in range(2)]
+    assert json.loads(ends["b"].said) in shares and json.loads(ends["c"].said) in shares
+    assert os.sched_getaffinity(0) == mine
+
+
+def test_an_interrupt_reaches_each_worker_once(tmp_path, monkeypatch):
+    """They end in their own time: after the rounds under way."""
+    wait = """
+import pathlib, signal, time
+note = pathlib.Path({!r})
+signal.signal(signal.SIGTERM, lambda *_: note.open("a").write("stop"))
+note.touch()
+while not note.read_text(): time.sleep(0.01)
+time.sleep(0.1)
+"""
+    notes = [tmp_path / name for name in "ab"]
+    programs = {note.name: wait.format(str(note)) for note in notes}
+    programs = {"first": "", **programs, "last": ""}
+    results = sweep.run_in_workers(cells_of(programs, monkeypatch), tmp_path, QUICK, 3)
+    assert next(results)[0].name == "first"
+    while not all(note.exists() for note in notes):
+        time.sleep(0.01)
+    results.close()
+    assert [note.read_text() for note in notes] == ["stop"] * 2
+
+
+def test_gpus_are_dealt_in_turn(monkeypatch):
+    monkeypatch.setattr(sweep, "_devices", lambda: ("gpu", 2))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    dealt = [worker.environment for worker in sweep._workers(3)]
+    assert [e["CUDA_VISIBLE_DEVICES"] for e in dealt] == ["0", "1", "0"]
+    assert all(e["XLA_PYTHON_CLIENT_PREALLOCATE"] == "false" for e in dealt)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7")
+    dealt = [worker.environment for worker in sweep._workers(2)]
+    assert [e["CUDA_VISIBLE_DEVICES"] for e in dealt] == ["4", "7"]
+    assert not any("XLA_PYTHON_CLIENT_PREALLOCATE" in e for e in dealt)
+
+
+def test_workers_leave_the_same(toy, swept, tmp_path):
+    """Up to rounding: each has fewer devices."""
+    out = tmp_path / "out"
+    quick = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1", "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "fedjax_lab.sweep", f"--config={toy}", f"--out={out}", *SMALL]
+    environment = {**os.environ, **quick}
+    done = subprocess.run(
+        [*command, "--workers=2"], env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert "3/3" in done.stdout
+    for name in NAMES:
+        for here, there in zip(comparable(swept / name), comparable(out / name), strict=True):
+            assert here["train_loss"] == pytest.approx(there["train_loss"], rel=1e-4)
+            assert here["seed"] == there["seed"]
