@@ -65,7 +65,7 @@ def build(work: Workload, strategy: str, convolution: str, chunk: int) -> Experi
         chunk=chunk,
     )
     return Experiment(
-        None, [0], None, [federation], [federation], task, stages, plan, chosen, False
+        None, [0], None, [federation], [federation], task, stages, plan, chosen, False, None
     )
 
 

@@ -1,0 +1,94 @@
+"""How much faster seeds are in one vmapped computation than one after another: JSON lines.
+
+    python launch/sweep_speed.py [--workload=W2,cnn] [--seeds=2,4,8] [--seconds=5]
+
+`ratio` is n times the seconds of a round of one seed, over those of a round of n seeds in one
+vmapped computation: the medians over blocks of about a second, compiled, without evaluation. The
+three are timed in turn, so that what else the machine does hits them alike; `load` is how many
+processes wanted a core meanwhile. `compile_seconds`: of one seed, and of n at once. W2 and the
+other workloads are those of workloads.py; `cnn` is 20 clients of 64 28x28 images, 10 a round in
+batches of 32, with simple_cnn.
+"""
+
+import argparse
+import json
+import os
+
+import jax
+
+if __name__ == "__main__":
+    jax.config.update("jax_num_cpu_devices", len(os.sched_getaffinity(0)))
+
+import benchmark
+import numpy as np
+from workloads import Workload, load
+
+from fedjax_lab.engine import Engine
+
+SMALL_CNN = "cnn"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--workload", default=f"W2,{SMALL_CNN}")
+    parser.add_argument("--seeds", default="2,4,8", help="how many at once")
+    parser.add_argument("--seconds", type=float, default=5, help="to measure each for, at least")
+    args = parser.parse_args()
+    for name in args.workload.split(","):
+        work = small_cnn() if name == SMALL_CNN else load(name)
+        counts = [int(n) for n in args.seeds.split(",")]
+        for line in compare(work, counts, args.seconds):
+            print(json.dumps({"workload": name, **line}), flush=True)
+
+
+def small_cnn() -> Workload:
+    """W4 cut down."""
+    work = load("W4")
+    rows = [mine[:64] for mine in work.rows]
+    return work._replace(rows=rows, cohort=10, epochs=1, model="simple_cnn")
+
+
+def compare(work: Workload, counts: list[int], seconds: float) -> list[dict]:
+    """One line for each number of seeds."""
+    engines = {n: engine(work, n) for n in (1, *counts)}
+    paces = {n: [] for n in engines}
+    for running in engines.values():
+        for _ in range(3):
+            running.play(10**6)
+    while len(paces[1]) < 3 or engines[1].session.seconds < seconds:
+        for n, running in engines.items():
+            paces[n].append(benchmark.play_block(running, 10**6))
+    one = float(np.median(paces[1]))
+    found = {n: float(np.median(paces[n])) for n in counts}
+    return [
+        {
+            "seeds": n,
+            "ratio": round(n * one / together, 2),
+            "seconds_per_round": [float(f"{t:.3g}") for t in (one, together)],
+            "compile_seconds": [round(engines[i].compile_seconds, 1) for i in (1, n)],
+            "strategy": engines[n].experiment.strategy.name,
+            "device": f"{len(jax.devices())} x {jax.devices()[0].device_kind}",
+            "load": round(os.getloadavg()[0], 1),
+        }
+        for n, together in found.items()
+    ]
+
+
+def engine(work: Workload, seeds: int) -> Engine:
+    """So many seeds of a workload in one computation, compiled."""
+    one = benchmark.build(work, "auto", "auto", 0)
+    federations = one.federations * seeds
+    together = Engine(
+        one._replace(
+            seeds=list(range(seeds)),
+            federations=federations,
+            training=federations,
+            vectorised_seeds=True,
+        )
+    )
+    together.compile()
+    return together
+
+
+if __name__ == "__main__":
+    main()
