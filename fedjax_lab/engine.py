@@ -13,7 +13,7 @@ import numpy as np
 from fedjax_lab import evaluate, simulate, tree
 from fedjax_lab.errors import BadInput
 from fedjax_lab.experiment import Experiment
-from fedjax_lab.types import Client, Federation, Stage, State
+from fedjax_lab.types import Array, Client, Federation, Stage, State
 
 BLOCK_SECONDS = 1.0  # rounds between two looks at the keyboard
 STAGE = 1 << 31  # beyond the numbers that methods fold into the stream of first weights
@@ -22,6 +22,7 @@ STAGE = 1 << 31  # beyond the numbers that methods fold into the stream of first
 class Lane(NamedTuple):
     """What one call of a compiled function sees: one seed, or all of them on a leading axis."""
 
+    settings: dict[str, Array]  # in which the runs of a joint one differ, by dotted key
     keys: simulate.Keys
     own: Federation
     people: Client
@@ -64,16 +65,27 @@ class Engine:
 
     def _compile(self, lane, state, sums):
         e, number = self.experiment, np.int32(0)
-        method = self.stage.method
-        play = partial(simulate.play, method, self.plan, e.strategy)
-        score = partial(evaluate.score, method, self.plan, e.strategy)
-        axes = self._axes(lane.own), 0, 0, 0
-        block = self._jit(play, (*axes, 0, None, None), donate_argnums=(3, 4))
-        args = lane.training, lane.trainees, lane.keys, state, sums, number, number
+
+        def play(settings, *args):
+            return simulate.play(*self._round(settings), e.strategy, *args)
+
+        def score(settings, *args):
+            return evaluate.score(*self._round(settings), e.strategy, *args)
+
+        axes = 0, self._axes(lane.own), 0, 0, 0
+        block = self._jit(play, (*axes, 0, None, None), donate_argnums=(4, 5))
+        args = lane.settings, lane.training, lane.trainees, lane.keys, state, sums, number, number
         block = block.lower(*args).compile()
-        args = lane.own, lane.people, lane.keys, state, number
+        args = lane.settings, lane.own, lane.people, lane.keys, state, number
         scored = self._jit(score, (*axes, None)).lower(*args).compile()
-        return _Programs(block, scored, self._message_bytes(method, lane, state))
+        return _Programs(block, scored, self._message_bytes(self.stage.method, lane, state))
+
+    def _round(self, settings):
+        """Method and plan of the stage, of a joint run with these settings."""
+        if not settings:
+            return self.stage.method, self.plan
+        method, optimizer = self.experiment.vary(settings)
+        return method, self.plan._replace(optimizer=optimizer)
 
     @property
     def stage(self) -> Stage:
@@ -186,9 +198,11 @@ class Engine:
         return self.experiment.federations[0].train.shape[0]
 
     def _first_states(self):
-        method = self.stage.method
-        init = self._jit(lambda keys: simulate.init(method, keys, self._num_clients), (0,))
-        return [init(lane.keys) for lane in self.lanes]
+        def first(settings, keys):
+            return simulate.init(self._round(settings)[0], keys, self._num_clients)
+
+        init = self._jit(first, (0, 0))
+        return [init(lane.settings, lane.keys) for lane in self.lanes]
 
     def play(self, at_most: int) -> None:
         """A block of rounds, about a second long."""
@@ -199,8 +213,9 @@ class Engine:
         count = int(np.clip(pace * BLOCK_SECONDS, 1, at_most))
         began = time.perf_counter()
         for i, lane in enumerate(self.lanes):
-            args = lane.training, lane.trainees, lane.keys, self.states[i], self.sums[i]
-            block = self._programs[i].play(*args, np.int32(self.played), np.int32(count))
+            args = lane.settings, lane.training, lane.trainees, lane.keys
+            args = *args, self.states[i], self.sums[i], np.int32(self.played), np.int32(count)
+            block = self._programs[i].play(*args)
             self.states[i], self.sums[i] = block
         jax.block_until_ready(self.sums)
         took = time.perf_counter() - began
@@ -222,7 +237,7 @@ class Engine:
         began = time.perf_counter()
         scores = []
         for lane, state, programs in zip(self.lanes, self.states, self._programs, strict=True):
-            args = lane.own, lane.people, lane.keys, state, np.int32(self.played)
+            args = lane.settings, lane.own, lane.people, lane.keys, state, np.int32(self.played)
             scores.append(jax.device_get(programs.score(*args)))
         self.evaluate_seconds += time.perf_counter() - began
         return self._each_seed(scores)
@@ -249,10 +264,13 @@ class Engine:
 
     def recorded(self) -> list[dict]:
         """What the method records of the state, as nested lists by name; for each seed."""
-        record = self.stage.method.record
-        if record is None:
+        if self.stage.method.record is None:
             return [{} for _ in self.experiment.seeds]
-        arrays = [jax.device_get(record(state)) for state in self.final_states()]
+        settings = self._each_seed([lane.settings for lane in self.lanes])
+        arrays = [
+            jax.device_get(self._round(mine)[0].record(state))
+            for mine, state in zip(settings, self.final_states(), strict=True)
+        ]
         return [{name: np.asarray(a).tolist() for name, a in each.items()} for each in arrays]
 
     def final_states(self) -> list[State]:
@@ -277,7 +295,8 @@ class Engine:
     def _lanes(self):
         e = self.experiment
         own, training = e.federations, e.training
-        keys = [simulate.make_keys(jax.random.key(seed)) for seed in e.seeds]
+        streams = [simulate.make_keys(jax.random.key(seed)) for seed in e.seeds]
+        keys = list(zip(e.settings or [{}] * len(e.seeds), streams, strict=True))
         if self.together:
             own, training, keys = (
                 [_stack(own)],
@@ -288,11 +307,11 @@ class Engine:
         people = self._jit(population, (_seed_axes(own[0]),))
         lanes = []
         pool = jax.device_put(own[0]._replace(**dict.fromkeys(_ROWS)), e.strategy.sharding)
-        for streams, *pair in zip(keys, own, training, strict=True):
+        for mine, *pair in zip(keys, own, training, strict=True):
             rows = [{name: getattr(f, name) for name in _ROWS} for f in pair]
-            streams, rows = jax.device_put((streams, rows), e.strategy.sharding)
-            mine, train = (pool._replace(**r) for r in rows)  # one pool for all seeds
-            lanes.append(Lane(streams, mine, people(mine), train, people(train)))
+            mine, rows = jax.device_put((mine, rows), e.strategy.sharding)
+            held, train = (pool._replace(**r) for r in rows)  # one pool for all seeds
+            lanes.append(Lane(*mine, held, people(held), train, people(train)))
         return lanes
 
     def _no_progress(self):

@@ -11,7 +11,7 @@ import importlib.util
 import inspect
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -56,7 +56,7 @@ from fedjax_lab.models import (
     vgg,
 )
 from fedjax_lab.models.task import make_task
-from fedjax_lab.types import Federation, Method, Plan, Stage, Stages, Task
+from fedjax_lab.types import Array, Federation, Method, Plan, Stage, Stages, Task
 
 DEFAULTS = {
     "data": {
@@ -195,6 +195,9 @@ class Experiment(NamedTuple):
     strategy: parallel.Strategy
     vectorised_seeds: bool
     embeddings: Callable[[], Embeddings]  # made when a stage first asks for them
+    settings: list[dict[str, float]] | None = None  # of a joint run, [seed]: see `join`
+    vary: Callable[[dict[str, Array]], tuple[Method, Any]] | None = None
+    # settings -> method, clients' optimiser
 
 
 # Configs.
@@ -393,6 +396,45 @@ def build(
         make_strategy(config, task, plan),
         _vectorise_seeds(config, task, stages),
         embeddings,
+    )
+
+
+def join(parts: list[Experiment]) -> Experiment:
+    """Runs whose configs differ in numbers of `method` and `local` alone, as one computation.
+
+    Its seeds are those of the first run, then those of the second, and so on; the numbers in which
+    the runs differ are its `settings`, which are traced. BadInput where that cannot be.
+    """
+    first = parts[0]
+    if len(first.stages) > 1 or first.stages[0].start is not None:
+        raise BadInput(f"method {first.config.method.name} has stages")
+    if not (first.vectorised_seeds or len(first.seeds) == 1):
+        raise BadInput("the seeds of a run are not vectorised here (config.engine.seeds)")
+    hyper = _settings(first.config, "method")
+    differ = [
+        f"{section}.{key}"
+        for section in ("method", "local")
+        for key, value in first.config[section].items()
+        if any(part.config[section][key] != value for part in parts)
+    ]
+
+    def vary(settings):
+        own = {key.removeprefix("method."): value for key, value in settings.items()}
+        method = methods.make(
+            first.config.method.name, first.task, **{key: own.get(key, hyper[key]) for key in hyper}
+        )
+        local = {k: settings.get(f"local.{k}", v) for k, v in first.config.local.items()}
+        return method, make_optimizer(ml_collections.ConfigDict({"local": local}))
+
+    return first._replace(
+        seeds=[seed for part in parts for seed in part.seeds],
+        federations=[federation for part in parts for federation in part.federations],
+        training=[federation for part in parts for federation in part.training],
+        vectorised_seeds=True,
+        settings=[
+            {key: _get(part.config, key) for key in differ} for part in parts for _ in part.seeds
+        ],
+        vary=vary,
     )
 
 

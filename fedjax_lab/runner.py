@@ -1,6 +1,7 @@
 """A run from its first round to its last: evaluations, checkpoints, files, interrupts."""
 
 import contextlib
+import functools
 import json
 import platform
 import resource
@@ -8,6 +9,7 @@ import signal
 import threading
 import time
 import zipfile
+from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
@@ -19,7 +21,7 @@ from fedjax_lab import evaluate, metrics
 from fedjax_lab.checkpoint import Checkpoints
 from fedjax_lab.engine import Engine
 from fedjax_lab.errors import BadInput
-from fedjax_lab.experiment import Experiment
+from fedjax_lab.experiment import Experiment, join
 from fedjax_lab.progress import Progress
 from fedjax_lab.types import State
 
@@ -60,11 +62,28 @@ def run(
             return Result(folder.read_summary(), rows, engine.final_states(), folder.path)
         if engine.played < experiment.plan.rounds:
             _play(experiment, engine, folder, rows, quiet)
-        summary = _summary(experiment, engine, rows)
-        folder.finish(summary, rows, experiment)
+        summary = folder.finish(engine, rows)
         return Result(summary, rows, engine.final_states(), folder.path)
     finally:
         folder.close()
+
+
+def run_together(parts: list[Experiment], workdirs: list[Path]) -> None:
+    """Runs that `experiment.join` takes, as one computation, each with a new workdir of its own.
+
+    What each has saved is that of an ordinary run, so that after any error, Diverged, which may
+    be another's, among them, it can be resumed alone.
+    """
+    joint = join(parts)
+    folders = [_Folder(*of, False) for of in zip(workdirs, parts, strict=True)]
+    folders = _Folders(folders, [len(part.seeds) for part in parts])
+    rows = []
+    try:
+        engine = Engine(joint)
+        _play(joint, engine, folders, rows, quiet=True)
+        folders.finish(engine, rows)
+    finally:
+        folders.close()
 
 
 def _play(experiment, engine, folder, rows, quiet):
@@ -132,7 +151,7 @@ def _check_finite(experiment, engine, folder, rows):
     i = int(np.argmax(diverged >= 0))
     where = {"round": int(diverged[i]) + 1, "seed": experiment.seeds[i]}
     if rows:
-        folder.finish({**_summary(experiment, engine, rows), "diverged": where}, rows, experiment)
+        folder.finish(engine, rows, diverged=where)
     raise Diverged(
         f"{experiment.config.method.name} diverged in round {where['round']} (seed"
         f" {where['seed']}): a loss or a weight is not finite; try a smaller config.local.lr"
@@ -227,6 +246,7 @@ class _Folder:
 
     def __init__(self, path: Path | None, experiment: Experiment, resume: bool):
         self.path = path
+        self._experiment = experiment
         self.saved = 0
         self._checkpoints = None
         self._last_save = -np.inf
@@ -295,23 +315,64 @@ class _Folder:
         if self.path is not None:
             metrics.append(self.path / "metrics.jsonl", rows)
 
-    def save(self, engine: Engine, force: bool) -> None:
-        """A checkpoint, unless the last one is a few seconds old."""
+    def save(self, engine: Engine, force: bool, part: Callable = lambda saved: saved) -> None:
+        """A checkpoint, or of a part of it, unless the last one is a few seconds old."""
         now = time.monotonic()
         if self._checkpoints and (force or now - self._last_save >= SAVE_SECONDS):
-            self._checkpoints.save(engine.played, engine.saved())
+            self._checkpoints.save(engine.played, part(engine.saved()))
             self.saved, self._last_save = engine.played, now
 
-    def finish(self, summary: dict, rows: list[dict], experiment: Experiment) -> None:
-        """Writes summary.json and the plots."""
-        if self.path is None:
-            return
-        metrics.write_json(self.path / "summary.json", summary)
-        from fedjax_lab import plots
+    def finish(self, engine: Engine, rows: list[dict], **more) -> dict:
+        """Writes summary.json, which it returns, and the plots."""
+        summary = {**_summary(self._experiment, engine, rows), **more}
+        if self.path is not None:
+            metrics.write_json(self.path / "summary.json", summary)
+            from fedjax_lab import plots
 
-        plots.learning_curve(rows, experiment.config.method.name, self.path / "plots")
+            plots.learning_curve(rows, self._experiment.config.method.name, self.path / "plots")
+        return summary
 
     def close(self) -> None:
         """Waits for a checkpoint that is being written."""
         if self._checkpoints:
             self._checkpoints.close()
+
+
+class _Folders:
+    """The workdirs of a joint run: each takes what is its own seeds', a span of all."""
+
+    def __init__(self, folders: list[_Folder], counts: list[int]):
+        self._folders = folders
+        ends = np.cumsum(counts)
+        self._spans = [slice(end - n, end) for end, n in zip(ends, counts, strict=True)]
+        self._rows = [[] for _ in folders]
+
+    def append(self, new: list[dict]) -> None:
+        """Adds the rows of one evaluation, one of each seed."""
+        for folder, span, rows in zip(self._folders, self._spans, self._rows, strict=True):
+            rows += new[span]
+            folder.append(new[span])
+
+    def save(self, engine: Engine, force: bool) -> None:
+        """Checkpoints, each as the run alone would save it."""
+        for folder, span in zip(self._folders, self._spans, strict=True):
+            folder.save(engine, force, functools.partial(_part, span))
+
+    def finish(self, engine: Engine, rows: list[dict], diverged: dict | None = None) -> None:
+        """Writes summaries and plots; nothing where one run has diverged, maybe not this one."""
+        if diverged is None:
+            for folder, own in zip(self._folders, self._rows, strict=True):
+                folder.finish(engine, own, runs_together=len(self._folders))
+
+    def close(self) -> None:
+        """Waits for checkpoints that are being written."""
+        for folder in self._folders:
+            folder.close()
+
+
+def _part(span, saved):
+    """What a run alone would save, of what the engine of a joint run gives."""
+    states, sums, seconds, sent = saved
+    own = span if span.stop - span.start > 1 else span.start
+    states, sums = jax.tree.map(lambda a: a[own], (states, sums))
+    return states, sums, seconds, sent[span]

@@ -2,7 +2,8 @@
 
 python -m fedjax_lab.sweep --config=configs/X.py --out=DIR [--methods=fedavg,fedprox]
                            [--grid=method.mu=0.01,0.1] [--grid=partition.alpha=0.1,0.5]
-                           [--seeds=0,1,2] [--workers=N] [--config.run.rounds=20 ...]
+                           [--seeds=0,1,2] [--workers=N | --together]
+                           [--config.run.rounds=20 ...]
 
 A cell is a method at a grid point, with all seeds in one run. Its folder DIR/CELL is that of a run
 of fedjax_lab.main; DIR/sweep.json is the plan. A method without a setting that is in the grid for
@@ -11,7 +12,9 @@ other methods and grids add cells, if all else is the same. A cell that failed h
 tried again; one that diverged has it too and is not.
 
 Cells run one after another in this process, or N at a time in processes of their own: on a CPU
-each with its share of the cores, on GPUs each on one of them.
+each with its share of the cores, on GPUs each on one of them. With --together new cells that differ
+in numbers of `method` and `local` alone run as one vmapped computation; where that fails (memory,
+a number that a method does not let be traced, a cell that diverges) they go on one by one.
 
 Exit codes: 0 done; 1 a cell failed; 2 a usage, config or data error, in one line and before
 anything is run; 130 interrupted, the state of the cells under way saved.
@@ -242,12 +245,40 @@ def check(cells: Iterable[Cell], load: Callable[..., Dataset]) -> None:
 
 
 def run_here(
-    cells: Iterable[Cell], out: Path, load: Callable[..., Dataset]
+    groups: Iterable[list[Cell]], out: Path, load: Callable[..., Dataset]
 ) -> Iterator[tuple[Cell, Outcome]]:
-    """Runs cells one after another in this process."""
+    """Runs cells in this process, each group as one computation or else one after another."""
+    for group in groups:
+        if len(group) > 1:
+            _try_together(group, out, load)
+            gc.collect()
+        for cell in group:
+            folder = out / cell.name
+            yield cell, ended(folder) or _run_one(cell, _ready(folder), load)
+            gc.collect()  # the devices' memory
+
+
+def alike(cells: Iterable[Cell], out: Path) -> list[list[Cell]]:
+    """Groups of new cells that differ in numbers of `method` and `local` alone."""
+    groups = {}
     for cell in cells:
-        yield cell, _run_one(cell, _ready(out / cell.name), load)
-        gc.collect()  # the devices' memory
+        if (out / cell.name / "config.json").exists():  # it goes on from a round of its own
+            groups[cell.name] = [cell]
+            continue
+        config = cell.saved
+        for section in ("method", "local"):
+            config[section] = {k: v for k, v in config[section].items() if type(v) is not float}
+        groups.setdefault(json.dumps(config, sort_keys=True), []).append(cell)
+    return list(groups.values())
+
+
+def _try_together(group, out, load):
+    try:
+        parts = [experiment.build(c.config, c.seeds, load(c.config)) for c in group]
+        runner.run_together(parts, [_ready(out / c.name) for c in group])
+    except Exception as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        tqdm.write(f"not together but one by one: {group[0].name} ...: {reason:.200}")
 
 
 def _run_one(cell, folder, load):
@@ -429,7 +460,8 @@ def _main(argv):
     if args.workers:
         results = run_in_workers(todo, out, shared, args.workers)
     else:
-        results = run_here(todo, out, load)
+        groups = alike(todo, out) if args.together else [[cell] for cell in todo]
+        results = run_here(groups, out, load)
     try:
         with contextlib.closing(results):
             follow(results, len(todo), len(cells), out)
@@ -449,6 +481,7 @@ def _parse(argv):
     parser.add_argument("--seeds")
     parser.add_argument("--grid", action="append", default=[])
     parser.add_argument("--workers", type=int, default=0)
+    parser.add_argument("--together", action="store_true")
     args, rest = parser.parse_known_args(argv[1:])
     if rest:
         flags = [f"--{name}" for name in vars(args)]
@@ -456,6 +489,8 @@ def _parse(argv):
     for flag, example in (("config", "configs/quickstart.py"), ("out", "runs/sweep")):
         if not getattr(args, flag):
             raise BadInput(f"--{flag} is missing; for example --{flag}={example}")
+    if args.workers and args.together:
+        raise BadInput("--together runs cells in one process, --workers in many; drop one")
     if args.workers < 0:
         raise BadInput(f"--workers must not be negative, got {args.workers}")
     path, _, own = args.config.partition(":")
