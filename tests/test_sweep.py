@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -9,8 +10,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import toys
 
-from fedjax_lab import metrics, runner, sweep
+from fedjax_lab import experiment, metrics, runner, sweep
 from fedjax_lab.engine import Engine
 from fedjax_lab.errors import BadInput
 from fedjax_lab.sweep import Outcome, Shared
@@ -163,6 +165,7 @@ BAD = [
     (["--grid=partition.num_clients=6,500"], "fedavg,partition.num_clients=500: "),
     (["--metods=fedavg"], "did you mean '--methods'?"),
     (["--workers=two"], "--workers"),
+    (["--workers=2", "--together"], "drop one"),
     (["--seeds=a"], "--seeds"),
     (["--config.run.rounds"], "--config.run.rounds needs a value"),
 ]
@@ -218,7 +221,7 @@ def test_interrupted_and_gone_on(swept, toy, tmp_path, monkeypatch, capsys):
         play(self, 1)
         played.append(self.experiment.config.method.name)
         if stop and len(played) == 3:  # the first round of the second cell
-            os.kill(os.getpid(), 2)
+            os.kill(os.getpid(), signal.SIGINT)
 
     monkeypatch.setattr(Engine, "play", one_round)
     stop = True
@@ -257,6 +260,92 @@ def test_a_failed_cell_does_not_stop_the_others_and_is_tried_again(
     assert call(*arguments) == 0
     assert "3 cells in" in (said := capsys.readouterr().out) and "2 of them done" in said
     assert not (out / "fedavg,local.lr=0.1/error.txt").exists()
+
+
+def test_cells_alike_differ_in_numbers_of_method_and_local_alone(tmp_path):
+    grid = {"method.mu": ["0.1", "1"], "local.lr": ["0.1", "1"], "local.epochs": ["1", "2"]}
+    cells = sweep.plan(QUICK, ["fedavg", "fedprox"], grid)
+    names = list(cells)
+    found = [
+        [names.index(c.name) for c in group] for group in sweep.alike(cells.values(), tmp_path)
+    ]
+    assert found == [[0, 2], [1, 3], [4, 6, 8, 10], [5, 7, 9, 11]]
+    metrics.make_folder(tmp_path / names[6])
+    metrics.write_json(tmp_path / names[6] / "config.json", {})  # it has begun
+    found = [
+        [names.index(c.name) for c in group] for group in sweep.alike(cells.values(), tmp_path)
+    ]
+    assert found == [[0, 2], [1, 3], [4, 8, 10], [5, 7, 9, 11], [6]]
+
+
+def test_together_or_one_by_one(toy, swept, tmp_path, capsys):
+    """The numbers up to rounding; and what is saved is what each alone would have saved."""
+    out = tmp_path / "out"
+    assert call(f"--config={toy}", f"--out={out}", *SMALL, "--together") == 0
+    assert "one by one" not in capsys.readouterr().out
+    for name, together in zip(NAMES, (None, 2, 2), strict=True):
+        summary = json.loads((out / name / "summary.json").read_text())
+        assert summary.get("runs_together") == together
+        for here, there in zip(comparable(swept / name), comparable(out / name), strict=True):
+            assert here["seed"] == there["seed"] and here["bytes_up"] == there["bytes_up"]
+            assert here["train_loss"] == pytest.approx(there["train_loss"], rel=1e-5)
+        cell = sweep.make_cell(Shared(toy), name.partition(",")[0], dict(grid_of(name)))
+        states = []
+        for folder in (swept / name, out / name):
+            job = experiment.build(cell.config, [0, 1])
+            states.append(runner.run(job, folder, resume=True, quiet=True).states)
+        toys.close(*states)
+    losses = [comparable(out / name)[0]["train_loss"] for name in NAMES]
+    assert len(set(losses)) == 3
+
+
+def grid_of(name):
+    return [(f"method.{part}".split("=")) for part in name.split(",")[1:]]
+
+
+def test_together_interrupted_they_go_on_one_by_one(toy, tmp_path, monkeypatch):
+    """One seed each; in the grid are learning rates, those of the clients' optimiser."""
+    out, played = tmp_path / "out", []
+    arguments = [f"--config={toy}", f"--out={out}", "--grid=local.lr=0.1,0.2", "--seeds=3"]
+
+    def one_round(self, at_most, play=Engine.play):
+        play(self, 1)
+        played.append(self.experiment.seeds)
+        if len(played) == 1:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Engine, "play", one_round)
+        assert call(*arguments, "--together") == 130
+        assert call(*arguments, "--together") == 0
+    assert played == [[3, 3], [3], [3]]
+    for cell in sweep.plan(Shared(toy), [""], {"local.lr": ["0.1", "0.2"]}).values():
+        alone = runner.run(experiment.build(cell.config, [3]), quiet=True).metrics
+        (row,) = comparable(out / cell.name)
+        assert row["train_loss"] == pytest.approx(alone[0]["train_loss"], rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    "arguments, why",
+    [
+        (["--methods=hfedf", "--grid=method.clip=1,2"], "TracerBoolConversionError"),
+        (["--methods=fedavg", "--grid=local.lr=0.1,1e25"], "Diverged"),
+        (["--methods=finetune", "--grid=local.lr=0.1,0.2"], "config.engine.seeds"),
+        (["--methods=fedconcat", "--grid=local.lr=0.1,0.2"], "has stages"),
+    ],
+)
+def test_what_cannot_be_together_is_run_one_by_one(
+    arguments, why, toy, tmp_path, monkeypatch, capsys
+):
+    alone = []
+    monkeypatch.setattr(runner, "run", lambda *of, **options: alone.append((of, options)))
+    more = ["--together", "--config.run.rounds=12", "--config.run.cohort=0", "--seeds=0,1"]
+    more += ["--config.engine.seeds=sequential"] * ("finetune" in arguments[0])
+    call(f"--config={toy}", f"--out={tmp_path}", *arguments, *more)
+    said = capsys.readouterr().out
+    assert said.count("not together but one by one") == 1 and why in said
+    assert len(alone) == 2
+    assert all(options["resume"] == (why[0] in "TD") for _, options in alone)  # it had begun
 
 
 def cells_of(commands, monkeypatch):
