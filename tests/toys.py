@@ -55,6 +55,7 @@ FEDERATION = make_federation()
 SKEWED = skewed(FEDERATION)
 TASK = make_task(nets.mlp(K, width=16), (D,), K)
 NORM = make_task(nets.mlp(K, width=16, norm=True), (D,), K)
+NORM = NORM._replace(labels=lambda: jnp.eye(K, 32))
 PEOPLE = simulate.population(FEDERATION, K)
 VECTORISED = parallel.vectorised()
 
