@@ -14,13 +14,20 @@ from fedjax_lab.types import PyTree
 
 
 class Checkpoints:
-    """The checkpoints of one workdir, each under the number of rounds it comes after."""
+    """The checkpoints of one workdir, each under the number of rounds it comes after.
+
+    For the first process of a run alone, which may wait for no other in here.
+    """
 
     def __init__(self, folder: Path):
         import orbax.checkpoint as ocp  # not needed by those who save nothing
 
         self._ocp = ocp
-        options = ocp.CheckpointManagerOptions(max_to_keep=2, create=True)
+        folder.mkdir(exist_ok=True)
+        alone = ocp.options.MultiprocessingOptions(primary_host=0, active_processes={0})
+        options = ocp.CheckpointManagerOptions(
+            max_to_keep=2, create=False, multiprocessing_options=alone
+        )
         self._manager = ocp.CheckpointManager(folder.absolute(), options=options)
 
     def latest(self) -> int | None:
@@ -35,9 +42,9 @@ class Checkpoints:
         leaves = {str(i): np.array(a) for i, a in enumerate(jax.tree.leaves(state))}
         self._manager.save(rounds, args=self._ocp.args.StandardSave(leaves))
 
-    def restore(self, rounds: int, like: PyTree) -> PyTree:
-        """The saved state in the tree and on the devices of `like`."""
-        leaves, treedef = jax.tree.flatten(like)
+    def restore(self, rounds: int, like: PyTree) -> list[np.ndarray]:
+        """The leaves of the saved state, which has the tree of `like`."""
+        leaves = jax.tree.leaves(like)
         shapes = {str(i): np.empty(a.shape, a.dtype) for i, a in enumerate(leaves)}
         try:
             args = self._ocp.args.StandardRestore(shapes)
@@ -50,13 +57,9 @@ class Checkpoints:
             ) from error
         if any(saved[str(i)].shape != a.shape for i, a in enumerate(leaves)):
             raise BadInput(f"checkpoint {rounds} is another run's: its arrays differ in shape")
-        return treedef.unflatten(_place(saved[str(i)], leaf) for i, leaf in enumerate(leaves))
+        return [saved[str(i)] for i in range(len(leaves))]
 
     def close(self) -> None:
         """Waits for what is being written."""
         self._manager.wait_until_finished()
         self._manager.close()
-
-
-def _place(saved, like):
-    return jax.device_put(saved, like.sharding) if isinstance(like, jax.Array) else saved

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_lab import evaluate, simulate, tree
+from fedjax_lab import evaluate, parallel, processes, simulate, tree
 from fedjax_lab.errors import BadInput
 from fedjax_lab.experiment import Experiment
 from fedjax_lab.types import Array, Client, Federation, Stage, State
@@ -136,7 +136,7 @@ class Engine:
             size = min(stage.batch_size, self.lanes[0].training.train.shape[-1])
             self.plan = self.plan._replace(batch_size=size, equal_steps=False)
         if stage.embedded:
-            x = jax.device_put(self.experiment.embeddings().examples, self._sharding)
+            x = parallel.put(self.experiment.embeddings().examples, self._sharding)
             none = dict.fromkeys(("validation", "test", "world", "unseen"))
             self.lanes = [_with_examples(lane, x=x, **_PLAIN, **none) for lane in self._images]
             self.plan = self.plan._replace(augment=None)
@@ -169,13 +169,14 @@ class Engine:
     def _prepare(self):
         if self.stage.prepare is None:
             return [{} for _ in self.lanes]
-        streams = self._each_seed([lane.keys for lane in self.lanes])
+        streams = [simulate.make_keys(jax.random.key(seed)) for seed in self.experiment.seeds]
         people = self._each_seed([lane.people for lane in self.lanes])
         found = [
             self.stage.prepare(self._keys(keys)[0], *jax.device_get((mine, state)))
             for keys, mine, state in zip(streams, people, self.final_states(), strict=True)
         ]
         found = [{name: np.asarray(fact) for name, fact in facts.items()} for facts in found]
+        found = processes.of_first(lambda: found)  # hosts may differ in the last bit
         if not self.together:
             return found
         if len({_shapes(facts) for facts in found}) > 1:
@@ -210,7 +211,7 @@ class Engine:
         earlier = self._stage_session
         new = played - earlier.played
         pace = new / (seconds - earlier.seconds) if new else 0.0
-        count = int(np.clip(pace * BLOCK_SECONDS, 1, at_most))
+        count = processes.of_first(lambda: int(np.clip(pace * BLOCK_SECONDS, 1, at_most)))
         began = time.perf_counter()
         for i, lane in enumerate(self.lanes):
             args = lane.settings, lane.training, lane.trainees, lane.keys
@@ -306,10 +307,10 @@ class Engine:
         population = partial(simulate.population, num_classes=e.task.num_classes)
         people = self._jit(population, (_seed_axes(own[0]),))
         lanes = []
-        pool = jax.device_put(own[0]._replace(**dict.fromkeys(_ROWS)), e.strategy.sharding)
+        pool = parallel.put(own[0]._replace(**dict.fromkeys(_ROWS)), e.strategy.sharding)
         for mine, *pair in zip(keys, own, training, strict=True):
             rows = [{name: getattr(f, name) for name in _ROWS} for f in pair]
-            mine, rows = jax.device_put((mine, rows), e.strategy.sharding)
+            mine, rows = parallel.put((mine, rows), e.strategy.sharding)
             held, train = (pool._replace(**r) for r in rows)  # one pool for all seeds
             lanes.append(Lane(*mine, held, people(held), train, people(train)))
         return lanes
@@ -319,7 +320,7 @@ class Engine:
             none = simulate.no_progress()
             if self.together:
                 none = jax.tree.map(lambda a: jnp.stack([a] * len(self.experiment.seeds)), none)
-            return jax.device_put(none, self._sharding)
+            return parallel.put(none, self._sharding)
 
         return [one(lane) for lane in self.lanes]
 

@@ -2,6 +2,10 @@
 
 python -m fedjax_lab.main --config=configs/quickstart.py[:METHOD] [--config.method.mu=0.1]
                           [--workdir=DIR] [--seeds=0,1,2] [--resume] [--partition_only]
+                          [--distributed=auto|I/N@HOST:PORT]
+
+With --distributed this is one of several processes that together make one run: number I of N, where
+number 0 can be reached at HOST:PORT, or as Slurm, a TPU pod or MPI says. Number 0 writes the files.
 
 Exit codes: 0 done; 2 a usage, config or data error, in one line; 3 diverged; 130 interrupted.
 """
@@ -18,6 +22,7 @@ WORKDIR = flags.DEFINE_string("workdir", None, "folder for all results; default:
 SEEDS = flags.DEFINE_list("seeds", None, "comma-separated; default: config.run.seed")
 RESUME = flags.DEFINE_bool("resume", False, "go on from the newest checkpoint of the workdir")
 PARTITION_ONLY = flags.DEFINE_bool("partition_only", False, "show who holds what; train nothing")
+DISTRIBUTED = flags.DEFINE_string("distributed", None, "one of many processes: auto, I/N@HOST:PORT")
 
 
 def main(argv: list[str]) -> int:
@@ -48,6 +53,11 @@ def _run(argv):
         raise BadInput("--config is missing; for example --config=configs/quickstart.py")
     seeds = parse_seeds(SEEDS.value)
 
+    from fedjax_lab import processes
+
+    if DISTRIBUTED.value is not None:
+        processes.join(DISTRIBUTED.value)
+
     from fedjax_lab import experiment, runner
 
     config = experiment.resolve(experiment.load_config(CONFIG.value), overrides)
@@ -55,12 +65,12 @@ def _run(argv):
     if RESUME.value and not WORKDIR.value:
         raise BadInput("--resume needs the folder of the run: --workdir=DIR")
     if WORKDIR.value and not PARTITION_ONLY.value:
-        runner.check_workdir(Path(WORKDIR.value), config, seeds, RESUME.value)
+        folder = Path(WORKDIR.value)
+        processes.of_first(lambda: runner.check_workdir(folder, config, seeds, RESUME.value))
     job = None if PARTITION_ONLY.value else experiment.build(config, seeds)
-    new = _new_folder(CONFIG.value, config.method.name) if not WORKDIR.value else None
-    workdir = new or Path(WORKDIR.value)
+    workdir = Path(WORKDIR.value or processes.of_first(lambda: _new_folder(config.method.name)))
     if PARTITION_ONLY.value:
-        return _show_partition(config, seeds[0], workdir)
+        return processes.of_first(lambda: _show_partition(config, seeds[0], workdir))
     try:
         result = runner.run(job, workdir, RESUME.value)
     except runner.Diverged as error:
@@ -115,12 +125,12 @@ def use_every_core() -> None:
     jax.config.update("jax_num_cpu_devices", len(mine(0)))
 
 
-def _new_folder(config_path, method):
+def _new_folder(method):
     """A folder in runs that nobody else has, made here and now."""
     from fedjax_lab import metrics
 
     metrics.make_folder(Path("runs"))
-    name = Path(config_path.partition(":")[0]).stem
+    name = Path(CONFIG.value.partition(":")[0]).stem
     stem = f"{name}-{method}-{time.strftime('%Y%m%d-%H%M%S')}"
     for ending in ("", *(f"-{i}" for i in range(2, 1000))):
         path = Path("runs") / (stem + ending)

@@ -9,10 +9,12 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from fedjax_lab.types import Array
+from fedjax_lab.errors import BadInput
+from fedjax_lab.types import Array, PyTree
 
 CHUNK = 8  # clients at a time, where the user names no number
 
@@ -109,6 +111,20 @@ def make_mesh(devices: int | None = None) -> Mesh:
     return jax.make_mesh((len(chosen),), ("client",), devices=chosen, axis_types=(AxisType.Auto,))
 
 
+def put(a: PyTree, sharding: NamedSharding | None) -> PyTree:
+    """A copy of what every process has on all devices of the mesh; keys of random numbers too."""
+    if sharding is None or sharding.is_fully_addressable:
+        return jax.device_put(a, sharding)
+
+    def one(a):
+        if not jnp.issubdtype(getattr(a, "dtype", None), jax.dtypes.prng_key):
+            return jax.device_put(a, sharding)
+        bits = jax.device_put(np.asarray(jax.random.key_data(a)), sharding)
+        return jax.random.wrap_key_data(bits, impl=jax.random.key_impl(a))
+
+    return jax.tree.map(one, a)
+
+
 def in_groups(strategy: Strategy, size: int) -> Callable[[Callable], Callable]:
     """An `each` that runs at most `size` clients at a time, with `strategy`."""
 
@@ -187,4 +203,14 @@ def choose(
         name = "sequential" if one_by_one else "vectorised" if equal_steps else "chunked"
     inner = {"vectorised": vectorised, "sequential": sequential, "chunked": lambda: chunked(chunk)}
     strategy = inner[name]()
+    _check_processes(cohort, devices)
     return strategy if devices == 1 else on_mesh(make_mesh(devices), strategy)
+
+
+def _check_processes(cohort, devices):
+    busy = {device.process_index for device in jax.devices()[:devices]}
+    if len(busy) < jax.process_count():
+        raise BadInput(
+            f"{cohort} clients a round leave the devices of {jax.process_count() - len(busy)} of"
+            f" {jax.process_count()} processes idle; use at most {len(busy)} processes"
+        )

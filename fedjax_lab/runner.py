@@ -17,7 +17,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from fedjax_lab import evaluate, metrics
+from fedjax_lab import evaluate, metrics, processes
 from fedjax_lab.checkpoint import Checkpoints
 from fedjax_lab.engine import Engine
 from fedjax_lab.errors import BadInput
@@ -101,7 +101,7 @@ def _play(experiment, engine, folder, rows, quiet):
                 progress.say(f"stage {engine.stage.name}")
             upcoming = np.searchsorted(times, engine.played, "right")
             goal, since = times[upcoming], times[upcoming] - times[upcoming - 1]
-            while engine.played < goal and not stop.is_set():
+            while engine.played < goal and not processes.anywhere(stop.is_set()):
                 engine.play(goal - engine.played)
                 progress.rounds(engine.played)
                 _check_finite(experiment, engine, folder, rows)
@@ -110,8 +110,9 @@ def _play(experiment, engine, folder, rows, quiet):
                 rows += new
                 folder.append(new)
                 progress.evaluated(new)
-            folder.save(engine, force=stop.is_set() or engine.played in engine.ends)
-            if stop.is_set() and engine.played < rounds:
+            stopping = processes.anywhere(stop.is_set())
+            folder.save(engine, force=stopping or engine.played in engine.ends)
+            if stopping and engine.played < rounds:
                 raise Interrupted(f"interrupted after round {engine.played} of {rounds}")
 
 
@@ -191,8 +192,8 @@ def _ratio(a, b):
 
 
 def peak_memory() -> int:
-    """Bytes: of the process, or of the accelerator where there is one."""
-    stats = jax.devices()[0].memory_stats() if jax.default_backend() != "cpu" else None
+    """Bytes: of the process, or of its accelerator where there is one."""
+    stats = jax.local_devices()[0].memory_stats() if jax.default_backend() != "cpu" else None
     if stats:
         return stats.get("peak_bytes_in_use")
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -242,7 +243,10 @@ def saved_config(config, seeds: list[int]) -> dict:
 
 
 class _Folder:
-    """A workdir and its files; without a path nothing is written."""
+    """A workdir and its files; without a path nothing is written.
+
+    The first process alone reads and writes them; the others are told what it has read.
+    """
 
     def __init__(self, path: Path | None, experiment: Experiment, resume: bool):
         self.path = path
@@ -250,8 +254,14 @@ class _Folder:
         self.saved = 0
         self._checkpoints = None
         self._last_save = -np.inf
+        self._writes = False
         if path is None:
             return
+        self._writes = processes.is_first()
+        processes.of_first(lambda: self._open(resume))
+
+    def _open(self, resume):
+        path, experiment = self.path, self._experiment
         check_workdir(path, experiment.config, experiment.seeds, resume)
         metrics.make_folder(path)
         saved = saved_config(experiment.config, experiment.seeds)
@@ -260,24 +270,32 @@ class _Folder:
 
     def restore(self, engine: Engine) -> list[dict]:
         """Puts the engine where the newest checkpoint was; returns the rows until there."""
-        if self._checkpoints is None:
+        if self.path is None:
             return []
+        self.saved, rows = processes.of_first(lambda: self._newest(engine))
+        while self.saved > engine.ends[engine.stage_number]:
+            engine.next_stage(processes.of_first(lambda: self._read_facts(engine)))
+        if self.saved:
+            like, treedef = jax.tree.flatten(engine.saved())
+            saved = processes.of_first(lambda: self._checkpoints.restore(self.saved, like))
+            engine.go_on(treedef.unflatten(map(_place, saved, like)), self.saved)
+        return rows
+
+    def _newest(self, engine):
         self.saved = self._checkpoints.latest() or 0
         rows = metrics.keep_until(self.path / "metrics.jsonl", self.saved)
         self._check_rows(rows, engine)
-        while self.saved > engine.ends[engine.stage_number]:
-            engine.next_stage(self._read_facts(engine))
-        if self.saved:
-            engine.go_on(self._checkpoints.restore(self.saved, engine.saved()), self.saved)
-        return rows
+        return self.saved, rows
 
     def finished(self, all_rounds: bool) -> bool:
         """Whether an earlier process has left nothing to do."""
-        return bool(all_rounds and self.path and (self.path / "summary.json").exists())
+        if not all_rounds or self.path is None:
+            return False
+        return processes.of_first((self.path / "summary.json").exists)
 
     def read_summary(self) -> dict:
         """What that process measured."""
-        return json.loads((self.path / "summary.json").read_text())
+        return processes.of_first(lambda: json.loads((self.path / "summary.json").read_text()))
 
     def _check_rows(self, rows, engine):
         experiment = engine.experiment
@@ -291,7 +309,7 @@ class _Folder:
 
     def keep_facts(self, facts: list[dict], engine: Engine) -> None:
         """Writes what a stage begins with: a later process cannot find it again."""
-        if self.path is None or engine.stage.prepare is None:
+        if not self._writes or engine.stage.prepare is None:
             return
         metrics.make_folder(self.path / "stages")
         for i, found in enumerate(facts):
@@ -312,7 +330,7 @@ class _Folder:
 
     def append(self, rows: list[dict]) -> None:
         """Adds rows to metrics.jsonl."""
-        if self.path is not None:
+        if self._writes:
             metrics.append(self.path / "metrics.jsonl", rows)
 
     def save(self, engine: Engine, force: bool, part: Callable = lambda saved: saved) -> None:
@@ -325,7 +343,7 @@ class _Folder:
     def finish(self, engine: Engine, rows: list[dict], **more) -> dict:
         """Writes summary.json, which it returns, and the plots."""
         summary = {**_summary(self._experiment, engine, rows), **more}
-        if self.path is not None:
+        if self._writes:
             metrics.write_json(self.path / "summary.json", summary)
             from fedjax_lab import plots
 
@@ -336,6 +354,10 @@ class _Folder:
         """Waits for a checkpoint that is being written."""
         if self._checkpoints:
             self._checkpoints.close()
+
+
+def _place(saved, like):
+    return jax.device_put(saved, like.sharding) if isinstance(like, jax.Array) else saved
 
 
 class _Folders:

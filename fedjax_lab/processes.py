@@ -1,0 +1,94 @@
+"""One run by several processes, on one host or many: who they are, and how they agree.
+
+All of them run the same program on one mesh of all their devices. What a process decides by itself
+(a clock, a signal, a file) must be agreed on before the next program is started, or they would run
+different ones and wait for each other for ever.
+"""
+
+import os
+import pickle
+import re
+import sys
+from collections.abc import Callable
+from typing import TypeVar
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+from fedjax_lab.errors import BadInput
+
+T = TypeVar("T")
+PIECE = 1 << 28  # bytes that are sent at a time
+
+
+def join(place: str) -> None:
+    """Waits for the other processes of the run. Before jax starts.
+
+    `place` is I/N@HOST:PORT, this one's number, how many there are and where number 0 can be
+    reached; or `auto`, where jax finds that itself (Slurm, TPU pods, MPI, Kubernetes). From then
+    on only the first process prints.
+    """
+    try:
+        jax.distributed.initialize(**parse(place))
+    except (ValueError, RuntimeError) as error:
+        raise BadInput(f"--distributed={place}: {error}") from error
+    if not is_first():
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def parse(place: str) -> dict:
+    """The arguments of jax.distributed.initialize."""
+    if place == "auto":
+        return {}
+    match = re.fullmatch(r"(\d+)/(\d+)@(.+:\d+)", place)
+    if match is None or int(match[1]) >= int(match[2]):
+        example = "--distributed=0/2@127.0.0.1:7000"
+        raise BadInput(f"--distributed={place} is neither auto nor I/N@HOST:PORT, as {example}")
+    return {
+        "process_id": int(match[1]),
+        "num_processes": int(match[2]),
+        "coordinator_address": match[3],
+        "cluster_detection_method": "deactivate",
+    }
+
+
+def is_first() -> bool:
+    """Whether this process writes files and prints."""
+    return _alone() or jax.process_index() == 0
+
+
+def of_first(make: Callable[[], T]) -> T:
+    """What `make` gives in the first process, where alone it is called; its BadInput too.
+
+    All processes must ask, in the same order. The value has to be picklable.
+    """
+    if _alone():
+        return make()
+    data = np.zeros(0, np.uint8)
+    if is_first():
+        try:
+            value = make()
+        except BadInput as error:
+            value = error
+        data = np.frombuffer(pickle.dumps(value), np.uint8)
+    size = np.array(divmod(len(data), PIECE), np.int32)
+    pieces, rest = multihost_utils.broadcast_one_to_all(size).tolist()
+    data = data if is_first() else np.zeros(pieces * PIECE + rest, np.uint8)
+    starts = range(0, len(data), PIECE)
+    parts = [multihost_utils.broadcast_one_to_all(data[i : i + PIECE]) for i in starts]
+    value = pickle.loads(b"".join(map(bytes, parts)))
+    if isinstance(value, BadInput):
+        raise value
+    return value
+
+
+def anywhere(flag: bool) -> bool:
+    """Whether it is set in any process. All must ask, in the same order."""
+    if _alone():
+        return flag
+    return bool(multihost_utils.process_allgather(np.array(flag)).any())
+
+
+def _alone():
+    return not jax.distributed.is_initialized()  # asked before jax starts
