@@ -167,4 +167,7 @@ def _show(result):
 
 if __name__ == "__main__":
     use_every_core()
-    sys.exit(main(sys.argv))
+    code = main(sys.argv)
+    from fedjax_lab import processes
+
+    processes.leave(code)

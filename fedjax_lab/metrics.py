@@ -2,6 +2,7 @@
 
 import json
 import os
+import secrets
 from pathlib import Path
 
 import numpy as np
@@ -148,7 +149,7 @@ def _over_seeds(chosen, statistic):
 
 
 def _replace(path, text):
-    temporary = path.with_name(path.name + ".tmp")
+    temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")  # nobody else's
     with temporary.open("w") as file:
         file.write(text)
         file.flush()

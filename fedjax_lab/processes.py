@@ -10,7 +10,7 @@ import pickle
 import re
 import sys
 from collections.abc import Callable
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
 import jax
 import numpy as np
@@ -33,8 +33,20 @@ def join(place: str) -> None:
         jax.distributed.initialize(**parse(place))
     except (ValueError, RuntimeError) as error:
         raise BadInput(f"--distributed={place}: {error}") from error
+    tell = sys.excepthook
+    sys.excepthook = lambda *error: (tell(*error), leave(1))
     if not is_first():
+        sys.stdout.flush()
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def leave(code: int) -> NoReturn:
+    """Ends this process; after a failure without waiting for others, which may wait for it."""
+    if code and not _alone():
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
 
 
 def parse(place: str) -> dict:

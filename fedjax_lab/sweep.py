@@ -2,7 +2,7 @@
 
 python -m fedjax_lab.sweep --config=configs/X.py --out=DIR [--methods=fedavg,fedprox]
                            [--grid=method.mu=0.01,0.1] [--grid=partition.alpha=0.1,0.5]
-                           [--seeds=0,1,2] [--workers=N | --together]
+                           [--seeds=0,1,2] [--workers=N | --together] [--share=I/N]
                            [--config.run.rounds=20 ...]
 
 A cell is a method at a grid point, with all seeds in one run. Its folder DIR/CELL is that of a run
@@ -15,6 +15,9 @@ Cells run one after another in this process, or N at a time in processes of thei
 each with its share of the cores, on GPUs each on one of them. With --together new cells that differ
 in numbers of `method` and `local` alone run as one vmapped computation; where that fails (memory,
 a number that a method does not let be traced, a cell that diverges) they go on one by one.
+
+With --share=I/N only every N-th cell is run, from number I on (0 is the first), so that N commands,
+on hosts that all see DIR, share a sweep.
 
 Exit codes: 0 done; 1 a cell failed; 2 a usage, config or data error, in one line and before
 anything is run; 130 interrupted, the state of the cells under way saved.
@@ -119,6 +122,15 @@ def plan(shared: Shared, methods: list[str], grid: dict[str, list[str]]) -> dict
     return cells
 
 
+def share_of(cells: dict[str, Cell], text: str) -> dict[str, Cell]:
+    """Every N-th cell from number I on, of I/N. The shares of all I < N are the whole."""
+    match = re.fullmatch(r"(\d+)/(\d+)", text)
+    if match is None or int(match[1]) >= int(match[2]):
+        raise BadInput(f"--share={text} is not I/N with I below N, for example --share=0/4")
+    first, step = map(int, match.groups())
+    return dict(list(cells.items())[first::step])
+
+
 def make_cell(shared: Shared, method: str, point: dict[str, str]) -> Cell:
     """The cell of a grid point, all of whose settings the method has."""
     _check_keys(point, shared.overrides)
@@ -170,12 +182,14 @@ def check_folder(shared: Shared, cells: dict[str, Cell], out: Path) -> dict:
     overrides and seeds would be another run.
     """
     path, planned = out / "sweep.json", {}
-    if path.exists():
+    # Listed once: commands that share a sweep write sweep.json, and then their cells.
+    names = {p.name for p in out.iterdir()} if out.is_dir() else set()
+    if path.name in names:
         try:
             planned = json.loads(path.read_text())["cells"]
         except (json.JSONDecodeError, KeyError) as error:
             raise BadInput(f"{path} cannot be read: {error!r}") from error
-    elif out.exists() and (not out.is_dir() or any(out.iterdir())):
+    elif not all(name.startswith(path.name) for name in names) or out.is_file():
         raise BadInput(f"{out} holds something else than a sweep; name another folder with --out")
     for name, old in planned.items():
         today = make_cell(shared, old["method"], old["grid"])
@@ -448,7 +462,8 @@ def _main(argv):
     grid = parse_grid(args.grid)
     cells = plan(shared, methods, grid)
     planned = check_folder(shared, cells, out)
-    todo = [cell for cell in cells.values() if not ended(out / cell.name)]
+    mine = share_of(cells, args.share)
+    todo = [cell for cell in mine.values() if not ended(out / cell.name)]
     if args.workers:
         jax.config.update("jax_platforms", "cpu")  # the devices are the workers'
     load = load_once()
@@ -456,7 +471,7 @@ def _main(argv):
     write_plan(planned, cells, out)
     if not jax.config.jax_compilation_cache_dir:
         jax.config.update("jax_compilation_cache_dir", str(out.absolute() / ".compiled"))
-    print(f"{len(cells)} cells in {out}, {len(cells) - len(todo)} of them done", flush=True)
+    print(f"{len(mine)} cells in {out}, {len(mine) - len(todo)} of them done", flush=True)
     if args.workers:
         results = run_in_workers(todo, out, shared, args.workers)
     else:
@@ -464,12 +479,12 @@ def _main(argv):
         results = run_here(groups, out, load)
     try:
         with contextlib.closing(results):
-            follow(results, len(todo), len(cells), out)
+            follow(results, len(todo), len(mine), out)
     except KeyboardInterrupt:
         print("interrupted; the same command goes on", file=sys.stderr)
         return 130
-    print(f"\nafter the last round\n{table(cells, list(grid), out)}\n\nresults: {out}")
-    return int(any(ended(out / name) is None for name in cells))
+    print(f"\nafter the last round\n{table(mine, list(grid), out)}\n\nresults: {out}")
+    return int(any(ended(out / name) is None for name in mine))
 
 
 def _parse(argv):
@@ -482,6 +497,7 @@ def _parse(argv):
     parser.add_argument("--grid", action="append", default=[])
     parser.add_argument("--workers", type=int, default=0)
     parser.add_argument("--together", action="store_true")
+    parser.add_argument("--share", default="0/1")
     args, rest = parser.parse_known_args(argv[1:])
     if rest:
         flags = [f"--{name}" for name in vars(args)]

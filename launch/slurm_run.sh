@@ -1,0 +1,14 @@
+#!/bin/bash
+#SBATCH --job-name=fedjax_lab
+#SBATCH --signal=TERM@60
+# One run over several hosts: a process on each, one mesh over the devices of all.
+#
+#   sbatch --nodes=4 --ntasks-per-node=1 --cpus-per-task=32 launch/slurm_run.sh \
+#       --config=configs/fashion_mnist.py --workdir=runs/large
+#
+# Submit it from the root of the repository with its environment active. On GPUs take a process for
+# each: --ntasks-per-node=4 --gpus-per-node=4. At least as many clients must take part in a round
+# as there are devices in all processes but the last. Add --resume to go on.
+
+set -eu
+exec srun --kill-on-bad-exit=1 python -m fedjax_lab.main --distributed=auto "$@"
