@@ -11,4 +11,5 @@
 # as there are devices in all processes but the last. Add --resume to go on.
 
 set -eu
+export SRUN_CPUS_PER_TASK=${SLURM_CPUS_PER_TASK:-1}  # srun no longer asks sbatch
 exec srun --kill-on-bad-exit=1 python -m fedjax_lab.main --distributed=auto "$@"

@@ -12,5 +12,6 @@
 # what is not finished; a minute before its time is up a task saves its state.
 
 set -eu
+export SRUN_CPUS_PER_TASK=${SLURM_CPUS_PER_TASK:-1}  # srun no longer asks sbatch
 exec srun --ntasks=1 python -m fedjax_lab.sweep \
     "--share=$SLURM_ARRAY_TASK_ID/$SLURM_ARRAY_TASK_COUNT" "$@"

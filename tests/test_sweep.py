@@ -107,6 +107,26 @@ def test_overrides_and_seeds_are_everyones():
     assert all(c.config.run.rounds == 3 and c.seeds == [4, 5] for c in cells.values())
 
 
+def test_shares_are_the_whole_and_have_nothing_in_common():
+    cells = {name: None for name in "abcdefg"}
+    shares = [sweep.share_of(cells, f"{i}/3") for i in range(3)]
+    assert [list(share) for share in shares] == [list("adg"), list("be"), list("cf")]
+    assert sweep.share_of(cells, "0/1") == cells and sweep.share_of(cells, "8/9") == {}
+    for wrong in ("3/3", "1", "-1/3", "0/0", "a/b"):
+        with pytest.raises(BadInput, match="is not I/N"):
+            sweep.share_of(cells, wrong)
+
+
+def test_shares_may_begin_at_the_same_time(tmp_path):
+    """A plan that another one is writing is not something else in the folder."""
+    cells = sweep.plan(QUICK, ["fedavg"], {})
+    (tmp_path / "sweep.json.0123.tmp").touch()
+    assert sweep.check_folder(QUICK, cells, tmp_path) == {}
+    (tmp_path / "notes.txt").touch()
+    with pytest.raises(BadInput, match="something else"):
+        sweep.check_folder(QUICK, cells, tmp_path)
+
+
 def test_a_folder_takes_more_cells_of_the_same_sweep_alone(tmp_path):
     shared = QUICK._replace(overrides=[("run.rounds", "3")], seeds=[0])
     first = sweep.plan(shared, ["fedavg"], {"local.lr": ["0.1"]})

@@ -1,0 +1,134 @@
+"""One run by several processes: the numbers of one process, also interrupted and resumed."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from fedjax_lab import experiment, metrics, parallel, processes, runner
+from fedjax_lab.errors import BadInput
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def toy(tmp_path_factory):
+    """A config file that trains in a moment: six clients, two for some of the four devices."""
+    try:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+    except OSError as error:
+        pytest.skip(f"no loopback interface: {error}")
+    folder = tmp_path_factory.mktemp("toy")
+    rng = np.random.default_rng(0)
+    y = rng.integers(0, 3, 300)
+    x = (2 * rng.normal(size=(3, 5)))[y] + rng.normal(size=(300, 5))
+    np.savez(folder / "data.npz", x=x.astype(np.float32), y=y)
+    (folder / "toy.py").write_text(
+        f"""
+def get_config(method="fedavg"):
+    return {{
+        "data": {{"name": "arrays", "path": {str(folder / "data.npz")!r}}},
+        "partition": {{"name": "dirichlet", "num_clients": 6}},
+        "model": {{"name": "mlp", "width": 8}},
+        "method": {{"name": method}},
+        "local": {{"lr": 0.1, "batch_size": 16}},
+        "run": {{"rounds": 3, "eval_every": 1}},
+        "engine": {{"strategy": "sequential"}},
+    }}
+"""
+    )
+    return str(folder / "toy.py")
+
+
+def launch(*arguments):
+    """launch/processes.py: two processes with two devices each."""
+    quick = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
+    script = [sys.executable, str(ROOT / "launch/processes.py"), "--processes=2", "--devices=2"]
+    return subprocess.Popen(
+        [*script, "--", *arguments],
+        env={**os.environ, "PYTHONPATH": str(ROOT), **quick},
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+
+
+def by_one(config, overrides=()):
+    """The same run in this process, on four devices."""
+    config = experiment.resolve(experiment.load_config(config), overrides)
+    four = parallel.on_mesh(parallel.make_mesh(4), parallel.sequential())
+    job = experiment.build(config, [0, 1])._replace(strategy=four)
+    return runner.run(job, quiet=True).metrics
+
+
+def close(rows, others):
+    """Rows of metrics, but for the clock, up to the order of sums."""
+    assert [(r["round"], r["seed"]) for r in rows] == [(r["round"], r["seed"]) for r in others]
+    for row, other in zip(rows, others, strict=True):
+        row, other = ({k: v for k, v in r.items() if k != "seconds"} for r in (row, other))
+        assert jax.tree.structure(row) == jax.tree.structure(other)
+        for a, b in zip(jax.tree.leaves(row), jax.tree.leaves(other), strict=True):
+            assert a == b if isinstance(a, str) else a == pytest.approx(b, rel=1e-5)
+
+
+def test_two_processes_give_the_numbers_of_one(toy, tmp_path):
+    process = launch(f"--config={toy}", f"--workdir={tmp_path / 'run'}", "--seeds=0,1")
+    out, error = process.communicate(timeout=200)
+    assert process.returncode == 0, error
+    assert out.count("round 3/3") == 1 and "on 4 x cpu" in out  # one of the two speaks
+    close(metrics.read_metrics(tmp_path / "run/metrics.jsonl"), by_one(toy))
+
+
+def test_interrupted_in_the_second_stage_and_resumed(toy, tmp_path):
+    """The clock, the signal and what was found between the stages are agreed on."""
+    path, toy = tmp_path / "run", f"{toy}:fedconcat"
+    stages = {"num_clusters": 2, "encoder_rounds": 1, "classifier_rounds": 60}
+    overrides = [(f"method.{key}", str(value)) for key, value in stages.items()]
+    arguments = [f"--config={toy}", f"--workdir={path}", "--seeds=0,1"]
+    arguments += [f"--config.{key}={value}" for key, value in overrides]
+    process = launch(*arguments)
+    deadline = time.monotonic() + 200
+    while time.monotonic() < deadline and process.poll() is None:
+        if any(row["round"] > 1 for row in metrics.read_metrics(path / "metrics.jsonl")):
+            break
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    _, error = process.communicate(timeout=60)
+    assert process.returncode == 130, error
+    saved = max(int(p.name) for p in (path / "checkpoints").iterdir())
+    assert 1 < saved < 61
+    process = launch(*arguments, "--resume")
+    _, error = process.communicate(timeout=200)
+    assert process.returncode == 0, error
+    close(metrics.read_metrics(path / "metrics.jsonl"), by_one(toy, overrides))
+
+
+def test_places_are_read():
+    assert processes.parse("auto") == {}
+    told = processes.parse("1/2@[::1]:7000")
+    assert (told["process_id"], told["num_processes"]) == (1, 2)
+    assert told["coordinator_address"] == "[::1]:7000"
+    for wrong in ("2/2@host:7000", "0/2@host", "0/2", ""):
+        with pytest.raises(BadInput, match="neither auto nor I/N@HOST:PORT"):
+            processes.parse(wrong)
+
+
+def test_a_process_without_a_client_is_refused(monkeypatch):
+    """The first devices, which are of one process, would do all the work."""
+
+    class Device:
+        def __init__(self, process_index):
+            self.process_index = process_index
+
+    monkeypatch.setattr(jax, "devices", lambda: [Device(i // 2) for i in range(4)])
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    with pytest.raises(BadInput, match="2 clients a round .* use at most 1 process"):
+        parallel.choose("sequential", cohort=2, convolutional=False, equal_steps=True)
