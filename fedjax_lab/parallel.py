@@ -212,5 +212,5 @@ def _check_processes(cohort, devices):
     if len(busy) < jax.process_count():
         raise BadInput(
             f"{cohort} clients a round leave the devices of {jax.process_count() - len(busy)} of"
-            f" {jax.process_count()} processes idle; use at most {len(busy)} processes"
+            f" {jax.process_count()} processes idle; use no more than {len(busy)}"
         )

@@ -7,8 +7,8 @@
 #       --config=configs/fashion_mnist.py --workdir=runs/large
 #
 # Submit it from the root of the repository with its environment active. On GPUs take a process for
-# each: --ntasks-per-node=4 --gpus-per-node=4. At least as many clients must take part in a round
-# as there are devices in all processes but the last. Add --resume to go on.
+# each: --ntasks-per-node=4 --gpus-per-node=4. More clients must take part in a round than
+# there are devices in all processes but the last. Add --resume to go on.
 
 set -eu
 export SRUN_CPUS_PER_TASK=${SLURM_CPUS_PER_TASK:-1}  # srun no longer asks sbatch
