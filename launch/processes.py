@@ -29,11 +29,12 @@ def main() -> int:
     devices = args.devices or max(1, cores // args.processes)
     address = f"127.0.0.1:{free_port()}"
     command = [sys.executable, "-m", "fedjax_lab.main", *args.arguments]
-    children = []
+    children, told = [], []
 
     def pass_on(number, frame):
         for child in children:
-            child.send_signal(number)
+            child.send_signal(signal.SIGKILL if told else number)
+        told.append(number)
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, pass_on)

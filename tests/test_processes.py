@@ -1,5 +1,6 @@
 """One run by several processes: the numbers of one process, also interrupted and resumed."""
 
+import contextlib
 import os
 import signal
 import socket
@@ -48,17 +49,31 @@ def get_config(method="fedavg"):
     return str(folder / "toy.py")
 
 
-def launch(*arguments):
+@contextlib.contextmanager
+def launched(*arguments):
     """launch/processes.py: two processes with two devices each."""
     quick = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
     script = [sys.executable, str(ROOT / "launch/processes.py"), "--processes=2", "--devices=2"]
-    return subprocess.Popen(
+    process = subprocess.Popen(
         [*script, "--", *arguments],
         env={**os.environ, "PYTHONPATH": str(ROOT), **quick},
         text=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )
+    try:
+        yield process
+    finally:
+        while process.poll() is None:  # twice: at once
+            process.terminate()
+            time.sleep(0.1)
+
+
+def finish(process, code):
+    """What it printed."""
+    out, error = process.communicate(timeout=300)
+    assert process.returncode == code, error
+    return out
 
 
 def by_one(config, seeds, overrides=()):
@@ -80,9 +95,8 @@ def close(rows, others):
 
 
 def test_two_processes_give_the_numbers_of_one(toy, tmp_path):
-    process = launch(f"--config={toy}", f"--workdir={tmp_path / 'run'}", "--seeds=0,1")
-    out, error = process.communicate(timeout=200)
-    assert process.returncode == 0, error
+    with launched(f"--config={toy}", f"--workdir={tmp_path / 'run'}", "--seeds=0,1") as process:
+        out = finish(process, 0)
     assert out.count("round 3/3") == 1 and "on 4 x cpu" in out  # one of the two speaks
     close(metrics.read_metrics(tmp_path / "run/metrics.jsonl"), by_one(toy, [0, 1]))
 
@@ -94,20 +108,18 @@ def test_interrupted_in_the_second_stage_and_resumed(toy, tmp_path):
     overrides = [(f"method.{key}", str(value)) for key, value in stages.items()]
     arguments = [f"--config={toy}", f"--workdir={path}"]
     arguments += [f"--config.{key}={value}" for key, value in overrides]
-    process = launch(*arguments)
-    deadline = time.monotonic() + 200
-    while time.monotonic() < deadline and process.poll() is None:
-        if any(row["round"] > 1 for row in metrics.read_metrics(path / "metrics.jsonl")):
-            break
-        time.sleep(0.01)
-    process.send_signal(signal.SIGINT)
-    _, error = process.communicate(timeout=60)
-    assert process.returncode == 130, error
+    with launched(*arguments) as process:
+        deadline = time.monotonic() + 300
+        while time.monotonic() < deadline and process.poll() is None:
+            if any(row["round"] > 1 for row in metrics.read_metrics(path / "metrics.jsonl")):
+                break
+            time.sleep(0.01)
+        process.send_signal(signal.SIGINT)
+        finish(process, 130)
     saved = max(int(p.name) for p in (path / "checkpoints").iterdir())
     assert 1 < saved < 26
-    process = launch(*arguments, "--resume")
-    _, error = process.communicate(timeout=200)
-    assert process.returncode == 0, error
+    with launched(*arguments, "--resume") as process:
+        finish(process, 0)
     close(metrics.read_metrics(path / "metrics.jsonl"), by_one(toy, [0], overrides))
 
 
