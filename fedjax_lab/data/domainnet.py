@@ -39,6 +39,10 @@ RELEASE = Release(
 )
 TRAINING = 500  # images of a domain in FedPick
 VERSION = 1  # of the pixels of `domainnet_full`: to be raised with every change that alters one
+LISTS = tuple(  # where the first of the official lists may lie
+    f"{place}{RELEASE.domains[0]}_train.txt"
+    for place in ("", "splits/", "DomainNet/", "DomainNet/splits/")
+)
 FULL_HELP = (
     "fetch the six archives (cleaned version) and the twelve lists clipart_train.txt,"
     " clipart_test.txt .. of http://ai.bu.edu/M3SDA/, unpack them into one folder DomainNet with"
@@ -78,9 +82,7 @@ def domainnet_full(
     """
     check_size(size)
     check_not_negative("data.classes_seed", classes_seed)
-    first = f"{RELEASE.domains[0]}_train.txt"
-    names = [f"{place}{first}" for place in ("", "splits/", "DomainNet/", "DomainNet/splits/")]
-    lists = locate(folder, tuple(names), FULL_HELP).parent
+    lists = locate(folder, LISTS, FULL_HELP).parent
     where = lists.parent if lists.name == "splits" else lists
     train, test = (
         [listed(where, lists / f"{domain}_{part}.txt", domain) for domain in RELEASE.domains]

@@ -98,11 +98,11 @@ def _published(known: Published, folder: str, size: int) -> Dataset:
         f" folder with {shown} (in each CLASS/IMAGE) by --config.data.folder (or put it in"
         f" ~/.cache/fedjax_lab/{known.folders[0]})"
     )
-    domains = _find_domains(known, folder, remedy)
+    domains = find_domains(known, folder, remedy)
     return _read(known.folders[0].lower(), domains, known.domains, size, remedy)
 
 
-def _find_domains(known, folder, remedy) -> list[Path]:
+def find_domains(known: Published, folder: str, remedy: str) -> list[Path]:
     """The folders of all domains, in the first place that has them."""
     around = [Path(place).expanduser() for place in ([folder] if folder else places.PLACES)]
     problem = f"no {known.name} in {' or '.join(map(str, around))}"

@@ -55,8 +55,7 @@ def shakespeare(*, folder: str = "", fraction: float = FRACTION, seed: int = SEE
     if not 0 < fraction <= 1:
         raise BadInput(f"config.data.fraction must be above 0 and at most 1, got {fraction}")
     check_not_negative("data.seed", seed)
-    names = [f"{part}{kind}" for kind in ("train", "all_data") for part in _around(folder)]
-    where = locate(folder, tuple(names), HELP, _has_json)
+    where = find(folder)
     if where.name == "all_data":
         train, test = sampled(read(where), fraction, seed)
     elif (fraction, seed) == (FRACTION, SEED):
@@ -173,6 +172,12 @@ def _rows(texts: Texts, rows: slice) -> Texts:
 def _training_count(count: int) -> int:
     """How many of a user's texts LEAF trains on."""
     return max(1, int(TRAINING * count))
+
+
+def find(folder: str) -> Path:
+    """LEAF's train/, else its all_data/, in `folder` or in the usual places; BadInput if none."""
+    names = [f"{part}{kind}" for kind in ("train", "all_data") for part in _around(folder)]
+    return locate(folder, tuple(names), HELP, _has_json)
 
 
 def _around(folder: str) -> tuple[str, ...]:

@@ -1,0 +1,444 @@
+"""Published tables, measured again: the runs of a table's cells, and their numbers side by side.
+
+python -m fedjax_lab.paper list [--configs=DIR] [--config.data.folder=DIR ...]
+python -m fedjax_lab.paper PAPER TABLE [--cells=PATTERN,PATTERN] [--seeds=0,1,2] [--out=DIR]
+                           [--dry_run] [--configs=DIR] [--config.run.rounds=20 ...]
+
+`list` has a line for each data set of each accuracy table of Client2Vec, FedC2I, FedConcat, hFedF
+and FedPick: its cells, how many of them have their data on this machine, and what they cost.
+`fedconcat table1` runs those of one table and prints measured beside published numbers.
+
+--cells    parts of the cells' names, in which * stands for anything: --cells='fmnist/*#C=2/fedavg'
+--seeds    default: 0, 1, .. as many as the paper has
+--out      folder of the runs; default: runs/PAPER-TABLE
+--dry_run  show the commands of the runs; train nothing
+--configs  folder of the repository's configs, which an installed package does not have
+
+A run is one of fedjax_lab.main in a folder of its own; columns of a table that one run measures
+share it. The same command goes on with what is not finished. --config.KEY=VALUE goes to all runs,
+which then are not the paper's any more.
+
+Exit codes: 0 done; 1 a run failed or diverged; 2 a usage, config or data error, in one line; 130
+interrupted, the state of the run under way saved.
+"""
+
+import argparse
+import contextlib
+import fnmatch
+import functools
+import shlex
+import signal
+import sys
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import ml_collections
+import numpy as np
+
+from fedjax_lab import experiment, metrics, published, runs, sweep, tables
+from fedjax_lab.data import at_hand
+from fedjax_lab.errors import BadInput, nearest
+from fedjax_lab.main import parse_seeds, split_overrides, use_every_core
+from fedjax_lab.published import Recipe, Result
+
+EXAMPLES = {  # training examples, those of the unseen domain left out
+    "fashion_mnist": 60_000,
+    "cifar10": 50_000,
+    "cifar100": 50_000,
+    "svhn": 73_257,
+    "tiny_imagenet": 100_000,
+    "digits_five": 5_000,
+    "domainnet": 3_000,
+    "pacs": 6_744,  # 0.9 of three of four domains, on average
+    "vlcs": 7_242,
+    "office_home": 10_522,
+}
+OFFICE_CALTECH = {"fedpick": 500, "fedc2i": 722}
+SPEED = {"simple_cnn": 10_000}  # examples/s of one seed on two shared CPU cores, FedAvg, measured
+
+
+class Run(NamedTuple):
+    """One run of fedjax_lab.main."""
+
+    cell: sweep.Cell
+    path: str  # of the config file
+    settings: list[tuple[str, str]]
+    missing: str  # why it cannot start on this machine; else empty
+
+
+class Cell(NamedTuple):
+    """A printed number, and the runs that measure it."""
+
+    name: str
+    result: Result
+    recipe: Recipe
+    runs: list[Run]
+
+    @property
+    def missing(self) -> str:
+        """Why it is not measured here; else empty."""
+        return self.recipe.lacks or next((run.missing for run in self.runs if run.missing), "")
+
+
+class Request(NamedTuple):
+    """What a command line says about every cell."""
+
+    configs: Path
+    overrides: Sequence[tuple[str, str]] = ()
+    seeds: list[int] | None = None  # None: as many as the paper has
+
+
+# The plan.
+
+
+def plan(results: Iterable[Result], request: Request) -> list[Cell]:
+    """The cells of printed numbers, with checked configs; a run that cells share is one object."""
+    known: dict[str, Run] = {}
+    cells = []
+    for result in results:
+        recipe = published.recipe(result)
+        for spec in recipe.specs:
+            if spec.name not in known:
+                known[spec.name] = _run(spec, recipe, request)
+        own = [known[spec.name] for spec in recipe.specs]
+        cells.append(Cell(published.cell_name(result), result, recipe, own))
+    return cells
+
+
+def _run(spec, recipe, request):
+    path = str(request.configs / spec.config)
+    settings = [*spec.settings.items(), *request.overrides]
+    config = experiment.resolve(_load(f"{path}:{spec.method}"), settings)
+    seeds = list(range(recipe.seeds)) if request.seeds is None else request.seeds
+    cell = sweep.Cell(spec.name, spec.method, {}, config, seeds)
+    return Run(cell, path, settings, missing(config))
+
+
+@functools.cache
+def _load(path):
+    return experiment.load_config(path)
+
+
+def missing(config: ml_collections.ConfigDict) -> str:
+    """What a run needs that is not on this machine: data, CLIP or first weights; else empty."""
+    of_clip = None
+    if config.method.name == "client2vec" and config.embedding.name == "clip":
+        of_clip = config.embedding.folder, config.embedding.model
+    return (
+        _no_data(config.data.name, config.data.get("folder", ""))
+        or _no_weights(config.model.get("pretrained", ""))
+        or (_no_clip(*of_clip) if of_clip else "")
+    )
+
+
+@functools.cache
+def _no_data(name, folder):
+    if at_hand.found(name, folder):
+        return ""
+    pairs = [("data.name", name), *([("data.folder", folder)] if folder else [])]
+    try:
+        experiment.load_data(experiment.resolve({}, pairs))
+    except BadInput as error:
+        return str(error)
+    return ""
+
+
+def _no_weights(path):
+    if not path or Path(path).is_file():
+        return ""
+    return f"no first weights {path}: name a file with --config.model.pretrained"
+
+
+@functools.cache
+def _no_clip(folder, model):
+    from fedjax_lab.embedding import clip
+
+    try:
+        clip.check_packages()
+        clip.find_model(folder, model)
+    except (BadInput, ImportError) as error:
+        return f"no CLIP: {error}"
+    return ""
+
+
+def choose(cells: Sequence[Cell], patterns: Sequence[str]) -> list[Cell]:
+    """Those whose name is a pattern, or else has it somewhere. BadInput for a pattern in vain."""
+    names = [cell.name for cell in cells]
+    chosen = set()
+    for pattern in patterns or [""]:
+        same = [name for name in names if name == pattern]
+        found = same or [name for name in names if fnmatch.fnmatchcase(name, f"*{pattern}*")]
+        if not found:
+            parts = {part for name in names for part in (name, *name.split("/"))}
+            raise BadInput(f"--cells={pattern}: no cell has that; {nearest(pattern, parts)}")
+        chosen |= set(found)
+    return [cell for cell in cells if cell.name in chosen]
+
+
+def cost(config: ml_collections.ConfigDict) -> int | None:
+    """Examples that the clients of one seed train on; None where their number is not known here.
+
+    Of FedConcat the rounds of encoders only: those of the classifier are short. What IFCA and its
+    like spend on choosing, the client index of Client2Vec and all evaluations are left out.
+    """
+    data, method, run = config.data, config.method, config.run
+    examples = EXAMPLES.get(data.name) or (
+        OFFICE_CALTECH[data.sampling] if data.name == "office_caltech" else None
+    )
+    if examples is None:
+        return None
+    cohort = run.cohort or config.partition.num_clients
+    share = 1 if method.name == "central" else cohort / config.partition.num_clients
+    epochs = config.local.epochs
+    if method.name == "fedrep":
+        epochs = method.head_epochs + method.body_epochs
+    rounds = run.rounds
+    if method.name in ("fedconcat", "fedconcat_id"):
+        rounds = method.encoder_rounds or run.rounds * 31 // 50
+    return round(examples * share * epochs * rounds)
+
+
+# The numbers.
+
+
+def values(cell: Cell, out: Path) -> list[float] | None:
+    """Percent of each seed, or of each client and seed; None unless all runs have ended well."""
+    rows = []
+    for run in cell.runs:
+        folder = out / run.cell.name
+        ended = sweep.ended(folder)
+        if ended is None or ended.code:
+            return None
+        read = runs.read(folder)
+        seeds = {seed: [r for r in read.rows if r["seed"] == seed] for seed in read.seeds}
+        rows.append(runs.Row(run.cell.name, [read], seeds))
+    if not rows:
+        return None
+    if cell.recipe.per_client:
+        return runs.per_client(rows[0], cell.recipe.way, cell.recipe.measure)
+    found = [runs.measured(row, cell.recipe.way) for row in rows]
+    try:
+        each = [[seeds[s][cell.recipe.measure] for seeds in found] for s in found[0]]
+    except KeyError:
+        return None  # the way or the measure is not of such a run
+    return [float(np.mean(one)) for one in each]
+
+
+class Line(NamedTuple):
+    """Measured beside published; None is what there is not."""
+
+    mean: float | None
+    std: float | None  # of the population, as the papers'
+    n: int  # seeds
+    difference: float | None  # measured minus published
+    in_stds: float | None  # of the published one
+
+
+def compare(result: Result, found: Sequence[float] | None, seeds: int) -> Line:
+    """What measured values say about a printed number."""
+    if not found:
+        return Line(None, None, 0, None, None)
+    mean = float(np.mean(found))
+    std = float(np.std(found)) if len(found) > 1 else None
+    difference = mean - result.mean
+    return Line(mean, std, seeds, difference, difference / result.std if result.std else None)
+
+
+# What a person sees.
+
+
+def show(cells: Sequence[Cell], out: Path) -> str:
+    """The table, and what has to be known about it."""
+    header = ["cell, %", "published", "measured", "seeds", "difference", "in std"]
+    lines = []
+    for cell in cells:
+        seeds = len(cell.runs[0].cell.seeds) if cell.runs else 0
+        line = compare(cell.result, values(cell, out), seeds)
+        numbers = [_spread(cell.result.mean, cell.result.std)]
+        numbers += [_spread(line.mean, line.std) if line.n else _state(cell, out)]
+        numbers += [str(line.n) if line.n else tables.NONE]
+        numbers += [_signed(line.difference), _signed(line.in_stds)]
+        lines.append([cell.name, *numbers])
+    title = f"mean +- population std over seeds{' and clients' * _over_clients(cells)}"
+    return tables.terminal(tables.Table(title, header, lines))
+
+
+def _over_clients(cells):
+    return any(cell.recipe.per_client for cell in cells)
+
+
+def _spread(mean, std):
+    return f"{mean:.2f}" + (f" +- {std:.2f}" if std is not None else "")
+
+
+def _signed(value):
+    return tables.NONE if value is None else f"{value:+.2f}"
+
+
+def _state(cell, out):
+    if cell.missing:
+        return tables.NONE
+    states = [sweep.shown(out / run.cell.name) for run in cell.runs]
+    bad = [state.partition(":")[0] for state in states if not state[0].isdigit()]
+    return bad[0] if bad else "not measured"
+
+
+def remarks(cells: Sequence[Cell], overrides: Sequence[tuple[str, str]]) -> list[str]:
+    """What differs from the paper, what it contradicts, and which cells are not run and why."""
+    out = [f"--config.{key}={value}: not the paper's setting" for key, value in overrides]
+    there = [cell for cell in cells if not cell.missing]
+    out += dict.fromkeys(note for cell in there for note in cell.recipe.notes)
+    out += [f"{cell.name}: {cell.result.conflict}" for cell in there if cell.result.conflict]
+    lacking = Counter(cell.missing for cell in cells if cell.missing)
+    return out + [f"{n} cell{'s' * (n > 1)} not run: {reason}" for reason, n in lacking.items()]
+
+
+def overview(request: Request) -> str:
+    """A line for each data set (and model) of each table."""
+    header = ["table", "data", "model", "cells", "here", "runs", "seeds", "M examples", "hours"]
+    lines, reasons = [], {}
+    for (paper, table), rows in published.tables().items():
+        groups: dict[tuple[str, str], list[Cell]] = {}
+        for cell in plan(rows, request):
+            groups.setdefault((cell.result.dataset, cell.result.model), []).append(cell)
+        for (dataset, model), cells in groups.items():
+            name = f"{paper} table{table}"
+            here = [cell for cell in cells if not cell.missing]
+            lines.append([name, dataset, model, str(len(cells)), str(len(here)), *_costs(cells)])
+            reasons |= {f"{name}: {c.recipe.lacks}": None for c in cells if c.recipe.lacks}
+            reasons |= {f"{dataset}: {_short(c)}": None for c in cells if not c.recipe.lacks}
+    title = (
+        "here: cells that this machine could run. M examples: millions that the clients of all runs"
+        " and seeds train on;\nhours: at"
+        f" {', '.join(f'{v:,} examples/s for {k}' for k, v in SPEED.items())}, the pace of FedAvg on"
+        " Fashion-MNIST on two shared CPU cores"
+    )
+    return "\n".join([tables.terminal(tables.Table(title, header, lines)), "", *reasons])
+
+
+def _short(cell):
+    """What is missing, without the remedy, which the table itself has."""
+    return cell.missing.partition(": ")[0] or "here"
+
+
+def _costs(cells):
+    """Runs, seeds, millions of examples and hours of all described cells."""
+    own = {run.cell.name: run.cell for cell in cells for run in cell.runs}.values()
+    if not own:
+        return [tables.NONE] * 4
+    seeds = str(max(len(cell.seeds) for cell in own))
+    each = [(cost(cell.config), len(cell.seeds), cell.config.model.name) for cell in own]
+    if any(examples is None for examples, _, _ in each):
+        return [str(len(own)), seeds, tables.NONE, tables.NONE]
+    total = f"{sum(examples * n for examples, n, _ in each) / 1e6:,.0f}"
+    if any(model not in SPEED for _, _, model in each):
+        return [str(len(own)), seeds, total, tables.NONE]
+    hours = sum(examples * n / SPEED[model] for examples, n, model in each) / 3600
+    return [str(len(own)), seeds, total, f"{hours:,.0f}"]
+
+
+def command(run: Run, out: Path) -> str:
+    """The run as a command line."""
+    words = ["python", "-m", "fedjax_lab.main", f"--config={run.path}:{run.cell.method}"]
+    words += [f"--workdir={out / run.cell.name}", f"--seeds={','.join(map(str, run.cell.seeds))}"]
+    words += [f"--config.{key}={value}" for key, value in run.settings]
+    return shlex.join(words)
+
+
+# The command line.
+
+
+def main(argv: list[str]) -> int:
+    """The command, without its name; returns the exit code."""
+    if not argv or {"-h", "--help"} & set(argv):
+        print(__doc__)
+        return 0 if argv else 2
+    try:
+        return _main(argv)
+    except BadInput as error:
+        print("error:", " ".join(str(error).split()), file=sys.stderr)
+        return 2
+
+
+def _main(argv):
+    args, request = _parse(argv)
+    if args.what == ["list"]:
+        print(overview(request))
+        return 0
+    rows = published.find(*args.what)
+    cells = choose(plan(rows, request), args.cells.split(",") if args.cells else [])
+    name = f"{rows[0].paper}-table{rows[0].table}"
+    out = Path(args.out or f"runs/{name}")
+    todo = {run.cell.name: run for cell in cells if not cell.missing for run in cell.runs}
+    for run in todo.values():
+        if (path := out / run.cell.name / "config.json").exists():
+            metrics.check_same_config(path, run.cell.saved)
+    if args.dry_run:
+        print("\n".join(command(run, out) for run in todo.values()))
+        print("\n".join(["", *remarks(cells, request.overrides)]))
+        return 0
+    code = _train([run.cell for run in todo.values()], out)
+    if code == 130:
+        print("interrupted; the same command goes on", file=sys.stderr)
+        return code
+    print(f"\n{show(cells, out)}\n")
+    print("\n".join([*remarks(cells, request.overrides), f"runs: {out}"]))
+    return code
+
+
+def _train(cells, out):
+    """Runs what has not ended. 0, or 1 where a run failed or diverged, or 130."""
+    todo = [cell for cell in cells if not sweep.ended(out / cell.name)]
+    print(f"{len(cells)} runs in {out}, {len(cells) - len(todo)} of them done", flush=True)
+    if todo and not jax.config.jax_compilation_cache_dir:
+        jax.config.update("jax_compilation_cache_dir", str(out.absolute() / ".compiled"))
+    results = sweep.run_here([[cell] for cell in todo], out, sweep.load_once())
+    try:
+        with contextlib.closing(results):
+            sweep.follow(results, len(todo), len(cells), out)
+    except KeyboardInterrupt:
+        return 130
+    ended = [sweep.ended(out / cell.name) for cell in cells]
+    return int(any(outcome is None or outcome.code for outcome in ended))
+
+
+def _parse(argv):
+    argv, overrides = split_overrides(argv)
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.error = _usage
+    parser.add_argument("what", nargs="*")
+    for flag in ("--cells", "--seeds", "--out", "--configs"):
+        parser.add_argument(flag)
+    parser.add_argument("--dry_run", action="store_true")
+    args, rest = parser.parse_known_args(argv)
+    if rest:
+        flags = [f"--{name}" for name in vars(args) if name != "what"]
+        raise BadInput(f"unexpected argument {rest[0]!r}; {nearest(rest[0], flags)}")
+    if args.what != ["list"] and len(args.what) != 2:
+        raise BadInput("name a table, for example fedconcat table1; `list` has all of them")
+    seeds = parse_seeds(None if args.seeds is None else args.seeds.split(","))
+    return args, Request(_configs(args.configs), overrides, seeds)
+
+
+def _usage(message):
+    raise BadInput(message)
+
+
+def _configs(wanted):
+    places = [wanted] if wanted else [Path(__file__).parents[1] / "configs", "configs"]
+    for place in map(Path, places):
+        if (place / "fedconcat_small.py").is_file():
+            return place
+    raise BadInput(
+        f"{wanted or 'this installation'} has not the configs of the repository: name their folder"
+        " with --configs=DIR"
+    )
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    use_every_core()
+    sys.exit(main(sys.argv[1:]))
