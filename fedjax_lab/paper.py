@@ -11,7 +11,7 @@ and FedPick: its cells, how many of them have their data on this machine, and wh
 --cells    parts of the cells' names, in which * stands for anything: --cells='fmnist/*#C=2/fedavg'
 --seeds    default: 0, 1, .. as many as the paper has
 --out      folder of the runs; default: runs/PAPER-TABLE
---dry_run  show the commands of the runs; train nothing
+--dry_run  show the commands of the runs (after # those that cannot start here); train nothing
 --configs  folder of the repository's configs, which an installed package does not have
 
 A run is one of fedjax_lab.main in a folder of its own; columns of a table that one run measures
@@ -310,11 +310,11 @@ def overview(request: Request) -> str:
             lines.append([name, dataset, model, str(len(cells)), str(len(here)), *_costs(cells)])
             reasons |= {f"{name}: {c.recipe.lacks}": None for c in cells if c.recipe.lacks}
             reasons |= {f"{dataset}: {_short(c)}": None for c in cells if not c.recipe.lacks}
+    pace = ", ".join(f"{speed:,} examples/s for {model}" for model, speed in SPEED.items())
     title = (
         "here: cells that this machine could run. M examples: millions that the clients of all runs"
-        " and seeds train on;\nhours: at"
-        f" {', '.join(f'{v:,} examples/s for {k}' for k, v in SPEED.items())}, the pace of FedAvg on"
-        " Fashion-MNIST on two shared CPU cores"
+        f" and seeds train on.\nhours: at {pace}, the pace of FedAvg on Fashion-MNIST on two shared"
+        " CPU cores."
     )
     return "\n".join([tables.terminal(tables.Table(title, header, lines)), "", *reasons])
 
@@ -377,8 +377,9 @@ def _main(argv):
         if (path := out / run.cell.name / "config.json").exists():
             metrics.check_same_config(path, run.cell.saved)
     if args.dry_run:
-        print("\n".join(command(run, out) for run in todo.values()))
-        print("\n".join(["", *remarks(cells, request.overrides)]))
+        every = {run.cell.name: run for cell in cells for run in cell.runs}
+        shown = ["# " * bool(run.missing) + command(run, out) for run in every.values()]
+        print("\n".join([*shown, "", *remarks(cells, request.overrides)]))
         return 0
     code = _train([run.cell for run in todo.values()], out)
     if code == 130:
