@@ -128,19 +128,19 @@ def missing(config: ml_collections.ConfigDict) -> str:
     if config.method.name == "client2vec" and config.embedding.name == "clip":
         of_clip = config.embedding.folder, config.embedding.model
     return (
-        _no_data(config.data.name, config.data.get("folder", ""))
+        _no_data(tuple(config.data.items()))
         or _no_weights(config.model.get("pretrained", ""))
         or (_no_clip(*of_clip) if of_clip else "")
     )
 
 
 @functools.cache
-def _no_data(name, folder):
-    if at_hand.found(name, folder):
+def _no_data(settings):
+    data = dict(settings)
+    if at_hand.found(data["name"], data.get("folder", "")):
         return ""
-    pairs = [("data.name", name), *([("data.folder", folder)] if folder else [])]
     try:
-        experiment.load_data(experiment.resolve({}, pairs))
+        experiment.load_data(experiment.resolve({"data": data}))
     except BadInput as error:
         return str(error)
     return ""

@@ -1,0 +1,457 @@
+"""Published tables: what their cells are made of, and measured beside published numbers."""
+
+import json
+import shlex
+from pathlib import Path
+
+import numpy as np
+import pytest
+from inputs import complaint
+
+from fedjax_lab import experiment, paper, published, runner, tables
+from fedjax_lab.data import at_hand
+from fedjax_lab.main import split_overrides
+from fedjax_lab.published import Recipe, Result, Rule
+
+CONFIGS = Path(__file__).parents[1] / "configs"
+REQUEST = paper.Request(CONFIGS)
+
+
+@pytest.fixture(scope="module")
+def plans():
+    """{(paper, table): cells} of all tables."""
+    return {key: paper.plan(rows, REQUEST) for key, rows in published.tables().items()}
+
+
+def find(cells, name):
+    (cell,) = [cell for cell in cells if cell.name == name]
+    return cell
+
+
+# The descriptions.
+
+
+def test_every_row_has_a_run_or_a_reason(plans):
+    assert sum(map(len, plans.values())) == len(published.results()) == 2107
+    for cells in plans.values():
+        assert len({cell.name for cell in cells}) == len(cells)
+        for cell in cells:
+            assert bool(cell.recipe.lacks) != bool(cell.runs)  # their configs have been resolved
+            assert cell.recipe.way in tables.WAYS and cell.recipe.seeds
+            assert cell.recipe.lacks or cell.recipe.measure
+
+
+def test_every_rule_says_something_about_some_row():
+    for name, rules in published.RULES.items():
+        rows = [published.facts(row) for row in published.results() if row.paper == name]
+        over = {target for rule in rules for target in rule.over}
+        rows += [{"target": target} for target in over]
+        for rule in rules:
+            assert any(published._fits(rule, row) for row in rows), rule
+
+
+def test_runs_of_a_name_are_one(plans):
+    for cells in plans.values():
+        by_name = {}
+        for cell in cells:
+            for run, spec in zip(cell.runs, cell.recipe.specs, strict=True):
+                assert by_name.setdefault(spec.name, (run, spec)) == (run, spec)
+
+
+def test_a_published_number():
+    (row,) = [
+        row
+        for row in published.find("fedconcat", "Table 1")
+        if published.cell_name(row) == "fmnist/partition=Dir(0.5)/fedavg"
+    ]
+    assert (row.mean, row.std) == (87.5, 0.3)
+
+
+@pytest.mark.parametrize(
+    ("table", "cell", "expected"),
+    [
+        (
+            ("fedconcat", "1"),
+            "fmnist/partition=#C=3/fedconcat_id",
+            {"data.name": "fashion_mnist", "partition.classes": 3, "run.rounds": 50},
+        ),
+        (
+            ("fedconcat", "1"),
+            "svhn/partition=Dir(0.1)/moon",
+            {"data.name": "svhn", "data.augment": "none", "partition.alpha": 0.1, "method.mu": 0.1},
+        ),
+        (
+            ("fedconcat", "3"),
+            "cifar100/partition=Dir(0.5)/fedconcat",
+            {"method.encoder_decay": 4.99e-3, "method.balanced": True, "run.cohort": 40},
+        ),
+        (
+            ("fedconcat", "4"),
+            "partition=#C=2/fedconcat_fesem",
+            {"method.name": "fedconcat", "method.clustering": "fesem", "method.encoder_rounds": 31},
+        ),
+        (
+            ("fedconcat", "9"),
+            "fmnist/partition=#C=2/fedconcat",
+            {"model.name": "simple_cnn", "method.encoder_rounds": 231},
+        ),
+        (("fedconcat", "9"), "fmnist/partition=#C=2/fedrs", {"model.name": "concat_cnn"}),
+        (
+            ("fedconcat", "11"),
+            "fmnist/partition=#C=2/fedconcat",
+            {"run.cohort": 20, "method.encoder_rounds": 62, "method.classifier_rounds": 346},
+        ),
+        (
+            ("fedconcat", "13"),
+            "svhn/num_clients=200/partition=#C=2/fedavg",
+            {"run.cohort": 100, "partition.num_clients": 200, "run.rounds": 100},
+        ),
+        (
+            ("fedc2i", "4"),
+            "digits_five/gamma=0.5/fedc2i",
+            {"method.gamma": 0.5, "data.sampling": "fedc2i", "data.size": 64, "run.rounds": 20},
+        ),
+        (
+            ("fedpick", "II"),
+            "digits_five/fedrep/svhn",
+            {"model.name": "fedbn_cnn", "method.head_layers": 3, "method.head_epochs": 4},
+        ),
+        (("fedpick", "IV"), "domainnet10/fedpick(soft_mask)/real", {"method.mask": "soft"}),
+        (
+            ("hfedf", "18"),
+            "hfedf/ood:voc2007",
+            {"data.unseen": "VOC2007", "partition.domains": 2, "method.server_decay": 1e-3},
+        ),
+        (
+            ("client2vec", "1"),
+            "cifar10/index=federated/cases=i+ii/moon",
+            {
+                "method.base": "moon",
+                "method.index": "federated",
+                "method.aggregation": True,
+                "method.local_training": False,
+                "method.projection": "mlp256",
+                "embedding.name": "clip",
+            },
+        ),
+        (
+            ("client2vec", "4"),
+            "resnet18/index=none/cases=none/feddyn",
+            {"method.name": "feddyn", "model.stem": "imagenet", "data.normalize": "imagenet"},
+        ),
+        (
+            ("client2vec", "2"),
+            "cases=i+ii+iii/fedavg(local_model_weights)",
+            {"method.index": "local_weights", "method.local_training": True},
+        ),
+    ],
+)
+def test_settings(plans, table, cell, expected):
+    (run,) = find(plans[table], cell).runs
+    found = {key: experiment._get(run.cell.config, key) for key in expected}
+    assert found == expected
+
+
+def test_a_mean_over_targets_has_a_run_for_each(plans):
+    cell = find(plans["hfedf", "3"], "d=2/fedsr/ood:avg")
+    unseen = [run.cell.config.data.unseen for run in cell.runs]
+    assert unseen == ["Art", "Clipart", "Product", "Real World"]
+    assert find(plans["hfedf", "3"], "d=2/fedsr/id:avg").runs == cell.runs
+
+
+@pytest.mark.parametrize(
+    ("table", "cell", "expected"),
+    [
+        (("fedconcat", "1"), "fmnist/partition=#C=2/fedavg", 60_000 * 10 * 50),
+        (("fedconcat", "1"), "fmnist/partition=#C=2/fedconcat", 60_000 * 10 * 31),
+        (("fedconcat", "1"), "fmnist/partition=none/central", 60_000 * 200),
+        (("fedconcat", "13"), "fmnist/num_clients=100/partition=#C=2/fedavg", 30_000 * 10 * 100),
+        (("fedconcat", "3"), "cifar100/partition=none/central", 50_000 * 200),
+        (("fedpick", "II"), "office_caltech10/fedrep/dslr", 500 * 5 * 300),
+        (("fedc2i", "2"), "fedrep/dslr", 722 * 2 * 40),
+        (("client2vec", "1"), "shakespeare/index=none/cases=none/fedavg", None),
+    ],
+)
+def test_cost(plans, table, cell, expected):
+    assert paper.cost(find(plans[table], cell).runs[0].cell.config) == expected
+
+
+# Choosing cells.
+
+
+def test_cells_are_chosen_by_name_or_part(plans):
+    cells = plans["fedconcat", "1"]
+
+    def names(*patterns):
+        return [cell.name for cell in paper.choose(cells, patterns)]
+
+    exact = "fmnist/partition=#C=2/fedconcat"
+    assert names(exact) == [exact]
+    assert names("fmnist/partition=#C=2/fedc") == [exact, exact + "_id"]
+    assert names("fmnist*#C=2/fedr", "fmnist*#C=2/moon") == [
+        "fmnist/partition=#C=2/moon",
+        "fmnist/partition=#C=2/fedrs",
+    ]
+    assert len(names()) == len(cells) == 87
+    assert complaint(paper.choose, cells, ["fedagv"]).endswith("did you mean 'fedavg'?")
+
+
+# The numbers.
+
+
+def result(mean=80.0, std=2.0, **changes):
+    row = Result("fedconcat", "1", "fmnist", "cnn", "", "fedavg", "", "global", mean, std, "")
+    return row._replace(**changes)
+
+
+def test_differences_in_published_stds():
+    line = paper.compare(result(), [81.0, 83.0, 88.0], 3)
+    assert line.mean == pytest.approx(84)
+    assert line.std == pytest.approx(np.sqrt((9 + 1 + 16) / 3))  # of the population
+    assert (line.n, line.difference, line.in_stds) == (3, pytest.approx(4), pytest.approx(2))
+    assert paper.compare(result(std=None), [81.0], 1) == (81, None, 1, 1, None)
+    assert paper.compare(result(std=0.0), [81.0], 1).in_stds is None
+    assert paper.compare(result(), None, 3) == (None, None, 0, None, None)
+
+
+def write(folder, seeds):
+    """A finished run: {seed: two values of everything}, of the first and of the last round."""
+    folder.mkdir(parents=True)
+    config = {name: {"name": "x"} for name in ("data", "partition", "method", "run")}
+    (folder / "config.json").write_text(json.dumps(config | {"seeds": list(seeds)}))
+    rows = [
+        {
+            "round": after,
+            "seed": seed,
+            "bytes_up": 1,
+            "bytes_down": 1,
+            "seconds": 1.0,
+            "global": values[i],
+            "id": values[i],
+            "id_per_client": [values[i] - 3, values[i] + 3],
+            "domains": {"north": values[i] + 1},
+            "accuracy": {"mean": values[i], "per_client": [values[i]]},
+        }
+        for i, after in enumerate((1, 2))
+        for seed, values in seeds.items()
+    ]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "summary.json").write_text("{}")
+
+
+def cell(*names, way="last", measure="global", per_client=False):
+    config = experiment.resolve({})
+    made = [
+        paper.Run(paper.sweep.Cell(name, "fedavg", {}, config, [0, 1]), "x", [], "")
+        for name in names
+    ]
+    recipe = Recipe((), way, measure, 2, per_client, (), "")
+    return paper.Cell("cell", result(), recipe, made)
+
+
+def test_values_of_finished_runs(tmp_path):
+    write(tmp_path / "a", {0: (90, 70), 1: (80, 60)})
+    write(tmp_path / "b", {0: (10, 30), 1: (20, 40)})
+    assert paper.values(cell("a"), tmp_path) == [70, 60]
+    assert paper.values(cell("a", "b"), tmp_path) == [50, 50]  # seed by seed
+    assert paper.values(cell("a", measure="domains.north", way="max_per_domain"), tmp_path) == [
+        91,
+        81,
+    ]
+    assert paper.values(cell("a", measure="accuracy.mean", way="max_over_rounds"), tmp_path) == [
+        90,
+        80,
+    ]
+    of_clients = cell("a", measure="id", per_client=True)
+    assert paper.values(of_clients, tmp_path) == [67, 73, 57, 63]
+    assert paper.values(cell("a", "c"), tmp_path) is None  # one is not there
+    assert paper.values(cell("a", measure="ood"), tmp_path) is None
+    assert paper.values(cell(), tmp_path) is None
+    (tmp_path / "a" / "summary.json").write_text('{"diverged": {}}')
+    assert paper.values(cell("a"), tmp_path) is None
+
+
+# What is on this machine.
+
+FIRST_FILES = {  # of each source one layout that is found
+    "fashion_mnist": [f"{name}.gz" for name in at_hand.idx.FILES],
+    "cifar10": ["cifar-10-batches-py/data_batch_1"],
+    "cifar100": ["cifar-100-python.tar.gz"],
+    "svhn": ["svhn/train_32x32.mat"],
+    "tiny_imagenet": ["tiny-imagenet-200/wnids.txt"],
+    "digits_five": ["digit_dataset/MNIST/test.pkl"],
+    "office_caltech": ["office_caltech_10/amazon/x"],
+    "domainnet": ["DomainNet/clipart/x"],
+    "domainnet_full": ["DomainNet/splits/clipart_train.txt"],
+    "shakespeare": ["train/x.json"],
+    "pacs": [f"PACS/{name}/x" for name in at_hand.image_folders.PACS.domains],
+    "vlcs": [f"VLCS/{name}/x" for name in at_hand.image_folders.VLCS.domains],
+    "office_home": [f"OfficeHome/{name}/x" for name in at_hand.image_folders.OFFICE_HOME.domains],
+}
+
+
+@pytest.mark.parametrize("name", at_hand.FIRST)
+def test_files_are_looked_for_where_their_source_does(tmp_path, name):
+    config = experiment.resolve({"data": {"name": name, "folder": str(tmp_path)}})
+    assert not at_hand.found(name, str(tmp_path))
+    nothing = complaint(experiment.load_data, config)
+    for file in FIRST_FILES[name]:
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).touch()
+    assert at_hand.found(name, str(tmp_path))
+    assert complaint(experiment.load_data, config) != nothing  # it went further
+
+
+def test_first_weights_and_clip_are_missed(plans):
+    base = {"data": {"name": "digit_domains"}, "model": {"name": "mobilenet_v2"}}
+    config = experiment.resolve(base, [("model.pretrained", "nowhere.safetensors")])
+    assert paper.missing(config).startswith("no first weights nowhere.safetensors")
+    clip = {"data": {"name": "digit_domains"}, "embedding": {"name": "clip", "folder": "nowhere"}}
+    config = experiment.resolve({**clip, "method": {"name": "client2vec"}})
+    assert paper.missing(config).startswith("no CLIP")
+    assert paper.missing(experiment.resolve(clip)) == ""  # fedavg takes none
+
+
+# The command.
+
+
+@pytest.fixture
+def toy(tmp_path, monkeypatch):
+    """The arguments of a table of four cells, two of them on data that are there."""
+    rng = np.random.default_rng(0)
+    y = rng.integers(0, 3, 300)
+    x = (2 * rng.normal(size=(3, 5)))[y] + rng.normal(size=(300, 5))
+    np.savez(tmp_path / "data.npz", x=x.astype(np.float32), y=y)
+    (tmp_path / "fedconcat_small.py").write_text(
+        f"""
+def get_config(method="fedavg"):
+    return {{
+        "data": {{"name": "arrays", "path": {str(tmp_path / "data.npz")!r}}},
+        "partition": {{"name": "dirichlet", "num_clients": 6, "validation": 0.2}},
+        "model": {{"name": "mlp", "width": 8}},
+        "method": {{"name": method}},
+        "local": {{"lr": 0.1, "batch_size": 16}},
+        "run": {{"rounds": 2, "eval_every": 2, "cohort": 3}},
+    }}
+"""
+    )
+    rules = (
+        Rule("", way="last", measure="global", seeds=2, config="fedconcat_small.py", note="a toy"),
+        Rule("dataset=svhn", {"data.name": "svhn", "data.folder": str(tmp_path)}),
+        Rule("dataset=fmnist", lacks="nobody knows how"),
+        Rule("method=fedconcat", {"partition.alpha": "0.9"}, method="fedprox"),
+    )
+    rows = [
+        result(dataset="cifar10"),
+        result(dataset="cifar10", method="fedconcat", std=None, conflict="elsewhere 90"),
+        result(dataset="svhn"),
+        result(dataset="fmnist"),
+    ]
+    monkeypatch.setitem(published.RULES, "fedconcat", rules)
+    monkeypatch.setattr(published, "results", lambda: tuple(rows))
+    published._varying.cache_clear()
+    yield ["fedconcat", "table1", f"--configs={tmp_path}", f"--out={tmp_path / 'out'}"]
+    published._varying.cache_clear()
+
+
+def test_a_table_is_run_once_and_shown(toy, tmp_path, capsys, monkeypatch):
+    assert paper.main(toy) == 0
+    first = capsys.readouterr().out
+    summary = json.loads((tmp_path / "out/cifar10/fedavg/summary.json").read_text())
+    each = [seed["global"] for seed in summary["last"]["per_seed"].values()]
+    mean, std = np.mean(each), np.std(each)
+    line = next(text for text in first.splitlines() if text.startswith("cifar10/fedavg "))
+    assert line.split()[1:] == (
+        f"80.00 +- 2.00 {mean:.2f} +- {std:.2f} 2 {mean - 80:+.2f} {(mean - 80) / 2:+.2f}".split()
+    )
+    proximal = json.loads((tmp_path / "out/cifar10/fedconcat/config.json").read_text())
+    assert (proximal["method"]["name"], proximal["partition"]["alpha"]) == ("fedprox", 0.9)
+    assert "cifar10/fedconcat: elsewhere 90" in first
+    assert "a toy" in first
+    assert "1 cell not run: nobody knows how" in first
+    assert f"1 cell not run: no train_32x32.mat or svhn/train_32x32.mat in {tmp_path}" in first
+
+    monkeypatch.setattr(runner, "run", None)  # nothing is left to run
+    assert paper.main(toy) == 0
+    again = capsys.readouterr().out
+    assert first.partition("\n\n")[2] == again.partition("\n\n")[2]
+    assert paper.main([*toy, "--config.run.rounds=3"]) == 2
+    assert "holds another run: config.run.rounds is 2 there, not 3" in capsys.readouterr().err
+    assert paper.main([*toy, "--seeds=0"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "shown"),
+    [
+        (RuntimeError("out of luck"), 1, " failed "),
+        (runner.Diverged("it diverged"), 1, " diverged "),
+        (KeyboardInterrupt(), 130, ""),
+    ],
+)
+def test_exit_codes_of_runs(toy, capsys, monkeypatch, error, code, shown):
+    def run(*_, **__):
+        raise error
+
+    monkeypatch.setattr(runner, "run", run)
+    assert paper.main([*toy, "--cells=cifar10/fedavg"]) == code
+    said = capsys.readouterr()
+    assert shown in said.out
+    assert ("the same command goes on" in said.err) == (code == 130)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["fedconct", "table1"], "no paper 'fedconct'; did you mean 'fedconcat'?"),
+        (["fedconcat", "table22"], "did you mean 'table2'?"),
+        (["fedpick", "table2"], "fedpick has no accuracies in 'table2'"),
+        (["fedconcat", "table1", "--cells=fedagv"], "did you mean 'fedavg'?"),
+        (["fedconcat", "table1", "--cels=x"], "did you mean '--cells'?"),
+        (["fedconcat", "table1", "--seeds=a"], "--seeds must be whole numbers"),
+        (["fedconcat", "table1", "--config.run.round=3"], "did you mean 'rounds'?"),
+        (["fedconcat", "table1", "--configs=nowhere"], "--configs=DIR"),
+        (["fedconcat"], "name a table"),
+        ([], ""),
+    ],
+)
+def test_mistakes_are_told_in_one_line(arguments, said, capsys):
+    assert paper.main(arguments) == 2
+    err = capsys.readouterr().err
+    assert said in err and err.count("\n") == bool(said)
+
+
+def test_tables_have_the_names_that_people_use():
+    for name in ("table1", "Table 1", "1", "TABLE1"):
+        assert published.find("fedconcat", name)[0].table == "1"
+    assert published.find("fedpick", "tableii")[0].table == "II"
+
+
+def test_dry_run_prints_commands_of_these_configs(capsys):
+    name = "fmnist/partition=Dir(0.1)/fedconcat"
+    arguments = ["fedconcat", "table11", f"--cells={name}", "--seeds=4", "--out=/x y"]
+    assert paper.main([*arguments, f"--configs={CONFIGS}", "--dry_run"]) == 0
+    line = capsys.readouterr().out.splitlines()[0].removeprefix("# ")
+    words, overrides = split_overrides(shlex.split(line))
+    assert words[:3] == ["python", "-m", "fedjax_lab.main"]
+    assert words[4:] == [f"--workdir=/x y/{name}", "--seeds=4"]
+    config = experiment.load_config(words[3].removeprefix("--config="))
+    found = experiment.resolve(config, overrides)
+    assert (found.method.classifier_rounds, found.partition.alpha) == (346, 0.1)
+
+
+def test_list_has_every_table(capsys, monkeypatch):
+    monkeypatch.setattr(
+        paper, "missing", lambda config: "" if "digits" in config.data.name else "x: y"
+    )
+    assert paper.main(["list", f"--configs={CONFIGS}"]) == 0
+    out = capsys.readouterr().out
+    lines = [line.split() for line in out.splitlines()]
+    for name, table in published.tables():
+        assert [name, f"table{table}"] in [line[:2] for line in lines]
+    (line,) = [line for line in lines if line[:3] == ["fedc2i", "table1", "digits_five"]]
+    assert line[3:] == ["lenet", "42", "42", "7", "3", f"{7 * 3 * 5000 * 40 / 1e6:.0f}", "-"]
+    (line,) = [line for line in lines if line[:3] == ["fedconcat", "table14", "fmnist"]]
+    passes = 8 * 3 * 60_000 * 310
+    assert line[3:5] == ["simple_cnn", "8"] and line[5] == "0"
+    assert line[8:] == [f"{passes / 1e6:.0f}", f"{passes / 1e4 / 3600:.0f}"]
+    assert "fmnist: x" in out and "fedconcat table12: the paper does not say" in out
