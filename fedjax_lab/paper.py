@@ -157,8 +157,8 @@ def _no_clip(folder, model):
     from fedjax_lab.embedding import clip
 
     try:
-        clip.check_packages()
         clip.find_model(folder, model)
+        clip.check_packages()  # after what is quicker
     except (BadInput, ImportError) as error:
         return f"no CLIP: {error}"
     return ""
