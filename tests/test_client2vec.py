@@ -437,14 +437,18 @@ def test_other_bases_run_with_all_three(base):
     assert sides and max(sides) > 0
 
 
+def one_round(base):
+    method, state, stage = improved(base=base)
+    args = toys.PLAN, toys.VECTORISED, federation(stage, state), PEOPLE, KEYS, state, 0
+    return simulate.play_round(method, *args)[0]
+
+
 def test_every_plain_method_can_be_wrapped_or_says_why_not():
     """Traced only. FedPick's and FedSR's losses call parts of the model on their own."""
     refused = set()
     for base in methods.METHODS:
         try:
-            method, state, stage = improved(base=base)
-            run = functools.partial(simulate.play_round, method, toys.PLAN, toys.VECTORISED)
-            jax.eval_shape(run, federation(stage, state), PEOPLE, KEYS, state, 0)
+            jax.eval_shape(functools.partial(one_round, base))
         except BadInput as error:
             assert "method.base" in str(error) or base in str(error)
             refused.add(base)
