@@ -1,11 +1,24 @@
 """The one exception for what a user got wrong, and how its message names the right choice."""
 
 import difflib
+import sys
 from collections.abc import Iterable
+from typing import NoReturn
 
 
 class BadInput(ValueError):
-    """Bad usage, config or data, in one line. `main` prints it and exits with 2."""
+    """Bad usage, config or data, in one line. Every command prints it and exits with 2."""
+
+
+def tell(error: BadInput) -> int:
+    """Prints the message in one line; returns the exit code."""
+    print("error:", " ".join(str(error).split()), file=sys.stderr)
+    return 2
+
+
+def refuse(message: str) -> NoReturn:
+    """The `error` of a command's argument parser."""
+    raise BadInput(message)
 
 
 def check_choice(key: str, value: str, known: Iterable[str]) -> None:

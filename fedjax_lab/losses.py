@@ -21,10 +21,14 @@ def cross_entropy(logits: Array, batch: Batch) -> Array:
     return masked_mean(optax.softmax_cross_entropy_with_integer_labels(logits, batch.y), batch.mask)
 
 
+def unit(rows: Array) -> Array:
+    """The rows [., F] with norm 1; 0 stays 0."""
+    return rows / jnp.sqrt(jnp.maximum(jnp.sum(rows * rows, -1, keepdims=True), 1e-16))
+
+
 def cosine(a: Array, b: Array) -> Array:
     """Cosine similarity of the rows of a and b, [B, D] each -> [B]; each norm is at least 1e-8."""
-    unit_a, unit_b = (x / jnp.sqrt(jnp.maximum(jnp.sum(x * x, -1), 1e-16))[:, None] for x in (a, b))
-    return jnp.sum(unit_a * unit_b, -1)
+    return jnp.sum(unit(a) * unit(b), -1)
 
 
 def risk(task: Task) -> Loss:

@@ -27,13 +27,12 @@ DISTRIBUTED = flags.DEFINE_string("distributed", None, "one of many processes: a
 
 def main(argv: list[str]) -> int:
     """Runs the command line; returns the exit code."""
-    from fedjax_lab.errors import BadInput
+    from fedjax_lab.errors import BadInput, tell
 
     try:
         return _run(argv)
     except BadInput as error:
-        print("error:", " ".join(str(error).split()), file=sys.stderr)
-        return 2
+        return tell(error)
 
 
 def _run(argv):

@@ -23,7 +23,6 @@ interrupted, the state of the run under way saved.
 """
 
 import argparse
-import contextlib
 import fnmatch
 import functools
 import shlex
@@ -34,13 +33,12 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-import jax
 import ml_collections
 import numpy as np
 
 from fedjax_lab import experiment, metrics, published, runs, sweep, tables
 from fedjax_lab.data import at_hand
-from fedjax_lab.errors import BadInput, nearest
+from fedjax_lab.errors import BadInput, nearest, refuse, tell
 from fedjax_lab.main import parse_seeds, split_overrides, use_every_core
 from fedjax_lab.published import Recipe, Result
 
@@ -359,8 +357,7 @@ def main(argv: list[str]) -> int:
     try:
         return _main(argv)
     except BadInput as error:
-        print("error:", " ".join(str(error).split()), file=sys.stderr)
-        return 2
+        return tell(error)
 
 
 def _main(argv):
@@ -383,7 +380,6 @@ def _main(argv):
         return 0
     code = _train([run.cell for run in todo.values()], out)
     if code == 130:
-        print("interrupted; the same command goes on", file=sys.stderr)
         return code
     print(f"\n{show(cells, out)}\n")
     print("\n".join([*remarks(cells, request.overrides), f"runs: {out}"]))
@@ -394,13 +390,9 @@ def _train(cells, out):
     """Runs what has not ended. 0, or 1 where a run failed or diverged, or 130."""
     todo = [cell for cell in cells if not sweep.ended(out / cell.name)]
     print(f"{len(cells)} runs in {out}, {len(cells) - len(todo)} of them done", flush=True)
-    if todo and not jax.config.jax_compilation_cache_dir:
-        jax.config.update("jax_compilation_cache_dir", str(out.absolute() / ".compiled"))
+    sweep.keep_programs(out)
     results = sweep.run_here([[cell] for cell in todo], out, sweep.load_once())
-    try:
-        with contextlib.closing(results):
-            sweep.follow(results, len(todo), len(cells), out)
-    except KeyboardInterrupt:
+    if not sweep.follow(results, len(todo), len(cells), out):
         return 130
     ended = [sweep.ended(out / cell.name) for cell in cells]
     return int(any(outcome is None or outcome.code for outcome in ended))
@@ -409,7 +401,7 @@ def _train(cells, out):
 def _parse(argv):
     argv, overrides = split_overrides(argv)
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.error = _usage
+    parser.error = refuse
     parser.add_argument("what", nargs="*")
     for flag in ("--cells", "--seeds", "--out", "--configs"):
         parser.add_argument(flag)
@@ -422,10 +414,6 @@ def _parse(argv):
         raise BadInput("name a table, for example fedconcat table1; `list` has all of them")
     seeds = parse_seeds(None if args.seeds is None else args.seeds.split(","))
     return args, Request(_configs(args.configs), overrides, seeds)
-
-
-def _usage(message):
-    raise BadInput(message)
 
 
 def _configs(wanted):

@@ -24,7 +24,7 @@ import sys
 from pathlib import Path
 
 from fedjax_lab import compare, runs, tables
-from fedjax_lab.errors import BadInput
+from fedjax_lab.errors import BadInput, refuse, tell
 
 LABELS = tables.WAYS
 FORMATS = ("terminal", "markdown", "latex", "csv", "html")
@@ -78,14 +78,13 @@ def main(argv: list[str]) -> int:
         else:
             _write(args.out, text + "\n")
     except BadInput as error:
-        print("error:", " ".join(str(error).split()), file=sys.stderr)
-        return 2
+        return tell(error)
     return 0
 
 
 def _arguments(argv):
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.error = _refuse
+    parser.error = refuse
     parser.add_argument("folders", type=Path, nargs="*")
     parser.add_argument("--way", default="last", choices=LABELS)
     parser.add_argument("--measure")
@@ -98,10 +97,6 @@ def _arguments(argv):
     if not args.folders:
         raise BadInput("which runs? python -m fedjax_lab.report DIR...; --help tells the rest")
     return args
-
-
-def _refuse(message):
-    raise BadInput(message)
 
 
 def _write(path, text):

@@ -48,7 +48,7 @@ from tqdm import tqdm
 
 from fedjax_lab import experiment, metrics, runner
 from fedjax_lab.data.dataset import Dataset
-from fedjax_lab.errors import BadInput, nearest
+from fedjax_lab.errors import BadInput, nearest, refuse, tell
 from fedjax_lab.main import parse_seeds, split_overrides, use_every_core
 
 DIVERGED = 3  # the exit code of main
@@ -247,6 +247,12 @@ def load_once() -> Callable[[ml_collections.ConfigDict], Dataset]:
     return load
 
 
+def keep_programs(out: Path) -> None:
+    """What is compiled for one cell is kept for the others, in `out` unless jax has a place."""
+    if not jax.config.jax_compilation_cache_dir:
+        jax.config.update("jax_compilation_cache_dir", str(out.absolute() / ".compiled"))
+
+
 def check(cells: Iterable[Cell], load: Callable[..., Dataset]) -> None:
     """BadInput, which names the cell, where one cannot be built from its config."""
     for cell in cells:
@@ -399,8 +405,21 @@ def _devices():
 # What a person sees.
 
 
-def follow(results: Iterable[tuple[Cell, Outcome]], todo: int, total: int, out: Path) -> None:
-    """Records and tells how each cell ended, with the time left for `todo` of `total` cells."""
+def follow(results: Iterator[tuple[Cell, Outcome]], todo: int, total: int, out: Path) -> bool:
+    """Whether all came to their end: not after Ctrl-C. Records and tells how each did.
+
+    With the time left for `todo` of `total` cells.
+    """
+    try:
+        with contextlib.closing(results):
+            _record_each(results, todo, total, out)
+    except KeyboardInterrupt:
+        print("interrupted; the same command goes on", file=sys.stderr)
+        return False
+    return True
+
+
+def _record_each(results, todo, total, out):
     began, layout = time.monotonic(), "{desc}{n_fmt}/{total_fmt} |{bar}| {remaining} left"
     hidden = not sys.stderr.isatty()
     with tqdm(total=total, initial=total - todo, bar_format=layout, disable=hidden) as bar:
@@ -449,8 +468,7 @@ def main(argv: list[str]) -> int:
     try:
         return _main(argv)
     except BadInput as error:
-        print("error:", " ".join(str(error).split()), file=sys.stderr)
-        return 2
+        return tell(error)
 
 
 def _main(argv):
@@ -469,19 +487,14 @@ def _main(argv):
     load = load_once()
     check(todo, load)
     write_plan(planned, cells, out)
-    if not jax.config.jax_compilation_cache_dir:
-        jax.config.update("jax_compilation_cache_dir", str(out.absolute() / ".compiled"))
+    keep_programs(out)
     print(f"{len(mine)} cells in {out}, {len(mine) - len(todo)} of them done", flush=True)
     if args.workers:
         results = run_in_workers(todo, out, shared, args.workers)
     else:
         groups = alike(todo, out) if args.together else [[cell] for cell in todo]
         results = run_here(groups, out, load)
-    try:
-        with contextlib.closing(results):
-            follow(results, len(todo), len(mine), out)
-    except KeyboardInterrupt:
-        print("interrupted; the same command goes on", file=sys.stderr)
+    if not follow(results, len(todo), len(mine), out):
         return 130
     print(f"\nafter the last round\n{table(mine, list(grid), out)}\n\nresults: {out}")
     return int(any(ended(out / name) is None for name in mine))
@@ -490,7 +503,7 @@ def _main(argv):
 def _parse(argv):
     argv, overrides = split_overrides(argv)
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.error = _usage
+    parser.error = refuse
     for flag in ("--config", "--out", "--methods"):
         parser.add_argument(flag)
     parser.add_argument("--seeds")
@@ -516,10 +529,6 @@ def _parse(argv):
         raise BadInput(f"{named}: name each method once, for example --methods=fedavg,fedprox")
     seeds = parse_seeds(None if args.seeds is None else args.seeds.split(","))
     return args, methods, Shared(path, overrides, seeds)
-
-
-def _usage(message):
-    raise BadInput(message)
 
 
 if __name__ == "__main__":

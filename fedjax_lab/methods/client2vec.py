@@ -88,7 +88,8 @@ def client2vec(
     weights = dict(div=weight_div, sim=weight_sim, orth=weight_orth, recon=weight_recon)
     reduce = client_index.reduction(orth_reduction)
     network = index_pooled, index_positions, index_decoder
-    settings = client_index.checked(index_epochs, weights, reduce, orth_normalize, *network)
+    settings = client_index.Settings(index_epochs, weights, reduce, orth_normalize, *network)
+    client_index.check(settings)
     method = methods.make_plain(base, task, hyper)
     if not (sampling or aggregation or local_training):
         return method
@@ -169,11 +170,9 @@ def client2vec(
         key = key if last is None else jax.random.wrap_key_data(last.server.key)
         state = method.init(key, num_clients)
         feature = jnp.zeros((num_clients, size)) if changes else facts["feature"]
-        found, never = (
-            Index(feature, facts.get("label", ())),
-            jnp.full(num_clients, num_clients + 1),
-        )
-        return State(Server(state.server, found, jnp.zeros(num_clients), never), state.private)
+        found = Index(feature, facts.get("label", ()))
+        history, never = jnp.zeros(num_clients), jnp.full(num_clients, num_clients + 1)
+        return State(Server(state.server, found, history, never), state.private)
 
     def of_base(state):
         return State(state.server.base, state.private)

@@ -72,12 +72,10 @@ class Server(NamedTuple):
     index: Index
 
 
-def checked(epochs, *others) -> Settings:
-    """The settings of DSA-IGN's training; BadInput says what is wrong with them."""
-    settings = Settings(epochs, *others)
+def check(settings: Settings) -> None:
+    """BadInput says what is wrong with the settings of DSA-IGN's training."""
     check_positive("method.index_epochs", settings.epochs)
     check_choice("method.index_decoder", settings.decoder, ("linear", "mlp"))
-    return settings
 
 
 def reduction(name: str) -> Callable:
@@ -97,6 +95,10 @@ def size(task: Task, method: Method, kind: str, workdir: str) -> int:
         return kept(workdir)[0]["feature"].shape[-1]
     if kind == "local_weights":
         return jax.eval_shape(lambda: head(method.init(jax.random.key(0), 2).server)).size
+    return _feature_size(task, kind)
+
+
+def _feature_size(task, kind):
     K, E = label_table(task).shape
     return K * E if kind == "class_prototypes" else E
 
@@ -127,15 +129,10 @@ def load(workdir: str, label_count: np.ndarray) -> dict[str, np.ndarray]:
     )
 
 
-def unit(b: Array) -> Array:
-    """The rows of b [., F] with norm 1; 0 stays 0."""
-    return b / jnp.sqrt(jnp.maximum(jnp.sum(b * b, 1, keepdims=True), 1e-16))
-
-
 def similarity(index: Index, n: Array, parts: tuple[str, ...]) -> Array:
     """S(i, A) [C] of all clients i to a set A; n [C]: N_j of those in A, 0 of others."""
     share = n / jnp.maximum(jnp.sum(n), 1)
-    units = [unit(getattr(index, part)) for part in parts]
+    units = [losses.unit(getattr(index, part)) for part in parts]
     full = jax.lax.Precision.HIGHEST
     return sum(jnp.matmul(b, tree.mix(share, b), precision=full) for b in units) / len(units)
 
@@ -214,8 +211,8 @@ def of_data(task: Task, kind: str) -> tuple[Stage, ...]:
     K, E = T.shape
 
     def init(key, num_clients):
-        F = K * E if kind == "class_prototypes" else E
-        index = Index(jnp.zeros((num_clients, F)), jnp.zeros((num_clients, E)))
+        feature = jnp.zeros((num_clients, _feature_size(task, kind)))
+        index = Index(feature, jnp.zeros((num_clients, E)))
         return State(Server(jax.random.key_data(key), (), (), jnp.int32(0), (), index), ())
 
     def feature(_, batch):
@@ -255,9 +252,10 @@ def index_losses(
     """L_div, L_sim, L_orth and L_recon of a batch of D; z, u, made, L: [B, E] each."""
     mask, B = batch.mask, jnp.sum(batch.mask)
     other = mask[None] * (1 - jnp.eye(len(mask)))
-    exp = jnp.sum(jnp.exp(unit(u) @ unit(u).T) * other, 1)
+    unit_u = losses.unit(u)
+    exp = jnp.sum(jnp.exp(unit_u @ unit_u.T) * other, 1)
     log = jnp.log(jnp.where(exp > 0, exp, 1))  # of one example: 0
-    z_o, u_o = (unit(z), unit(u)) if normalize else (z, u)
+    z_o, u_o = (losses.unit(z), unit_u) if normalize else (z, u)
     products = jnp.abs(z_o @ u_o.T) * mask[:, None] * mask
     return {
         "div": losses.masked_mean(log, mask),
