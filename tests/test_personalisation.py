@@ -371,3 +371,35 @@ def test_prototypes_are_taken_in_evaluation_mode():
     h = np.asarray(toys.NORM.apply(w, x).features)
     expected = [h[y == k].mean(0) for k in range(toys.K)]
     np.testing.assert_allclose(C, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_prototypes_may_be_taken_before_the_last_layers():
+    """Two hidden layers; h is what the second one is given, and the pull acts below it alone."""
+    task = make_task(nets.mlp(toys.K, width=16, depth=2), (toys.D,), toys.K)
+    method, still = (toys.make("fedproto", task, lam=lam, head_layers=2) for lam in (0.5, 0.0))
+    state = simulate.init(method, KEYS, toys.C)
+    work, _ = make_work(toys.FEDERATION, toys.FEDERATION.train[0], toys.PLAN, KEYS.local)
+    mine = tree.take(toys.PEOPLE._replace(private=state.private), 0)
+    sent = jnp.full((toys.K, 16), 5.0), jnp.ones(toys.K)
+    (C, _), w = jax.jit(lambda: method.round[0].local(sent, mine, work))()
+    p = jax.tree.map(np.asarray, w.params)
+    x, y = naive.data_of(0)
+    h = np.maximum(x @ p["Dense_0"]["kernel"] + p["Dense_0"]["bias"], 0)
+    expected = [h[y == k].mean(0) for k in range(toys.K)]
+    np.testing.assert_allclose(C, expected, rtol=1e-4, atol=1e-5)
+    taken = {}
+
+    def take(weights, loss):
+        batch = work.draw(8)
+        taken["g"] = jax.grad(lambda v: loss(v, batch, jax.random.key(0))[0])(weights).params
+        return weights
+
+    for one in (method, still):
+        one.round[0].local(sent, mine, work._replace(train=take))
+        taken[one] = taken["g"]
+    pulled, free = taken[method], taken[still]
+    toys.close(pulled["Dense_1"], free["Dense_1"])
+    toys.close(pulled["head"], free["head"])
+    assert moved(pulled["Dense_0"], free["Dense_0"])
+    with pytest.raises(BadInput, match="head_layers must be from 1 to 2"):
+        toys.make("fedproto", head_layers=3)

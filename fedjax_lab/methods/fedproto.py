@@ -16,28 +16,39 @@ import jax.numpy as jnp
 
 from fedjax_lab import losses, sampling, tree
 from fedjax_lab.errors import check_choice
+from fedjax_lab.methods.fedper import head
 from fedjax_lab.types import Exchange, Method, State, Task
 
 
-def fedproto(task: Task, *, lam: float = 1.0, prediction: str = "classifier") -> Method:
+def fedproto(
+    task: Task, *, lam: float = 1.0, prediction: str = "classifier", head_layers: int = 1
+) -> Method:
     """lam: weight of the prototype term; 0 is Local with a cohort.
+
+    head_layers: h is what the head_layers-th last dense layer is given (2 of three in the authors'
+    code).
 
     prediction: classifier, or prototype: the nearest of the global prototypes of the client's
     classes.
     """
     check_choice("method.prediction", prediction, ("classifier", "prototype"))
-    K = task.num_classes
+    K, layer = task.num_classes, head(task, head_layers)[0]
 
     def init(key, num_clients):
         w = task.init(key)
-        D = w.params["head"]["kernel"].shape[0]
+        D = tree.at(w.params, layer)["kernel"].shape[0]
         return State((jnp.zeros((K, D)), jnp.zeros(K)), tree.repeat(w, num_clients))
+
+    def apply(w, x, key=None, mask=None):
+        if head_layers == 1:
+            return task.apply(w, x, key, mask)
+        return task.apply_at(layer, w, x, None, key, mask)
 
     def local(message, client, work):
         C, known = message  # [K, D], [K]
 
         def loss(w, batch, key):
-            out = task.apply(w, batch.x, key, batch.mask)
+            out = apply(w, batch.x, key, batch.mask)
             distance = jnp.mean((out.features - C[batch.y]) ** 2, -1) * known[batch.y]
             pull = losses.masked_mean(distance, batch.mask)
             return losses.cross_entropy(out.logits, batch) + lam * pull, out.stats  # eq. 7
@@ -46,7 +57,7 @@ def fedproto(task: Task, *, lam: float = 1.0, prediction: str = "classifier") ->
 
         def by_class(batch):
             member = jax.nn.one_hot(batch.y, K) * batch.mask[:, None]  # [B, K]
-            h = task.apply(w, batch.x).features
+            h = apply(w, batch.x).features
             return tree.mix(member.T / jnp.maximum(jnp.sum(batch.mask), 1), h)  # [K, D]
 
         share = client.label_count / client.n  # [K]
@@ -60,7 +71,7 @@ def fedproto(task: Task, *, lam: float = 1.0, prediction: str = "classifier") ->
         return C, (count > 0).astype(jnp.float32)
 
     def predict(message, client, x):
-        out = task.apply(client.private, x)
+        out = apply(client.private, x)
         if prediction == "classifier":
             return out.logits
         C, known = message
