@@ -33,12 +33,12 @@ class Server(NamedTuple):
 
 def fedsoft(task: Task, *, num_clusters: int = 2, mu: float = 0.01, tau: int = 2) -> Method:
     """num_clusters: K. mu: weight of the proximal term. tau: rounds between two estimates of u."""
-    check_positive("method.num_clusters", num_clusters)
     check_positive("method.tau", tau)
     risk = losses.risk(task)
     K = num_clusters
 
     def init(key, num_clients):
+        clusters.check_number(K, num_clients)
         centres = clusters.distinct_starts(task, key, K)
         return State(Server(centres, jnp.int32(0)), jnp.full((num_clients, K), 1 / K))
 

@@ -14,7 +14,6 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_lab import clusters, tree
-from fedjax_lab.errors import check_positive
 from fedjax_lab.methods.fedprox import fedprox
 from fedjax_lab.types import Array, Exchange, Method, PyTree, State, Task
 
@@ -30,12 +29,12 @@ class Server(NamedTuple):
 
 def fesem(task: Task, *, num_clusters: int = 2, mu: float = 0.1) -> Method:
     """num_clusters: K. mu: weight of the proximal term."""
-    check_positive("method.num_clusters", num_clusters)
     method = fedprox(task, mu=mu)
     (proximal,) = method.round
     K = num_clusters
 
     def init(key, num_clients):
+        clusters.check_number(K, num_clients)
         w = task.init(key)
         group = jax.random.permutation(jax.random.fold_in(key, 1), num_clients) % K
         known = jnp.zeros(num_clients, bool)

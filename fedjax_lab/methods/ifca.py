@@ -13,7 +13,6 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_lab import clusters, losses, sampling, tree
-from fedjax_lab.errors import check_positive
 from fedjax_lab.methods.fedavg import send
 from fedjax_lab.types import Exchange, Method, State, Task, Weights
 
@@ -22,11 +21,11 @@ def ifca(
     task: Task, *, num_clusters: int = 2, by_size: bool = False, distinct_starts: bool = True
 ) -> Method:
     """num_clusters: K. distinct_starts: off in FedConcat's released code."""
-    check_positive("method.num_clusters", num_clusters)
     risk = losses.risk(task)
     K = num_clusters
 
     def init(key, num_clients):
+        clusters.check_number(K, num_clients)
         if distinct_starts:
             centres = clusters.distinct_starts(task, key, K)
         else:
