@@ -135,7 +135,7 @@ def check_packages() -> None:
     except ImportError as error:
         reason = " ".join(str(error).split())[:200]
         raise BadInput(
-            f"a package is missing ({reason}): pip install 'fedjax_lab[clip]'"
+            f"a package is missing ({reason}): pip install -e '.[clip]'"
         ) from error
 
 

@@ -51,7 +51,7 @@ def read(path: str) -> dict[str, np.ndarray]:
         from safetensors.numpy import load_file
     except ImportError:
         raise BadInput(
-            "pretrained weights need safetensors: pip install 'fedjax_lab[clip]'"
+            "pretrained weights need safetensors: pip install -e '.[clip]'"
         ) from None
     file = Path(path).expanduser()
     if not file.is_file():

@@ -1,0 +1,219 @@
+"""The command that shows runs in TensorBoard: their curves, pictures and configs as event files.
+
+python -m fedjax_lab.tensorboard DIR... [--logdir=runs/tensorboard] [--follow]
+tensorboard --logdir=runs/tensorboard         # the viewer: pip install tensorboard
+
+DIR: folders of runs, finished or not, or folders that hold such (a sweep's). RUN is a run's folder
+as seen from DIR (from what several DIRs have in common); of a single run, its name. TensorBoard's
+run RUN/seed-0 has that seed's evaluations by round, RUN what its seeds share: its config.json as
+text, its pictures. Wall times are seconds of training after config.json was written.
+
+--logdir    where to; what this command wrote there of runs of these names before is replaced (a
+            viewer with --load_fast=false sees that after a restart)
+--follow    goes on with new evaluations, pictures and runs as they come, until Ctrl-C
+
+Exit codes: 0 done; 2 bad input, in one line; 130 interrupted before all was written.
+"""
+
+import argparse
+import io
+import json
+import os
+import struct
+import sys
+import textwrap
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from PIL import Image
+
+from fedjax_lab import metrics, runs
+from fedjax_lab.errors import BadInput, refuse, tell
+
+POLL_SECONDS = 5
+_ENDING = ".fedjax_lab"  # of the event files that are ours to replace
+_TAGS = {"train_loss": "train/loss", "bytes_up": "bytes/up", "bytes_down": "bytes/down"}
+_BARS = 20  # of a histogram
+
+
+class Written(NamedTuple):
+    """What the event files hold of a run."""
+
+    file: str  # their name, in the folders of the run and of its seeds
+    lines: list[str]  # the config, then the evaluations
+    stamps: dict[Path, tuple[int, int]]  # of the run's files: nanoseconds, bytes
+
+
+def main(argv: list[str]) -> int:
+    """The command, without its name; returns the exit code."""
+    if {"-h", "--help"} & set(argv):
+        print(__doc__)
+        return 0
+    try:
+        args = _arguments(argv)
+        written = update(args.folders, args.logdir, {})
+        count = f"{len(written)} run{'s' * (len(written) > 1)}"
+        print(f"{count} in {args.logdir}; see tensorboard --logdir={args.logdir}", flush=True)
+        if args.follow:
+            _follow(args, written)
+    except BadInput as error:
+        return tell(error)
+    except KeyboardInterrupt:
+        print("interrupted; the same command writes all anew", file=sys.stderr)
+        return 130
+    return 0
+
+
+def _arguments(argv):
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.error = refuse
+    parser.add_argument("folders", type=Path, nargs="*")
+    parser.add_argument("--logdir", type=Path, default=Path("runs/tensorboard"))
+    parser.add_argument("--follow", action="store_true")
+    args = parser.parse_args(argv)
+    if not args.folders:
+        raise BadInput("which runs? python -m fedjax_lab.tensorboard DIR...; --help tells the rest")
+    try:
+        import tensorboardX  # noqa: F401
+    except ImportError as error:
+        remedy = "pip install -e '.[tensorboard]'"
+        raise BadInput(f"a package is missing ({error}): {remedy}") from error
+    return args
+
+
+def _follow(args, written):
+    try:
+        while True:
+            time.sleep(POLL_SECONDS)
+            written = update(args.folders, args.logdir, written)
+    except KeyboardInterrupt:
+        print("\nno longer following")
+
+
+def update(
+    folders: Sequence[Path], logdir: Path, written: dict[Path, Written]
+) -> dict[Path, Written]:
+    """Brings the event files to what the runs in `folders` are now.
+
+    `written`: what the last call returned; a run that is not in it is written from its beginning.
+    BadInput where there is no run, or `logdir` cannot be written or is inside of one.
+    """
+    found = runs.find(folders)
+    inside = {run.resolve() for run in found}
+    base = Path(os.path.commonpath([*map(os.path.abspath, folders)]))
+    base = base.parent if (base / "config.json").is_file() else base
+    new = {}
+    for run in found:
+        target = logdir / Path(os.path.abspath(run)).relative_to(base)
+        if inside & {target.resolve(), *target.resolve().parents}:
+            raise BadInput(f"{target} is in the folder of a run; --logdir names another place")
+        try:
+            new[run] = _write(run, target, written.get(run))
+        except OSError as error:
+            raise BadInput(f"cannot write {target} from {run}: {error.strerror}") from error
+    return new
+
+
+def _write(folder, target, old):
+    stamps = _stamps(folder)
+    if old is not None and stamps == old.stamps:
+        return old
+    run, config = runs.read(folder), (folder / "config.json").read_text()
+    lines = [config, *map(json.dumps, run.rows)]
+    if old is None or lines[: len(old.lines)] != old.lines:
+        old = _begin(target)
+    began = stamps[folder / "config.json"][0] / 1e9
+    rows = run.rows[max(0, len(old.lines) - 1) :]
+    for seed in run.seeds:
+        own = [row for row in rows if row["seed"] == seed]
+        new = [(row["round"], began + row["seconds"], _numbers(row)) for row in own]
+        _append(target / f"seed-{seed}" / old.file, new)
+    new = [] if old.lines else [(0, began, _text(config))]
+    after = run.rows[-1]["round"] if run.rows else 0
+    for path, stamp in stamps.items():
+        if path.suffix == ".png" and stamp != old.stamps.get(path):
+            tag = path.relative_to(folder).with_suffix("").as_posix()
+            new += [(after, stamp[0] / 1e9, picture) for picture in _picture(path, tag)]
+    _append(target / old.file, new)
+    return Written(old.file, lines, stamps)
+
+
+def _stamps(folder):
+    names = ("config.json", "metrics.jsonl", "partition.png")
+    files = [*(folder / name for name in names), *sorted(folder.glob("plots/*.png"))]
+    stats = {path: path.stat() for path in files if path.is_file()}
+    return {path: (stat.st_mtime_ns, stat.st_size) for path, stat in stats.items()}
+
+
+def _begin(target):
+    """Nothing is written, and will be under a name that sorts after all earlier ones."""
+    ours = f"*tfevents*{_ENDING}"
+    for path in (*target.glob(ours), *target.glob(f"seed-*/{ours}")):
+        path.unlink()
+    return Written(f"events.out.tfevents.{time.time_ns()}{_ENDING}", [], {})
+
+
+def scalars(row: dict) -> dict[str, float]:
+    """{tag: value} of an evaluation: accuracies in percent, the loss, bytes of all clients."""
+    found = {
+        name.replace(".", "/", 1) if "." in name else f"accuracy/{name}": value
+        for name, value in runs.measures(row).items()
+    }
+    return found | {tag: row[key] for key, tag in _TAGS.items() if key in row}
+
+
+def _numbers(row):
+    from tensorboardX.summary import Summary, make_histogram
+
+    values = [Summary.Value(tag=tag, simple_value=value) for tag, value in scalars(row).items()]
+    clients = row.get("accuracy", {}).get("per_client", [])
+    if clients := [value for value in clients if value is not None]:
+        histogram = make_histogram(np.array(clients), _BARS)
+        values.append(Summary.Value(tag="accuracy/per_client", histo=histogram))
+    return Summary(value=values)
+
+
+def _text(config):
+    from tensorboardX import summary
+
+    return summary.text("config", textwrap.indent(config, "    "))  # code, in Markdown
+
+
+def _picture(path, tag):
+    """[Summary]; [] of a file that is not a whole picture, such as one still being written."""
+    from tensorboardX.summary import Summary
+
+    data = path.read_bytes()
+    try:
+        picture = Image.open(io.BytesIO(data))
+        picture.load()
+    except (OSError, SyntaxError, ValueError):
+        print(f"{path} is no whole picture, left out", file=sys.stderr)
+        return []
+    size = {"width": picture.width, "height": picture.height, "colorspace": len(picture.getbands())}
+    image = Summary.Image(encoded_image_string=data, **size)
+    return [Summary(value=[Summary.Value(tag=tag, image=image)])]
+
+
+def _append(path, new):
+    """Adds (step, wall time, Summary)s as TFRecords: length, its checksum, event, its checksum."""
+    from tensorboardX.proto.event_pb2 import Event
+    from tensorboardX.record_writer import masked_crc32c
+
+    events = [Event(step=step, wall_time=at, summary=summary) for step, at, summary in new]
+    if not path.exists():
+        metrics.make_folder(path.parent)
+        events.insert(0, Event(wall_time=time.time(), file_version="brain.Event:2"))
+    with path.open("ab") as file:
+        for event in events:
+            data = event.SerializeToString()
+            length = struct.pack("<Q", len(data))
+            checks = [struct.pack("<I", masked_crc32c(part)) for part in (length, data)]
+            file.write(length + checks[0] + data + checks[1])
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

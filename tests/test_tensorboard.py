@@ -1,0 +1,387 @@
+"""TensorBoard's event files, read back by their published layout, from run folders made up here."""
+
+import json
+import os
+import struct
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from fedjax_lab import metrics, tensorboard
+
+event_pb2 = pytest.importorskip("tensorboardX.proto.event_pb2")
+ROUNDS = (5, 10, 15)
+
+
+def row(seed, after, mean, seeds=2):
+    return {
+        "round": after,
+        "seed": seed,
+        "stage": "train",
+        "train_loss": 1.5 / after,
+        "accuracy": {"mean": mean, "worst10": mean - 10, "per_client": [mean - 10, None, mean]},
+        "domains": {"north": mean - 1, "sød v.2/a": mean + 1},
+        "global": mean / 2,
+        "id": mean + 0.25,
+        "id_per_client": [mean, mean],
+        "bytes_up": 1000 * after,
+        "bytes_down": 3000 * after,
+        "seconds": 2.0 * after * seeds,
+    }
+
+
+def bare(seed, after):
+    """Of a stage that is not scored."""
+    kept = ("round", "seed", "stage", "train_loss", "bytes_up", "bytes_down", "seconds")
+    return {key: row(seed, after, 0)[key] for key in kept}
+
+
+def write(folder, rows, seeds=(0, 1), at=1e9):
+    folder.mkdir(parents=True)
+    parts = {"data": {"name": "toy"}, "partition": {"name": "iid"}, "method": {"name": "fedavg"}}
+    config = {**parts, "run": {"rounds": 15}, "seeds": list(seeds)}
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    os.utime(folder / "config.json", (at, at))
+    metrics.append(folder / "metrics.jsonl", rows)
+    return folder
+
+
+def evaluations(rounds=ROUNDS, shift=0.0):
+    return [row(seed, after, 50 + after + seed + shift) for after in rounds for seed in (0, 1)]
+
+
+def draw(path, width, height, colour="red", mode="RGB"):
+    path.parent.mkdir(exist_ok=True)
+    Image.new(mode, (width, height), colour).save(path)
+
+
+@pytest.fixture
+def sweep(tmp_path):
+    write(tmp_path / "sweep/fedavg,mu=0.1", evaluations())
+    write(tmp_path / "sweep/deep/fédprox ü [x]*", evaluations(shift=1))
+    return tmp_path / "sweep"
+
+
+@pytest.fixture
+def logdir(tmp_path):
+    return tmp_path / "log"
+
+
+def call(capsys, logdir, *arguments):
+    code = tensorboard.main([*map(str, arguments), f"--logdir={logdir}"])
+    out, err = capsys.readouterr()
+    assert code == 0 and not err, err
+    return out
+
+
+def refusal(capsys, *arguments):
+    assert tensorboard.main([*map(str, arguments)]) == 2
+    out, err = capsys.readouterr()
+    assert not out and err.startswith("error: ") and err.count("\n") == 1
+    return err
+
+
+def crc32c(data):
+    """Castagnoli's, bit by bit (RFC 3720, B.4), masked as TFRecords do."""
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc ^= byte
+        for _ in range(8):
+            crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
+    crc ^= 0xFFFFFFFF
+    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+def records(data):
+    """length u64, its checksum u32, content, its checksum u32"""
+    while data:
+        (length,), content = struct.unpack("<Q", data[:8]), data[12:]
+        assert struct.unpack("<I", data[8:12])[0] == crc32c(data[:8])
+        end = struct.unpack("<I", content[length : length + 4])[0]
+        assert len(content) >= length + 4 and end == crc32c(content[:length])
+        yield content[:length]
+        data = content[length + 4 :]
+
+
+def events(folder):
+    """Those of the one event file in `folder`, without what tells its version."""
+    (file,) = folder.glob("events.out.tfevents.*")
+    first, *rest = map(event_pb2.Event.FromString, records(file.read_bytes()))
+    assert first.file_version == "brain.Event:2"
+    return rest
+
+
+def points(folder):
+    """{tag: [(step, wall time, value)]}"""
+    found = {}
+    for event in events(folder):
+        for value in event.summary.value:
+            at = (event.step, event.wall_time, getattr(value, value.WhichOneof("value")))
+            found.setdefault(value.tag, []).append(at)
+    return found
+
+
+def everything(logdir):
+    files = logdir.rglob("events*")
+    return {file.parent.relative_to(logdir).as_posix(): points(file.parent) for file in files}
+
+
+def curve(folder, tag="accuracy/mean"):
+    return [(step, value) for step, _, value in points(folder).get(tag, [])]
+
+
+def expected_curve(rows, seed=0):
+    own = [r for r in rows if r["seed"] == seed]
+    return [(r["round"], np.float32(r["accuracy"]["mean"])) for r in own]
+
+
+def test_the_checksum_is_castagnolis():
+    masked = crc32c(b"123456789")
+    unmasked = (masked - 0xA282EAD8) & 0xFFFFFFFF
+    assert (unmasked >> 17 | unmasked << 15) & 0xFFFFFFFF == 0xE3069283  # its check value
+
+
+def test_every_value_stands_at_its_round(sweep, logdir, capsys):
+    assert call(capsys, logdir, sweep).startswith(f"2 runs in {logdir}")
+    names = {"fedavg,mu=0.1": 0, "deep/fédprox ü [x]*": 1}
+    found = everything(logdir)
+    assert found.keys() == {f"{n}{end}" for n in names for end in ("", "/seed-0", "/seed-1")}
+    for name, shift in names.items():
+        for seed in (0, 1):
+            rows = [r for r in evaluations(shift=shift) if r["seed"] == seed]
+            got = found[f"{name}/seed-{seed}"]
+            expected = {
+                "accuracy/mean": [r["accuracy"]["mean"] for r in rows],
+                "accuracy/worst10": [r["accuracy"]["worst10"] for r in rows],
+                "accuracy/global": [r["global"] for r in rows],
+                "accuracy/id": [r["id"] for r in rows],
+                "domains/north": [r["domains"]["north"] for r in rows],
+                "domains/sød v.2/a": [r["domains"]["sød v.2/a"] for r in rows],
+                "train/loss": [r["train_loss"] for r in rows],
+                "bytes/up": [r["bytes_up"] for r in rows],
+                "bytes/down": [r["bytes_down"] for r in rows],
+            }
+            assert got.keys() == expected.keys() | {"accuracy/per_client"}
+            for tag, values in expected.items():
+                steps, times, there = zip(*got[tag], strict=True)
+                assert steps == ROUNDS and there == tuple(map(np.float32, values))
+                assert times == tuple(1e9 + 2.0 * after for after in ROUNDS)  # of one seed
+
+
+def test_clients_are_a_histogram(sweep, logdir, capsys):
+    call(capsys, logdir, sweep)
+    got = points(logdir / "fedavg,mu=0.1/seed-1")["accuracy/per_client"]
+    assert [step for step, *_ in got] == list(ROUNDS)
+    for (after, _, bars), mean in zip(got, (56, 61, 66), strict=True):
+        assert (bars.num, bars.min, bars.max, bars.sum) == (2, mean - 10, mean, 2 * mean - 10)
+        filled = [i for i, count in enumerate(bars.bucket) if count]
+        assert sum(bars.bucket) == 2 and bars.bucket_limit[filled[-1]] >= mean, after
+        assert bars.bucket_limit[filled[0]] < mean == bars.bucket_limit[-1]
+
+
+def test_stages_without_scores_and_runs_without_rows(tmp_path, logdir, capsys):
+    write(tmp_path / "runs/a", [bare(0, 5), row(0, 10, 60)], seeds=[0])
+    write(tmp_path / "runs/b", [], seeds=[3])
+    call(capsys, logdir, tmp_path / "runs")
+    assert [s for s, _ in curve(logdir / "a/seed-0", "train/loss")] == [5, 10]
+    assert curve(logdir / "a/seed-0") == [(10, 60)]
+    assert points(logdir / "b/seed-3") == {}
+
+
+def test_pictures_and_config_are_the_runs(sweep, logdir, capsys):
+    run = sweep / "fedavg,mu=0.1"
+    draw(run / "plots/learning_curve.png", 30, 20)
+    draw(run / "plots/clé 2.png", 7, 9, (1, 2, 3, 40), "RGBA")
+    draw(run / "partition.png", 5, 4, 7, "L")
+    call(capsys, logdir, sweep)
+    found = points(logdir / "fedavg,mu=0.1")
+    pictures = {
+        "plots/learning_curve": (30, 20, 3),
+        "plots/clé 2": (7, 9, 4),
+        "partition": (5, 4, 1),
+    }
+    assert found.keys() == {*pictures, "config/text_summary"}
+    for tag, size in pictures.items():
+        ((step, at, picture),) = found[tag]
+        file = run / f"{tag}.png"
+        assert step == 15 and at == pytest.approx(file.stat().st_mtime, abs=1e-3)
+        assert (picture.width, picture.height, picture.colorspace) == size
+        assert picture.encoded_image_string == file.read_bytes()
+    ((step, at, text),) = found["config/text_summary"]
+    lines = text.string_val[0].decode().splitlines()
+    assert (step, at) == (0, 1e9) and all(line.startswith("    ") for line in lines)
+    assert json.loads("\n".join(lines)) == json.loads((run / "config.json").read_text())
+
+
+def test_a_picture_cut_short_is_left_out(sweep, logdir, capsys):
+    path = sweep / "fedavg,mu=0.1/plots/curve.png"
+    draw(path, 200, 200)
+    path.write_bytes(path.read_bytes()[:-30])
+    assert tensorboard.main([str(sweep), f"--logdir={logdir}"]) == 0
+    assert capsys.readouterr().err == f"{path} is no whole picture, left out\n"
+    assert "plots/curve" not in points(logdir / "fedavg,mu=0.1")
+
+
+def test_twice_is_once(sweep, logdir, capsys):
+    draw(sweep / "fedavg,mu=0.1/plots/curve.png", 3, 2)
+    call(capsys, logdir, sweep)
+    once = everything(logdir)
+    other = logdir / "fedavg,mu=0.1/seed-0/notes.txt"
+    other.write_text("not ours")
+    call(capsys, logdir, sweep)
+    assert everything(logdir) == once and other.exists()
+    call(capsys, logdir, sweep, sweep / "deep")  # what they share is the same folder
+    assert everything(logdir) == once
+
+
+def test_event_files_of_others_stay(sweep, logdir, capsys):
+    theirs = logdir / "fedavg,mu=0.1/seed-0/events.out.tfevents.1.host"
+    theirs.parent.mkdir(parents=True)
+    theirs.write_bytes(b"")
+    call(capsys, logdir, sweep)
+    call(capsys, logdir, sweep)
+    assert theirs.exists() and len([*theirs.parent.iterdir()]) == 2
+
+
+def test_a_seed_that_is_gone_leaves_nothing(sweep, logdir, capsys):
+    call(capsys, logdir, sweep)
+    run = sweep / "fedavg,mu=0.1"
+    for file in run.iterdir():
+        file.unlink()
+    run.rmdir()
+    write(run, [row(0, 5, 60, seeds=1)], seeds=[0])
+    call(capsys, logdir, sweep)
+    assert {n for n in everything(logdir) if "mu" in n} == {"fedavg,mu=0.1", "fedavg,mu=0.1/seed-0"}
+
+
+def test_names_are_relative_to_what_was_given(sweep, tmp_path, capsys, monkeypatch):
+    def names(*folders):
+        logdir = tmp_path / f"log{len([*tmp_path.iterdir()])}"
+        call(capsys, logdir, *folders)
+        return sorted(name for name in everything(logdir) if "seed" not in name)
+
+    assert names(sweep / "fedavg,mu=0.1") == ["fedavg,mu=0.1"]
+    write(tmp_path / "other/fedavg,mu=0.1", evaluations())
+    both = ["other/fedavg,mu=0.1", "sweep/fedavg,mu=0.1"]
+    assert names(sweep / "fedavg,mu=0.1", tmp_path / "other") == both
+    monkeypatch.chdir(sweep / "fedavg,mu=0.1")
+    assert names(".") == ["fedavg,mu=0.1"]
+
+
+def follow(monkeypatch, capsys, sweep, logdir, *steps):
+    """Runs --follow; before each look at the folders one of `steps` happens, at the end Ctrl-C."""
+    waiting = iter(steps)
+
+    def sleep(seconds):
+        step = next(waiting, None)
+        if step is None:
+            raise KeyboardInterrupt
+        step()
+
+    monkeypatch.setattr(tensorboard.time, "sleep", sleep)
+    assert call(capsys, logdir, sweep, "--follow").endswith("\nno longer following\n")
+
+
+def test_follow_appends_new_rows_pictures_and_runs(tmp_path, logdir, capsys, monkeypatch):
+    run = write(tmp_path / "runs/a", evaluations((5,)))
+    names = []
+
+    def note():
+        names.append([*(logdir / "a/seed-0").iterdir()])
+        assert curve(logdir / "a/seed-0") == expected_curve(evaluations((5,)))
+
+    def half():  # the evaluation of one seed, and a line that is cut off
+        with (run / "metrics.jsonl").open("a") as file:
+            file.write(json.dumps(evaluations((10,))[0]) + '\n{"round": 10, "se')
+
+    def rest():
+        note()
+        metrics.keep_until(run / "metrics.jsonl", 5)
+        metrics.append(run / "metrics.jsonl", evaluations((10,)))
+
+    def more():
+        assert curve(logdir / "a/seed-1") == expected_curve(evaluations((5, 10)), 1)
+        write(tmp_path / "runs/b", evaluations((5,), shift=2))
+        draw(run / "plots/curve.png", 4, 3)
+
+    def again():
+        draw(run / "plots/curve.png", 300, 3)
+
+    follow(monkeypatch, capsys, tmp_path / "runs", logdir, note, half, rest, more, again)
+    assert names[0] == names[1] == [*(logdir / "a/seed-0").iterdir()]  # never written anew
+    assert curve(logdir / "b/seed-0") == expected_curve(evaluations((5,), shift=2))
+    widths = [picture.width for *_, picture in points(logdir / "a")["plots/curve"]]
+    assert widths == [4, 300] and len(points(logdir / "a")["config/text_summary"]) == 1
+    followed = everything(logdir)
+    followed["a"]["plots/curve"] = followed["a"]["plots/curve"][1:]
+    call(capsys, logdir, tmp_path / "runs")
+    assert everything(logdir) == followed
+
+
+def test_follow_writes_a_run_anew_that_was_cut_back(sweep, logdir, capsys, monkeypatch):
+    path = sweep / "fedavg,mu=0.1/metrics.jsonl"
+    ours, other = logdir / "fedavg,mu=0.1/seed-1", logdir / "deep/fédprox ü [x]*/seed-1"
+    files = []
+
+    def cut():
+        files.append([*other.iterdir()])
+        metrics.keep_until(path, 5)
+
+    def resumed():
+        assert curve(ours) == expected_curve(evaluations((5,)), 1)
+        metrics.append(path, evaluations((10,), shift=3))
+
+    def cut_and_resumed():  # between two looks
+        metrics.keep_until(path, 5)
+        metrics.append(path, evaluations((10, 15), shift=4))
+
+    follow(monkeypatch, capsys, sweep, logdir, cut, resumed, cut_and_resumed)
+    assert curve(ours) == expected_curve(evaluations((5,)) + evaluations((10, 15), shift=4), 1)
+    assert files == [[*other.iterdir()]]
+
+
+def test_bad_input_is_told_in_one_line(sweep, tmp_path, logdir, capsys):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file").write_text("")
+    run = sweep / "fedavg,mu=0.1"
+    assert "which runs?" in refusal(capsys)
+    assert "is not there" in refusal(capsys, tmp_path / "nowhere")
+    assert "holds no run" in refusal(capsys, tmp_path / "empty")
+    assert "--lodgir" in refusal(capsys, sweep, "--lodgir=x")
+    assert "Not a directory" in refusal(capsys, sweep, f"--logdir={tmp_path / 'file'}")
+    for place in (run, run / "plots", sweep):
+        assert "in the folder of a run" in refusal(capsys, sweep, f"--logdir={place}")
+    (tmp_path / "link").symlink_to(run)
+    assert "of a run" in refusal(capsys, sweep, f"--logdir={tmp_path / 'link'}")
+    (run / "metrics.jsonl").write_text('{"round": 1, "seed": 0}\n')
+    assert "without bytes_down" in refusal(capsys, sweep, f"--logdir={logdir}")
+
+
+def test_what_cannot_be_written_is_named(sweep, logdir, capsys, monkeypatch):
+    def full(path, new):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(tensorboard, "_append", full)
+    said = refusal(capsys, sweep / "fedavg,mu=0.1", f"--logdir={logdir}")
+    assert f"cannot write {logdir / 'fedavg,mu=0.1'} from " in said and "No space left" in said
+
+
+def test_ctrl_c_before_all_is_written(sweep, logdir, capsys, monkeypatch):
+    def interrupted(*arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(tensorboard, "update", interrupted)
+    assert tensorboard.main([str(sweep), f"--logdir={logdir}"]) == 130
+    assert capsys.readouterr().err.startswith("interrupted")
+
+
+def test_the_package_is_optional(sweep, logdir, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "tensorboardX", None)
+    said = refusal(capsys, sweep, f"--logdir={logdir}")
+    assert "tensorboardX" in said and "pip install -e '.[tensorboard]'" in said
+    assert not logdir.exists()
+    code = "import sys, fedjax_lab.tensorboard; sys.exit('tensorboardX' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
