@@ -134,9 +134,7 @@ def check_packages() -> None:
         from transformers import CLIPImageProcessorPil, CLIPTokenizer  # noqa: F401
     except ImportError as error:
         reason = " ".join(str(error).split())[:200]
-        raise BadInput(
-            f"a package is missing ({reason}): pip install -e '.[clip]'"
-        ) from error
+        raise BadInput(f"a package is missing ({reason}): pip install -e '.[clip]'") from error
 
 
 def find_model(folder: str, model: str) -> Path:

@@ -50,9 +50,7 @@ def read(path: str) -> dict[str, np.ndarray]:
         from safetensors import SafetensorError
         from safetensors.numpy import load_file
     except ImportError:
-        raise BadInput(
-            "pretrained weights need safetensors: pip install -e '.[clip]'"
-        ) from None
+        raise BadInput("pretrained weights need safetensors: pip install -e '.[clip]'") from None
     file = Path(path).expanduser()
     if not file.is_file():
         raise BadInput("no such file; name one with --config.model.pretrained")
