@@ -9,7 +9,6 @@ import itertools
 import re
 import textwrap
 from collections.abc import Sequence
-from pathlib import Path
 
 import matplotlib
 import numpy as np
@@ -154,9 +153,9 @@ _numbers = itertools.count()
 
 
 @in_style
-def learning_curve(rows: list[dict], title: str, folder: Path) -> None:
-    """learning_curve.png: accuracy (by domain where there are several) and training loss."""
-    folder.mkdir(exist_ok=True)
+def learning_curve(rows: list[dict], title: str) -> Figure:
+    """Of the rows of a metrics.jsonl, means over seeds: accuracy (by domain where there are
+    several), shaded from the lowest seed to the highest, and training loss."""
     figure = Figure(figsize=(9, 3.6), layout="constrained")
     left, right = figure.subplots(1, 2)
     rounds = sorted({row["round"] for row in rows})
@@ -174,7 +173,7 @@ def learning_curve(rows: list[dict], title: str, folder: Path) -> None:
     right.set(xlabel="round", ylabel="training loss", title="loss of local training")
     for axes in (left, right):
         _whole(axes)
-    figure.savefig(folder / "learning_curve.png", dpi=120)
+    return figure
 
 
 def _curves(rows):

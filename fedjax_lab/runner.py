@@ -347,7 +347,9 @@ class _Folder:
             metrics.write_json(self.path / "summary.json", summary)
             from fedjax_lab import plots
 
-            plots.learning_curve(rows, self._experiment.config.method.name, self.path / "plots")
+            curve = plots.learning_curve(rows, self._experiment.config.method.name)
+            metrics.make_folder(self.path / "plots")
+            curve.savefig(self.path / "plots" / "learning_curve.png", dpi=120)
         return summary
 
     def close(self) -> None:
