@@ -127,7 +127,7 @@ def paired(ours: dict[int, float], theirs: dict[int, float], ddof: int = 1) -> P
     wilcoxon = None
     if len(d) > 1 and len(other):
         every = stats.PermutationMethod(n_resamples=np.inf)
-        method = every if len(other) <= EXACT_PAIRS else "auto"
+        method = every if 1 < len(other) <= EXACT_PAIRS else "auto"
         wilcoxon = float(stats.wilcoxon(other, method=method).pvalue)
     return Paired(spread(d.tolist(), ddof), None if t is None else float(t), wilcoxon)
 

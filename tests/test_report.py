@@ -150,6 +150,12 @@ def test_differences_of_equal_size_are_ties_though_floats_are_not():
     np.testing.assert_allclose(compare.paired(ours, theirs).wilcoxon, 0.625)
 
 
+def test_wilcoxon_with_one_pair_that_differs():
+    """The signs of one difference are + and -, both as extreme: p is 1."""
+    ours, theirs = {0: 80.0, 1: 81.0, 2: 80.0}, {0: 80.0, 1: 80.0, 2: 80.0}
+    assert compare.paired(ours, theirs).wilcoxon == 1
+
+
 def test_what_too_few_or_equal_pairs_do_not_have():
     same = compare.paired({0: 1.0, 1: 2.0}, {0: 1.0, 1: 2.0})
     assert (same.t, same.wilcoxon, same.difference.mean) == (None, None, 0)
