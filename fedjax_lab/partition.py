@@ -293,21 +293,11 @@ def table(counts: np.ndarray, class_names: Sequence[str]) -> str:
 
 def heat_map(counts: np.ndarray, class_names: Sequence[str], path) -> None:
     """Draws counts [C, K] as an image file at path: a row per client, a column per class."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
+    from fedjax_lab import plots
 
-    clients, classes = counts.shape
-    size = (min(16, 3 + 0.4 * classes), min(12, 2 + 0.2 * clients))
-    figure = Figure(size, layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
-    image = axes.imshow(counts, aspect="auto", interpolation="nearest", cmap="viridis")
-    axes.set(xlabel="class", ylabel="client")
-    axes.yaxis.get_major_locator().set_params(integer=True)
-    if classes <= 40:
-        axes.set_xticks(range(classes), map(_shown, class_names), rotation=90)
-    figure.colorbar(image, label="examples")
-    figure.savefig(path, dpi=120)
+    rows = plots.Side("client", range(len(counts)))
+    columns = plots.Side("class", [_shown(name) for name in class_names])
+    plots.save(plots.draw_heat_maps({"": counts}, "examples", rows, columns), path)
 
 
 def _shown(name: str) -> str:

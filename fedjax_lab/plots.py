@@ -9,6 +9,7 @@ import itertools
 import re
 import textwrap
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import matplotlib
 import numpy as np
@@ -16,6 +17,7 @@ from matplotlib.figure import Figure
 
 INK, GRID = "#222222", "#cccccc"
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#555555")
+CONTRAST = (COLOURS[0], COLOURS[4])  # two areas that differ in grey too
 DASHES = ("-", "--", ":", "-.")
 MARKERS = "os^Dv*P"
 DOTS = 60  # up to so many values of a row are drawn one by one, more as a box alone
@@ -65,11 +67,14 @@ def _whole(axes):  # ticks of x at whole numbers
 
 @in_style
 def draw_curves(
-    curves: Sequence[tuple[np.ndarray, np.ndarray]], xlabel: str, ylabel: str
+    curves: Sequence[tuple[np.ndarray, np.ndarray]],
+    xlabel: str,
+    ylabel: str,
+    names: Sequence[str] = (),
 ) -> Figure:
     """Of each (x [E], values [seeds, E]): the mean over seeds, shaded from the lowest to the
-    highest."""
-    figure = Figure((4.2, 3.0), layout="constrained")
+    highest. With names, a legend beside it."""
+    figure = Figure((6.0 if names else 4.2, 3.0), layout="constrained")
     axes = figure.subplots()
     for i, (x, values) in enumerate(curves):
         if len(x):
@@ -77,8 +82,19 @@ def draw_curves(
             axes.fill_between(x, values.min(0), values.max(0), alpha=0.15, color=look(i)["color"])
     axes.set(xlabel=xlabel, ylabel=_plain(ylabel))
     axes.set_xlim(left=-0.02 * max([1e-9, *(x.max() for x, _ in curves if len(x))]))
-    _whole(axes)
+    if all(np.all(x == np.round(x)) for x, _ in curves):
+        _whole(axes)
+    shown = [name for name, (x, _) in zip(names, curves, strict=False) if len(x)]
+    add_legend(figure, axes.lines, shown)
     return figure
+
+
+@in_style
+def add_legend(figure: Figure, marks: Sequence, names: Sequence[str]) -> None:
+    """What each mark is, right of the picture."""
+    if names:
+        lines = ["\n".join(textwrap.wrap(name, 24)) for name in names]
+        figure.legend(marks, [_plain(name) for name in lines], loc="outside right upper")
 
 
 @in_style
@@ -113,6 +129,92 @@ def draw_strips(
     axes.grid(visible=False, axis="y")
     axes.set(xlabel=xlabel, title=_plain(title))
     return figure
+
+
+class Side(NamedTuple):
+    """What the rows or the columns of a heat map are."""
+
+    label: str
+    names: Sequence  # of each row; with cuts, of each row or of each group of rows
+    cuts: Sequence[int] = ()  # the rows that begin a group, but for the first
+
+
+@in_style
+def draw_heat_maps(
+    maps: dict[str, np.ndarray],
+    label: str,
+    rows: Side,
+    columns: Side,
+    *,
+    low: float = 0.0,
+    high: float | None = None,
+    written: bool = False,
+) -> Figure:
+    """Values [R, C] by title on one scale, by default from 0 to the largest; `label` says of what.
+
+    Groups are parted by lines. Names that would overlap are left out; `written` puts each number
+    into its field.
+    """
+    across = min(3, len(maps))
+    down = -(-len(maps) // across)
+    R, C = next(iter(maps.values())).shape
+    square = R == C
+    field = 0.5 if written else 0.2  # inches
+    width = np.clip(field * C, 1.7, 6 / across)
+    height = width if square else np.clip(field * R, 1.7, 8)
+    beside, below = (0.08 * max(len(str(name)) for name in side.names) for side in (rows, columns))
+    size = (1.3 + beside + across * (width + 0.1), 0.7 + below + down * (height + 0.3))
+    figure = Figure(size, layout="compressed" if square else "constrained")
+    panels = figure.subplots(down, across, squeeze=False)
+    high = max(np.max(values) for values in maps.values()) if high is None else high
+    for k, (axes, (title, values)) in enumerate(zip(panels.flat, maps.items(), strict=False)):
+        image = axes.imshow(
+            values, "cividis", aspect="equal" if square else "auto", vmin=low, vmax=high
+        )
+        _name_fields(axes.xaxis, columns, C, width / C, axes.axvline)
+        _name_fields(axes.yaxis, rows, R, height / R, axes.axhline)
+        axes.set_title(_plain(title))
+        axes.grid(visible=False)
+        axes.spines[:].set_visible(False)
+        if k % across:  # named at the left
+            axes.set_ylabel("")
+            axes.tick_params(labelleft=False)
+        if k + across < len(maps):  # named below
+            axes.set_xlabel("")
+            axes.tick_params(labelbottom=False)
+        for (i, j), value in np.ndenumerate(values) if written else ():
+            ink = "white" if value < (low + high) / 2 else "black"
+            axes.text(j, i, f"{value:.2f}", ha="center", va="center", color=ink, fontsize="small")
+    for axes in panels.flat[len(maps) :]:
+        axes.set_axis_off()
+    figure.colorbar(image, ax=panels, label=label, aspect=8 * down * height)
+    return figure
+
+
+def _name_fields(axis, side, count, inches, draw_line):
+    """Names in the middle of rows or groups, 0.16 inches apart at least; lines between groups."""
+    cuts = list(side.cuts)
+    edges = [0, *cuts, count] if len(side.names) == len(cuts) + 1 else range(count + 1)
+    places, names = [], []
+    for (first, end), name in zip(itertools.pairwise(edges), side.names, strict=True):
+        middle = (first + end - 1) / 2
+        if not places or (middle - places[-1]) * inches >= 0.16:
+            places.append(middle)
+            names.append(_plain(str(name)))
+    flat = axis.axis_name == "y" or max(map(len, names)) <= 2
+    axis.set_ticks(places, names, fontsize="small", rotation=0 if flat else 90)
+    axis.set_label_text(side.label)
+    thick = min(2.4, 10 * inches * count / (len(cuts) + 1))  # thin between narrow groups
+    for cut in cuts:  # seen on dark and on light fields
+        draw_line(cut - 0.5, color="white", linewidth=thick)
+        draw_line(cut - 0.5, color=INK, linewidth=thick / 3)
+
+
+@in_style
+def save(figure: Figure, path: Path) -> Path:
+    """A picture for print and screen; gives the path."""
+    figure.savefig(path, dpi=150, bbox_inches="tight")
+    return path
 
 
 @in_style

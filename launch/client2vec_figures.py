@@ -17,7 +17,7 @@ import numpy as np
 from finished import Finished, load
 from matplotlib.figure import Figure
 
-from fedjax_lab import metrics
+from fedjax_lab import metrics, plots
 from fedjax_lab.errors import BadInput
 
 
@@ -54,8 +54,7 @@ def main() -> None:
             means = [index.feature[groups == g].mean(0) for g in range(len(names))]
             figures["domains"] = draw_domains(cosines(np.stack(means)), names)
         for kind, figure in figures.items():
-            figure.savefig(args.out / f"{name}-{kind}.png", dpi=120)
-            print(args.out / f"{name}-{kind}.png")
+            print(plots.save(figure, args.out / f"{name}-{kind}.png"))
 
 
 def rows_of(workdir: Path) -> list[dict]:
@@ -108,41 +107,16 @@ def draw_clients(
 ) -> Figure:
     """Fig. 3: the tables side by side on one scale; lines part the groups."""
     order = np.argsort(groups, kind="stable")
-    figure = Figure(figsize=(10, 4.6), layout="constrained")
-    panels = figure.subplots(1, len(tables), sharey=True)
-    edges = np.r_[0, np.flatnonzero(np.diff(groups[order])) + 1, len(groups)]
-    middles = (edges[1:] + edges[:-1] - 1) / 2
-    labels = [names[g] for g in np.unique(groups)]
-    for axes, (title, table) in zip(panels, tables.items(), strict=True):
-        image = axes.imshow(table[np.ix_(order, order)], cmap="cividis", vmin=-1, vmax=1)
-        for edge in edges[1:-1]:
-            axes.axhline(edge - 0.5, color="white", linewidth=0.8)
-            axes.axvline(edge - 0.5, color="white", linewidth=0.8)
-        axes.set_xticks(middles, labels, rotation=90, fontsize="small")
-        axes.set_yticks(middles, labels, fontsize="small")
-        axes.set(title=title, xlabel=f"clients, by {what}")
-    figure.colorbar(image, ax=panels, label="cosine similarity")
-    return figure
+    shown = {title: table[np.ix_(order, order)] for title, table in tables.items()}
+    cuts = np.flatnonzero(np.diff(groups[order])) + 1
+    side = plots.Side(f"clients, by {what}", [names[g] for g in np.unique(groups)], cuts)
+    return plots.draw_heat_maps(shown, "cosine similarity", side, side, low=-1, high=1)
 
 
 def draw_domains(table: np.ndarray, names: list[str]) -> Figure:
     """Fig. 2, with the numbers written in."""
-    figure = Figure(figsize=(5.2, 4.4), layout="constrained")
-    axes = figure.subplots()
-    image = axes.imshow(table, cmap="cividis", vmin=-1, vmax=1)
-    for i, row in enumerate(table):
-        for j, value in enumerate(row):
-            axes.text(j, i, f"{value:.2f}", ha="center", va="center", color=_ink(value))
-    axes.set_xticks(range(len(names)), names, rotation=90, fontsize="small")
-    axes.set_yticks(range(len(names)), names, fontsize="small")
-    axes.set_title("feature index of domains")
-    figure.colorbar(image, label="cosine similarity")
-    return figure
-
-
-def _ink(value: float) -> str:
-    """Readable on that value's colour."""
-    return "black" if value > 0 else "white"
+    side, label = plots.Side("domain", names), "cosine similarity of feature indices"
+    return plots.draw_heat_maps({"": table}, label, side, side, low=-1, high=1, written=True)
 
 
 if __name__ == "__main__":

@@ -11,9 +11,8 @@ import json
 from pathlib import Path
 
 import numpy as np
-from matplotlib.figure import Figure
 
-from fedjax_lab import metrics
+from fedjax_lab import metrics, plots
 from fedjax_lab.errors import BadInput
 
 MOST = 6  # maps side by side where no rounds are named
@@ -34,8 +33,13 @@ def main() -> None:
             raise BadInput(f"round {missing[0]} was not evaluated; there are {sorted(maps)}")
     except (BadInput, ValueError) as error:
         parser.error(str(error))
-    draw({r: maps[r] for r in wanted}, names).savefig(args.out, dpi=120)
-    print(args.out)
+    figure = plots.draw_heat_maps(
+        {f"round {r}": maps[r] for r in wanted},
+        "weight (a row's sum is 1)",
+        plots.Side("on client", names),
+        plots.Side("influence of client", names),
+    )
+    print(plots.save(figure, args.out))
 
 
 def influence(workdir: Path, seed: int | None) -> tuple[dict[int, np.ndarray], list[str]]:
@@ -65,21 +69,6 @@ def spread(rounds: list[int]) -> list[int]:
     """At most MOST of the rounds, the first and the last among them."""
     places = np.linspace(0, len(rounds) - 1, min(MOST, len(rounds))).round().astype(int)
     return [rounds[i] for i in places]
-
-
-def draw(maps: dict[int, np.ndarray], names: list[str]) -> Figure:
-    """The maps side by side, on one scale from 0."""
-    figure = Figure(figsize=(1.2 + 2.4 * len(maps), 4), layout="constrained")
-    panels = figure.subplots(1, len(maps), squeeze=False, sharey=True)[0]
-    highest = max(a.max() for a in maps.values())
-    for axes, (number, weights) in zip(panels, maps.items(), strict=True):
-        image = axes.imshow(weights, cmap="cividis", vmin=0, vmax=highest)
-        axes.set(title=f"round {number}", xlabel="influence of")
-        axes.set_xticks(range(len(names)), names, rotation=90, fontsize="small")
-        axes.set_yticks(range(len(names)), names, fontsize="small")
-    panels[0].set_ylabel("on client")
-    figure.colorbar(image, ax=panels, label="weight")
-    return figure
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 
-from fedjax_lab import metrics
+from fedjax_lab import metrics, plots
 from fedjax_lab.errors import BadInput
 
 
@@ -41,8 +41,7 @@ def main():
                 K = len(facts["member"])
                 figures[f"{workdir.name}-elbow"] = draw_elbow(facts["inertia"], K)
     for name, figure in figures.items():
-        figure.savefig(args.out / f"{name}.png", dpi=120)
-        print(args.out / f"{name}.png")
+        print(plots.save(figure, args.out / f"{name}.png"))
 
 
 def first_seed(facts: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -66,42 +65,33 @@ def accuracy_by_megabytes(workdir: Path) -> tuple[np.ndarray, np.ndarray]:
 
 def draw_curves(curves: dict[str, tuple[np.ndarray, np.ndarray]]) -> Figure:
     """Fig. 7: one line per run."""
-    figure = Figure(figsize=(6, 4), layout="constrained")
-    axes = figure.subplots()
-    for name, (megabytes, accuracy) in curves.items():
-        axes.plot(megabytes, accuracy, marker=".", label=name)
-    axes.set(xlabel="megabytes sent and received by a client", ylabel="accuracy, %")
-    axes.legend()
-    axes.grid(alpha=0.3)
-    return figure
+    points = [(megabytes, accuracy[None]) for megabytes, accuracy in curves.values()]
+    xlabel = "sent and received by a client, MB"
+    return plots.draw_curves(points, xlabel, "accuracy, %", list(curves))
 
 
 def draw_clusters(p: np.ndarray, member: np.ndarray) -> Figure:
     """Label distributions p [C, classes] as a map, clients sorted by cluster (member [K, C])."""
     cluster = member.argmax(0)
     order = np.argsort(cluster, kind="stable")
-    figure = Figure(figsize=(5, 6), layout="constrained")
-    axes = figure.subplots()
-    image = axes.imshow(p[order], aspect="auto", interpolation="nearest", cmap="cividis")
-    for edge in np.flatnonzero(np.diff(cluster[order])):
-        axes.axhline(edge + 0.5, color="white", linewidth=2)
-    axes.set(xlabel="class", ylabel="client, by cluster", xticks=range(p.shape[1]))
-    axes.set_yticks(range(len(order)), order.tolist(), fontsize="x-small")
-    figure.colorbar(image, label="share of the client's examples")
-    return figure
+    rows = plots.Side("client, by cluster", order, np.flatnonzero(np.diff(cluster[order])) + 1)
+    columns = plots.Side("class", range(p.shape[1]))
+    share = {"": 100 * p[order]}
+    return plots.draw_heat_maps(share, "share of the client's examples, %", rows, columns)
 
 
+@plots.in_style
 def draw_elbow(inertia: np.ndarray, K: int) -> Figure:
     """Inertia of 1, 2, ... clusters, the chord, and the bend that was taken."""
-    figure = Figure(figsize=(5, 3.5), layout="constrained")
+    figure = Figure((6.0, 3.0), layout="constrained")
     axes = figure.subplots()
     numbers = np.arange(1, len(inertia) + 1)
-    axes.plot(numbers, inertia, marker="o", label="inertia")
-    axes.plot(numbers[[0, -1]], inertia[[0, -1]], linestyle="--", color="gray", label="chord")
-    axes.plot(K, inertia[K - 1], marker="o", markersize=12, fillstyle="none", label=f"K = {K}")
-    axes.set(xlabel="clusters", ylabel="inertia", xticks=numbers)
-    axes.legend()
-    axes.grid(alpha=0.3)
+    axes.plot(numbers, inertia, **plots.look(0))
+    axes.plot(numbers[[0, -1]], inertia[[0, -1]], linestyle="--", color="gray")
+    taken = {"marker": "o", "markersize": 12, "fillstyle": "none", "linestyle": "none"}
+    axes.plot(K, inertia[K - 1], color=plots.COLOURS[1], **taken)
+    axes.set(xlabel="number of clusters", ylabel="inertia, squared distance", xticks=numbers)
+    plots.add_legend(figure, axes.lines, ["inertia", "chord", f"taken: {K}"])
     return figure
 
 

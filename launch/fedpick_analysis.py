@@ -29,7 +29,7 @@ import jax
 import numpy as np
 from matplotlib.figure import Figure
 
-from fedjax_lab import features, tree
+from fedjax_lab import features, plots, tree
 from fedjax_lab.errors import BadInput, nearest
 from fedjax_lab.local import fetch
 from fedjax_lab.methods.fedper import head
@@ -65,8 +65,7 @@ def main() -> None:
         numbers, figures = numbers | more, figures | drawn
     (args.out / "numbers.json").write_text(json.dumps(numbers, indent=2) + "\n")
     for name, figure in figures.items():
-        figure.savefig(args.out / f"{name}.png", dpi=120)
-        print(args.out / f"{name}.png")
+        print(plots.save(figure, args.out / f"{name}.png"))
 
 
 class Client(NamedTuple):
@@ -77,6 +76,7 @@ class Client(NamedTuple):
     test: Batch
     z_train: np.ndarray  # [R, d]
     z_test: np.ndarray
+    classes: tuple[str, ...]
     picked: Picked | None  # of the test examples; None where the method picks nothing
 
 
@@ -101,7 +101,7 @@ def load(workdir: Path, seed: int | None, head_layers: int | None) -> list[Clien
         w = tree.join(message, mine.private) if choose else None
         seen = (in_batches(partial(see, message, mine), batch.x) for batch in (train, test))
         picked = in_batches(partial(choose, w), test.x) if choose else None
-        found = *jax.device_get((train, test)), *seen, picked
+        found = *jax.device_get((train, test)), *seen, run.experiment.dataset.classes, picked
         clients.append(Client(names[i] if len(names) == count else str(i), *found))
     return clients
 
@@ -131,8 +131,11 @@ def analyse(clients: list[Client]) -> tuple[dict, dict[str, Figure]]:
         examples = c.z_train, c.train.y, c.z_test, c.test.y
         accuracy[c.name] = [features.probe(*examples, k) for k in kept]
     numbers = {"sparsity": sparsity, "ratios": RATIOS.tolist(), "fisher_probe": accuracy}
-    probe = curves(accuracy, 100 * RATIOS, "features kept, %", "accuracy of the probe, %")
-    return numbers, {"sparsity": bars(sparsity, "sparsity ratio"), "fisher_probe": probe}
+    curves = [(100 * RATIOS, np.array([row])) for row in accuracy.values()]
+    labels = "features kept, %", "accuracy of the probe, %"
+    probe = plots.draw_curves(curves, *labels, list(accuracy))
+    zeros = {name: {"": 100 * share} for name, share in sparsity.items()}
+    return numbers, {"sparsity": bars(zeros, "features near 0, %"), "fisher_probe": probe}
 
 
 def analyse_selection(clients: list[Client], shown: Client) -> tuple[dict, dict[str, Figure]]:
@@ -146,10 +149,13 @@ def analyse_selection(clients: list[Client], shown: Client) -> tuple[dict, dict[
     left_out = {name: {part: n for part, (_, n) in row.items()} for name, row in scores.items()}
     often = [(c.picked.m.mean(0), c.picked.z_l.mean(0)) for c in clients]
     overlap = [[features.overlap(a, b, c, d) for b, d in often] for a, c in often]
+    selected = {name: {"": 100 * share} for name, share in ratio.items()}
+    domains, label = plots.Side("domain", list(ratio)), "overlap of selected features"
+    square = {"": np.array(overlap)}
     figures = {
-        "selection_ratio": bars(ratio, "share of selected features"),
+        "selection_ratio": bars(selected, "features selected, %"),
         "fisher_split": bars(fisher, "mean Fisher score"),
-        "overlap": heat_map(overlap, list(ratio), "overlap of selected features"),
+        "overlap": plots.draw_heat_maps(square, label, domains, domains, high=1, written=True),
         "tsne": tsne(shown),
     }
     numbers = {"selection_ratio": ratio, "overlap": overlap}
@@ -161,63 +167,42 @@ def halves(out: Picked) -> dict[str, np.ndarray]:
     return {"relevant": out.z_g * out.m, "irrelevant": out.z_g * (1 - out.m)}
 
 
+@plots.in_style
 def tsne(client: Client) -> Figure:
     """Relevant and irrelevant features in the plane, by class."""
     from sklearn.manifold import TSNE
 
-    figure = Figure(figsize=(8, 4), layout="constrained")
+    figure = Figure((8, 3.6), layout="constrained")
     panels = figure.subplots(1, 2)
     for axes, (part, z) in zip(panels, halves(client.picked).items(), strict=True):
         rows = min(len(z), TSNE_ROWS)
         near = min(30, (rows - 1) / 3)
         points = TSNE(perplexity=near, random_state=0, init="pca").fit_transform(z[:rows])
-        axes.scatter(*points.T, c=client.test.y[:rows], cmap="tab10", s=8)
-        axes.set(title=f"{client.name}, {part}", xticks=[], yticks=[])
+        for i in range(len(client.classes)):
+            mine = points[client.test.y[:rows] == i]
+            number = {"marker": f"${i}$", "linestyle": "none", "markeredgewidth": 0.3}
+            axes.plot(*mine.T, **plots.look(i) | number, markersize=6)
+        axes.set(title=f"{client.name}, {part} features", xticks=[], yticks=[])
+        axes.set(xlabel="t-SNE 1 (no unit)", ylabel="t-SNE 2 (no unit)")
+    plots.add_legend(figure, panels[0].lines, client.classes)
     return figure
 
 
-def bars(values: dict, label: str) -> Figure:
-    """One bar for each name, or one for each of its parts."""
-    figure = Figure(figsize=(6, 3.5), layout="constrained")
+@plots.in_style
+def bars(values: dict[str, dict[str, float]], label: str) -> Figure:
+    """For each name one bar of each of its parts."""
+    parts = list(next(iter(values.values())))
+    figure = Figure((6.0 if len(parts) > 1 else 4.2, 3.0), layout="constrained")
     axes = figure.subplots()
-    rows = {n: v if isinstance(v, dict) else {"": v} for n, v in values.items()}
-    parts = list(next(iter(rows.values())))
+    places = np.arange(len(values))
     for i, part in enumerate(parts):
-        places = np.arange(len(rows)) + 0.8 * (i - (len(parts) - 1) / 2) / len(parts)
-        heights = [row[part] for row in rows.values()]
-        axes.bar(places, heights, width=0.75 / len(parts), label=part)
-    axes.set_xticks(range(len(rows)), list(rows), rotation=30)
+        shift = 0.8 * (i - (len(parts) - 1) / 2) / len(parts)
+        heights = [row[part] for row in values.values()]
+        axes.bar(places + shift, heights, 0.75 / len(parts), color=plots.CONTRAST[i])
+    axes.set_xticks(places, list(values), rotation=30)
     axes.set_ylabel(label)
-    if len(parts) > 1:
-        axes.legend()
-    return figure
-
-
-def curves(values: dict[str, list[float]], x, xlabel: str, ylabel: str) -> Figure:
-    """One line for each name."""
-    figure = Figure(figsize=(6, 4), layout="constrained")
-    axes = figure.subplots()
-    for name, y in values.items():
-        axes.plot(x, y, marker=".", label=name)
-    axes.set(xlabel=xlabel, ylabel=ylabel)
-    axes.legend(fontsize="small")
-    axes.grid(alpha=0.3)
-    return figure
-
-
-def heat_map(values, names: list[str], title: str) -> Figure:
-    """A square of numbers between 0 and 1, written into its fields."""
-    figure = Figure(figsize=(4.8, 4.2), layout="constrained")
-    axes = figure.subplots()
-    image = axes.imshow(values, cmap="cividis", vmin=0, vmax=1)
-    for i, row in enumerate(values):
-        for j, value in enumerate(row):
-            ink = "black" if value > 0.5 else "white"
-            axes.text(j, i, f"{value:.2f}", ha="center", va="center", color=ink, fontsize="small")
-    axes.set_xticks(range(len(names)), names, rotation=90)
-    axes.set_yticks(range(len(names)), names)
-    axes.set_title(title)
-    figure.colorbar(image)
+    axes.grid(visible=False, axis="x")
+    plots.add_legend(figure, axes.containers, parts if len(parts) > 1 else ())
     return figure
 
 

@@ -12,6 +12,7 @@ numbers.json has it all.
 
 import argparse
 import json
+import textwrap
 from functools import partial
 from pathlib import Path
 
@@ -21,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 from matplotlib.figure import Figure
 
-from fedjax_lab import metrics, tree
+from fedjax_lab import metrics, plots, tree
 from fedjax_lab.errors import BadInput
 from fedjax_lab.local import fetch
 from fedjax_lab.types import Weights
@@ -63,8 +64,7 @@ def main() -> None:
     }
     (args.out / "numbers.json").write_text(json.dumps(numbers, indent=2) + "\n")
     for name, figure in figures.items():
-        figure.savefig(args.out / f"{name}.png", dpi=120)
-        print(args.out / f"{name}.png")
+        print(plots.save(figure, args.out / f"{name}.png"))
 
 
 def recorded(workdir: Path, seed: int | None) -> dict[int, dict]:
@@ -133,64 +133,80 @@ def calibration_error(largest: np.ndarray, right: np.ndarray) -> float:
 
 def draw_weights(rounds: dict[int, dict]) -> Figure:
     """GradAlign's weights: one line for each client."""
-    figure, axes = panel("round", "weight")
     weights = np.array([row["weight"] for row in rounds.values()])
-    for i, line in enumerate(weights.T):
-        axes.plot(list(rounds), line, marker=".", label=f"client {i}")
-    axes.legend(fontsize="small")
-    return figure
+    return draw_clients(list(rounds), weights, "weight of the client's gradient")
 
 
+def draw_clients(rounds: list[int], values: np.ndarray, ylabel: str) -> Figure:
+    """Values [rounds, C], one line for each client."""
+    curves = [(np.array(rounds), line[None]) for line in values.T]
+    names = [f"client {i}" for i in range(len(curves))]
+    return plots.draw_curves(curves, "round", ylabel, names)
+
+
+@plots.in_style
 def draw_embeddings(rounds: dict[int, dict]) -> Figure:
     """Paths of the embeddings' first two numbers; of one number, against the round."""
     nu = np.array([row["embedding"] for row in rounds.values()])  # [rounds, C, e]
-    plane = nu.shape[2] > 1
-    figure, axes = panel("first number" if plane else "round", "second" if plane else "embedding")
-    for i in range(nu.shape[1]):
-        x, y = (nu[:, i, 0], nu[:, i, 1]) if plane else (list(rounds), nu[:, i, 0])
-        axes.plot(x, y, marker=".", label=f"client {i}")
-        axes.plot(x[-1], y[-1], marker="o", color=axes.lines[-1].get_color())
-    axes.legend(fontsize="small")
+    if nu.shape[2] == 1:
+        return draw_clients(list(rounds), nu[:, :, 0], "embedding (no unit)")
+    figure = Figure((6.0, 3.6), layout="constrained")
+    axes = figure.subplots()
+    lines = []
+    for i, path in enumerate(nu.swapaxes(0, 1)):
+        lines += axes.plot(path[:, 0], path[:, 1], linewidth=1.2, markersize=3, **plots.look(i))
+        axes.plot(*path[-1, :2], markersize=9, **plots.look(i))
+    axes.set(xlabel="first number of the embedding", ylabel="second number of it")
+    plots.add_legend(figure, lines, [f"client {i}" for i in range(len(lines))])
     return figure
 
 
+@plots.in_style
 def draw_spread(spread: dict[str, dict[str, float]]) -> Figure:
-    """One line for each run over its layers."""
-    figure, axes = panel("layer", "deviation over clients")
-    for name, layers in spread.items():
-        axes.plot(range(len(layers)), list(layers.values()), marker="o", label=name)
-    longest = max(spread.values(), key=len)
-    axes.set_xticks(range(len(longest)), list(longest), rotation=60, ha="right", fontsize="small")
-    axes.legend(fontsize="small")
+    """A row for each layer, a point in it for each run."""
+    longest = list(max(spread.values(), key=len))
+    figure = Figure((6.0, 0.9 + 0.25 * len(longest)), layout="constrained")
+    axes = figure.subplots()
+    for i, layers in enumerate(spread.values()):
+        axes.plot(list(layers.values()), range(len(layers)), linewidth=0.8, **plots.look(i))
+    axes.set_yticks(range(len(longest)), longest, fontsize="small")
+    axes.set_ylim(len(longest) - 0.5, -0.5)
+    axes.set(xlabel="standard deviation of a weight over clients", ylabel="layer")
+    plots.add_legend(figure, axes.lines, short(spread))
     return figure
 
 
+@plots.in_style
 def draw_confidence(answers: dict) -> Figure:
     """Histograms: a row for each run, id and ood side by side."""
     measures = sorted({m for measured in answers.values() for m in measured})
-    figure = Figure(figsize=(4 * len(measures), 2.8 * len(answers)), layout="constrained")
-    panels = figure.subplots(len(answers), len(measures), squeeze=False)
-    for row, (name, measured) in zip(panels, answers.items(), strict=True):
+    size = 1.4 + 3 * len(measures), 0.4 + 2.2 * len(answers)
+    figure = Figure(size, layout="constrained")
+    panels = figure.subplots(len(answers), len(measures), squeeze=False, sharex=True)
+    for row, name, measured in zip(panels, short(answers), answers.values(), strict=True):
         for axes, m in zip(row, measures, strict=True):
             if m not in measured:
+                axes.set_axis_off()
                 continue
             largest, right = measured[m]
             parts = [largest[right], largest[~right]]
-            axes.hist(parts, np.linspace(0, 1, 21), label=["right", "wrong"], stacked=True)
+            bins = np.linspace(0, 1, 21)
+            axes.hist(parts, bins, color=plots.CONTRAST, stacked=True)
             error = calibration_error(largest, right)
-            axes.set(title=f"{name}: {m}\ncalibration error {error:.3f}", xlabel="confidence")
-            axes.legend(fontsize="small")
+            title = f"{name}, {m}: calibration error {error:.3f}"
+            axes.set_title("\n".join(textwrap.wrap(title, 40)))
         row[0].set_ylabel("answers")
+    for axes in panels[-1]:
+        axes.set_xlabel("confidence")
+    shown = next(axes for axes in panels.flat if axes.containers)
+    plots.add_legend(figure, shown.containers, ["right", "wrong"])
     return figure
 
 
-def panel(xlabel: str, ylabel: str):
-    """An empty picture."""
-    figure = Figure(figsize=(6, 4), layout="constrained")
-    axes = figure.subplots()
-    axes.set(xlabel=xlabel, ylabel=ylabel)
-    axes.grid(alpha=0.3)
-    return figure, axes
+def short(runs: dict) -> list[str]:
+    """The names of folders of runs without what leads to them, where that tells them apart."""
+    names = [Path(name).name for name in runs]
+    return names if len(set(names)) == len(names) else list(runs)
 
 
 if __name__ == "__main__":
