@@ -12,11 +12,10 @@ deviation).
 
 import argparse
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
+import table
 
 from fedjax_lab import report
 
@@ -60,15 +59,8 @@ def main() -> None:
 def run(args, name, method, settings, overrides) -> np.ndarray | None:
     """The accuracies of the seeds of one cell; None where the run failed, which is told."""
     folder = args.out / name
-    command = [sys.executable, "-m", "fedjax_lab.main", f"--config={args.config}:{method}"]
-    command += [f"--workdir={folder}", f"--seeds={args.seeds}", *overrides]
-    command += [f"--config.method.{key}={value}" for key, value in settings.items()]
-    if (folder / "config.json").exists():
-        command.append("--resume")
-    print(" ".join(command[1:]), flush=True)
-    code = subprocess.run(command, stdout=subprocess.DEVNULL).returncode
-    if code:
-        print(f"{name}: exit code {code}", flush=True)
+    own = [f"--config.method.{key}={value}" for key, value in settings.items()]
+    if not table.run(args, method, folder, [*overrides, *own]):
         return None
     seeds = json.loads((folder / "summary.json").read_text())[args.way]["per_seed"].values()
     return np.array([s["accuracy"]["mean"] for s in seeds])

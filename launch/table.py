@@ -40,7 +40,10 @@ def main() -> None:
 
 
 def run(args, method, folder, overrides) -> bool:
-    """Whether the run came to its end; a failure is told and left out of the table."""
+    """Plays one run of fedjax_lab.main in the folder, or what is left of it.
+
+    Whether it came to its end; a failure is told and left out of the table.
+    """
     command = [sys.executable, "-m", "fedjax_lab.main", f"--config={args.config}:{method}"]
     command += [f"--workdir={folder}", f"--seeds={args.seeds}", *overrides]
     if (folder / "config.json").exists():
@@ -48,7 +51,7 @@ def run(args, method, folder, overrides) -> bool:
     print(" ".join(command[1:]), flush=True)
     code = subprocess.run(command, stdout=subprocess.DEVNULL).returncode
     if code:
-        print(f"{method}: exit code {code}", flush=True)
+        print(f"{folder}: exit code {code}", flush=True)
     return code == 0
 
 
