@@ -258,11 +258,8 @@ def test_memory_does_not_hold_a_model_for_every_pair():
 
 
 def test_influence_is_recorded_at_every_evaluation_and_drawn(tmp_path, monkeypatch):
-    rng = np.random.default_rng(0)
-    y = rng.integers(0, 3, 300)
-    x = (2 * rng.normal(size=(3, 5)))[y] + rng.normal(size=(300, 5))
     domain = np.array(["north", "south", "west"])[np.arange(300) % 3]
-    np.savez(tmp_path / "data.npz", x=x.astype(np.float32), y=y, domain=domain)
+    toys.write_examples(tmp_path / "data.npz", domain=domain)
     config = {
         "data": {"name": "arrays", "path": str(tmp_path / "data.npz")},
         "partition": {"name": "by_domain", "num_clients": 3},

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from toys import normal, random_weights
 
 from fedjax_lab import experiment
 from fedjax_lab.errors import BadInput
@@ -15,18 +16,6 @@ from fedjax_lab.types import Weights
 
 KEY = jax.random.key(0)
 close = partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4)
-
-
-def normal(seed, *shape):
-    return jnp.asarray(np.random.default_rng(seed).normal(size=shape), jnp.float32)
-
-
-def random_weights(shapes, seed=0):
-    """Every leaf random, so that no layer can be left out unnoticed."""
-    rng = np.random.default_rng(seed)
-    params = jax.tree.map(lambda a: rng.normal(size=a.shape).astype(a.dtype), shapes.params)
-    stats = jax.tree.map(lambda a: rng.uniform(1, 2, a.shape).astype(a.dtype), shapes.stats)
-    return Weights(params, stats)
 
 
 @pytest.mark.parametrize(

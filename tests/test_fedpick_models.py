@@ -7,28 +7,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from toys import normal, random_weights
 
 from fedjax_lab import augment, experiment
 from fedjax_lab.errors import BadInput
 from fedjax_lab.models import alexnet, conv, layers, nets
 from fedjax_lab.models.task import make_task
-from fedjax_lab.types import Weights
 
 KEY = jax.random.key(0)
 close = partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4)
-
-
-def normal(seed, *shape):
-    return jnp.asarray(np.random.default_rng(seed).normal(size=shape), jnp.float32)
-
-
-def random_weights(task, seed=0):
-    """Every leaf random, so that no layer can be left out unnoticed."""
-    shapes = jax.eval_shape(task.init, KEY)
-    rng = np.random.default_rng(seed)
-    params = jax.tree.map(lambda a: rng.normal(size=a.shape).astype(a.dtype), shapes.params)
-    stats = jax.tree.map(lambda a: rng.uniform(1, 2, a.shape).astype(a.dtype), shapes.stats)
-    return Weights(params, stats)
 
 
 def dense_inputs(task, weights, shape):
@@ -184,7 +171,7 @@ def classify(z, weights, first):
 
 def check_order(net, shape, by_hand):
     task = make_task(net, shape, 3)
-    weights, x = random_weights(task), normal(1, 2, *shape)
+    weights, x = random_weights(jax.eval_shape(task.init, KEY)), normal(1, 2, *shape)
     logits, features = by_hand(weights, np.asarray(x))
     output = jax.jit(task.apply)(weights, x)
     assert np.abs(features).max() > 1
@@ -223,7 +210,7 @@ def test_the_layers_of_alexnet_are_in_order():
 def test_padded_rows_of_dense_norms_count_nowhere():
     net = nets.ConvNet(3, (2,), (True,), (4,), kernel=3, norm=True, dense_norm=True)
     task = make_task(net, (6, 6, 1), 3)
-    weights = random_weights(task)
+    weights = random_weights(jax.eval_shape(task.init, KEY))
     x, mask = normal(1, 3, 6, 6, 1), jnp.array([1.0, 0, 1])
     apply = jax.jit(task.apply)
     one, other = (apply(weights, a, KEY, mask) for a in (x, x.at[1].set(9.0)))

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import toys
 from inputs import complaint
 
 from fedjax_lab import experiment, paper, published, runner, tables
@@ -318,10 +319,7 @@ def test_first_weights_and_clip_are_missed(plans):
 @pytest.fixture
 def toy(tmp_path, monkeypatch):
     """The arguments of a table of four cells, two of them on data that are there."""
-    rng = np.random.default_rng(0)
-    y = rng.integers(0, 3, 300)
-    x = (2 * rng.normal(size=(3, 5)))[y] + rng.normal(size=(300, 5))
-    np.savez(tmp_path / "data.npz", x=x.astype(np.float32), y=y)
+    toys.write_examples(tmp_path / "data.npz")
     (tmp_path / "fedconcat_small.py").write_text(
         f"""
 def get_config(method="fedavg"):

@@ -10,8 +10,8 @@ import time
 from pathlib import Path
 
 import jax
-import numpy as np
 import pytest
+import toys
 
 from fedjax_lab import experiment, metrics, parallel, processes, runner
 from fedjax_lab.errors import BadInput
@@ -28,10 +28,7 @@ def toy(tmp_path_factory):
     except OSError as error:
         pytest.skip(f"no loopback interface: {error}")
     folder = tmp_path_factory.mktemp("toy")
-    rng = np.random.default_rng(0)
-    y = rng.integers(0, 3, 300)
-    x = (2 * rng.normal(size=(3, 5)))[y] + rng.normal(size=(300, 5))
-    np.savez(folder / "data.npz", x=x.astype(np.float32), y=y)
+    toys.write_examples(folder / "data.npz")
     (folder / "toy.py").write_text(
         f"""
 def get_config(method="fedavg"):

@@ -17,11 +17,8 @@ from fedjax_lab.types import Exchange, Stage, State
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    rng = np.random.default_rng(0)
-    y = rng.integers(0, 3, 300)
-    x = (2 * rng.normal(size=(3, 5)))[y] + rng.normal(size=(300, 5))
     path = tmp_path_factory.mktemp("data") / "data.npz"
-    np.savez(path, x=x.astype(np.float32), y=y)
+    toys.write_examples(path)
     return str(path)
 
 

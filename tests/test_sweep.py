@@ -8,7 +8,6 @@ import sys
 import time
 from pathlib import Path
 
-import numpy as np
 import pytest
 import toys
 
@@ -25,10 +24,7 @@ QUICK = Shared(str(ROOT / "configs/quickstart.py"))
 def toy(tmp_path_factory):
     """A config file that trains in a moment."""
     folder = tmp_path_factory.mktemp("toy")
-    rng = np.random.default_rng(0)
-    y = rng.integers(0, 3, 300)
-    x = (2 * rng.normal(size=(3, 5)))[y] + rng.normal(size=(300, 5))
-    np.savez(folder / "data.npz", x=x.astype(np.float32), y=y)
+    toys.write_examples(folder / "data.npz")
     (folder / "toy.py").write_text(
         f"""
 def get_config(method="fedavg"):

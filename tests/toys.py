@@ -9,7 +9,7 @@ import numpy as np
 from fedjax_lab import methods, optim, parallel, simulate
 from fedjax_lab.models import nets
 from fedjax_lab.models.task import make_task
-from fedjax_lab.types import Federation, Plan
+from fedjax_lab.types import Federation, Plan, Weights
 
 C, N, K, D = 8, 37, 4, 6  # clients, most examples of one, classes, features
 PLAN = Plan(rounds=6, cohort=5, batch_size=8, epochs=2, optimizer=optim.sgd(0.05, 0.9, 1e-4))
@@ -58,6 +58,26 @@ NORM = make_task(nets.mlp(K, width=16, norm=True), (D,), K)
 NORM = NORM._replace(labels=lambda: jnp.eye(K, 32))
 PEOPLE = simulate.population(FEDERATION, K)
 VECTORISED = parallel.vectorised()
+
+
+def write_examples(path, **more):
+    """An .npz of 300 examples of three classes, 5 numbers each, for the data source `arrays`."""
+    rng = np.random.default_rng(0)
+    y = rng.integers(0, 3, 300)
+    x = (2 * rng.normal(size=(3, 5)))[y] + rng.normal(size=(300, 5))
+    np.savez(path, x=x.astype(np.float32), y=y, **more)
+
+
+def normal(seed, *shape):
+    return jnp.asarray(np.random.default_rng(seed).normal(size=shape), jnp.float32)
+
+
+def random_weights(shapes, seed=0):
+    """Every leaf random, so that no layer can be left out unnoticed."""
+    rng = np.random.default_rng(seed)
+    params = jax.tree.map(lambda a: rng.normal(size=a.shape).astype(a.dtype), shapes.params)
+    stats = jax.tree.map(lambda a: rng.uniform(1, 2, a.shape).astype(a.dtype), shapes.stats)
+    return Weights(params, stats)
 
 
 def pooled(method, federation=FEDERATION):
