@@ -9,6 +9,7 @@ import itertools
 import re
 import textwrap
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import matplotlib
