@@ -15,7 +15,7 @@ from PIL import Image, ImageFile
 import fedjax_lab
 from fedjax_lab import evaluate, experiment
 from fedjax_lab.data import image_folders, images, places
-from fedjax_lab.models import inception, layers
+from fedjax_lab.models import conv, inception, layers
 from fedjax_lab.models.task import make_task
 
 ROOT = Path(__file__).parent.parent
@@ -297,9 +297,19 @@ def test_clients_are_told_apart():
 # The net
 
 
-@pytest.mark.parametrize(("num_classes", "count"), [(7, 928_199), (5, 927_685), (65, 943_105)])
-def test_published_sizes(num_classes, count):
-    task = make_task(inception.hfedf_cnn(num_classes), (32, 32, 3), num_classes)
+@pytest.mark.parametrize(
+    ("num_classes", "pool", "count"),
+    [
+        (7, "max", 928_199),
+        (5, "max", 927_685),
+        (65, "max", 943_105),
+        (7, "avg", 928_199),
+        (7, "identity", 928_199),
+    ],
+)
+def test_published_sizes(num_classes, pool, count):
+    net = inception.hfedf_cnn(num_classes, inception_pool=pool)
+    task = make_task(net, (32, 32, 3), num_classes)
     params = jax.tree.leaves(jax.eval_shape(task.init, jax.random.key(0)).params)
     assert sum(leaf.size for leaf in params) == count
     assert len(params) == 22 and len(task.layers) == 11 and not task.batch_norms
@@ -360,6 +370,45 @@ def test_the_second_module_passes_on_the_pooled_first(small):
         seen["Inception_1"][..., 14:], pooled_by_hand(seen["Inception_0"])
     )
     assert (seen["Inception_1"] >= 0).all() and (seen["Inception_1"][..., :14] > 0).any()
+
+
+def averaged_by_hand(x):
+    """3x3 mean, stride 1, padded by zeros that count."""
+    padded = np.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)))
+    windows = np.lib.stride_tricks.sliding_window_view(padded, (3, 3), axis=(1, 2))
+    return windows.sum((-2, -1)) / 9
+
+
+@pytest.mark.parametrize(
+    ("pool", "by_hand"), [("avg", averaged_by_hand), ("identity", lambda x: x)]
+)
+def test_other_pools_of_a_module(small, pool, by_hand):
+    """Its last channels; the others, and the weights, are those of a module with a maximum."""
+    x = small[-1]["Inception_0"]
+    plain = inception.Inception((4, 8, 2), "max", conv.mapped)
+    variables = {"params": small[1]["params"]["Inception_1"]}
+    expected = plain.apply(variables, x)
+    found = plain.clone(pool=pool).apply(variables, x)
+    np.testing.assert_allclose(found[..., 14:], by_hand(x), rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(found[..., :14], expected[..., :14])
+    assert not np.allclose(found[..., 14:], expected[..., 14:])
+
+
+def test_pools_are_chosen_by_name():
+    net = experiment.NAMED["model"]["hfedf_cnn"](3, width=4, inception_pool="avg")
+    assert net.pool == "avg" and inception.hfedf_cnn(3).pool == "max"
+    message = complaint(inception.hfedf_cnn, 7, inception_pool="mean")
+    assert message.startswith("config.model.inception_pool cannot be 'mean'")
+
+
+@pytest.mark.parametrize(("window", "stride", "padding"), [(3, 1, 1), (2, None, 0), (3, 2, 1)])
+def test_average_pools(window, stride, padding):
+    x = np.random.default_rng(0).normal(size=(2, 7, 6, 3)).astype(np.float32)
+    found = layers.avg_pool(x, window, stride, padding)
+    padded = np.pad(x, ((0, 0), (padding, padding), (padding, padding), (0, 0)))
+    windows = np.lib.stride_tricks.sliding_window_view(padded, (window, window), axis=(1, 2))
+    step = stride or window
+    np.testing.assert_allclose(found, windows.mean((-2, -1))[:, ::step, ::step], atol=1e-6)
 
 
 def test_the_layers_are_in_order(small):

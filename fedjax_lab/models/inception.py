@@ -2,20 +2,30 @@
 
 The table gives channels only; 176 and 288 out of 64 and 176 are those of the naive module of
 GoogLeNet (Szegedy et al. 2015, arXiv 1409.4842, Fig. 2a), whose pooled branch keeps its input's.
+That an average, or nothing, stands in the place of its maximum would fit the channels as well.
 """
+
+from functools import partial
 
 import flax.linen as nn
 import jax.numpy as jnp
 
-from fedjax_lab.errors import BadInput
+from fedjax_lab.errors import BadInput, check_choice
 from fedjax_lab.models import conv, layers
 from fedjax_lab.types import Array
 
+POOLS = {
+    "max": partial(layers.max_pool, window=3, stride=1, padding=1),
+    "avg": partial(layers.avg_pool, window=3, stride=1, padding=1),
+    "identity": lambda x: x,
+}
+
 
 class Inception(nn.Module):
-    """Convolutions 1x1, 3x3, 5x5 and a 3x3 max-pool beside one another; concatenated, then ReLU."""
+    """Convolutions 1x1, 3x3, 5x5 and a 3x3 pool beside one another; concatenated, then ReLU."""
 
     widths: tuple[int, int, int]  # channels of the 1x1, the 3x3 and the 5x5
+    pool: str  # in POOLS
     convolution: conv.Convolution
 
     @nn.compact
@@ -25,7 +35,7 @@ class Inception(nn.Module):
             layers.conv(x, channels, kernel, padding=kernel // 2, convolution=self.convolution)
             for channels, kernel in zip(self.widths, (1, 3, 5), strict=True)
         ]
-        branches.append(layers.max_pool(x, 3, 1, padding=1))
+        branches.append(POOLS[self.pool](x))
         return nn.relu(jnp.concatenate(branches, axis=-1))
 
 
@@ -39,6 +49,7 @@ class InceptionNet(nn.Module):
     num_classes: int
     width: int  # channels of the first convolution; all others are in proportion
     dropout: float  # before the dense layers
+    pool: str = "max"  # of the Inception modules
     convolution: conv.Convolution = conv.mapped
 
     @nn.compact
@@ -52,15 +63,19 @@ class InceptionNet(nn.Module):
         x = layers.conv(x, 2 * w, 3, padding=1, convolution=convolution)
         x = nn.relu(layers.max_pool(x, 2))
         for _ in range(2):
-            x = Inception((w, 2 * w, w // 2), convolution)(x)
+            x = Inception((w, 2 * w, w // 2), self.pool, convolution)(x)
         z = layers.adaptive_avg_pool(x, 3).reshape(len(x), -1)
         z = nn.Dropout(self.dropout)(z, deterministic=not train)
         z = layers.dense(z, 8 * w)
         return layers.dense(z, self.num_classes, name="head"), z
 
 
-def hfedf_cnn(num_classes: int, *, width: int = 32) -> InceptionNet:
-    """hFedF's: 928,199 parameters at 7 classes and 32x32x3; about (width / 32)^2 of that."""
+def hfedf_cnn(num_classes: int, *, width: int = 32, inception_pool: str = "max") -> InceptionNet:
+    """hFedF's: 928,199 parameters at 7 classes and 32x32x3; about (width / 32)^2 of that.
+
+    inception_pool: max, avg or identity, of an Inception module's branch without weights.
+    """
+    check_choice("model.inception_pool", inception_pool, POOLS)
     if width < 2 or width % 2:
         raise BadInput(f"config.model.width must be even and at least 2, not {width}")
-    return InceptionNet(num_classes, width, dropout=0.2, name="hfedf_cnn")
+    return InceptionNet(num_classes, width, dropout=0.2, pool=inception_pool, name="hfedf_cnn")

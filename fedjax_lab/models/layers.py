@@ -103,6 +103,15 @@ def max_pool(x: Array, window: int, stride: int | None = None, padding: int = 0)
     return best
 
 
+def avg_pool(x: Array, window: int, stride: int | None = None, padding: int = 0) -> Array:
+    """Mean over square windows, `stride` (by default the window) apart; [B, H, W, C] as `max_pool`.
+
+    Padding counts as zeros, as in PyTorch by default: every sum is divided by window^2.
+    """
+    step = stride or window
+    return nn.avg_pool(x, (window, window), (step, step), ((padding, padding), (padding, padding)))
+
+
 def adaptive_avg_pool(x: Array, out: int) -> Array:
     """Means over `out` x `out` bins that cover the image: [B, H, W, C] -> [B, out, out, C].
 
