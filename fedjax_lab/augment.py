@@ -1,9 +1,11 @@
 """Random changes of training images: raw pixels [B, H, W, C], float32 in 0..255.
 
 Each is a pure function (key, x) -> x of the same shape, with draws of its own for every image.
-Crop, flip and rotation follow torchvision's on 8-bit images. Apply before normalisation: what is
-cut in from outside of an image is 0, black.
+They follow torchvision's on 8-bit images, but interpolated and mixed pixels are not rounded to
+whole numbers. Apply before normalisation: what is cut in from outside of an image is 0, black.
 """
+
+import math
 
 import jax
 import jax.numpy as jnp
@@ -51,6 +53,114 @@ def rotate(x: Array, degrees: Array) -> Array:
     return jnp.where(inside[:, :, None], x[row, col], 0)
 
 
+def random_resized_crop(
+    key: Array, x: Array, scale: tuple[float, float], ratio: tuple[float, float]
+) -> Array:
+    """A part of each image, anywhere in it, stretched to the size of the whole.
+
+    Its share of the area is uniform in `scale`, its width / height log-uniform in `ratio`: the
+    first of ten draws that fits into the image. Without one it is the whole image, as in
+    torchvision where the image's own width / height is within `ratio`.
+    """
+    height, width = x.shape[1:3]
+    k_area, k_ratio, k_corner = jax.random.split(key, 3)
+    area = height * width * jax.random.uniform(k_area, (len(x), 10), x.dtype, *scale)
+    low, high = map(math.log, ratio)
+    r = jnp.exp(jax.random.uniform(k_ratio, (len(x), 10), x.dtype, low, high))
+    sides = jnp.round(jnp.sqrt(jnp.stack([area / r, area * r], -1)))  # [B, 10, 2]
+    whole = jnp.array([height, width], x.dtype)
+    fits = jnp.all(sides <= whole, -1)
+    first = jnp.argmax(fits, 1)
+    sides = jnp.where(fits.any(1)[:, None], sides[jnp.arange(len(x)), first], whole)
+    corners = jnp.floor(jax.random.uniform(k_corner, (len(x), 2), x.dtype) * (whole - sides + 1))
+    return jax.vmap(stretch)(x, corners, sides)
+
+
+def stretch(x: Array, corner: Array, sides: Array) -> Array:
+    """A rectangle of one image [H, W, C] stretched to all of it, bilinearly.
+
+    corner, sides: [2], in whole pixels, first vertical. Nothing outside the rectangle is seen.
+    """
+    for axis in (0, 1):
+        n = x.shape[axis]
+        place = jnp.clip((jnp.arange(n) + 0.5) * (sides[axis] / n) - 0.5, 0, sides[axis] - 1)
+        below = jnp.floor(place)
+        share = jnp.expand_dims(place - below, (1 - axis, 2))
+        low = (corner[axis] + below).astype(jnp.int32)
+        high = jnp.minimum(low + 1, n - 1)  # counts 0 at the end of the rectangle
+        x = (1 - share) * jnp.take(x, low, axis) + share * jnp.take(x, high, axis)
+    return x
+
+
+def grey(x: Array) -> Array:
+    """Luminance of colour images [..., 3] after ITU-R 601-2, as Pillow's: [..., 1]."""
+    return jnp.sum(x * jnp.array([0.299, 0.587, 0.114], x.dtype), -1, keepdims=True)
+
+
+def random_grey(key: Array, x: Array, share: float) -> Array:
+    """This share of the colour images, drawn one by one, loses its colours."""
+    chosen = jax.random.bernoulli(key, share, (len(x), 1, 1, 1))
+    return jnp.where(chosen, grey(x), x)
+
+
+def brightness(x: Array, factor: Array) -> Array:
+    """Of one colour image [H, W, 3]; a factor of 0 makes it black."""
+    return _mixed(x, 0.0, factor)
+
+
+def contrast(x: Array, factor: Array) -> Array:
+    """Of one colour image [H, W, 3]; a factor of 0 makes it evenly grey, of its mean luminance."""
+    return _mixed(x, jnp.mean(grey(x)), factor)
+
+
+def saturation(x: Array, factor: Array) -> Array:
+    """Of one colour image [H, W, 3]; a factor of 0 takes its colours."""
+    return _mixed(x, grey(x), factor)
+
+
+def _mixed(x, other, factor):
+    return jnp.clip(factor * x + (1 - factor) * other, 0, 255)
+
+
+def hue(x: Array, turn: Array) -> Array:
+    """One colour image [H, W, 3] with its hues, the H of HSV, moved by `turn` circles."""
+    value = jnp.max(x, -1, keepdims=True)
+    chroma = value - jnp.min(x, -1, keepdims=True)
+    r, g, b = jnp.split(x / jnp.where(chroma > 0, chroma, 1), 3, -1)
+    red, green, _ = jnp.split(x == value, 3, -1)
+    sextant = jnp.where(red, g - b, jnp.where(green, 2 + b - r, 4 + r - g))
+    # Each channel is the value less the chroma times a function of the hue, which is 0 around the
+    # channel's own hue, 1 around the opposite one, and linear in between.
+    k = (jnp.array([5.0, 3.0, 1.0], x.dtype) + sextant + 6 * turn) % 6
+    return value - chroma * jnp.clip(jnp.minimum(k, 4 - k), 0, 1)
+
+
+def random_jitter(key: Array, x: Array, strength: float) -> Array:
+    """Brightness, contrast, saturation and hue of colour images [B, H, W, 3], in random order.
+
+    The factors of the first three are uniform in 1 +- strength, the hue's turn in +- strength.
+    Factors and order are drawn for each image, as torchvision does.
+    """
+    k_change, k_order = jax.random.split(key)
+    change = jax.random.uniform(k_change, (len(x), 4), x.dtype, -strength, strength)
+    amounts = change + jnp.array([1, 1, 1, 0], x.dtype)
+    orders = jax.vmap(lambda k: jax.random.permutation(k, 4))(jax.random.split(k_order, len(x)))
+    return jax.vmap(jitter)(x, amounts, orders)
+
+
+def jitter(x: Array, amounts: Array, order: Array) -> Array:
+    """One colour image [H, W, 3] through `brightness`, `contrast`, `saturation`, `hue`.
+
+    amounts [4] in this order; order [4]: numbers of the steps, first to last.
+    """
+    steps = (brightness, contrast, saturation, hue)
+
+    def step(i, x):
+        return jax.lax.switch(order[i], steps, x, amounts[order[i]])
+
+    return jax.lax.fori_loop(0, len(steps), step, x)
+
+
 def cifar10(key: Array, x: Array) -> Array:
     """NIID-Bench's and FedConcat's for CIFAR-10: crop by 4 with reflection, flip."""
     k_crop, k_flip = jax.random.split(key)
@@ -70,4 +180,20 @@ def office(key: Array, x: Array) -> Array:
     return random_rotation(k_rotation, random_flip(k_flip, x), 30)
 
 
-AUGMENTATIONS = {"none": None, "cifar10": cifar10, "cifar100": cifar100, "office": office}
+def domainbed(key: Array, x: Array) -> Array:
+    """DomainBed's (Gulrajani and Lopez-Paz 2021, arXiv:2007.01434) for PACS, VLCS, Office-Home.
+
+    A part of 0.7 to 1 of the area, flip, colour jitter of 0.3, a tenth in grey. Needs colours.
+    """
+    k_crop, k_flip, k_jitter, k_grey = jax.random.split(key, 4)
+    x = random_flip(k_flip, random_resized_crop(k_crop, x, (0.7, 1.0), (3 / 4, 4 / 3)))
+    return random_grey(k_grey, random_jitter(k_jitter, x, 0.3), 0.1)
+
+
+AUGMENTATIONS = {
+    "none": None,
+    "cifar10": cifar10,
+    "cifar100": cifar100,
+    "office": office,
+    "domainbed": domainbed,
+}

@@ -622,6 +622,9 @@ def make_plan(
     """The run's static sizes."""
     if config.data.augment != "none" and dataset.x.ndim != 4:
         raise BadInput(f"config.data.augment={config.data.augment} needs images")
+    colour = dataset.x.dtype == np.uint8 and dataset.x.shape[3:] == (3,)
+    if config.data.augment == "domainbed" and not colour:
+        raise BadInput("config.data.augment=domainbed needs colour images of 8 bits")
     size = min(config.local.batch_size, training[0].train.shape[1])  # the same batches
     held = np.concatenate([np.asarray(f.train >= 0).sum(1) for f in training])
     longest = -(-training[0].train.shape[1] // size)

@@ -1,14 +1,17 @@
-"""Augmentations against NumPy's padding and mirrors and Pillow's rotation."""
+"""Augmentations against NumPy's padding and mirrors and Pillow's rotation, resizing and colours."""
 
+import colorsys
 from functools import cache
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from PIL import Image
+from inputs import complaint
+from PIL import Image, ImageEnhance
 
-from fedjax_lab import augment
+from fedjax_lab import augment, experiment
+from fedjax_lab.local import fetch
 
 KEY = jax.random.key(0)
 RNG = np.random.default_rng(0)
@@ -104,7 +107,214 @@ def test_cifar100_is_a_crop_with_zeros_a_flip_and_a_rotation(monkeypatch):
     assert any(not np.array_equal(a, b) for a, b in zip(y, upright, strict=True))
 
 
-@pytest.mark.parametrize("name", ["cifar10", "cifar100"])
+# DomainBed's, part by part.
+
+SMOOTH = np.asarray(
+    Image.fromarray(RNG.integers(0, 256, (6, 7, 3)).astype(np.uint8)).resize((28, 24))
+)
+
+
+def floats(image):
+    return jnp.asarray(image, jnp.float32)
+
+
+def crop(key, x, scale, ratio):
+    return jax.jit(augment.random_resized_crop, static_argnums=(2, 3))(key, x, scale, ratio)
+
+
+@pytest.mark.parametrize("top, left, height, width", [(0, 0, 20, 28), (5, 3, 17, 19), (9, 1, 1, 2)])
+def test_a_stretched_part_is_pillows(top, left, height, width):
+    """Pillow rounds to whole numbers after each axis."""
+    part = Image.fromarray(SMOOTH[top : top + height, left : left + width])
+    expected = np.asarray(part.resize((28, 24), Image.Resampling.BILINEAR), float)
+    stretch = jax.jit(augment.stretch)
+    found = stretch(floats(SMOOTH), jnp.array([top, left]), jnp.array([height, width]))
+    assert np.abs(found - expected).max() <= 1.01
+    outside = np.zeros_like(SMOOTH)
+    outside[top : top + height, left : left + width] = part
+    alone = stretch(floats(outside), jnp.array([top, left]), jnp.array([height, width]))
+    np.testing.assert_array_equal(found, alone)
+
+
+def test_the_whole_of_an_image_is_the_image():
+    x = floats(np.stack([SMOOTH, SMOOTH[::-1]]))
+    whole = jax.jit(augment.stretch)(x[0], jnp.array([0, 0]), jnp.array([24, 28]))
+    np.testing.assert_array_equal(whole, x[0])
+    np.testing.assert_array_equal(crop(KEY, x, (1.0, 1.0), (28 / 24, 28 / 24)), x)
+    np.testing.assert_array_equal(crop(KEY, x, (1.0, 1.0), (3.0, 4.0)), x)  # none fits
+
+
+def test_parts_of_images_have_the_areas_and_ratios_asked_for():
+    """Measured on an image of its own coordinates: opposite corners tell the rectangle."""
+    n, count = 32, 3000
+    ramp = np.stack(np.broadcast_arrays(*np.ogrid[:n, :n], 0), -1)
+    x = jnp.broadcast_to(floats(ramp), (count, n, n, 3))
+    y = np.asarray(crop(KEY, x, (0.7, 1.0), (3 / 4, 4 / 3)))[..., :2]
+    first, last = y[:, 0, 0], y[:, -1, -1]
+    sides = last - first + 1
+    np.testing.assert_allclose(first, first.round(), atol=1e-4)
+    assert first.min() == 0 and last.max() == n - 1
+    area, ratio = sides.prod(1) / n**2, sides[:, 1] / sides[:, 0]
+    slack = 2.5 / n  # sides are whole pixels
+    assert 0.7 - slack < area.min() < 0.73 and 0.95 < area.max() <= 1
+    assert 3 / 4 - slack < ratio.min() < 0.8 and 1.25 < ratio.max() < 4 / 3 + slack
+    assert abs(np.log(ratio).mean()) < 0.02
+    free = n - sides
+    place = (first[free > 4] / free[free > 4]).mean()  # uniform: a half
+    assert abs(place - 0.5) < 0.03
+
+
+def naive_draws(count, seed=0):
+    """torchvision's get_params in NumPy: sides of accepted rectangles for 32x32 images."""
+    rng, found = np.random.default_rng(seed), []
+    for _ in range(count):
+        for _ in range(10):
+            area = 1024 * rng.uniform(0.7, 1)
+            ratio = np.exp(rng.uniform(np.log(3 / 4), np.log(4 / 3)))
+            w, h = round(np.sqrt(area * ratio)), round(np.sqrt(area / ratio))
+            if w <= 32 and h <= 32:
+                break
+        else:
+            w = h = 32
+        found.append((h, w))
+    return np.array(found)
+
+
+def test_sides_are_distributed_as_torchvisions():
+    """Means and deviations of height, width and area, within four standard errors."""
+    ramp = np.stack(np.broadcast_arrays(*np.ogrid[:32, :32], 0), -1)
+    x = jnp.broadcast_to(floats(ramp), (3000, 32, 32, 3))
+    y = np.asarray(crop(jax.random.key(1), x, (0.7, 1.0), (3 / 4, 4 / 3)))[..., :2]
+    ours, theirs = (y[:, -1, -1] - y[:, 0, 0] + 1), naive_draws(3000)
+    for a, b in ((ours, theirs), (ours.prod(1), theirs.prod(1))):
+        error = np.sqrt(a.var(0) / 3000 + b.var(0) / 3000)
+        assert (np.abs(a.mean(0) - b.mean(0)) < 4 * error).all()
+        np.testing.assert_allclose(a.std(0), b.std(0), rtol=0.07)
+
+
+def test_grey_is_pillows():
+    expected = np.asarray(Image.fromarray(SMOOTH).convert("L"), float)
+    assert np.abs(augment.grey(floats(SMOOTH))[..., 0] - expected).max() < 0.51
+
+
+@pytest.mark.parametrize("factor", [0.0, 0.7, 1.0, 1.3])
+@pytest.mark.parametrize(
+    "ours, theirs",
+    [
+        (augment.brightness, ImageEnhance.Brightness),
+        (augment.contrast, ImageEnhance.Contrast),
+        (augment.saturation, ImageEnhance.Color),
+    ],
+)
+def test_colours_are_mixed_as_by_pillow(ours, theirs, factor):
+    """Pillow rounds grey levels and the result."""
+    expected = np.asarray(theirs(Image.fromarray(SMOOTH)).enhance(factor), float)
+    found = np.asarray(jax.jit(ours)(floats(SMOOTH), factor))
+    assert np.abs(found - expected).max() < 1.2
+    assert factor != 1 or np.array_equal(found, SMOOTH)
+    assert factor != 1.3 or found.max() <= 255 and not np.allclose(found, SMOOTH)
+
+
+@pytest.mark.parametrize("turn", [0.0, 0.3, -0.25, 1 / 3])
+def test_hues_are_turned_as_by_colorsys(turn):
+    special = [[0, 0, 0], [255, 255, 255], [9, 9, 9], [255, 0, 0], [0, 7, 7], [3, 200, 3]]
+    pixels = np.concatenate([SMOOTH.reshape(-1, 3)[::5], special]) / 255
+    hsv = [colorsys.rgb_to_hsv(*p) for p in pixels]
+    expected = np.array([colorsys.hsv_to_rgb((h + turn) % 1, s, v) for h, s, v in hsv])
+    found = jax.jit(augment.hue)(floats(255 * pixels[None]), turn)[0]
+    np.testing.assert_allclose(found, 255 * expected, atol=1e-2)
+    if turn == 0:
+        np.testing.assert_allclose(found, 255 * pixels, atol=1e-3)
+    if turn == 1 / 3:  # red becomes green
+        np.testing.assert_allclose(found[-3], [0, 255, 0], atol=1e-3)
+
+
+def test_jitter_makes_its_steps_in_the_order_asked_for():
+    x, amounts = floats(SMOOTH), jnp.array([1.3, 0.7, 1.2, 0.2])
+    steps = [jax.jit(getattr(augment, n)) for n in ("brightness", "contrast", "saturation", "hue")]
+    run, seen = jax.jit(augment.jitter), []
+    for order in ([0, 1, 2, 3], [3, 1, 0, 2]):
+        expected = x
+        for k in order:
+            expected = steps[k](expected, amounts[k])
+        seen.append(np.asarray(run(x, amounts, jnp.array(order))))
+        np.testing.assert_allclose(seen[-1], expected, atol=1e-2)
+    assert np.abs(seen[0] - seen[1]).max() > 1  # they do not commute
+    still = run(x, jnp.array([1.0, 1, 1, 0]), jnp.array([2, 0, 3, 1]))
+    np.testing.assert_allclose(still, x, atol=1e-3)
+
+
+def test_random_jitter_draws_amounts_and_orders_for_each_image(monkeypatch):
+    monkeypatch.setattr(augment, "jitter", lambda x, a, o: (a, o))
+    amounts, orders = jax.jit(augment.random_jitter, static_argnums=2)(
+        KEY, jnp.zeros((2000, 1, 1, 3)), 0.3
+    )
+    middle = np.array([1, 1, 1, 0])
+    np.testing.assert_allclose(amounts.min(0), middle - 0.3, atol=0.01)
+    np.testing.assert_allclose(amounts.max(0), middle + 0.3, atol=0.01)
+    assert np.abs(np.corrcoef(np.asarray(amounts).T) - np.eye(4)).max() < 0.1
+    kinds, counts = np.unique(np.asarray(orders), axis=0, return_counts=True)
+    assert len(kinds) == 24 and (np.sort(kinds) == np.arange(4)).all()
+    assert ((counts - 2000 / 24) ** 2 / (2000 / 24)).sum() < 56  # chi-square, p > 1e-4
+
+
+def test_a_share_of_the_images_loses_its_colours():
+    x = jnp.broadcast_to(floats(SMOOTH), (2000, 24, 28, 3))[:, :2, :2]
+    y = np.asarray(jax.jit(augment.random_grey)(KEY, x, 0.1))
+    lost = (y == y[..., :1]).all((1, 2, 3))
+    assert 150 < lost.sum() < 250  # 200 +- 3.7 standard deviations
+    np.testing.assert_array_equal(y[~lost], x[~lost])
+    expected = np.broadcast_to(augment.grey(x[0]), x[0].shape)
+    np.testing.assert_allclose(y[lost], np.stack(lost.sum() * [expected]), rtol=1e-6)
+
+
+def test_domainbed_is_its_parts_with_its_numbers(monkeypatch):
+    seen = []
+    for name in ("random_resized_crop", "random_flip", "random_jitter", "random_grey"):
+        monkeypatch.setattr(augment, name, lambda k, x, *a, n=name: seen.append((n, *a)) or x + 1)
+    assert float(augment.domainbed(KEY, jnp.zeros(()))) == 4
+    assert seen == [
+        ("random_resized_crop", (0.7, 1.0), (3 / 4, 4 / 3)),
+        ("random_flip",),
+        ("random_jitter", 0.3),
+        ("random_grey", 0.1),
+    ]
+
+
+def colour_config(tmp_path, x, **data):
+    path = tmp_path / "data.npz"
+    y, domain = np.arange(len(x)) % 2, np.array(list("ab"))[np.arange(len(x)) // 2 % 2]
+    np.savez(path, x=x, y=y, domain=domain)
+    data = {"name": "arrays", "path": str(path), "unseen": "b", "augment": "domainbed", **data}
+    return experiment.resolve({"data": data, "partition": {"num_clients": 2}})
+
+
+def test_domainbed_then_imagenets_normalisation_reach_a_batch(tmp_path):
+    """DomainBed's own pipeline, and nothing of it where images are scored."""
+    x = RNG.integers(0, 256, (40, 8, 8, 3)).astype(np.uint8)
+    e = experiment.build(colour_config(tmp_path, x, normalize="imagenet"))
+    mean, std = np.array([0.485, 0.456, 0.406]), np.array([0.229, 0.224, 0.225])
+    rows = jnp.array([0, 3, 5])
+    scored = fetch(e.federations[0], rows, e.plan).x
+    images = np.asarray(e.dataset.x)[np.array(rows)]
+    np.testing.assert_allclose(scored, (images / 255 - mean) / std, rtol=1e-4, atol=1e-5)
+    trained = jax.jit(lambda key: fetch(e.federations[0], rows, e.plan, key).x)
+    pixels = (np.asarray(trained(KEY)) * std + mean) * 255
+    assert pixels.shape == images.shape and -0.01 < pixels.min() and pixels.max() < 255.01
+    assert not np.allclose(pixels, images, atol=5)
+    np.testing.assert_array_equal(trained(KEY), trained(KEY))
+    assert not np.array_equal(trained(KEY), trained(jax.random.key(1)))
+
+
+@pytest.mark.parametrize("kind", ["grey", "floats"])
+def test_domainbed_needs_colours_in_eight_bits(kind, tmp_path):
+    x = RNG.integers(0, 256, (40, 8, 8, 1 if kind == "grey" else 3))
+    x = x.astype(np.uint8 if kind == "grey" else np.float32)
+    message = complaint(experiment.build, colour_config(tmp_path, x))
+    assert message == "config.data.augment=domainbed needs colour images of 8 bits"
+
+
+@pytest.mark.parametrize("name", ["cifar10", "cifar100", "domainbed"])
 def test_keys_decide_image_by_image(name):
     x = copies(30)
     y = compiled(name)(KEY, x)
@@ -122,5 +332,6 @@ def test_clients_at_once_equal_clients_alone():
 
 
 def test_none_is_in_the_table():
-    assert set(augment.AUGMENTATIONS) == {"none", "cifar10", "cifar100", "office"}
+    names = {"none", "cifar10", "cifar100", "office", "domainbed"}
+    assert set(augment.AUGMENTATIONS) == names
     assert augment.AUGMENTATIONS["none"] is None
