@@ -65,6 +65,7 @@ DEFAULTS = {
         "augment": "none",  # of training images
         "unseen": "",  # a domain that no client holds
         "shots": 0,  # images of it that each client holds after all
+        "shots_per": "client",  # client: so many in all; class: so many of each class
     },
     "partition": {
         "name": "iid",
@@ -154,6 +155,7 @@ CHANNELS = {  # mean and std
 CHOICES = {
     "data.normalize": ("unit", "half", *CHANNELS),
     "data.augment": tuple(AUGMENTATIONS),
+    "data.shots_per": ("client", "class"),
     "local.optimizer": ("sgd", "adam"),
     "engine.strategy": ("auto", "vectorised", "chunked", "sequential"),
     "engine.convolution": ("auto", "unrolled", "grouped", "im2col", "mapped"),
@@ -530,18 +532,22 @@ def _unseen_domain(config, dataset):
 
 
 def _few_shots(config, dataset, unseen):
-    """Rows of the unseen domain for each client [C, shots], and which rows then remain unseen.
+    """Rows of the unseen domain for each client [C, .], and which rows then remain unseen.
 
-    As many of each class as can be, in all and for each client; the same for all seeds.
+    As even over the classes as can be, in all and for each client, or of each class equally many;
+    the same for all seeds.
     """
     clients, k = config.partition.num_clients, config.data.shots
     rows = np.flatnonzero(unseen)
     if k == 0:
         return np.zeros((clients, 0), int), unseen
+    if config.data.shots_per == "class":
+        _check_shots(config, dataset, rows)
+        k *= len(dataset.classes)
     if clients * k >= len(rows):
         raise BadInput(
-            f"config.data.shots={k} for {clients} clients is more than the {len(rows)} unseen"
-            " examples leave"
+            f"config.data.shots={config.data.shots} for {clients} clients is more than the"
+            f" {len(rows)} unseen examples leave"
         )
     rows = np.random.default_rng(0).permutation(rows)
     rows = rows[np.argsort(dataset.y[rows], kind="stable")]  # class after class
@@ -552,6 +558,19 @@ def _few_shots(config, dataset, unseen):
     remaining = unseen.copy()
     remaining[shots.ravel()] = False
     return shots, remaining
+
+
+def _check_shots(config, dataset, rows):
+    """BadInput unless these rows have config.data.shots of each class for each client."""
+    clients, k = config.partition.num_clients, config.data.shots
+    counts = np.bincount(dataset.y[rows], minlength=len(dataset.classes))
+    fewest = int(np.argmin(counts))
+    if clients * k > counts[fewest]:
+        raise BadInput(
+            f"config.data.shots={k} of each class for {clients} clients is more than the"
+            f" {counts[fewest]} unseen examples of class {dataset.classes[fewest]!r}; take fewer,"
+            " or config.data.shots_per=client"
+        )
 
 
 def _deal(config, dataset, train, world, shots, seed):
