@@ -84,8 +84,8 @@ class Engine:
         """Method and plan of the stage, of a joint run with these settings."""
         if not settings:
             return self.stage.method, self.plan
-        method, optimizer = self.experiment.vary(settings)
-        return method, self.plan._replace(optimizer=optimizer)
+        method, fields = self.experiment.vary(settings)
+        return method, self.plan._replace(**fields)
 
     @property
     def stage(self) -> Stage:

@@ -80,6 +80,7 @@ DEFAULTS = {
         "lr": 0.01,
         "momentum": 0.0,  # of sgd
         "weight_decay": 0.0,
+        "clip": 0.0,  # largest norm of a step's gradient, before weight decay; 0: none
         "batch_size": 32,
         "epochs": 1,
     },
@@ -174,6 +175,7 @@ NOT_NEGATIVE = (
     "data.shots",
     "local.momentum",
     "local.weight_decay",
+    "local.clip",
     "run.cohort",
     "run.seed",
     "engine.chunk",
@@ -198,8 +200,8 @@ class Experiment(NamedTuple):
     vectorised_seeds: bool
     embeddings: Callable[[], Embeddings]  # made when a stage first asks for them
     settings: list[dict[str, float]] | None = None  # of a joint run, [seed]: see `join`
-    vary: Callable[[dict[str, Array]], tuple[Method, Any]] | None = None
-    # settings -> method, clients' optimiser
+    vary: Callable[[dict[str, Array]], tuple[Method, dict[str, Any]]] | None = None
+    # settings -> method, fields of the plan
 
 
 # Configs.
@@ -426,7 +428,8 @@ def join(parts: list[Experiment]) -> Experiment:
             first.config.method.name, first.task, **{key: own.get(key, hyper[key]) for key in hyper}
         )
         local = {k: settings.get(f"local.{k}", v) for k, v in first.config.local.items()}
-        return method, make_optimizer(ml_collections.ConfigDict({"local": local}))
+        optimizer = make_optimizer(ml_collections.ConfigDict({"local": local}))
+        return method, {"optimizer": optimizer, "clip": local["clip"]}
 
     return first._replace(
         seeds=[seed for part in parts for seed in part.seeds],
@@ -653,6 +656,7 @@ def make_plan(
         size,
         config.local.epochs,
         make_optimizer(config),
+        config.local.clip,
         len(dataset.domains),
         equal_steps=bool((-(-held // size) == longest).all()),
         augment=AUGMENTATIONS[config.data.augment],

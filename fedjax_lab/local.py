@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_lab import tree
+from fedjax_lab import optim, tree
 from fedjax_lab.types import Array, Batch, Federation, Plan, Weights, Work
 
 DRAW = 1 << 31  # beyond the numbers of a training's epochs: the streams of `draw` and later calls
@@ -83,7 +83,7 @@ def make_work(
                     return loss(Weights(tree.join(free, fixed), stats), batch, k_step)
 
                 (value, stats), grads = jax.value_and_grad(objective, has_aux=True)(free)
-                updates, opt = optimizer.update(grads, opt, free)
+                updates, opt = optimizer.update(optim.clip(grads, plan.clip), opt, free)
                 return optax.apply_updates(free, updates), stats, opt, total + value
 
             return jax.lax.fori_loop(0, count, step, carry)

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_lab.types import Array
+from fedjax_lab.types import Array, PyTree
 
 
 def sgd(
@@ -23,6 +23,14 @@ def adam(lr: float, weight_decay: float = 0.0) -> optax.GradientTransformation:
     return optax.chain(
         *_decay(weight_decay), optax.scale_by_adam(), optax.scale_by_learning_rate(lr)
     )
+
+
+def clip(gradient: PyTree, norm: float | Array) -> PyTree:
+    """The gradient, shortened to `norm` where it is longer; 0: as it is."""
+    if not _used(norm):
+        return gradient
+    largest = jnp.where(norm > 0, norm, jnp.inf)  # of a joint run, whose numbers are traced
+    return optax.clip_by_global_norm(largest).update(gradient, optax.EmptyState())[0]
 
 
 def reach(optimizer: optax.GradientTransformation, steps: int | Array) -> Array:

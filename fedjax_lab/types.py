@@ -179,6 +179,7 @@ class Plan(NamedTuple):
     batch_size: int
     epochs: int
     optimizer: Any  # optax.GradientTransformation, used where a method names none
+    clip: float | Array = 0.0  # largest norm of the gradient of a client's step; 0: none
     num_domains: int = 1
     equal_steps: bool = False  # every client has as many batches as the longest: no masking
     eval_batch: int = 100

@@ -1,13 +1,15 @@
-"""One client's work: order, steps, frozen parts, means, draws; the optimisers."""
+"""One client's work: order, steps, frozen parts, means, draws; the optimisers and clipping."""
 
 import jax
 import jax.numpy as jnp
+import naive
 import numpy as np
 import optax
 import pytest
 import toys
+from inputs import complaint
 
-from fedjax_lab import losses, optim, tree
+from fedjax_lab import experiment, losses, optim, parallel, tree
 from fedjax_lab.local import fetch, make_work, num_batches, shuffle
 from fedjax_lab.types import Weights
 
@@ -207,3 +209,98 @@ def test_adam_decay_is_coupled():
         m, v = 0.9 * m + 0.1 * d, 0.999 * v + 0.001 * d * d
         w -= 0.1 * (m / (1 - 0.9**t)) / (np.sqrt(v / (1 - 0.999**t)) + 1e-8)
         np.testing.assert_allclose(params, w, rtol=1e-5)
+
+
+# Clipping.
+
+
+def test_a_gradient_is_shortened_as_a_whole():
+    g = {"a": jnp.array([3.0, 0.0]), "b": jnp.array([[4.0]])}
+    assert optim.clip(g, 0.0) is g
+    run = jax.jit(optim.clip)  # the norm is traced, as in a joint run
+    toys.same(run(g, 0.0), g)
+    toys.same(run(g, 5.5), g)
+    toys.same(optim.clip(g, 5.5), g)
+    for found in (optim.clip(g, 0.5), run(g, 0.5)):
+        toys.close(found, {"a": np.array([0.3, 0.0]), "b": np.array([[0.4]])}, rtol=1e-6)
+    nothing = tree.zeros(g)
+    toys.same(optim.clip(nothing, 0.5), nothing)
+
+
+def clipped_sgd(w, x, y, largest, cut):
+    """NumPy's: the gradient is shortened before weight decay; notes who is cut."""
+
+    def gradient_at(w):
+        _, g = naive.gradient(w, x, y)
+        norm = np.sqrt(sum((a**2).sum() for a in g))
+        cut.append(norm > largest)
+        return [a * min(1.0, largest / norm) for a in g]
+
+    return naive.descend(w, gradient_at)
+
+
+def test_clipped_clients_against_numpy():
+    """Some steps are cut, some are not; momentum and weight decay are as ever."""
+    largest, cut, w = 0.9, [], naive.first_weights()
+    method = toys.make("fedavg", toys.TASK)
+    state, _ = toys.player(method, plan=naive.FULL._replace(clip=largest))(naive.KEYS, 0, 1)
+    ids = naive.cohort(method, 0)
+    models = [clipped_sgd(w, *naive.data_of(i), largest, cut) for i in ids]
+    assert len(set(cut)) == 2
+    naive.close(state.server, naive.mean_by_size(ids, models))
+
+
+def test_masked_steps_stay_without_effect_where_gradients_are_clipped():
+    """Clients of unequally many steps at once, and one by one."""
+    plan, method = toys.PLAN._replace(clip=0.3), toys.make("fedavg")
+    at_once, _ = toys.player(method, plan=plan)(naive.KEYS, 0, 2)
+    one_by_one, _ = toys.player(method, parallel.sequential(), plan)(naive.KEYS, 0, 2)
+    toys.close(at_once, one_by_one, rtol=1e-5, atol=1e-6)
+    free, _ = toys.player(method)(naive.KEYS, 0, 2)
+    assert float(tree.sq_norm(tree.sub(free.server.params, at_once.server.params))) > 1e-3
+
+
+def test_a_norm_that_nothing_reaches_changes_no_bit():
+    method = toys.make("fedavg")
+    free, _ = toys.player(method)(naive.KEYS, 0, 2)
+    toys.same(toys.player(method, plan=toys.PLAN._replace(clip=1e6))(naive.KEYS, 0, 2)[0], free)
+
+
+def test_reach_does_not_know_of_clipping():
+    """SCAFFOLD's control variate of a client is the mean of its clipped gradients."""
+    largest, cut = 0.2, []
+    method, w = toys.make("scaffold", toys.TASK), naive.first_weights()
+    plan = naive.FULL._replace(clip=largest, optimizer=optim.sgd(naive.LR))
+    state, _ = toys.player(method, plan=plan)(naive.KEYS, 0, 1)
+    i = naive.cohort(method, 0)[0]
+    x, y = naive.data_of(i)
+    seen = []
+    v = [a.copy() for a in w]
+    for _ in range(naive.STEPS):
+        _, g = naive.gradient(v, x, y)
+        norm = np.sqrt(sum((a**2).sum() for a in g))
+        cut.append(norm > largest)
+        seen.append([a * min(1.0, largest / norm) for a in g])
+        v = naive.add(v, seen[-1], -naive.LR)
+    assert all(cut)
+    mean = naive.mean(np.full(naive.STEPS, 1 / naive.STEPS), seen)
+    naive.close(Weights(tree.take(state.private, i), {}), mean, rtol=1e-3)
+
+
+def test_clipping_is_a_key_of_local(tmp_path):
+    path = tmp_path / "data.npz"
+    np.savez(
+        path, x=np.zeros((40, 3), np.float32), y=np.arange(40) % 2, split=["train", "test"] * 20
+    )
+
+    def build(norm):
+        data = {"name": "arrays", "path": str(path)}
+        return experiment.build(experiment.resolve({"data": data, "local": {"clip": norm}}))
+
+    parts = [build(0.0), build(0.5)]
+    assert [part.plan.clip for part in parts] == [0.0, 0.5]
+    together = experiment.join(parts)
+    assert together.settings == [{"local.clip": 0.0}, {"local.clip": 0.5}]
+    assert together.vary({"local.clip": 0.25})[1]["clip"] == 0.25
+    message = complaint(experiment.resolve, {"local": {"clip": -1.0}})
+    assert message == "config.local.clip must not be negative, got -1.0"

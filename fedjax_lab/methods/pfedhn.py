@@ -8,7 +8,8 @@
 
 The paper prints delta with the other sign. It plays one client a round; a round here is a pass
 over all participants, as in hFedF's comparison, whose width (50) and depth this has; ReLU.
-Embeddings are a dense table: momentum and weight decay move the rows of others too.
+Embeddings are a dense table: momentum and weight decay move the rows of others too. Its release
+clips the clients' gradients too: config.local.clip=50.
 """
 
 from typing import NamedTuple
@@ -64,9 +65,7 @@ def pfedhn(
         delta = tree.take(uploads, 0)
         _, pull = jax.vjp(lambda x: model(x, cohort.id[0]), server.x)
         (g,) = pull(delta.params)
-        if clip:
-            g, _ = optax.clip_by_global_norm(clip).update(g, optax.EmptyState())
-        updates, momentum = sgd.update(g, server.momentum, server.x)
+        updates, momentum = sgd.update(optim.clip(g, clip), server.momentum, server.x)
         return Server(optax.apply_updates(server.x, updates), momentum, delta.stats)  # Alg. 1
 
     def predict(phi, client, x):
