@@ -47,6 +47,8 @@ class Task(NamedTuple):
     # what precedes the layer is then not computed (once jitted), and the features are again those
     # of the head
     labels: Callable[[], Array] | None = None  # () -> embeddings of the labels' names [K, E]
+    lowest: Array | float = 0.0  # inputs are from here, [] or [channels],
+    highest: Array | float = 1.0  # to here
 
 
 class Client(NamedTuple):

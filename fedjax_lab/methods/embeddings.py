@@ -8,6 +8,7 @@ The paper takes the mean over validation images; a client's work here sees its t
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from fedjax_lab import losses, optim, sampling
@@ -23,7 +24,13 @@ def embed(task: Task, size: int) -> Stage:
     """A stage of one round that leaves nu [C, size] as the server's state. Predicts nothing."""
     shape = jax.eval_shape(lambda: task.noise(jax.random.key(0), 1)).shape
     if len(shape) != 4 or shape[1] % 4 or shape[2] % 4:
-        raise BadInput("config.method.embedding=autoencoder needs images, sides multiples of 4")
+        raise BadInput("config.method.embedding: an autoencoder needs images, sides multiples of 4")
+    low, high = np.min(task.lowest), np.max(task.highest)
+    if not -1e-6 < low <= high < 1 + 1e-6:  # the decoder ends in a sigmoid
+        raise BadInput(
+            f"config.method.embedding: an autoencoder needs inputs from 0 to 1, not {low:.3g} to"
+            f" {high:.3g}; 8-bit images are with config.data.normalize=unit"
+        )
     net = Autoencoder(size)
 
     def init(key, num_clients):

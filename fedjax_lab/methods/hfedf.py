@@ -72,7 +72,8 @@ def hfedf(
     (the first is 0).
     ema_mode: feedback (training goes on from the average); shadow (the average is only scored).
     embedding: learned; random: drawn anew after every round, never trained; autoencoder: found in a
-    round before the first (embeddings.py), never trained. embedding_dim: e; 0: floor(1 + C / 4).
+    round before the first (embeddings.py), never trained; autoencoder_learned: found, then learned.
+    embedding_dim: e; 0: floor(1 + C / 4).
     start: torch: PyTorch's first weights of the hypernetwork; client: heads that begin with a
     client model of PyTorch's first weights, and a tenth of theirs on top.
     clip: largest norm of g; 0: none.
@@ -80,13 +81,14 @@ def hfedf(
     """
     check_share("method.ema", ema)
     check_choice("method.ema_mode", ema_mode, ("feedback", "shadow"))
-    check_choice("method.embedding", embedding, ("learned", "random", "autoencoder"))
-    if embedding == "autoencoder" and not embedding_dim:
-        raise BadInput("config.method.embedding=autoencoder needs config.method.embedding_dim")
+    found = ("autoencoder", "autoencoder_learned")
+    check_choice("method.embedding", embedding, ("learned", "random", *found))
+    if embedding in found and not embedding_dim:
+        raise BadInput(f"config.method.embedding={embedding} needs config.method.embedding_dim")
     check_choice("method.start", start, ("torch", "client"))
     adam = optim.adam(server_lr, server_decay)
     activation = partial(jax.nn.leaky_relu, negative_slope=0.01)
-    learned, shadow = embedding == "learned", ema_mode == "shadow"
+    learned, shadow = embedding.endswith("learned"), ema_mode == "shadow"
 
     def init(key, num_clients):
         w = task.init(key)
@@ -153,7 +155,7 @@ def hfedf(
 
     round_ = (Exchange(send, pseudo_gradient(task), aggregate),)
     method = Method(init, round_, predict, newcomer, sampling.by_size, scored=scored, record=record)
-    if embedding != "autoencoder":
+    if embedding not in found:
         return method
 
     def embedded(key, num_clients, last, facts):

@@ -25,7 +25,7 @@ def make_task(
 
     `module(x, train=, mask=)` gives (logits [B, K], features [B, D]). Bad shapes raise here, and a
     bad file of first weights (`module.pretrained`).
-    Inputs are from `lowest` to `highest`, [] or [channels]: the range of `Task.noise`.
+    Inputs are from `lowest` to `highest`, [] or [channels], the range of `Task.noise`.
     """
 
     def init(key: Array) -> Weights:
@@ -63,7 +63,18 @@ def make_task(
     norms, dense = of_type(layers.BatchNorm, nn.BatchNorm), of_type(nn.Dense)
     if not tuple(found)[-1:] == dense[-1:] == ("head",):
         raise BadInput("the last layer of a model must be a Dense named 'head'")
-    return Task(init, apply, num_classes, tuple(found), norms, dense, noise, apply_at)
+    return Task(
+        init,
+        apply,
+        num_classes,
+        tuple(found),
+        norms,
+        dense,
+        noise,
+        apply_at,
+        lowest=lowest,
+        highest=highest,
+    )
 
 
 @contextlib.contextmanager
