@@ -257,6 +257,45 @@ def test_embeddings_of_the_absent_rest_if_lazy(lazy):
     assert here.max() > 0
 
 
+@pytest.mark.parametrize("lazy", [False, True])
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+def test_decay_reaches_the_embeddings_of_the_absent_unless_lazy(decay, lazy):
+    """Adam's first step on a gradient of decay times nu alone is lr towards the origin."""
+    lr = 0.01
+    method = hfedf(nu_lazy=lazy, server_lr=lr, server_decay=decay)
+    state = first(method)
+    after = one_round(method, state)
+    here = naive.cohort(method, 0)
+    absent = [i for i in range(toys.C) if i not in here]
+    old, new = (np.asarray(s.server.x.nu) for s in (state, after))
+    if decay == 0 or lazy:
+        np.testing.assert_array_equal(new[absent], old[absent])
+    else:
+        expected = old[absent] - lr * np.sign(old[absent])
+        np.testing.assert_allclose(new[absent], expected, rtol=1e-4, atol=1e-5)
+    assert (new[here] != old[here]).any(1).all()
+
+
+@pytest.mark.parametrize("align_nu", [True, False])
+def test_cosines_are_with_the_embeddings_or_without(align_nu):
+    """Layers of larger weights, so that the gradients of nu are not small beside the others."""
+    method = hfedf(align_nu=align_nu)
+    server = first(method).server
+    server = server._replace(x=server.x._replace(theta=tree.scale(3.0, server.x.theta)))
+    nu, delta = clients(toys.C, server.x.nu.shape[1])
+    server = server._replace(x=server.x._replace(nu=nu))
+
+    def weights(with_nu):
+        g = gradients(server.x.theta, nu, delta, with_nu)
+        mean = g.mean(0)
+        cosine = g @ mean / (np.linalg.norm(g, axis=1) * np.linalg.norm(mean))
+        return np.exp(cosine) / np.exp(cosine).sum()
+
+    found = jax.jit(method.round[0].aggregate)(server, Weights(delta, {}), toys.PEOPLE).weight
+    np.testing.assert_allclose(found, weights(align_nu), rtol=1e-4)
+    assert np.abs(weights(True) / weights(False) - 1).max() > 1e-3
+
+
 def test_random_embeddings_are_drawn_anew_and_never_trained():
     method = hfedf(embedding="random", server_lr=0.01)
     state = first(method)
@@ -417,6 +456,46 @@ def test_pfedhn_passes_against_numpy():
     np.testing.assert_allclose(flat(state.server.x), x, rtol=1e-3, atol=1e-4)
 
 
+def test_with_one_client_it_is_hfedf(monkeypatch):
+    """Adam in the place of its SGD, nothing clipped; hFedF with ReLU and without EMA."""
+    monkeypatch.setattr(optim, "sgd", lambda lr, momentum, decay: optim.adam(lr, decay))
+    monkeypatch.setattr(jax.nn, "leaky_relu", lambda x, negative_slope: jax.nn.relu(x))
+    alone = toys.FEDERATION._replace(train=toys.FEDERATION.train[:1])
+    plan = toys.PLAN._replace(cohort=1)
+    step = {"server_lr": 0.01, "server_decay": 1e-3}
+    one = toys.make("pfedhn", clip=0.0, **step)
+    start = simulate.init(one, naive.KEYS, 1)
+    passed, sums = toys.player(one, plan=plan, federation=alone)(naive.KEYS, 0, 3, start)
+    assert float(tree.sq_norm(tree.sub(passed.server.x, start.server.x))) > 1e-2
+    for grad_align in (False, True):  # the weight of a single gradient is 1
+        other = toys.make("hfedf", ema=1.0, grad_align=grad_align, **step)
+        state = simulate.init(other, naive.KEYS, 1)
+        state = state._replace(server=state.server._replace(x=start.server.x))
+        found, others = toys.player(other, plan=plan, federation=alone)(naive.KEYS, 0, 3, state)
+        toys.close(found.server.x, passed.server.x, rtol=1e-4, atol=1e-5)
+        toys.close(found.server.stats, passed.server.stats, rtol=1e-4)
+        toys.close(others, sums, rtol=1e-4)
+
+
+def test_running_statistics_go_from_client_to_client():
+    """Each halves what it is sent and adds its number; the server keeps those of the last."""
+    method = toys.make("pfedhn")
+
+    def local(phi, client, work):
+        stats = jax.tree.map(lambda a: a / 2 + client.id, phi.stats)
+        return Weights(tree.zeros(phi.params), stats), ()
+
+    (exchange,) = method.round
+    counting = method._replace(round=(exchange._replace(local=local),))
+    state = first(method)
+    expected = jax.tree.map(np.asarray, state.server.stats)
+    for i in naive.cohort(method, 0):
+        expected = jax.tree.map(lambda a: a / 2 + i, expected)  # noqa: B023
+    after = one_round(counting, state)
+    toys.close(after.server.stats, expected, rtol=1e-6)
+    assert len(jax.tree.leaves(expected)) == 2
+
+
 def test_the_order_of_a_pass_is_random():
     """The clients of a round are those that every other method has."""
     method = toys.make("pfedhn")
@@ -455,6 +534,20 @@ def test_fedgma_against_numpy(weights, tau, mode):
     uploads = Weights({"w": jnp.asarray(w_t + step)}, {})
     found = method.round[0].aggregate(Weights({"w": jnp.asarray(w_t)}, {}), uploads, cohort)
     np.testing.assert_allclose(found.params["w"], expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("weights", ["uniform", "size"])
+@pytest.mark.parametrize("mode", ["masked_average", "average_plus_masked_step"])
+def test_fedgma_averages_running_statistics_by_size(weights, mode):
+    """Nothing is masked in them, and the server's step is no part of it."""
+    step, n = gma_inputs()
+    method = toys.make("fedgma", tau=1.0, server_lr=0.3, mode=mode, weights=weights)
+    uploads = Weights({"w": jnp.asarray(step)}, {"mean": jnp.asarray(step)})
+    sent = Weights({"w": jnp.full(5, -9.0)}, {"mean": jnp.full(5, 9.0)})
+    cohort = tree.take(toys.PEOPLE, jnp.arange(4))._replace(n=jnp.asarray(n))
+    found = method.round[0].aggregate(sent, uploads, cohort)
+    np.testing.assert_allclose(found.stats["mean"], n / n.sum() @ step, rtol=1e-5, atol=1e-6)
+    assert np.abs(found.params["w"] - found.stats["mean"]).max() > 0.1
 
 
 def test_with_three_clients_half_and_seven_tenths_are_one_threshold():
