@@ -278,7 +278,9 @@ def test_global_of_a_personal_method_is_the_mean_over_clients():
     assert evaluate.summarise(scores, ("all",))["global"] == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("strategy", [parallel.sequential(), parallel.chunked(3)], ids=lambda s: s.name)
+@pytest.mark.parametrize(
+    "strategy", [parallel.sequential(), parallel.chunked(3)], ids=lambda strategy: strategy.name
+)
 def test_scores_do_not_depend_on_the_strategy(strategy):
     method = toys.make("ifca")
     state = simulate.init(method, KEYS, toys.C)
