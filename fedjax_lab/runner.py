@@ -55,6 +55,7 @@ def run(
     folder = _Folder(workdir, experiment, resume)
     try:
         engine = Engine(experiment)
+        folder.open()
         rows = folder.restore(engine)
         if engine.played == 0:
             folder.keep_facts(engine.first_facts, engine)
@@ -80,6 +81,7 @@ def run_together(parts: list[Experiment], workdirs: list[Path]) -> None:
     rows = []
     try:
         engine = Engine(joint)
+        folders.open()
         _play(joint, engine, folders, rows, quiet=True)
         folders.finish(engine, rows)
     finally:
@@ -258,15 +260,19 @@ class _Folder:
         if path is None:
             return
         self._writes = processes.is_first()
-        processes.of_first(lambda: self._open(resume))
+        config, seeds = experiment.config, experiment.seeds
+        processes.of_first(lambda: check_workdir(path, config, seeds, resume))
 
-    def _open(self, resume):
-        path, experiment = self.path, self._experiment
-        check_workdir(path, experiment.config, experiment.seeds, resume)
-        metrics.make_folder(path)
-        saved = saved_config(experiment.config, experiment.seeds)
-        metrics.write_json(path / "config.json", saved)
-        self._checkpoints = Checkpoints(path / "checkpoints")
+    def open(self) -> None:
+        """Makes the folder, once nothing is wrong with the run that it is for."""
+        if self.path is not None:
+            processes.of_first(self._open)
+
+    def _open(self):
+        metrics.make_folder(self.path)
+        saved = saved_config(self._experiment.config, self._experiment.seeds)
+        metrics.write_json(self.path / "config.json", saved)
+        self._checkpoints = Checkpoints(self.path / "checkpoints")
 
     def restore(self, engine: Engine) -> list[dict]:
         """Puts the engine where the newest checkpoint was; returns the rows until there."""
@@ -370,6 +376,11 @@ class _Folders:
         ends = np.cumsum(counts)
         self._spans = [slice(end - n, end) for end, n in zip(ends, counts, strict=True)]
         self._rows = [[] for _ in folders]
+
+    def open(self) -> None:
+        """Makes them."""
+        for folder in self._folders:
+            folder.open()
 
     def append(self, new: list[dict]) -> None:
         """Adds the rows of one evaluation, one of each seed."""

@@ -157,6 +157,7 @@ BAD = [
     (["--config={toy}", "--config.partition.num_clients=700"], "num_clients"),
     (["--config={toy}", "--config.partition.validation=1"], "config.partition.validation"),
     (["--config={toy}:ifca", "--config.method.num_clusters=0"], "config.method.num_clusters"),
+    (["--config={toy}:ifca", "--config.method.num_clusters=99"], "must be from 1 to the"),
     (["--config={toy}", "--config.method.name=fedprox", "--config.method.mu"], "needs a value"),
 ]  # fmt: skip
 
