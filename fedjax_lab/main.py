@@ -10,6 +10,7 @@ number 0 can be reached at HOST:PORT, or as Slurm, a TPU pod or MPI says. Number
 Exit codes: 0 done; 2 a usage, config or data error, in one line; 3 diverged; 130 interrupted.
 """
 
+import contextlib
 import os
 import sys
 import time
@@ -72,6 +73,11 @@ def _run(argv):
         return processes.of_first(lambda: _show_partition(config, seeds[0], workdir))
     try:
         result = runner.run(job, workdir, RESUME.value)
+    except BadInput:
+        if not WORKDIR.value and processes.is_first():
+            with contextlib.suppress(OSError):
+                workdir.rmdir()  # made for this run, and empty
+        raise
     except runner.Diverged as error:
         print(f"error: {error}", file=sys.stderr)
         return 3

@@ -25,6 +25,7 @@ from fedjax_lab.experiment import Experiment, join
 from fedjax_lab.progress import Progress
 from fedjax_lab.types import State
 
+OURS = ("partition.png", "error.txt")  # what a folder may hold before its run has begun
 SAVE_SECONDS = 5.0  # at least so long between two checkpoints
 
 
@@ -233,7 +234,7 @@ def check_workdir(path: Path, config, seeds: list[int], resume: bool) -> None:
     """BadInput where `path` holds another run, or one that was not asked to be resumed."""
     if path.exists() and not path.is_dir():
         raise BadInput(f"{path} is not a folder")
-    if path.is_dir() and any(file.name != "partition.png" for file in path.iterdir()):
+    if path.is_dir() and any(file.name not in OURS for file in path.iterdir()):
         if not resume:
             raise BadInput(f"{path} is not empty; use --resume to go on with its run")
         metrics.check_same_config(path / "config.json", saved_config(config, seeds))
@@ -270,8 +271,9 @@ class _Folder:
 
     def _open(self):
         metrics.make_folder(self.path)
-        saved = saved_config(self._experiment.config, self._experiment.seeds)
-        metrics.write_json(self.path / "config.json", saved)
+        if not (self.path / "config.json").exists():  # else it is the same
+            saved = saved_config(self._experiment.config, self._experiment.seeds)
+            metrics.write_json(self.path / "config.json", saved)
         self._checkpoints = Checkpoints(self.path / "checkpoints")
 
     def restore(self, engine: Engine) -> list[dict]:

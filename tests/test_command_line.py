@@ -207,6 +207,12 @@ def test_default_folders_never_clash(toy, tmp_path, monkeypatch):
     assert folders == ["toy-fedavg-now", "toy-fedavg-now-2"]
 
 
+def test_a_run_that_cannot_begin_leaves_no_default_folder(toy, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert call(f"--config={toy}:ifca", "--config.method.num_clusters=99") == 2
+    assert not list(tmp_path.glob("runs/*"))
+
+
 def test_lost_metrics_are_noticed(toy, tmp_path, capsys):
     arguments = [f"--config={toy}", f"--workdir={tmp_path / 'w'}", "--config.run.rounds=2"]
     assert call(*arguments) == 0

@@ -12,7 +12,7 @@ import toys
 from fedjax_lab import evaluate, experiment, simulate, tree
 from fedjax_lab.errors import BadInput
 from fedjax_lab.local import make_work
-from fedjax_lab.models import nets
+from fedjax_lab.models import cct, nets
 from fedjax_lab.models.task import make_task
 
 KEYS = naive.KEYS
@@ -403,3 +403,13 @@ def test_prototypes_may_be_taken_before_the_last_layers():
     assert moved(pulled["Dense_0"], free["Dense_0"])
     with pytest.raises(BadInput, match="head_layers must be from 1 to 2"):
         toys.make("fedproto", head_layers=3)
+    tokens = make_task(cct.cct7(toys.K), (32, 32, 3), toys.K)
+    with pytest.raises(BadInput, match="head_layers=2: .* sees more than a vector"):
+        toys.make("fedproto", tokens, head_layers=2)
+
+
+def test_fedproto_runs_on_logistic_regression():
+    """There is no body; the prototypes are means of the examples."""
+    task = make_task(nets.mlp(toys.K, depth=0), (toys.D,), toys.K)
+    state, _ = toys.player(toys.make("fedproto", task))(KEYS, 0, 1)
+    assert tree.finite(state) and state.server[0].shape == (toys.K, toys.D)

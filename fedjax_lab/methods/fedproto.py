@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_lab import losses, sampling, tree
-from fedjax_lab.errors import check_choice
+from fedjax_lab.errors import BadInput, check_choice
 from fedjax_lab.methods.fedper import head
 from fedjax_lab.types import Exchange, Method, State, Task
 
@@ -32,7 +32,7 @@ def fedproto(
     classes.
     """
     check_choice("method.prediction", prediction, ("classifier", "prototype"))
-    K, layer = task.num_classes, head(task, head_layers)[0]
+    K, layer = task.num_classes, "head" if head_layers == 1 else head(task, head_layers)[0]
 
     def init(key, num_clients):
         w = task.init(key)
@@ -43,6 +43,14 @@ def fedproto(
         if head_layers == 1:
             return task.apply(w, x, key, mask)
         return task.apply_at(layer, w, x, None, key, mask)
+
+    if head_layers > 1:
+        key = jax.random.key(0)
+        h = jax.eval_shape(lambda: apply(task.init(key), task.noise(key, 1)).features)
+        if h.ndim != 2:
+            raise BadInput(
+                f"config.method.head_layers={head_layers}: {layer} sees more than a vector"
+            )
 
     def local(message, client, work):
         C, known = message  # [K, D], [K]
