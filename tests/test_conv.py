@@ -36,7 +36,7 @@ def call(convolution, strides=(1, 1), padding="SAME", **settings):
     return lambda x, w: convolution(x, w, strides, padding, dimension_numbers=LABELS, **settings)
 
 
-@pytest.mark.parametrize("formulation", [conv.unrolled, conv.im2col])
+@pytest.mark.parametrize("formulation", [conv.unrolled, conv.mapped, conv.im2col])
 @pytest.mark.parametrize(
     ("kernel", "strides", "padding", "dilation"),
     [
