@@ -6,28 +6,44 @@ python launch/domain_generalisation.py --config=configs/hfedf_digits.py --out=ru
 
 One of the five domains is held by nobody; the other four go to four clients, `domains` to each
 (Algorithm 5). `id` is the accuracy on a tenth of each client's examples, `ood` that on all of the
-unseen domain. The net has a quarter of the paper's width.
+unseen domain. The pictures are small and the net is not the paper's; that one would be
+--config.data.size=32 --config.model.name=hfedf_cnn.
+
+As in the paper, steps were chosen by one run of 100 rounds each (`printed` unseen, d = 1, seed 0),
+here by id, which needs nothing of the unseen domain.
 """
+
+LR = {"pfedhn": 1e-3}  # of the clients' Adam; with 3e-3 it does not learn
+OWN = {
+    "fedprox": {"mu": 1e-2},
+    "hfedf": {"server_lr": 1e-2},
+    "pfedhn": {"server_lr": 0.1},
+}
 
 
 def get_config(method="fedavg"):
     """fedjax_lab/experiment.py has all keys and their defaults."""
     return {
-        "data": {"name": "digit_domains", "size": 32, "unseen": "printed"},
+        "data": {
+            "name": "digit_domains",
+            "size": 16,
+            "train_per_domain": 400,
+            "unseen": "printed",
+        },
         "partition": {
             "name": "domains_per_client",
             "num_clients": 4,
             "domains": 1,
             "validation": 0.1,
         },
-        "model": {"name": "hfedf_cnn", "width": 8},
-        "method": {"name": method},
+        "model": {"name": "simple_cnn"},
+        "method": {"name": method, **OWN.get(method, {})},
         "local": {
             "optimizer": "adam",
-            "lr": 1e-3,
+            "lr": LR.get(method, 3e-3),
             "weight_decay": 1e-4,
             "batch_size": 32,
             "epochs": 2,
         },
-        "run": {"rounds": 30, "eval_every": 5},
+        "run": {"rounds": 100, "eval_every": 10},
     }

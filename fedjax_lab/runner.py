@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import json
+import os
 import platform
 import resource
 import signal
@@ -231,9 +232,15 @@ def _signals():
 
 
 def check_workdir(path: Path, config, seeds: list[int], resume: bool) -> None:
-    """BadInput where `path` holds another run, or one that was not asked to be resumed."""
-    if path.exists() and not path.is_dir():
-        raise BadInput(f"{path} is not a folder")
+    """BadInput where `path` holds another run, or one that was not asked to be resumed.
+
+    Also where nothing can be written there.
+    """
+    there = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
+    if not there.is_dir():
+        raise BadInput(f"{there} is not a folder")
+    if not os.access(there, os.W_OK):
+        raise BadInput(f"nothing can be written in {there}")
     if path.is_dir() and any(file.name not in OURS for file in path.iterdir()):
         if not resume:
             raise BadInput(f"{path} is not empty; use --resume to go on with its run")

@@ -172,14 +172,20 @@ def test_bad_input_gets_one_line_and_exit_2(arguments, said, toy, tmp_path, caps
     assert not (tmp_path / "new").exists()  # nothing is left behind
 
 
-def test_a_config_file_with_a_mistake_and_a_folder_that_cannot_be(toy, tmp_path, capsys):
+def test_a_config_file_with_a_mistake_and_a_folder_that_cannot_be(
+    toy, tmp_path, capsys, monkeypatch
+):
     broken = tmp_path / "broken.py"
     broken.write_text("def get_config(:")
     assert call(f"--config={broken}") == 2
     assert "SyntaxError" in capsys.readouterr().err
-    assert call(f"--config={toy}", f"--workdir={broken}/below") == 2
+    monkeypatch.setattr(experiment, "build", lambda *_: pytest.fail("began to build"))
+    assert call(f"--config={toy}", f"--workdir={broken}/below/it") == 2
+    assert f"{broken} is not a folder" in capsys.readouterr().err
+    monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path)
+    assert call(f"--config={toy}", f"--workdir={tmp_path / 'new' / 'run'}") == 2
     error = capsys.readouterr().err
-    assert str(broken) in error and error.count("\n") == 1
+    assert f"nothing can be written in {tmp_path}\n" in error and error.count("\n") == 1
 
 
 def test_resuming_a_finished_run_changes_nothing(toy, tmp_path, capsys):

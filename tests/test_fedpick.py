@@ -89,6 +89,8 @@ def test_features_enter_at_the_first_layer_of_the_head():
     z = (z - norm["mean"]) / np.sqrt(norm["var"] + 1e-5) * affine["scale"] + affine["bias"]
     logits = np.maximum(z, 0) @ w.params["head"]["kernel"] + w.params["head"]["bias"]
     np.testing.assert_allclose(out.logits, logits, rtol=1e-4, atol=1e-5)
+    with pytest.raises(BadInput, match="no layer 'Dense_2'; did you mean"):
+        TASK.apply_at("Dense_2", w, x)
 
 
 def test_what_precedes_given_features_is_not_computed():

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_lab import tree
-from fedjax_lab.errors import BadInput
+from fedjax_lab.errors import BadInput, nearest
 from fedjax_lab.models import layers, pretrained
 from fedjax_lab.types import Array, Output, PyTree, Task, Weights
 
@@ -45,6 +45,8 @@ def make_task(
         return Output(logits, features, new.get("batch_stats", weights.stats))
 
     def apply_at(layer, weights, x, features=None, key=None, mask=None) -> Output:
+        if layer not in found:
+            raise BadInput(f"the model has no layer {layer!r}; {nearest(layer, found)}")
         with inputs_of(layer, features) as seen:
             out = apply(weights, x, key, mask)
         return out._replace(features=seen[0]) if features is None else out
