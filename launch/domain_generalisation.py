@@ -39,7 +39,8 @@ def main() -> None:
     parser.add_argument("--seeds", default="0,1,2")
     args, overrides = parser.parse_known_args()
     try:
-        targets = args.targets.split(",") if args.targets else all_domains(args.config, overrides)
+        config = f"{args.config}:{args.methods.split(',')[0]}"
+        targets = args.targets.split(",") if args.targets else all_domains(config, overrides)
     except BadInput as error:
         sys.exit(f"error: {error}")
     found = {}

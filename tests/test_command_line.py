@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import toys
 from absl.testing import flagsaver
 
 import fedjax_lab
@@ -29,21 +30,8 @@ def toy(tmp_path_factory):
     x = (2 * rng.normal(size=(3, 5)))[y] + rng.normal(size=(600, 5))
     domain = np.array(["north", "south"])[rng.integers(0, 2, 600)]
     np.savez(folder / "data.npz", x=x.astype(np.float32), y=y, domain=domain)
-    config = folder / "toy.py"
-    config.write_text(
-        f"""
-def get_config(method="fedavg"):
-    return {{
-        "data": {{"name": "arrays", "path": {str(folder / "data.npz")!r}}},
-        "partition": {{"name": "dirichlet", "num_clients": 6, "validation": 0.2}},
-        "model": {{"name": "mlp", "width": 8}},
-        "method": {{"name": method}},
-        "local": {{"lr": 0.1, "batch_size": 16}},
-        "run": {{"rounds": 8, "eval_every": 3, "cohort": 3}},
-    }}
-"""
-    )
-    return str(config)
+    run = {"rounds": 8, "eval_every": 3, "cohort": 3}
+    return toys.write_config(folder, partition={"validation": 0.2}, run=run)
 
 
 def call(*arguments):

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from jax import lax
 from jax.sharding import PartitionSpec
+from toys import normal
 
 from fedjax_lab.models import conv
 from fedjax_lab.models.layers import max_pool
@@ -16,10 +17,6 @@ from fedjax_lab.models.layers import max_pool
 FORMULATIONS = (conv.unrolled, conv.grouped, conv.im2col, conv.mapped)
 LABELS = ("NHWC", "HWIO", "NHWC")
 close = partial(np.testing.assert_allclose, rtol=2e-4, atol=2e-5)
-
-
-def normal(seed, *shape):
-    return jnp.asarray(np.random.default_rng(seed).normal(size=shape), jnp.float32)
 
 
 def same(a, b):

@@ -582,8 +582,9 @@ def test_every_target_is_a_run(command, monkeypatch, pacs, own_cache, tmp_path, 
 
 def test_data_that_are_missing_end_the_command(command, monkeypatch, tmp_path):
     file = ROOT / "configs" / "hfedf_pacs.py"
-    arguments = [f"--config={file}", f"--out={tmp_path}", "--methods=fedavg"]
-    monkeypatch.setattr(sys, "argv", ["x", *arguments, f"--config.data.folder={tmp_path}"])
+    arguments = [f"--config={file}", f"--out={tmp_path}", "--methods=fedprox"]
+    overrides = [f"--config.data.folder={tmp_path}", "--config.method.mu=0.5"]  # not fedavg's
+    monkeypatch.setattr(sys, "argv", ["x", *arguments, *overrides])
     with pytest.raises(SystemExit) as stop:
         command.main()
     assert "no PACS in" in stop.value.code

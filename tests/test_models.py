@@ -7,11 +7,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from toys import normal, random_weights
 
 from fedjax_lab.errors import BadInput
 from fedjax_lab.models import conv, layers, nets
 from fedjax_lab.models.task import make_task
-from fedjax_lab.types import Weights
 
 KEY = jax.random.key(0)
 close = partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5)
@@ -28,10 +28,6 @@ NETS = [
     (nets.digit_cnn, (28, 28, 3), 47_626),
     (nets.digit_cnn, (32, 32, 3), 66_058),
 ]
-
-
-def normal(seed, *shape):
-    return jnp.asarray(np.random.default_rng(seed).normal(size=shape), jnp.float32)
 
 
 def small_net(**settings):
@@ -293,19 +289,10 @@ def by_hand(w, x):
     return z @ p["head"]["kernel"] + p["head"]["bias"], z
 
 
-def random_weights(task, seed=0):
-    """Every leaf positive and negative, so that no layer can be left out unnoticed."""
-    shapes = jax.eval_shape(task.init, jax.random.key(0))
-    rng = np.random.default_rng(seed)
-    params = jax.tree.map(lambda a: jnp.asarray(rng.normal(size=a.shape), a.dtype), shapes.params)
-    stats = jax.tree.map(lambda a: jnp.asarray(rng.uniform(1, 2, a.shape), a.dtype), shapes.stats)
-    return Weights(params, stats)
-
-
 def test_the_layers_of_a_conv_net_are_in_order():
     net = nets.ConvNet(3, (2, 4), (True, True), (5,), kernel=3, norm=True)
     task = make_task(net, (14, 14, 1), 3)
-    w = random_weights(task)
+    w = random_weights(task.init(KEY))
     x = jnp.asarray(np.random.default_rng(1).normal(size=(6, 14, 14, 1)), jnp.float32)
     out, (logits, features) = task.apply(w, x), by_hand(w, x)
     np.testing.assert_allclose(out.features, features, rtol=1e-4, atol=1e-4)
@@ -314,7 +301,7 @@ def test_the_layers_of_a_conv_net_are_in_order():
 
 def test_the_layers_of_an_mlp_are_in_order():
     task = make_task(nets.mlp(3, width=5, norm=True), (4,), 3)
-    w = random_weights(task)
+    w = random_weights(task.init(KEY))
     x = jnp.asarray(np.random.default_rng(1).normal(size=(6, 4)), jnp.float32)
     p, s = w.params, w.stats["BatchNorm_0"]
     z = x @ p["Dense_0"]["kernel"] + p["Dense_0"]["bias"]
@@ -329,7 +316,7 @@ def test_dropout_is_where_it_says_at_its_rate(where):
     widths = (400,) if where == "dense_dropout" else ()
     net = nets.ConvNet(3, (8,), (False,), widths, kernel=3, **{where: 0.25})
     task = make_task(net, (8, 8, 1), 3)
-    w = jax.tree.map(jnp.abs, random_weights(task))  # nothing is dropped by a ReLU
+    w = jax.tree.map(jnp.abs, random_weights(task.init(KEY)))  # nothing is dropped by a ReLU
     x = jnp.ones((4, 8, 8, 1))
     whole, thinned = (task.apply(w, x, key).features for key in (None, jax.random.key(0)))
     kept = np.asarray(thinned) > 0

@@ -320,19 +320,9 @@ def test_first_weights_and_clip_are_missed(plans):
 def toy(tmp_path, monkeypatch):
     """The arguments of a table of four cells, two of them on data that are there."""
     toys.write_examples(tmp_path / "data.npz")
-    (tmp_path / "fedconcat_small.py").write_text(
-        f"""
-def get_config(method="fedavg"):
-    return {{
-        "data": {{"name": "arrays", "path": {str(tmp_path / "data.npz")!r}}},
-        "partition": {{"name": "dirichlet", "num_clients": 6, "validation": 0.2}},
-        "model": {{"name": "mlp", "width": 8}},
-        "method": {{"name": method}},
-        "local": {{"lr": 0.1, "batch_size": 16}},
-        "run": {{"rounds": 2, "eval_every": 2, "cohort": 3}},
-    }}
-"""
-    )
+    run = {"rounds": 2, "eval_every": 2, "cohort": 3}
+    held_out = {"validation": 0.2}
+    toys.write_config(tmp_path, "fedconcat_small.py", partition=held_out, run=run)
     rules = (
         Rule("", way="last", measure="global", seeds=2, config="fedconcat_small.py", note="a toy"),
         Rule("dataset=svhn", {"data.name": "svhn", "data.folder": str(tmp_path)}),

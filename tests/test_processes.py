@@ -29,21 +29,8 @@ def toy(tmp_path_factory):
         pytest.skip(f"no loopback interface: {error}")
     folder = tmp_path_factory.mktemp("toy")
     toys.write_examples(folder / "data.npz")
-    (folder / "toy.py").write_text(
-        f"""
-def get_config(method="fedavg"):
-    return {{
-        "data": {{"name": "arrays", "path": {str(folder / "data.npz")!r}}},
-        "partition": {{"name": "dirichlet", "num_clients": 6}},
-        "model": {{"name": "mlp", "width": 8}},
-        "method": {{"name": method}},
-        "local": {{"lr": 0.1, "batch_size": 16}},
-        "run": {{"rounds": 3, "eval_every": 1}},
-        "engine": {{"strategy": "sequential"}},
-    }}
-"""
-    )
-    return str(folder / "toy.py")
+    run = {"rounds": 3, "eval_every": 1}
+    return toys.write_config(folder, run=run, engine={"strategy": "sequential"})
 
 
 @contextlib.contextmanager

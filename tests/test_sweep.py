@@ -25,20 +25,7 @@ def toy(tmp_path_factory):
     """A config file that trains in a moment."""
     folder = tmp_path_factory.mktemp("toy")
     toys.write_examples(folder / "data.npz")
-    (folder / "toy.py").write_text(
-        f"""
-def get_config(method="fedavg"):
-    return {{
-        "data": {{"name": "arrays", "path": {str(folder / "data.npz")!r}}},
-        "partition": {{"name": "dirichlet", "num_clients": 6}},
-        "model": {{"name": "mlp", "width": 8}},
-        "method": {{"name": method}},
-        "local": {{"lr": 0.1, "batch_size": 16}},
-        "run": {{"rounds": 2, "eval_every": 2, "cohort": 3}},
-    }}
-"""
-    )
-    return str(folder / "toy.py")
+    return toys.write_config(folder, run={"rounds": 2, "eval_every": 2, "cohort": 3})
 
 
 def call(*arguments):
