@@ -64,6 +64,29 @@ def test_equals_xla(formulation, kernel, strides, padding, dilation):
     same(*both(x, w))
 
 
+@pytest.mark.parametrize(
+    ("padding", "banded"),
+    [
+        ("VALID", True),
+        ("SAME", True),
+        (((1, 2), (2, 0)), True),
+        (((0, 0), (0, 2)), True),
+        (((0, 0), (-1, -2)), True),
+        (((0, 0), (9, 1)), False),  # columns that meet no image
+    ],
+)
+def test_few_channels_are_a_band_in_pieces(padding, banded):
+    """Nine columns of 16 channels are made three at a time."""
+    x, w = normal(0, 2, 5, 9, 2), normal(1, 3, 3, 2, 16)
+    ours, xla = (
+        partial(with_gradients, call(f, (1, 1), padding))
+        for f in (conv.mapped, lax.conv_general_dilated)
+    )
+    program = str(jax.make_jaxpr(call(conv.mapped, (1, 1), padding))(x, w))
+    assert ("conv_general_dilated" not in program) == banded
+    same(*jax.jit(lambda: (ours(x, w), xla(x, w)))())
+
+
 @pytest.mark.parametrize("formulation", FORMULATIONS)
 def test_under_vmap(formulation):
     """Per-client images, per-client kernels, or both; gradients inside and outside of vmap."""
