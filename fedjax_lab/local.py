@@ -56,28 +56,46 @@ def make_work(
     size = plan.batch_size
     longest = -(-rows.shape[0] // size)
     batches = longest if plan.equal_steps else num_batches(jnp.sum(rows >= 0), size)
+    in_order = _pad(rows, longest * size).reshape(longest, size)
+    positions = jnp.where(rows < 0, -1, jnp.arange(rows.shape[0], dtype=rows.dtype))
     trainings = []
 
     def train(
-        weights, loss, *, only=everything, epochs=plan.epochs, steps=None, optimizer=plan.optimizer
+        weights,
+        loss,
+        *,
+        only=everything,
+        epochs=plan.epochs,
+        steps=None,
+        optimizer=plan.optimizer,
+        references=None,
     ):
-        """`epochs` passes in fresh order, each cut after `steps` batches; fresh optimiser state."""
+        """`epochs` passes in fresh order, each cut after `steps` batches; fresh optimiser state.
+
+        references: Batch -> arrays [B, ...] that training does not change and that the loss finds
+        as `batch.references`. Computed once for each example, but in every step where training
+        images are augmented.
+        """
         call = len(trainings)
         k_call = jax.random.fold_in(key, DRAW + call) if call else key
         free, fixed = (part.params for part in tree.split(only, weights))
         count = batches if steps is None else jnp.minimum(batches, steps)
         if plan.equal_steps and steps is not None:
             count = min(batches, steps)
+        once = references is not None and plan.augment is None
+        table = each(references) if once else ()
 
         def epoch(e, carry):
             k_order, k_steps = (jax.random.fold_in(k_call, 2 * e + i) for i in range(2))
-            order = _pad(shuffle(k_order, rows), longest * size)
+            order = _pad(shuffle(k_order, positions), longest * size)
 
             def step(s, carry):
                 free, stats, opt, total = carry
                 k_step = jax.random.fold_in(k_steps, s)
-                now = jax.lax.dynamic_slice(order, (s * size,), (size,))
-                batch = fetch(federation, now, plan, k_step)
+                at = jax.lax.dynamic_slice(order, (s * size,), (size,))
+                batch = fetch(federation, jnp.where(at < 0, -1, rows[at]), plan, k_step)
+                found = references(batch) if references and not once else tree.take(table, at)
+                batch = batch._replace(references=found)
 
                 def objective(free):
                     return loss(Weights(tree.join(free, fixed), stats), batch, k_step)
@@ -97,15 +115,24 @@ def make_work(
 
     def mean(fn):
         """fn gives a batch's mean over its real examples; each batch counts by their number."""
-        padded = _pad(rows, longest * size)
 
         def step(s, total):
-            batch = fetch(federation, jax.lax.dynamic_slice(padded, (s * size,), (size,)), plan)
+            batch = fetch(federation, in_order[s], plan)
             return tree.add(total, fn(batch), jnp.sum(batch.mask))
 
-        shape = jax.eval_shape(lambda r: fn(fetch(federation, r, plan)), padded[:size])
+        shape = jax.eval_shape(lambda r: fn(fetch(federation, r, plan)), in_order[0])
         total = jax.lax.fori_loop(0, batches, step, tree.zeros(shape))
         return tree.scale(1 / jnp.maximum(jnp.sum(rows >= 0), 1), total)
+
+    def each(fn):
+        """fn of every example [longest * size, ...], in the order of the rows."""
+
+        def at(s):
+            return fn(fetch(federation, in_order[s], plan))
+
+        nothing = tree.zeros(jax.eval_shape(jax.vmap(at), jnp.arange(longest)))
+        found = jax.lax.fori_loop(0, batches, lambda s, t: tree.put(t, s, at(s)), nothing)
+        return jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), found)
 
     def draw(size):
         """The same batch at every call in an exchange."""

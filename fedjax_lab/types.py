@@ -30,6 +30,7 @@ class Batch(NamedTuple):
     x: Array  # [B, ...] float32
     y: Array  # [B] int32
     mask: Array  # [B] float32, 0 where padded
+    references: PyTree = ()  # [B, ...] what `Work.train` was asked to keep beside each example
 
 
 class Task(NamedTuple):
@@ -66,7 +67,8 @@ class Client(NamedTuple):
 class Work(NamedTuple):
     """What a client can do with its own data. The runner hands it to `Exchange.local`."""
 
-    train: Callable[..., Weights]  # (weights, loss, *, only, epochs, steps, optimizer) -> weights
+    train: Callable[..., Weights]
+    # (weights, loss, *, only, epochs, steps, optimizer, references) -> weights
     mean: Callable[..., PyTree]  # (fn: Batch -> tree) -> mean of fn over the client's examples
     draw: Callable[[int], Batch]  # (size) -> one random batch, drawn without replacement
     steps: Array  # [] int32, how many `train` makes with its defaults

@@ -130,6 +130,34 @@ def test_two_trainings_of_a_round_shuffle_differently():
     toys.same(a, work().train(w, risk))
 
 
+@pytest.mark.parametrize("augmented", [False, True])
+@pytest.mark.parametrize("batch_size", [8, 64])
+def test_references_stay_beside_their_examples(augmented, batch_size):
+    """Counted as they are computed: one pass over the client's batches, or each step its own."""
+
+    def augment(key, x):
+        return x + jax.random.uniform(key, x.shape)
+
+    plan = PLAN._replace(batch_size=batch_size, augment=augment if augmented else None)
+    batches, computed, apart = -(-REAL // batch_size), [], []
+
+    def references(batch):
+        jax.debug.callback(lambda: computed.append(1))
+        return {"double": 2 * batch.x, "label": batch.y}
+
+    def loss(w, batch, key):
+        found = batch.references
+        off = jnp.sum(jnp.abs(found["double"] - 2 * batch.x), 1) + (found["label"] != batch.y)
+        jax.debug.callback(lambda a: apart.append(float(a)), jnp.sum(batch.mask * off))
+        return 0.0 * w.params["a"], {}
+
+    start = Weights({"a": jnp.float32(0)}, {})
+    work(plan).train(start, loss, epochs=3, references=references)
+    jax.effects_barrier()
+    assert len(computed) == (3 * batches if augmented else batches)
+    assert apart == [0.0] * 3 * batches
+
+
 def test_mean_weighs_examples_not_batches():
     real = np.asarray(ROWS[ROWS >= 0])
     got = work().mean(lambda b: losses.masked_mean(b.x[:, 0], b.mask))
