@@ -13,12 +13,13 @@ experiments are in fedconcat_small.py. The images come from Debian's package dat
 or from the folder config.data.folder.
 """
 
-# The paper tuned FedProx's mu, MOON's mu and FedLC's tau on grids that its text does not give.
+# The paper tuned FedProx's mu, MOON's mu and FedLC's tau on grids that its text does not give; 0.1
+# is of MOON's authors' grid. MOON has no projection in NIID-Bench, whose settings the paper takes.
 OWN = {
     "fedsoft": {"num_clusters": 5},
     "fesem": {"num_clusters": 5},
     "ifca": {"num_clusters": 5, "by_size": True},
-    "moon": {"mu": 0.1, "projection": "none"},  # NIID-Bench's MOON, which the paper ran
+    "moon": {"mu": 0.1, "projection": "none"},
 }
 
 

@@ -45,6 +45,12 @@ def check_share(key: str, value) -> None:
         raise BadInput(f"config.{key} must be from 0 to 1, got {value}")
 
 
+def check_below_one(key: str, value) -> None:
+    """BadInput unless the config's value of `key` is in [0, 1); traced values are let through."""
+    if isinstance(value, (int, float)) and not 0 <= value < 1:
+        raise BadInput(f"config.{key} must be at least 0 and below 1, got {value}")
+
+
 def nearest(word: str, known: Iterable[str]) -> str:
     """The end of a message about an unknown name: the closest valid one, or all of them."""
     known = sorted(known)

@@ -72,9 +72,9 @@ def make_work(
     ):
         """`epochs` passes in fresh order, each cut after `steps` batches; fresh optimiser state.
 
-        references: Batch -> arrays [B, ...] that training does not change and that the loss finds
-        as `batch.references`. Computed once for each example, but in every step where training
-        images are augmented.
+        references: Batch -> arrays [B, ...], a function of each example alone that the training
+        does not change; the loss finds them as `batch.references`. Computed once in a call; where
+        training images are augmented, in every step instead.
         """
         call = len(trainings)
         k_call = jax.random.fold_in(key, DRAW + call) if call else key
@@ -82,8 +82,9 @@ def make_work(
         count = batches if steps is None else jnp.minimum(batches, steps)
         if plan.equal_steps and steps is not None:
             count = min(batches, steps)
-        once = references is not None and plan.augment is None
-        table = each(references) if once else ()
+        table = None
+        if references is not None and plan.augment is None:
+            table = each(references)
 
         def epoch(e, carry):
             k_order, k_steps = (jax.random.fold_in(k_call, 2 * e + i) for i in range(2))
@@ -94,8 +95,9 @@ def make_work(
                 k_step = jax.random.fold_in(k_steps, s)
                 at = jax.lax.dynamic_slice(order, (s * size,), (size,))
                 batch = fetch(federation, jnp.where(at < 0, -1, rows[at]), plan, k_step)
-                found = references(batch) if references and not once else tree.take(table, at)
-                batch = batch._replace(references=found)
+                if references is not None:
+                    found = references(batch) if table is None else tree.take(table, at)
+                    batch = batch._replace(references=found)
 
                 def objective(free):
                     return loss(Weights(tree.join(free, fixed), stats), batch, k_step)
@@ -113,6 +115,10 @@ def make_work(
         trainings.append(Training(*(jnp.asarray(a, jnp.float32) for a in done)))
         return Weights(tree.join(free, fixed), stats)
 
+    def shape(fn):
+        """The shapes of fn of a batch."""
+        return jax.eval_shape(lambda r: fn(fetch(federation, r, plan)), in_order[0])
+
     def mean(fn):
         """fn gives a batch's mean over its real examples; each batch counts by their number."""
 
@@ -120,19 +126,18 @@ def make_work(
             batch = fetch(federation, in_order[s], plan)
             return tree.add(total, fn(batch), jnp.sum(batch.mask))
 
-        shape = jax.eval_shape(lambda r: fn(fetch(federation, r, plan)), in_order[0])
-        total = jax.lax.fori_loop(0, batches, step, tree.zeros(shape))
+        total = jax.lax.fori_loop(0, batches, step, tree.zeros(shape(fn)))
         return tree.scale(1 / jnp.maximum(jnp.sum(rows >= 0), 1), total)
 
     def each(fn):
-        """fn of every example [longest * size, ...], in the order of the rows."""
+        """fn of every example [longest * size, ...], in the order of the rows; padding last."""
 
-        def at(s):
-            return fn(fetch(federation, in_order[s], plan))
+        def step(s, table):
+            return tree.put(table, s, fn(fetch(federation, in_order[s], plan)))
 
-        nothing = tree.zeros(jax.eval_shape(jax.vmap(at), jnp.arange(longest)))
-        found = jax.lax.fori_loop(0, batches, lambda s, t: tree.put(t, s, at(s)), nothing)
-        return jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), found)
+        empty = jax.tree.map(lambda a: jnp.zeros((longest, *a.shape), a.dtype), shape(fn))
+        table = jax.lax.fori_loop(0, batches, step, empty)
+        return jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), table)
 
     def draw(size):
         """The same batch at every call in an exchange."""

@@ -22,7 +22,7 @@ def cross_entropy(logits: Array, batch: Batch) -> Array:
 
 
 def unit(rows: Array) -> Array:
-    """The rows [., F] with norm 1; 0 stays 0."""
+    """The rows [., F] with norm 1; those shorter than 1e-8 stay shorter."""
     return rows / jnp.sqrt(jnp.maximum(jnp.sum(rows * rows, -1, keepdims=True), 1e-16))
 
 

@@ -192,6 +192,7 @@ def test_the_papers_settings():
     skew = config("fmnist_label_skew.py:moon")
     assert (skew.partition.num_clients, skew.local.epochs, skew.run.rounds) == (40, 10, 50)
     assert (skew.local.lr, skew.local.momentum, skew.local.weight_decay) == (0.01, 0.9, 1e-5)
+    assert (skew.local.batch_size, skew.method.mu, skew.method.projection) == (64, 0.1, "none")
 
 
 def test_the_table_of_methods_shows_the_population_deviation():
@@ -245,6 +246,7 @@ def test_the_three_ways_to_choose_a_round():
         ("finetune", {"epochs": -1}, "config.method.epochs must not be negative, got -1"),
         ("fedprox", {"mu": -0.1}, "config.method.mu must not be negative, got -0.1"),
         ("feddyn", {"alpha": 0.0}, "config.method.alpha must be above 0, got 0.0"),
+        ("fedopt", {"beta2": 1.0}, "config.method.beta2 must be at least 0 and below 1, got 1.0"),
         ("moon", {"tau": 0.0}, "config.method.tau must be above 0, got 0.0"),
         ("fedopt", {"tau": 0.0}, "config.method.tau must be above 0, got 0.0"),
     ],

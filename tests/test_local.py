@@ -130,16 +130,25 @@ def test_two_trainings_of_a_round_shuffle_differently():
     toys.same(a, work().train(w, risk))
 
 
-@pytest.mark.parametrize("augmented", [False, True])
-@pytest.mark.parametrize("batch_size", [8, 64])
-def test_references_stay_beside_their_examples(augmented, batch_size):
-    """Counted as they are computed: one pass over the client's batches, or each step its own."""
+def brighter(key, x):
+    return x + jax.random.uniform(key, x.shape)
 
-    def augment(key, x):
-        return x + jax.random.uniform(key, x.shape)
 
-    plan = PLAN._replace(batch_size=batch_size, augment=augment if augmented else None)
-    batches, computed, apart = -(-REAL // batch_size), [], []
+@pytest.mark.parametrize(
+    "changes, options",
+    [
+        ({}, {}),
+        ({"batch_size": 64}, {}),
+        ({"equal_steps": True}, {}),
+        ({"augment": brighter}, {}),
+        ({}, {"steps": 2}),
+    ],
+)
+def test_references_stay_beside_their_examples(changes, options):
+    """Counted as they are computed: one pass over the batches, or in each step where augmented."""
+    plan = PLAN._replace(**changes)
+    examples = len(ROWS) if plan.equal_steps else REAL
+    batches, computed, apart = -(-examples // plan.batch_size), [], []
 
     def references(batch):
         jax.debug.callback(lambda: computed.append(1))
@@ -151,11 +160,12 @@ def test_references_stay_beside_their_examples(augmented, batch_size):
         jax.debug.callback(lambda a: apart.append(float(a)), jnp.sum(batch.mask * off))
         return 0.0 * w.params["a"], {}
 
-    start = Weights({"a": jnp.float32(0)}, {})
-    work(plan).train(start, loss, epochs=3, references=references)
+    start, client = Weights({"a": jnp.float32(0)}, {}), work(plan)
+    client.train(start, loss, epochs=3, references=references, **options)
+    client.train(start, loss, epochs=1, references=references)
     jax.effects_barrier()
-    assert len(computed) == (3 * batches if augmented else batches)
-    assert apart == [0.0] * 3 * batches
+    assert len(computed) == (4 if plan.augment else 2) * batches
+    assert apart == [0.0] * (3 * options.get("steps", batches) + batches)
 
 
 def test_mean_weighs_examples_not_batches():

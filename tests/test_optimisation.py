@@ -54,6 +54,19 @@ def test_scaffold_starts_as_fedavg():
     toys.same(one.server[0], other.server)
 
 
+def test_a_client_of_scaffold_divides_by_its_own_steps():
+    """Alone in the first round: what it trained to is the server's model."""
+    plan = toys.PLAN._replace(cohort=1, optimizer=optim.sgd(0.05))
+    method = toys.make("scaffold")
+    state, _ = toys.player(method, plan=plan)(KEYS, 0, 1)
+    w_0 = simulate.init(method, KEYS, toys.C).server[0]
+    (i,) = np.flatnonzero(np.abs(state.private["head"]["kernel"]).sum((1, 2)))
+    own, most = (plan.epochs * -(-int(n) // plan.batch_size) for n in (toys.PEOPLE.n[i], toys.N))
+    assert own < most
+    drift = tree.scale(1 / (own * 0.05), tree.sub(w_0.params, state.server[0].params))
+    toys.close(tree.take(state.private, i), drift, rtol=1e-3)
+
+
 def test_fednova_with_equal_steps_is_fedavg():
     one, _ = toys.player(toys.make("fednova"), plan=naive.FULL)(KEYS, 0, 3)
     other, _ = toys.player(toys.make("fedavg"), plan=naive.FULL)(KEYS, 0, 3)
@@ -61,9 +74,11 @@ def test_fednova_with_equal_steps_is_fedavg():
 
 
 def test_fednova_with_unequal_steps_is_not():
-    one, _ = toys.player(toys.make("fednova"))(KEYS, 0, 3)
-    far = tree.sub(one.server.params, averaged()[0].server.params)
+    play = toys.player(toys.make("fednova"))
+    far = tree.sub(play(KEYS, 0, 3)[0].server.params, averaged()[0].server.params)
     assert float(tree.sq_norm(far)) > 1e-4
+    first, _ = toys.player(toys.make("fedavg"))(KEYS, 0, 1)
+    toys.close(play(KEYS, 0, 1)[0].server.stats, first.server.stats, rtol=1e-6)  # by size
 
 
 def test_the_mean_of_scaffolds_control_variates_is_the_servers():

@@ -6,14 +6,14 @@
 
 The rules are optax's. Adam's moments start at 0, Yogi's at 1e-6, both with bias correction; the
 paper's second moments start at tau^2 without it. Adagrad divides by sqrt(tau^2 + sum Delta^2), to
-which the paper adds tau; it has no betas. The paper's mean is uniform. Running statistics take the
+which the paper adds tau, and has no betas. The paper's mean is uniform. Running statistics take the
 plain mean.
 """
 
 import optax
 
 from fedjax_lab import tree
-from fedjax_lab.errors import check_choice, check_positive, check_share
+from fedjax_lab.errors import check_below_one, check_choice, check_positive
 from fedjax_lab.methods.fedavg import fedavg
 from fedjax_lab.types import Exchange, Method, State, Task, Weights
 
@@ -50,14 +50,17 @@ def fedopt(
     beta2: float = 0.99,
     tau: float = 1e-3,
 ) -> Method:
-    """server_optimizer: adam, yogi or adagrad; tau: its degree of adaptivity, the epsilon."""
+    """server_optimizer: adam, yogi or adagrad; tau: its degree of adaptivity, the epsilon.
+
+    beta1, beta2: decay of the two moments, below 1; Adagrad has no use for them.
+    """
     rules = {
         "adam": lambda: optax.adam(server_lr, beta1, beta2, tau),
         "yogi": lambda: optax.yogi(server_lr, beta1, beta2, tau),
         "adagrad": lambda: optax.adagrad(server_lr, tau**2, eps=0.0),
     }
     check_positive("method.tau", tau)
-    check_share("method.beta1", beta1)
-    check_share("method.beta2", beta2)
+    check_below_one("method.beta1", beta1)
+    check_below_one("method.beta2", beta2)
     check_choice("method.server_optimizer", server_optimizer, rules)
     return with_server_optimizer(fedavg(task), rules[server_optimizer]())

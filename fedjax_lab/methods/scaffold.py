@@ -36,14 +36,14 @@ def scaffold(task: Task, *, server_lr: float = 1.0) -> Method:
         (w_t, c), c_i = message, client.private
         corrected = optax.stateless(lambda g, _: tree.add(tree.sub(g, c_i), c))  # eq. 3
         y = work.train(w_t, risk, optimizer=optax.chain(corrected, work.optimizer))
-        drift = tree.scale(1 / optim.reach(work.optimizer, work.steps), _moved(w_t, y))
+        drift = tree.scale(1 / optim.reach(work.optimizer, work.steps), _drift(w_t, y))
         c_next = tree.add(tree.sub(c_i, c), drift)  # eq. 4
         return (y, tree.sub(c_next, c_i)), c_next
 
     def step(server, uploads, cohort):
         (w_t, c), (y, change) = server, uploads
         mean = aggregate(w_t, y, cohort)
-        params = tree.add(mean.params, _moved(w_t, mean), 1 - server_lr)
+        params = tree.add(mean.params, _drift(w_t, mean), 1 - server_lr)
         c = jax.tree.map(lambda a, d: a + d.sum(0) / cohort.num_clients[0], c, change)  # eq. 5
         return Weights(params, mean.stats), c
 
@@ -55,5 +55,5 @@ def scaffold(task: Task, *, server_lr: float = 1.0) -> Method:
     )
 
 
-def _moved(w_t, y):
+def _drift(w_t, y):
     return tree.sub(w_t.params, y.params)
