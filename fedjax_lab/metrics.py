@@ -116,7 +116,7 @@ def summarise(rows: list[dict], seeds: list[int]) -> dict:
 
     `max_over_rounds` is the round whose headline is highest, so its other numbers are that round's.
     `max_per_domain` takes each domain's own best round; its mean is over the clients' own maxima.
-    The std is the sample's (ddof 1), absent for one seed.
+    The std is the sample's, with its ddof beside it; both are absent for one seed.
     """
     per_seed = {seed: pick_rounds([row for row in rows if row["seed"] == seed]) for seed in seeds}
     out = {}
@@ -125,6 +125,7 @@ def summarise(rows: list[dict], seeds: list[int]) -> dict:
         out[way] = {"per_seed": chosen, "mean": _over_seeds(chosen, np.mean)}
         if len(seeds) > 1:
             out[way]["std"] = _over_seeds(chosen, lambda a: np.std(a, ddof=1))
+            out[way]["ddof"] = 1
     return out
 
 

@@ -236,10 +236,10 @@ def check_workdir(path: Path, config, seeds: list[int], resume: bool) -> None:
 
     Also where nothing can be written there.
     """
-    there = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
+    there = next(folder for folder in (path, *path.absolute().parents) if os.path.exists(folder))
     if not there.is_dir():
         raise BadInput(f"{there} is not a folder")
-    if not os.access(there, os.W_OK):
+    if not os.access(there, os.W_OK | os.X_OK):
         raise BadInput(f"nothing can be written in {there}")
     if path.is_dir() and any(file.name not in OURS for file in path.iterdir()):
         if not resume:
