@@ -210,7 +210,20 @@ _FEDCONCAT = (
         note="central: 200 epochs as in the paper, but momentum starts anew every 10",
     ),
     Rule("method=fedprox", note="fedprox: the paper's grid of mu is not legible; mu=0.01 here"),
-    Rule("method=moon", note="moon: the paper's grid of mu is not legible; mu=0.1 here"),
+    Rule(
+        "dataset=cifar10;method=moon",
+        note="moon: the paper's grid of mu is not legible; mu=0.1 here",
+    ),
+    Rule("dataset=svhn;method=moon", {"method.mu": "0.01"}),
+    Rule(
+        "dataset=fmnist|svhn;method=moon",
+        note="moon: the paper added values to its grid of mu for fmnist and svhn, neither is"
+        " legible; mu=0.01 here",
+    ),
+    Rule(
+        "dataset=cifar100|tiny_imagenet;method=moon",
+        note="moon: the paper's grid of mu is not legible; mu=1 here",
+    ),
     Rule("method=fedlc", note="fedlc: the paper's grid of tau is not legible; tau=1 here"),
     Rule(
         "table=2|13",

@@ -192,7 +192,7 @@ def test_the_papers_settings():
     skew = config("fmnist_label_skew.py:moon")
     assert (skew.partition.num_clients, skew.local.epochs, skew.run.rounds) == (40, 10, 50)
     assert (skew.local.lr, skew.local.momentum, skew.local.weight_decay) == (0.01, 0.9, 1e-5)
-    assert (skew.local.batch_size, skew.method.mu, skew.method.projection) == (64, 0.1, "none")
+    assert (skew.local.batch_size, skew.method.mu, skew.method.projection) == (64, 0.01, "none")
 
 
 def test_the_table_of_methods_shows_the_population_deviation():

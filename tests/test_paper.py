@@ -79,7 +79,12 @@ def test_a_published_number():
         (
             ("fedconcat", "1"),
             "svhn/partition=Dir(0.1)/moon",
-            {"data.name": "svhn", "data.augment": "none", "partition.alpha": 0.1, "method.mu": 0.1},
+            {
+                "data.name": "svhn",
+                "data.augment": "none",
+                "partition.alpha": 0.1,
+                "method.mu": 0.01,
+            },
         ),
         (
             ("fedconcat", "3"),
