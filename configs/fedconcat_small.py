@@ -24,9 +24,9 @@ Fig. 7       --config.run.rounds=200, FedConcat --config.method.classifier_round
 The data come from the folder config.data.folder, or from where each source looks by itself.
 """
 
-# The paper tuned FedProx's mu, MOON's mu and FedLC's tau on grids that its text does not give; on
-# SVHN MOON went badly with the first one: --config.method.mu=0.01. MOON has no projection in
-# NIID-Bench, whose settings the paper takes.
+# The paper tuned FedProx's mu, MOON's mu and FedLC's tau on grids that its text does not give; for
+# SVHN it added some to MOON's, which did not work well: --config.method.mu=0.01. MOON has no
+# projection in NIID-Bench, whose settings the paper takes.
 FEDCONCAT = {"num_clusters": 5, "encoder_rounds": 31, "classifier_rounds": 200}
 OWN = {
     "fedconcat": FEDCONCAT,
