@@ -14,9 +14,9 @@ or from the folder config.data.folder.
 """
 
 # The paper tuned FedProx's mu, MOON's mu and FedLC's tau on grids that its text does not give. For
-# this data it added some to MOON's, which did not work well; here 0.01 is 1 to 11 points ahead of 0.1
-# after 10 and 20 rounds of #C=2 and #C=3. MOON has no projection in NIID-Bench, whose settings the
-# paper takes.
+# this data it added smaller mu to MOON's, which had not worked well; here 0.01 is 1 to 11 points
+# ahead of 0.1 after 10 and 20 rounds of #C=2 and #C=3. MOON has no projection in NIID-Bench, whose
+# settings the paper takes.
 OWN = {
     "fedsoft": {"num_clusters": 5},
     "fesem": {"num_clusters": 5},
