@@ -56,9 +56,13 @@ def make_work(
     size = plan.batch_size
     longest = -(-rows.shape[0] // size)
     batches = longest if plan.equal_steps else num_batches(jnp.sum(rows >= 0), size)
-    in_order = _pad(rows, longest * size).reshape(longest, size)
+    padded = _pad(rows, longest * size).reshape(longest, size)
     positions = jnp.where(rows < 0, -1, jnp.arange(rows.shape[0], dtype=rows.dtype))
     trainings = []
+
+    def in_order(s):
+        """Batch s of the rows as they stand."""
+        return fetch(federation, padded[s], plan)
 
     def train(
         weights,
@@ -84,7 +88,7 @@ def make_work(
             count = min(batches, steps)
         table = None
         if references is not None and plan.augment is None:
-            table = each(references)
+            table = _each(references, in_order, batches, longest)
 
         def epoch(e, carry):
             k_order, k_steps = (jax.random.fold_in(k_call, 2 * e + i) for i in range(2))
@@ -115,29 +119,16 @@ def make_work(
         trainings.append(Training(*(jnp.asarray(a, jnp.float32) for a in done)))
         return Weights(tree.join(free, fixed), stats)
 
-    def shape(fn):
-        """The shapes of fn of a batch."""
-        return jax.eval_shape(lambda r: fn(fetch(federation, r, plan)), in_order[0])
-
     def mean(fn):
         """fn gives a batch's mean over its real examples; each batch counts by their number."""
 
         def step(s, total):
-            batch = fetch(federation, in_order[s], plan)
+            batch = in_order(s)
             return tree.add(total, fn(batch), jnp.sum(batch.mask))
 
-        total = jax.lax.fori_loop(0, batches, step, tree.zeros(shape(fn)))
+        nothing = tree.zeros(jax.eval_shape(lambda s: fn(in_order(s)), 0))
+        total = jax.lax.fori_loop(0, batches, step, nothing)
         return tree.scale(1 / jnp.maximum(jnp.sum(rows >= 0), 1), total)
-
-    def each(fn):
-        """fn of every example [longest * size, ...], in the order of the rows; padding last."""
-
-        def step(s, table):
-            return tree.put(table, s, fn(fetch(federation, in_order[s], plan)))
-
-        empty = jax.tree.map(lambda a: jnp.zeros((longest, *a.shape), a.dtype), shape(fn))
-        table = jax.lax.fori_loop(0, batches, step, empty)
-        return jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), table)
 
     def draw(size):
         """The same batch at every call in an exchange."""
@@ -146,6 +137,14 @@ def make_work(
 
     own_steps = jnp.asarray(plan.epochs * batches, jnp.int32)
     return Work(train, mean, draw, own_steps, plan.optimizer, federation.frozen), trainings
+
+
+def _each(fn, batch, count, longest):
+    """fn of every example in the first `count` batches of `longest`: [longest * B, ...]."""
+    shape = jax.eval_shape(lambda s: fn(batch(s)), 0)
+    empty = jax.tree.map(lambda a: jnp.zeros((longest, *a.shape), a.dtype), shape)
+    table = jax.lax.fori_loop(0, count, lambda s, t: tree.put(t, s, fn(batch(s))), empty)
+    return jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), table)
 
 
 def shuffle(key: Array, rows: Array) -> Array:

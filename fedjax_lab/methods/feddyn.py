@@ -9,8 +9,8 @@
 L_k = omega_k F_k with omega_k = n_k / mean n: the risk by size. l_k is the paper's gradient of L_k
 at theta_k; it and h start at zero; m counts all clients. As in the authors' code, SGD runs on the
 objective over omega_k and clips its gradient before alpha x joins it; the paper has no momentum.
-Means are uniform, those of running statistics by size. Scored is the participants'
-mean, not theta.
+Means are uniform, those of running statistics by size. Scored is the participants' mean,
+not theta.
 """
 
 from typing import NamedTuple
