@@ -108,7 +108,7 @@ def make_work(
 
                 (value, stats), grads = jax.value_and_grad(objective, has_aux=True)(free)
                 updates, opt = optimizer.update(optim.clip(grads, plan.clip), opt, free)
-                return optax.apply_updates(free, updates), stats, opt, total + value
+                return optax.apply_updates(free, updates), stats, opt, total + jnp.float32(value)
 
             return jax.lax.fori_loop(0, count, step, carry)
 
@@ -119,15 +119,20 @@ def make_work(
         trainings.append(Training(*(jnp.asarray(a, jnp.float32) for a in done)))
         return Weights(tree.join(free, fixed), stats)
 
-    def mean(fn):
-        """fn gives a batch's mean over its real examples; each batch counts by their number."""
+    def mean(fn, when=True):
+        """fn gives a batch's mean over its real examples; each batch counts by their number.
+
+        when: a flag []; where it does not hold nothing is computed and the mean is 0. A `cond`
+        would not do under `vmap`, where it computes both of its branches.
+        """
 
         def step(s, total):
             batch = in_order(s)
             return tree.add(total, fn(batch), jnp.sum(batch.mask))
 
         nothing = tree.zeros(jax.eval_shape(lambda s: fn(in_order(s)), 0))
-        total = jax.lax.fori_loop(0, batches, step, nothing)
+        count = batches if when is True else jnp.where(when, batches, 0)
+        total = jax.lax.fori_loop(0, count, step, nothing)
         return tree.scale(1 / jnp.maximum(jnp.sum(rows >= 0), 1), total)
 
     def draw(size):
@@ -149,7 +154,7 @@ def _each(fn, batch, count, longest):
 
 def shuffle(key: Array, rows: Array) -> Array:
     """Rows [N] in random order, padding (-1) last."""
-    noise = jax.random.bits(key, rows.shape) >> 1
+    noise = jax.random.bits(key, rows.shape, jnp.uint32) >> 1
     return jax.lax.sort((jnp.where(rows < 0, jnp.uint32(1 << 31), noise), rows), num_keys=1)[1]
 
 

@@ -26,11 +26,12 @@ def adam(lr: float, weight_decay: float = 0.0) -> optax.GradientTransformation:
 
 
 def clip(gradient: PyTree, norm: float | Array) -> PyTree:
-    """The gradient, shortened to `norm` where it is longer; 0: as it is."""
+    """g min(1, norm / (||g|| + 1e-6)), as PyTorch clips a gradient; with a norm of 0: g."""
     if not _used(norm):
         return gradient
     largest = jnp.where(norm > 0, norm, jnp.inf)  # of a joint run, whose numbers are traced
-    return optax.clip_by_global_norm(largest).update(gradient, optax.EmptyState())[0]
+    factor = jnp.minimum(1, largest / (optax.tree.norm(gradient) + 1e-6))
+    return jax.tree.map(lambda g: (factor * g).astype(g.dtype), gradient)
 
 
 def reach(optimizer: optax.GradientTransformation, steps: int | Array) -> Array:

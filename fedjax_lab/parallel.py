@@ -13,6 +13,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from fedjax_lab import tree
 from fedjax_lab.errors import BadInput
 from fedjax_lab.types import Array, PyTree
 
@@ -27,6 +28,7 @@ class Strategy(NamedTuple):
     deal: Callable[[Array], Array]  # steps [M] -> the order [M] in which to line the clients up
     lane_steps: Callable[[Array], Array]  # steps [M] so ordered -> steps that are executed
     sharding: NamedSharding | None = None  # where the run's arrays lie; None: the default device
+    one_by_one: bool = False  # clients run one after another, so that one can be left out for free
 
 
 def vectorised() -> Strategy:
@@ -47,7 +49,7 @@ def sequential() -> Strategy:
     def each(fn):
         return lambda shared, stacked: jax.lax.map(lambda mine: fn(shared, mine), stacked)
 
-    return Strategy("sequential", each, _as_they_come, jnp.sum)
+    return Strategy("sequential", each, _as_they_come, jnp.sum, one_by_one=True)
 
 
 def chunked(size: int) -> Strategy:
@@ -64,24 +66,30 @@ def chunked(size: int) -> Strategy:
 def on_mesh(mesh: Mesh, inner: Strategy) -> Strategy:
     """The cohort dealt over the mesh's `client` axis by size; `inner` runs a device's share.
 
+    A cohort that the devices do not divide is filled up with copies of its last client, whose
+    results are dropped. Where clients run one by one a copy is skipped instead; under `vmap` it
+    must not be, because a `cond` there turns into a `select` whose operands, the pool of examples
+    among them, are copied for every client.
+
     shard_map and not a sharding constraint: XLA replicates a convolution with per-client weights.
     """
     devices = mesh.shape["client"]
 
     def each(fn):
-        def guarded(shared, mine):
-            real, mine = mine
+        def unless_copy(shared, mine):
+            is_copy, mine = mine
             out = jax.eval_shape(fn, shared, mine)
-            zeros = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), out)
-            return jax.lax.cond(real, lambda: fn(shared, mine), lambda: zeros)
+            return jax.lax.cond(is_copy, lambda: tree.zeros(out), lambda: fn(shared, mine))
 
         def run(shared, stacked):
             m = _length(stacked)
-            if m % devices == 0:
-                return spread(fn)(shared, stacked)
-            real = jnp.arange(-(-m // devices) * devices) < m
             filled = jax.tree.map(lambda a: _fill(a, devices), stacked)
-            return jax.tree.map(lambda a: a[:m], spread(guarded)(shared, (real, filled)))
+            if inner.one_by_one and m % devices:
+                is_copy = jnp.arange(_length(filled)) >= m
+                out = spread(unless_copy)(shared, (is_copy, filled))
+            else:
+                out = spread(fn)(shared, filled)
+            return jax.tree.map(lambda a: a[:m], out)
 
         return run
 
@@ -98,8 +106,9 @@ def on_mesh(mesh: Mesh, inner: Strategy) -> Strategy:
         return _by_load(steps, devices)
 
     def lane_steps(steps):
-        lines = jnp.pad(steps, (0, -len(steps) % devices)).reshape(devices, -1)
-        return sum(inner.lane_steps(line) for line in lines)
+        missing = -len(steps) % devices
+        filled = jnp.pad(steps, (0, missing)) if inner.one_by_one else _fill(steps, devices)
+        return sum(inner.lane_steps(line) for line in filled.reshape(devices, -1))
 
     name = f"mesh({devices}) x {inner.name}"
     return Strategy(name, each, deal, lane_steps, NamedSharding(mesh, P()))

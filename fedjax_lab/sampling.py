@@ -39,11 +39,11 @@ def without_replacement(key: Array, count: int, m: int) -> Array:
     if m == count:
         return jnp.arange(count)
     if count <= 4 * m:
-        return jax.lax.top_k(jax.random.bits(key, (count,)), m)[1]
+        return jax.lax.top_k(jax.random.bits(key, (count,), jnp.uint32), m)[1]
 
     def draw(carry):
         key, now = jax.random.split(carry[0])
-        numbers = jax.random.randint(now, (2 * m,), 0, count)
+        numbers = jax.random.randint(now, (2 * m,), 0, count, jnp.int32)
         order = jnp.argsort(numbers, stable=True)
         repeated = jnp.zeros(2 * m, bool).at[order[1:]].set(jnp.diff(numbers[order]) == 0)
         return key, numbers, ~repeated

@@ -82,9 +82,9 @@ def play(
 
     def one(t, carry):
         state, sums = carry
-        state, now = play_round(method, plan, strategy, federation, everyone, keys, state, t)
+        after, now = play_round(method, plan, strategy, federation, everyone, keys, state, t)
         diverged = jnp.where((sums.diverged < 0) & ~now.finite, t, sums.diverged)
-        return state, Progress(
+        return tree.typed_like(after, state), Progress(
             sums.train_loss + now.train_loss,
             sums.examples + now.examples,
             sums.steps + now.steps,
@@ -181,8 +181,8 @@ def _in_turn(exchange, one, server, federation, stacked):
     def step(server, mine):
         upload, private, trainings = one((server, federation), mine)
         uploads, cohort = jax.tree.map(lambda a: a[None], (upload, mine[0]))
-        server = exchange.aggregate(server, uploads, cohort._replace(weight=jnp.ones(1)))
-        return server, (private, trainings)
+        after = exchange.aggregate(server, uploads, cohort._replace(weight=jnp.ones(1)))
+        return tree.typed_like(after, server), (private, trainings)
 
     server, (private, trainings) = jax.lax.scan(step, server, stacked)
     return server, private, trainings

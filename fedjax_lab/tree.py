@@ -58,7 +58,7 @@ def take(a: PyTree, ids: Array) -> PyTree:
 
 def put(a: PyTree, ids: Array, new: PyTree) -> PyTree:
     """`a` with the entries `ids` of the leading axis replaced."""
-    return jax.tree.map(lambda x, y: x.at[ids].set(y), a, new)
+    return jax.tree.map(lambda x, y: x.at[ids].set(y), a, typed_like(new, a))
 
 
 def where(condition: Array, a: PyTree, b: PyTree) -> PyTree:
@@ -69,6 +69,16 @@ def where(condition: Array, a: PyTree, b: PyTree) -> PyTree:
         return jnp.where(wide, x, y)
 
     return jax.tree.map(pick, a, b)
+
+
+def typed_like(a: PyTree, like: PyTree) -> PyTree:
+    """`a` with each floating-point leaf in the type that it has in `like`, as loops require."""
+
+    def cast(x, y):
+        floats = all(jnp.issubdtype(z.dtype, jnp.floating) for z in (x, y))
+        return x.astype(y.dtype) if floats else x
+
+    return jax.tree.map(cast, a, like)
 
 
 def finite(a: PyTree) -> Array:

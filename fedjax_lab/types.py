@@ -69,7 +69,7 @@ class Work(NamedTuple):
 
     train: Callable[..., Weights]
     # (weights, loss, *, only, epochs, steps, optimizer, references) -> weights
-    mean: Callable[..., PyTree]  # (fn: Batch -> tree) -> mean of fn over the client's examples
+    mean: Callable[..., PyTree]  # (fn: Batch -> tree, when=True) -> mean of fn over the examples
     draw: Callable[[int], Batch]  # (size) -> one random batch, drawn without replacement
     steps: Array  # [] int32, how many `train` makes with its defaults
     optimizer: Any  # optax.GradientTransformation, the one that `train` takes by default

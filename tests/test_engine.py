@@ -124,6 +124,35 @@ def test_strategies_give_what_vmap_gives(name, m):
     toys.same(jax.jit(parallel.in_groups(inner, 2)(fn))(10, stacked), expected)
 
 
+INNER = {"vectorised": parallel.vectorised(), "chunked": parallel.chunked(2)}
+INNER |= {"sequential": parallel.sequential()}
+
+
+@pytest.mark.parametrize("name", INNER)
+def test_a_cohort_that_the_devices_do_not_divide_needs_no_more_memory(name):
+    """Five and seven clients on four devices cost what eight cost, not a pool for each client."""
+    big = toys.FEDERATION._replace(x=jnp.zeros((200_000, toys.D)))
+    method, strategy = fedavg(toys.TASK), parallel.on_mesh(parallel.make_mesh(4), INNER[name])
+    state = jax.eval_shape(lambda: simulate.init(method, KEYS, toys.C))
+
+    def temporary(cohort):
+        plan = toys.PLAN._replace(cohort=cohort, equal_steps=True)
+        clients = tree.take((big.train, big.test, toys.PEOPLE), jnp.arange(cohort))
+        few = big._replace(train=clients[0], test=clients[1])
+        play = jax.jit(partial(simulate.play_round, method, plan, strategy))
+        score = jax.jit(partial(evaluate.score, method, plan, strategy))
+        programs = [
+            play.lower(big, toys.PEOPLE, KEYS, state, 0).compile(),
+            score.lower(few, clients[2], KEYS, state, 0).compile(),
+        ]
+        return [program.memory_analysis().temp_size_in_bytes for program in programs]
+
+    whole = temporary(8)
+    for cohort in (5, 7):
+        for part, full in zip(temporary(cohort), whole, strict=True):
+            assert part < full + big.x.nbytes / 4
+
+
 def test_convolutions_are_not_replicated():
     """Eight devices with one client each: a device does an eighth of the work, give or take."""
     net = nets.simple_cnn(toys.K).clone(convolution=conv.grouped)  # no loop: all of it is counted

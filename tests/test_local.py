@@ -9,7 +9,7 @@ import pytest
 import toys
 from inputs import complaint
 
-from fedjax_lab import experiment, losses, optim, parallel, tree
+from fedjax_lab import experiment, losses, optim, parallel, sampling, tree
 from fedjax_lab.local import fetch, make_work, num_batches, shuffle
 from fedjax_lab.types import Weights
 
@@ -174,6 +174,17 @@ def test_mean_weighs_examples_not_batches():
     np.testing.assert_allclose(got, np.asarray(toys.FEDERATION.x)[real, 0].mean(), rtol=1e-5)
 
 
+def test_a_mean_that_is_not_due_is_zero_and_costs_no_batch():
+    def mean(when):
+        return work().mean(lambda batch: {"x": losses.masked_mean(batch.x, batch.mask)}, when=when)
+
+    run = jax.jit(mean)
+    toys.same(
+        run(True), jax.jit(lambda: work().mean(lambda b: {"x": losses.masked_mean(b.x, b.mask)}))()
+    )
+    toys.same(run(False), tree.zeros(run(True)))
+
+
 def test_draw_is_without_replacement():
     rows = jnp.arange(30)
     federation = toys.FEDERATION._replace(x=jnp.arange(600, dtype=jnp.float32)[:, None])
@@ -249,6 +260,44 @@ def test_adam_decay_is_coupled():
         np.testing.assert_allclose(params, w, rtol=1e-5)
 
 
+# 64-bit mode.
+
+
+def test_64_bit_mode_trains_on_the_same_batches():
+    """A client of 4 rows beside one of 20 learns from its rows, not from its padding."""
+    few = jnp.where(jnp.arange(20) < 4, jnp.arange(20), -1)
+    plan = PLAN._replace(batch_size=4)
+
+    def trained():
+        w = toys.TASK.init(KEY)
+        done, trainings = make_work(toys.FEDERATION, few, plan, KEY)
+        return done.train(w, losses.risk(toys.TASK)), trainings[0]
+
+    expected, counted = jax.jit(trained)()
+    with jax.enable_x64(True):
+        weights, training = jax.jit(trained)()
+    toys.close(weights, expected, rtol=1e-5, atol=1e-6)
+    assert float(training.examples) == float(counted.examples) == 2 * 4
+    assert float(training.loss) == pytest.approx(float(counted.loss), rel=1e-5)
+
+
+def test_64_bit_mode_shuffles_and_draws_the_same():
+    with jax.enable_x64(True):
+        wide = [shuffle(KEY, ROWS), *(sampling.without_replacement(KEY, n, 5) for n in (9, 99))]
+    toys.same(
+        wide, [shuffle(KEY, ROWS), *(sampling.without_replacement(KEY, n, 5) for n in (9, 99))]
+    )
+
+
+def test_64_bit_weights_train():
+    with jax.enable_x64(True):
+        w = jax.tree.map(lambda a: a.astype(jnp.float64), toys.TASK.init(KEY))
+        done = jax.jit(lambda w: work().train(w, losses.risk(toys.TASK)))(w)
+    assert {a.dtype for a in jax.tree.leaves(done)} == {np.dtype(np.float64)}
+    narrow = jax.jit(lambda w: work().train(w, losses.risk(toys.TASK)))(toys.TASK.init(KEY))
+    toys.close(done, narrow, rtol=1e-3, atol=1e-4)
+
+
 # Clipping.
 
 
@@ -263,6 +312,13 @@ def test_a_gradient_is_shortened_as_a_whole():
         toys.close(found, {"a": np.array([0.3, 0.0]), "b": np.array([[0.4]])}, rtol=1e-6)
     nothing = tree.zeros(g)
     toys.same(optim.clip(nothing, 0.5), nothing)
+
+
+def test_clipping_has_pytorchs_small_number():
+    """clip_grad_norm_ multiplies by norm / (||g|| + 1e-6): it matters for small gradients."""
+    g = {"a": jnp.array([3e-6, 4e-6])}
+    factor = 2e-6 / (5e-6 + 1e-6)
+    toys.close(optim.clip(g, 2e-6), {"a": factor * np.array([3e-6, 4e-6])}, rtol=1e-5, atol=0)
 
 
 def clipped_sgd(w, x, y, largest, cut):

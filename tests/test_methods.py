@@ -95,6 +95,46 @@ def test_a_seed_alone_gives_the_same_numbers():
 
 
 @pytest.mark.parametrize("name", PLAIN)
+def test_64_bit_mode_keeps_the_types_of_the_state(name):
+    """Traced, not compiled: a loop over rounds refuses a state whose types change."""
+    method = toys.make(name)
+    federation, people, plan = toys.pooled(method)
+
+    def play(keys, start, count):
+        state = simulate.init(method, keys, toys.C)
+        args = federation, people, keys, state, simulate.no_progress(), start, count
+        return simulate.play(method, plan, toys.VECTORISED, *args)
+
+    with jax.enable_x64(True):
+        state, sums = jax.eval_shape(play, KEYS, jnp.int32(0), jnp.int32(2))
+    assert sums.train_loss.shape == ()
+    assert jax.tree.leaves(state)
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_the_pool_of_examples_is_never_copied(name):
+    """Neither for every client of an odd cohort on a mesh nor for every vectorised seed.
+
+    A `cond` under `vmap` would do that: it becomes a `select` whose operands all have the new axis.
+    """
+    method = toys.make(name)
+    federation, people, plan = toys.pooled(method)
+    strategy = parallel.on_mesh(parallel.make_mesh(4), parallel.chunked(2))
+    if method.pooled:
+        strategy = parallel.sequential()
+
+    def one(keys, state):
+        args = federation, people, keys, state, simulate.no_progress(), 0, 2
+        return simulate.play(method, plan, strategy, *args)
+
+    state = jax.eval_shape(jax.vmap(lambda keys: simulate.init(method, keys, toys.C)), BOTH)
+    program = jax.jit(jax.vmap(one)).lower(BOTH, state).as_text()
+    pool = "x".join(map(str, federation.x.shape))
+    assert f"tensor<{pool}xf32>" in program
+    assert not re.search(rf"tensor<\d+x(\d+x)?{pool}xf32>", program)
+
+
+@pytest.mark.parametrize("name", PLAIN)
 def test_the_same_seed_gives_the_same_numbers(name):
     toys.same(player(name)(0, 6), played(name))
 

@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_lab import losses, sampling, tree
+from fedjax_lab import losses, optim, sampling, tree
 from fedjax_lab.errors import check_positive
 from fedjax_lab.methods.fedavg import fedavg
 from fedjax_lab.types import Exchange, Method, PyTree, State, Task, Weights
@@ -51,8 +51,7 @@ def feddyn(task: Task, *, alpha: float = 0.1, clip: float = 10.0) -> Method:
         l_k, omega = client.private, client.n / client.mean_n
         constant = tree.add(tree.scale(1 / omega, l_k), theta.params, alpha / omega)
         optimizer = optax.chain(
-            optax.stateless(lambda g, _: tree.sub(g, constant)),
-            optax.clip_by_global_norm(clip),
+            optax.stateless(lambda g, _: optim.clip(tree.sub(g, constant), clip)),
             optax.add_decayed_weights(alpha / omega),  # eq. 1
             work.optimizer,
         )

@@ -45,7 +45,7 @@ def fedsoft(task: Task, *, num_clusters: int = 2, mu: float = 0.01, tau: int = 2
     def send(server, id):
         return server.centres, server.t % tau == 0
 
-    def importance(centres, work):
+    def importance(centres, work, due):
         def best(batch):
             def each(c):
                 logits = task.apply(c, batch.x).logits
@@ -55,11 +55,11 @@ def fedsoft(task: Task, *, num_clusters: int = 2, mu: float = 0.01, tau: int = 2
             s = jax.nn.one_hot(jnp.argmin(loss, 0), K)  # [B, K]
             return losses.masked_mean(s, batch.mask)
 
-        return jnp.maximum(SIGMA, work.mean(best))
+        return jnp.maximum(SIGMA, work.mean(best, when=due))
 
     def local(message, client, work):
         centres, due = message
-        u = jax.lax.cond(due, lambda: importance(centres, work), lambda: client.private)  # [K]
+        u = jnp.where(due, importance(centres, work, due), client.private)  # [K]
 
         def loss(w, batch, key):
             value, stats = risk(w, batch, key)

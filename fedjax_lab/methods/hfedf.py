@@ -124,9 +124,7 @@ def hfedf(
         _, pull = jax.vjp(lambda x: jax.vmap(partial(model, x))(ids), x)
         (g,) = pull(jax.vmap(tree.scale)(weight, delta))
         g = g if learned else g._replace(nu=jnp.zeros_like(g.nu))
-        if clip:
-            g, _ = optax.clip_by_global_norm(clip).update(g, optax.EmptyState())
-        updates, moments = adam.update(g, server.moments, x)
+        updates, moments = adam.update(optim.clip(g, clip), server.moments, x)
         after = optax.apply_updates(x, updates)
         if nu_lazy or not learned:
             here = jnp.zeros(len(x.nu), bool).at[ids].set(learned)

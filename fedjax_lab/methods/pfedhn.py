@@ -65,9 +65,7 @@ def pfedhn(
         delta = tree.take(uploads, 0)
         _, pull = jax.vjp(lambda x: model(x, cohort.id[0]), server.x)
         (g,) = pull(delta.params)
-        if clip:
-            g, _ = optax.clip_by_global_norm(clip).update(g, optax.EmptyState())
-        updates, momentum = sgd.update(g, server.momentum, server.x)
+        updates, momentum = sgd.update(optim.clip(g, clip), server.momentum, server.x)
         return Server(optax.apply_updates(server.x, updates), momentum, delta.stats)  # Alg. 1
 
     def predict(phi, client, x):
