@@ -34,6 +34,7 @@ class Engine:
     """Plays rounds and scores them. All seeds advance together, in one call or one by one."""
 
     def __init__(self, experiment: Experiment):
+        began = time.perf_counter()
         e = self.experiment = experiment
         self.together = e.vectorised_seeds and len(e.seeds) > 1
         self.lanes = self._images = self._lanes()
@@ -41,18 +42,20 @@ class Engine:
         self.ends = list(itertools.accumulate(stage.rounds for stage in e.stages))
         self.sums = self._no_progress()
         self.played = 0  # rounds
-        self.seconds = 0.0  # spent in them
+        self.seconds = 0.0  # spent in them, and in nothing else
         self.bytes = np.zeros((len(e.seeds), 2))  # up and down, of the rounds played
-        self.compile_seconds = self.evaluate_seconds = 0.0
+        self.evaluate_seconds = 0.0
         self.session = _Session(0, 0.0, np.zeros(3))
         self._seen = ()  # what a view gives, which differs between seeds
         self.stage_number, self.states = -1, [None] * len(self.lanes)
+        self.compile_seconds = time.perf_counter() - began  # of all that happens once
         self.first_facts = self.next_stage()
 
     def compile(self) -> None:
         """Compiles a block of rounds and the evaluation of this stage, once for all seeds.
 
-        Seeds whose states differ in shape have programs of their own.
+        Seeds whose states differ in shape have programs of their own. Each program then plays a
+        block of no rounds: what the first call of a program costs is no time of training.
         """
         began = time.perf_counter()
         self._look()
@@ -61,6 +64,7 @@ class Engine:
             if (shapes := _shapes(state)) not in programs:
                 programs[shapes] = self._compile(lane, state, sums)
         self._programs = [programs[_shapes(state)] for state in self.states]
+        self._play(0)
         self.compile_seconds += time.perf_counter() - began
 
     def _compile(self, lane, state, sums):
@@ -121,7 +125,7 @@ class Engine:
             sent = [self._frozen_bytes(state) for state in self.states]
             self.bytes = self.bytes + [[0, self._num_clients * size] for size in sent]
         jax.block_until_ready(self.states)
-        self.seconds += time.perf_counter() - began
+        self.compile_seconds += time.perf_counter() - began
         return facts
 
     def _frozen_bytes(self, state):
@@ -213,18 +217,20 @@ class Engine:
         pace = new / (seconds - earlier.seconds) if new else 0.0
         count = processes.of_first(lambda: int(np.clip(pace * BLOCK_SECONDS, 1, at_most)))
         began = time.perf_counter()
-        for i, lane in enumerate(self.lanes):
-            args = lane.settings, lane.training, lane.trainees, lane.keys
-            args = *args, self.states[i], self.sums[i], np.int32(self.played), np.int32(count)
-            block = self._programs[i].play(*args)
-            self.states[i], self.sums[i] = block
-        jax.block_until_ready(self.sums)
+        self._play(count)
         took = time.perf_counter() - began
         self.session = _Session(played + count, seconds + took, totals)
         self.played += count
         self.seconds += took
         sent = [p.message_bytes for p in self._programs]
         self.bytes = self.bytes + count * np.array(sent)  # vectorised seeds send alike
+
+    def _play(self, count):
+        for i, lane in enumerate(self.lanes):
+            args = lane.settings, lane.training, lane.trainees, lane.keys
+            args = *args, self.states[i], self.sums[i], np.int32(self.played), np.int32(count)
+            self.states[i], self.sums[i] = self._programs[i].play(*args)
+        jax.block_until_ready(self.sums)
 
     def progress(self) -> simulate.Progress:
         """The sums since the last evaluation, [seeds] each."""

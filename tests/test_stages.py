@@ -1,5 +1,6 @@
 """Runs of several stages: what is handed over, measured, saved and resumed."""
 
+import itertools
 import threading
 from contextlib import contextmanager
 
@@ -8,7 +9,7 @@ import numpy as np
 import pytest
 import toys
 
-from fedjax_lab import experiment, metrics, runner, simulate, tree
+from fedjax_lab import engine, experiment, metrics, runner, simulate, tree
 from fedjax_lab.engine import Engine
 from fedjax_lab.errors import BadInput
 from fedjax_lab.methods.fedavg import fedavg
@@ -104,6 +105,30 @@ def test_a_run_is_a_fold_over_its_stages(data):
         (6, "second"),
         (8, "second"),
     ]
+
+
+def test_seconds_are_those_of_training_alone(data, monkeypatch):
+    """By a clock that gains a second whenever it is read: one second for each block of rounds."""
+    blocks, play = [], Engine.play
+    monkeypatch.setattr(Engine, "play", lambda self, n: (blocks.append(self.played), play(self, n)))
+    monkeypatch.setattr(engine.time, "perf_counter", map(float, itertools.count()).__next__)
+    result = runner.run(staged(data), quiet=True)
+    assert result.summary["seconds"] == len(blocks) > 2
+    for row in result.metrics:
+        assert row["seconds"] == sum(start < row["round"] for start in blocks)
+    once = 1 + 2 * 2  # what the devices get; two stages that each begin and are compiled
+    assert result.summary["compile_seconds"] >= once
+
+
+def test_a_first_call_is_no_time_of_training(data):
+    """Each compiled program plays no rounds before its first block; no number changes."""
+    e = build(data)
+    first = Engine(e)
+    before = jax.device_get((first.states, first.sums))
+    first.compile()
+    toys.same(jax.device_get((first.states, first.sums)), before)
+    assert first.seconds == 0 and first.played == 0
+    assert first.compile_seconds > 0
 
 
 def test_bytes_are_those_of_each_stages_messages(data):
