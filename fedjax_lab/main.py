@@ -2,13 +2,22 @@
 
 python -m fedjax_lab.main --config=configs/quickstart.py[:METHOD] [--config.method.mu=0.1]
                           [--workdir=DIR] [--seeds=0,1,2] [--resume] [--partition_only]
-                          [--distributed=auto|I/N@HOST:PORT]
+                          [--distributed=auto|I/N@HOST:PORT] [--nocompilation_cache]
 
 With --distributed this is one of several processes that together make one run: number I of N, where
 number 0 can be reached at HOST:PORT, or as Slurm, a TPU pod or MPI says. Number 0 writes the files.
 
-Exit codes: 0 done; 2 a usage, config or data error, in one line; 3 diverged; 130 interrupted.
+Compiled programs are kept in the user's cache folder for later runs ($FEDJAX_LAB_CACHE/programs, by
+default in ~/.cache/fedjax_lab), unless JAX_COMPILATION_CACHE_DIR or --nocompilation_cache is given.
+
+Exit codes: 0 done; 1 the machine failed (disk, memory): what was saved is kept; 2 a usage, config
+or data error; 3 diverged; 130 interrupted. Each but 0 comes with one line.
 """
+
+if __name__ == "__main__":  # before the imports, which an interrupt may meet
+    from fedjax_lab import command
+
+    command.begin()
 
 import contextlib
 import os
@@ -18,30 +27,51 @@ from pathlib import Path
 
 from absl import flags
 
+from fedjax_lab import command
+from fedjax_lab.errors import BadInput
+
 CONFIG = flags.DEFINE_string("config", None, "a file with get_config, FILE.py or FILE.py:METHOD")
 WORKDIR = flags.DEFINE_string("workdir", None, "folder for all results; default: a new one in runs")
 SEEDS = flags.DEFINE_list("seeds", None, "comma-separated; default: config.run.seed")
 RESUME = flags.DEFINE_bool("resume", False, "go on from the newest checkpoint of the workdir")
 PARTITION_ONLY = flags.DEFINE_bool("partition_only", False, "show who holds what; train nothing")
+COMPILATION_CACHE = flags.DEFINE_bool("compilation_cache", True, "keep compiled programs on disk")
 DISTRIBUTED = flags.DEFINE_string("distributed", None, "one of many processes: auto, I/N@HOST:PORT")
 
 
 def main(argv: list[str]) -> int:
     """Runs the command line; returns the exit code."""
-    from fedjax_lab.errors import BadInput, tell
-
-    try:
-        return _run(argv)
-    except BadInput as error:
-        return tell(error)
+    return command.call(_main, argv)
 
 
-def _run(argv):
-    from fedjax_lab.errors import BadInput
-
+def _main(argv):
     if {"--help", "-h", "--helpfull"} & set(argv):
         print(__doc__)
         return 0
+    overrides = _parse(argv)
+
+    from fedjax_lab import compilation_cache, processes
+
+    if DISTRIBUTED.value is not None:
+        processes.join(DISTRIBUTED.value)
+    if COMPILATION_CACHE.value:
+        compilation_cache.enable()
+
+    from fedjax_lab import experiment, parallel, runner
+
+    parallel.check_devices()
+    config = experiment.resolve(experiment.load_config(CONFIG.value), overrides)
+    seeds = parse_seeds(SEEDS.value) or [config.run.seed]
+    if PARTITION_ONLY.value:
+        return processes.of_first(lambda: _show_partition(config, seeds[0]))
+    if WORKDIR.value:
+        folder = Path(WORKDIR.value)
+        processes.of_first(lambda: runner.check_workdir(folder, config, seeds, RESUME.value))
+    return _train(config, seeds)
+
+
+def _parse(argv):
+    """Fills the flags; returns the overrides of config keys."""
     argv, overrides = split_overrides(argv)
     try:
         rest = flags.FLAGS(argv)[1:]
@@ -51,49 +81,48 @@ def _run(argv):
         raise BadInput(f"unexpected argument {rest[0]!r}; everything is a --flag")
     if CONFIG.value is None:
         raise BadInput("--config is missing; for example --config=configs/quickstart.py")
-    seeds = parse_seeds(SEEDS.value)
-
-    from fedjax_lab import processes
-
-    if DISTRIBUTED.value is not None:
-        processes.join(DISTRIBUTED.value)
-
-    from fedjax_lab import experiment, runner
-
-    config = experiment.resolve(experiment.load_config(CONFIG.value), overrides)
-    seeds = [config.run.seed] if seeds is None else seeds
+    parse_seeds(SEEDS.value)
     if RESUME.value and not WORKDIR.value:
         raise BadInput("--resume needs the folder of the run: --workdir=DIR")
-    if WORKDIR.value and not PARTITION_ONLY.value:
-        folder = Path(WORKDIR.value)
-        processes.of_first(lambda: runner.check_workdir(folder, config, seeds, RESUME.value))
-    job = None if PARTITION_ONLY.value else experiment.build(config, seeds)
+    return overrides
+
+
+def _train(config, seeds):
+    from fedjax_lab import experiment, processes, runner
+
+    job = experiment.build(config, seeds)
     workdir = Path(WORKDIR.value or processes.of_first(lambda: _new_folder(config.method.name)))
-    if PARTITION_ONLY.value:
-        return processes.of_first(lambda: _show_partition(config, seeds[0], workdir))
+    command.continue_with(lambda: _how_to_continue(workdir))
     try:
         result = runner.run(job, workdir, RESUME.value)
     except BadInput:
-        if not WORKDIR.value and processes.is_first():
-            with contextlib.suppress(OSError):
-                workdir.rmdir()  # made for this run, and empty
+        _remove_if_new(workdir)
         raise
     except runner.Diverged as error:
         print(f"error: {error}", file=sys.stderr)
         return 3
-    except KeyboardInterrupt as error:
-        said = str(error) or "interrupted"
-        again = f"--workdir={workdir} --resume"
-        print(f"{said}; go on with the same command and {again}", file=sys.stderr)
-        return 130
     _show(result)
     return 0
 
 
+def _how_to_continue(workdir):
+    if (workdir / "config.json").exists():
+        return f"continue with the same command and --workdir={workdir} --resume"
+    _remove_if_new(workdir)
+    return "nothing was saved"
+
+
+def _remove_if_new(workdir):
+    """Removes a folder that was made for this run, if it is empty."""
+    from fedjax_lab import processes
+
+    if not WORKDIR.value and processes.is_first():
+        with contextlib.suppress(OSError):
+            workdir.rmdir()
+
+
 def split_overrides(argv: list[str]) -> tuple[list[str], list[tuple[str, str]]]:
     """The arguments without --config.KEY=VALUE (or --config.KEY VALUE), and those as pairs."""
-    from fedjax_lab.errors import BadInput
-
     kept, overrides = [], []
     rest = iter(argv)
     for argument in rest:
@@ -111,8 +140,6 @@ def split_overrides(argv: list[str]) -> tuple[list[str], list[tuple[str, str]]]:
 
 def parse_seeds(texts: list[str] | None) -> list[int] | None:
     """The numbers; None where the flag is not given. BadInput where one is no whole number."""
-    from fedjax_lab.errors import BadInput
-
     try:
         seeds = [int(text) for text in texts or []]
     except ValueError as error:
@@ -146,9 +173,10 @@ def _new_folder(method):
         return path
 
 
-def _show_partition(config, seed, workdir):
+def _show_partition(config, seed):
     from fedjax_lab import experiment, metrics, partition
 
+    workdir = Path(WORKDIR.value or _new_folder(config.method.name))
     counts, dataset = experiment.partition_counts(config, seed)
     print(partition.table(counts, dataset.classes))
     metrics.make_folder(workdir)
@@ -170,9 +198,12 @@ def _show(result):
     print(f"results: {result.workdir}  (curve: {result.workdir / 'plots/learning_curve.png'})")
 
 
-if __name__ == "__main__":
-    use_every_core()
-    code = main(sys.argv)
+def _leave(code):
     from fedjax_lab import processes
 
     processes.leave(code)
+
+
+if __name__ == "__main__":
+    use_every_core()
+    command.run(main, sys.argv, leave=_leave)

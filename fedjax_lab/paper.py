@@ -22,11 +22,15 @@ Exit codes: 0 done; 1 a run failed or diverged; 2 a usage, config or data error,
 interrupted, the state of the run under way saved.
 """
 
+if __name__ == "__main__":  # before the imports, which an interrupt may meet
+    from fedjax_lab import command
+
+    command.begin()
+
 import argparse
 import fnmatch
 import functools
 import shlex
-import signal
 import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -36,9 +40,19 @@ from typing import NamedTuple
 import ml_collections
 import numpy as np
 
-from fedjax_lab import experiment, metrics, published, runs, sweep, tables
+from fedjax_lab import (
+    command,
+    compilation_cache,
+    experiment,
+    metrics,
+    parallel,
+    published,
+    runs,
+    sweep,
+    tables,
+)
 from fedjax_lab.data import at_hand
-from fedjax_lab.errors import BadInput, nearest, refuse, tell
+from fedjax_lab.errors import BadInput, nearest, refuse
 from fedjax_lab.main import parse_seeds, split_overrides, use_every_core
 from fedjax_lab.published import Recipe, Result
 
@@ -338,7 +352,7 @@ def _costs(cells):
     return [str(len(own)), seeds, total, f"{hours:,.0f}"]
 
 
-def command(run: Run, out: Path) -> str:
+def command_line(run: Run, out: Path) -> str:
     """The run as a command line."""
     words = ["python", "-m", "fedjax_lab.main", f"--config={run.path}:{run.cell.method}"]
     words += [f"--workdir={out / run.cell.name}", f"--seeds={','.join(map(str, run.cell.seeds))}"]
@@ -354,10 +368,7 @@ def main(argv: list[str]) -> int:
     if not argv or {"-h", "--help"} & set(argv):
         print(__doc__)
         return 0 if argv else 2
-    try:
-        return _main(argv)
-    except BadInput as error:
-        return tell(error)
+    return command.call(_main, argv, "the same command continues")
 
 
 def _main(argv):
@@ -375,25 +386,23 @@ def _main(argv):
             metrics.check_same_config(path, run.cell.saved)
     if args.dry_run:
         every = {run.cell.name: run for cell in cells for run in cell.runs}
-        shown = ["# " * bool(run.missing) + command(run, out) for run in every.values()]
+        shown = ["# " * bool(run.missing) + command_line(run, out) for run in every.values()]
         print("\n".join([*shown, "", *remarks(cells, request.overrides)]))
         return 0
     code = _train([run.cell for run in todo.values()], out)
-    if code == 130:
-        return code
     print(f"\n{show(cells, out)}\n")
     print("\n".join([*remarks(cells, request.overrides), f"runs: {out}"]))
     return code
 
 
 def _train(cells, out):
-    """Runs what has not ended. 0, or 1 where a run failed or diverged, or 130."""
+    """Runs what has not ended. 0, or 1 where a run failed or diverged."""
     todo = [cell for cell in cells if not sweep.ended(out / cell.name)]
     print(f"{len(cells)} runs in {out}, {len(cells) - len(todo)} of them done", flush=True)
-    sweep.keep_programs(out)
+    compilation_cache.enable()
+    parallel.check_devices()
     results = sweep.run_here([[cell] for cell in todo], out, sweep.load_once())
-    if not sweep.follow(results, len(todo), len(cells), out):
-        return 130
+    sweep.follow(results, len(todo), len(cells), out)
     ended = [sweep.ended(out / cell.name) for cell in cells]
     return int(any(outcome is None or outcome.code for outcome in ended))
 
@@ -428,6 +437,5 @@ def _configs(wanted):
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
     use_every_core()
-    sys.exit(main(sys.argv[1:]))
+    command.run(main, sys.argv[1:], prints_result=True)

@@ -114,6 +114,16 @@ def on_mesh(mesh: Mesh, inner: Strategy) -> Strategy:
     return Strategy(name, each, deal, lane_steps, NamedSharding(mesh, P()))
 
 
+def check_devices() -> None:
+    """Starts jax. BadInput where it finds no device, for example under a wrong JAX_PLATFORMS."""
+    try:
+        jax.devices()
+    except RuntimeError as error:
+        platforms = jax.config.jax_platforms
+        asked = f"JAX_PLATFORMS={platforms}: " if platforms else ""
+        raise BadInput(f"{asked}{error}") from error
+
+
 def make_mesh(devices: int | None = None) -> Mesh:
     """A mesh with one axis, `client`, over the first `devices` devices (all by default)."""
     chosen = jax.devices()[:devices]

@@ -18,13 +18,17 @@ one row, whatever their seeds; seeds are paired with the baseline's.
 Exit codes: 0 done; 2 bad input, in one line.
 """
 
+if __name__ == "__main__":  # before the imports, which an interrupt may meet
+    from fedjax_lab import command
+
+    command.begin()
+
 import argparse
-import os
 import sys
 from pathlib import Path
 
-from fedjax_lab import compare, runs, tables
-from fedjax_lab.errors import BadInput, refuse, tell
+from fedjax_lab import command, compare, runs, tables
+from fedjax_lab.errors import BadInput, refuse
 
 LABELS = tables.WAYS
 FORMATS = ("terminal", "markdown", "latex", "csv", "html")
@@ -70,15 +74,16 @@ def main(argv: list[str]) -> int:
     if {"-h", "--help"} & set(argv):
         print(__doc__)
         return 0
-    try:
-        args = _arguments(argv)
-        text = report(args)
-        if args.out is None:
-            print(text)
-        else:
-            _write(args.out, text + "\n")
-    except BadInput as error:
-        return tell(error)
+    return command.call(_main, argv)
+
+
+def _main(argv):
+    args = _arguments(argv)
+    text = report(args)
+    if args.out is None:
+        print(text)
+    else:
+        _write(args.out, text + "\n")
     return 0
 
 
@@ -147,10 +152,4 @@ def _text(sections, choice, notes, form):
 
 
 if __name__ == "__main__":
-    try:
-        code = main(sys.argv[1:])
-        sys.stdout.flush()
-    except BrokenPipeError:  # whoever read it has read enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = 0
-    sys.exit(code)
+    command.run(main, sys.argv[1:], prints_result=True)

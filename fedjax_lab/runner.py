@@ -1,13 +1,10 @@
 """A run from its first round to its last: evaluations, checkpoints, files, interrupts."""
 
-import contextlib
 import functools
 import json
 import os
 import platform
 import resource
-import signal
-import threading
 import time
 import zipfile
 from collections.abc import Callable
@@ -18,7 +15,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from fedjax_lab import evaluate, metrics, processes
+from fedjax_lab import evaluate, interrupts, metrics, processes
 from fedjax_lab.checkpoint import Checkpoints
 from fedjax_lab.engine import Engine
 from fedjax_lab.errors import BadInput
@@ -91,18 +88,25 @@ def run_together(parts: list[Experiment], workdirs: list[Path]) -> None:
 
 
 def _play(experiment, engine, folder, rows, quiet):
-    rounds, times = experiment.plan.rounds, _evaluations(experiment, engine)
-    with Progress(rounds, engine.played, quiet) as progress, _signals() as stop:
+    with Progress(experiment.plan.rounds, engine.played, quiet) as progress:
         progress.say("compiling")
         engine.compile()
         progress.start_clock()
         progress.say(f"{experiment.config.method.name}, {experiment.strategy.name}")
-        while engine.played < rounds:
-            if engine.stage_is_over:
-                folder.keep_facts(engine.next_stage(), engine)
-                engine.compile()
-                progress.start_clock()
-                progress.say(f"stage {engine.stage.name}")
+        _play_stage(experiment, engine, folder, rows, progress)
+        while engine.stage_is_over:
+            folder.keep_facts(engine.next_stage(), engine)
+            engine.compile()
+            progress.start_clock()
+            progress.say(f"stage {engine.stage.name}")
+            _play_stage(experiment, engine, folder, rows, progress)
+
+
+def _play_stage(experiment, engine, folder, rows, progress):
+    """Plays the rounds of a stage that are left. An interrupt waits until the state is saved."""
+    rounds, times = experiment.plan.rounds, _evaluations(experiment, engine)
+    with interrupts.delayed() as stop:
+        while engine.played < engine.ends[engine.stage_number]:
             upcoming = np.searchsorted(times, engine.played, "right")
             goal, since = times[upcoming], times[upcoming] - times[upcoming - 1]
             while engine.played < goal and not processes.anywhere(stop.is_set()):
@@ -202,33 +206,6 @@ def peak_memory() -> int:
         return stats.get("peak_bytes_in_use")
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if platform.system() == "Darwin" else 1024 * peak
-
-
-@contextlib.contextmanager
-def _signals():
-    """An event that the first SIGINT or SIGTERM sets; the second one acts as ever."""
-    stop, before = threading.Event(), {}
-
-    def note(number, frame):
-        stop.set()
-        give_up()
-        print("\nstopping after the rounds under way; once more to stop at once", flush=True)
-
-    def restore():
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-    def give_up():
-        for number in before:
-            signal.signal(number, signal.SIG_DFL)  # python's own handler waits for the rounds
-
-    if threading.current_thread() is threading.main_thread():
-        for number in (signal.SIGINT, signal.SIGTERM):
-            before[number] = signal.signal(number, note)
-    try:
-        yield stop
-    finally:
-        restore()
 
 
 def check_workdir(path: Path, config, seeds: list[int], resume: bool) -> None:

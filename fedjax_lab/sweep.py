@@ -3,7 +3,7 @@
 python -m fedjax_lab.sweep --config=configs/X.py --out=DIR [--methods=fedavg,fedprox]
                            [--grid=method.mu=0.01,0.1] [--grid=partition.alpha=0.1,0.5]
                            [--seeds=0,1,2] [--workers=N | --together] [--share=I/N]
-                           [--config.run.rounds=20 ...]
+                           [--nocompilation_cache] [--config.run.rounds=20 ...]
 
 A cell is a method at a grid point, with all seeds in one run. Its folder DIR/CELL is that of a run
 of fedjax_lab.main; DIR/sweep.json is the plan. A method without a setting that is in the grid for
@@ -19,9 +19,15 @@ a number that a method does not let be traced, a cell that diverges) they go on 
 With --share=I/N only every N-th cell is run, from number I on (0 is the first), so that N commands,
 on hosts that all see DIR, share a sweep.
 
-Exit codes: 0 done; 1 a cell failed; 2 a usage, config or data error, in one line and before
-anything is run; 130 interrupted, the state of the cells under way saved.
+Exit codes: 0 done; 1 a cell failed, or the machine did (disk, memory); 2 a usage, config or data
+error, in one line and before anything is run; 130 interrupted, the state of the cells under way
+saved.
 """
+
+if __name__ == "__main__":  # before the imports, which an interrupt may meet
+    from fedjax_lab import command
+
+    command.begin()
 
 import argparse
 import collections
@@ -31,7 +37,6 @@ import itertools
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
 import tempfile
@@ -46,14 +51,15 @@ import jax
 import ml_collections
 from tqdm import tqdm
 
-from fedjax_lab import experiment, metrics, runner
+from fedjax_lab import command, compilation_cache, experiment, interrupts, metrics, parallel, runner
 from fedjax_lab.data.dataset import Dataset
-from fedjax_lab.errors import BadInput, nearest, refuse, tell
+from fedjax_lab.errors import BadInput, nearest, refuse
 from fedjax_lab.main import parse_seeds, split_overrides, use_every_core
 
 DIVERGED = 3  # the exit code of main
 TAIL = 20  # lines of what a failed cell said
 POLL_SECONDS = 0.2
+STOPPING = "stopping the cells under way, which save their state; once more to stop at once"
 
 
 class Shared(NamedTuple):
@@ -62,6 +68,7 @@ class Shared(NamedTuple):
     path: str  # of the config file
     overrides: Sequence[tuple[str, str]] = ()  # dotted key and text
     seeds: list[int] | None = None  # None: config.run.seed
+    compilation_cache: bool = True  # keep compiled programs on disk
 
 
 class Cell(NamedTuple):
@@ -247,12 +254,6 @@ def load_once() -> Callable[[ml_collections.ConfigDict], Dataset]:
     return load
 
 
-def keep_programs(out: Path) -> None:
-    """What is compiled for one cell is kept for the others, in `out` unless jax has a place."""
-    if not jax.config.jax_compilation_cache_dir:
-        jax.config.update("jax_compilation_cache_dir", str(out.absolute() / ".compiled"))
-
-
 def check(cells: Iterable[Cell], load: Callable[..., Dataset]) -> None:
     """BadInput, which names the cell, where one cannot be built from its config."""
     for cell in cells:
@@ -309,8 +310,8 @@ def _run_one(cell, folder, load):
         return Outcome(2, str(error))
     except runner.Diverged as error:
         return Outcome(DIVERGED, str(error))
-    except Exception:
-        return Outcome(1, _tail(traceback.format_exc()))
+    except Exception as error:
+        return Outcome(1, command.machine_failure(error) or _tail(traceback.format_exc()))
     return Outcome(0)
 
 
@@ -335,31 +336,39 @@ def run_in_workers(
 ) -> Iterator[tuple[Cell, Outcome]]:
     """Runs cells as commands, `count` at a time. Closed early, it lets them save their state."""
     waiting, free, running = collections.deque(cells), _workers(count), {}
-    try:
-        while waiting or running:
-            while waiting and free:
-                cell, worker, said = waiting.popleft(), free.pop(0), tempfile.TemporaryFile("w+")
-                process = _start(_command(cell, _ready(out / cell.name), shared), worker, said)
-                running[process] = cell, worker, said
-            time.sleep(POLL_SECONDS)
-            for process in [p for p in running if p.poll() is not None]:
-                cell, worker, said = running.pop(process)
-                free.append(worker)
-                said.seek(0)
-                yield cell, Outcome(process.returncode, _tail(said.read()))
-    finally:
-        for process in running:
-            process.terminate()
-        for process in running:
-            process.wait()
+    with interrupts.delayed(STOPPING) as stop:
+        try:
+            while waiting or running:
+                if stop.is_set():
+                    raise KeyboardInterrupt
+                while waiting and free:
+                    cell, worker, said = (
+                        waiting.popleft(),
+                        free.pop(0),
+                        tempfile.TemporaryFile("w+"),
+                    )
+                    process = _start(_command(cell, _ready(out / cell.name), shared), worker, said)
+                    running[process] = cell, worker, said
+                time.sleep(POLL_SECONDS)
+                for process in [p for p in running if p.poll() is not None]:
+                    cell, worker, said = running.pop(process)
+                    free.append(worker)
+                    said.seek(0)
+                    yield cell, Outcome(process.returncode, _tail(said.read()))
+        finally:
+            for process in running:
+                process.terminate()
+            for process in running:
+                process.wait()
 
 
 def _command(cell, folder, shared):
-    command = [sys.executable, "-m", "fedjax_lab.main", f"--config={shared.path}:{cell.method}"]
-    command += [f"--workdir={folder}", f"--seeds={','.join(map(str, cell.seeds))}"]
+    words = [sys.executable, "-m", "fedjax_lab.main", f"--config={shared.path}:{cell.method}"]
+    words += [f"--workdir={folder}", f"--seeds={','.join(map(str, cell.seeds))}"]
+    words += ["--nocompilation_cache"] * (not shared.compilation_cache)
     settings = [*shared.overrides, *cell.grid.items()]
-    command += [f"--config.{key}={text}" for key, text in settings]
-    return command + ["--resume"] * (folder / "config.json").exists()
+    words += [f"--config.{key}={text}" for key, text in settings]
+    return words + ["--resume"] * (folder / "config.json").exists()
 
 
 def _start(command, worker, said):
@@ -378,7 +387,7 @@ def _start(command, worker, said):
 
 def _workers(count):
     backend, devices = _devices()
-    environment = {"JAX_COMPILATION_CACHE_DIR": jax.config.jax_compilation_cache_dir}
+    environment = {}
     if backend == "cpu":
         if not hasattr(os, "sched_getaffinity"):
             return [_Worker(environment, None)] * count
@@ -405,24 +414,12 @@ def _devices():
 # What a person sees.
 
 
-def follow(results: Iterator[tuple[Cell, Outcome]], todo: int, total: int, out: Path) -> bool:
-    """Whether all came to their end: not after Ctrl-C. Records and tells how each did.
-
-    With the time left for `todo` of `total` cells.
-    """
-    try:
-        with contextlib.closing(results):
-            _record_each(results, todo, total, out)
-    except KeyboardInterrupt:
-        print("interrupted; the same command goes on", file=sys.stderr)
-        return False
-    return True
-
-
-def _record_each(results, todo, total, out):
+def follow(results: Iterator[tuple[Cell, Outcome]], todo: int, total: int, out: Path) -> None:
+    """Records how each cell ends and tells it, with the time left for `todo` of `total` cells."""
     began, layout = time.monotonic(), "{desc}{n_fmt}/{total_fmt} |{bar}| {remaining} left"
     hidden = not sys.stderr.isatty()
-    with tqdm(total=total, initial=total - todo, bar_format=layout, disable=hidden) as bar:
+    bar = tqdm(total=total, initial=total - todo, bar_format=layout, disable=hidden)
+    with contextlib.closing(results), bar:
         for i, (cell, outcome) in enumerate(results, 1):
             record(outcome, out / cell.name)
             took = time.monotonic() - began
@@ -465,10 +462,7 @@ def table(cells: dict[str, Cell], keys: list[str], out: Path) -> str:
 
 def main(argv: list[str]) -> int:
     """Runs the command line; returns the exit code."""
-    try:
-        return _main(argv)
-    except BadInput as error:
-        return tell(error)
+    return command.call(_main, argv, "the same command continues")
 
 
 def _main(argv):
@@ -484,18 +478,19 @@ def _main(argv):
     todo = [cell for cell in mine.values() if not ended(out / cell.name)]
     if args.workers:
         jax.config.update("jax_platforms", "cpu")  # the devices are the workers'
+    if args.compilation_cache:
+        compilation_cache.enable()
+    parallel.check_devices()
     load = load_once()
     check(todo, load)
     write_plan(planned, cells, out)
-    keep_programs(out)
     print(f"{len(mine)} cells in {out}, {len(mine) - len(todo)} of them done", flush=True)
     if args.workers:
         results = run_in_workers(todo, out, shared, args.workers)
     else:
         groups = alike(todo, out) if args.together else [[cell] for cell in todo]
         results = run_here(groups, out, load)
-    if not follow(results, len(todo), len(mine), out):
-        return 130
+    follow(results, len(todo), len(mine), out)
     print(f"\nafter the last round\n{table(mine, list(grid), out)}\n\nresults: {out}")
     return int(any(ended(out / name) is None for name in mine))
 
@@ -510,6 +505,7 @@ def _parse(argv):
     parser.add_argument("--grid", action="append", default=[])
     parser.add_argument("--workers", type=int, default=0)
     parser.add_argument("--together", action="store_true")
+    parser.add_argument("--nocompilation_cache", action="store_false", dest="compilation_cache")
     parser.add_argument("--share", default="0/1")
     args, rest = parser.parse_known_args(argv[1:])
     if rest:
@@ -528,10 +524,9 @@ def _parse(argv):
         named = f"--config={args.config} and --methods={args.methods}"
         raise BadInput(f"{named}: name each method once, for example --methods=fedavg,fedprox")
     seeds = parse_seeds(None if args.seeds is None else args.seeds.split(","))
-    return args, methods, Shared(path, overrides, seeds)
+    return args, methods, Shared(path, overrides, seeds, args.compilation_cache)
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
     use_every_core()
-    sys.exit(main(sys.argv))
+    command.run(main, sys.argv)

@@ -15,6 +15,11 @@ text, its pictures. Wall times are seconds of training of one seed after config.
 Exit codes: 0 done; 2 bad input, in one line; 130 interrupted before all was written.
 """
 
+if __name__ == "__main__":  # before the imports, which an interrupt may meet
+    from fedjax_lab import command
+
+    command.begin()
+
 import argparse
 import io
 import json
@@ -30,8 +35,8 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 
-from fedjax_lab import metrics, runs
-from fedjax_lab.errors import BadInput, refuse, tell
+from fedjax_lab import command, interrupts, metrics, runs
+from fedjax_lab.errors import BadInput, refuse
 
 POLL_SECONDS = 5
 _ENDING = ".fedjax_lab"  # of the event files that are ours to replace
@@ -52,18 +57,16 @@ def main(argv: list[str]) -> int:
     if {"-h", "--help"} & set(argv):
         print(__doc__)
         return 0
-    try:
-        args = _arguments(argv)
-        written = update(args.folders, args.logdir, {})
-        count = f"{len(written)} run{'s' * (len(written) > 1)}"
-        print(f"{count} in {args.logdir}; see tensorboard --logdir={args.logdir}", flush=True)
-        if args.follow:
-            _follow(args, written)
-    except BadInput as error:
-        return tell(error)
-    except KeyboardInterrupt:
-        print("interrupted; the same command writes all anew", file=sys.stderr)
-        return 130
+    return command.call(_main, argv, "the same command writes all anew")
+
+
+def _main(argv):
+    args = _arguments(argv)
+    written = update(args.folders, args.logdir, {})
+    count = f"{len(written)} run{'s' * (len(written) > 1)}"
+    print(f"{count} in {args.logdir}; see tensorboard --logdir={args.logdir}", flush=True)
+    if args.follow:
+        _follow(args, written)
     return 0
 
 
@@ -85,12 +88,9 @@ def _arguments(argv):
 
 
 def _follow(args, written):
-    try:
-        while True:
-            time.sleep(POLL_SECONDS)
+    with interrupts.delayed("no longer following") as stop:
+        while not stop.wait(POLL_SECONDS):
             written = update(args.folders, args.logdir, written)
-    except KeyboardInterrupt:
-        print("\nno longer following")
 
 
 def update(
@@ -216,4 +216,4 @@ def _append(path, new):
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    command.run(main, sys.argv[1:])

@@ -389,7 +389,7 @@ def test_exit_codes_of_runs(toy, capsys, monkeypatch, error, code, shown):
     assert paper.main([*toy, "--cells=cifar10/fedavg"]) == code
     said = capsys.readouterr()
     assert shown in said.out
-    assert ("the same command goes on" in said.err) == (code == 130)
+    assert ("the same command continues" in said.err) == (code == 130)
 
 
 @pytest.mark.parametrize(

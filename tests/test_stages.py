@@ -186,7 +186,7 @@ def stopping_after(rounds, monkeypatch):
     stop = threading.Event()
 
     @contextmanager
-    def signals():
+    def delayed():
         yield stop
 
     play = Engine.play
@@ -196,7 +196,7 @@ def stopping_after(rounds, monkeypatch):
         if self.played >= rounds:
             stop.set()
 
-    monkeypatch.setattr(runner, "_signals", signals)
+    monkeypatch.setattr(runner.interrupts, "delayed", delayed)
     monkeypatch.setattr(Engine, "play", counted)
 
 
@@ -270,7 +270,7 @@ def test_a_stop_between_two_stages_saves_the_first(whole, data, tmp_path, monkey
     stop = threading.Event()
 
     @contextmanager
-    def signals():
+    def delayed():
         yield stop
 
     compile_ = Engine.compile
@@ -281,7 +281,7 @@ def test_a_stop_between_two_stages_saves_the_first(whole, data, tmp_path, monkey
             stop.set()
 
     with monkeypatch.context() as patch:
-        patch.setattr(runner, "_signals", signals)
+        patch.setattr(runner.interrupts, "delayed", delayed)
         patch.setattr(Engine, "compile", stopped)
         with pytest.raises(runner.Interrupted):
             runner.run(staged(data, (0, 1), "sequential"), tmp_path / "cut", quiet=True)

@@ -5,6 +5,7 @@ import os
 import struct
 import subprocess
 import sys
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -275,14 +276,13 @@ def follow(monkeypatch, capsys, sweep, logdir, *steps):
     """Runs --follow; before each look at the folders one of `steps` happens, at the end Ctrl-C."""
     waiting = iter(steps)
 
-    def sleep(seconds):
-        step = next(waiting, None)
-        if step is None:
-            raise KeyboardInterrupt
-        step()
+    class Stop:
+        def wait(self, seconds):
+            step = next(waiting, None)
+            return step is None or step()
 
-    monkeypatch.setattr(tensorboard.time, "sleep", sleep)
-    assert call(capsys, logdir, sweep, "--follow").endswith("\nno longer following\n")
+    monkeypatch.setattr(tensorboard.interrupts, "delayed", lambda said: nullcontext(Stop()))
+    call(capsys, logdir, sweep, "--follow")
 
 
 def test_follow_appends_new_rows_pictures_and_runs(tmp_path, logdir, capsys, monkeypatch):
@@ -365,7 +365,9 @@ def test_what_cannot_be_written_is_named(sweep, logdir, capsys, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(tensorboard, "_append", full)
-    said = refusal(capsys, sweep / "fedavg,mu=0.1", f"--logdir={logdir}")
+    assert tensorboard.main([str(sweep / "fedavg,mu=0.1"), f"--logdir={logdir}"]) == 1
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
     assert f"cannot write {logdir / 'fedavg,mu=0.1'} from " in said and "No space left" in said
 
 
