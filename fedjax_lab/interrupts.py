@@ -49,22 +49,22 @@ def _act_on_signals(reader):
                 stop()
             event, message = waiting[-1]
             event.set()
-            tell(message)
+            tell(message, descriptor=1)
 
 
 def stop() -> None:
     """Ends this process at once, with its last words."""
     try:
-        tell(_last_words())
+        tell(_last_words(), descriptor=2)
     finally:
         os._exit(CODE)
 
 
-def tell(text: str) -> None:
-    """Writes a line to stderr, past Python's buffers; an empty one is left out."""
+def tell(text: str, descriptor: int) -> None:
+    """Writes a line past Python's buffers."""
     with contextlib.suppress(OSError):
-        line = "\n" * os.isatty(2) + text + "\n"  # on a terminal a progress bar may stand there
-        os.write(2, line.encode(errors="backslashreplace") if text else b"")
+        line = "\n" * os.isatty(descriptor) + text + "\n"  # a progress bar may stand there
+        os.write(descriptor, line.encode(errors="backslashreplace"))
 
 
 def set_last_words(words: Callable[[], str]) -> None:
@@ -99,7 +99,7 @@ def _handlers(event, message):
 
     def note(number, frame):
         event.set()
-        tell(message)
+        tell(message, descriptor=1)
         for each in SIGNALS:
             signal.signal(each, signal.SIG_DFL)  # Python's own handler waits for compiled code
 

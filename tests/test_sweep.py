@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 import toys
 
-from fedjax_lab import experiment, metrics, runner, sweep
+from fedjax_lab import experiment, methods, metrics, runner, sweep
 from fedjax_lab.engine import Engine
 from fedjax_lab.errors import BadInput
+from fedjax_lab.methods.fedprox import fedprox
 from fedjax_lab.sweep import Outcome, Shared
 
 ROOT = Path(__file__).parents[1]
@@ -229,7 +230,7 @@ def test_interrupted_and_gone_on(swept, toy, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(Engine, "play", one_round)
     stop = True
     assert call(f"--config={toy}", f"--out={out}", *SMALL) == 130
-    assert "the same command goes on" in capsys.readouterr().err
+    assert "the same command continues" in capsys.readouterr().err
     assert sweep.ended(out / NAMES[0]) == Outcome(0)
     assert [file.name for file in (out / NAMES[1] / "checkpoints").glob("[0-9]*")] == ["1"]
     assert not (out / NAMES[1] / "error.txt").exists() and not (out / NAMES[2]).exists()
@@ -328,10 +329,15 @@ def test_together_interrupted_they_go_on_one_by_one(toy, tmp_path, monkeypatch):
         assert row["train_loss"] == pytest.approx(alone[0]["train_loss"], rel=1e-5)
 
 
+def picky(task, *, mu: float = 0.0):
+    """A method that looks at its setting in Python, where a traced number has no value."""
+    return fedprox(task, mu=mu if mu > 0 else 1.0)
+
+
 @pytest.mark.parametrize(
     "arguments, why",
     [
-        (["--methods=hfedf", "--grid=method.clip=1,2"], "TracerBoolConversionError"),
+        (["--methods=picky", "--grid=method.mu=1,2"], "TracerBoolConversionError"),
         (["--methods=fedavg", "--grid=local.lr=0.1,1e25"], "Diverged"),
         (["--methods=finetune", "--grid=local.lr=0.1,0.2"], "config.engine.seeds"),
         (["--methods=fedconcat", "--grid=local.lr=0.1,0.2"], "has stages"),
@@ -341,6 +347,7 @@ def test_what_cannot_be_together_is_run_one_by_one(
     arguments, why, toy, tmp_path, monkeypatch, capsys
 ):
     alone = []
+    monkeypatch.setitem(methods.METHODS, "picky", picky)
     monkeypatch.setattr(runner, "run", lambda *of, **options: alone.append((of, options)))
     more = ["--together", "--config.run.rounds=12", "--config.run.cohort=0", "--seeds=0,1"]
     more += ["--config.engine.seeds=sequential"] * ("finetune" in arguments[0])

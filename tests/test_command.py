@@ -1,0 +1,315 @@
+"""What commands share: streams that close, interrupts at any moment, failures of the machine."""
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jax
+import pytest
+import toys
+
+from fedjax_lab import command, compilation_cache, interrupts, main, metrics, report, runner, sweep
+from fedjax_lab.engine import Engine
+from fedjax_lab.errors import BadInput
+
+ROOT = Path(__file__).parents[1]
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
+
+
+@pytest.fixture(scope="module")
+def toy(tmp_path_factory):
+    """A config file that trains in a moment."""
+    folder = tmp_path_factory.mktemp("toy")
+    toys.write_examples(folder / "data.npz")
+    return toys.write_config(folder, run={"rounds": 2, "eval_every": 1, "cohort": 3})
+
+
+@pytest.fixture(scope="module")
+def finished(toy, tmp_path_factory):
+    """The folder of a finished run."""
+    folder = tmp_path_factory.mktemp("finished") / "run"
+    assert main.main(["main", f"--config={toy}", f"--workdir={folder}"]) == 0
+    return folder
+
+
+def start(*words, run="-m", **options):
+    """A command in a process of its own."""
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen(
+        [sys.executable, run, *words], **{"env": ENVIRONMENT, **pipes, **options}
+    )
+
+
+# Interrupts.
+
+
+@pytest.mark.parametrize("module", ["main", "sweep", "report", "paper", "tensorboard"])
+def test_every_command_watches_before_it_imports(module):
+    """Its first imports are those of `command`, which needs the standard library alone."""
+    lines = (ROOT / f"fedjax_lab/{module}.py").read_text().split('"""', 2)[2].strip().splitlines()
+    assert lines[0].startswith('if __name__ == "__main__":')
+    assert lines[3].strip() == "command.begin()"
+    code = "import sys, fedjax_lab.command; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert not {"jax", "numpy", "absl", "tqdm"} & set(loaded.stdout.split())
+
+
+WAITING = """
+import sys, time
+from fedjax_lab import command
+command.begin()
+def main(arguments):
+    print("ready", flush=True)
+    try:
+        {body}
+    except BaseException:
+        print("swallowed", file=sys.stderr)
+command.run(lambda arguments: command.call(main, arguments, "do it again"), [])
+"""
+
+
+@pytest.mark.parametrize("number", interrupts.SIGNALS)
+@pytest.mark.parametrize("body", ["time.sleep(60)", "while True: pass", "compiled()"])
+def test_an_interrupt_ends_any_command_at_once_in_one_line(body, number):
+    """Asleep, in Python's loops, in compiled code that holds no lock; nothing can swallow it."""
+    setup = (
+        "import jax; compiled = lambda: jax.jit(lambda: jax.lax.while_loop("
+        "lambda i: i < 1 << 30, lambda i: i + jax.random.bits(jax.random.key(i)) % 2, 0))"
+        "().block_until_ready()\n"
+    )
+    code = setup * (body == "compiled()") + WAITING.format(body=body)
+    process = start(code, run="-c")
+    assert process.stdout.readline() == "ready\n"
+    time.sleep(0.3)
+    process.send_signal(number)
+    _, said = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert said == "interrupted; do it again\n"
+
+
+def test_an_interrupt_while_rounds_are_played_saves_the_state(toy, tmp_path, monkeypatch, capfd):
+    play = Engine.play
+
+    def interrupted(self, at_most):
+        play(self, 1)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(Engine, "play", interrupted)
+    folder = tmp_path / "run"
+    assert main.main(["main", f"--config={toy}", f"--workdir={folder}"]) == 130
+    said = capfd.readouterr()
+    assert said.out.count(interrupts.STOPPING) == 1
+    again = f"continue with the same command and --workdir={folder} --resume"
+    assert said.err == f"interrupted after round 1 of 2; {again}\n"
+    assert (folder / "checkpoints/1").is_dir()
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler  # as before
+
+
+def test_what_is_said_where_nothing_was_saved(toy, tmp_path, monkeypatch, capsys):
+    """Before config.json there is nothing to resume, and a new folder goes away."""
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(runner, "run", interrupted)
+    assert main.main(["main", f"--config={toy}"]) == 130
+    assert capsys.readouterr().err == "interrupted; nothing was saved\n"
+    assert not list(tmp_path.glob("runs/*"))
+
+
+# Streams.
+
+
+def test_a_reader_that_leaves_does_not_end_training(toy, finished, tmp_path):
+    """`main ... | head -1`: the run goes on, and its files are those of any other run."""
+    process = start("fedjax_lab.main", f"--config={toy}", f"--workdir={tmp_path / 'run'}")
+    process.stdout.close()
+    assert process.wait(200) == 0, process.stderr.read()
+    assert process.stderr.read() == ""
+    same_run(tmp_path / "run", finished)
+
+
+def same_run(folder, other):
+    """Both are finished, with the same numbers up to rounding: their devices differ in number."""
+    assert (folder / "summary.json").exists() and (folder / "plots/learning_curve.png").exists()
+    rows, others = (metrics.read_metrics(path / "metrics.jsonl") for path in (folder, other))
+    for row, expected in zip(rows, others, strict=True):
+        assert row["round"] == expected["round"]
+        assert row["train_loss"] == pytest.approx(expected["train_loss"], rel=1e-5)
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+def test_a_full_disk_for_the_output(finished):
+    """A report is its output: it fails. With an output closed by its reader it does not."""
+    with open("/dev/full", "w") as full:
+        process = start("fedjax_lab.report", str(finished), stdout=full)
+        assert process.wait(100) == 1
+    said = process.stderr.read()
+    assert "No space left on device" in said and said.count("\n") == 1
+    process = start("fedjax_lab.report", str(finished))
+    process.stdout.close()
+    assert process.wait(100) == 0 and process.stderr.read() == ""
+
+
+CLOSED = """
+import os, sys
+{close}
+from fedjax_lab import command
+command.begin()
+def main(arguments):
+    with open(arguments[0], "w") as file:
+        print("caf\\xe9 \\udcff")
+        print("caf\\xe9 \\udcff", file=sys.stderr)
+        file.write("mine")
+    return 0
+command.run(main, sys.argv[1:])
+"""
+
+
+@pytest.mark.parametrize("close", ["os.close(1)", "os.close(2)", "os.closerange(0, 3)", "pass"])
+def test_closed_streams_and_names_that_a_terminal_cannot_show(close, tmp_path):
+    """No file of ours takes the place of a closed stream; an ASCII terminal gets escapes."""
+    environment = {**ENVIRONMENT, "PYTHONIOENCODING": "ascii", "LC_ALL": "C", "PYTHONUTF8": "0"}
+    words = [sys.executable, "-c", CLOSED.format(close=close), str(tmp_path / "file")]
+    done = subprocess.run(words, env=environment, capture_output=True)
+    assert done.returncode == 0
+    assert (tmp_path / "file").read_text() == "mine"
+    if close == "pass":
+        assert done.stdout.strip() == done.stderr.strip() == b"caf\\xe9 \\udcff"
+
+
+# The machine.
+
+
+def failing(error):
+    def run(*_, **__):
+        raise error
+
+    return run
+
+
+def caused(error, cause):
+    error.__cause__ = cause
+    return error
+
+
+XLA = jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 99 bytes.\nat 0x1")
+FULL = OSError(errno.ENOSPC, "No space left on device", "metrics.jsonl")
+FAILURES = [
+    (FULL, "No space left on device: metrics.jsonl"),
+    (OSError(errno.EDQUOT, "Disk quota exceeded"), "Disk quota exceeded"),
+    (caused(ValueError("INTERNAL: checkpoint"), FULL), "No space left on device: metrics.jsonl"),
+    (ValueError("INTERNAL: write [OS error 28: No space left on device]"), "INTERNAL: write"),
+    (caused(BadInput("cannot write x"), FULL), "cannot write x"),
+    (XLA, "RESOURCE_EXHAUSTED: Out of memory allocating 99 bytes."),
+    (MemoryError("Unable to allocate 9 GiB"), "out of memory; Unable to allocate 9 GiB"),
+]
+
+
+@pytest.mark.parametrize("error, said", FAILURES, ids=lambda value: str(value)[:40])
+def test_a_failure_of_the_machine_is_one_line_and_exit_code_1(
+    error, said, finished, toy, tmp_path, monkeypatch, capsys
+):
+    """In a run, in a sweep, in a report. What was saved is kept, and the line says how to go on."""
+    monkeypatch.setattr(runner, "run", failing(error))
+    monkeypatch.setattr(report, "report", failing(error))
+    arguments = [f"--config={toy}", f"--workdir={tmp_path / 'run'}"]
+    assert main.main(["main", *arguments]) == 1
+    err = capsys.readouterr().err
+    assert err.startswith(f"error: {said}") and err.count("\n") == 1
+    assert err.endswith("; nothing was saved\n")
+    assert report.main([str(finished)]) == 1
+    assert capsys.readouterr().err.startswith(f"error: {said}")
+    if not isinstance(error, BadInput):
+        assert sweep.main(["sweep", f"--config={toy}", f"--out={tmp_path / 'sweep'}"]) == 1
+        assert f"failed: {said}"[:40] in capsys.readouterr().out
+
+
+def test_mistakes_in_data_and_faults_of_the_program_are_not_the_machines(capsys):
+    too_large = caused(BadInput("x.npz claims 64 GB"), MemoryError())
+    assert command.call(failing(too_large), []) == 2
+    assert capsys.readouterr().err == "error: x.npz claims 64 GB\n"
+    with pytest.raises(ZeroDivisionError):
+        command.call(lambda _: 1 // 0, [])
+    with pytest.raises(OSError, match="no name"):
+        command.call(failing(OSError("no name")), [])
+
+
+def test_a_path_that_cannot_be_used_is_named(capsys):
+    for error in (
+        OSError(errno.ENAMETOOLONG, "File name too long", "a" * 300),
+        PermissionError(13, "Permission denied", "b"),
+    ):
+        assert command.call(failing(error), []) == 2
+        said = capsys.readouterr().err
+        assert error.strerror in said and said.count("\n") == 1
+
+
+@pytest.mark.parametrize("limit", [700, 4000])
+def test_a_disk_that_fills_up_and_then_has_room_again(limit, toy, finished, tmp_path):
+    """A limit on the size of files stands for the disk: config.json fails, or a picture does."""
+    words = ["fedjax_lab.main", f"--config={toy}", f"--workdir={tmp_path / 'run'}"]
+    code = f"import resource, runpy; resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit}))"
+    code += "; runpy.run_module('fedjax_lab.main', run_name='__main__', alter_sys=True)"
+    process = start(code, *words[1:], run="-c")
+    _, said = process.communicate(timeout=200)
+    assert process.returncode == 1, said
+    assert said.startswith("error: ") and said.count("\n") == 1 and "File too large" in said
+    assert ("--resume" in said) == (tmp_path / "run/config.json").exists()
+    assert main.main(["main", *words[1:], *["--resume"] * ("--resume" in said)]) == 0
+    same_run(tmp_path / "run", finished)
+
+
+def test_a_platform_that_is_not_there(toy):
+    environment = {**ENVIRONMENT, "JAX_PLATFORMS": "abacus"}
+    process = start("fedjax_lab.main", f"--config={toy}", env=environment)
+    _, said = process.communicate(timeout=100)
+    assert process.returncode == 2
+    assert said.startswith("error: JAX_PLATFORMS=abacus: ") and said.count("\n") == 1
+
+
+# Compiled programs.
+
+
+def test_compiled_programs_are_kept_in_the_users_cache_and_repaired(tmp_path, monkeypatch):
+    monkeypatch.setenv("FEDJAX_LAB_CACHE", str(tmp_path))
+    keys = ("compilation_cache_dir", "compilation_cache_max_size")
+    keys = [f"jax_{key}" for key in (*keys, "persistent_cache_min_compile_time_secs")]
+    before = {key: getattr(jax.config, key) for key in keys}
+    try:
+        compilation_cache.enable()
+        assert jax.config.jax_compilation_cache_dir == before["jax_compilation_cache_dir"]
+        jax.config.update("jax_compilation_cache_dir", None)
+        compilation_cache.enable()
+        folder = Path(jax.config.jax_compilation_cache_dir)
+        assert folder.parent == tmp_path / "programs"
+        assert jax.config.jax_compilation_cache_max_size == compilation_cache.MAX_BYTES
+        for name in ("whole-cache", "whole-atime", "cut-cache", "lost-atime"):
+            (folder / name).write_bytes(b"12345678")
+        jax.config.update("jax_compilation_cache_dir", None)
+        compilation_cache.enable()
+        assert {path.name for path in folder.iterdir()} == {
+            ".lockfile",
+            "whole-cache",
+            "whole-atime",
+        }
+    finally:
+        for key, value in before.items():
+            jax.config.update(key, value)
+
+
+def test_a_cache_that_cannot_be_written_is_no_obstacle(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("FEDJAX_LAB_CACHE", str(tmp_path / "file"))
+    before = jax.config.jax_compilation_cache_dir
+    try:
+        jax.config.update("jax_compilation_cache_dir", None)
+        compilation_cache.enable()
+        assert jax.config.jax_compilation_cache_dir is None
+    finally:
+        jax.config.update("jax_compilation_cache_dir", before)
