@@ -61,6 +61,17 @@ def test_published_sizes(net, shape, count):
     assert bool(weights.stats) == bool(task.batch_norms)
 
 
+@pytest.mark.parametrize(("net", "shape", "count"), NETS)
+def test_64_bit_mode_leaves_weights_and_logits_at_32(net, shape, count):
+    """A layer whose parameters are wider would make all that follows slow and twice as large."""
+    with jax.enable_x64(True):
+        task = make_task(net(10), shape, 10)
+        weights = jax.eval_shape(task.init, jax.random.key(0))
+        x = jax.ShapeDtypeStruct((2, *shape), jnp.float32)
+        out = jax.eval_shape(task.apply, weights, x, jax.random.key(0), jnp.ones(2, jnp.float32))
+    assert {str(a.dtype) for a in jax.tree.leaves((weights, out))} == {"float32"}
+
+
 def test_head_maps_features_to_logits():
     weights = first_weights()
     output = jax.jit(SMALL.apply)(weights, normal(0, 4, 9, 9, 1))

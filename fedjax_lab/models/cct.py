@@ -19,7 +19,8 @@ class Positions(nn.Module):
     @nn.compact
     def __call__(self, tokens: Array) -> Array:
         """[B, N, D] -> [B, N, D]."""
-        return tokens + self.param("embedding", nn.initializers.normal(0.2), tokens.shape[1:])
+        init = nn.initializers.normal(0.2)
+        return tokens + self.param("embedding", init, tokens.shape[1:], tokens.dtype)
 
 
 class Attention(nn.Module):

@@ -32,7 +32,7 @@ class Network(nn.Module):
         tokens = jnp.concatenate([D, D], -1).reshape(len(D), -1, WIDTH)  # [B, n, 32]
         if self.positions:
             init = nn.initializers.normal(0.02)
-            tokens = tokens + self.param("positions", init, tokens.shape[1:])
+            tokens = tokens + self.param("positions", init, tokens.shape[1:], tokens.dtype)
         for _ in range(LAYERS):
             tokens = EncoderLayer()(tokens, train)
         both = tokens.reshape(len(D), 2 * size)

@@ -138,10 +138,10 @@ class BatchNorm(nn.Module):
     def __call__(self, x: Array, train: bool, mask: Array | None = None) -> Array:
         """x [B, ..., C], mask [B] with 1 where a row is real -> [B, ..., C]."""
         width = (x.shape[-1],)
-        scale = self.param("scale", nn.initializers.ones, width)
-        bias = self.param("bias", nn.initializers.zeros, width)
-        running_mean = self.variable("batch_stats", "mean", jnp.zeros, width)
-        running_var = self.variable("batch_stats", "var", jnp.ones, width)
+        scale = self.param("scale", nn.initializers.ones, width, x.dtype)
+        bias = self.param("bias", nn.initializers.zeros, width, x.dtype)
+        running_mean = self.variable("batch_stats", "mean", jnp.zeros, width, x.dtype)
+        running_var = self.variable("batch_stats", "var", jnp.ones, width, x.dtype)
         if not train:
             return _normalise(x, running_mean.value, running_var.value, scale, bias)
         mean, var, n = _moments(x, jnp.ones(len(x), x.dtype) if mask is None else mask)
