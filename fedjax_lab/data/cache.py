@@ -8,6 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
+from fedjax_lab.data import npz
+
 
 def cache_folder(folder: str = "") -> Path:
     """`folder`, else $FEDJAX_LAB_CACHE, else ~/.cache/fedjax_lab."""
@@ -17,10 +19,9 @@ def cache_folder(folder: str = "") -> Path:
 def load(path: Path) -> dict[str, np.ndarray] | None:
     """The arrays in a cache file; None if there is none, or (with a warning) if it is of no use."""
     try:
-        with np.load(path, allow_pickle=False) as file:
-            arrays = {key: file[key] for key in file.files if key != "sha256"}
-            if str(file["sha256"]) != checksum(arrays):
-                raise ValueError("the checksum does not match")
+        arrays = npz.read(path, npz.names(path), "it can be made again")
+        if str(arrays.pop("sha256")) != checksum(arrays):
+            raise ValueError("the checksum does not match")
     except (FileNotFoundError, NotADirectoryError):
         return None
     except Exception as error:  # whatever is wrong with a cache file, it can be made again
