@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedjax_lab.data import npz
+from fedjax_lab.data import safe
 
 
 def cache_folder(folder: str = "") -> Path:
@@ -19,9 +19,10 @@ def cache_folder(folder: str = "") -> Path:
 def load(path: Path) -> dict[str, np.ndarray] | None:
     """The arrays in a cache file; None if there is none, or (with a warning) if it is of no use."""
     try:
-        arrays = npz.read(path, npz.names(path), "it can be made again")
-        if str(arrays.pop("sha256")) != checksum(arrays):
-            raise ValueError("the checksum does not match")
+        with safe.opened(path) as content, np.load(content, allow_pickle=False) as file:
+            arrays = {key: file[key] for key in file.files if key != "sha256"}
+            if str(file["sha256"]) != checksum(arrays):
+                raise ValueError("the checksum does not match")
     except (FileNotFoundError, NotADirectoryError):
         return None
     except Exception as error:  # whatever is wrong with a cache file, it can be made again
