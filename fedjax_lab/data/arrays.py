@@ -53,7 +53,8 @@ def read(file: Path) -> dict[str, np.ndarray]:
     for name in names:
         if name not in KEYS:
             unused = f"{file} has an array {brief(name)}, which nothing reads"
-            raise BadInput(f"{unused}; {nearest(name, KEYS)}")
+            remedy = f"{nearest(name, KEYS)} Remove all but {', '.join(KEYS)}"
+            raise BadInput(f"{unused}; {remedy}")
     arrays = npz.read(file, [key for key in KEYS if key in names], REMEDY, "is damaged")
     return {key: _decoded(array) for key, array in arrays.items()}
 

@@ -87,9 +87,13 @@ def read(file: Path, colours: Callable, remedy: str):
     """A file's PIL image, with what `colours` makes of it; BadInput where that is impossible."""
     from PIL import Image
 
-    with safe.reading(file, remedy, "is damaged or no image"), safe.opened(file) as content:
-        with Image.open(content) as image:
-            safe.check_memory(PIXEL * math.prod(image.size))
+    with safe.reading(file, remedy, "is damaged or no image"):
+        safe.check_regular(file)
+        with Image.open(file) as image:
+            pixels = math.prod(image.size)
+            if image.format == "PNG":  # a pixel has one bit at least
+                safe.check_claim(pixels // 8, file.stat().st_size)
+            safe.check_memory(PIXEL * pixels)
             return colours(image)
 
 

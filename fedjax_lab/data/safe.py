@@ -23,6 +23,10 @@ MACHINE = (errno.EIO, errno.ENOMEM, errno.EMFILE, errno.ENFILE)  # no fault of t
 CGROUPS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 
+class TooLargeError(Exception):
+    """What a file holds does not fit in memory."""
+
+
 @contextlib.contextmanager
 def reading(
     path: Path | str, remedy: str, problem: str = "cannot be read", part: str = ""
@@ -44,6 +48,8 @@ def reading(
         reason = (str(error) or type(error).__name__)[:200]
         reason = " ".join("".join(c if c.isprintable() else " " for c in reason).split())
         name = f"{path}: {part}" if part else path
+        if isinstance(error, TooLargeError):
+            raise BadInput(f"{name} does not fit in memory: {reason}") from error
         raise BadInput(f"{name} {problem} ({reason}): {remedy}") from error
 
 
@@ -79,18 +85,18 @@ def lines(path: Path, remedy: str) -> list[str]:
 
 
 def check_claim(size: int, stored: int) -> None:
-    """ValueError unless `stored` bytes, maybe deflated, can be `size` bytes that fit in memory."""
+    """ValueError unless `stored` bytes, maybe deflated, can be `size` bytes; and `check_memory`."""
     if size > DEFLATE * stored:
-        raise ValueError(f"it claims {size} bytes, but is truncated: {stored} bytes are there")
+        raise ValueError(f"it claims {size} bytes, which cannot be in the {stored} that are there")
     check_memory(size)
 
 
 def check_memory(size: int) -> None:
-    """ValueError unless `size` bytes fit in the free memory twice: as read, and as arrays."""
+    """TooLargeError unless the free memory has room for `size` bytes twice: as read, as arrays."""
     if size > SMALL and 2 * size > free_memory():
-        raise ValueError(
-            f"it claims {size / 2**30:,.1f} GiB, more than half of the {free_memory() / 2**30:,.1f}"
-            " GiB of memory that are free"
+        raise TooLargeError(
+            f"{size / 2**30:,.1f} GiB are more than half of the {free_memory() / 2**30:,.1f} GiB"
+            " that are free"
         )
 
 

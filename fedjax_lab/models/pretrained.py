@@ -47,6 +47,7 @@ def read(path: str) -> dict[str, np.ndarray]:
     Raises BadInput where there is no such file, or none that can be read.
     """
     try:
+        import safetensors  # noqa: F401
         from safetensors.numpy import load_file
     except ImportError:
         raise BadInput("pretrained weights need safetensors: pip install -e '.[clip]'") from None
