@@ -75,7 +75,7 @@ class _Reader(pickle._Unpickler):
 
     dispatch = dict(pickle._Unpickler.dispatch)
     ndarray = None  # only ever an argument, which `reconstruct` ignores
-    made = 0  # bytes that were copied
+    made = checked = 0  # bytes that were copied, and how many of them memory was looked at for
 
     def find_class(self, module: str, name: str) -> Any:
         if module in ("builtins", "__builtin__") and name in BUILTINS:
@@ -88,7 +88,9 @@ class _Reader(pickle._Unpickler):
     def count(self, size: int) -> None:
         """An error if all that is copied does not fit in memory."""
         self.made += size
-        safe.check_memory(self.made)
+        if self.made > self.checked + safe.SMALL:
+            safe.check_memory(self.made)
+            self.checked = self.made
 
     def load_build(self):
         """An array is filled with a copy of what is on the stack."""
