@@ -1,6 +1,7 @@
 """The one exception for what a user got wrong, and how its message names the right choice."""
 
 import difflib
+import reprlib
 import sys
 from collections.abc import Iterable
 from typing import NoReturn
@@ -49,6 +50,18 @@ def check_below_one(key: str, value) -> None:
     """BadInput unless the config's value of `key` is in [0, 1); traced values are let through."""
     if isinstance(value, (int, float)) and not 0 <= value < 1:
         raise BadInput(f"config.{key} must be at least 0 and below 1, got {value}")
+
+
+def brief(value: object, width: int = 40) -> str:
+    """A value in at most so many characters; of a large one the rest is not even formatted."""
+    if isinstance(value, (str, bytes)):
+        return repr(value[:width])[:width]
+    short = reprlib.Repr()
+    short.maxlevel = 2
+    try:
+        return short.repr(value)[:width]
+    except Exception:  # what a stranger's file holds may refuse to be shown, as long integers do
+        return f"of type {type(value).__name__}"
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

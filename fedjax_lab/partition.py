@@ -12,12 +12,15 @@ from collections.abc import Callable, Sequence
 from math import isfinite
 
 import numpy as np
+from scipy.special import betaincc
 
 from fedjax_lab.errors import BadInput
 
 Parts = list[np.ndarray]  # per client: positions [N_i] int32
 
 CHUNK = 2**18  # random numbers drawn at once while tries are repeated: 2 MB
+MOST_DRAWN = 2**26  # random numbers drawn in all tries together: a few seconds
+HOPELESS = 1e-6  # tries that are expected to succeed at best: below this none is made
 SHOWN_CLIENTS, SHOWN_CLASSES, NAME_WIDTH = 20, 12, 10  # what `table` fits on a screen
 
 
@@ -42,7 +45,7 @@ def dirichlet(
 
     With its balancing rule: a client that holds R / n examples gets no share of later classes (the
     floor of the cumulative shares can still give it one example). Repeated until the smallest
-    client holds min_size examples. Only counts are drawn in a try, so thousands take a second.
+    client holds min_size examples, at most `tries` times and for a few seconds (MOST_DRAWN).
     """
     _check_clients(num_clients, len(y))
     _check_tries(alpha, min_size, tries, num_clients, len(y))
@@ -53,8 +56,8 @@ def dirichlet(
         counts = _balanced_counts(shares, sizes)
         return counts, counts.sum(1).min(1)
 
-    batch = max(1, CHUNK // (num_clients * len(sizes)))
-    counts = _first_accepted(draw, batch, tries, min_size, alpha, num_clients)
+    numbers = num_clients * len(sizes)
+    counts = _first_accepted(draw, numbers, tries, min_size, alpha, num_clients)
     return _deal(group, counts, rng)
 
 
@@ -121,17 +124,23 @@ def quantity(
 ) -> Parts:
     """IID content, sizes ~ Dir(alpha) (NIID-Bench `iid-diff-quantity`).
 
-    The shares are redrawn until the smallest is worth min_size examples.
+    The shares are redrawn until the smallest is worth min_size examples, at most `tries` times and
+    for a few seconds (MOST_DRAWN); not at all where that is hopeless from the start.
     """
     _check_clients(num_clients, len(y))
     _check_tries(alpha, min_size, tries, num_clients, len(y))
+    if tries * _most_likely(alpha, min_size / len(y), num_clients) < HOPELESS:
+        raise BadInput(
+            f"config.partition.min_size {min_size} is out of reach: with alpha {alpha} and "
+            f"num_clients {num_clients} the smallest of the random shares of {len(y)} examples is "
+            "practically never worth that many; raise alpha, or lower num_clients or min_size"
+        )
 
     def draw(count):
         shares = rng.dirichlet(np.full(num_clients, alpha), (count, 1))  # [B, 1, n]
         return _cut(shares, len(y)), np.floor(shares.min((1, 2)) * len(y)).astype(int)
 
-    batch = max(1, CHUNK // num_clients)
-    counts = _first_accepted(draw, batch, tries, min_size, alpha, num_clients)
+    counts = _first_accepted(draw, num_clients, tries, min_size, alpha, num_clients)
     return _deal(np.zeros(len(y), int), counts, rng)
 
 
@@ -362,21 +371,35 @@ def _draw_classes(num_clients: int, num_classes: int, k: int, rng) -> np.ndarray
     return np.argsort(rank, axis=1)[:, :k]
 
 
-def _first_accepted(draw, batch, tries, min_size, alpha, num_clients) -> np.ndarray:
+def _most_likely(alpha: float, least: float, num_clients: int) -> float:
+    """An upper bound on the probability that all shares ~ Dir(alpha) reach `least`.
+
+    Each share is Beta(alpha, (n - 1) alpha), and the shares of a Dirichlet distribution are
+    negatively associated: that all of them are large is at most as likely as if they were
+    independent (Joag-Dev and Proschan 1983).
+    """
+    if num_clients == 1:
+        return 1.0
+    return float(betaincc(alpha, (num_clients - 1) * alpha, least) ** num_clients)
+
+
+def _first_accepted(draw, numbers, tries, min_size, alpha, num_clients) -> np.ndarray:
     """The counts [G, n] of the first try whose smallest client reaches min_size.
 
-    draw(B) -> counts [B, G, n] and the smallest client's size [B] of B further tries.
+    draw(B) -> counts [B, G, n] and the smallest client's size [B] of B further tries, each of which
+    takes so many random `numbers`. There are fewer than `tries` where these are too many.
     """
-    best = 0
-    for start in range(0, tries, batch):
-        counts, smallest = draw(min(batch, tries - start))
+    best, batch, most = 0, max(1, CHUNK // numbers), min(tries, max(1, MOST_DRAWN // numbers))
+    for start in range(0, most, batch):
+        counts, smallest = draw(min(batch, most - start))
         best = max(best, smallest.max())
         if best >= min_size:
             return counts[np.argmax(smallest >= min_size)]
+    remedy = "raise alpha or tries," if most == tries else "raise alpha,"
     raise BadInput(
-        f"config.partition.min_size {min_size} was not reached in {tries} tries: with alpha "
-        f"{alpha} and num_clients {num_clients} the smallest client held {best} at best; raise "
-        "alpha or tries, or lower num_clients or min_size"
+        f"config.partition.min_size {min_size} was not reached in {most} tries: with alpha "
+        f"{alpha} and num_clients {num_clients} the smallest client held {best} at best; {remedy} "
+        "or lower num_clients or min_size"
     )
 
 

@@ -253,6 +253,22 @@ def test_weights_that_do_not_fit(tmp_path, weights, expected):
     assert expected in complaint(read_image_weights, write(tmp_path / "model", weights=weights))
 
 
+def test_more_layers_than_tensors(tmp_path):
+    """A tower of so many layers would never be made."""
+    folder = write(tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text())
+    config["vision_config"]["num_hidden_layers"] = 10**9
+    (folder / "config.json").write_text(json.dumps(config))
+    message = complaint(read_image_weights, folder)
+    assert "config.json asks for 1000000000 layers, but there are" in message
+
+
+def test_a_config_that_is_nested_too_deep(tmp_path):
+    folder = write(tmp_path / "model")
+    (folder / "config.json").write_text("[" * 100_000)
+    assert "config.json is of no use" in complaint(towers.read_settings, folder)
+
+
 def test_a_file_cut_short(tmp_path):
     file = write(tmp_path / "model") / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-100])

@@ -466,6 +466,15 @@ def labelled(value: int) -> np.ndarray:
 WRONG = {
     "no x": ({"x": None, "other": np.zeros(3)}, "no array 'x', it holds: y, other"),
     "no y": ({"y": None}, "no array 'y', it holds: x"),
+    "misspelt": (
+        {"domains": np.arange(10)},
+        "has an array 'domains', which nothing reads; did you mean 'domain'?",
+    ),
+    "misspelt split": ({"splits": np.arange(10)}, "did you mean 'split'?"),
+    "unread": (
+        {"client": np.arange(10)},
+        "has an array 'client', which nothing reads",
+    ),
     "length of y": ({"y": np.arange(9)}, "y has shape [9], but x has 10"),
     "y one-hot": ({"y": np.eye(10, dtype=int)}, "y has shape [10, 10]"),
     "length of domain": ({"domain": np.arange(3)}, "domain has shape [3]"),

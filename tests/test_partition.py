@@ -271,6 +271,49 @@ def test_quantity_that_never_reaches_its_minimum():
         make("quantity", alpha=0.1, min_size=130, tries=50)
 
 
+class NoDraws(np.random.Generator):
+    """A generator that must not be asked for shares."""
+
+    def __init__(self):
+        super().__init__(np.random.PCG64(0))
+
+    def dirichlet(self, *_):
+        pytest.fail("shares were drawn")
+
+
+@pytest.mark.parametrize(
+    "num_clients, settings", [(3000, {"min_size": 10}), (100, {"alpha": 0.01})]
+)
+def test_quantity_refuses_at_once_what_is_hopeless(num_clients, settings):
+    y = np.zeros(60_000, int)
+    with pytest.raises(BadInput) as error:
+        partition.quantity(y, y, num_clients, NoDraws(), **settings)
+    message = str(error.value)
+    size = settings.get("min_size", 10)
+    assert message.startswith(f"config.partition.min_size {size} is out of reach: with alpha")
+    assert "raise alpha, or lower num_clients or min_size" in message
+
+
+@pytest.mark.parametrize("alpha", [0.05, 0.5, 5.0])
+@pytest.mark.parametrize("num_clients", [1, 2, 7, 30])
+def test_the_bound_on_the_smallest_share_is_never_too_low(num_clients, alpha):
+    smallest = rng().dirichlet(np.full(num_clients, alpha), 4000).min(1)
+    for least in (1e-4, 0.01, 0.02, 0.1):
+        bound = partition._most_likely(alpha, least, num_clients)
+        share = (smallest >= least).mean()
+        assert share <= bound + 4 * np.sqrt(bound * (1 - bound) / 4000)
+
+
+@pytest.mark.parametrize("name, numbers", [("dirichlet", 63), ("quantity", 9)])
+def test_tries_are_limited_by_the_numbers_that_they_take(name, numbers, monkeypatch):
+    monkeypatch.setattr(partition, "CHUNK", 200)
+    monkeypatch.setattr(partition, "MOST_DRAWN", 10_000)
+    with pytest.raises(BadInput) as error:
+        make(name, alpha=0.5, min_size=110, tries=10**9)
+    assert f"was not reached in {10_000 // numbers} tries" in str(error.value)
+    assert "raise alpha, or lower num_clients or min_size" in str(error.value)
+
+
 def test_by_domain_one_client_each():
     _, domain = examples()
     for part, name in zip(make("by_domain", 3), [1, 3, 4], strict=True):

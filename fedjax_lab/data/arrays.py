@@ -1,15 +1,15 @@
 """A user's own arrays: one .npz file with x and y, and if wanted domain, split and classes."""
 
-import zipfile
-import zlib
 from pathlib import Path
 
 import numpy as np
 
+from fedjax_lab.data import npz, safe
 from fedjax_lab.data.dataset import Dataset
-from fedjax_lab.errors import BadInput
+from fedjax_lab.errors import BadInput, brief, nearest
 
 KEYS = ("x", "y", "domain", "split", "classes")
+REMEDY = "write it with numpy.savez"
 MOST_CLASSES = 100_000  # a label beyond is taken for a mistake unless `classes` says otherwise
 
 
@@ -19,7 +19,7 @@ def arrays(*, path: str) -> Dataset:
     `x` holds images [R, H, W] or [R, H, W, channels], or vectors [R, D]: uint8 0..255, or any other
     numbers, which become float32. `y` [R] holds integers from 0. Optional: `domain` [R], integers
     or names; `split` [R], "train" or "test", or 1 for test (without it a fifth drawn at random is
-    the test set, the same at every call); `classes`, their names.
+    the test set, the same at every call); `classes`, their names. Nothing else may be in the file.
     """
     if not path:
         raise BadInput("data.path is empty: name an .npz file with --config.data.path")
@@ -41,32 +41,26 @@ def arrays(*, path: str) -> Dataset:
 
 
 def read(file: Path) -> dict[str, np.ndarray]:
-    """The known arrays of the file, x and y among them."""
+    """The arrays of the file, x and y among them; BadInput for one that nothing reads."""
     if not file.is_file():
         raise BadInput(f"{file} is not a file: name an .npz file with --config.data.path")
-    if not zipfile.is_zipfile(file):
-        raise BadInput(f"{file} is not an .npz file, or is damaged: write it with numpy.savez")
-    try:
-        with np.load(file, allow_pickle=False) as members:
-            missing = [key for key in ("x", "y") if key not in members]
-            if missing:
-                there = ", ".join(members) or "nothing"
-                raise BadInput(f"{file} has no array {missing[0]!r}, it holds: {there}")
-            return {key: _member(file, members, key) for key in KEYS if key in members}
-    except zipfile.BadZipFile as error:
-        raise BadInput(f"{file} is damaged ({error}): write it with numpy.savez") from error
+    with safe.reading(file, REMEDY, "is not an .npz file, or is damaged"):
+        names = npz.names(file)
+    missing = [key for key in ("x", "y") if key not in names]
+    if missing:
+        there = brief(", ".join(names) or "nothing", 200)[1:-1]
+        raise BadInput(f"{file} has no array {missing[0]!r}, it holds: {there}")
+    for name in names:
+        if name not in KEYS:
+            unused = f"{file} has an array {brief(name)}, which nothing reads"
+            remedy = f"{nearest(name, KEYS)} Remove all but {', '.join(KEYS)}"
+            raise BadInput(f"{unused}; {remedy}")
+    arrays = npz.read(file, [key for key in KEYS if key in names], REMEDY, "is damaged")
+    return {key: _decoded(array) for key, array in arrays.items()}
 
 
-def _member(file: Path, members: np.lib.npyio.NpzFile, key: str) -> np.ndarray:
-    """One array of the file, bytes as strings; arrays of Python objects are refused."""
-    try:
-        array = members[key]
-    except (OSError, EOFError, ValueError, zipfile.BadZipFile, zlib.error) as error:
-        if "Object arrays" in str(error):
-            raise BadInput(f"{file}: {key} holds objects, not numbers or strings") from error
-        raise BadInput(f"{file}: {key} is damaged: write it again with numpy.savez") from error
-    if not isinstance(array, np.ndarray):
-        raise BadInput(f"{file}: {key} is not a NumPy array: write it with numpy.savez")
+def _decoded(array: np.ndarray) -> np.ndarray:
+    """The same array; bytes become strings."""
     return np.char.decode(array, "utf-8", "replace") if array.dtype.kind == "S" else array
 
 

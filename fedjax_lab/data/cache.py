@@ -8,6 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
+from fedjax_lab.data import safe
+
 
 def cache_folder(folder: str = "") -> Path:
     """`folder`, else $FEDJAX_LAB_CACHE, else ~/.cache/fedjax_lab."""
@@ -17,7 +19,7 @@ def cache_folder(folder: str = "") -> Path:
 def load(path: Path) -> dict[str, np.ndarray] | None:
     """The arrays in a cache file; None if there is none, or (with a warning) if it is of no use."""
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with safe.opened(path) as content, np.load(content, allow_pickle=False) as file:
             arrays = {key: file[key] for key in file.files if key != "sha256"}
             if str(file["sha256"]) != checksum(arrays):
                 raise ValueError("the checksum does not match")

@@ -5,16 +5,15 @@ Format: https://www.cs.toronto.edu/~kriz/cifar.html. Pickled dictionaries of Pyt
 """
 
 import tarfile
-import zlib
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_lab.data import pickles
+from fedjax_lab.data import pickles, safe
 from fedjax_lab.data.dataset import Dataset, of_one_domain
 from fedjax_lab.data.places import locate
-from fedjax_lab.errors import BadInput
+from fedjax_lab.errors import BadInput, brief
 
 
 class Release(NamedTuple):
@@ -95,23 +94,20 @@ def _read(release: Release, folder: str) -> Dataset:
 
 def _unpacked(archive: Path, folder: str, parts: tuple[str, ...], remedy: str) -> dict[str, Any]:
     """What the parts in an archive hold; nothing of it is written to the disk."""
-    try:
-        with tarfile.open(archive, "r:gz") as members:
-            content = {
-                member.name: members.extractfile(member).read()
-                for member in members
-                if member.isreg()
-            }
-    except (OSError, EOFError, tarfile.TarError, zlib.error) as error:
-        raise BadInput(f"{archive} cannot be read ({error}): {remedy}") from error
-    names = {part: f"{folder}/{part}" for part in parts}
-    for name in names.values():
-        if name not in content:
+    names = {f"{folder}/{part}": part for part in parts}
+    content, claimed = {}, 0
+    with safe.reading(archive, remedy), safe.opened(archive) as file:
+        stored = archive.stat().st_size
+        with tarfile.open(fileobj=file, mode="r:gz") as members:
+            for member in members:
+                claimed += member.size
+                safe.check_claim(claimed, stored)
+                if member.isreg() and member.name in names:
+                    content[names[member.name]] = members.extractfile(member).read()
+    for name, part in names.items():
+        if part not in content:
             raise BadInput(f"{archive} has no {name}: {remedy}")
-    return {
-        part: pickles.loads(content[name], f"{archive}/{part}", remedy)
-        for part, name in names.items()
-    }
+    return {part: pickles.loads(content[part], f"{archive}/{part}", remedy) for part in parts}
 
 
 def _classes(made: Any, release: Release, file: Path, remedy: str) -> tuple[str, ...]:
@@ -141,6 +137,6 @@ def _examples(
         raise BadInput(f"{file}: {key.decode()} is no list of {len(data)} labels: {remedy}")
     bad = [y for y in labels if type(y) is not int or not 0 <= y < release.num_classes]
     if bad:
-        raise BadInput(f"{file}: label {bad[0]!r:.40} is not of {release.name}: {remedy}")
+        raise BadInput(f"{file}: label {brief(bad[0])} is not of {release.name}: {remedy}")
     images = data.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
     return np.ascontiguousarray(images), np.array(labels, np.int32)

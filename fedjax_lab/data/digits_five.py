@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from tqdm import tqdm
 
-from fedjax_lab.data import pickles
+from fedjax_lab.data import matlab, pickles, safe
 from fedjax_lab.data.dataset import Dataset, first_of_each, pooled
 from fedjax_lab.data.images import check_size
 from fedjax_lab.data.places import locate
@@ -116,24 +116,18 @@ def _fedbn(where: Path, count: int, domain: str, split: str) -> tuple[np.ndarray
 
 def _m3sda(where: Path, domain: str, split: str) -> tuple[np.ndarray, np.ndarray]:
     """Images and labels of M3SDA's files."""
-    from scipy.io import loadmat
-
     choices = [tuple(text.format(split) for text in choice) for choice in MATLAB[domain]]
     name, *keys = next((c for c in choices if (where / c[0]).is_file()), choices[0])
     file = where / name
     if not file.is_file():
         raise BadInput(f"{file} is missing: {HELP}")
-    try:
-        content = loadmat(file, variable_names=keys)
+    with safe.reading(file, HELP, f"is damaged or has no {' and '.join(dict.fromkeys(keys))}"):
+        content = matlab.load(file, keys)
         images, labels = (content[key] for key in keys)
         if keys == ["X", "y"]:
             images = images.transpose(3, 0, 1, 2)
         if domain == "usps":  # cells [2, 2]: for training and tests, images and labels
             images, labels = images[int(split == "test")]
-    except Exception as error:  # a damaged file can raise any
-        raise BadInput(
-            f"{file} is damaged or has no {' and '.join(dict.fromkeys(keys))}: {HELP}"
-        ) from error
     if labels.ndim == 2 and labels.shape[1] == 10:
         labels = labels.argmax(1)
     return _examples(images, labels, file)

@@ -6,11 +6,12 @@ of dimensions, then each dimension), then unsigned bytes. Each file may be gzipp
 
 import gzip
 import math
-import zlib
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 
+from fedjax_lab.data import safe
 from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.errors import BadInput
 
@@ -104,30 +105,41 @@ def find(folder: Path, name: str) -> Path | None:
 
 def read_file(path: Path, dimensions: int, remedy: str) -> np.ndarray:
     """One idx file of unsigned bytes with this many dimensions, checked against its own header."""
-    content = _content(path, remedy)
-    start, magic = 4 * (1 + dimensions), int.from_bytes(content[:4], "big")
-    if len(content) >= 4 and magic != 0x800 + dimensions:
-        found = KINDS.get(magic, f"something else (magic number {magic})")
-        raise BadInput(f"{path} holds {found}, not {KINDS[0x800 + dimensions]}: {remedy}")
-    if len(content) < start:
-        raise BadInput(f"{path} is truncated, {len(content)} bytes: {remedy}")
-    shape = np.frombuffer(content, ">u4", dimensions, offset=4).tolist()
+    with safe.reading(path, remedy), _opened(path) as file:
+        start = 4 * (1 + dimensions)
+        head = file.read(start)
+        shape = _shape(path, head, dimensions, remedy)
+        due, stored = math.prod(shape), path.stat().st_size
+        if due > safe.DEFLATE * stored:
+            raise BadInput(f"{path} is truncated: {due} bytes cannot be in {stored}: {remedy}")
+        safe.check_memory(due)
+        content = file.read(due + 1)
+    if len(content) < due:
+        problem = f"truncated, {len(content)} bytes where {due} are due"
+        raise BadInput(f"{path} is {problem}: {remedy}")
+    if len(content) > due:
+        raise BadInput(f"{path} is too long, more than the {due} bytes that are due: {remedy}")
+    return np.frombuffer(content, np.uint8).reshape(shape)
+
+
+def _opened(path: Path) -> BinaryIO:
+    """The file, open to be read, unzipped where it is gzipped."""
+    file = safe.opened(path)
+    return gzip.GzipFile(fileobj=file) if path.suffix == ".gz" else file
+
+
+def _shape(path: Path, head: bytes, dimensions: int, remedy: str) -> list[int]:
+    """The sizes in a file's header, none of them 0."""
+    magic = int.from_bytes(head[:4], "big")
+    if len(head) >= 4 and magic != 0x800 + dimensions:
+        kind = KINDS.get(magic, f"something else (magic number {magic})")
+        raise BadInput(f"{path} holds {kind}, not {KINDS[0x800 + dimensions]}: {remedy}")
+    if len(head) < 4 * (1 + dimensions):
+        raise BadInput(f"{path} is truncated, {len(head)} bytes: {remedy}")
+    shape = np.frombuffer(head, ">u4", dimensions, offset=4).tolist()
     if min(shape) < 1:
         raise BadInput(f"{path} is empty, its header says {shape}: {remedy}")
-    size, due = len(content) - start, math.prod(shape)
-    if size != due:
-        problem = "truncated" if size < due else "too long"
-        raise BadInput(f"{path} is {problem}, {size} bytes where {due} are due: {remedy}")
-    return np.frombuffer(content, np.uint8, offset=start).reshape(shape)
-
-
-def _content(path: Path, remedy: str) -> bytes:
-    """What a file holds, unzipped where it is gzipped."""
-    try:
-        content = path.read_bytes()
-        return gzip.decompress(content) if path.suffix == ".gz" else content
-    except (OSError, EOFError, zlib.error) as error:
-        raise BadInput(f"{path} cannot be read ({error}): {remedy}") from error
+    return shape
 
 
 def _dataset(

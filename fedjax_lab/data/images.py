@@ -1,6 +1,7 @@
 """Image files: decoded and made smaller once, then read from the cache."""
 
 import hashlib
+import math
 from collections.abc import Callable, Sequence
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
@@ -9,9 +10,12 @@ from typing import NamedTuple
 import numpy as np
 from tqdm import tqdm
 
+from fedjax_lab.data import safe
 from fedjax_lab.data.cache import cache_folder, load, save
 from fedjax_lab.data.dataset import pooled
 from fedjax_lab.errors import BadInput
+
+PIXEL = 4  # bytes of a pixel, while an image is read
 
 
 class Split(NamedTuple):
@@ -79,15 +83,25 @@ def decode(files: Sequence[Path], size: int, colours: Callable, remedy: str) -> 
     return made
 
 
+def read(file: Path, colours: Callable, remedy: str):
+    """A file's PIL image, with what `colours` makes of it; BadInput where that is impossible."""
+    from PIL import Image
+
+    with safe.reading(file, remedy, "is damaged or no image"):
+        safe.check_regular(file)
+        with Image.open(file) as image:
+            pixels = math.prod(image.size)
+            if image.format == "PNG":  # a pixel has one bit at least
+                safe.check_claim(pixels // 8, file.stat().st_size)
+            safe.check_memory(PIXEL * pixels)
+            return colours(image)
+
+
 def _image(file: Path, size: int, colours: Callable, remedy: str) -> np.ndarray:
     from PIL import Image
 
-    try:
-        with Image.open(file) as image:
-            small = colours(image).resize((size, size), Image.Resampling.BILINEAR)
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise BadInput(f"{file} is damaged or no image ({error}): {remedy}") from error
-    return np.asarray(small)
+    image = read(file, colours, remedy)
+    return np.asarray(image.resize((size, size), Image.Resampling.BILINEAR))
 
 
 def rgb(image):

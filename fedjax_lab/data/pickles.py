@@ -3,20 +3,22 @@
 A pickle is a program that may call whatever its reader finds for it. This reader finds stand-ins
 for what NumPy's own pickles call (those of NumPy 1 and 2, Python 2 and 3, any protocol) and five
 harmless types. Not even `numpy.dtype` itself is lent out: a forged one could make pointers of
-bytes. It does not guard against files that are made to fill the memory.
+bytes. A few bytes that would fill the memory or take for ever are refused; so the reader is the one
+that Python has in Python, which can be told what it must not make.
 """
 
 import pickle
 import re
+from collections.abc import Iterable
 from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fedjax_lab.errors import BadInput
+from fedjax_lab.data import safe
 
-BUILTINS = {kind.__name__: kind for kind in (bytearray, bytes, complex, frozenset, set)}
+BUILTINS = ("bytearray", "bytes", "complex", "frozenset", "set")
 STAND_INS = {  # what a pickle asks for, and the attribute of `_Reader` that it gets
     ("_codecs", "encode"): "encode",
     ("numpy", "dtype"): "dtype",
@@ -33,40 +35,127 @@ def load(path: Path, remedy: str) -> Any:
     Strings of Python 2 become bytes, arrays of Python's str those of NumPy's. Arrays may be of a
     subclass of np.ndarray. Raises BadInput for a file that is damaged or asks for anything else.
     """
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise BadInput(f"{path} cannot be read ({error}): {remedy}") from error
+    with safe.reading(path, remedy):
+        content = safe.content(path)
     return loads(content, str(path), remedy)
 
 
 def loads(content: bytes, name: str, remedy: str) -> Any:
     """As `load`, of what a file of this name holds."""
-    try:
-        return _Reader(BytesIO(content), encoding="bytes").load()
-    except Exception as error:  # a damaged or forged pickle can raise any
-        reason = str(error)[:200] or type(error).__name__
-        reason = "".join(c if c.isprintable() else " " for c in reason)
-        raise BadInput(f"{name} is not plain data, or damaged ({reason}): {remedy}") from error
+    with safe.reading(name, remedy, "is not plain data, or damaged"):
+        made = _Reader(BytesIO(content), encoding="bytes").load()
+        _check_size(made, len(content))
+    return made
 
 
-class _Reader(pickle.Unpickler):
+def _check_size(made: Any, most: int) -> None:
+    """An error if containers that hold each other many times have more than `most` elements.
+
+    Each element takes a byte of the file, or more, unless its container is there several times.
+    """
+    pending, count, size = [made], 1, 0
+    while pending:
+        value = pending.pop()
+        if isinstance(value, dict):
+            value = [*value, *value.values()]
+        if isinstance(value, (list, tuple, set, frozenset)):
+            count += len(value)
+            if count > most:
+                raise pickle.UnpicklingError("it repeats itself without end")
+            pending.extend(value)
+        elif isinstance(value, (str, bytes, bytearray)):
+            size += len(value)
+        elif isinstance(value, np.ndarray):
+            size += value.nbytes
+    safe.check_memory(size)
+
+
+class _Reader(pickle._Unpickler):
     """The stand-ins are bound methods, for a pickle can set attributes of plain functions."""
 
+    dispatch = dict(pickle._Unpickler.dispatch)
     ndarray = None  # only ever an argument, which `reconstruct` ignores
+    made = checked = 0  # bytes that were copied, and how many of them memory was looked at for
 
     def find_class(self, module: str, name: str) -> Any:
         if module in ("builtins", "__builtin__") and name in BUILTINS:
-            return BUILTINS[name]
+            return getattr(self, name)
         known = STAND_INS.get((module.replace("numpy._core.", "numpy.core."), name))
         if known is None:
             raise pickle.UnpicklingError(f"it asks for {module}.{name}")
         return getattr(self, known)
 
+    def count(self, size: int) -> None:
+        """An error if all that is copied does not fit in memory."""
+        self.made += size
+        if self.made > self.checked + safe.SMALL:
+            safe.check_memory(self.made)
+            self.checked = self.made
+
+    def load_build(self):
+        """An array is filled with a copy of what is on the stack."""
+        if isinstance(self.stack[-2], _Array):
+            self.count(_room(self.stack[-1][4]))
+        super().load_build()
+
+    def load_bytearray8(self):
+        """Python's own makes an array of the size that is claimed before it reads."""
+        size = int.from_bytes(self.read(8), "little")
+        self.append(bytearray(self.read(size)))
+
+    def load_setitem(self):
+        _check_keys(self.stack[-2:-1])
+        super().load_setitem()
+
+    def load_setitems(self):
+        _check_keys(self.stack[::2])
+        super().load_setitems()
+
+    def load_dict(self):
+        _check_keys(self.stack[::2])
+        super().load_dict()
+
+    def load_additems(self):
+        _check_keys(self.stack)
+        super().load_additems()
+
+    def load_frozenset(self):
+        _check_keys(self.stack)
+        super().load_frozenset()
+
+    dispatch[pickle.BUILD[0]] = load_build
+    dispatch[pickle.BYTEARRAY8[0]] = load_bytearray8
+    dispatch[pickle.SETITEM[0]] = load_setitem
+    dispatch[pickle.SETITEMS[0]] = load_setitems
+    dispatch[pickle.DICT[0]] = load_dict
+    dispatch[pickle.ADDITEMS[0]] = load_additems
+    dispatch[pickle.FROZENSET[0]] = load_frozenset
+
+    def bytes(self, *source):
+        return bytes(self.bytearray(*source))
+
+    def bytearray(self, *source):
+        """Of text or bytes; of a number, as many zeros, it would be as large as it likes."""
+        if source and not isinstance(source[0], (str, bytes, bytearray)):
+            raise pickle.UnpicklingError("it asks for bytes of neither text nor bytes")
+        self.count(len(source[0]) if source else 0)
+        return bytearray(*source)
+
+    def complex(self, real, imaginary):
+        return complex(real, imaginary)
+
+    def set(self, elements=()):
+        _check_keys(elements)
+        return set(elements)
+
+    def frozenset(self, elements=()):
+        return frozenset(self.set(elements))
+
     def encode(self, text, codec):
         """Bytes in a pickle of Python 3 for Python 2."""
         if codec not in ("latin1", b"latin1"):
             raise pickle.UnpicklingError("it asks for a codec")
+        self.count(len(text))
         return text.encode("latin1")
 
     def dtype(self, code, *_):
@@ -81,6 +170,20 @@ class _Reader(pickle.Unpickler):
     def frombuffer(self, data, kind, shape, order, axes=None):
         array = _readable(np.frombuffer(data, kind.checked()))
         return array.reshape(shape, order=order) if axes is None else _turned(array, shape, axes)
+
+
+def _check_keys(keys: Iterable) -> None:
+    """An error for tuples in tuples: each looks into all of them again when it is hashed."""
+    for key in keys:
+        if isinstance(key, tuple) and any(isinstance(value, tuple) for value in key):
+            raise pickle.UnpicklingError("it has a tuple of tuples as a key")
+
+
+def _room(data: Any) -> int:
+    """The bytes of an array that is filled with this: bytes, or texts as long as the longest."""
+    if isinstance(data, list):
+        return 4 * len(data) * max((len(x) for x in data if isinstance(x, str)), default=0)
+    return len(data)
 
 
 def _readable(array: np.ndarray) -> np.ndarray:

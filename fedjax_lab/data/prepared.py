@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
+from fedjax_lab.data import safe
 from fedjax_lab.data.dataset import Dataset, of_one_domain
 from fedjax_lab.errors import BadInput, check_choice
 
@@ -32,6 +33,9 @@ def tfds(*, dataset: str = "cifar10", folder: str = "") -> Dataset:
     version = newest(where / dataset)
     if version is None:
         raise BadInput(f"{where} has no prepared {dataset}: {remedy}")
+    with safe.reading(version, remedy):
+        for file in version.glob("*.*"):
+            safe.check_regular(file)
     try:
         import tensorflow_datasets
 

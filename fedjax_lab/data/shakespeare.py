@@ -12,9 +12,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fedjax_lab.data import safe
 from fedjax_lab.data.dataset import Dataset, pooled
 from fedjax_lab.data.places import locate
-from fedjax_lab.errors import BadInput, check_not_negative
+from fedjax_lab.errors import BadInput, brief, check_not_negative
 
 ALPHABET = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
 LENGTH = 80  # characters of a text
@@ -97,10 +98,12 @@ def ready(folder: Path) -> tuple[dict[str, Texts], dict[str, Texts]]:
     train, test = read(folder), read(folder.parent / "test")
     alone = min(train.keys() ^ test.keys(), default=None)
     if alone is not None:
-        raise BadInput(f"{folder}: user {alone!r:.60} is not in both train/ and test/: {HELP}")
+        raise BadInput(f"{folder}: user {brief(alone, 60)} is not in both train/ and test/: {HELP}")
     empty = next((user for user in train if not (train[user].y and test[user].y)), None)
     if empty is not None:
-        raise BadInput(f"{folder}: user {empty!r:.60} has no texts to train or test on: {HELP}")
+        raise BadInput(
+            f"{folder}: user {brief(empty, 60)} has no texts to train or test on: {HELP}"
+        )
     sizes = [(len(train[user].y), len(test[user].y)) for user in train]
     if any(n != _training_count(n + LENGTH - 1 + tests) for n, tests in sizes):
         logging.getLogger(__name__).warning(
@@ -118,7 +121,7 @@ def read(folder: Path) -> dict[str, Texts]:
     for file in files:
         for user, texts in _of_users(file):
             if user in found:
-                raise BadInput(f"{file}: user {user!r:.60} is there twice: {HELP}")
+                raise BadInput(f"{file}: user {brief(user, 60)} is there twice: {HELP}")
             found[user] = texts
     return found
 
@@ -128,8 +131,8 @@ def encode(user: str, texts: Texts) -> tuple[np.ndarray, np.ndarray]:
     for key, values, length in (("x", texts.x, LENGTH), ("y", texts.y, 1)):
         if not all(isinstance(value, str) and len(value) == length for value in values):
             raise BadInput(
-                f"{texts.file}: {key} of user {user!r:.60} is not all texts of length {length}:"
-                f" {HELP}"
+                f"{texts.file}: {key} of user {brief(user, 60)} is not all texts of length"
+                f" {length}: {HELP}"
             )
     return numbers(texts.x).reshape(-1, LENGTH), numbers(texts.y).astype(np.int32)
 
@@ -144,11 +147,8 @@ def numbers(texts: list[str]) -> np.ndarray:
 
 def _of_users(file: Path) -> Iterable[tuple[str, Texts]]:
     """Users and their texts, as many x as y; BadInput where the file has not LEAF's form."""
-    try:
-        content = json.loads(file.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
-        reason = " ".join(str(error).split())[:100]
-        raise BadInput(f"{file} cannot be read as JSON ({reason}): {HELP}") from error
+    with safe.reading(file, HELP, "cannot be read as JSON"):
+        content = json.loads(safe.content(file))
     users, data = (_get(content, key) for key in ("users", "user_data"))
     if not (isinstance(users, list) and isinstance(data, dict)):
         raise BadInput(f"{file} has no list `users` and object `user_data`: {HELP}")
@@ -156,7 +156,9 @@ def _of_users(file: Path) -> Iterable[tuple[str, Texts]]:
         values = _get(data, user) if isinstance(user, str) else None
         x, y = _get(values, "x"), _get(values, "y")
         if not (isinstance(x, list) and isinstance(y, list) and len(x) == len(y)):
-            raise BadInput(f"{file}: user {user!r:.60} has no lists x and y of one length: {HELP}")
+            raise BadInput(
+                f"{file}: user {brief(user, 60)} has no lists x and y of one length: {HELP}"
+            )
         yield user, Texts(file, x, y)
 
 

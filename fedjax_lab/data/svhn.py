@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from fedjax_lab.data import matlab, safe
 from fedjax_lab.data.dataset import Dataset, of_one_domain
 from fedjax_lab.data.places import locate
 from fedjax_lab.errors import BadInput
@@ -31,14 +32,10 @@ def svhn(*, folder: str = "") -> Dataset:
 
 def read(file: Path) -> tuple[np.ndarray, np.ndarray]:
     """Images [N, 32, 32, 3] uint8 and the digits [N] int32 of one file."""
-    from scipy.io import loadmat
-
     if not file.is_file():
         raise BadInput(f"{file} is missing: {HELP}")
-    try:
-        content = loadmat(file, variable_names=("X", "y"))
-    except Exception as error:  # a damaged file can raise any
-        raise BadInput(f"{file} is damaged or no MATLAB file: {HELP}") from error
+    with safe.reading(file, HELP, "is damaged or no MATLAB file"):
+        content = matlab.load(file, ("X", "y"))
     x, y = (np.asarray(content.get(key)) for key in ("X", "y"))
     if x.dtype != np.uint8 or x.ndim != 4 or x.shape[:3] != (32, 32, 3):
         raise BadInput(f"{file}: X is {x.dtype} {list(x.shape)}, not uint8 [32, 32, 3, N]: {HELP}")

@@ -6,10 +6,11 @@ validation images are the test set.
 
 from pathlib import Path
 
+from fedjax_lab.data import safe
 from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.data.images import Split, arrays, rgb
 from fedjax_lab.data.places import locate
-from fedjax_lab.errors import BadInput
+from fedjax_lab.errors import BadInput, brief
 
 VERSION = 1  # of the pixels: to be raised with every change that alters one
 HELP = (
@@ -29,7 +30,7 @@ def tiny_imagenet(*, folder: str = "", size: int = 32) -> Dataset:
     if not 8 <= size <= 64:
         raise BadInput(f"data.size is {size}: Tiny-ImageNet's images have 64 pixels, 8 at least")
     where = locate(folder, ("wnids.txt", "tiny-imagenet-200/wnids.txt"), HELP).parent
-    classes = tuple(sorted(set(_lines(where / "wnids.txt"))))
+    classes = tuple(sorted(set(safe.lines(where / "wnids.txt", HELP))))
     train, test = training_files(where, classes), validation_files(where, classes)
     made = arrays(f"tiny_imagenet-v{VERSION}", [train], [test], size, rgb, HELP)
     return Dataset(**made, classes=classes, domains=("tiny_imagenet",))
@@ -52,21 +53,10 @@ def validation_files(where: Path, classes: tuple[str, ...]) -> Split:
     """The files of val/ in the order of val_annotations.txt: name, class, bounding box."""
     table = where / "val" / "val_annotations.txt"
     number, files, labels = {name: label for label, name in enumerate(classes)}, [], []
-    for line in _lines(table):
+    for line in safe.lines(table, HELP):
         file, name, *_ = *line.split("\t"), ""
         if name not in number:
-            raise BadInput(f"{table}: {name!r:.40} of {file!r:.40} is not in wnids.txt: {HELP}")
+            raise BadInput(f"{table}: {brief(name)} of {brief(file)} is not in wnids.txt: {HELP}")
         files.append(where / "val" / "images" / file)
         labels.append(number[name])
     return Split(files, labels)
-
-
-def _lines(file: Path) -> list[str]:
-    """The lines of a text file that are not empty; at least one."""
-    try:
-        lines = [line for line in file.read_text().splitlines() if line.strip()]
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadInput(f"{file} cannot be read ({error}): {HELP}") from error
-    if not lines:
-        raise BadInput(f"{file} is empty: {HELP}")
-    return lines

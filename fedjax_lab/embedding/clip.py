@@ -18,7 +18,7 @@ from tqdm import tqdm
 from fedjax_lab.data.cache import cache_folder, checksum, load, save
 from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.data.image_folders import truncated_allowed
-from fedjax_lab.data.images import Split, fingerprint
+from fedjax_lab.data.images import Split, fingerprint, read, rgb
 from fedjax_lab.embedding import Embeddings
 from fedjax_lab.embedding.prompts import is_text, of_examples, of_labels
 from fedjax_lab.errors import BadInput, check_positive
@@ -113,14 +113,15 @@ def _images(dataset: Dataset, rows: np.ndarray, preprocess: Callable) -> Side:
         content = {"x": dataset.x[rows]}
 
     def pixels(number):
-        opened = _open(files[number]) if dataset.files else _as_image(dataset.x[rows[number]])
-        return preprocess(opened)
+        if dataset.files:
+            return preprocess(read(files[number], rgb, REMEDY))
+        return preprocess(_as_image(dataset.x[rows[number]]))
 
-    def read(some):
+    def inputs(some):
         with truncated_allowed(), ThreadPool() as threads:
             return np.stack(threads.map(pixels, some))
 
-    return Side(image_tower, len(rows), content, read)
+    return Side(image_tower, len(rows), content, inputs)
 
 
 # The model's files.
@@ -243,16 +244,6 @@ def _as_image(x: np.ndarray):
 
     pixels = x if x.dtype == np.uint8 else np.rint(255 * x).astype(np.uint8)
     return Image.fromarray(np.broadcast_to(pixels, (*pixels.shape[:2], 3)))
-
-
-def _open(file: Path):
-    from PIL import Image
-
-    try:
-        with Image.open(file) as image:
-            return image.convert("RGB")
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise BadInput(f"{file} is damaged or no image ({error}): {REMEDY}") from error
 
 
 # Embedding.

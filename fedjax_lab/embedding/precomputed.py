@@ -1,27 +1,18 @@
 """Embeddings that somebody has made before, in one .npz file."""
 
-import zipfile
-import zlib
 from pathlib import Path
 
 import numpy as np
 
+from fedjax_lab.data import npz, safe
 from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.embedding import Embeddings
 from fedjax_lab.errors import BadInput
 
+KEYS = ("examples", "labels")
 HELP = (
     "config.embedding.file takes what numpy.savez has written: `examples`, one row for each example"
     " of the dataset, or for each training example, and `labels`, one row for each class"
-)
-UNREADABLE = (
-    OSError,
-    EOFError,
-    ValueError,
-    RuntimeError,
-    MemoryError,
-    zipfile.BadZipFile,
-    zlib.error,
 )
 
 
@@ -32,9 +23,15 @@ def precomputed(dataset: Dataset, *, file: str) -> Embeddings:
     of another dataset.
     """
     path = Path(file).expanduser()
-    if not file or not zipfile.is_zipfile(path):
-        raise BadInput(f"{file or 'an empty name'} is not an .npz file: {HELP}")
-    examples, labels = (read(path, key) for key in ("examples", "labels"))
+    if not file:
+        raise BadInput(f"an empty name is not an .npz file: {HELP}")
+    with safe.reading(path, HELP, "is not an .npz file, or is damaged"):
+        names = npz.names(path)
+    for key in KEYS:
+        if key not in names:
+            raise BadInput(f"{path} has no array {key!r}: {HELP}")
+    arrays = npz.read(path, KEYS, HELP)
+    examples, labels = (table(path, key, arrays[key]) for key in KEYS)
     train = ~dataset.test
     if len(examples) not in (len(train), train.sum()):
         raise BadInput(
@@ -49,25 +46,17 @@ def precomputed(dataset: Dataset, *, file: str) -> Embeddings:
     return Embeddings(full, labels)
 
 
-def read(path: Path, key: str) -> np.ndarray:
-    """A table [., E] of finite float32 of the file."""
-    try:
-        with np.load(path, allow_pickle=False) as members:
-            table = members.get(key)
-    except UNREADABLE as error:
-        reason = " ".join(str(error).split())[:100]
-        raise BadInput(f"{path}: {key} cannot be read ({reason}): {HELP}") from error
-    if table is None:
-        raise BadInput(f"{path} has no array {key!r}: {HELP}")
-    if not isinstance(table, np.ndarray) or table.dtype.kind not in "buif":
+def table(path: Path, key: str, array: np.ndarray) -> np.ndarray:
+    """The array of this name as a table [., E] of finite float32."""
+    if array.dtype.kind not in "buif":
         raise BadInput(f"{path}: {key} is no array of numbers: {HELP}")
-    if table.ndim != 2 or 0 in table.shape:
-        raise BadInput(f"{path}: {key} has shape {list(table.shape)}, not [rows, size]: {HELP}")
+    if array.ndim != 2 or 0 in array.shape:
+        raise BadInput(f"{path}: {key} has shape {list(array.shape)}, not [rows, size]: {HELP}")
     with np.errstate(over="ignore"):
-        table = table.astype(np.float32)
-    bad = ~np.isfinite(table).all(1)
+        array = array.astype(np.float32)
+    bad = ~np.isfinite(array).all(1)
     if bad.any():
         raise BadInput(
             f"{path}: {key} has NaN or infinite values, first in row {bad.argmax()}: {HELP}"
         )
-    return table
+    return array

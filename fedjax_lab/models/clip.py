@@ -16,7 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import traverse_util
 
-from fedjax_lab.errors import BadInput, nearest
+from fedjax_lab.data import safe
+from fedjax_lab.errors import BadInput, brief, nearest
 from fedjax_lab.types import Array
 
 LEGACY_EOS = 2  # in the configs of OpenAI's models: the end of a text is its highest token
@@ -171,10 +172,10 @@ def read_settings(folder: Path) -> Settings:
     which goes before the first.
     """
     file = folder / "config.json"
-    try:
-        config = json.loads(file.read_text())
+    with safe.reading(file, REMEDY, "is of no use"):
+        config = json.loads(safe.content(file))
         if config.get("model_type") != "clip":
-            raise ValueError(f"its model_type is {config.get('model_type')!r}")
+            raise ValueError(f"its model_type is {brief(config.get('model_type'))}")
         settings = Settings(
             _section(TextSettings(), config, "text_config"),
             _section(ImageSettings(), config, "vision_config"),
@@ -184,8 +185,6 @@ def read_settings(folder: Path) -> Settings:
             for key, value in values._asdict().items():
                 _check(key, value, type(values._field_defaults[key]))
         _check("projection_dim", settings.projection_dim, int)
-    except (OSError, ValueError, AttributeError, TypeError) as error:
-        raise BadInput(f"{file} is of no use ({error}): {REMEDY}") from error
     return settings
 
 
@@ -196,10 +195,10 @@ def _section(defaults, config: dict, name: str):
 
 def _check(key: str, value, kind: type) -> None:
     if key == "hidden_act":
-        if value not in ACTIVATIONS:
-            raise ValueError(f"hidden_act is {value!r}; {nearest(str(value), ACTIVATIONS)}")
+        if str(value) not in ACTIVATIONS:
+            raise ValueError(f"hidden_act is {brief(value)}; {nearest(str(value), ACTIVATIONS)}")
     elif type(value) is not kind or value <= 0:
-        raise ValueError(f"{key} is {value!r}")
+        raise ValueError(f"{key} is {brief(value)}")
 
 
 def read_weights(file: Path, tower: nn.Module, example: jax.ShapeDtypeStruct) -> dict:
@@ -208,17 +207,16 @@ def read_weights(file: Path, tower: nn.Module, example: jax.ShapeDtypeStruct) ->
     `example` is the shape of an input. BadInput for a tensor of the tower that is missing, is not
     of the shape that config.json asks for, or is one too many.
     """
-    from safetensors import SafetensorError, safe_open
+    from safetensors import safe_open
 
-    shapes = jax.eval_shape(tower.init, jax.random.key(0), example)["params"]
-    used = {_tensor_name(path): path for path in traverse_util.flatten_dict(shapes)}
-    try:
-        with safe_open(file, "numpy") as stored:  # bfloat16 needs ml_dtypes, which jax imports
-            names = set(stored.keys())
-            _check_names(file, set(used), names)
-            tensors = {name: stored.get_tensor(name) for name in used}
-    except (OSError, SafetensorError, TypeError) as error:
-        raise BadInput(f"{file} cannot be read ({error}): {REMEDY}") from error
+    reading = safe.reading(file, REMEDY)
+    with reading, safe_open(file, "numpy") as stored:  # bfloat16 needs ml_dtypes, as jax has
+        names = set(stored.keys())
+        _check_layers(tower, len(names))
+        shapes = jax.eval_shape(tower.init, jax.random.key(0), example)["params"]
+        used = [_tensor_name(path) for path in traverse_util.flatten_dict(shapes)]
+        _check_names(file, set(used), names)
+        tensors = {name: stored.get_tensor(name) for name in used}
 
     def fill(path, expected):
         name = _tensor_name(path)
@@ -231,6 +229,13 @@ def read_weights(file: Path, tower: nn.Module, example: jax.ShapeDtypeStruct) ->
         return tensor.astype(np.float32)
 
     return traverse_util.path_aware_map(fill, shapes)
+
+
+def _check_layers(tower: nn.Module, tensors: int) -> None:
+    """ValueError for more layers than tensors; a tower of so many would take for ever to make."""
+    layers = tower.settings.num_hidden_layers
+    if layers > tensors:
+        raise ValueError(f"config.json asks for {layers} layers, but there are {tensors} tensors")
 
 
 def _check_names(file: Path, used: set[str], names: set[str]) -> None:

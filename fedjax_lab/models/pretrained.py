@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from fedjax_lab import tree
-from fedjax_lab.errors import BadInput
+from fedjax_lab.errors import BadInput, brief
 from fedjax_lab.types import Array, Weights
 
 TENSORS = {
@@ -47,7 +47,7 @@ def read(path: str) -> dict[str, np.ndarray]:
     Raises BadInput where there is no such file, or none that can be read.
     """
     try:
-        from safetensors import SafetensorError
+        import safetensors  # noqa: F401
         from safetensors.numpy import load_file
     except ImportError:
         raise BadInput("pretrained weights need safetensors: pip install -e '.[clip]'") from None
@@ -56,8 +56,10 @@ def read(path: str) -> dict[str, np.ndarray]:
         raise BadInput("no such file; name one with --config.model.pretrained")
     try:
         return load_file(file)
-    except SafetensorError as error:
-        raise BadInput(f"not a .safetensors file ({error})") from None
+    except MemoryError:
+        raise
+    except Exception as error:  # a damaged file, or numbers of a type that NumPy lacks
+        raise BadInput(f"not a .safetensors file ({brief(str(error), 200)})") from None
 
 
 def convert(
