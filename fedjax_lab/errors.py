@@ -1,9 +1,13 @@
 """The one exception for what a user got wrong, and how its message names the right choice."""
 
 import difflib
+import errno
 import sys
 from collections.abc import Iterable
-from typing import NoReturn
+from typing import Any, NoReturn
+
+LONGEST = 500  # characters of a message
+MACHINE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO})  # of an OSError that no input causes
 
 
 class BadInput(ValueError):
@@ -11,9 +15,25 @@ class BadInput(ValueError):
 
 
 def tell(error: BadInput) -> int:
-    """Prints the message in one line; returns the exit code."""
-    print("error:", " ".join(str(error).split()), file=sys.stderr)
+    """Prints the message in one line of at most LONGEST characters; returns the exit code."""
+    print("error:", cut(" ".join(str(error).split()), LONGEST), file=sys.stderr)
     return 2
+
+
+def cut(text: str, longest: int) -> str:
+    """The text, or its beginning and its end where it has more than `longest` characters."""
+    if len(text) <= longest:
+        return text
+    kept = longest - len(" ... ")
+    return f"{text[: kept - kept // 2]} ... {text[len(text) - kept // 2 :]}"
+
+
+def quoted(value: Any) -> str:
+    """A value as a message shows it: at most 80 characters of its repr."""
+    try:
+        return cut(repr(value), 80)
+    except Exception:  # an integer of too many digits, a value nested too deep
+        return f"a {type(value).__name__} that is too large to show"
 
 
 def refuse(message: str) -> NoReturn:
@@ -24,31 +44,31 @@ def refuse(message: str) -> NoReturn:
 def check_choice(key: str, value: str, known: Iterable[str]) -> None:
     """BadInput unless the config's value of `key` is one of the known ones."""
     if value not in known:
-        raise BadInput(f"config.{key} cannot be {value!r}; {nearest(value, known)}")
+        raise BadInput(f"config.{key} cannot be {quoted(value)}; {nearest(value, known)}")
 
 
 def check_positive(key: str, value) -> None:
     """BadInput unless the config's value of `key` is above 0; traced values are let through."""
     if isinstance(value, (int, float)) and not value > 0:
-        raise BadInput(f"config.{key} must be above 0, got {value}")
+        raise BadInput(f"config.{key} must be above 0, got {quoted(value)}")
 
 
 def check_not_negative(key: str, value) -> None:
     """BadInput if the config's value of `key` is below 0; other than numbers are let through."""
     if isinstance(value, (int, float)) and value < 0:
-        raise BadInput(f"config.{key} must not be negative, got {value}")
+        raise BadInput(f"config.{key} must not be negative, got {quoted(value)}")
 
 
 def check_share(key: str, value) -> None:
     """BadInput unless the config's value of `key` is from 0 to 1; traced values are let through."""
     if isinstance(value, (int, float)) and not 0 <= value <= 1:
-        raise BadInput(f"config.{key} must be from 0 to 1, got {value}")
+        raise BadInput(f"config.{key} must be from 0 to 1, got {quoted(value)}")
 
 
 def check_below_one(key: str, value) -> None:
     """BadInput unless the config's value of `key` is in [0, 1); traced values are let through."""
     if isinstance(value, (int, float)) and not 0 <= value < 1:
-        raise BadInput(f"config.{key} must be at least 0 and below 1, got {value}")
+        raise BadInput(f"config.{key} must be at least 0 and below 1, got {quoted(value)}")
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

@@ -37,7 +37,7 @@ def main(argv: list[str]) -> int:
 
 
 def _run(argv):
-    from fedjax_lab.errors import BadInput
+    from fedjax_lab.errors import BadInput, quoted
 
     if {"--help", "-h", "--helpfull"} & set(argv):
         print(__doc__)
@@ -48,7 +48,7 @@ def _run(argv):
     except flags.Error as error:
         raise BadInput(" ".join(str(error).split())) from error
     if rest:
-        raise BadInput(f"unexpected argument {rest[0]!r}; everything is a --flag")
+        raise BadInput(f"unexpected argument {quoted(rest[0])}; everything is a --flag")
     if CONFIG.value is None:
         raise BadInput("--config is missing; for example --config=configs/quickstart.py")
     seeds = parse_seeds(SEEDS.value)
@@ -92,7 +92,7 @@ def _run(argv):
 
 def split_overrides(argv: list[str]) -> tuple[list[str], list[tuple[str, str]]]:
     """The arguments without --config.KEY=VALUE (or --config.KEY VALUE), and those as pairs."""
-    from fedjax_lab.errors import BadInput
+    from fedjax_lab.errors import BadInput, cut
 
     kept, overrides = [], []
     rest = iter(argv)
@@ -104,19 +104,21 @@ def split_overrides(argv: list[str]) -> tuple[list[str], list[tuple[str, str]]]:
         if not equals:
             value = next(rest, None)
         if value is None or (not equals and value.startswith("--")):
-            raise BadInput(f"--config.{key} needs a value: --config.{key}=VALUE")
+            flag = f"--config.{cut(key, 80)}"
+            raise BadInput(f"{flag} needs a value: {flag}=VALUE")
         overrides.append((key, value))
     return kept, overrides
 
 
 def parse_seeds(texts: list[str] | None) -> list[int] | None:
     """The numbers; None where the flag is not given. BadInput where one is no whole number."""
-    from fedjax_lab.errors import BadInput
+    from fedjax_lab.errors import BadInput, cut
 
     try:
         seeds = [int(text) for text in texts or []]
     except ValueError as error:
-        raise BadInput(f"--seeds must be whole numbers, got {','.join(texts)}") from error
+        given = cut(",".join(texts), 80)
+        raise BadInput(f"--seeds must be whole numbers, got {given}") from error
     return seeds or None
 
 

@@ -36,9 +36,9 @@ from typing import NamedTuple
 import ml_collections
 import numpy as np
 
-from fedjax_lab import experiment, metrics, published, runs, sweep, tables
+from fedjax_lab import experiment, files, published, runs, sweep, tables
 from fedjax_lab.data import at_hand
-from fedjax_lab.errors import BadInput, nearest, refuse, tell
+from fedjax_lab.errors import BadInput, cut, nearest, quoted, refuse, tell
 from fedjax_lab.main import parse_seeds, split_overrides, use_every_core
 from fedjax_lab.published import Recipe, Result
 
@@ -171,7 +171,8 @@ def choose(cells: Sequence[Cell], patterns: Sequence[str]) -> list[Cell]:
         found = same or [name for name in names if fnmatch.fnmatchcase(name, f"*{pattern}*")]
         if not found:
             parts = {part for name in names for part in (name, *name.split("/"))}
-            raise BadInput(f"--cells={pattern}: no cell has that; {nearest(pattern, parts)}")
+            wanted = f"--cells={cut(pattern, 80)}"
+            raise BadInput(f"{wanted}: no cell has that; {nearest(pattern, parts)}")
         chosen |= set(found)
     return [cell for cell in cells if cell.name in chosen]
 
@@ -210,7 +211,10 @@ def values(cell: Cell, out: Path) -> list[float] | None:
         ended = sweep.ended(folder)
         if ended is None or ended.code:
             return None
-        read = runs.read(folder)
+        try:
+            read = runs.read(folder)
+        except files.Damaged:
+            return None
         seeds = {seed: [r for r in read.rows if r["seed"] == seed] for seed in read.seeds}
         rows.append(runs.Row(run.cell.name, [read], seeds))
     if not rows:
@@ -281,7 +285,21 @@ def _state(cell, out):
         return tables.NONE
     states = [sweep.shown(out / run.cell.name) for run in cell.runs]
     bad = [state.partition(":")[0] for state in states if not state[0].isdigit()]
-    return bad[0] if bad else "not measured"
+    if bad:
+        return bad[0]
+    return "damaged" if damaged([cell], out) else "not measured"
+
+
+def damaged(cells: Sequence[Cell], out: Path) -> list[str]:
+    """What is wrong with the files of runs that have ended, one line each."""
+    notes = {}
+    for folder in (out / run.cell.name for cell in cells for run in cell.runs):
+        if sweep.ended(folder):
+            try:
+                runs.read(folder)
+            except files.Damaged as error:
+                notes[str(error)] = None
+    return list(notes)
 
 
 def remarks(cells: Sequence[Cell], overrides: Sequence[tuple[str, str]]) -> list[str]:
@@ -371,8 +389,7 @@ def _main(argv):
     out = Path(args.out or f"runs/{name}")
     todo = {run.cell.name: run for cell in cells if not cell.missing for run in cell.runs}
     for run in todo.values():
-        if (path := out / run.cell.name / "config.json").exists():
-            metrics.check_same_config(path, run.cell.saved)
+        sweep.check_cell(run.cell, out / run.cell.name)
     if args.dry_run:
         every = {run.cell.name: run for cell in cells for run in cell.runs}
         shown = ["# " * bool(run.missing) + command(run, out) for run in every.values()]
@@ -382,7 +399,8 @@ def _main(argv):
     if code == 130:
         return code
     print(f"\n{show(cells, out)}\n")
-    print("\n".join([*remarks(cells, request.overrides), f"runs: {out}"]))
+    notes = [*remarks(cells, request.overrides), *damaged(cells, out)]
+    print("\n".join([*notes, f"runs: {out}"]))
     return code
 
 
@@ -409,7 +427,7 @@ def _parse(argv):
     args, rest = parser.parse_known_args(argv)
     if rest:
         flags = [f"--{name}" for name in vars(args) if name != "what"]
-        raise BadInput(f"unexpected argument {rest[0]!r}; {nearest(rest[0], flags)}")
+        raise BadInput(f"unexpected argument {quoted(rest[0])}; {nearest(rest[0], flags)}")
     if args.what != ["list"] and len(args.what) != 2:
         raise BadInput("name a table, for example fedconcat table1; `list` has all of them")
     seeds = parse_seeds(None if args.seeds is None else args.seeds.split(","))

@@ -7,7 +7,7 @@ DIR: folders of runs, finished or not, or folders that hold such (a sweep's). Ru
 one row, whatever their seeds; seeds are paired with the baseline's.
 
 --way       how the round of each number is chosen: last, best_by_validation, max_over_rounds,
-            max_per_domain; the two maxima peek at the test set
+            max_per_domain; the two maxima peek at the test set, where there is one
 --measure   what is compared: accuracy.mean (the default, where there is one), accuracy.worst10,
             global, ood, id, domains.NAME, ...
 --baseline  a row's name, or a method's
@@ -19,12 +19,13 @@ Exit codes: 0 done; 2 bad input, in one line.
 """
 
 import argparse
+import math
 import os
 import sys
 from pathlib import Path
 
 from fedjax_lab import compare, runs, tables
-from fedjax_lab.errors import BadInput, refuse, tell
+from fedjax_lab.errors import MACHINE, BadInput, refuse, tell
 
 LABELS = tables.WAYS
 FORMATS = ("terminal", "markdown", "latex", "csv", "html")
@@ -41,7 +42,8 @@ def closing_table(summary: dict) -> str:
     seeds = summary["seeds"]
     if len(seeds) > 1:
         lines.append(f"mean +- sample standard deviation over {len(seeds)} seeds")
-    lines.append("maxima are chosen on the test set itself")
+    if any(runs.peeks(way, found[way][0]) for way in ways):
+        lines.append("maxima are chosen on the test set itself")
     return "\n".join(lines)
 
 
@@ -94,6 +96,8 @@ def _arguments(argv):
     parser.add_argument("--format", default="terminal", choices=FORMATS)
     parser.add_argument("--out", type=Path)
     args = parser.parse_args(argv)
+    if args.target is not None and not math.isfinite(args.target):
+        raise BadInput(f"--target must be a finite number, got {args.target}")
     if not args.folders:
         raise BadInput("which runs? python -m fedjax_lab.report DIR...; --help tells the rest")
     return args
@@ -103,12 +107,16 @@ def _write(path, text):
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
+        if error.errno in MACHINE:
+            raise
         raise BadInput(f"cannot write {path}: {error.strerror}") from error
 
 
 def report(args) -> str:
     """The comparison that the arguments ask for, as text. BadInput where there is none."""
-    blocks, notes = runs.arrange([runs.read(folder) for folder in runs.find(args.folders)])
+    whole, damaged = runs.read_all(runs.find(args.folders))
+    blocks, notes = runs.arrange(whole)
+    notes += damaged
     measure = compare.choose(blocks, args.way, args.measure)
     choice = tables.Choice(args.way, measure, args.target, args.ddof)
     sections = []
@@ -118,7 +126,8 @@ def report(args) -> str:
         sections.append(tables.Section(block, baseline, numbers))
         if baseline is None and len(block.rows) > 1:
             notes.append(f"{block.name}: no baseline, --baseline=ROW names one")
-    if args.format == "csv":
+    if args.format == "csv":  # it has no place for notes
+        print("\n".join(damaged), end="\n" * bool(damaged), file=sys.stderr)
         return tables.to_csv(sections, choice)
     if args.format == "html":
         from fedjax_lab import page
@@ -138,7 +147,7 @@ def _text(sections, choice, notes, form):
     write, remark, heading = _TEXTS[form]
     escaped = tables.escape_markdown if form == "markdown" else str
     needs = [r"needs \usepackage{booktabs}"] if form == "latex" else []
-    remarks = [*needs, tables.subtitle(choice), *notes]
+    remarks = [*needs, tables.subtitle(sections, choice), *notes]
     parts = ["\n".join(remark.format(escaped(line)) for line in remarks)]
     for section in sections:
         parts.append(heading.format(escaped(section.block.name)))

@@ -1,6 +1,7 @@
 """From configs to federations, plans and numbers of a summary; nothing here is compiled."""
 
 import functools
+import json
 import sys
 from pathlib import Path
 
@@ -276,12 +277,13 @@ def test_the_best_round_of_each_domain_is_a_way_of_its_own():
 
 def test_a_cut_off_line_is_left_out(tmp_path):
     path = tmp_path / "metrics.jsonl"
-    metrics.append(path, [{"round": 1}, {"round": 2}])
+    row = {"round": 1, "seed": 0, "bytes_up": 1, "bytes_down": 1, "seconds": 0.5}
+    metrics.append(path, [row, {**row, "round": 2}])
     with path.open("a") as file:
         file.write('{"round": 3, "tr')
     assert [row["round"] for row in metrics.read_metrics(path)] == [1, 2]
-    assert metrics.keep_until(path, 1) == [{"round": 1}]
-    assert path.read_text() == '{"round": 1}\n'
+    assert metrics.keep_until(path, 1) == [row]
+    assert path.read_text() == json.dumps(row) + "\n"
 
 
 def test_importing_the_package_starts_nothing():

@@ -242,7 +242,7 @@ def write(folder, seeds):
         for seed, values in seeds.items()
     ]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (folder / "summary.json").write_text("{}")
+    (folder / "summary.json").write_text(json.dumps(toys.SUMMARY))
 
 
 def cell(*names, way="last", measure="global", per_client=False):
@@ -273,7 +273,7 @@ def test_values_of_finished_runs(tmp_path):
     assert paper.values(cell("a", "c"), tmp_path) is None  # one is not there
     assert paper.values(cell("a", measure="ood"), tmp_path) is None
     assert paper.values(cell(), tmp_path) is None
-    (tmp_path / "a" / "summary.json").write_text('{"diverged": {}}')
+    (tmp_path / "a" / "summary.json").write_text(json.dumps({**toys.SUMMARY, "diverged": {}}))
     assert paper.values(cell("a"), tmp_path) is None
 
 

@@ -310,7 +310,7 @@ def test_bad_input_is_told_in_one_line(pair, tmp_path, capsys):
     assert "invalid choice: 'best'" in refusal(capsys, pair, "--way=best")
     assert "cannot write" in refusal(capsys, pair, f"--out={tmp_path}")
     (pair / "a/metrics.jsonl").write_text('{"round": 1, "seed": 0}\n')
-    assert "without bytes_down, bytes_up, seconds" in refusal(capsys, pair)
+    assert "without bytes_down, bytes_up, seconds" in refusal(capsys, pair / "a")
 
 
 def test_a_baseline_by_its_method(pair, capsys):

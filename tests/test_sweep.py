@@ -144,7 +144,7 @@ def test_how_a_cell_ended(tmp_path):
     assert sweep.shown(tmp_path / "a") == "failed: two"
     sweep.record(Outcome(3, "diverged in round 1"), tmp_path / "a")
     assert sweep.ended(tmp_path / "a") == Outcome(3, "diverged in round 1")
-    metrics.write_json(tmp_path / "a/summary.json", {"diverged": {"round": 2}})
+    metrics.write_json(tmp_path / "a/summary.json", {**toys.SUMMARY, "diverged": {"round": 2}})
     assert sweep.ended(tmp_path / "a") == Outcome(3)
 
 
