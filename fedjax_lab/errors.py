@@ -33,7 +33,7 @@ def quoted(value: Any) -> str:
     try:
         return cut(repr(value), 80)
     except Exception:  # an integer of too many digits, a value nested too deep
-        return f"a {type(value).__name__} that is too large to show"
+        return f"a value of type {type(value).__name__} that cannot be shown"
 
 
 def refuse(message: str) -> NoReturn:

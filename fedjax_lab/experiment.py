@@ -240,7 +240,7 @@ def _check_file(path):
     try:
         if Path(path).is_file():
             return
-        nearby = sorted(str(p) for p in Path(path).parent.glob("*.py"))
+        nearby = [str(p) for p in Path(path).parent.glob("*.py") if p.is_file()]
     except (OSError, ValueError) as error:  # too long, not allowed to be read, with a NUL byte
         raise BadInput(f"no config file {quoted(path)}: {error}") from error
     raise BadInput(f"no config file {path}; {nearest(path, nearby)}")
@@ -335,9 +335,8 @@ def _override(full, key, text):
 
 def _unknown(section, key, known, values):
     owner = f"{section} {values['name']!r}" if "name" in values else f"config.{section}"
-    return (
-        f"{owner} has no setting {quoted(key)}; {nearest(key, [k for k in known if k != 'name'])}"
-    )
+    settings = [name for name in known if name != "name"]
+    return f"{owner} has no setting {quoted(key)}; {nearest(key, settings)}"
 
 
 def _literal(text):

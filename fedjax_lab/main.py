@@ -25,6 +25,8 @@ RESUME = flags.DEFINE_bool("resume", False, "go on from the newest checkpoint of
 PARTITION_ONLY = flags.DEFINE_bool("partition_only", False, "show who holds what; train nothing")
 DISTRIBUTED = flags.DEFINE_string("distributed", None, "one of many processes: auto, I/N@HOST:PORT")
 
+LONGEST_FLAG = 100  # characters; no flag's name has more
+
 
 def main(argv: list[str]) -> int:
     """Runs the command line; returns the exit code."""
@@ -37,19 +39,14 @@ def main(argv: list[str]) -> int:
 
 
 def _run(argv):
-    from fedjax_lab.errors import BadInput, quoted
+    from fedjax_lab.errors import BadInput
 
     if {"--help", "-h", "--helpfull"} & set(argv):
         print(__doc__)
         return 0
     argv, overrides = split_overrides(argv)
-    try:
-        rest = flags.FLAGS(argv)[1:]
-    except flags.Error as error:
-        raise BadInput(" ".join(str(error).split())) from error
-    if rest:
-        raise BadInput(f"unexpected argument {quoted(rest[0])}; everything is a --flag")
-    if CONFIG.value is None:
+    _parse_flags(argv)
+    if not CONFIG.value:
         raise BadInput("--config is missing; for example --config=configs/quickstart.py")
     seeds = parse_seeds(SEEDS.value)
 
@@ -88,6 +85,22 @@ def _run(argv):
         return 130
     _show(result)
     return 0
+
+
+def _parse_flags(argv):
+    """Sets the values of the flags. BadInput where there is anything else."""
+    from fedjax_lab.errors import BadInput, cut, quoted
+
+    for argument in argv[1:]:
+        name = argument.partition("=")[0]
+        if name.startswith("-") and len(name) > LONGEST_FLAG:  # absl takes too long to compare it
+            raise BadInput(f"Unknown command line flag {quoted(name.lstrip('-'))}")
+    try:
+        rest = flags.FLAGS(argv)[1:]
+    except (flags.Error, UnicodeError) as error:  # the second: of a --flagfile
+        raise BadInput(cut(str(error), 300)) from error
+    if rest:
+        raise BadInput(f"unexpected argument {quoted(rest[0])}; everything is a --flag")
 
 
 def split_overrides(argv: list[str]) -> tuple[list[str], list[tuple[str, str]]]:
