@@ -1,9 +1,12 @@
 """The one exception for what a user got wrong, and how its message names the right choice."""
 
+import argparse
 import difflib
 import errno
+import os
 import sys
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any, NoReturn
 
 LONGEST = 500  # characters of a message
@@ -39,6 +42,28 @@ def quoted(value: Any) -> str:
 def refuse(message: str) -> NoReturn:
     """The `error` of a command's argument parser."""
     raise BadInput(message)
+
+
+def parse(parser: argparse.ArgumentParser, argv: list[str]) -> argparse.Namespace:
+    """The values of a command's flags. BadInput, with the nearest flag, where there are others."""
+    parser.error = refuse
+    args, rest = parser.parse_known_args(argv)
+    if rest:
+        flags = [text for action in parser._actions for text in action.option_strings]
+        name = rest[0].partition("=")[0]
+        raise BadInput(f"unexpected argument {quoted(rest[0])}; {nearest(name, flags)}")
+    return args
+
+
+def check_path(flag: str, path: str | Path | None) -> None:
+    """BadInput where no file could have that path: it is too long, or has a NUL byte."""
+    try:
+        os.lstat(path or ".")
+    except ValueError as error:
+        raise BadInput(f"{flag} must not have a NUL byte") from error
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            raise BadInput(f"{flag}={cut(str(path), 80)}: {error.strerror}") from error
 
 
 def check_choice(key: str, value: str, known: Iterable[str]) -> None:

@@ -242,8 +242,9 @@ def _check_file(path):
             return
         nearby = [str(p) for p in Path(path).parent.glob("*.py") if p.is_file()]
     except (OSError, ValueError) as error:  # too long, not allowed to be read, with a NUL byte
-        raise BadInput(f"no config file {quoted(path)}: {error}") from error
-    raise BadInput(f"no config file {path}; {nearest(path, nearby)}")
+        reason = getattr(error, "strerror", error)
+        raise BadInput(f"no config file {quoted(path)}: {reason}") from error
+    raise BadInput(f"no config file {quoted(path)}; {nearest(path, nearby)}")
 
 
 def resolve(config: dict, overrides: list[tuple[str, str]] = ()) -> ml_collections.ConfigDict:

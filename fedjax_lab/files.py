@@ -198,7 +198,8 @@ def _parse(content):
     except UnicodeDecodeError as error:
         raise ValueError("it is not text in UTF-8") from error
     except json.JSONDecodeError as error:
-        raise ValueError(f"it is cut off or not JSON ({error})") from error
+        reason = f"{error.msg} at character {error.pos}"
+        raise ValueError(f"it is cut off or not JSON ({reason})") from error
     except RecursionError as error:
         raise ValueError("its values are nested too deep") from error
     brackets = content.count(b"[") + content.count(b"{")

@@ -39,7 +39,7 @@ def main(argv: list[str]) -> int:
 
 
 def _run(argv):
-    from fedjax_lab.errors import BadInput
+    from fedjax_lab.errors import BadInput, check_path
 
     if {"--help", "-h", "--helpfull"} & set(argv):
         print(__doc__)
@@ -48,6 +48,7 @@ def _run(argv):
     _parse_flags(argv)
     if not CONFIG.value:
         raise BadInput("--config is missing; for example --config=configs/quickstart.py")
+    check_path("--workdir", WORKDIR.value)
     seeds = parse_seeds(SEEDS.value)
 
     from fedjax_lab import processes

@@ -38,7 +38,7 @@ import numpy as np
 
 from fedjax_lab import experiment, files, published, runs, sweep, tables
 from fedjax_lab.data import at_hand
-from fedjax_lab.errors import BadInput, cut, nearest, quoted, refuse, tell
+from fedjax_lab.errors import BadInput, check_path, cut, nearest, parse, tell
 from fedjax_lab.main import parse_seeds, split_overrides, use_every_core
 from fedjax_lab.published import Recipe, Result
 
@@ -419,15 +419,13 @@ def _train(cells, out):
 def _parse(argv):
     argv, overrides = split_overrides(argv)
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.error = refuse
     parser.add_argument("what", nargs="*")
     for flag in ("--cells", "--seeds", "--out", "--configs"):
         parser.add_argument(flag)
     parser.add_argument("--dry_run", action="store_true")
-    args, rest = parser.parse_known_args(argv)
-    if rest:
-        flags = [f"--{name}" for name in vars(args) if name != "what"]
-        raise BadInput(f"unexpected argument {quoted(rest[0])}; {nearest(rest[0], flags)}")
+    args = parse(parser, argv)
+    check_path("--out", args.out)
+    check_path("--configs", args.configs)
     if args.what != ["list"] and len(args.what) != 2:
         raise BadInput("name a table, for example fedconcat table1; `list` has all of them")
     seeds = parse_seeds(None if args.seeds is None else args.seeds.split(","))

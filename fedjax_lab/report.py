@@ -25,7 +25,7 @@ import sys
 from pathlib import Path
 
 from fedjax_lab import compare, runs, tables
-from fedjax_lab.errors import MACHINE, BadInput, refuse, tell
+from fedjax_lab.errors import MACHINE, BadInput, parse, tell
 
 LABELS = tables.WAYS
 FORMATS = ("terminal", "markdown", "latex", "csv", "html")
@@ -86,7 +86,6 @@ def main(argv: list[str]) -> int:
 
 def _arguments(argv):
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.error = refuse
     parser.add_argument("folders", type=Path, nargs="*")
     parser.add_argument("--way", default="last", choices=LABELS)
     parser.add_argument("--measure")
@@ -95,7 +94,7 @@ def _arguments(argv):
     parser.add_argument("--ddof", type=int, default=1, choices=(0, 1))
     parser.add_argument("--format", default="terminal", choices=FORMATS)
     parser.add_argument("--out", type=Path)
-    args = parser.parse_args(argv)
+    args = parse(parser, argv)
     if args.target is not None and not math.isfinite(args.target):
         raise BadInput(f"--target must be a finite number, got {args.target}")
     if not args.folders:

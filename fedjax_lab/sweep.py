@@ -48,7 +48,7 @@ from tqdm import tqdm
 
 from fedjax_lab import experiment, files, metrics, runner
 from fedjax_lab.data.dataset import Dataset
-from fedjax_lab.errors import BadInput, cut, nearest, quoted, refuse, tell
+from fedjax_lab.errors import BadInput, check_path, cut, nearest, parse, quoted, tell
 from fedjax_lab.main import parse_seeds, split_overrides, use_every_core
 
 DIVERGED = 3  # the exit code of main
@@ -531,7 +531,6 @@ def _main(argv):
 def _parse(argv):
     argv, overrides = split_overrides(argv)
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.error = refuse
     for flag in ("--config", "--out", "--methods"):
         parser.add_argument(flag)
     parser.add_argument("--seeds")
@@ -539,10 +538,8 @@ def _parse(argv):
     parser.add_argument("--workers", type=int, default=0)
     parser.add_argument("--together", action="store_true")
     parser.add_argument("--share", default="0/1")
-    args, rest = parser.parse_known_args(argv[1:])
-    if rest:
-        flags = [f"--{name}" for name in vars(args)]
-        raise BadInput(f"unexpected argument {quoted(rest[0])}; {nearest(rest[0], flags)}")
+    args = parse(parser, argv[1:])
+    check_path("--out", args.out)
     for flag, example in (("config", "configs/quickstart.py"), ("out", "runs/sweep")):
         if not getattr(args, flag):
             raise BadInput(f"--{flag} is missing; for example --{flag}={example}")

@@ -31,7 +31,7 @@ import numpy as np
 from PIL import Image
 
 from fedjax_lab import files, metrics, runs
-from fedjax_lab.errors import MACHINE, BadInput, refuse, tell
+from fedjax_lab.errors import MACHINE, BadInput, parse, tell
 
 POLL_SECONDS = 5
 _ENDING = ".fedjax_lab"  # of the event files that are ours to replace
@@ -70,11 +70,10 @@ def main(argv: list[str]) -> int:
 
 def _arguments(argv):
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.error = refuse
     parser.add_argument("folders", type=Path, nargs="*")
     parser.add_argument("--logdir", type=Path, default=Path("runs/tensorboard"))
     parser.add_argument("--follow", action="store_true")
-    args = parser.parse_args(argv)
+    args = parse(parser, argv)
     if not args.folders:
         raise BadInput("which runs? python -m fedjax_lab.tensorboard DIR...; --help tells the rest")
     try:
