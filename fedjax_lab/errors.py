@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 LONGEST = 500  # characters of a message
+LONGEST_WORD = 200  # ... and of a word in it
 MACHINE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO})  # of an OSError that no input causes
 
 
@@ -19,7 +20,8 @@ class BadInput(ValueError):
 
 def tell(error: BadInput) -> int:
     """Prints the message in one line of at most LONGEST characters; returns the exit code."""
-    print("error:", cut(" ".join(str(error).split()), LONGEST), file=sys.stderr)
+    words = (cut(word, LONGEST_WORD) for word in str(error).split())  # values, before the message
+    print("error:", cut(" ".join(words), LONGEST), file=sys.stderr)
     return 2
 
 

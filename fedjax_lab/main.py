@@ -90,7 +90,7 @@ def _run(argv):
 
 def _parse_flags(argv):
     """Sets the values of the flags. BadInput where there is anything else."""
-    from fedjax_lab.errors import BadInput, cut, quoted
+    from fedjax_lab.errors import BadInput, quoted
 
     for argument in argv[1:]:
         name = argument.partition("=")[0]
@@ -99,7 +99,7 @@ def _parse_flags(argv):
     try:
         rest = flags.FLAGS(argv)[1:]
     except (flags.Error, UnicodeError) as error:  # the second: of a --flagfile
-        raise BadInput(cut(str(error), 300)) from error
+        raise BadInput(str(error)) from error
     if rest:
         raise BadInput(f"unexpected argument {quoted(rest[0])}; everything is a --flag")
 

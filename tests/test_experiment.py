@@ -238,7 +238,7 @@ FILES = {  # what a config file holds, and what is said of it
     "def get_config():\n    return get_config()": "RecursionError",
     "def get_config():\n    return None": "a config is a dict of sections, each a dict; got None",
     f"def get_config():\n    {NESTED}return x": "got a value of type list that cannot be shown",
-    f"def get_config():\n    {NESTED}return {{'run': {{'rounds': x}}}}": "config.run.rounds must be",
+    f"def get_config():\n    {NESTED}return {{'run': {{'rounds': x}}}}": "config.run.rounds must",
     "x = '\udcff'": "UTF-8",
     "x = 1\0": "null bytes",
 }
@@ -258,7 +258,7 @@ def test_a_config_path_that_is_no_file(tmp_path):
     said = complaint(experiment.load_config, str(tmp_path / "folder.py"))
     assert said.startswith("no config file ") and "did you mean" in said and "folders.py'?" in said
     for path in ("a" * 5000, "a\0b"):
-        assert len(complaint(experiment.load_config, path).encode()) < 6000
+        assert len(complaint(experiment.load_config, path)) < 200
 
 
 def test_a_config_file_may_have_any_ending_and_ctrl_c_stays_one(tmp_path):
