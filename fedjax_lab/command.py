@@ -18,19 +18,7 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from fedjax_lab import interrupts
-from fedjax_lab.errors import BadInput, tell
 
-FAILURES = {  # of the machine, not of the user
-    errno.ENOSPC,
-    errno.EDQUOT,
-    errno.EFBIG,
-    errno.EIO,
-    errno.ENOMEM,
-    errno.EMFILE,
-    errno.ENFILE,
-    errno.EROFS,
-    errno.ESTALE,
-}
 _how_to_continue: Callable[[], str] = str
 SIGNS = ("RESOURCE_EXHAUSTED", "No space left on device", "Disk quota exceeded", "std::bad_alloc")
 
@@ -130,6 +118,8 @@ def call(
       how_to_continue: what the user can do after an interrupt or a failure of the machine; see
         `continue_with`.
     """
+    from fedjax_lab.errors import BadInput, tell
+
     continue_with(lambda: how_to_continue)
     interrupts.set_last_words(lambda: _joined("interrupted", _how_to_continue()))
     try:
@@ -160,9 +150,11 @@ def machine_failure(error: BaseException | None) -> str | None:
     Looks through the causes of the error too. A file whose header asks for more memory than there
     is (BadInput because of a MemoryError) is a mistake in the data.
     """
+    from fedjax_lab.errors import MACHINE, BadInput
+
     of_data = isinstance(error, BadInput)
     while error is not None:
-        if isinstance(error, OSError) and error.errno in FAILURES:
+        if isinstance(error, OSError) and error.errno in MACHINE:
             name = "" if error.filename is None else f": {os.fsdecode(error.filename)}"
             return f"{error.strerror}{name}"
         if not of_data and isinstance(error, MemoryError):
@@ -176,6 +168,8 @@ def machine_failure(error: BaseException | None) -> str | None:
 
 def report_failure(text: str) -> int:
     """Prints a failure of the machine in one line; returns the exit code 1."""
+    from fedjax_lab.errors import BadInput, tell
+
     tell(BadInput(text))
     return 1
 

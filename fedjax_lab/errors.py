@@ -1,10 +1,21 @@
 """The one exception for what a user got wrong, and how its message names the right choice."""
 
+import argparse
 import difflib
+import errno
+import os
 import reprlib
 import sys
 from collections.abc import Iterable
-from typing import NoReturn
+from pathlib import Path
+from typing import Any, NoReturn
+
+LONGEST = 500  # characters of a message
+LONGEST_WORD = 200  # ... and of a word in it
+MACHINE = frozenset(  # of an OSError that no input causes
+    getattr(errno, name)
+    for name in "ENOSPC EDQUOT EFBIG EIO ENOMEM EMFILE ENFILE EROFS ESTALE".split()
+)
 
 
 class BadInput(ValueError):
@@ -12,9 +23,29 @@ class BadInput(ValueError):
 
 
 def tell(error: BadInput) -> int:
-    """Prints the message in one line; returns the exit code."""
-    print("error:", " ".join(str(error).split()), file=sys.stderr)
+    """Prints the message in one line of at most LONGEST characters; returns the exit code."""
+    words = (cut(word, LONGEST_WORD) for word in str(error).split())  # values, before the message
+    print("error:", cut(" ".join(words), LONGEST), file=sys.stderr)
     return 2
+
+
+def cut(text: str, longest: int) -> str:
+    """The text, or its beginning and its end where it has more than `longest` characters."""
+    if len(text) <= longest:
+        return text
+    kept = longest - len(" ... ")
+    return f"{text[: kept - kept // 2]} ... {text[len(text) - kept // 2 :]}"
+
+
+def quoted(value: Any, longest: int = 80) -> str:
+    """A value as a message shows it; of a large one the rest is not even formatted."""
+    short = reprlib.Repr()
+    short.maxlevel = 2
+    short.maxstring = short.maxother = short.maxlong = longest
+    try:
+        return cut(short.repr(value), longest)
+    except Exception:  # an integer of too many digits; what a stranger's file holds may refuse
+        return f"a value of type {type(value).__name__} that cannot be shown"
 
 
 def refuse(message: str) -> NoReturn:
@@ -22,46 +53,56 @@ def refuse(message: str) -> NoReturn:
     raise BadInput(message)
 
 
+def parse(parser: argparse.ArgumentParser, argv: list[str]) -> argparse.Namespace:
+    """The values of a command's flags. BadInput, with the nearest flag, where there are others."""
+    parser.error = refuse
+    args, rest = parser.parse_known_args(argv)
+    if rest:
+        flags = [text for action in parser._actions for text in action.option_strings]
+        name = rest[0].partition("=")[0]
+        raise BadInput(f"unexpected argument {quoted(rest[0])}; {nearest(name, flags)}")
+    return args
+
+
+def check_path(flag: str, path: str | Path | None) -> None:
+    """BadInput where no file could have that path: it is too long, or has a NUL byte."""
+    try:
+        os.lstat(path or ".")
+    except ValueError as error:
+        raise BadInput(f"{flag} must not have a NUL byte") from error
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            raise BadInput(f"{flag}={cut(str(path), 80)}: {error.strerror}") from error
+
+
 def check_choice(key: str, value: str, known: Iterable[str]) -> None:
     """BadInput unless the config's value of `key` is one of the known ones."""
     if value not in known:
-        raise BadInput(f"config.{key} cannot be {value!r}; {nearest(value, known)}")
+        raise BadInput(f"config.{key} cannot be {quoted(value)}; {nearest(value, known)}")
 
 
 def check_positive(key: str, value) -> None:
     """BadInput unless the config's value of `key` is above 0; traced values are let through."""
     if isinstance(value, (int, float)) and not value > 0:
-        raise BadInput(f"config.{key} must be above 0, got {value}")
+        raise BadInput(f"config.{key} must be above 0, got {quoted(value)}")
 
 
 def check_not_negative(key: str, value) -> None:
     """BadInput if the config's value of `key` is below 0; other than numbers are let through."""
     if isinstance(value, (int, float)) and value < 0:
-        raise BadInput(f"config.{key} must not be negative, got {value}")
+        raise BadInput(f"config.{key} must not be negative, got {quoted(value)}")
 
 
 def check_share(key: str, value) -> None:
     """BadInput unless the config's value of `key` is from 0 to 1; traced values are let through."""
     if isinstance(value, (int, float)) and not 0 <= value <= 1:
-        raise BadInput(f"config.{key} must be from 0 to 1, got {value}")
+        raise BadInput(f"config.{key} must be from 0 to 1, got {quoted(value)}")
 
 
 def check_below_one(key: str, value) -> None:
     """BadInput unless the config's value of `key` is in [0, 1); traced values are let through."""
     if isinstance(value, (int, float)) and not 0 <= value < 1:
-        raise BadInput(f"config.{key} must be at least 0 and below 1, got {value}")
-
-
-def brief(value: object, width: int = 40) -> str:
-    """A value in at most so many characters; of a large one the rest is not even formatted."""
-    if isinstance(value, (str, bytes)):
-        return repr(value[:width])[:width]
-    short = reprlib.Repr()
-    short.maxlevel = 2
-    try:
-        return short.repr(value)[:width]
-    except Exception:  # what a stranger's file holds may refuse to be shown, as long integers do
-        return f"of type {type(value).__name__}"
+        raise BadInput(f"config.{key} must be at least 0 and below 1, got {quoted(value)}")
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

@@ -7,8 +7,12 @@ takes the defaults below and those of the named functions.
 
 import ast
 import functools
+import importlib.machinery
 import importlib.util
 import inspect
+import math
+import os
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -38,11 +42,14 @@ from fedjax_lab.embedding.clip import clip
 from fedjax_lab.embedding.precomputed import precomputed
 from fedjax_lab.embedding.stand_in import stand_in
 from fedjax_lab.errors import (
+    MACHINE,
     BadInput,
     check_choice,
     check_not_negative,
     check_positive,
+    cut,
     nearest,
+    quoted,
 )
 from fedjax_lab.models import (
     alexnet,
@@ -210,29 +217,44 @@ class Experiment(NamedTuple):
 def load_config(path: str) -> dict:
     """The config of a file, `configs/quickstart.py` or `configs/quickstart.py:METHOD`."""
     path, _, method = path.partition(":")
-    if not Path(path).is_file():
-        known = sorted(str(p) for p in Path(path).parent.glob("*.py"))
-        raise BadInput(f"no config file {path}; {nearest(path, known)}")
-    spec = importlib.util.spec_from_file_location("config_file", path)
-    module = importlib.util.module_from_spec(spec)
+    _check_file(path)
     if method and method not in methods.METHODS:
-        raise BadInput(f"no method {method!r}; {nearest(method, methods.METHODS)}")
+        raise BadInput(f"no method {quoted(method)}; {nearest(method, methods.METHODS)}")
     try:
-        spec.loader.exec_module(module)
+        loader = importlib.machinery.SourceFileLoader("config_file", path)
+        spec = importlib.util.spec_from_loader("config_file", loader)
+        module = importlib.util.module_from_spec(spec)
+        loader.exec_module(module)
         return _as_dict(module.get_config(method) if method else module.get_config())
-    except Exception as error:
-        raise BadInput(f"{path} cannot be loaded: {type(error).__name__}: {error}") from error
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # sys.exit among them: it would end the command without a word
+        if isinstance(error, OSError) and error.errno in MACHINE:
+            raise
+        reason = cut(f"{type(error).__name__}: {error}", 300)
+        raise BadInput(f"{path} cannot be loaded: {reason}") from error
+
+
+def _check_file(path):
+    """BadInput unless the path is that of a file; it names the nearest config file."""
+    try:
+        if Path(path).is_file():
+            return
+        nearby = [str(p) for p in Path(path).parent.glob("*.py") if p.is_file()]
+    except (OSError, ValueError) as error:  # too long, not allowed to be read, with a NUL byte
+        reason = getattr(error, "strerror", error)
+        raise BadInput(f"no config file {quoted(path)}: {reason}") from error
+    raise BadInput(f"no config file {quoted(path)}; {nearest(path, nearby)}")
 
 
 def resolve(config: dict, overrides: list[tuple[str, str]] = ()) -> ml_collections.ConfigDict:
     """The whole, checked and locked config. Overrides are (dotted key, text), as from a shell."""
     config = _as_dict(config)
     if not isinstance(config, dict) or not all(isinstance(v, dict) for v in config.values()):
-        raise BadInput(f"a config is a dict of sections, each a dict; got {config!r:.80}")
-    sections = {str(name): dict(values) for name, values in config.items()}
-    for name in sections:
-        if name not in DEFAULTS:
-            raise BadInput(f"no config section {name!r}; {nearest(name, DEFAULTS)}")
+        raise BadInput(f"a config is a dict of sections, each a dict; got {quoted(config)}")
+    for name, values in config.items():
+        _check_section(name, values)
+    sections = {name: dict(values) for name, values in config.items()}
     sections = {name: sections.get(name, {}) for name in DEFAULTS}
     for key, text in overrides:  # names first: they decide which other keys there are
         section, _, rest = key.partition(".")
@@ -248,6 +270,18 @@ def resolve(config: dict, overrides: list[tuple[str, str]] = ()) -> ml_collectio
     _check_values(full)
     resolved = ml_collections.ConfigDict(full)
     return resolved.lock()
+
+
+def _check_section(name, values):
+    """BadInput unless the section is known, its keys are text, and so is what names a function."""
+    if name not in DEFAULTS:
+        raise BadInput(f"no config section {quoted(name)}; {nearest(str(name), DEFAULTS)}")
+    for key in values:
+        if not isinstance(key, str):
+            raise BadInput(f"a key of config.{name} must be text, got {quoted(key)}")
+    for key in sorted({"name", "base"} & values.keys()):
+        if not isinstance(values[key], str):
+            raise BadInput(f"config.{name}.{key} must be text, got {quoted(values[key])}")
 
 
 def _with_base(values, base):
@@ -281,7 +315,7 @@ def _known(section, values):
     name = values.get("name", known["name"])
     if name not in NAMED[section]:
         kind = {"data": "dataset"}.get(section, section)
-        raise BadInput(f"no {kind} {name!r}; {nearest(str(name), NAMED[section])}")
+        raise BadInput(f"no {kind} {quoted(name)}; {nearest(name, NAMED[section])}")
     function = NAMED[section][name]
     own = methods.settings(function, values)
     return known | {"name": name, **own}, methods.words(function, values)
@@ -290,42 +324,57 @@ def _known(section, values):
 def _override(full, key, text):
     section, _, rest = key.partition(".")
     if section not in full:
-        raise BadInput(f"no config section {section!r}; {nearest(section, full)}")
+        raise BadInput(f"no config section {quoted(section)}; {nearest(section, full)}")
     if rest not in full[section]:
         raise BadInput(_unknown(section, rest, full[section], full[section]))
     known, words = _known(section, full[section])
-    value = text if isinstance(known[rest], str) else _literal(text)
+    is_text = isinstance(known[rest], str) or known[rest] is inspect.Parameter.empty
+    value = text if is_text else _literal(text)
     key = f"config.{section}.{rest}"
     full[section][rest] = _typed(key, value, known[rest], words.get(rest, ()))
 
 
 def _unknown(section, key, known, values):
     owner = f"{section} {values['name']!r}" if "name" in values else f"config.{section}"
-    return f"{owner} has no setting {key!r}; {nearest(key, [k for k in known if k != 'name'])}"
+    settings = [name for name in known if name != "name"]
+    return f"{owner} has no setting {quoted(key)}; {nearest(key, settings)}"
 
 
 def _literal(text):
+    """The Python value that the text writes; the text itself where it writes none."""
     try:
-        return ast.literal_eval({"true": "True", "false": "False"}.get(text.lower(), text))
-    except (ValueError, SyntaxError):
-        return text
+        with warnings.catch_warnings(action="ignore"):  # of the text's syntax
+            return ast.literal_eval({"true": "True", "false": "False"}.get(text.lower(), text))
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        return text  # the last two: nested too deep for the parser
 
 
 def _typed(key, value, old, words):
     """The value in the type of the old one, or one of the words; an int may stand for a float."""
-    if value in words:
+    if isinstance(value, str) and value in words:
         return value
     if old is inspect.Parameter.empty:  # a setting without default: a path
+        if not isinstance(value, (str, os.PathLike)):
+            raise BadInput(f"{key} must be text, got {quoted(value)}")
         return str(value)
     kind = type(old)
     if kind is float and type(value) is int:
-        return float(value)
+        value = _as_float(value)
     if kind is tuple and type(value) is list:
-        return tuple(value)
+        value = tuple(value)
     if type(value) is not kind:
         allowed = " or ".join([f"of type {kind.__name__}", *map(repr, words)])
-        raise BadInput(f"{key} must be {allowed}, got {value!r}")
+        raise BadInput(f"{key} must be {allowed}, got {quoted(value)}")
+    if kind is tuple and old:
+        return tuple(_typed(f"a value of {key}", each, old[0], ()) for each in value)
     return value
+
+
+def _as_float(number):
+    try:
+        return float(number)
+    except OverflowError:
+        return math.inf  # refused by the check of values
 
 
 def _check_values(full):
@@ -334,13 +383,10 @@ def _check_values(full):
             if value is inspect.Parameter.empty:
                 owner = f"{section} {values['name']!r}"
                 raise BadInput(f"{owner} needs config.{section}.{key}")
-            if isinstance(value, float) and not np.isfinite(value):
-                raise BadInput(f"config.{section}.{key} must be finite, got {value}")
+            for each in value if isinstance(value, tuple) else (value,):
+                _check_value(f"config.{section}.{key}", each)
     for key, known in CHOICES.items():
         check_choice(key, _get(full, key), known)
-    for key, value in ((key, _get(full, key)) for key in (*POSITIVE, *NOT_NEGATIVE)):
-        if isinstance(value, int) and value >= 2**31:
-            raise BadInput(f"config.{key} must be below 2**31, got {value}")
     for key in POSITIVE:
         check_positive(key, _get(full, key))
     for key in NOT_NEGATIVE:
@@ -353,6 +399,18 @@ def _check_values(full):
         raise BadInput(
             f"config.run.cohort={cohort} is more than config.partition.num_clients={clients}"
         )
+
+
+def _check_value(key, value):
+    """BadInput for what no setting can be, whatever its name."""
+    if isinstance(value, float) and not np.isfinite(value):
+        raise BadInput(f"{key} must be finite, got {value}")
+    if isinstance(value, int) and value >= 2**31:
+        raise BadInput(f"{key} must be below 2**31, got {quoted(value)}")
+    if isinstance(value, int) and value < -(2**31):
+        raise BadInput(f"{key} must not be below -2**31, got {quoted(value)}")
+    if isinstance(value, str) and "\0" in value:
+        raise BadInput(f"{key} must not have a NUL byte, got {quoted(value)}")
 
 
 def _get(full, key):
@@ -374,7 +432,7 @@ def build(
     """
     seeds = [config.run.seed] if seeds is None else [int(seed) for seed in seeds]
     if not seeds or not all(0 <= seed < 2**32 for seed in seeds):
-        raise BadInput(f"seeds must be from 0 to 2**32 - 1, got {seeds}")
+        raise BadInput(f"seeds must be from 0 to 2**32 - 1, got {quoted(seeds)}")
     if len(set(seeds)) < len(seeds):
         raise BadInput(f"a seed appears twice in {','.join(map(str, seeds))}")
     dataset = load_data(config) if dataset is None else dataset

@@ -28,7 +28,7 @@ from pathlib import Path
 from absl import flags
 
 from fedjax_lab import command
-from fedjax_lab.errors import BadInput
+from fedjax_lab.errors import BadInput, check_path, cut, quoted
 
 CONFIG = flags.DEFINE_string("config", None, "a file with get_config, FILE.py or FILE.py:METHOD")
 WORKDIR = flags.DEFINE_string("workdir", None, "folder for all results; default: a new one in runs")
@@ -37,6 +37,8 @@ RESUME = flags.DEFINE_bool("resume", False, "go on from the newest checkpoint of
 PARTITION_ONLY = flags.DEFINE_bool("partition_only", False, "show who holds what; train nothing")
 COMPILATION_CACHE = flags.DEFINE_bool("compilation_cache", True, "keep compiled programs on disk")
 DISTRIBUTED = flags.DEFINE_string("distributed", None, "one of many processes: auto, I/N@HOST:PORT")
+
+LONGEST_FLAG = 100  # characters; no flag's name has more
 
 
 def main(argv: list[str]) -> int:
@@ -73,14 +75,10 @@ def _main(argv):
 def _parse(argv):
     """Fills the flags; returns the overrides of config keys."""
     argv, overrides = split_overrides(argv)
-    try:
-        rest = flags.FLAGS(argv)[1:]
-    except flags.Error as error:
-        raise BadInput(" ".join(str(error).split())) from error
-    if rest:
-        raise BadInput(f"unexpected argument {rest[0]!r}; everything is a --flag")
-    if CONFIG.value is None:
+    _parse_flags(argv)
+    if not CONFIG.value:
         raise BadInput("--config is missing; for example --config=configs/quickstart.py")
+    check_path("--workdir", WORKDIR.value)
     parse_seeds(SEEDS.value)
     if RESUME.value and not WORKDIR.value:
         raise BadInput("--resume needs the folder of the run: --workdir=DIR")
@@ -121,6 +119,20 @@ def _remove_if_new(workdir):
             workdir.rmdir()
 
 
+def _parse_flags(argv):
+    """Sets the values of the flags. BadInput where there is anything else."""
+    for argument in argv[1:]:
+        name = argument.partition("=")[0]
+        if name.startswith("-") and len(name) > LONGEST_FLAG:  # absl takes too long to compare it
+            raise BadInput(f"Unknown command line flag {quoted(name.lstrip('-'))}")
+    try:
+        rest = flags.FLAGS(argv)[1:]
+    except (flags.Error, UnicodeError) as error:  # the second: of a --flagfile
+        raise BadInput(str(error)) from error
+    if rest:
+        raise BadInput(f"unexpected argument {quoted(rest[0])}; everything is a --flag")
+
+
 def split_overrides(argv: list[str]) -> tuple[list[str], list[tuple[str, str]]]:
     """The arguments without --config.KEY=VALUE (or --config.KEY VALUE), and those as pairs."""
     kept, overrides = [], []
@@ -133,7 +145,8 @@ def split_overrides(argv: list[str]) -> tuple[list[str], list[tuple[str, str]]]:
         if not equals:
             value = next(rest, None)
         if value is None or (not equals and value.startswith("--")):
-            raise BadInput(f"--config.{key} needs a value: --config.{key}=VALUE")
+            flag = f"--config.{cut(key, 80)}"
+            raise BadInput(f"{flag} needs a value: {flag}=VALUE")
         overrides.append((key, value))
     return kept, overrides
 
@@ -143,7 +156,8 @@ def parse_seeds(texts: list[str] | None) -> list[int] | None:
     try:
         seeds = [int(text) for text in texts or []]
     except ValueError as error:
-        raise BadInput(f"--seeds must be whole numbers, got {','.join(texts)}") from error
+        given = cut(",".join(texts), 80)
+        raise BadInput(f"--seeds must be whole numbers, got {given}") from error
     return seeds or None
 
 

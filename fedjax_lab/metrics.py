@@ -7,7 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from fedjax_lab.errors import BadInput
+from fedjax_lab import files
+from fedjax_lab.errors import BadInput, quoted
 
 
 def make_folder(path: Path) -> None:
@@ -20,17 +21,19 @@ def make_folder(path: Path) -> None:
 
 def write_json(path: Path, content: dict) -> None:
     """Atomic: the file is either the old one or the whole new one."""
-    _replace(path, json.dumps(content, indent=2) + "\n")
+    write_text(path, json.dumps(content, indent=2) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Atomic as well."""
+    _replace(path, text)
 
 
 def check_same_config(path: Path, config: dict) -> None:
     """BadInput names the first key in which a run's config.json differs from `config`."""
-    if not path.exists():
+    saved = files.read_json(path, files.CONFIG)
+    if saved is None:
         raise BadInput(f"{path.parent} holds no run to resume: it has no {path.name}")
-    try:
-        saved = json.loads(path.read_text())
-    except json.JSONDecodeError as error:
-        raise BadInput(f"{path} cannot be read: {error}") from error
     check_same(path.parent, saved, config)
 
 
@@ -39,9 +42,8 @@ def check_same(folder: Path, saved: dict, config: dict) -> None:
     old, new = _flat(saved), _flat(json.loads(json.dumps(config)))
     for key in sorted(old.keys() | new.keys()):
         if old.get(key) != new.get(key):
-            raise BadInput(
-                f"{folder} holds another run: {key} is {old.get(key)!r} there, not {new.get(key)!r}"
-            )
+            there, here = quoted(old.get(key)), quoted(new.get(key))
+            raise BadInput(f"{folder} holds another run: {key} is {there} there, not {here}")
 
 
 def _flat(config, prefix="config"):
@@ -52,17 +54,28 @@ def _flat(config, prefix="config"):
 
 
 def read_metrics(path: Path) -> list[dict]:
-    """The whole lines of a metrics.jsonl; a last line cut off by a kill is left out."""
-    if not path.exists():
-        return []
-    rows = []
-    for line in path.read_text(errors="replace").splitlines():
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError:
-            break
-        rows += [row] if isinstance(row, dict) and "round" in row else []
+    """The evaluations of a metrics.jsonl; a last line that a kill has cut off is left out.
+
+    Raises files.Damaged where a line is not an evaluation, or does not measure what the others of
+    its stage and seed do.
+    """
+    rows = files.read_rows(path, files.EVALUATION)
+    first = {}
+    for row in rows:
+        expected = first.setdefault((row.get("stage"), row["seed"]), row)
+        if _layout(row) != _layout(expected):
+            raise files.Damaged(
+                f"{path} cannot be used: for seed {row['seed']}, rounds {expected['round']} and"
+                f" {row['round']} of one stage do not have the same measurements"
+            )
     return rows
+
+
+def _layout(row):
+    """Which measurements an evaluation has, and of how many clients."""
+    scores = {key: row[key] for key in ("accuracy", "domains", "global", "id", "ood") if key in row}
+    clients = len(row.get("accuracy", {}).get("per_client", ()))
+    return _flat(scores).keys(), clients
 
 
 def keep_until(path: Path, rounds: int) -> list[dict]:
@@ -91,7 +104,7 @@ def headline(row: dict) -> float | None:
 def pick_rounds(rows: list[dict]) -> dict[str, dict]:
     """The ways to choose a round of one seed, of the last stage that was reached.
 
-    The two maxima peek at the test set.
+    The two maxima peek at the test set, where there is one.
     """
     rows = [row for row in rows if row.get("stage") == rows[-1].get("stage")]
     chosen = {"last": rows[-1]}

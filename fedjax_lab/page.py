@@ -50,7 +50,8 @@ _AXES = {
 def html(sections: Sequence[Section], choice: Choice, notes: Sequence[str]) -> str:
     """The page: tables, curves, distributions, and the config behind every number."""
     title = f"{choice.measure}, {WAYS[choice.way]}: runs compared"
-    body = [f"<h1>{_text(title)}</h1>", f'<p class="how">{_text(_sign(subtitle(choice)))}.</p>']
+    how = _sign(subtitle(sections, choice))
+    body = [f"<h1>{_text(title)}</h1>", f'<p class="how">{_text(how)}.</p>']
     if notes:
         body.append("<ul>" + "".join(f"<li>{_text(note)}</li>" for note in notes) + "</ul>")
     for section in sections:

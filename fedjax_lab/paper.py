@@ -44,7 +44,7 @@ from fedjax_lab import (
     command,
     compilation_cache,
     experiment,
-    metrics,
+    files,
     parallel,
     published,
     runs,
@@ -52,7 +52,7 @@ from fedjax_lab import (
     tables,
 )
 from fedjax_lab.data import at_hand
-from fedjax_lab.errors import BadInput, nearest, refuse
+from fedjax_lab.errors import BadInput, check_path, cut, nearest, parse
 from fedjax_lab.main import parse_seeds, split_overrides, use_every_core
 from fedjax_lab.published import Recipe, Result
 
@@ -185,7 +185,8 @@ def choose(cells: Sequence[Cell], patterns: Sequence[str]) -> list[Cell]:
         found = same or [name for name in names if fnmatch.fnmatchcase(name, f"*{pattern}*")]
         if not found:
             parts = {part for name in names for part in (name, *name.split("/"))}
-            raise BadInput(f"--cells={pattern}: no cell has that; {nearest(pattern, parts)}")
+            wanted = f"--cells={cut(pattern, 80)}"
+            raise BadInput(f"{wanted}: no cell has that; {nearest(pattern, parts)}")
         chosen |= set(found)
     return [cell for cell in cells if cell.name in chosen]
 
@@ -224,7 +225,10 @@ def values(cell: Cell, out: Path) -> list[float] | None:
         ended = sweep.ended(folder)
         if ended is None or ended.code:
             return None
-        read = runs.read(folder)
+        try:
+            read = runs.read(folder)
+        except files.Damaged:
+            return None
         seeds = {seed: [r for r in read.rows if r["seed"] == seed] for seed in read.seeds}
         rows.append(runs.Row(run.cell.name, [read], seeds))
     if not rows:
@@ -295,7 +299,21 @@ def _state(cell, out):
         return tables.NONE
     states = [sweep.shown(out / run.cell.name) for run in cell.runs]
     bad = [state.partition(":")[0] for state in states if not state[0].isdigit()]
-    return bad[0] if bad else "not measured"
+    if bad:
+        return bad[0]
+    return "damaged" if damaged([cell], out) else "not measured"
+
+
+def damaged(cells: Sequence[Cell], out: Path) -> list[str]:
+    """What is wrong with the files of runs that have ended, one line each."""
+    notes = {}
+    for folder in (out / run.cell.name for cell in cells for run in cell.runs):
+        if sweep.ended(folder):
+            try:
+                runs.read(folder)
+            except files.Damaged as error:
+                notes[str(error)] = None
+    return list(notes)
 
 
 def remarks(cells: Sequence[Cell], overrides: Sequence[tuple[str, str]]) -> list[str]:
@@ -382,8 +400,7 @@ def _main(argv):
     out = Path(args.out or f"runs/{name}")
     todo = {run.cell.name: run for cell in cells if not cell.missing for run in cell.runs}
     for run in todo.values():
-        if (path := out / run.cell.name / "config.json").exists():
-            metrics.check_same_config(path, run.cell.saved)
+        sweep.check_cell(run.cell, out / run.cell.name)
     if args.dry_run:
         every = {run.cell.name: run for cell in cells for run in cell.runs}
         shown = ["# " * bool(run.missing) + command_line(run, out) for run in every.values()]
@@ -391,7 +408,8 @@ def _main(argv):
         return 0
     code = _train([run.cell for run in todo.values()], out)
     print(f"\n{show(cells, out)}\n")
-    print("\n".join([*remarks(cells, request.overrides), f"runs: {out}"]))
+    notes = [*remarks(cells, request.overrides), *damaged(cells, out)]
+    print("\n".join([*notes, f"runs: {out}"]))
     return code
 
 
@@ -410,15 +428,13 @@ def _train(cells, out):
 def _parse(argv):
     argv, overrides = split_overrides(argv)
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.error = refuse
     parser.add_argument("what", nargs="*")
     for flag in ("--cells", "--seeds", "--out", "--configs"):
         parser.add_argument(flag)
     parser.add_argument("--dry_run", action="store_true")
-    args, rest = parser.parse_known_args(argv)
-    if rest:
-        flags = [f"--{name}" for name in vars(args) if name != "what"]
-        raise BadInput(f"unexpected argument {rest[0]!r}; {nearest(rest[0], flags)}")
+    args = parse(parser, argv)
+    check_path("--out", args.out)
+    check_path("--configs", args.configs)
     if args.what != ["list"] and len(args.what) != 2:
         raise BadInput("name a table, for example fedconcat table1; `list` has all of them")
     seeds = parse_seeds(None if args.seeds is None else args.seeds.split(","))

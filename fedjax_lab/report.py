@@ -7,7 +7,7 @@ DIR: folders of runs, finished or not, or folders that hold such (a sweep's). Ru
 one row, whatever their seeds; seeds are paired with the baseline's.
 
 --way       how the round of each number is chosen: last, best_by_validation, max_over_rounds,
-            max_per_domain; the two maxima peek at the test set
+            max_per_domain; the two maxima peek at the test set, where there is one
 --measure   what is compared: accuracy.mean (the default, where there is one), accuracy.worst10,
             global, ood, id, domains.NAME, ...
 --baseline  a row's name, or a method's
@@ -24,11 +24,12 @@ if __name__ == "__main__":  # before the imports, which an interrupt may meet
     command.begin()
 
 import argparse
+import math
 import sys
 from pathlib import Path
 
 from fedjax_lab import command, compare, runs, tables
-from fedjax_lab.errors import BadInput, refuse
+from fedjax_lab.errors import MACHINE, BadInput, parse
 
 LABELS = tables.WAYS
 FORMATS = ("terminal", "markdown", "latex", "csv", "html")
@@ -45,7 +46,8 @@ def closing_table(summary: dict) -> str:
     seeds = summary["seeds"]
     if len(seeds) > 1:
         lines.append(f"mean +- sample standard deviation over {len(seeds)} seeds")
-    lines.append("maxima are chosen on the test set itself")
+    if any(runs.peeks(way, found[way][0]) for way in ways):
+        lines.append("maxima are chosen on the test set itself")
     return "\n".join(lines)
 
 
@@ -89,7 +91,6 @@ def _main(argv):
 
 def _arguments(argv):
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.error = refuse
     parser.add_argument("folders", type=Path, nargs="*")
     parser.add_argument("--way", default="last", choices=LABELS)
     parser.add_argument("--measure")
@@ -98,7 +99,9 @@ def _arguments(argv):
     parser.add_argument("--ddof", type=int, default=1, choices=(0, 1))
     parser.add_argument("--format", default="terminal", choices=FORMATS)
     parser.add_argument("--out", type=Path)
-    args = parser.parse_args(argv)
+    args = parse(parser, argv)
+    if args.target is not None and not math.isfinite(args.target):
+        raise BadInput(f"--target must be a finite number, got {args.target}")
     if not args.folders:
         raise BadInput("which runs? python -m fedjax_lab.report DIR...; --help tells the rest")
     return args
@@ -108,12 +111,16 @@ def _write(path, text):
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
+        if error.errno in MACHINE:
+            raise
         raise BadInput(f"cannot write {path}: {error.strerror}") from error
 
 
 def report(args) -> str:
     """The comparison that the arguments ask for, as text. BadInput where there is none."""
-    blocks, notes = runs.arrange([runs.read(folder) for folder in runs.find(args.folders)])
+    whole, damaged = runs.read_all(runs.find(args.folders))
+    blocks, notes = runs.arrange(whole)
+    notes += damaged
     measure = compare.choose(blocks, args.way, args.measure)
     choice = tables.Choice(args.way, measure, args.target, args.ddof)
     sections = []
@@ -123,7 +130,8 @@ def report(args) -> str:
         sections.append(tables.Section(block, baseline, numbers))
         if baseline is None and len(block.rows) > 1:
             notes.append(f"{block.name}: no baseline, --baseline=ROW names one")
-    if args.format == "csv":
+    if args.format == "csv":  # it has no place for notes
+        print("\n".join(damaged), end="\n" * bool(damaged), file=sys.stderr)
         return tables.to_csv(sections, choice)
     if args.format == "html":
         from fedjax_lab import page
@@ -143,7 +151,7 @@ def _text(sections, choice, notes, form):
     write, remark, heading = _TEXTS[form]
     escaped = tables.escape_markdown if form == "markdown" else str
     needs = [r"needs \usepackage{booktabs}"] if form == "latex" else []
-    remarks = [*needs, tables.subtitle(choice), *notes]
+    remarks = [*needs, tables.subtitle(sections, choice), *notes]
     parts = ["\n".join(remark.format(escaped(line)) for line in remarks)]
     for section in sections:
         parts.append(heading.format(escaped(section.block.name)))

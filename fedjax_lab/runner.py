@@ -1,7 +1,6 @@
 """A run from its first round to its last: evaluations, checkpoints, files, interrupts."""
 
 import functools
-import json
 import os
 import platform
 import resource
@@ -15,7 +14,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from fedjax_lab import evaluate, interrupts, metrics, processes
+from fedjax_lab import evaluate, files, interrupts, metrics, processes
 from fedjax_lab.checkpoint import Checkpoints
 from fedjax_lab.engine import Engine
 from fedjax_lab.errors import BadInput
@@ -287,7 +286,8 @@ class _Folder:
 
     def read_summary(self) -> dict:
         """What that process measured."""
-        return processes.of_first(lambda: json.loads((self.path / "summary.json").read_text()))
+        path = self.path / "summary.json"
+        return processes.of_first(lambda: files.read_json(path, files.FINISHED))
 
     def _check_rows(self, rows, engine):
         experiment = engine.experiment

@@ -7,17 +7,17 @@ and shuffles, so that within a block seeds are pairs. Across blocks nothing is c
 
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_lab import metrics
+from fedjax_lab import files, metrics
 from fedjax_lab.errors import BadInput
 
-HEADLINES = ("accuracy.mean", "global", "ood", "id")  # what a run is known by: the first it has
-_EVALUATION = {"round", "seed", "bytes_up", "bytes_down", "seconds"}
+_TESTED = ("accuracy.mean", "global", "ood")  # measured on test examples
+HEADLINES = (*_TESTED, "id")  # what a run is known by: the first it has
 _FREE = {"data.normalize", "data.augment"}  # settings of data that leave the federation as it is
 
 
@@ -53,9 +53,9 @@ def find(folders: Sequence[Path]) -> list[Path]:
     """
     found = {}
     for folder in folders:
-        if not folder.is_dir():
-            raise BadInput(f"{folder} is {'not a folder' if folder.exists() else 'not there'}")
         try:
+            if not folder.is_dir():
+                raise BadInput(f"{folder} is {'not a folder' if folder.exists() else 'not there'}")
             runs = _inside(folder)
         except OSError as error:
             raise BadInput(f"cannot read {error.filename}: {error.strerror}") from error
@@ -66,46 +66,45 @@ def find(folders: Sequence[Path]) -> list[Path]:
 
 
 def _inside(folder):
-    if (folder / "config.json").is_file():
+    if (folder / "config.json").exists():
         return [folder]
     children = [f for f in sorted(folder.iterdir()) if f.is_dir() and not f.is_symlink()]
     return [run for child in children for run in _inside(child)]
 
 
+def read_all(folders: Sequence[Path]) -> tuple[list[Run], list[str]]:
+    """The runs, and a note for each folder that is left out because a file in it is damaged.
+
+    Raises files.Damaged where no run is left.
+    """
+    runs, faults = [], []
+    for folder in folders:
+        try:
+            runs.append(read(folder))
+        except files.Damaged as error:
+            faults.append(error)
+    if faults and not runs:
+        raise faults[0]
+    return runs, [f"{shown(str(fault))}; left out" for fault in faults]
+
+
 def read(folder: Path) -> Run:
-    """A finished run, or one that is still being written. BadInput where it is no run's folder."""
-    config = _json(folder / "config.json")
-    parts = [config.get(name) for name in ("data", "partition", "method", "run")]
-    seeds = config.pop("seeds", None)
-    if not all(isinstance(part, dict) for part in parts) or not isinstance(seeds, list):
-        raise BadInput(f"{folder} holds no run: its config.json is of something else")
-    if "name" not in config["method"]:
-        raise BadInput(f"{folder / 'config.json'} does not say which method it is of")
+    """A finished run, or one that is still being written. Raises files.Damaged."""
+    config = files.read_json(folder / "config.json", files.CONFIG)
+    if config is None:
+        raise files.Damaged(f"{folder} holds no run: there is no config.json in it")
+    seeds = config.pop("seeds")
     config["run"].pop("seed", None)
     config["data"].pop("cache", None)
     rows = metrics.read_metrics(folder / "metrics.jsonl")
-    for row in rows:
-        if lacking := _EVALUATION - row.keys():
-            path = folder / "metrics.jsonl"
-            raise BadInput(f"{path} has an evaluation without {', '.join(sorted(lacking))}")
     there = {(row["round"], row["seed"]) for row in rows}
     rows = [
         row | {"seconds": row["seconds"] / len(seeds)}
         for row in rows
         if row["seed"] in seeds and all((row["round"], seed) in there for seed in seeds)
     ]
-    done = folder / "summary.json"
-    return Run(folder, config, tuple(seeds), rows, _json(done) if done.exists() else {})
-
-
-def _json(path):
-    try:
-        content = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise BadInput(f"{path} cannot be read: {' '.join(str(error).split())}") from error
-    if not isinstance(content, dict):
-        raise BadInput(f"{path} cannot be read: it holds no JSON object")
-    return content
+    summary = files.read_json(folder / "summary.json", files.SUMMARY)
+    return Run(folder, config, tuple(seeds), rows, summary or {})
 
 
 def arrange(runs: Sequence[Run]) -> tuple[list[Block], list[str]]:
@@ -232,6 +231,14 @@ def measures(evaluation: dict) -> dict[str, float]:
     nested = {key: evaluation[key] for key in ("accuracy", "domains") if key in evaluation}
     flat = {key: value for key, value in flatten(nested).items() if not isinstance(value, list)}
     return flat | {key: evaluation[key] for key in HEADLINES if key in evaluation}
+
+
+def peeks(way: str, measured: Iterable[str]) -> bool:
+    """Whether a way to choose a round looks at test examples, where these measures were taken.
+
+    max_over_rounds goes by the first of HEADLINES that there is: without a test set, by `id`.
+    """
+    return way.startswith("max") and not set(_TESTED).isdisjoint(measured)
 
 
 def picked(row: Row, way: str) -> dict[int, dict]:

@@ -51,15 +51,26 @@ import jax
 import ml_collections
 from tqdm import tqdm
 
-from fedjax_lab import command, compilation_cache, experiment, interrupts, metrics, parallel, runner
+from fedjax_lab import (
+    command,
+    compilation_cache,
+    experiment,
+    files,
+    interrupts,
+    metrics,
+    parallel,
+    runner,
+)
 from fedjax_lab.data.dataset import Dataset
-from fedjax_lab.errors import BadInput, nearest, refuse
+from fedjax_lab.errors import BadInput, check_path, cut, nearest, parse, quoted
 from fedjax_lab.main import parse_seeds, split_overrides, use_every_core
 
 DIVERGED = 3  # the exit code of main
 TAIL = 20  # lines of what a failed cell said
 POLL_SECONDS = 0.2
 STOPPING = "stopping the cells under way, which save their state; once more to stop at once"
+MOST_WORKERS = 1000
+LONGEST_NAME = 255  # characters of a folder's name, which file systems bound
 
 
 class Shared(NamedTuple):
@@ -104,9 +115,11 @@ def parse_grid(texts: Iterable[str]) -> dict[str, list[str]]:
         values = re.split(r",(?![^(\[]*[)\]])", values)
         if "." not in key or not all(values):
             example = "--grid=local.lr=0.01,0.1"
-            raise BadInput(f"--grid={text} is not SECTION.KEY=VALUE,VALUE; for example {example}")
+            raise BadInput(
+                f"--grid={cut(text, 80)} is not SECTION.KEY=VALUE,VALUE; for example {example}"
+            )
         if key in grid:
-            raise BadInput(f"--grid={key} is given twice; name all its values in one")
+            raise BadInput(f"--grid={cut(key, 80)} is given twice; name all its values in one")
         grid[key] = values
     return grid
 
@@ -125,15 +138,16 @@ def plan(shared: Shared, methods: list[str], grid: dict[str, list[str]]) -> dict
             cells.setdefault(cell.name, cell)
     for key in grid:
         if not any(key in cell.grid for cell in cells.values()):
-            raise BadInput(f"--grid={key}: no method here has that setting; {nearest(key, known)}")
+            setting = f"--grid={cut(key, 80)}"
+            raise BadInput(f"{setting}: no method here has that setting; {nearest(key, known)}")
     return cells
 
 
 def share_of(cells: dict[str, Cell], text: str) -> dict[str, Cell]:
     """Every N-th cell from number I on, of I/N. The shares of all I < N are the whole."""
-    match = re.fullmatch(r"(\d+)/(\d+)", text)
+    match = re.fullmatch(r"(\d{1,9})/(\d{1,9})", text)
     if match is None or int(match[1]) >= int(match[2]):
-        raise BadInput(f"--share={text} is not I/N with I below N, for example --share=0/4")
+        raise BadInput(f"--share={cut(text, 80)} is not I/N with I below N, such as --share=0/4")
     first, step = map(int, match.groups())
     return dict(list(cells.items())[first::step])
 
@@ -149,8 +163,11 @@ def make_cell(shared: Shared, method: str, point: dict[str, str]) -> Cell:
         value = str(config[section][rest]).replace(" ", "")
         value = urllib.parse.quote(value, safe="+()[],")  # a folder's name
         parts.append(f"{rest if _of_method(key) else key}={value}")
+    name = ",".join(parts)
+    if len(name) > LONGEST_NAME:
+        raise BadInput(f"the values of --grid make too long a folder name: {quoted(name)}")
     seeds = [config.run.seed] if shared.seeds is None else shared.seeds
-    return Cell(",".join(parts), method, point, config, seeds)
+    return Cell(name, method, point, config, seeds)
 
 
 def _check_keys(grid, overrides):
@@ -192,19 +209,30 @@ def check_folder(shared: Shared, cells: dict[str, Cell], out: Path) -> dict:
     # Listed once: commands that share a sweep write sweep.json, and then their cells.
     names = {p.name for p in out.iterdir()} if out.is_dir() else set()
     if path.name in names:
-        try:
-            planned = json.loads(path.read_text())["cells"]
-        except (json.JSONDecodeError, KeyError) as error:
-            raise BadInput(f"{path} cannot be read: {error!r}") from error
+        planned = files.read_json(path, files.PLAN)["cells"]
     elif not all(name.startswith(path.name) for name in names) or out.is_file():
         raise BadInput(f"{out} holds something else than a sweep; name another folder with --out")
     for name, old in planned.items():
-        today = make_cell(shared, old["method"], old["grid"])
+        try:
+            today = make_cell(shared, old["method"], old["grid"])
+        except BadInput as error:
+            raise BadInput(f"cell {quoted(name)} of {path}: {error}") from error
         metrics.check_same(out / name, old["config"], today.saved)
     for name, cell in cells.items():
-        if (out / name / "config.json").exists():
-            metrics.check_same_config(out / name / "config.json", cell.saved)
+        check_cell(cell, out / name)
     return planned
+
+
+def check_cell(cell: Cell, folder: Path) -> None:
+    """BadInput where the cell's folder holds another run, or cannot hold its files.
+
+    A run that is damaged is let through: the cell alone will fail, and say why.
+    """
+    if (folder / "error.txt").is_dir():
+        raise BadInput(f"{folder / 'error.txt'} is a folder; remove it")
+    with contextlib.suppress(files.Damaged):
+        if (folder / "config.json").exists():
+            metrics.check_same_config(folder / "config.json", cell.saved)
 
 
 def write_plan(planned: dict, cells: dict[str, Cell], out: Path) -> None:
@@ -215,28 +243,37 @@ def write_plan(planned: dict, cells: dict[str, Cell], out: Path) -> None:
 
 
 def ended(folder: Path) -> Outcome | None:
-    """How a cell has ended that is not run again; None for one that is to be run."""
-    if (folder / "summary.json").exists():
-        summary = json.loads((folder / "summary.json").read_text())
+    """How a cell has ended that is not run again; None for one that is to be run.
+
+    One whose config.json or summary.json is damaged has not ended: its run says what is wrong.
+    """
+    try:
+        files.read_json(folder / "config.json", files.CONFIG)
+        summary = files.read_json(folder / "summary.json", files.FINISHED)
+    except files.Damaged:
+        return None
+    if summary is not None:
         return Outcome(DIVERGED if "diverged" in summary else 0)
     failed = failure(folder)
     return failed if failed and failed.code == DIVERGED else None
 
 
 def failure(folder: Path) -> Outcome | None:
-    """What error.txt records."""
-    path = folder / "error.txt"
-    if not path.exists():
+    """What error.txt records; None where it records nothing that can be read."""
+    try:
+        text = files.read_text(folder / "error.txt") or ""
+    except files.Damaged:
         return None
-    first, _, said = path.read_text().partition("\n")
-    return Outcome(int(first.removeprefix("exit code ")), said.strip())
+    match = re.match(r"exit code (-?\d{1,9})\n", text)
+    return Outcome(int(match[1]), text[match.end() :].strip()) if match else None
 
 
 def record(outcome: Outcome, folder: Path) -> None:
     """Writes error.txt, unless all went well."""
     if outcome.code:
         metrics.make_folder(folder)
-        (folder / "error.txt").write_text(f"exit code {outcome.code}\n{outcome.said}\n")
+        text = f"exit code {outcome.code}\n{outcome.said}\n"
+        metrics.write_text(folder / "error.txt", text)
 
 
 # Running.
@@ -439,11 +476,11 @@ def shown(folder: Path) -> str:
         return "diverged"
     if outcome.code:
         return f"failed: {(outcome.said or 'exit code ' + str(outcome.code)).splitlines()[-1]}"
-    last = json.loads((folder / "summary.json").read_text())["last"]
-    mean = metrics.headline(last["mean"])
+    last = files.read_json(folder / "summary.json", files.FINISHED)["last"]
+    mean, std = (metrics.headline(last.get(of, {})) for of in ("mean", "std"))
     if mean is None:
         return "done"
-    return f"{mean:.2f}" + (f" +- {metrics.headline(last['std']):.2f}" if "std" in last else "")
+    return f"{mean:.2f}" + (f" +- {std:.2f}" if std is not None else "")
 
 
 def table(cells: dict[str, Cell], keys: list[str], out: Path) -> str:
@@ -498,7 +535,6 @@ def _main(argv):
 def _parse(argv):
     argv, overrides = split_overrides(argv)
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.error = refuse
     for flag in ("--config", "--out", "--methods"):
         parser.add_argument(flag)
     parser.add_argument("--seeds")
@@ -507,21 +543,19 @@ def _parse(argv):
     parser.add_argument("--together", action="store_true")
     parser.add_argument("--nocompilation_cache", action="store_false", dest="compilation_cache")
     parser.add_argument("--share", default="0/1")
-    args, rest = parser.parse_known_args(argv[1:])
-    if rest:
-        flags = [f"--{name}" for name in vars(args)]
-        raise BadInput(f"unexpected argument {rest[0]!r}; {nearest(rest[0], flags)}")
+    args = parse(parser, argv[1:])
+    check_path("--out", args.out)
     for flag, example in (("config", "configs/quickstart.py"), ("out", "runs/sweep")):
         if not getattr(args, flag):
             raise BadInput(f"--{flag} is missing; for example --{flag}={example}")
     if args.workers and args.together:
         raise BadInput("--together runs cells in one process, --workers in many; drop one")
-    if args.workers < 0:
-        raise BadInput(f"--workers must not be negative, got {args.workers}")
+    if not 0 <= args.workers <= MOST_WORKERS:
+        raise BadInput(f"--workers must be from 0 to {MOST_WORKERS}, got {quoted(args.workers)}")
     path, _, own = args.config.partition(":")
     methods = [own] if args.methods is None else args.methods.split(",")
     if args.methods is not None and (own or not all(methods)):
-        named = f"--config={args.config} and --methods={args.methods}"
+        named = f"--config={cut(args.config, 80)} and --methods={cut(args.methods, 80)}"
         raise BadInput(f"{named}: name each method once, for example --methods=fedavg,fedprox")
     seeds = parse_seeds(None if args.seeds is None else args.seeds.split(","))
     return args, methods, Shared(path, overrides, seeds, args.compilation_cache)

@@ -5,6 +5,7 @@ import io
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from fedjax_lab import runs
 from fedjax_lab.compare import Cost, Entry, Spread
 from fedjax_lab.runs import Block, shown
 
@@ -56,9 +57,11 @@ class Section(NamedTuple):
     entries: list[Entry]
 
 
-def subtitle(choice: Choice) -> str:
+def subtitle(sections: Sequence[Section], choice: Choice) -> str:
     """How every number of the tables was made."""
-    peek = " (chosen on the test set itself)" if choice.way.startswith("max") else ""
+    entries = [entry for section in sections for entry in section.entries]
+    peeks = any(runs.peeks(choice.way, entry.measures) for entry in entries)
+    peek = " (chosen on the test set itself)" if peeks else ""
     kind = "sample" if choice.ddof else "population"
     return (
         f"accuracies in percent, {WAYS[choice.way]}{peek}; mean +- {kind} standard deviation (ddof"

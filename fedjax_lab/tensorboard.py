@@ -35,8 +35,8 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 
-from fedjax_lab import command, interrupts, metrics, runs
-from fedjax_lab.errors import BadInput, refuse
+from fedjax_lab import command, files, interrupts, metrics, runs
+from fedjax_lab.errors import MACHINE, BadInput, parse
 
 POLL_SECONDS = 5
 _ENDING = ".fedjax_lab"  # of the event files that are ours to replace
@@ -63,8 +63,9 @@ def main(argv: list[str]) -> int:
 def _main(argv):
     args = _arguments(argv)
     written = update(args.folders, args.logdir, {})
-    count = f"{len(written)} run{'s' * (len(written) > 1)}"
-    print(f"{count} in {args.logdir}; see tensorboard --logdir={args.logdir}", flush=True)
+    count = sum(bool(run.lines) for run in written.values())
+    shown = f"{count} run{'s' * (count > 1)} in {args.logdir}"
+    print(f"{shown}; see tensorboard --logdir={args.logdir}", flush=True)
     if args.follow:
         _follow(args, written)
     return 0
@@ -72,11 +73,10 @@ def _main(argv):
 
 def _arguments(argv):
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.error = refuse
     parser.add_argument("folders", type=Path, nargs="*")
     parser.add_argument("--logdir", type=Path, default=Path("runs/tensorboard"))
     parser.add_argument("--follow", action="store_true")
-    args = parser.parse_args(argv)
+    args = parse(parser, argv)
     if not args.folders:
         raise BadInput("which runs? python -m fedjax_lab.tensorboard DIR...; --help tells the rest")
     try:
@@ -99,21 +99,32 @@ def update(
     """Brings the event files to what the runs in `folders` are now.
 
     `written`: what the last call returned; a run that is not in it is written from its beginning.
-    BadInput where there is no run, or `logdir` cannot be written or is inside of one.
+    A run whose files are damaged is left out, with a note. BadInput where there is no other run, or
+    `logdir` cannot be written or is inside of one.
     """
     found = runs.find(folders)
     inside = {run.resolve() for run in found}
     base = Path(os.path.commonpath([*map(os.path.abspath, folders)]))
-    base = base.parent if (base / "config.json").is_file() else base
-    new = {}
+    base = base.parent if (base / "config.json").exists() else base
+    new, faults = {}, []
     for run in found:
         target = logdir / Path(os.path.abspath(run)).relative_to(base)
         if inside & {target.resolve(), *target.resolve().parents}:
             raise BadInput(f"{target} is in the folder of a run; --logdir names another place")
         try:
             new[run] = _write(run, target, written.get(run))
+        except files.Damaged as error:
+            faults.append(error)
+            old = written.get(run, Written("", [], {}))
+            new[run] = old._replace(stamps=_stamps(run))  # read again when a file has changed
         except OSError as error:
+            if error.errno in MACHINE:
+                raise
             raise BadInput(f"cannot write {target} from {run}: {error.strerror}") from error
+    if faults and not any(run.lines for run in new.values()):
+        raise faults[0]
+    for fault in faults:
+        print(f"{fault}; left out", file=sys.stderr)
     return new
 
 
@@ -121,9 +132,9 @@ def _write(folder, target, old):
     stamps = _stamps(folder)
     if old is not None and stamps == old.stamps:
         return old
-    run, config = runs.read(folder), (folder / "config.json").read_text()
+    run, config = runs.read(folder), (folder / "config.json").read_text(encoding="utf-8")
     lines = [config, *map(json.dumps, run.rows)]
-    if old is None or lines[: len(old.lines)] != old.lines:
+    if old is None or not old.lines or lines[: len(old.lines)] != old.lines:
         old = _begin(target)
     began = stamps[folder / "config.json"][0] / 1e9
     rows = run.rows[max(0, len(old.lines) - 1) :]
@@ -142,7 +153,7 @@ def _write(folder, target, old):
 
 
 def _stamps(folder):
-    names = ("config.json", "metrics.jsonl", "partition.png")
+    names = ("config.json", "metrics.jsonl", "summary.json", "partition.png")
     files = [*(folder / name for name in names), *sorted(folder.glob("plots/*.png"))]
     stats = {path: path.stat() for path in files if path.is_file()}
     return {path: (stat.st_mtime_ns, stat.st_size) for path, stat in stats.items()}

@@ -7,12 +7,11 @@ sums to 1. Rounds are those that the run evaluated: all of them with config.run.
 """
 
 import argparse
-import json
 from pathlib import Path
 
 import numpy as np
 
-from fedjax_lab import metrics, plots
+from fedjax_lab import metrics, plots, runs
 from fedjax_lab.errors import BadInput
 
 MOST = 6  # maps side by side where no rounds are named
@@ -57,10 +56,10 @@ def influence(workdir: Path, seed: int | None) -> tuple[dict[int, np.ndarray], l
     }
     if not maps:
         raise BadInput(f"{workdir} holds no influence of seed {seed}: is it a run of fedc2i?")
-    config = json.loads((workdir / "config.json").read_text())
+    config = runs.read(workdir).config
     names = [str(i) for i in range(len(next(iter(maps.values()))))]
     domains = list(rows[0].get("domains", {}))
-    if config["partition"]["name"] == "by_domain" and len(domains) == len(names):
+    if config["partition"].get("name") == "by_domain" and len(domains) == len(names):
         names = domains
     return maps, names
 

@@ -9,14 +9,13 @@ cluster inertia against the number of clusters, where the run was told num_clust
 """
 
 import argparse
-import json
 from collections import defaultdict
 from pathlib import Path
 
 import numpy as np
 from matplotlib.figure import Figure
 
-from fedjax_lab import metrics, plots
+from fedjax_lab import files, metrics, plots
 from fedjax_lab.errors import BadInput
 
 
@@ -52,11 +51,14 @@ def first_seed(facts: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 def accuracy_by_megabytes(workdir: Path) -> tuple[np.ndarray, np.ndarray]:
     """Megabytes of one client, both ways, and accuracy in percent: [evaluations] each."""
-    if not (workdir / "metrics.jsonl").exists():
-        raise BadInput(f"{workdir} holds no metrics.jsonl of a run")
-    clients = json.loads((workdir / "config.json").read_text())["partition"]["num_clients"]
+    shape = {"partition": {"num_clients": files.COUNT}}
+    config = files.read_json(workdir / "config.json", shape)
+    rows = metrics.read_metrics(workdir / "metrics.jsonl")
+    if config is None or not rows:
+        raise BadInput(f"{workdir} holds no metrics.jsonl of a run with its config.json")
+    clients = config["partition"]["num_clients"]
     points = defaultdict(list)
-    for row in metrics.read_metrics(workdir / "metrics.jsonl"):
+    for row in rows:
         megabytes = (row["bytes_up"] + row["bytes_down"]) / clients / 1e6
         points[row["round"]].append((megabytes, row.get("global", metrics.headline(row))))
     means = np.array([np.mean(points[r], 0) for r in sorted(points)])

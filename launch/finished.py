@@ -1,10 +1,9 @@
 """A finished run, read again: what the scripts that analyse one begin with."""
 
-import json
 from pathlib import Path
 from typing import NamedTuple
 
-from fedjax_lab import experiment, runner, simulate, tree
+from fedjax_lab import experiment, files, runner, simulate, tree
 from fedjax_lab.errors import BadInput
 from fedjax_lab.types import Client, Federation, PyTree, State
 
@@ -32,11 +31,12 @@ class Finished(NamedTuple):
 
 def load(workdir: Path, seed: int | None = None) -> Finished:
     """A seed of a run (the first by default), from its last checkpoint. BadInput if unfinished."""
-    if not (workdir / "summary.json").exists():
+    summary = files.read_json(workdir / "summary.json", files.FINISHED)
+    config = files.read_json(workdir / "config.json", files.CONFIG)
+    if summary is None or config is None:
         raise BadInput(f"{workdir} holds no finished run")
-    if "diverged" in json.loads((workdir / "summary.json").read_text()):
+    if "diverged" in summary:
         raise BadInput(f"the run of {workdir} diverged")
-    config = json.loads((workdir / "config.json").read_text())
     seeds = config.pop("seeds")
     seed = seeds[0] if seed is None else seed
     if seed not in seeds:

@@ -563,6 +563,7 @@ def test_every_target_is_a_run(command, monkeypatch, pacs, own_cache, tmp_path, 
             return False
         folder.mkdir(parents=True)
         row = rows_of(2, 0, [90.0, 80.0], [30.0, 30.0])
+        row |= {"bytes_up": 1, "bytes_down": 1, "seconds": 1.0}
         (folder / "metrics.jsonl").write_text(json.dumps(row) + "\n")
         return True
 

@@ -1,6 +1,7 @@
 """Published tables: what their cells are made of, and measured beside published numbers."""
 
 import json
+import re
 import shlex
 from pathlib import Path
 
@@ -242,7 +243,7 @@ def write(folder, seeds):
         for seed, values in seeds.items()
     ]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (folder / "summary.json").write_text("{}")
+    (folder / "summary.json").write_text(json.dumps(toys.SUMMARY))
 
 
 def cell(*names, way="last", measure="global", per_client=False):
@@ -273,8 +274,21 @@ def test_values_of_finished_runs(tmp_path):
     assert paper.values(cell("a", "c"), tmp_path) is None  # one is not there
     assert paper.values(cell("a", measure="ood"), tmp_path) is None
     assert paper.values(cell(), tmp_path) is None
-    (tmp_path / "a" / "summary.json").write_text('{"diverged": {}}')
+    (tmp_path / "a" / "summary.json").write_text(json.dumps({**toys.SUMMARY, "diverged": {}}))
     assert paper.values(cell("a"), tmp_path) is None
+
+
+def test_a_damaged_run_is_named_beside_the_others(tmp_path):
+    write(tmp_path / "a", {0: (90, 70)})
+    write(tmp_path / "b", {0: (90, 70)})
+    (tmp_path / "a" / "metrics.jsonl").write_text("{}\n")
+    both = [cell("a"), cell("b")]
+    assert [paper.values(one, tmp_path) for one in both] == [None, [70]]
+    assert re.search(r"cell .* damaged.*\ncell .* 70.00", paper.show(both, tmp_path))
+    (note,) = paper.damaged(both, tmp_path)
+    assert note.startswith(f"{tmp_path / 'a' / 'metrics.jsonl'} cannot be used: line 1")
+    (tmp_path / "b" / "summary.json").write_text("")
+    assert paper.values(both[1], tmp_path) is None  # its run has not ended
 
 
 # What is on this machine.

@@ -11,7 +11,7 @@ import pytest
 from inputs import complaint
 from scipy import stats
 
-from fedjax_lab import compare, plots, report, runs, tables
+from fedjax_lab import compare, metrics, plots, report, runs, tables
 
 ROUNDS = (5, 10, 15)
 SCORES = {  # accuracy.mean after each of ROUNDS, by seed
@@ -192,6 +192,41 @@ def test_ways_are_not_mixed(pair, tmp_path):
     assert entries_of(with_validation, "best_by_validation")["fedavg"].values == {0: 50}
 
 
+PEEK = "chosen on the test set itself"
+
+
+@pytest.mark.parametrize(
+    "measured, peeks",
+    [
+        ({"accuracy": {"mean": 50.0}, "id": 40.0}, True),
+        ({"global": 50.0}, True),
+        ({"ood": 50.0, "id": 40.0}, True),
+        ({"id": 40.0}, False),  # the maximum is over validation examples
+        ({}, False),  # a stage that is not scored: no maximum in the table
+    ],
+)
+def test_only_maxima_over_a_test_set_peek_at_one(measured, peeks, tmp_path, capsys):
+    rows = [evaluation(0, after, 50.0, 1) for after in (5, 10)]
+    for row in rows:
+        for key in ("accuracy", "domains", "global"):
+            del row[key]
+        row |= measured
+    summary = {**metrics.summarise(rows, [0]), "seeds": [0]}
+    assert (PEEK in report.closing_table(summary)) == peeks
+    if measured:
+        folder = write(tmp_path / "a", {0: ()})
+        (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        for form in ("terminal", "html"):
+            said = call(capsys, folder, "--way=max_over_rounds", f"--format={form}")
+            assert (PEEK in said) == peeks
+        assert PEEK not in call(capsys, folder)
+
+
+def test_a_target_is_a_finite_number(pair, capsys):
+    for text in ("nan", "inf", "9" * 5000):
+        assert "--target must be a finite number" in refusal(capsys, pair, f"--target={text}")
+
+
 def test_rounds_bytes_and_seconds_to_a_target(pair):
     got = entries_of(pair, target=69.0)
     assert got["fedavg"].goal == (3, 3, (15, 15e6, 30))  # the first at 70, 71, 75
@@ -310,7 +345,7 @@ def test_bad_input_is_told_in_one_line(pair, tmp_path, capsys):
     assert "invalid choice: 'best'" in refusal(capsys, pair, "--way=best")
     assert "cannot write" in refusal(capsys, pair, f"--out={tmp_path}")
     (pair / "a/metrics.jsonl").write_text('{"round": 1, "seed": 0}\n')
-    assert "without bytes_down, bytes_up, seconds" in refusal(capsys, pair)
+    assert "without bytes_down, bytes_up, seconds" in refusal(capsys, pair / "a")
 
 
 def test_a_baseline_by_its_method(pair, capsys):

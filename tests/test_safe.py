@@ -27,7 +27,7 @@ from fedjax_lab.data.domainnet import domainnet_full
 from fedjax_lab.data.image_folders import image_folders
 from fedjax_lab.data.tiny_imagenet import tiny_imagenet
 from fedjax_lab.embedding.precomputed import precomputed
-from fedjax_lab.errors import BadInput, brief
+from fedjax_lab.errors import BadInput, quoted
 
 
 @pytest.fixture
@@ -366,7 +366,7 @@ def test_cifar_labels_that_are_nested(tmp_path, at_once):
         message = complaint(cifar.cifar10, folder=str(tmp_path))
         assert message.startswith(str(file)) and len(message) < 500
     file.write_bytes(pickle.dumps(cifar_part([0, 2**100_000])))
-    assert "label of type int is not of cifar10" in complaint(cifar.cifar10, folder=str(tmp_path))
+    assert "value of type int" in complaint(cifar.cifar10, folder=str(tmp_path))
 
 
 TUPLES = b"\x80\x02)" + b"2\x86" * 60
@@ -406,9 +406,9 @@ def test_what_several_keys_share_is_read(at_once):
 # The module itself
 
 
-def test_brief_values(at_once):
+def test_values_are_quoted_briefly(at_once):
     for value in (nested(25), {1: nested(25)}, 10**5000, "x" * 10**7, b"y" * 10**7):
-        assert 1 < len(brief(value)) <= 40
+        assert 1 < len(quoted(value)) <= 80
 
 
 def test_trouble_of_the_machine_passes_through(tmp_path):

@@ -145,7 +145,7 @@ def test_how_a_cell_ended(tmp_path):
     assert sweep.shown(tmp_path / "a") == "failed: two"
     sweep.record(Outcome(3, "diverged in round 1"), tmp_path / "a")
     assert sweep.ended(tmp_path / "a") == Outcome(3, "diverged in round 1")
-    metrics.write_json(tmp_path / "a/summary.json", {"diverged": {"round": 2}})
+    metrics.write_json(tmp_path / "a/summary.json", {**toys.SUMMARY, "diverged": {"round": 2}})
     assert sweep.ended(tmp_path / "a") == Outcome(3)
 
 
@@ -169,6 +169,15 @@ BAD = [
     (["--grid=partition.num_clients=6,500"], "fedavg,partition.num_clients=500: "),
     (["--metods=fedavg"], "did you mean '--methods'?"),
     (["--workers=two"], "--workers"),
+    (["--workers=100000"], "--workers must be from 0 to 1000, got 100000"),
+    (["--share=0/" + "9" * 5000], "is not I/N with I below N"),
+    (["--seeds=" + "9" * 5000], "--seeds must be whole numbers, got 999"),
+    (["--grid=local.lr=" + "9" * 5000], "config.local.lr must be of type float"),
+    (["--grid=model.width=" + "9" * 400], "config.model.width must be below 2**31"),
+    (["--grid=model.width=" + "-" * 20000 + "1"], "config.model.width must be of type int"),
+    (["--grid=" + "k" * 5000], "is not SECTION.KEY"),
+    (["--grid=data.path=" + "x" * 300], "too long a folder name"),
+    (["--metods=fedavg"] * 400, "did you mean '--methods'?"),
     (["--workers=2", "--together"], "drop one"),
     (["--seeds=a"], "--seeds"),
     (["--config.run.rounds"], "--config.run.rounds needs a value"),
@@ -181,6 +190,7 @@ def test_bad_input_is_one_line_before_anything_is_run(arguments, message, toy, t
     assert call(f"--config={toy}", f"--out={out}", *arguments) == 2
     error = capsys.readouterr().err
     assert error.startswith("error: ") and message in error and error.count("\n") == 1
+    assert len(error) < 600
     assert not out.exists()
 
 

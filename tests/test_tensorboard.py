@@ -1,5 +1,6 @@
 """TensorBoard's event files, read back by their published layout, from run folders made up here."""
 
+import errno
 import json
 import os
 import struct
@@ -37,7 +38,7 @@ def row(seed, after, mean, seeds=2):
 def bare(seed, after):
     """Of a stage that is not scored."""
     kept = ("round", "seed", "stage", "train_loss", "bytes_up", "bytes_down", "seconds")
-    return {key: row(seed, after, 0)[key] for key in kept}
+    return {key: row(seed, after, 0)[key] for key in kept} | {"stage": "index"}
 
 
 def write(folder, rows, seeds=(0, 1), at=1e9):
@@ -357,18 +358,21 @@ def test_bad_input_is_told_in_one_line(sweep, tmp_path, logdir, capsys):
     (tmp_path / "link").symlink_to(run)
     assert "of a run" in refusal(capsys, sweep, f"--logdir={tmp_path / 'link'}")
     (run / "metrics.jsonl").write_text('{"round": 1, "seed": 0}\n')
-    assert "without bytes_down" in refusal(capsys, sweep, f"--logdir={logdir}")
+    assert "without bytes_down" in refusal(capsys, run, f"--logdir={logdir}")
 
 
 def test_what_cannot_be_written_is_named(sweep, logdir, capsys, monkeypatch):
-    def full(path, new):
-        raise OSError(28, "No space left on device")
+    def fail(path, new):
+        raise OSError(code, os.strerror(code))
 
-    monkeypatch.setattr(tensorboard, "_append", full)
-    assert tensorboard.main([str(sweep / "fedavg,mu=0.1"), f"--logdir={logdir}"]) == 1
+    monkeypatch.setattr(tensorboard, "_append", fail)
+    code = errno.EACCES
+    said = refusal(capsys, sweep / "fedavg,mu=0.1", f"--logdir={logdir}")
+    assert f"cannot write {logdir / 'fedavg,mu=0.1'} from " in said and "Permission denied" in said
+    code = errno.ENOSPC  # no input causes that
+    assert tensorboard.main([str(sweep), f"--logdir={logdir}"]) == 1
     said = capsys.readouterr().err
-    assert said.count("\n") == 1
-    assert f"cannot write {logdir / 'fedavg,mu=0.1'} from " in said and "No space left" in said
+    assert "No space left" in said and said.count("\n") == 1
 
 
 def test_ctrl_c_before_all_is_written(sweep, logdir, capsys, monkeypatch):

@@ -6,7 +6,7 @@ import numpy as np
 
 from fedjax_lab.data import npz, safe
 from fedjax_lab.data.dataset import Dataset
-from fedjax_lab.errors import BadInput, brief, nearest
+from fedjax_lab.errors import BadInput, cut, nearest, quoted
 
 KEYS = ("x", "y", "domain", "split", "classes")
 REMEDY = "write it with numpy.savez"
@@ -48,11 +48,11 @@ def read(file: Path) -> dict[str, np.ndarray]:
         names = npz.names(file)
     missing = [key for key in ("x", "y") if key not in names]
     if missing:
-        there = brief(", ".join(names) or "nothing", 200)[1:-1]
+        there = cut(", ".join(names) or "nothing", 200)
         raise BadInput(f"{file} has no array {missing[0]!r}, it holds: {there}")
     for name in names:
         if name not in KEYS:
-            unused = f"{file} has an array {brief(name)}, which nothing reads"
+            unused = f"{file} has an array {quoted(name)}, which nothing reads"
             remedy = f"{nearest(name, KEYS)} Remove all but {', '.join(KEYS)}"
             raise BadInput(f"{unused}; {remedy}")
     arrays = npz.read(file, [key for key in KEYS if key in names], REMEDY, "is damaged")

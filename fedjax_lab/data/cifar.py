@@ -13,7 +13,7 @@ import numpy as np
 from fedjax_lab.data import pickles, safe
 from fedjax_lab.data.dataset import Dataset, of_one_domain
 from fedjax_lab.data.places import locate
-from fedjax_lab.errors import BadInput, brief
+from fedjax_lab.errors import BadInput, quoted
 
 
 class Release(NamedTuple):
@@ -137,6 +137,6 @@ def _examples(
         raise BadInput(f"{file}: {key.decode()} is no list of {len(data)} labels: {remedy}")
     bad = [y for y in labels if type(y) is not int or not 0 <= y < release.num_classes]
     if bad:
-        raise BadInput(f"{file}: label {brief(bad[0])} is not of {release.name}: {remedy}")
+        raise BadInput(f"{file}: label {quoted(bad[0])} is not of {release.name}: {remedy}")
     images = data.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
     return np.ascontiguousarray(images), np.array(labels, np.int32)

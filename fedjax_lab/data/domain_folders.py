@@ -15,7 +15,7 @@ from fedjax_lab.data import pickles
 from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.data.images import Split, arrays, rgb_or_grey
 from fedjax_lab.data.places import locate
-from fedjax_lab.errors import BadInput, brief
+from fedjax_lab.errors import BadInput, quoted
 
 SUFFIXES = (".jpg", ".jpeg", ".png")
 PARTS = ("train", "test")
@@ -67,7 +67,7 @@ def listed(release: Release, where: Path, file: Path) -> Split:
     unknown = next((name for name in names if name not in number), None)
     if unknown is not None:
         raise BadInput(
-            f"{file}: {brief(unknown)} is no class of {release.folder}: {release.remedy}"
+            f"{file}: {quoted(unknown)} is no class of {release.folder}: {release.remedy}"
         )
     files = [where / inside(path, release.folder, file, release.remedy) for path in paths]
     return Split(files, [number[name] for name in names])
@@ -120,5 +120,5 @@ def inside(text: str, folder: str, file: Path, remedy: str) -> Path:
     """A listed path without the data set's folder; BadInput if it could lead out of that."""
     path = PurePosixPath(text)
     if path.is_absolute() or ".." in path.parts or not text.isprintable():
-        raise BadInput(f"{file}: {brief(text, 80)} is no path in the data set's folder: {remedy}")
+        raise BadInput(f"{file}: {quoted(text, 80)} is no path in the data set's folder: {remedy}")
     return Path(*path.parts[path.parts[:1] == (folder,) :])

@@ -14,7 +14,7 @@ from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.data.domain_folders import PARTS, Release, inside, read
 from fedjax_lab.data.images import Split, arrays, check_size, rgb
 from fedjax_lab.data.places import locate
-from fedjax_lab.errors import BadInput, brief, check_not_negative
+from fedjax_lab.errors import BadInput, check_not_negative, quoted
 
 RELEASE = Release(
     "domainnet-v1",
@@ -109,7 +109,7 @@ def names_of_labels(lines: Sequence[Line], lists: Path) -> list[str]:
     names = {}
     for line in lines:
         if names.setdefault(line.label, line.name) != line.name:
-            both = f"{brief(names[line.label])} and {brief(line.name)}"
+            both = f"{quoted(names[line.label])} and {quoted(line.name)}"
             raise BadInput(f"{lists}: label {line.label} is of {both}: {FULL_HELP}")
     if sorted(names) != list(range(len(set(names.values())))):
         raise BadInput(
@@ -122,10 +122,10 @@ def names_of_labels(lines: Sequence[Line], lists: Path) -> list[str]:
 def _line(where: Path, file: Path, text: str, domain: str) -> Line:
     path, label = (*text.rsplit(maxsplit=1), "")[:2]
     if not (label.isascii() and label.isdigit() and len(label) <= 6):
-        raise BadInput(f"{file}: {brief(text, 80)} is not a path and a label: {FULL_HELP}")
+        raise BadInput(f"{file}: {quoted(text, 80)} is not a path and a label: {FULL_HELP}")
     inner = inside(path, RELEASE.folder, file, FULL_HELP)
     if len(inner.parts) != 3 or inner.parts[0] != domain:
-        raise BadInput(f"{file}: {brief(path, 80)} is not {domain}/CLASS/IMAGE: {FULL_HELP}")
+        raise BadInput(f"{file}: {quoted(path, 80)} is not {domain}/CLASS/IMAGE: {FULL_HELP}")
     return Line(where / inner, inner.parts[1], int(label))
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from fedjax_lab.data import safe
 from fedjax_lab.data.dataset import Dataset, pooled
 from fedjax_lab.data.places import locate
-from fedjax_lab.errors import BadInput, brief, check_not_negative
+from fedjax_lab.errors import BadInput, check_not_negative, quoted
 
 ALPHABET = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
 LENGTH = 80  # characters of a text
@@ -98,11 +98,13 @@ def ready(folder: Path) -> tuple[dict[str, Texts], dict[str, Texts]]:
     train, test = read(folder), read(folder.parent / "test")
     alone = min(train.keys() ^ test.keys(), default=None)
     if alone is not None:
-        raise BadInput(f"{folder}: user {brief(alone, 60)} is not in both train/ and test/: {HELP}")
+        raise BadInput(
+            f"{folder}: user {quoted(alone, 60)} is not in both train/ and test/: {HELP}"
+        )
     empty = next((user for user in train if not (train[user].y and test[user].y)), None)
     if empty is not None:
         raise BadInput(
-            f"{folder}: user {brief(empty, 60)} has no texts to train or test on: {HELP}"
+            f"{folder}: user {quoted(empty, 60)} has no texts to train or test on: {HELP}"
         )
     sizes = [(len(train[user].y), len(test[user].y)) for user in train]
     if any(n != _training_count(n + LENGTH - 1 + tests) for n, tests in sizes):
@@ -121,7 +123,7 @@ def read(folder: Path) -> dict[str, Texts]:
     for file in files:
         for user, texts in _of_users(file):
             if user in found:
-                raise BadInput(f"{file}: user {brief(user, 60)} is there twice: {HELP}")
+                raise BadInput(f"{file}: user {quoted(user, 60)} is there twice: {HELP}")
             found[user] = texts
     return found
 
@@ -131,7 +133,7 @@ def encode(user: str, texts: Texts) -> tuple[np.ndarray, np.ndarray]:
     for key, values, length in (("x", texts.x, LENGTH), ("y", texts.y, 1)):
         if not all(isinstance(value, str) and len(value) == length for value in values):
             raise BadInput(
-                f"{texts.file}: {key} of user {brief(user, 60)} is not all texts of length"
+                f"{texts.file}: {key} of user {quoted(user, 60)} is not all texts of length"
                 f" {length}: {HELP}"
             )
     return numbers(texts.x).reshape(-1, LENGTH), numbers(texts.y).astype(np.int32)
@@ -157,7 +159,7 @@ def _of_users(file: Path) -> Iterable[tuple[str, Texts]]:
         x, y = _get(values, "x"), _get(values, "y")
         if not (isinstance(x, list) and isinstance(y, list) and len(x) == len(y)):
             raise BadInput(
-                f"{file}: user {brief(user, 60)} has no lists x and y of one length: {HELP}"
+                f"{file}: user {quoted(user, 60)} has no lists x and y of one length: {HELP}"
             )
         yield user, Texts(file, x, y)
 

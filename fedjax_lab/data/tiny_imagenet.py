@@ -10,7 +10,7 @@ from fedjax_lab.data import safe
 from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.data.images import Split, arrays, rgb
 from fedjax_lab.data.places import locate
-from fedjax_lab.errors import BadInput, brief
+from fedjax_lab.errors import BadInput, quoted
 
 VERSION = 1  # of the pixels: to be raised with every change that alters one
 HELP = (
@@ -56,7 +56,7 @@ def validation_files(where: Path, classes: tuple[str, ...]) -> Split:
     for line in safe.lines(table, HELP):
         file, name, *_ = *line.split("\t"), ""
         if name not in number:
-            raise BadInput(f"{table}: {brief(name)} of {brief(file)} is not in wnids.txt: {HELP}")
+            raise BadInput(f"{table}: {quoted(name)} of {quoted(file)} is not in wnids.txt: {HELP}")
         files.append(where / "val" / "images" / file)
         labels.append(number[name])
     return Split(files, labels)

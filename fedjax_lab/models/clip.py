@@ -17,7 +17,7 @@ import numpy as np
 from flax import traverse_util
 
 from fedjax_lab.data import safe
-from fedjax_lab.errors import BadInput, brief, nearest
+from fedjax_lab.errors import BadInput, nearest, quoted
 from fedjax_lab.types import Array
 
 LEGACY_EOS = 2  # in the configs of OpenAI's models: the end of a text is its highest token
@@ -175,7 +175,7 @@ def read_settings(folder: Path) -> Settings:
     with safe.reading(file, REMEDY, "is of no use"):
         config = json.loads(safe.content(file))
         if config.get("model_type") != "clip":
-            raise ValueError(f"its model_type is {brief(config.get('model_type'))}")
+            raise ValueError(f"its model_type is {quoted(config.get('model_type'))}")
         settings = Settings(
             _section(TextSettings(), config, "text_config"),
             _section(ImageSettings(), config, "vision_config"),
@@ -196,9 +196,9 @@ def _section(defaults, config: dict, name: str):
 def _check(key: str, value, kind: type) -> None:
     if key == "hidden_act":
         if str(value) not in ACTIVATIONS:
-            raise ValueError(f"hidden_act is {brief(value)}; {nearest(str(value), ACTIVATIONS)}")
+            raise ValueError(f"hidden_act is {quoted(value)}; {nearest(str(value), ACTIVATIONS)}")
     elif type(value) is not kind or value <= 0:
-        raise ValueError(f"{key} is {brief(value)}")
+        raise ValueError(f"{key} is {quoted(value)}")
 
 
 def read_weights(file: Path, tower: nn.Module, example: jax.ShapeDtypeStruct) -> dict:

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from fedjax_lab import tree
-from fedjax_lab.errors import BadInput, brief
+from fedjax_lab.errors import BadInput, cut
 from fedjax_lab.types import Array, Weights
 
 TENSORS = {
@@ -59,7 +59,7 @@ def read(path: str) -> dict[str, np.ndarray]:
     except MemoryError:
         raise
     except Exception as error:  # a damaged file, or numbers of a type that NumPy lacks
-        raise BadInput(f"not a .safetensors file ({brief(str(error), 200)})") from None
+        raise BadInput(f"not a .safetensors file ({cut(str(error), 200)})") from None
 
 
 def convert(

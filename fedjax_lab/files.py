@@ -1,0 +1,215 @@
+"""Reading the files of runs and sweeps; whoever reads one names what is damaged in the same words.
+
+What a file has to hold is declared as a shape: a `Kind` of value, `[shape]` for a list of at least
+one, or a dict of shapes by key. In a dict, `"key?"` may be missing, and `"*"` stands for all keys
+that the dict does not name; without it, other keys may hold anything.
+"""
+
+import json
+import stat
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fedjax_lab.errors import MACHINE, BadInput, quoted
+
+DEEPEST = 50  # levels of lists and objects in each other
+
+
+class Damaged(BadInput):
+    """A file that does not hold what it should. The message names the file and the fault."""
+
+
+class Kind(NamedTuple):
+    """A kind of value, in words and as a test."""
+
+    words: str
+    fits: Callable[[Any], bool]
+
+
+def _is_number(value):
+    largest = sys.float_info.max
+    return type(value) in (int, float) and -largest <= value <= largest  # false for NaN
+
+
+NUMBER = Kind("a finite number", _is_number)
+COUNT = Kind("a whole number from 0", lambda value: type(value) is int and 0 <= value < 2**53)
+TEXT = Kind("text", lambda value: isinstance(value, str))
+SCORE = Kind("a finite number or null", lambda value: value is None or _is_number(value))
+OBJECT = {}  # with any keys
+
+EVALUATION = {  # a line of metrics.jsonl
+    "round": COUNT,
+    "seed": COUNT,
+    "stage?": TEXT,
+    "train_loss?": NUMBER,
+    "accuracy?": {"mean": NUMBER, "per_client?": [SCORE], "*": NUMBER},
+    "domains?": {"*": NUMBER},
+    "global?": NUMBER,
+    "id?": NUMBER,
+    "id_per_client?": [SCORE],
+    "ood?": NUMBER,
+    "ood_per_client?": [SCORE],
+    "bytes_up": NUMBER,
+    "bytes_down": NUMBER,
+    "seconds": NUMBER,
+}
+CONFIG = {  # config.json
+    "data": OBJECT,
+    "partition": OBJECT,
+    "method": {"name": TEXT},
+    "run": OBJECT,
+    "seeds": [COUNT],
+}
+_SCORES = {
+    "round?": NUMBER,
+    "train_loss?": NUMBER,
+    "accuracy?": {"mean": NUMBER, "*": NUMBER},
+    "domains?": {"*": NUMBER},
+    "global?": NUMBER,
+    "id?": NUMBER,
+    "ood?": NUMBER,
+}
+_WAY = {"per_seed": {"*": _SCORES}, "mean": _SCORES, "std?": _SCORES}
+SUMMARY = {  # summary.json, as far as comparisons read it
+    "diverged?": {"*": COUNT},
+    "device?": TEXT,
+    "strategy?": TEXT,
+    "versions?": {"*": TEXT},
+    "last?": _WAY,
+    "best_by_validation?": _WAY,
+    "max_over_rounds?": _WAY,
+    "max_per_domain?": _WAY,
+}
+FINISHED = {  # ... and as a run prints it at its end
+    **SUMMARY,
+    "seeds": [COUNT],
+    "rounds": COUNT,
+    "last": _WAY,
+    "seconds": NUMBER,
+    "compile_seconds": NUMBER,
+    "device": TEXT,
+}
+PLAN = {"cells": {"*": {"method": TEXT, "grid": {"*": TEXT}, "config": OBJECT}}}  # sweep.json
+
+
+def read_json(path: Path, shape: Any) -> Any:
+    """What a JSON file holds, which has the shape; None where there is no file.
+
+    Raises Damaged.
+    """
+    content = read_bytes(path)
+    if content is None:
+        return None
+    try:
+        value = _parse(content)
+        check(value, shape)
+    except ValueError as error:
+        raise Damaged(f"{path} cannot be used: {error}") from error
+    return value
+
+
+def read_rows(path: Path, shape: Any) -> list[Any]:
+    """What the lines of a file hold, each of which is JSON of the shape; [] where there is no file.
+
+    A last line that is not whole is left out: the process that wrote it was killed. Raises Damaged
+    for every other line that cannot be used.
+    """
+    lines = (read_bytes(path) or b"").split(b"\n")
+    rows = []
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            row = _parse(line)
+        except ValueError as error:
+            if number == len(lines):  # the only one without a newline
+                break
+            raise Damaged(f"{path} cannot be used: line {number}: {error}") from error
+        try:
+            check(row, shape)
+        except ValueError as error:
+            raise Damaged(f"{path} cannot be used: line {number}: {error}") from error
+        rows.append(row)
+    return rows
+
+
+def read_text(path: Path) -> str | None:
+    """The text of a file, with a replacement for what is not UTF-8; None where there is no file.
+
+    Raises Damaged.
+    """
+    content = read_bytes(path)
+    return None if content is None else content.decode(errors="replace")
+
+
+def read_bytes(path: Path) -> bytes | None:
+    """The content of a file; None where there is none. Raises Damaged for what is not a file."""
+    try:
+        mode = path.stat().st_mode
+        if not stat.S_ISREG(mode):  # a pipe would be waited for
+            what = "a folder" if stat.S_ISDIR(mode) else "not a regular file"
+            raise Damaged(f"{path} cannot be used: it is {what}")
+        return path.read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        if error.errno in MACHINE:
+            raise
+        raise Damaged(f"{path} cannot be read: {error.strerror}") from error
+
+
+def check(value: Any, shape: Any) -> None:
+    """ValueError says in which part the value does not have the shape."""
+    for fault in _faults(value, shape, ""):
+        raise ValueError(fault)
+
+
+def _faults(value: Any, shape: Any, name: str) -> Iterator[str]:
+    it = name or "it"
+    if isinstance(shape, Kind):
+        if not shape.fits(value):
+            yield f"{it} must be {shape.words}, not {quoted(value)}"
+    elif isinstance(shape, list):
+        if not isinstance(value, list) or not value:
+            yield f"{it} must be a list of at least one value, not {quoted(value)}"
+        elif not (isinstance(shape[0], Kind) and all(map(shape[0].fits, value))):
+            for i, each in enumerate(value):
+                yield from _faults(each, shape[0], f"{name}[{i}]")
+    elif not isinstance(value, dict):
+        yield f"{it} must be a JSON object, not {quoted(value)}"
+    else:
+        needed = {key for key in shape if key != "*" and not key.endswith("?")}
+        if lacking := needed - value.keys():
+            yield f"{it} is without {', '.join(sorted(lacking))}"
+        for key, each in value.items():
+            inner = shape.get(key, shape.get(f"{key}?", shape.get("*")))
+            if inner is not None:
+                yield from _faults(each, inner, f"{name}.{key}" if name else key)
+
+
+def _parse(content):
+    """The value of JSON text. ValueError says what is wrong with it."""
+    if not content.strip():
+        raise ValueError("it is empty")
+    try:
+        value = json.loads(content.decode())
+    except UnicodeDecodeError as error:
+        raise ValueError("it is not text in UTF-8") from error
+    except json.JSONDecodeError as error:
+        reason = f"{error.msg} at character {error.pos}"
+        raise ValueError(f"it is cut off or not JSON ({reason})") from error
+    except RecursionError as error:
+        raise ValueError("its values are nested too deep") from error
+    brackets = content.count(b"[") + content.count(b"{")
+    if brackets > DEEPEST and _is_deep(value, DEEPEST):
+        raise ValueError("its values are nested too deep")
+    return value
+
+
+def _is_deep(value, levels):
+    if not isinstance(value, (dict, list)):
+        return False
+    inner = value.values() if isinstance(value, dict) else value
+    return levels == 0 or any(_is_deep(each, levels - 1) for each in inner)

@@ -1,0 +1,55 @@
+"""Messages about bad input: one readable line, whatever was given."""
+
+import argparse
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from inputs import complaint
+
+from fedjax_lab import errors
+from fedjax_lab.errors import BadInput
+
+
+def test_a_long_message_keeps_its_beginning_and_its_end(capsys):
+    assert errors.tell(BadInput("config.x is " + "9" * 5000 + "; did you mean 'y'?")) == 2
+    line = capsys.readouterr().err
+    assert len(line) <= len("error: ") + errors.LONGEST + 1 and line.count("\n") == 1
+    assert line.startswith("error: config.x is 999") and line.endswith("9; did you mean 'y'?\n")
+    errors.tell(BadInput("short\nlines"))
+    assert capsys.readouterr().err == "error: short lines\n"
+
+
+@settings(deadline=None, derandomize=True, database=None)
+@given(st.text(max_size=60), st.integers(10, 40))
+def test_a_cut_text_is_never_longer(text, longest):
+    cut = errors.cut(text, longest)
+    assert len(cut) <= longest and cut[:2] == text[:2] and cut[-2:] == text[-2:]
+    assert cut == text or len(text) > longest
+
+
+def test_a_value_is_shown_briefly_or_named_by_its_type():
+    nested = []
+    for _ in range(10**5):
+        nested = [nested]
+    assert errors.quoted(nested) == "[[[...]]]"
+    assert errors.quoted(10**5000) == "a value of type int that cannot be shown"
+    assert errors.quoted("a") == "'a'" and len(errors.quoted("a" * 5000)) == 80
+    assert len(complaint(errors.check_choice, "a.b", "x" * 5000, ["one", "two"])) < 150
+    assert len(complaint(errors.check_not_negative, "a.b", -(10**4000))) < 150
+
+
+def test_an_unknown_flag_is_told_once():
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("folders", nargs="*")
+    parser.add_argument("--follow")
+    said = complaint(errors.parse, parser, ["a", *["--folow=1"] * 400])
+    assert said == "unexpected argument '--folow=1'; did you mean '--follow'?"
+    assert errors.parse(parser, ["a", "--follow=b"]).folders == ["a"]
+
+
+@pytest.mark.parametrize("path", ["a" * 5000, "a\0b"])
+def test_a_path_that_no_file_can_have(path, tmp_path):
+    assert complaint(errors.check_path, "--out", path).startswith("--out")
+    errors.check_path("--out", str(tmp_path / "new"))
+    errors.check_path("--out", None)

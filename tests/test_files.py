@@ -1,0 +1,352 @@
+"""Damaged files of runs and sweeps: every command names them, and shows what is whole."""
+
+import contextlib
+import copy
+import io
+import json
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+import pytest
+import toys
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from inputs import complaint
+
+from fedjax_lab import files, metrics, report, runner, sweep, tensorboard
+from fedjax_lab.errors import BadInput
+from fedjax_lab.sweep import Outcome, Shared
+
+RUNS = ("fedavg", "fedprox,mu=0.1")
+quick = settings(max_examples=80, deadline=None, derandomize=True, database=None)
+
+
+def evaluation(seed, after):
+    each = [60.0, None, 70.0 + after]
+    return {
+        "round": after,
+        "seed": seed,
+        "stage": "train",
+        "train_loss": 0.5,
+        "accuracy": {"mean": 65.0 + seed, "worst10": 60.0, "per_client": each},
+        "domains": {"north": 60.0, "south": 70.0},
+        "global": 64.0,
+        "id": 50.0 + after,
+        "id_per_client": each,
+        "bytes_up": 100 * after,
+        "bytes_down": 100 * after,
+        "seconds": 1.5 * after,
+        "recorded": {"influence": [[1.0]]},
+    }
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The folder of a sweep of two finished runs, written by hand; and what its command names."""
+    folder = tmp_path_factory.mktemp("whole")
+    shared = Shared(toys.write_config(folder, run={"rounds": 4}), seeds=[0, 1])
+    cells = sweep.plan(shared, ["fedavg", "fedprox"], {"method.mu": ["0.1"]})
+    assert tuple(cells) == RUNS
+    sweep.write_plan({}, cells, folder / "out")
+    rows = [evaluation(seed, after) for after in (2, 4) for seed in (0, 1)]
+    summary = {**toys.SUMMARY, "seeds": [0, 1], **metrics.summarise(rows, [0, 1])}
+    for name, cell in cells.items():
+        metrics.make_folder(folder / "out" / name)
+        metrics.write_json(folder / "out" / name / "config.json", cell.saved)
+        metrics.write_json(folder / "out" / name / "summary.json", summary)
+        metrics.append(folder / "out" / name / "metrics.jsonl", rows)
+    return folder / "out", shared, cells
+
+
+@contextlib.contextmanager
+def copied(whole):
+    """A copy of the sweep's folder, to be damaged."""
+    with tempfile.TemporaryDirectory() as name:
+        yield shutil.copytree(whole[0], Path(name) / "out")
+
+
+def call(main, *arguments):
+    """The exit code, stdout and stderr of a command."""
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = main([str(argument) for argument in arguments])
+    return code, out.getvalue(), err.getvalue()
+
+
+def content(folder):
+    return {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+# Damage at random.
+
+STRANGE = st.sampled_from(
+    [None, True, -1, 2.5, "text", "", [], {}, [[]], float("nan"), float("inf"), 10**400]
+)
+
+
+def places(value, at=()):
+    """The paths to all parts of a JSON value."""
+    inner = value.items() if isinstance(value, dict) else enumerate(value)
+    for key, each in inner:
+        yield (*at, key)
+        if isinstance(each, (dict, list)):
+            yield from places(each, (*at, key))
+
+
+def altered(value, path, new, drop):
+    """The value with one part replaced, or left out."""
+    value = copy.deepcopy(value)
+    *before, last = path
+    part = value
+    for key in before:
+        part = part[key]
+    if drop:
+        del part[last]
+    else:
+        part[last] = new
+    return value
+
+
+@st.composite
+def damage(draw, names):
+    """(name of a file, what is done to its path)"""
+    name = draw(st.sampled_from(names))
+    kind = draw(st.sampled_from(["part", "drop", "whole", "cut", "bytes", "folder", "pipe"]))
+    new, place = draw(STRANGE), draw(st.integers(0, 10**6))
+    noise = draw(st.binary(max_size=20))
+
+    def do(path):
+        lines = name.endswith("jsonl")
+        old = path.read_bytes() if path.exists() else b"exit code 1\nfailed\n"
+        if kind in ("folder", "pipe"):
+            path.unlink(missing_ok=True)
+            path.mkdir() if kind == "folder" else os.mkfifo(path)
+        elif kind == "cut":
+            path.write_bytes(old[: place % len(old)])
+        elif kind == "bytes":
+            at = place % len(old)
+            path.write_bytes(old[:at] + noise + old[at + len(noise) :])
+        elif kind == "whole" or not name.endswith(("json", "jsonl")):
+            path.write_text(json.dumps(new))
+        else:
+            value = [json.loads(line) for line in old.splitlines()] if lines else json.loads(old)
+            path_in = list(places(value))[place % len(list(places(value)))]
+            value = altered(value, path_in, new, kind == "drop")
+            text = "".join(json.dumps(each) + "\n" for each in value) if lines else None
+            path.write_text(text if lines else json.dumps(value))
+
+    return name, do
+
+
+RUN_FILES = ["config.json", "metrics.jsonl", "summary.json"]
+
+
+@quick
+@given(harm=damage(RUN_FILES))
+def test_a_comparison_shows_the_whole_runs(whole, harm):
+    name, do = harm
+    with copied(whole) as out:
+        do(out / RUNS[0] / name)
+        before = content(out)
+        code, said, err = call(report.main, out)
+        assert code == 0 and not err and "fedprox" in said
+        assert call(report.main, out, "--way=max_per_domain", "--target=60", "--format=csv")[0] == 0
+        code, _, err = call(report.main, out / RUNS[0])
+        assert code == 0 or (code == 2 and err.startswith("error: ") and err.count("\n") == 1)
+        assert content(out) == before
+
+
+@quick
+@given(harm=damage(RUN_FILES))
+def test_tensorboard_shows_the_whole_runs(whole, harm):
+    pytest.importorskip("tensorboardX")
+    name, do = harm
+    with copied(whole) as out:
+        do(out / RUNS[0] / name)
+        before = content(out)
+        code, said, err = call(tensorboard.main, out, f"--logdir={out.parent / 'log'}")
+        assert code == 0 and err.count("\n") <= 1 and f"in {out.parent / 'log'}" in said
+        assert said.startswith("1 run " if err else "2 runs ")
+        assert content(out) == before
+
+
+@quick
+@given(harm=damage([*RUN_FILES, "error.txt"]))
+def test_a_sweep_shows_the_whole_cells(whole, harm):
+    name, do = harm
+    _, shared, cells = whole
+    with copied(whole) as out:
+        if name == "error.txt":
+            (out / RUNS[0] / "summary.json").unlink()
+        do(out / RUNS[0] / name)
+        before = content(out)
+        with contextlib.suppress(BadInput):  # another run, or a folder in the place of error.txt
+            sweep.check_folder(shared, cells, out)
+        assert sweep.ended(out / RUNS[0]) in (None, Outcome(0), Outcome(3)) or name == "error.txt"
+        assert sweep.ended(out / RUNS[1]) == Outcome(0)
+        lines = sweep.table(cells, ["method.mu"], out).splitlines()
+        assert lines[-1].split()[:3] == ["fedprox", "0.1", "65.50"]
+        assert content(out) == before
+
+
+@quick
+@given(harm=damage(["sweep.json"]))
+def test_a_damaged_plan_is_refused(whole, harm):
+    _, shared, cells = whole
+    with copied(whole) as out:
+        harm[1](out / "sweep.json")
+        before = content(out)
+        with contextlib.suppress(BadInput):
+            sweep.check_folder(shared, cells, out)
+        assert content(out) == before
+
+
+# What is said.
+
+
+@pytest.mark.parametrize(
+    "text, reason",
+    [
+        (b"", "it is empty"),
+        (b'{"a": ', "it is cut off or not JSON"),
+        (b'{"a": "\xff"}', "not text in UTF-8"),
+        (b"[]", r"it must be a JSON object, not \[\]"),
+        (b"{}", "it is without data, method, partition, run, seeds"),
+        (b"[" * 10**5, "nested too deep"),
+        (b'{"a": ' + b"[" * 60 + b"]" * 60 + b"}", "nested too deep"),
+        (b'{"a": ' + b"9" * 5000 + b"}", "integer string conversion"),
+    ],
+)
+def test_a_damaged_file_is_named_with_the_reason(tmp_path, text, reason):
+    path = tmp_path / "config.json"
+    path.write_bytes(text)
+    with pytest.raises(files.Damaged, match=reason) as caught:
+        files.read_json(path, files.CONFIG)
+    assert str(caught.value).startswith(f"{path} cannot be used: ")
+
+
+def test_no_file_is_no_damage(tmp_path):
+    assert files.read_json(tmp_path / "x", files.CONFIG) is None
+    assert files.read_json(tmp_path / "x" / "y", files.CONFIG) is None
+    assert files.read_rows(tmp_path / "x", files.EVALUATION) == []
+    assert files.read_text(tmp_path / "x") is None
+
+
+def test_a_place_in_a_value_is_named():
+    def fault(value, shape):
+        with pytest.raises(ValueError) as caught:
+            files.check(value, shape)
+        return str(caught.value)
+
+    row = evaluation(0, 2)
+    row["accuracy"]["per_client"][1] = "60"
+    said = fault(row, files.EVALUATION)
+    assert said == "accuracy.per_client[1] must be a finite number or null, not '60'"
+    said = fault({"round": True}, {"round": files.COUNT})
+    assert said == "round must be a whole number from 0, not True"
+    assert fault({"a": {"b": None}}, {"*": {"*": files.NUMBER}}).startswith("a.b must be a finite")
+    assert fault([], [files.COUNT]) == "it must be a list of at least one value, not []"
+    files.check({"more": None}, {"last?": files.NUMBER})
+
+
+def test_a_cut_last_line_is_normal_and_another_one_is_damage(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    lines = [json.dumps(evaluation(0, after)) for after in (2, 4, 6)]
+    for cut in (0, 1, 30, len(lines[2]) - 1):
+        path.write_text("\n".join([*lines[:2], lines[2][:cut]]))
+        assert [row["round"] for row in metrics.read_metrics(path)] == [2, 4]
+    path.write_text("\n".join(lines))
+    assert len(metrics.read_metrics(path)) == 3
+    path.write_text("\n".join([lines[0], lines[1][:30], lines[2]]) + "\n")
+    before = path.read_bytes()
+    assert "line 2: it is cut off or not JSON" in complaint(metrics.keep_until, path, 4)
+    assert path.read_bytes() == before
+    path.write_text("\n".join([lines[0], '{"round": 1, "seed": 0}', ""]))
+    assert "line 2: it is without bytes_down" in complaint(metrics.read_metrics, path)
+    other = evaluation(0, 4)
+    del other["id"]
+    path.write_text("\n".join([lines[0], json.dumps(other), ""]))
+    said = complaint(metrics.read_metrics, path)
+    assert "rounds 2 and 4 of one stage do not have the same measurements" in said
+
+
+def test_a_damaged_run_is_noted_in_every_format(whole):
+    with copied(whole) as out:
+        (out / RUNS[0] / "metrics.jsonl").write_text("{}\n")
+        note = f"{out / RUNS[0] / 'metrics.jsonl'} cannot be used: line 1: it is without"
+        for form in ("terminal", "markdown", "latex", "html"):
+            code, said, err = call(report.main, out, f"--format={form}")
+            assert code == 0 and not err and "left out" in said
+        assert note in call(report.main, out)[1]
+        assert call(report.main, out, "--format=csv")[2].startswith(note)
+        (out / RUNS[1] / "config.json").write_text("")
+        code, _, err = call(report.main, out)
+        assert code == 2 and err.startswith(f"error: {note}") and err.count("\n") == 1
+
+
+def test_tensorboard_follows_a_run_that_is_mended(whole, capsys):
+    pytest.importorskip("tensorboardX")
+    with copied(whole) as out:
+        path = out / RUNS[0] / "metrics.jsonl"
+        mended = path.read_text()
+        path.write_text("{}\n")
+        written = tensorboard.update([out], out.parent / "log", {})
+        written = tensorboard.update([out], out.parent / "log", written)
+        assert capsys.readouterr().err.count("left out") == 1
+        assert not (out.parent / "log" / RUNS[0]).exists()
+        path.write_text(mended)
+        tensorboard.update([out], out.parent / "log", written)
+        assert not capsys.readouterr().err
+        assert list((out.parent / "log" / RUNS[0] / "seed-1").iterdir())
+
+
+@pytest.mark.parametrize("text", ["", "exit code", "exit code x\n", "\0" * 40, "{}", "exit code 1"])
+def test_an_unreadable_error_file_means_that_the_cell_is_tried_again(tmp_path, text):
+    (tmp_path / "error.txt").write_text(text)
+    assert sweep.failure(tmp_path) is sweep.ended(tmp_path) is None
+    assert sweep.shown(tmp_path) == "not finished"
+    (tmp_path / "error.txt").write_bytes(b"exit code -9\nkilled \xff\n")
+    assert sweep.failure(tmp_path) == Outcome(-9, "killed �")
+
+
+def test_an_error_file_is_written_at_once(tmp_path, monkeypatch):
+    sweep.record(Outcome(1, "first"), tmp_path)
+
+    def fail(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(metrics.os, "fsync", fail)
+    with pytest.raises(OSError, match="No space"):
+        sweep.record(Outcome(1, "second"), tmp_path)
+    assert sweep.failure(tmp_path) == Outcome(1, "first")
+
+
+def test_a_folder_in_the_place_of_an_error_file_is_refused_before_anything_is_run(whole):
+    _, shared, cells = whole
+    with copied(whole) as out:
+        (out / RUNS[1] / "error.txt").mkdir()
+        said = complaint(sweep.check_folder, shared, cells, out)
+        assert said == f"{out / RUNS[1] / 'error.txt'} is a folder; remove it"
+
+
+@pytest.mark.parametrize("name", ["summary.json", "config.json"])
+def test_a_damaged_cell_fails_alone(whole, name, monkeypatch):
+    """The sweep's exit code is 1; the other cell is shown."""
+    _, shared, _ = whole
+
+    def run(job, folder, resume, quiet):
+        files.read_json(folder / "config.json", files.CONFIG)
+        files.read_json(folder / "summary.json", files.FINISHED)
+
+    monkeypatch.setattr(sweep.experiment, "load_data", lambda config: None)
+    monkeypatch.setattr(sweep.experiment, "build", lambda *of: None)
+    monkeypatch.setattr(runner, "run", run)
+    arguments = [f"--config={shared.path}", "--methods=fedavg,fedprox", "--grid=method.mu=0.1"]
+    with copied(whole) as out:
+        (out / RUNS[0] / name).write_text("")
+        code, said, err = call(sweep.main, "sweep", *arguments, "--seeds=0,1", f"--out={out}")
+        assert code == 1 and not err, err
+        assert f"failed: {out / RUNS[0] / name} cannot be used: it is empty" in said
+        assert "fedprox  0.1        65.50 +- 0.71" in said
