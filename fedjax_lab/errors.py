@@ -1,9 +1,12 @@
 """The one exception for what a user got wrong, and how its message names the right choice."""
 
 import difflib
+import errno
 import sys
 from collections.abc import Iterable
 from typing import NoReturn
+
+MACHINE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO})  # of an OSError that no input causes
 
 
 class BadInput(ValueError):
@@ -14,6 +17,11 @@ def tell(error: BadInput) -> int:
     """Prints the message in one line; returns the exit code."""
     print("error:", " ".join(str(error).split()), file=sys.stderr)
     return 2
+
+
+def warn(message: str) -> None:
+    """Tells on stderr, in one line, of what does not stop the command."""
+    print("warning:", " ".join(message.split()), file=sys.stderr)
 
 
 def refuse(message: str) -> NoReturn:

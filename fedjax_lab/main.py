@@ -58,34 +58,38 @@ def _run(argv):
     if DISTRIBUTED.value is not None:
         processes.join(DISTRIBUTED.value)
 
-    from fedjax_lab import experiment, runner
+    from fedjax_lab import experiment, workdir
 
     config = experiment.resolve(experiment.load_config(CONFIG.value), overrides)
     seeds = [config.run.seed] if seeds is None else seeds
     if RESUME.value and not WORKDIR.value:
         raise BadInput("--resume needs the folder of the run: --workdir=DIR")
-    if WORKDIR.value and not PARTITION_ONLY.value:
-        folder = Path(WORKDIR.value)
-        processes.of_first(lambda: runner.check_workdir(folder, config, seeds, RESUME.value))
-    job = None if PARTITION_ONLY.value else experiment.build(config, seeds)
-    workdir = Path(WORKDIR.value or processes.of_first(lambda: _new_folder(config.method.name)))
     if PARTITION_ONLY.value:
-        return processes.of_first(lambda: _show_partition(config, seeds[0], workdir))
+        return processes.of_first(lambda: _show_partition(config, seeds[0], _folder(config)))
+    path = Path(WORKDIR.value) if WORKDIR.value else None
+    with workdir.owned(path, config, seeds, RESUME.value):  # before anything is loaded
+        return _train(config, seeds)
+
+
+def _train(config, seeds):
+    from fedjax_lab import experiment, processes, runner
+
+    job = experiment.build(config, seeds)
+    folder = processes.of_first(lambda: _folder(config))
     try:
-        result = runner.run(job, workdir, RESUME.value)
-    except BadInput:
-        if not WORKDIR.value and processes.is_first():
-            with contextlib.suppress(OSError):
-                workdir.rmdir()  # made for this run, and empty
-        raise
+        result = runner.run(job, folder, RESUME.value)
     except runner.Diverged as error:
         print(f"error: {error}", file=sys.stderr)
         return 3
     except KeyboardInterrupt as error:
         said = str(error) or "interrupted"
-        again = f"--workdir={workdir} --resume"
+        again = f"--workdir={folder} --resume"
         print(f"{said}; go on with the same command and {again}", file=sys.stderr)
         return 130
+    finally:
+        if not WORKDIR.value and processes.is_first():
+            with contextlib.suppress(OSError):
+                folder.rmdir()  # made for this run, and empty if that has not begun
     _show(result)
     return 0
 
@@ -130,13 +134,15 @@ def use_every_core() -> None:
     jax.config.update("jax_num_cpu_devices", len(mine(0)))
 
 
-def _new_folder(method):
-    """A folder in runs that nobody else has, made here and now."""
+def _folder(config):
+    """The one that was named, or one in runs that nobody else has, made here and now."""
+    if WORKDIR.value:
+        return Path(WORKDIR.value)
     from fedjax_lab import metrics
 
     metrics.make_folder(Path("runs"))
     name = Path(CONFIG.value.partition(":")[0]).stem
-    stem = f"{name}-{method}-{time.strftime('%Y%m%d-%H%M%S')}"
+    stem = f"{name}-{config.method.name}-{time.strftime('%Y%m%d-%H%M%S')}"
     for ending in ("", *(f"-{i}" for i in range(2, 1000))):
         path = Path("runs") / (stem + ending)
         try:

@@ -2,12 +2,14 @@
 
 import json
 import os
+import re
 import secrets
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
-from fedjax_lab.errors import BadInput
+from fedjax_lab.errors import MACHINE, BadInput
 
 
 def make_folder(path: Path) -> None:
@@ -15,12 +17,38 @@ def make_folder(path: Path) -> None:
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
+        if error.errno in MACHINE:
+            raise
         raise BadInput(f"cannot make the folder {path}: {error.strerror}") from error
 
 
 def write_json(path: Path, content: dict) -> None:
-    """Atomic: the file is either the old one or the whole new one."""
-    _replace(path, json.dumps(content, indent=2) + "\n")
+    """Atomic: see `replace`."""
+    write_text(path, json.dumps(content, indent=2) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Atomic as well."""
+    replace(path, text.encode())
+
+
+def replace(path: Path, content: bytes) -> None:
+    """Writes a file. At any moment it is either the old one or the whole new one."""
+    temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")  # nobody else's
+    try:
+        with temporary.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:  # also an interrupt; a kill leaves the file: see `is_temporary`
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def is_temporary(path: Path) -> bool:
+    """Whether the file is what `replace` leaves behind when its process is killed."""
+    return re.fullmatch(r".+\.[0-9a-f]{8}\.tmp", path.name) is not None
 
 
 def check_same_config(path: Path, config: dict) -> None:
@@ -65,17 +93,72 @@ def read_metrics(path: Path) -> list[dict]:
     return rows
 
 
-def keep_until(path: Path, rounds: int) -> list[dict]:
-    """Cuts a metrics.jsonl to the evaluations after at most `rounds` rounds; returns them."""
-    rows = [row for row in read_metrics(path) if row["round"] <= rounds]
-    _replace(path, "".join(json.dumps(row) + "\n" for row in rows))
+def verified(path: Path, expected: Sequence[tuple[int, int]]) -> list[dict]:
+    """The rows of a metrics.jsonl, which must be the first ones of a run.
+
+    Args:
+      path: the file; without it there are no rows.
+      expected: round and seed of each row that the whole run writes, in the order of the file.
+
+    Returns:
+      All rows. A last line that was cut off by a kill is left out.
+
+    Raises:
+      BadInput: names the first line that cannot be read, is there twice or is out of order.
+    """
+    lines, cut = _lines(path)
+    rows = []
+    for number, line in enumerate(lines, 1):
+        row = _row(line)
+        if row is None and cut and number == len(lines):
+            break
+        if row is None:
+            raise BadInput(f"{path} is damaged: line {number} cannot be read")
+        place = row.get("round"), row.get("seed")
+        if number > len(expected) or place != expected[number - 1]:
+            raise BadInput(
+                f"{path} is damaged: line {number} holds round {place[0]} of seed {place[1]},"
+                " which is there twice or is out of order"
+            )
+        rows.append(row)
     return rows
 
 
+def keep_until(path: Path, rounds: int) -> None:
+    """Cuts a metrics.jsonl that was verified to the evaluations after at most `rounds` rounds.
+
+    Lines that are kept stay as they are, byte for byte.
+    """
+    kept = []
+    for line in _lines(path)[0]:
+        row = _row(line)
+        if row is None or row["round"] > rounds:
+            break
+        kept.append(line + b"\n")
+    if path.exists() and (content := b"".join(kept)) != path.read_bytes():
+        replace(path, content)
+
+
+def _lines(path):
+    """The lines of a file, without their ends; and whether the last one has no end."""
+    *lines, last = path.read_bytes().split(b"\n") if path.exists() else [b""]
+    return lines + [last] * bool(last), bool(last)
+
+
+def _row(line):
+    try:
+        row = json.loads(line)
+    except ValueError:
+        return None
+    return row if isinstance(row, dict) else None
+
+
 def append(path: Path, rows: list[dict]) -> None:
-    """One JSON object per line."""
+    """Adds one JSON object per line. They are on the disk before a checkpoint that follows."""
     with path.open("a") as file:
         file.write("".join(json.dumps(row) + "\n" for row in rows))
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def headline(row: dict) -> float | None:
@@ -147,12 +230,3 @@ def _over_seeds(chosen, statistic):
         return float(statistic(values))
 
     return merge(rows)
-
-
-def _replace(path, text):
-    temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")  # nobody else's
-    with temporary.open("w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)

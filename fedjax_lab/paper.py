@@ -36,7 +36,7 @@ from typing import NamedTuple
 import ml_collections
 import numpy as np
 
-from fedjax_lab import experiment, metrics, published, runs, sweep, tables
+from fedjax_lab import experiment, lock, metrics, published, runs, sweep, tables
 from fedjax_lab.data import at_hand
 from fedjax_lab.errors import BadInput, nearest, refuse, tell
 from fedjax_lab.main import parse_seeds, split_overrides, use_every_core
@@ -378,7 +378,8 @@ def _main(argv):
         shown = ["# " * bool(run.missing) + command(run, out) for run in every.values()]
         print("\n".join([*shown, "", *remarks(cells, request.overrides)]))
         return 0
-    code = _train([run.cell for run in todo.values()], out)
+    with lock.owned_share(out):
+        code = _train([run.cell for run in todo.values()], out)
     if code == 130:
         return code
     print(f"\n{show(cells, out)}\n")
@@ -389,6 +390,7 @@ def _main(argv):
 def _train(cells, out):
     """Runs what has not ended. 0, or 1 where a run failed or diverged, or 130."""
     todo = [cell for cell in cells if not sweep.ended(out / cell.name)]
+    lock.check_free([out / cell.name for cell in todo])
     print(f"{len(cells)} runs in {out}, {len(cells) - len(todo)} of them done", flush=True)
     sweep.keep_programs(out)
     results = sweep.run_here([[cell] for cell in todo], out, sweep.load_once())

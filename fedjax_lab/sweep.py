@@ -46,7 +46,7 @@ import jax
 import ml_collections
 from tqdm import tqdm
 
-from fedjax_lab import experiment, metrics, runner
+from fedjax_lab import experiment, lock, metrics, runner, workdir
 from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.errors import BadInput, nearest, refuse, tell
 from fedjax_lab.main import parse_seeds, split_overrides, use_every_core
@@ -76,7 +76,7 @@ class Cell(NamedTuple):
     @property
     def saved(self) -> dict:
         """What its config.json holds."""
-        return runner.saved_config(self.config, self.seeds)
+        return workdir.saved_config(self.config, self.seeds)
 
 
 class Outcome(NamedTuple):
@@ -183,7 +183,7 @@ def check_folder(shared: Shared, cells: dict[str, Cell], out: Path) -> dict:
     """
     path, planned = out / "sweep.json", {}
     # Listed once: commands that share a sweep write sweep.json, and then their cells.
-    names = {p.name for p in out.iterdir()} if out.is_dir() else set()
+    names = {p.name for p in out.iterdir() if p.name[0] != "."} if out.is_dir() else set()
     if path.name in names:
         try:
             planned = json.loads(path.read_text())["cells"]
@@ -229,7 +229,8 @@ def record(outcome: Outcome, folder: Path) -> None:
     """Writes error.txt, unless all went well."""
     if outcome.code:
         metrics.make_folder(folder)
-        (folder / "error.txt").write_text(f"exit code {outcome.code}\n{outcome.said}\n")
+        text = f"exit code {outcome.code}\n{outcome.said}\n"
+        metrics.write_text(folder / "error.txt", text)
 
 
 # Running.
@@ -479,14 +480,23 @@ def _main(argv):
     out = Path(args.out)
     grid = parse_grid(args.grid)
     cells = plan(shared, methods, grid)
-    planned = check_folder(shared, cells, out)
     mine = share_of(cells, args.share)
+    with lock.owned_share(out, args.share):  # before anything is loaded
+        return _sweep(args, shared, cells, mine, list(grid))
+
+
+def _sweep(args, shared, cells, mine, keys):
+    out, load = Path(args.out), load_once()
+    check_folder(shared, cells, out)
     todo = [cell for cell in mine.values() if not ended(out / cell.name)]
+    lock.check_free([out / cell.name for cell in todo])
     if args.workers:
         jax.config.update("jax_platforms", "cpu")  # the devices are the workers'
-    load = load_once()
     check(todo, load)
-    write_plan(planned, cells, out)
+    with lock.planning(out):
+        planned = check_folder(shared, cells, out)  # with the cells of other shares
+        workdir.remove_temporary(out)
+        write_plan(planned, cells, out)
     keep_programs(out)
     print(f"{len(mine)} cells in {out}, {len(mine) - len(todo)} of them done", flush=True)
     if args.workers:
@@ -496,7 +506,7 @@ def _main(argv):
         results = run_here(groups, out, load)
     if not follow(results, len(todo), len(mine), out):
         return 130
-    print(f"\nafter the last round\n{table(mine, list(grid), out)}\n\nresults: {out}")
+    print(f"\nafter the last round\n{table(mine, keys, out)}\n\nresults: {out}")
     return int(any(ended(out / name) is None for name in mine))
 
 
