@@ -186,6 +186,7 @@ def test_bad_input_is_one_line_before_anything_is_run(arguments, message, toy, t
 # Small sweeps.
 
 SMALL = ["--methods=fedavg,fedprox", "--grid=method.mu=0.1,1", "--seeds=0,1"]
+RUN_FILES = ["config.json", "fingerprint.json", "metrics.jsonl", "summary.json"]
 NAMES = ["fedavg", "fedprox,mu=0.1", "fedprox,mu=1.0"]
 
 
@@ -199,7 +200,7 @@ def swept(toy, tmp_path_factory):
 def test_each_cell_is_a_run_with_its_files(swept, toy):
     for name in NAMES:
         files = {file.name for file in (swept / name).iterdir()}
-        assert files == {"config.json", "metrics.jsonl", "summary.json", "checkpoints", "plots"}
+        assert files == {*RUN_FILES, "checkpoints", "plots"}
         assert [(r["round"], r["seed"]) for r in comparable(swept / name)] == [(2, 0), (2, 1)]
     config = json.loads((swept / NAMES[2] / "config.json").read_text())
     assert config["method"] == {"name": "fedprox", "mu": 1.0} and config["seeds"] == [0, 1]
