@@ -9,6 +9,7 @@ import functools
 import io
 import json
 import time
+import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -183,21 +184,13 @@ class Workdir:
             return
         metrics.make_folder(self.path / "stages")
         for i, arrays in enumerate(facts):
-            content = io.BytesIO()
-            np.savez(content, **arrays)
-            metrics.replace(self._facts_file(engine.stage, i), content.getvalue())
+            write_arrays(self._facts_file(engine.stage, i), arrays)
 
     def _read_facts(self, engine):
         stage = engine.experiment.stages[engine.stage_number + 1]
         if stage.prepare is None:
             return [{} for _ in engine.lanes]
-        files = [self._facts_file(stage, i) for i in range(len(engine.lanes))]
-        try:
-            return [dict(np.load(file)) for file in files]
-        except MemoryError:
-            raise
-        except Exception as error:  # numpy and zipfile raise any for a damaged file
-            raise BadInput(f"{files[0].parent} lacks what a stage began with: {error}") from error
+        return [read_arrays(self._facts_file(stage, i)) for i in range(len(engine.lanes))]
 
     def _facts_file(self, stage, lane):
         return self.path / "stages" / f"{stage.name}-{lane}.npz"
@@ -240,6 +233,28 @@ def remove_temporary(folder: Path) -> None:
     for file in folder.glob("*.tmp"):
         if metrics.is_temporary(file):
             file.unlink(missing_ok=True)
+
+
+def write_arrays(path: Path, arrays: dict[str, np.ndarray]) -> None:
+    """An .npz with what a stage begins with."""
+    content = io.BytesIO()
+    np.savez(content, **arrays)
+    metrics.replace(path, content.getvalue())
+
+
+def read_arrays(path: Path) -> dict[str, np.ndarray]:
+    """What `write_arrays` has written. BadInput where it is damaged or lost."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            if name := archive.testzip():  # numpy alone does not check every byte
+                raise ValueError(f"the checksum of {name} does not match")
+        with np.load(path) as file:
+            return dict(file)
+    except MemoryError:
+        raise
+    except Exception as error:  # numpy and zipfile raise any for a damaged file
+        reason = f"{error} ({type(error).__name__})"
+        raise BadInput(f"{path} lacks what a stage began with: {reason}") from error
 
 
 def _read_json(path):

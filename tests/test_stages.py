@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import toys
 
-from fedjax_lab import experiment, metrics, runner, simulate, tree
+from fedjax_lab import experiment, metrics, runner, simulate, tree, workdir
 from fedjax_lab.engine import Engine
 from fedjax_lab.errors import BadInput
 from fedjax_lab.methods.fedavg import fedavg
@@ -204,6 +204,41 @@ def test_lost_facts_are_noticed(data, tmp_path, monkeypatch):
         file.unlink()
     with pytest.raises(BadInput, match="lacks what a stage began with"):
         runner.run(staged(data), tmp_path / "cut", resume=True, quiet=True)
+
+
+def test_damaged_facts_are_refused(tmp_path):
+    """A flip in what is no fact (a time stamp of the archive) may go unnoticed."""
+    facts = {"shift": np.float32(1), "extra": np.arange(9.0)}
+    file = tmp_path / "second-0.npz"
+    workdir.write_arrays(file, facts)
+    content, refused = file.read_bytes(), 0
+    for position in range(len(content)):
+        file.write_bytes(content[:position] + b"\xff" + content[position + 1 :])
+        try:
+            toys.same(workdir.read_arrays(file), facts)
+        except BadInput as error:
+            assert f"{file} lacks what a stage began with" in str(error)
+            refused += 1
+    assert refused > len(content) / 3
+
+
+def test_a_kill_while_facts_are_written(whole, data, tmp_path, monkeypatch):
+    """Of two seeds the first has its facts; they are found again."""
+    replace = metrics.replace
+
+    def killed(path, content):
+        if path.name == "second-1.npz":
+            raise KeyboardInterrupt
+        replace(path, content)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(metrics, "replace", killed)
+        with pytest.raises(KeyboardInterrupt):
+            runner.run(staged(data, (0, 1), "sequential"), tmp_path / "cut", quiet=True)
+    assert [path.name for path in (tmp_path / "cut/stages").iterdir()] == ["second-0.npz"]
+    again = staged(data, (0, 1), "sequential")
+    result = runner.run(again, tmp_path / "cut", resume=True, quiet=True)
+    toys.same(result.states, whole["sequential"].states)
 
 
 def test_a_stage_without_a_start_begins_anew(data):
