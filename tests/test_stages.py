@@ -214,7 +214,8 @@ def test_damaged_facts_are_refused(tmp_path):
     for damaged in (file, tmp_path / "second-0.npz.sha256"):
         content = damaged.read_bytes()
         for position in range(0, min(len(content), 64), 3):
-            damaged.write_bytes(content[:position] + b"\xff" + content[position + 1 :])
+            flipped = bytes([content[position] ^ 1])
+            damaged.write_bytes(content[:position] + flipped + content[position + 1 :])
             with pytest.raises(BadInput, match=f"{file} lacks what a stage began with"):
                 workdir.read_arrays(file)
         damaged.write_bytes(content)
