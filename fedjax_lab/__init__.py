@@ -12,6 +12,10 @@ def run(config, *, workdir=None, seeds=None, resume=False, quiet=False):
     from pathlib import Path
 
     from fedjax_lab import experiment, runner
+    from fedjax_lab.workdir import owned
 
-    job = experiment.build(experiment.resolve(config), seeds)
-    return runner.run(job, Path(workdir) if workdir else None, resume, quiet)
+    config = experiment.resolve(config)
+    seeds = [config.run.seed] if seeds is None else list(seeds)
+    path = Path(workdir) if workdir else None
+    with owned(path, config, seeds, resume):  # before anything is loaded
+        return runner.run(experiment.build(config, seeds), path, resume, quiet)

@@ -48,6 +48,11 @@ def quoted(value: Any, longest: int = 80) -> str:
         return f"a value of type {type(value).__name__} that cannot be shown"
 
 
+def warn(message: str) -> None:
+    """Tells on stderr, in one line, of what does not stop the command."""
+    print("warning:", " ".join(message.split()), file=sys.stderr)
+
+
 def refuse(message: str) -> NoReturn:
     """The `error` of a command's argument parser."""
     raise BadInput(message)

@@ -23,6 +23,7 @@ import contextlib
 import os
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 from absl import flags
@@ -59,17 +60,19 @@ def _main(argv):
     if COMPILATION_CACHE.value:
         compilation_cache.enable()
 
-    from fedjax_lab import experiment, parallel, runner
+    from fedjax_lab import experiment, parallel, workdir
 
     parallel.check_devices()
     config = experiment.resolve(experiment.load_config(CONFIG.value), overrides)
     seeds = parse_seeds(SEEDS.value) or [config.run.seed]
     if PARTITION_ONLY.value:
         return processes.of_first(lambda: _show_partition(config, seeds[0]))
-    if WORKDIR.value:
-        folder = Path(WORKDIR.value)
-        processes.of_first(lambda: runner.check_workdir(folder, config, seeds, RESUME.value))
-    return _train(config, seeds)
+    path = Path(WORKDIR.value) if WORKDIR.value else None
+    is_new = path is not None and not path.exists()
+    with workdir.owned(path, config, seeds, RESUME.value):  # before anything is loaded
+        if path is not None:
+            command.continue_with(partial(_how_to_continue, path, is_new))
+        return _train(config, seeds)
 
 
 def _parse(argv):
@@ -89,34 +92,31 @@ def _train(config, seeds):
     from fedjax_lab import experiment, processes, runner
 
     job = experiment.build(config, seeds)
-    workdir = Path(WORKDIR.value or processes.of_first(lambda: _new_folder(config.method.name)))
-    command.continue_with(lambda: _how_to_continue(workdir))
+    folder = processes.of_first(lambda: _folder(config))
+    if not WORKDIR.value:
+        command.continue_with(partial(_how_to_continue, folder, is_new=True))
     try:
-        result = runner.run(job, workdir, RESUME.value)
-    except BadInput:
-        _remove_if_new(workdir)
-        raise
+        result = runner.run(job, folder, RESUME.value)
     except runner.Diverged as error:
         print(f"error: {error}", file=sys.stderr)
         return 3
+    finally:
+        if not WORKDIR.value and processes.is_first():
+            with contextlib.suppress(OSError):
+                folder.rmdir()  # made for this run, and empty if that has not begun
     _show(result)
     return 0
 
 
-def _how_to_continue(workdir):
-    if (workdir / "config.json").exists():
-        return f"continue with the same command and --workdir={workdir} --resume"
-    _remove_if_new(workdir)
+def _how_to_continue(folder, is_new):
+    """The end of the last line of a run that is cut short. Removes a new folder without a run."""
+    from fedjax_lab import lock
+
+    if (folder / "config.json").exists():
+        return f"continue with the same command and --workdir={folder} --resume"
+    if is_new:
+        lock.discard(folder)
     return "nothing was saved"
-
-
-def _remove_if_new(workdir):
-    """Removes a folder that was made for this run, if it is empty."""
-    from fedjax_lab import processes
-
-    if not WORKDIR.value and processes.is_first():
-        with contextlib.suppress(OSError):
-            workdir.rmdir()
 
 
 def _parse_flags(argv):
@@ -171,13 +171,15 @@ def use_every_core() -> None:
     jax.config.update("jax_num_cpu_devices", len(mine(0)))
 
 
-def _new_folder(method):
-    """A folder in runs that nobody else has, made here and now."""
+def _folder(config):
+    """The one that was named, or one in runs that nobody else has, made here and now."""
+    if WORKDIR.value:
+        return Path(WORKDIR.value)
     from fedjax_lab import metrics
 
     metrics.make_folder(Path("runs"))
     name = Path(CONFIG.value.partition(":")[0]).stem
-    stem = f"{name}-{method}-{time.strftime('%Y%m%d-%H%M%S')}"
+    stem = f"{name}-{config.method.name}-{time.strftime('%Y%m%d-%H%M%S')}"
     for ending in ("", *(f"-{i}" for i in range(2, 1000))):
         path = Path("runs") / (stem + ending)
         try:
@@ -190,7 +192,7 @@ def _new_folder(method):
 def _show_partition(config, seed):
     from fedjax_lab import experiment, metrics, partition
 
-    workdir = Path(WORKDIR.value or _new_folder(config.method.name))
+    workdir = _folder(config)
     counts, dataset = experiment.partition_counts(config, seed)
     print(partition.table(counts, dataset.classes))
     metrics.make_folder(workdir)

@@ -2,13 +2,15 @@
 
 import json
 import os
+import re
 import secrets
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 from fedjax_lab import files
-from fedjax_lab.errors import BadInput, quoted
+from fedjax_lab.errors import MACHINE, BadInput, quoted
 
 
 def make_folder(path: Path) -> None:
@@ -16,17 +18,38 @@ def make_folder(path: Path) -> None:
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
+        if error.errno in MACHINE:
+            raise
         raise BadInput(f"cannot make the folder {path}: {error.strerror}") from error
 
 
 def write_json(path: Path, content: dict) -> None:
-    """Atomic: the file is either the old one or the whole new one."""
+    """Atomic: see `replace`."""
     write_text(path, json.dumps(content, indent=2) + "\n")
 
 
 def write_text(path: Path, text: str) -> None:
     """Atomic as well."""
-    _replace(path, text)
+    replace(path, text.encode())
+
+
+def replace(path: Path, content: bytes) -> None:
+    """Writes a file. At any moment it is either the old one or the whole new one."""
+    temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")  # nobody else's
+    try:
+        with temporary.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:  # also an interrupt; a kill leaves the file: see `is_temporary`
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def is_temporary(path: Path) -> bool:
+    """Whether the file is what `replace` leaves behind when its process is killed."""
+    return re.fullmatch(r".+\.[0-9a-f]{8}\.tmp", path.name) is not None
 
 
 def check_same_config(path: Path, config: dict) -> None:
@@ -78,17 +101,49 @@ def _layout(row):
     return _flat(scores).keys(), clients
 
 
-def keep_until(path: Path, rounds: int) -> list[dict]:
-    """Cuts a metrics.jsonl to the evaluations after at most `rounds` rounds; returns them."""
-    rows = [row for row in read_metrics(path) if row["round"] <= rounds]
-    _replace(path, "".join(json.dumps(row) + "\n" for row in rows))
+def verified(path: Path, expected: Sequence[tuple[int, int]]) -> list[dict]:
+    """The rows of a metrics.jsonl, which must be the first ones of a run.
+
+    Args:
+      path: the file; without it there are no rows.
+      expected: round and seed of each row that the whole run writes, in the order of the file.
+
+    Raises files.Damaged where a line cannot be used, is there twice or is out of order.
+    """
+    rows = read_metrics(path)
+    for number, row in enumerate(rows, 1):
+        place = row["round"], row["seed"]
+        if number > len(expected) or place != expected[number - 1]:
+            raise files.Damaged(
+                f"{path} cannot be used: row {number} is of round {place[0]} and seed {place[1]},"
+                " which is there twice or out of order"
+            )
     return rows
 
 
+def keep_until(path: Path, rounds: int) -> None:
+    """Cuts a metrics.jsonl that was verified to the evaluations after at most `rounds` rounds.
+
+    Lines that are kept stay as they are, byte for byte.
+    """
+    content, kept = files.read_bytes(path) or b"", []
+    for line in filter(bytes.strip, content.split(b"\n")):
+        try:
+            if json.loads(line)["round"] > rounds:
+                break
+        except ValueError:  # the last line, cut off by a kill
+            break
+        kept.append(line + b"\n")
+    if (cut := b"".join(kept)) != content:
+        replace(path, cut)
+
+
 def append(path: Path, rows: list[dict]) -> None:
-    """One JSON object per line."""
+    """Adds one JSON object per line. They are on the disk before a checkpoint that follows."""
     with path.open("a") as file:
         file.write("".join(json.dumps(row) + "\n" for row in rows))
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def headline(row: dict) -> float | None:
@@ -160,12 +215,3 @@ def _over_seeds(chosen, statistic):
         return float(statistic(values))
 
     return merge(rows)
-
-
-def _replace(path, text):
-    temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")  # nobody else's
-    with temporary.open("w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)

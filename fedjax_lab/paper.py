@@ -45,6 +45,7 @@ from fedjax_lab import (
     compilation_cache,
     experiment,
     files,
+    lock,
     parallel,
     published,
     runs,
@@ -406,7 +407,8 @@ def _main(argv):
         shown = ["# " * bool(run.missing) + command_line(run, out) for run in every.values()]
         print("\n".join([*shown, "", *remarks(cells, request.overrides)]))
         return 0
-    code = _train([run.cell for run in todo.values()], out)
+    with lock.owned_share(out):
+        code = _train([run.cell for run in todo.values()], out)
     print(f"\n{show(cells, out)}\n")
     notes = [*remarks(cells, request.overrides), *damaged(cells, out)]
     print("\n".join([*notes, f"runs: {out}"]))
@@ -416,6 +418,7 @@ def _main(argv):
 def _train(cells, out):
     """Runs what has not ended. 0, or 1 where a run failed or diverged."""
     todo = [cell for cell in cells if not sweep.ended(out / cell.name)]
+    lock.check_free([out / cell.name for cell in todo])
     print(f"{len(cells)} runs in {out}, {len(cells) - len(todo)} of them done", flush=True)
     compilation_cache.enable()
     parallel.check_devices()

@@ -57,9 +57,11 @@ from fedjax_lab import (
     experiment,
     files,
     interrupts,
+    lock,
     metrics,
     parallel,
     runner,
+    workdir,
 )
 from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.errors import BadInput, check_path, cut, nearest, parse, quoted
@@ -94,7 +96,7 @@ class Cell(NamedTuple):
     @property
     def saved(self) -> dict:
         """What its config.json holds."""
-        return runner.saved_config(self.config, self.seeds)
+        return workdir.saved_config(self.config, self.seeds)
 
 
 class Outcome(NamedTuple):
@@ -207,7 +209,7 @@ def check_folder(shared: Shared, cells: dict[str, Cell], out: Path) -> dict:
     """
     path, planned = out / "sweep.json", {}
     # Listed once: commands that share a sweep write sweep.json, and then their cells.
-    names = {p.name for p in out.iterdir()} if out.is_dir() else set()
+    names = {p.name for p in out.iterdir() if p.name[0] != "."} if out.is_dir() else set()
     if path.name in names:
         planned = files.read_json(path, files.PLAN)["cells"]
     elif not all(name.startswith(path.name) for name in names) or out.is_file():
@@ -510,17 +512,26 @@ def _main(argv):
     out = Path(args.out)
     grid = parse_grid(args.grid)
     cells = plan(shared, methods, grid)
-    planned = check_folder(shared, cells, out)
     mine = share_of(cells, args.share)
+    with lock.owned_share(out, args.share):  # before anything is loaded
+        return _sweep(args, shared, cells, mine, list(grid))
+
+
+def _sweep(args, shared, cells, mine, keys):
+    out, load = Path(args.out), load_once()
+    check_folder(shared, cells, out)
     todo = [cell for cell in mine.values() if not ended(out / cell.name)]
+    lock.check_free([out / cell.name for cell in todo])
     if args.workers:
         jax.config.update("jax_platforms", "cpu")  # the devices are the workers'
     if args.compilation_cache:
         compilation_cache.enable()
     parallel.check_devices()
-    load = load_once()
     check(todo, load)
-    write_plan(planned, cells, out)
+    with lock.planning(out):
+        planned = check_folder(shared, cells, out)  # with the cells of other shares
+        workdir.remove_temporary(out)
+        write_plan(planned, cells, out)
     print(f"{len(mine)} cells in {out}, {len(mine) - len(todo)} of them done", flush=True)
     if args.workers:
         results = run_in_workers(todo, out, shared, args.workers)
@@ -528,7 +539,7 @@ def _main(argv):
         groups = alike(todo, out) if args.together else [[cell] for cell in todo]
         results = run_here(groups, out, load)
     follow(results, len(todo), len(mine), out)
-    print(f"\nafter the last round\n{table(mine, list(grid), out)}\n\nresults: {out}")
+    print(f"\nafter the last round\n{table(mine, keys, out)}\n\nresults: {out}")
     return int(any(ended(out / name) is None for name in mine))
 
 

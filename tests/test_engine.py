@@ -11,7 +11,6 @@ import pytest
 import toys
 
 from fedjax_lab import evaluate, parallel, sampling, simulate, tree
-from fedjax_lab.checkpoint import Checkpoints
 from fedjax_lab.methods.fedavg import fedavg
 from fedjax_lab.models import conv, nets
 from fedjax_lab.models.task import make_task
@@ -336,16 +335,3 @@ def test_mix():
     np.testing.assert_allclose(tree.mix(jnp.array([0.5, 0.5, 0]), stacked)["a"], [1, 2])
     two = tree.mix(jnp.array([[1.0, 0, 0], [0, 0, 1]]), stacked)["a"]
     np.testing.assert_allclose(two, [[0, 1], [4, 5]])
-
-
-def test_checkpoints_restore_every_kind_of_leaf(tmp_path):
-    state = {"w": jnp.arange(4.0), "n": jnp.int32(3), "none": None, "empty": (), "f": np.ones(1)}
-    checkpoints = Checkpoints(tmp_path)
-    for rounds in (1, 2, 5):
-        checkpoints.save(rounds, jax.tree.map(lambda a, r=rounds: a + r, state))
-    checkpoints.close()
-    again = Checkpoints(tmp_path)
-    assert again.latest() == 5
-    toys.same(again.restore(5, state), jax.tree.map(lambda a: a + 5, state))
-    assert not (tmp_path / "1").exists()  # the newest two are kept
-    again.close()

@@ -261,7 +261,7 @@ def test_a_cut_last_line_is_normal_and_another_one_is_damage(tmp_path):
     assert len(metrics.read_metrics(path)) == 3
     path.write_text("\n".join([lines[0], lines[1][:30], lines[2]]) + "\n")
     before = path.read_bytes()
-    assert "line 2: it is cut off or not JSON" in complaint(metrics.keep_until, path, 4)
+    assert "line 2: it is cut off or not JSON" in complaint(metrics.verified, path, [(2, 0)])
     assert path.read_bytes() == before
     path.write_text("\n".join([lines[0], '{"round": 1, "seed": 0}', ""]))
     assert "line 2: it is without bytes_down" in complaint(metrics.read_metrics, path)

@@ -12,6 +12,7 @@ from pathlib import Path
 import jax
 import pytest
 import toys
+from test_lock import another_process
 
 from fedjax_lab import experiment, metrics, parallel, processes, runner
 from fedjax_lab.errors import BadInput
@@ -105,6 +106,13 @@ def test_interrupted_in_the_second_stage_and_resumed(toy, tmp_path):
     with launched(*arguments, "--resume") as process:
         finish(process, 0)
     close(metrics.read_metrics(path / "metrics.jsonl"), by_one(toy, [0], overrides))
+
+
+def test_all_processes_learn_that_the_folder_is_in_use(toy, tmp_path):
+    with another_process(tmp_path / ".lock"):
+        with launched(f"--config={toy}", f"--workdir={tmp_path}") as process:
+            finish(process, 2)
+    assert [path.name for path in tmp_path.iterdir()] == [".lock"]
 
 
 def test_places_are_read():

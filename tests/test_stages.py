@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import toys
 
-from fedjax_lab import engine, experiment, metrics, runner, simulate, tree
+from fedjax_lab import engine, experiment, metrics, runner, simulate, tree, workdir
 from fedjax_lab.engine import Engine
 from fedjax_lab.errors import BadInput
 from fedjax_lab.methods.fedavg import fedavg
@@ -229,6 +229,41 @@ def test_lost_facts_are_noticed(data, tmp_path, monkeypatch):
         file.unlink()
     with pytest.raises(BadInput, match="lacks what a stage began with"):
         runner.run(staged(data), tmp_path / "cut", resume=True, quiet=True)
+
+
+def test_damaged_facts_are_refused(tmp_path):
+    facts = {"shift": np.float32(1), "extra": np.arange(9.0)}
+    file = tmp_path / "second-0.npz"
+    workdir.write_arrays(file, facts)
+    toys.same(workdir.read_arrays(file), facts)
+    for damaged in (file, tmp_path / "second-0.npz.sha256"):
+        content = damaged.read_bytes()
+        for position in range(0, min(len(content), 64), 3):
+            flipped = bytes([content[position] ^ 1])
+            damaged.write_bytes(content[:position] + flipped + content[position + 1 :])
+            with pytest.raises(BadInput, match=f"{file} lacks what a stage began with"):
+                workdir.read_arrays(file)
+        damaged.write_bytes(content)
+
+
+def test_a_kill_while_facts_are_written(whole, data, tmp_path, monkeypatch):
+    """Of two seeds the first has its facts; they are found again."""
+    replace = metrics.replace
+
+    def killed(path, content):
+        if path.name == "second-1.npz":
+            raise KeyboardInterrupt
+        replace(path, content)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(metrics, "replace", killed)
+        with pytest.raises(KeyboardInterrupt):
+            runner.run(staged(data, (0, 1), "sequential"), tmp_path / "cut", quiet=True)
+    names = {path.name for path in (tmp_path / "cut/stages").iterdir()}
+    assert names == {"second-0.npz", "second-0.npz.sha256"}
+    again = staged(data, (0, 1), "sequential")
+    result = runner.run(again, tmp_path / "cut", resume=True, quiet=True)
+    toys.same(result.states, whole["sequential"].states)
 
 
 def test_a_stage_without_a_start_begins_anew(data):

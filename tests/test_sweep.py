@@ -14,7 +14,7 @@ import toys
 from fedjax_lab import experiment, methods, metrics, runner, sweep
 from fedjax_lab.engine import Engine
 from fedjax_lab.errors import BadInput
-from fedjax_lab.methods.fedprox import fedprox
+from fedjax_lab.methods.fedavg import fedavg
 from fedjax_lab.sweep import Outcome, Shared
 
 ROOT = Path(__file__).parents[1]
@@ -197,6 +197,7 @@ def test_bad_input_is_one_line_before_anything_is_run(arguments, message, toy, t
 # Small sweeps.
 
 SMALL = ["--methods=fedavg,fedprox", "--grid=method.mu=0.1,1", "--seeds=0,1"]
+RUN_FILES = ["config.json", "fingerprint.json", "metrics.jsonl", "summary.json"]
 NAMES = ["fedavg", "fedprox,mu=0.1", "fedprox,mu=1.0"]
 
 
@@ -210,7 +211,7 @@ def swept(toy, tmp_path_factory):
 def test_each_cell_is_a_run_with_its_files(swept, toy):
     for name in NAMES:
         files = {file.name for file in (swept / name).iterdir()}
-        assert files == {"config.json", "metrics.jsonl", "summary.json", "checkpoints", "plots"}
+        assert files == {*RUN_FILES, "checkpoints", "plots"}
         assert [(r["round"], r["seed"]) for r in comparable(swept / name)] == [(2, 0), (2, 1)]
     config = json.loads((swept / NAMES[2] / "config.json").read_text())
     assert config["method"] == {"name": "fedprox", "mu": 1.0} and config["seeds"] == [0, 1]
@@ -340,8 +341,14 @@ def test_together_interrupted_they_go_on_one_by_one(toy, tmp_path, monkeypatch):
 
 
 def picky(task, *, mu: float = 0.0):
-    """A method that looks at its setting in Python, where a traced number has no value."""
-    return fedprox(task, mu=mu if mu > 0 else 1.0)
+    """A method whose server looks at a setting in Python, where a traced number has no value."""
+    method = fedavg(task)
+    (exchange,) = method.round
+
+    def aggregate(server, uploads, cohort):
+        return exchange.aggregate(server, uploads, cohort) if mu > 0 else server
+
+    return method._replace(round=(exchange._replace(aggregate=aggregate),))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,37 @@
+"""Digests of what a run trains on, by which a resumed run knows that its data are the same."""
+
+import numpy as np
+
+from fedjax_lab.data.cache import checksum
+from fedjax_lab.errors import BadInput
+from fedjax_lab.experiment import Experiment
+
+ROWS = ("train", "validation", "test", "world", "unseen")  # of a federation
+
+
+def of(experiment: Experiment) -> dict[str, str]:
+    """A digest of each part of the data: examples, labels, who holds which, embeddings."""
+    data = experiment.dataset
+    parts = {
+        "examples": {"x": data.x},
+        "labels": {"y": data.y, "classes": np.array(data.classes)},
+        "domains": {"domain": data.domain, "domains": np.array(data.domains)},
+        "test flags": {"test": data.test},
+    }
+    for seed, federation in zip(experiment.seeds, experiment.federations, strict=True):
+        rows = {name: getattr(federation, name) for name in ROWS}
+        rows = {name: np.asarray(held) for name, held in rows.items() if held is not None}
+        parts[f"partition of seed {seed}"] = rows
+    if any(stage.embedded for stage in experiment.stages):
+        parts["embeddings"] = experiment.embeddings()._asdict()
+    return {name: checksum(arrays) for name, arrays in parts.items()}
+
+
+def check_same(saved: dict[str, str], today: dict[str, str], folder) -> None:
+    """BadInput names the parts of the data in which the folder's run differs from `today`."""
+    differing = [name for name in {**saved, **today} if saved.get(name) != today.get(name)]
+    if differing:
+        raise BadInput(
+            f"{folder} holds a run on other data; these have changed since it began:"
+            f" {', '.join(differing)}; restore them, or name another folder"
+        )

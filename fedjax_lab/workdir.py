@@ -1,0 +1,309 @@
+"""The folder of a run: who may write in it, and its files in the order in which they are written.
+
+config.json marks that a run has begun, summary.json that it has come to its end. Whatever a file
+says is already on the disk when the file gets its name.
+"""
+
+import contextlib
+import functools
+import hashlib
+import io
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from fedjax_lab import files, fingerprint, lock, metrics, processes
+from fedjax_lab.checkpoint import Checkpoints
+from fedjax_lab.engine import Engine
+from fedjax_lab.errors import BadInput
+from fedjax_lab.experiment import Experiment
+
+BEFORE = ("partition.png", "error.txt", "fingerprint.json")  # may be there before a run begins
+SAVE_SECONDS = 5.0  # at least so long between two checkpoints
+
+
+# Who may write in it.
+
+
+@contextlib.contextmanager
+def owned(path: Path | None, config, seeds: list[int], resume: bool) -> Iterator[None]:
+    """Makes this run the only one of its folder, as long as the context lasts.
+
+    The folder is made for that; if nothing has been written to it at the end, it is removed. Of
+    several processes of one run the first one is the owner. The owner may ask again.
+
+    Raises:
+      BadInput: another command runs there, the folder holds another run or one that was not asked
+        to be resumed, or nothing can be written there.
+    """
+    with contextlib.ExitStack() as until_the_end:
+        if path is not None:
+            processes.of_first(lambda: _take(until_the_end, path, config, seeds, resume))
+        yield
+
+
+def _take(until_the_end, path, config, seeds, resume):
+    until_the_end.enter_context(lock.owned(path))
+    _check_content(path, config, seeds, resume)
+
+
+def _check_content(path, config, seeds, resume):
+    if not any(_of_a_run(file) for file in path.iterdir()):
+        return
+    if not resume:
+        raise BadInput(f"{path} is not empty; use --resume to go on with its run")
+    metrics.check_same_config(path / "config.json", saved_config(config, seeds))
+
+
+def _of_a_run(file):
+    """Whether the file is more than what may be there before a run, or after one was killed."""
+    return not (file.name in BEFORE or file.name.startswith(".") or metrics.is_temporary(file))
+
+
+def saved_config(config, seeds: list[int]) -> dict:
+    """What a run's config.json holds."""
+    return {**config.to_dict(), "seeds": list(seeds)}
+
+
+# Its files.
+
+
+class Workdir:
+    """A folder that is `owned`, and its files; without a path nothing is written.
+
+    The first process alone reads and writes them; the others are told what it has read.
+    """
+
+    def __init__(self, path: Path | None, experiment: Experiment):
+        """BadInput where the folder holds a run on other data."""
+        self.path = path
+        self.saved = 0
+        self._experiment = experiment
+        self._checkpoints = None
+        self._last_save = -np.inf
+        self._writes = path is not None and processes.is_first()
+        if path is not None:
+            processes.of_first(self._check_data)
+
+    def _check_data(self):
+        self._fingerprint = fingerprint.of(self._experiment)
+        file = self.path / "fingerprint.json"
+        if not (self.path / "config.json").exists():
+            return
+        if file.exists():
+            saved = files.read_json(file, {"*": files.TEXT})
+            fingerprint.check_same(saved, self._fingerprint, self.path)
+        elif (self.path / "checkpoints").exists():
+            raise BadInput(
+                f"{self.path} has no {file.name}: it is of an older version, or the file is lost,"
+                " and nobody can tell whether the data are the same; start the run anew in another"
+                " folder"
+            )
+
+    def open(self) -> None:
+        """Begins to write, once nothing is wrong with the run that the folder is for."""
+        if self.path is not None:
+            processes.of_first(self._open)
+
+    def _open(self):
+        for folder in (self.path, self.path / "stages", self.path / "plots"):
+            remove_temporary(folder)
+        if not (self.path / "config.json").exists():  # else both are the same
+            metrics.write_json(self.path / "fingerprint.json", self._fingerprint)
+            saved = saved_config(self._experiment.config, self._experiment.seeds)
+            metrics.write_json(self.path / "config.json", saved)
+        self._checkpoints = Checkpoints(self.path / "checkpoints")
+
+    def restore(self, engine: Engine, evaluations: list[int]) -> list[dict]:
+        """Puts the engine where the newest whole checkpoint was; returns the rows until there.
+
+        Args:
+          engine: one that has just been made.
+          evaluations: after how many rounds there is one, ascending.
+
+        Raises:
+          BadInput: what is needed is damaged or lost. Nothing has been changed then.
+        """
+        if self.path is None:
+            return []
+        self.saved, rows = processes.of_first(lambda: self._newest(evaluations))
+        while self.saved > engine.ends[engine.stage_number]:
+            engine.next_stage(processes.of_first(lambda: self._read_facts(engine)))
+        if self.saved:
+            like, treedef = jax.tree.flatten(engine.saved())
+            leaves = processes.of_first(lambda: self._leaves_for(like))
+            engine.go_on(treedef.unflatten(map(_place, leaves, like)), self.saved)
+        processes.of_first(self._cut_to_saved)
+        return rows
+
+    def _newest(self, evaluations):
+        path, seeds = self.path / "metrics.jsonl", self._experiment.seeds
+        expected = [(rounds, seed) for rounds in evaluations for seed in seeds]
+        rows = metrics.verified(path, expected)
+        self.saved, self._leaves = self._checkpoints.newest()
+        needed = sum(rounds <= self.saved for rounds, _ in expected)
+        if len(rows) < needed:
+            raise BadInput(
+                f"{path} lacks round {expected[len(rows)][0]}, which checkpoint {self.saved} has;"
+                " without the folder checkpoints the run starts anew"
+            )
+        return self.saved, rows[:needed]
+
+    def _leaves_for(self, like):
+        leaves, self._leaves = self._leaves, None
+        if [(a.shape, a.dtype) for a in leaves] != [(a.shape, a.dtype) for a in like]:
+            raise BadInput(
+                f"checkpoint {self.saved} of {self.path} is another run's: its arrays differ in"
+                " shape or type"
+            )
+        return leaves
+
+    def _cut_to_saved(self):
+        """Removes what the run is going to write again."""
+        if self.saved < self._experiment.plan.rounds:
+            (self.path / "summary.json").unlink(missing_ok=True)
+        self._checkpoints.forget_after(self.saved)
+        metrics.keep_until(self.path / "metrics.jsonl", self.saved)
+
+    def finished(self, all_rounds: bool) -> bool:
+        """Whether an earlier process has left nothing to do."""
+        if not all_rounds or self.path is None:
+            return False
+        return processes.of_first((self.path / "summary.json").exists)
+
+    def read_summary(self) -> dict:
+        """What that process measured."""
+        path = self.path / "summary.json"
+        return processes.of_first(lambda: files.read_json(path, files.FINISHED))
+
+    def keep_facts(self, facts: list[dict], engine: Engine) -> None:
+        """Writes what a stage begins with: a later process cannot find it again."""
+        if not self._writes or engine.stage.prepare is None:
+            return
+        metrics.make_folder(self.path / "stages")
+        for i, arrays in enumerate(facts):
+            write_arrays(self._facts_file(engine.stage, i), arrays)
+
+    def _read_facts(self, engine):
+        stage = engine.experiment.stages[engine.stage_number + 1]
+        if stage.prepare is None:
+            return [{} for _ in engine.lanes]
+        return [read_arrays(self._facts_file(stage, i)) for i in range(len(engine.lanes))]
+
+    def _facts_file(self, stage, lane):
+        return self.path / "stages" / f"{stage.name}-{lane}.npz"
+
+    def append(self, rows: list[dict]) -> None:
+        """Adds rows to metrics.jsonl."""
+        if self._writes:
+            metrics.append(self.path / "metrics.jsonl", rows)
+
+    def save(self, engine: Engine, force: bool, part: Callable = lambda saved: saved) -> None:
+        """A checkpoint, or of a part of it, unless the last one is a few seconds old."""
+        now = time.monotonic()
+        if self._checkpoints and (force or now - self._last_save >= SAVE_SECONDS):
+            self._checkpoints.save(engine.played, part(engine.saved()))
+            self.saved, self._last_save = engine.played, now
+
+    def finish(self, summarise: Callable[[Experiment, list[dict]], dict], rows, **more) -> dict:
+        """Writes the plots and then summary.json, which it returns."""
+        summary = {**summarise(self._experiment, rows), **more}
+        if self._writes:
+            from fedjax_lab import plots
+
+            picture = io.BytesIO()
+            curve = plots.learning_curve(rows, self._experiment.config.method.name)
+            curve.savefig(picture, format="png", dpi=120)
+            metrics.make_folder(self.path / "plots")
+            metrics.replace(self.path / "plots" / "learning_curve.png", picture.getvalue())
+            self._checkpoints.wait()
+            metrics.write_json(self.path / "summary.json", summary)
+        return summary
+
+    def close(self) -> None:
+        """Waits for a checkpoint that is being written."""
+        if self._checkpoints:
+            self._checkpoints.close()
+
+
+def remove_temporary(folder: Path) -> None:
+    """Removes what processes that were killed left half written. For the folder's owner."""
+    for file in folder.glob("*.tmp"):
+        if metrics.is_temporary(file):
+            file.unlink(missing_ok=True)
+
+
+def write_arrays(path: Path, arrays: dict[str, np.ndarray]) -> None:
+    """An .npz with what a stage begins with, and beside it its checksum, as sha256sum has it."""
+    content = io.BytesIO()
+    np.savez(content, **arrays)
+    metrics.replace(path, content.getvalue())
+    digest = hashlib.sha256(content.getvalue()).hexdigest()
+    metrics.write_text(_checksum_of(path), f"{digest}  {path.name}\n")
+
+
+def read_arrays(path: Path) -> dict[str, np.ndarray]:
+    """What `write_arrays` has written. BadInput where it is damaged or lost."""
+    try:
+        content = path.read_bytes()
+        if hashlib.sha256(content).hexdigest() != _checksum_of(path).read_text().split()[0]:
+            raise ValueError("its checksum does not match")
+    except (OSError, ValueError, IndexError) as error:
+        raise BadInput(f"{path} lacks what a stage began with: {error}") from error
+    return dict(np.load(io.BytesIO(content)))
+
+
+def _checksum_of(path):
+    return path.with_name(f"{path.name}.sha256")
+
+
+def _place(saved, like):
+    return jax.device_put(saved, like.sharding) if isinstance(like, jax.Array) else saved
+
+
+class Workdirs:
+    """The workdirs of a joint run: each takes what is its own seeds', a span of all."""
+
+    def __init__(self, folders: list[Workdir], counts: list[int]):
+        self._folders = folders
+        ends = np.cumsum(counts)
+        self._spans = [slice(end - n, end) for end, n in zip(ends, counts, strict=True)]
+        self._rows = [[] for _ in folders]
+
+    def open(self) -> None:
+        """Begins to write in all of them."""
+        for folder in self._folders:
+            folder.open()
+
+    def append(self, new: list[dict]) -> None:
+        """Adds the rows of one evaluation, one of each seed."""
+        for folder, span, rows in zip(self._folders, self._spans, self._rows, strict=True):
+            rows += new[span]
+            folder.append(new[span])
+
+    def save(self, engine: Engine, force: bool) -> None:
+        """Checkpoints, each as the run alone would save it."""
+        for folder, span in zip(self._folders, self._spans, strict=True):
+            folder.save(engine, force, functools.partial(_part, span))
+
+    def finish(self, summarise: Callable, rows, diverged: dict | None = None) -> None:
+        """Writes summaries and plots; nothing where one run has diverged, maybe not this one."""
+        if diverged is None:
+            for folder, own in zip(self._folders, self._rows, strict=True):
+                folder.finish(summarise, own, runs_together=len(self._folders))
+
+    def close(self) -> None:
+        """Waits for checkpoints that are being written."""
+        for folder in self._folders:
+            folder.close()
+
+
+def _part(span, saved):
+    """What a run alone would save, of what the engine of a joint run gives."""
+    states, sums, seconds, sent = saved
+    own = span if span.stop - span.start > 1 else span.start
+    states, sums = jax.tree.map(lambda a: a[own], (states, sums))
+    return states, sums, seconds, sent[span]

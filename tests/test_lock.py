@@ -1,0 +1,112 @@
+"""A folder has one owner, until its process ends."""
+
+import contextlib
+import errno
+import subprocess
+import sys
+import threading
+
+import filelock._unix
+import pytest
+
+from fedjax_lab import lock
+from fedjax_lab.errors import BadInput
+
+HOLD = """
+import sys, filelock
+with filelock.FileLock(sys.argv[1]):
+    print(flush=True)
+    input()
+"""
+
+
+@contextlib.contextmanager
+def another_process(path):
+    """Holds the lock; yields the process."""
+    options = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    process = subprocess.Popen([sys.executable, "-c", HOLD, str(path)], **options)
+    assert process.stdout.readline()
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_the_second_owner_is_refused_until_the_first_is_gone(tmp_path):
+    with another_process(tmp_path / ".lock") as process:
+        for _ in range(2):
+            with pytest.raises(BadInput, match=f"{tmp_path} is in use"), lock.owned(tmp_path):
+                pass
+        with pytest.raises(BadInput, match="in use"):
+            lock.check_free([tmp_path / "new", tmp_path])
+        process.kill()
+        process.wait()
+        assert (tmp_path / ".lock").exists()  # no obstacle
+        with lock.owned(tmp_path):
+            pass
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_owner_may_ask_again_and_another_thread_may_not(tmp_path):
+    refused = []
+
+    def ask():
+        try:
+            with lock.owned(tmp_path):
+                pass
+        except BadInput as error:
+            refused.append(error)
+
+    def in_a_thread():
+        thread = threading.Thread(target=ask)
+        thread.start()
+        thread.join()
+
+    with lock.owned(tmp_path):
+        with lock.owned(tmp_path / "." / ""):
+            in_a_thread()
+        in_a_thread()
+        assert len(refused) == 2
+    in_a_thread()
+    assert len(refused) == 2
+
+
+def test_a_folder_that_nothing_was_written_to_is_removed(tmp_path):
+    with pytest.raises(KeyboardInterrupt), lock.owned(tmp_path / "a/b"):
+        assert (tmp_path / "a/b").is_dir()
+        raise KeyboardInterrupt
+    assert not list(tmp_path.iterdir())
+    with lock.owned(tmp_path / "a/b"):
+        (tmp_path / "a/note").touch()
+    assert [path.name for path in (tmp_path / "a").iterdir()] == ["note"]
+    with lock.owned(tmp_path):  # it was there before
+        (tmp_path / "a/note").unlink()
+        (tmp_path / "a").rmdir()
+    assert tmp_path.is_dir()
+
+
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP])
+def test_a_file_system_without_locks_is_told_of_once(number, tmp_path, monkeypatch, capsys):
+    def flock(*_):
+        raise OSError(number, "no locks here")
+
+    monkeypatch.setattr(filelock._unix.fcntl, "flock", flock)
+    with lock.owned(tmp_path / "run"), lock.owned(tmp_path / "run"):
+        (tmp_path / "run/note").touch()
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and f"{tmp_path / 'run'} has no locks" in said
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["note"]
+
+
+def test_shares_with_a_cell_in_common_exclude_each_other(tmp_path):
+    with another_process(tmp_path / ".share-1-of-4.lock"):
+        for free in ("0/2", "0/4", "2/4", "6/8"):
+            with lock.owned_share(tmp_path, free), lock.planning(tmp_path):
+                pass
+        for taken in ("1/4", "0/1", "1/2", "5/8", "0/3"):
+            with pytest.raises(BadInput, match="in use"), lock.owned_share(tmp_path, taken):
+                pass
+    with lock.owned_share(tmp_path, "1/4"):
+        pass
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,333 @@
+"""A run's folder: what is resumed is whole, of the same data, and of nobody else."""
+
+import contextlib
+import json
+import shutil
+
+import numpy as np
+import pytest
+import toys
+from test_command_line import call, comparable
+from test_lock import another_process
+
+from fedjax_lab import experiment, fingerprint, metrics, sweep, workdir
+from fedjax_lab.embedding import Embeddings
+from fedjax_lab.engine import Engine
+from fedjax_lab.errors import BadInput
+
+RUN = {"rounds": 8, "eval_every": 3, "cohort": 3}
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A folder with data, a config on them, and a run of two seeds with checkpoints 6 and 8."""
+    folder = tmp_path_factory.mktemp("finished")
+    toys.write_examples(folder / "data.npz")
+    toys.write_config(folder, run=RUN)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(workdir, "SAVE_SECONDS", 0)
+        assert call(*arguments(folder)) == 0
+    return folder
+
+
+@pytest.fixture
+def run(finished, tmp_path):
+    """A copy of it."""
+    folder = shutil.copytree(finished, tmp_path / "copy")
+    toys.write_config(folder, run=RUN)
+    settings = (folder / "run/config.json").read_text()
+    (folder / "run/config.json").write_text(settings.replace(str(finished), str(folder)))
+    return folder
+
+
+def arguments(folder):
+    return [f"--config={folder / 'toy.py'}", f"--workdir={folder / 'run'}", "--seeds=0,1"]
+
+
+def content(folder):
+    """Each file with its bytes."""
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def refused(folder, capsys, *more):
+    """What the command says that must not change a byte."""
+    before = content(folder)
+    capsys.readouterr()
+    assert call(*arguments(folder), *more) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: ") and said.count("\n") == 1
+    assert content(folder) == before
+    return said
+
+
+def damage(checkpoint):
+    """A bit of the largest file, which holds arrays."""
+    path = max(checkpoint.rglob("*"), key=lambda path: path.stat().st_size * path.is_file())
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+# Other data.
+
+
+def permuted(data):
+    data["y"] = np.random.default_rng(0).permutation(data["y"])
+
+
+def doubled(data):
+    data["x"] = 2 * data["x"]
+
+
+def shortened(data):
+    data.update(x=data["x"][:-3], y=data["y"][:-3])
+
+
+@pytest.mark.parametrize(
+    "change, what",
+    [
+        (permuted, "labels, partition of seed 0, partition of seed 1"),
+        (doubled, "examples"),
+        (shortened, "examples, labels, domains, test flags, partition of seed 0"),
+    ],
+)
+def test_other_data_are_refused_also_after_the_end(change, what, run, capsys):
+    data = dict(np.load(run / "data.npz"))
+    change(data)
+    np.savez(run / "data.npz", **data)
+    said = refused(run, capsys, "--resume")
+    assert f"have changed since it began: {what}" in said
+    shutil.rmtree(run / "run/checkpoints/8")
+    assert what in refused(run, capsys, "--resume")
+
+
+def test_a_run_without_a_fingerprint_is_refused(run, capsys):
+    (run / "run/fingerprint.json").unlink()
+    assert "start the run anew in another folder" in refused(run, capsys, "--resume")
+    (run / "run/fingerprint.json").write_text("{")
+    assert "fingerprint.json cannot be used" in refused(run, capsys, "--resume")
+
+
+def test_embeddings_are_part_of_the_data_where_they_are_used(run):
+    job = experiment.build(experiment.resolve(experiment.load_config(str(run / "toy.py"))), [0])
+    plain = fingerprint.of(job)
+    digests = []
+    for value in (0, 1):
+        made = Embeddings(np.full((300, 4), value, np.float32), np.zeros((3, 4), np.float32))
+        stage = job.stages[0]._replace(embedded=True)
+        digests.append(fingerprint.of(job._replace(stages=(stage,), embeddings=lambda m=made: m)))
+    assert {name: digests[0][name] for name in plain} == plain
+    with pytest.raises(BadInput, match="began: embeddings;"):
+        fingerprint.check_same(*digests, run)
+
+
+# Damaged files.
+
+
+def test_the_checkpoint_before_a_damaged_one_is_used(run, finished, capsys):
+    damage(run / "run/checkpoints/8")
+    capsys.readouterr()
+    assert call(*arguments(run), "--resume") == 0
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and "is damaged; 6 is used" in said
+    assert comparable(run / "run") == comparable(finished / "run")
+    assert call(*arguments(run), "--resume") == 0  # it was saved anew
+    assert capsys.readouterr().err == ""
+
+
+def test_without_a_whole_checkpoint_nothing_is_changed(run, capsys):
+    for checkpoint in (run / "run/checkpoints").iterdir():
+        damage(checkpoint)
+    assert "no checkpoint in" in refused(run, capsys, "--resume")
+
+
+def lines_of(run):
+    return (run / "run/metrics.jsonl").read_bytes().splitlines(keepends=True)
+
+
+@pytest.mark.parametrize(
+    "change, said",
+    [
+        (lambda lines: [lines[0], lines[1][:9] + b"\n", *lines[2:]], "cannot be used: line 2: "),
+        (lambda lines: [lines[0], b"\0" * 9 + lines[1], *lines[2:]], "cannot be used: line 2: "),
+        (lambda lines: [*lines[:2], *lines], "row 3 is of round 3 and seed 0, which"),
+        (lambda lines: [lines[1], lines[0], *lines[2:]], "row 1 is of round 3 and seed 1, which"),
+        (lambda lines: [*lines, *lines[-2:]], "row 7 is of round 8 and seed 0, which"),
+        (lambda lines: [*lines[:2], *lines[3:]], "row 3 is of round 6 and seed 1, which"),
+        (lambda lines: lines[:-1], "lacks round 8, which checkpoint 8 has"),
+        (lambda lines: [*lines[:-1], lines[-1][:20]], "lacks round 8, which checkpoint 8 has"),
+        (lambda lines: [], "lacks round 3, which checkpoint 8 has"),
+    ],
+)
+@pytest.mark.parametrize("checkpoint", [8, 6])
+def test_damaged_metrics_are_refused_and_stay_as_they_are(change, said, checkpoint, run, capsys):
+    if checkpoint == 6:
+        shutil.rmtree(run / "run/checkpoints/8")
+        said = said.replace("checkpoint 8", "checkpoint 6")
+    (run / "run/metrics.jsonl").write_bytes(b"".join(change(lines_of(run))))
+    if checkpoint == 6 and "lacks round 8" in said:  # rows that come again are no loss
+        assert call(*arguments(run), "--resume") == 0
+    else:
+        assert said in refused(run, capsys, "--resume")
+
+
+def test_a_run_goes_on_from_its_checkpoint_with_the_rows_as_they_were(run, finished):
+    """Also where the last line was cut off by a kill."""
+    before = lines_of(run)
+    shutil.rmtree(run / "run/checkpoints/8")
+    with (run / "run/metrics.jsonl").open("ab") as file:
+        file.truncate(file.tell() - 30)
+    assert call(*arguments(run), "--resume") == 0
+    assert lines_of(run)[:4] == before[:4]
+    assert comparable(run / "run") == comparable(finished / "run")
+
+
+def test_a_file_is_replaced_whole_or_not_at_all(tmp_path, monkeypatch):
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    metrics.replace(tmp_path / "a", b"old")
+    monkeypatch.setattr(metrics.os, "replace", killed)
+    with pytest.raises(KeyboardInterrupt):
+        metrics.replace(tmp_path / "a", b"new")
+    assert content(tmp_path) == {tmp_path / "a": b"old"}
+
+
+# Kills at other moments.
+
+
+def test_a_kill_before_the_run_began_is_no_obstacle(run):
+    """Neither to a new run nor to --resume, which begins it; what was half written is removed."""
+    for more in ([], ["--resume"]):
+        shutil.rmtree(run / "run")
+        (run / "run").mkdir()
+        for name in ("config.json.0123abcd.tmp", "fingerprint.json.0123abcd.tmp", ".lock"):
+            (run / "run" / name).touch()
+        (run / "run/fingerprint.json").write_text("{}")
+        assert call(*arguments(run), *more) == 0
+        assert not list((run / "run").glob("*.tmp"))
+    (run / "run/thesis.tmp").touch()
+    assert call(*arguments(run), "--resume") == 0
+    assert (run / "run/thesis.tmp").exists()  # not ours
+
+
+@pytest.mark.parametrize("file", ["learning_curve.png", "summary.json"])
+def test_a_kill_among_the_last_files_leaves_an_unfinished_run(file, run, monkeypatch):
+    whole = metrics.replace
+
+    def killed(path, data):
+        if path.name == file:
+            raise MemoryError
+        whole(path, data)
+
+    shutil.rmtree(run / "run")
+    with monkeypatch.context() as patch:
+        patch.setattr(metrics, "replace", killed)
+        assert call(*arguments(run)) == 1
+    assert not (run / "run/summary.json").exists()
+    assert sorted(path.name for path in (run / "run/checkpoints").iterdir())[-1] == "8"
+    assert call(*arguments(run), "--resume") == 0
+    assert (run / "run/plots/learning_curve.png").stat().st_size > 5000
+    assert json.loads((run / "run/summary.json").read_text())["rounds"] == 8
+
+
+def test_a_run_that_goes_on_is_not_marked_as_finished(run, monkeypatch):
+    """Its newest checkpoint was lost; the summary was of rounds that are played again."""
+    shutil.rmtree(run / "run/checkpoints/8")
+
+    def killed(*_):
+        raise MemoryError
+
+    monkeypatch.setattr(Engine, "play", killed)
+    assert call(*arguments(run), "--resume") == 1
+    assert sweep.ended(run / "run") is None
+    assert [row["round"] for row in comparable(run / "run")] == [3, 3, 6, 6]
+
+
+# One owner.
+
+
+@contextlib.contextmanager
+def nothing_is_begun(patch):
+    with patch.context() as here:
+        here.setattr(experiment, "load_data", lambda *_: pytest.fail("data were loaded"))
+        here.setattr(experiment, "build", lambda *_: pytest.fail("began to build"))
+        yield
+
+
+def test_a_second_command_on_a_folder_is_refused_at_once(run, tmp_path, capsys, monkeypatch):
+    with another_process(run / "run/.lock"), nothing_is_begun(monkeypatch):
+        assert "is in use" in refused(run, capsys, "--resume")
+        assert "is in use" in refused(run, capsys)
+        settings = experiment.load_config(str(run / "toy.py"))
+        with pytest.raises(BadInput, match="is in use"):
+            fedjax_lab_run(settings, workdir=run / "run", seeds=[0, 1], resume=True)
+    new = tmp_path / "new"
+    new.mkdir()
+    with another_process(new / ".lock"), nothing_is_begun(monkeypatch):
+        assert call(f"--config={run / 'toy.py'}", f"--workdir={new}") == 2
+    assert call(*arguments(run), "--resume") == 0
+
+
+def fedjax_lab_run(*of, **options):
+    import fedjax_lab
+
+    return fedjax_lab.run(*of, **options, quiet=True)
+
+
+def test_the_lock_is_held_to_the_end_and_given_back(run, monkeypatch):
+    seen, play = [], Engine.play
+
+    def look(self, at_most):
+        seen.append((run / "run/.lock").exists())
+        play(self, at_most)
+
+    monkeypatch.setattr(Engine, "play", look)
+    shutil.rmtree(run / "run")
+    settings = experiment.load_config(str(run / "toy.py"))
+    fedjax_lab_run(settings, workdir=run / "run", seeds=[0, 1])
+    assert seen and all(seen) and not (run / "run/.lock").exists()
+    fedjax_lab_run(settings, workdir=run / "run", seeds=[0, 1], resume=True)
+
+
+def test_a_new_run_that_is_refused_leaves_no_folder(run, tmp_path, monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(experiment, "build", interrupted)
+    with contextlib.suppress(KeyboardInterrupt):
+        call(f"--config={run / 'toy.py'}", f"--workdir={tmp_path / 'deep/new'}")
+    assert not (tmp_path / "deep").exists()
+
+
+def test_a_sweep_and_a_run_exclude_each_other(run, tmp_path, capsys, monkeypatch):
+    out = tmp_path / "out"
+    command = [f"--config={run / 'toy.py'}", f"--out={out}", "--methods=fedavg,fedprox"]
+
+    def sweep_says(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with another_process(path), monkeypatch.context() as patch:
+            patch.setattr(experiment, "load_data", lambda *_: pytest.fail("data were loaded"))
+            assert sweep.main(["sweep", *command]) == 2
+            assert not {file.name for file in content(out) if file.name[0] != "."} - {"sweep.json"}
+        said = capsys.readouterr().err
+        assert said.count("\n") == 1
+        return said
+
+    assert f"{out} is in use" in sweep_says(out / ".share-0-of-1.lock")
+    assert f"{out} is in use" in sweep_says(out / ".share-1-of-3.lock")
+    metrics.write_json(out / "sweep.json", {"cells": {}})
+    assert f"{out / 'fedprox'} is in use" in sweep_says(out / "fedprox/.lock")
+
+
+def test_stale_files_are_no_obstacle_to_a_sweep(run, tmp_path):
+    out = tmp_path / "out"
+    out.mkdir()
+    for name in ("sweep.json.0123abcd.tmp", ".share-0-of-1.lock", ".plan.lock"):
+        (out / name).touch()
+    command = [f"--config={run / 'toy.py'}", f"--out={out}", "--config.run.rounds=1"]
+    assert sweep.main(["sweep", *command]) == 0
+    assert sorted(path.name for path in out.iterdir() if path.name != ".compiled") == [
+        "fedavg",
+        "sweep.json",
+    ]
