@@ -27,6 +27,7 @@ class Strategy(NamedTuple):
     deal: Callable[[Array], Array]  # steps [M] -> the order [M] in which to line the clients up
     lane_steps: Callable[[Array], Array]  # steps [M] so ordered -> steps that are executed
     sharding: NamedSharding | None = None  # where the run's arrays lie; None: the default device
+    split: Callable[[PyTree], PyTree] = lambda rows: rows  # as `Exchange.alone` is given it
 
 
 def vectorised() -> Strategy:
@@ -101,8 +102,11 @@ def on_mesh(mesh: Mesh, inner: Strategy) -> Strategy:
         lines = jnp.pad(steps, (0, -len(steps) % devices)).reshape(devices, -1)
         return sum(inner.lane_steps(line) for line in lines)
 
+    def split(rows):
+        return jax.lax.with_sharding_constraint(rows, NamedSharding(mesh, P("client")))
+
     name = f"mesh({devices}) x {inner.name}"
-    return Strategy(name, each, deal, lane_steps, NamedSharding(mesh, P()))
+    return Strategy(name, each, deal, lane_steps, NamedSharding(mesh, P()), split)
 
 
 def make_mesh(devices: int | None = None) -> Mesh:
