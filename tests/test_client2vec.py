@@ -817,6 +817,17 @@ def test_bad_settings(data, method, words):
     assert words in complaint(experiment_of, data, **method)
 
 
+def test_the_quickstart_finds_a_small_index():
+    """So that the file keeps its promise of a minute; other methods and files keep the defaults."""
+    quick = str(Path(__file__).parents[1] / "configs/quickstart.py")
+    config = experiment.resolve(experiment.load_config(f"{quick}:client2vec"))
+    assert config.method.index_epochs * config.embedding.size <= 20 * 64
+    named = [("method.name", "client2vec")]
+    assert experiment.resolve({}, named).method.index_epochs == 500
+    plain = experiment.resolve(experiment.load_config(quick))
+    assert plain.embedding.size == 512 and set(plain.method) == {"name"}
+
+
 def test_settings_of_the_base_follow_its_name():
     """A change of base on the command line drops what only the old one knows."""
     config = {"method": {"name": "client2vec", "base": "moon", "mu": 0.1, "index_epochs": 3}}
