@@ -29,6 +29,7 @@ class Strategy(NamedTuple):
     lane_steps: Callable[[Array], Array]  # steps [M] so ordered -> steps that are executed
     sharding: NamedSharding | None = None  # where the run's arrays lie; None: the default device
     one_by_one: bool = False  # clients run one after another, so that one can be left out for free
+    split: Callable[[PyTree], PyTree] = lambda rows: rows  # as `Exchange.alone` is given it
 
 
 def vectorised() -> Strategy:
@@ -110,8 +111,11 @@ def on_mesh(mesh: Mesh, inner: Strategy) -> Strategy:
         filled = jnp.pad(steps, (0, missing)) if inner.one_by_one else _fill(steps, devices)
         return sum(inner.lane_steps(line) for line in filled.reshape(devices, -1))
 
+    def split(rows):
+        return jax.lax.with_sharding_constraint(rows, NamedSharding(mesh, P("client")))
+
     name = f"mesh({devices}) x {inner.name}"
-    return Strategy(name, each, deal, lane_steps, NamedSharding(mesh, P()))
+    return Strategy(name, each, deal, lane_steps, NamedSharding(mesh, P()), split=split)
 
 
 def check_devices() -> None:

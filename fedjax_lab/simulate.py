@@ -140,6 +140,8 @@ def play_round(
             uploads, private, trainings = strategy.each(one)((server, federation), mine)
             server = exchange.aggregate(server, uploads, cohort)
             executed = strategy.lane_steps
+        if exchange.alone is not None:
+            server = exchange.alone(server, strategy.split)
         cohort = cohort._replace(private=private)
         done += trainings
         lane_steps += sum(executed(training.steps) for training in trainings)

@@ -81,12 +81,19 @@ class Exchange(NamedTuple):
 
     One by one, the server listens after each client, in the order of the sample, before it speaks
     to the next: `aggregate` then sees cohorts of one.
+
+    Every device carries out `send` and `aggregate`, which are cheap. Training that the server does
+    on data of its own belongs in `alone`, which follows `aggregate`: what it computes from
+    `split(rows)`, for a tree of arrays [B, ...] whose values `split` leaves unchanged, is divided
+    among the devices by row.
     """
 
     send: Callable[[PyTree, Array], PyTree]  # (server, id) -> message: all that goes down the wire
     local: Callable[[PyTree, Client, Work], tuple[PyTree, PyTree]]  # -> (upload, private)
     aggregate: Callable[[PyTree, PyTree, Client], PyTree]  # (server, uploads [M], cohort [M])
     one_by_one: bool = False
+    alone: Callable[[PyTree, Callable[[PyTree], PyTree]], PyTree] | None = None
+    # (server, split) -> server
 
 
 class State(NamedTuple):

@@ -162,14 +162,14 @@ def learned(task: Task, strategy: str, settings: Settings) -> tuple[Stage, ...]:
     def keep(server, uploads, cohort):
         return server._replace(batches=tree.put(server.batches, cohort.id, uploads))
 
-    def epoch(server, uploads, cohort):
+    def epoch(server, split):
         key = jax.random.fold_in(jax.random.wrap_key_data(server.key), 2)
         k_order, k_steps = jax.random.split(jax.random.fold_in(key, server.epoch))
         batches = reordered(k_order, server.batches, settings.pooled)
 
         def step(carry, now):
             psi, moments = carry
-            i, batch = now
+            i, batch = now[0], split(now[1])
             g = jax.grad(loss)(psi, batch, jax.random.fold_in(k_steps, i))
             updates, after = adam.update(g, moments, psi)
             after = optax.apply_updates(psi, updates), after
@@ -193,14 +193,17 @@ def learned(task: Task, strategy: str, settings: Settings) -> tuple[Stage, ...]:
         return losses.masked_mean(net.apply(psi, batch.x)[1], batch.mask)
 
     if strategy == "global":
+        upload = Exchange(nothing, collect, keep)
+        train = Exchange(nothing, silence, unchanged, alone=epoch)
         training = (
-            _stage("collect", 1, nothing, collect, keep, sampling.everyone, init),
-            _stage("index", settings.epochs, nothing, silence, epoch, somebody),
+            _stage("collect", 1, upload, sampling.everyone, init),
+            _stage("index", settings.epochs, train, somebody),
         )
     else:
-        exchange = send_psi, local_epochs, mean_of_models, tenth, init
-        training = (_stage("index", settings.epochs, *exchange),)
-    return *training, _stage("describe", 1, send_psi, describe(feature, T), put, sampling.everyone)
+        train = Exchange(send_psi, local_epochs, mean_of_models)
+        training = (_stage("index", settings.epochs, train, tenth, init),)
+    upload = Exchange(send_psi, describe(feature, T), put)
+    return *training, _stage("describe", 1, upload, sampling.everyone)
 
 
 def of_data(task: Task, kind: str) -> tuple[Stage, ...]:
@@ -230,7 +233,7 @@ def of_data(task: Task, kind: str) -> tuple[Stage, ...]:
             index = index._replace(feature=(index.feature / share[:, None]).ravel())
         return index, private
 
-    return (_stage("describe", 1, nothing, local, put, sampling.everyone, init),)
+    return (_stage("describe", 1, Exchange(nothing, local, put), sampling.everyone, init),)
 
 
 def label_table(task: Task) -> Array:
@@ -313,6 +316,11 @@ def silence(message, client, work):
     return (), ()
 
 
+def unchanged(server, uploads, cohort):
+    """A server that learns nothing from an exchange."""
+    return server
+
+
 def somebody(key, server, population, m):
     """One client, for a round that the server spends alone."""
     return jnp.zeros(1, jnp.int32), jnp.ones(1)
@@ -323,8 +331,8 @@ def tenth(key, server, population, m):
     return sampling.by_size(key, server, population, max(1, int(SHARE * len(population.n))))
 
 
-def _stage(name, rounds, send, local, aggregate, sample, init=None) -> Stage:
+def _stage(name, rounds, exchange, sample, init=None) -> Stage:
     """One exchange a round on embedded examples; without `init` it goes on with the last state."""
-    method = Method(init, (Exchange(send, local, aggregate),), None, None, sample)
+    method = Method(init, (exchange,), None, None, sample)
     go_on = None if init else lambda key, num_clients, last, facts: last
     return Stage(name, method, rounds, start=go_on, embedded=True, batch_size=BATCH)
