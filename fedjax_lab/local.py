@@ -106,7 +106,8 @@ def make_work(
                 def objective(free):
                     return loss(Weights(tree.join(free, fixed), stats), batch, k_step)
 
-                (value, stats), grads = jax.value_and_grad(objective, has_aux=True)(free)
+                (value, after), grads = jax.value_and_grad(objective, has_aux=True)(free)
+                stats = tree.typed_like(after, stats)
                 updates, opt = optimizer.update(optim.clip(grads, plan.clip), opt, free)
                 return optax.apply_updates(free, updates), stats, opt, total + jnp.float32(value)
 

@@ -110,11 +110,11 @@ def _train(config, seeds):
 
 def _how_to_continue(folder, is_new):
     """The end of the last line of a run that is cut short. Removes a new folder without a run."""
-    from fedjax_lab import lock
+    from fedjax_lab import lock, processes
 
     if (folder / "config.json").exists():
         return f"continue with the same command and --workdir={folder} --resume"
-    if is_new:
+    if is_new and processes.is_first():
         lock.discard(folder)
     return "nothing was saved"
 

@@ -381,11 +381,8 @@ def run_in_workers(
                 if stop.is_set():
                     raise KeyboardInterrupt
                 while waiting and free:
-                    cell, worker, said = (
-                        waiting.popleft(),
-                        free.pop(0),
-                        tempfile.TemporaryFile("w+"),
-                    )
+                    cell, worker = waiting.popleft(), free.pop(0)
+                    said = tempfile.TemporaryFile("w+")
                     process = _start(_command(cell, _ready(out / cell.name), shared), worker, said)
                     running[process] = cell, worker, said
                 time.sleep(POLL_SECONDS)

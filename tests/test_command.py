@@ -11,6 +11,7 @@ from pathlib import Path
 import jax
 import pytest
 import toys
+from absl.testing import flagsaver
 
 from fedjax_lab import command, compilation_cache, interrupts, main, metrics, report, runner, sweep
 from fedjax_lab.engine import Engine
@@ -32,8 +33,14 @@ def toy(tmp_path_factory):
 def finished(toy, tmp_path_factory):
     """The folder of a finished run."""
     folder = tmp_path_factory.mktemp("finished") / "run"
-    assert main.main(["main", f"--config={toy}", f"--workdir={folder}"]) == 0
+    assert call(f"--config={toy}", f"--workdir={folder}") == 0
     return folder
+
+
+def call(*arguments):
+    """main in this process; its flags are forgotten afterwards. Returns the exit code."""
+    with flagsaver.flagsaver():
+        return main.main(["main", *arguments])
 
 
 def start(*words, run="-m", **options):
@@ -100,7 +107,7 @@ def test_an_interrupt_while_rounds_are_played_saves_the_state(toy, tmp_path, mon
 
     monkeypatch.setattr(Engine, "play", interrupted)
     folder = tmp_path / "run"
-    assert main.main(["main", f"--config={toy}", f"--workdir={folder}"]) == 130
+    assert call(f"--config={toy}", f"--workdir={folder}") == 130
     said = capfd.readouterr()
     assert said.out.count(interrupts.STOPPING) == 1
     again = f"continue with the same command and --workdir={folder} --resume"
@@ -117,7 +124,7 @@ def test_what_is_said_where_nothing_was_saved(toy, tmp_path, monkeypatch, capsys
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(runner, "run", interrupted)
-    assert main.main(["main", f"--config={toy}"]) == 130
+    assert call(f"--config={toy}") == 130
     assert capsys.readouterr().err == "interrupted; nothing was saved\n"
     assert not list(tmp_path.glob("runs/*"))
 
@@ -219,7 +226,7 @@ def test_a_failure_of_the_machine_is_one_line_and_exit_code_1(
     monkeypatch.setattr(runner, "run", failing(error))
     monkeypatch.setattr(report, "report", failing(error))
     arguments = [f"--config={toy}", f"--workdir={tmp_path / 'run'}"]
-    assert main.main(["main", *arguments]) == 1
+    assert call(*arguments) == 1
     err = capsys.readouterr().err
     assert err.startswith(f"error: {said}") and err.count("\n") == 1
     assert err.endswith("; nothing was saved\n")
@@ -261,7 +268,7 @@ def test_a_disk_that_fills_up_and_then_has_room_again(limit, toy, finished, tmp_
     assert process.returncode == 1, said
     assert said.startswith("error: ") and said.count("\n") == 1 and "File too large" in said
     assert ("--resume" in said) == (tmp_path / "run/config.json").exists()
-    assert main.main(["main", *words[1:], *["--resume"] * ("--resume" in said)]) == 0
+    assert call(*words[1:], *["--resume"] * ("--resume" in said)) == 0
     same_run(tmp_path / "run", finished)
 
 

@@ -7,7 +7,6 @@ BadInput.
 """
 
 import contextlib
-import errno
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,11 +14,10 @@ from typing import BinaryIO
 
 import psutil
 
-from fedjax_lab.errors import BadInput
+from fedjax_lab.errors import MACHINE, BadInput
 
 DEFLATE = 1032  # to one: the best that zip and gzip can do
 SMALL = 2**26  # bytes that any machine has: for so few memory is not looked at
-MACHINE = (errno.EIO, errno.ENOMEM, errno.EMFILE, errno.ENFILE)  # no fault of the file
 CGROUPS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 
