@@ -9,6 +9,7 @@ While rounds are played, `delayed` turns the first signal into an event, so that
 Only the standard library is imported here: a command watches before it imports anything else.
 """
 
+import atexit
 import contextlib
 import os
 import signal
@@ -31,6 +32,9 @@ def watch() -> None:
     os.set_blocking(writer, False)
     signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
     _arm()
+    # The last of all exit functions, as it is the first: from there on no thread can act, and the
+    # default action would leave the exit code of a signal behind work that is done.
+    atexit.register(_ignore)
     threading.Thread(target=_act_on_signals, args=(reader,), daemon=True).start()
     _watching = True
 
@@ -39,6 +43,11 @@ def _arm():
     """Python notes the signal and passes it on to the thread; nothing is raised anywhere."""
     for number in SIGNALS:
         signal.signal(number, lambda *_: None)
+
+
+def _ignore():
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
 
 
 def _act_on_signals(reader):

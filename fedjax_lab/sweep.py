@@ -446,7 +446,12 @@ def _workers(count):
 def _devices():
     """Their kind and number, asked of a process that gives them back."""
     ask = "import jax; print(jax.default_backend(), jax.local_device_count())"
-    backend, devices = subprocess.check_output([sys.executable, "-c", ask], text=True).split()
+    asked = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True)
+    if asked.returncode:
+        reason = asked.stderr.strip().splitlines()[-1:]
+        platforms = os.environ.get("JAX_PLATFORMS", "")
+        raise BadInput(f"JAX_PLATFORMS={platforms}: jax finds no device: {' '.join(reason)}")
+    backend, devices = asked.stdout.split()
     return backend, int(devices)
 
 
