@@ -13,6 +13,7 @@ import atexit
 import contextlib
 import os
 import signal
+import subprocess
 import threading
 from collections.abc import Callable, Iterator
 
@@ -22,6 +23,7 @@ STOPPING = "stopping after the rounds under way; once more to stop at once"
 
 _watching = False
 _delayed: list[tuple[threading.Event, str]] = []  # of the `delayed` blocks under way
+children: set[subprocess.Popen] = set()  # processes that `stop` kills: they end with this one
 _last_words: Callable[[], str] = "interrupted".__str__
 
 
@@ -62,9 +64,14 @@ def _act_on_signals(reader):
 
 
 def stop() -> None:
-    """Ends this process at once, with its last words."""
+    """Ends this process and its children at once, with its last words."""
     try:
-        tell(_last_words(), descriptor=2)
+        for child in list(children):
+            child.kill()
+        if words := _last_words():  # else they have been said
+            tell(words, descriptor=2)
+        for child in list(children):
+            child.wait(timeout=5)  # so that its folder is free
     finally:
         os._exit(CODE)
 

@@ -387,9 +387,11 @@ def run_in_workers(
                         tempfile.TemporaryFile("w+"),
                     )
                     process = _start(_command(cell, _ready(out / cell.name), shared), worker, said)
+                    interrupts.children.add(process)
                     running[process] = cell, worker, said
                 time.sleep(POLL_SECONDS)
                 for process in [p for p in running if p.poll() is not None]:
+                    interrupts.children.discard(process)
                     cell, worker, said = running.pop(process)
                     free.append(worker)
                     said.seek(0)
@@ -399,6 +401,7 @@ def run_in_workers(
                 process.terminate()
             for process in running:
                 process.wait()
+                interrupts.children.discard(process)
 
 
 def _command(cell, folder, shared):

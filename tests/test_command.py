@@ -114,6 +114,27 @@ command.begin()
     assert (process.returncode, said) == (0, "")
 
 
+def test_a_second_interrupt_says_nothing_again_and_leaves_no_children():
+    code = """
+import os, signal, subprocess, sys, time
+from fedjax_lab import command, interrupts
+command.begin()
+def main(_):
+    raise KeyboardInterrupt("interrupted after round 3")
+command.call(main, [])
+child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+interrupts.children.add(child)
+print(child.pid, flush=True)
+os.kill(os.getpid(), signal.SIGINT)
+time.sleep(60)
+"""
+    process = start(code, run="-c")
+    out, said = process.communicate(timeout=100)
+    assert (process.returncode, said) == (130, "interrupted after round 3\n")
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(out), 0)
+
+
 def test_an_interrupt_while_rounds_are_played_saves_the_state(toy, tmp_path, monkeypatch, capfd):
     play = Engine.play
 
