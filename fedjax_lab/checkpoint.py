@@ -6,9 +6,12 @@ rounds and of all leaves, because the array files of orbax have no checksums.
 """
 
 import contextlib
+import errno
 import gc
 import io
 import logging
+import os
+import shutil
 import time
 from pathlib import Path
 
@@ -18,6 +21,8 @@ import numpy as np
 from fedjax_lab.data.cache import checksum
 from fedjax_lab.errors import BadInput, warn
 from fedjax_lab.types import PyTree
+
+ROOM = 1 << 20  # bytes of a checkpoint besides its arrays, at most
 
 
 class Checkpoints:
@@ -29,6 +34,8 @@ class Checkpoints:
     def __init__(self, folder: Path):
         import orbax.checkpoint as ocp  # not needed by those who save nothing
 
+        for name in ("absl", "asyncio"):  # all errors that its threads log are raised here as well
+            logging.getLogger(name).addFilter(_not_of_orbax)
         self._args, self._folder = ocp.args, folder
         folder.mkdir(exist_ok=True)
         alone = ocp.options.MultiprocessingOptions(primary_host=0, active_processes={0})
@@ -47,6 +54,7 @@ class Checkpoints:
             return
         # Copied here because the next block of rounds reuses the state's memory.
         leaves = {str(i): np.array(a) for i, a in enumerate(jax.tree.leaves(state))}
+        _check_room(self._folder, sum(a.nbytes for a in leaves.values()))
         digest = self._args.JsonSave({"sha256": _digest(rounds, leaves)})
         leaves = self._args.StandardSave(leaves)
         self._manager.save(rounds, args=self._args.Composite(leaves=leaves, digest=digest))
@@ -112,6 +120,18 @@ class Checkpoints:
         """Waits for what is being written."""
         self._manager.wait_until_finished()
         self._manager.close()
+
+
+def _not_of_orbax(record):
+    of_futures = record.name == "asyncio" and "exception was never retrieved" in record.msg
+    return not of_futures and "orbax" not in Path(record.pathname).parts
+
+
+def _check_room(folder, size):
+    """OSError where the disk is full, before orbax's threads find that out, each in many lines."""
+    disk = shutil.disk_usage(folder)
+    if disk.total and disk.free < size + ROOM:  # a file system without sizes says 0
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder))
 
 
 @contextlib.contextmanager

@@ -125,6 +125,7 @@ def call(
     try:
         return function(arguments)
     except KeyboardInterrupt as error:
+        interrupts.set_last_words(str)  # a second signal has nothing to add
         print(_joined(str(error) or "interrupted", _how_to_continue()), file=sys.stderr)
         return interrupts.CODE
     except Exception as error:

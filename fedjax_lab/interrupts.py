@@ -9,9 +9,11 @@ While rounds are played, `delayed` turns the first signal into an event, so that
 Only the standard library is imported here: a command watches before it imports anything else.
 """
 
+import atexit
 import contextlib
 import os
 import signal
+import subprocess
 import threading
 from collections.abc import Callable, Iterator
 
@@ -21,6 +23,7 @@ STOPPING = "stopping after the rounds under way; once more to stop at once"
 
 _watching = False
 _delayed: list[tuple[threading.Event, str]] = []  # of the `delayed` blocks under way
+children: set[subprocess.Popen] = set()  # processes that `stop` kills: they end with this one
 _last_words: Callable[[], str] = "interrupted".__str__
 
 
@@ -31,6 +34,9 @@ def watch() -> None:
     os.set_blocking(writer, False)
     signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
     _arm()
+    # The last of all exit functions, as it is the first: from there on no thread can act, and the
+    # default action would leave the exit code of a signal behind work that is done.
+    atexit.register(_ignore)
     threading.Thread(target=_act_on_signals, args=(reader,), daemon=True).start()
     _watching = True
 
@@ -39,6 +45,11 @@ def _arm():
     """Python notes the signal and passes it on to the thread; nothing is raised anywhere."""
     for number in SIGNALS:
         signal.signal(number, lambda *_: None)
+
+
+def _ignore():
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
 
 
 def _act_on_signals(reader):
@@ -53,9 +64,14 @@ def _act_on_signals(reader):
 
 
 def stop() -> None:
-    """Ends this process at once, with its last words."""
+    """Ends this process and its children at once, with its last words."""
     try:
-        tell(_last_words(), descriptor=2)
+        for child in list(children):
+            child.kill()
+        if words := _last_words():  # else they have been said
+            tell(words, descriptor=2)
+        for child in list(children):
+            child.wait(timeout=5)  # so that its folder is free
     finally:
         os._exit(CODE)
 

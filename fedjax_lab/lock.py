@@ -78,7 +78,7 @@ def discard(folder: Path) -> None:
 @contextlib.contextmanager
 def _made(folder):
     """Makes the folder and its parents, and in the end removes those of them that are empty."""
-    folder = folder.absolute()
+    folder = _absolute(folder)
     made = [path for path in (folder, *folder.parents) if not os.path.exists(path)]
     there = next(path for path in (folder, *folder.parents) if os.path.exists(path))
     if not there.is_dir():
@@ -92,6 +92,21 @@ def _made(folder):
         with contextlib.suppress(OSError):  # from one on they are not empty
             for path in made:
                 path.rmdir()
+
+
+def _absolute(folder):
+    """BadInput where the path has no absolute one, or cannot be that of a checkpoint."""
+    try:
+        path = folder.absolute()
+        str(path).encode()
+    except FileNotFoundError as error:
+        raise BadInput(f"{folder}: the current folder has been removed") from error
+    except UnicodeEncodeError as error:
+        raise BadInput(
+            f"{folder} cannot hold a run: checkpoints need a path that is text in UTF-8; name"
+            " another folder"
+        ) from error
+    return path
 
 
 @contextlib.contextmanager

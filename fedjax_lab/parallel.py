@@ -122,10 +122,10 @@ def check_devices() -> None:
     """Starts jax. BadInput where it finds no device, for example under a wrong JAX_PLATFORMS."""
     try:
         jax.devices()
-    except RuntimeError as error:
+    except (RuntimeError, AssertionError) as error:  # the second: no plugin has the platform
         platforms = jax.config.jax_platforms
         asked = f"JAX_PLATFORMS={platforms}: " if platforms else ""
-        raise BadInput(f"{asked}{error}") from error
+        raise BadInput(f"{asked}{str(error) or 'jax finds no such device here'}") from error
 
 
 def make_mesh(devices: int | None = None) -> Mesh:

@@ -384,9 +384,11 @@ def run_in_workers(
                     cell, worker = waiting.popleft(), free.pop(0)
                     said = tempfile.TemporaryFile("w+")
                     process = _start(_command(cell, _ready(out / cell.name), shared), worker, said)
+                    interrupts.children.add(process)
                     running[process] = cell, worker, said
                 time.sleep(POLL_SECONDS)
                 for process in [p for p in running if p.poll() is not None]:
+                    interrupts.children.discard(process)
                     cell, worker, said = running.pop(process)
                     free.append(worker)
                     said.seek(0)
@@ -396,6 +398,7 @@ def run_in_workers(
                 process.terminate()
             for process in running:
                 process.wait()
+                interrupts.children.discard(process)
 
 
 def _command(cell, folder, shared):
@@ -443,7 +446,12 @@ def _workers(count):
 def _devices():
     """Their kind and number, asked of a process that gives them back."""
     ask = "import jax; print(jax.default_backend(), jax.local_device_count())"
-    backend, devices = subprocess.check_output([sys.executable, "-c", ask], text=True).split()
+    asked = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True)
+    if asked.returncode:
+        reason = asked.stderr.strip().splitlines()[-1:]
+        platforms = os.environ.get("JAX_PLATFORMS", "")
+        raise BadInput(f"JAX_PLATFORMS={platforms}: jax finds no device: {' '.join(reason)}")
+    backend, devices = asked.stdout.split()
     return backend, int(devices)
 
 

@@ -1,7 +1,10 @@
 """Checkpoints: whatever has happened to their files, what is restored is what was saved."""
 
+import errno
+import logging
 import random
 import shutil
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -120,3 +123,26 @@ def test_an_empty_folder_holds_none(tmp_path):
     checkpoints = Checkpoints(tmp_path)
     assert checkpoints.newest() == (0, [])
     checkpoints.close()
+
+
+def test_a_full_disk_is_told_before_anything_is_written(tmp_path, monkeypatch):
+    """Threads of orbax and tensorstore would tell of it too, in hundreds of lines."""
+    checkpoints = Checkpoints(tmp_path / "checkpoints")
+    full = SimpleNamespace(total=2**30, free=2**10)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: full)
+    with pytest.raises(OSError) as caught:
+        checkpoints.save(1, STATE)
+    assert caught.value.errno == errno.ENOSPC
+    assert not any((tmp_path / "checkpoints").iterdir())
+    full.total = full.free = 0  # a file system that does not say
+    checkpoints.save(1, state_after(1))
+    checkpoints.close()
+    assert newest(tmp_path / "checkpoints") == 1
+
+
+def test_what_orbax_raises_is_not_logged_as_well(tmp_path, caplog):
+    Checkpoints(tmp_path / "checkpoints").close()
+    log = logging.getLogger("absl")
+    for path, count in (("site-packages/orbax/checkpoint/x.py", 0), ("mine.py", 1)):
+        log.handle(log.makeRecord("absl", logging.ERROR, path, 1, "raised", (), None))
+        assert len(caplog.records) == count

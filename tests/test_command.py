@@ -13,7 +13,17 @@ import pytest
 import toys
 from absl.testing import flagsaver
 
-from fedjax_lab import command, compilation_cache, interrupts, main, metrics, report, runner, sweep
+from fedjax_lab import (
+    command,
+    compilation_cache,
+    interrupts,
+    main,
+    metrics,
+    parallel,
+    report,
+    runner,
+    sweep,
+)
 from fedjax_lab.engine import Engine
 from fedjax_lab.errors import BadInput
 
@@ -96,6 +106,40 @@ def test_an_interrupt_ends_any_command_at_once_in_one_line(body, number):
     _, said = process.communicate(timeout=30)
     assert process.returncode == 130
     assert said == "interrupted; do it again\n"
+
+
+def test_an_interrupt_after_all_is_done_changes_nothing():
+    """Python ends threads and then handlers of signals; without them SIGINT would kill."""
+    code = """
+import atexit, os, signal
+from fedjax_lab import command
+atexit.register(os.kill, os.getpid(), signal.SIGINT)
+command.begin()
+"""
+    process = start(code, run="-c")
+    _, said = process.communicate(timeout=100)
+    assert (process.returncode, said) == (0, "")
+
+
+def test_a_second_interrupt_says_nothing_again_and_leaves_no_children():
+    code = """
+import os, signal, subprocess, sys, time
+from fedjax_lab import command, interrupts
+command.begin()
+def main(_):
+    raise KeyboardInterrupt("interrupted after round 3")
+command.call(main, [])
+child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+interrupts.children.add(child)
+print(child.pid, flush=True)
+os.kill(os.getpid(), signal.SIGINT)
+time.sleep(60)
+"""
+    process = start(code, run="-c")
+    out, said = process.communicate(timeout=100)
+    assert (process.returncode, said) == (130, "interrupted after round 3\n")
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(out), 0)
 
 
 def test_an_interrupt_while_rounds_are_played_saves_the_state(toy, tmp_path, monkeypatch, capfd):
@@ -278,6 +322,15 @@ def test_a_platform_that_is_not_there(toy):
     _, said = process.communicate(timeout=100)
     assert process.returncode == 2
     assert said.startswith("error: JAX_PLATFORMS=abacus: ") and said.count("\n") == 1
+
+
+def test_a_platform_without_a_plugin(monkeypatch):
+    def devices():
+        raise AssertionError  # as jax does under JAX_PLATFORMS=cuda without its package
+
+    monkeypatch.setattr(jax, "devices", devices)
+    with pytest.raises(BadInput, match="no such device"):
+        parallel.check_devices()
 
 
 # Compiled programs.

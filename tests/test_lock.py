@@ -2,9 +2,11 @@
 
 import contextlib
 import errno
+import os
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import filelock._unix
 import pytest
@@ -110,3 +112,18 @@ def test_shares_with_a_cell_in_common_exclude_each_other(tmp_path):
     with lock.owned_share(tmp_path, "1/4"):
         pass
     assert not list(tmp_path.iterdir())
+
+
+def test_a_path_that_is_not_utf8_or_of_no_folder_is_refused(tmp_path, monkeypatch):
+    """Checkpoints could not be written there."""
+    bad = Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff"))
+    with pytest.raises(BadInput, match="text in UTF-8"), lock.owned(bad / "run"):
+        pass
+    assert not bad.exists()
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    with pytest.raises(BadInput, match="the current folder has been removed"):
+        with lock.owned(Path("run")):
+            pass

@@ -427,6 +427,13 @@ def test_gpus_are_dealt_in_turn(monkeypatch):
     assert not any("XLA_PYTHON_CLIENT_PREALLOCATE" in e for e in dealt)
 
 
+def test_workers_on_a_platform_that_is_not_there(toy, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("JAX_PLATFORMS", "abacus")
+    assert call(f"--config={toy}", f"--out={tmp_path / 'out'}", "--workers=2") == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: JAX_PLATFORMS=abacus: ") and said.count("\n") == 1
+
+
 def test_workers_leave_the_same(toy, swept, tmp_path):
     """Up to rounding: each has fewer devices."""
     out = tmp_path / "out"
