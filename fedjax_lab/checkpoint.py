@@ -123,7 +123,7 @@ class Checkpoints:
 
 
 def _not_of_orbax(record):
-    of_futures = record.name == "asyncio" and "exception was never retrieved" in record.msg
+    of_futures = record.name == "asyncio" and "exception was never retrieved" in str(record.msg)
     return not of_futures and "orbax" not in Path(record.pathname).parts
 
 

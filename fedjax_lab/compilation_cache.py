@@ -25,9 +25,10 @@ def enable() -> None:
         return
     folder = cache_folder() / "programs" / _processor()
     try:
+        str(folder).encode()  # XLA takes a path in UTF-8 only
         folder.mkdir(parents=True, exist_ok=True)
         _repair(folder)
-    except (OSError, filelock.Timeout):
+    except (OSError, UnicodeEncodeError, filelock.Timeout):
         return
     if os.access(folder, os.W_OK):
         jax.config.update("jax_compilation_cache_max_size", MAX_BYTES)

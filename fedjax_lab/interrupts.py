@@ -13,7 +13,6 @@ import atexit
 import contextlib
 import os
 import signal
-import subprocess
 import threading
 from collections.abc import Callable, Iterator
 
@@ -23,7 +22,7 @@ STOPPING = "stopping after the rounds under way; once more to stop at once"
 
 _watching = False
 _delayed: list[tuple[threading.Event, str]] = []  # of the `delayed` blocks under way
-children: set[subprocess.Popen] = set()  # processes that `stop` kills: they end with this one
+children: set = set()  # of subprocess.Popen, which `stop` kills: they end with this process
 _last_words: Callable[[], str] = "interrupted".__str__
 
 

@@ -24,6 +24,7 @@ from fedjax_lab import (
     runner,
     sweep,
 )
+from fedjax_lab.data import safe
 from fedjax_lab.engine import Engine
 from fedjax_lab.errors import BadInput
 
@@ -281,6 +282,23 @@ def test_a_failure_of_the_machine_is_one_line_and_exit_code_1(
         assert f"failed: {said}"[:40] in capsys.readouterr().out
 
 
+def test_a_model_that_memory_cannot_hold_is_told_before_the_run_is_killed(toy, tmp_path, capsys):
+    """A CPU's memory is promised to everybody: no allocation would fail."""
+    assert (
+        call(f"--config={toy}", "--config.model.width=2000000000", f"--workdir={tmp_path / 'w'}")
+        == 1
+    )
+    said = capsys.readouterr().err
+    assert "out of memory; the model and the clients' states need" in said
+    assert said.count("\n") == 1
+
+
+def test_a_round_that_memory_cannot_hold(toy, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(safe, "free_memory", lambda: 10_000)  # room for the states alone
+    assert call(f"--config={toy}", f"--workdir={tmp_path / 'run'}") == 1
+    assert "out of memory; a round needs 0.0 GiB more" in capsys.readouterr().err
+
+
 def test_mistakes_in_data_and_faults_of_the_program_are_not_the_machines(capsys):
     too_large = caused(BadInput("x.npz claims 64 GB"), MemoryError())
     assert command.call(failing(too_large), []) == 2
@@ -363,9 +381,10 @@ def test_compiled_programs_are_kept_in_the_users_cache_and_repaired(tmp_path, mo
             jax.config.update(key, value)
 
 
-def test_a_cache_that_cannot_be_written_is_no_obstacle(tmp_path, monkeypatch):
+@pytest.mark.parametrize("name", ["file", "not utf-8 \udcff"])
+def test_a_cache_that_cannot_be_written_is_no_obstacle(name, tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
-    monkeypatch.setenv("FEDJAX_LAB_CACHE", str(tmp_path / "file"))
+    monkeypatch.setenv("FEDJAX_LAB_CACHE", str(tmp_path / name))
     before = jax.config.jax_compilation_cache_dir
     try:
         jax.config.update("jax_compilation_cache_dir", None)
