@@ -4,7 +4,7 @@
         command.begin()
     ...
     if __name__ == "__main__":
-        command.run(main)
+        command.run(main, sys.argv)
 
 Only the standard library is imported at the top, so that `begin` can come first.
 """
@@ -19,8 +19,14 @@ from typing import NoReturn
 
 from fedjax_lab import interrupts
 
-_how_to_continue: Callable[[], str] = str
 SIGNS = ("RESOURCE_EXHAUSTED", "No space left on device", "Disk quota exceeded", "std::bad_alloc")
+
+
+def _no_words() -> str:
+    return ""
+
+
+_how_to_continue: Callable[[], str] = _no_words  # see `continue_with`
 
 
 class Outlet(io.RawIOBase):
@@ -125,7 +131,7 @@ def call(
     try:
         return function(arguments)
     except KeyboardInterrupt as error:
-        interrupts.set_last_words(str)  # a second signal has nothing to add
+        interrupts.set_last_words(_no_words)  # a second signal has nothing to add
         print(_joined(str(error) or "interrupted", _how_to_continue()), file=sys.stderr)
         return interrupts.CODE
     except Exception as error:

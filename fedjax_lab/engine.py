@@ -11,7 +11,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_lab import evaluate, parallel, processes, simulate, tree
-from fedjax_lab.data import safe
 from fedjax_lab.errors import BadInput
 from fedjax_lab.experiment import Experiment
 from fedjax_lab.types import Array, Client, Federation, Stage, State
@@ -81,7 +80,8 @@ class Engine:
         block = self._jit(play, (*axes, 0, None, None), donate_argnums=(4, 5))
         args = lane.settings, lane.training, lane.trainees, lane.keys, state, sums, number, number
         block = block.lower(*args).compile()
-        _check_memory(block)
+        if (sizes := block.memory_analysis()) is not None:
+            parallel.check_memory(sizes.temp_size_in_bytes, "a round needs")
         args = lane.settings, lane.own, lane.people, lane.keys, state, number
         scored = self._jit(score, (*axes, None)).lower(*args).compile()
         return _Programs(block, scored, self._message_bytes(self.stage.method, lane, state))
@@ -209,7 +209,8 @@ class Engine:
             return simulate.init(self._round(settings)[0], keys, self._num_clients)
 
         init = self._jit(first, (0, 0))
-        _check_states(init, self.lanes[0].settings, self.lanes[0].keys)
+        size = tree.num_bytes(jax.eval_shape(init, self.lanes[0].settings, self.lanes[0].keys))
+        parallel.check_memory(size, "the model and the clients' states need")
         return [init(lane.settings, lane.keys) for lane in self.lanes]
 
     def play(self, at_most: int) -> None:
@@ -342,22 +343,6 @@ class Engine:
             return list(trees)
         seeds = range(len(self.experiment.seeds))
         return [jax.tree.map(lambda a, i=i: a[i], trees[0]) for i in seeds]
-
-
-def _check_memory(program):
-    """MemoryError where a CPU cannot hold what the program computes: the system would kill us."""
-    if jax.default_backend() != "cpu" or (sizes := program.memory_analysis()) is None:
-        return
-    needed = sizes.temp_size_in_bytes * len(jax.local_devices())
-    if needed > safe.free_memory():
-        raise MemoryError(f"a round needs {needed / 2**30:,.1f} GiB more than the run has now")
-
-
-def _check_states(init, *args):
-    """MemoryError where the states of a CPU's devices do not fit in its memory."""
-    size = tree.num_bytes(jax.eval_shape(init, *args)) * len(jax.local_devices())
-    if jax.default_backend() == "cpu" and size > safe.free_memory():
-        raise MemoryError(f"the model and the clients' states need {size / 2**30:,.1f} GiB")
 
 
 def _with_examples(lane: Lane, **changes) -> Lane:

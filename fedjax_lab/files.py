@@ -6,12 +6,12 @@ that the dict does not name; without it, other keys may hold anything.
 """
 
 import json
-import stat
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fedjax_lab.data import safe
 from fedjax_lab.errors import MACHINE, BadInput, quoted
 
 DEEPEST = 50  # levels of lists and objects in each other
@@ -147,17 +147,14 @@ def read_text(path: Path) -> str | None:
 def read_bytes(path: Path) -> bytes | None:
     """The content of a file; None where there is none. Raises Damaged for what is not a file."""
     try:
-        mode = path.stat().st_mode
-        if not stat.S_ISREG(mode):  # a pipe would be waited for
-            what = "a folder" if stat.S_ISDIR(mode) else "not a regular file"
-            raise Damaged(f"{path} cannot be used: it is {what}")
+        safe.check_regular(path)
         return path.read_bytes()
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
         if error.errno in MACHINE:
             raise
-        raise Damaged(f"{path} cannot be read: {error.strerror}") from error
+        raise Damaged(f"{path} cannot be used: {error.strerror or error}") from error
 
 
 def check(value: Any, shape: Any) -> None:

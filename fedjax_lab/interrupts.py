@@ -23,7 +23,13 @@ STOPPING = "stopping after the rounds under way; once more to stop at once"
 _watching = False
 _delayed: list[tuple[threading.Event, str]] = []  # of the `delayed` blocks under way
 children: set = set()  # of subprocess.Popen, which `stop` kills: they end with this process
-_last_words: Callable[[], str] = "interrupted".__str__
+
+
+def _interrupted() -> str:
+    return "interrupted"
+
+
+_last_words: Callable[[], str] = _interrupted
 
 
 def watch() -> None:

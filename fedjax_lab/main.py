@@ -20,7 +20,6 @@ if __name__ == "__main__":  # before the imports, which an interrupt may meet
     command.begin()
 
 import contextlib
-import os
 import sys
 import time
 from functools import partial
@@ -51,7 +50,7 @@ def _main(argv):
     if {"--help", "-h", "--helpfull"} & set(argv):
         print(__doc__)
         return 0
-    overrides = _parse(argv)
+    overrides, seeds = _parse(argv)
 
     from fedjax_lab import compilation_cache, processes
 
@@ -64,7 +63,7 @@ def _main(argv):
 
     parallel.check_devices()
     config = experiment.resolve(experiment.load_config(CONFIG.value), overrides)
-    seeds = parse_seeds(SEEDS.value) or [config.run.seed]
+    seeds = seeds or [config.run.seed]
     if PARTITION_ONLY.value:
         return processes.of_first(lambda: _show_partition(config, seeds[0]))
     path = Path(WORKDIR.value) if WORKDIR.value else None
@@ -76,16 +75,16 @@ def _main(argv):
 
 
 def _parse(argv):
-    """Fills the flags; returns the overrides of config keys."""
+    """Fills the flags; returns the overrides of config keys, and the seeds if they are given."""
     argv, overrides = split_overrides(argv)
     _parse_flags(argv)
     if not CONFIG.value:
         raise BadInput("--config is missing; for example --config=configs/quickstart.py")
     check_path("--workdir", WORKDIR.value)
-    parse_seeds(SEEDS.value)
+    seeds = parse_seeds(SEEDS.value)
     if RESUME.value and not WORKDIR.value:
         raise BadInput("--resume needs the folder of the run: --workdir=DIR")
-    return overrides
+    return overrides, seeds
 
 
 def _train(config, seeds):
@@ -161,16 +160,6 @@ def parse_seeds(texts: list[str] | None) -> list[int] | None:
     return seeds or None
 
 
-def use_every_core() -> None:
-    """On a CPU each core becomes a device, so that clients can share them. Before jax starts."""
-    if "JAX_NUM_CPU_DEVICES" in os.environ:
-        return
-    import jax
-
-    mine = getattr(os, "sched_getaffinity", lambda _: range(os.cpu_count() or 1))
-    jax.config.update("jax_num_cpu_devices", len(mine(0)))
-
-
 def _folder(config):
     """The one that was named, or one in runs that nobody else has, made here and now."""
     if WORKDIR.value:
@@ -221,5 +210,7 @@ def _leave(code):
 
 
 if __name__ == "__main__":
-    use_every_core()
+    from fedjax_lab import parallel
+
+    parallel.use_every_core()
     command.run(main, sys.argv, leave=_leave)

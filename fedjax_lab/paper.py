@@ -54,7 +54,7 @@ from fedjax_lab import (
 )
 from fedjax_lab.data import at_hand
 from fedjax_lab.errors import BadInput, check_path, cut, nearest, parse
-from fedjax_lab.main import parse_seeds, split_overrides, use_every_core
+from fedjax_lab.main import parse_seeds, split_overrides
 from fedjax_lab.published import Recipe, Result
 
 EXAMPLES = {  # training examples, those of the unseen domain left out
@@ -456,5 +456,5 @@ def _configs(wanted):
 
 
 if __name__ == "__main__":
-    use_every_core()
+    parallel.use_every_core()
     command.run(main, sys.argv[1:], prints_result=True)

@@ -65,7 +65,7 @@ from fedjax_lab import (
 )
 from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.errors import BadInput, check_path, cut, nearest, parse, quoted
-from fedjax_lab.main import parse_seeds, split_overrides, use_every_core
+from fedjax_lab.main import parse_seeds, split_overrides
 
 DIVERGED = 3  # the exit code of main
 TAIL = 20  # lines of what a failed cell said
@@ -578,5 +578,5 @@ def _parse(argv):
 
 
 if __name__ == "__main__":
-    use_every_core()
+    parallel.use_every_core()
     command.run(main, sys.argv)

@@ -11,20 +11,20 @@ played to its end with its evaluations, and `total_seconds` is printed too (comp
 
 import argparse
 import json
-import os
 import time
 from functools import partial
 
-import jax
+from fedjax_lab import parallel
 
 if __name__ == "__main__":
-    jax.config.update("jax_num_cpu_devices", len(os.sched_getaffinity(0)))
+    parallel.use_every_core()
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from workloads import WORKLOADS, Workload, load
 
-from fedjax_lab import losses, optim, parallel, partition, sampling
+from fedjax_lab import losses, optim, partition, sampling
 from fedjax_lab.engine import Engine
 from fedjax_lab.experiment import Experiment, has_convolutions
 from fedjax_lab.local import fetch, shuffle

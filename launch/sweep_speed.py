@@ -15,12 +15,13 @@ import argparse
 import json
 import os
 
-import jax
+from fedjax_lab import parallel
 
 if __name__ == "__main__":
-    jax.config.update("jax_num_cpu_devices", len(os.sched_getaffinity(0)))
+    parallel.use_every_core()
 
 import benchmark
+import jax
 import numpy as np
 from workloads import Workload, load
 

@@ -1,11 +1,13 @@
 """Eight virtual devices, and caches of programs and generated data that are the session's own."""
 
+import os
 import tempfile
 
 import jax
 import pytest
 
 jax.config.update("jax_num_cpu_devices", 8)
+os.environ["NPROC"] = "9"  # see `parallel.use_every_core`
 jax.config.update("jax_disable_most_optimizations", True)  # compiling is most of a test's time
 
 programs = tempfile.TemporaryDirectory()  # one and the same program is compiled once in a session
