@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import ml_collections
 import numpy as np
 
-from fedjax_lab import methods, optim, parallel, partition
+from fedjax_lab import optim, parallel, partition, registry
 from fedjax_lab.augment import AUGMENTATIONS
 from fedjax_lab.data.arrays import arrays
 from fedjax_lab.data.cifar import cifar10, cifar100
@@ -63,6 +63,7 @@ from fedjax_lab.models import (
     vgg,
 )
 from fedjax_lab.models.task import make_task
+from fedjax_lab.registry import METHODS
 from fedjax_lab.types import Array, Federation, Method, Plan, Stage, Stages, Task
 
 DEFAULTS = {
@@ -152,7 +153,7 @@ NAMED = {
         inception.hfedf_cnn,
     ),
     "embedding": _table(stand_in, clip, precomputed),
-    "method": methods.METHODS,
+    "method": METHODS,
 }
 
 CHANNELS = {  # mean and std
@@ -218,8 +219,8 @@ def load_config(path: str) -> dict:
     """The config of a file, `configs/quickstart.py` or `configs/quickstart.py:METHOD`."""
     path, _, method = path.partition(":")
     _check_file(path)
-    if method and method not in methods.METHODS:
-        raise BadInput(f"no method {quoted(method)}; {nearest(method, methods.METHODS)}")
+    if method and method not in METHODS:
+        raise BadInput(f"no method {quoted(method)}; {nearest(method, METHODS)}")
     try:
         loader = importlib.machinery.SourceFileLoader("config_file", path)
         spec = importlib.util.spec_from_loader("config_file", loader)
@@ -287,7 +288,7 @@ def _check_section(name, values):
 def _with_base(values, base):
     """Without the settings of the base method that they had."""
     name = values.get("name", DEFAULTS["method"]["name"])
-    own = inspect.signature(methods.METHODS[name]).parameters if name in methods.METHODS else ()
+    own = registry.keyword_defaults(METHODS[name]) if name in METHODS else ()
     kept = {key: value for key, value in values.items() if key == "name" or key in own}
     return {**kept, "base": base}
 
@@ -317,8 +318,8 @@ def _known(section, values):
         kind = {"data": "dataset"}.get(section, section)
         raise BadInput(f"no {kind} {quoted(name)}; {nearest(name, NAMED[section])}")
     function = NAMED[section][name]
-    own = methods.settings(function, values)
-    return known | {"name": name, **own}, methods.words(function, values)
+    own = registry.default_settings(function, values)
+    return known | {"name": name, **own}, registry.setting_words(function, values)
 
 
 def _override(full, key, text):
@@ -441,7 +442,7 @@ def build(
     embeddings = functools.cache(lambda: load_embeddings(config, dataset))
     task = make_model(config, dataset)
     task = task._replace(labels=lambda: jnp.asarray(embeddings().labels))
-    method = methods.make(config.method.name, task, **_settings(config, "method"))
+    method = registry.make_method(config.method.name, task, **_settings(config, "method"))
     stages = lay_out(method, config.run.rounds)
     training = pool(federations) if stages[0].method.pooled else federations
     rounds = sum(stage.rounds for stage in stages)
@@ -482,7 +483,7 @@ def join(parts: list[Experiment]) -> Experiment:
 
     def vary(settings):
         own = {key.removeprefix("method."): value for key, value in settings.items()}
-        method = methods.make(
+        method = registry.make_method(
             first.config.method.name, first.task, **{key: own.get(key, hyper[key]) for key in hyper}
         )
         local = {k: settings.get(f"local.{k}", v) for k, v in first.config.local.items()}
@@ -521,7 +522,7 @@ def lay_out(method: Method | Stages, rounds: int) -> tuple[Stage, ...]:
 
 def _settings(config, section):
     named = NAMED[section][config[section].name]
-    return {key: config[section][key] for key in methods.settings(named, config[section])}
+    return {key: config[section][key] for key in registry.default_settings(named, config[section])}
 
 
 def load_data(config: ml_collections.ConfigDict) -> Dataset:

@@ -15,9 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from inputs import complaint
 
-from fedjax_lab import experiment, methods, metrics, report
+from fedjax_lab import experiment, metrics, registry, report
 from fedjax_lab.errors import BadInput
-from fedjax_lab.methods import METHODS
+from fedjax_lab.registry import METHODS
 
 
 @pytest.fixture(scope="module")
@@ -160,7 +160,7 @@ def test_every_config_takes_every_method(path, method):
     size = config.data.get("size", 28)
     shapes = {"fashion_mnist": (size, size, 1), "shakespeare": (80,)}
     task = task_of(config.model.name, shapes.get(config.data.name, (size, size, 3)))
-    made = methods.make(method, task, **experiment._settings(config, "method"))
+    made = registry.make_method(method, task, **experiment._settings(config, "method"))
     stages = experiment.lay_out(made, config.run.rounds)
     assert sum(s.rounds for s in stages) == config.run.rounds or method.startswith(
         ("fedconcat", "client2vec")
