@@ -96,6 +96,11 @@ def write_config(folder, file="toy.py", **sections):
     return str(folder / file)
 
 
+def changed(experiment, **fields):
+    """The experiment with other fields of its simulation."""
+    return experiment._replace(simulation=experiment.simulation._replace(**fields))
+
+
 def normal(seed, *shape):
     return jnp.asarray(np.random.default_rng(seed).normal(size=shape), jnp.float32)
 
