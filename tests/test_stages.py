@@ -10,6 +10,7 @@ import pytest
 import toys
 
 from fedjax_lab import engine, experiment, metrics, runner, simulate, tree, workdir
+from fedjax_lab.config import resolve
 from fedjax_lab.engine import Engine
 from fedjax_lab.errors import BadInput
 from fedjax_lab.methods.fedavg import fedavg
@@ -34,7 +35,7 @@ def build(data, seeds=(0,), method="fedavg", rounds=8, way="auto"):
         "run": {"rounds": rounds, "eval_every": 3, "cohort": 3},
         "engine": {"seeds": way},
     }
-    return experiment.build(experiment.resolve(config), list(seeds))
+    return experiment.build(resolve(config), list(seeds))
 
 
 def two_stages(task, extra_of=lambda key: 2):
@@ -334,7 +335,6 @@ def test_the_best_round_is_one_of_the_last_stage():
 
 
 def test_seeds_of_a_stage_that_is_prepared_run_one_by_one_unless_told(data):
-    config = experiment.resolve({"data": {"name": "arrays", "path": data}})
     e = build(data)
-    assert experiment._vectorise_seeds(config, e.task, e.simulation.stages)
-    assert not experiment._vectorise_seeds(config, e.task, two_stages(e.task))
+    assert experiment.vectorizes_seeds("auto", e.simulation.stages, False)
+    assert not experiment.vectorizes_seeds("auto", two_stages(e.task), False)
