@@ -2,6 +2,8 @@
 
 import ast
 import graphlib
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -120,3 +122,15 @@ def test_a_folder_that_imports_its_files_which_import_each_other_is_a_circle(tmp
     (package / "inner/one.py").write_text("from toy.inner.two import f\n")
     (package / "inner/two.py").write_text("def f(): pass\n")
     assert set(circle(graph(package)).split(" -> ")) == {"toy.inner", "toy.inner.one"}
+
+
+def test_importing_the_package_starts_nothing():
+    """No extra, no backend: a library import must not touch the devices."""
+
+    code = (
+        "import sys, fedjax_lab, fedjax_lab.runner, jax._src.xla_bridge as b;"
+        "print(len(b._backends), [m for m in ('torch', 'tensorflow', 'transformers',"
+        " 'matplotlib.pyplot', 'orbax') if m in sys.modules])"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout.strip() == "0 []", out.stdout
