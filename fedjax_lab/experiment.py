@@ -54,17 +54,7 @@ def build(
     task = task._replace(labels=lambda: jnp.asarray(embeddings().labels))
     stages = lay_out(make_method(task=task, **config.method), config.run.rounds)
     training = pool(federations) if stages[0].method.pooled else federations
-    plan = make_plan(
-        training,
-        rounds=sum(stage.rounds for stage in stages),
-        cohort=config.run.cohort,
-        batch_size=config.local.batch_size,
-        epochs=config.local.epochs,
-        num_domains=len(dataset.domains),
-        augment=_augmentation(config.data.augment, dataset.x),
-        **_step_fields(config.local),
-    )
-    convolutional = has_convolutions(task)
+    plan = _plan(config, training, stages, dataset)
     simulation = Simulation(
         seeds=seeds,
         federations=federations,
@@ -72,15 +62,8 @@ def build(
         num_classes=task.num_classes,
         stages=stages,
         plan=plan,
-        strategy=parallel.choose(
-            config.engine.strategy,
-            cohort=plan.cohort,
-            convolutional=convolutional,
-            equal_steps=plan.equal_steps,
-            chunk=config.engine.chunk,
-        ),
-        vectorized_seeds=vectorizes_seeds(config.engine.seeds, stages, convolutional),
         embeddings=embeddings,
+        **_engine_fields(config.engine, plan, stages, has_convolutions(task)),
     )
     return Experiment(config, dataset, task, simulation)
 
@@ -224,6 +207,32 @@ def make_optimizer(
     if name == "adam":
         return optim.adam(lr, weight_decay)
     return optim.sgd(lr, momentum, weight_decay)
+
+
+def _plan(config, training, stages, dataset):
+    return make_plan(
+        training,
+        rounds=sum(stage.rounds for stage in stages),
+        cohort=config.run.cohort,
+        batch_size=config.local.batch_size,
+        epochs=config.local.epochs,
+        num_domains=len(dataset.domains),
+        augment=_augmentation(config.data.augment, dataset.x),
+        **_step_fields(config.local),
+    )
+
+
+def _engine_fields(engine, plan, stages, convolutional):
+    """The fields of a simulation that a config's section `engine` decides."""
+    strategy = parallel.choose(
+        engine.strategy,
+        cohort=plan.cohort,
+        convolutional=convolutional,
+        equal_steps=plan.equal_steps,
+        chunk=engine.chunk,
+    )
+    together = vectorizes_seeds(engine.seeds, stages, convolutional)
+    return {"strategy": strategy, "vectorized_seeds": together}
 
 
 def _step_fields(local):
