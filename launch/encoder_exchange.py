@@ -29,11 +29,12 @@ import jax.numpy as jnp
 import numpy as np
 from scipy.stats import entropy
 
-from fedjax_lab import experiment, losses, optim, simulate, tree
+from fedjax_lab import experiment, losses, optim, parallel, simulate, tree
+from fedjax_lab.config import load_config, resolve
 from fedjax_lab.errors import BadInput
 from fedjax_lab.local import fetch, make_work
 from fedjax_lab.models import nets
-from fedjax_lab.models.task import make_task
+from fedjax_lab.models.task import has_convolutions, make_task
 from fedjax_lab.types import Array, Batch, Federation, Plan, Task, Weights
 
 CONFIG = Path(__file__).parents[1] / "configs" / "fmnist_label_skew.py"
@@ -59,17 +60,17 @@ def main() -> None:
     args = parser.parse_args()
     overrides = [("local.epochs", str(args.epochs)), ("run.rounds", "1")]
     try:
-        config = experiment.resolve(experiment.load_config(f"{CONFIG}:local"), overrides)
+        config = resolve(load_config(f"{CONFIG}:local"), overrides)
         clients = two_clients(args.clients, config.partition.num_clients)
         built = experiment.build(config, [args.seed])
     except BadInput as error:
         parser.error(str(error))
-    (federation,) = built.federations
+    (federation,) = built.simulation.federations
     federation = federation._replace(train=federation.train[jnp.array(clients)])
-    data = [fetch(federation, rows[rows >= 0], built.plan) for rows in federation.train]
+    data = [fetch(federation, rows[rows >= 0], built.simulation.plan) for rows in federation.train]
     labels = [np.unique(batch.y).tolist() for batch in data]
     models = train_clients(built, federation, args.seed)
-    found = exchange(built.task, models, data, built.plan, jax.random.key(args.seed))
+    found = exchange(built.task, models, data, built.simulation.plan, jax.random.key(args.seed))
     print(f"seed {args.seed}, clients {clients} with classes {labels}, {args.epochs} epochs\n")
     print("\n".join(markdown(found)))
     if args.out:
@@ -87,9 +88,16 @@ def two_clients(text: str, num_clients: int) -> list[int]:
 
 def train_clients(built: experiment.Experiment, federation: Federation, seed: int) -> Weights:
     """The federation's clients after one round of `local`, all from one init: leaves [C, ...]."""
-    plan = built.plan._replace(cohort=len(federation.train))
-    strategy = experiment.make_strategy(built.config, built.task, plan)
-    method, keys = built.stages[0].method, simulate.make_keys(jax.random.key(seed))
+    plan = built.simulation.plan._replace(cohort=len(federation.train))
+    engine = built.config.engine
+    strategy = parallel.choose(
+        engine.strategy,
+        cohort=plan.cohort,
+        convolutional=has_convolutions(built.task),
+        equal_steps=plan.equal_steps,
+        chunk=engine.chunk,
+    )
+    method, keys = built.simulation.stages[0].method, simulate.make_keys(jax.random.key(seed))
     everyone = simulate.population(federation, built.task.num_classes)
     state = simulate.init(method, keys, plan.cohort)
     play = jax.jit(partial(simulate.play_round, method, plan, strategy))

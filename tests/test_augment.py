@@ -11,6 +11,7 @@ from inputs import complaint
 from PIL import Image, ImageEnhance
 
 from fedjax_lab import augment, experiment
+from fedjax_lab.config import resolve
 from fedjax_lab.local import fetch
 
 KEY = jax.random.key(0)
@@ -286,7 +287,7 @@ def colour_config(tmp_path, x, **data):
     y, domain = np.arange(len(x)) % 2, np.array(list("ab"))[np.arange(len(x)) // 2 % 2]
     np.savez(path, x=x, y=y, domain=domain)
     data = {"name": "arrays", "path": str(path), "unseen": "b", "augment": "domainbed", **data}
-    return experiment.resolve({"data": data, "partition": {"num_clients": 2}})
+    return resolve({"data": data, "partition": {"num_clients": 2}})
 
 
 def test_domainbed_then_imagenets_normalisation_reach_a_batch(tmp_path):
@@ -295,10 +296,12 @@ def test_domainbed_then_imagenets_normalisation_reach_a_batch(tmp_path):
     e = experiment.build(colour_config(tmp_path, x, normalize="imagenet"))
     mean, std = np.array([0.485, 0.456, 0.406]), np.array([0.229, 0.224, 0.225])
     rows = jnp.array([0, 3, 5])
-    scored = fetch(e.federations[0], rows, e.plan).x
+    scored = fetch(e.simulation.federations[0], rows, e.simulation.plan).x
     images = np.asarray(e.dataset.x)[np.array(rows)]
     np.testing.assert_allclose(scored, (images / 255 - mean) / std, rtol=1e-4, atol=1e-5)
-    trained = jax.jit(lambda key: fetch(e.federations[0], rows, e.plan, key).x)
+    trained = jax.jit(
+        lambda key: fetch(e.simulation.federations[0], rows, e.simulation.plan, key).x
+    )
     pixels = (np.asarray(trained(KEY)) * std + mean) * 255
     assert pixels.shape == images.shape and -0.01 < pixels.min() and pixels.max() < 255.01
     assert not np.allclose(pixels, images, atol=5)

@@ -10,6 +10,7 @@ import toys
 from inputs import complaint
 
 from fedjax_lab import experiment, losses, optim, parallel, sampling, tree
+from fedjax_lab.config import resolve
 from fedjax_lab.local import fetch, make_work, num_batches, shuffle
 from fedjax_lab.types import Weights
 
@@ -325,12 +326,12 @@ def test_clipping_is_a_key_of_local(tmp_path):
 
     def build(norm):
         data = {"name": "arrays", "path": str(path)}
-        return experiment.build(experiment.resolve({"data": data, "local": {"clip": norm}}))
+        return experiment.build(resolve({"data": data, "local": {"clip": norm}}))
 
     parts = [build(0.0), build(0.5)]
-    assert [part.plan.clip for part in parts] == [0.0, 0.5]
-    together = experiment.join(parts)
+    assert [part.simulation.plan.clip for part in parts] == [0.0, 0.5]
+    together = experiment.join(parts).simulation.joint
     assert together.settings == [{"local.clip": 0.0}, {"local.clip": 0.5}]
     assert together.vary({"local.clip": 0.25})[1]["clip"] == 0.25
-    message = complaint(experiment.resolve, {"local": {"clip": -1.0}})
+    message = complaint(resolve, {"local": {"clip": -1.0}})
     assert message == "config.local.clip must not be negative, got -1.0"

@@ -11,6 +11,7 @@ import pytest
 import toys
 
 from fedjax_lab import clusters, experiment, runner, simulate, tree
+from fedjax_lab.config import resolve
 from fedjax_lab.errors import BadInput
 from fedjax_lab.local import make_work
 from fedjax_lab.methods.fedc2i import Server, class_losses, client_losses, mix_classes, sharpen
@@ -267,7 +268,7 @@ def test_influence_is_recorded_at_every_evaluation_and_drawn(tmp_path, monkeypat
         "method": {"name": "fedc2i"},
         "run": {"rounds": 3, "eval_every": 1},
     }
-    e = experiment.build(experiment.resolve(config), [0, 1])
+    e = experiment.build(resolve(config), [0, 1])
     result = runner.run(e, tmp_path / "run", quiet=True)
     for row in result.metrics:
         influence = np.array(row["recorded"]["influence"])
