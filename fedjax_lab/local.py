@@ -7,8 +7,10 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
+from jax.extend.core import get_opaque_trace_state
 
 from fedjax_lab import optim, streams, tree
+from fedjax_lab.errors import BadInput
 from fedjax_lab.types import Array, Batch, Federation, Plan, PyTree, Weights, Work
 
 
@@ -83,11 +85,14 @@ def make_work(
     """The work of one client on its rows [N], padding last; and a list of its trainings.
 
     The list grows by one entry while `train` is traced, so `Exchange.local` calls `train` at its
-    top level, never inside a jax transformation of its own.
+    top level, never inside a jax transformation of its own: BadInput says so.
     """
     examples, trainings = make_examples(federation, rows, plan), []
+    level = get_opaque_trace_state()
 
     def train_once(weights, loss, **options):
+        if get_opaque_trace_state() != level:
+            raise BadInput(INSIDE)
         k_training = streams.training(key, len(trainings))
         weights, training = train(examples, k_training, weights, loss, **options)
         trainings.append(training)
@@ -102,6 +107,13 @@ def make_work(
         frozen=federation.frozen,
     )
     return work, trainings
+
+
+INSIDE = (
+    "work.train is called inside a jax transformation (such as vmap, scan, fori_loop, cond, grad or"
+    " jit), which hides its steps from the simulator; call it at the top level of a method's"
+    " local, several times by a Python loop if need be"
+)
 
 
 def train(
