@@ -55,7 +55,9 @@ def is_of_domain(dataset: Dataset, name: str) -> np.ndarray:
 
 def check_scored(federation: Federation) -> None:
     """BadInput unless the federation has examples to score clients on."""
-    if all(rows is None for rows in (federation.world, federation.unseen, federation.validation)):
+    if all(
+        rows is None for rows in (federation.global_test, federation.unseen, federation.validation)
+    ):
         raise BadInput(
             "nothing to score: the data have no test examples; name a domain with"
             " --config.data.unseen or hold some out with --config.partition.validation=0.1"
@@ -87,7 +89,7 @@ def _make_pool(dataset, normalize, test, unseen):
         train=None,
         validation=None,
         test=None,
-        world=jnp.asarray(test, jnp.int32) if len(test) else None,
+        global_test=jnp.asarray(test, jnp.int32) if len(test) else None,
         unseen=jnp.asarray(unseen, jnp.int32) if len(unseen) else None,
     )
 

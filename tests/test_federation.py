@@ -34,13 +34,13 @@ def test_every_example_has_one_place():
     assert not set(train) & set(validation)
     assert sorted([*train, *validation]) == np.flatnonzero(~DATASET.test).tolist()
     assert sorted(held(f.test)) == np.flatnonzero(DATASET.test).tolist()
-    np.testing.assert_array_equal(f.world, np.flatnonzero(DATASET.test))
+    np.testing.assert_array_equal(f.global_test, np.flatnonzero(DATASET.test))
     assert f.unseen is None and len(validation) == 60
 
 
 def test_an_unseen_domain_is_seen_by_nobody():
     (f,) = make(unseen="b", validation=0.1)
-    for rows in (f.train, f.validation, f.test, f.world):
+    for rows in (f.train, f.validation, f.test, f.global_test):
         assert 1 not in DATASET.domain[held(rows)]
     np.testing.assert_array_equal(f.unseen, np.flatnonzero(DATASET.domain == 1))
     said = complaint(make, unseen="d")
@@ -50,7 +50,7 @@ def test_an_unseen_domain_is_seen_by_nobody():
 def test_seeds_share_a_pool_and_have_rows_of_one_width():
     """Sizes differ between seeds; the rows of a seed alone are the same but for their padding."""
     a, b = make((3, 4), deal=partition.quantity)
-    assert a.x is b.x and a.world is b.world and a.train.shape == b.train.shape
+    assert a.x is b.x and a.global_test is b.global_test and a.train.shape == b.train.shape
     (alone,) = make((4,), deal=partition.quantity)
     width = alone.train.shape[1]
     np.testing.assert_array_equal(b.train[:, :width], alone.train)
@@ -90,4 +90,4 @@ def test_classes_are_counted_for_each_client():
 def test_a_federation_without_rows_to_score_is_told():
     (f,) = make()
     federation.check_scored(f)
-    assert "nothing to score" in complaint(federation.check_scored, f._replace(world=None))
+    assert "nothing to score" in complaint(federation.check_scored, f._replace(global_test=None))

@@ -7,12 +7,12 @@ import pytest
 import toys
 from inputs import complaint
 
-from fedjax_lab import registry, simulate
+from fedjax_lab import registry, streams
 from fedjax_lab.errors import BadInput
 from fedjax_lab.methods.client2vec import client2vec
 from fedjax_lab.methods.fedprox import fedprox
 
-KEYS = simulate.make_keys(jax.random.key(0))
+KEYS = streams.make_keys(jax.random.key(0))
 OFF = dict(sampling=False, aggregation=False, local_training=False)  # client2vec is then its base
 
 

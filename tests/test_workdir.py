@@ -15,6 +15,7 @@ from fedjax_lab.config import load_config, resolve
 from fedjax_lab.embedding import Embeddings
 from fedjax_lab.engine import Engine
 from fedjax_lab.errors import BadInput
+from fedjax_lab.types import View
 
 RUN = {"rounds": 8, "eval_every": 3, "cohort": 3}
 
@@ -115,7 +116,7 @@ def test_embeddings_are_part_of_the_data_where_they_are_used(run):
     digests = []
     for value in (0, 1):
         made = Embeddings(np.full((300, 4), value, np.float32), np.zeros((3, 4), np.float32))
-        stage = job.simulation.stages[0]._replace(embedded=True)
+        stage = job.simulation.stages[0]._replace(view=View(embedded=True))
         digests.append(
             fingerprint.of(toys.changed(job, stages=(stage,), embeddings=lambda m=made: m))
         )

@@ -228,7 +228,7 @@ def test_who_holds_what_in_that_run(pacs, own_cache):
     resolved = resolve(config(pacs, unseen="photo"))
     data = experiment.load_data(resolved.data)
     (federation,) = experiment.deal_dataset(resolved, data, [0])
-    assert federation.test is None and federation.world is None
+    assert federation.test is None and federation.global_test is None
     assert np.array_equal(federation.unseen, np.flatnonzero(data.domain == 2))
     rows = [np.asarray(a) for a in (federation.train, federation.validation)]
     held = np.concatenate([a[a >= 0] for a in rows])

@@ -30,7 +30,7 @@ def improved(found=INDEX, **settings):
 
 
 def federation(stage, state):
-    frozen = stage.frozen(state.server) if stage.frozen else ()
+    frozen = stage.view.frozen(state.server) if stage.view else ()
     return toys.SKEWED._replace(frozen=frozen)
 
 
@@ -325,8 +325,9 @@ def test_other_bases_run_with_all_three(base):
 
 def one_round(base):
     method, state, stage = improved(base=base)
-    args = toys.PLAN, toys.VECTORISED, federation(stage, state), PEOPLE, KEYS, state, 0
-    return simulate.play_round(method, *args)[0]
+    program = simulate.Program(method, toys.PLAN, toys.VECTORISED)
+    lane = simulate.Lane(federation(stage, state), PEOPLE, KEYS)
+    return simulate.play_round(program, lane, state, 0)[0]
 
 
 def test_every_plain_method_can_be_wrapped_or_says_why_not():

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import toys
 
-from fedjax_lab import experiment, metrics, parallel, runner, simulate, tree
+from fedjax_lab import experiment, metrics, parallel, runner, simulate, streams, tree
 from fedjax_lab.config import resolve
 from fedjax_lab.errors import BadInput
 from fedjax_lab.methods import communication
@@ -67,21 +67,29 @@ def test_one_cluster_with_its_classifier_is_fedavg(data):
     toys.close(tree.take(state.server.centres, 0), plain, rtol=1e-6, atol=1e-7)
     last = e.simulation.stages[1].start(jax.random.key(0), 8, state, {}).server
     x = e.simulation.federations[0].x[:50]
-    h = e.simulation.stages[1].view(last.encoders, x)
+    h = e.simulation.stages[1].view.transform(last.encoders, x)
     logits = e.simulation.stages[1].method.predict(last.classifier, None, h)
     toys.close(logits, e.task.apply(plain, x).logits, rtol=1e-5, atol=1e-5)
 
 
 def played(e, rounds, stage=0, state=None):
     """The state after so many rounds of a stage, without the engine."""
-    keys = simulate.make_keys(jax.random.key(e.simulation.seeds[0]))
+    keys = streams.make_keys(jax.random.key(e.simulation.seeds[0]))
     people = simulate.population(e.simulation.federations[0], CLASSES)
     chosen = e.simulation.stages[stage]
     if state is None:
         facts = chosen.prepare(jax.random.key(1), jax.device_get(people), None)
         state = chosen.start(keys.init, len(people.n), None, facts)
-    args = e.simulation.federations[0], people, keys, state, simulate.no_progress(), 0, rounds
-    return simulate.play(chosen.method, e.simulation.plan, toys.VECTORISED, *args)[0]
+    args = (
+        simulate.Lane(e.simulation.federations[0], people, keys),
+        state,
+        simulate.no_progress(),
+        0,
+        rounds,
+    )
+    return simulate.play(
+        simulate.Program(chosen.method, e.simulation.plan, toys.VECTORISED), *args
+    )[0]
 
 
 def test_it_learns_in_three_steps_and_keeps_its_encoders(data, whole):
