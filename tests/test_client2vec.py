@@ -18,8 +18,8 @@ from inputs import complaint
 from fedjax_lab import experiment, methods, metrics, parallel, runner, simulate, tree
 from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.errors import BadInput
-from fedjax_lab.methods import client_index
-from fedjax_lab.methods.client_index import Index
+from fedjax_lab.methods import _client_index as client_index
+from fedjax_lab.methods._client_index import Index
 from fedjax_lab.models import dsa_ign
 from fedjax_lab.types import Batch, State
 

@@ -11,7 +11,8 @@ import toys
 
 from fedjax_lab import clusters, experiment, metrics, parallel, runner, simulate, tree
 from fedjax_lab.errors import BadInput
-from fedjax_lab.methods import communication, concatenation
+from fedjax_lab.methods import _communication as communication
+from fedjax_lab.methods import _concatenation as concatenation
 from fedjax_lab.methods.fedconcat_id import first_round, mean_outputs
 from fedjax_lab.models import nets
 from fedjax_lab.models.task import encode, make_task, split_head

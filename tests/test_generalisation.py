@@ -15,8 +15,8 @@ from inputs import complaint
 
 from fedjax_lab import experiment, losses, optim, parallel, runner, simulate, tree
 from fedjax_lab.errors import BadInput
-from fedjax_lab.methods import embeddings
-from fedjax_lab.methods.embeddings import fit
+from fedjax_lab.methods import _embeddings as embeddings
+from fedjax_lab.methods._embeddings import fit
 from fedjax_lab.methods.fedsr import divergence, length
 from fedjax_lab.methods.hfedf import Trained, alignment
 from fedjax_lab.models import nets

@@ -1,6 +1,6 @@
 """Client2Vec (Guo et al., ICCV 2025, arXiv:2405.16233): client indices improve any method.
 
-  before      beta_i = [beta^f_i, beta^l_i] of each client                    (client_index.py)
+  before      beta_i = [beta^f_i, beta^l_i] of each client                    (_client_index.py)
   S(i, A)     1 / 2N_A sum_{j in A} N_j (cos(beta^f_i, beta^f_j) + cos(beta^l_i, beta^l_j))
   i  sample   p_i ~ exp(S(i, C^{t-1}) / tau), nobody of the last C / 2M rounds          (eq. 1)
   ii server   p_i ~ N_i exp(H_i / lambda_1), H_i = sum_{s <= t} gamma^{t-s} S(i, C^s)   (eq. 3)
@@ -20,8 +20,8 @@ import jax.numpy as jnp
 
 from fedjax_lab import losses, methods, tree
 from fedjax_lab.errors import BadInput, check_choice, check_positive, check_share
-from fedjax_lab.methods import client_index
-from fedjax_lab.methods.client_index import INDICES, NAIVE, Index, similarity
+from fedjax_lab.methods import _client_index as client_index
+from fedjax_lab.methods._client_index import INDICES, NAIVE, Index, similarity
 from fedjax_lab.models.task import Seen, with_side_head
 from fedjax_lab.types import Array, Exchange, Method, PyTree, Stage, Stages, State, Task
 

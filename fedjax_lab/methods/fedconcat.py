@@ -15,7 +15,7 @@
 
 `clustering` puts IFCA, FeSEM or FedSoft in the place of 1 and 2 (Table 4), or lets every client be
 a cluster (Fig. 3). All clusters of 1 start from one init. Frozen means evaluation mode (the
-released code leaves dropout and batch statistics on). Stages 2 and 3 are in concatenation.py.
+released code leaves dropout and batch statistics on). Stages 2 and 3 are in _concatenation.py.
 """
 
 from typing import Literal
@@ -24,8 +24,8 @@ import numpy as np
 
 from fedjax_lab import clusters, tree
 from fedjax_lab.errors import BadInput, check_choice
-from fedjax_lab.methods.communication import split_rounds
-from fedjax_lab.methods.concatenation import Clusters, concatenation, inside_clusters
+from fedjax_lab.methods._communication import split_rounds
+from fedjax_lab.methods._concatenation import Clusters, concatenation, inside_clusters
 from fedjax_lab.methods.fedsoft import fedsoft
 from fedjax_lab.methods.fesem import fesem
 from fedjax_lab.methods.ifca import ifca

@@ -19,8 +19,8 @@ import numpy as np
 
 from fedjax_lab import clusters, losses, optim, sampling, tree
 from fedjax_lab.errors import BadInput, check_choice, check_positive
-from fedjax_lab.methods.communication import split_rounds
-from fedjax_lab.methods.concatenation import Clusters, concatenation, decayed, inside_clusters
+from fedjax_lab.methods._communication import split_rounds
+from fedjax_lab.methods._concatenation import Clusters, concatenation, decayed, inside_clusters
 from fedjax_lab.methods.fedavg import fedavg
 from fedjax_lab.types import Array, Method, Stage, Stages, State, Task, Weights
 

@@ -18,7 +18,7 @@
 Eqs. 8 and 11 are printed without their minus, Alg. 1 hands p^u to L_dis. G' - G'' is one logistic
 draw. Losses are means over the batch of sums over classes. Ablations (Table IV): w/o PFSM, which
 is FedBN, is mask=none; w/o a loss is its lam=0; the others are settings. The network is in
-selection.py.
+_selection.py.
 """
 
 import jax
@@ -26,9 +26,9 @@ import jax.numpy as jnp
 
 from fedjax_lab import losses
 from fedjax_lab.errors import BadInput, check_choice, check_positive
+from fedjax_lab.methods._selection import first_weights, pick
 from fedjax_lab.methods.fedbn import fedbn
 from fedjax_lab.methods.fedper import head, partly_private
-from fedjax_lab.methods.selection import first_weights, pick
 from fedjax_lab.types import Array, Method, Output, Task
 
 

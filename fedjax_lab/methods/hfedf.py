@@ -22,7 +22,7 @@ import optax
 
 from fedjax_lab import losses, optim, sampling, tree
 from fedjax_lab.errors import BadInput, check_choice, check_share
-from fedjax_lab.methods.embeddings import embed
+from fedjax_lab.methods._embeddings import embed
 from fedjax_lab.models import hypernetwork
 from fedjax_lab.models.hypernetwork import embedding_size, generate
 from fedjax_lab.types import Array, Exchange, Method, PyTree, Stage, Stages, State, Task, Weights
@@ -72,7 +72,7 @@ def hfedf(
     (the first is 0).
     ema_mode: feedback (training goes on from the average); shadow (the average is only scored).
     embedding: learned; random: drawn anew after every round, never trained; autoencoder: found in a
-    round before the first (embeddings.py), never trained; autoencoder_learned: found, then learned.
+    round before the first (_embeddings.py), never trained; autoencoder_learned: found, then learned.
     embedding_dim: e; 0: floor(1 + C / 4).
     start: torch: PyTorch's first weights of the hypernetwork; client: heads that begin with a
     client model of PyTorch's first weights, and a tenth of theirs on top.
