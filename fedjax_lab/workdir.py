@@ -113,7 +113,7 @@ class Workdir:
             remove_temporary(folder)
         if not (self.path / "config.json").exists():  # else both are the same
             metrics.write_json(self.path / "fingerprint.json", self._fingerprint)
-            saved = saved_config(self._experiment.config, self._experiment.seeds)
+            saved = saved_config(self._experiment.config, self._experiment.simulation.seeds)
             metrics.write_json(self.path / "config.json", saved)
         self._checkpoints = Checkpoints(self.path / "checkpoints")
 
@@ -140,7 +140,7 @@ class Workdir:
         return rows
 
     def _newest(self, evaluations):
-        path, seeds = self.path / "metrics.jsonl", self._experiment.seeds
+        path, seeds = self.path / "metrics.jsonl", self._experiment.simulation.seeds
         expected = [(rounds, seed) for rounds in evaluations for seed in seeds]
         rows = metrics.verified(path, expected)
         self.saved, self._leaves = self._checkpoints.newest()
@@ -163,7 +163,7 @@ class Workdir:
 
     def _cut_to_saved(self):
         """Removes what the run is going to write again."""
-        if self.saved < self._experiment.plan.rounds:
+        if self.saved < self._experiment.simulation.plan.rounds:
             (self.path / "summary.json").unlink(missing_ok=True)
         self._checkpoints.forget_after(self.saved)
         metrics.keep_until(self.path / "metrics.jsonl", self.saved)
@@ -188,7 +188,7 @@ class Workdir:
             write_arrays(self._facts_file(engine.stage, i), arrays)
 
     def _read_facts(self, engine):
-        stage = engine.experiment.stages[engine.stage_number + 1]
+        stage = engine.simulation.stages[engine.stage_number + 1]
         if stage.prepare is None:
             return [{} for _ in engine.lanes]
         return [read_arrays(self._facts_file(stage, i)) for i in range(len(engine.lanes))]

@@ -15,7 +15,7 @@ import scipy.stats
 import toys
 from inputs import complaint
 
-from fedjax_lab import experiment, methods, metrics, parallel, runner, simulate, tree
+from fedjax_lab import experiment, metrics, parallel, registry, runner, simulate, tree
 from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.errors import BadInput
 from fedjax_lab.methods import _client_index as client_index
@@ -40,7 +40,7 @@ def small_network(monkeypatch):
 
 
 def stages(**settings):
-    return methods.make("client2vec", TASK, **settings)(7)
+    return registry.make_method("client2vec", TASK, **settings)(7)
 
 
 def improved(found=INDEX, **settings):
@@ -365,7 +365,7 @@ def test_with_a_weight_of_nothing_it_is_the_base_method():
 
 def test_without_any_of_the_three_it_is_the_base_method():
     off = dict(sampling=False, aggregation=False, local_training=False)
-    method = methods.make("client2vec", toys.NORM, base="fedprox", mu=0.3, **off)
+    method = registry.make_method("client2vec", toys.NORM, base="fedprox", mu=0.3, **off)
     plain = toys.make("fedprox", mu=0.3)
     toys.same(*(toys.player(m)(KEYS, 0, 2) for m in (method, plain)))
 
@@ -446,7 +446,7 @@ def one_round(base):
 def test_every_plain_method_can_be_wrapped_or_says_why_not():
     """Traced only. FedPick's and FedSR's losses call parts of the model on their own."""
     refused = set()
-    for base in methods.METHODS:
+    for base in registry.METHODS:
         try:
             jax.eval_shape(functools.partial(one_round, base))
         except BadInput as error:
@@ -457,10 +457,10 @@ def test_every_plain_method_can_be_wrapped_or_says_why_not():
 
 
 def test_settings_of_the_method_and_of_any_base_never_share_a_name():
-    own = set(methods.settings(methods.METHODS["client2vec"], {"base": "fedavg"}))
-    for name, base in methods.METHODS.items():
+    own = set(registry.default_settings(registry.METHODS["client2vec"], {"base": "fedavg"}))
+    for name, base in registry.METHODS.items():
         if name != "client2vec":
-            assert not own & set(methods.settings(base)), name
+            assert not own & set(registry.default_settings(base)), name
 
 
 # The stages before (spec 3.5, 3.6, 3.10).
@@ -688,12 +688,12 @@ def test_a_run_has_the_stages_of_its_index(whole, data):
     assert ["global" in row for row in rows] == [False] * 4 + [True] * 2
     assert whole.summary["max_over_rounds"]["mean"]["global"] > 0
     e = experiment_of(data)
-    count = np.asarray(simulate.population(e.federations[0], 3).label_count)
+    count = np.asarray(simulate.population(e.simulation.federations[0], 3).label_count)
     label = whole.states[0].server.index.label
     np.testing.assert_allclose(
         label, count / count.sum(1, keepdims=True) @ np.eye(3, 32), atol=1e-6
     )
-    first = e.stages[-1].start(
+    first = e.simulation.stages[-1].start(
         jax.random.key(7),
         6,
         State(client_index.Server(jax.random.key_data(KEYS.init), *(None,) * 4, ()), ()),
@@ -747,8 +747,8 @@ def test_an_index_taken_over_needs_no_embeddings(whole, data):
     """Its own size counts."""
     e = experiment_of(data, (1,), index_of=str(whole.workdir))
     task = e.task._replace(labels=lambda: pytest.fail("asked for"))
-    stage = methods.make("client2vec", task, index_of=str(whole.workdir))(3)[-1]
-    facts = stage.prepare(None, simulate.population(e.federations[0], 3), None)
+    stage = registry.make_method("client2vec", task, index_of=str(whole.workdir))(3)[-1]
+    facts = stage.prepare(None, simulate.population(e.simulation.federations[0], 3), None)
     state = stage.start(KEYS.init, 6, None, facts)
     assert state.server.base.params["side"]["P"].shape == (8, 32)
 
@@ -804,7 +804,7 @@ def test_local_weights_are_an_index_that_changes(data):
         ({"index_epochs": 0}, "config.method.index_epochs must be above 0"),
         ({"history_gamma": 1.5}, "config.method.history_gamma must be from 0 to 1"),
         ({"index_decoder": "mpl"}, "did you mean 'mlp'"),
-        ({"index": "local_weights", "base": "ifca"}, "index=local_weights does not go with ifca"),
+        ({"index": "local_weights", "base": "ifca"}, "not go with this config.method.base"),
         ({"index": "local_weights", "base": "fesem"}, "needs a base with one model for all"),
         ({"index": "local_weights", "base": "fedc2i"}, "needs a base with one model for all"),
         ({"index": "local_weights", "index_of": "runs/x"}, "does not go with runs/x"),

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import toys
 
-from fedjax_lab import evaluate, experiment, losses, methods, runner, simulate, tree
+from fedjax_lab import evaluate, experiment, losses, registry, runner, simulate, tree
 from fedjax_lab.errors import BadInput
 from fedjax_lab.methods import _selection as selection
 from fedjax_lab.methods._selection import first_weights
@@ -451,7 +451,7 @@ def test_a_client_has_the_papers_parameters(net, shape, head_layers, count, d):
 def test_the_papers_client_uploads_what_is_not_its_own():
     """18,145,738 numbers: the digit network without BatchNorm."""
     task = make_task(nets.fedbn_cnn(10), (32, 32, 3), 10)
-    made = methods.make("fedpick", task, head_layers=3)
+    made = registry.make_method("fedpick", task, head_layers=3)
     server = jax.eval_shape(lambda key: made.init(key, 2), KEY).server
     assert sum(a.size for a in jax.tree.leaves(server)) == 18_145_738
 

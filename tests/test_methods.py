@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import toys
 
-from fedjax_lab import evaluate, methods, parallel, simulate, tree
+from fedjax_lab import evaluate, parallel, registry, simulate, tree
 from fedjax_lab.types import Method
 
-PLAIN = [name for name in methods.METHODS if isinstance(toys.make(name), Method)]  # one stage
+PLAIN = [name for name in registry.METHODS if isinstance(toys.make(name), Method)]  # one stage
 KEYS = simulate.make_keys(jax.random.key(0))
 BOTH = jax.vmap(simulate.make_keys)(jnp.stack([jax.random.key(5), jax.random.key(0)]))
 
@@ -139,10 +139,10 @@ def test_the_same_seed_gives_the_same_numbers(name):
     toys.same(player(name)(0, 6), played(name))
 
 
-@pytest.mark.parametrize("name", methods.METHODS)
+@pytest.mark.parametrize("name", registry.METHODS)
 def test_docstring_names_paper_and_equations(name):
     """Each `(eq. N)` and `(Alg. N)` of the head stands once more, beside its line of code."""
-    source = sys.modules[methods.METHODS[name].__module__]
+    source = sys.modules[registry.METHODS[name].__module__]
     text = open(source.__file__).read()
     for equation in set(re.findall(r"\(((?:eq|Alg)\. \d+)\)", source.__doc__)):
         assert text.count(f"# {equation}") == 1, equation

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_lab import methods, optim, parallel, simulate
+from fedjax_lab import optim, parallel, registry, simulate
 from fedjax_lab.models import nets
 from fedjax_lab.models.task import make_task
 from fedjax_lab.types import Federation, Plan, Weights
@@ -96,6 +96,11 @@ def write_config(folder, file="toy.py", **sections):
     return str(folder / file)
 
 
+def changed(experiment, **fields):
+    """The experiment with other fields of its simulation."""
+    return experiment._replace(simulation=experiment.simulation._replace(**fields))
+
+
 def normal(seed, *shape):
     return jnp.asarray(np.random.default_rng(seed).normal(size=shape), jnp.float32)
 
@@ -139,7 +144,7 @@ def player(method, strategy=VECTORISED, plan=None, federation=FEDERATION):
 
 def make(name, task=NORM, **hyper):
     """A method by name on a toy task."""
-    return methods.make(name, task, **hyper)
+    return registry.make_method(name, task, **hyper)
 
 
 def same(a, b):
