@@ -16,7 +16,7 @@ import jax
 import numpy as np
 
 from fedjax_lab import files, fingerprint, lock, metrics, processes
-from fedjax_lab.checkpoint import Checkpoints
+from fedjax_lab.checkpoint import Checkpoints, numbers, restored
 from fedjax_lab.engine import Engine
 from fedjax_lab.errors import BadInput
 from fedjax_lab.experiment import Experiment
@@ -135,7 +135,7 @@ class Workdir:
         if self.saved:
             like, treedef = jax.tree.flatten(engine.saved())
             leaves = processes.of_first(lambda: self._leaves_for(like))
-            engine.go_on(treedef.unflatten(map(_place, leaves, like)), self.saved)
+            engine.go_on(treedef.unflatten(map(restored, leaves, like)), self.saved)
         processes.of_first(self._cut_to_saved)
         return rows
 
@@ -154,7 +154,8 @@ class Workdir:
 
     def _leaves_for(self, like):
         leaves, self._leaves = self._leaves, None
-        if [(a.shape, a.dtype) for a in leaves] != [(a.shape, a.dtype) for a in like]:
+        expected = [numbers(a) for a in like]
+        if [(a.shape, a.dtype) for a in leaves] != [(a.shape, a.dtype) for a in expected]:
             raise BadInput(
                 f"checkpoint {self.saved} of {self.path} is another run's: its arrays differ in"
                 " shape or type"
@@ -258,10 +259,6 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
 
 def _checksum_of(path):
     return path.with_name(f"{path.name}.sha256")
-
-
-def _place(saved, like):
-    return jax.device_put(saved, like.sharding) if isinstance(like, jax.Array) else saved
 
 
 class Workdirs:

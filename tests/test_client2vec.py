@@ -46,7 +46,7 @@ def stages(**settings):
 def improved(found=INDEX, **settings):
     """The method of the training stage, and its first state with this index."""
     stage = stages(**settings)[-1]
-    last = State(client_index.Server(jax.random.key_data(KEYS.init), *(None,) * 4, found), ())
+    last = State(client_index.Server(KEYS.init, *(None,) * 4, found), ())
     facts = found._asdict()
     return stage.method, stage.start(jax.random.key(9), C, last, facts), stage
 
@@ -696,7 +696,7 @@ def test_a_run_has_the_stages_of_its_index(whole, data):
     first = e.simulation.stages[-1].start(
         jax.random.key(7),
         6,
-        State(client_index.Server(jax.random.key_data(KEYS.init), *(None,) * 4, ()), ()),
+        State(client_index.Server(KEYS.init, *(None,) * 4, ()), ()),
         {"feature": jnp.zeros((6, 32)), "label": jnp.zeros((6, 32))},
     )
     params = dict(first.server.base.params)

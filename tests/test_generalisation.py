@@ -754,7 +754,8 @@ def test_few_shots_of_unequal_classes_are_as_even_as_can_be(tmp_path):
 def test_few_shots_of_each_class(four_domains):
     """Two of each of four classes for each of three clients, disjoint, no longer unseen."""
     plain, few = (
-        setting(four_domains, "fedavg", shots=k, shots_per="class").federations[0] for k in (0, 2)
+        setting(four_domains, "fedavg", shots=k, shots_per="class").simulation.federations[0]
+        for k in (0, 2)
     )
     y, given = np.asarray(plain.y), []
     for before, after in zip(np.asarray(plain.train), np.asarray(few.train), strict=True):

@@ -59,7 +59,7 @@ class Server(NamedTuple):
     t: Array  # rounds played
     weight: Array  # [C] softmax(gamma) of the last round, 0 where a client took no part
     stats: PyTree  # running statistics
-    key: Array  # of random embeddings, as numbers: checkpoints hold no keys
+    key: Array  # of random embeddings
 
 
 class Update(NamedTuple):
@@ -165,7 +165,7 @@ def first_state(
         t=jnp.int32(0),
         weight=jnp.zeros(num_clients),
         stats=w.stats,
-        key=jax.random.key_data(k_rest),
+        key=k_rest,
     )
     return State(server, ())
 
@@ -232,7 +232,7 @@ def aggregate(update: Update, server: Server, uploads: Weights, cohort: Client) 
     x_EMA = average(update.ema, server.t > update.ema_warmup, after, final(server))
     x, shadow = (after, x_EMA) if update.shadow else (x_EMA, ())
     if update.random:
-        key = jax.random.fold_in(jax.random.wrap_key_data(server.key), server.t)
+        key = jax.random.fold_in(server.key, server.t)
         x, shadow = (redraw(key, part) if part else part for part in (x, shadow))
     stats = tree.mix(cohort.n / jnp.sum(cohort.n), uploads.stats)
     weight = jnp.zeros(len(x.nu)).at[ids].set(share)
