@@ -106,8 +106,8 @@ def make_work(
                 def objective(free):
                     return loss(Weights(tree.join(free, fixed), stats), batch, k_step)
 
-                (value, after), grads = jax.value_and_grad(objective, has_aux=True)(free)
-                stats = tree.typed_like(after, stats)
+                (value, out), grads = jax.value_and_grad(objective, has_aux=True)(free)
+                stats = tree.typed_like(out.stats, stats)
                 updates, opt = optimizer.update(optim.clip(grads, plan.clip), opt, free)
                 return optax.apply_updates(free, updates), stats, opt, total + jnp.float32(value)
 

@@ -37,7 +37,7 @@ def fedrod(task: Task) -> Method:
             generic = losses.cross_entropy(out.logits + prior, batch)
             stopped = jax.lax.stop_gradient(out)
             own = losses.cross_entropy(personal(w.params["personal"], stopped), batch)
-            return generic + own, out.stats
+            return generic + own, out
 
         both = w_t._replace(params={**w_t.params, "personal": client.private})
         w = work.train(both, loss)
