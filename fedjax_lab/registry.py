@@ -1,11 +1,26 @@
-"""The methods that a config can name, their settings, and the words that these take."""
+"""From names to functions: what a config can name, with its settings and the words these take."""
 
 import inspect
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Mapping
+from functools import partial, update_wrapper
 from typing import Literal, get_args, get_origin
 
-from fedjax_lab.errors import BadInput, check_not_negative, nearest
+from fedjax_lab.data.arrays import arrays
+from fedjax_lab.data.cifar import cifar10, cifar100
+from fedjax_lab.data.digit_domains import digit_domains
+from fedjax_lab.data.digits_five import digits_five
+from fedjax_lab.data.domainnet import domainnet, domainnet_full
+from fedjax_lab.data.idx import fashion_mnist, idx
+from fedjax_lab.data.image_folders import image_folders, office_home, pacs, vlcs
+from fedjax_lab.data.office_caltech import office_caltech
+from fedjax_lab.data.prepared import tfds
+from fedjax_lab.data.shakespeare import shakespeare
+from fedjax_lab.data.svhn import svhn
+from fedjax_lab.data.tiny_imagenet import tiny_imagenet
+from fedjax_lab.embedding.clip import clip
+from fedjax_lab.embedding.precomputed import precomputed
+from fedjax_lab.embedding.stand_in import stand_in
+from fedjax_lab.errors import BadInput, check_not_negative, nearest, quoted
 from fedjax_lab.methods.central import central
 from fedjax_lab.methods.client2vec import client2vec
 from fedjax_lab.methods.fedavg import fedavg
@@ -38,6 +53,17 @@ from fedjax_lab.methods.local import local
 from fedjax_lab.methods.moon import moon
 from fedjax_lab.methods.pfedhn import pfedhn
 from fedjax_lab.methods.scaffold import scaffold
+from fedjax_lab.models import (
+    alexnet,
+    cct,
+    char_lstm,
+    inception,
+    mobilenet,
+    nets,
+    resnet,
+    vgg,
+)
+from fedjax_lab.partition import PARTITIONS
 from fedjax_lab.types import Method, Stages, Task
 
 
@@ -80,7 +106,70 @@ METHODS: dict[str, Callable[..., Method | Stages]] = _table(
     scaffold,
 )
 
+NAMED = {
+    "data": _table(
+        digit_domains,
+        fashion_mnist,
+        idx,
+        arrays,
+        cifar10,
+        cifar100,
+        svhn,
+        tiny_imagenet,
+        shakespeare,
+        digits_five,
+        office_caltech,
+        domainnet,
+        domainnet_full,
+        pacs,
+        vlcs,
+        office_home,
+        image_folders,
+        tfds,
+    ),
+    "partition": PARTITIONS,
+    "model": _table(
+        nets.mlp,
+        nets.simple_cnn,
+        nets.concat_cnn,
+        nets.lenet,
+        nets.mcmahan_cnn,
+        nets.digit_cnn,
+        nets.fedbn_cnn,
+        nets.pfl_cnn,
+        nets.pfllib_cnn,
+        vgg.vgg9,
+        resnet.resnet18,
+        resnet.resnet50,
+        mobilenet.mobilenet_v2,
+        cct.cct7,
+        char_lstm.char_lstm,
+        alexnet.alexnet_bn,
+        inception.hfedf_cnn,
+    ),
+    "embedding": _table(stand_in, clip, precomputed),
+    "method": METHODS,
+}
+
 DEFAULT_BASE = "fedavg"  # the method that a wrapper wraps unless its setting `base` says otherwise
+
+
+def look_up(kind: str, name: str) -> Callable:
+    """The function of that name; kind: a key of NAMED. BadInput has the nearest name."""
+    if name not in NAMED[kind]:
+        what = {"data": "dataset"}.get(kind, kind)
+        raise BadInput(f"no {what} {quoted(name)}; {nearest(name, NAMED[kind])}")
+    return NAMED[kind][name]
+
+
+def bind(kind: str, section: Mapping) -> Callable:
+    """The function that a section of a config names, with the settings that stand beside it.
+
+    Keys of the section that are no settings of that function are left out.
+    """
+    function = look_up(kind, section["name"])
+    settings = {key: section[key] for key in keyword_defaults(function)}
+    return update_wrapper(partial(function, **settings), function)
 
 
 def make_method(name: str, task: Task, **settings) -> Method | Stages:
@@ -88,9 +177,7 @@ def make_method(name: str, task: Task, **settings) -> Method | Stages:
 
     BadInput says what would have been right.
     """
-    if name not in METHODS:
-        raise BadInput(f"no method {name!r}; {nearest(name, METHODS)}")
-    function = METHODS[name]
+    function = look_up("method", name)
     defaults = default_settings(function, settings)
     for key in settings:
         if key not in defaults:

@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 
+from fedjax_lab import streams
 from fedjax_lab.types import Array, Client, PyTree
 
 
@@ -15,7 +16,7 @@ def by_size(key: Array, server: PyTree, population: Client, m: int) -> tuple[Arr
 def shuffled(key: Array, server: PyTree, population: Client, m: int) -> tuple[Array, Array]:
     """The clients of `by_size` in random order; share n_i / sum_j n_j over the sampled."""
     ids = without_replacement(key, population.n.shape[0], m)
-    ids = jax.random.permutation(jax.random.fold_in(key, 1), ids)
+    ids = jax.random.permutation(streams.extra(key), ids)
     return ids, population.n[ids] / jnp.sum(population.n[ids])
 
 

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from fedjax_lab import losses, tree
 from fedjax_lab.errors import BadInput
-from fedjax_lab.types import Array, Batch, Method, PyTree, Stage, Task
+from fedjax_lab.types import Array, Batch, Method, PyTree, Stage, Task, View
 
 BATCH = 128  # examples of a step, and of what a client uploads
 
@@ -77,4 +77,5 @@ def stage(name, rounds, exchange, sample, init=None) -> Stage:
     """Rounds of one exchange on embedded examples; without `init` from the last stage's state."""
     method = Method(init, (exchange,), None, None, sample)
     go_on = None if init else lambda key, num_clients, last, facts: last
-    return Stage(name, method, rounds, start=go_on, embedded=True, batch_size=BATCH)
+    view = View(embedded=True, batch_size=BATCH)
+    return Stage(name, method, rounds, start=go_on, view=view)

@@ -38,6 +38,7 @@ from fedjax_lab.types import (
     Stages,
     State,
     Task,
+    View,
     Work,
 )
 
@@ -140,9 +141,7 @@ def client2vec(
             rounds,
             prepare=None if changes else partial(_index_source.facts, source),
             start=partial(first_state, base, source, size),
-            frozen=(lambda server: server.index.feature)
-            if local_training and not changes
-            else None,
+            view=View(frozen=all_features) if local_training and not changes else None,
         )
         return *_index_source.stages(source, task), train
 
@@ -298,9 +297,7 @@ def altered(work: Work, w: float, index_loss: Callable, B_f: Array) -> Work:
         def value(weights, batch, key):
             value, out = loss(weights, batch, key)
             if not getattr(out, "extra", ()):
-                raise BadInput(
-                    "config.method.local_training=True does not go with this config.method.base"
-                )
+                raise BadInput("this config.method.base does not go with local_training=True")
             return value + w * index_loss(out, batch, B_f), out  # eq. 4
 
         return work.train(weights, value, **options)

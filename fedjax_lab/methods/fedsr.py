@@ -19,7 +19,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_lab import losses, tree
+from fedjax_lab import losses, streams, tree
 from fedjax_lab.errors import check_choice
 from fedjax_lab.methods.fedper import partly_private
 from fedjax_lab.models.layers import affine, first_affine
@@ -43,7 +43,7 @@ def fedsr(task: Task, *, l2r: float = 0.01, cmi: float = 1e-3, l2r_power: int = 
 
     def loss(w, batch, key):
         mu, sigma, stats = represent(task, layer, w, batch.x, key, batch.mask)
-        z = mu + sigma * jax.random.normal(jax.random.fold_in(key, 1), mu.shape)
+        z = mu + sigma * jax.random.normal(streams.extra(key), mu.shape)
         logits = classify(task, w, batch.x, z)
         R_2 = losses.masked_mean(length(z) if l2r_power == 1 else jnp.sum(z * z, -1), batch.mask)
         R_c = losses.masked_mean(divergence(mu, sigma, w.params["prior"], batch.y), batch.mask)
@@ -63,7 +63,7 @@ def fedsr(task: Task, *, l2r: float = 0.01, cmi: float = 1e-3, l2r_power: int = 
 def first_weights(task: Task, layer: str, key: Array) -> Weights:
     """net: the task's model; spread: the layer s; prior: r_mu, r_sigma before softplus, log c."""
     net = task.init(key)
-    k_kernel, k_bias = jax.random.split(jax.random.fold_in(key, 1))
+    k_kernel, k_bias = jax.random.split(streams.extra(key))
     n, D = tree.at(net.params, layer)["kernel"].shape
     D = n if layer == "head" else D
     spread = first_affine(k_kernel, k_bias, n, D)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_lab import clusters, tree
+from fedjax_lab import clusters, streams, tree
 from fedjax_lab.methods.fedprox import fedprox
 from fedjax_lab.types import Array, Exchange, Method, PyTree, State, Task
 
@@ -36,7 +36,7 @@ def fesem(task: Task, *, num_clusters: int = 2, mu: float = 0.1) -> Method:
     def init(key, num_clients):
         clusters.check_number(K, num_clients)
         w = task.init(key)
-        group = jax.random.permutation(jax.random.fold_in(key, 1), num_clients) % K
+        group = jax.random.permutation(streams.extra(key), num_clients) % K
         known = jnp.zeros(num_clients, bool)
         return State(Server(tree.repeat(w, K), tree.repeat(w, num_clients), known, group), ())
 

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import jax
 import optax
 
-from fedjax_lab import optim, sampling, tree
+from fedjax_lab import optim, sampling, streams, tree
 from fedjax_lab.methods.hfedf import WIDTH, Trained, pseudo_gradient
 from fedjax_lab.models import hypernetwork
 from fedjax_lab.models.hypernetwork import embedding_size, generate
@@ -48,7 +48,7 @@ def pfedhn(
 
     def init(key, num_clients):
         w = task.init(key)
-        k_theta, k_nu = jax.random.split(jax.random.fold_in(key, 1))
+        k_theta, k_nu = jax.random.split(streams.extra(key))
         e = embedding_size(num_clients)
         theta = hypernetwork.first_weights(k_theta, w.params, e, WIDTH)
         x = Trained(theta, jax.random.normal(k_nu, (num_clients, e)))

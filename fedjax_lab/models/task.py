@@ -248,3 +248,9 @@ def _layers(init) -> dict[str, type]:
 
 def _of_type(kinds: dict[str, type], *types: type) -> tuple[str, ...]:
     return tuple(path for path, kind in kinds.items() if issubclass(kind, types))
+
+
+def has_convolutions(task: Task) -> bool:
+    """Whether the model has convolution kernels, the leaves with four axes."""
+    shapes = jax.eval_shape(task.init, jax.random.key(0)).params
+    return any(len(a.shape) == 4 for a in jax.tree.leaves(shapes))
