@@ -134,7 +134,7 @@ def train(
       examples: those that are trained on.
       key: the stream of this training.
       weights: where it begins.
-      loss: (weights, batch, key) -> (mean over the batch, running statistics).
+      loss: (weights, batch, key) -> (mean over the batch, `Output` of the pass): `losses.Loss`.
       only: chooses by name the leaves that are trained; the others stay.
       epochs: how many passes; None: the plan's number.
       steps: after how many batches a pass is cut; None: never.
@@ -216,8 +216,8 @@ def _make_update(loss, fixed, optimizer, clip):
         def objective(free):
             return loss(Weights(tree.join(free, fixed), stats), batch, key)
 
-        (value, after), grads = jax.value_and_grad(objective, has_aux=True)(free)
-        stats = tree.typed_like(after, stats)
+        (value, out), grads = jax.value_and_grad(objective, has_aux=True)(free)
+        stats = tree.typed_like(out.stats, stats)
         updates, moments = optimizer.update(optim.clip(grads, clip), moments, free)
         return optax.apply_updates(free, updates), stats, moments, total + jnp.float32(value)
 

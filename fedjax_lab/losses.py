@@ -5,9 +5,11 @@ from collections.abc import Callable
 import jax.numpy as jnp
 import optax
 
-from fedjax_lab.types import Array, Batch, PyTree, Task, Weights
+from fedjax_lab.types import Array, Batch, Output, Task, Weights
 
-Loss = Callable[[Weights, Batch, Array | None], tuple[Array, PyTree]]
+# (weights, batch, key) -> (value, out). Training goes on with the running statistics `out.stats`:
+# out is the forward pass's Output, or the weights themselves of a model that has none.
+Loss = Callable[[Weights, Batch, Array | None], tuple[Array, Output | Weights]]
 
 
 def masked_mean(values: Array, mask: Array) -> Array:
@@ -32,13 +34,13 @@ def cosine(a: Array, b: Array) -> Array:
 
 
 def risk(task: Task) -> Loss:
-    """F_i, the empirical risk that every method starts from: (w, batch, key) -> (value, stats).
+    """F_i, the empirical risk that every method starts from: (w, batch, key) -> (value, out).
 
     A key means training mode; without one the model is only measured.
     """
 
     def value(w, batch, key=None):
         out = task.apply(w, batch.x, key, batch.mask)
-        return cross_entropy(out.logits, batch), out.stats
+        return cross_entropy(out.logits, batch), out
 
     return value

@@ -21,7 +21,8 @@ class Output(NamedTuple):
 
     logits: Array  # [B, K]
     features: Array  # [B, D], the input of the head
-    stats: PyTree
+    stats: PyTree  # running statistics after it
+    extra: PyTree = ()  # what a wrapper of the task adds, for a loss of its own
 
 
 class Batch(NamedTuple):
@@ -42,6 +43,7 @@ class Task(NamedTuple):
     layers: tuple[str, ...]  # paths of all layers with weights, in the order of the forward pass
     batch_norms: tuple[str, ...]  # those of them that are of type BatchNorm
     dense: tuple[str, ...]  # and of type Dense; the last one is the head
+    input_shape: tuple[int, ...]  # of one example
     noise: Callable[[Array, int], Array]  # (key, count) -> inputs of uniform noise [count, ...]
     apply_at: Callable[..., Output]  # (layer, weights, x, features=None, key=None, mask=None)
     # as `apply`, but the features are the input of the named layer. Given ones replace that input:

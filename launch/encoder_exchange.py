@@ -140,7 +140,7 @@ def probe(num_classes: int, plan: Plan, features: Array, data: Batch, key: Array
     def squared_error(w, batch, key=None):
         out = decoder.apply(w, batch.x, key)
         error = jnp.mean((jax.nn.sigmoid(out.logits) - batch.y) ** 2, axis=-1)
-        return losses.masked_mean(error, batch.mask), out.stats
+        return losses.masked_mean(error, batch.mask), out
 
     adam = plan._replace(optimizer=optim.adam(1e-3))
     return (

@@ -32,8 +32,8 @@ from matplotlib.figure import Figure
 from fedjax_lab import features, plots, tree
 from fedjax_lab.errors import BadInput, nearest
 from fedjax_lab.local import fetch
+from fedjax_lab.methods._selection import Picked, pick
 from fedjax_lab.methods.fedper import head
-from fedjax_lab.methods.selection import Picked, pick
 from fedjax_lab.models.task import inputs_of
 from fedjax_lab.types import Batch
 

@@ -6,7 +6,7 @@ import numpy as np
 import toys
 
 from fedjax_lab import registry, simulate, streams
-from fedjax_lab.methods.client_index import Index
+from fedjax_lab.methods._client_index import Index
 
 E, C, K = 64, toys.C, toys.K
 

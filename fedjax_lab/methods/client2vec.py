@@ -1,6 +1,6 @@
 """Client2Vec (Guo et al., ICCV 2025, arXiv:2405.16233): client indices improve any method.
 
-  before      beta_i = [beta^f_i, beta^l_i] of each client                    (client_index.py)
+  before      beta_i = [beta^f_i, beta^l_i] of each client                    (_client_index.py)
   S(i, A)     1 / 2N_A sum_{j in A} N_j (cos(beta^f_i, beta^f_j) + cos(beta^l_i, beta^l_j))
   i  sample   p_i ~ exp(S(i, C^{t-1}) / tau), nobody of the last C / 2M rounds          (eq. 1)
   ii server   p_i ~ N_i exp(H_i / lambda_1), H_i = sum_{s <= t} gamma^{t-s} S(i, C^s)   (eq. 3)
@@ -20,11 +20,29 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_lab import losses, tree
-from fedjax_lab.errors import BadInput, check_choice, check_positive, check_share
-from fedjax_lab.methods import client_index
-from fedjax_lab.methods.client_index import INDICES, NAIVE, Index, similarity
-from fedjax_lab.models.task import Seen, with_side_head
-from fedjax_lab.types import Array, Exchange, Method, PyTree, Stage, Stages, State, Task, View
+from fedjax_lab.errors import BadInput, check_positive, check_share
+from fedjax_lab.methods import _index_source
+from fedjax_lab.methods._client_index import Index
+from fedjax_lab.methods._index_dsa_ign import Training, reduction
+from fedjax_lab.methods._index_naive import NAIVE, head
+from fedjax_lab.methods._index_source import Source
+from fedjax_lab.models.task import with_side_head
+from fedjax_lab.types import (
+    Array,
+    Batch,
+    Exchange,
+    Method,
+    Output,
+    PyTree,
+    Stage,
+    Stages,
+    State,
+    Task,
+    View,
+    Work,
+)
+
+Similarity = Callable[[Index, Array], Array]  # S: (index, n [C], 0 of who is not in A) -> [C]
 
 
 class Server(NamedTuple):
@@ -81,123 +99,223 @@ def client2vec(
     check_positive("method.sampling_tau", sampling_tau)
     check_share("method.history_gamma", history_gamma)
     check_positive("method.history_lambda", history_lambda)
-    check_choice("method.index", index, INDICES)
-    check_choice("method.index_part", index_part, ("both", "feature", "label"))
     if index_part == "label" and (local_training or index in NAIVE):
         raise BadInput("config.method.index_part=label needs local_training=False and DSA-IGN")
-    weights = dict(div=weight_div, sim=weight_sim, orth=weight_orth, recon=weight_recon)
-    reduce = client_index.reduction(orth_reduction)
-    network = index_pooled, index_positions, index_decoder
-    settings = client_index.Settings(index_epochs, weights, reduce, orth_normalize, *network)
-    client_index.check(settings)
-    method = make_base(task)
+    reduce = reduction(orth_reduction)
+    training = Training(
+        strategy=index,
+        epochs=index_epochs,
+        weights=dict(div=weight_div, sim=weight_sim, orth=weight_orth, recon=weight_recon),
+        reduce=reduce,
+        normalize=orth_normalize,
+        pooled=index_pooled,
+        positions=index_positions,
+        decoder=index_decoder,
+    )
+    source = Source(kind=index, part=index_part, workdir=index_of, training=training)
+    _index_source.check(source)
+    base = make_base(task)
     if not (sampling or aggregation or local_training):
-        return method
-    w = local_weight or (1.0 if index == "federated" else 5.0)
-    changes = index == "local_weights"  # from round to round
-    if changes and (index_of or method.tune):
-        other = index_of or "this config.method.base"
-        raise BadInput(f"config.method.index=local_weights does not go with {other}")
-    size = client_index.size(task, method, index, index_of)
+        return base
+    _index_source.check_base(source, base)
+    size = _index_source.size(source, task, base)
     if local_training:
-        method = make_base(with_side_head(task, size))
-    parts = ("feature",) if index in NAIVE else Index._fields
-    S = partial(similarity, parts=parts if index_part == "both" else (index_part,))
+        base = make_base(with_side_head(task, size))
+    similarity, changes = _index_source.similarity_of(source), _index_source.changes(source)
+    method = with_index(base)
+    if sampling:
+        method = with_index_sampling(method, similarity, sampling_tau)
+    if aggregation:
+        method = with_index_shares(method, similarity, history_gamma, history_lambda)
+    if local_training:
+        w = local_weight or (1.0 if index == "federated" else 5.0)
+        index_loss = partial(L_index, reduce=reduce, orth=local_orth, detach=detach_teacher)
+        method = with_index_loss(method, w, index_loss, sent_once=not changes)
+    if changes:
+        method = with_heads_as_index(method)
 
-    def sample(key, server, population, m):
-        if not sampling:
-            return method.sample(key, server.base, population, m)
-        last = jnp.where(server.age == 1, population.n, 0)  # C^{t-1}
-        recent = server.age <= len(last) // (2 * m)
-        logits = jnp.where(recent, 0, S(server.index, last) / sampling_tau)  # eq. 1
-        ids = jnp.lexsort((-logits - jax.random.gumbel(key, logits.shape), recent))[:m]
-        place, shares = method.sample(key, server.base, tree.take(population, ids), m)
-        return ids[place], shares
+    def stages(rounds):
+        train = Stage(
+            "train",
+            method,
+            rounds,
+            prepare=None if changes else partial(_index_source.facts, source),
+            start=partial(first_state, base, source, size),
+            view=View(frozen=all_features) if local_training and not changes else None,
+        )
+        return *_index_source.stages(source, task), train
 
-    def altered(work, B_f):
-        def train(weights, loss, **options):
-            def value(weights, batch, key):
-                value, seen = loss(weights, batch, key)
-                if not isinstance(seen, Seen):
-                    raise BadInput("this config.method.base does not go with local_training=True")
-                log_q = jax.nn.log_softmax(seen.side_logits)
-                log_p = jax.nn.log_softmax(seen.logits)
-                log_p = jax.lax.stop_gradient(log_p) if detach_teacher else log_p
-                each = jnp.sum(jnp.exp(log_p) * (log_p - log_q), 1)
-                L_dist = losses.masked_mean(each, batch.mask)
-                products = jnp.abs(seen.side @ B_f.T) * batch.mask[:, None]  # [B, C]
-                L_orth = local_orth * reduce(jnp.sum(products), jnp.sum(batch.mask), len(B_f))
-                return value + w * (L_orth + L_dist), seen.stats  # eq. 4
+    return stages
 
-            return work.train(weights, value, **options)
 
-        return work._replace(train=train)
+def all_features(server: Server) -> Array:
+    """B^f, which the stage sends to every client once."""
+    return server.index.feature
 
-    def wrap(exchange, ends_round):
+
+def first_state(
+    base: Method,
+    source: Source,
+    size: int,
+    key: Array,
+    num_clients: int,
+    last: State | None,
+    facts: dict[str, Array],
+) -> State:
+    """The base's first state, as it would be without an index, and the index."""
+    state = base.init(key if last is None else last.server.key, num_clients)
+    server = Server(
+        base=state.server,
+        index=_index_source.first_index(source, size, num_clients, facts),
+        history=jnp.zeros(num_clients),
+        age=jnp.full(num_clients, num_clients + 1),
+    )
+    return State(server, state.private)
+
+
+# The wrappers. All but the first are of methods whose server is a `Server`.
+
+
+def with_index(base: Method) -> Method:
+    """The base method with an index, which it does not use yet, in its server's state."""
+
+    def beside_index(exchange, ends_round):
         def send(server, id):
-            message = exchange.send(server.base, id)
-            return (message, server.index.feature) if changes and local_training else message
-
-        def local(message, client, work):
-            if local_training:
-                message, B_f = message if changes else (message, work.frozen)
-                work = altered(work, B_f)
-            return exchange.local(message, client, work)
+            return exchange.send(server.base, id)
 
         def aggregate(server, uploads, cohort):
-            index = server.index
-            if changes and ends_round:
-                heads = jax.vmap(client_index.head)(uploads)
-                index = index._replace(feature=index.feature.at[cohort.id].set(heads))
-            n = jnp.zeros_like(server.history).at[cohort.id].set(cohort.n)
-            H = history_gamma * server.history + S(index, n)
-            if aggregation:
-                share = jax.nn.softmax(jnp.log(cohort.n) + H[cohort.id] / history_lambda)  # eq. 3
-                cohort = cohort._replace(weight=share)
-            after = exchange.aggregate(server.base, uploads, cohort)
-            if not ends_round:
-                return server._replace(base=after)
-            age = jnp.minimum(server.age + 1, len(H) + 1).at[cohort.id].set(1)
-            return Server(after, index, H, age)
+            return server._replace(base=exchange.aggregate(server.base, uploads, cohort))
 
-        return Exchange(send, local, aggregate)
+        return Exchange(send, exchange.local, aggregate)
 
-    def prepare(key, population, last):
-        if index_of:
-            return client_index.load(index_of, population.label_count)
-        return {**last.server.index._asdict(), "label_count": population.label_count}
-
-    def start(key, num_clients, last, facts):
-        key = key if last is None else last.server.key
-        state = method.init(key, num_clients)
-        feature = jnp.zeros((num_clients, size)) if changes else facts["feature"]
-        found = Index(feature, facts.get("label", ()))
-        history, never = jnp.zeros(num_clients), jnp.full(num_clients, num_clients + 1)
-        return State(Server(state.server, found, history, never), state.private)
+    def sample(key, server, population, m):
+        return base.sample(key, server.base, population, m)
 
     def of_base(state):
         return State(state.server.base, state.private)
 
-    def tune(message, client, work):
-        return method.tune(message, client, altered(work, work.frozen) if local_training else work)
-
-    scored = method.scored or method.round[-1].send
-    improved = method._replace(
+    scored = base.scored or base.round[-1].send
+    return with_exchanges(base, beside_index)._replace(
         init=None,
-        round=tuple(wrap(exchange, exchange is method.round[-1]) for exchange in method.round),
-        newcomer=method.newcomer and (lambda state: method.newcomer(of_base(state))),
+        newcomer=base.newcomer and (lambda state: base.newcomer(of_base(state))),
         sample=sample,
-        tune=method.tune and tune,
         scored=lambda server, id: scored(server.base, id),
-        record=method.record and (lambda state: method.record(of_base(state))),
+        record=base.record and (lambda state: base.record(of_base(state))),
     )
-    once = View(frozen=lambda server: server.index.feature)
-    view = once if local_training and not changes else None
 
-    def stages(rounds):
-        before = () if changes or index_of else client_index.find(task, index, settings)
-        return *before, Stage(
-            "train", improved, rounds, None if changes else prepare, start=start, view=view
-        )
 
-    return stages
+def with_index_sampling(method: Method, similarity: Similarity, tau: float) -> Method:
+    """i: a cohort is like the last one, but has nobody of the last C / 2M rounds."""
+
+    def sample(key, server, population, m):
+        last = jnp.where(server.age == 1, population.n, 0)  # C^{t-1}
+        recent = server.age <= len(last) // (2 * m)
+        logits = jnp.where(recent, 0, similarity(server.index, last) / tau)  # eq. 1
+        ids = jnp.lexsort((-logits - jax.random.gumbel(key, logits.shape), recent))[:m]
+        place, shares = method.sample(key, server, tree.take(population, ids), m)
+        return ids[place], shares
+
+    def with_age(exchange, ends_round):
+        def aggregate(server, uploads, cohort):
+            after = exchange.aggregate(server, uploads, cohort)
+            older = jnp.minimum(server.age + 1, len(server.age) + 1)
+            return after._replace(age=older.at[cohort.id].set(1))
+
+        return exchange._replace(aggregate=aggregate) if ends_round else exchange
+
+    return with_exchanges(method, with_age)._replace(sample=sample)
+
+
+def with_index_shares(
+    method: Method, similarity: Similarity, gamma: float, lambda_1: float
+) -> Method:
+    """ii: the server averages by p, which grows with the similarity to the last cohorts."""
+
+    def by_similarity(exchange, ends_round):
+        def aggregate(server, uploads, cohort):
+            n = jnp.zeros_like(server.history).at[cohort.id].set(cohort.n)
+            H = gamma * server.history + similarity(server.index, n)
+            p = jax.nn.softmax(jnp.log(cohort.n) + H[cohort.id] / lambda_1)  # eq. 3
+            after = exchange.aggregate(server, uploads, cohort._replace(weight=p))
+            return after._replace(history=H) if ends_round else after
+
+        return exchange._replace(aggregate=aggregate)
+
+    return with_exchanges(method, by_similarity)
+
+
+def with_index_loss(method: Method, w: float, index_loss: Callable, sent_once: bool) -> Method:
+    """iii: clients train on the base's loss and w times the index loss.
+
+    sent_once: the stage has sent B^f to every client; otherwise it comes with each message.
+    """
+
+    def with_loss(exchange, ends_round):
+        def send(server, id):
+            message = exchange.send(server, id)
+            return message if sent_once else (message, server.index.feature)
+
+        def local(message, client, work):
+            message, B_f = (message, work.frozen) if sent_once else message
+            return exchange.local(message, client, altered(work, w, index_loss, B_f))
+
+        return exchange._replace(send=send, local=local)
+
+    def tune(message, client, work):
+        return method.tune(message, client, altered(work, w, index_loss, work.frozen))
+
+    return with_exchanges(method, with_loss)._replace(tune=method.tune and tune)
+
+
+def with_heads_as_index(method: Method) -> Method:
+    """Each client's beta^f is the last layer of what it has uploaded last."""
+
+    def with_heads(exchange, ends_round):
+        def aggregate(server, uploads, cohort):
+            feature = server.index.feature.at[cohort.id].set(jax.vmap(head)(uploads))
+            index = server.index._replace(feature=feature)
+            return exchange.aggregate(server._replace(index=index), uploads, cohort)
+
+        return exchange._replace(aggregate=aggregate) if ends_round else exchange
+
+    return with_exchanges(method, with_heads)
+
+
+def with_exchanges(method: Method, change: Callable[[Exchange, bool], Exchange]) -> Method:
+    """The method with `change(exchange, whether it ends the round)` for each exchange."""
+    last = len(method.round) - 1
+    return method._replace(round=tuple(change(e, i == last) for i, e in enumerate(method.round)))
+
+
+# The loss of iii.
+
+
+def altered(work: Work, w: float, index_loss: Callable, B_f: Array) -> Work:
+    """The same work, but that `train` adds w times the index loss to every loss."""
+
+    def train(weights, loss, **options):
+        def value(weights, batch, key):
+            value, out = loss(weights, batch, key)
+            if not getattr(out, "extra", ()):
+                raise BadInput("this config.method.base does not go with local_training=True")
+            return value + w * index_loss(out, batch, B_f), out  # eq. 4
+
+        return work.train(weights, value, **options)
+
+    return work._replace(train=train)
+
+
+def L_index(
+    out: Output, batch: Batch, B_f: Array, reduce: Callable, orth: bool, detach: bool
+) -> Array:
+    """mean |z P B^f| + KL(softmax o || softmax o_P).
+
+    reduce: the mean of the products; orth: off, they do not count; detach: no gradient to o.
+    """
+    z_P, o_P = out.extra
+    log_q, log_p = jax.nn.log_softmax(o_P), jax.nn.log_softmax(out.logits)
+    log_p = jax.lax.stop_gradient(log_p) if detach else log_p
+    L_dist = losses.masked_mean(jnp.sum(jnp.exp(log_p) * (log_p - log_q), 1), batch.mask)
+    products = jnp.abs(z_P @ B_f.T) * batch.mask[:, None]  # [B, C]
+    L_orth = orth * reduce(jnp.sum(products), jnp.sum(batch.mask), len(B_f))
+    return L_orth + L_dist

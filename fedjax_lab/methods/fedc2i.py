@@ -24,7 +24,7 @@ import jax.numpy as jnp
 from fedjax_lab import losses, sampling, tree
 from fedjax_lab.errors import BadInput, check_choice
 from fedjax_lab.models.task import split_head
-from fedjax_lab.types import Array, Batch, Exchange, Method, State, Task, Weights
+from fedjax_lab.types import Array, Batch, Client, Exchange, Method, State, Task, Weights
 
 BATCH = 32  # examples that influence is measured on
 
@@ -56,21 +56,8 @@ def fedc2i(
         return State(Server(models, jnp.zeros(num_clients)), uniform)
 
     def local(server, client, work):
-        models, own = server.models, tree.take(server.models, client.id)
-        batch = work.draw(BATCH)
-        by_client = sharpen(gamma, client_losses(task, models, own, batch))  # [M]
-        total = jnp.sum(server.n)
-        mean = jnp.where(total > 0, server.n / jnp.maximum(total, 1), 1 / len(server.n))
-        weights = {"influence": by_client, "lambda": by_client, "mean": mean}
-        bodies, heads = split_head(task, models)
-        own_body, own_head = split_head(task, own)
-        theta = own_body if body == "local" else tree.mix(weights[body], bodies)  # eq. 6
-        if head == "influence":
-            by_class = sharpen(gamma, class_losses(task, heads, own, batch))  # [M, C]
-            phi = jax.tree.map(lambda a: mix_classes(by_class, a), heads)
-        else:
-            phi = own_head if head == "local" else tree.mix(weights[head], heads)
-        return work.train(tree.join(theta, phi), risk), by_client
+        start, by_client = mixed(task, server, client, work.draw(BATCH), gamma, body, head)
+        return work.train(start, risk), by_client
 
     def aggregate(server, w, cohort):
         return Server(tree.put(server.models, cohort.id, w), server.n.at[cohort.id].set(cohort.n))
@@ -89,10 +76,30 @@ def fedc2i(
     )
 
 
-def client_losses(task: Task, models: Weights, own: Weights, batch: Batch) -> Array:
-    """l^-i [M]: of the mean body of all but i with the own head; one body at a time."""
+def mixed(
+    task: Task, server: Server, client: Client, batch: Batch, gamma: float, body: str, head: str
+) -> tuple[Weights, Array]:
+    """The model that a client trains from, and its lambda [M]; `body`, `head` as in `fedc2i`."""
+    models, last = server.models, tree.take(server.models, client.id)
+    by_client = sharpen(gamma, client_losses(task, models, last, batch))  # [M]
+    total = jnp.sum(server.n)
+    mean = jnp.where(total > 0, server.n / jnp.maximum(total, 1), 1 / len(server.n))
+    weights = {"influence": by_client, "lambda": by_client, "mean": mean}
+    bodies, heads = split_head(task, models)
+    last_body, last_head = split_head(task, last)
+    theta = last_body if body == "local" else tree.mix(weights[body], bodies)  # eq. 6
+    if head == "influence":
+        by_class = sharpen(gamma, class_losses(task, heads, last, batch))  # [M, C]
+        phi = jax.tree.map(lambda a: mix_classes(by_class, a), heads)
+    else:
+        phi = last_head if head == "local" else tree.mix(weights[head], heads)
+    return tree.join(theta, phi), by_client
+
+
+def client_losses(task: Task, models: Weights, last: Weights, batch: Batch) -> Array:
+    """l^-i [M]: of the mean body of all but i with the client's own head; one body at a time."""
     bodies, _ = split_head(task, models)
-    _, head = split_head(task, own)
+    _, head = split_head(task, last)
     summed = jax.tree.map(lambda a: jnp.sum(a, 0), bodies)
 
     def without(theta_i):
@@ -103,9 +110,9 @@ def client_losses(task: Task, models: Weights, own: Weights, batch: Batch) -> Ar
     return jax.lax.map(without, bodies)
 
 
-def class_losses(task: Task, heads: Weights, own: Weights, batch: Batch) -> Array:
-    """l^-i,-c [M, C] in closed form, from one forward pass of the own model."""
-    out = task.apply(own, batch.x)
+def class_losses(task: Task, heads: Weights, last: Weights, batch: Batch) -> Array:
+    """l^-i,-c [M, C] in closed form, from one forward pass of the client's last model."""
+    out = task.apply(last, batch.x)
     z, rows = out.logits, heads.params["head"]  # [B, C]
     M, C = rows["bias"].shape
     full = jax.lax.Precision.HIGHEST

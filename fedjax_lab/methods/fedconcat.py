@@ -15,21 +15,22 @@
 
 `clustering` puts IFCA, FeSEM or FedSoft in the place of 1 and 2 (Table 4), or lets every client be
 a cluster (Fig. 3). All clusters of 1 start from one init. Frozen means evaluation mode (the
-released code leaves dropout and batch statistics on). Stages 2 and 3 are in concatenation.py.
+released code leaves dropout and batch statistics on). Stages 2 and 3 are in _concatenation.py.
 """
 
+from functools import partial
 from typing import Literal
 
 import numpy as np
 
 from fedjax_lab import clusters, tree
 from fedjax_lab.errors import BadInput, check_choice
-from fedjax_lab.methods.communication import split_rounds
-from fedjax_lab.methods.concatenation import Clusters, concatenation, inside_clusters
+from fedjax_lab.methods._communication import split_rounds
+from fedjax_lab.methods._concatenation import Clusters, concatenation, inside_clusters
 from fedjax_lab.methods.fedsoft import fedsoft
 from fedjax_lab.methods.fesem import fesem
 from fedjax_lab.methods.ifca import ifca
-from fedjax_lab.types import Method, Stage, Stages, State, Task
+from fedjax_lab.types import Array, Client, Method, Stage, Stages, State, Task
 
 
 def fedconcat(
@@ -66,30 +67,54 @@ def fedconcat(
         unused |= {"encoder_decay": encoder_decay}
     for name in (name for name, value in unused.items() if value):
         raise BadInput(f"config.method.{name} does not go with clustering={clustering}")
-
-    def prepare(key, population, last):
-        rng = clusters.generator(key)
-        p = population.label_count / population.n[:, None]  # eq. 2
-        if epsilon:
-            p = p + rng.laplace(scale=1 / epsilon, size=p.shape)  # eq. 14; sensitivity 1, eq. 13
-        if clustering == "none":
-            return {"p": p, "member": np.eye(len(p), dtype=np.float32)}
-        return clusters.form(p, num_clusters, balanced, rng)
-
-    def start(key, num_clients, last, facts):
-        centres = tree.repeat(task.init(key), len(facts["member"]))
-        return State(Clusters(centres, facts["member"]), ())
+    form = partial(by_labels, num_clusters, balanced, epsilon)
+    prepare = alone if clustering == "none" else form
 
     def stages(rounds):
         T_1, T_2 = split_rounds(task, rounds, num_clusters, encoder_rounds, classifier_rounds)
         if clustering in ("labels", "none"):
             method = inside_clusters(task, encoder_decay)
-            encoders = Stage("encoders", method, T_1, prepare, start)
+            encoders = Stage("encoders", method, T_1, prepare, partial(one_start, task))
         else:
             encoders = Stage("encoders", other(task, clustering, num_clusters), T_1)
         return encoders, concatenation(task, T_2, classifier_init, feature_cache)
 
     return stages
+
+
+def label_shares(population: Client) -> np.ndarray:
+    """p [C, classes], the clients' label distributions."""
+    return population.label_count / population.n[:, None]  # eq. 2
+
+
+def by_labels(
+    num_clusters: int | str,
+    balanced: bool,
+    epsilon: float,
+    key: Array,
+    population: Client,
+    last: None,
+) -> dict[str, np.ndarray]:
+    """Facts: clusters of clients with similar labels."""
+    rng = clusters.generator(key)
+    p = label_shares(population)
+    if epsilon:
+        p = p + rng.laplace(scale=1 / epsilon, size=p.shape)  # eq. 14; sensitivity 1, eq. 13
+    return clusters.form(p, num_clusters, balanced, rng)
+
+
+def alone(key: Array, population: Client, last: None) -> dict[str, np.ndarray]:
+    """Facts: each client is a cluster."""
+    p = label_shares(population)
+    return {"p": p, "member": np.eye(len(p), dtype=np.float32)}
+
+
+def one_start(
+    task: Task, key: Array, num_clients: int, last: None, facts: dict[str, Array]
+) -> State:
+    """All clusters start from the same model."""
+    centres = tree.repeat(task.init(key), len(facts["member"]))
+    return State(Clusters(centres, facts["member"]), ())
 
 
 def other(task: Task, clustering: str, num_clusters: int) -> Method:

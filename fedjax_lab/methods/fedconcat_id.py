@@ -11,6 +11,7 @@ code b_0 aliases b_i, and p_i = softmax(b_i). s counts steps; that momentum move
 more so over more steps, is left out as in the paper.
 """
 
+from functools import partial
 from typing import Literal
 
 import jax
@@ -19,10 +20,10 @@ import numpy as np
 
 from fedjax_lab import clusters, losses, optim, sampling, tree
 from fedjax_lab.errors import BadInput, check_choice, check_positive
-from fedjax_lab.methods.communication import split_rounds
-from fedjax_lab.methods.concatenation import Clusters, concatenation, decayed, inside_clusters
+from fedjax_lab.methods._communication import split_rounds
+from fedjax_lab.methods._concatenation import Clusters, concatenation, decayed, inside_clusters
 from fedjax_lab.methods.fedavg import fedavg
-from fedjax_lab.types import Array, Method, Stage, Stages, State, Task, Weights
+from fedjax_lab.types import Array, Client, Method, Stage, Stages, State, Task, Weights
 
 BATCH = 100  # noise images at a time
 
@@ -50,20 +51,8 @@ def fedconcat_id(
     if encoder_rounds == 1:
         raise BadInput("config.method.encoder_rounds must be 2 or more: the first finds clusters")
 
-    def prepare(key, population, last):
-        models, p = last.private
-        k_noise, k_clusters = jax.random.split(key)
-        if infer_from == "outputs":
-            p = mean_outputs(task, models, k_noise, num_noise)
-        rng = clusters.generator(k_clusters)
-        facts = clusters.form(np.asarray(p), num_clusters, balanced, rng)
-        return facts | {"n": population.n}
-
-    def start(key, num_clients, last, facts):
-        models, _ = last.private
-        share = facts["member"] * facts["n"]  # [K, C]
-        centres = clusters.average(share, models, tree.repeat(last.server, len(share)))
-        return State(Clusters(centres, facts["member"]), ())
+    noise = num_noise if infer_from == "outputs" else 0
+    prepare = partial(by_models, task, num_clusters, balanced, noise)
 
     def stages(rounds):
         T_1, T_2 = split_rounds(
@@ -72,11 +61,38 @@ def fedconcat_id(
         inside = inside_clusters(task, encoder_decay)
         return (
             Stage("first", first_round(task, num_clusters, encoder_decay), 1),
-            Stage("encoders", inside, T_1 - 1, prepare, start),
+            Stage("encoders", inside, T_1 - 1, prepare, means),
             concatenation(task, T_2, classifier_init, feature_cache),
         )
 
     return stages
+
+
+def by_models(
+    task: Task,
+    num_clusters: int | str,
+    balanced: bool,
+    num_noise: int,
+    key: Array,
+    population: Client,
+    last: State,
+) -> dict[str, np.ndarray]:
+    """Facts: clusters by the models' outputs on `num_noise` images; with 0 by what biases tell."""
+    models, p = last.private
+    k_noise, k_clusters = jax.random.split(key)
+    if num_noise:
+        p = mean_outputs(task, models, k_noise, num_noise)
+    rng = clusters.generator(k_clusters)
+    facts = clusters.form(np.asarray(p), num_clusters, balanced, rng)
+    return facts | {"n": population.n}
+
+
+def means(key: Array, num_clients: int, last: State, facts: dict[str, Array]) -> State:
+    """The first round's models, averaged inside their clusters."""
+    models, _ = last.private
+    share = facts["member"] * facts["n"]  # [K, C]
+    centres = clusters.average(share, models, tree.repeat(last.server, len(share)))
+    return State(Clusters(centres, facts["member"]), ())
 
 
 def first_round(task: Task, num_clusters: int | str, decay: float = 0.0) -> Method:

@@ -13,6 +13,7 @@ Means are uniform, those of running statistics by size. Scored is the participan
 not theta.
 """
 
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -22,7 +23,7 @@ import optax
 from fedjax_lab import losses, optim, sampling, tree
 from fedjax_lab.errors import check_positive
 from fedjax_lab.methods.fedavg import fedavg
-from fedjax_lab.types import Exchange, Method, PyTree, State, Task, Weights
+from fedjax_lab.types import Client, Exchange, Method, PyTree, State, Task, Weights
 
 
 class Server(NamedTuple):
@@ -50,27 +51,36 @@ def feddyn(task: Task, *, alpha: float = 0.1, clip: float = 10.0) -> Method:
     def local(theta, client, work):
         l_k, omega = client.private, client.n / client.mean_n
         constant = tree.add(tree.scale(1 / omega, l_k), theta.params, alpha / omega)
-        optimizer = optax.chain(
-            optax.stateless(lambda g, _: optim.clip(tree.sub(g, constant), clip)),
-            optax.add_decayed_weights(alpha / omega),  # eq. 1
-            work.optimizer,
-        )
+        optimizer = regularized(work.optimizer, constant, clip, alpha / omega)
         theta_k = work.train(theta, risk, optimizer=optimizer)
         moved = tree.sub(theta_k.params, theta.params)
         return theta_k, tree.add(l_k, moved, -alpha)  # eq. 2
 
-    def aggregate(server, theta_k, cohort):
-        params = tree.mix(cohort.weight, theta_k.params)
-        stats = tree.mix(cohort.n / jnp.sum(cohort.n), theta_k.stats)
-        moved = jax.tree.map(lambda a, b: jnp.sum(a - b, 0), theta_k.params, server.theta.params)
-        h = tree.add(server.h, moved, -alpha / cohort.num_clients[0])
-        theta = tree.add(params, h, -1 / alpha)  # Alg. 1
-        return Server(Weights(theta, stats), h, Weights(params, stats))
-
     return fedavg(task)._replace(
         init=init,
-        round=(Exchange(send, local, aggregate),),
+        round=(Exchange(send, local, partial(aggregate, alpha)),),
         newcomer=lambda state: (state.server.mean, ()),
         sample=sampling.equal,
         scored=lambda server, id: server.mean,
     )
+
+
+def regularized(
+    optimizer: optax.GradientTransformation, constant: PyTree, clip: float, decay: float
+) -> optax.GradientTransformation:
+    """The optimizer on clip(g - constant) + decay x."""
+    return optax.chain(
+        optax.stateless(lambda g, _: optim.clip(tree.sub(g, constant), clip)),
+        optax.add_decayed_weights(decay),  # eq. 1
+        optimizer,
+    )
+
+
+def aggregate(alpha: float, server: Server, theta_k: Weights, cohort: Client) -> Server:
+    """h, the new cloud model, and the mean that is scored."""
+    params = tree.mix(cohort.weight, theta_k.params)
+    stats = tree.mix(cohort.n / jnp.sum(cohort.n), theta_k.stats)
+    moved = jax.tree.map(lambda a, b: jnp.sum(a - b, 0), theta_k.params, server.theta.params)
+    h = tree.add(server.h, moved, -alpha / cohort.num_clients[0])
+    theta = tree.add(params, h, -1 / alpha)  # Alg. 1
+    return Server(Weights(theta, stats), h, Weights(params, stats))

@@ -10,13 +10,15 @@ and 0.3 masks nothing. `mode=average_plus_masked_step` takes the mean and adds s
 parts of the Delta_i that agree (the workshop's version). Running statistics are averaged by size.
 """
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 
 from fedjax_lab import tree
 from fedjax_lab.errors import check_choice, check_share
 from fedjax_lab.methods.fedavg import fedavg
-from fedjax_lab.types import Exchange, Method, Task, Weights
+from fedjax_lab.types import Array, Exchange, Method, Task, Weights
 
 
 def fedgma(
@@ -37,29 +39,42 @@ def fedgma(
     method = fedavg(task)
     (plain,) = method.round
 
+    step = masked_average if mode == "masked_average" else average_plus_masked_step
+
     def aggregate(w_t, w, cohort):
         M = len(cohort.id)
         by_size = cohort.n / jnp.sum(cohort.n)
         count = jnp.ones(M) if weights == "uniform" else M * by_size
-        p = count / M
-
-        def mask(delta):
-            """A >= tau, A, and the sign that most have; of uniform p votes are whole numbers."""
-            votes = tree.mix(count, jnp.sign(delta))
-            return jnp.abs(votes) >= tau * M - 1e-6, jnp.abs(votes) / M, jnp.sign(votes)
-
-        def masked_average(a, b):
-            agree, A, _ = mask(b - a)
-            step = tree.mix(by_size, b - a)
-            return a + server_lr * jnp.where(agree, 1.0, A) * step
-
-        def average_plus_masked_step(a, b):
-            delta = b - a
-            agree, _, sign = mask(delta)
-            kept = jnp.where(agree & (jnp.sign(delta) == sign), delta, 0.0)
-            return tree.mix(p, b) + server_lr * tree.mix(p, kept)
-
-        step = masked_average if mode == "masked_average" else average_plus_masked_step
-        return Weights(jax.tree.map(step, w_t.params, w.params), tree.mix(by_size, w.stats))
+        one = partial(step, tau=tau, server_lr=server_lr, count=count, by_size=by_size)
+        return Weights(jax.tree.map(one, w_t.params, w.params), tree.mix(by_size, w.stats))
 
     return method._replace(round=(Exchange(plain.send, plain.local, aggregate),))
+
+
+def votes(delta: Array, count: Array, tau: float) -> tuple[Array, Array, Array]:
+    """A >= tau, A, and the sign that most have, of one leaf [M, ...]; count: M p [M].
+
+    Of uniform p the sums are whole numbers, so that ties with tau are exact.
+    """
+    M = len(count)
+    total = tree.mix(count, jnp.sign(delta))
+    return jnp.abs(total) >= tau * M - 1e-6, jnp.abs(total) / M, jnp.sign(total)
+
+
+def masked_average(
+    a: Array, b: Array, *, tau: float, server_lr: float, count: Array, by_size: Array
+) -> Array:
+    """One leaf a of w_t after the step; b [M, ...]: the w_i."""
+    agree, A, _ = votes(b - a, count, tau)
+    step = tree.mix(by_size, b - a)
+    return a + server_lr * jnp.where(agree, 1.0, A) * step
+
+
+def average_plus_masked_step(
+    a: Array, b: Array, *, tau: float, server_lr: float, count: Array, by_size: Array
+) -> Array:
+    """The same for the workshop's version, which weighs by p throughout."""
+    delta, p = b - a, count / len(count)
+    agree, _, sign = votes(delta, count, tau)
+    kept = jnp.where(agree & (jnp.sign(delta) == sign), delta, 0.0)
+    return tree.mix(p, b) + server_lr * tree.mix(p, kept)

@@ -14,6 +14,7 @@ keep it.
 proceedings.mlr.press/v202/guo23b.html
 """
 
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -22,7 +23,7 @@ import jax.numpy as jnp
 from fedjax_lab import losses, sampling, tree
 from fedjax_lab.errors import check_share
 from fedjax_lab.methods.fedavg import fedavg
-from fedjax_lab.types import Array, Batch, Exchange, Method, Output, State, Task, Weights
+from fedjax_lab.types import Array, Batch, Client, Exchange, Method, Output, State, Task, Weights
 
 
 class Server(NamedTuple):
@@ -41,39 +42,45 @@ def fediir(task: Task, *, ema: float = 0.95, penalty: float = 1e-3) -> Method:
         return State(Server(w, tree.zeros(tree.at(w.params, task.dense[-1]))), ())
 
     def measure(w_t, client, work):
-        def each(batch):
-            once = 1 / jnp.maximum(jnp.sum(batch.mask), 1)  # `mean` counts it once for each example
-            return tree.scale(once, head_gradient(task.apply(w_t, batch.x), batch)), once
-
-        return tree.scale(client.n, work.mean(each)), client.private  # sum of G_b, their number
-
-    def follow(server, uploads, cohort):
-        total, count = jax.tree.map(lambda a: jnp.sum(a, 0), uploads)
-        mean = tree.scale(1 / jnp.maximum(count, 1), total)
-        return server._replace(g=tree.add(tree.scale(ema, server.g), mean, 1 - ema))
+        return tree.scale(client.n, work.mean(partial(gradient_and_one, task, w_t))), client.private
 
     def local(server, client, work):
         def loss(w, batch, key):
             out = task.apply(w, batch.x, key, batch.mask)
             far = tree.sq_norm(tree.sub(head_gradient(out, batch), server.g))
-            return losses.cross_entropy(out.logits, batch) + penalty * far, out.stats
+            return losses.cross_entropy(out.logits, batch) + penalty * far, out
 
         return work.train(server.w, loss), client.private
-
-    def aggregate(server, w, cohort):
-        params = tree.mix(cohort.weight, w.params)
-        stats = tree.mix(cohort.n / jnp.sum(cohort.n), w.stats)
-        return server._replace(w=Weights(params, stats))
 
     return fedavg(task)._replace(
         init=init,
         round=(
-            Exchange(lambda server, id: server.w, measure, follow),
+            Exchange(lambda server, id: server.w, measure, partial(follow, ema)),
             Exchange(lambda server, id: server, local, aggregate),
         ),
         predict=lambda server, client, x: task.apply(server.w, x).logits,
         sample=sampling.equal,
     )
+
+
+def gradient_and_one(task: Task, w_t: Weights, batch: Batch) -> tuple[dict, Array]:
+    """G_b and 1, over the number of examples: `Work.mean` counts a batch once for each of them."""
+    once = 1 / jnp.maximum(jnp.sum(batch.mask), 1)
+    return tree.scale(once, head_gradient(task.apply(w_t, batch.x), batch)), once
+
+
+def follow(ema: float, server: Server, uploads: tuple[dict, Array], cohort: Client) -> Server:
+    """g moves to the mean of all G_b; uploads: their sums and numbers."""
+    total, count = jax.tree.map(lambda a: jnp.sum(a, 0), uploads)
+    mean = tree.scale(1 / jnp.maximum(count, 1), total)
+    return server._replace(g=tree.add(tree.scale(ema, server.g), mean, 1 - ema))
+
+
+def aggregate(server: Server, w: Weights, cohort: Client) -> Server:
+    """The uniform mean; that of running statistics is by size."""
+    params = tree.mix(cohort.weight, w.params)
+    stats = tree.mix(cohort.n / jnp.sum(cohort.n), w.stats)
+    return server._replace(w=Weights(params, stats))
 
 
 def head_gradient(out: Output, batch: Batch) -> dict[str, Array]:

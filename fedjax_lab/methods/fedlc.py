@@ -33,7 +33,7 @@ def fedlc(task: Task, *, tau: float = 1.0, exclude_true: bool = False) -> Method
 
         def loss(w, batch, key):
             out = task.apply(w, batch.x, key, batch.mask)
-            return risk(out.logits - margin, batch), out.stats
+            return risk(out.logits - margin, batch), out
 
         return work.train(w_t, loss), client.private
 

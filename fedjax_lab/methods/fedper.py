@@ -43,13 +43,13 @@ def partly_private(task: Task, private: Callable[[str], bool], train=None) -> Me
     train = train or (lambda w, work: work.train(w, risk))
 
     def init(key, num_clients):
-        mine, shared = tree.split(private, task.init(key))
-        return State(shared, tree.repeat(mine, num_clients))
+        kept, shared = tree.split(private, task.init(key))
+        return State(shared, tree.repeat(kept, num_clients))
 
     def local(shared, client, work):
         w = train(tree.join(shared, client.private), work)
-        mine, shared = tree.split(private, w)
-        return shared, mine
+        kept, shared = tree.split(private, w)
+        return shared, kept
 
     def predict(shared, client, x):
         return task.apply(tree.join(shared, client.private), x).logits

@@ -18,17 +18,19 @@
 Eqs. 8 and 11 are printed without their minus, Alg. 1 hands p^u to L_dis. G' - G'' is one logistic
 draw. Losses are means over the batch of sums over classes. Ablations (Table IV): w/o PFSM, which
 is FedBN, is mask=none; w/o a loss is its lam=0; the others are settings. The network is in
-selection.py.
+_selection.py.
 """
+
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 
 from fedjax_lab import losses
 from fedjax_lab.errors import BadInput, check_choice, check_positive
+from fedjax_lab.methods._selection import Picked, first_weights, pick
 from fedjax_lab.methods.fedbn import fedbn
 from fedjax_lab.methods.fedper import head, partly_private
-from fedjax_lab.methods.selection import first_weights, pick
 from fedjax_lab.types import Array, Method, Output, Task
 
 
@@ -65,35 +67,41 @@ def fedpick(
             raise BadInput("config.method.mask=none shares neither BatchNorm nor selection")
         return fedbn(task)
 
+    pick_from = partial(pick, task, layers, tau=tau, soft=mask == "soft")
+
     def loss(w, batch, key):
-        out = pick(task, layers, w, batch.x, key, batch.mask, tau=tau, soft=mask == "soft")
+        out = pick_from(w, batch.x, key, batch.mask)
         l_gce = losses.cross_entropy(out.a_g, batch)  # eq. 8
         l_lce = losses.cross_entropy(out.a_p, batch)  # eq. 11
         l_ent = losses.masked_mean(negative_entropy(out.a_u), batch.mask)
         l_dis = losses.masked_mean(distance(out.a_p, out.a_g, detach_targets), batch.mask)
         total = l_gce + lam_lce * l_lce + lam_ent * l_ent + lam_dis * l_dis  # eq. 15
-        return total, out.stats
+        return total, Output(out.a_g, out.z_g, out.stats)
 
     def apply(w, x):
-        out = pick(task, layers, w, x, tau=tau, soft=mask == "soft")
-        logits = out.a_g
-        if ensemble == "logits":
-            logits = out.a_g + out.a_p  # eq. 14
-        elif ensemble == "probs":
-            p = jax.nn.softmax(out.a_g) + jax.nn.softmax(out.a_p)
-            logits = jnp.log(p / 2 + 1e-30)
-        return Output(logits, out.z_g, out.stats)
+        out = pick_from(w, x)
+        return Output(together(out, ensemble), out.z_g, out.stats)
 
-    def private(name):
-        _, part, layer = name.split("/", 2)
-        norm = any(layer.startswith(norm + "/") for norm in task.batch_norms)
-        return norm and not share_bn if part == "net" else norm or not share_selection
+    picker = task._replace(init=partial(first_weights, task, layers), apply=apply)
+    private = partial(stays, task.batch_norms, share_bn, share_selection)
+    return partly_private(picker, private, lambda w, work: work.train(w, loss))
 
-    def train(w, work):
-        return work.train(w, loss)
 
-    picker = task._replace(init=lambda key: first_weights(task, layers, key), apply=apply)
-    return partly_private(picker, private, train)
+def stays(norms: tuple[str, ...], share_bn: bool, share_selection: bool, name: str) -> bool:
+    """Whether the leaf of this name stays with the client."""
+    _, part, layer = name.split("/", 2)
+    norm = any(layer.startswith(norm + "/") for norm in norms)
+    return norm and not share_bn if part == "net" else norm or not share_selection
+
+
+def together(out: Picked, ensemble: str) -> Array:
+    """The logits that predict; ensemble: logits, probs or none."""
+    if ensemble == "none":
+        return out.a_g
+    if ensemble == "logits":
+        return out.a_g + out.a_p  # eq. 14
+    p = jax.nn.softmax(out.a_g) + jax.nn.softmax(out.a_p)
+    return jnp.log(p / 2 + 1e-30)
 
 
 def negative_entropy(a_u: Array) -> Array:

@@ -11,13 +11,15 @@ pass after training; the server's mean is unweighted. A class that no participan
 has is without a prototype and pulls nobody.
 """
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 
 from fedjax_lab import losses, sampling, tree
 from fedjax_lab.errors import BadInput, check_choice
 from fedjax_lab.methods.fedper import head
-from fedjax_lab.types import Exchange, Method, State, Task
+from fedjax_lab.types import Array, Batch, Client, Exchange, Method, State, Task
 
 
 def fedproto(
@@ -33,58 +35,62 @@ def fedproto(
     """
     check_choice("method.prediction", prediction, ("classifier", "prototype"))
     K, layer = task.num_classes, "head" if head_layers == 1 else head(task, head_layers)[0]
+    apply = task.apply if head_layers == 1 else partial(task.apply_at, layer)
+    if head_layers > 1:
+        check_vector(task, apply, f"config.method.head_layers={head_layers}: {layer}")
 
     def init(key, num_clients):
         w = task.init(key)
         D = tree.at(w.params, layer)["kernel"].shape[0]
         return State((jnp.zeros((K, D)), jnp.zeros(K)), tree.repeat(w, num_clients))
 
-    def apply(w, x, key=None, mask=None):
-        if head_layers == 1:
-            return task.apply(w, x, key, mask)
-        return task.apply_at(layer, w, x, None, key, mask)
-
-    if head_layers > 1:
-        key = jax.random.key(0)
-        h = jax.eval_shape(lambda: apply(task.init(key), task.noise(key, 1)).features)
-        if h.ndim != 2:
-            raise BadInput(
-                f"config.method.head_layers={head_layers}: {layer} sees more than a vector"
-            )
-
     def local(message, client, work):
-        C, known = message  # [K, D], [K]
+        C, exists = message  # [K, D], [K]
 
         def loss(w, batch, key):
-            out = apply(w, batch.x, key, batch.mask)
-            distance = jnp.mean((out.features - C[batch.y]) ** 2, -1) * known[batch.y]
+            out = apply(w, batch.x, key=key, mask=batch.mask)
+            distance = jnp.mean((out.features - C[batch.y]) ** 2, -1) * exists[batch.y]
             pull = losses.masked_mean(distance, batch.mask)
-            return losses.cross_entropy(out.logits, batch) + lam * pull, out.stats  # eq. 7
+            return losses.cross_entropy(out.logits, batch) + lam * pull, out  # eq. 7
 
         w = work.train(client.private, loss)
-
-        def by_class(batch):
-            member = jax.nn.one_hot(batch.y, K) * batch.mask[:, None]  # [B, K]
-            h = apply(w, batch.x).features
-            return tree.mix(member.T / jnp.maximum(jnp.sum(batch.mask), 1), h)  # [K, D]
-
         share = client.label_count / client.n  # [K]
-        C_i = work.mean(by_class) / jnp.where(share > 0, share, 1)[:, None]  # eq. 3
+        sums = work.mean(lambda batch: sums_by_class(apply(w, batch.x).features, batch, K))
+        C_i = sums / jnp.where(share > 0, share, 1)[:, None]  # eq. 3
         return (C_i, (share > 0).astype(jnp.float32)), w
-
-    def aggregate(server, uploads, cohort):
-        C_i, has = uploads  # [M, K, D], [M, K]
-        count = jnp.sum(has, 0)  # [K]
-        C = jnp.sum(has[..., None] * C_i, 0) / jnp.maximum(count, 1)[:, None]  # eq. 6
-        return C, (count > 0).astype(jnp.float32)
 
     def predict(message, client, x):
         out = apply(client.private, x)
-        if prediction == "classifier":
-            return out.logits
-        C, known = message
-        far = jnp.sum((out.features[:, None] - C) ** 2, -1)  # [B, K]
-        return jnp.where(known * client.label_count > 0, -far, -jnp.inf)
+        return out.logits if prediction == "classifier" else nearest(message, client, out.features)
 
     exchange = Exchange(lambda server, id: server, local, aggregate)
     return Method(init, (exchange,), predict, None, sampling.by_size)
+
+
+def check_vector(task: Task, apply, culprit: str) -> None:
+    """BadInput where the features that `apply` gives are no vectors."""
+    x = jnp.zeros((1, *task.input_shape))
+    features = jax.eval_shape(lambda key: apply(task.init(key), x).features, jax.random.key(0))
+    if features.ndim != 2:
+        raise BadInput(f"{culprit} sees more than a vector")
+
+
+def sums_by_class(h: Array, batch: Batch, num_classes: int) -> Array:
+    """Sum of the features h [B, D] by class, over the number of examples: [K, D]."""
+    member = jax.nn.one_hot(batch.y, num_classes) * batch.mask[:, None]  # [B, K]
+    return tree.mix(member.T / jnp.maximum(jnp.sum(batch.mask), 1), h)
+
+
+def aggregate(server, uploads, cohort):
+    """The new global prototypes, and which classes have one."""
+    C_i, has = uploads  # [M, K, D], [M, K]
+    count = jnp.sum(has, 0)  # [K]
+    C = jnp.sum(has[..., None] * C_i, 0) / jnp.maximum(count, 1)[:, None]  # eq. 6
+    return C, (count > 0).astype(jnp.float32)
+
+
+def nearest(message, client: Client, h: Array) -> Array:
+    """Logits [B, K]: minus the squared distances to the prototypes of the client's classes."""
+    C, exists = message
+    far = jnp.sum((h[:, None] - C) ** 2, -1)  # [B, K]
+    return jnp.where(exists * client.label_count > 0, -far, -jnp.inf)

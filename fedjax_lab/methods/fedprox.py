@@ -18,8 +18,8 @@ def fedprox(task: Task, *, mu: float = 0.01) -> Method:
 
     def local(w_t, client, work):
         def loss(w, batch, key):
-            value, stats = risk(w, batch, key)
-            return value + mu / 2 * tree.sq_norm(tree.sub(w.params, w_t.params)), stats  # eq. 2
+            value, out = risk(w, batch, key)
+            return value + mu / 2 * tree.sq_norm(tree.sub(w.params, w_t.params)), out  # eq. 2
 
         return work.train(w_t, loss), client.private
 

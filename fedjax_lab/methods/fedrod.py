@@ -36,8 +36,8 @@ def fedrod(task: Task) -> Method:
             out = task.apply(w, batch.x, key, batch.mask)
             generic = losses.cross_entropy(out.logits + prior, batch)
             stopped = jax.lax.stop_gradient(out)
-            own = losses.cross_entropy(personal(w.params["personal"], stopped), batch)
-            return generic + own, out.stats
+            empirical = losses.cross_entropy(personal(w.params["personal"], stopped), batch)
+            return generic + empirical, out
 
         both = w_t._replace(params={**w_t.params, "personal": client.private})
         w = work.train(both, loss)

@@ -19,7 +19,7 @@ import optax
 
 from fedjax_lab import clusters, losses, sampling, tree
 from fedjax_lab.errors import check_positive
-from fedjax_lab.types import Array, Exchange, Method, PyTree, State, Task
+from fedjax_lab.types import Array, Exchange, Method, PyTree, State, Task, Weights, Work
 
 SIGMA = 1e-4
 
@@ -45,26 +45,14 @@ def fedsoft(task: Task, *, num_clusters: int = 2, mu: float = 0.01, tau: int = 2
     def send(server, id):
         return server.centres, server.t % tau == 0
 
-    def importance(centres, work, due):
-        def best(batch):
-            def each(c):
-                logits = task.apply(c, batch.x).logits
-                return optax.softmax_cross_entropy_with_integer_labels(logits, batch.y)
-
-            loss = jax.vmap(each)(centres)  # [K, B]
-            s = jax.nn.one_hot(jnp.argmin(loss, 0), K)  # [B, K]
-            return losses.masked_mean(s, batch.mask)
-
-        return jnp.maximum(SIGMA, work.mean(best, when=due))
-
     def local(message, client, work):
         centres, due = message
-        u = jnp.where(due, importance(centres, work, due), client.private)  # [K]
+        u = jnp.where(due, importance(task, centres, work, due), client.private)  # [K]
 
         def loss(w, batch, key):
-            value, stats = risk(w, batch, key)
+            value, out = risk(w, batch, key)
             far = jax.vmap(lambda c: tree.sq_norm(tree.sub(w.params, c)))(centres.params)
-            return value + mu / 2 * jnp.sum(u * far), stats
+            return value + mu / 2 * jnp.sum(u * far), out
 
         return (u, work.train(tree.take(centres, jnp.argmax(u)), loss)), u
 
@@ -77,3 +65,19 @@ def fedsoft(task: Task, *, num_clusters: int = 2, mu: float = 0.01, tau: int = 2
         return task.apply(tree.take(centres, jnp.argmax(client.private)), x).logits
 
     return Method(init, (Exchange(send, local, aggregate),), predict, None, sampling.by_size)
+
+
+def importance(task: Task, centres: Weights, work: Work, due: Array) -> Array:
+    """u [K] of one client; meant where `due` holds, and computed only there."""
+    K = len(jax.tree.leaves(centres)[0])
+
+    def best(batch):
+        def each(c):
+            logits = task.apply(c, batch.x).logits
+            return optax.softmax_cross_entropy_with_integer_labels(logits, batch.y)
+
+        loss = jax.vmap(each)(centres)  # [K, B]
+        s = jax.nn.one_hot(jnp.argmin(loss, 0), K)  # [B, K]
+        return losses.masked_mean(s, batch.mask)
+
+    return jnp.maximum(SIGMA, work.mean(best, when=due))

@@ -13,6 +13,7 @@ statistics are averaged too.
 proceedings.neurips.cc/paper_files/paper/2022/hash/fd946a6c99541fddc3d64a3ea39a1bc2
 """
 
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -40,48 +41,66 @@ def fedsr(task: Task, *, l2r: float = 0.01, cmi: float = 1e-3, l2r_power: int = 
     check_choice("method.l2r_power", str(l2r_power), ("1", "2"))
     layer = task.dense[-2] if len(task.dense) > 1 else "head"
 
-    def init(key):
-        net = task.init(key)
-        k_kernel, k_bias = jax.random.split(streams.extra(key))
-        n, D = tree.at(net.params, layer)["kernel"].shape
-        D = n if layer == "head" else D
-        spread = first_affine(k_kernel, k_bias, n, D)
-        classes = (task.num_classes, D)
-        prior = {"mu": jnp.zeros(classes), "sigma": jnp.ones(classes), "log_c": jnp.float32(0)}
-        return Weights({"net": net.params, "spread": spread, "prior": prior}, net.stats)
-
-    def represent(w, x, key=None, mask=None):
-        net = Weights(w.params["net"], w.stats)
-        before = task.apply_at(layer, net, x, None, key, mask)
-        mu = before.features
-        if layer != "head":
-            mu = task.apply_at(layer, net, x, before.features, key, mask).features
-        s = affine(w.params["spread"], before.features)
-        return Representation(mu, jax.nn.softplus(s), before.stats)
-
-    def classify(w, x, z):
-        return task.apply_at("head", Weights(w.params["net"], w.stats), x, z).logits
-
     def loss(w, batch, key):
-        mu, sigma, stats = represent(w, batch.x, key, batch.mask)
+        mu, sigma, stats = represent(task, layer, w, batch.x, key, batch.mask)
         z = mu + sigma * jax.random.normal(streams.extra(key), mu.shape)
-        ce = losses.cross_entropy(classify(w, batch.x, z), batch)
+        logits = classify(task, w, batch.x, z)
         R_2 = losses.masked_mean(length(z) if l2r_power == 1 else jnp.sum(z * z, -1), batch.mask)
         R_c = losses.masked_mean(divergence(mu, sigma, w.params["prior"], batch.y), batch.mask)
-        return ce + l2r * R_2 + cmi * R_c, stats
-
-    def apply(w, x):
-        mu, sigma, stats = represent(w, x)
-        xi = jax.random.normal(jax.random.key(0), (SAMPLES, *mu.shape[1:]))
-        p = jax.vmap(lambda xi: jax.nn.softmax(classify(w, x, mu + sigma * xi)))(xi)
-        return Output(jnp.log(jnp.mean(p, 0) + 1e-30), mu, stats)
+        value = losses.cross_entropy(logits, batch) + l2r * R_2 + cmi * R_c
+        return value, Output(logits, z, stats)
 
     def private(name):
         return name.startswith("params/prior/")
 
-    stochastic = task._replace(init=init, apply=apply)
+    stochastic = task._replace(
+        init=partial(first_weights, task, layer), apply=partial(expect, task, layer)
+    )
     method = partly_private(stochastic, private, lambda w, work: work.train(w, loss))
     return method._replace(newcomer=lambda state: (state.server, tree.take(state.private, 0)))
+
+
+def first_weights(task: Task, layer: str, key: Array) -> Weights:
+    """net: the task's model; spread: the layer s; prior: r_mu, r_sigma before softplus, log c."""
+    net = task.init(key)
+    k_kernel, k_bias = jax.random.split(streams.extra(key))
+    n, D = tree.at(net.params, layer)["kernel"].shape
+    D = n if layer == "head" else D
+    spread = first_affine(k_kernel, k_bias, n, D)
+    classes = (task.num_classes, D)
+    prior = {"mu": jnp.zeros(classes), "sigma": jnp.ones(classes), "log_c": jnp.float32(0)}
+    return Weights({"net": net.params, "spread": spread, "prior": prior}, net.stats)
+
+
+def represent(
+    task: Task,
+    layer: str,
+    w: Weights,
+    x: Array,
+    key: Array | None = None,
+    mask: Array | None = None,
+) -> Representation:
+    """mu and sigma of a batch x [B, ...]; a key means training mode."""
+    net = Weights(w.params["net"], w.stats)
+    before = task.apply_at(layer, net, x, None, key, mask)
+    mu = before.features
+    if layer != "head":
+        mu = task.apply_at(layer, net, x, before.features, key, mask).features
+    s = affine(w.params["spread"], before.features)
+    return Representation(mu, jax.nn.softplus(s), before.stats)
+
+
+def classify(task: Task, w: Weights, x: Array, z: Array) -> Array:
+    """The head's logits [B, K] of z [B, D]."""
+    return task.apply_at("head", Weights(w.params["net"], w.stats), x, z).logits
+
+
+def expect(task: Task, layer: str, w: Weights, x: Array) -> Output:
+    """The mean prediction over draws of z."""
+    mu, sigma, stats = represent(task, layer, w, x)
+    xi = jax.random.normal(jax.random.key(0), (SAMPLES, *mu.shape[1:]))
+    p = jax.vmap(lambda xi: jax.nn.softmax(classify(task, w, x, mu + sigma * xi)))(xi)
+    return Output(jnp.log(jnp.mean(p, 0) + 1e-30), mu, stats)
 
 
 def length(z: Array) -> Array:

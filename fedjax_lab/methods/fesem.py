@@ -23,7 +23,7 @@ class Server(NamedTuple):
 
     centres: PyTree  # leaves [K, ...]
     models: PyTree  # w_i, the clients' last ones, leaves [C, ...]
-    known: Array  # [C] whether there is one
+    trained: Array  # [C] whether there is one
     group: Array  # [C] the cluster until then
 
 
@@ -37,13 +37,13 @@ def fesem(task: Task, *, num_clusters: int = 2, mu: float = 0.1) -> Method:
         clusters.check_number(K, num_clients)
         w = task.init(key)
         group = jax.random.permutation(streams.extra(key), num_clients) % K
-        known = jnp.zeros(num_clients, bool)
-        return State(Server(tree.repeat(w, K), tree.repeat(w, num_clients), known, group), ())
+        trained = jnp.zeros(num_clients, bool)
+        return State(Server(tree.repeat(w, K), tree.repeat(w, num_clients), trained, group), ())
 
     def nearest(server, id):
         w_i = tree.take(server.models, id).params
         far = jax.vmap(lambda c: tree.sq_norm(tree.sub(w_i, c)))(server.centres.params)  # [K]
-        return jnp.where(server.known[id], jnp.argmin(far), server.group[id])
+        return jnp.where(server.trained[id], jnp.argmin(far), server.group[id])
 
     def send(server, id):
         return tree.take(server.centres, nearest(server, id))
@@ -54,7 +54,7 @@ def fesem(task: Task, *, num_clusters: int = 2, mu: float = 0.1) -> Method:
         return server._replace(
             centres=clusters.average(share, w, server.centres),
             models=tree.put(server.models, cohort.id, w),
-            known=server.known.at[cohort.id].set(True),
+            trained=server.trained.at[cohort.id].set(True),
         )
 
     exchange = Exchange(send, proximal.local, aggregate)

@@ -22,12 +22,25 @@ import optax
 
 from fedjax_lab import losses, optim, sampling, tree
 from fedjax_lab.errors import BadInput, check_choice, check_share
-from fedjax_lab.methods.embeddings import embed
+from fedjax_lab.methods._embeddings import embed
 from fedjax_lab.models import hypernetwork
 from fedjax_lab.models.hypernetwork import embedding_size, generate
-from fedjax_lab.types import Array, Exchange, Method, PyTree, Stage, Stages, State, Task, Weights
+from fedjax_lab.types import (
+    Array,
+    Client,
+    Exchange,
+    Method,
+    PyTree,
+    Stage,
+    Stages,
+    State,
+    Task,
+    Weights,
+)
 
 WIDTH = 50  # of the hypernetwork's layers
+AUTOENCODED = "autoencoder", "autoencoder_learned"  # embeddings that a stage of their own makes
+ACTIVATION = partial(jax.nn.leaky_relu, negative_slope=0.01)
 
 
 class Trained(NamedTuple):
@@ -41,12 +54,27 @@ class Server(NamedTuple):
     """What the server knows."""
 
     x: Trained
-    average: PyTree  # x_EMA where it is not x itself
+    average: PyTree  # x_EMA where training does not go on from it, else ()
     moments: PyTree  # Adam's
     t: Array  # rounds played
     weight: Array  # [C] softmax(gamma) of the last round, 0 where a client took no part
     stats: PyTree  # running statistics
     key: Array  # of random embeddings
+
+
+class Update(NamedTuple):
+    """How the server goes on from a round: settings of `hfedf`."""
+
+    adam: optax.GradientTransformation
+    clip: float
+    grad_align: bool
+    align_nu: bool
+    ema: float
+    ema_warmup: int
+    shadow: bool
+    learned: bool  # embeddings are trained
+    random: bool  # embeddings are drawn anew
+    nu_lazy: bool
 
 
 def hfedf(
@@ -71,8 +99,8 @@ def hfedf(
     ema: share of the new weights; 1: no average. ema_warmup: w, the last round that is not averaged
     (the first is 0).
     ema_mode: feedback (training goes on from the average); shadow (the average is only scored).
-    embedding: learned; random: drawn anew after every round, never trained; autoencoder: found in a
-    round before the first (embeddings.py), never trained; autoencoder_learned: found, then learned.
+    embedding: learned; random: drawn anew after every round, never trained; autoencoder: made in a
+    round before the first (_embeddings.py), never trained; autoencoder_learned: made, then learned.
     embedding_dim: e; 0: floor(1 + C / 4).
     start: torch: PyTorch's first weights of the hypernetwork; client: heads that begin with a
     client model of PyTorch's first weights, and a tenth of theirs on top.
@@ -81,90 +109,102 @@ def hfedf(
     """
     check_share("method.ema", ema)
     check_choice("method.ema_mode", ema_mode, ("feedback", "shadow"))
-    found = ("autoencoder", "autoencoder_learned")
-    check_choice("method.embedding", embedding, ("learned", "random", *found))
-    if embedding in found and not embedding_dim:
+    check_choice("method.embedding", embedding, ("learned", "random", *AUTOENCODED))
+    if embedding in AUTOENCODED and not embedding_dim:
         raise BadInput(f"config.method.embedding={embedding} needs config.method.embedding_dim")
     check_choice("method.start", start, ("torch", "client"))
-    adam = optim.adam(server_lr, server_decay)
-    activation = partial(jax.nn.leaky_relu, negative_slope=0.01)
-    learned, shadow = embedding.endswith("learned"), ema_mode == "shadow"
-
-    def init(key, num_clients):
-        w = task.init(key)
-        k_theta, k_nu, k_rest = jax.random.split(jax.random.fold_in(key, 1), 3)
-        e = embedding_dim or embedding_size(num_clients)
-        theta = hypernetwork.first_weights(k_theta, w.params, e, WIDTH)
-        if start == "client":
-            theta = theta._replace(kernel=tree.scale(0.1, theta.kernel), bias=w.params)
-        x = Trained(theta, jax.random.normal(k_nu, (num_clients, e)))
-        average, weight = (x if shadow else ()), jnp.zeros(num_clients)
-        return State(Server(x, average, adam.init(x), jnp.int32(0), weight, w.stats, k_rest), ())
-
-    def model(x, id):
-        return generate(x.theta, x.nu[id], activation)
-
-    def send(server, id):
-        return Weights(model(server.x, id), server.stats)
-
-    def final(server):
-        return server.average if shadow else server.x
-
-    def scored(server, id):
-        return Weights(model(final(server), id), server.stats)
-
-    def aggregate(server, uploads, cohort):
-        delta, ids, x = uploads.params, cohort.id, server.x
-        weight = jnp.full(len(ids), 1 / len(ids))
-        if grad_align:
-            with_nu = align_nu and learned
-            gram = hypernetwork.inner_products(x.theta, x.nu[ids], delta, activation, with_nu)
-            weight = jax.nn.softmax(alignment(gram))  # eq. 9
-        _, pull = jax.vjp(lambda x: jax.vmap(partial(model, x))(ids), x)
-        (g,) = pull(jax.vmap(tree.scale)(weight, delta))
-        g = g if learned else g._replace(nu=jnp.zeros_like(g.nu))
-        updates, moments = adam.update(optim.clip(g, clip), server.moments, x)
-        after = optax.apply_updates(x, updates)
-        if nu_lazy or not learned:
-            here = jnp.zeros(len(x.nu), bool).at[ids].set(learned)
-            after, moments = rest(here, (after, moments), (x, server.moments))
-        before = server.average if shadow else x
-        average = jax.tree.map(lambda a, b: ema * a + (1 - ema) * b, after, before)  # Alg. 4
-        average = tree.where(server.t > ema_warmup, average, after)
-        x, average = (after, average) if shadow else (average, ())
-        if embedding == "random":
-            key = jax.random.fold_in(server.key, server.t)
-            fresh = jax.random.normal(key, x.nu.shape)
-            x, average = (a._replace(nu=fresh) if a else a for a in (x, average))
-        stats = tree.mix(cohort.n / jnp.sum(cohort.n), uploads.stats)
-        shown = jnp.zeros(len(x.nu)).at[ids].set(weight)
-        return Server(x, average, moments, server.t + 1, shown, stats, server.key)
-
-    def predict(phi, client, x):
-        return task.apply(phi, x).logits
-
-    def newcomer(state):
-        theta, nu = final(state.server)
-        return Weights(generate(theta, jnp.mean(nu, 0), activation), state.server.stats), ()
-
-    def record(state):
-        return {"weight": state.server.weight, "embedding": state.server.x.nu}
-
-    round_ = (Exchange(send, pseudo_gradient(task), aggregate),)
-    method = Method(init, round_, predict, newcomer, sampling.by_size, scored=scored, record=record)
-    if embedding not in found:
+    update = Update(
+        adam=optim.adam(server_lr, server_decay),
+        clip=clip,
+        grad_align=grad_align,
+        align_nu=align_nu,
+        ema=ema,
+        ema_warmup=ema_warmup,
+        shadow=ema_mode == "shadow",
+        learned=embedding.endswith("learned"),
+        random=embedding == "random",
+        nu_lazy=nu_lazy,
+    )
+    method = Method(
+        init=partial(first_state, task, update, embedding_dim, start),
+        round=(Exchange(send, pseudo_gradient(task), partial(aggregate, update)),),
+        predict=lambda phi, client, x: task.apply(phi, x).logits,
+        newcomer=newcomer,
+        sample=sampling.by_size,
+        scored=scored,
+        record=lambda state: {"weight": state.server.weight, "embedding": state.server.x.nu},
+    )
+    if embedding not in AUTOENCODED:
         return method
 
-    def embedded(key, num_clients, last, facts):
-        state = init(key, num_clients)
-        x = state.server.x._replace(nu=last.server[1])
-        average = x if shadow else ()
-        return state._replace(server=state.server._replace(x=x, average=average))
+    def stages(rounds):
+        train = Stage("train", method, rounds, start=partial(from_embeddings, method.init))
+        return embed(task, embedding_dim), train
 
-    return lambda rounds: (
-        embed(task, embedding_dim),
-        Stage("train", method, rounds, start=embedded),
+    return stages
+
+
+# The first state.
+
+
+def first_state(
+    task: Task, update: Update, embedding_dim: int, start: str, key: Array, num_clients: int
+) -> State:
+    """theta and nu at random; `start` and `embedding_dim` as in `hfedf`."""
+    w = task.init(key)
+    k_theta, k_nu, k_rest = jax.random.split(jax.random.fold_in(key, 1), 3)
+    e = embedding_dim or embedding_size(num_clients)
+    theta = hypernetwork.first_weights(k_theta, w.params, e, WIDTH)
+    if start == "client":
+        theta = theta._replace(kernel=tree.scale(0.1, theta.kernel), bias=w.params)
+    x = Trained(theta, jax.random.normal(k_nu, (num_clients, e)))
+    server = Server(
+        x=x,
+        average=x if update.shadow else (),
+        moments=update.adam.init(x),
+        t=jnp.int32(0),
+        weight=jnp.zeros(num_clients),
+        stats=w.stats,
+        key=k_rest,
     )
+    return State(server, ())
+
+
+def from_embeddings(init, key: Array, num_clients: int, last: State, facts: dict) -> State:
+    """The first state, with the embeddings nu that the stage before has left."""
+    state = init(key, num_clients)
+    x = state.server.x._replace(nu=last.server[1])
+    x_EMA = x if state.server.average else ()
+    return state._replace(server=state.server._replace(x=x, average=x_EMA))
+
+
+# What clients get.
+
+
+def model(x: Trained, id: Array) -> PyTree:
+    """phi_i, the parameters of this client's model."""
+    return generate(x.theta, x.nu[id], ACTIVATION)
+
+
+def send(server: Server, id: Array) -> Weights:
+    """phi_i of what is trained."""
+    return Weights(model(server.x, id), server.stats)
+
+
+def final(server: Server) -> Trained:
+    """What is scored: x_EMA where there is one."""
+    return server.average or server.x
+
+
+def scored(server: Server, id: Array) -> Weights:
+    """phi_i of what is scored."""
+    return Weights(model(final(server), id), server.stats)
+
+
+def newcomer(state: State) -> tuple[Weights, tuple]:
+    """The model of the mean embedding."""
+    theta, nu = final(state.server)
+    return Weights(generate(theta, jnp.mean(nu, 0), ACTIVATION), state.server.stats), ()
 
 
 def pseudo_gradient(task: Task):
@@ -178,16 +218,73 @@ def pseudo_gradient(task: Task):
     return local
 
 
+# What the server does: align, pull back, step, average, redraw.
+
+
+def aggregate(update: Update, server: Server, uploads: Weights, cohort: Client) -> Server:
+    """The server after a round."""
+    ids, delta, x = cohort.id, uploads.params, server.x
+    share = jnp.full(len(ids), 1 / len(ids))
+    if update.grad_align:
+        share = align(x, ids, delta, update.align_nu and update.learned)
+    g = pull_back(x, ids, share, delta)
+    after, moments = step(update, x, server.moments, g, ids)
+    x_EMA = average(update.ema, server.t > update.ema_warmup, after, final(server))
+    x, shadow = (after, x_EMA) if update.shadow else (x_EMA, ())
+    if update.random:
+        key = jax.random.fold_in(server.key, server.t)
+        x, shadow = (redraw(key, part) if part else part for part in (x, shadow))
+    stats = tree.mix(cohort.n / jnp.sum(cohort.n), uploads.stats)
+    weight = jnp.zeros(len(x.nu)).at[ids].set(share)
+    return Server(x, shadow, moments, server.t + 1, weight, stats, server.key)
+
+
+def align(x: Trained, ids: Array, delta: PyTree, with_nu: bool) -> Array:
+    """GradAlign's share [M] of each g_i; with_nu: embeddings' gradients count in the cosines."""
+    gram = hypernetwork.inner_products(x.theta, x.nu[ids], delta, ACTIVATION, with_nu)
+    return jax.nn.softmax(alignment(gram))  # eq. 9
+
+
 def alignment(gram: Array) -> Array:
     """Cosine [M] of each g_i with their mean, from their inner products [M, M]."""
     length = jnp.sqrt(jnp.maximum(jnp.mean(gram), 0)) * jnp.sqrt(jnp.diag(gram))
     return jnp.clip(jnp.mean(gram, 1) / (length + 1e-12), -1, 1)  # eq. 8
 
 
-def rest(here: Array, new: PyTree, old: PyTree) -> PyTree:
-    """`new`, but embeddings and their moments [C, e] only where `here` [C] holds."""
+def pull_back(x: Trained, ids: Array, share: Array, delta: PyTree) -> Trained:
+    """g = sum_i share_i g_i, by one pass back through the hypernetwork."""
+    _, pull = jax.vjp(lambda x: jax.vmap(partial(model, x))(ids), x)
+    return pull(jax.vmap(tree.scale)(share, delta))[0]
+
+
+def step(
+    update: Update, x: Trained, moments: PyTree, g: Trained, ids: Array
+) -> tuple[Trained, PyTree]:
+    """Adam's (x, moments) after the gradient g of these clients."""
+    g = g if update.learned else g._replace(nu=jnp.zeros_like(g.nu))
+    updates, after = update.adam.update(optim.clip(g, update.clip), moments, x)
+    new = optax.apply_updates(x, updates), after
+    if update.learned and not update.nu_lazy:
+        return new
+    moving = jnp.zeros(len(x.nu), bool).at[ids].set(update.learned)
+    return rest(moving, new, (x, moments))
+
+
+def rest(moving: Array, new: PyTree, old: PyTree) -> PyTree:
+    """`new`, but embeddings and their moments [C, e] only where `moving` [C] holds."""
 
     def keep(path, a, b):
-        return tree.where(here, a, b) if getattr(path[-1], "name", "") == "nu" else a
+        return tree.where(moving, a, b) if getattr(path[-1], "name", "") == "nu" else a
 
     return jax.tree_util.tree_map_with_path(keep, new, old)
+
+
+def average(ema: float, warm: Array, new: Trained, old: Trained) -> Trained:
+    """x_EMA; `new` during the warm-up, while `warm` does not hold."""
+    mean = jax.tree.map(lambda a, b: ema * a + (1 - ema) * b, new, old)  # Alg. 4
+    return tree.where(warm, mean, new)
+
+
+def redraw(key: Array, x: Trained) -> Trained:
+    """x with fresh random embeddings."""
+    return x._replace(nu=jax.random.normal(key, x.nu.shape))

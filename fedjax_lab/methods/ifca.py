@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from fedjax_lab import clusters, losses, sampling, tree
 from fedjax_lab.methods.fedavg import send
-from fedjax_lab.types import Exchange, Method, State, Task, Weights
+from fedjax_lab.types import Array, Exchange, Method, State, Task, Weights, Work
 
 
 def ifca(
@@ -32,28 +32,29 @@ def ifca(
             centres = tree.repeat(task.init(key), K)
         return State(centres, jnp.zeros(num_clients, int))
 
-    def choose(centres, work):
-        fit = work.mean(lambda batch: jax.vmap(lambda w: risk(w, batch)[0])(centres))  # [K]
-        return jnp.argmin(fit)
-
     def local(centres, client, work):
-        k = choose(centres, work)
+        k = choose(risk, centres, work)
         w = work.train(tree.take(centres, k), risk)
         return (k, w), k
 
     def aggregate(centres, uploads, cohort):
         k, w = uploads  # [M], leaves [M, ...]
         member = jax.nn.one_hot(k, K).T  # [K, M]
-
         by_n = member * cohort.n
         params = clusters.average(by_n if by_size else member, w.params, centres.params)  # Alg. 1
         return Weights(params, clusters.average(by_n, w.stats, centres.stats))
 
     def tune(centres, client, work):
-        return centres, choose(centres, work)
+        return centres, choose(risk, centres, work)
 
     def predict(centres, client, x):
         return task.apply(tree.take(centres, client.private), x).logits
 
     exchange = Exchange(send, local, aggregate)
     return Method(init, (exchange,), predict, None, sampling.by_size, tune)
+
+
+def choose(risk: losses.Loss, centres: Weights, work: Work) -> Array:
+    """The cluster whose model fits the client's examples best."""
+    fit = work.mean(lambda batch: jax.vmap(lambda w: risk(w, batch)[0])(centres))  # [K]
+    return jnp.argmin(fit)

@@ -46,7 +46,7 @@ def moon(task: Task, *, mu: float = 1.0, tau: float = 0.5, projection: str = "no
             s_glob, s_prev = (losses.cosine(out.features, z) for z in batch.references)
             l_con = jax.nn.softplus((s_prev - s_glob) / tau)  # eq. 3
             contrast = losses.masked_mean(l_con, batch.mask)
-            return losses.cross_entropy(out.logits, batch) + mu * seen * contrast, out.stats
+            return losses.cross_entropy(out.logits, batch) + mu * seen * contrast, out
 
         w = work.train(w_t, loss, references=references)
         return w, (w, jnp.float32(1))

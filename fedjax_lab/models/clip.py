@@ -243,8 +243,8 @@ def _check_names(file: Path, used: set[str], names: set[str]) -> None:
     if missing:
         raise BadInput(f"{file} has no tensor {missing[0]} ({len(missing)} missing): {REMEDY}")
     models = {name.split(".")[0] for name in used}
-    own = {name for name in names if name.split(".")[0] in models}
-    surplus = sorted(name for name in own - used if not name.endswith("position_ids"))
+    of_models = {name for name in names if name.split(".")[0] in models}
+    surplus = sorted(name for name in of_models - used if not name.endswith("position_ids"))
     if surplus:
         raise BadInput(f"{file}: config.json knows no tensor {surplus[0]}: {REMEDY}")
 

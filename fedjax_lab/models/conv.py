@@ -41,6 +41,7 @@ Pair = tuple[int, int]
 UNROLLED_CLIENTS = 32  # above it `unrolled` is `mapped`: a program must not grow with the cohort
 PIECE = 48  # numbers of a row of the result that `_banded` makes at a time
 _LABELS = ("NHWC", "HWIO", "NHWC")
+_HANDLED = "lhs_dilation", "rhs_dilation", "dimension_numbers", "precision"
 
 
 class _Window(NamedTuple):
@@ -93,42 +94,32 @@ def _drop_in(
     rhs: Array,
     window_strides,
     padding,
-    *,
-    lhs_dilation=None,
-    rhs_dilation=None,
-    dimension_numbers=None,
-    precision=None,
-    **rest,
+    **settings,
 ) -> Array:
     """`convolve` or `_depthwise` where they apply, else `lax.conv_general_dilated`."""
-    dilation = tuple(rhs_dilation or (1,) * (lhs.ndim - 2))
-    special = {k: v for k, v in rest.items() if v not in (None, 1)}  # groups, element type
+    special = {k: v for k, v in settings.items() if k not in _HANDLED and v not in (None, 1)}
     depthwise = special == {"feature_group_count": lhs.shape[-1]} and rhs.shape[-1] == lhs.shape[-1]
-    applies = (
-        lhs.ndim == 4
-        and lax.conv_dimension_numbers(lhs.shape, rhs.shape, dimension_numbers)
-        == lax.conv_dimension_numbers(lhs.shape, rhs.shape, _LABELS)
-        and all(d == 1 for d in lhs_dilation or ())
-        and (depthwise or not special)
-    )
-    if not applies:
-        return lax.conv_general_dilated(
-            lhs,
-            rhs,
-            window_strides,
-            padding,
-            lhs_dilation=lhs_dilation,
-            rhs_dilation=rhs_dilation,
-            dimension_numbers=dimension_numbers,
-            precision=precision,
-            **rest,
-        )
+    if (special and not depthwise) or not _is_plain(lhs, rhs, settings):
+        return lax.conv_general_dilated(lhs, rhs, window_strides, padding, **settings)
+    dilation = tuple(settings.get("rhs_dilation") or (1, 1))
     if isinstance(padding, str):
         reach = [(k - 1) * d + 1 for k, d in zip(rhs.shape[:2], dilation, strict=True)]
         padding = lax.padtype_to_pads(lhs.shape[1:3], reach, window_strides, padding)
     pads = tuple((int(low), int(high)) for low, high in padding)
-    window = _Window(tuple(window_strides), pads, (1, 1), dilation, precision)
+    strides, precision = tuple(window_strides), settings.get("precision")
+    window = _Window(strides, pads, (1, 1), dilation, precision)
     return (_depthwise if depthwise else convolve)(window, lhs, rhs)
+
+
+def _is_plain(lhs: Array, rhs: Array, settings: dict) -> bool:
+    """Whether these are images [B, H, W, C] and a kernel [kh, kw, C, K], without input dilation."""
+    numbers = settings.get("dimension_numbers")
+    return (
+        lhs.ndim == 4
+        and lax.conv_dimension_numbers(lhs.shape, rhs.shape, numbers)
+        == lax.conv_dimension_numbers(lhs.shape, rhs.shape, _LABELS)
+        and all(d == 1 for d in settings.get("lhs_dilation") or ())
+    )
 
 
 def _banded_or_mapped(window: _Window, x: Array, w: Array) -> Array:
@@ -258,19 +249,7 @@ def _banded(window: _Window, x: Array, w: Array) -> Array:
 def _batchable(formulation: Callable, window: _Window) -> Callable[[Array, Array], Array]:
     """The plain convolution, with `formulation` as its meaning for one kernel per client."""
 
-    def plain(x, w):
-        if formulation is _map and _thin(window, x.shape, w.shape):
-            return _banded(window, x, w)
-        return lax.conv_general_dilated(
-            x,
-            w,
-            window.strides,
-            window.pads,
-            lhs_dilation=window.x_dilation,
-            rhs_dilation=window.w_dilation,
-            dimension_numbers=_LABELS,
-            precision=window.precision,
-        )
+    plain = partial(_plain, formulation, window)
 
     @custom_vmap
     def one(x, w):
@@ -299,6 +278,22 @@ def _batchable(formulation: Callable, window: _Window) -> Callable[[Array, Array
         return _split(many(_merge(x), _merge(w)), size), True
 
     return one
+
+
+def _plain(formulation: Callable, window: _Window, x: Array, w: Array) -> Array:
+    """Images [B, H, W, C] with one kernel [kh, kw, C, K]."""
+    if formulation is _map and _thin(window, x.shape, w.shape):
+        return _banded(window, x, w)
+    return lax.conv_general_dilated(
+        x,
+        w,
+        window.strides,
+        window.pads,
+        lhs_dilation=window.x_dilation,
+        rhs_dilation=window.w_dilation,
+        dimension_numbers=_LABELS,
+        precision=window.precision,
+    )
 
 
 def _merge(a: Array) -> Array:

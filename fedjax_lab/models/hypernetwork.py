@@ -91,5 +91,5 @@ def inner_products(
         return f, *pull(r_i)
 
     f, by_layer, by_nu = jax.vmap(through_trunk)(nu, r)
-    own = jnp.diag(jnp.sum(by_nu**2, 1)) if with_nu else 0.0  # rows of nu do not overlap
-    return gram(delta) * (1 + gram(f)) + gram(by_layer) + own
+    by_row = jnp.diag(jnp.sum(by_nu**2, 1)) if with_nu else 0.0  # rows of nu do not overlap
+    return gram(delta) * (1 + gram(f)) + gram(by_layer) + by_row

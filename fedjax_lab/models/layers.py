@@ -151,8 +151,8 @@ class BatchNorm(nn.Module):
         return _normalise(x, mean, var, scale, bias)
 
 
-def _update(running: Array, batch: Array, known: Array) -> Array:
-    return jnp.where(known, MOMENTUM * running + (1 - MOMENTUM) * batch, running)
+def _update(running: Array, batch: Array, valid: Array) -> Array:
+    return jnp.where(valid, MOMENTUM * running + (1 - MOMENTUM) * batch, running)
 
 
 def _moments(x: Array, mask: Array) -> tuple[Array, Array, Array]:

@@ -95,11 +95,11 @@ def convert(
 
 def _tensor_names(layers, shapes):
     """The name in the file of each leaf, by its path, in the order of the leaves."""
-    found = {}
+    names = {}
     for path in tree.names(shapes):
         layer, kind = path.split("/", 1)[1].rsplit("/", 1)
-        found[path] = f"{layers[layer]}.{TENSORS[kind]}"
-    return found
+        names[path] = f"{layers[layer]}.{TENSORS[kind]}"
+    return names
 
 
 def _fitted(name, tensor, shape):

@@ -1,6 +1,8 @@
 """A Flax module as the two pure functions that methods use."""
 
 import contextlib
+from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import flax.linen as nn
@@ -10,7 +12,7 @@ import jax.numpy as jnp
 from fedjax_lab import tree
 from fedjax_lab.errors import BadInput, nearest
 from fedjax_lab.models import layers, pretrained
-from fedjax_lab.types import Array, Output, PyTree, Task, Weights
+from fedjax_lab.types import Array, Output, Task, Weights
 
 
 def make_task(
@@ -28,55 +30,85 @@ def make_task(
     Inputs are from `lowest` to `highest`, [] or [channels], the range of `Task.noise`.
     """
 
-    def init(key: Array) -> Weights:
-        variables = module.init(key, jnp.zeros((1, *sample_shape), dtype))
-        return Weights(variables["params"], variables.get("batch_stats", {}))
-
-    def apply(
-        weights: Weights, x: Array, key: Array | None = None, mask: Array | None = None
-    ) -> Output:
-        variables = {"params": weights.params, "batch_stats": weights.stats}
-        if key is None:
-            logits, features = module.apply(variables, x)
-            return Output(logits, features, weights.stats)
-        (logits, features), new = module.apply(
-            variables, x, train=True, mask=mask, rngs={"dropout": key}, mutable=["batch_stats"]
-        )
-        return Output(logits, features, new.get("batch_stats", weights.stats))
-
-    def apply_at(layer, weights, x, features=None, key=None, mask=None) -> Output:
-        if layer not in found:
-            raise BadInput(f"the model has no layer {layer!r}; {nearest(layer, found)}")
-        with inputs_of(layer, features) as seen:
-            out = apply(weights, x, key, mask)
-        return out._replace(features=seen[0]) if features is None else out
-
-    def noise(key: Array, count: int) -> Array:
-        unit = jax.random.uniform(key, (count, *sample_shape), dtype)
-        return lowest + unit * (highest - lowest)
-
-    found = _layers(init)
+    init = partial(first_weights, module, sample_shape, dtype)
+    kinds = _layers(init)
     if getattr(module, "pretrained", ""):
         init = pretrained.starting_from(module.pretrained, module.published_names(), init)
-
-    def of_type(*kinds):
-        return tuple(path for path, kind in found.items() if issubclass(kind, kinds))
-
-    norms, dense = of_type(layers.BatchNorm, nn.BatchNorm), of_type(nn.Dense)
-    if not tuple(found)[-1:] == dense[-1:] == ("head",):
+    dense = _of_type(kinds, nn.Dense)
+    if not tuple(kinds)[-1:] == dense[-1:] == ("head",):
         raise BadInput("the last layer of a model must be a Dense named 'head'")
+    apply = partial(forward, module)
     return Task(
-        init,
-        apply,
-        num_classes,
-        tuple(found),
-        norms,
-        dense,
-        noise,
-        apply_at,
+        init=init,
+        apply=apply,
+        num_classes=num_classes,
+        layers=tuple(kinds),
+        batch_norms=_of_type(kinds, layers.BatchNorm, nn.BatchNorm),
+        dense=dense,
+        input_shape=tuple(sample_shape),
+        noise=partial(uniform_noise, sample_shape, dtype, lowest, highest),
+        apply_at=partial(forward_at, apply, tuple(kinds)),
         lowest=lowest,
         highest=highest,
     )
+
+
+# The functions of a task.
+
+
+def first_weights(module: nn.Module, sample_shape: tuple[int, ...], dtype, key: Array) -> Weights:
+    """The module's first weights."""
+    variables = module.init(key, jnp.zeros((1, *sample_shape), dtype))
+    return Weights(variables["params"], variables.get("batch_stats", {}))
+
+
+def forward(
+    module: nn.Module,
+    weights: Weights,
+    x: Array,
+    key: Array | None = None,
+    mask: Array | None = None,
+) -> Output:
+    """One pass of a batch x [B, ...]; a key means training mode."""
+    variables = {"params": weights.params, "batch_stats": weights.stats}
+    if key is None:
+        logits, features = module.apply(variables, x)
+        return Output(logits, features, weights.stats)
+    (logits, features), new = module.apply(
+        variables, x, train=True, mask=mask, rngs={"dropout": key}, mutable=["batch_stats"]
+    )
+    return Output(logits, features, new.get("batch_stats", weights.stats))
+
+
+def forward_at(
+    apply: Callable[..., Output],
+    names: tuple[str, ...],
+    layer: str,
+    weights: Weights,
+    x: Array,
+    features: Array | None = None,
+    key: Array | None = None,
+    mask: Array | None = None,
+) -> Output:
+    """`Task.apply_at` of a model with layers of these names."""
+    if layer not in names:
+        raise BadInput(f"the model has no layer {layer!r}; {nearest(layer, names)}")
+    with inputs_of(layer, features) as seen:
+        out = apply(weights, x, key, mask)
+    return out._replace(features=seen[0]) if features is None else out
+
+
+def uniform_noise(
+    sample_shape: tuple[int, ...],
+    dtype,
+    lowest: Array | float,
+    highest: Array | float,
+    key: Array,
+    count: int,
+) -> Array:
+    """Inputs [count, *sample_shape], uniform from `lowest` to `highest`."""
+    unit = jax.random.uniform(key, (count, *sample_shape), dtype)
+    return lowest + unit * (highest - lowest)
 
 
 @contextlib.contextmanager
@@ -127,8 +159,7 @@ def with_projection(task: Task, width: int) -> Task:
         body = weights._replace(params={**weights.params, "head": head})
         out = task.apply(body, x, key, mask)
         logits, z = top.apply({"params": weights.params}, out.features)
-        seen = isinstance(out.stats, Seen)
-        return Output(logits, z, out.stats._replace(logits=logits) if seen else out.stats)
+        return out._replace(logits=logits, features=z)
 
     added = ("projection_0", "projection_1")
     return task._replace(
@@ -154,25 +185,20 @@ class Projection(nn.Module):
         return layers.dense(z, self.num_classes, name="head"), z
 
 
-class Seen(NamedTuple):
-    """What a training pass of a task with a side head gives in the place of running statistics.
+class Side(NamedTuple):
+    """What a training pass of a task with a side head gives as `Output.extra`."""
 
-    Whoever wraps a method's loss thus sees what the model made of the batch.
-    """
-
-    stats: PyTree
-    logits: Array  # o [B, K]
-    side: Array  # z P [B, size]
-    side_logits: Array  # o_P [B, K]
+    features: Array  # z P [B, size]
+    logits: Array  # o_P [B, K]
 
 
 def with_side_head(task: Task, size: int) -> Task:
-    """The task with a projection P of its features to `size` and a second head on that.
+    """The task with a projection P of its features z to `size`, and a second head on that.
 
-    Both are parameters, `side`, that predictions do not depend on; training passes return a `Seen`.
+    Both are parameters, `side`, that predictions do not depend on; a training pass by `apply` gives
+    a `Side` as `extra`.
     """
-    passed = jax.eval_shape(lambda k: task.apply(task.init(k), task.noise(k, 1)), jax.random.key(0))
-    d = passed.features.shape[1]
+    d = _no_head(task).params["head"]["kernel"].shape[0]
 
     def init(key: Array) -> Weights:
         body = task.init(key)
@@ -187,8 +213,7 @@ def with_side_head(task: Task, size: int) -> Task:
             return out
         side = weights.params["side"]
         z_P = out.features @ side["P"]
-        o_P = layers.affine(side["head"], z_P)
-        return out._replace(stats=Seen(out.stats, out.logits, z_P, o_P))
+        return out._replace(extra=Side(z_P, layers.affine(side["head"], z_P)))
 
     def apply_at(layer, weights, x, features=None, key=None, mask=None) -> Output:
         return task.apply_at(layer, _without_side(weights), x, features, key, mask)
@@ -209,16 +234,20 @@ def _no_head(task):
 
 def _layers(init) -> dict[str, type]:
     """Path and type of each module with weights of its own, in the order of the forward pass."""
-    found = {}
+    kinds = {}
 
     def note(call, args, kwargs, context):
-        found.setdefault("/".join(context.module.path), type(context.module))
+        kinds.setdefault("/".join(context.module.path), type(context.module))
         return call(*args, **kwargs)
 
     with nn.intercept_methods(note):
         shapes = jax.eval_shape(init, jax.random.key(0))
     holders = {name.split("/", 1)[1].rsplit("/", 1)[0] for name in tree.names(shapes)}
-    return {path: kind for path, kind in found.items() if path in holders}
+    return {path: kind for path, kind in kinds.items() if path in holders}
+
+
+def _of_type(kinds: dict[str, type], *types: type) -> tuple[str, ...]:
+    return tuple(path for path, kind in kinds.items() if issubclass(kind, types))
 
 
 def has_convolutions(task: Task) -> bool:

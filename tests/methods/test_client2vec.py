@@ -12,11 +12,12 @@ import toys
 from indices import INDEX, KEYS, PEOPLE, RNG, TASK, C, stages
 from inputs import complaint
 
-from fedjax_lab import registry, simulate, tree
+from fedjax_lab import losses, registry, simulate, tree
 from fedjax_lab.config import resolve
 from fedjax_lab.errors import BadInput
-from fedjax_lab.methods import client_index
-from fedjax_lab.types import State
+from fedjax_lab.methods import _client_index as client_index
+from fedjax_lab.models.task import with_side_head
+from fedjax_lab.types import Batch, State
 
 pytestmark = pytest.mark.usefixtures("small_network")
 
@@ -360,3 +361,14 @@ def test_settings_of_the_base_follow_its_name():
     assert "beta" in complaint(resolve, config, [("method.beta", "0.5")])
     changed = resolve({}, [("method.name", "client2vec"), ("method.base", "fedprox")])
     assert changed.method.mu == 0.01
+
+
+def test_a_side_head_gives_its_outputs_beside_the_running_statistics():
+    """In training alone; whoever wraps a loss finds them in what the loss returns."""
+    task = with_side_head(toys.NORM, 7)
+    w, x = task.init(KEYS.init), toys.SKEWED.x[:5]
+    _, out = losses.risk(task)(w, Batch(x, toys.SKEWED.y[:5], jnp.ones(5)), KEYS.local)
+    assert jax.tree.structure(out.stats) == jax.tree.structure(w.stats)
+    assert out.extra.features.shape == (5, 7) and out.extra.logits.shape == out.logits.shape
+    assert task.apply(w, x).extra == ()
+    assert task.input_shape == x.shape[1:]

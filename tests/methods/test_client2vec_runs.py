@@ -16,7 +16,7 @@ from inputs import complaint
 from fedjax_lab import experiment, metrics, registry, runner, simulate
 from fedjax_lab.config import load_config, resolve
 from fedjax_lab.data.dataset import Dataset
-from fedjax_lab.methods import client_index
+from fedjax_lab.methods import _client_index as client_index
 from fedjax_lab.models import dsa_ign
 from fedjax_lab.types import State
 

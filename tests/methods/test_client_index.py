@@ -11,7 +11,7 @@ import toys
 from indices import KEYS, PEOPLE, RNG, C, E, K, T, stages
 
 from fedjax_lab import parallel, simulate, tree
-from fedjax_lab.methods import client_index
+from fedjax_lab.methods import _index_dsa_ign
 from fedjax_lab.models import dsa_ign
 from fedjax_lab.types import Batch
 
@@ -32,8 +32,8 @@ def a_batch(B, pad=0, scale=1.0):
 def test_index_losses_are_the_formulas(reduction, normalize):
     B = 6
     z, u, made, batch, L = a_batch(B, pad=3)
-    reduce = client_index.reduction(reduction)
-    found = client_index.index_losses(z, u, made, batch, L, reduce, normalize)
+    reduce = _index_dsa_ign.reduction(reduction)
+    found = _index_dsa_ign.index_losses(z, u, made, batch, L, reduce, normalize)
 
     def cos(a, b):
         return a @ b / np.linalg.norm(a) / np.linalg.norm(b)
@@ -56,13 +56,13 @@ def test_index_losses_are_the_formulas(reduction, normalize):
 
 def test_diversity_is_bounded_and_0_for_one_example():
     z, u, made, batch, L = a_batch(9)
-    div = client_index.index_losses(z, u, made, batch, L)["div"]
+    div = _index_dsa_ign.index_losses(z, u, made, batch, L)["div"]
     assert np.log(8) - 1 <= div <= np.log(8) + 1
-    same = client_index.index_losses(z, np.tile(u[:1], (9, 1)), made, batch, L)["div"]
+    same = _index_dsa_ign.index_losses(z, np.tile(u[:1], (9, 1)), made, batch, L)["div"]
     np.testing.assert_allclose(same, np.log(8) + 1, rtol=1e-5)
     z, u, made, batch, L = a_batch(1, pad=3)
-    assert client_index.index_losses(z, u, made, batch, L)["div"] == 0
-    grad = jax.grad(lambda u: client_index.index_losses(z, u, made, batch, L)["div"])(u)
+    assert _index_dsa_ign.index_losses(z, u, made, batch, L)["div"] == 0
+    grad = jax.grad(lambda u: _index_dsa_ign.index_losses(z, u, made, batch, L)["div"])(u)
     assert np.isfinite(grad).all()
 
 
@@ -110,7 +110,7 @@ def adam_steps(psi, count):
     adam, net = optax.adam(1e-3), dsa_ign.Network()
 
     def loss(psi):
-        parts = client_index.index_losses(*net.apply(psi, batch.x), batch, T[batch.y])
+        parts = _index_dsa_ign.index_losses(*net.apply(psi, batch.x), batch, T[batch.y])
         return sum(WEIGHTS[name] * parts[name] for name in WEIGHTS)
 
     moments = adam.init(psi)
@@ -204,7 +204,7 @@ def test_batches_are_those_of_their_clients():
 
 def test_a_tenth_of_the_clients_trains():
     people = jax.tree.map(lambda a: jnp.tile(a, 4)[:30] if a.ndim == 1 else a, PEOPLE)
-    ids, shares = client_index.tenth(KEYS.cohort, None, people, 99)
+    ids, shares = _index_dsa_ign.tenth(KEYS.cohort, None, people, 99)
     assert len(set(ids.tolist())) == 3
     np.testing.assert_allclose(shares, people.n[ids] / people.n[ids].sum(), rtol=1e-6)
 
@@ -214,7 +214,7 @@ def test_batches_are_reordered():
     x = jnp.arange(12.0).reshape(4, 3, 1)
     batches = Batch(x, jnp.arange(12).reshape(4, 3), jnp.ones((4, 3)))
     for pooled in (False, True):
-        made = client_index.reordered(jax.random.key(1), batches, pooled)
+        made = _index_dsa_ign.reordered(jax.random.key(1), batches, pooled)
         np.testing.assert_array_equal(made.x[..., 0], made.y)
         assert sorted(made.y.ravel().tolist()) == list(range(12))
         whole = [sorted(row) in np.arange(12).reshape(4, 3).tolist() for row in made.y.tolist()]
@@ -224,7 +224,7 @@ def test_batches_are_reordered():
 
 def test_settings_of_the_network_reach_it(monkeypatch):
     seen = []
-    monkeypatch.setattr(client_index, "reordered", lambda k, b, pooled: seen.append(pooled) or b)
+    monkeypatch.setattr(_index_dsa_ign, "reordered", lambda k, b, pooled: seen.append(pooled) or b)
     settings = dict(index_pooled=True, index_positions=False, index_decoder="mlp")
     collect, train, *_ = stages(index="global", orth_normalize=True, **settings)
     state = jax.eval_shape(lambda: collect.method.init(KEYS.init, C))

@@ -8,7 +8,7 @@ import toys
 from rounds import averages
 
 from fedjax_lab import clusters, tree
-from fedjax_lab.methods import concatenation
+from fedjax_lab.methods import _concatenation as concatenation
 from fedjax_lab.models.task import encode, split_head
 from fedjax_lab.types import State
 

@@ -13,8 +13,8 @@ from inputs import complaint
 
 from fedjax_lab import losses, parallel, runner, simulate, tree
 from fedjax_lab.errors import BadInput
-from fedjax_lab.methods import embeddings
-from fedjax_lab.methods.embeddings import fit
+from fedjax_lab.methods import _embeddings as embeddings
+from fedjax_lab.methods._embeddings import fit
 from fedjax_lab.models import nets
 from fedjax_lab.models.autoencoder import Autoencoder
 from fedjax_lab.models.task import make_task

@@ -10,7 +10,7 @@ import toys
 from fedjax_lab import experiment, metrics, parallel, runner, simulate, streams, tree
 from fedjax_lab.config import resolve
 from fedjax_lab.errors import BadInput
-from fedjax_lab.methods import communication
+from fedjax_lab.methods import _communication as communication
 from fedjax_lab.methods.fedconcat_id import mean_outputs
 from fedjax_lab.models import nets
 from fedjax_lab.models.task import make_task, split_head

@@ -14,10 +14,10 @@ import toys
 from fedjax_lab import evaluate, experiment, losses, registry, runner, simulate, streams, tree
 from fedjax_lab.config import resolve
 from fedjax_lab.errors import BadInput
-from fedjax_lab.methods import selection
+from fedjax_lab.methods import _selection as selection
+from fedjax_lab.methods._selection import first_weights
 from fedjax_lab.methods.fedper import head
 from fedjax_lab.methods.fedpick import distance, negative_entropy
-from fedjax_lab.methods.selection import first_weights
 from fedjax_lab.models import layers, nets
 from fedjax_lab.models.alexnet import alexnet_bn
 from fedjax_lab.models.task import make_task

@@ -41,4 +41,4 @@ def test_fesem_rounds_against_numpy():
         naive.close(tree.take(state.server.models, i), w)
     for k in range(2):
         naive.close(tree.take(state.server.centres, k), centres[k])
-    assert set(np.flatnonzero(state.server.known)) == set(last)
+    assert set(np.flatnonzero(state.server.trained)) == set(last)

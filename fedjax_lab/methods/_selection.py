@@ -69,17 +69,22 @@ def pick(
     z_g = out.features
     V = w.params["select"]
     z_l = affine(V["V_2"], jax.nn.relu(affine(V["V_1"], z_g)))
-    noisy = z_l if key is None else z_l + jax.random.logistic(k_noise, z_l.shape)
-    m_s = jax.nn.sigmoid(noisy / tau)  # eq. 9
-    hard = (noisy >= 0).astype(m_s.dtype)
-    m = m_s if soft else hard + (m_s - jax.lax.stop_gradient(m_s))  # straight-through: exactly hard
+    m = mask(z_l, k_noise, tau, soft)
     body = tree.split(tree.within(layers), net)[1]
 
-    def classify(own, z, k):
-        found = task.apply_at(layers[0], tree.join(own, body), x, z, k, rows)
-        return found.logits, tree.split(tree.within(layers), own._replace(stats=found.stats))[0]
+    def classify(head, z, k):
+        after = task.apply_at(layers[0], tree.join(head, body), x, z, k, rows)
+        return after.logits, tree.split(tree.within(layers), head._replace(stats=after.stats))[0]
 
     a_p, new_p = classify(relevant, z_g * m, k_p)
     a_u, new_u = classify(irrelevant, z_g * (1 - m), k_u)
     stats = {"net": out.stats, "relevant": new_p.stats, "irrelevant": new_u.stats}
     return Picked(z_g, z_l, m, out.logits, a_p, a_u, stats)
+
+
+def mask(z_l: Array, key: Array | None, tau: float, soft: bool) -> Array:
+    """m [B, d], or m^s where it is soft; with a key its noise is on."""
+    noisy = z_l if key is None else z_l + jax.random.logistic(key, z_l.shape)
+    m_s = jax.nn.sigmoid(noisy / tau)  # eq. 9
+    hard = (noisy >= 0).astype(m_s.dtype)
+    return m_s if soft else hard + (m_s - jax.lax.stop_gradient(m_s))  # straight-through

@@ -1,0 +1,85 @@
+"""Where Client2Vec's index comes from: DSA-IGN, Table 2's naive ways, or an earlier run."""
+
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_lab.errors import BadInput, check_choice
+from fedjax_lab.methods import _index_dsa_ign, _index_kept, _index_naive
+from fedjax_lab.methods._client_index import Index, similarity
+from fedjax_lab.methods._index_naive import NAIVE
+from fedjax_lab.types import Array, Client, Method, Stage, State, Task
+
+INDICES = (*_index_dsa_ign.STRATEGIES, *NAIVE)
+
+
+class Source(NamedTuple):
+    """Which index it is, and how a run gets it; `client2vec` explains each."""
+
+    kind: str  # one of INDICES
+    part: str  # both, feature, label: what counts in S
+    workdir: str  # of an earlier run; "": the index is made
+    training: _index_dsa_ign.Training
+
+
+def check(source: Source) -> None:
+    """BadInput says what is wrong with the settings."""
+    check_choice("method.index", source.kind, INDICES)
+    check_choice("method.index_part", source.part, ("both", "feature", "label"))
+    _index_dsa_ign.check(source.training)
+
+
+def check_base(source: Source, base: Method) -> None:
+    """BadInput where this base and this index do not go together."""
+    if changes(source) and (source.workdir or base.tune):
+        other = source.workdir or "this config.method.base"
+        raise BadInput(f"config.method.index=local_weights does not go with {other}")
+
+
+def changes(source: Source) -> bool:
+    """Whether the index is another one after every round."""
+    return source.kind == "local_weights"
+
+
+def size(source: Source, task: Task, base: Method) -> int:
+    """F, how many numbers beta^f has."""
+    if source.workdir:
+        return _index_kept.kept(source.workdir)[0]["feature"].shape[-1]
+    if changes(source):
+        first = jax.eval_shape(lambda: _index_naive.head(base.init(jax.random.key(0), 2).server))
+        return first.size
+    return _index_naive.size(task, source.kind)
+
+
+def similarity_of(source: Source):
+    """S: (index, n [C]) -> [C], of the parts of the index that count."""
+    parts = ("feature",) if source.kind in NAIVE else Index._fields
+    return partial(similarity, parts=parts if source.part == "both" else (source.part,))
+
+
+def stages(source: Source, task: Task) -> tuple[Stage, ...]:
+    """The stages that end with the index in the server's state; none where there is one already."""
+    if source.workdir or changes(source):
+        return ()
+    if source.kind in NAIVE:
+        return _index_naive.stages(task, source.kind)
+    return _index_dsa_ign.stages(task, source.training)
+
+
+def facts(source: Source, key: Array, population: Client, last: State | None) -> dict:
+    """The `prepare` of the training stage: the index by its fields, and whose it is.
+
+    Kept in the workdir, so that another run can take the index.
+    """
+    if source.workdir:
+        return _index_kept.load(source.workdir, population.label_count)
+    return {**last.server.index._asdict(), "label_count": population.label_count}
+
+
+def first_index(source: Source, size: int, num_clients: int, facts: dict[str, np.ndarray]) -> Index:
+    """The index that the training stage starts with."""
+    feature = jnp.zeros((num_clients, size)) if changes(source) else facts["feature"]
+    return Index(feature, facts.get("label", ()))
