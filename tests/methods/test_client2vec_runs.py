@@ -1,6 +1,5 @@
 """Runs of Client2Vec: stages, bytes, an index of another run, figures."""
 
-import importlib
 import json
 import subprocess
 from pathlib import Path
@@ -13,7 +12,8 @@ import toys
 from indices import KEYS
 from inputs import complaint
 
-from fedjax_lab import experiment, methods, metrics, runner, simulate
+from fedjax_lab import experiment, figures, methods, metrics, runner, simulate
+from fedjax_lab.analysis.figures import client2vec as drawing
 from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.methods import client_index
 from fedjax_lab.models import dsa_ign
@@ -208,34 +208,26 @@ def test_the_quickstart_finds_a_small_index():
     assert plain.embedding.size == 512 and set(plain.method) == {"name"}
 
 
-# The scripts.
+# Figures and the table.
 
 
-def launch(monkeypatch, name, *arguments):
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "launch"))
-    monkeypatch.setattr("sys.argv", [f"{name}.py", *map(str, arguments)])
-    return importlib.import_module(name)
-
-
-def test_figures_and_times(whole, data, tmp_path, monkeypatch, capsys):
+def test_figures_and_times(whole, tmp_path, capsys):
     """The run's index as a picture; clients alike by their main class; seconds by stage."""
-    script = launch(monkeypatch, "client2vec_figures", "--out", tmp_path, whole.workdir)
-    script.main()
+    assert figures.main(["client2vec", str(whole.workdir), f"--out={tmp_path}"]) == 0
     assert (tmp_path / "workdir-clients.png").stat().st_size > 10_000
     printed = capsys.readouterr().out
     assert "workdir: cosine of client index, same main class" in printed
-    rows = script.rows_of(whole.workdir)
+    rows = drawing.rows_of(whole.workdir)
     before = [row["seconds"] for row in rows if row["stage"] == "describe"][0]
-    found = script.seconds(rows, metrics.headline(rows[-2]))
-    np.testing.assert_allclose(found, (before, rows[-2]["seconds"] - before))
+    seconds = drawing.seconds(rows, metrics.headline(rows[-2]))
+    np.testing.assert_allclose(seconds, (before, rows[-2]["seconds"] - before))
 
 
-def test_likeness_of_groups(monkeypatch):
-    script = launch(monkeypatch, "client2vec_figures")
+def test_likeness_of_groups():
     table = np.array([[1, 0.5, 0.1], [0.5, 1, 0.3], [0.1, 0.3, 1]])
-    np.testing.assert_allclose(script.alike(table, np.array([0, 0, 1])), (0.5, 0.2))
+    np.testing.assert_allclose(drawing.alike(table, np.array([0, 0, 1])), (0.5, 0.2))
     b = np.array([[3.0, 4.0], [0.0, 0.0], [4.0, -3.0]])
-    np.testing.assert_allclose(script.cosines(b), [[1, 0, 0], [0, 0, 0], [0, 0, 1]], atol=1e-12)
+    np.testing.assert_allclose(drawing.cosines(b), [[1, 0, 0], [0, 0, 0], [0, 0, 1]], atol=1e-12)
 
 
 def test_table_of_runs(tmp_path, monkeypatch, capsys):

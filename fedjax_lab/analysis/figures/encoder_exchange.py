@@ -1,13 +1,17 @@
 """Why FedConcat concatenates encoders: Tables 6 and 7 of its Appendix C (arXiv:2312.06290).
 
-python -m fedjax_lab.main --config=configs/fmnist_label_skew.py:local --workdir=runs/alone \\
-    --seeds=1 --config.run.rounds=1 --config.local.epochs=50
-python -m fedjax_lab.figures encoder_exchange runs/alone [--clients=0,1] [--seed=1]
+python -m fedjax_lab.figures encoder_exchange FOLDER [--clients=0,1] [--seed=1]
 
---seed  the run's first seed by default
+--clients  the two of them
+--seed     the run's first seed by default
 
 The models are those of two clients of a run in which every client has one, best of a run whose
-clients train alone. Their encoders, all but the head, are frozen, and two probes are trained on the
+clients train alone:
+
+python -m fedjax_lab.main --config=configs/fmnist_label_skew.py:local --workdir=runs/alone \\
+    --seeds=1 --config.run.rounds=1 --config.local.epochs=50
+
+Their encoders, all but the head, are frozen, and two probes are trained on the
 features for as many epochs as the run has: a linear classifier, with the clients' optimizer, and a
 decoder. Shown are the probes' losses on their own training examples: cross-entropy, and the mean
 squared error of a pixel in 0..1. In brackets: the ratio to the first row of that task. The row
