@@ -468,7 +468,7 @@ def test_the_page_stands_alone(tmp_path, capsys):
     assert len(page.ids) == len(set(page.ids))
     assert page.tags.count("svg") == 3 + 3 + 1 + 2  # keys, curves, clients, domains
     assert STRANGE in page.text and "1 x <cpu>" in page.text and "<title>" in out
-    for colour in (plots.INK, plots.GRID, *plots.COLOURS):
+    for colour in (plots.INK, plots.GRID, *plots.COLORS):
         assert colour not in re.sub("<style>.*?</style>", "", out, count=1, flags=re.DOTALL)
     used = set(re.findall(r"var\((--[a-z0-9-]+)\)", out))
     assert all(f"{name}:" in out for name in used)
