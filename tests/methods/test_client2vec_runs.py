@@ -276,7 +276,7 @@ def test_table_of_runs(tmp_path, monkeypatch, capsys):
 
 def test_a_base_alone_and_improved_are_runs_of_the_sweep(data, tmp_path, capsys, small_network):
     """Trained once: the second command finds all of it done."""
-    config = toys.write_config(data.parent, run={"rounds": 2})
+    config = toys.write_config(data, run={"rounds": 2})
     arguments = f"--config={config}", f"--out={tmp_path}", "--bases=fedavg", "--epochs=1"
     command = [*arguments, "--indices=global", "--config.embedding.size=32"]
     assert client2vec_table.main(command) == 0
