@@ -166,19 +166,19 @@ def draw_heat_maps(
     figure = Figure(layout.figure, layout="compressed" if square else "constrained")
     panels = figure.subplots(layout.down, layout.across, squeeze=False)
     high = max(np.max(values) for values in maps.values()) if high is None else high
-    aspect = "equal" if square else "auto"
     for k, (axes, (title, values)) in enumerate(zip(panels.flat, maps.items(), strict=False)):
+        aspect = "equal" if square else "auto"
         image = axes.imshow(values, "cividis", aspect=aspect, vmin=low, vmax=high)
         _name_fields(axes.xaxis, columns, shape[1], layout.width / shape[1], axes.axvline)
         _name_fields(axes.yaxis, rows, shape[0], layout.height / shape[0], axes.axhline)
         axes.set_title(_plain(title))
-        axes.grid(visible=False)
-        axes.spines[:].set_visible(False)
-        _keep_outer_names(
-            axes, at_left=k % layout.across == 0, below=k + layout.across >= len(maps)
-        )
+        at_left, below = k % layout.across == 0, k + layout.across >= len(maps)
+        _keep_outer_names(axes, at_left, below)
         if written:
             _write_values(axes, values, (low + high) / 2)
+    for axes in panels.flat:
+        axes.grid(visible=False)
+        axes.spines[:].set_visible(False)
     for axes in panels.flat[len(maps) :]:
         axes.set_axis_off()
     figure.colorbar(image, ax=panels, label=label, aspect=8 * layout.down * layout.height)
