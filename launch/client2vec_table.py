@@ -119,9 +119,9 @@ def table(title: str, indices: list[str], rows: dict[str, list[list[float]]]) ->
     """Of the accuracies of seeds; the best mean of each row in bold."""
     header = ["", "as it is", *(f"{index} {step}" for index in indices for step in STEPS)]
     cells, bold = [], set()
-    for i, (base, row) in enumerate(rows.items()):
-        cells.append([base, *map(spread, row)])
-        means = {j: np.mean(values) for j, values in enumerate(row, 1) if values}
+    for i, (base, accuracy) in enumerate(rows.items()):
+        cells.append([base, *map(spread, accuracy)])
+        means = {j: np.mean(values) for j, values in enumerate(accuracy, 1) if values}
         bold |= {(i, j) for j, mean in means.items() if mean == max(means.values())}
     return tables.Table(title, header, cells, bold)
 

@@ -11,12 +11,12 @@ clients train alone:
 python -m fedjax_lab.main --config=configs/fmnist_label_skew.py:local --workdir=runs/alone \\
     --seeds=1 --config.run.rounds=1 --config.local.epochs=50
 
-Their encoders, all but the head, are frozen, and two probes are trained on the
-features for as many epochs as the run has: a linear classifier, with the clients' optimizer, and a
-decoder. Shown are the probes' losses on their own training examples: cross-entropy, and the mean
-squared error of a pixel in 0..1. In brackets: the ratio to the first row of that task. The row
-`none` has what constant answers reach without any features: the entropy of the labels, and the
-variance of a pixel. numbers.json has the losses.
+Their encoders, all but the head, are frozen, and two probes are trained on the features for as many
+epochs as the run has: a linear classifier, with the clients' optimizer, and a decoder. Shown are
+the probes' losses on their own training examples: cross-entropy, and the mean squared error of a
+pixel in 0..1. In brackets: the ratio to the first row of that task. The row `none` has what
+constant answers reach without any features: the entropy of the labels, and the variance of a pixel.
+numbers.json has the losses.
 
 Table 6 is the first two tasks, own encoder and exchanged; Table 7 is the third, the examples of
 both clients. `averaged` has the size-weighted mean of both encoders' parameters, `concatenated` the
