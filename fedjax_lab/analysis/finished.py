@@ -7,12 +7,13 @@ import jax
 
 from fedjax_lab import experiment, files, runner, simulate, tree
 from fedjax_lab.errors import BadInput
-from fedjax_lab.types import Client, Federation, PyTree, State, Weights
+from fedjax_lab.types import Client, Federation, Plan, PyTree, State, Weights
 
 
 class Finished(NamedTuple):
     """One seed of a run."""
 
+    seed: int
     experiment: experiment.Experiment
     hyper: dict  # the config's section `method`
     federation: Federation
@@ -23,6 +24,11 @@ class Finished(NamedTuple):
     def method(self):
         """The method of the last stage."""
         return self.experiment.stages[-1].method
+
+    @property
+    def plan(self) -> Plan:
+        """The sizes of the run."""
+        return self.experiment.plan
 
     @property
     def num_clients(self) -> int:
@@ -63,4 +69,4 @@ def load(workdir: Path, seed: int | None = None) -> Finished:
     state = runner.run(e, workdir, resume=True, quiet=True).states[i]
     population = simulate.population(e.federations[i], e.task.num_classes)
     population = population._replace(private=state.private)
-    return Finished(e, config["method"], e.federations[i], state, population)
+    return Finished(seed, e, config["method"], e.federations[i], state, population)

@@ -54,7 +54,7 @@ def accuracies(run: finished.Finished) -> np.ndarray:
 
     @jax.jit
     def is_right(message, client, rows):
-        batch = fetch(run.federation, rows, run.experiment.plan)
+        batch = fetch(run.federation, rows, run.plan)
         return jnp.argmax(run.method.predict(message, client, batch.x), -1) == batch.y
 
     starts = range(0, len(rows), BATCH)

@@ -62,16 +62,14 @@ def draw(workdir: Path, *, clients: str = "0,1", seed: int | None = None) -> Dra
     """The losses of probes on the encoders of two clients of a run."""
     run = finished.load(workdir, seed)
     chosen = two_clients(clients, run.num_clients)
-    plan = run.experiment.plan
-    plan = plan._replace(epochs=plan.epochs * plan.rounds)
+    plan = run.plan._replace(epochs=run.plan.epochs * run.plan.rounds)
     rows = [run.federation.train[i] for i in chosen]
     data = [fetch(run.federation, r[r >= 0], plan) for r in rows]
     models = jax.tree.map(lambda *a: jnp.stack(a), *(run.model(i) for i in chosen))
-    seed = run.experiment.seeds[0] if seed is None else seed
-    measured = exchange(run.experiment.task, models, data, plan, jax.random.key(seed))
+    measured = exchange(run.experiment.task, models, data, plan, jax.random.key(run.seed))
     classes = [np.unique(batch.y).tolist() for batch in data]
-    facts = {"seed": seed, "clients": chosen, "classes": classes, "epochs": plan.epochs}
-    title = f"seed {seed}, clients {chosen} with classes {classes}, {plan.epochs} epochs"
+    facts = {"seed": run.seed, "clients": chosen, "classes": classes, "epochs": plan.epochs}
+    title = f"seed {run.seed}, clients {chosen} with classes {classes}, {plan.epochs} epochs"
     text = tables.markdown(table(title, measured))
     return Drawn({}, {**facts, "losses": measured}, text)
 

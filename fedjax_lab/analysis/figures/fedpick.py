@@ -98,7 +98,7 @@ def load_client(run: finished.Finished, i: int, name: str, see, select) -> Clien
     """Client i: its examples, and what `see` and `select` make of them."""
     client, message = run.client(i)
     rows = run.federation.train[i], run.federation.test[i]
-    train, test = (fetch(run.federation, r[r >= 0], run.experiment.plan) for r in rows)
+    train, test = (fetch(run.federation, r[r >= 0], run.plan) for r in rows)
     z_train, z_test = (
         in_batches(partial(see, message, client), batch.x) for batch in (train, test)
     )

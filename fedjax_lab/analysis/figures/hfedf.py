@@ -86,7 +86,7 @@ def confidence(run: Finished, measure: str) -> tuple[np.ndarray, np.ndarray]:
     answers = []
     for i, rows in enumerate(rows_of(run)[measure]):
         client, message = run.client(i)
-        batch = fetch(run.federation, rows[rows >= 0], run.experiment.plan)
+        batch = fetch(run.federation, rows[rows >= 0], run.plan)
         answers.append(jax.device_get(predict(message, client, batch.x, batch.y)))
     return tuple(np.concatenate(part) for part in zip(*answers, strict=True))
 
