@@ -11,7 +11,7 @@ from scratch, nor how it is normalised: here batch normalisation from scratch, o
 --config.model.norm=group.
 """
 
-OWN = {"moon": {"projection": "mlp256"}}  # of a method run alone, as the paper has it
+from fedjax_lab.published import CLIENT2VEC_BASES
 
 
 def get_config(method="client2vec"):
@@ -20,7 +20,7 @@ def get_config(method="client2vec"):
         "data": {"name": "cifar10"},
         "partition": {"name": "client_dirichlet", "num_clients": 100, "alpha": 0.1},
         "model": {"name": "resnet18"},
-        "method": {"name": method, **OWN.get(method, {})},
+        "method": {"name": method, **CLIENT2VEC_BASES.get(method, {})},
         "local": {"lr": 0.01, "momentum": 0.0, "weight_decay": 5e-5, "batch_size": 64, "epochs": 5},
         "run": {"rounds": 100, "cohort": 10, "eval_every": 1},
     }

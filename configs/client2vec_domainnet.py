@@ -10,7 +10,7 @@ python -m fedjax_lab.main --config=configs/client2vec_domainnet.py --config.meth
 client2vec_cifar10.py; the table without pretrained weights runs, but is not the paper's.
 """
 
-OWN = {"moon": {"projection": "mlp256"}}  # of a method run alone, as the paper has it
+from fedjax_lab.published import CLIENT2VEC_BASES
 
 
 def get_config(method="client2vec"):
@@ -19,7 +19,7 @@ def get_config(method="client2vec"):
         "data": {"name": "domainnet_full"},
         "partition": {"name": "by_domain", "num_clients": 60},
         "model": {"name": "mobilenet_v2"},
-        "method": {"name": method, **OWN.get(method, {})},
+        "method": {"name": method, **CLIENT2VEC_BASES.get(method, {})},
         "local": {"lr": 0.01, "momentum": 0.9, "weight_decay": 5e-5, "batch_size": 64, "epochs": 5},
         "run": {"rounds": 100, "cohort": 6, "eval_every": 1},
     }

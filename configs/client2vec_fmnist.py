@@ -7,7 +7,7 @@ The paper's CIFAR-10 setting with a small net and, without CLIP's weights, a sta
 (embedding/stand_in.py): it shows whether the method works, not the paper's numbers.
 """
 
-OWN = {"moon": {"projection": "mlp256"}}  # of a method run alone, as the paper has it
+from fedjax_lab.published import CLIENT2VEC_BASES
 
 
 def get_config(method="client2vec"):
@@ -16,7 +16,7 @@ def get_config(method="client2vec"):
         "data": {"name": "fashion_mnist"},
         "partition": {"name": "client_dirichlet", "num_clients": 100, "alpha": 0.1},
         "model": {"name": "simple_cnn"},
-        "method": {"name": method, **OWN.get(method, {})},
+        "method": {"name": method, **CLIENT2VEC_BASES.get(method, {})},
         "local": {"lr": 0.01, "momentum": 0.0, "weight_decay": 5e-5, "batch_size": 64, "epochs": 5},
         "run": {"rounds": 100, "cohort": 10, "eval_every": 5},
     }

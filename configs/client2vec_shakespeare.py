@@ -7,7 +7,7 @@ A client is a role; LEAF's sample decides how many there are: a wrong number is 
 Both parts of the index are made of texts ("The next character of ...", "Character a").
 """
 
-OWN = {"moon": {"projection": "mlp256"}}  # of a method run alone, as the paper has it
+from fedjax_lab.published import CLIENT2VEC_BASES
 
 
 def get_config(method="client2vec"):
@@ -16,7 +16,7 @@ def get_config(method="client2vec"):
         "data": {"name": "shakespeare"},
         "partition": {"name": "by_domain", "num_clients": 100},
         "model": {"name": "char_lstm"},
-        "method": {"name": method, **OWN.get(method, {})},
+        "method": {"name": method, **CLIENT2VEC_BASES.get(method, {})},
         "local": {"lr": 0.01, "momentum": 0.0, "weight_decay": 5e-5, "batch_size": 64, "epochs": 5},
         "run": {"rounds": 100, "cohort": 10, "eval_every": 1},
     }

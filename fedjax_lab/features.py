@@ -7,7 +7,7 @@ import numpy as np
 
 from fedjax_lab.errors import BadInput
 
-NEIGHBOURS = 10  # of the probe
+NEIGHBORS = 10  # of the probe
 NEGLIGIBLE = 1e-12  # a share of the total scatter that is rounding
 
 
@@ -73,22 +73,22 @@ def probe(
     test_y: np.ndarray,
     kept: np.ndarray,
 ) -> float:
-    """Accuracy in percent of a 10-nearest-neighbour vote on the `kept` dimensions of features.
+    """Accuracy in percent of a 10-nearest-neighbor vote on the `kept` dimensions of features.
 
     z [n, d], y [n]; `kept` are indices or a mask [d]. Distances are Euclidean, votes uniform; the
-    nearest neighbour decides between classes with equal votes; equally distant neighbours are in
+    nearest neighbor decides between classes with equal votes; equally distant neighbors are in
     scikit-learn's order. BadInput below 10 examples.
     """
     from sklearn.neighbors import NearestNeighbors
 
-    if len(train_z) < NEIGHBOURS:
+    if len(train_z) < NEIGHBORS:
         raise BadInput(
-            f"the probe needs at least {NEIGHBOURS} training examples, not {len(train_z)}"
+            f"the probe needs at least {NEIGHBORS} training examples, not {len(train_z)}"
         )
-    finder = NearestNeighbors(n_neighbors=NEIGHBOURS).fit(train_z[:, kept])
+    finder = NearestNeighbors(n_neighbors=NEIGHBORS).fit(train_z[:, kept])
     nearest = finder.kneighbors(test_z[:, kept], return_distance=False)
     labels = np.asarray(train_y)[nearest]  # [n, 10], by distance
-    votes = (labels[:, :, None] == labels[:, None, :]).sum(2)  # that each neighbour's label has
+    votes = (labels[:, :, None] == labels[:, None, :]).sum(2)  # that each neighbor's label has
     first = votes.argmax(1)
     return 100 * float(np.mean(labels[np.arange(len(labels)), first] == test_y))
 

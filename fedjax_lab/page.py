@@ -133,14 +133,17 @@ def _distributions(section, choice):
             '</div>\n<p class="how">Clients of all seeds: median, quartiles, whiskers from 5 to 95'
             f" % of them; every client is a point where a row has at most {plots.DOTS}.</p>"
         )
-    found = {row.name: runs.measured(row, choice.way) for row in rows}
+    measured = {row.name: runs.measured(row, choice.way) for row in rows}
     domains = dict.fromkeys(
-        m for seeds in found.values() for one in seeds.values() for m in one if "domains." in m
+        m for seeds in measured.values() for one in seeds.values() for m in one if "domains." in m
     )
     if domains:
         yield '<h3>Domains</h3>\n<div class="grid">'
         for domain in domains:
-            values = {n: [m[domain] for m in s.values() if domain in m] for n, s in found.items()}
+            values = {
+                name: [m[domain] for m in seeds.values() if domain in m]
+                for name, seeds in measured.items()
+            }
             name = runs.shown(domain.removeprefix("domains."))
             figure = plots.draw_strips(values, "accuracy, %", name)
             yield _figure(figure, f"accuracy on {name} by row, {way}")

@@ -37,47 +37,32 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-import ml_collections
 import numpy as np
 
 from fedjax_lab import (
     command,
-    compilation_cache,
-    experiment,
     files,
-    lock,
     parallel,
     published,
+    requirements,
     runs,
     sweep,
+    sweep_folder,
+    sweep_plan,
     tables,
 )
 from fedjax_lab.config import load_config, resolve
-from fedjax_lab.data import at_hand
 from fedjax_lab.errors import BadInput, check_path, cut, nearest, parse
 from fedjax_lab.main import parse_seeds, split_overrides
 from fedjax_lab.published import Recipe, Result
 
-EXAMPLES = {  # training examples, those of the unseen domain left out
-    "fashion_mnist": 60_000,
-    "cifar10": 50_000,
-    "cifar100": 50_000,
-    "svhn": 73_257,
-    "tiny_imagenet": 100_000,
-    "digits_five": 5_000,
-    "domainnet": 3_000,
-    "pacs": 6_744,  # 0.9 of three of four domains, on average
-    "vlcs": 7_242,
-    "office_home": 10_522,
-}
-OFFICE_CALTECH = {"fedpick": 500, "fedc2i": 722}
 SPEED = {"simple_cnn": 10_000}  # examples/s of one seed on two shared CPU cores, FedAvg, measured
 
 
 class Run(NamedTuple):
     """One run of fedjax_lab.main."""
 
-    cell: sweep.Cell
+    cell: sweep_plan.Cell
     path: str  # of the config file
     settings: list[tuple[str, str]]
     missing: str  # why it cannot start on this machine; else empty
@@ -110,15 +95,15 @@ class Request(NamedTuple):
 
 def plan(results: Iterable[Result], request: Request) -> list[Cell]:
     """The cells of printed numbers, with checked configs; a run that cells share is one object."""
-    known: dict[str, Run] = {}
+    described: dict[str, Run] = {}
     cells = []
     for result in results:
         recipe = published.recipe(result)
         for spec in recipe.specs:
-            if spec.name not in known:
-                known[spec.name] = _run(spec, recipe, request)
-        own = [known[spec.name] for spec in recipe.specs]
-        cells.append(Cell(published.cell_name(result), result, recipe, own))
+            if spec.name not in described:
+                described[spec.name] = _run(spec, recipe, request)
+        of_cell = [described[spec.name] for spec in recipe.specs]
+        cells.append(Cell(published.cell_name(result), result, recipe, of_cell))
     return cells
 
 
@@ -127,55 +112,13 @@ def _run(spec, recipe, request):
     settings = [*spec.settings.items(), *request.overrides]
     config = resolve(_load(f"{path}:{spec.method}"), settings)
     seeds = list(range(recipe.seeds)) if request.seeds is None else request.seeds
-    cell = sweep.Cell(spec.name, spec.method, {}, config, seeds)
-    return Run(cell, path, settings, missing(config))
+    cell = sweep_plan.Cell(spec.name, spec.method, {}, config, seeds)
+    return Run(cell, path, settings, requirements.missing(config))
 
 
 @functools.cache
 def _load(path):
     return load_config(path)
-
-
-def missing(config: ml_collections.ConfigDict) -> str:
-    """What a run needs that is not on this machine: data, CLIP or first weights; else empty."""
-    of_clip = None
-    if config.method.name == "client2vec" and config.embedding.name == "clip":
-        of_clip = config.embedding.folder, config.embedding.model
-    return (
-        _no_data(tuple(config.data.items()))
-        or _no_weights(config.model.get("pretrained", ""))
-        or (_no_clip(*of_clip) if of_clip else "")
-    )
-
-
-@functools.cache
-def _no_data(settings):
-    data = dict(settings)
-    if at_hand.found(data["name"], data.get("folder", "")):
-        return ""
-    try:
-        experiment.load_data(resolve({"data": data}).data)
-    except BadInput as error:
-        return str(error)
-    return ""
-
-
-def _no_weights(path):
-    if not path or Path(path).is_file():
-        return ""
-    return f"no first weights {path}: name a file with --config.model.pretrained"
-
-
-@functools.cache
-def _no_clip(folder, model):
-    from fedjax_lab.embedding import clip
-
-    try:
-        clip.find_model(folder, model)
-        clip.check_packages()  # after what is quicker
-    except (BadInput, ImportError) as error:
-        return f"no CLIP: {error}"
-    return ""
 
 
 def choose(cells: Sequence[Cell], patterns: Sequence[str]) -> list[Cell]:
@@ -184,36 +127,13 @@ def choose(cells: Sequence[Cell], patterns: Sequence[str]) -> list[Cell]:
     chosen = set()
     for pattern in patterns or [""]:
         same = [name for name in names if name == pattern]
-        found = same or [name for name in names if fnmatch.fnmatchcase(name, f"*{pattern}*")]
-        if not found:
+        fitting = same or [name for name in names if fnmatch.fnmatchcase(name, f"*{pattern}*")]
+        if not fitting:
             parts = {part for name in names for part in (name, *name.split("/"))}
             wanted = f"--cells={cut(pattern, 80)}"
             raise BadInput(f"{wanted}: no cell has that; {nearest(pattern, parts)}")
-        chosen |= set(found)
+        chosen |= set(fitting)
     return [cell for cell in cells if cell.name in chosen]
-
-
-def cost(config: ml_collections.ConfigDict) -> int | None:
-    """Examples that the clients of one seed train on; None where their number is not known here.
-
-    Of FedConcat the rounds of encoders only: those of the classifier are short. What IFCA and its
-    like spend on choosing, the client index of Client2Vec and all evaluations are left out.
-    """
-    data, method, run = config.data, config.method, config.run
-    examples = EXAMPLES.get(data.name) or (
-        OFFICE_CALTECH[data.sampling] if data.name == "office_caltech" else None
-    )
-    if examples is None:
-        return None
-    cohort = run.cohort or config.partition.num_clients
-    share = 1 if method.name == "central" else cohort / config.partition.num_clients
-    epochs = config.local.epochs
-    if method.name == "fedrep":
-        epochs = method.head_epochs + method.body_epochs
-    rounds = run.rounds
-    if method.name in ("fedconcat", "fedconcat_id"):
-        rounds = method.encoder_rounds or run.rounds * 31 // 50
-    return round(examples * share * epochs * rounds)
 
 
 # The numbers.
@@ -224,7 +144,7 @@ def values(cell: Cell, out: Path) -> list[float] | None:
     rows = []
     for run in cell.runs:
         folder = out / run.cell.name
-        ended = sweep.ended(folder)
+        ended = sweep_folder.ended(folder)
         if ended is None or ended.code:
             return None
         try:
@@ -237,9 +157,9 @@ def values(cell: Cell, out: Path) -> list[float] | None:
         return None
     if cell.recipe.per_client:
         return runs.per_client(rows[0], cell.recipe.way, cell.recipe.measure)
-    found = [runs.measured(row, cell.recipe.way) for row in rows]
+    measured = [runs.measured(row, cell.recipe.way) for row in rows]
     try:
-        each = [[seeds[s][cell.recipe.measure] for seeds in found] for s in found[0]]
+        each = [[seeds[s][cell.recipe.measure] for seeds in measured] for s in measured[0]]
     except KeyError:
         return None  # the way or the measure is not of such a run
     return [float(np.mean(one)) for one in each]
@@ -255,12 +175,12 @@ class Line(NamedTuple):
     in_stds: float | None  # of the published one
 
 
-def compare(result: Result, found: Sequence[float] | None, seeds: int) -> Line:
+def compare(result: Result, measured: Sequence[float] | None, seeds: int) -> Line:
     """What measured values say about a printed number."""
-    if not found:
+    if not measured:
         return Line(None, None, 0, None, None)
-    mean = float(np.mean(found))
-    std = float(np.std(found)) if len(found) > 1 else None
+    mean = float(np.mean(measured))
+    std = float(np.std(measured)) if len(measured) > 1 else None
     difference = mean - result.mean
     return Line(mean, std, seeds, difference, difference / result.std if result.std else None)
 
@@ -299,7 +219,7 @@ def _signed(value):
 def _state(cell, out):
     if cell.missing:
         return tables.NONE
-    states = [sweep.shown(out / run.cell.name) for run in cell.runs]
+    states = [sweep_folder.shown(out / run.cell.name) for run in cell.runs]
     bad = [state.partition(":")[0] for state in states if not state[0].isdigit()]
     if bad:
         return bad[0]
@@ -310,7 +230,7 @@ def damaged(cells: Sequence[Cell], out: Path) -> list[str]:
     """What is wrong with the files of runs that have ended, one line each."""
     notes = {}
     for folder in (out / run.cell.name for cell in cells for run in cell.runs):
-        if sweep.ended(folder):
+        if sweep_folder.ended(folder):
             try:
                 runs.read(folder)
             except files.Damaged as error:
@@ -358,18 +278,21 @@ def _short(cell):
 
 def _costs(cells):
     """Runs, seeds, millions of examples and hours of all described cells."""
-    own = {run.cell.name: run.cell for cell in cells for run in cell.runs}.values()
-    if not own:
+    each_once = {run.cell.name: run.cell for cell in cells for run in cell.runs}.values()
+    if not each_once:
         return [tables.NONE] * 4
-    seeds = str(max(len(cell.seeds) for cell in own))
-    each = [(cost(cell.config), len(cell.seeds), cell.config.model.name) for cell in own]
+    seeds = str(max(len(cell.seeds) for cell in each_once))
+    each = [
+        (requirements.cost(cell.config), len(cell.seeds), cell.config.model.name)
+        for cell in each_once
+    ]
     if any(examples is None for examples, _, _ in each):
-        return [str(len(own)), seeds, tables.NONE, tables.NONE]
+        return [str(len(each_once)), seeds, tables.NONE, tables.NONE]
     total = f"{sum(examples * n for examples, n, _ in each) / 1e6:,.0f}"
     if any(model not in SPEED for _, _, model in each):
-        return [str(len(own)), seeds, total, tables.NONE]
+        return [str(len(each_once)), seeds, total, tables.NONE]
     hours = sum(examples * n / SPEED[model] for examples, n, model in each) / 3600
-    return [str(len(own)), seeds, total, f"{hours:,.0f}"]
+    return [str(len(each_once)), seeds, total, f"{hours:,.0f}"]
 
 
 def command_line(run: Run, out: Path) -> str:
@@ -401,32 +324,18 @@ def _main(argv):
     name = f"{rows[0].paper}-table{rows[0].table}"
     out = Path(args.out or f"runs/{name}")
     todo = {run.cell.name: run for cell in cells if not cell.missing for run in cell.runs}
-    for run in todo.values():
-        sweep.check_cell(run.cell, out / run.cell.name)
     if args.dry_run:
+        for run in todo.values():
+            sweep_folder.check_cell(run.cell, out / run.cell.name)
         every = {run.cell.name: run for cell in cells for run in cell.runs}
         shown = ["# " * bool(run.missing) + command_line(run, out) for run in every.values()]
         print("\n".join([*shown, "", *remarks(cells, request.overrides)]))
         return 0
-    with lock.owned_share(out):
-        code = _train([run.cell for run in todo.values()], out)
+    code = sweep.train([run.cell for run in todo.values()], out)
     print(f"\n{show(cells, out)}\n")
     notes = [*remarks(cells, request.overrides), *damaged(cells, out)]
     print("\n".join([*notes, f"runs: {out}"]))
     return code
-
-
-def _train(cells, out):
-    """Runs what has not ended. 0, or 1 where a run failed or diverged."""
-    todo = [cell for cell in cells if not sweep.ended(out / cell.name)]
-    lock.check_free([out / cell.name for cell in todo])
-    print(f"{len(cells)} runs in {out}, {len(cells) - len(todo)} of them done", flush=True)
-    compilation_cache.enable()
-    parallel.check_devices()
-    results = sweep.run_here([[cell] for cell in todo], out, sweep.load_once())
-    sweep.follow(results, len(todo), len(cells), out)
-    ended = [sweep.ended(out / cell.name) for cell in cells]
-    return int(any(outcome is None or outcome.code for outcome in ended))
 
 
 def _parse(argv):

@@ -1,6 +1,6 @@
 """The pictures of runs and comparisons, in one style.
 
-Colours are Okabe and Ito's (2008), which the colour-blind tell apart, without the yellow that
+Colors are Okabe and Ito's (2008), which the color-blind tell apart, without the yellow that
 paper swallows. Lines differ by dash and marker too, so that they do in print.
 """
 
@@ -17,8 +17,8 @@ import numpy as np
 from matplotlib.figure import Figure
 
 INK, GRID = "#222222", "#cccccc"
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#555555")
-CONTRAST = (COLOURS[0], COLOURS[4])  # two areas that differ in grey too
+COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#555555")
+CONTRAST = (COLORS[0], COLORS[4])  # two areas that differ in grey too
 DASHES = ("-", "--", ":", "-.")
 MARKERS = "os^Dv*P"
 DOTS = 60  # up to so many values of a row are drawn one by one, more as a box alone
@@ -49,10 +49,10 @@ def _plain(text):  # no formula, no legend entry that is left out
 
 
 def look(i: int) -> dict:
-    """Colour, dash and marker of the i-th line: those of no other one of the first 28."""
-    marker = MARKERS[(i + i // len(COLOURS)) % len(MARKERS)]
+    """Color, dash and marker of the i-th line: those of no other one of the first 28."""
+    marker = MARKERS[(i + i // len(COLORS)) % len(MARKERS)]
     return {
-        "color": COLOURS[i % len(COLOURS)],
+        "color": COLORS[i % len(COLORS)],
         "linestyle": DASHES[i % len(DASHES)],
         "marker": marker,
     }
@@ -108,28 +108,32 @@ def draw_strips(
     height = max([0.28, *(0.14 * len(lines) for lines in names)])
     figure = Figure((4.2, 0.9 + height * len(rows)), layout="constrained")
     axes = figure.subplots()
-    places = range(len(rows))
-    for i, values in zip(places, rows.values(), strict=True):
-        if not len(values):
-            continue
-        colour = look(i)["color"]
-        if box:
-            parts = {f"{part}props": {"color": colour} for part in ("box", "whisker", "cap")}
-            parts["medianprops"] = {"color": INK, "linewidth": 1.4}
-            axes.boxplot(
-                [values], positions=[i], widths=0.6, whis=(5, 95), sym="", orientation="horizontal",
-                manage_ticks=False, **parts,
-            )  # fmt: skip
-        else:
-            axes.plot([np.mean(values)] * 2, [i - 0.3, i + 0.3], color=INK, linewidth=1.4)
-        if len(values) <= DOTS:
-            marker = {"marker": look(i)["marker"], "markersize": 4, "alpha": 0.7}
-            axes.plot(values, [i] * len(values), linestyle="none", color=colour, **marker)
-    axes.set_yticks(places, [_plain("\n".join(lines)) for lines in names], fontsize="small")
+    for i, values in enumerate(rows.values()):
+        if len(values):
+            _draw_strip(axes, i, values, box)
+    axes.set_yticks(
+        range(len(rows)), [_plain("\n".join(lines)) for lines in names], fontsize="small"
+    )
     axes.set_ylim(len(rows) - 0.5, -0.5)
     axes.grid(visible=False, axis="y")
     axes.set(xlabel=xlabel, title=_plain(title))
     return figure
+
+
+def _draw_strip(axes, i, values, box):
+    color = look(i)["color"]
+    if box:
+        parts = {f"{part}props": {"color": color} for part in ("box", "whisker", "cap")}
+        parts["medianprops"] = {"color": INK, "linewidth": 1.4}
+        axes.boxplot(
+            [values], positions=[i], widths=0.6, whis=(5, 95), sym="", orientation="horizontal",
+            manage_ticks=False, **parts,
+        )  # fmt: skip
+    else:
+        axes.plot([np.mean(values)] * 2, [i - 0.3, i + 0.3], color=INK, linewidth=1.4)
+    if len(values) <= DOTS:
+        marker = {"marker": look(i)["marker"], "markersize": 4, "alpha": 0.7}
+        axes.plot(values, [i] * len(values), linestyle="none", color=color, **marker)
 
 
 class Side(NamedTuple):
@@ -156,40 +160,68 @@ def draw_heat_maps(
     Groups are parted by lines. Names that would overlap are left out; `written` puts each number
     into its field.
     """
-    across = min(3, len(maps))
-    down = -(-len(maps) // across)
-    R, C = next(iter(maps.values())).shape
-    square = R == C
-    field = 0.5 if written else 0.2  # inches
-    width = np.clip(field * C, 1.7, 6 / across)
-    height = width if square else np.clip(field * R, 1.7, 8)
-    beside, below = (0.08 * max(len(str(name)) for name in side.names) for side in (rows, columns))
-    size = (1.3 + beside + across * (width + 0.1), 0.7 + below + down * (height + 0.3))
-    figure = Figure(size, layout="compressed" if square else "constrained")
-    panels = figure.subplots(down, across, squeeze=False)
+    shape = next(iter(maps.values())).shape
+    layout = _lay_out(len(maps), shape, (rows, columns), field=0.5 if written else 0.2)
+    square = shape[0] == shape[1]
+    figure = Figure(layout.figure, layout="compressed" if square else "constrained")
+    panels = figure.subplots(layout.down, layout.across, squeeze=False)
     high = max(np.max(values) for values in maps.values()) if high is None else high
     for k, (axes, (title, values)) in enumerate(zip(panels.flat, maps.items(), strict=False)):
-        image = axes.imshow(
-            values, "cividis", aspect="equal" if square else "auto", vmin=low, vmax=high
-        )
-        _name_fields(axes.xaxis, columns, C, width / C, axes.axvline)
-        _name_fields(axes.yaxis, rows, R, height / R, axes.axhline)
+        aspect = "equal" if square else "auto"
+        image = axes.imshow(values, "cividis", aspect=aspect, vmin=low, vmax=high)
+        _name_fields(axes.xaxis, columns, shape[1], layout.width / shape[1], axes.axvline)
+        _name_fields(axes.yaxis, rows, shape[0], layout.height / shape[0], axes.axhline)
         axes.set_title(_plain(title))
+        at_left, below = k % layout.across == 0, k + layout.across >= len(maps)
+        _keep_outer_names(axes, at_left, below)
+        if written:
+            _write_values(axes, values, (low + high) / 2)
+    for axes in panels.flat:
         axes.grid(visible=False)
         axes.spines[:].set_visible(False)
-        if k % across:  # named at the left
-            axes.set_ylabel("")
-            axes.tick_params(labelleft=False)
-        if k + across < len(maps):  # named below
-            axes.set_xlabel("")
-            axes.tick_params(labelbottom=False)
-        for (i, j), value in np.ndenumerate(values) if written else ():
-            ink = "white" if value < (low + high) / 2 else "black"
-            axes.text(j, i, f"{value:.2f}", ha="center", va="center", color=ink, fontsize="small")
     for axes in panels.flat[len(maps) :]:
         axes.set_axis_off()
-    figure.colorbar(image, ax=panels, label=label, aspect=8 * down * height)
+    figure.colorbar(image, ax=panels, label=label, aspect=8 * layout.down * layout.height)
     return figure
+
+
+class _Layout(NamedTuple):
+    """Of heat maps side by side; inches."""
+
+    across: int  # maps
+    down: int
+    width: float  # of a map
+    height: float
+    figure: tuple[float, float]
+
+
+def _lay_out(count, shape, sides, field):
+    """At most three maps side by side, whose fields are `field` inches wide where there is room."""
+    across = min(3, count)
+    down = -(-count // across)
+    R, C = shape
+    width = np.clip(field * C, 1.7, 6 / across)
+    height = width if R == C else np.clip(field * R, 1.7, 8)
+    beside, below = (0.08 * max(len(str(name)) for name in side.names) for side in sides)
+    figure = (1.3 + beside + across * (width + 0.1), 0.7 + below + down * (height + 0.3))
+    return _Layout(across, down, width, height, figure)
+
+
+def _keep_outer_names(axes, at_left, below):
+    """The names of rows and columns stay on the outer maps only."""
+    if not at_left:
+        axes.set_ylabel("")
+        axes.tick_params(labelleft=False)
+    if not below:
+        axes.set_xlabel("")
+        axes.tick_params(labelbottom=False)
+
+
+def _write_values(axes, values, middle):
+    """Each number into its field, in white on the dark ones below the middle."""
+    for (i, j), value in np.ndenumerate(values):
+        ink = "white" if value < middle else "black"
+        axes.text(j, i, f"{value:.2f}", ha="center", va="center", color=ink, fontsize="small")
 
 
 def _name_fields(axis, side, count, inches, draw_line):
@@ -230,9 +262,9 @@ def draw_key(i: int) -> Figure:
 
 @in_style
 def svg(figure: Figure, label: str) -> str:
-    """An <svg> for a page: its text is text, its colours are the page's.
+    """An <svg> for a page: its text is text, its colors are the page's.
 
-    Ink, grid and line colours become var(--ink), var(--grid), var(--line-0), ...; `label` is what
+    Ink, grid and line colors become var(--ink), var(--grid), var(--line-0), ...; `label` is what
     is read aloud. Names inside are unlike those of any other picture of this process.
     """
     text = io.StringIO()
@@ -242,12 +274,12 @@ def svg(figure: Figure, label: str) -> str:
     drawn = drawn[drawn.index("<svg") :]
     drawn = re.sub(r' xmlns(:xlink)?="[^"]*"| version="[^"]*"', "", drawn)
     drawn = re.sub(r' (width|height)="[^"]*pt"', "", drawn, count=2)
-    own = f"p{next(_numbers)}-"
-    drawn = re.sub(r'\bid="', f'id="{own}', drawn)
-    drawn = re.sub(r'(url\(|xlink:href=")#', rf"\1#{own}", drawn).replace("xlink:href", "href")
-    names = {INK: "ink", GRID: "grid"} | {c: f"line-{i}" for i, c in enumerate(COLOURS)}
-    for colour, name in names.items():
-        drawn = drawn.replace(colour, f"var(--{name})")
+    prefix = f"p{next(_numbers)}-"
+    drawn = re.sub(r'\bid="', f'id="{prefix}', drawn)
+    drawn = re.sub(r'(url\(|xlink:href=")#', rf"\1#{prefix}", drawn).replace("xlink:href", "href")
+    names = {INK: "ink", GRID: "grid"} | {c: f"line-{i}" for i, c in enumerate(COLORS)}
+    for color, name in names.items():
+        drawn = drawn.replace(color, f"var(--{name})")
     label = label.replace("&", "&amp;").replace('"', "&quot;").replace("<", "&lt;")
     return drawn.replace("<svg", f'<svg role="img" aria-label="{label}"', 1)
 

@@ -98,12 +98,12 @@ def find(paper: str, table: str) -> tuple[Result, ...]:
     """The rows of a table, named "table1", "1" or "Table 1". BadInput names the nearest one."""
     if paper not in RULES:
         raise BadInput(f"no paper {paper!r}; {nearest(paper, RULES)}")
-    known = {f"table{t}": rows for (p, t), rows in tables().items() if p == paper}
+    of_paper = {f"table{t}": rows for (p, t), rows in tables().items() if p == paper}
     wanted = "table" + table.lower().removeprefix("table").strip()
-    for name, rows in known.items():
+    for name, rows in of_paper.items():
         if name.lower() == wanted:
             return rows
-    raise BadInput(f"{paper} has no accuracies in {table!r}; {nearest(table, known)}")
+    raise BadInput(f"{paper} has no accuracies in {table!r}; {nearest(table, of_paper)}")
 
 
 # From a row to runs.
@@ -112,24 +112,24 @@ def find(paper: str, table: str) -> tuple[Result, ...]:
 def facts(result: Result) -> dict[str, str]:
     """What rules look at. `score` is the part of the column before its colon."""
     pairs = [pair.partition("=") for pair in result.setting.split(";") if pair]
-    known = {key: value for key, _, value in pairs}
+    said = {key: value for key, _, value in pairs}
     for key in ("paper", "table", "dataset", "model", "method", "variant", "column"):
-        known[key] = getattr(result, key)
-    return known | {"score": result.column.partition(":")[0]}
+        said[key] = getattr(result, key)
+    return said | {"score": result.column.partition(":")[0]}
 
 
 def recipe(result: Result) -> Recipe:
     """How a row is measured, or why it is not."""
-    known = facts(result)
-    rules = [rule for rule in RULES[result.paper] if _fits(rule, known)]
+    row_facts = facts(result)
+    rules = [rule for rule in RULES[result.paper] if _fits(rule, row_facts)]
     over = _last(rules, "over")
-    targets = [known | {"target": target} for target in over] if over else [known]
+    targets = [row_facts | {"target": target} for target in over] if over else [row_facts]
     lacks = _last(rules, "lacks")
     specs = () if lacks else tuple(_spec(result, target) for target in targets)
     return Recipe(
         specs,
         _last(rules, "way"),
-        (_last(rules, "measure") or "").format(**known),
+        (_last(rules, "measure") or "").format(**row_facts),
         _last(rules, "seeds"),
         bool(_last(rules, "per_client")) and not over,
         tuple(rule.note for rule in rules if rule.note),
@@ -137,9 +137,9 @@ def recipe(result: Result) -> Recipe:
     )
 
 
-def _fits(rule, known):
+def _fits(rule, row_facts):
     pairs = [pair.partition("=") for pair in rule.when.split(";") if pair]
-    return all(known.get(key) in value.split("|") for key, _, value in pairs)
+    return all(row_facts.get(key) in value.split("|") for key, _, value in pairs)
 
 
 def _last(rules, field):
@@ -147,33 +147,33 @@ def _last(rules, field):
     return said[-1] if said else Rule._field_defaults[field]
 
 
-def _spec(result, known):
-    rules = [rule for rule in RULES[result.paper] if _fits(rule, known)]
+def _spec(result, row_facts):
+    rules = [rule for rule in RULES[result.paper] if _fits(rule, row_facts)]
     settings = {}
     for rule in rules:
-        settings |= {key: value.format(**known) for key, value in rule.settings.items()}
-    name = "/".join([*_shared_parts(result, known), _method(result)])
+        settings |= {key: value.format(**row_facts) for key, value in rule.settings.items()}
+    name = "/".join([*_shared_parts(result, row_facts), _method(result)])
     return Spec(name, _last(rules, "config"), _last(rules, "method") or result.method, settings)
 
 
 def cell_name(result: Result) -> str:
     """What tells a row from the others of its table: DATASET/SETTING/METHOD(VARIANT)/COLUMN."""
-    known = {key: value for key, value in facts(result).items() if key != "target"}
+    row_facts = {key: value for key, value in facts(result).items() if key != "target"}
     column = [result.column] if "column" in _varying(result.paper, result.table) else []
-    return "/".join([*_shared_parts(result, known), _method(result), *column])
+    return "/".join([*_shared_parts(result, row_facts), _method(result), *column])
 
 
 def _method(result):
     return f"{result.method}({result.variant})" if result.variant else result.method
 
 
-def _shared_parts(result, known):
+def _shared_parts(result, row_facts):
     """Data set (of one: model) and settings, those that differ inside the table."""
     varying = _varying(result.paper, result.table)
     first = "dataset" if "dataset" in varying else "model"
-    parts = [known[first]] if first in varying else []
-    named = [key for key in known if key not in Result._fields and key != "score"]
-    return parts + [f"{key}={known[key]}" for key in named if key in varying or key == "target"]
+    parts = [row_facts[first]] if first in varying else []
+    named = [key for key in row_facts if key not in Result._fields and key != "score"]
+    return parts + [f"{key}={row_facts[key]}" for key in named if key in varying or key == "target"]
 
 
 @functools.cache
@@ -341,6 +341,7 @@ _HFEDF = (
 
 _IMAGENET = {"data.normalize": "imagenet", "model.pretrained": "{model}.safetensors"}
 _INDEXED = "index=federated|global"
+CLIENT2VEC_BASES = {"moon": {"projection": "mlp256"}}  # of a base, alone and improved
 
 _CLIENT2VEC = (
     Rule("", way="max_over_rounds", measure="accuracy.mean", seeds=3),
@@ -389,7 +390,10 @@ _CLIENT2VEC = (
         note="fedavgm: beta is the paper's best of 0.1, 0.5, 1; 0.5 here",
     ),
     Rule("method=moon", note="moon: mu is the paper's best of 0.01, 0.1, 1; 1 here"),
-    Rule(f"method=moon;{_INDEXED}", {"method.projection": "mlp256"}),
+    *(
+        Rule(f"method={base};{_INDEXED}", {f"method.{k}": v for k, v in settings.items()})
+        for base, settings in CLIENT2VEC_BASES.items()
+    ),
     Rule("method=fediir", note="fediir: ema is the paper's best of 0.95, 0.5, 0.1; 0.95 here"),
     Rule("table=2", note="base and index of Table 2 are not printed; FedAvg, global here"),
     Rule("variant=feature_average", {"method.index": "feature_average"}),

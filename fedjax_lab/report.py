@@ -1,7 +1,8 @@
 """What a run says at its end, and the command that compares runs.
 
 python -m fedjax_lab.report DIR... [--way=last] [--measure=accuracy.mean] [--baseline=fedavg]
-                            [--target=80] [--ddof=1] [--format=terminal] [--out=FILE]
+                            [--target=80] [--ddof=1] [--bold] [--format=terminal]
+                            [--out=FILE]
 
 DIR: folders of runs, finished or not, or folders that hold such (a sweep's). Runs of one config are
 one row, whatever their seeds; seeds are paired with the baseline's.
@@ -13,6 +14,7 @@ one row, whatever their seeds; seeds are paired with the baseline's.
 --baseline  a row's name, or a method's
 --target    percent: the rounds, bytes and seconds until the measure first reached it
 --ddof      0: the population's std, for tables beside published ones that used it
+--bold      the best mean of each column in bold: in markdown and latex
 --format    terminal, markdown, latex, csv, html
 
 Exit codes: 0 done; 2 bad input, in one line.
@@ -31,22 +33,21 @@ from pathlib import Path
 from fedjax_lab import command, compare, runs, tables
 from fedjax_lab.errors import MACHINE, BadInput, parse
 
-LABELS = tables.WAYS
 FORMATS = ("terminal", "markdown", "latex", "csv", "html")
 
 
 def closing_table(summary: dict) -> str:
     """Accuracy in percent, by the ways to choose a round."""
-    ways = [way for way in LABELS if way in summary]
-    lines = [_line("accuracy, %", [LABELS[way] for way in ways])]
+    ways = [way for way in tables.WAYS if way in summary]
+    lines = [_line("accuracy, %", [tables.WAYS[way] for way in ways])]
     lines.append("-" * len(lines[0]))
-    found = {way: _flat(summary[way]) for way in ways}
-    for name, label in _measures(found["last"][0]):
-        lines.append(_line(label, [_cell(name, *found[way]) for way in ways]))
+    chosen = {way: _flat(summary[way]) for way in ways}
+    for name, label in _measures(chosen["last"][0]):
+        lines.append(_line(label, [_cell(name, *chosen[way]) for way in ways]))
     seeds = summary["seeds"]
     if len(seeds) > 1:
         lines.append(f"mean +- sample standard deviation over {len(seeds)} seeds")
-    if any(runs.peeks(way, found[way][0]) for way in ways):
+    if any(runs.peeks(way, chosen[way][0]) for way in ways):
         lines.append("maxima are chosen on the test set itself")
     return "\n".join(lines)
 
@@ -55,10 +56,10 @@ def _flat(chosen):
     return [runs.measures(chosen.get(key, {})) for key in ("mean", "std")]
 
 
-def _measures(found):
+def _measures(measured):
     """(name, label) of each accuracy that was measured and is shown."""
-    domains = [(m, m.removeprefix("domains.")) for m in found if m.startswith("domains.")]
-    return domains + [(m, label) for m, label in tables.MEASURES.items() if m in found]
+    domains = [(m, m.removeprefix("domains.")) for m in measured if m.startswith("domains.")]
+    return domains + [(m, label) for m, label in tables.MEASURES.items() if m in measured]
 
 
 def _cell(name, mean, std):
@@ -92,11 +93,12 @@ def _main(argv):
 def _arguments(argv):
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("folders", type=Path, nargs="*")
-    parser.add_argument("--way", default="last", choices=LABELS)
+    parser.add_argument("--way", default="last", choices=tables.WAYS)
     parser.add_argument("--measure")
     parser.add_argument("--baseline")
     parser.add_argument("--target", type=float)
     parser.add_argument("--ddof", type=int, default=1, choices=(0, 1))
+    parser.add_argument("--bold", action="store_true")
     parser.add_argument("--format", default="terminal", choices=FORMATS)
     parser.add_argument("--out", type=Path)
     args = parse(parser, argv)
@@ -122,7 +124,7 @@ def report(args) -> str:
     blocks, notes = runs.arrange(whole)
     notes += damaged
     measure = compare.choose(blocks, args.way, args.measure)
-    choice = tables.Choice(args.way, measure, args.target, args.ddof)
+    choice = tables.Choice(args.way, measure, args.target, args.ddof, args.bold)
     sections = []
     baselines = compare.find_baseline(blocks, args.baseline)
     for block, baseline in zip(blocks, baselines, strict=True):

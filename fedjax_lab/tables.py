@@ -2,7 +2,7 @@
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from fedjax_lab import runs
@@ -39,6 +39,7 @@ class Choice(NamedTuple):
     measure: str
     target: float | None
     ddof: int
+    bold: bool = False  # the best mean of each column, where the format can
 
 
 class Table(NamedTuple):
@@ -47,6 +48,7 @@ class Table(NamedTuple):
     title: str
     header: list[str]
     cells: list[list[str]]
+    bold: Collection[tuple[int, int]] = ()  # (row, column) of cells that Markdown and LaTeX set off
 
 
 class Section(NamedTuple):
@@ -86,7 +88,9 @@ def _accuracy(section, choice):
         main = entry.measures.get(choice.measure, Spread(0, None, None, None, None))
         rest = [_spread(entry.measures.get(m)) for m in others]
         cells.append([entry.row.name, str(main.n), _spread(main), _interval(main), *rest])
-    return Table(f"accuracy, %, {WAYS[choice.way]}", header, cells)
+    measures = dict(enumerate([choice.measure, None, *others], 2))
+    bold = best(section.entries, measures) if choice.bold else ()
+    return Table(f"accuracy, %, {WAYS[choice.way]}", header, cells, bold)
 
 
 def _paired(section, choice):
@@ -106,7 +110,19 @@ def _domains(section, choice):
     names = _shared(section, "domains.")
     cells = [[e.row.name, *(_spread(e.measures.get(m)) for m in names)] for e in section.entries]
     header = ["", *(shown(m.removeprefix("domains.")) for m in names)]
-    return Table(f"accuracy by domain, %, {WAYS[choice.way]}", header, cells)
+    bold = best(section.entries, dict(enumerate(names, 1))) if choice.bold else ()
+    return Table(f"accuracy by domain, %, {WAYS[choice.way]}", header, cells, bold)
+
+
+def best(entries: Sequence[Entry], measures: dict[int, str | None]) -> set[tuple[int, int]]:
+    """(row, column) of the highest mean of each column's measure."""
+    bold = set()
+    for column, measure in measures.items():
+        spreads = [entry.measures.get(measure) for entry in entries]
+        means = {i: s.mean for i, s in enumerate(spreads) if s is not None and s.mean is not None}
+        highest = max(means.values(), default=None)
+        bold |= {(i, column) for i, mean in means.items() if mean == highest}
+    return bold
 
 
 def _costs(section, choice):
@@ -167,10 +183,15 @@ def markdown(table: Table) -> str:
     """A table of GitHub's Markdown, names as code."""
     lines = ["| " + " | ".join(map(escape_markdown, table.header)) + " |"]
     lines.append("|---" + "|---:" * (len(table.header) - 1) + "|")
-    for name, *cells in table.cells:
+    for i, (name, *cells) in enumerate(table.cells):
         code = "`" + name.replace("`", "'").replace("|", r"\|") + "`"
-        lines.append("| " + " | ".join([code, *map(escape_markdown, cells)]) + " |")
+        written = [_set_off(table, i, j, escape_markdown(cell)) for j, cell in enumerate(cells, 1)]
+        lines.append("| " + " | ".join([code, *written]) + " |")
     return "\n".join([escape_markdown(table.title), "", *lines])
+
+
+def _set_off(table, i, j, text, mark="**{}**"):
+    return mark.format(text) if (i, j) in table.bold else text
 
 
 _MARKDOWN = str.maketrans({c: f"\\{c}" for c in "\\`*_[]<>|"})
@@ -183,7 +204,12 @@ def escape_markdown(text: str) -> str:
 
 def latex(table: Table) -> str:
     """A table for LaTeX with the package booktabs."""
-    first, *body = [" & ".join(map(_latex, row)) + r" \\" for row in (table.header, *table.cells)]
+    mark = r"\textbf{{{}}}"
+    rows = [list(map(_latex, table.header))] + [
+        [_set_off(table, i, j, _latex(cell), mark) for j, cell in enumerate(row)]
+        for i, row in enumerate(table.cells)
+    ]
+    first, *body = [" & ".join(row) + r" \\" for row in rows]
     return "\n".join(
         [
             r"\begin{table}",

@@ -6,83 +6,134 @@
 
 Each cell is one run of fedjax_lab.main in DIR; the first runs find the indices, which all others
 take. What is finished is not run again, what was interrupted goes on. i: sampling; ii: aggregation;
-iii: local training. Accuracy in percent: mean over clients, then over seeds (population standard
-deviation).
+iii: local training. A base has the settings that the config file gives it where it is run alone.
+Accuracy in percent: mean over clients, then over seeds (population standard deviation); the best of
+each row in bold.
+
+--epochs  of the index network
+--way     how the round is chosen: see fedjax_lab.report
+
+Exit codes are those of fedjax_lab.sweep.
 """
 
+if __name__ == "__main__":  # before the imports, which an interrupt may meet
+    from fedjax_lab import command
+
+    command.begin()
+
 import argparse
-import json
+import sys
 from pathlib import Path
 
 import numpy as np
-import table
 
-from fedjax_lab import report
+from fedjax_lab import command, parallel, runs, sweep, sweep_folder, tables
+from fedjax_lab.config import load_config, resolve
+from fedjax_lab.errors import parse
+from fedjax_lab.main import parse_seeds, split_overrides
+from fedjax_lab.sweep_plan import Cell
 
 STEPS = {
     "+i": ("aggregation", "local_training"),
     "+i+ii": ("local_training",),
     "+i+ii+iii": (),
 }  # what each column leaves out
-SETTINGS = {"moon": {"projection": "mlp256"}}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def main(argv: list[str]) -> int:
+    """The command, without its name; returns the exit code."""
+    if not argv or {"-h", "--help"} & set(argv):
+        print(__doc__)
+        return 0 if argv else 2
+    return command.call(_main, argv, "the same command continues")
+
+
+def _main(argv):
+    args, overrides = _parse(argv)
+    bases, indices = args.bases.split(","), args.indices.split(",")
+    code = sweep.train([find_index(args, overrides, index) for index in indices], args.out)
+    rows = {base: row(args, overrides, base, indices) for base in bases}
+    code |= sweep.train([cell for cells in rows.values() for cell in cells], args.out)
+    said = " ".join([args.config, *(f"--config.{key}={value}" for key, value in overrides)])
+    title = f"{tables.WAYS[args.way]}, seeds {args.seeds}: {said}"
+    numbers = {
+        base: [accuracies(args.out / cell.name, args.way) for cell in cells]
+        for base, cells in rows.items()
+    }
+    print("\n" + tables.markdown(table(title, indices, numbers)))
+    return code
+
+
+def _parse(argv):
+    argv, overrides = split_overrides(argv)
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--config", required=True)
     parser.add_argument("--out", required=True, type=Path)
     parser.add_argument("--bases", default="fedavg,fedavgm,feddyn,moon,fedlc,fediir")
     parser.add_argument("--indices", default="federated,global")
-    parser.add_argument("--epochs", type=int, default=500, help="of the index network")
+    parser.add_argument("--epochs", type=int, default=500)
     parser.add_argument("--seeds", default="0")
-    parser.add_argument("--way", default="max_over_rounds", choices=report.LABELS)
-    args, overrides = parser.parse_known_args()
-    bases, indices = args.bases.split(","), args.indices.split(",")
+    parser.add_argument("--way", default="max_over_rounds", choices=tables.WAYS)
+    return parse(parser, argv), overrides
+
+
+def find_index(args, overrides, index: str) -> Cell:
+    """The run that finds an index: one round of training after it."""
+    short = [*overrides, ("run.rounds", "1"), ("run.eval_every", "1")]
+    settings = {"index": index, "index_epochs": args.epochs}
+    return cell(args, short, f"index-{index}", "client2vec", settings)
+
+
+def row(args, overrides, base: str, indices: list[str]) -> list[Cell]:
+    """A base method as it is, and improved step by step with each index."""
+    cells = [cell(args, overrides, base, base, {})]
+    alone = dict(load_config(f"{args.config}:{base}")["method"])
+    alone.pop("name")
     for index in indices:
-        found = {"index": index, "index_epochs": args.epochs}
-        short = [*overrides, "--config.run.rounds=1", "--config.run.eval_every=1"]
-        run(args, f"index-{index}", "client2vec", found, short)
-    rows = {}
-    for base in bases:
-        own = SETTINGS.get(base, {})
-        row = [run(args, f"{base}", base, own, overrides)]
-        for index in indices:
-            known = {"index": index, "index_of": args.out / f"index-{index}", "base": base, **own}
-            for step, without in STEPS.items():
-                method = known | dict.fromkeys(without, False)
-                row.append(run(args, f"{base}-{index}-{step}", "client2vec", method, overrides))
-        rows[base] = row
-    print(f"\n{report.LABELS[args.way]}, seeds {args.seeds}: {args.config} {' '.join(overrides)}\n")
-    print("\n".join(markdown(rows, indices)))
+        improved = {"index": index, "index_of": args.out / f"index-{index}", "base": base, **alone}
+        for step, without in STEPS.items():
+            settings = improved | dict.fromkeys(without, False)
+            cells.append(cell(args, overrides, f"{base}-{index}-{step}", "client2vec", settings))
+    return cells
 
 
-def run(args, name, method, settings, overrides) -> np.ndarray | None:
-    """The accuracies of the seeds of one cell; None where the run failed, which is told."""
-    folder = args.out / name
-    own = [f"--config.method.{key}={value}" for key, value in settings.items()]
-    if not table.run(args, method, folder, [*overrides, *own]):
-        return None
-    seeds = json.loads((folder / "summary.json").read_text())[args.way]["per_seed"].values()
-    return np.array([s["accuracy"]["mean"] for s in seeds])
+def cell(args, overrides, name: str, method: str, settings: dict) -> Cell:
+    """One run of a method with these settings of its own."""
+    point = {f"method.{key}": str(value) for key, value in settings.items()}
+    loaded = load_config(f"{args.config}:{method}")
+    config = resolve(loaded, [*overrides, *point.items()])
+    return Cell(name, method, point, config, parse_seeds(args.seeds.split(",")))
 
 
-def markdown(rows: dict[str, list], indices: list[str]) -> list[str]:
-    """The table's lines; the best mean of each row in bold."""
-    columns = ["as it is", *(f"{index} {step}" for index in indices for step in STEPS)]
-    lines = ["| | " + " | ".join(columns) + " |", "|---" * (len(columns) + 1) + "|"]
-    for base, cells in rows.items():
-        best = max((cell.mean() for cell in cells if cell is not None), default=None)
-        shown = [_cell(cell, best) for cell in cells]
-        lines.append(f"| `{base}` | " + " | ".join(shown) + " |")
-    return lines
+def accuracies(folder: Path, way: str) -> list[float]:
+    """The mean over clients of each seed; none where the run has not ended well."""
+    outcome = sweep_folder.ended(folder)
+    if outcome is None or outcome.code:
+        return []
+    run = runs.read(folder)
+    seeds = {seed: [r for r in run.rows if r["seed"] == seed] for seed in run.seeds}
+    measured = runs.measured(runs.Row(folder.name, [run], seeds), way)
+    return [measures["accuracy.mean"] for measures in measured.values()]
 
 
-def _cell(values, best) -> str:
-    if values is None:
+def table(title: str, indices: list[str], rows: dict[str, list[list[float]]]) -> tables.Table:
+    """Of the accuracies of seeds; the best mean of each row in bold."""
+    header = ["", "as it is", *(f"{index} {step}" for index in indices for step in STEPS)]
+    cells, bold = [], set()
+    for i, (base, accuracy) in enumerate(rows.items()):
+        cells.append([base, *map(spread, accuracy)])
+        means = {j: np.mean(values) for j, values in enumerate(accuracy, 1) if values}
+        bold |= {(i, j) for j, mean in means.items() if mean == max(means.values())}
+    return tables.Table(title, header, cells, bold)
+
+
+def spread(values: list[float]) -> str:
+    """Mean, and the population standard deviation in brackets where there are several values."""
+    if not values:
         return ""
-    text = f"{values.mean():.1f}" + (f" ({values.std():.1f})" if len(values) > 1 else "")
-    return f"**{text}**" if values.mean() == best else text
+    return f"{np.mean(values):.1f}" + (f" ({np.std(values):.1f})" if len(values) > 1 else "")
 
 
 if __name__ == "__main__":
-    main()
+    parallel.use_every_core()
+    command.run(main, sys.argv[1:])

@@ -13,91 +13,122 @@ id is each client's accuracy on its own validation rows, ood on all of the targe
 mean (population standard deviation) over clients and seeds after the last round, and the mean over
 targets is that of the cells. The paper scores `central` on the union of the validation rows, here
 it is scored like all others.
+
+Exit codes are those of fedjax_lab.sweep.
 """
+
+if __name__ == "__main__":  # before the imports, which an interrupt may meet
+    from fedjax_lab import command
+
+    command.begin()
 
 import argparse
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
-import table
 
-from fedjax_lab import experiment, metrics
+from fedjax_lab import command, experiment, parallel, runs, sweep, sweep_folder, tables
 from fedjax_lab.config import load_config, resolve
-from fedjax_lab.errors import BadInput
+from fedjax_lab.errors import parse
+from fedjax_lab.main import parse_seeds, split_overrides
+from fedjax_lab.sweep_plan import Cell
 
 MEASURES = ("id", "ood")
+Percents = dict[str, list[float]]  # of every client and seed, by measure
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def main(argv: list[str]) -> int:
+    """The command, without its name; returns the exit code."""
+    if not argv or {"-h", "--help"} & set(argv):
+        print(__doc__)
+        return 0 if argv else 2
+    return command.call(_main, argv, "the same command continues")
+
+
+def _main(argv):
+    args, overrides = _parse(argv)
+    methods, counts = args.methods.split(","), args.domains.split(",")
+    targets = args.targets.split(",") if args.targets else None
+    targets = targets or all_domains(f"{args.config}:{methods[0]}", overrides)
+    cells = {
+        (d, method, target): cell(args, overrides, d, method, target)
+        for d in counts
+        for method in methods
+        for target in targets
+    }
+    code = sweep.train(list(cells.values()), args.out)
+    print(f"\nlast round; mean (population std) over clients and seeds {args.seeds}")
+    print(" ".join([args.config, *(f"--config.{key}={value}" for key, value in overrides)]))
+    measured = {place: last_round(args.out / cell.name) for place, cell in cells.items()}
+    for d in counts:
+        rows = {m: {target: measured[d, m, target] for target in targets} for m in methods}
+        print("\n" + tables.markdown(table(f"{d} of the other domains per client", rows)))
+    return code
+
+
+def _parse(argv):
+    argv, overrides = split_overrides(argv)
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--config", required=True)
     parser.add_argument("--out", required=True, type=Path)
     parser.add_argument("--methods", required=True)
     parser.add_argument("--targets", default="")
     parser.add_argument("--domains", default="1,2,3")
     parser.add_argument("--seeds", default="0,1,2")
-    args, overrides = parser.parse_known_args()
-    try:
-        config = f"{args.config}:{args.methods.split(',')[0]}"
-        targets = args.targets.split(",") if args.targets else all_domains(config, overrides)
-    except BadInput as error:
-        sys.exit(f"error: {error}")
-    found = {}
-    for d in args.domains.split(","):
-        for method in args.methods.split(","):
-            for target in targets:
-                folder = args.out / method / f"d{d}" / target
-                own = [f"--config.data.unseen={target}", f"--config.partition.domains={d}"]
-                if table.run(args, method, folder, [*overrides, *own]):
-                    rows = metrics.read_metrics(folder / "metrics.jsonl")
-                    found[d, method, target] = last_round(rows)
-    print(f"\nlast round; mean (population std) over clients and seeds {args.seeds}")
-    print(" ".join([args.config, *overrides]))
-    for d in args.domains.split(","):
-        cells = {
-            method: {target: found.get((d, method, target), {}) for target in targets}
-            for method in args.methods.split(",")
-        }
-        print(f"\n{d} of the other domains per client\n\n" + "\n".join(markdown(cells)))
+    return parse(parser, argv), overrides
 
 
-def all_domains(config: str, overrides: list[str]) -> tuple[str, ...]:
-    """The domains of the config's data, with overrides --config.KEY=VALUE."""
-    pairs = [text.removeprefix("--config.").partition("=")[::2] for text in overrides]
-    return experiment.load_data(resolve(load_config(config), pairs).data).domains
+def all_domains(config: str, overrides: Sequence[tuple[str, str]]) -> tuple[str, ...]:
+    """The domains of the config's data."""
+    return experiment.load_data(resolve(load_config(config), overrides).data).domains
 
 
-def last_round(rows: list[dict]) -> dict[str, list[float]]:
-    """{id, ood: percent of every client and seed after the last round}, of rows of metrics."""
+def cell(args, overrides, d: str, method: str, target: str) -> Cell:
+    """One run: the domain left out, and how many of the others a client holds."""
+    point = {"data.unseen": target, "partition.domains": d}
+    loaded = load_config(f"{args.config}:{method}")
+    config = resolve(loaded, [*overrides, *point.items()])
+    seeds = parse_seeds(args.seeds.split(","))
+    return Cell(f"{method}/d{d}/{target}", method, point, config, seeds)
+
+
+def last_round(folder: Path) -> Percents:
+    """What every client and seed has after the last round; empty where a run has not ended well."""
+    outcome = sweep_folder.ended(folder)
+    if outcome is None or outcome.code:
+        return {}
+    rows = runs.read(folder).rows
     last = [row for row in rows if row["round"] == rows[-1]["round"]]
-    measured = [m for m in MEASURES if f"{m}_per_client" in last[0]]
-    return {
-        m: [value for row in last for value in row[f"{m}_per_client"] if value is not None]
-        for m in measured
-    }
+    return {m: percents(last, m) for m in MEASURES if f"{m}_per_client" in last[0]}
 
 
-def markdown(cells: dict[str, dict[str, dict[str, list[float]]]]) -> list[str]:
-    """The lines of a table of {method: {target: {id, ood: percents}}}; gaps stay empty."""
-    targets = list(next(iter(cells.values())))
-    heads = [f"{m} {column}" for m in MEASURES for column in (*targets, "mean")]
-    lines = ["| | " + " | ".join(heads) + " |", "|---" * (len(heads) + 1) + "|"]
-    for method, by_target in cells.items():
-        shown = []
+def percents(rows: Iterable[dict], measure: str) -> list[float]:
+    """Of every client and seed that has any, in one round."""
+    return [v for row in rows for v in row[f"{measure}_per_client"] if v is not None]
+
+
+def table(title: str, rows: dict[str, dict[str, Percents]]) -> tables.Table:
+    """Of {method: {target: percents}}; gaps stay empty."""
+    targets = list(next(iter(rows.values())))
+    header = ["", *(f"{m} {column}" for m in MEASURES for column in (*targets, "mean"))]
+    cells = []
+    for method, by_target in rows.items():
+        line = [method]
         for m in MEASURES:
             values = [by_target[target].get(m) for target in targets]
-            shown += [cell(v) if v else "" for v in values]
-            shown.append(f"{np.mean([np.mean(v) for v in values]):.2f}" if all(values) else "")
-        lines.append(f"| `{method}` | " + " | ".join(shown) + " |")
-    return lines
+            line += [spread(v) if v else "" for v in values]
+            line.append(f"{np.mean([np.mean(v) for v in values]):.2f}" if all(values) else "")
+        cells.append(line)
+    return tables.Table(title, header, cells)
 
 
-def cell(values: Iterable[float]) -> str:
+def spread(values: Sequence[float]) -> str:
     """Mean (population standard deviation)."""
     return f"{np.mean(values):.2f} ({np.std(values):.2f})"
 
 
 if __name__ == "__main__":
-    main()
+    parallel.use_every_core()
+    command.run(main, sys.argv[1:])

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from inputs import complaint
 
-from fedjax_lab import files, metrics, report, runner, sweep, tensorboard
+from fedjax_lab import files, metrics, report, runner, sweep, sweep_folder, tensorboard
 from fedjax_lab.errors import BadInput
 from fedjax_lab.sweep import Outcome, Shared
 
@@ -305,10 +305,10 @@ def test_tensorboard_follows_a_run_that_is_mended(whole, capsys):
 @pytest.mark.parametrize("text", ["", "exit code", "exit code x\n", "\0" * 40, "{}", "exit code 1"])
 def test_an_unreadable_error_file_means_that_the_cell_is_tried_again(tmp_path, text):
     (tmp_path / "error.txt").write_text(text)
-    assert sweep.failure(tmp_path) is sweep.ended(tmp_path) is None
+    assert sweep_folder.failure(tmp_path) is sweep.ended(tmp_path) is None
     assert sweep.shown(tmp_path) == "not finished"
     (tmp_path / "error.txt").write_bytes(b"exit code -9\nkilled \xff\n")
-    assert sweep.failure(tmp_path) == Outcome(-9, "killed �")
+    assert sweep_folder.failure(tmp_path) == Outcome(-9, "killed �")
 
 
 def test_an_error_file_is_written_at_once(tmp_path, monkeypatch):
@@ -320,7 +320,7 @@ def test_an_error_file_is_written_at_once(tmp_path, monkeypatch):
     monkeypatch.setattr(metrics.os, "fsync", fail)
     with pytest.raises(OSError, match="No space"):
         sweep.record(Outcome(1, "second"), tmp_path)
-    assert sweep.failure(tmp_path) == Outcome(1, "first")
+    assert sweep_folder.failure(tmp_path) == Outcome(1, "first")
 
 
 def test_a_folder_in_the_place_of_an_error_file_is_refused_before_anything_is_run(whole):

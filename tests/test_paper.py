@@ -10,7 +10,7 @@ import pytest
 import toys
 from inputs import complaint
 
-from fedjax_lab import experiment, paper, published, runner, tables
+from fedjax_lab import experiment, paper, published, requirements, runner, sweep_plan, tables
 from fedjax_lab.config import load_config, resolve, value_at
 from fedjax_lab.data import at_hand
 from fedjax_lab.main import split_overrides
@@ -181,7 +181,7 @@ def test_a_mean_over_targets_has_a_run_for_each(plans):
     ],
 )
 def test_cost(plans, table, cell, expected):
-    assert paper.cost(find(plans[table], cell).runs[0].cell.config) == expected
+    assert requirements.cost(find(plans[table], cell).runs[0].cell.config) == expected
 
 
 # Choosing cells.
@@ -250,7 +250,7 @@ def write(folder, seeds):
 def cell(*names, way="last", measure="global", per_client=False):
     config = resolve({})
     made = [
-        paper.Run(paper.sweep.Cell(name, "fedavg", {}, config, [0, 1]), "x", [], "")
+        paper.Run(sweep_plan.Cell(name, "fedavg", {}, config, [0, 1]), "x", [], "")
         for name in names
     ]
     recipe = Recipe((), way, measure, 2, per_client, (), "")
@@ -326,11 +326,11 @@ def test_files_are_looked_for_where_their_source_does(tmp_path, name):
 def test_first_weights_and_clip_are_missed(plans):
     base = {"data": {"name": "digit_domains"}, "model": {"name": "mobilenet_v2"}}
     config = resolve(base, [("model.pretrained", "nowhere.safetensors")])
-    assert paper.missing(config).startswith("no first weights nowhere.safetensors")
+    assert requirements.missing(config).startswith("no first weights nowhere.safetensors")
     clip = {"data": {"name": "digit_domains"}, "embedding": {"name": "clip", "folder": "nowhere"}}
     config = resolve({**clip, "method": {"name": "client2vec"}})
-    assert paper.missing(config).startswith("no CLIP")
-    assert paper.missing(resolve(clip)) == ""  # fedavg takes none
+    assert requirements.missing(config).startswith("no CLIP")
+    assert requirements.missing(resolve(clip)) == ""  # fedavg takes none
 
 
 # The command.
@@ -449,7 +449,7 @@ def test_dry_run_prints_commands_of_these_configs(capsys):
 
 def test_list_has_every_table(capsys, monkeypatch):
     monkeypatch.setattr(
-        paper, "missing", lambda config: "" if "digits" in config.data.name else "x: y"
+        requirements, "missing", lambda config: "" if "digits" in config.data.name else "x: y"
     )
     assert paper.main(["list", f"--configs={CONFIGS}"]) == 0
     out = capsys.readouterr().out

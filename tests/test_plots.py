@@ -58,7 +58,7 @@ def test_a_legend_leaves_out_what_has_no_points(tmp_path):
     (legend,) = figure.legends
     assert [text.get_text() for text in legend.get_texts()] == ["a", "\u200b_c"]
     colours = [line.get_color() for line in legend.get_lines()]
-    assert colours == [plots.COLOURS[0], plots.COLOURS[2]]
+    assert colours == [plots.COLORS[0], plots.COLORS[2]]
     assert not plots.draw_curves([some], "round", "accuracy, %").legends
     path = plots.save(figure, tmp_path / "curves.png")
     width, height = Image.open(path).size

@@ -397,6 +397,27 @@ def test_latex_is_balanced_and_escaped(tmp_path, capsys):
         assert len(rows) >= 3 and {row.count("&") for row in rows} == {len(columns) - 1}
 
 
+def test_the_best_mean_of_each_column_is_bold(tmp_path, capsys):
+    """As in tables beside published ones: the population's deviation, and every domain."""
+    for name, scores in {"fedavg": (80.0, 84.0), "local": (81.0, 83.0)}.items():
+        rows = [
+            evaluation(seed, 5, a, 2) | {"domains": {"a": a, "b": 90.0 - (name == "local")}}
+            for seed, a in enumerate(scores)
+        ]
+        write(tmp_path / name, {0: [0.0], 1: [0.0]}, method=name)
+        lines = [json.dumps(row) + "\n" for row in rows]
+        (tmp_path / name / "metrics.jsonl").write_text("".join(lines))
+    arguments = tmp_path, "--way=last", "--ddof=0", "--bold"
+    lines = call(capsys, *arguments, "--format=markdown").splitlines()
+    i = lines.index("|  | a | b |")
+    assert lines[i + 2] == "| `fedavg` | **82.00 +- 2.00** | **90.00 +- 0.00** |"
+    assert lines[i + 3] == "| `local` | **82.00 +- 1.00** | 89.00 +- 0.00 |"  # equally good
+    latex = call(capsys, *arguments, "--format=latex")
+    assert r"local & \textbf{82.00 $\pm$ 1.00} & 89.00 $\pm$ 0.00 \\" in latex
+    assert "**" not in call(capsys, *arguments)
+    assert "**" not in call(capsys, *arguments[:-1], "--format=markdown")
+
+
 def test_markdown_has_one_width(tmp_path, capsys):
     out = call(capsys, strange_rows(tmp_path), "--format=markdown")
     lines = [line for line in out.splitlines() if line.startswith("|")]
@@ -447,7 +468,7 @@ def test_the_page_stands_alone(tmp_path, capsys):
     assert len(page.ids) == len(set(page.ids))
     assert page.tags.count("svg") == 3 + 3 + 1 + 2  # keys, curves, clients, domains
     assert STRANGE in page.text and "1 x <cpu>" in page.text and "<title>" in out
-    for colour in (plots.INK, plots.GRID, *plots.COLOURS):
+    for colour in (plots.INK, plots.GRID, *plots.COLORS):
         assert colour not in re.sub("<style>.*?</style>", "", out, count=1, flags=re.DOTALL)
     used = set(re.findall(r"var\((--[a-z0-9-]+)\)", out))
     assert all(f"{name}:" in out for name in used)

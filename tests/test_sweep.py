@@ -11,7 +11,16 @@ from pathlib import Path
 import pytest
 import toys
 
-from fedjax_lab import experiment, metrics, registry, runner, sweep
+from fedjax_lab import (
+    experiment,
+    metrics,
+    registry,
+    runner,
+    sweep,
+    sweep_folder,
+    sweep_plan,
+    sweep_workers,
+)
 from fedjax_lab.engine import Engine
 from fedjax_lab.errors import BadInput
 from fedjax_lab.methods.fedavg import fedavg
@@ -136,12 +145,12 @@ def test_a_folder_takes_more_cells_of_the_same_sweep_alone(tmp_path):
 
 
 def test_how_a_cell_ended(tmp_path):
-    assert sweep.ended(tmp_path / "a") is sweep.failure(tmp_path / "a") is None
+    assert sweep.ended(tmp_path / "a") is sweep_folder.failure(tmp_path / "a") is None
     sweep.record(Outcome(0), tmp_path / "a")
     assert not (tmp_path / "a").exists()
     sweep.record(Outcome(1, "one\ntwo"), tmp_path / "a")
     assert sweep.ended(tmp_path / "a") is None  # it is tried again
-    assert sweep.failure(tmp_path / "a") == Outcome(1, "one\ntwo")
+    assert sweep_folder.failure(tmp_path / "a") == Outcome(1, "one\ntwo")
     assert sweep.shown(tmp_path / "a") == "failed: two"
     sweep.record(Outcome(3, "diverged in round 1"), tmp_path / "a")
     assert sweep.ended(tmp_path / "a") == Outcome(3, "diverged in round 1")
@@ -309,7 +318,7 @@ def test_together_or_one_by_one(toy, swept, tmp_path, capsys):
         for here, there in zip(comparable(swept / name), comparable(out / name), strict=True):
             assert here["seed"] == there["seed"] and here["bytes_up"] == there["bytes_up"]
             assert here["train_loss"] == pytest.approx(there["train_loss"], rel=1e-5)
-        cell = sweep.make_cell(Shared(toy), name.partition(",")[0], dict(grid_of(name)))
+        cell = sweep_plan.make_cell(Shared(toy), name.partition(",")[0], dict(grid_of(name)))
         states = []
         for folder in (swept / name, out / name):
             job = experiment.build(cell.config, [0, 1])
@@ -382,9 +391,9 @@ def test_what_cannot_be_together_is_run_one_by_one(
 
 def cells_of(commands, monkeypatch):
     """Cells that are these Python programs."""
-    monkeypatch.setattr(sweep, "_devices", lambda: ("cpu", 1))
+    monkeypatch.setattr(sweep_workers, "_devices", lambda: ("cpu", 1))
     program = lambda cell, *_: [sys.executable, "-c", commands[cell.name]]  # noqa: E731
-    monkeypatch.setattr(sweep, "_command", program)
+    monkeypatch.setattr(sweep_workers, "_command", program)
     return [sweep.Cell(name, "", {}, None, [0]) for name in commands]
 
 
@@ -421,13 +430,13 @@ time.sleep(0.1)
 
 
 def test_gpus_are_dealt_in_turn(monkeypatch):
-    monkeypatch.setattr(sweep, "_devices", lambda: ("gpu", 2))
+    monkeypatch.setattr(sweep_workers, "_devices", lambda: ("gpu", 2))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    dealt = [worker.environment for worker in sweep._workers(3)]
+    dealt = [worker.environment for worker in sweep_workers._workers(3)]
     assert [e["CUDA_VISIBLE_DEVICES"] for e in dealt] == ["0", "1", "0"]
     assert all(e["XLA_PYTHON_CLIENT_PREALLOCATE"] == "false" for e in dealt)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7")
-    dealt = [worker.environment for worker in sweep._workers(2)]
+    dealt = [worker.environment for worker in sweep_workers._workers(2)]
     assert [e["CUDA_VISIBLE_DEVICES"] for e in dealt] == ["4", "7"]
     assert not any("XLA_PYTHON_CLIENT_PREALLOCATE" in e for e in dealt)
 

@@ -22,8 +22,7 @@ def split_rounds(
     The cost is reckoned for five clusters where their number is a word.
     """
     check_positive("method.num_clusters", num_clusters)
-    part, whole = ENCODER_SHARE
-    T_1 = encoder_rounds or max(least, rounds * part // whole)
+    T_1 = encoder_rounds or max(least, default_encoder_rounds(rounds))
     if classifier_rounds:
         return T_1, classifier_rounds
     K = num_clusters if isinstance(num_clusters, int) else 5
@@ -34,6 +33,12 @@ def split_rounds(
             f"{T_1} and one of the classifier; set config.method.classifier_rounds"
         )
     return T_1, max(1, T_2)
+
+
+def default_encoder_rounds(rounds: int) -> int:
+    """T_1 for T = `rounds` of FedAvg: 31 for 50, as in the paper."""
+    part, whole = ENCODER_SHARE
+    return rounds * part // whole
 
 
 def sizes(task: Task) -> tuple[int, int]:

@@ -61,15 +61,3 @@ def test_every_config_takes_every_method(path, method):
     )
     if method == "client2vec":
         assert stages[-1].rounds == config.run.rounds
-
-
-def test_the_table_of_methods_shows_the_population_deviation():
-    import table
-
-    per_seed = {s: {"domains": {"a": a, "b": 90.0}} for s, a in enumerate([80.0, 84.0])}
-    row = table.cells(per_seed)
-    lines = table.markdown({"fedavg": row, "local": {**row, "a": row["a"] - 1}})
-    assert lines[0] == "| | a | b | mean |"
-    assert lines[2] == "| `fedavg` | **82.0 (2.0)** | **90.0 (0.0)** | **86.0 (1.0)** |"
-    assert lines[3].startswith("| `local` | 81.0 (2.0) |")
-    assert table.markdown({}) == ["no run came to its end"]

@@ -1,12 +1,16 @@
 """The table of unseen domains."""
 
 import json
-import sys
 from pathlib import Path
 
+import domain_generalisation
 import numpy as np
 import pytest
+import toys
 from pacs import make_folders, picture
+
+from fedjax_lab import metrics, sweep, tables
+from fedjax_lab.sweep_folder import Outcome
 
 ROOT = Path(__file__).parents[2]
 
@@ -32,81 +36,78 @@ def pacs(tmp_path):
     return tmp_path
 
 
-@pytest.fixture
-def command(monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "launch"))
-    import domain_generalisation
-
-    return domain_generalisation
-
-
 def rows_of(round, seed, id_per_client, ood_per_client):
     each = {"id_per_client": id_per_client, "ood_per_client": ood_per_client}
     return {"round": round, "seed": seed, **{k: v for k, v in each.items() if v}}
 
 
-def test_a_cell_is_over_clients_and_seeds(command):
+def test_a_cell_is_over_clients_and_seeds():
     rows = [
-        rows_of(5, 0, [0.0, 0.0, 0.0], [1.0, 1.0, 1.0]),
-        rows_of(5, 1, [0.0, 0.0], [1.0, 1.0]),
         rows_of(10, 0, [100.0, 100.0, 100.0], [60.0, 60.0, 60.0]),
         rows_of(10, 1, [96.875, None, 96.875], [40.0, 40.0]),
     ]
-    found = command.last_round(rows)
-    assert command.cell(found["id"]) == "98.75 (1.53)"
-    assert command.cell(found["ood"]) == "52.00 (9.80)"
-    assert command.last_round([rows_of(1, 0, None, [1.0])]) == {"ood": [1.0]}
+    percents = {m: domain_generalisation.percents(rows, m) for m in domain_generalisation.MEASURES}
+    assert domain_generalisation.spread(percents["id"]) == "98.75 (1.53)"
+    assert domain_generalisation.spread(percents["ood"]) == "52.00 (9.80)"
 
 
-def test_the_table(command):
-    cells = {
+def test_the_table():
+    rows = {
         "fedavg": {
             "photo": {"id": [80.0, 84.0], "ood": [50.0, 50.0]},
             "sketch": {"id": [60.0], "ood": [41.0]},
         },
         "local": {"photo": {"ood": [10.0]}, "sketch": {}},
     }
-    assert command.markdown(cells) == [
-        "| | id photo | id sketch | id mean | ood photo | ood sketch | ood mean |",
-        "|---|---|---|---|---|---|---|",
+    made = domain_generalisation.table("1 domain", rows)
+    assert tables.markdown(made).splitlines() == [
+        "1 domain",
+        "",
+        "|  | id photo | id sketch | id mean | ood photo | ood sketch | ood mean |",
+        "|---|---:|---:|---:|---:|---:|---:|",
         "| `fedavg` | 82.00 (2.00) | 60.00 (0.00) | 71.00 | 50.00 (0.00) | 41.00 (0.00) | 45.50 |",
         "| `local` |  |  |  | 10.00 (0.00) |  |  |",
     ]
 
 
-def test_every_target_is_a_run(command, monkeypatch, pacs, own_cache, tmp_path, capsys):
+def test_every_target_is_a_run(monkeypatch, pacs, own_cache, tmp_path, capsys):
     """Without --targets the data say which; a run that fails leaves its cells empty."""
-    seen = []
+    trained = {}
 
-    def run(args, method, folder, overrides):
-        seen.append((method, folder.relative_to(tmp_path / "out").as_posix(), overrides))
+    def run_one(cell, folder, load):
+        trained[cell.name] = cell
         if folder.name == "sketch":
-            return False
+            return Outcome(1, "no memory")
+        earlier, last = rows_of(1, 0, [1.0, 1.0], [1.0, 1.0]), rows_of(2, 0, [90.0, 80.0], [30.0])
+        cost = {"bytes_up": 1, "bytes_down": 1, "seconds": 1.0, "train_loss": 0.1}
         folder.mkdir(parents=True)
-        row = rows_of(2, 0, [90.0, 80.0], [30.0, 30.0])
-        row |= {"bytes_up": 1, "bytes_down": 1, "seconds": 1.0}
-        (folder / "metrics.jsonl").write_text(json.dumps(row) + "\n")
-        return True
+        metrics.write_json(folder / "config.json", cell.saved)
+        lines = [json.dumps({**row, **cost}) + "\n" for row in (earlier, last)]
+        (folder / "metrics.jsonl").write_text("".join(lines))
+        metrics.write_json(folder / "summary.json", toys.SUMMARY)
+        return Outcome(0)
 
-    monkeypatch.setattr(command.table, "run", run)
+    monkeypatch.setattr(sweep, "_run_one", run_one)
     file = ROOT / "configs" / "hfedf_pacs.py"
-    place, rounds = f"--config.data.folder={pacs}", "--config.run.rounds=2"
-    arguments = [f"--config={file}", f"--out={tmp_path / 'out'}", "--methods=fedavg,local"]
-    monkeypatch.setattr(sys, "argv", ["x", *arguments, "--domains=1,2", place, rounds])
-    command.main()
-    assert len(seen) == len(set(folder for _, folder, _ in seen)) == 2 * 2 * 4
-    own = ["--config.data.unseen=art_painting", "--config.partition.domains=2"]
-    assert ("local", "local/d2/art_painting", [place, rounds, *own]) in seen
+    command = [f"--config={file}", f"--out={tmp_path / 'out'}", "--methods=fedavg,local"]
+    command += ["--domains=1,2", "--seeds=0", f"--config.data.folder={pacs}"]
+    assert domain_generalisation.main([*command, "--config.run.rounds=2"]) == 1
+    assert len(trained) == 2 * 2 * 4
+    config = trained["local/d2/art_painting"].config
+    assert (config.data.unseen, config.partition.domains) == ("art_painting", 2)
+    assert (config.method.name, config.run.rounds) == ("local", 2)
     out = capsys.readouterr().out
     assert out.count("| `local` | 85.00 (5.00) | 85.00 (5.00) | 85.00 (5.00) |  |  | 30.00") == 2
     assert "1 of the other domains per client" in out and "2 of the other domains" in out
+    trained.clear()
+    assert domain_generalisation.main([*command, "--config.run.rounds=2"]) == 1
+    assert {name.rpartition("/")[2] for name in trained} == {"sketch"}
+    assert domain_generalisation.main([*command, "--config.run.rounds=3"]) == 2
 
 
-def test_data_that_are_missing_end_the_command(command, monkeypatch, tmp_path):
+def test_data_that_are_missing_end_the_command(tmp_path, capsys):
     file = ROOT / "configs" / "hfedf_pacs.py"
     arguments = [f"--config={file}", f"--out={tmp_path}", "--methods=fedprox"]
     overrides = [f"--config.data.folder={tmp_path}", "--config.method.mu=0.5"]  # not fedavg's
-    monkeypatch.setattr(sys, "argv", ["x", *arguments, *overrides])
-    with pytest.raises(SystemExit) as stop:
-        command.main()
-    assert "no PACS in" in stop.value.code
+    assert domain_generalisation.main([*arguments, *overrides]) == 2
+    assert "no PACS in" in capsys.readouterr().err

@@ -1,10 +1,9 @@
 """Runs of Client2Vec: stages, bytes, an index of another run, figures."""
 
-import importlib
 import json
-import subprocess
 from pathlib import Path
 
+import client2vec_table
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,7 +12,8 @@ import toys
 from indices import KEYS
 from inputs import complaint
 
-from fedjax_lab import experiment, metrics, registry, runner, simulate
+from fedjax_lab import experiment, figures, metrics, registry, runner, simulate
+from fedjax_lab.analysis.figures import client2vec as drawing
 from fedjax_lab.config import load_config, resolve
 from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.methods import _client_index as client_index
@@ -209,59 +209,85 @@ def test_the_quickstart_finds_a_small_index():
     assert plain.embedding.size == 512 and set(plain.method) == {"name"}
 
 
-# The scripts.
+# Figures and the table.
 
 
-def launch(monkeypatch, name, *arguments):
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "launch"))
-    monkeypatch.setattr("sys.argv", [f"{name}.py", *map(str, arguments)])
-    return importlib.import_module(name)
-
-
-def test_figures_and_times(whole, data, tmp_path, monkeypatch, capsys):
+def test_figures_and_times(whole, tmp_path, capsys):
     """The run's index as a picture; clients alike by their main class; seconds by stage."""
-    script = launch(monkeypatch, "client2vec_figures", "--out", tmp_path, whole.workdir)
-    script.main()
+    assert figures.main(["client2vec", str(whole.workdir), f"--out={tmp_path}"]) == 0
     assert (tmp_path / "workdir-clients.png").stat().st_size > 10_000
     printed = capsys.readouterr().out
     assert "workdir: cosine of client index, same main class" in printed
-    rows = script.rows_of(whole.workdir)
+    rows = drawing.rows_of(whole.workdir)
     before = [row["seconds"] for row in rows if row["stage"] == "describe"][0]
-    found = script.seconds(rows, metrics.headline(rows[-2]))
-    np.testing.assert_allclose(found, (before, rows[-2]["seconds"] - before))
+    seconds = drawing.seconds(rows, metrics.headline(rows[-2]))
+    np.testing.assert_allclose(seconds, (before, rows[-2]["seconds"] - before))
 
 
-def test_likeness_of_groups(monkeypatch):
-    script = launch(monkeypatch, "client2vec_figures")
+def test_likeness_of_groups():
     table = np.array([[1, 0.5, 0.1], [0.5, 1, 0.3], [0.1, 0.3, 1]])
-    np.testing.assert_allclose(script.alike(table, np.array([0, 0, 1])), (0.5, 0.2))
+    np.testing.assert_allclose(drawing.alike(table, np.array([0, 0, 1])), (0.5, 0.2))
     b = np.array([[3.0, 4.0], [0.0, 0.0], [4.0, -3.0]])
-    np.testing.assert_allclose(script.cosines(b), [[1, 0, 0], [0, 0, 0], [0, 0, 1]], atol=1e-12)
+    np.testing.assert_allclose(drawing.cosines(b), [[1, 0, 0], [0, 0, 0], [0, 0, 1]], atol=1e-12)
+
+
+def finished(folder, *rows):
+    """The folder of a finished run with these evaluations."""
+    folder.mkdir(parents=True)
+    seeds = sorted({row["seed"] for row in rows})
+    sections = {"data": {}, "partition": {}, "run": {}, "method": {"name": "fedavg"}}
+    metrics.write_json(folder / "config.json", {**sections, "seeds": seeds})
+    cost = {"bytes_up": 1, "bytes_down": 1, "seconds": 1.0, "stage": "train", "train_loss": 0.1}
+    lines = [json.dumps({**cost, **row}) + "\n" for row in rows]
+    (folder / "metrics.jsonl").write_text("".join(lines))
+    metrics.write_json(folder / "summary.json", {**toys.SUMMARY, "seeds": seeds})
 
 
 def test_table_of_runs(tmp_path, monkeypatch, capsys):
     """Which runs a table is made of: the indices once, then each base with and without them."""
-    arguments = "--config=C.py", f"--out={tmp_path}", "--bases=fedavg,moon"
-    script = launch(monkeypatch, "client2vec_table", *arguments)
-    calls = []
+    trained = {}
 
-    def run(command, stdout):
-        calls.append(command[3:])
-        folder = next(Path(a.split("=")[1]) for a in command if a.startswith("--workdir"))
-        folder.mkdir()
-        seeds = {"0": {"accuracy": {"mean": 10.0 * len(calls)}}}
-        (folder / "summary.json").write_text(json.dumps({"max_over_rounds": {"per_seed": seeds}}))
-        return subprocess.CompletedProcess(command, 0)
+    def train(cells, out):
+        for cell in cells:
+            trained[cell.name] = cell
+            accuracy = {"mean": 10.0 * len(trained), "per_client": [50.0]}
+            row = {"round": 2, "seed": 0, "accuracy": accuracy}
+            if cell.name != "moon":
+                finished(out / cell.name, row)
+        return 1
 
-    monkeypatch.setattr(subprocess, "run", run)
-    script.main()
-    assert len(calls) == 2 + 2 * 7
-    assert [c[0] for c in calls[:3]] == ["--config=C.py:client2vec"] * 2 + ["--config=C.py:fedavg"]
-    assert "--config.method.index_epochs=500" in calls[0]
-    assert {"--config.method.aggregation=False", "--config.method.local_training=False"} < set(
-        calls[3]
+    monkeypatch.setattr(client2vec_table.sweep, "train", train)
+    config = str(Path(__file__).parents[2] / "configs/client2vec_digits.py")
+    arguments = f"--config={config}", f"--out={tmp_path}", "--bases=fedavg,moon"
+    assert client2vec_table.main([*arguments, "--config.run.rounds=30"]) == 1
+    settings = {name: cell.config.method for name, cell in trained.items()}
+    assert list(trained)[:3] == ["index-federated", "index-global", "fedavg"]
+    assert len(trained) == 2 + 2 * 7
+    assert settings["index-federated"].index_epochs == 500
+    assert [trained[name].config.run.rounds for name in list(trained)[1:3]] == [1, 30]
+    steps = [settings[f"fedavg-global-{step}"] for step in ("+i", "+i+ii", "+i+ii+iii")]
+    assert [(s.aggregation, s.local_training) for s in steps] == [(0, 0), (1, 0), (1, 1)]
+    assert steps[0].index_of == str(tmp_path / "index-global") and steps[0].sampling
+    assert settings["moon"].projection == "mlp256"  # of the config file
+    assert settings["moon-global-+i"].projection == "mlp256"
+    *_, fedavg, moon = capsys.readouterr().out.splitlines()
+    assert fedavg == "| `fedavg` | 30.0 | 40.0 | 50.0 | 60.0 | 70.0 | 80.0 | **90.0** |"
+    assert moon.startswith("| `moon` |  | 110.0 |")
+
+
+def test_a_base_alone_and_improved_are_runs_of_the_sweep(data, tmp_path, capsys, small_network):
+    """Trained once: the second command finds all of it done."""
+    config = toys.write_config(data, run={"rounds": 2})
+    arguments = f"--config={config}", f"--out={tmp_path}", "--bases=fedavg", "--epochs=1"
+    command = [*arguments, "--indices=global", "--config.embedding.size=32"]
+    assert client2vec_table.main(command) == 0
+    assert "4 runs in" in capsys.readouterr().out
+    assert (tmp_path / "fedavg-global-+i+ii+iii/summary.json").exists()
+    assert client2vec_table.main(command) == 0
+    printed = capsys.readouterr().out
+    assert "1 of them done" in printed and "4 of them done" in printed
+    assert (
+        printed.splitlines()[-3] == "|  | as it is | global +i | global +i+ii | global +i+ii+iii |"
     )
-    assert not any("=False" in argument for argument in calls[5])
-    assert "--config.method.projection=mlp256" in calls[9]
-    row = capsys.readouterr().out.splitlines()[-2]
-    assert row == "| `fedavg` | 30.0 | 40.0 | 50.0 | 60.0 | 70.0 | 80.0 | **90.0** |"
+    assert client2vec_table.main([*command, "--config.local.lr=0.5"]) == 2
+    assert "another" in capsys.readouterr().err

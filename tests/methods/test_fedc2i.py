@@ -1,7 +1,6 @@
 """FedC2I: influence by leave-one-out, against brute force; the round, its ablations, its figure."""
 
 import functools
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +9,8 @@ import numpy as np
 import pytest
 import toys
 
-from fedjax_lab import clusters, experiment, runner, simulate, tree
+from fedjax_lab import clusters, experiment, figures, runner, simulate, tree
+from fedjax_lab.analysis.figures import fedc2i
 from fedjax_lab.config import resolve
 from fedjax_lab.errors import BadInput
 from fedjax_lab.local import make_work
@@ -263,7 +263,7 @@ def test_memory_does_not_hold_a_model_for_every_pair():
 # The record and its figure.
 
 
-def test_influence_is_recorded_at_every_evaluation_and_drawn(tmp_path, monkeypatch):
+def test_influence_is_recorded_at_every_evaluation_and_drawn(tmp_path, capsys):
     domain = np.array(["north", "south", "west"])[np.arange(300) % 3]
     toys.write_examples(tmp_path / "data.npz", domain=domain)
     config = {
@@ -281,12 +281,11 @@ def test_influence_is_recorded_at_every_evaluation_and_drawn(tmp_path, monkeypat
         np.testing.assert_allclose(influence.sum(1), 1, rtol=1e-5)
     np.testing.assert_allclose(influence, result.states[1].private, rtol=1e-6)
 
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "launch"))
-    import fedc2i_figures
-
-    rounds, names = fedc2i_figures.influence(tmp_path / "run", seed=0)
+    rounds, names = fedc2i.influence(tmp_path / "run", seed=0)
     assert sorted(rounds) == [1, 2, 3] and names == ["north", "south", "west"]
     np.testing.assert_array_equal(rounds[2], result.metrics[2]["recorded"]["influence"])
-    monkeypatch.setattr("sys.argv", ["x", str(tmp_path / "run"), f"--out={tmp_path}/map.png"])
-    fedc2i_figures.main()
-    assert (tmp_path / "map.png").stat().st_size > 1000
+    command = ["fedc2i", str(tmp_path / "run"), "--rounds=1,3"]
+    assert figures.main(command) == 0
+    assert (tmp_path / "run/figures/influence.png").stat().st_size > 1000
+    assert figures.main([*command[:2], "--rounds=1,4"]) == 2
+    assert "round 4 was not evaluated; there are [1, 2, 3]" in capsys.readouterr().err

@@ -1,13 +1,12 @@
 """FedConcat's runs, with -ID and -IB: stages, bytes, settings, clusters that are found."""
 
-from pathlib import Path
-
 import jax
 import numpy as np
 import pytest
 import toys
 
-from fedjax_lab import experiment, metrics, parallel, runner, simulate, streams, tree
+from fedjax_lab import experiment, figures, metrics, parallel, runner, simulate, streams, tree
+from fedjax_lab.analysis.figures import fedconcat as drawing
 from fedjax_lab.config import resolve
 from fedjax_lab.errors import BadInput
 from fedjax_lab.methods import _communication as communication
@@ -340,28 +339,22 @@ def test_first_models_are_averaged_inside_the_clusters_found(data):
 # Pictures.
 
 
-def test_the_pictures_of_finished_runs(data, tmp_path, monkeypatch, capsys):
+def test_the_pictures_of_finished_runs(data, tmp_path, capsys):
     """Megabytes of one client; which clients are together; the number of clusters at the bend."""
-    root = Path(__file__).parents[2]
-    monkeypatch.syspath_prepend(str(root / "launch"))
-    import fedconcat_figures
-
     e = build(data, **(HYPER | {"num_clusters": "elbow"}))
     result = runner.run(e, tmp_path / "run", quiet=True)
     facts = dict(np.load(tmp_path / "run/stages/encoders-0.npz"))
     both = {name: np.stack([fact, 0 * fact]) for name, fact in facts.items()}
-    assert fedconcat_figures.first_seed(both)["p"].tolist() == facts["p"].tolist()
+    assert drawing.first_seed(both)["p"].tolist() == facts["p"].tolist()
     encoders = jax.tree.leaves(result.states[0].server.encoders)[0]
     assert len(facts["member"]) == len(encoders) and len(facts["inertia"]) <= 7
-    megabytes, accuracy = fedconcat_figures.accuracy_by_megabytes(tmp_path / "run")
+    megabytes, accuracy = drawing.accuracy_by_megabytes(tmp_path / "run")
     last = result.metrics[-1]
     assert megabytes[-1] == (last["bytes_up"] + last["bytes_down"]) / 8e6
     assert accuracy[-1] == last["global"] and len(megabytes) == len(result.metrics)
-    monkeypatch.setattr("sys.argv", ["x", f"--out={tmp_path}/out", str(tmp_path / "run")])
-    fedconcat_figures.main()
+    assert figures.main(["fedconcat", f"--out={tmp_path}/out", str(tmp_path / "run")]) == 0
     drawn = {path.name for path in (tmp_path / "out").iterdir()}
     assert drawn == {"accuracy_by_megabytes.png", "run-clusters.png", "run-elbow.png"}
-    monkeypatch.setattr("sys.argv", ["x", f"--out={tmp_path}/out", str(tmp_path / "nothing")])
-    with pytest.raises(SystemExit):
-        fedconcat_figures.main()
+    (tmp_path / "empty").mkdir()
+    assert figures.main(["fedconcat", f"--out={tmp_path}/out", str(tmp_path / "empty")]) == 2
     assert "holds no metrics.jsonl" in capsys.readouterr().err

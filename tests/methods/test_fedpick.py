@@ -2,7 +2,6 @@
 
 import functools
 import json
-from pathlib import Path
 
 import flax.linen as nn
 import jax
@@ -11,7 +10,18 @@ import numpy as np
 import pytest
 import toys
 
-from fedjax_lab import evaluate, experiment, losses, registry, runner, simulate, streams, tree
+from fedjax_lab import (
+    evaluate,
+    experiment,
+    figures,
+    losses,
+    registry,
+    runner,
+    simulate,
+    streams,
+    tree,
+)
+from fedjax_lab.analysis.figures import fedpick as drawing
 from fedjax_lab.config import resolve
 from fedjax_lab.errors import BadInput
 from fedjax_lab.methods import _selection as selection
@@ -484,17 +494,13 @@ def two_domains(tmp_path_factory):
     return folder
 
 
-def test_the_analyses_of_a_finished_run(two_domains, monkeypatch, capsys):
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "launch"))
-    import fedpick_analysis
-
+def test_the_analyses_of_a_finished_run(two_domains, capsys):
     out = two_domains / "out"
     every = {"sparsity", "fisher_probe"}
     picked = {"selection_ratio", "fisher_split", "overlap", "tsne"}
     for name, expected in (("fedavg", every), ("fedpick", every | picked)):
-        argv = ["x", str(two_domains / name), f"--out={out / name}", "--head_layers=1"]
-        monkeypatch.setattr("sys.argv", argv)
-        fedpick_analysis.main()
+        argv = ["fedpick", str(two_domains / name), f"--out={out / name}", "--head_layers=1"]
+        assert figures.main(argv) == 0
         assert {p.stem for p in (out / name).glob("*.png")} == expected
     numbers = json.loads((out / "fedpick/numbers.json").read_text())
     assert set(numbers["selection_ratio"]) == {"north", "south"}
@@ -502,7 +508,7 @@ def test_the_analyses_of_a_finished_run(two_domains, monkeypatch, capsys):
     assert numbers["overlap"][0][0] == 1 and 0 < numbers["overlap"][0][1] <= 1
     assert all(0 <= v <= 1 for v in numbers["sparsity"].values())
     assert len(numbers["fisher_probe"]["north"]) == 10
-    clients = fedpick_analysis.load(two_domains / "fedpick", None, 1)
+    clients = drawing.load(two_domains / "fedpick", None, 1)
     assert [c.name for c in clients] == ["north", "south"]
     assert set(np.unique(clients[0].picked.m)) <= {0.0, 1.0}
     np.testing.assert_allclose(clients[1].picked.z_g, clients[1].z_test, rtol=1e-5)
@@ -512,7 +518,5 @@ def test_the_analyses_of_a_finished_run(two_domains, monkeypatch, capsys):
         ([str(two_domains / "fedavg"), "--seed=4"], "has no seed 4"),
         ([str(two_domains / "fedavg"), "--head_layers=1", "--domain=nort"], "did you mean 'north'"),
     ):
-        monkeypatch.setattr("sys.argv", ["x", *argv, f"--out={out}"])
-        with pytest.raises(SystemExit):
-            fedpick_analysis.main()
+        assert figures.main(["fedpick", *argv, f"--out={out}"]) == 2
         assert message in capsys.readouterr().err

@@ -23,7 +23,8 @@ from hypernetworks import (
     setting,
 )
 
-from fedjax_lab import optim, runner, simulate, tree
+from fedjax_lab import figures, optim, runner, simulate, tree
+from fedjax_lab.analysis import finished
 from fedjax_lab.errors import BadInput
 from fedjax_lab.methods.hfedf import Trained, alignment
 from fedjax_lab.models import nets
@@ -308,17 +309,11 @@ def four_domains(tmp_path_factory):
     return path
 
 
-def test_the_figures_of_finished_runs(four_domains, tmp_path, monkeypatch, capsys):
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "launch"))
-    import finished
-    import hfedf_figures
-
+def test_the_figures_of_finished_runs(four_domains, tmp_path, capsys):
     for name in ("hfedf", "local", "fedavg", "ifca"):
         runner.run(setting(four_domains, name), tmp_path / name, quiet=True)
-    argv = ["x", str(tmp_path / "hfedf"), f"--out={tmp_path}/out"]
-    others = [str(tmp_path / name) for name in ("local", "fedavg")]
-    monkeypatch.setattr("sys.argv", [*argv, "--compare", *others])
-    hfedf_figures.main()
+    folders = [str(tmp_path / name) for name in ("hfedf", "local", "fedavg")]
+    assert figures.main(["hfedf", *folders, f"--out={tmp_path}/out"]) == 0
     names = {"weights", "embeddings", "spread", "confidence"}
     assert {p.stem for p in (tmp_path / "out").glob("*.png")} == names
     numbers = json.loads((tmp_path / "out/numbers.json").read_text())
@@ -335,7 +330,5 @@ def test_the_figures_of_finished_runs(four_domains, tmp_path, monkeypatch, capsy
         (tmp_path, "holds no finished run"),
         (tmp_path / "ifca", "of ifca has"),
     ):
-        monkeypatch.setattr("sys.argv", ["x", str(folder), f"--out={tmp_path}/out"])
-        with pytest.raises(SystemExit):
-            hfedf_figures.main()
+        assert figures.main(["hfedf", str(folder), f"--out={tmp_path}/out"]) == 2
         assert message in capsys.readouterr().err

@@ -1,6 +1,6 @@
 """Client2Vec's pictures and times of finished runs.
 
-python launch/client2vec_figures.py --out=runs/figures runs/CLIENT2VEC [runs/FEDAVG ...]
+python -m fedjax_lab.figures client2vec FOLDER...
 
 Of each run that found an index: NAME-clients.png, the cosines between clients of beta^f and of
 beta (the mean of the two parts' cosines, as in S), clients ordered by domain or else by their most
@@ -10,51 +10,56 @@ group and of two are, and the seconds for the index and for training to the best
 run reached (Table 3). All of the first seed.
 """
 
-import argparse
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-from finished import Finished, load
 from matplotlib.figure import Figure
 
 from fedjax_lab import metrics, plots
-from fedjax_lab.errors import BadInput
+from fedjax_lab.analysis.figures.drawn import Drawn, by_name
+from fedjax_lab.analysis.finished import Finished, load
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, required=True, help="folder of the pictures")
-    parser.add_argument("workdirs", type=Path, nargs="+", help="folders of runs")
-    args = parser.parse_args()
-    try:
-        runs = {workdir.name: (load(workdir), rows_of(workdir)) for workdir in args.workdirs}
-        if len(runs) < len(args.workdirs):
-            raise BadInput("two of the folders have the same name")
-    except BadInput as error:
-        parser.error(str(error))
-    args.out.mkdir(parents=True, exist_ok=True)
-    goal = min(max(map(metrics.headline, scored(rows))) for _, rows in runs.values())
-    print(f"{'run':24}{'index, s':>12}{f'training to {goal:.1f} %, s':>26}")
-    for name, (_, rows) in runs.items():
-        print("{:24}{:12.1f}{:26.1f}".format(name, *seconds(rows, goal)))
-    for name, (run, _) in runs.items():
-        index = getattr(run.state.server, "index", None)
-        if index is None:
-            continue
-        groups, names, what = groups_of(run)
-        tables = {
-            "feature index": cosines(index.feature),
-            "client index": (cosines(index.feature) + cosines(index.label)) / 2,
-        }
-        for title, table in tables.items():
-            same, other = alike(table, groups)
-            print(f"{name}: cosine of {title}, same {what} {same:.3f}, other {other:.3f}")
-        figures = {"clients": draw_clients(tables, groups, names, what)}
-        if what == "domain":
-            means = [index.feature[groups == g].mean(0) for g in range(len(names))]
-            figures["domains"] = draw_domains(cosines(np.stack(means)), names)
-        for kind, figure in figures.items():
-            print(plots.save(figure, args.out / f"{name}-{kind}.png"))
+def draw(*workdirs: Path) -> Drawn:
+    """The times of all runs, and how much alike the clients are of those that found an index."""
+    named = by_name(workdirs)
+    finished = {name: load(workdir) for name, workdir in named.items()}
+    lines = list(times({name: rows_of(workdir) for name, workdir in named.items()}))
+    pictures = {}
+    for name, run in finished.items():
+        if getattr(run.state.server, "index", None) is not None:
+            said, drawn = draw_index(run)
+            lines += [f"{name}: {line}" for line in said]
+            pictures |= {f"{name}-{kind}": figure for kind, figure in drawn.items()}
+    return Drawn(pictures, text="\n".join(lines))
+
+
+def times(rows: dict[str, list[dict]]) -> Iterator[str]:
+    """Table 3: a line for each run, of its evaluations."""
+    goal = min(max(map(metrics.headline, scored(of_run))) for of_run in rows.values())
+    yield f"{'run':24}{'index, s':>12}{f'training to {goal:.1f} %, s':>26}"
+    for name, of_run in rows.items():
+        yield "{:24}{:12.1f}{:26.1f}".format(name, *seconds(of_run, goal))
+
+
+def draw_index(run: Finished) -> tuple[list[str], dict[str, Figure]]:
+    """How much alike clients of one group and of two are, in words and in pictures."""
+    index = run.state.server.index
+    groups, names, what = groups_of(run)
+    tables = {
+        "feature index": cosines(index.feature),
+        "client index": (cosines(index.feature) + cosines(index.label)) / 2,
+    }
+    lines = []
+    for title, table in tables.items():
+        same, other = alike(table, groups)
+        lines.append(f"cosine of {title}, same {what} {same:.3f}, other {other:.3f}")
+    pictures = {"clients": draw_clients(tables, groups, names, what)}
+    if what == "domain":
+        means = [index.feature[groups == g].mean(0) for g in range(len(names))]
+        pictures["domains"] = draw_domains(cosines(np.stack(means)), names)
+    return lines, pictures
 
 
 def rows_of(workdir: Path) -> list[dict]:
@@ -85,7 +90,7 @@ def groups_of(run: Finished) -> tuple[np.ndarray, list[str], str]:
         counts = np.stack([(domain == d).sum(1) for d in range(len(domains))], 1)
         return counts.argmax(1), list(domains), "domain"
     classes = list(run.experiment.dataset.classes)
-    return np.asarray(run.everyone.label_count).argmax(1), classes, "main class"
+    return np.asarray(run.population.label_count).argmax(1), classes, "main class"
 
 
 def cosines(b) -> np.ndarray:
@@ -117,7 +122,3 @@ def draw_domains(table: np.ndarray, names: list[str]) -> Figure:
     """Fig. 2, with the numbers written in."""
     side, label = plots.Side("domain", names), "cosine similarity of feature indices"
     return plots.draw_heat_maps({"": table}, label, side, side, low=-1, high=1, written=True)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,6 +1,6 @@
 """Times the workloads through the engine: one JSON line for each strategy.
 
-    python launch/benchmark.py [--workload=W2,W3] [--strategy=auto,vectorised,...,central]
+    python launch/speed/benchmark.py [--workload=W2,W3] [--strategy=auto,vectorised,...,central]
                                [--convolution=auto] [--seconds=10 | --rounds=20] [--whole]
 
 `central` is the bound that no simulator passes by much: one model on as many examples, in

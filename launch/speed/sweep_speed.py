@@ -1,6 +1,7 @@
 """How much faster seeds are in one vmapped computation than one after another: JSON lines.
 
-    python launch/sweep_speed.py [--workload=W2,cnn] [--seeds=2,4,8] [--seconds=5] [--rounds=200]
+    python launch/speed/sweep_speed.py [--workload=W2,cnn] [--seeds=2,4,8] [--seconds=5]
+                                       [--rounds=200]
 
 `ratio` is n times the seconds of a round of one seed, over those of a round of n seeds in one
 vmapped computation: the medians over blocks of about a second, compiled, without evaluation.
@@ -47,7 +48,7 @@ def main() -> None:
 def small_cnn() -> Workload:
     """W4 cut down."""
     work = load("W4")
-    rows = [mine[:64] for mine in work.rows]
+    rows = [client_rows[:64] for client_rows in work.rows]
     return work._replace(rows=rows, cohort=10, epochs=1, model="simple_cnn")
 
 

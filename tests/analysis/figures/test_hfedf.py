@@ -1,15 +1,12 @@
 """The figures of hFedF: calibration."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
+from fedjax_lab.analysis.figures.hfedf import calibration_error
 
-def test_calibration_error_against_hand(monkeypatch):
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "launch"))
-    from hfedf_figures import calibration_error
 
+def test_calibration_error_against_hand():
     largest = np.array([0.95, 0.97, 0.95, 0.5, 0.51])
     right = np.array([True, True, False, True, False])
     high, low = abs(2 / 3 - largest[:3].mean()), abs(1 / 2 - largest[3:].mean())

@@ -1,13 +1,22 @@
 """Why FedConcat concatenates encoders: Tables 6 and 7 of its Appendix C (arXiv:2312.06290).
 
-    python launch/encoder_exchange.py [--clients=0,1] [--seed=1] [--epochs=50] [--out=FILE.json]
+python -m fedjax_lab.figures encoder_exchange FOLDER [--clients=0,1] [--seed=1]
 
-Two clients of configs/fmnist_label_skew.py train a model each. Their encoders, all but the head,
-are then frozen, and two probes are trained on the features for as many epochs: a linear classifier,
-with the clients' optimiser, and a decoder. Shown are the probes' losses on their own training
-examples: cross-entropy, and the mean squared error of a pixel in 0..1. In brackets: the ratio to
-the first row of that task. The row `none` has what constant answers reach without any features: the
-entropy of the labels, and the variance of a pixel.
+--clients  the two of them
+--seed     the run's first seed by default
+
+The models are those of two clients of a run in which every client has one, best of a run whose
+clients train alone:
+
+python -m fedjax_lab.main --config=configs/fmnist_label_skew.py:local --workdir=runs/alone \\
+    --seeds=1 --config.run.rounds=1 --config.local.epochs=50
+
+Their encoders, all but the head, are frozen, and two probes are trained on the features for as many
+epochs as the run has: a linear classifier, with the clients' optimizer, and a decoder. Shown are
+the probes' losses on their own training examples: cross-entropy, and the mean squared error of a
+pixel in 0..1. In brackets: the ratio to the first row of that task. The row `none` has what
+constant answers reach without any features: the entropy of the labels, and the variance of a pixel.
+numbers.json has the losses.
 
 Table 6 is the first two tasks, own encoder and exchanged; Table 7 is the third, the examples of
 both clients. `averaged` has the size-weighted mean of both encoders' parameters, `concatenated` the
@@ -19,8 +28,6 @@ The paper's clients hold classes 0 and 2, and 1 and 9, as do those of --seed=0 -
 pixels have about the variance that the paper has for its reconstruction losses.
 """
 
-import argparse
-import json
 from functools import partial
 from pathlib import Path
 
@@ -29,15 +36,15 @@ import jax.numpy as jnp
 import numpy as np
 from scipy.stats import entropy
 
-from fedjax_lab import experiment, losses, optim, parallel, simulate, streams, tree
-from fedjax_lab.config import load_config, resolve
+from fedjax_lab import losses, optim, tables, tree
+from fedjax_lab.analysis import finished
+from fedjax_lab.analysis.figures.drawn import Drawn
 from fedjax_lab.errors import BadInput
 from fedjax_lab.local import fetch, make_work
 from fedjax_lab.models import nets
-from fedjax_lab.models.task import has_convolutions, make_task
+from fedjax_lab.models.task import make_task
 from fedjax_lab.types import Array, Batch, Federation, Plan, Task, Weights
 
-CONFIG = Path(__file__).parents[1] / "configs" / "fmnist_label_skew.py"
 Losses = tuple[float, float]  # classification, reconstruction
 PUBLISHED = {  # task -> encoder -> losses; which row is which is inferred from their order
     "client 1": {"encoder 1": (0.0235, 0.0646), "encoder 2": (0.2345, 0.0657)},
@@ -51,31 +58,20 @@ PUBLISHED = {  # task -> encoder -> losses; which row is which is inferred from 
 }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--clients", default="0,1")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--epochs", type=int, default=50)
-    parser.add_argument("--out", type=Path)
-    args = parser.parse_args()
-    overrides = [("local.epochs", str(args.epochs)), ("run.rounds", "1")]
-    try:
-        config = resolve(load_config(f"{CONFIG}:local"), overrides)
-        clients = two_clients(args.clients, config.partition.num_clients)
-        built = experiment.build(config, [args.seed])
-    except BadInput as error:
-        parser.error(str(error))
-    (federation,) = built.simulation.federations
-    federation = federation._replace(train=federation.train[jnp.array(clients)])
-    data = [fetch(federation, rows[rows >= 0], built.simulation.plan) for rows in federation.train]
-    labels = [np.unique(batch.y).tolist() for batch in data]
-    models = train_clients(built, federation, args.seed)
-    found = exchange(built.task, models, data, built.simulation.plan, jax.random.key(args.seed))
-    print(f"seed {args.seed}, clients {clients} with classes {labels}, {args.epochs} epochs\n")
-    print("\n".join(markdown(found)))
-    if args.out:
-        facts = {"seed": args.seed, "clients": clients, "classes": labels, "epochs": args.epochs}
-        args.out.write_text(json.dumps({**facts, "losses": found}, indent=2) + "\n")
+def draw(workdir: Path, *, clients: str = "0,1", seed: int | None = None) -> Drawn:
+    """The losses of probes on the encoders of two clients of a run."""
+    run = finished.load(workdir, seed)
+    chosen = two_clients(clients, run.num_clients)
+    plan = run.plan._replace(epochs=run.plan.epochs * run.plan.rounds)
+    rows = [run.federation.train[i] for i in chosen]
+    data = [fetch(run.federation, r[r >= 0], plan) for r in rows]
+    models = jax.tree.map(lambda *a: jnp.stack(a), *(run.model(i) for i in chosen))
+    measured = exchange(run.experiment.task, models, data, plan, jax.random.key(run.seed))
+    classes = [np.unique(batch.y).tolist() for batch in data]
+    facts = {"seed": run.seed, "clients": chosen, "classes": classes, "epochs": plan.epochs}
+    title = f"seed {run.seed}, clients {chosen} with classes {classes}, {plan.epochs} epochs"
+    text = tables.markdown(table(title, measured))
+    return Drawn({}, {**facts, "losses": measured}, text)
 
 
 def two_clients(text: str, num_clients: int) -> list[int]:
@@ -86,36 +82,18 @@ def two_clients(text: str, num_clients: int) -> list[int]:
     return clients
 
 
-def train_clients(built: experiment.Experiment, federation: Federation, seed: int) -> Weights:
-    """The federation's clients after one round of `local`, all from one init: leaves [C, ...]."""
-    plan = built.simulation.plan._replace(cohort=len(federation.train))
-    engine = built.config.engine
-    strategy = parallel.choose(
-        engine.strategy,
-        cohort=plan.cohort,
-        convolutional=has_convolutions(built.task),
-        equal_steps=plan.equal_steps,
-        chunk=engine.chunk,
-    )
-    method, keys = built.simulation.stages[0].method, streams.make_keys(jax.random.key(seed))
-    everyone = simulate.population(federation, built.task.num_classes)
-    state = simulate.init(method, keys, plan.cohort)
-    play = jax.jit(partial(simulate.play_round, simulate.Program(method, plan, strategy)))
-    return play(simulate.Lane(federation, everyone, keys), state, jnp.int32(0))[0].private
-
-
 def exchange(task: Task, models: Weights, data: list[Batch], plan: Plan, key: Array):
     """{task: {encoder: Losses}} as in PUBLISHED; models [2, ...] and examples of two clients."""
     encoders = make_encoders(models, [len(batch.y) for batch in data])
     both = jax.tree.map(lambda *a: jnp.concatenate(a), *data)
     measure = jax.jit(partial(probe, task.num_classes, plan))
-    found = {}
-    for name, mine in zip(PUBLISHED, [*data, both], strict=True):
-        features = {e: encode(task, encoders[e], mine.x) for e in PUBLISHED[name]}
-        rows = {e: jax.device_get(measure(z, mine, key)) for e, z in features.items()}
-        rows["none"] = constant(mine)
-        found[name] = {e: (float(a), float(b)) for e, (a, b) in rows.items()}
-    return found
+    measured = {}
+    for name, examples in zip(PUBLISHED, [*data, both], strict=True):
+        features = {e: encode(task, encoders[e], examples.x) for e in PUBLISHED[name]}
+        rows = {e: jax.device_get(measure(z, examples, key)) for e, z in features.items()}
+        rows["none"] = constant(examples)
+        measured[name] = {e: (float(a), float(b)) for e, (a, b) in rows.items()}
+    return measured
 
 
 def make_encoders(models: Weights, sizes: list[int]) -> dict[str, list[Weights]]:
@@ -165,16 +143,16 @@ def constant(data: Batch) -> Losses:
     return entropy(count), np.var(data.x, axis=0).mean()
 
 
-def markdown(found: dict[str, dict[str, Losses]]) -> list[str]:
-    """The table's lines, measured beside published."""
-    names = "task", "encoder", "classification", "published", "reconstruction", "published"
-    lines = ["| " + " | ".join(names) + " |", "|---" * len(names) + "|"]
-    for task, rows in found.items():
+def table(title: str, measured: dict[str, dict[str, Losses]]) -> tables.Table:
+    """Each encoder's losses by task, beside the published ones."""
+    header = ["task", "encoder", "classification", "published", "reconstruction", "published"]
+    cells = []
+    for task, rows in measured.items():
         published = shown(PUBLISHED[task])
         for encoder, (a, b) in shown(rows).items():
             c, d = published.get(encoder, ("", ""))
-            lines.append(f"| {task} | {encoder} | {a} | {c} | {b} | {d} |")
-    return lines
+            cells.append([task, encoder, a, c, b, d])
+    return tables.Table(title, header, cells)
 
 
 def shown(rows: dict[str, Losses]) -> dict[str, list[str]]:
@@ -184,7 +162,3 @@ def shown(rows: dict[str, Losses]) -> dict[str, list[str]]:
         encoder: [f"{loss:.4f} ({loss / one:.2f})" for loss, one in zip(pair, first, strict=True)]
         for encoder, pair in rows.items()
     }
-
-
-if __name__ == "__main__":
-    main()

@@ -1,33 +1,57 @@
-"""A finished run, read again: what the scripts that analyse one begin with."""
+"""A finished run, read again: where the analyses of its models begin."""
 
 from pathlib import Path
 from typing import NamedTuple
 
+import jax
+
 from fedjax_lab import experiment, files, runner, simulate, tree
 from fedjax_lab.config import resolve
 from fedjax_lab.errors import BadInput
-from fedjax_lab.types import Client, Federation, PyTree, State
+from fedjax_lab.types import Client, Federation, Plan, PyTree, State, Weights
 
 
 class Finished(NamedTuple):
     """One seed of a run."""
 
+    seed: int
     experiment: experiment.Experiment
     hyper: dict  # the config's section `method`
     federation: Federation
     state: State
-    everyone: Client  # [C], with what the clients keep
+    population: Client  # [C], with what the clients keep
 
     @property
     def method(self):
         """The method of the last stage."""
         return self.experiment.simulation.stages[-1].method
 
+    @property
+    def plan(self) -> Plan:
+        """The sizes of the run."""
+        return self.experiment.simulation.plan
+
+    @property
+    def num_clients(self) -> int:
+        """C."""
+        return len(self.federation.train)
+
     def client(self, i: int) -> tuple[Client, PyTree]:
         """Client i, and the message that it is scored with."""
-        client = tree.take(self.everyone, i)
+        client = tree.take(self.population, i)
         send = self.method.scored or self.method.round[-1].send
         return client, send(self.state.server, client.id)
+
+    def model(self, i: int) -> Weights:
+        """The model of client i: what it is sent, what it keeps, or both together.
+
+        BadInput where these are more or less than one model.
+        """
+        client, message = self.client(i)
+        parts = [part for part in (message, client.private) if jax.tree.leaves(part)]
+        if not parts or not all(isinstance(part, Weights) for part in parts):
+            raise BadInput(f"a client of {self.hyper['name']} has more or less than a model")
+        return parts[0] if len(parts) == 1 else tree.join(*parts)
 
 
 def load(workdir: Path, seed: int | None = None) -> Finished:
@@ -44,6 +68,6 @@ def load(workdir: Path, seed: int | None = None) -> Finished:
         raise BadInput(f"{workdir} has no seed {seed}, but {seeds}")
     e, i = experiment.build(resolve(config), seeds), seeds.index(seed)
     state = runner.run(e, workdir, resume=True, quiet=True).states[i]
-    everyone = simulate.population(e.simulation.federations[i], e.task.num_classes)
-    everyone = everyone._replace(private=state.private)
-    return Finished(e, config["method"], e.simulation.federations[i], state, everyone)
+    population = simulate.population(e.simulation.federations[i], e.task.num_classes)
+    population = population._replace(private=state.private)
+    return Finished(seed, e, config["method"], e.simulation.federations[i], state, population)

@@ -1,6 +1,6 @@
 """FedConcat's pictures of finished runs: who is in which cluster, the elbow, and Fig. 7.
 
-python launch/fedconcat_figures.py --out=runs/figures runs/FEDCONCAT runs/FEDAVG
+python -m fedjax_lab.figures fedconcat FOLDER...
 
 accuracy_by_megabytes.png: accuracy on the global test set against what one client has sent and
 received, all runs (mean over seeds). NAME-clusters.png and NAME-elbow.png of each run that found
@@ -8,7 +8,6 @@ clusters (of its first seed): the label distributions that the server saw, by cl
 cluster inertia against the number of clusters, where the run was told num_clusters=elbow.
 """
 
-import argparse
 from collections import defaultdict
 from pathlib import Path
 
@@ -16,31 +15,23 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from fedjax_lab import files, metrics, plots
+from fedjax_lab.analysis.figures.drawn import Drawn, by_name
 from fedjax_lab.errors import BadInput
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, required=True, help="folder of the pictures")
-    parser.add_argument("workdirs", type=Path, nargs="+", help="folders of runs")
-    args = parser.parse_args()
-    try:
-        curves = {workdir.name: accuracy_by_megabytes(workdir) for workdir in args.workdirs}
-        if len(curves) < len(args.workdirs):
-            raise BadInput("two of the folders have the same name")
-    except BadInput as error:
-        parser.error(str(error))
-    args.out.mkdir(parents=True, exist_ok=True)
-    figures = {"accuracy_by_megabytes": draw_curves(curves)}
-    for workdir in args.workdirs:
+def draw(*workdirs: Path) -> Drawn:
+    """Accuracy by megabytes of all runs, and the clusters of those that have some."""
+    named = by_name(workdirs)
+    curves = {name: accuracy_by_megabytes(workdir) for name, workdir in named.items()}
+    pictures = {"accuracy_by_megabytes": draw_curves(curves)}
+    for name, workdir in named.items():
         for file in sorted((workdir / "stages").glob("*-0.npz")):
             facts = first_seed(dict(np.load(file)))
-            figures[f"{workdir.name}-clusters"] = draw_clusters(facts["p"], facts["member"])
+            pictures[f"{name}-clusters"] = draw_clusters(facts["p"], facts["member"])
             if "inertia" in facts:
                 K = len(facts["member"])
-                figures[f"{workdir.name}-elbow"] = draw_elbow(facts["inertia"], K)
-    for name, figure in figures.items():
-        print(plots.save(figure, args.out / f"{name}.png"))
+                pictures[f"{name}-elbow"] = draw_elbow(facts["inertia"], K)
+    return Drawn(pictures)
 
 
 def first_seed(facts: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -91,11 +82,7 @@ def draw_elbow(inertia: np.ndarray, K: int) -> Figure:
     axes.plot(numbers, inertia, **plots.look(0))
     axes.plot(numbers[[0, -1]], inertia[[0, -1]], linestyle="--", color="gray")
     taken = {"marker": "o", "markersize": 12, "fillstyle": "none", "linestyle": "none"}
-    axes.plot(K, inertia[K - 1], color=plots.COLOURS[1], **taken)
+    axes.plot(K, inertia[K - 1], color=plots.COLORS[1], **taken)
     axes.set(xlabel="number of clusters", ylabel="inertia, squared distance", xticks=numbers)
     plots.add_legend(figure, axes.lines, ["inertia", "chord", f"taken: {K}"])
     return figure
-
-
-if __name__ == "__main__":
-    main()

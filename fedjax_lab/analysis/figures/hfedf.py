@@ -1,70 +1,52 @@
 """hFedF's analyses of finished runs (its Figs. 3-7), with a picture each.
 
-python launch/hfedf_figures.py WORKDIR --out=DIR [--compare=WORKDIR ...] [--seed=0]
+python -m fedjax_lab.figures hfedf FOLDER [FOLDER...] [--seed=0]
 
-Of a run of hfedf: weights.png, GradAlign's weight of every client in each evaluated round; and
-embeddings.png, the first two numbers of every embedding through the rounds. Of runs in which every
-client has one model, side by side: spread.png, the standard deviation of a weight over the models,
-averaged over a layer; and confidence.png, the largest probability of right and wrong answers on
-validation rows (id) and on the unseen domain (ood), with the expected calibration error.
-numbers.json has it all.
+--seed  each run's first seed by default
+
+Of the first run, one of hfedf: weights.png, GradAlign's weight of every client in each evaluated
+round; and embeddings.png, the first two numbers of every embedding through the rounds. Of all runs,
+in which every client has one model, side by side: spread.png, the standard deviation of a weight
+over the models, averaged over a layer; and confidence.png, the largest probability of right and
+wrong answers on validation rows (id) and on the unseen domain (ood), with the expected calibration
+error. numbers.json has it all.
 """
 
-import argparse
-import json
 import textwrap
 from functools import partial
 from pathlib import Path
 
-import finished
 import jax
 import jax.numpy as jnp
 import numpy as np
 from matplotlib.figure import Figure
 
 from fedjax_lab import metrics, plots, tree
-from fedjax_lab.errors import BadInput
+from fedjax_lab.analysis import finished
+from fedjax_lab.analysis.figures.drawn import Drawn
+from fedjax_lab.analysis.finished import Finished
 from fedjax_lab.local import fetch
-from fedjax_lab.types import Weights
 
 BINS = 15  # of the calibration error
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("workdir", type=Path)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--compare", type=Path, nargs="*", default=[])
-    parser.add_argument("--seed", type=int, default=None, help="the run's first by default")
-    args = parser.parse_args()
-    try:
-        runs = {}
-        for workdir in (args.workdir, *args.compare):
-            run = finished.load(workdir, args.seed)
-            runs[str(workdir)] = run
-        rounds = recorded(args.workdir, args.seed)
-        spread = {name: layer_spread(run) for name, run in runs.items()}
-    except BadInput as error:
-        parser.error(str(error))
-    args.out.mkdir(parents=True, exist_ok=True)
+def draw(workdir: Path, *compared: Path, seed: int | None = None) -> Drawn:
+    """What the run recorded, and its models beside those of other runs."""
+    runs = {str(path): finished.load(path, seed) for path in (workdir, *compared)}
+    rounds = recorded(workdir, seed)
+    spread = {name: layer_spread(run) for name, run in runs.items()}
     answers = {name: {m: confidence(run, m) for m in rows_of(run)} for name, run in runs.items()}
-    figures = {"spread": draw_spread(spread)}
+    pictures = {"spread": draw_spread(spread)}
     if any(answers.values()):
-        figures["confidence"] = draw_confidence(answers)
+        pictures["confidence"] = draw_confidence(answers)
     if rounds:
-        figures["weights"] = draw_weights(rounds)
-        figures["embeddings"] = draw_embeddings(rounds)
-    numbers = {
-        "spread": spread,
-        "calibration_error": {
-            name: {m: calibration_error(*pair) for m, pair in measured.items()}
-            for name, measured in answers.items()
-        },
-        "rounds": rounds,
+        pictures |= {"weights": draw_weights(rounds), "embeddings": draw_embeddings(rounds)}
+    errors = {
+        name: {m: calibration_error(*pair) for m, pair in measured.items()}
+        for name, measured in answers.items()
     }
-    (args.out / "numbers.json").write_text(json.dumps(numbers, indent=2) + "\n")
-    for name, figure in figures.items():
-        print(plots.save(figure, args.out / f"{name}.png"))
+    numbers = {"spread": spread, "calibration_error": errors, "rounds": rounds}
+    return Drawn(pictures, numbers)
 
 
 def recorded(workdir: Path, seed: int | None) -> dict[int, dict]:
@@ -78,11 +60,9 @@ def recorded(workdir: Path, seed: int | None) -> dict[int, dict]:
     }
 
 
-def layer_spread(run) -> dict[str, float]:
+def layer_spread(run: Finished) -> dict[str, float]:
     """By layer: the deviation over clients of each of its weights, averaged. 0 for one model."""
-    models = []
-    for i in range(len(run.federation.train)):
-        models.append(model_of(run, i).params)
+    models = [run.model(i).params for i in range(run.num_clients)]
     deviation = jax.tree.map(lambda *a: np.std(np.stack(a), axis=0), *jax.device_get(models))
     sums = {}
     for name, a in zip(tree.names(deviation), jax.tree.leaves(deviation), strict=True):
@@ -90,32 +70,25 @@ def layer_spread(run) -> dict[str, float]:
     return {layer: float(np.concatenate(parts).mean()) for layer, parts in sums.items()}
 
 
-def model_of(run, i: int) -> Weights:
-    """The model of client i: what it is sent, what it keeps, or both together."""
-    client, message = run.client(i)
-    parts = [part for part in (message, client.private) if jax.tree.leaves(part)]
-    if not parts or not all(isinstance(part, Weights) for part in parts):
-        raise BadInput(f"a client of {run.hyper['name']} has more or less than a model")
-    return parts[0] if len(parts) == 1 else tree.join(*parts)
-
-
-def rows_of(run) -> dict[str, list]:
+def rows_of(run: Finished) -> dict[str, list]:
     """The rows of each client that `id` and `ood` are measured on, where there are any."""
-    count, federation = len(run.federation.train), run.federation
-    rows = {"id": federation.validation, "ood": federation.unseen}
-    each = {m: r if m == "id" else [r] * count for m, r in rows.items() if r is not None}
-    return {m: list(r) for m, r in each.items()}
+    rows = {}
+    if run.federation.validation is not None:
+        rows["id"] = list(run.federation.validation)
+    if run.federation.unseen is not None:
+        rows["ood"] = [run.federation.unseen] * run.num_clients
+    return rows
 
 
-def confidence(run, measure: str) -> tuple[np.ndarray, np.ndarray]:
+def confidence(run: Finished, measure: str) -> tuple[np.ndarray, np.ndarray]:
     """Largest probability, and whether the answer is right, of all clients' rows: [rows] each."""
     predict = jax.jit(partial(answers_of, run.method.predict))
-    found = []
+    answers = []
     for i, rows in enumerate(rows_of(run)[measure]):
         client, message = run.client(i)
-        batch = fetch(run.federation, rows[rows >= 0], run.experiment.simulation.plan)
-        found.append(jax.device_get(predict(message, client, batch.x, batch.y)))
-    return tuple(np.concatenate(part) for part in zip(*found, strict=True))
+        batch = fetch(run.federation, rows[rows >= 0], run.plan)
+        answers.append(jax.device_get(predict(message, client, batch.x, batch.y)))
+    return tuple(np.concatenate(part) for part in zip(*answers, strict=True))
 
 
 def answers_of(predict, message, client, x, y):
@@ -185,16 +158,10 @@ def draw_confidence(answers: dict) -> Figure:
     panels = figure.subplots(len(answers), len(measures), squeeze=False, sharex=True)
     for row, name, measured in zip(panels, short(answers), answers.values(), strict=True):
         for axes, m in zip(row, measures, strict=True):
-            if m not in measured:
+            if m in measured:
+                draw_answers(axes, f"{name}, {m}", *measured[m])
+            else:
                 axes.set_axis_off()
-                continue
-            largest, right = measured[m]
-            parts = [largest[right], largest[~right]]
-            bins = np.linspace(0, 1, 21)
-            axes.hist(parts, bins, color=plots.CONTRAST, stacked=True)
-            error = calibration_error(largest, right)
-            title = f"{name}, {m}: calibration error {error:.3f}"
-            axes.set_title("\n".join(textwrap.wrap(title, 40)))
         row[0].set_ylabel("answers")
     for axes in panels[-1]:
         axes.set_xlabel("confidence")
@@ -203,11 +170,15 @@ def draw_confidence(answers: dict) -> Figure:
     return figure
 
 
+def draw_answers(axes, name: str, largest: np.ndarray, right: np.ndarray) -> None:
+    """The histogram of the confidence of right and of wrong answers."""
+    parts = [largest[right], largest[~right]]
+    axes.hist(parts, np.linspace(0, 1, 21), color=plots.CONTRAST, stacked=True)
+    title = f"{name}: calibration error {calibration_error(largest, right):.3f}"
+    axes.set_title("\n".join(textwrap.wrap(title, 40)))
+
+
 def short(runs: dict) -> list[str]:
     """The names of folders of runs without what leads to them, where that tells them apart."""
     names = [Path(name).name for name in runs]
     return names if len(set(names)) == len(names) else list(runs)
-
-
-if __name__ == "__main__":
-    main()

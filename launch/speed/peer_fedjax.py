@@ -1,6 +1,6 @@
 """Times FedJAX's published `fed_avg` with its jit backend, used as its own examples use it.
 
-    python launch/peer_fedjax.py --workload=W2 [--rounds=9]
+    python launch/speed/peer_fedjax.py --workload=W2 [--rounds=9]
 
 Needs, in an environment of its own with Python 3.11, as these are no dependencies of this project
 and older than what it needs itself:

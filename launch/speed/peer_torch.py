@@ -1,6 +1,6 @@
 """Times a plain PyTorch loop over the sampled clients: the form most published code has.
 
-    python launch/peer_torch.py --workload=W1 [--rounds=9] [--threads=1]
+    python launch/speed/peer_torch.py --workload=W1 [--rounds=9] [--threads=1]
 
 Needs torch and numpy (measured with torch 2.13.0 on a CPU). They are no dependencies of this
 project, so give this script an environment of its own. Prints one JSON line: the median over

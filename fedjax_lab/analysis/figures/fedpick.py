@@ -1,35 +1,38 @@
 """FedPick's analyses of features (its Figs. 1, 2 and 7-10) for a finished run, with a picture each.
 
-python launch/fedpick_analysis.py WORKDIR --out=DIR [--seed=0] [--head_layers=2]
+python -m fedjax_lab.figures fedpick FOLDER [--seed=0] [--head_layers=2] [--domain=NAME]
 
-Of the last state of any run with one client per domain, on the features z^g that enter the last
-head_layers dense layers (without the flag those of the method's own setting, else two):
+--seed         the run's first seed by default
+--head_layers  features are what enters so many of the last dense layers; by default those of the
+               method's own setting, else two
+--domain       of the t-SNE; the last one by default
+
+Of the last state of any run with one client per domain:
 
 sparsity.png        share of features at most 1e-5 of their length, on test images
-fisher_probe.png    accuracy of ten nearest neighbours on the features of highest Fisher score
+fisher_probe.png    accuracy of ten nearest neighbors on the features of highest Fisher score
 
 Of a run of fedpick also, on test images:
 
 selection_ratio.png share of features that are selected
-tsne.png            t-SNE of relevant and irrelevant features of one domain (--domain)
+tsne.png            t-SNE of relevant and irrelevant features of one domain
 fisher_split.png    mean Fisher score of both
 overlap.png         overlap of the most often selected half of the features between domains
 
 numbers.json holds what the pictures show.
 """
 
-import argparse
-import json
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-import finished
 import jax
 import numpy as np
 from matplotlib.figure import Figure
 
 from fedjax_lab import features, plots, tree
+from fedjax_lab.analysis import finished
+from fedjax_lab.analysis.figures.drawn import Drawn
 from fedjax_lab.errors import BadInput, nearest
 from fedjax_lab.local import fetch
 from fedjax_lab.methods._selection import Picked, pick
@@ -42,30 +45,20 @@ TSNE_ROWS = 500
 BATCH = 500  # examples at a time
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("workdir", type=Path)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--seed", type=int, default=None, help="the run's first by default")
-    parser.add_argument("--head_layers", type=int, default=None)
-    parser.add_argument("--domain", default="", help="of the t-SNE; the last by default")
-    args = parser.parse_args()
-    try:
-        clients = load(args.workdir, args.seed, args.head_layers)
-        by_name = {client.name: client for client in clients}
-        domain = args.domain or clients[-1].name
-        if domain not in by_name:
-            raise BadInput(f"no domain {domain!r}; {nearest(domain, by_name)}")
-    except BadInput as error:
-        parser.error(str(error))
-    args.out.mkdir(parents=True, exist_ok=True)
-    numbers, figures = analyse(clients)
+def draw(
+    workdir: Path, *, seed: int | None = None, head_layers: int = 0, domain: str = ""
+) -> Drawn:
+    """The analyses of a run's features, and of FedPick's selection where it makes one."""
+    clients = load(workdir, seed, head_layers)
+    by_domain = {client.name: client for client in clients}
+    domain = domain or clients[-1].name
+    if domain not in by_domain:
+        raise BadInput(f"no domain {domain!r}; {nearest(domain, by_domain)}")
+    numbers, pictures = analyze(clients)
     if clients[0].picked is not None:
-        more, drawn = analyse_selection(clients, by_name[domain])
-        numbers, figures = numbers | more, figures | drawn
-    (args.out / "numbers.json").write_text(json.dumps(numbers, indent=2) + "\n")
-    for name, figure in figures.items():
-        print(plots.save(figure, args.out / f"{name}.png"))
+        more, drawn = analyze_selection(clients, by_domain[domain])
+        numbers, pictures = numbers | more, pictures | drawn
+    return Drawn(pictures, numbers)
 
 
 class Client(NamedTuple):
@@ -80,30 +73,40 @@ class Client(NamedTuple):
     picked: Picked | None  # of the test examples; None where the method picks nothing
 
 
-def load(workdir: Path, seed: int | None, head_layers: int | None) -> list[Client]:
+def load(workdir: Path, seed: int | None, head_layers: int = 0) -> list[Client]:
     """The clients of a finished run. BadInput where they have no test examples."""
     run = finished.load(workdir, seed)
-    task, plan, federation = run.experiment.task, run.experiment.simulation.plan, run.federation
-    if federation.test is None:
+    if run.federation.test is None:
         raise BadInput(f"{workdir}: the clients have no test examples of their own")
-    layers = head(task, head_layers or run.hyper.get("head_layers", 2))
+    layers = head(run.experiment.task, head_layers or run.hyper.get("head_layers", 2))
     see = jax.jit(partial(features_of, run.method, layers[0]))
-    choose = None
-    if run.hyper["name"] == "fedpick" and run.hyper["mask"] != "none":
-        soft = run.hyper["mask"] == "soft"
-        choose = jax.jit(partial(pick, task, layers, tau=run.hyper["tau"], soft=soft))
-    count, names = len(federation.train), run.experiment.dataset.domains
-    clients = []
-    for i in range(count):
-        mine, message = run.client(i)
-        rows = federation.train[i], federation.test[i]
-        train, test = (fetch(federation, r[r >= 0], plan) for r in rows)
-        w = tree.join(message, mine.private) if choose else None
-        seen = (in_batches(partial(see, message, mine), batch.x) for batch in (train, test))
-        picked = in_batches(partial(choose, w), test.x) if choose else None
-        found = *jax.device_get((train, test)), *seen, run.experiment.dataset.classes, picked
-        clients.append(Client(names[i] if len(names) == count else str(i), *found))
-    return clients
+    select = selector(run, layers)
+    domains = run.experiment.dataset.domains
+    names = domains if len(domains) == run.num_clients else range(run.num_clients)
+    return [load_client(run, i, str(name), see, select) for i, name in enumerate(names)]
+
+
+def selector(run: finished.Finished, layers):
+    """What FedPick's mask takes of inputs x [B, ...] to a model; None where there is no mask."""
+    if run.hyper["name"] != "fedpick" or run.hyper["mask"] == "none":
+        return None
+    soft, tau = run.hyper["mask"] == "soft", run.hyper["tau"]
+    return jax.jit(partial(pick, run.experiment.task, layers, tau=tau, soft=soft))
+
+
+def load_client(run: finished.Finished, i: int, name: str, see, select) -> Client:
+    """Client i: its examples, and what `see` and `select` make of them."""
+    client, message = run.client(i)
+    rows = run.federation.train[i], run.federation.test[i]
+    train, test = (fetch(run.federation, r[r >= 0], run.plan) for r in rows)
+    z_train, z_test = (
+        in_batches(partial(see, message, client), batch.x) for batch in (train, test)
+    )
+    picked = None
+    if select:
+        picked = in_batches(partial(select, tree.join(message, client.private)), test.x)
+    classes = run.experiment.dataset.classes
+    return Client(name, *jax.device_get((train, test)), z_train, z_test, classes, picked)
 
 
 def in_batches(fn, x):
@@ -121,7 +124,7 @@ def features_of(method, layer, message, client, x):
     return seen[0]
 
 
-def analyse(clients: list[Client]) -> tuple[dict, dict[str, Figure]]:
+def analyze(clients: list[Client]) -> tuple[dict, dict[str, Figure]]:
     """Sparsity, and the probe on features chosen by Fisher score: numbers and pictures."""
     sparsity = {c.name: features.sparsity(c.z_test) for c in clients}
     accuracy = {}
@@ -138,7 +141,7 @@ def analyse(clients: list[Client]) -> tuple[dict, dict[str, Figure]]:
     return numbers, {"sparsity": bars(zeros, "features near 0, %"), "fisher_probe": probe}
 
 
-def analyse_selection(clients: list[Client], shown: Client) -> tuple[dict, dict[str, Figure]]:
+def analyze_selection(clients: list[Client], shown: Client) -> tuple[dict, dict[str, Figure]]:
     """Selection ratio, Fisher scores of both parts, overlap, t-SNE: numbers and pictures."""
     ratio = {c.name: features.selection_ratio(c.picked.m) for c in clients}
     scores = {
@@ -179,9 +182,9 @@ def tsne(client: Client) -> Figure:
         near = min(30, (rows - 1) / 3)
         points = TSNE(perplexity=near, random_state=0, init="pca").fit_transform(z[:rows])
         for i in range(len(client.classes)):
-            mine = points[client.test.y[:rows] == i]
+            of_class = points[client.test.y[:rows] == i]
             number = {"marker": f"${i}$", "linestyle": "none", "markeredgewidth": 0.3}
-            axes.plot(*mine.T, **plots.look(i) | number, markersize=6)
+            axes.plot(*of_class.T, **plots.look(i) | number, markersize=6)
         axes.set(title=f"{client.name}, {part} features", xticks=[], yticks=[])
         axes.set(xlabel="t-SNE 1 (no unit)", ylabel="t-SNE 2 (no unit)")
     plots.add_legend(figure, panels[0].lines, client.classes)
@@ -204,7 +207,3 @@ def bars(values: dict[str, dict[str, float]], label: str) -> Figure:
     axes.grid(visible=False, axis="x")
     plots.add_legend(figure, axes.containers, parts if len(parts) > 1 else ())
     return figure
-
-
-if __name__ == "__main__":
-    main()

@@ -1,17 +1,20 @@
-"""FedConcat's encoder exchange, launch/encoder_exchange.py, on toy features and a small net."""
+"""FedConcat's encoder exchange on toy features and a small net."""
 
+import json
 from functools import partial
 
-import encoder_exchange  # noqa: E402
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import toys
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import log_loss
 from toys import FEDERATION, TASK
 
-from fedjax_lab import losses, optim, tree
+from fedjax_lab import experiment, figures, losses, optim, runner, tables, tree
+from fedjax_lab.analysis.figures import encoder_exchange
+from fedjax_lab.config import resolve
 from fedjax_lab.errors import BadInput
 from fedjax_lab.local import fetch
 from fedjax_lab.models import nets
@@ -103,11 +106,12 @@ def test_each_row_has_its_own_encoder_and_examples(monkeypatch):
 
 def test_losses_are_shown_with_their_ratios_beside_the_published():
     rows = {"encoder 1": (0.1, 0.2), "encoder 2": (0.4, 0.3), "none": (0.5, 0.2)}
-    lines = encoder_exchange.markdown({"client 1": rows})[2:]
-    assert lines == [
-        "| client 1 | encoder 1 | 0.1000 (1.00) | 0.0235 (1.00) | 0.2000 (1.00) | 0.0646 (1.00) |",
-        "| client 1 | encoder 2 | 0.4000 (4.00) | 0.2345 (9.98) | 0.3000 (1.50) | 0.0657 (1.02) |",
-        "| client 1 | none | 0.5000 (5.00) |  | 0.2000 (1.00) |  |",
+    table = encoder_exchange.table("losses", {"client 1": rows})
+    lines = tables.markdown(table).splitlines()[4:]
+    assert [line.removeprefix("| `client 1` ") for line in lines] == [
+        "| encoder 1 | 0.1000 (1.00) | 0.0235 (1.00) | 0.2000 (1.00) | 0.0646 (1.00) |",
+        "| encoder 2 | 0.4000 (4.00) | 0.2345 (9.98) | 0.3000 (1.50) | 0.0657 (1.02) |",
+        "| none | 0.5000 (5.00) |  | 0.2000 (1.00) |  |",
     ]
 
 
@@ -116,3 +120,26 @@ def test_other_than_two_clients_are_refused(text):
     assert encoder_exchange.two_clients("3,39", 40) == [3, 39]
     with pytest.raises(BadInput, match="two different numbers in 0..39"):
         encoder_exchange.two_clients(text, 40)
+
+
+def test_two_clients_of_a_finished_run(tmp_path, capsys):
+    """The models are those of the run; the probes are trained for as many epochs as it has."""
+    toys.write_examples(tmp_path / "data.npz")
+    config = {
+        "data": {"name": "arrays", "path": str(tmp_path / "data.npz")},
+        "partition": {"name": "iid", "num_clients": 3},
+        "model": {"name": "mlp", "width": 8},
+        "local": {"lr": 0.1, "epochs": 2},
+        "run": {"rounds": 2},
+    }
+    for method in ("local", "ifca"):
+        config["method"] = {"name": method}
+        e = experiment.build(resolve(config), [4])
+        runner.run(e, tmp_path / method, quiet=True)
+    assert figures.main(["encoder_exchange", str(tmp_path / "local"), "--clients=2,0"]) == 0
+    numbers = json.loads((tmp_path / "local/figures/numbers.json").read_text())
+    assert (numbers["seed"], numbers["clients"], numbers["epochs"]) == (4, [2, 0], 4)
+    assert numbers["losses"]["client 1"]["encoder 1"][0] < numbers["losses"]["client 1"]["none"][0]
+    assert "seed 4, clients" in capsys.readouterr().out
+    assert figures.main(["encoder_exchange", str(tmp_path / "ifca")]) == 2
+    assert "of ifca has more or less than a model" in capsys.readouterr().err

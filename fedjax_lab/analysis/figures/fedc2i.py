@@ -1,44 +1,36 @@
 """FedC2I's Fig. 3: the influence vectors of a run as heat maps, one for each evaluated round.
 
-python launch/fedc2i_figures.py WORKDIR --out=influence.png [--rounds=1,5,10,20] [--seed=0]
+python -m fedjax_lab.figures fedc2i FOLDER [--rounds=1,5,10,20] [--seed=0]
 
-A row is the client that measures, a column the client whose influence on it is measured; each row
-sums to 1. Rounds are those that the run evaluated: all of them with config.run.eval_every=1.
+--rounds  the rounds to show, at most six of all of them by default
+--seed    the run's first seed by default
+
+influence.png: a row is the client that measures, a column the client whose influence on it is
+measured; each row sums to 1. Rounds are those that the run evaluated: all of them with
+config.run.eval_every=1.
 """
 
-import argparse
 from pathlib import Path
 
 import numpy as np
 
 from fedjax_lab import metrics, plots, runs
+from fedjax_lab.analysis.figures.drawn import Drawn
 from fedjax_lab.errors import BadInput
 
 MOST = 6  # maps side by side where no rounds are named
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("workdir", type=Path, help="folder of a run of fedc2i")
-    parser.add_argument("--out", type=Path, required=True, help="picture to write")
-    parser.add_argument("--rounds", default="", help="rounds to show; some of all by default")
-    parser.add_argument("--seed", type=int, default=None, help="the run's first by default")
-    args = parser.parse_args()
-    try:
-        maps, names = influence(args.workdir, args.seed)
-        wanted = [int(r) for r in args.rounds.split(",")] if args.rounds else spread(sorted(maps))
-        missing = [r for r in wanted if r not in maps]
-        if missing:
-            raise BadInput(f"round {missing[0]} was not evaluated; there are {sorted(maps)}")
-    except (BadInput, ValueError) as error:
-        parser.error(str(error))
+def draw(workdir: Path, *, rounds: str = "", seed: int | None = None) -> Drawn:
+    """The influences of a run's clients on one another."""
+    maps, names = influence(workdir, seed)
     figure = plots.draw_heat_maps(
-        {f"round {r}": maps[r] for r in wanted},
+        {f"round {r}": maps[r] for r in choose(sorted(maps), rounds)},
         "weight (a row's sum is 1)",
         plots.Side("on client", names),
         plots.Side("influence of client", names),
     )
-    print(plots.save(figure, args.out))
+    return Drawn({"influence": figure})
 
 
 def influence(workdir: Path, seed: int | None) -> tuple[dict[int, np.ndarray], list[str]]:
@@ -64,11 +56,20 @@ def influence(workdir: Path, seed: int | None) -> tuple[dict[int, np.ndarray], l
     return maps, names
 
 
+def choose(evaluated: list[int], wanted: str) -> list[int]:
+    """The rounds that a text such as 1,5,10 names; without one, some of all."""
+    if not wanted:
+        return spread(evaluated)
+    parts = wanted.split(",")
+    if not all(part.isdecimal() for part in parts):
+        raise BadInput(f"--rounds={wanted} is no list of rounds, such as --rounds=1,5,10")
+    missing = [part for part in parts if int(part) not in evaluated]
+    if missing:
+        raise BadInput(f"round {missing[0]} was not evaluated; there are {evaluated}")
+    return [int(part) for part in parts]
+
+
 def spread(rounds: list[int]) -> list[int]:
     """At most MOST of the rounds, the first and the last among them."""
     places = np.linspace(0, len(rounds) - 1, min(MOST, len(rounds))).round().astype(int)
     return [rounds[i] for i in places]
-
-
-if __name__ == "__main__":
-    main()

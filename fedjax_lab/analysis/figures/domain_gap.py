@@ -1,0 +1,67 @@
+"""How far apart domains are: the models of a run's clients, each tested on every domain.
+
+python -m fedjax_lab.figures domain_gap FOLDER [--seed=0]
+
+--seed  the run's first seed by default
+
+The accuracy in percent on the global test set, printed and in domain_gap.png: rows are clients (the
+domain that each one holds), columns the domains tested on. A run whose clients train alone shows
+how far the data are apart:
+
+python -m fedjax_lab.main --config=configs/digit_domains.py:local --workdir=runs/alone \\
+    --config.run.rounds=30 --config.local.optimizer=adam --config.local.lr=1e-3
+python -m fedjax_lab.figures domain_gap runs/alone
+"""
+
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_lab import plots, tables
+from fedjax_lab.analysis import finished
+from fedjax_lab.analysis.figures.drawn import Drawn
+from fedjax_lab.errors import BadInput
+from fedjax_lab.local import fetch
+
+BATCH = 500  # examples at a time
+
+
+def draw(workdir: Path, *, seed: int | None = None) -> Drawn:
+    """The accuracy of every client's model on every domain."""
+    run = finished.load(workdir, seed)
+    if run.federation.global_test is None:
+        raise BadInput(f"{workdir}: the federation has no global test set")
+    accuracy = accuracies(run)
+    domains = list(run.experiment.dataset.domains)
+    clients = [f"client {i}" for i in range(run.num_clients)]
+    by_domain = run.experiment.config.partition.name == "by_domain"
+    names = domains if by_domain and len(domains) == len(clients) else clients
+    cells = [
+        [name, *(f"{cell:.1f}" for cell in row)] for name, row in zip(names, accuracy, strict=True)
+    ]
+    table = tables.Table("accuracy, %: rows trained on, columns tested on", ["", *domains], cells)
+    sides = plots.Side("trained on", names), plots.Side("tested on", domains)
+    picture = plots.draw_heat_maps({"": accuracy}, "accuracy, %", *sides, high=100, written=True)
+    return Drawn({"domain_gap": picture}, text=tables.markdown(table))
+
+
+def accuracies(run: finished.Finished) -> np.ndarray:
+    """Percent of right answers of each client's model on each domain's global test rows: [C, D]."""
+    rows = np.asarray(run.federation.global_test)
+    domain = np.asarray(run.federation.domain)[rows]
+
+    @jax.jit
+    def is_right(message, client, rows):
+        batch = fetch(run.federation, rows, run.plan)
+        return jnp.argmax(run.method.predict(message, client, batch.x), -1) == batch.y
+
+    starts = range(0, len(rows), BATCH)
+    accuracy = []
+    for i in range(run.num_clients):
+        client, message = run.client(i)
+        right = np.concatenate([is_right(message, client, rows[k : k + BATCH]) for k in starts])
+        domains = range(len(run.experiment.dataset.domains))
+        accuracy.append([100 * right[domain == d].mean() for d in domains])
+    return np.array(accuracy)

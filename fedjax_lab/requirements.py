@@ -1,0 +1,91 @@
+"""What a run needs: data and weights on this machine, and training on so many examples."""
+
+import functools
+from pathlib import Path
+
+import ml_collections
+
+from fedjax_lab import experiment
+from fedjax_lab.config import resolve
+from fedjax_lab.data import at_hand
+from fedjax_lab.errors import BadInput
+from fedjax_lab.methods.communication import default_encoder_rounds
+
+EXAMPLES = {  # training examples, those of the unseen domain left out
+    "fashion_mnist": 60_000,
+    "cifar10": 50_000,
+    "cifar100": 50_000,
+    "svhn": 73_257,
+    "tiny_imagenet": 100_000,
+    "digits_five": 5_000,
+    "domainnet": 3_000,
+    "pacs": 6_744,  # 0.9 of three of four domains, on average
+    "vlcs": 7_242,
+    "office_home": 10_522,
+}
+OFFICE_CALTECH = {"fedpick": 500, "fedc2i": 722}
+
+
+def missing(config: ml_collections.ConfigDict) -> str:
+    """What a run needs that is not on this machine: data, CLIP or first weights; else empty."""
+    of_clip = None
+    if config.method.name == "client2vec" and config.embedding.name == "clip":
+        of_clip = config.embedding.folder, config.embedding.model
+    return (
+        _no_data(tuple(config.data.items()))
+        or _no_weights(config.model.get("pretrained", ""))
+        or (_no_clip(*of_clip) if of_clip else "")
+    )
+
+
+@functools.cache
+def _no_data(settings):
+    data = dict(settings)
+    if at_hand.found(data["name"], data.get("folder", "")):
+        return ""
+    try:
+        experiment.load_data(resolve({"data": data}).data)
+    except BadInput as error:
+        return str(error)
+    return ""
+
+
+def _no_weights(path):
+    if not path or Path(path).is_file():
+        return ""
+    return f"no first weights {path}: name a file with --config.model.pretrained"
+
+
+@functools.cache
+def _no_clip(folder, model):
+    from fedjax_lab.embedding import clip
+
+    try:
+        clip.find_model(folder, model)
+        clip.check_packages()  # after what is quicker
+    except (BadInput, ImportError) as error:
+        return f"no CLIP: {error}"
+    return ""
+
+
+def cost(config: ml_collections.ConfigDict) -> int | None:
+    """Examples that the clients of one seed train on; None where their number is not known here.
+
+    Of FedConcat the rounds of encoders only: those of the classifier are short. What IFCA and its
+    like spend on choosing, the client index of Client2Vec and all evaluations are left out.
+    """
+    data, method, run = config.data, config.method, config.run
+    examples = EXAMPLES.get(data.name) or (
+        OFFICE_CALTECH[data.sampling] if data.name == "office_caltech" else None
+    )
+    if examples is None:
+        return None
+    cohort = run.cohort or config.partition.num_clients
+    share = 1 if method.name == "central" else cohort / config.partition.num_clients
+    epochs = config.local.epochs
+    if method.name == "fedrep":
+        epochs = method.head_epochs + method.body_epochs
+    rounds = run.rounds
+    if method.name in ("fedconcat", "fedconcat_id"):
+        rounds = method.encoder_rounds or default_encoder_rounds(run.rounds)
+    return round(examples * share * epochs * rounds)

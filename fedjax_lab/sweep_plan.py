@@ -1,0 +1,129 @@
+"""The cells of a sweep: which runs the methods and the grid of a command line make."""
+
+import itertools
+import re
+import urllib.parse
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import ml_collections
+
+from fedjax_lab import workdir
+from fedjax_lab.config import load_config, resolve
+from fedjax_lab.errors import BadInput, cut, nearest, quoted
+
+LONGEST_NAME = 255  # characters of a folder's name, which file systems bound
+
+
+class Shared(NamedTuple):
+    """What all cells of a sweep have in common."""
+
+    path: str  # of the config file
+    overrides: Sequence[tuple[str, str]] = ()  # dotted key and text
+    seeds: list[int] | None = None  # None: config.run.seed
+    compilation_cache: bool = True  # keep compiled programs on disk
+
+
+class Cell(NamedTuple):
+    """One run."""
+
+    name: str  # of its folder
+    method: str  # argument of the config file; empty: its own method
+    grid: dict[str, str]  # text by dotted key
+    config: ml_collections.ConfigDict
+    seeds: list[int]
+
+    @property
+    def saved(self) -> dict:
+        """What its config.json holds."""
+        return workdir.saved_config(self.config, self.seeds)
+
+
+def parse_grid(texts: Iterable[str]) -> dict[str, list[str]]:
+    """{key: texts of its values} of KEY=VALUE,VALUE; commas in brackets separate nothing."""
+    grid = {}
+    for text in texts:
+        key, _, values = text.removeprefix("config.").partition("=")
+        values = re.split(r",(?![^(\[]*[)\]])", values)
+        if "." not in key or not all(values):
+            example = "--grid=local.lr=0.01,0.1"
+            raise BadInput(
+                f"--grid={cut(text, 80)} is not SECTION.KEY=VALUE,VALUE; for example {example}"
+            )
+        if key in grid:
+            raise BadInput(f"--grid={cut(key, 80)} is given twice; name all its values in one")
+        grid[key] = values
+    return grid
+
+
+def plan(shared: Shared, methods: list[str], grid: dict[str, list[str]]) -> dict[str, Cell]:
+    """All cells by name, method after method, with checked configs."""
+    _check_keys(grid, shared.overrides)
+    cells, keys = {}, set()
+    for method in methods:
+        for texts in itertools.product(*grid.values()):
+            point = dict(zip(grid, texts, strict=True))
+            of_method = _method_keys(shared, method, point)
+            keys |= of_method
+            point = {k: text for k, text in point.items() if not _of_method(k) or k in of_method}
+            cell = make_cell(shared, method, point)
+            cells.setdefault(cell.name, cell)
+    for key in grid:
+        if not any(key in cell.grid for cell in cells.values()):
+            setting = f"--grid={cut(key, 80)}"
+            raise BadInput(f"{setting}: no method here has that setting; {nearest(key, keys)}")
+    return cells
+
+
+def share_of(cells: dict[str, Cell], text: str) -> dict[str, Cell]:
+    """Every N-th cell from number I on, of I/N. The shares of all I < N are the whole."""
+    match = re.fullmatch(r"(\d{1,9})/(\d{1,9})", text)
+    if match is None or int(match[1]) >= int(match[2]):
+        raise BadInput(f"--share={cut(text, 80)} is not I/N with I below N, such as --share=0/4")
+    first, step = map(int, match.groups())
+    return dict(list(cells.items())[first::step])
+
+
+def make_cell(shared: Shared, method: str, point: dict[str, str]) -> Cell:
+    """The cell of a grid point, all of whose settings the method has."""
+    _check_keys(point, shared.overrides)
+    loaded = load_config(f"{shared.path}:{method}")
+    config = resolve(loaded, [*shared.overrides, *point.items()])
+    parts = [config.method.name]
+    for key in point:
+        section, _, rest = key.partition(".")
+        value = str(config[section][rest]).replace(" ", "")
+        value = urllib.parse.quote(value, safe="+()[],")  # a folder's name
+        parts.append(f"{rest if _of_method(key) else key}={value}")
+    name = ",".join(parts)
+    if len(name) > LONGEST_NAME:
+        raise BadInput(f"the values of --grid make too long a folder name: {quoted(name)}")
+    seeds = [config.run.seed] if shared.seeds is None else shared.seeds
+    return Cell(name, method, point, config, seeds)
+
+
+def _check_keys(grid, overrides):
+    given = {key for key, _ in overrides}
+    flags = {"method.name": "--methods=fedavg,fedprox", "run.seed": "--seeds=0,1,2"}
+    for key in grid:
+        if key in flags:
+            raise BadInput(f"--grid={key} is no axis of a sweep; use {flags[key]}")
+        if key in given:
+            raise BadInput(f"config.{key} is both in the grid and given by --config.{key}")
+    if "method.name" in given:
+        raise BadInput(f"--config.method.name has no place in a sweep; use {flags['method.name']}")
+
+
+def _of_method(key):
+    return key.startswith("method.")
+
+
+def _method_keys(shared, method, point):
+    """The keys that the method has at a grid point; a base method brings its own."""
+    loaded = load_config(f"{shared.path}:{method}")
+    pairs = [*shared.overrides, *((k, text) for k, text in point.items() if not _of_method(k))]
+    settings = resolve(loaded, pairs).method
+    if "base" in settings and "method.base" in point:
+        pairs.append(("method.base", point["method.base"]))
+        settings = resolve(loaded, pairs).method
+    return {f"method.{key}" for key in settings if key != "name"}

@@ -1,0 +1,38 @@
+"""Every client's model tested on every domain."""
+
+import numpy as np
+import pytest
+import toys
+
+from fedjax_lab import experiment, figures, runner
+from fedjax_lab.analysis import finished
+from fedjax_lab.analysis.figures import domain_gap
+from fedjax_lab.config import resolve
+
+
+@pytest.mark.parametrize("batch", [7, 500])
+def test_the_accuracies_are_those_of_the_evaluation(tmp_path, capsys, monkeypatch, batch):
+    """Each client's own domain, as the run has scored it; each domain, whoever holds it."""
+    monkeypatch.setattr(domain_gap, "BATCH", batch)
+    domain = np.array(["north", "south"])[np.arange(300) % 2]
+    toys.write_examples(tmp_path / "data.npz", domain=domain)
+    config = {
+        "data": {"name": "arrays", "path": str(tmp_path / "data.npz")},
+        "partition": {"name": "by_domain", "num_clients": 2},
+        "model": {"name": "mlp", "width": 8},
+        "method": {"name": "local"},
+        "run": {"rounds": 2},
+    }
+    e = experiment.build(resolve(config), [0])
+    last = runner.run(e, tmp_path / "run", quiet=True).metrics[-1]
+    run = finished.load(tmp_path / "run")
+    accuracy = domain_gap.accuracies(run)
+    np.testing.assert_allclose(np.diag(accuracy), list(last["domains"].values()), rtol=1e-5)
+    counts = np.bincount(np.asarray(run.federation.domain)[np.asarray(run.federation.global_test)])
+    expected = np.average(accuracy.mean(0), weights=counts)
+    assert expected == pytest.approx(last["global"], rel=1e-5)
+    assert figures.main(["domain_gap", str(tmp_path / "run"), f"--out={tmp_path}/out"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[2] == "|  | north | south |"
+    assert lines[4] == f"| `north` | {accuracy[0, 0]:.1f} | {accuracy[0, 1]:.1f} |"
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["domain_gap.png"]

@@ -1,0 +1,60 @@
+"""The command that draws from finished runs: its arguments, and what it writes."""
+
+import numpy as np
+import pytest
+
+from fedjax_lab import figures, plots
+from fedjax_lab.analysis.figures.drawn import Drawn
+
+REFUSED = {
+    "": "which figures?",
+    "hfed {run}": "no figures 'hfed'; did you mean 'hfedf'?",
+    "hfedf": "which run? python -m fedjax_lab.figures hfedf FOLDER",
+    "fedpick {run} {run}": "fedpick is drawn of one run, not of 2",
+    "fedpick {run} --sed=1": "unexpected argument '--sed=1'; did you mean '--seed'?",
+    "fedpick {run} --seed=one": "argument --seed: invalid int value: 'one'",
+    "fedconcat {run} --seed=1": "unexpected argument '--seed=1'",
+    "fedpick {run}/nothing": "nothing is not there",
+    "fedc2i {run} --rounds=1,b": "holds no influence of seed",
+    "hfedf {run}": "holds no finished run",
+    "client2vec {run} {run}": "two of the folders have the same name",
+    "domain_gap {run}": "holds no finished run",
+    "encoder_exchange {run}": "holds no finished run",
+}
+
+
+@pytest.mark.parametrize("words", REFUSED)
+def test_bad_input_is_told_in_one_line(words, tmp_path, capsys):
+    assert figures.main(words.format(run=tmp_path).split()) == 2
+    out, err = capsys.readouterr()
+    assert not out and err.startswith("error: ") and err.count("\n") == 1
+    assert REFUSED[words] in err
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", figures.FIGURES)
+def test_every_option_is_in_the_help_of_its_figures(name, capsys):
+    assert figures.main([name, "--help"]) == 0
+    told = capsys.readouterr().out
+    assert f"python -m fedjax_lab.figures {name} FOLDER" in told
+    assert all(f"--{option}" in told for option in figures.options_of(figures.FIGURES[name]))
+    assert figures.main(["--help"]) == 0
+    assert f"\n{name} " in capsys.readouterr().out
+
+
+def test_options_reach_the_figures_and_results_are_written(tmp_path, monkeypatch, capsys):
+    calls = []
+
+    def draw(*folders, seed: int | None = None, domain: str = ""):
+        calls.append((folders, seed, domain))
+        figure = plots.draw_strips({"a": np.ones(3)}, "x", "title")
+        return Drawn({"strip": figure}, {"of": 3}, "three lines")
+
+    monkeypatch.setitem(figures.FIGURES, "toy", draw)
+    assert figures.main(["toy", str(tmp_path), "--seed=3"]) == 0
+    assert calls == [((tmp_path,), 3, "")]
+    out = tmp_path / "figures"
+    printed = capsys.readouterr().out.splitlines()
+    assert printed == ["three lines", f"{out / 'numbers.json'}", f"{out / 'strip.png'}"]
+    assert (out / "numbers.json").read_text() == '{\n  "of": 3\n}\n'
+    assert (out / "strip.png").stat().st_size > 1000
