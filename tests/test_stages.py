@@ -8,6 +8,7 @@ import jax
 import numpy as np
 import pytest
 import toys
+from stops import stopping_after
 
 from fedjax_lab import engine, experiment, metrics, runner, simulate, tree, workdir
 from fedjax_lab.engine import Engine
@@ -179,25 +180,6 @@ def test_seeds_may_differ_in_what_they_find(data):
     sizes = iter([2, 3])
     with pytest.raises(BadInput, match="stage second differs in size between seeds"):
         runner.run(staged(data, (0, 1), "vectorised", extra_of=lambda key: next(sizes)), quiet=True)
-
-
-def stopping_after(rounds, monkeypatch):
-    """The run is interrupted as soon as so many rounds are played."""
-    stop = threading.Event()
-
-    @contextmanager
-    def delayed():
-        yield stop
-
-    play = Engine.play
-
-    def counted(self, at_most):
-        play(self, min(at_most, rounds - self.played))
-        if self.played >= rounds:
-            stop.set()
-
-    monkeypatch.setattr(runner.interrupts, "delayed", delayed)
-    monkeypatch.setattr(Engine, "play", counted)
 
 
 @pytest.mark.parametrize(

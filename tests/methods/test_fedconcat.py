@@ -6,6 +6,7 @@ import jax
 import numpy as np
 import pytest
 import toys
+from stops import stopping_after
 
 from fedjax_lab import experiment, metrics, parallel, runner, simulate, tree
 from fedjax_lab.errors import BadInput
@@ -128,7 +129,6 @@ def test_bytes_are_the_papers_formula(data, name):
 @pytest.mark.parametrize("rounds", [2, 3, 6])
 def test_interrupted_and_resumed(rounds, data, whole, tmp_path, monkeypatch):
     """Bit for bit, in either stage; the features are found again."""
-    from test_stages import stopping_after
 
     def e():
         return build(data, seeds=(0, 1), way="vectorised", **HYPER)

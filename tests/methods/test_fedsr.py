@@ -39,15 +39,13 @@ def test_lengths_have_a_gradient_at_the_origin():
 @pytest.mark.parametrize("power", [1, 2])
 def test_fedsr_loss_against_numpy(power):
     """CE of a sample, its length, and the divergence from the class's prior; two rows padded."""
-    from test_fedpick import example
-
     hyper = {"l2r": 0.3, "cmi": 0.2, "l2r_power": power}
     loss, state = sr_loss(**hyper)
     w = tree.join(state.server, tree.take(state.private, 0))
     prior = w.params["prior"]
     prior = {**prior, "mu": prior["mu"] + 0.3, "sigma": prior["sigma"] - 0.5, "log_c": jnp.log(1.2)}
     w = w._replace(params={**w.params, "prior": prior})
-    batch = example(12)
+    batch = toys.example(12)
     value, _ = loss(w, batch, KEY)
     x, y = np.asarray(batch.x, float)[:10], np.asarray(batch.y)[:10]
     net = naive.weights_of(Weights(w.params["net"], {}))
