@@ -35,6 +35,7 @@ def hits_of(w, rows):
     return np.asarray(toys.TASK.apply(w, x).logits).argmax(1) == y
 
 
+@pytest.mark.slow
 def test_scores_against_numpy():
     """FedAvg on own test rows of different lengths, validation, the world, an unseen domain."""
     test = np.asarray(toys.FEDERATION.test).copy()

@@ -153,6 +153,7 @@ def test_a_senseless_setting_of_a_method_is_named(name, hyper, message):
         toys.make(name, **hyper)
 
 
+@pytest.mark.slow
 def test_importing_the_package_starts_nothing():
     """No extra, no backend: a library import must not touch the devices."""
     import subprocess

@@ -261,6 +261,7 @@ def test_64_bit_mode_trains_on_the_same_batches():
     assert float(training.loss) == pytest.approx(float(counted.loss), rel=1e-5)
 
 
+@pytest.mark.slow
 def test_64_bit_mode_shuffles_and_draws_the_same():
     with jax.enable_x64(True):
         wide = [shuffle(KEY, ROWS), *(sampling.without_replacement(KEY, n, 5) for n in (9, 99))]
@@ -269,6 +270,7 @@ def test_64_bit_mode_shuffles_and_draws_the_same():
     )
 
 
+@pytest.mark.slow
 def test_64_bit_weights_train():
     with jax.enable_x64(True):
         w = jax.tree.map(lambda a: a.astype(jnp.float64), toys.TASK.init(KEY))
@@ -301,6 +303,7 @@ def test_clipped_clients_against_numpy():
     naive.close(state.server, naive.mean_by_size(ids, models))
 
 
+@pytest.mark.slow
 def test_masked_steps_stay_without_effect_where_gradients_are_clipped():
     """Clients of unequally many steps at once, and one by one."""
     plan, method = toys.PLAN._replace(clip=0.3), toys.make("fedavg")

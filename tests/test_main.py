@@ -49,6 +49,7 @@ def command(*arguments, **options):
     )
 
 
+@pytest.mark.slow
 def test_a_run_leaves_its_files(toy, tmp_path, capsys):
     assert call(f"--config={toy}", f"--workdir={tmp_path / 'a'}", "--seeds=0,1") == 0
     out = capsys.readouterr().out
@@ -76,6 +77,7 @@ def test_a_run_leaves_its_files(toy, tmp_path, capsys):
     assert (tmp_path / "a/checkpoints/8").is_dir()
 
 
+@pytest.mark.slow
 def test_the_same_from_python_and_without_files(toy, tmp_path):
     config = experiment.load_config(f"{toy}:fedprox")
     result = fedjax_lab.run(config, seeds=[0], quiet=True)
@@ -85,6 +87,7 @@ def test_the_same_from_python_and_without_files(toy, tmp_path):
     assert rows == comparable(tmp_path / "b")
 
 
+@pytest.mark.slow
 def test_seeds_together_or_one_by_one(toy):
     config = experiment.load_config(toy)
     results = [
@@ -181,6 +184,7 @@ def test_a_config_file_with_a_mistake_and_a_folder_that_cannot_be(
     assert f"nothing can be written in {tmp_path}\n" in error and error.count("\n") == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name, text, said",
     [
@@ -230,6 +234,7 @@ def test_help_and_a_resume_without_a_folder(toy, capsys):
     assert "--workdir" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_default_folders_never_clash(toy, tmp_path, monkeypatch):
     """Two runs of one second: each in a folder of its own."""
     monkeypatch.chdir(tmp_path)
@@ -264,6 +269,7 @@ def test_overrides_of_names_bring_their_settings(toy):
         experiment.resolve(config, [*names, ("partition.alpha", "0.1")])
 
 
+@pytest.mark.slow
 def test_a_used_workdir_is_refused_and_another_config_too(toy, tmp_path, capsys):
     workdir = f"--workdir={tmp_path / 'w'}"
     assert call(f"--config={toy}", workdir, "--config.run.rounds=2") == 0
@@ -295,6 +301,7 @@ def uninterrupted(toy, tmp_path_factory):
     return comparable(workdir)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number, code", [(signal.SIGKILL, -9), (signal.SIGINT, 130)])
 def test_killed_or_interrupted_and_resumed(number, code, toy, tmp_path, uninterrupted):
     """The final metrics are those of an uninterrupted run, bit for bit."""

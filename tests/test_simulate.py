@@ -49,6 +49,7 @@ def test_clients_and_rounds_have_streams_of_their_own():
     np.testing.assert_array_equal(rounds[0], rounds[2])
 
 
+@pytest.mark.slow
 def test_no_second_trace():
     """Any number of blocks of any length costs one trace."""
     method = fedavg(toys.TASK)

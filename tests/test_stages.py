@@ -84,6 +84,7 @@ def whole(data):
     }
 
 
+@pytest.mark.slow
 def test_a_run_is_a_fold_over_its_stages(data):
     """By hand: four rounds, the hand-over, four more; rounds are numbered through."""
     e = staged(data)
@@ -132,6 +133,7 @@ def test_a_first_call_is_no_time_of_training(data):
     assert first.compile_seconds > 0
 
 
+@pytest.mark.slow
 def test_bytes_are_those_of_each_stages_messages(data):
     """Two rounds of the whole model, then of the head alone."""
     e = build(data, method={"name": "lg_fedavg", "pretrain_rounds": 2})
@@ -148,6 +150,7 @@ def test_bytes_are_those_of_each_stages_messages(data):
         assert row["bytes_up"] == row["bytes_down"] == 3 * each
 
 
+@pytest.mark.slow
 def test_the_training_loss_is_that_since_the_last_evaluation(data):
     """Also where a stage ends between two of them."""
     rows = runner.run(staged(data), quiet=True).metrics
@@ -164,12 +167,14 @@ def test_the_training_loss_is_that_since_the_last_evaluation(data):
     assert rows[1]["train_loss"] == pytest.approx(float(engine.progress().train_loss[0]), rel=1e-5)
 
 
+@pytest.mark.slow
 def test_seeds_of_a_staged_run_together_or_one_by_one(whole):
     one, other = whole["vectorised"], whole["sequential"]
     assert one.summary["seeds_vectorised"] and not other.summary["seeds_vectorised"]
     toys.close(one.states, other.states)
 
 
+@pytest.mark.slow
 def test_seeds_may_differ_in_what_they_find(data):
     """One by one each has a program of its own; together that cannot be."""
     sizes = iter([2, 3])
@@ -182,6 +187,7 @@ def test_seeds_may_differ_in_what_they_find(data):
         runner.run(staged(data, (0, 1), "vectorised", extra_of=lambda key: next(sizes)), quiet=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "rounds, way", [(2, "vectorised"), (4, "sequential"), (5, "vectorised"), (7, "sequential")]
 )
@@ -202,6 +208,7 @@ def test_interrupted_in_any_stage_and_resumed(rounds, way, whole, data, tmp_path
     assert comparable(rows) == comparable(whole[way].metrics)
 
 
+@pytest.mark.slow
 def test_lost_facts_are_noticed(data, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         stopping_after(6, patch)
@@ -228,6 +235,7 @@ def test_damaged_facts_are_refused(tmp_path):
         damaged.write_bytes(content)
 
 
+@pytest.mark.slow
 def test_a_kill_while_facts_are_written(whole, data, tmp_path, monkeypatch):
     """Of two seeds the first has its facts; they are found again."""
     replace = metrics.replace
@@ -282,6 +290,7 @@ def test_rounds_are_laid_out():
         experiment.lay_out(lambda rounds: (Stage("a", method, 3), Stage("b", central, 4)), 7)
 
 
+@pytest.mark.slow
 def test_a_stop_between_two_stages_saves_the_first(whole, data, tmp_path, monkeypatch):
     """The new stage's state is not taken for that of the old one."""
     stop = threading.Event()

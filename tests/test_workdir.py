@@ -83,6 +83,7 @@ def shortened(data):
     data.update(x=data["x"][:-3], y=data["y"][:-3])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "change, what",
     [
@@ -124,6 +125,7 @@ def test_embeddings_are_part_of_the_data_where_they_are_used(run):
 # Damaged files.
 
 
+@pytest.mark.slow
 def test_the_checkpoint_before_a_damaged_one_is_used(run, finished, capsys):
     damage(run / "run/checkpoints/8")
     capsys.readouterr()

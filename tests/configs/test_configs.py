@@ -60,6 +60,7 @@ def test_every_config_takes_every_method(path):
         assert config.method.name == method
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("path", "method"),
     [(path, method) for path in CONFIGS for method in methods_of(path)],

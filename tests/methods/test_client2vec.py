@@ -203,6 +203,7 @@ def trained(settings):
     return state.server.base, rows[rows >= 0], step(federation(stage, state), state.server.base)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings, orth",
     [
@@ -239,6 +240,7 @@ def test_the_weight_is_the_papers_by_default(index, w):
     toys.close(trained({"index": index})[2], trained({"index": index, "local_weight": w})[2])
 
 
+@pytest.mark.slow
 def test_with_a_weight_of_nothing_it_is_the_base_method():
     """Sampling and aggregation off and w = 1e-30: FedAvg, P and phi_P aside."""
     method, state, stage = improved(local_weight=1e-30, aggregation=False, sampling=False)
@@ -309,6 +311,7 @@ def test_heads_are_the_index_of_local_weights():
 BASES = {"moon": {"projection": "mlp256"}, "ifca": {}, "fedper": {}}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("base", BASES)
 def test_other_bases_run_with_all_three(base):
     """Private state, clusters, parts of models: everything stays finite, P is trained."""
@@ -328,6 +331,7 @@ def one_round(base):
     return simulate.play_round(method, *args)[0]
 
 
+@pytest.mark.slow
 def test_every_plain_method_can_be_wrapped_or_says_why_not():
     """Traced only. FedPick's and FedSR's losses call parts of the model on their own."""
     refused = set()

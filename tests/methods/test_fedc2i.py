@@ -112,6 +112,7 @@ def mixtures(method, server):
     return toys.player(method, plan=plan)(naive.KEYS, 0, 1, state)[0]
 
 
+@pytest.mark.slow
 def test_a_round_mixes_by_both_influences():
     """Eqs. 6 and 10 for every client, from its own batch of 32 (or of all that it has)."""
     w = models(count=toys.C)
@@ -134,6 +135,7 @@ def test_a_round_mixes_by_both_influences():
     assert np.abs(np.asarray(state.private) - 1 / toys.C).max() > 0.01
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "hyper, body, head",
     [
@@ -176,6 +178,7 @@ def test_the_mean_is_over_those_who_have_uploaded():
         toys.close(tree.take(state.server.models, i), expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_clients_train_from_their_mixture():
     """Every parameter, with the client's optimiser, against NumPy."""
     w = models(toys.TASK, toys.C)
@@ -228,6 +231,7 @@ def test_one_client_has_no_others():
         simulate.init(toys.make("fedc2i"), naive.KEYS, 1)
 
 
+@pytest.mark.slow
 def test_memory_does_not_hold_a_model_for_every_pair():
     """With twice the clients the round's memory about doubles (16 to 32: at most 2.6 times)."""
 
@@ -257,6 +261,7 @@ def test_memory_does_not_hold_a_model_for_every_pair():
 # The record and its figure.
 
 
+@pytest.mark.slow
 def test_influence_is_recorded_at_every_evaluation_and_drawn(tmp_path, monkeypatch):
     domain = np.array(["north", "south", "west"])[np.arange(300) % 3]
     toys.write_examples(tmp_path / "data.npz", domain=domain)

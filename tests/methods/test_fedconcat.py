@@ -58,6 +58,7 @@ def comparable(rows):
 # The whole run.
 
 
+@pytest.mark.slow
 def test_one_cluster_with_its_classifier_is_fedavg(data):
     """Stage 2 is FedAvg; Phi then starts as FedAvg's model."""
     hyper = {"num_clusters": 1, "encoder_rounds": 3, "classifier_rounds": 1}
@@ -84,6 +85,7 @@ def played(e, rounds, stage=0, state=None):
     return simulate.play(chosen.method, e.plan, toys.VECTORISED, *args)[0]
 
 
+@pytest.mark.slow
 def test_it_learns_in_three_steps_and_keeps_its_encoders(data, whole):
     """Rounds, stages, a model of K encoders; together and one by one alike."""
     names = [(row["round"], row["stage"]) for row in whole.metrics if row["seed"] == 0]
@@ -114,6 +116,7 @@ def test_the_method_comes_to_any_number_of_rounds(data):
     assert (T_1, T_2) == (5, 4)  # 2 m 4 = 2 (m - c) + 4 c T_2, m = 84, c = 36
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["fedconcat", "fedconcat_id"])
 def test_bytes_are_the_papers_formula(data, name):
     """But for K - 1 biases that the classifier does not have."""
@@ -126,6 +129,7 @@ def test_bytes_are_the_papers_formula(data, name):
     assert last["bytes_down"] - last["bytes_up"] == 8 * 4 * 3 * (m - c)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rounds", [2, 3, 6])
 def test_interrupted_and_resumed(rounds, data, whole, tmp_path, monkeypatch):
     """Bit for bit, in either stage; the features are found again."""
@@ -143,6 +147,7 @@ def test_interrupted_and_resumed(rounds, data, whole, tmp_path, monkeypatch):
     assert comparable(rows) == comparable(whole.metrics)
 
 
+@pytest.mark.slow
 def test_features_in_every_batch_are_those_that_are_cached(data, whole):
     """An augmentation that changes nothing turns the cache off, `clean` on again."""
     e = build(data, seeds=(0, 1), way="vectorised", **HYPER)
@@ -160,6 +165,7 @@ def test_features_in_every_batch_are_those_that_are_cached(data, whole):
     assert np.abs(weights[0] - weights[1]).max() > 1e-3
 
 
+@pytest.mark.slow
 def test_a_mesh_with_chunks_gives_the_same_numbers(data):
     """Five of eight clients on four devices in chunks of two, also for the view of the pool."""
     e = build(data, **HYPER)
@@ -172,6 +178,7 @@ def test_a_mesh_with_chunks_gives_the_same_numbers(data):
     toys.close(*results)
 
 
+@pytest.mark.slow
 def test_each_client_may_be_a_cluster(data):
     """Every encoder is then the model that its client has trained alone."""
     e = build(data, clustering="none", encoder_rounds=2, classifier_rounds=1)
@@ -180,6 +187,7 @@ def test_each_client_may_be_a_cluster(data):
     toys.close(centres, alone, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_other_clusterings_are_those_methods_weighted_by_size(data):
     """IFCA's mean is uniform by itself."""
     e = build(data, clustering="ifca", **HYPER)
@@ -204,6 +212,7 @@ def test_inference_is_from_what_was_asked_for(data):
     np.testing.assert_allclose(found, state.private[1], rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_more_decay_of_encoders_holds_from_the_first_round_on(data):
     for name, stage in (("fedconcat", 0), ("fedconcat_id", 0)):
         norms = []
@@ -216,6 +225,7 @@ def test_more_decay_of_encoders_holds_from_the_first_round_on(data):
         assert norms[1] < 0.9 * norms[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name, hyper",
     [
@@ -289,6 +299,7 @@ def test_the_papers_rounds_follow_from_the_formula():
         assert share == pytest.approx(expected, abs=5e-4)
 
 
+@pytest.mark.slow
 def test_label_distributions_are_counts_over_sizes_with_noise_of_the_right_scale(data):
     """Eq. 2, and eq. 14 with a Laplace scale of 1 / epsilon: std sqrt(2) / epsilon."""
     people = simulate.population(build(data).federations[0], CLASSES)
@@ -325,6 +336,7 @@ def test_first_models_are_averaged_inside_the_clusters_found(data):
 # Pictures.
 
 
+@pytest.mark.slow
 def test_the_pictures_of_finished_runs(data, tmp_path, monkeypatch, capsys):
     """Megabytes of one client; which clients are together; the number of clusters at the bend."""
     root = Path(__file__).parents[2]

@@ -2,6 +2,7 @@
 
 import jax
 import naive
+import pytest
 import toys
 
 from fedjax_lab import simulate, tree
@@ -24,6 +25,7 @@ def phases(**hyper):
     return tree.join(state.server, mine.private), tree.join(upload, private)
 
 
+@pytest.mark.slow
 def test_fedrep_moves_one_part_at_a_time():
     before, after = phases(head_epochs=2, body_epochs=0)
     toys.same(before.params["Dense_0"], after.params["Dense_0"])

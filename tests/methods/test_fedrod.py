@@ -3,6 +3,7 @@
 import jax.numpy as jnp
 import naive
 import numpy as np
+import pytest
 import toys
 
 from fedjax_lab import simulate, tree
@@ -10,6 +11,7 @@ from fedjax_lab import simulate, tree
 KEYS = naive.KEYS
 
 
+@pytest.mark.slow
 def test_fedrod_with_equal_counts_trains_the_generic_model_as_fedavg():
     """log n_i is then a constant: the generic loss is the cross-entropy."""
     rng = np.random.default_rng(0)

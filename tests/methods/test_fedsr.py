@@ -76,6 +76,7 @@ def sr_loss(**hyper):
     return caught[0], state
 
 
+@pytest.mark.slow
 def test_priors_stay_with_the_clients():
     method = toys.make("fedsr")
     state, _ = toys.player(method)(naive.KEYS, 0, 2)
@@ -106,6 +107,7 @@ def test_predictions_are_means_over_samples():
     np.testing.assert_allclose(p, softmax.mean(0), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_without_a_layer_before_the_head_the_spread_is_one_on_the_features():
     task = make_task(nets.mlp(toys.K, depth=0), (toys.D,), toys.K)
     state, sums = toys.player(toys.make("fedsr", task))(naive.KEYS, 0, 2)

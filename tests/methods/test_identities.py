@@ -21,6 +21,7 @@ def test_a_neutral_softmax_is_fedavg(name, hyper):
     toys.same(toys.player(method, federation=toys.SKEWED)(KEYS, 0, 3), rounds.averaged(True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name, hyper", [("fedavgm", {}), ("fedopt", {}), ("scaffold", {"server_lr": 0.5})]
 )
@@ -46,6 +47,7 @@ def averaged():
     return toys.player(toys.make("fedavg"))(KEYS, 0, 3)
 
 
+@pytest.mark.slow
 def test_fedprox_without_mu_is_fedavg(averaged):
     toys.same(toys.player(toys.make("fedprox", mu=0.0))(KEYS, 0, 3), averaged)
 
@@ -85,6 +87,7 @@ def test_first_weights_and_cohorts_do_not_depend_on_the_method():
     toys.same(jax.tree.map(lambda a: a[4], own), one)
 
 
+@pytest.mark.slow
 def test_hyperparameters_may_be_traced(averaged):
     federation, people, plan = toys.pooled(toys.make("fedavg"))
 
@@ -109,6 +112,7 @@ def test_an_exchange_that_only_measures_changes_nothing(averaged):
     toys.same(toys.player(two)(KEYS, 0, 3), averaged)
 
 
+@pytest.mark.slow
 def test_one_cluster_of_fesem_and_fedsoft_without_their_terms_is_fedavg():
     plain, _ = toys.player(toys.make("fedavg"))(toys_keys(), 0, 3)
     for name in ("fesem", "fedsoft"):

@@ -6,6 +6,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from naive_layers import convolve, dense, layer_norm, one_client, random_variables, relu, small
 from scipy.special import erf, softmax
 from toys import normal
@@ -33,6 +34,7 @@ def cct_block_by_hand(x, p, heads):
     return s + dense(y * (1 + erf(y / np.sqrt(2))) / 2, p["mlp_1"])
 
 
+@pytest.mark.slow
 def test_a_cct_is_the_formula():
     task, weights, x = small("cct")
     w, x = one_client(weights, x)

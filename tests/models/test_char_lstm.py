@@ -4,6 +4,7 @@ from functools import partial
 
 import jax
 import numpy as np
+import pytest
 from naive_layers import dense, one_client, small
 from scipy.special import expit
 
@@ -38,6 +39,7 @@ def test_a_char_lstm_is_the_formula():
     close(output.logits, dense(h, p["head"]))
 
 
+@pytest.mark.slow
 def test_first_weights_of_a_char_lstm():
     params = jax.jit(make_task(char_lstm.char_lstm(80), (3,), 80).init)(KEY).params
     assert abs(params["Embed_0"]["embedding"].std() - 1) < 0.1

@@ -22,6 +22,7 @@ def test_network_has_the_papers_size(monkeypatch):
     assert tree.at(shapes, "params/hidden/kernel").shape == (1024, 512)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("positions", [False, True])
 def test_without_positions_both_halves_are_the_same(positions):
     net, D = dsa_ign.Network(positions), jax.random.normal(KEYS.local, (5, E))

@@ -56,6 +56,7 @@ def test_unfit_images_are_named(net, shape):
     assert "x".join(map(str, shape)) in str(error.value)
 
 
+@pytest.mark.slow
 def test_branches_are_nets_of_their_own():
     """The features of branch b are those of a simple CNN with its weights; the head sums up."""
     x = normal(1, 3, 16, 16, 1)

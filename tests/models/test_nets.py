@@ -255,6 +255,7 @@ def by_hand(w, x):
     return z @ p["head"]["kernel"] + p["head"]["bias"], z
 
 
+@pytest.mark.slow
 def test_the_layers_of_a_conv_net_are_in_order():
     net = nets.ConvNet(3, (2, 4), (True, True), (5,), kernel=3, norm=True)
     task = make_task(net, (14, 14, 1), 3)
@@ -276,6 +277,7 @@ def test_the_layers_of_an_mlp_are_in_order():
     np.testing.assert_allclose(task.apply(w, x).features, z, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["map_dropout", "dense_dropout"])
 def test_dropout_is_where_it_says_at_its_rate(where):
     """A quarter of the features are dropped, the others grow by 1 / 0.75."""
