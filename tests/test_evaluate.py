@@ -93,6 +93,7 @@ def test_global_of_a_personal_method_is_the_mean_over_clients():
     assert evaluate.summarise(scores, ("all",))["global"] == pytest.approx(expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "strategy", [parallel.sequential(), parallel.chunked(3)], ids=lambda strategy: strategy.name
 )

@@ -193,6 +193,7 @@ def test_a_mean_that_is_not_due_is_zero_and_costs_no_batch():
     toys.same(run(False), tree.zeros(run(True)))
 
 
+@pytest.mark.slow
 def test_draw_is_without_replacement():
     rows = jnp.arange(30)
     federation = toys.FEDERATION._replace(x=jnp.arange(600, dtype=jnp.float32)[:, None])
@@ -243,6 +244,7 @@ def test_images_become_floats_in_the_batch():
 # 64-bit mode.
 
 
+@pytest.mark.slow
 def test_64_bit_mode_trains_on_the_same_batches():
     """A client of 4 rows beside one of 20 learns from its rows, not from its padding."""
     few = jnp.where(jnp.arange(20) < 4, jnp.arange(20), -1)

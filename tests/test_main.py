@@ -219,6 +219,7 @@ def contents(folder):
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
+@pytest.mark.slow
 def test_resuming_a_finished_run_changes_nothing(toy, tmp_path, capsys):
     arguments = [f"--config={toy}", f"--workdir={tmp_path / 'w'}", "--config.run.rounds=2"]
     assert call(*arguments) == 0
@@ -251,6 +252,7 @@ def test_a_run_that_cannot_begin_leaves_no_default_folder(toy, tmp_path, monkeyp
     assert not list(tmp_path.glob("runs/*"))
 
 
+@pytest.mark.slow
 def test_lost_metrics_are_noticed(toy, tmp_path, capsys):
     arguments = [f"--config={toy}", f"--workdir={tmp_path / 'w'}", "--config.run.rounds=2"]
     assert call(*arguments) == 0
@@ -282,6 +284,7 @@ def test_a_used_workdir_is_refused_and_another_config_too(toy, tmp_path, capsys)
     assert comparable(tmp_path / "w") == before
 
 
+@pytest.mark.slow
 def test_divergence_keeps_what_was_measured_and_exits_3(toy, tmp_path, capsys):
     wild = ["--config.local.lr=1e25", "--config.run.eval_every=1"]
     code = call(f"--config={toy}:fedprox", f"--workdir={tmp_path / 'd'}", *wild)

@@ -77,6 +77,7 @@ def test_nothing_returns_to_the_host_inside_a_block():
     assert not any(word in program for word in ("callback", "outfeed", "infeed", "debug_print"))
 
 
+@pytest.mark.slow
 def test_measured_work_is_what_the_method_did():
     """A second training of two steps counts, with its loss and its examples."""
     from fedjax_lab import losses

@@ -109,6 +109,7 @@ def test_a_run_is_a_fold_over_its_stages(data):
     ]
 
 
+@pytest.mark.slow
 def test_seconds_are_those_of_training_alone(data, monkeypatch):
     """By a clock that gains a second whenever it is read: one second for each block of rounds."""
     blocks, play = [], Engine.play
@@ -256,6 +257,7 @@ def test_a_kill_while_facts_are_written(whole, data, tmp_path, monkeypatch):
     toys.same(result.states, whole["sequential"].states)
 
 
+@pytest.mark.slow
 def test_a_stage_without_a_start_begins_anew(data):
     e = build(data)
     plain = e.stages[0].method

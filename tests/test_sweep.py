@@ -434,6 +434,7 @@ def test_gpus_are_dealt_in_turn(monkeypatch):
     assert not any("XLA_PYTHON_CLIENT_PREALLOCATE" in e for e in dealt)
 
 
+@pytest.mark.slow
 def test_workers_on_a_platform_that_is_not_there(toy, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("JAX_PLATFORMS", "abacus")
     assert call(f"--config={toy}", f"--out={tmp_path / 'out'}", "--workers=2") == 2

@@ -257,6 +257,7 @@ def test_without_any_of_the_three_it_is_the_base_method():
     toys.same(*(toys.player(m)(KEYS, 0, 2) for m in (method, plain)))
 
 
+@pytest.mark.slow
 def test_two_exchanges_are_one_round():
     """FedIIR: H and the ages move on once; its own mean of gradients is as before."""
     method, state, stage = improved(base="fediir", local_training=False)
@@ -267,6 +268,7 @@ def test_two_exchanges_are_one_round():
     assert float(jnp.abs(server.base.g["kernel"]).max()) > 0
 
 
+@pytest.mark.slow
 def test_a_base_is_scored_as_it_says():
     """FedDyn by the participants' mean; a newcomer gets it, too."""
     method, state, stage = improved(base="feddyn", local_training=False)

@@ -207,6 +207,7 @@ def test_a_tenth_of_the_clients_trains():
     np.testing.assert_allclose(shares, people.n[ids] / people.n[ids].sum(), rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_batches_are_reordered():
     """Whole batches, or example by example; nothing is lost."""
     x = jnp.arange(12.0).reshape(4, 3, 1)

@@ -48,6 +48,7 @@ def without(i):
     return jax.tree.map(lambda a: np.asarray(a)[others].mean(0), models())
 
 
+@pytest.mark.slow
 def test_client_losses_are_those_of_leave_one_out_bodies():
     """Eq. 4: the body without i, running statistics too, with the own head."""
     m = 2
@@ -58,6 +59,7 @@ def test_client_losses_are_those_of_leave_one_out_bodies():
         assert float(found[i]) == pytest.approx(loss_of(w), rel=1e-4)
 
 
+@pytest.mark.slow
 def test_class_losses_equal_brute_force():
     """Eqs. 7 and 9 by replacing one row, with its bias, at a time."""
     m = 1
@@ -161,6 +163,7 @@ def test_ablations_replace_one_part(hyper, body, head):
     toys.close(parts[1], split_head(toys.NORM, known[head])[1], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_equal_models_are_left_as_they_are():
     """All weights are 1/M and mixing changes nothing; the mean before any upload is uniform."""
     w = tree.repeat(toys.NORM.init(jax.random.key(0)), toys.C)
@@ -204,6 +207,7 @@ def test_of_two_clients_each_is_measured_without_the_other():
         assert float(found[i]) == pytest.approx(loss_of(model), rel=1e-4)
 
 
+@pytest.mark.slow
 def test_who_does_not_take_part_keeps_its_model():
     method = toys.make("fedc2i")
     plan = toys.PLAN._replace(cohort=3)

@@ -197,6 +197,7 @@ def test_other_clusterings_are_those_methods_weighted_by_size(data):
     toys.close(server.encoders, expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_inference_is_from_what_was_asked_for(data):
     """Of outputs on noise, or of the bias alone."""
     e = build(data, "fedconcat_id", num_clusters=2, num_noise=100)

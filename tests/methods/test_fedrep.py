@@ -44,6 +44,7 @@ def test_fedrep_may_freeze_running_statistics_with_the_body():
     assert moved(before.params["head"], after.params["head"])
 
 
+@pytest.mark.slow
 def test_fedrep_against_numpy():
     """Two rounds with three of eight clients: [:2] is the body, [2:] the head."""
     method = toys.make("fedrep", toys.TASK, head_epochs=3, body_epochs=2)

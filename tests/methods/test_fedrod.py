@@ -23,6 +23,7 @@ def test_fedrod_with_equal_counts_trains_the_generic_model_as_fedavg():
     toys.close(one.server, other.server)
 
 
+@pytest.mark.slow
 def test_fedrod_against_numpy():
     method = toys.make("fedrod", toys.TASK)
     w = naive.weights_of(simulate.init(method, KEYS, toys.C).server)

@@ -224,6 +224,7 @@ def test_heads_may_begin_with_a_client_model():
     assert np.abs(flat(phi) - flat(w)).max() < 0.2
 
 
+@pytest.mark.slow
 def test_without_a_trunk_and_with_a_plain_step_it_is_fedavg(monkeypatch):
     """phi_i = b for all; b - mean delta is the uniform mean of the clients' models."""
     monkeypatch.setattr(optim, "adam", lambda lr, decay: optax.sgd(1.0))

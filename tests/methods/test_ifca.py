@@ -74,6 +74,7 @@ def test_ifca_starts_from_distinct_models_and_measures_in_evaluation_mode():
     assert [int(picked[i]) for i in ids] == [1] * len(ids)
 
 
+@pytest.mark.slow
 def test_ifca_averages_running_statistics_by_size():
     method = toys.make("ifca", toys.NORM, num_clusters=1)
     w = tree.repeat(toys.NORM.init(KEYS.init), 3)

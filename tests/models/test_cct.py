@@ -53,6 +53,7 @@ def test_a_cct_is_the_formula():
     close(output.logits, dense(pooled, p["head"]), atol=1e-3)
 
 
+@pytest.mark.slow
 def test_stochastic_depth_skips_both_branches_of_an_example():
     block, x = cct.Block(2, 5, 0.0, skip=0.5), normal(1, 200, 3, 4)
     variables = random_variables(block, x, False)
@@ -97,6 +98,7 @@ def test_rates_of_cct7():
     np.testing.assert_allclose(rates, [(i / 60, 0.1) for i in range(7)])
 
 
+@pytest.mark.slow
 def test_first_weights_of_a_cct():
     net = cct.CCT(10, width=64, blocks=1, heads=2, hidden=64)
     params = jax.jit(make_task(net, (12, 12, 3), 10).init)(KEY).params

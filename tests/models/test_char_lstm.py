@@ -17,6 +17,7 @@ KEY = jax.random.key(0)
 close = partial(np.testing.assert_allclose, rtol=2e-4, atol=2e-4)
 
 
+@pytest.mark.slow
 def test_a_char_lstm_is_the_formula():
     task, weights, x = small("lstm")
     w, x = one_client(weights, x)

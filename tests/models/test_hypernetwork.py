@@ -38,6 +38,7 @@ def test_models_are_generated_as_in_numpy():
     assert np.abs(W).max() <= bound and np.abs(W).max() > 0.9 * bound
 
 
+@pytest.mark.slow
 def test_the_chain_rule_is_the_papers_block_form():
     """Section 5.2, step 5, in NumPy against automatic differentiation."""
     theta, (nu, delta) = small(), clients()

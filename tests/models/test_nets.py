@@ -115,6 +115,7 @@ def test_first_weights_are_uniform_within_the_fan_in():
         assert params[name]["bias"].std() > 0.3 * bound
 
 
+@pytest.mark.slow
 def test_padded_rows_count_nowhere():
     """Logits, running statistics and gradients of a padded batch are those of its real rows."""
     weights = first_weights()
@@ -222,6 +223,7 @@ def test_layers_of_a_convolutional_net():
     assert task.dense == ("Dense_0", "head")
 
 
+@pytest.mark.slow
 def test_clients_at_once_equal_clients_alone():
     weights = [first_weights(seed) for seed in (0, 1)]
     stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *weights)

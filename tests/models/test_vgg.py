@@ -67,6 +67,7 @@ def test_map_dropout_drops_whole_maps_of_an_image():
     close(dropped.apply(weights, x).features, whole.reshape(40, -1))
 
 
+@pytest.mark.slow
 def test_dense_dropout_stands_before_the_first_layer_and_after_the_last():
     plain, dropped = small_vgg(widths=(400,)), small_vgg(dense=0.5, widths=(400,))
     weights = random_weights(jax.eval_shape(plain.init, KEY))
