@@ -290,6 +290,7 @@ def colour_config(tmp_path, x, **data):
     return resolve({"data": data, "partition": {"num_clients": 2}})
 
 
+@pytest.mark.slow
 def test_domainbed_then_imagenets_normalisation_reach_a_batch(tmp_path):
     """DomainBed's own pipeline, and nothing of it where images are scored."""
     x = RNG.integers(0, 256, (40, 8, 8, 3)).astype(np.uint8)

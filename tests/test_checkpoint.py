@@ -83,6 +83,7 @@ def test_every_kind_of_leaf_is_restored_and_two_checkpoints_are_kept(folder):
     assert sorted(path.name for path in folder.iterdir()) == ["2", "5"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(30))
 def test_a_flipped_bit_is_never_restored(seed, folder, capsys):
     """Any bit of any file; a flip in what is not the state (a time stamp) may go unnoticed."""

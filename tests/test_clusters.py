@@ -102,6 +102,7 @@ def test_a_full_cluster_gives_away_its_farthest():
     np.testing.assert_array_equal(labels, [0, 0, 0, 1, 1, 1])
 
 
+@pytest.mark.slow
 def test_the_elbow_is_where_the_curve_bends():
     K, inertia = clusters.elbow(blobs([6, 6, 6, 6]), rng())
     assert K == 4

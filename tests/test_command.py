@@ -143,6 +143,7 @@ time.sleep(60)
         os.kill(int(out), 0)
 
 
+@pytest.mark.slow
 def test_an_interrupt_while_rounds_are_played_saves_the_state(toy, tmp_path, monkeypatch, capfd):
     play = Engine.play
 
@@ -177,6 +178,7 @@ def test_what_is_said_where_nothing_was_saved(toy, tmp_path, monkeypatch, capsys
 # Streams.
 
 
+@pytest.mark.slow
 def test_a_reader_that_leaves_does_not_end_training(toy, finished, tmp_path):
     """`main ... | head -1`: the run goes on, and its files are those of any other run."""
     process = start("fedjax_lab.main", f"--config={toy}", f"--workdir={tmp_path / 'run'}")
@@ -195,6 +197,7 @@ def same_run(folder, other):
         assert row["train_loss"] == pytest.approx(expected["train_loss"], rel=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
 def test_a_full_disk_for_the_output(finished):
     """A report is its output: it fails. With an output closed by its reader it does not."""
@@ -319,6 +322,7 @@ def test_a_path_that_cannot_be_used_is_named(capsys):
         assert error.strerror in said and said.count("\n") == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("limit", [700, 4000])
 def test_a_disk_that_fills_up_and_then_has_room_again(limit, toy, finished, tmp_path):
     """A limit on the size of files stands for the disk: config.json fails, or a picture does."""
@@ -334,6 +338,7 @@ def test_a_disk_that_fills_up_and_then_has_room_again(limit, toy, finished, tmp_
     same_run(tmp_path / "run", finished)
 
 
+@pytest.mark.slow
 def test_a_platform_that_is_not_there(toy):
     environment = {**ENVIRONMENT, "JAX_PLATFORMS": "abacus"}
     process = start("fedjax_lab.main", f"--config={toy}", env=environment)

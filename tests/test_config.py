@@ -119,6 +119,7 @@ KEYS = st.one_of(
 SECTIONS = st.sampled_from(list(DEFAULTS))
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None, derandomize=True, database=None)
 @given(st.dictionaries(SECTIONS, st.dictionaries(KEYS, VALUES, max_size=2), max_size=3))
 def test_any_config_is_resolved_or_told_in_one_line(config):

@@ -35,6 +35,7 @@ def hits_of(w, rows):
     return np.asarray(toys.TASK.apply(w, x).logits).argmax(1) == y
 
 
+@pytest.mark.slow
 def test_scores_against_numpy():
     """FedAvg on own test rows of different lengths, validation, the world, an unseen domain."""
     test = np.asarray(toys.FEDERATION.test).copy()
@@ -94,6 +95,7 @@ def test_global_of_a_personal_method_is_the_mean_over_clients():
     assert evaluate.summarise(scores, ("all",))["global"] == pytest.approx(expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "strategy", [parallel.sequential(), parallel.chunked(3)], ids=lambda strategy: strategy.name
 )

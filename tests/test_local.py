@@ -195,6 +195,7 @@ def test_a_mean_that_is_not_due_is_zero_and_costs_no_batch():
     toys.same(run(False), tree.zeros(run(True)))
 
 
+@pytest.mark.slow
 def test_draw_is_without_replacement():
     rows = jnp.arange(30)
     federation = toys.FEDERATION._replace(x=jnp.arange(600, dtype=jnp.float32)[:, None])
@@ -245,6 +246,7 @@ def test_images_become_floats_in_the_batch():
 # 64-bit mode.
 
 
+@pytest.mark.slow
 def test_64_bit_mode_trains_on_the_same_batches():
     """A client of 4 rows beside one of 20 learns from its rows, not from its padding."""
     few = jnp.where(jnp.arange(20) < 4, jnp.arange(20), -1)
@@ -263,6 +265,7 @@ def test_64_bit_mode_trains_on_the_same_batches():
     assert float(training.loss) == pytest.approx(float(counted.loss), rel=1e-5)
 
 
+@pytest.mark.slow
 def test_64_bit_mode_shuffles_and_draws_the_same():
     with jax.enable_x64(True):
         wide = [shuffle(KEY, ROWS), *(sampling.without_replacement(KEY, n, 5) for n in (9, 99))]
@@ -271,6 +274,7 @@ def test_64_bit_mode_shuffles_and_draws_the_same():
     )
 
 
+@pytest.mark.slow
 def test_64_bit_weights_train():
     with jax.enable_x64(True):
         w = jax.tree.map(lambda a: a.astype(jnp.float64), toys.TASK.init(KEY))
@@ -303,6 +307,7 @@ def test_clipped_clients_against_numpy():
     naive.close(state.server, naive.mean_by_size(ids, models))
 
 
+@pytest.mark.slow
 def test_masked_steps_stay_without_effect_where_gradients_are_clipped():
     """Clients of unequally many steps at once, and one by one."""
     plan, method = toys.PLAN._replace(clip=0.3), toys.make("fedavg")

@@ -1,6 +1,7 @@
 """Losses count real rows only."""
 
 import naive
+import pytest
 import toys
 
 from fedjax_lab import losses
@@ -8,6 +9,7 @@ from fedjax_lab import losses
 KEYS = naive.KEYS
 
 
+@pytest.mark.slow
 def test_a_padded_batch_loses_nothing():
     """The risk of a padded batch is that of its rows alone."""
     from fedjax_lab.local import fetch

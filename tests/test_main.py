@@ -50,6 +50,7 @@ def command(*arguments, **options):
     )
 
 
+@pytest.mark.slow
 def test_a_run_leaves_its_files(toy, tmp_path, capsys):
     assert call(f"--config={toy}", f"--workdir={tmp_path / 'a'}", "--seeds=0,1") == 0
     out = capsys.readouterr().out
@@ -77,6 +78,7 @@ def test_a_run_leaves_its_files(toy, tmp_path, capsys):
     assert (tmp_path / "a/checkpoints/8").is_dir()
 
 
+@pytest.mark.slow
 def test_the_same_from_python_and_without_files(toy, tmp_path):
     config = load_config(f"{toy}:fedprox")
     result = fedjax_lab.run(config, seeds=[0], quiet=True)
@@ -86,6 +88,7 @@ def test_the_same_from_python_and_without_files(toy, tmp_path):
     assert rows == comparable(tmp_path / "b")
 
 
+@pytest.mark.slow
 def test_seeds_together_or_one_by_one(toy):
     config = load_config(toy)
     results = [
@@ -182,6 +185,7 @@ def test_a_config_file_with_a_mistake_and_a_folder_that_cannot_be(
     assert f"nothing can be written in {tmp_path}\n" in error and error.count("\n") == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name, text, said",
     [
@@ -216,6 +220,7 @@ def contents(folder):
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
+@pytest.mark.slow
 def test_resuming_a_finished_run_changes_nothing(toy, tmp_path, capsys):
     arguments = [f"--config={toy}", f"--workdir={tmp_path / 'w'}", "--config.run.rounds=2"]
     assert call(*arguments) == 0
@@ -231,6 +236,7 @@ def test_help_and_a_resume_without_a_folder(toy, capsys):
     assert "--workdir" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_default_folders_never_clash(toy, tmp_path, monkeypatch):
     """Two runs of one second: each in a folder of its own."""
     monkeypatch.chdir(tmp_path)
@@ -247,6 +253,7 @@ def test_a_run_that_cannot_begin_leaves_no_default_folder(toy, tmp_path, monkeyp
     assert not list(tmp_path.glob("runs/*"))
 
 
+@pytest.mark.slow
 def test_lost_metrics_are_noticed(toy, tmp_path, capsys):
     arguments = [f"--config={toy}", f"--workdir={tmp_path / 'w'}", "--config.run.rounds=2"]
     assert call(*arguments) == 0
@@ -265,6 +272,7 @@ def test_overrides_of_names_bring_their_settings(toy):
         resolve(config, [*names, ("partition.alpha", "0.1")])
 
 
+@pytest.mark.slow
 def test_a_used_workdir_is_refused_and_another_config_too(toy, tmp_path, capsys):
     workdir = f"--workdir={tmp_path / 'w'}"
     assert call(f"--config={toy}", workdir, "--config.run.rounds=2") == 0
@@ -277,6 +285,7 @@ def test_a_used_workdir_is_refused_and_another_config_too(toy, tmp_path, capsys)
     assert comparable(tmp_path / "w") == before
 
 
+@pytest.mark.slow
 def test_divergence_keeps_what_was_measured_and_exits_3(toy, tmp_path, capsys):
     wild = ["--config.local.lr=1e25", "--config.run.eval_every=1"]
     code = call(f"--config={toy}:fedprox", f"--workdir={tmp_path / 'd'}", *wild)
@@ -296,6 +305,7 @@ def uninterrupted(toy, tmp_path_factory):
     return comparable(workdir)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number, code", [(signal.SIGKILL, -9), (signal.SIGINT, 130)])
 def test_killed_or_interrupted_and_resumed(number, code, toy, tmp_path, uninterrupted):
     """The final metrics are those of an uninterrupted run, bit for bit."""

@@ -186,6 +186,7 @@ def test_a_machine_without_the_package(name, monkeypatch):
     assert run(with_address) == [("pip", 'install -q "fedjax_lab[cuda12] @ git+https://host/x"')]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_runs_to_the_end(name, executed):
     """This package, no warning, pictures in the page, no process left."""
@@ -202,6 +203,7 @@ def test_runs_to_the_end(name, executed):
         os.kill(done.process["pid"], 0)
 
 
+@pytest.mark.slow
 def test_one_run(executed):
     """Evaluations of both seeds; the model, used by hand, is right as often as the run measured."""
     done = executed("one_run")
@@ -222,6 +224,7 @@ def test_one_run(executed):
     assert "summary.json" in done.text("workdir")
 
 
+@pytest.mark.slow
 def test_add_a_method(executed):
     """The aggregate is SciPy's trimmed mean; the fault and the pairs are as the text says."""
     asked = executed("add_a_method").asked
@@ -237,6 +240,7 @@ def test_add_a_method(executed):
     assert "BadInput: method.trim=1" in executed("add_a_method").text("refusal")
 
 
+@pytest.mark.slow
 def test_sweep_and_compare(executed):
     """Four cells; a number of the table is that of the files; the page is inside the notebook."""
     done = executed("sweep_and_compare")

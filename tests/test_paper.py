@@ -34,6 +34,7 @@ def find(cells, name):
 # The descriptions.
 
 
+@pytest.mark.slow
 def test_every_row_has_a_run_or_a_reason(plans):
     assert sum(map(len, plans.values())) == len(published.results()) == 2107
     for cells in plans.values():
@@ -323,6 +324,7 @@ def test_files_are_looked_for_where_their_source_does(tmp_path, name):
     assert complaint(experiment.load_data, config.data) != nothing  # it went further
 
 
+@pytest.mark.slow
 def test_first_weights_and_clip_are_missed(plans):
     base = {"data": {"name": "digit_domains"}, "model": {"name": "mobilenet_v2"}}
     config = resolve(base, [("model.pretrained", "nowhere.safetensors")])
@@ -362,6 +364,7 @@ def toy(tmp_path, monkeypatch):
     published._varying.cache_clear()
 
 
+@pytest.mark.slow
 def test_a_table_is_run_once_and_shown(toy, tmp_path, capsys, monkeypatch):
     assert paper.main(toy) == 0
     first = capsys.readouterr().out
@@ -447,6 +450,7 @@ def test_dry_run_prints_commands_of_these_configs(capsys):
     assert (found.method.classifier_rounds, found.partition.alpha) == (346, 0.1)
 
 
+@pytest.mark.slow
 def test_list_has_every_table(capsys, monkeypatch):
     monkeypatch.setattr(
         requirements, "missing", lambda config: "" if "digits" in config.data.name else "x: y"

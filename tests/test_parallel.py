@@ -68,6 +68,7 @@ INNER = {"vectorised": parallel.vectorised(), "chunked": parallel.chunked(2)}
 INNER |= {"sequential": parallel.sequential()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", INNER)
 def test_a_cohort_that_the_devices_do_not_divide_needs_no_more_memory(name):
     """Five and seven clients on four devices cost what eight cost, not a pool for each client."""
@@ -93,6 +94,7 @@ def test_a_cohort_that_the_devices_do_not_divide_needs_no_more_memory(name):
             assert part < full + big.x.nbytes / 4
 
 
+@pytest.mark.slow
 def test_convolutions_are_not_replicated():
     """Eight devices with one client each: a device does an eighth of the work, give or take."""
     net = nets.simple_cnn(toys.K).clone(convolution=conv.grouped)  # no loop: all of it is counted

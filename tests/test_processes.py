@@ -80,6 +80,7 @@ def close(rows, others):
             assert a == b if isinstance(a, str) else a == pytest.approx(b, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_two_processes_give_the_numbers_of_one(toy, tmp_path):
     with launched(f"--config={toy}", f"--workdir={tmp_path / 'run'}", "--seeds=0,1") as process:
         out = finish(process, 0)
@@ -87,6 +88,7 @@ def test_two_processes_give_the_numbers_of_one(toy, tmp_path):
     close(metrics.read_metrics(tmp_path / "run/metrics.jsonl"), by_one(toy, [0, 1]))
 
 
+@pytest.mark.slow
 def test_interrupted_in_the_second_stage_and_resumed(toy, tmp_path):
     """The clock, the signal and what was found between the stages are agreed on."""
     path, toy = tmp_path / "run", f"{toy}:fedconcat"
@@ -109,6 +111,7 @@ def test_interrupted_in_the_second_stage_and_resumed(toy, tmp_path):
     close(metrics.read_metrics(path / "metrics.jsonl"), by_one(toy, [0], overrides))
 
 
+@pytest.mark.slow
 def test_all_processes_learn_that_the_folder_is_in_use(toy, tmp_path):
     with another_process(tmp_path / ".lock"):
         with launched(f"--config={toy}", f"--workdir={tmp_path}") as process:

@@ -54,6 +54,7 @@ def test_clients_and_rounds_have_streams_of_their_own():
     np.testing.assert_array_equal(rounds[0], rounds[2])
 
 
+@pytest.mark.slow
 def test_no_second_trace():
     """Any number of blocks of any length costs one trace."""
     method = fedavg(toys.TASK)
@@ -87,6 +88,7 @@ def test_nothing_returns_to_the_host_inside_a_block():
     assert not any(word in program for word in ("callback", "outfeed", "infeed", "debug_print"))
 
 
+@pytest.mark.slow
 def test_measured_work_is_what_the_method_did():
     """A second training of two steps counts, with its loss and its examples."""
     from fedjax_lab import losses

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 import pytest
 import toys
+from stops import stopping_after
 
 from fedjax_lab import engine, experiment, metrics, runner, simulate, streams, tree, workdir
 from fedjax_lab.config import resolve
@@ -84,6 +85,7 @@ def whole(data):
     }
 
 
+@pytest.mark.slow
 def test_a_run_is_a_fold_over_its_stages(data):
     """By hand: four rounds, the hand-over, four more; rounds are numbered through."""
     e = staged(data)
@@ -116,6 +118,7 @@ def test_a_run_is_a_fold_over_its_stages(data):
     ]
 
 
+@pytest.mark.slow
 def test_seconds_are_those_of_training_alone(data, monkeypatch):
     """By a clock that gains a second whenever it is read: one second for each block of rounds."""
     blocks, play = [], Engine.play
@@ -140,6 +143,7 @@ def test_a_first_call_is_no_time_of_training(data):
     assert first.compile_seconds > 0
 
 
+@pytest.mark.slow
 def test_bytes_are_those_of_each_stages_messages(data):
     """Two rounds of the whole model, then of the head alone."""
     e = build(data, method={"name": "lg_fedavg", "pretrain_rounds": 2})
@@ -156,6 +160,7 @@ def test_bytes_are_those_of_each_stages_messages(data):
         assert row["bytes_up"] == row["bytes_down"] == 3 * each
 
 
+@pytest.mark.slow
 def test_the_training_loss_is_that_since_the_last_evaluation(data):
     """Also where a stage ends between two of them."""
     rows = runner.run(staged(data), quiet=True).metrics
@@ -172,12 +177,14 @@ def test_the_training_loss_is_that_since_the_last_evaluation(data):
     assert rows[1]["train_loss"] == pytest.approx(float(engine.progress().train_loss[0]), rel=1e-5)
 
 
+@pytest.mark.slow
 def test_seeds_of_a_staged_run_together_or_one_by_one(whole):
     one, other = whole["vectorised"], whole["sequential"]
     assert one.summary["seeds_vectorised"] and not other.summary["seeds_vectorised"]
     toys.close(one.states, other.states)
 
 
+@pytest.mark.slow
 def test_seeds_may_differ_in_what_they_find(data):
     """One by one each has a program of its own; together that cannot be."""
     sizes = iter([2, 3])
@@ -190,25 +197,7 @@ def test_seeds_may_differ_in_what_they_find(data):
         runner.run(staged(data, (0, 1), "vectorised", extra_of=lambda key: next(sizes)), quiet=True)
 
 
-def stopping_after(rounds, monkeypatch):
-    """The run is interrupted as soon as so many rounds are played."""
-    stop = threading.Event()
-
-    @contextmanager
-    def delayed():
-        yield stop
-
-    play = Engine.play
-
-    def counted(self, at_most):
-        play(self, min(at_most, rounds - self.played))
-        if self.played >= rounds:
-            stop.set()
-
-    monkeypatch.setattr(runner.interrupts, "delayed", delayed)
-    monkeypatch.setattr(Engine, "play", counted)
-
-
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "rounds, way", [(2, "vectorised"), (4, "sequential"), (5, "vectorised"), (7, "sequential")]
 )
@@ -229,6 +218,7 @@ def test_interrupted_in_any_stage_and_resumed(rounds, way, whole, data, tmp_path
     assert comparable(rows) == comparable(whole[way].metrics)
 
 
+@pytest.mark.slow
 def test_lost_facts_are_noticed(data, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         stopping_after(6, patch)
@@ -255,6 +245,7 @@ def test_damaged_facts_are_refused(tmp_path):
         damaged.write_bytes(content)
 
 
+@pytest.mark.slow
 def test_a_kill_while_facts_are_written(whole, data, tmp_path, monkeypatch):
     """Of two seeds the first has its facts; they are found again."""
     replace = metrics.replace
@@ -275,6 +266,7 @@ def test_a_kill_while_facts_are_written(whole, data, tmp_path, monkeypatch):
     toys.same(result.states, whole["sequential"].states)
 
 
+@pytest.mark.slow
 def test_a_stage_without_a_start_begins_anew(data):
     e = build(data)
     plain = e.simulation.stages[0].method
@@ -309,6 +301,7 @@ def test_rounds_are_laid_out():
         experiment.lay_out(lambda rounds: (Stage("a", method, 3), Stage("b", central, 4)), 7)
 
 
+@pytest.mark.slow
 def test_a_stop_between_two_stages_saves_the_first(whole, data, tmp_path, monkeypatch):
     """The new stage's state is not taken for that of the old one."""
     stop = threading.Event()

@@ -217,6 +217,7 @@ def swept(toy, tmp_path_factory):
     return out
 
 
+@pytest.mark.slow
 def test_each_cell_is_a_run_with_its_files(swept, toy):
     for name in NAMES:
         files = {file.name for file in (swept / name).iterdir()}
@@ -226,6 +227,7 @@ def test_each_cell_is_a_run_with_its_files(swept, toy):
     assert config["method"] == {"name": "fedprox", "mu": 1.0} and config["seeds"] == [0, 1]
 
 
+@pytest.mark.slow
 def test_a_finished_cell_is_not_run_again(swept, toy, capsys, monkeypatch):
     monkeypatch.setattr(runner, "run", lambda *_, **__: pytest.fail("it was run"))
     assert call(f"--config={toy}", f"--out={swept}", *SMALL) == 0
@@ -237,6 +239,7 @@ def test_a_finished_cell_is_not_run_again(swept, toy, capsys, monkeypatch):
     assert row.split() == ["fedprox", "0.1", f"{mean:.2f}", "+-", f"{std:.2f}"]
 
 
+@pytest.mark.slow
 def test_interrupted_and_gone_on(swept, toy, tmp_path, monkeypatch, capsys):
     """The numbers of an uninterrupted sweep; what was finished or saved is not done again."""
     out, running, played, run = tmp_path / "out", [], [], runner.run
@@ -266,6 +269,7 @@ def test_interrupted_and_gone_on(swept, toy, tmp_path, monkeypatch, capsys):
         assert comparable(out / name) == comparable(swept / name)
 
 
+@pytest.mark.slow
 def test_a_failed_cell_does_not_stop_the_others_and_is_tried_again(
     toy, tmp_path, monkeypatch, capsys
 ):
@@ -307,6 +311,7 @@ def test_cells_alike_differ_in_numbers_of_method_and_local_alone(tmp_path):
     assert found == [[0, 2], [1, 3], [4, 8, 10], [5, 7, 9, 11], [6]]
 
 
+@pytest.mark.slow
 def test_together_or_one_by_one(toy, swept, tmp_path, capsys):
     """The numbers up to rounding; and what is saved is what each alone would have saved."""
     out = tmp_path / "out"
@@ -332,6 +337,7 @@ def grid_of(name):
     return [(f"method.{part}".split("=")) for part in name.split(",")[1:]]
 
 
+@pytest.mark.slow
 def test_together_interrupted_they_go_on_one_by_one(toy, tmp_path, monkeypatch):
     """One seed each; in the grid are learning rates, those of the clients' optimiser."""
     out, played = tmp_path / "out", []
@@ -365,6 +371,7 @@ def picky(task, *, mu: float = 0.0):
     return method._replace(round=(exchange._replace(aggregate=aggregate),))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments, why",
     [
@@ -441,6 +448,7 @@ def test_gpus_are_dealt_in_turn(monkeypatch):
     assert not any("XLA_PYTHON_CLIENT_PREALLOCATE" in e for e in dealt)
 
 
+@pytest.mark.slow
 def test_workers_on_a_platform_that_is_not_there(toy, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("JAX_PLATFORMS", "abacus")
     assert call(f"--config={toy}", f"--out={tmp_path / 'out'}", "--workers=2") == 2
@@ -448,6 +456,7 @@ def test_workers_on_a_platform_that_is_not_there(toy, tmp_path, monkeypatch, cap
     assert said.startswith("error: JAX_PLATFORMS=abacus: ") and said.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_workers_leave_the_same(toy, swept, tmp_path):
     """Up to rounding: each has fewer devices."""
     out = tmp_path / "out"

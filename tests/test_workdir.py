@@ -85,6 +85,7 @@ def shortened(data):
     data.update(x=data["x"][:-3], y=data["y"][:-3])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "change, what",
     [
@@ -128,6 +129,7 @@ def test_embeddings_are_part_of_the_data_where_they_are_used(run):
 # Damaged files.
 
 
+@pytest.mark.slow
 def test_the_checkpoint_before_a_damaged_one_is_used(run, finished, capsys):
     damage(run / "run/checkpoints/8")
     capsys.readouterr()
@@ -139,6 +141,7 @@ def test_the_checkpoint_before_a_damaged_one_is_used(run, finished, capsys):
     assert capsys.readouterr().err == ""
 
 
+@pytest.mark.slow
 def test_without_a_whole_checkpoint_nothing_is_changed(run, capsys):
     for checkpoint in (run / "run/checkpoints").iterdir():
         damage(checkpoint)
@@ -149,6 +152,7 @@ def lines_of(run):
     return (run / "run/metrics.jsonl").read_bytes().splitlines(keepends=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "change, said",
     [
@@ -175,6 +179,7 @@ def test_damaged_metrics_are_refused_and_stay_as_they_are(change, said, checkpoi
         assert said in refused(run, capsys, "--resume")
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_from_its_checkpoint_with_the_rows_as_they_were(run, finished):
     """Also where the last line was cut off by a kill."""
     before = lines_of(run)
@@ -200,6 +205,7 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path, monkeypatch):
 # Kills at other moments.
 
 
+@pytest.mark.slow
 def test_a_kill_before_the_run_began_is_no_obstacle(run):
     """Neither to a new run nor to --resume, which begins it; what was half written is removed."""
     for more in ([], ["--resume"]):
@@ -215,6 +221,7 @@ def test_a_kill_before_the_run_began_is_no_obstacle(run):
     assert (run / "run/thesis.tmp").exists()  # not ours
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("file", ["learning_curve.png", "summary.json"])
 def test_a_kill_among_the_last_files_leaves_an_unfinished_run(file, run, monkeypatch):
     whole = metrics.replace
@@ -235,6 +242,7 @@ def test_a_kill_among_the_last_files_leaves_an_unfinished_run(file, run, monkeyp
     assert json.loads((run / "run/summary.json").read_text())["rounds"] == 8
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_on_is_not_marked_as_finished(run, monkeypatch):
     """Its newest checkpoint was lost; the summary was of rounds that are played again."""
     shutil.rmtree(run / "run/checkpoints/8")
@@ -279,6 +287,7 @@ def fedjax_lab_run(*of, **options):
     return fedjax_lab.run(*of, **options, quiet=True)
 
 
+@pytest.mark.slow
 def test_the_lock_is_held_to_the_end_and_given_back(run, monkeypatch):
     seen, play = [], Engine.play
 
@@ -324,6 +333,7 @@ def test_a_sweep_and_a_run_exclude_each_other(run, tmp_path, capsys, monkeypatch
     assert f"{out / 'fedprox'} is in use" in sweep_says(out / "fedprox/.lock")
 
 
+@pytest.mark.slow
 def test_stale_files_are_no_obstacle_to_a_sweep(run, tmp_path):
     out = tmp_path / "out"
     out.mkdir()

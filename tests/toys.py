@@ -10,7 +10,7 @@ from fedjax_lab import optim, parallel, registry, simulate
 from fedjax_lab.checkpoint import numbers
 from fedjax_lab.models import nets
 from fedjax_lab.models.task import make_task
-from fedjax_lab.types import Federation, Plan, Weights
+from fedjax_lab.types import Batch, Federation, Plan, Weights
 
 C, N, K, D = 8, 37, 4, 6  # clients, most examples of one, classes, features
 PLAN = Plan(rounds=6, cohort=5, batch_size=8, epochs=2, optimizer=optim.sgd(0.05, 0.9, 1e-4))
@@ -112,6 +112,12 @@ def random_weights(shapes, seed=0):
     params = jax.tree.map(lambda a: rng.normal(size=a.shape).astype(a.dtype), shapes.params)
     stats = jax.tree.map(lambda a: rng.uniform(1, 2, a.shape).astype(a.dtype), shapes.stats)
     return Weights(params, stats)
+
+
+def example(count=9):
+    """A batch whose last two rows are padding."""
+    x, y = FEDERATION.x[:count], FEDERATION.y[:count]
+    return Batch(x, y, (jnp.arange(count) < count - 2).astype(jnp.float32))
 
 
 def pooled(method, federation=FEDERATION):

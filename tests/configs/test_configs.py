@@ -1,6 +1,7 @@
 """The configs: each takes methods, papers' settings."""
 
 import functools
+import runpy
 from pathlib import Path
 
 import jax.numpy as jnp
@@ -46,11 +47,29 @@ def task_of(model, shape):
     return task._replace(labels=lambda: jnp.zeros((10, 64)))
 
 
+def methods_of(path):
+    """The methods that a config has settings for, and its default; quickstart's are all."""
+    module = runpy.run_path(str(path))
+    if path.stem == "quickstart":
+        return list(METHODS)
+    return sorted({module["get_config"]()["method"]["name"], *module.get("OWN", {})})
+
+
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
-@pytest.mark.parametrize("method", METHODS)
-def test_every_config_takes_every_method(path, method):
+def test_every_config_takes_every_method(path):
+    for method in METHODS:
+        config = resolve(load_config(f"{path}:{method}"))
+        assert config.method.name == method
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("path", "method"),
+    [(path, method) for path in CONFIGS for method in methods_of(path)],
+    ids=lambda value: getattr(value, "stem", value),
+)
+def test_a_config_makes_its_methods(path, method):
     config = resolve(load_config(f"{path}:{method}"))
-    assert config.method.name == method
     size = config.data.get("size", 28)
     shapes = {"fashion_mnist": (size, size, 1), "shakespeare": (80,)}
     task = task_of(config.model.name, shapes.get(config.data.name, (size, size, 3)))

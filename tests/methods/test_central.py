@@ -2,11 +2,13 @@
 
 import naive
 import numpy as np
+import pytest
 import toys
 
 KEYS = naive.KEYS
 
 
+@pytest.mark.slow
 def test_central_is_one_client_with_everything():
     method = toys.make("central", toys.TASK)
     federation, people, plan = toys.pooled(method)

@@ -205,6 +205,7 @@ def trained(settings):
     return state.server.base, rows[rows >= 0], step(federation(stage, state), state.server.base)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings, orth",
     [
@@ -241,6 +242,7 @@ def test_the_weight_is_the_papers_by_default(index, w):
     toys.close(trained({"index": index})[2], trained({"index": index, "local_weight": w})[2])
 
 
+@pytest.mark.slow
 def test_with_a_weight_of_nothing_it_is_the_base_method():
     """Sampling and aggregation off and w = 1e-30: FedAvg, P and phi_P aside."""
     method, state, stage = improved(local_weight=1e-30, aggregation=False, sampling=False)
@@ -257,6 +259,7 @@ def test_without_any_of_the_three_it_is_the_base_method():
     toys.same(*(toys.player(m)(KEYS, 0, 2) for m in (method, plain)))
 
 
+@pytest.mark.slow
 def test_two_exchanges_are_one_round():
     """FedIIR: H and the ages move on once; its own mean of gradients is as before."""
     method, state, stage = improved(base="fediir", local_training=False)
@@ -267,6 +270,7 @@ def test_two_exchanges_are_one_round():
     assert float(jnp.abs(server.base.g["kernel"]).max()) > 0
 
 
+@pytest.mark.slow
 def test_a_base_is_scored_as_it_says():
     """FedDyn by the participants' mean; a newcomer gets it, too."""
     method, state, stage = improved(base="feddyn", local_training=False)
@@ -311,6 +315,7 @@ def test_heads_are_the_index_of_local_weights():
 BASES = {"moon": {"projection": "mlp256"}, "ifca": {}, "fedper": {}}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("base", BASES)
 def test_other_bases_run_with_all_three(base):
     """Private state, clusters, parts of models: everything stays finite, P is trained."""
@@ -331,6 +336,7 @@ def one_round(base):
     return simulate.play_round(program, lane, state, 0)[0]
 
 
+@pytest.mark.slow
 def test_every_plain_method_can_be_wrapped_or_says_why_not():
     """Traced only. FedPick's and FedSR's losses call parts of the model on their own."""
     refused = set()

@@ -60,6 +60,7 @@ def whole(data, tmp_path_factory):
         return run_of(data, (0, 1), workdir)
 
 
+@pytest.mark.slow
 def test_a_run_has_the_stages_of_its_index(whole, data):
     """Scored in training alone; the first weights are those of the base method."""
     rows = [row for row in whole.metrics if row["seed"] == 0]
@@ -85,6 +86,7 @@ def test_a_run_has_the_stages_of_its_index(whole, data):
     toys.same(params, e.task.init(KEYS.init).params)
 
 
+@pytest.mark.slow
 def test_bytes_of_a_run(whole):
     """All clients send 128 pairs and get DSA-IGN; B^f goes to everybody once."""
     rows = [row for row in whole.metrics if row["seed"] == 0]
@@ -104,6 +106,7 @@ def dsa_size(E, hidden):
     return 2 * E + layer + 2 * E * E + E
 
 
+@pytest.mark.slow
 def test_a_run_takes_the_index_of_another(whole, data):
     """Nothing but the training is run; the index is that of the same clients."""
     found = run_of(data, (1,), index_of=str(whole.workdir))
@@ -124,6 +127,7 @@ def test_damaged_indices_are_told(tmp_path, data):
     assert "holds no index" in complaint(experiment_of, data, index_of=str(tmp_path))
 
 
+@pytest.mark.slow
 def test_an_index_taken_over_needs_no_embeddings(whole, data):
     """Its own size counts."""
     e = experiment_of(data, (1,), index_of=str(whole.workdir))
@@ -153,12 +157,14 @@ def test_rows_of_an_unseen_domain_are_embedded_where_clients_hold_some(shots):
     np.testing.assert_array_equal((made != 0).any(1), expected)
 
 
+@pytest.mark.slow
 def test_a_finished_run_is_read_again(whole, data):
     again = run_of(data, (0, 1), whole.workdir, resume=True)
     toys.same(again.states[1].server.index, whole.states[1].server.index)
     assert again.summary == whole.summary
 
 
+@pytest.mark.slow
 def test_local_weights_are_an_index_that_changes(data):
     """Heads of those who took part; B^f goes down with every model; no stage comes before."""
     run = run_of(data, index="local_weights")
@@ -212,6 +218,7 @@ def test_the_quickstart_finds_a_small_index():
 # Figures and the table.
 
 
+@pytest.mark.slow
 def test_figures_and_times(whole, tmp_path, capsys):
     """The run's index as a picture; clients alike by their main class; seconds by stage."""
     assert figures.main(["client2vec", str(whole.workdir), f"--out={tmp_path}"]) == 0

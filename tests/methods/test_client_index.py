@@ -54,6 +54,7 @@ def test_index_losses_are_the_formulas(reduction, normalize):
         np.testing.assert_allclose(found[name], value, rtol=1e-4, err_msg=name)
 
 
+@pytest.mark.slow
 def test_diversity_is_bounded_and_0_for_one_example():
     z, u, made, batch, L = a_batch(9)
     div = _index_dsa_ign.index_losses(z, u, made, batch, L)["div"]
@@ -83,6 +84,7 @@ def found_by(dropout=0.1, **settings):
     return state.server
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("index", ["global", "federated"])
 def test_index_is_found(index):
     """beta^l is the label histogram times T, beta^f the mean of u."""
@@ -126,6 +128,7 @@ def without_key_bias(psi):
     return {path: leaf for path, leaf in named if "['key']['bias']" not in path}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("index, steps", [("global", [2]), ("federated", [10, 10])])
 def test_dsa_ign_is_trained(index, steps, monkeypatch):
     """Two epochs of the server, or two rounds of ten local epochs, by hand."""
@@ -168,6 +171,7 @@ def index_epochs(devices, **settings):
     ), args
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("devices, pooled", [(2, False), (5, False), (8, True)])
 def test_devices_share_the_servers_training(devices, pooled):
     """The numbers are those of one device, dropout included, also where 128 rows do not divide."""
@@ -177,6 +181,7 @@ def test_devices_share_the_servers_training(devices, pooled):
     toys.close(found, expected, rtol=2e-3, atol=2e-5)
 
 
+@pytest.mark.slow
 def test_each_device_does_its_part_of_the_servers_training(monkeypatch):
     monkeypatch.setattr(dsa_ign, "HIDDEN", 256)
     flops = []
@@ -186,6 +191,7 @@ def test_each_device_does_its_part_of_the_servers_training(monkeypatch):
     assert flops[1] < 0.2 * flops[0]
 
 
+@pytest.mark.slow
 def test_dropout_is_on_while_dsa_ign_is_trained():
     found = [found_by(dropout, index="federated").psi for dropout in (0.1, 0.0)]
     assert tree.sq_norm(tree.sub(*found)) > 0
@@ -209,6 +215,7 @@ def test_a_tenth_of_the_clients_trains():
     np.testing.assert_allclose(shares, people.n[ids] / people.n[ids].sum(), rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_batches_are_reordered():
     """Whole batches, or example by example; nothing is lost."""
     x = jnp.arange(12.0).reshape(4, 3, 1)

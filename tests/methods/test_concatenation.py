@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import naive
 import numpy as np
+import pytest
 import toys
 from rounds import averages
 
@@ -15,6 +16,7 @@ from fedjax_lab.types import State
 MEMBER = np.array([[1, 0, 0, 1, 0, 0, 1, 0], [0, 1, 1, 0, 0, 0, 0, 0], [0, 0, 0, 0, 1, 1, 0, 1]])
 
 
+@pytest.mark.slow
 def test_a_round_inside_clusters_against_numpy():
     """Two rounds of three clients: some cluster has nobody."""
     method = concatenation.inside_clusters(toys.TASK, 0.05)

@@ -36,6 +36,7 @@ def four_domains(tmp_path_factory):
     return path
 
 
+@pytest.mark.slow
 def test_embeddings_of_an_autoencoder_are_found_once(four_domains):
     """By client, and not trained afterwards."""
     hyper = {"name": "hfedf", "embedding": "autoencoder", "embedding_dim": 2}
@@ -65,6 +66,7 @@ def image_federation():
     return toys.FEDERATION._replace(x=jnp.asarray(x, jnp.float32))
 
 
+@pytest.mark.slow
 def test_each_client_gets_the_embedding_of_its_own_images(monkeypatch):
     """Three steps of Adam on all of its images, from one start; the mean latent of them."""
     monkeypatch.setattr(embeddings, "EPOCHS", 3)
@@ -101,6 +103,7 @@ def test_each_client_gets_the_embedding_of_its_own_images(monkeypatch):
     assert np.std(expected, 0).min() > 1e-3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["feedback", "shadow"])
 @pytest.mark.parametrize("kind", ["autoencoder", "autoencoder_learned"])
 def test_found_embeddings_are_where_training_starts(kind, mode):
@@ -135,6 +138,7 @@ def test_the_autoencoder_refuses_what_its_sigmoid_cannot_make(normalize, span, t
     assert len(setting(tmp_path / "data.npz", how, normalize="unit").stages) == 2
 
 
+@pytest.mark.slow
 def test_the_autoencoder_learns_its_images():
     """Parameters of Table 9's; of two kinds of images a tenth of the first error is left."""
     net = Autoencoder(2)

@@ -30,6 +30,7 @@ def score(method, state):
     return run(simulate.Lane(toys.FEDERATION, toys.PEOPLE, KEYS), state, 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["fedbn", "local"])
 def test_a_client_is_scored_on_its_own_model(name):
     """What is private belongs to one client: its own hits, by hand, differ from its neighbour's."""

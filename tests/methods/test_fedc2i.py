@@ -49,6 +49,7 @@ def without(i):
     return jax.tree.map(lambda a: np.asarray(a)[others].mean(0), models())
 
 
+@pytest.mark.slow
 def test_client_losses_are_those_of_leave_one_out_bodies():
     """Eq. 4: the body without i, running statistics too, with the own head."""
     m = 2
@@ -59,6 +60,7 @@ def test_client_losses_are_those_of_leave_one_out_bodies():
         assert float(found[i]) == pytest.approx(loss_of(w), rel=1e-4)
 
 
+@pytest.mark.slow
 def test_class_losses_equal_brute_force():
     """Eqs. 7 and 9 by replacing one row, with its bias, at a time."""
     m = 1
@@ -113,6 +115,7 @@ def mixtures(method, server):
     return toys.player(method, plan=plan)(naive.KEYS, 0, 1, state)[0]
 
 
+@pytest.mark.slow
 def test_a_round_mixes_by_both_influences():
     """Eqs. 6 and 10 for every client, from its own batch of 32 (or of all that it has)."""
     w = models(count=toys.C)
@@ -135,6 +138,7 @@ def test_a_round_mixes_by_both_influences():
     assert np.abs(np.asarray(state.private) - 1 / toys.C).max() > 0.01
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "hyper, body, head",
     [
@@ -160,6 +164,7 @@ def test_ablations_replace_one_part(hyper, body, head):
     toys.close(parts[1], split_head(toys.NORM, known[head])[1], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_equal_models_are_left_as_they_are():
     """All weights are 1/M and mixing changes nothing; the mean before any upload is uniform."""
     w = tree.repeat(toys.NORM.init(jax.random.key(0)), toys.C)
@@ -177,6 +182,7 @@ def test_the_mean_is_over_those_who_have_uploaded():
         toys.close(tree.take(state.server.models, i), expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_clients_train_from_their_mixture():
     """Every parameter, with the client's optimiser, against NumPy."""
     w = models(toys.TASK, toys.C)
@@ -202,6 +208,7 @@ def test_of_two_clients_each_is_measured_without_the_other():
         assert float(found[i]) == pytest.approx(loss_of(model), rel=1e-4)
 
 
+@pytest.mark.slow
 def test_who_does_not_take_part_keeps_its_model():
     method = toys.make("fedc2i")
     plan = toys.PLAN._replace(cohort=3)
@@ -233,6 +240,7 @@ def test_one_client_has_no_others():
         simulate.init(toys.make("fedc2i"), naive.KEYS, 1)
 
 
+@pytest.mark.slow
 def test_memory_does_not_hold_a_model_for_every_pair():
     """With twice the clients the round's memory about doubles (16 to 32: at most 2.6 times)."""
 
@@ -263,6 +271,7 @@ def test_memory_does_not_hold_a_model_for_every_pair():
 # The record and its figure.
 
 
+@pytest.mark.slow
 def test_influence_is_recorded_at_every_evaluation_and_drawn(tmp_path, capsys):
     domain = np.array(["north", "south", "west"])[np.arange(300) % 3]
     toys.write_examples(tmp_path / "data.npz", domain=domain)

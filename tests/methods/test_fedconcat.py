@@ -4,6 +4,7 @@ import jax
 import numpy as np
 import pytest
 import toys
+from stops import stopping_after
 
 from fedjax_lab import experiment, figures, metrics, parallel, runner, simulate, streams, tree
 from fedjax_lab.analysis.figures import fedconcat as drawing
@@ -57,6 +58,7 @@ def comparable(rows):
 # The whole run.
 
 
+@pytest.mark.slow
 def test_one_cluster_with_its_classifier_is_fedavg(data):
     """Stage 2 is FedAvg; Phi then starts as FedAvg's model."""
     hyper = {"num_clusters": 1, "encoder_rounds": 3, "classifier_rounds": 1}
@@ -91,6 +93,7 @@ def played(e, rounds, stage=0, state=None):
     )[0]
 
 
+@pytest.mark.slow
 def test_it_learns_in_three_steps_and_keeps_its_encoders(data, whole):
     """Rounds, stages, a model of K encoders; together and one by one alike."""
     names = [(row["round"], row["stage"]) for row in whole.metrics if row["seed"] == 0]
@@ -125,6 +128,7 @@ def test_the_method_comes_to_any_number_of_rounds(data):
     assert (T_1, T_2) == (5, 4)  # 2 m 4 = 2 (m - c) + 4 c T_2, m = 84, c = 36
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["fedconcat", "fedconcat_id"])
 def test_bytes_are_the_papers_formula(data, name):
     """But for K - 1 biases that the classifier does not have."""
@@ -137,10 +141,10 @@ def test_bytes_are_the_papers_formula(data, name):
     assert last["bytes_down"] - last["bytes_up"] == 8 * 4 * 3 * (m - c)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rounds", [2, 3, 6])
 def test_interrupted_and_resumed(rounds, data, whole, tmp_path, monkeypatch):
     """Bit for bit, in either stage; the features are found again."""
-    from test_stages import stopping_after
 
     def e():
         return build(data, seeds=(0, 1), way="vectorised", **HYPER)
@@ -155,6 +159,7 @@ def test_interrupted_and_resumed(rounds, data, whole, tmp_path, monkeypatch):
     assert comparable(rows) == comparable(whole.metrics)
 
 
+@pytest.mark.slow
 def test_features_in_every_batch_are_those_that_are_cached(data, whole):
     """An augmentation that changes nothing turns the cache off, `clean` on again."""
     e = build(data, seeds=(0, 1), way="vectorised", **HYPER)
@@ -172,6 +177,7 @@ def test_features_in_every_batch_are_those_that_are_cached(data, whole):
     assert np.abs(weights[0] - weights[1]).max() > 1e-3
 
 
+@pytest.mark.slow
 def test_a_mesh_with_chunks_gives_the_same_numbers(data):
     """Five of eight clients on four devices in chunks of two, also for the view of the pool."""
     e = build(data, **HYPER)
@@ -184,6 +190,7 @@ def test_a_mesh_with_chunks_gives_the_same_numbers(data):
     toys.close(*results)
 
 
+@pytest.mark.slow
 def test_each_client_may_be_a_cluster(data):
     """Every encoder is then the model that its client has trained alone."""
     e = build(data, clustering="none", encoder_rounds=2, classifier_rounds=1)
@@ -192,6 +199,7 @@ def test_each_client_may_be_a_cluster(data):
     toys.close(centres, alone, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_other_clusterings_are_those_methods_weighted_by_size(data):
     """IFCA's mean is uniform by itself."""
     e = build(data, clustering="ifca", **HYPER)
@@ -201,6 +209,7 @@ def test_other_clusterings_are_those_methods_weighted_by_size(data):
     toys.close(server.encoders, expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_inference_is_from_what_was_asked_for(data):
     """Of outputs on noise, or of the bias alone."""
     e = build(data, "fedconcat_id", num_clusters=2, num_noise=100)
@@ -218,6 +227,7 @@ def test_inference_is_from_what_was_asked_for(data):
     np.testing.assert_allclose(found, state.private[1], rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_more_decay_of_encoders_holds_from_the_first_round_on(data):
     for name, stage in (("fedconcat", 0), ("fedconcat_id", 0)):
         norms = []
@@ -230,6 +240,7 @@ def test_more_decay_of_encoders_holds_from_the_first_round_on(data):
         assert norms[1] < 0.9 * norms[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name, hyper",
     [
@@ -243,13 +254,13 @@ def test_more_decay_of_encoders_holds_from_the_first_round_on(data):
         ("fedconcat_id", {"infer_from": "bias", "classifier_init": "clusters"}),
     ],
 )
-def test_variants_run(data, name, hyper):
+def test_variants_run_and_learn(data, name, hyper):
     result = runner.run(build(data, name, **(HYPER | hyper)), quiet=True)
     encoders = len(jax.tree.leaves(result.states[0].server.encoders)[0])
     if "clustering" in hyper:
         assert encoders == (8 if hyper["clustering"] == "none" else 3)
     assert 1 <= encoders <= 8
-    assert tree.finite(result.states[0])
+    assert result.metrics[-1]["global"] > 40  # chance is 25
 
 
 @pytest.mark.parametrize(
@@ -303,6 +314,7 @@ def test_the_papers_rounds_follow_from_the_formula():
         assert share == pytest.approx(expected, abs=5e-4)
 
 
+@pytest.mark.slow
 def test_label_distributions_are_counts_over_sizes_with_noise_of_the_right_scale(data):
     """Eq. 2, and eq. 14 with a Laplace scale of 1 / epsilon: std sqrt(2) / epsilon."""
     people = simulate.population(build(data).simulation.federations[0], CLASSES)
@@ -339,6 +351,7 @@ def test_first_models_are_averaged_inside_the_clusters_found(data):
 # Pictures.
 
 
+@pytest.mark.slow
 def test_the_pictures_of_finished_runs(data, tmp_path, capsys):
     """Megabytes of one client; which clients are together; the number of clusters at the bend."""
     e = build(data, **(HYPER | {"num_clusters": "elbow"}))

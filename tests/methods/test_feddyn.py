@@ -40,6 +40,7 @@ def feddyn_as_in_the_authors_code(method, count, alpha, clip, w):
     return cloud, mean
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("clip", [10.0, 0.4])
 def test_feddyn_against_the_authors_form(clip):
     """50 rounds, three of eight clients: the two forms have the same iterates."""

@@ -69,6 +69,7 @@ def test_with_three_clients_half_and_seven_tenths_are_one_threshold():
     assert float(jnp.abs(after(tau=0.3) - after(tau=0.5)).max()) > 0.01
 
 
+@pytest.mark.slow
 def test_fedgma_that_masks_nothing_is_fedavg():
     one, _ = toys.player(toys.make("fedgma", tau=0.0))(naive.KEYS, 0, 3)
     other, _ = toys.player(toys.make("fedavg"))(naive.KEYS, 0, 3)

@@ -43,6 +43,7 @@ def test_closed_form_is_what_autodiff_gives():
     toys.close(padded, whole, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_without_penalty_it_is_uniform_fedavg():
     """Bit for bit; only running statistics are averaged by size."""
     state, sums = toys.player(toys.make("fediir", penalty=0.0))(KEYS, 0, 3)

@@ -50,6 +50,7 @@ def test_the_head_of_a_convolutional_net_begins_at_its_dense_layers():
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name, head", [("fedper", True), ("lg_fedavg", False)])
 def test_private_parts_against_numpy(name, head):
     """Two rounds with three of eight clients: [:2] is the body, [2:] the head."""

@@ -78,11 +78,6 @@ def loss_of(task=TASK, **hyper):
     return caught[0]
 
 
-def example(count=9):
-    x, y = toys.FEDERATION.x[:count], toys.FEDERATION.y[:count]
-    return Batch(x, y, (jnp.arange(count) < count - 2).astype(jnp.float32))
-
-
 # The network.
 
 
@@ -200,7 +195,7 @@ def test_distance_is_both_divergences():
 
 def test_the_loss_obeys_its_settings():
     """Soft masks in training, with noise; detached targets: the same value, another gradient."""
-    w, batch = first_weights(TASK, CUT, KEYS.init), example(12)
+    w, batch = first_weights(TASK, CUT, KEYS.init), toys.example(12)
 
     def of(**hyper):
         loss = loss_of(head_layers=2, **hyper)
@@ -236,7 +231,7 @@ def test_a_soft_mask_also_predicts():
 
 def test_running_statistics_of_each_head_are_those_of_its_features():
     """Of the real rows of z^p for h^p, of z^u for h^u."""
-    w, batch = first_weights(TASK, CUT, KEYS.init), example(12)
+    w, batch = first_weights(TASK, CUT, KEYS.init), toys.example(12)
     out = pick(TASK, CUT, w, batch.x, KEY, batch.mask, tau=1.0)
     for name, m in (("relevant", out.m), ("irrelevant", 1 - out.m)):
         layer = w.params[name]["Dense_1"]
@@ -261,7 +256,7 @@ def test_gradients_of_the_total_loss_against_numpy():
     tau, lce, ent, dis = 2.0, 3.0, 0.5, 0.7
     loss = loss_of(task, tau=tau, lam_lce=lce, lam_ent=ent, lam_dis=dis)
     w = first_weights(task, ("head",), jax.random.key(11))
-    batch = example(30)
+    batch = toys.example(30)
     of_params = jax.value_and_grad(lambda p: loss(Weights(p, w.stats), batch, KEY), has_aux=True)
     (value, _), found = jax.jit(of_params)(w.params)
     real = 28
@@ -326,7 +321,7 @@ def test_padded_rows_count_nowhere():
     """Losses and running statistics of the three heads are those of the real rows alone."""
     loss = jax.jit(loss_of(head_layers=2))
     w = first_weights(TASK, CUT, KEYS.init)
-    padded = example()
+    padded = toys.example()
     noise = jax.random.logistic(jax.random.fold_in(KEY, 2), (9, 12))
     alone = Batch(padded.x[:7], padded.y[:7], padded.mask[:7])
     value, stats = loss(w, padded, KEY)

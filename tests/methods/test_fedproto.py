@@ -152,5 +152,9 @@ def test_prototypes_may_be_taken_before_the_last_layers():
 def test_fedproto_runs_on_logistic_regression():
     """There is no body; the prototypes are means of the examples."""
     task = make_task(nets.mlp(toys.K, depth=0), (toys.D,), toys.K)
-    state, _ = toys.player(toys.make("fedproto", task))(KEYS, 0, 1)
-    assert tree.finite(state) and state.server[0].shape == (toys.K, toys.D)
+    method = toys.make("fedproto", task)
+    state, _ = toys.player(method)(KEYS, 0, 1)
+    data = [naive.data_of(i) for i in naive.cohort(method, 0, toys.PLAN.cohort)]
+    for k in range(toys.K):
+        means = [x[y == k].mean(0) for x, y in data if (y == k).any()]
+        np.testing.assert_allclose(state.server[0][k], np.mean(means, 0), rtol=1e-4, atol=1e-5)

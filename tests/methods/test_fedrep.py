@@ -2,6 +2,7 @@
 
 import jax
 import naive
+import pytest
 import toys
 
 from fedjax_lab import simulate, tree
@@ -24,6 +25,7 @@ def phases(**hyper):
     return tree.join(state.server, mine.private), tree.join(upload, private)
 
 
+@pytest.mark.slow
 def test_fedrep_moves_one_part_at_a_time():
     before, after = phases(head_epochs=2, body_epochs=0)
     toys.same(before.params["Dense_0"], after.params["Dense_0"])
@@ -42,6 +44,7 @@ def test_fedrep_may_freeze_running_statistics_with_the_body():
     assert moved(before.params["head"], after.params["head"])
 
 
+@pytest.mark.slow
 def test_fedrep_against_numpy():
     """Two rounds with three of eight clients: [:2] is the body, [2:] the head."""
     method = toys.make("fedrep", toys.TASK, head_epochs=3, body_epochs=2)

@@ -3,6 +3,7 @@
 import jax.numpy as jnp
 import naive
 import numpy as np
+import pytest
 import toys
 
 from fedjax_lab import simulate, tree
@@ -10,6 +11,7 @@ from fedjax_lab import simulate, tree
 KEYS = naive.KEYS
 
 
+@pytest.mark.slow
 def test_fedrod_with_equal_counts_trains_the_generic_model_as_fedavg():
     """log n_i is then a constant: the generic loss is the cross-entropy."""
     rng = np.random.default_rng(0)
@@ -21,6 +23,7 @@ def test_fedrod_with_equal_counts_trains_the_generic_model_as_fedavg():
     toys.close(one.server, other.server)
 
 
+@pytest.mark.slow
 def test_fedrod_against_numpy():
     method = toys.make("fedrod", toys.TASK)
     w = naive.weights_of(simulate.init(method, KEYS, toys.C).server)

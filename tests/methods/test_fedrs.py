@@ -33,6 +33,7 @@ class NoBias(nn.Module):
         return nn.Dense(toys.K, use_bias=False, name="head")(x), x
 
 
+@pytest.mark.slow
 def test_fedrs_without_a_bias():
     task = make_task(NoBias(), (toys.D,), toys.K)
     method = toys.make("fedrs", task, alpha=0.3)

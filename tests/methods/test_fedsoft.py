@@ -2,11 +2,13 @@
 
 import naive
 import numpy as np
+import pytest
 import toys
 
 from fedjax_lab import simulate, tree
 
 
+@pytest.mark.slow
 def test_fedsoft_rounds_against_numpy():
     """Importance every second round, on the same examples under all models."""
     mu, K = 0.3, 3

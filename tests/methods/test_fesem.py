@@ -2,6 +2,7 @@
 
 import naive
 import numpy as np
+import pytest
 import toys
 from rounds import averages
 
@@ -12,6 +13,7 @@ def distance(v, w):
     return sum(((a - b) ** 2).sum() for a, b in zip(v, w, strict=True))
 
 
+@pytest.mark.slow
 def test_fesem_rounds_against_numpy():
     """Random groups first, then the centre nearest to the own last model; three a round."""
     mu = 0.3

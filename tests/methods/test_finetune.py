@@ -5,6 +5,7 @@ import functools
 import jax
 import naive
 import numpy as np
+import pytest
 import toys
 
 from fedjax_lab import evaluate, simulate, tree
@@ -30,6 +31,7 @@ def test_a_client_is_tuned_on_its_own_data_before_it_is_scored():
     naive.close(after, naive.sgd(naive.weights_of(before), *naive.data_of(1)))
 
 
+@pytest.mark.slow
 def test_tuning_changes_nothing_that_is_kept():
     state, sums = toys.player(toys.make("finetune"))(KEYS, 0, 3)
     toys.same((state, sums), averaged())

@@ -66,6 +66,7 @@ def pseudo_gradients(method, state, ids):
     return jax.tree.map(lambda *a: np.stack(a), *out)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("grad_align", [True, False])
 def test_two_rounds_against_numpy(grad_align):
     """Chain rule, GradAlign and Adam with its decay in the gradient; three of eight clients."""
@@ -92,6 +93,7 @@ def test_two_rounds_against_numpy(grad_align):
         assert float(state.server.weight.sum()) == pytest.approx(1, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_the_server_steps_downhill():
     """delta = phi - phi~: the clients' losses fall; with the printed sign they would rise."""
     method = hfedf(server_lr=1e-4, server_decay=0.0)
@@ -108,6 +110,7 @@ def test_the_server_steps_downhill():
     assert (loss(after) < loss(state)).all()
 
 
+@pytest.mark.slow
 def test_the_average_shortens_the_step():
     """After the warm-up x_new - x_old is ema times Adam's step (section 5.6)."""
     whole, part = (hfedf(ema=ema, ema_warmup=1, server_lr=0.01) for ema in (1.0, 0.25))
@@ -123,6 +126,7 @@ def test_the_average_shortens_the_step():
     assert np.abs(long - old).max() > 1e-3
 
 
+@pytest.mark.slow
 def test_a_shadow_average_is_scored_and_leaves_training_alone():
     plain = hfedf(ema=1.0, server_lr=0.01)
     shadow = hfedf(ema=0.3, ema_warmup=0, ema_mode="shadow", server_lr=0.01)
@@ -138,6 +142,7 @@ def test_a_shadow_average_is_scored_and_leaves_training_alone():
     toys.same(plain.scored(a.server, 2).params, generate(a.server.x.theta, a.server.x.nu[2], leaky))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lazy", [False, True])
 def test_embeddings_of_the_absent_rest_if_lazy(lazy):
     """Without a gradient dense Adam moves them by old momentum."""
@@ -151,6 +156,7 @@ def test_embeddings_of_the_absent_rest_if_lazy(lazy):
     assert here.max() > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lazy", [False, True])
 @pytest.mark.parametrize("decay", [0.0, 0.1])
 def test_decay_reaches_the_embeddings_of_the_absent_unless_lazy(decay, lazy):
@@ -170,6 +176,7 @@ def test_decay_reaches_the_embeddings_of_the_absent_unless_lazy(decay, lazy):
     assert (new[here] != old[here]).any(1).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("align_nu", [True, False])
 def test_cosines_are_with_the_embeddings_or_without(align_nu):
     """Layers of larger weights, so that the gradients of nu are not small beside the others."""
@@ -190,6 +197,7 @@ def test_cosines_are_with_the_embeddings_or_without(align_nu):
     assert np.abs(weights(True) / weights(False) - 1).max() > 1e-3
 
 
+@pytest.mark.slow
 def test_random_embeddings_are_drawn_anew_and_never_trained():
     method = hfedf(embedding="random", server_lr=0.01)
     state = first(method)
@@ -217,6 +225,7 @@ def test_heads_may_begin_with_a_client_model():
     assert np.abs(flat(phi) - flat(w)).max() < 0.2
 
 
+@pytest.mark.slow
 def test_without_a_trunk_and_with_a_plain_step_it_is_fedavg(monkeypatch):
     """phi_i = b for all; b - mean delta is the uniform mean of the clients' models."""
     monkeypatch.setattr(optim, "adam", lambda lr, decay: optax.sgd(1.0))
@@ -231,6 +240,7 @@ def test_without_a_trunk_and_with_a_plain_step_it_is_fedavg(monkeypatch):
     naive.close(Weights(after.server.x.theta.bias, {}), expected)
 
 
+@pytest.mark.slow
 def test_running_statistics_travel_along():
     method = hfedf(toys.NORM)
     state = one_round(method, first(method), plan=toys.PLAN)
@@ -241,6 +251,7 @@ def test_running_statistics_travel_along():
     toys.close(message.params, generate(x.theta, x.nu.mean(0), leaky), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_record_is_of_weights_and_embeddings():
     method = hfedf()
     state = one_round(method, first(method))
@@ -248,6 +259,7 @@ def test_the_record_is_of_weights_and_embeddings():
     assert shown["weight"].shape == (toys.C,) and shown["embedding"].shape == (toys.C, 3)
 
 
+@pytest.mark.slow
 def test_a_gradient_may_be_clipped():
     """Momentum after one round is a tenth of the gradient: of norm at most 0.1 clip."""
     method = hfedf(clip=0.01, server_decay=0.0)
@@ -256,6 +268,7 @@ def test_a_gradient_may_be_clipped():
     assert np.linalg.norm(flat(mu)) == pytest.approx(0.001, rel=1e-3)
 
 
+@pytest.mark.slow
 def test_memory_grows_slowly_with_the_clients():
     """N = 20 takes less than 2.5 times the memory of N = 3: no gradients of theta per client."""
     task = make_task(nets.mlp(toys.K, width=512), (toys.D,), toys.K)
@@ -309,6 +322,7 @@ def four_domains(tmp_path_factory):
     return path
 
 
+@pytest.mark.slow
 def test_the_figures_of_finished_runs(four_domains, tmp_path, capsys):
     for name in ("hfedf", "local", "fedavg", "ifca"):
         runner.run(setting(four_domains, name), tmp_path / name, quiet=True)

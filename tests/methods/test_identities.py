@@ -15,12 +15,14 @@ from fedjax_lab.methods.fedper import partly_private
 KEYS = naive.KEYS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name, hyper", [("fedlc", {"tau": 0.0}), ("fedrs", {"alpha": 1.0})])
 def test_a_neutral_softmax_is_fedavg(name, hyper):
     method = toys.make(name, **hyper)
     toys.same(toys.player(method, federation=toys.SKEWED)(KEYS, 0, 3), rounds.averaged(True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name, hyper", [("fedavgm", {}), ("fedopt", {}), ("scaffold", {"server_lr": 0.5})]
 )
@@ -46,10 +48,12 @@ def averaged():
     return toys.player(toys.make("fedavg"))(KEYS, 0, 3)
 
 
+@pytest.mark.slow
 def test_fedprox_without_mu_is_fedavg(averaged):
     toys.same(toys.player(toys.make("fedprox", mu=0.0))(KEYS, 0, 3), averaged)
 
 
+@pytest.mark.slow
 def test_fedprox_with_mu_is_not(averaged):
     state, _ = toys.player(toys.make("fedprox", mu=0.5))(KEYS, 0, 3)
     assert not np.allclose(
@@ -64,12 +68,14 @@ def test_fedper_with_nothing_private_is_fedavg(averaged):
     toys.same((state.server, sums), (averaged[0].server, averaged[1]))
 
 
+@pytest.mark.slow
 def test_fedbn_on_a_net_without_norm_layers_is_fedavg():
     a = toys.player(toys.make("fedbn", toys.TASK))(KEYS, 0, 3)
     b = toys.player(toys.make("fedavg", toys.TASK))(KEYS, 0, 3)
     toys.same(a[0].server.params, b[0].server.params)
 
 
+@pytest.mark.slow
 def test_ifca_with_one_cluster_is_fedavg(averaged):
     method = toys.make("ifca", num_clusters=1, by_size=True)
     state, _ = toys.player(method)(KEYS, 0, 3)
@@ -85,6 +91,7 @@ def test_first_weights_and_cohorts_do_not_depend_on_the_method():
     toys.same(jax.tree.map(lambda a: a[4], own), one)
 
 
+@pytest.mark.slow
 def test_hyperparameters_may_be_traced(averaged):
     federation, people, plan = toys.pooled(toys.make("fedavg"))
 
@@ -98,6 +105,7 @@ def test_hyperparameters_may_be_traced(averaged):
     toys.close(jax.tree.map(lambda a: a[0], grid), averaged[0])
 
 
+@pytest.mark.slow
 def test_an_exchange_that_only_measures_changes_nothing(averaged):
     """Two exchanges; the last one shuffles as the only one of FedAvg does, bit for bit."""
     one = fedavg(toys.NORM)
@@ -109,6 +117,7 @@ def test_an_exchange_that_only_measures_changes_nothing(averaged):
     toys.same(toys.player(two)(KEYS, 0, 3), averaged)
 
 
+@pytest.mark.slow
 def test_one_cluster_of_fesem_and_fedsoft_without_their_terms_is_fedavg():
     plain, _ = toys.player(toys.make("fedavg"))(toys_keys(), 0, 3)
     for name in ("fesem", "fedsoft"):

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import naive
 import numpy as np
+import pytest
 import toys
 
 from fedjax_lab import evaluate, simulate, streams, tree
@@ -20,6 +21,7 @@ def score(method, state):
     return run(simulate.Lane(toys.FEDERATION, toys.PEOPLE, KEYS), state, 0)
 
 
+@pytest.mark.slow
 def test_ifca_round_against_numpy():
     method = toys.make("ifca", toys.TASK, num_clusters=3)
     state = simulate.init(method, KEYS, toys.C)
@@ -58,6 +60,7 @@ def test_ifca_scores_a_client_on_the_model_that_fits_it_best():
         assert int(scores.test.correct[i, 0]) == right
 
 
+@pytest.mark.slow
 def test_ifca_starts_from_distinct_models_and_measures_in_evaluation_mode():
     """Running statistics decide: in training mode both of these clusters would fit alike."""
     method = toys.make("ifca", toys.NORM, num_clusters=2)
@@ -73,6 +76,7 @@ def test_ifca_starts_from_distinct_models_and_measures_in_evaluation_mode():
     assert [int(picked[i]) for i in ids] == [1] * len(ids)
 
 
+@pytest.mark.slow
 def test_ifca_averages_running_statistics_by_size():
     method = toys.make("ifca", toys.NORM, num_clusters=1)
     w = tree.repeat(toys.NORM.init(KEYS.init), 3)

@@ -3,6 +3,7 @@
 import functools
 
 import naive
+import pytest
 import toys
 
 from fedjax_lab import experiment, simulate, tree
@@ -22,6 +23,7 @@ def test_lg_fedavg_that_only_pretrains_is_fedavg():
     toys.same(toys.player(stages[0].method)(KEYS, 0, 3), averaged())
 
 
+@pytest.mark.slow
 def test_lg_fedavg_after_its_first_rounds():
     """Everybody starts from the averaged body, those who never trained since keep it."""
     pretrain, train = toys.make("lg_fedavg", toys.TASK, pretrain_rounds=2)(4)

@@ -3,6 +3,7 @@
 import jax.numpy as jnp
 import naive
 import numpy as np
+import pytest
 import toys
 
 from fedjax_lab import tree
@@ -10,6 +11,7 @@ from fedjax_lab import tree
 KEYS = naive.KEYS
 
 
+@pytest.mark.slow
 def test_local_keeps_each_clients_running_statistics():
     stats = toys.player(toys.make("local"))(KEYS, 0, 1)[0].private.stats["BatchNorm_0"]["mean"]
     assert float(jnp.abs(stats).max(1).min()) > 0.01  # all have moved

@@ -52,6 +52,7 @@ def played(name):
     return player(name)(0, 6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PLAIN)
 def test_learns_and_stays_finite(name):
     """60 rounds: everything finite, the loss falls, clients are scored well above chance."""
@@ -78,6 +79,7 @@ def test_rounds_may_be_cut_into_blocks(name):
     toys.same(play(2, 4, state)[0], played(name)[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PLAIN)
 def test_a_seed_alone_on_a_mesh_with_chunks_gives_the_same_numbers(name):
     """Four devices, each with chunks of two, some places empty: equal to one vmap on one device.

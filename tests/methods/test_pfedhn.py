@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import naive
 import numpy as np
+import pytest
 import toys
 from hypernetworks import first, flat, one_round
 
@@ -66,6 +67,7 @@ def test_pfedhn_passes_against_numpy():
     np.testing.assert_allclose(flat(state.server.x), x, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_with_one_client_it_is_hfedf(monkeypatch):
     """Adam in the place of its SGD, nothing clipped; hFedF with ReLU and without EMA."""
     monkeypatch.setattr(optim, "sgd", lambda lr, momentum, decay: optim.adam(lr, decay))

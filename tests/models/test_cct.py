@@ -6,6 +6,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from naive_layers import convolve, dense, layer_norm, one_client, random_variables, relu, small
 from scipy.special import erf, softmax
 from toys import normal
@@ -33,6 +34,7 @@ def cct_block_by_hand(x, p, heads):
     return s + dense(y * (1 + erf(y / np.sqrt(2))) / 2, p["mlp_1"])
 
 
+@pytest.mark.slow
 def test_a_cct_is_the_formula():
     task, weights, x = small("cct")
     w, x = one_client(weights, x)
@@ -51,6 +53,7 @@ def test_a_cct_is_the_formula():
     close(output.logits, dense(pooled, p["head"]), atol=1e-3)
 
 
+@pytest.mark.slow
 def test_stochastic_depth_skips_both_branches_of_an_example():
     block, x = cct.Block(2, 5, 0.0, skip=0.5), normal(1, 200, 3, 4)
     variables = random_variables(block, x, False)
@@ -95,6 +98,7 @@ def test_rates_of_cct7():
     np.testing.assert_allclose(rates, [(i / 60, 0.1) for i in range(7)])
 
 
+@pytest.mark.slow
 def test_first_weights_of_a_cct():
     net = cct.CCT(10, width=64, blocks=1, heads=2, hidden=64)
     params = jax.jit(make_task(net, (12, 12, 3), 10).init)(KEY).params

@@ -4,6 +4,7 @@ from functools import partial
 
 import jax
 import numpy as np
+import pytest
 from naive_layers import dense, one_client, small
 from scipy.special import expit
 
@@ -16,6 +17,7 @@ KEY = jax.random.key(0)
 close = partial(np.testing.assert_allclose, rtol=2e-4, atol=2e-4)
 
 
+@pytest.mark.slow
 def test_a_char_lstm_is_the_formula():
     task, weights, x = small("lstm")
     w, x = one_client(weights, x)
@@ -38,6 +40,7 @@ def test_a_char_lstm_is_the_formula():
     close(output.logits, dense(h, p["head"]))
 
 
+@pytest.mark.slow
 def test_first_weights_of_a_char_lstm():
     params = jax.jit(make_task(char_lstm.char_lstm(80), (3,), 80).init)(KEY).params
     assert abs(params["Embed_0"]["embedding"].std() - 1) < 0.1

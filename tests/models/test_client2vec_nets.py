@@ -55,6 +55,7 @@ def gradient(task, weights, x, mask):
     return jax.grad(loss, has_aux=True)(weights.params)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SMALL)
 def test_padded_rows_count_nowhere(name):
     task, weights, x = small(name)
@@ -68,6 +69,7 @@ def test_padded_rows_count_nowhere(name):
     close(padded.features[real], alone.features)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["mobilenet", "lstm"])
 def test_clients_at_once_in_a_loop_equal_clients_alone(name):
     """Two steps down the gradient: vmap inside of fori_loop."""

@@ -260,6 +260,7 @@ print(len(xs), jax.jit(strategy.each(largest_difference))(0, xs).max())
 """
 
 
+@pytest.mark.slow
 def test_gradients_keep_their_bits_in_a_long_loop_on_every_device():
     """Without a spare thread two devices differ by 0.013 after about 25 steps, of 0.08 at most."""
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "2"}

@@ -22,6 +22,7 @@ def test_network_has_the_papers_size(monkeypatch):
     assert tree.at(shapes, "params/hidden/kernel").shape == (1024, 512)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("positions", [False, True])
 def test_without_positions_both_halves_are_the_same(positions):
     net, D = dsa_ign.Network(positions), jax.random.normal(KEYS.local, (5, E))
@@ -30,6 +31,7 @@ def test_without_positions_both_halves_are_the_same(positions):
     assert bool(jnp.allclose(z, u, atol=1e-6)) is not positions
 
 
+@pytest.mark.slow
 def test_network_is_pytorchs_encoder_layer():
     """A layer recomputed in NumPy: attention by heads, normalised last."""
     x = RNG.normal(size=(3, 4, 32)).astype(np.float32)

@@ -14,6 +14,7 @@ from fedjax_lab.types import Weights
 KEY = jax.random.key(0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("net", "count", "width"),
     [
@@ -56,6 +57,7 @@ def test_unfit_images_are_named(net, shape):
     assert "x".join(map(str, shape)) in str(error.value)
 
 
+@pytest.mark.slow
 def test_branches_are_nets_of_their_own():
     """The features of branch b are those of a simple CNN with its weights; the head sums up."""
     x = normal(1, 3, 16, 16, 1)
@@ -74,6 +76,7 @@ def test_branches_are_nets_of_their_own():
     np.testing.assert_allclose(output.logits, features @ head["kernel"] + head["bias"], rtol=1e-3)
 
 
+@pytest.mark.slow
 def test_branches_start_apart():
     params = jax.jit(make_task(nets.concat_cnn(2, branches=2), (16, 16, 1), 2).init)(KEY).params
     assert not np.allclose(params["Conv_0"]["kernel"], params["Conv_2"]["kernel"])

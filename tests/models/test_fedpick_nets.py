@@ -166,6 +166,7 @@ def test_the_layers_of_fedbns_net_are_in_order():
     check_order(net, (9, 8, 2), by_hand)
 
 
+@pytest.mark.slow
 def test_the_layers_of_alexnet_are_in_order():
     """Of a height where adaptive pooling repeats pixels, and FedPick's 256 as width."""
     kernels = [(4, 2, True), (1, 2, True), (1, 1, False), (1, 1, False), (1, 1, True)]

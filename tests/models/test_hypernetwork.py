@@ -23,6 +23,7 @@ def test_a_hypernetwork_has_51_numbers_for_each_of_the_clients():
     assert [embedding_size(n) for n in (3, 4, 7, 8, 20)] == [1, 2, 2, 3, 6]
 
 
+@pytest.mark.slow
 def test_models_are_generated_as_in_numpy():
     theta, (nu, _) = small(), clients()
     phi = generate(theta, nu[1], leaky)
@@ -37,6 +38,7 @@ def test_models_are_generated_as_in_numpy():
     assert np.abs(W).max() <= bound and np.abs(W).max() > 0.9 * bound
 
 
+@pytest.mark.slow
 def test_the_chain_rule_is_the_papers_block_form():
     """Section 5.2, step 5, in NumPy against automatic differentiation."""
     theta, (nu, delta) = small(), clients()
@@ -67,6 +69,7 @@ def test_the_chain_rule_is_the_papers_block_form():
     np.testing.assert_allclose(by_nu, r, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("with_nu", [True, False])
 def test_inner_products_equal_those_of_the_gradients(with_nu):
     theta, (nu, delta) = small(), clients()

@@ -78,6 +78,7 @@ def small():
     return net, variables, x, out, outputs
 
 
+@pytest.mark.slow
 def test_the_second_module_passes_on_the_pooled_first(small):
     """At the paper's width these are the channels 112 .. 287."""
     *_, seen = small
@@ -153,6 +154,7 @@ def test_the_layers_are_in_order(small):
     close(logits, features @ params["head"]["kernel"] + params["head"]["bias"])
 
 
+@pytest.mark.slow
 def test_a_fifth_is_dropped_in_training(small):
     net, variables, x, _, seen = small
     apply = partial(net.apply, capture_intermediates=True, train=True)

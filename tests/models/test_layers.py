@@ -98,6 +98,7 @@ def test_batch_norm_of_a_single_value_keeps_its_variance():
     close(new["var"], jnp.ones(3))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("n", "out", "bins"),
     [

@@ -115,6 +115,7 @@ def test_first_weights_are_uniform_within_the_fan_in():
         assert params[name]["bias"].std() > 0.3 * bound
 
 
+@pytest.mark.slow
 def test_padded_rows_count_nowhere():
     """Logits, running statistics and gradients of a padded batch are those of its real rows."""
     weights = first_weights()
@@ -222,6 +223,7 @@ def test_layers_of_a_convolutional_net():
     assert task.dense == ("Dense_0", "head")
 
 
+@pytest.mark.slow
 def test_clients_at_once_equal_clients_alone():
     weights = [first_weights(seed) for seed in (0, 1)]
     stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *weights)
@@ -255,6 +257,7 @@ def by_hand(w, x):
     return z @ p["head"]["kernel"] + p["head"]["bias"], z
 
 
+@pytest.mark.slow
 def test_the_layers_of_a_conv_net_are_in_order():
     net = nets.ConvNet(3, (2, 4), (True, True), (5,), kernel=3, norm=True)
     task = make_task(net, (14, 14, 1), 3)
@@ -276,6 +279,7 @@ def test_the_layers_of_an_mlp_are_in_order():
     np.testing.assert_allclose(task.apply(w, x).features, z, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["map_dropout", "dense_dropout"])
 def test_dropout_is_where_it_says_at_its_rate(where):
     """A quarter of the features are dropped, the others grow by 1 / 0.75."""

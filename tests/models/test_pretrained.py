@@ -24,6 +24,7 @@ FULL = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FULL)
 def test_published_weights_give_the_published_logits(name):
     net = FULL[name]

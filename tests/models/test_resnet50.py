@@ -65,6 +65,7 @@ def small_resnet():
     return make_task(net, (6, 6, 1), 3)
 
 
+@pytest.mark.slow
 def test_the_parts_of_a_resnet_are_in_order():
     task = small_resnet()
     weights, x = random_weights(jax.eval_shape(task.init, KEY)), normal(1, 2, 6, 6, 1)

@@ -4,6 +4,7 @@ from functools import partial
 
 import jax
 import numpy as np
+import pytest
 from toys import normal, random_weights
 
 from fedjax_lab.models import vgg
@@ -34,6 +35,7 @@ def relu(x):
     return np.maximum(x, 0)
 
 
+@pytest.mark.slow
 def test_the_layers_of_a_vgg_are_in_order():
     task = small_vgg()
     weights, x = random_weights(jax.eval_shape(task.init, KEY)), normal(1, 2, 8, 9, 2)
@@ -49,6 +51,7 @@ def test_the_layers_of_a_vgg_are_in_order():
     close(output.logits, z @ p["head"]["kernel"] + p["head"]["bias"], atol=1e-2)
 
 
+@pytest.mark.slow
 def test_map_dropout_drops_whole_maps_of_an_image():
     plain, dropped = small_vgg(widths=()), small_vgg(maps=(0.0, 0.5), widths=())
     weights = random_weights(jax.eval_shape(plain.init, KEY))
@@ -64,6 +67,7 @@ def test_map_dropout_drops_whole_maps_of_an_image():
     close(dropped.apply(weights, x).features, whole.reshape(40, -1))
 
 
+@pytest.mark.slow
 def test_dense_dropout_stands_before_the_first_layer_and_after_the_last():
     plain, dropped = small_vgg(widths=(400,)), small_vgg(dense=0.5, widths=(400,))
     weights = random_weights(jax.eval_shape(plain.init, KEY))

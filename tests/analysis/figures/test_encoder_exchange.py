@@ -69,6 +69,7 @@ def test_constant_answers_reach_the_entropy_and_the_variance():
     np.testing.assert_allclose(squared_error, np.mean((batch.x - mean) ** 2), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_without_information_the_probes_come_to_constant_answers():
     rng = np.random.default_rng(0)
     y = jnp.asarray(rng.integers(0, 3, 30) // 2)
@@ -81,6 +82,7 @@ def test_without_information_the_probes_come_to_constant_answers():
     assert told[0] < 0.2 * found[0] and told[1] < found[1]
 
 
+@pytest.mark.slow
 def test_each_row_has_its_own_encoder_and_examples(monkeypatch):
     data = [
         fetch(FEDERATION, rows[:n], PLAN) for rows, n in zip(FEDERATION.train, SIZES, strict=False)

@@ -1,0 +1,26 @@
+"""A run that is interrupted at a given round."""
+
+import threading
+from contextlib import contextmanager
+
+from fedjax_lab import runner
+from fedjax_lab.engine import Engine
+
+
+def stopping_after(rounds, monkeypatch):
+    """The run is interrupted as soon as so many rounds are played."""
+    stop = threading.Event()
+
+    @contextmanager
+    def delayed():
+        yield stop
+
+    play = Engine.play
+
+    def counted(self, at_most):
+        play(self, min(at_most, rounds - self.played))
+        if self.played >= rounds:
+            stop.set()
+
+    monkeypatch.setattr(runner.interrupts, "delayed", delayed)
+    monkeypatch.setattr(Engine, "play", counted)
