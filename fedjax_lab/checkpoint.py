@@ -16,11 +16,13 @@ import time
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
+from fedjax_lab import parallel
 from fedjax_lab.data.cache import checksum
 from fedjax_lab.errors import BadInput, warn
-from fedjax_lab.types import PyTree
+from fedjax_lab.types import Array, PyTree
 
 ROOM = 1 << 20  # bytes of a checkpoint besides its arrays, at most
 
@@ -53,7 +55,7 @@ class Checkpoints:
         if self._manager.latest_step() == rounds:
             return
         # Copied here because the next block of rounds reuses the state's memory.
-        leaves = {str(i): np.array(a) for i, a in enumerate(jax.tree.leaves(state))}
+        leaves = {str(i): np.array(numbers(a)) for i, a in enumerate(jax.tree.leaves(state))}
         _check_room(self._folder, sum(a.nbytes for a in leaves.values()))
         digest = self._args.JsonSave({"sha256": _digest(rounds, leaves)})
         leaves = self._args.StandardSave(leaves)
@@ -120,6 +122,24 @@ class Checkpoints:
         """Waits for what is being written."""
         self._manager.wait_until_finished()
         self._manager.close()
+
+
+def numbers(leaf: Array | np.ndarray) -> Array | np.ndarray:
+    """A leaf as it is saved: typed random keys, which have no files, as the integers in them."""
+    if not _is_key(leaf):
+        return leaf
+    return jax.random.key_data(leaf.addressable_data(0) if leaf.is_fully_replicated else leaf)
+
+
+def restored(saved: np.ndarray, like: Array | np.ndarray) -> Array | np.ndarray:
+    """A saved leaf as it was before, where and of the kind that `like` is."""
+    if _is_key(like):
+        saved = jax.random.wrap_key_data(saved, impl=jax.random.key_impl(like))
+    return parallel.put(saved, like.sharding) if isinstance(like, jax.Array) else saved
+
+
+def _is_key(leaf):
+    return jnp.issubdtype(getattr(leaf, "dtype", None), jax.dtypes.prng_key)
 
 
 def _not_of_orbax(record):

@@ -4,7 +4,7 @@ import itertools
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,11 +12,36 @@ import numpy as np
 
 from fedjax_lab import evaluate, parallel, processes, simulate, tree
 from fedjax_lab.errors import BadInput
-from fedjax_lab.experiment import Experiment
-from fedjax_lab.types import Array, Client, Federation, Stage, State
+from fedjax_lab.types import Array, Client, Federation, Method, Plan, Stage, State
 
 BLOCK_SECONDS = 1.0  # rounds between two looks at the keyboard
 STAGE = 1 << 31  # beyond the numbers that methods fold into the stream of first weights
+
+
+class Joint(NamedTuple):
+    """What makes several runs, which differ in a few numbers alone, one computation."""
+
+    settings: list[dict[str, float]]  # [seed] the numbers of its run, by dotted key of the config
+    vary: Callable[[dict[str, Array]], tuple[Method, dict[str, Any]]]
+    # settings -> the method, and fields of the plan that replace the plan's own
+
+
+class Simulation(NamedTuple):
+    """What the engine plays. Federations [seed] share one pool of examples.
+
+    `training` differs from `federations` for a pooled method only: one client holds everything.
+    """
+
+    seeds: list[int]
+    federations: list[Federation]
+    training: list[Federation]
+    num_classes: int
+    stages: tuple[Stage, ...]  # a plain method is one; their rounds sum to the plan's
+    plan: Plan
+    strategy: parallel.Strategy
+    vectorized_seeds: bool = False
+    embeddings: Callable[[], Any] | None = None  # () -> embedding.Embeddings, for embedded stages
+    joint: Joint | None = None
 
 
 class Lane(NamedTuple):
@@ -33,17 +58,17 @@ class Lane(NamedTuple):
 class Engine:
     """Plays rounds and scores them. All seeds advance together, in one call or one by one."""
 
-    def __init__(self, experiment: Experiment):
+    def __init__(self, simulation: Simulation):
         began = time.perf_counter()
-        e = self.experiment = experiment
-        self.together = e.vectorised_seeds and len(e.seeds) > 1
+        self.simulation = simulation
+        self.together = simulation.vectorized_seeds and len(simulation.seeds) > 1
         self.lanes = self._images = self._lanes()
-        self.plan = e.plan
-        self.ends = list(itertools.accumulate(stage.rounds for stage in e.stages))
+        self.plan = simulation.plan
+        self.ends = list(itertools.accumulate(stage.rounds for stage in simulation.stages))
         self.sums = self._no_progress()
         self.played = 0  # rounds
         self.seconds = 0.0  # spent in them, and in nothing else
-        self.bytes = np.zeros((len(e.seeds), 2))  # up and down, of the rounds played
+        self.bytes = np.zeros((len(simulation.seeds), 2))  # up and down, of the rounds played
         self.evaluate_seconds = 0.0
         self.session = _Session(0, 0.0, np.zeros(3))
         self._seen = ()  # what a view gives, which differs between seeds
@@ -68,13 +93,13 @@ class Engine:
         self.compile_seconds += time.perf_counter() - began
 
     def _compile(self, lane, state, sums):
-        e, number = self.experiment, np.int32(0)
+        strategy, number = self.simulation.strategy, np.int32(0)
 
         def play(settings, *args):
-            return simulate.play(*self._round(settings), e.strategy, *args)
+            return simulate.play(*self._round(settings), strategy, *args)
 
         def score(settings, *args):
-            return evaluate.score(*self._round(settings), e.strategy, *args)
+            return evaluate.score(*self._round(settings), strategy, *args)
 
         axes = 0, self._axes(lane.own), 0, 0, 0
         block = self._jit(play, (*axes, 0, None, None), donate_argnums=(4, 5))
@@ -90,13 +115,13 @@ class Engine:
         """Method and plan of the stage, of a joint run with these settings."""
         if not settings:
             return self.stage.method, self.plan
-        method, fields = self.experiment.vary(settings)
+        method, fields = self.simulation.joint.vary(settings)
         return method, self.plan._replace(**fields)
 
     @property
     def stage(self) -> Stage:
         """The one under way."""
-        return self.experiment.stages[self.stage_number]
+        return self.simulation.stages[self.stage_number]
 
     @property
     def stage_is_over(self) -> bool:
@@ -136,13 +161,13 @@ class Engine:
 
     def _look(self):
         """Lanes and plan of this stage: what stands in the place of an example, what is frozen."""
-        stage, self.lanes, self.plan = self.stage, self._images, self.experiment.plan
+        stage, self.lanes, self.plan = self.stage, self._images, self.simulation.plan
         self._seen = ()
         if stage.batch_size:
             size = min(stage.batch_size, self.lanes[0].training.train.shape[-1])
             self.plan = self.plan._replace(batch_size=size, equal_steps=False)
         if stage.embedded:
-            x = parallel.put(self.experiment.embeddings().examples, self._sharding)
+            x = parallel.put(self.simulation.embeddings().examples, self._sharding)
             none = dict.fromkeys(("validation", "test", "world", "unseen"))
             self.lanes = [_with_examples(lane, x=x, **_PLAIN, **none) for lane in self._images]
             self.plan = self.plan._replace(augment=None)
@@ -161,7 +186,7 @@ class Engine:
         if not (self.plan.augment is None or stage.view_of_clean):
             self.plan = through
             return
-        view = partial(simulate.view_pool, through, self.experiment.strategy)
+        view = partial(simulate.view_pool, through, self.simulation.strategy)
         view = self._jit(view, (self._axes(self.lanes[0].own),))
         seen = [view(lane.own) for lane in self.lanes]
         self._seen, self.plan = ("x",), self.plan._replace(augment=None)
@@ -175,7 +200,7 @@ class Engine:
     def _prepare(self):
         if self.stage.prepare is None:
             return [{} for _ in self.lanes]
-        streams = [simulate.make_keys(jax.random.key(seed)) for seed in self.experiment.seeds]
+        streams = [simulate.make_keys(jax.random.key(seed)) for seed in self.simulation.seeds]
         people = self._each_seed([lane.people for lane in self.lanes])
         found = [
             self.stage.prepare(self._keys(keys)[0], *jax.device_get((mine, state)))
@@ -198,11 +223,11 @@ class Engine:
 
     @property
     def _sharding(self):
-        return self.experiment.strategy.sharding
+        return self.simulation.strategy.sharding
 
     @property
     def _num_clients(self):
-        return self.experiment.federations[0].train.shape[0]
+        return self.simulation.federations[0].train.shape[0]
 
     def _first_states(self):
         def first(settings, keys):
@@ -276,7 +301,7 @@ class Engine:
     def recorded(self) -> list[dict]:
         """What the method records of the state, as nested lists by name; for each seed."""
         if self.stage.method.record is None:
-            return [{} for _ in self.experiment.seeds]
+            return [{} for _ in self.simulation.seeds]
         settings = self._each_seed([lane.settings for lane in self.lanes])
         arrays = [
             jax.device_get(self._round(mine)[0].record(state))
@@ -304,23 +329,24 @@ class Engine:
         return np.array([sums.examples.sum(), sums.steps.sum(), sums.lane_steps.sum()])
 
     def _lanes(self):
-        e = self.experiment
-        own, training = e.federations, e.training
-        streams = [simulate.make_keys(jax.random.key(seed)) for seed in e.seeds]
-        keys = list(zip(e.settings or [{}] * len(e.seeds), streams, strict=True))
+        simulation = self.simulation
+        own, training = simulation.federations, simulation.training
+        streams = [simulate.make_keys(jax.random.key(seed)) for seed in simulation.seeds]
+        settings = simulation.joint.settings if simulation.joint else [{}] * len(streams)
+        keys = list(zip(settings, streams, strict=True))
         if self.together:
             own, training, keys = (
                 [_stack(own)],
                 [_stack(training)],
                 [jax.tree.map(lambda *k: jnp.stack(k), *keys)],
             )
-        population = partial(simulate.population, num_classes=e.task.num_classes)
+        population = partial(simulate.population, num_classes=simulation.num_classes)
         people = self._jit(population, (_seed_axes(own[0]),))
         lanes = []
-        pool = parallel.put(own[0]._replace(**dict.fromkeys(_ROWS)), e.strategy.sharding)
+        pool = parallel.put(own[0]._replace(**dict.fromkeys(_ROWS)), self._sharding)
         for mine, *pair in zip(keys, own, training, strict=True):
             rows = [{name: getattr(f, name) for name in _ROWS} for f in pair]
-            mine, rows = parallel.put((mine, rows), e.strategy.sharding)
+            mine, rows = parallel.put((mine, rows), self._sharding)
             held, train = (pool._replace(**r) for r in rows)  # one pool for all seeds
             lanes.append(Lane(*mine, held, people(held), train, people(train)))
         return lanes
@@ -329,7 +355,7 @@ class Engine:
         def one(lane):  # never shared between lanes: their memory is given away
             none = simulate.no_progress()
             if self.together:
-                none = jax.tree.map(lambda a: jnp.stack([a] * len(self.experiment.seeds)), none)
+                none = jax.tree.map(lambda a: jnp.stack([a] * len(self.simulation.seeds)), none)
             return parallel.put(none, self._sharding)
 
         return [one(lane) for lane in self.lanes]
@@ -341,7 +367,7 @@ class Engine:
     def _each_seed(self, trees):
         if not self.together:
             return list(trees)
-        seeds = range(len(self.experiment.seeds))
+        seeds = range(len(self.simulation.seeds))
         return [jax.tree.map(lambda a, i=i: a[i], trees[0]) for i in seeds]
 
 

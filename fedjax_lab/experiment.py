@@ -13,9 +13,8 @@ import inspect
 import math
 import os
 import warnings
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -41,6 +40,7 @@ from fedjax_lab.embedding import Embeddings
 from fedjax_lab.embedding.clip import clip
 from fedjax_lab.embedding.precomputed import precomputed
 from fedjax_lab.embedding.stand_in import stand_in
+from fedjax_lab.engine import Joint, Simulation
 from fedjax_lab.errors import (
     MACHINE,
     BadInput,
@@ -63,7 +63,7 @@ from fedjax_lab.models import (
     vgg,
 )
 from fedjax_lab.models.task import make_task
-from fedjax_lab.types import Array, Federation, Method, Plan, Stage, Stages, Task
+from fedjax_lab.types import Federation, Method, Plan, Stage, Stages, Task
 
 DEFAULTS = {
     "data": {
@@ -190,25 +190,12 @@ NOT_NEGATIVE = (
 
 
 class Experiment(NamedTuple):
-    """What a run needs. Federations [seed] share one pool of examples.
-
-    `training` differs from `federations` for a pooled method only: one client holds everything.
-    """
+    """What a run needs: what the engine plays, and what that was made from."""
 
     config: ml_collections.ConfigDict
-    seeds: list[int]
     dataset: Dataset
-    federations: list[Federation]
-    training: list[Federation]
     task: Task
-    stages: tuple[Stage, ...]  # a plain method is one; their rounds sum to the plan's
-    plan: Plan
-    strategy: parallel.Strategy
-    vectorised_seeds: bool
-    embeddings: Callable[[], Embeddings]  # made when a stage first asks for them
-    settings: list[dict[str, float]] | None = None  # of a joint run, [seed]: see `join`
-    vary: Callable[[dict[str, Array]], tuple[Method, dict[str, Any]]] | None = None
-    # settings -> method, fields of the plan
+    simulation: Simulation
 
 
 # Configs.
@@ -446,31 +433,31 @@ def build(
     training = pool(federations) if stages[0].method.pooled else federations
     rounds = sum(stage.rounds for stage in stages)
     plan = make_plan(config, training, dataset)._replace(rounds=rounds)
-    return Experiment(
-        config,
-        seeds,
-        dataset,
-        federations,
-        training,
-        task,
-        stages,
-        plan,
-        make_strategy(config, task, plan),
-        _vectorise_seeds(config, task, stages),
-        embeddings,
+    simulation = Simulation(
+        seeds=seeds,
+        federations=federations,
+        training=training,
+        num_classes=task.num_classes,
+        stages=stages,
+        plan=plan,
+        strategy=make_strategy(config, task, plan),
+        vectorized_seeds=_vectorise_seeds(config, task, stages),
+        embeddings=embeddings,
     )
+    return Experiment(config, dataset, task, simulation)
 
 
 def join(parts: list[Experiment]) -> Experiment:
     """Runs whose configs differ in numbers of `method` and `local` alone, as one computation.
 
     Its seeds are those of the first run, then those of the second, and so on; the numbers in which
-    the runs differ are its `settings`, which are traced. BadInput where that cannot be.
+    the runs differ are its `joint.settings`, which are traced. BadInput where that cannot be.
     """
-    first = parts[0]
-    if len(first.stages) > 1 or first.stages[0].start is not None:
+    first, simulations = parts[0], [part.simulation for part in parts]
+    stages = first.simulation.stages
+    if len(stages) > 1 or stages[0].start is not None:
         raise BadInput(f"method {first.config.method.name} has stages")
-    if not (first.vectorised_seeds or len(first.seeds) == 1):
+    if not (first.simulation.vectorized_seeds or len(first.simulation.seeds) == 1):
         raise BadInput("the seeds of a run are not vectorised here (config.engine.seeds)")
     hyper = _settings(first.config, "method")
     differ = [
@@ -489,16 +476,19 @@ def join(parts: list[Experiment]) -> Experiment:
         optimizer = make_optimizer(ml_collections.ConfigDict({"local": local}))
         return method, {"optimizer": optimizer, "clip": local["clip"]}
 
-    return first._replace(
-        seeds=[seed for part in parts for seed in part.seeds],
-        federations=[federation for part in parts for federation in part.federations],
-        training=[federation for part in parts for federation in part.training],
-        vectorised_seeds=True,
-        settings=[
-            {key: _get(part.config, key) for key in differ} for part in parts for _ in part.seeds
-        ],
-        vary=vary,
+    settings = [
+        {key: _get(part.config, key) for key in differ}
+        for part in parts
+        for _ in part.simulation.seeds
+    ]
+    together = first.simulation._replace(
+        seeds=[seed for each in simulations for seed in each.seeds],
+        federations=[federation for each in simulations for federation in each.federations],
+        training=[federation for each in simulations for federation in each.training],
+        vectorized_seeds=True,
+        joint=Joint(settings, vary),
     )
+    return first._replace(simulation=together)
 
 
 def lay_out(method: Method | Stages, rounds: int) -> tuple[Stage, ...]:

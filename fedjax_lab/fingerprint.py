@@ -11,19 +11,19 @@ ROWS = ("train", "validation", "test", "world", "unseen")  # of a federation
 
 def of(experiment: Experiment) -> dict[str, str]:
     """A digest of each part of the data: examples, labels, who holds which, embeddings."""
-    data = experiment.dataset
+    data, simulation = experiment.dataset, experiment.simulation
     parts = {
         "examples": {"x": data.x},
         "labels": {"y": data.y, "classes": np.array(data.classes)},
         "domains": {"domain": data.domain, "domains": np.array(data.domains)},
         "test flags": {"test": data.test},
     }
-    for seed, federation in zip(experiment.seeds, experiment.federations, strict=True):
+    for seed, federation in zip(simulation.seeds, simulation.federations, strict=True):
         rows = {name: getattr(federation, name) for name in ROWS}
         rows = {name: np.asarray(held) for name, held in rows.items() if held is not None}
         parts[f"partition of seed {seed}"] = rows
-    if any(stage.embedded for stage in experiment.stages):
-        parts["embeddings"] = experiment.embeddings()._asdict()
+    if any(stage.embedded for stage in simulation.stages):
+        parts["embeddings"] = simulation.embeddings()._asdict()
     return {name: checksum(arrays) for name, arrays in parts.items()}
 
 

@@ -43,7 +43,7 @@ def run(
 
     Raises Diverged, Interrupted, BadInput (a workdir that holds another run or is in use).
     """
-    with owned(workdir, experiment.config, experiment.seeds, resume):
+    with owned(workdir, experiment.config, experiment.simulation.seeds, resume):
         folder = Workdir(workdir, experiment)
         try:
             return _run(experiment, folder, quiet)
@@ -52,14 +52,14 @@ def run(
 
 
 def _run(experiment, folder, quiet):
-    engine = Engine(experiment)
+    engine = Engine(experiment.simulation)
     folder.open()
     rows = folder.restore(engine, _evaluations(experiment, engine)[1:])
     if engine.played == 0:
         folder.keep_facts(engine.first_facts, engine)
-    if folder.finished(engine.played == experiment.plan.rounds):
+    if folder.finished(engine.played == experiment.simulation.plan.rounds):
         return Result(folder.read_summary(), rows, engine.final_states(), folder.path)
-    if engine.played < experiment.plan.rounds:
+    if engine.played < experiment.simulation.plan.rounds:
         _play(experiment, engine, folder, rows, quiet)
     summary = folder.finish(functools.partial(_summary, engine), rows)
     return Result(summary, rows, engine.final_states(), folder.path)
@@ -74,11 +74,11 @@ def run_together(parts: list[Experiment], workdirs: list[Path]) -> None:
     joint = join(parts)
     with contextlib.ExitStack() as until_the_end:
         for part, path in zip(parts, workdirs, strict=True):
-            until_the_end.enter_context(owned(path, part.config, part.seeds, False))
+            until_the_end.enter_context(owned(path, part.config, part.simulation.seeds, False))
         each = [Workdir(*of) for of in zip(workdirs, parts, strict=True)]
-        folders = Workdirs(each, [len(part.seeds) for part in parts])
+        folders = Workdirs(each, [len(part.simulation.seeds) for part in parts])
         until_the_end.callback(folders.close)
-        engine = Engine(joint)
+        engine = Engine(joint.simulation)
         folders.open()
         rows = []
         _play(joint, engine, folders, rows, quiet=True)
@@ -86,11 +86,11 @@ def run_together(parts: list[Experiment], workdirs: list[Path]) -> None:
 
 
 def _play(experiment, engine, folder, rows, quiet):
-    with Progress(experiment.plan.rounds, engine.played, quiet) as progress:
+    with Progress(experiment.simulation.plan.rounds, engine.played, quiet) as progress:
         progress.say("compiling")
         engine.compile()
         progress.start_clock()
-        progress.say(f"{experiment.config.method.name}, {experiment.strategy.name}")
+        progress.say(f"{experiment.config.method.name}, {experiment.simulation.strategy.name}")
         _play_stage(experiment, engine, folder, rows, progress)
         while engine.stage_is_over:
             folder.keep_facts(engine.next_stage(), engine)
@@ -102,7 +102,7 @@ def _play(experiment, engine, folder, rows, quiet):
 
 def _play_stage(experiment, engine, folder, rows, progress):
     """Plays the rounds of a stage that are left. An interrupt waits until the state is saved."""
-    rounds, times = experiment.plan.rounds, _evaluations(experiment, engine)
+    rounds, times = experiment.simulation.plan.rounds, _evaluations(experiment, engine)
     with interrupts.delayed() as stop:
         while engine.played < engine.ends[engine.stage_number]:
             upcoming = np.searchsorted(times, engine.played, "right")
@@ -132,7 +132,7 @@ def _rows(experiment, engine, since):
     """One metrics row per seed, for the `since` rounds from the last evaluation on."""
     sums = engine.progress()
     rows = []
-    scored = zip(experiment.seeds, engine.evaluate(), engine.recorded(), strict=True)
+    scored = zip(experiment.simulation.seeds, engine.evaluate(), engine.recorded(), strict=True)
     for i, (seed, scores, recorded) in enumerate(scored):
         up, down = engine.bytes[i]
         rows.append(
@@ -156,7 +156,7 @@ def _check_finite(experiment, engine, folder, rows):
     if (diverged < 0).all():
         return
     i = int(np.argmax(diverged >= 0))
-    where = {"round": int(diverged[i]) + 1, "seed": experiment.seeds[i]}
+    where = {"round": int(diverged[i]) + 1, "seed": experiment.simulation.seeds[i]}
     if rows:
         folder.finish(functools.partial(_summary, engine), rows, diverged=where)
     raise Diverged(
@@ -166,7 +166,7 @@ def _check_finite(experiment, engine, folder, rows):
 
 
 def _summary(engine, experiment, rows):
-    seeds = experiment.seeds
+    seeds = experiment.simulation.seeds
     played, seconds, (examples, steps, lane_steps) = engine.session
     newest = [row for row in rows if row["round"] == rows[-1]["round"]]
     return {
@@ -183,7 +183,7 @@ def _summary(engine, experiment, rows):
         "peak_memory_bytes": peak_memory(),
         "bytes_up": sum(row["bytes_up"] for row in newest),
         "bytes_down": sum(row["bytes_down"] for row in newest),
-        "strategy": experiment.strategy.name,
+        "strategy": experiment.simulation.strategy.name,
         "seeds_vectorised": engine.together,
         "device": f"{len(jax.devices())} x {jax.devices()[0].device_kind}",
         "versions": {

@@ -16,7 +16,7 @@ import jax
 import numpy as np
 
 from fedjax_lab import files, fingerprint, lock, metrics, processes
-from fedjax_lab.checkpoint import Checkpoints
+from fedjax_lab.checkpoint import Checkpoints, numbers, restored
 from fedjax_lab.engine import Engine
 from fedjax_lab.errors import BadInput
 from fedjax_lab.experiment import Experiment
@@ -113,7 +113,7 @@ class Workdir:
             remove_temporary(folder)
         if not (self.path / "config.json").exists():  # else both are the same
             metrics.write_json(self.path / "fingerprint.json", self._fingerprint)
-            saved = saved_config(self._experiment.config, self._experiment.seeds)
+            saved = saved_config(self._experiment.config, self._experiment.simulation.seeds)
             metrics.write_json(self.path / "config.json", saved)
         self._checkpoints = Checkpoints(self.path / "checkpoints")
 
@@ -135,12 +135,12 @@ class Workdir:
         if self.saved:
             like, treedef = jax.tree.flatten(engine.saved())
             leaves = processes.of_first(lambda: self._leaves_for(like))
-            engine.go_on(treedef.unflatten(map(_place, leaves, like)), self.saved)
+            engine.go_on(treedef.unflatten(map(restored, leaves, like)), self.saved)
         processes.of_first(self._cut_to_saved)
         return rows
 
     def _newest(self, evaluations):
-        path, seeds = self.path / "metrics.jsonl", self._experiment.seeds
+        path, seeds = self.path / "metrics.jsonl", self._experiment.simulation.seeds
         expected = [(rounds, seed) for rounds in evaluations for seed in seeds]
         rows = metrics.verified(path, expected)
         self.saved, self._leaves = self._checkpoints.newest()
@@ -154,7 +154,8 @@ class Workdir:
 
     def _leaves_for(self, like):
         leaves, self._leaves = self._leaves, None
-        if [(a.shape, a.dtype) for a in leaves] != [(a.shape, a.dtype) for a in like]:
+        expected = [numbers(a) for a in like]
+        if [(a.shape, a.dtype) for a in leaves] != [(a.shape, a.dtype) for a in expected]:
             raise BadInput(
                 f"checkpoint {self.saved} of {self.path} is another run's: its arrays differ in"
                 " shape or type"
@@ -163,7 +164,7 @@ class Workdir:
 
     def _cut_to_saved(self):
         """Removes what the run is going to write again."""
-        if self.saved < self._experiment.plan.rounds:
+        if self.saved < self._experiment.simulation.plan.rounds:
             (self.path / "summary.json").unlink(missing_ok=True)
         self._checkpoints.forget_after(self.saved)
         metrics.keep_until(self.path / "metrics.jsonl", self.saved)
@@ -188,7 +189,7 @@ class Workdir:
             write_arrays(self._facts_file(engine.stage, i), arrays)
 
     def _read_facts(self, engine):
-        stage = engine.experiment.stages[engine.stage_number + 1]
+        stage = engine.simulation.stages[engine.stage_number + 1]
         if stage.prepare is None:
             return [{} for _ in engine.lanes]
         return [read_arrays(self._facts_file(stage, i)) for i in range(len(engine.lanes))]
@@ -258,10 +259,6 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
 
 def _checksum_of(path):
     return path.with_name(f"{path.name}.sha256")
-
-
-def _place(saved, like):
-    return jax.device_put(saved, like.sharding) if isinstance(like, jax.Array) else saved
 
 
 class Workdirs:

@@ -25,8 +25,8 @@ import numpy as np
 from workloads import WORKLOADS, Workload, load
 
 from fedjax_lab import losses, optim, partition, sampling
-from fedjax_lab.engine import Engine
-from fedjax_lab.experiment import Experiment, has_convolutions
+from fedjax_lab.engine import Engine, Simulation
+from fedjax_lab.experiment import has_convolutions
 from fedjax_lab.local import fetch, shuffle
 from fedjax_lab.methods.fedavg import fedavg
 from fedjax_lab.models import conv, nets
@@ -39,7 +39,7 @@ CONVOLUTIONS = ("auto", "mapped", "unrolled", "grouped", "im2col")
 CENTRAL_ROUNDS = 50
 
 
-def build(work: Workload, strategy: str, convolution: str, chunk: int) -> Experiment:
+def build(work: Workload, strategy: str, convolution: str, chunk: int) -> Simulation:
     """A workload as the engine sees it."""
     task = make_model(work, convolution)
     sizes = np.array([len(rows) for rows in work.rows])
@@ -64,8 +64,14 @@ def build(work: Workload, strategy: str, convolution: str, chunk: int) -> Experi
         equal_steps=plan.equal_steps,
         chunk=chunk,
     )
-    return Experiment(
-        None, [0], None, [federation], [federation], task, stages, plan, chosen, False, None
+    return Simulation(
+        seeds=[0],
+        federations=[federation],
+        training=[federation],
+        num_classes=task.num_classes,
+        stages=stages,
+        plan=plan,
+        strategy=chosen,
     )
 
 
@@ -105,8 +111,8 @@ def make_federation(work: Workload) -> Federation:
 
 def time_engine(work: Workload, args, strategy: str) -> dict:
     """Seconds per round: the median over blocks of about a second, or so many rounds at once."""
-    experiment = build(work, strategy, args.convolution, args.chunk)
-    engine = Engine(experiment)
+    simulation = build(work, strategy, args.convolution, args.chunk)
+    engine = Engine(simulation)
     engine.compile()
     if not args.rounds:
         for _ in range(3):
@@ -121,7 +127,7 @@ def time_engine(work: Workload, args, strategy: str) -> dict:
     engine.evaluate()
     examples, steps, lane_steps = engine.session.totals - warm.totals
     out = {
-        "strategy": experiment.strategy.name,
+        "strategy": simulation.strategy.name,
         "seconds_per_round": float(np.median(paces)),
         "examples_per_second": examples / (engine.session.seconds - warm.seconds),
         "utilisation": steps / lane_steps,

@@ -25,12 +25,13 @@ def main() -> None:
         "local": {"optimizer": "adam", "lr": 1e-3},
         "run": {"rounds": args.epochs},
     }
-    engine = Engine(experiment.build(experiment.resolve(config), [args.seed]))
+    built = experiment.build(experiment.resolve(config), [args.seed])
+    engine = Engine(built.simulation)
     engine.compile()
     while engine.played < args.epochs:
         engine.play(args.epochs - engine.played)
     right, asked = engine.evaluate()[0].world  # clients x domains
-    domains = engine.experiment.dataset.domains
+    domains = built.dataset.domains
     print("| | " + " | ".join(domains) + " |")
     print("|---" * (len(domains) + 1) + "|")
     for name, row in zip(domains, 100 * right / asked, strict=True):

@@ -64,12 +64,12 @@ def main() -> None:
         built = experiment.build(config, [args.seed])
     except BadInput as error:
         parser.error(str(error))
-    (federation,) = built.federations
+    (federation,) = built.simulation.federations
     federation = federation._replace(train=federation.train[jnp.array(clients)])
-    data = [fetch(federation, rows[rows >= 0], built.plan) for rows in federation.train]
+    data = [fetch(federation, rows[rows >= 0], built.simulation.plan) for rows in federation.train]
     labels = [np.unique(batch.y).tolist() for batch in data]
     models = train_clients(built, federation, args.seed)
-    found = exchange(built.task, models, data, built.plan, jax.random.key(args.seed))
+    found = exchange(built.task, models, data, built.simulation.plan, jax.random.key(args.seed))
     print(f"seed {args.seed}, clients {clients} with classes {labels}, {args.epochs} epochs\n")
     print("\n".join(markdown(found)))
     if args.out:
@@ -87,9 +87,9 @@ def two_clients(text: str, num_clients: int) -> list[int]:
 
 def train_clients(built: experiment.Experiment, federation: Federation, seed: int) -> Weights:
     """The federation's clients after one round of `local`, all from one init: leaves [C, ...]."""
-    plan = built.plan._replace(cohort=len(federation.train))
+    plan = built.simulation.plan._replace(cohort=len(federation.train))
     strategy = experiment.make_strategy(built.config, built.task, plan)
-    method, keys = built.stages[0].method, simulate.make_keys(jax.random.key(seed))
+    method, keys = built.simulation.stages[0].method, simulate.make_keys(jax.random.key(seed))
     everyone = simulate.population(federation, built.task.num_classes)
     state = simulate.init(method, keys, plan.cohort)
     play = jax.jit(partial(simulate.play_round, method, plan, strategy))

@@ -83,7 +83,7 @@ class Client(NamedTuple):
 def load(workdir: Path, seed: int | None, head_layers: int | None) -> list[Client]:
     """The clients of a finished run. BadInput where they have no test examples."""
     run = finished.load(workdir, seed)
-    task, plan, federation = run.experiment.task, run.experiment.plan, run.federation
+    task, plan, federation = run.experiment.task, run.experiment.simulation.plan, run.federation
     if federation.test is None:
         raise BadInput(f"{workdir}: the clients have no test examples of their own")
     layers = head(task, head_layers or run.hyper.get("head_layers", 2))

@@ -20,7 +20,7 @@ class Finished(NamedTuple):
     @property
     def method(self):
         """The method of the last stage."""
-        return self.experiment.stages[-1].method
+        return self.experiment.simulation.stages[-1].method
 
     def client(self, i: int) -> tuple[Client, PyTree]:
         """Client i, and the message that it is scored with."""
@@ -43,6 +43,6 @@ def load(workdir: Path, seed: int | None = None) -> Finished:
         raise BadInput(f"{workdir} has no seed {seed}, but {seeds}")
     e, i = experiment.build(experiment.resolve(config), seeds), seeds.index(seed)
     state = runner.run(e, workdir, resume=True, quiet=True).states[i]
-    everyone = simulate.population(e.federations[i], e.task.num_classes)
+    everyone = simulate.population(e.simulation.federations[i], e.task.num_classes)
     everyone = everyone._replace(private=state.private)
-    return Finished(e, config["method"], e.federations[i], state, everyone)
+    return Finished(e, config["method"], e.simulation.federations[i], state, everyone)

@@ -113,7 +113,7 @@ def confidence(run, measure: str) -> tuple[np.ndarray, np.ndarray]:
     found = []
     for i, rows in enumerate(rows_of(run)[measure]):
         client, message = run.client(i)
-        batch = fetch(run.federation, rows[rows >= 0], run.experiment.plan)
+        batch = fetch(run.federation, rows[rows >= 0], run.experiment.simulation.plan)
         found.append(jax.device_get(predict(message, client, batch.x, batch.y)))
     return tuple(np.concatenate(part) for part in zip(*found, strict=True))
 

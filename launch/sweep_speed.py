@@ -71,7 +71,7 @@ def compare(work: Workload, counts: list[int], seconds: float, rounds: int) -> l
             "ratio_of_runs": round(n * whole[1] / whole[n], 2),
             "seconds_per_round": [float(f"{pace[i]:.3g}") for i in (1, n)],
             "compile_seconds": [round(compiled[i], 1) for i in (1, n)],
-            "strategy": engines[n].experiment.strategy.name,
+            "strategy": engines[n].simulation.strategy.name,
             "device": f"{len(jax.devices())} x {jax.devices()[0].device_kind}",
             "load": round(os.getloadavg()[0], 1),
         }
@@ -88,7 +88,7 @@ def engine(work: Workload, seeds: int) -> Engine:
             seeds=list(range(seeds)),
             federations=federations,
             training=federations,
-            vectorised_seeds=True,
+            vectorized_seeds=True,
         )
     )
     together.compile()

@@ -295,10 +295,12 @@ def test_domainbed_then_imagenets_normalisation_reach_a_batch(tmp_path):
     e = experiment.build(colour_config(tmp_path, x, normalize="imagenet"))
     mean, std = np.array([0.485, 0.456, 0.406]), np.array([0.229, 0.224, 0.225])
     rows = jnp.array([0, 3, 5])
-    scored = fetch(e.federations[0], rows, e.plan).x
+    scored = fetch(e.simulation.federations[0], rows, e.simulation.plan).x
     images = np.asarray(e.dataset.x)[np.array(rows)]
     np.testing.assert_allclose(scored, (images / 255 - mean) / std, rtol=1e-4, atol=1e-5)
-    trained = jax.jit(lambda key: fetch(e.federations[0], rows, e.plan, key).x)
+    trained = jax.jit(
+        lambda key: fetch(e.simulation.federations[0], rows, e.simulation.plan, key).x
+    )
     pixels = (np.asarray(trained(KEY)) * std + mean) * 255
     assert pixels.shape == images.shape and -0.01 < pixels.min() and pixels.max() < 255.01
     assert not np.allclose(pixels, images, atol=5)

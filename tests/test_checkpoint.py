@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import toys
 
-from fedjax_lab.checkpoint import Checkpoints
+from fedjax_lab.checkpoint import Checkpoints, restored
 from fedjax_lab.errors import BadInput
 
 STATE = {"w": jnp.arange(12.0), "n": jnp.int32(3), "none": None, "empty": (), "f": np.ones(1)}
@@ -60,6 +60,22 @@ def flip(path, choose):
     content = bytearray(path.read_bytes())
     content[choose.randrange(len(content))] ^= 1 << choose.randrange(8)
     path.write_bytes(content)
+
+
+def test_typed_keys_are_restored_with_their_type_and_seeds_axis(tmp_path):
+    """One key, keys of several clients and seeds, and keys of another generator."""
+    keys = jax.random.split(jax.random.key(3), (2, 5))
+    state = {"one": keys[0, 0], "all": keys, "rbg": jax.random.key(1, impl="rbg"), "n": np.ones(2)}
+    checkpoints = Checkpoints(tmp_path / "checkpoints")
+    checkpoints.save(1, state)
+    checkpoints.wait()
+    saved = checkpoints.newest()[1]
+    checkpoints.close()
+    like, tree = jax.tree.flatten(state)
+    again = tree.unflatten(map(restored, saved, like))
+    assert jax.tree.map(lambda a: a.dtype, again) == jax.tree.map(lambda a: a.dtype, state)
+    toys.same(again, state)
+    assert jax.random.normal(again["one"]) == jax.random.normal(keys[0, 0])
 
 
 def test_every_kind_of_leaf_is_restored_and_two_checkpoints_are_kept(folder):

@@ -46,7 +46,7 @@ def stages(**settings):
 def improved(found=INDEX, **settings):
     """The method of the training stage, and its first state with this index."""
     stage = stages(**settings)[-1]
-    last = State(client_index.Server(jax.random.key_data(KEYS.init), *(None,) * 4, found), ())
+    last = State(client_index.Server(KEYS.init, *(None,) * 4, found), ())
     facts = found._asdict()
     return stage.method, stage.start(jax.random.key(9), C, last, facts), stage
 
@@ -688,15 +688,15 @@ def test_a_run_has_the_stages_of_its_index(whole, data):
     assert ["global" in row for row in rows] == [False] * 4 + [True] * 2
     assert whole.summary["max_over_rounds"]["mean"]["global"] > 0
     e = experiment_of(data)
-    count = np.asarray(simulate.population(e.federations[0], 3).label_count)
+    count = np.asarray(simulate.population(e.simulation.federations[0], 3).label_count)
     label = whole.states[0].server.index.label
     np.testing.assert_allclose(
         label, count / count.sum(1, keepdims=True) @ np.eye(3, 32), atol=1e-6
     )
-    first = e.stages[-1].start(
+    first = e.simulation.stages[-1].start(
         jax.random.key(7),
         6,
-        State(client_index.Server(jax.random.key_data(KEYS.init), *(None,) * 4, ()), ()),
+        State(client_index.Server(KEYS.init, *(None,) * 4, ()), ()),
         {"feature": jnp.zeros((6, 32)), "label": jnp.zeros((6, 32))},
     )
     params = dict(first.server.base.params)
@@ -748,7 +748,7 @@ def test_an_index_taken_over_needs_no_embeddings(whole, data):
     e = experiment_of(data, (1,), index_of=str(whole.workdir))
     task = e.task._replace(labels=lambda: pytest.fail("asked for"))
     stage = methods.make("client2vec", task, index_of=str(whole.workdir))(3)[-1]
-    facts = stage.prepare(None, simulate.population(e.federations[0], 3), None)
+    facts = stage.prepare(None, simulate.population(e.simulation.federations[0], 3), None)
     state = stage.start(KEYS.init, 6, None, facts)
     assert state.server.base.params["side"]["P"].shape == (8, 32)
 

@@ -51,7 +51,7 @@ def held(rows):
 
 def test_every_example_has_one_place(data):
     e = build(data, partition={"num_clients": 4, "validation": 0.25})
-    f = e.federations[0]
+    f = e.simulation.federations[0]
     train, validation = held(f.train), held(f.validation)
     assert not set(train) & set(validation)
     assert sorted([*train, *validation]) == np.flatnonzero(~e.dataset.test).tolist()
@@ -62,7 +62,7 @@ def test_every_example_has_one_place(data):
 
 def test_an_unseen_domain_is_seen_by_nobody(data):
     e = build(data, data_more={"unseen": "b"}, partition={"num_clients": 4, "validation": 0.1})
-    f = e.federations[0]
+    f = e.simulation.federations[0]
     domain = e.dataset.domains.index("b")
     for rows in (f.train, f.validation, f.test, f.world):
         assert domain not in e.dataset.domain[held(rows)]
@@ -72,15 +72,17 @@ def test_an_unseen_domain_is_seen_by_nobody(data):
 def test_partitions_follow_the_seed_alone(data):
     a = build(data, (3, 4))
     b = build(data, (4,), method={"name": "ifca"}, run={"rounds": 7})
-    np.testing.assert_array_equal(a.federations[1].train, b.federations[0].train)
-    assert not np.array_equal(a.federations[0].train, a.federations[1].train)
+    np.testing.assert_array_equal(
+        a.simulation.federations[1].train, b.simulation.federations[0].train
+    )
+    assert not np.array_equal(a.simulation.federations[0].train, a.simulation.federations[1].train)
 
 
 def test_colour_channels_have_a_mean_and_a_deviation(tmp_path):
     x = np.zeros((50, 2, 2, 3), np.uint8)
     np.savez(tmp_path / "colour.npz", x=x, y=np.arange(50) % 2)
     e = build(str(tmp_path / "colour.npz"), data_more={"normalize": "cifar100"})
-    black = (0 - e.federations[0].center) * e.federations[0].scale
+    black = (0 - e.simulation.federations[0].center) * e.simulation.federations[0].scale
     np.testing.assert_allclose(black, [-1.89683, -1.89732, -1.59667], rtol=1e-4)
     noise = np.asarray(e.task.noise(jax.random.key(0), 500))
     np.testing.assert_allclose(noise.min((0, 1, 2)), black, atol=0.02)
@@ -106,7 +108,7 @@ def test_only_images_are_augmented(tmp_path):
 
 @pytest.mark.parametrize("name, low, high", [("unit", 0, 1), ("half", -1, 1)])
 def test_pixels_are_normalised(data, name, low, high):
-    f = build(data, data_more={"normalize": name}).federations[0]
+    f = build(data, data_more={"normalize": name}).simulation.federations[0]
     assert float((0 - f.center) * f.scale) == low
     assert float((255 - f.center) * f.scale) == pytest.approx(high)
 
@@ -115,14 +117,14 @@ def test_pixels_are_normalised(data, name, low, high):
 def test_equal_steps_only_where_all_have_as_many_batches(data, batch_size, equal):
     """240 examples on 7 clients: some hold 34, some 35; in threes both are 12 batches."""
     e = build(data, partition={"num_clients": 7}, local={"batch_size": batch_size})
-    assert e.plan.equal_steps is equal
+    assert e.simulation.plan.equal_steps is equal
 
 
 def test_a_pooled_method_trains_on_everything(data):
     e = build(data, method={"name": "central"}, partition={"validation": 0.2})
-    (row,) = np.asarray(e.training[0].train)
-    assert sorted(row) == sorted(held(e.federations[0].train))
-    assert e.plan.cohort == 1 and e.plan.equal_steps
+    (row,) = np.asarray(e.simulation.training[0].train)
+    assert sorted(row) == sorted(held(e.simulation.federations[0].train))
+    assert e.simulation.plan.cohort == 1 and e.simulation.plan.equal_steps
 
 
 @pytest.mark.parametrize(

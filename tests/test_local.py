@@ -392,8 +392,8 @@ def test_clipping_is_a_key_of_local(tmp_path):
         return experiment.build(experiment.resolve({"data": data, "local": {"clip": norm}}))
 
     parts = [build(0.0), build(0.5)]
-    assert [part.plan.clip for part in parts] == [0.0, 0.5]
-    together = experiment.join(parts)
+    assert [part.simulation.plan.clip for part in parts] == [0.0, 0.5]
+    together = experiment.join(parts).simulation.joint
     assert together.settings == [{"local.clip": 0.0}, {"local.clip": 0.5}]
     assert together.vary({"local.clip": 0.25})[1]["clip"] == 0.25
     message = complaint(experiment.resolve, {"local": {"clip": -1.0}})

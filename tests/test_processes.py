@@ -65,7 +65,7 @@ def by_one(config, seeds, overrides=()):
     """The same run in this process, on four devices."""
     config = experiment.resolve(experiment.load_config(config), overrides)
     four = parallel.on_mesh(parallel.make_mesh(4), parallel.sequential())
-    job = experiment.build(config, seeds)._replace(strategy=four)
+    job = toys.changed(experiment.build(config, seeds), strategy=four)
     return runner.run(job, quiet=True).metrics
 
 

@@ -67,7 +67,7 @@ def two_stages(task, extra_of=lambda key: 2):
 
 def staged(data, seeds=(0,), way="auto", **how):
     e = build(data, seeds, way=way)
-    return e._replace(stages=two_stages(e.task, **how))
+    return toys.changed(e, stages=two_stages(e.task, **how))
 
 
 def comparable(rows):
@@ -88,16 +88,16 @@ def test_a_run_is_a_fold_over_its_stages(data):
     e = staged(data)
     result = runner.run(e, quiet=True)
     keys = simulate.make_keys(jax.random.key(0))
-    people = simulate.population(e.federations[0], 3)
-    state = simulate.init(e.stages[0].method, keys, 6)
+    people = simulate.population(e.simulation.federations[0], 3)
+    state = simulate.init(e.simulation.stages[0].method, keys, 6)
 
     def play(stage, state, start):
-        args = e.federations[0], people, keys, state, simulate.no_progress(), start, 4
-        return simulate.play(stage.method, e.plan, toys.VECTORISED, *args)[0]
+        args = e.simulation.federations[0], people, keys, state, simulate.no_progress(), start, 4
+        return simulate.play(stage.method, e.simulation.plan, toys.VECTORISED, *args)[0]
 
-    middle = play(e.stages[0], state, 0)
-    facts = e.stages[1].prepare(None, *jax.device_get((people, middle)))
-    state = play(e.stages[1], e.stages[1].start(None, 6, middle, facts), 4)
+    middle = play(e.simulation.stages[0], state, 0)
+    facts = e.simulation.stages[1].prepare(None, *jax.device_get((people, middle)))
+    state = play(e.simulation.stages[1], e.simulation.stages[1].start(None, 6, middle, facts), 4)
     toys.close(result.states[0], state)
     assert [(r["round"], r["stage"]) for r in result.metrics] == [
         (3, "first"),
@@ -123,7 +123,7 @@ def test_seconds_are_those_of_training_alone(data, monkeypatch):
 def test_a_first_call_is_no_time_of_training(data):
     """Each compiled program plays no rounds before its first block; no number changes."""
     e = build(data)
-    first = Engine(e)
+    first = Engine(e.simulation)
     before = jax.device_get((first.states, first.sums))
     first.compile()
     toys.same(jax.device_get((first.states, first.sums)), before)
@@ -151,7 +151,7 @@ def test_the_training_loss_is_that_since_the_last_evaluation(data):
     """Also where a stage ends between two of them."""
     rows = runner.run(staged(data), quiet=True).metrics
     e = build(data)
-    engine = Engine(e)
+    engine = Engine(e.simulation)
     engine.compile()
     engine.play(1)
     while engine.played < 3:
@@ -268,9 +268,9 @@ def test_a_kill_while_facts_are_written(whole, data, tmp_path, monkeypatch):
 
 def test_a_stage_without_a_start_begins_anew(data):
     e = build(data)
-    plain = e.stages[0].method
-    e = e._replace(stages=(Stage("one", plain, 5), Stage("two", plain, 3)))
-    engine = Engine(e)
+    plain = e.simulation.stages[0].method
+    e = toys.changed(e, stages=(Stage("one", plain, 5), Stage("two", plain, 3)))
+    engine = Engine(e.simulation)
     first = jax.device_get(engine.final_states()[0])
     engine.compile()
     while not engine.stage_is_over:
@@ -336,5 +336,5 @@ def test_the_best_round_is_one_of_the_last_stage():
 def test_seeds_of_a_stage_that_is_prepared_run_one_by_one_unless_told(data):
     config = experiment.resolve({"data": {"name": "arrays", "path": data}})
     e = build(data)
-    assert experiment._vectorise_seeds(config, e.task, e.stages)
+    assert experiment._vectorise_seeds(config, e.task, e.simulation.stages)
     assert not experiment._vectorise_seeds(config, e.task, two_stages(e.task))

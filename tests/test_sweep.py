@@ -230,14 +230,19 @@ def test_a_finished_cell_is_not_run_again(swept, toy, capsys, monkeypatch):
 
 def test_interrupted_and_gone_on(swept, toy, tmp_path, monkeypatch, capsys):
     """The numbers of an uninterrupted sweep; what was finished or saved is not done again."""
-    out, played = tmp_path / "out", []
+    out, running, played, run = tmp_path / "out", [], [], runner.run
+
+    def noted(job, *rest, **options):
+        running.append(job.config.method.name)
+        return run(job, *rest, **options)
 
     def one_round(self, at_most, play=Engine.play):
         play(self, 1)
-        played.append(self.experiment.config.method.name)
+        played.append(running[-1])
         if stop and len(played) == 3:  # the first round of the second cell
             os.kill(os.getpid(), signal.SIGINT)
 
+    monkeypatch.setattr(runner, "run", noted)
     monkeypatch.setattr(Engine, "play", one_round)
     stop = True
     assert call(f"--config={toy}", f"--out={out}", *SMALL) == 130
@@ -325,7 +330,7 @@ def test_together_interrupted_they_go_on_one_by_one(toy, tmp_path, monkeypatch):
 
     def one_round(self, at_most, play=Engine.play):
         play(self, 1)
-        played.append(self.experiment.seeds)
+        played.append(self.simulation.seeds)
         if len(played) == 1:
             os.kill(os.getpid(), signal.SIGINT)
 

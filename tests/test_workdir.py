@@ -114,8 +114,10 @@ def test_embeddings_are_part_of_the_data_where_they_are_used(run):
     digests = []
     for value in (0, 1):
         made = Embeddings(np.full((300, 4), value, np.float32), np.zeros((3, 4), np.float32))
-        stage = job.stages[0]._replace(embedded=True)
-        digests.append(fingerprint.of(job._replace(stages=(stage,), embeddings=lambda m=made: m)))
+        stage = job.simulation.stages[0]._replace(embedded=True)
+        digests.append(
+            fingerprint.of(toys.changed(job, stages=(stage,), embeddings=lambda m=made: m))
+        )
     assert {name: digests[0][name] for name in plain} == plain
     with pytest.raises(BadInput, match="began: embeddings;"):
         fingerprint.check_same(*digests, run)

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_lab import methods, optim, parallel, simulate
+from fedjax_lab.checkpoint import numbers
 from fedjax_lab.models import nets
 from fedjax_lab.models.task import make_task
 from fedjax_lab.types import Federation, Plan, Weights
@@ -96,6 +97,11 @@ def write_config(folder, file="toy.py", **sections):
     return str(folder / file)
 
 
+def changed(experiment, **fields):
+    """The experiment with other fields of its simulation."""
+    return experiment._replace(simulation=experiment.simulation._replace(**fields))
+
+
 def normal(seed, *shape):
     return jnp.asarray(np.random.default_rng(seed).normal(size=shape), jnp.float32)
 
@@ -145,10 +151,10 @@ def make(name, task=NORM, **hyper):
 def same(a, b):
     """Bit for bit."""
     for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
-        np.testing.assert_array_equal(x, y)
+        np.testing.assert_array_equal(numbers(x), numbers(y))
 
 
 def close(a, b, rtol=2e-4, atol=2e-5):
     """Up to the order of sums."""
     for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
-        np.testing.assert_allclose(x, y, rtol=rtol, atol=atol)
+        np.testing.assert_allclose(numbers(x), numbers(y), rtol=rtol, atol=atol)

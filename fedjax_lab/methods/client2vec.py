@@ -167,7 +167,7 @@ def client2vec(
         return {**last.server.index._asdict(), "label_count": population.label_count}
 
     def start(key, num_clients, last, facts):
-        key = key if last is None else jax.random.wrap_key_data(last.server.key)
+        key = key if last is None else last.server.key
         state = method.init(key, num_clients)
         feature = jnp.zeros((num_clients, size)) if changes else facts["feature"]
         found = Index(feature, facts.get("label", ()))

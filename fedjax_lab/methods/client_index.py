@@ -60,8 +60,8 @@ class Index(NamedTuple):
 
 
 class Server(NamedTuple):
-    """What the server knows in these stages. `key`, with data in place of a typed key, is the run's
-    for first weights: the base method starts where it would without an index.
+    """What the server knows in these stages. `key` is the run's for first weights: the base method
+    starts where it would without an index.
     """
 
     key: Array
@@ -153,8 +153,7 @@ def learned(task: Task, strategy: str, settings: Settings) -> tuple[Stage, ...]:
         x, y = jnp.zeros((num_clients, BATCH, E)), jnp.zeros((num_clients, BATCH), jnp.int32)
         index = Index(*jnp.zeros((2, num_clients, E)))
         batches = Batch(x, y, jnp.zeros(y.shape)) if strategy == "global" else ()
-        numbers = jax.random.key_data(key)
-        return State(Server(numbers, psi, adam.init(psi), jnp.int32(0), batches, index), ())
+        return State(Server(key, psi, adam.init(psi), jnp.int32(0), batches, index), ())
 
     def collect(message, client, work):
         return work.draw(BATCH), ()
@@ -163,7 +162,7 @@ def learned(task: Task, strategy: str, settings: Settings) -> tuple[Stage, ...]:
         return server._replace(batches=tree.put(server.batches, cohort.id, uploads))
 
     def epoch(server, split):
-        key = jax.random.fold_in(jax.random.wrap_key_data(server.key), 2)
+        key = jax.random.fold_in(server.key, 2)
         k_order, k_steps = jax.random.split(jax.random.fold_in(key, server.epoch))
         batches = reordered(k_order, server.batches, settings.pooled)
 
@@ -216,7 +215,7 @@ def of_data(task: Task, kind: str) -> tuple[Stage, ...]:
     def init(key, num_clients):
         feature = jnp.zeros((num_clients, _feature_size(task, kind)))
         index = Index(feature, jnp.zeros((num_clients, E)))
-        return State(Server(jax.random.key_data(key), (), (), jnp.int32(0), (), index), ())
+        return State(Server(key, (), (), jnp.int32(0), (), index), ())
 
     def feature(_, batch):
         if kind == "feature_average":

@@ -46,7 +46,7 @@ class Server(NamedTuple):
     t: Array  # rounds played
     weight: Array  # [C] softmax(gamma) of the last round, 0 where a client took no part
     stats: PyTree  # running statistics
-    key: Array  # of random embeddings, as numbers: checkpoints hold no keys
+    key: Array  # of random embeddings
 
 
 def hfedf(
@@ -99,8 +99,7 @@ def hfedf(
             theta = theta._replace(kernel=tree.scale(0.1, theta.kernel), bias=w.params)
         x = Trained(theta, jax.random.normal(k_nu, (num_clients, e)))
         average, weight = (x if shadow else ()), jnp.zeros(num_clients)
-        numbers = jax.random.key_data(k_rest)
-        return State(Server(x, average, adam.init(x), jnp.int32(0), weight, w.stats, numbers), ())
+        return State(Server(x, average, adam.init(x), jnp.int32(0), weight, w.stats, k_rest), ())
 
     def model(x, id):
         return generate(x.theta, x.nu[id], activation)
@@ -134,7 +133,7 @@ def hfedf(
         average = tree.where(server.t > ema_warmup, average, after)
         x, average = (after, average) if shadow else (average, ())
         if embedding == "random":
-            key = jax.random.fold_in(jax.random.wrap_key_data(server.key), server.t)
+            key = jax.random.fold_in(server.key, server.t)
             fresh = jax.random.normal(key, x.nu.shape)
             x, average = (a._replace(nu=fresh) if a else a for a in (x, average))
         stats = tree.mix(cohort.n / jnp.sum(cohort.n), uploads.stats)
