@@ -337,3 +337,18 @@ def test_none_is_in_the_table():
     names = {"none", "cifar10", "cifar100", "office", "domainbed"}
     assert set(augment.AUGMENTATIONS) == names
     assert augment.AUGMENTATIONS["none"] is None
+
+
+def test_office_flips_and_rotates_by_thirty(monkeypatch):
+    x = jnp.asarray(np.random.default_rng(0).integers(1, 256, (30, 8, 7, 3)), jnp.float32)
+    turned = np.asarray(jax.jit(augment.AUGMENTATIONS["office"])(KEY, x))
+    assert turned.shape == x.shape
+    assert (turned == 0).all(-1).any((1, 2)).sum() > 20  # black corners
+    bounds = []
+    monkeypatch.setattr(augment, "random_rotation", lambda key, x, d: bounds.append(d) or x)
+    upright = np.asarray(augment.office(KEY, x))
+    assert bounds == [30]
+    same = (upright == x).all((1, 2, 3))
+    mirrored = (upright == x[:, :, ::-1]).all((1, 2, 3))
+    assert (same ^ mirrored).all()
+    assert 5 < same.sum() < 25

@@ -12,7 +12,7 @@ from pathlib import Path
 import jax
 import pytest
 import toys
-from test_lock import another_process
+from processes_beside import another_process
 
 from fedjax_lab import experiment, metrics, parallel, processes, runner
 from fedjax_lab.errors import BadInput

@@ -7,8 +7,8 @@ import shutil
 import numpy as np
 import pytest
 import toys
-from test_command_line import call, comparable
-from test_lock import another_process
+from commands import call, comparable
+from processes_beside import another_process
 
 from fedjax_lab import experiment, fingerprint, metrics, sweep, workdir
 from fedjax_lab.embedding import Embeddings
