@@ -536,7 +536,9 @@ def load_embeddings(config: ml_collections.ConfigDict, dataset: Dataset) -> Embe
 
 
 def _check_scored(federation):
-    if all(rows is None for rows in (federation.world, federation.unseen, federation.validation)):
+    if all(
+        rows is None for rows in (federation.global_test, federation.unseen, federation.validation)
+    ):
         raise BadInput(
             "nothing to score: the data have no test examples; name a domain with"
             " --config.data.unseen or hold some out with --config.partition.validation=0.1"
@@ -563,7 +565,7 @@ def make_federations(
         train=None,
         validation=None,
         test=None,
-        world=jnp.asarray(world, jnp.int32) if len(world) else None,
+        global_test=jnp.asarray(world, jnp.int32) if len(world) else None,
         unseen=jnp.asarray(np.flatnonzero(unseen), jnp.int32) if unseen.any() else None,
     )
     return [

@@ -86,9 +86,9 @@ def make_model(work: Workload, convolution: str) -> Task:
 def make_federation(work: Workload) -> Federation:
     """The pool, and who holds what. A single test set is the global one."""
     rows = partition.pad(work.rows)
-    test = world = None
+    test = global_test = None
     if len(work.test) == 1:
-        world = jnp.asarray(work.test[0], jnp.int32)
+        global_test = jnp.asarray(work.test[0], jnp.int32)
     elif work.test:
         scored = [
             np.concatenate(pair) if work.score_train else pair[1]
@@ -104,7 +104,7 @@ def make_federation(work: Workload) -> Federation:
         train=jnp.asarray(rows),
         validation=None,
         test=test,
-        world=world,
+        global_test=global_test,
         unseen=None,
     )
 

@@ -30,11 +30,11 @@ def main() -> None:
     engine.compile()
     while engine.played < args.epochs:
         engine.play(args.epochs - engine.played)
-    right, asked = engine.evaluate()[0].world  # clients x domains
+    correct, total = engine.evaluate()[0].global_test  # clients x domains
     domains = built.dataset.domains
     print("| | " + " | ".join(domains) + " |")
     print("|---" * (len(domains) + 1) + "|")
-    for name, row in zip(domains, 100 * right / asked, strict=True):
+    for name, row in zip(domains, 100 * correct / total, strict=True):
         print(f"| {name} | " + " | ".join(f"{cell:.1f}" for cell in row) + " |")
 
 

@@ -23,7 +23,7 @@ from fedjax_lab.errors import BadInput, check_choice, check_positive, check_shar
 from fedjax_lab.methods import client_index
 from fedjax_lab.methods.client_index import INDICES, NAIVE, Index, similarity
 from fedjax_lab.models.task import Seen, with_side_head
-from fedjax_lab.types import Array, Exchange, Method, PyTree, Stage, Stages, State, Task
+from fedjax_lab.types import Array, Exchange, Method, PyTree, Stage, Stages, State, Task, View
 
 
 class Server(NamedTuple):
@@ -190,10 +190,13 @@ def client2vec(
         scored=lambda server, id: scored(server.base, id),
         record=method.record and (lambda state: method.record(of_base(state))),
     )
-    once = (lambda server: server.index.feature) if local_training and not changes else None
+    once = View(frozen=lambda server: server.index.feature)
+    view = once if local_training and not changes else None
 
     def stages(rounds):
         before = () if changes or index_of else client_index.find(task, index, settings)
-        return *before, Stage("train", improved, rounds, None if changes else prepare, start, once)
+        return *before, Stage(
+            "train", improved, rounds, None if changes else prepare, start=start, view=view
+        )
 
     return stages
