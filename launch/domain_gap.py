@@ -9,6 +9,7 @@ rows trained on, columns tested on.
 import argparse
 
 from fedjax_lab import experiment
+from fedjax_lab.config import resolve
 from fedjax_lab.engine import Engine
 
 
@@ -25,7 +26,7 @@ def main() -> None:
         "local": {"optimizer": "adam", "lr": 1e-3},
         "run": {"rounds": args.epochs},
     }
-    built = experiment.build(experiment.resolve(config), [args.seed])
+    built = experiment.build(resolve(config), [args.seed])
     engine = Engine(built.simulation)
     engine.compile()
     while engine.played < args.epochs:

@@ -22,3 +22,13 @@ def own_cache(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FEDJAX_LAB_CACHE", str(tmp_path_factory.mktemp("cache")))
         yield
+
+
+@pytest.fixture
+def small_network(monkeypatch):
+    """DSA-IGN of one layer of width 16."""
+    from fedjax_lab.models import dsa_ign
+
+    monkeypatch.setattr(dsa_ign, "HIDDEN", 16)
+    monkeypatch.setattr(dsa_ign, "LAYERS", 1)
+    monkeypatch.setattr(dsa_ign, "DROPOUT", dsa_ign.DROPOUT)

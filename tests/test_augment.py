@@ -11,6 +11,7 @@ from inputs import complaint
 from PIL import Image, ImageEnhance
 
 from fedjax_lab import augment, experiment
+from fedjax_lab.config import resolve
 from fedjax_lab.local import fetch
 
 KEY = jax.random.key(0)
@@ -286,7 +287,7 @@ def colour_config(tmp_path, x, **data):
     y, domain = np.arange(len(x)) % 2, np.array(list("ab"))[np.arange(len(x)) // 2 % 2]
     np.savez(path, x=x, y=y, domain=domain)
     data = {"name": "arrays", "path": str(path), "unseen": "b", "augment": "domainbed", **data}
-    return experiment.resolve({"data": data, "partition": {"num_clients": 2}})
+    return resolve({"data": data, "partition": {"num_clients": 2}})
 
 
 def test_domainbed_then_imagenets_normalisation_reach_a_batch(tmp_path):
@@ -337,3 +338,18 @@ def test_none_is_in_the_table():
     names = {"none", "cifar10", "cifar100", "office", "domainbed"}
     assert set(augment.AUGMENTATIONS) == names
     assert augment.AUGMENTATIONS["none"] is None
+
+
+def test_office_flips_and_rotates_by_thirty(monkeypatch):
+    x = jnp.asarray(np.random.default_rng(0).integers(1, 256, (30, 8, 7, 3)), jnp.float32)
+    turned = np.asarray(jax.jit(augment.AUGMENTATIONS["office"])(KEY, x))
+    assert turned.shape == x.shape
+    assert (turned == 0).all(-1).any((1, 2)).sum() > 20  # black corners
+    bounds = []
+    monkeypatch.setattr(augment, "random_rotation", lambda key, x, d: bounds.append(d) or x)
+    upright = np.asarray(augment.office(KEY, x))
+    assert bounds == [30]
+    same = (upright == x).all((1, 2, 3))
+    mirrored = (upright == x[:, :, ::-1]).all((1, 2, 3))
+    assert (same ^ mirrored).all()
+    assert 5 < same.sum() < 25

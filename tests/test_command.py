@@ -296,7 +296,7 @@ def test_a_model_that_memory_cannot_hold_is_told_before_the_run_is_killed(toy, t
 def test_a_round_that_memory_cannot_hold(toy, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(safe, "free_memory", lambda: 10_000)  # room for the states alone
     assert call(f"--config={toy}", f"--workdir={tmp_path / 'run'}") == 1
-    assert "out of memory; a round needs 0.0 GiB more" in capsys.readouterr().err
+    assert "out of memory; a round needs 0.0 GiB, and 0.0 GiB are free" in capsys.readouterr().err
 
 
 def test_mistakes_in_data_and_faults_of_the_program_are_not_the_machines(capsys):

@@ -1,4 +1,4 @@
-"""One client's work: order, steps, frozen parts, means, draws; the optimisers and clipping."""
+"""One client's work: order, steps, frozen parts, means, draws."""
 
 import jax
 import jax.numpy as jnp
@@ -10,13 +10,22 @@ import toys
 from inputs import complaint
 
 from fedjax_lab import experiment, losses, optim, parallel, sampling, tree
+from fedjax_lab.config import resolve
 from fedjax_lab.local import fetch, make_work, num_batches, shuffle
 from fedjax_lab.types import Weights
 
 KEY = jax.random.key(1)
+
+
 ROWS = toys.FEDERATION.train[2]
+
+
 in_head = tree.within(("head",))
+
+
 REAL = int(jnp.sum(ROWS >= 0))
+
+
 PLAN = toys.PLAN._replace(optimizer=optim.sgd(0.1))
 
 
@@ -232,34 +241,6 @@ def test_images_become_floats_in_the_batch():
     np.testing.assert_array_equal(batch.mask, [1, 0])
 
 
-def test_sgd_is_pytorchs():
-    """d = g + decay w; m = d at first, then momentum m + d; w -= lr m."""
-    tx, w = optim.sgd(0.1, 0.9, 0.01), 2.0
-    params, opt = jnp.float32(w), None
-    opt, m = tx.init(params), None
-    for g in (0.5, -0.2, 0.3):
-        updates, opt = tx.update(jnp.float32(g), opt, params)
-        params = optax.apply_updates(params, updates)
-        d = g + 0.01 * w
-        m = d if m is None else 0.9 * m + d
-        w -= 0.1 * m
-        np.testing.assert_allclose(params, w, rtol=1e-6)
-
-
-def test_adam_decay_is_coupled():
-    """Decay joins the gradient before the moments: torch.optim.Adam, not AdamW."""
-    tx, w = optim.adam(0.1, 0.5), 2.0
-    params = jnp.float32(w)
-    opt, m, v = tx.init(params), 0.0, 0.0
-    for t, g in enumerate((0.5, -0.2, 0.3), 1):
-        updates, opt = tx.update(jnp.float32(g), opt, params)
-        params = optax.apply_updates(params, updates)
-        d = g + 0.5 * w
-        m, v = 0.9 * m + 0.1 * d, 0.999 * v + 0.001 * d * d
-        w -= 0.1 * (m / (1 - 0.9**t)) / (np.sqrt(v / (1 - 0.999**t)) + 1e-8)
-        np.testing.assert_allclose(params, w, rtol=1e-5)
-
-
 # 64-bit mode.
 
 
@@ -296,29 +277,6 @@ def test_64_bit_weights_train():
     assert {a.dtype for a in jax.tree.leaves(done)} == {np.dtype(np.float64)}
     narrow = jax.jit(lambda w: work().train(w, losses.risk(toys.TASK)))(toys.TASK.init(KEY))
     toys.close(done, narrow, rtol=1e-3, atol=1e-4)
-
-
-# Clipping.
-
-
-def test_a_gradient_is_shortened_as_a_whole():
-    g = {"a": jnp.array([3.0, 0.0]), "b": jnp.array([[4.0]])}
-    assert optim.clip(g, 0.0) is g
-    run = jax.jit(optim.clip)  # the norm is traced, as in a joint run
-    toys.same(run(g, 0.0), g)
-    toys.same(run(g, 5.5), g)
-    toys.same(optim.clip(g, 5.5), g)
-    for found in (optim.clip(g, 0.5), run(g, 0.5)):
-        toys.close(found, {"a": np.array([0.3, 0.0]), "b": np.array([[0.4]])}, rtol=1e-6)
-    nothing = tree.zeros(g)
-    toys.same(optim.clip(nothing, 0.5), nothing)
-
-
-def test_clipping_has_pytorchs_small_number():
-    """clip_grad_norm_ multiplies by norm / (||g|| + 1e-6): it matters for small gradients."""
-    g = {"a": jnp.array([3e-6, 4e-6])}
-    factor = 2e-6 / (5e-6 + 1e-6)
-    toys.close(optim.clip(g, 2e-6), {"a": factor * np.array([3e-6, 4e-6])}, rtol=1e-5, atol=0)
 
 
 def clipped_sgd(w, x, y, largest, cut):
@@ -360,27 +318,6 @@ def test_a_norm_that_nothing_reaches_changes_no_bit():
     toys.same(toys.player(method, plan=toys.PLAN._replace(clip=1e6))(naive.KEYS, 0, 2)[0], free)
 
 
-def test_reach_does_not_know_of_clipping():
-    """SCAFFOLD's control variate of a client is the mean of its clipped gradients."""
-    largest, cut = 0.2, []
-    method, w = toys.make("scaffold", toys.TASK), naive.first_weights()
-    plan = naive.FULL._replace(clip=largest, optimizer=optim.sgd(naive.LR))
-    state, _ = toys.player(method, plan=plan)(naive.KEYS, 0, 1)
-    i = naive.cohort(method, 0)[0]
-    x, y = naive.data_of(i)
-    seen = []
-    v = [a.copy() for a in w]
-    for _ in range(naive.STEPS):
-        _, g = naive.gradient(v, x, y)
-        norm = np.sqrt(sum((a**2).sum() for a in g))
-        cut.append(norm > largest)
-        seen.append([a * min(1.0, largest / norm) for a in g])
-        v = naive.add(v, seen[-1], -naive.LR)
-    assert all(cut)
-    mean = naive.mean(np.full(naive.STEPS, 1 / naive.STEPS), seen)
-    naive.close(Weights(tree.take(state.private, i), {}), mean, rtol=1e-3)
-
-
 def test_clipping_is_a_key_of_local(tmp_path):
     path = tmp_path / "data.npz"
     np.savez(
@@ -389,12 +326,12 @@ def test_clipping_is_a_key_of_local(tmp_path):
 
     def build(norm):
         data = {"name": "arrays", "path": str(path)}
-        return experiment.build(experiment.resolve({"data": data, "local": {"clip": norm}}))
+        return experiment.build(resolve({"data": data, "local": {"clip": norm}}))
 
     parts = [build(0.0), build(0.5)]
     assert [part.simulation.plan.clip for part in parts] == [0.0, 0.5]
     together = experiment.join(parts).simulation.joint
     assert together.settings == [{"local.clip": 0.0}, {"local.clip": 0.5}]
     assert together.vary({"local.clip": 0.25})[1]["clip"] == 0.25
-    message = complaint(experiment.resolve, {"local": {"clip": -1.0}})
+    message = complaint(resolve, {"local": {"clip": -1.0}})
     assert message == "config.local.clip must not be negative, got -1.0"

@@ -1,38 +1,16 @@
 """A folder has one owner, until its process ends."""
 
-import contextlib
 import errno
 import os
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
 import filelock._unix
 import pytest
+from processes_beside import another_process
 
 from fedjax_lab import lock
 from fedjax_lab.errors import BadInput
-
-HOLD = """
-import sys, filelock
-with filelock.FileLock(sys.argv[1]):
-    print(flush=True)
-    input()
-"""
-
-
-@contextlib.contextmanager
-def another_process(path):
-    """Holds the lock; yields the process."""
-    options = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
-    process = subprocess.Popen([sys.executable, "-c", HOLD, str(path)], **options)
-    assert process.stdout.readline()
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.wait()
 
 
 def test_the_second_owner_is_refused_until_the_first_is_gone(tmp_path):

@@ -1,0 +1,75 @@
+"""The configs: each takes methods, papers' settings."""
+
+import functools
+from pathlib import Path
+
+import jax.numpy as jnp
+import pytest
+
+from fedjax_lab import experiment, registry
+from fedjax_lab.config import load_config, resolve
+from fedjax_lab.models.task import make_task
+from fedjax_lab.registry import METHODS
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize(
+    ("text", "lr", "weight_decay"),
+    [
+        ("pacs", 1e-3, 1e-4),
+        ("vlcs", 1e-4, 1e-4),
+        ("vlcs:local", 1e-4, 1e-4),
+        ("vlcs:fedprox", 1e-3, 1e-4),
+        ("office_home", 1e-3, 1e-5),
+        ("office_home:fedprox", 1e-3, 1e-4),
+    ],
+)
+def test_the_papers_settings(text, lr, weight_decay):
+    name, _, method = text.partition(":")
+    path = ROOT / "configs" / f"hfedf_{name}.py"
+    full = resolve(load_config(f"{path}:{method}"))
+    assert (full.local.lr, full.local.weight_decay) == (lr, weight_decay)
+    assert (full.local.optimizer, full.local.batch_size, full.local.epochs) == ("adam", 64, 2)
+    assert (full.run.rounds, full.run.cohort, full.model.width) == (200, 0, 32)
+    assert (full.partition.num_clients, full.partition.validation) == (3, 0.1)
+    assert full.data.name == name
+    assert method != "fedprox" or full.method.mu == 1e-2
+
+
+CONFIGS = sorted((ROOT / "configs").glob("*.py"))
+
+
+@functools.cache
+def task_of(model, shape):
+    task = make_task(registry.NAMED["model"][model](10), shape, 10)
+    return task._replace(labels=lambda: jnp.zeros((10, 64)))
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("method", METHODS)
+def test_every_config_takes_every_method(path, method):
+    config = resolve(load_config(f"{path}:{method}"))
+    assert config.method.name == method
+    size = config.data.get("size", 28)
+    shapes = {"fashion_mnist": (size, size, 1), "shakespeare": (80,)}
+    task = task_of(config.model.name, shapes.get(config.data.name, (size, size, 3)))
+    made = registry.make_method(task=task, **config.method)
+    stages = experiment.lay_out(made, config.run.rounds)
+    assert sum(s.rounds for s in stages) == config.run.rounds or method.startswith(
+        ("fedconcat", "client2vec")
+    )
+    if method == "client2vec":
+        assert stages[-1].rounds == config.run.rounds
+
+
+def test_the_table_of_methods_shows_the_population_deviation():
+    import table
+
+    per_seed = {s: {"domains": {"a": a, "b": 90.0}} for s, a in enumerate([80.0, 84.0])}
+    row = table.cells(per_seed)
+    lines = table.markdown({"fedavg": row, "local": {**row, "a": row["a"] - 1}})
+    assert lines[0] == "| | a | b | mean |"
+    assert lines[2] == "| `fedavg` | **82.0 (2.0)** | **90.0 (0.0)** | **86.0 (1.0)** |"
+    assert lines[3].startswith("| `local` | 81.0 (2.0) |")
+    assert table.markdown({}) == ["no run came to its end"]

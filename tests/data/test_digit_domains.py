@@ -1,0 +1,243 @@
+"""The digit domains: what they return, that they do so again, how they are kept."""
+
+import logging
+
+import numpy as np
+import pytest
+from inputs import complaint
+
+from fedjax_lab.data import cache
+from fedjax_lab.data import digit_domains as digits
+
+SMALL = {"size": 28, "train_per_domain": 30, "test_per_domain": 20, "seed": 3}
+
+
+@pytest.fixture(scope="module")
+def small():
+    return digits.generate(28, 30, 20, 3)
+
+
+def test_digit_domains_shape_and_balance(tmp_path):
+    data = digits.digit_domains(**SMALL, cache=str(tmp_path))
+    assert data.x.shape == (250, 28, 28, 3)
+    assert (data.x.dtype, data.y.dtype, data.domain.dtype, data.test.dtype) == (
+        np.uint8,
+        np.int32,
+        np.int32,
+        bool,
+    )
+    assert data.domains == ("handwritten", "blended", "printed", "street", "postal")
+    for domain in range(5):
+        for test, each in ((False, 3), (True, 2)):
+            rows = (data.domain == domain) & (data.test == test)
+            assert np.bincount(data.y[rows]).tolist() == [each] * 10
+
+
+def test_digit_domains_uneven_count_is_balanced_to_one():
+    _, y = digits._split("postal", 16, 17, 0, False)
+    assert sorted(np.bincount(y, minlength=10).tolist()) == [1] * 3 + [2] * 7
+
+
+def test_digit_domains_repeat_bit_for_bit(small):
+    again, other = digits.generate(28, 30, 20, 3), digits.generate(28, 30, 20, 4)
+    assert all(np.array_equal(small[key], again[key]) for key in small)
+    assert not np.array_equal(small["x"], other["x"])
+
+
+def test_digit_domains_do_not_touch_the_global_generator():
+    np.random.seed(5)
+    expected = np.random.random()
+    np.random.seed(5)
+    digits._split("street", 16, 10, 0, False)
+    assert np.random.random() == expected
+
+
+@pytest.mark.parametrize("size", [16, 32])
+def test_digit_domains_other_sizes(size, tmp_path):
+    data = digits.digit_domains(
+        size=size, train_per_domain=10, test_per_domain=10, cache=str(tmp_path)
+    )
+    assert data.x.shape == (100, size, size, 3)
+    contrast = data.x.max((1, 2, 3)).astype(int) - data.x.min((1, 2, 3))
+    assert contrast.min() > 40
+
+
+def test_source_digits_are_split_once_and_wholly():
+    train, test = digits.source_digits(3, False), digits.source_digits(3, True)
+    assert not set(train) & set(test)
+    assert sorted([*train, *test]) == list(range(1797))
+    labels = digits._scanned()[1]
+    assert np.bincount(labels[test]).min() >= 34
+    assert set(test) != set(digits.source_digits(4, True))
+
+
+@pytest.mark.parametrize("test", [False, True])
+def test_every_handwriting_domain_draws_from_its_split_only(test, monkeypatch):
+    labels, pool = digits._scanned()[1], set(digits.source_digits(3, test))
+    dealt, deal = [], digits.deal
+    monkeypatch.setattr(digits, "deal", lambda *a: dealt.append(deal(*a)) or dealt[-1])
+    for name in ("handwritten", "blended", "postal"):
+        _, y = digits._split(name, 16, 40, 3, test)
+        assert set(dealt[-1]) <= pool
+        assert np.array_equal(labels[dealt[-1]], y)
+        assert len(set(dealt[-1])) == 40  # none twice while there are others
+
+
+def test_fonts_are_disjoint_and_used_in_their_own_domain_and_split_only(monkeypatch):
+    groups = [set(fonts) for fonts in digits.FONTS.values()]
+    assert len(groups) == 4
+    assert sum(map(len, groups)) == len(set.union(*groups))
+    used, glyph = [], digits._glyph
+    monkeypatch.setattr(digits, "_glyph", lambda font, c: used.append(font) or glyph(font, c))
+    for (name, test), fonts in digits.FONTS.items():
+        used.clear()
+        digits._split(name, 16, 60, 0, test)
+        assert set(used) == set(fonts)
+
+
+def test_every_font_has_ten_different_digits_inside_their_frame():
+    for font in (font for fonts in digits.FONTS.values() for font in fonts):
+        glyphs = [digits._glyph(font, label) for label in range(10)]
+        assert len({glyph.tobytes() for glyph in glyphs}) == 10, font
+        for glyph in glyphs:
+            assert max(glyph[[0, -1]].max(), glyph[:, [0, -1]].max()) == 0, font
+
+
+def test_photo_regions_do_not_overlap():
+    for photo, train, test in zip(
+        digits._photos(), digits.photo_regions(False), digits.photo_regions(True), strict=True
+    ):
+        assert train.shape[1] + test.shape[1] == photo.shape[1]
+        assert not np.shares_memory(train, test)
+        assert np.array_equal(np.concatenate([test, train], 1), photo)
+
+
+def test_blended_takes_its_patches_from_its_split(monkeypatch):
+    asked, regions = [], digits.photo_regions
+    monkeypatch.setattr(digits, "photo_regions", lambda test: asked.append(test) or regions(test))
+    digits._split("blended", 16, 10, 0, True)
+    assert set(asked) == {True}
+    digits._split("street", 16, 10, 0, False)
+    assert False not in asked  # street has a texture of its own
+
+
+def test_no_ink_is_cut_off():
+    rng = np.random.default_rng(0)
+    for label in range(10):
+        for image in (digits._glyph("DejaVuSans-Bold", label), digits._scanned()[0][label]):
+            ink = digits.pose(rng, image, 15, 0.3, 0.9 * 28)
+            drawn = digits.draw(ink, digits.place(rng, ink, 28, 28), 28)
+            assert max(drawn[[0, -1]].max(), drawn[:, [0, -1]].max()) < 0.15
+            solid = np.count_nonzero(image > 127) * abs(np.linalg.det(ink.linear))
+            assert drawn.sum() == pytest.approx(solid, rel=0.1)  # all of it is there
+
+
+def test_drawn_digit_measures_what_was_asked():
+    ink = digits.pose(np.random.default_rng(1), digits._glyph("cmr10", 8), 10, 0.1, 20)
+    drawn = digits.draw(ink, np.array([14.0, 12.0]), 28) > 0.3
+    down, across = np.flatnonzero(drawn.any(1)), np.flatnonzero(drawn.any(0))
+    assert abs(len(down) - 20) <= 1
+    assert abs((down[0] + down[-1] + 1) / 2 - 12) <= 1
+    assert abs((across[0] + across[-1] + 1) / 2 - 14) <= 1
+
+
+def test_digit_domains_are_kept_and_read_again(tmp_path, monkeypatch):
+    first = digits.digit_domains(**SMALL, cache=str(tmp_path))
+    assert [path.suffix for path in tmp_path.iterdir()] == [".npz"]  # nothing half-written left
+    monkeypatch.setattr(digits, "generate", lambda *_: pytest.fail("made again"))
+    second = digits.digit_domains(**SMALL, cache=str(tmp_path))
+    for a, b in zip(first[:4], second[:4], strict=True):
+        assert a.dtype == b.dtype and np.array_equal(a, b)
+
+
+def test_cache_has_one_file_for_each_setting_and_version(tmp_path, small, monkeypatch):
+    made = []
+    monkeypatch.setattr(digits, "generate", lambda *given: made.append(given) or small)
+    changes = ({}, {"size": 32}, {"train_per_domain": 31}, {"test_per_domain": 21}, {"seed": 4})
+    for change in changes:
+        digits.digit_domains(**{**SMALL, **change}, cache=str(tmp_path))
+    monkeypatch.setattr(digits, "VERSION", digits.VERSION + 1)
+    digits.digit_domains(**SMALL, cache=str(tmp_path))
+    assert len(made) == len(list(tmp_path.iterdir())) == 6
+
+
+def test_cache_folder_from_the_environment(tmp_path, small, monkeypatch):
+    monkeypatch.setattr(digits, "generate", lambda *_: small)
+    monkeypatch.setenv("FEDJAX_LAB_CACHE", str(tmp_path / "a" / "b"))
+    digits.digit_domains(**SMALL)
+    assert len(list((tmp_path / "a" / "b").iterdir())) == 1
+    monkeypatch.delenv("FEDJAX_LAB_CACHE")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    digits.digit_domains(**SMALL)
+    assert len(list((tmp_path / ".cache" / "fedjax_lab").iterdir())) == 1
+
+
+def flip_a_pixel(content: bytes) -> bytes:
+    return content[:5000] + bytes([content[5000] ^ 1]) + content[5001:]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [flip_a_pixel, lambda c: c[: len(c) // 2], lambda c: b"", lambda c: b"\0" * len(c)],
+    ids=["flipped", "truncated", "empty", "zeros"],
+)
+def test_damaged_cache_is_made_again(damage, tmp_path, small, monkeypatch, caplog):
+    monkeypatch.setattr(digits, "generate", lambda *_: small)
+    digits.digit_domains(**SMALL, cache=str(tmp_path))
+    (file,) = tmp_path.iterdir()
+    whole = file.read_bytes()
+    file.write_bytes(damage(whole))
+    with caplog.at_level(logging.WARNING):
+        data = digits.digit_domains(**SMALL, cache=str(tmp_path))
+    assert len(caplog.records) == 1 and file.name in caplog.text
+    assert np.array_equal(data.x, small["x"])
+    assert np.array_equal(cache.load(file)["x"], small["x"])
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_checksum_is_compared(tmp_path, small, caplog):
+    other = {**small, "y": small["y"][::-1]}
+    np.savez(tmp_path / "a.npz", **other, sha256=np.array(cache.checksum(small)))
+    assert cache.load(tmp_path / "a.npz") is None
+    assert "checksum" in caplog.text
+
+
+def test_write_that_fails_leaves_nothing_and_the_old_file(tmp_path, small, monkeypatch, caplog):
+    file = tmp_path / "a.npz"
+    cache.save(file, small)
+    before = file.read_bytes()
+
+    def full(*_, **__):
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(np, "savez", full)
+    cache.save(file, {**small, "y": small["y"] + 1})
+    assert list(tmp_path.iterdir()) == [file] and file.read_bytes() == before
+    assert "no space left" in caplog.text
+
+
+def test_unwritable_cache_does_not_stop_the_run(tmp_path, small, monkeypatch, caplog):
+    monkeypatch.setattr(digits, "generate", lambda *_: small)
+    (tmp_path / "file").write_text("not a folder")
+    data = digits.digit_domains(**SMALL, cache=str(tmp_path / "file" / "below"))
+    assert np.array_equal(data.x, small["x"]) and len(caplog.records) == 1
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("size", 15), ("size", 1000), ("train_per_domain", 9), ("test_per_domain", 0), ("seed", -1)],
+)
+def test_senseless_settings_are_named(key, value):
+    message = complaint(digits.digit_domains, **{**SMALL, key: value})
+    assert f"data.{key} is {value}" in message
+
+
+def test_contact_sheet_shows_the_examples(tmp_path, small):
+    from PIL import Image
+
+    data = digits.Dataset(**small, classes=digits.CLASSES, domains=digits.DOMAINS)
+    digits.contact_sheet(data, tmp_path / "sheet.png", per_domain_rows=2, columns=10)
+    sheet = np.asarray(Image.open(tmp_path / "sheet.png"))
+    first = data.x[np.flatnonzero((data.domain == 2) & (data.y == 0))[0]]
+    shown = sheet[2 * (2 * 58 + 6) :][:56:2, 130 : 130 + 56 : 2]
+    assert np.abs(shown.astype(int) - first).max() < 8

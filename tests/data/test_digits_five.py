@@ -1,0 +1,293 @@
+"""Digits-Five: small sets in the true formats."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from domain_files import naive_resize, write
+from inputs import complaint
+from scipy.io import savemat
+
+from fedjax_lab.data import digits_five, domainnet, office_caltech
+from fedjax_lab.data import places as places_module
+
+
+@pytest.fixture
+def nothing_in_the_usual_places(monkeypatch):
+    monkeypatch.setattr(places_module, "PLACES", ("/nowhere/a", "/nowhere/b"))
+
+
+DOMAINS = ("mnist_m", "mnist", "usps", "synth", "svhn")
+
+
+SHAPES = {
+    "mnist_m": (28, 28, 3),
+    "mnist": (28, 28),
+    "usps": (16, 16),
+    "synth": (32, 32, 3),
+    "svhn": (32, 32, 3),
+}
+
+
+def digits(domain: str, count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng([seed, DOMAINS.index(domain)])
+    shape = (count, *SHAPES[domain])
+    return rng.integers(0, 256, shape).astype(np.uint8), rng.integers(0, 10, count)
+
+
+def three_channels(x: np.ndarray) -> np.ndarray:
+    return np.stack([x] * 3, -1) if x.ndim == 3 else x
+
+
+TRAINING, TESTS = 30, 7
+
+
+SMALL = {  # for FedPick and FedC2I
+    "fedpick": digits_five.Sampling(12, 2, 0, 0),
+    "fedc2i": digits_five.Sampling(25, 3, 2, 1),
+}
+
+
+@pytest.fixture
+def release(tmp_path, monkeypatch):
+    """A folder around FedBN's release, train.pkl and parts of 10 images."""
+    monkeypatch.setattr(digits_five, "SAMPLINGS", SMALL)
+    for domain, name in digits_five.FOLDERS.items():
+        folder = tmp_path / "digits_five" / name
+        x, y = digits(domain, TRAINING, 0)
+        write(folder / "train.pkl", (x, y))
+        for part in range(3):
+            rows = slice(10 * part, 10 * part + 10)
+            write(folder / "partitions" / f"train_part{part}.pkl", (x[rows], y[rows]))
+        write(folder / "test.pkl", digits(domain, TESTS, 1))
+    return tmp_path
+
+
+def expected_rows(sampling: str, domain: str) -> tuple[np.ndarray, np.ndarray]:
+    """Of the training and of the test images, by loops."""
+    if sampling == "fedpick":
+        return np.arange(12), np.arange(TESTS)
+
+    def first(labels, count):
+        kept, seen = [], dict.fromkeys(range(10), 0)
+        for row, label in enumerate(labels):
+            if seen[label] < count:
+                kept.append(row)
+            seen[label] += 1
+        return np.array(kept)
+
+    train, test = digits(domain, TRAINING, 0)[1], digits(domain, TESTS, 1)[1]
+    return first(train[:25], 2), first(test, 1)
+
+
+def check_digits(data, sampling: str):
+    """All rows of a set of 32 x 32 pixels: labels, order; pixels where nothing was resized."""
+    assert data.domains == DOMAINS and data.classes == tuple("0123456789")
+    assert data.x.dtype == np.uint8 and data.x.shape == (len(data.y), 32, 32, 3)
+    assert (data.y.dtype, data.domain.dtype, data.test.dtype) == (np.int32, np.int32, bool)
+    row = 0
+    for test in (False, True):
+        for number, domain in enumerate(DOMAINS):
+            x, y = digits(domain, TESTS if test else TRAINING, int(test))
+            kept = expected_rows(sampling, domain)[test]
+            x, y, at = three_channels(x[kept]), y[kept], slice(row, row + len(kept))
+            assert data.y[at].tolist() == y.tolist()
+            assert set(data.domain[at]) == {number} and set(data.test[at]) == {test}
+            for made, image in zip(data.x[at], x, strict=True):
+                assert np.abs(made - naive_resize(image, 32)).max() < 1.6
+                if image.shape == (32, 32, 3):
+                    assert np.array_equal(made, image)
+            row += len(kept)
+    assert row == len(data.y)
+
+
+@pytest.mark.parametrize("sampling", SMALL)
+@pytest.mark.parametrize("files", ["both", "parts", "train.pkl"])
+def test_digits_five_of_fedbn(files, sampling, release):
+    for name in digits_five.FOLDERS.values():
+        folder = release / "digits_five" / name
+        if files == "parts":
+            (folder / "train.pkl").unlink()
+        if files == "train.pkl":
+            (folder / "partitions" / "train_part1.pkl").unlink()
+    for folder in (release, release / "digits_five"):
+        data = digits_five.digits_five(folder=str(folder), sampling=sampling)
+        check_digits(data, sampling)
+
+
+def test_digits_five_reads_the_true_numbers():
+    fedpick, fedc2i = digits_five.SAMPLINGS["fedpick"], digits_five.SAMPLINGS["fedc2i"]
+    assert fedpick == (1000, 2, 0, 0) and fedc2i == (7438, 10, 100, 200)
+    ends = [int(743.8 * part) for part in range(11)]  # as FedBN cuts train.pkl
+    assert ends[fedpick.parts] >= fedpick.pool and ends[fedc2i.parts] == fedc2i.pool
+
+
+def test_digits_five_in_the_usual_places_and_in_other_sizes(release, monkeypatch):
+    monkeypatch.setattr(places_module, "PLACES", ("/nowhere", str(release)))
+    data = digits_five.digits_five(size=16)
+    assert data.x.shape == (5 * (12 + TESTS), 16, 16, 3)
+    usps = data.x[(data.domain == 2) & ~data.test]
+    assert np.array_equal(usps, three_channels(digits("usps", TRAINING, 0)[0][:12]))
+
+
+@pytest.mark.parametrize("protocol", [2, 4, 5])
+@pytest.mark.parametrize("kind", ["lists", "channel", "column", "turned"])
+def test_digits_five_takes_other_pickles(kind, protocol, release):
+    x, y = digits("mnist", TRAINING, 0)
+    change = {
+        "lists": lambda x, y: [x, y.tolist()],
+        "channel": lambda x, y: (x[..., None], y.astype(np.float32)),
+        "column": lambda x, y: (x, y[:, None].astype(np.uint8)),
+        "turned": lambda x, y: (np.asfortranarray(x), y.astype(">i8")),
+    }[kind]
+    folder = release / "digits_five" / "MNIST"
+    for part in range(2):
+        rows = slice(10 * part, 10 * part + 10)
+        write(folder / "partitions" / f"train_part{part}.pkl", change(x[rows], y[rows]), protocol)
+    check_digits(digits_five.digits_five(folder=str(release)), "fedpick")
+
+
+def one_hot(labels: np.ndarray) -> np.ndarray:
+    return np.eye(10)[labels]
+
+
+def write_matlab(folder: Path, synth: str = "synth"):
+    """The files of KD3A (synth) or M3SDA (syn_number)."""
+    pairs = {d: (digits(d, TRAINING, 0), digits(d, TESTS, 1)) for d in DOMAINS}
+    folder.mkdir(parents=True, exist_ok=True)
+    cells, numbers, mnist, mnist_m = np.empty((2, 2), object), {}, {}, {}
+    for row, split in enumerate(("train", "test")):
+        x, y = pairs["usps"][row]
+        cells[row] = [x[:, None] / 255, y[:, None]]
+        x, y = pairs["mnist"][row]
+        mnist |= {f"{split}_32": x.astype(float), f"label_{split}": one_hot(y)}
+        mnist[f"{split}_28"] = x[..., None]
+        x, y = pairs["mnist_m"][row]
+        mnist_m |= {split: x, f"label_{split}": one_hot(y)}
+        x, y = pairs["synth"][row]
+        numbers |= {f"{split}_data": x, f"{split}_label": y[:, None]}
+        if synth == "synth":
+            content = {"X": x.transpose(1, 2, 3, 0), "y": y[:, None]}
+            savemat(folder / f"synth_{split}_32x32.mat", content)
+        x, y = pairs["svhn"][row]
+        content = {"X": x.transpose(1, 2, 3, 0), "y": np.where(y == 0, 10, y)[:, None]}
+        savemat(folder / f"svhn_{split}_32x32.mat", content, do_compression=True)
+    savemat(folder / "usps_28x28.mat", {"dataset": cells})
+    savemat(folder / "mnist_data.mat", mnist)
+    savemat(folder / "mnistm_with_label.mat", mnist_m)
+    if synth == "syn_number":
+        savemat(folder / "syn_number.mat", numbers)
+
+
+@pytest.mark.parametrize("sampling", SMALL)
+@pytest.mark.parametrize("synth", ["synth", "syn_number"])
+def test_digits_five_of_m3sda(synth, sampling, tmp_path, monkeypatch):
+    """MNIST's and USPS's images are of other sizes here than there: they are read all the same."""
+    monkeypatch.setattr(digits_five, "SAMPLINGS", SMALL)
+    write_matlab(tmp_path / "Digit-Five", synth)
+    for folder, source in ((tmp_path, "auto"), (tmp_path / "Digit-Five", "m3sda")):
+        data = digits_five.digits_five(folder=str(folder), sampling=sampling, source=source)
+        check_digits(data, sampling)
+
+
+def test_pixels_that_are_no_bytes_are_rounded():
+    made = digits_five._pixels(np.float32([[[0, 0.999, 1]]]), Path("a.mat"))
+    assert made.dtype == np.uint8 and made.tolist() == [[[0, 255, 255]]]
+    made = digits_five._pixels(np.float32([[[0.4, 1.6, 254.6]]]), Path("a.mat"))
+    assert made.tolist() == [[[0, 2, 255]]]
+    assert digits_five._pixels(np.array([[[0, 1]]]), Path("a.mat")).tolist() == [[[0, 1]]]
+
+
+def test_digits_five_prefers_fedbn(release):
+    write_matlab(release / "digits_five")
+    file = release / "digits_five" / "MNIST" / "test.pkl"
+    images, labels = digits("mnist", TESTS, 1)
+    write(file, (images[:2], labels[:2]))
+    counts = {}
+    for source in ("auto", "fedbn", "m3sda"):
+        data = digits_five.digits_five(folder=str(release), source=source)
+        counts[source] = int(((data.domain == 1) & data.test).sum())
+    assert counts == {"auto": 2, "fedbn": 2, "m3sda": TESTS}
+
+
+def test_digits_five_that_is_not_there(tmp_path, nothing_in_the_usual_places):
+    for folder, place in (("", "/nowhere/a or /nowhere/b"), (str(tmp_path), str(tmp_path))):
+        message = complaint(digits_five.digits_five, folder=folder)
+        for part in (place, "MNIST/test.pkl", "https://github.com/med-air/FedBN", "data.folder"):
+            assert part in message
+    assert "config.data.sampling" in complaint(digits_five.digits_five, sampling="fedavg")
+    assert "config.data.source" in complaint(digits_five.digits_five, source="fedbm")
+    for source in (digits_five.digits_five, office_caltech.office_caltech, domainnet.domainnet):
+        for size in (7, 513):
+            assert f"data.size is {size}" in complaint(source, size=size)
+
+
+ONES = np.ones((2, 28, 28), np.uint8)
+
+
+BROKEN_DIGITS = {
+    "missing": (None, "cannot be read"),
+    "one array": (ONES, "is no pair"),
+    "triple": ((ONES, [1, 2], [1, 2]), "is no pair"),
+    "dictionary": ({"x": ONES}, "is no pair"),
+    "text": ((ONES, ["a", "b"]), "its labels are <U1 [2]"),
+    "count": ((ONES, [1]), "its labels are int64 [1], not 2"),
+    "label": ((ONES, [1, 11]), "label 11 is not in 0 .. 10"),
+    "negative": ((ONES, [1, -1]), "label -1 is not"),
+    "fraction": ((ONES, [1, 1.5]), "label 1.5 is not"),
+    "nested": ((ONES, [[1], [1, 2]]), "no pair of arrays"),
+    "axes": ((ONES[0], [1] * 28), "its images are uint8 [28, 28]"),
+    "channels": ((np.ones((2, 8, 8, 4), np.uint8), [1, 2]), "its images are uint8 [2, 8, 8, 4]"),
+    "none": ((ONES[:0], []), "its images are uint8 [0, 28, 28]"),
+    "range": ((ONES * 256.0, [1, 2]), "its pixels are from 256.0 to 256.0"),
+    "below": ((ONES * -1.0, [1, 2]), "its pixels are from -1.0"),
+    "nan": ((ONES * np.nan, [1, 2]), "its pixels are from nan"),
+    "objects": ((np.array([{}, None]), [1, 2]), "not plain data"),
+    "hostile": (print, "it asks for builtins.print"),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN_DIGITS)
+def test_digits_five_says_what_is_wrong(case, release):
+    content, expected = BROKEN_DIGITS[case]
+    file = release / "digits_five" / "SVHN" / "test.pkl"
+    file.unlink()
+    if content is not None:
+        write(file, content)
+    message = complaint(digits_five.digits_five, folder=str(release))
+    assert message.startswith(str(file)) and expected in message and "med-air/FedBN" in message
+
+
+def test_digits_five_parts_of_several_sizes(release):
+    file = release / "digits_five" / "USPS" / "partitions" / "train_part1.pkl"
+    write(file, (ONES, [1, 2]))
+    assert "of several sizes" in complaint(digits_five.digits_five, folder=str(release))
+
+
+BROKEN_MATLAB = {
+    "svhn_test_32x32.mat": [(None, "is missing"), (b"<html>" * 99, "damaged or has no X and y")],
+    "usps_28x28.mat": [
+        ({"dataset": np.zeros(3)}, "damaged or has no dataset"),
+        ({"a": 1}, "has no"),
+    ],
+    "mnist_data.mat": [
+        ({"train_32": ONES, "label_train": np.ones((3, 1))}, "its labels are float64 [3, 1]"),
+        ({"train_32": ONES, "label_train": np.array([[1], [np.nan]])}, "label nan is not"),
+        ({"train_28": ONES, "label_train": np.ones((2, 1))}, "train_32 and label_train"),
+    ],
+    "synth_train_32x32.mat": [({"X": np.ones((4, 4)), "y": 1}, "damaged or has no X and y")],
+}
+
+
+@pytest.mark.parametrize("name", BROKEN_MATLAB)
+def test_digits_five_says_what_is_wrong_with_matlab_files(name, tmp_path):
+    write_matlab(tmp_path)
+    file = tmp_path / name
+    for content, expected in BROKEN_MATLAB[name]:
+        file.unlink(missing_ok=True)
+        if isinstance(content, bytes):
+            file.write_bytes(content)
+        elif content is not None:
+            savemat(file, content)
+        message = complaint(digits_five.digits_five, folder=str(tmp_path))
+        assert message.startswith(str(file)) and expected in message

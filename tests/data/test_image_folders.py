@@ -1,0 +1,246 @@
+"""Folders of images, one for each domain and class, and a run on them."""
+
+from functools import partial
+
+import numpy as np
+import pytest
+from inputs import complaint
+from pacs import CLASSES, DOMAINS, SIZES, make_folders, picture
+from PIL import Image, ImageFile
+
+import fedjax_lab
+from fedjax_lab import experiment, registry
+from fedjax_lab.config import resolve
+from fedjax_lab.data import image_folders, images, places
+
+# Folders
+
+
+@pytest.fixture
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("FEDJAX_LAB_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def pacs(tmp_path):
+    """A small PACS as its archive unpacks, with all that an archive may hold besides."""
+    root = make_folders(tmp_path / "kfold")
+    rng = np.random.default_rng(1)
+    picture(rng, "RGBA").save(root / "photo" / "dog" / "pic_900.png")
+    picture(rng, "P").save(root / "photo" / "dog" / "pic_901.png")
+    (root / "photo" / "dog" / "._pic_000.JPG").write_bytes(b"\0\5\26\7")
+    (root / "photo" / "dog" / "Thumbs.db").write_bytes(b"\0")
+    (root / "photo" / ".DS_Store").write_bytes(b"\0")
+    (root / "splits.txt").write_text("")
+    (root / "__MACOSX" / "photo").mkdir(parents=True)
+    return tmp_path
+
+
+def by_hand(path, size=32):
+    """An image as the source must see it."""
+    image = Image.open(path).convert("RGB")
+    return np.asarray(image.resize((size, size), Image.Resampling.BILINEAR))
+
+
+def files_in_order(root):
+    return [
+        path
+        for domain in DOMAINS
+        for name in CLASSES
+        for path in sorted((root / domain / name).glob("pic_*"))
+    ]
+
+
+def test_the_images_of_folders(pacs, own_cache):
+    data = image_folders.pacs(folder=str(pacs))
+    files = files_in_order(pacs / "kfold")
+    assert (data.domains, data.classes) == (DOMAINS, CLASSES)
+    assert (data.x.dtype, data.y.dtype, data.domain.dtype) == (np.uint8, np.int32, np.int32)
+    assert data.x.shape == (len(files), 32, 32, 3) and len(files) == 3 * sum(SIZES) + 2
+    assert not data.test.any()
+    for row, path in enumerate(files):
+        assert np.array_equal(data.x[row], by_hand(path)), path
+        names = DOMAINS[data.domain[row]], CLASSES[data.y[row]]
+        assert names == (path.parent.parent.name, path.parent.name)
+    grey = data.x[data.domain == 3]
+    assert np.array_equal(grey[..., 0], grey[..., 1]) and np.array_equal(grey[..., 0], grey[..., 2])
+
+
+def test_an_image_is_shrunk_with_antialiasing(tmp_path, own_cache):
+    """Lines of single pixels become even grey; without a filter some would stay."""
+    for domain in "ab":
+        folder = tmp_path / "own" / domain / "one"
+        folder.mkdir(parents=True)
+        lines = np.zeros((64, 64, 3), np.uint8)
+        lines[::2] = 255
+        Image.fromarray(lines).save(folder / "lines.png")
+    data = image_folders.image_folders(folder=str(tmp_path / "own"), size=8)
+    assert data.x.shape == (2, 8, 8, 3)
+    assert np.abs(data.x.astype(int) - 127).max() <= 12
+
+
+def test_truncated_images_are_read_as_far_as_they_go(pacs, own_cache):
+    for domain, name in (("art_painting", "pic_001.jpg"), ("sketch", "pic_002.png")):
+        file = pacs / "kfold" / domain / "horse" / name
+        noise = np.random.default_rng(3).integers(0, 256, (128, 128, 3)).astype(np.uint8)
+        Image.fromarray(noise).save(file)
+        whole = by_hand(file)
+        file.write_bytes(file.read_bytes()[: file.stat().st_size * 6 // 10])
+        row = files_in_order(pacs / "kfold").index(file)
+        half = image_folders.pacs(folder=str(pacs)).x[row]
+        assert np.array_equal(half[:9], whole[:9]) and (half[-9:] != whole[-9:]).mean() > 0.5
+        assert ImageFile.LOAD_TRUNCATED_IMAGES is False
+
+
+@pytest.mark.parametrize("content", [b"", b"<html>", b"\xff\xd8\xff"])
+def test_what_is_no_image_is_named(content, pacs, own_cache):
+    file = pacs / "kfold" / "photo" / "horse" / "pic_001.JPG"
+    file.write_bytes(content)
+    message = complaint(image_folders.pacs, folder=str(pacs))
+    assert message.startswith(f"{file} is damaged or no image") and "domainbed" in message
+    assert ImageFile.LOAD_TRUNCATED_IMAGES is False and not own_cache.exists()
+
+
+def test_images_are_decoded_once_until_something_changes(pacs, own_cache, monkeypatch):
+    calls, decode = [], images.decode
+    monkeypatch.setattr(images, "decode", lambda *a: calls.append(a) or decode(*a))
+    first = image_folders.pacs(folder=str(pacs))
+    again = image_folders.pacs(folder=str(pacs / "kfold"))
+    assert len(calls) == 1 and all(map(np.array_equal, first, again))
+    image_folders.pacs(folder=str(pacs), size=16)
+    assert len(calls) == 2
+    file = pacs / "kfold" / "photo" / "dog" / "pic_000.JPG"
+    file.rename(file.parent.parent / "horse" / "pic_900.JPG")
+    moved = image_folders.pacs(folder=str(pacs))
+    assert len(calls) == 3 and sum(moved.y == 2) == sum(first.y == 2) + 1
+    assert len(list(own_cache.iterdir())) == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "inside", "folders", "domains"),
+    [
+        ("pacs", "PACS", DOMAINS, DOMAINS),
+        ("pacs", "PACS/kfold", ("art painting", "Cartoon", "photo", "sketch"), DOMAINS),
+        ("vlcs", "VLCS", ("Caltech101", "LabelMe", "SUN09", "VOC2007"), None),
+        ("office_home", "office_home", ("Art", "Clipart", "Product", "Real World"), None),
+        (
+            "office_home",
+            "OfficeHomeDataset_10072016",
+            ("Art", "Clipart", "Product", "Real_World"),
+            ("Art", "Clipart", "Product", "Real World"),
+        ),
+        (
+            "office_home",
+            "officehome",
+            ("Art", "Clipart", "Product", "RealWorld"),
+            ("Art", "Clipart", "Product", "Real World"),
+        ),
+    ],
+)
+def test_aliases(name, inside, folders, domains, tmp_path, own_cache, monkeypatch):
+    source = registry.NAMED["data"][name]
+    make_folders(tmp_path / inside, folders, ("a", "b"), (1, 2, 1, 1))
+    data = source(folder=str(tmp_path), size=8)
+    assert data.domains == (domains or folders)
+    assert np.bincount(data.domain).tolist() == [2, 4, 2, 2]
+    monkeypatch.setattr(places, "PLACES", ("/nowhere", str(tmp_path)))
+    assert np.array_equal(source(size=8).x, data.x)
+
+
+def test_a_set_of_ones_own(tmp_path, own_cache):
+    make_folders(tmp_path / "own", ("z", "b"), ("two", "one"), (1, 2))
+    (tmp_path / "own" / ".git").mkdir()
+    data = image_folders.image_folders(folder=str(tmp_path / "own"), size=8)
+    assert (data.domains, data.classes) == (("b", "z"), ("one", "two"))
+    assert data.domain.tolist() == [0] * 4 + [1] * 2 and data.y.tolist() == [0, 0, 1, 1, 0, 1]
+
+
+def test_what_is_missing_is_named(pacs, own_cache, monkeypatch):
+    monkeypatch.setattr(places, "PLACES", ("/nowhere/a", "/nowhere/b"))
+    for source, parts in (
+        (image_folders.pacs, ("no PACS in", "art_painting, cartoon, photo, sketch", "/PACS)")),
+        (image_folders.vlcs, ("no VLCS in", "VOC2007", "~/.cache/fedjax_lab/VLCS")),
+        (image_folders.office_home, ("no Office-Home in", "Real World", "/office_home)")),
+    ):
+        message = complaint(source)
+        expected = ("/nowhere/a or /nowhere/b", "domainbed/scripts/download.py", "data.folder")
+        assert all(part in message for part in (*parts, *expected))
+    assert str(pacs) in complaint(image_folders.vlcs, folder=str(pacs))
+
+    root = pacs / "kfold"
+    load = partial(image_folders.pacs, folder=str(pacs))
+    assert "data.size is 7" in complaint(load, size=7)
+    for path in (root / "cartoon" / "horse").iterdir():
+        path.unlink()
+    assert complaint(load).startswith(f"{root / 'cartoon' / 'horse'} has no images (.jpg, .jpeg")
+    (root / "cartoon" / "horse").rmdir()
+    assert complaint(load).startswith(f"{root / 'cartoon' / 'horse'} has no images")
+    (root / "sketch").rename(root / "drawings")
+    assert f"{root} has no folder sketch" in complaint(load)
+
+
+def test_what_is_wrong_with_ones_own_set_is_named(tmp_path, own_cache):
+    for folder in ("", str(tmp_path / "nothing")):
+        message = complaint(image_folders.image_folders, folder=folder)
+        assert "is not a folder" in message and "DOMAIN/CLASS/IMAGE" in message
+    assert "no folders of domains" in complaint(image_folders.image_folders, folder=str(tmp_path))
+    (tmp_path / "a").mkdir()
+    assert "no folders of classes" in complaint(image_folders.image_folders, folder=str(tmp_path))
+    message = complaint(resolve, {"data": {"name": "image_folders"}})
+    assert "needs config.data.folder" in message
+
+
+# A run
+
+
+def config(folder, **data):
+    return {
+        "data": {"name": "pacs", "folder": str(folder), "size": 8, **data},
+        "partition": {
+            "name": "domains_per_client",
+            "num_clients": 2,
+            "domains": 2,
+            "validation": 0.2,
+        },
+        "local": {"batch_size": 8, "lr": 0.1},
+        "run": {"rounds": 2, "eval_every": 1},
+    }
+
+
+def test_a_run_without_test_rows(pacs, own_cache, tmp_path, capsys):
+    """id from validation rows, ood from all of the unseen domain, no accuracy."""
+    result = fedjax_lab.run(config(pacs, unseen="photo"), seeds=[0, 1], workdir=tmp_path / "run")
+    assert len(result.metrics) == 4
+    for row in result.metrics:
+        assert not {"accuracy", "domains", "global"} & set(row)
+        assert len(row["id_per_client"]) == len(row["ood_per_client"]) == 2
+        assert np.mean(row["id_per_client"]) == pytest.approx(row["id"])
+        assert np.mean(row["ood_per_client"]) == pytest.approx(row["ood"])
+        for value in row["ood_per_client"]:  # of 3 * 3 + 2 images
+            assert value * 11 / 100 == pytest.approx(round(value * 11 / 100), abs=1e-4)
+    last = result.summary["last"]["mean"]
+    assert {"id", "ood"} <= set(last) and not {"accuracy", "global"} & set(last)
+    assert (tmp_path / "run" / "plots" / "learning_curve.png").exists()
+
+
+def test_who_holds_what_in_that_run(pacs, own_cache):
+    resolved = resolve(config(pacs, unseen="photo"))
+    data = experiment.load_data(resolved.data)
+    (federation,) = experiment.deal_dataset(resolved, data, [0])
+    assert federation.test is None and federation.global_test is None
+    assert np.array_equal(federation.unseen, np.flatnonzero(data.domain == 2))
+    rows = [np.asarray(a) for a in (federation.train, federation.validation)]
+    held = np.concatenate([a[a >= 0] for a in rows])
+    assert np.array_equal(np.sort(held), np.flatnonzero(data.domain != 2))
+    domains = [set(data.domain[r[r >= 0]]) for r in rows[0]]
+    assert domains == [{0, 3}, {1, 3}]  # d=2: sketch, the largest, is cut in two
+
+
+def test_a_run_with_nothing_to_score_is_refused(pacs, own_cache):
+    plain = config(pacs)
+    plain["partition"]["validation"] = 0.0
+    message = complaint(experiment.build, resolve(plain))
+    assert "nothing to score" in message and "data.unseen" in message
+    message = complaint(experiment.build, resolve(config(pacs, unseen="fotos")))
+    assert "photo" in message

@@ -1,0 +1,165 @@
+"""Pickles: what is read and what is refused."""
+
+import functools
+import os
+import pickle
+
+import numpy as np
+import pytest
+from image_files import Call, python2
+from inputs import complaint
+
+from fedjax_lab.data import pickles
+
+GRID = np.arange(24).reshape(2, 3, 4)
+
+
+PLAIN = {
+    "list": [1, -2.5, True, None, 2**70, "text", b"bytes", b"", bytearray(b"x")],
+    "nested": {"a": (1, [2, {3: {4}}]), 5: frozenset([6]), "c": 1j},
+    "uint8": GRID.astype(np.uint8),
+    "fortran": np.asfortranarray(GRID.astype(np.float32)),
+    "turned": GRID.transpose(1, 2, 0),
+    "strided": GRID[:, ::2],
+    "big-endian": GRID.astype(">i4"),
+    "float64": np.array([0.5, np.inf]),
+    "bool": np.array([True, False]),
+    "strings": np.array([b"cat", b"horse"]),
+    "text": np.array([["cat", "h\u00f6rse"], ["", "x"]]),
+    "empty": np.zeros((0, 3), np.uint8),
+    "scalar": np.float32(1.5),
+    "zero-dimensional": np.array(7),
+}
+
+
+def same(a, b) -> bool:
+    if isinstance(a, (np.ndarray, np.generic)):
+        return a.dtype == b.dtype and a.shape == b.shape and np.array_equal(a, b)
+    return a == b and type(a) is type(b)
+
+
+def with_old_names(content: bytes, protocol: int) -> bytes:
+    """The pickle as NumPy 1 wrote it."""
+    if protocol < 4:
+        return content.replace(b"numpy._core", b"numpy.core")
+    for new in (b"numpy._core.multiarray", b"numpy._core.numeric"):
+        old = new.replace(b"_core", b"core")
+        content = content.replace(bytes([len(new)]) + new, bytes([len(old)]) + old)
+    return content[:2] + content[11:]  # without the frame, which tells how long it is
+
+
+@pytest.mark.parametrize("protocol", range(6))
+@pytest.mark.parametrize("case", PLAIN)
+def test_plain_pickles_are_read_as_pickle_reads_them(case, protocol, tmp_path):
+    content = pickle.dumps(PLAIN[case], protocol)
+    expected, file = pickle.loads(content), tmp_path / "a.pickle"
+    for written in (content, with_old_names(content, protocol)):
+        file.write_bytes(written)
+        assert same(expected, pickles.load(file, "write it again"))
+    assert b"numpy._core" not in written
+
+
+@pytest.mark.parametrize("protocol", range(6))
+def test_objects_that_are_text_become_arrays_of_text(protocol):
+    words = np.array([["cat", "h\u00f6rse"], ["", "x"]])
+    for order in ("C", "F"):
+        content = pickle.dumps(words.astype(object, order=order), protocol)
+        assert same(words, pickles.loads(content, "a file", "remedy"))
+
+
+@pytest.mark.parametrize("protocol", [0, 1, 2])
+def test_strings_of_python_2_are_bytes(protocol):
+    pixels = np.arange(256, dtype=np.uint8).reshape(4, 64)
+    value = {"data": pixels, "labels": [3, 1], "name": b"\xe9" * 300}
+    content = python2(value, 2) if protocol == 2 else pickle.dumps(value, protocol)
+    made = pickles.loads(content, "a file", "remedy")
+    key = b"data" if protocol == 2 else "data"
+    assert same(pixels, made[key]) and type(made[key].tobytes()) is bytes
+    assert list(made.values())[1:] == [[3, 1], b"\xe9" * 300]
+
+
+def global_(module: str, name: str, after: bytes = b".") -> bytes:
+    return b"\x80\x02c" + f"{module}\n{name}\n".encode() + after
+
+
+def forged(kind: bytes, dtype_state: bytes, data: bytes) -> bytes:
+    """An array of one element with a type, the state of that type and contents of one's choice."""
+    return (
+        b"\x80\x02cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\n(K\x00tU\x01btR"
+        b"(K\x01(K\x01tcnumpy\ndtype\n(" + kind + b"tR" + dtype_state + b"b\x89" + data + b"tb."
+    )
+
+
+def binstring(raw: bytes) -> bytes:
+    return b"U" + bytes([len(raw)]) + raw
+
+
+STATE = b"(K\x03" + binstring(b"|") + b"NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00t"
+
+
+REFUSED = {
+    "os.system": (pickle.dumps(Call(os.system, "echo hi")), "system"),
+    "eval": (pickle.dumps(Call(eval, "1 + 1")), "builtins.eval"),
+    "eval of Python 2": (global_("__builtin__", "eval"), "__builtin__.eval"),
+    "getattr": (pickle.dumps(Call(getattr, "a", "upper")), "builtins.getattr"),
+    "numpy.load": (pickle.dumps(Call(np.load, "a.npy")), "it asks for numpy"),
+    "numpy.save": (global_("numpy", "save"), "numpy.save"),
+    "dotted name": (b"\x80\x04\x8c\x05numpy\x8c\x0endarray.tofile\x93.", "numpy.ndarray.tofile"),
+    "codec": (global_("_codecs", "encode", b"U\x01aU\x04zlib\x86R."), "it asks for a codec"),
+    "partial": (pickle.dumps(functools.partial(int)), "functools.partial"),
+    "own class": (pickle.dumps(PLAIN).replace(b"multiarray", b"multiarraz"), "multiarraz"),
+    "objects": (pickle.dumps(np.array([{}, None])), "array of type O"),
+    "text and objects": (pickle.dumps(np.array(["a", {}])), "array of type O"),
+    "no characters": (
+        forged(binstring(b"U1"), STATE, binstring(b"\xff" * 4)),
+        "a file is not plain",
+    ),
+    "objects, protocol 2": (pickle.dumps(np.array([{}]), 2), "array of type O"),
+    "records": (pickle.dumps(np.zeros(2, [("a", "i4")])), "array of type V"),
+    "times": (pickle.dumps(np.array(["2020-01-01"], "M8[D]")), "array of type M8"),
+    "pointers": (forged(binstring(b"O8"), STATE, binstring(b"\x01" * 8)), "array of type O8"),
+    "list as type": (forged(b"]", STATE, binstring(b"\x01" * 8)), "array of type []"),
+    "list for bytes": (forged(binstring(b"i8"), STATE, b"]"), "without its bytes"),
+    "too few bytes": (forged(binstring(b"i8"), STATE, binstring(b"123")), "a file is not plain"),
+    "set on a stand-in": (
+        global_("numpy", "dtype", b"N}U\x0c__defaults__U\x01xs\x86b."),
+        "a file is not plain",
+    ),
+    "persistent id": (b"\x80\x02K\x01Q.", "a file is not plain"),
+    "extension": (b"\x80\x02\x82\x07.", "a file is not plain"),
+    "newline in a name": (b"\x80\x04\x8c\x02o\n\x8c\x03\x1b[2\x93.", "it asks for o . [2"),
+    "empty": (b"", "a file is not plain"),
+    "text": (b"<html>no pickle</html>", "a file is not plain"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_other_pickles_are_refused(case):
+    content, expected = REFUSED[case]
+    message = complaint(pickles.loads, content, "a file", "get another")
+    assert message.startswith("a file") and message.endswith("get another")
+    assert expected in message and len(message) < 300
+
+
+def test_nothing_is_run(tmp_path):
+    target = tmp_path / "made"
+    for call in (Call(open, str(target), "w"), Call(exec, f"open({str(target)!r}, 'w')")):
+        for protocol in range(6):
+            complaint(pickles.loads, pickle.dumps([call], protocol), "a file", "")
+    assert not target.exists()
+
+
+def test_numpy_itself_is_not_lent_out():
+    for name in ("ndarray", "dtype"):
+        assert pickles.loads(global_("numpy", name), "", "") is not getattr(np, name)
+
+
+@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
+def test_every_truncation_is_refused(protocol):
+    content = pickle.dumps({b"data": np.arange(9), b"labels": [1, 2]}, protocol)
+    for end in range(len(content)):
+        complaint(pickles.loads, content[:end], "a file", "get another")
+
+
+def test_pickle_file_that_cannot_be_opened(tmp_path):
+    assert f"{tmp_path / 'none'} cannot be read" in complaint(pickles.load, tmp_path / "none", "")

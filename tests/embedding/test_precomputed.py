@@ -1,0 +1,87 @@
+"""Embeddings of a file."""
+
+import io
+import zipfile
+
+import numpy as np
+import pytest
+from inputs import complaint
+
+from fedjax_lab.data.dataset import Dataset
+from fedjax_lab.embedding.precomputed import precomputed
+
+TEST = np.array([False, True, False, False, True])
+
+
+SMALL = Dataset(
+    np.zeros((5, 2), np.float32),
+    np.array([0, 1, 2, 0, 1], np.int32),
+    np.zeros(5, np.int32),
+    TEST,
+    ("a", "b", "c"),
+    ("one",),
+)
+
+
+TABLE = np.random.default_rng(0).normal(size=(5, 4))
+
+
+LABELS = np.random.default_rng(1).normal(size=(3, 4))
+
+
+@pytest.mark.parametrize("rows", ["all", "training"])
+@pytest.mark.parametrize("dtype", [np.float64, np.float16, np.float32])
+def test_precomputed(rows, dtype, tmp_path):
+    table, file = TABLE.astype(dtype), tmp_path / "clip.npz"
+    np.savez(file, examples=table if rows == "all" else table[~TEST], labels=LABELS.astype(dtype))
+    made = precomputed(SMALL, file=str(file))
+    expected = np.where(TEST[:, None], 0, table).astype(np.float32)
+    assert np.array_equal(made.examples, expected) and made.examples.dtype == np.float32
+    assert np.array_equal(made.labels, LABELS.astype(dtype).astype(np.float32))
+    assert made.labels.dtype == np.float32
+
+
+NAN = np.where(np.arange(5)[:, None] == 3, np.nan, TABLE)
+
+
+BAD = {
+    "no examples": ({"labels": LABELS}, "has no array 'examples'"),
+    "no labels": ({"examples": TABLE}, "has no array 'labels'"),
+    "rows": ({"examples": TABLE[:4], "labels": LABELS}, "4 rows, the dataset 5 examples, 3 of"),
+    "classes": ({"examples": TABLE, "labels": LABELS[:2]}, "labels has shape [2, 4], not [3, 4]"),
+    "size": ({"examples": TABLE, "labels": LABELS[:, :3]}, "labels has shape [3, 3], not [3, 4]"),
+    "axes": ({"examples": TABLE[..., None], "labels": LABELS}, "examples has shape [5, 4, 1]"),
+    "empty": ({"examples": TABLE[:, :0], "labels": LABELS}, "examples has shape [5, 0]"),
+    "nan": ({"examples": NAN, "labels": LABELS}, "NaN or infinite values, first in row 3"),
+    "large": ({"examples": TABLE, "labels": LABELS * 1e39}, "labels has NaN or infinite values"),
+    "text": ({"examples": TABLE.astype(str), "labels": LABELS}, "examples is no array of numbers"),
+    "complex": ({"examples": TABLE * 1j, "labels": LABELS}, "examples is no array of numbers"),
+    "objects": ({"examples": TABLE.astype(object), "labels": LABELS}, "examples cannot be read"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_precomputed_says_what_is_wrong(case, tmp_path):
+    content, expected = BAD[case]
+    file = tmp_path / "clip.npz"
+    np.savez(file, **content)
+    message = complaint(precomputed, SMALL, file=str(file))
+    assert message.startswith(str(file)) and expected in message
+    assert "config.embedding.file takes" in message and "one row for each class" in message
+
+
+def test_precomputed_files_that_are_none(tmp_path):
+    file = tmp_path / "clip.npz"
+    for content in (None, b"<html>", b""):
+        if content is not None:
+            file.write_bytes(content)
+        assert "is not an .npz file" in complaint(precomputed, SMALL, file=str(file))
+    assert complaint(precomputed, SMALL, file="").startswith("an empty name")
+    assert "is not an .npz file" in complaint(precomputed, SMALL, file=str(tmp_path))
+    huge = io.BytesIO()
+    header = {"descr": "<f8", "fortran_order": False, "shape": (2**40, 4)}
+    np.lib.format.write_array_header_1_0(huge, header)
+    for member in (b"no array", huge.getvalue()):
+        with zipfile.ZipFile(file, "w") as archive:
+            archive.writestr("examples.npy", member)
+        assert str(file) in complaint(precomputed, SMALL, file=str(file))

@@ -1,0 +1,33 @@
+"""Toy indices of clients, and the stages that find and use them."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import toys
+
+from fedjax_lab import registry, simulate, streams
+from fedjax_lab.methods.client_index import Index
+
+E, C, K = 64, toys.C, toys.K
+
+
+RNG = np.random.default_rng(0)
+
+
+T = RNG.normal(size=(K, E)).astype(np.float32)
+
+
+TASK = toys.NORM._replace(labels=lambda: jnp.asarray(T))
+
+
+KEYS = streams.make_keys(jax.random.key(0))
+
+
+INDEX = Index(*RNG.normal(size=(2, C, E)).astype(np.float32))
+
+
+PEOPLE = simulate.population(toys.SKEWED, K)
+
+
+def stages(**settings):
+    return registry.make_method("client2vec", TASK, **settings)(7)

@@ -1,0 +1,118 @@
+"""FedConcat's encoder exchange, launch/encoder_exchange.py, on toy features and a small net."""
+
+from functools import partial
+
+import encoder_exchange  # noqa: E402
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import log_loss
+from toys import FEDERATION, TASK
+
+from fedjax_lab import losses, optim, tree
+from fedjax_lab.errors import BadInput
+from fedjax_lab.local import fetch
+from fedjax_lab.models import nets
+from fedjax_lab.models.task import make_task
+from fedjax_lab.types import Batch, Plan
+
+SIZES = [30, 10]
+MODELS = jax.vmap(TASK.init)(jax.random.split(jax.random.key(0), 2))
+KEY = jax.random.key(1)
+PLAN = Plan(rounds=1, cohort=2, batch_size=8, epochs=2, optimizer=optim.sgd(0.01, 0.9))
+
+
+def test_the_concatenated_encoder_has_the_features_of_both_side_by_side():
+    encoders = encoder_exchange.make_encoders(MODELS, SIZES)
+    x = FEDERATION.x[:9]
+    one, two, both = (
+        encoder_exchange.encode(TASK, encoders[name], x)
+        for name in ("encoder 1", "encoder 2", "concatenated")
+    )
+    np.testing.assert_array_equal(both, np.concatenate([one, two], axis=1))
+    dense = MODELS.params["Dense_0"]  # the only hidden layer
+    naive = np.maximum(x @ dense["kernel"][1] + dense["bias"][1], 0)
+    np.testing.assert_allclose(two, naive, rtol=1e-5, atol=1e-6)
+
+
+def test_the_averaged_encoder_is_the_size_weighted_mean_of_the_parameters():
+    (average,) = encoder_exchange.make_encoders(MODELS, SIZES)["averaged"]
+    for mean, leaf in zip(jax.tree.leaves(average), jax.tree.leaves(MODELS), strict=True):
+        np.testing.assert_allclose(mean, 0.75 * leaf[0] + 0.25 * leaf[1], rtol=1e-6, atol=1e-7)
+
+
+def test_the_linear_classifier_comes_to_the_loss_of_logistic_regression():
+    rng = np.random.default_rng(0)
+    y = rng.integers(0, 3, 150)
+    x = rng.normal(size=(3, 5))[y] / 2 + rng.normal(size=(150, 5))  # the classes overlap
+    model = make_task(nets.mlp(3, depth=0), (5,), 3)
+    plan = PLAN._replace(batch_size=50, epochs=300, optimizer=optim.sgd(0.05, 0.9))
+    fit = jax.jit(partial(encoder_exchange.fit, model, losses.risk(model), plan=plan, key=KEY))
+    found = fit(jnp.asarray(x, jnp.float32), jnp.asarray(y, jnp.int32))
+    solved = LogisticRegression(C=np.inf, tol=1e-8, max_iter=1000).fit(x, y)
+    least = log_loss(y, solved.predict_proba(x))
+    assert 0.3 < least < 0.9 * np.log(3)  # neither separable nor hopeless
+    np.testing.assert_allclose(found, least, rtol=2e-3)
+
+
+def test_constant_answers_reach_the_entropy_and_the_variance():
+    batch = fetch(FEDERATION, jnp.arange(40), PLAN)
+    cross_entropy, squared_error = encoder_exchange.constant(batch)
+    share = np.bincount(batch.y) / 40
+    np.testing.assert_allclose(cross_entropy, -np.mean(np.log(share[np.asarray(batch.y)])))
+    mean = np.mean(batch.x, axis=0)
+    np.testing.assert_allclose(squared_error, np.mean((batch.x - mean) ** 2), rtol=1e-5)
+
+
+def test_without_information_the_probes_come_to_constant_answers():
+    rng = np.random.default_rng(0)
+    y = jnp.asarray(rng.integers(0, 3, 30) // 2)
+    data = Batch(jnp.asarray(rng.uniform(size=(30, 2, 2, 1)), jnp.float32), y, jnp.ones(30))
+    plan = PLAN._replace(batch_size=30, epochs=500)
+    measure = jax.jit(partial(encoder_exchange.probe, 2, plan))
+    found = measure(jnp.zeros((30, 4)), data, KEY)
+    np.testing.assert_allclose(found, encoder_exchange.constant(data), rtol=2e-3)
+    told = measure(jnp.pad(jax.nn.one_hot(y, 2), ((0, 0), (0, 2))), data, KEY)
+    assert told[0] < 0.2 * found[0] and told[1] < found[1]
+
+
+def test_each_row_has_its_own_encoder_and_examples(monkeypatch):
+    data = [
+        fetch(FEDERATION, rows[:n], PLAN) for rows, n in zip(FEDERATION.train, SIZES, strict=False)
+    ]
+    both = np.concatenate([data[0].x, data[1].x])
+    one, two = (encoder_exchange.encode(TASK, [tree.take(MODELS, i)], both) for i in range(2))
+
+    def sums(num_classes, plan, features, data, key):
+        return jnp.sum(features), jnp.sum(data.x)
+
+    monkeypatch.setattr(encoder_exchange, "probe", sums)
+    found = encoder_exchange.exchange(TASK, MODELS, data, PLAN, KEY)
+    expected = {
+        "client 1": {"encoder 1": one[:30], "encoder 2": two[:30]},
+        "client 2": {"encoder 2": two[30:], "encoder 1": one[30:]},
+        "both": {"concatenated": jnp.concatenate([one, two]), "encoder 1": one, "encoder 2": two},
+    }
+    for (task, rows), x in zip(expected.items(), [both[:30], both[30:], both], strict=True):
+        assert list(found[task]) == [*encoder_exchange.PUBLISHED[task], "none"]
+        for encoder, features in rows.items():
+            np.testing.assert_allclose(found[task][encoder], (features.sum(), x.sum()), rtol=1e-4)
+
+
+def test_losses_are_shown_with_their_ratios_beside_the_published():
+    rows = {"encoder 1": (0.1, 0.2), "encoder 2": (0.4, 0.3), "none": (0.5, 0.2)}
+    lines = encoder_exchange.markdown({"client 1": rows})[2:]
+    assert lines == [
+        "| client 1 | encoder 1 | 0.1000 (1.00) | 0.0235 (1.00) | 0.2000 (1.00) | 0.0646 (1.00) |",
+        "| client 1 | encoder 2 | 0.4000 (4.00) | 0.2345 (9.98) | 0.3000 (1.50) | 0.0657 (1.02) |",
+        "| client 1 | none | 0.5000 (5.00) |  | 0.2000 (1.00) |  |",
+    ]
+
+
+@pytest.mark.parametrize("text", ["0", "0,0", "0,40", "0,1,2", "a,1", "-1,0", ""])
+def test_other_than_two_clients_are_refused(text):
+    assert encoder_exchange.two_clients("3,39", 40) == [3, 39]
+    with pytest.raises(BadInput, match="two different numbers in 0..39"):
+        encoder_exchange.two_clients(text, 40)

@@ -1,0 +1,362 @@
+"""Client2Vec: the three ways in which the index of clients improves a base method."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import scipy.stats
+import toys
+from indices import INDEX, KEYS, PEOPLE, RNG, TASK, C, stages
+from inputs import complaint
+
+from fedjax_lab import registry, simulate, tree
+from fedjax_lab.config import resolve
+from fedjax_lab.errors import BadInput
+from fedjax_lab.methods import client_index
+from fedjax_lab.types import State
+
+pytestmark = pytest.mark.usefixtures("small_network")
+
+
+def improved(found=INDEX, **settings):
+    """The method of the training stage, and its first state with this index."""
+    stage = stages(**settings)[-1]
+    last = State(client_index.Server(KEYS.init, *(None,) * 4, found), ())
+    facts = found._asdict()
+    return stage.method, stage.start(jax.random.key(9), C, last, facts), stage
+
+
+def federation(stage, state):
+    frozen = stage.view.frozen(state.server) if stage.view else ()
+    return toys.SKEWED._replace(frozen=frozen)
+
+
+def played(rounds, method, state, stage):
+    play = toys.player(method, federation=federation(stage, state))
+    return play(KEYS, 0, rounds, state)[0]
+
+
+# Similarity, sampling, aggregation (spec 3.7, 3.8).
+
+
+def naive_S(i, chosen, index=INDEX):
+    n = np.asarray(PEOPLE.n)
+
+    def cos(a, b):
+        a, b = (v.astype(np.float64) for v in (a, b))
+        return a @ b / np.linalg.norm(a) / np.linalg.norm(b)
+
+    total = sum(
+        n[j] * (cos(index.feature[i], index.feature[j]) + cos(index.label[i], index.label[j]))
+        for j in chosen
+    )
+    return total / (2 * sum(n[j] for j in chosen))
+
+
+def with_age(state, age):
+    return state.server._replace(age=jnp.asarray(age))
+
+
+def test_clients_are_sampled_by_eq_1():
+    """10,000 draws of two without replacement: chi-square over all ordered pairs."""
+    tau = 0.4
+    method, state, _ = improved(sampling_tau=tau)
+    # 8 clients, 2 a round: nobody of the last two rounds, here 2 and 5, then 0 and 1
+    server = with_age(state, [2, 2, 1, 3, 9, 1, 9, 4])
+    keys = jax.random.split(jax.random.key(3), 10_000)
+    ids, shares = jax.jit(jax.vmap(lambda k: method.sample(k, server, PEOPLE, 2)))(keys)
+    free = [3, 4, 6, 7]
+    p = {i: np.exp(naive_S(i, [2, 5]) / tau) for i in free}
+    expected, seen = [], []
+    for a in free:
+        for b in free:
+            if a != b:
+                first = p[a] / sum(p.values())
+                expected.append(1e4 * first * p[b] / (sum(p.values()) - p[a]))
+                seen.append(np.sum((ids[:, 0] == a) & (ids[:, 1] == b)))
+    assert sum(seen) == 10_000
+    assert scipy.stats.chisquare(seen, expected).pvalue > 1e-3
+    n = np.asarray(PEOPLE.n)[np.asarray(ids)]
+    np.testing.assert_allclose(shares, n / n.sum(1, keepdims=True), rtol=1e-6)
+
+
+def test_the_first_cohort_is_uniform_and_a_shortfall_is_drawn_from_the_excluded():
+    method, state, _ = improved(sampling_tau=0.1)
+    draw = jax.jit(jax.vmap(lambda k, s: method.sample(k, s, PEOPLE, 3)[0], (0, None)))
+    keys = jax.random.split(jax.random.key(4), 8_000)
+    counts = np.bincount(np.asarray(draw(keys, state.server))[:, 0], minlength=C)
+    assert scipy.stats.chisquare(counts).pvalue > 1e-3
+    ids = np.asarray(draw(keys, with_age(state, [1, 1, 1, 1, 1, 1, 5, 7])))  # 6 and 7 are free
+    assert (np.sort(ids[:, :2], 1) == [6, 7]).all()
+    counts = np.bincount(ids[:, 2], minlength=C)
+    assert counts[6:].sum() == 0
+    assert scipy.stats.chisquare(counts[:6]).pvalue > 1e-3
+    ids = np.asarray(draw(keys, with_age(state, [1, 1, 1, 2, 2, 2, 9, 9])))  # 8 / 6: one round
+    assert np.bincount(ids.ravel(), minlength=C).astype(bool).tolist() == [False] * 3 + [True] * 5
+
+
+def test_nobody_comes_again_within_the_window():
+    """Two of 8 a round, eight rounds: three cohorts in a row have no one in common."""
+    method, state, _ = improved(local_training=False, aggregation=False)
+    server, cohorts = state.server, []
+    sample = jax.jit(lambda key, server: method.sample(key, server, PEOPLE, 2)[0])
+    uploads = tree.repeat(server.base, 2)
+    for key in jax.random.split(jax.random.key(5), 8):
+        ids = sample(key, server)
+        server = method.round[0].aggregate(server, uploads, tree.take(PEOPLE, ids))
+        cohorts.append(set(ids.tolist()))
+    for three in zip(cohorts, cohorts[1:], cohorts[2:], strict=False):
+        assert len(set.union(*three)) == 6
+
+
+def test_similarity_to_oneself_is_1_and_between_two_symmetric():
+    method, state, _ = improved(history_gamma=0.0)
+
+    def S(i):
+        cohort = tree.take(PEOPLE, jnp.array([i]))
+        uploads = tree.repeat(state.server.base, 1)
+        return np.asarray(method.round[0].aggregate(state.server, uploads, cohort).history)
+
+    table = np.stack([S(i) for i in range(3)])
+    np.testing.assert_allclose(np.diag(table), 1, rtol=1e-5)
+    np.testing.assert_allclose(table[:, :3], table[:, :3].T, rtol=1e-5)
+    np.testing.assert_allclose(table[1], [naive_S(i, [1]) for i in range(C)], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("part", ["feature", "label"])
+def test_similarity_of_one_part_only(part):
+    method, state, _ = improved(index_part=part, local_training=False, history_gamma=0.0)
+    cohort = tree.take(PEOPLE, jnp.array([2]))
+    server = method.round[0].aggregate(state.server, tree.repeat(state.server.base, 1), cohort)
+    b = getattr(INDEX, part)
+    b = b / np.linalg.norm(b, axis=1, keepdims=True)
+    np.testing.assert_allclose(server.history, b @ b[2], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("gamma, lam", [(0.5, 1.0), (0.0, 0.5), (0.9, 1e9)])
+def test_shares_are_eq_3(gamma, lam):
+    """The recursion is the explicit double sum; lambda without end gives shares by size."""
+    method, state, _ = improved(history_gamma=gamma, history_lambda=lam, local_training=False)
+    n, rounds = np.asarray(PEOPLE.n), [[0, 3, 5], [1, 3, 4], [7, 2, 0]]
+    server = state.server
+    uploads = tree.repeat(server.base, 3)
+    uploads = jax.tree.map(lambda a: a + RNG.normal(size=a.shape).astype(np.float32), uploads)
+    for t, ids in enumerate(rounds):
+        cohort = tree.take(PEOPLE, jnp.array(ids))
+        server = method.round[0].aggregate(server, uploads, cohort)
+        H = [
+            sum(
+                gamma ** (t - s) * naive_S(i, rounds[s]) if gamma or t == s else 0
+                for s in range(t + 1)
+            )
+            for i in ids
+        ]
+        p = n[ids] * np.exp(np.array(H) / lam)
+        p = p / p.sum()
+        if lam == 1e9:
+            np.testing.assert_allclose(p, n[ids] / n[ids].sum(), rtol=1e-6)
+        toys.close(server.base, tree.mix(jnp.asarray(p), uploads))
+    assert list(np.asarray(server.age)) == [1, 2, 1, 2, 2, 3, C + 1, 1]
+
+
+def test_momentum_and_dynamic_regularisation_take_the_new_shares():
+    """FedAvgM's step is beta v + sum p (w - w_i); FedDyn's mean is sum p w_i, its h as before."""
+    ids, n = [4, 0, 6], np.asarray(PEOPLE.n)
+    p = n[ids] * np.exp([naive_S(i, ids) for i in ids])
+    p = jnp.asarray(p / p.sum())
+    cohort = tree.take(PEOPLE, jnp.array(ids))
+    cohort = cohort._replace(num_clients=jnp.full(3, float(C)))
+    only = dict(sampling=False, local_training=False)
+    method, state, _ = improved(base="fedavgm", **only)
+    plain = toys.make("fedavgm", TASK)
+    uploads = tree.repeat(TASK.init(jax.random.key(7)), 3)
+    uploads = jax.tree.map(lambda a: a + RNG.normal(size=a.shape).astype(np.float32), uploads)
+    found = method.round[0].aggregate(state.server, uploads, cohort).base
+    toys.close(
+        found, plain.round[0].aggregate(state.server.base, uploads, cohort._replace(weight=p))
+    )
+    method, state, _ = improved(base="feddyn", **only)
+    found = method.round[0].aggregate(state.server, uploads, cohort).base
+    toys.close(found.mean.params, tree.mix(p, uploads.params))
+    before = state.server.base
+    moved = jax.tree.map(lambda a, b: jnp.sum(a - b, 0), uploads.params, before.theta.params)
+    toys.close(found.h, tree.scale(-0.1 / C, moved))
+
+
+# Local training (spec 3.9).
+
+
+def trained(settings):
+    """One full-batch step of plain SGD by client 2: the state, its rows, the model after it."""
+    method, state, stage = improved(aggregation=False, **settings)
+    rows = toys.SKEWED.train[2]
+    plan = toys.PLAN._replace(batch_size=64, epochs=1, optimizer=optax.sgd(0.1))
+    client = tree.take(PEOPLE._replace(private=()), 2)
+
+    @jax.jit
+    def step(federation, w):
+        work, _ = simulate.make_work(federation, rows, plan, KEYS.local)
+        return method.round[0].local(w, client, work)[0]
+
+    return state.server.base, rows[rows >= 0], step(federation(stage, state), state.server.base)
+
+
+@pytest.mark.parametrize(
+    "settings, orth",
+    [
+        ({}, lambda products: jnp.mean(products)),
+        ({"orth_reduction": "sum"}, lambda products: jnp.sum(products)),
+        ({"orth_reduction": "batchmean"}, lambda products: jnp.sum(products) / len(products)),
+        ({"local_orth": False}, lambda products: 0.0),
+        ({"detach_teacher": True}, lambda products: jnp.mean(products)),
+    ],
+)
+def test_local_training_adds_eq_4(settings, orth):
+    """Against the gradient of the naive loss."""
+    w, rows, after = trained({"local_weight": 0.07, **settings})
+    x, y = toys.SKEWED.x[rows], np.asarray(toys.SKEWED.y[rows])
+
+    def naive(params):
+        body = {k: v for k, v in params.items() if k != "side"}
+        out = toys.NORM.apply(w._replace(params=body), x, jax.random.key(0))
+        z_P = out.features @ params["side"]["P"]  # [B, E]
+        o_P = z_P @ params["side"]["head"]["kernel"] + params["side"]["head"]["bias"]
+        teacher = jax.lax.stop_gradient(out.logits) if "detach_teacher" in settings else out.logits
+        p, q = (jax.nn.softmax(a) for a in (teacher, o_P))
+        ce = -jnp.mean(jnp.log(jax.nn.softmax(out.logits)[np.arange(len(y)), y]))
+        products = jnp.stack([jnp.abs(z_P @ b) for b in INDEX.feature], 1)
+        return ce + 0.07 * (orth(products) + jnp.mean(jnp.sum(p * jnp.log(p / q), 1)))
+
+    expected = jax.tree.map(lambda a, g: a - 0.1 * g, w.params, jax.grad(naive)(w.params))
+    toys.close(after.params, expected, rtol=1e-3, atol=1e-5)
+    assert np.abs(after.params["side"]["P"] - w.params["side"]["P"]).max() > 1e-5
+
+
+@pytest.mark.parametrize("index, w", [("global", 5.0), ("federated", 1.0)])
+def test_the_weight_is_the_papers_by_default(index, w):
+    toys.close(trained({"index": index})[2], trained({"index": index, "local_weight": w})[2])
+
+
+def test_with_a_weight_of_nothing_it_is_the_base_method():
+    """Sampling and aggregation off and w = 1e-30: FedAvg, P and phi_P aside."""
+    method, state, stage = improved(local_weight=1e-30, aggregation=False, sampling=False)
+    found = played(3, method, state, stage).server.base
+    plain = toys.player(toys.make("fedavg"), federation=toys.SKEWED)(KEYS, 0, 3)[0].server
+    found.params.pop("side")
+    toys.close(found, plain)
+
+
+def test_without_any_of_the_three_it_is_the_base_method():
+    off = dict(sampling=False, aggregation=False, local_training=False)
+    method = registry.make_method("client2vec", toys.NORM, base="fedprox", mu=0.3, **off)
+    plain = toys.make("fedprox", mu=0.3)
+    toys.same(*(toys.player(m)(KEYS, 0, 2) for m in (method, plain)))
+
+
+def test_two_exchanges_are_one_round():
+    """FedIIR: H and the ages move on once; its own mean of gradients is as before."""
+    method, state, stage = improved(base="fediir", local_training=False)
+    server = played(1, method, state, stage).server
+    ids = np.flatnonzero(np.asarray(server.age) == 1)
+    assert len(ids) == toys.PLAN.cohort and set(np.asarray(server.age)) == {1, C + 1}
+    np.testing.assert_allclose(server.history, [naive_S(i, ids) for i in range(C)], rtol=1e-4)
+    assert float(jnp.abs(server.base.g["kernel"]).max()) > 0
+
+
+def test_a_base_is_scored_as_it_says():
+    """FedDyn by the participants' mean; a newcomer gets it, too."""
+    method, state, stage = improved(base="feddyn", local_training=False)
+    state = played(1, method, state, stage)
+    toys.same(method.scored(state.server, 0), state.server.base.mean)
+    toys.same(method.newcomer(state)[0], state.server.base.mean)
+    assert tree.sq_norm(tree.sub(state.server.base.mean, state.server.base.theta)) > 0
+
+
+def test_a_base_that_tunes_is_scored_after_it():
+    """FineTune's last steps are taken with the altered loss, and P moves."""
+    method, state, stage = improved(base="finetune")
+    work, _ = simulate.make_work(
+        federation(stage, state), toys.SKEWED.train[1], toys.PLAN, KEYS.score
+    )
+    w, _ = method.tune(method.scored(state.server, 1), tree.take(PEOPLE, 1), work)
+    assert jax.tree.structure(w) == jax.tree.structure(state.server.base)
+    assert (
+        float(jnp.abs(w.params["side"]["P"] - state.server.base.params["side"]["P"]).max()) > 1e-5
+    )
+
+
+def test_heads_are_the_index_of_local_weights():
+    """H is of the heads that have just arrived."""
+    stage = stages(index="local_weights", history_gamma=0.0)[-1]
+    state = stage.start(KEYS.init, C, None, {})
+    ids = [3, 1]
+    uploads = tree.repeat(state.server.base, 2)
+    uploads = jax.tree.map(lambda a: a + RNG.normal(size=a.shape).astype(np.float32), uploads)
+    cohort = tree.take(PEOPLE, jnp.array(ids))
+    server = stage.method.round[0].aggregate(state.server, uploads, cohort)
+    head = uploads.params["head"]
+    heads = np.concatenate([head["kernel"].reshape(2, -1), head["bias"]], 1)
+    np.testing.assert_array_equal(server.index.feature[jnp.array(ids)], heads)
+    a, b = (v / np.linalg.norm(v) for v in heads)
+    n = np.asarray(PEOPLE.n)[ids] / np.asarray(PEOPLE.n)[ids].sum()
+    expected = np.zeros(C)
+    expected[ids] = n[0] + n[1] * (a @ b), n[0] * (a @ b) + n[1]
+    np.testing.assert_allclose(server.history, expected, rtol=1e-4)
+
+
+BASES = {"moon": {"projection": "mlp256"}, "ifca": {}, "fedper": {}}
+
+
+@pytest.mark.parametrize("base", BASES)
+def test_other_bases_run_with_all_three(base):
+    """Private state, clusters, parts of models: everything stays finite, P is trained."""
+    method, state, stage = improved(base=base, **BASES[base])
+    after = played(2, method, state, stage)
+    assert tree.finite(after)
+    ages = np.sort(np.asarray(after.server.age))
+    assert ages[:5].tolist() == [1] * 5  # the last cohort
+    moved = jax.tree.map(lambda a, b: float(jnp.abs(a - b).max()), after, state)
+    sides = [v for path, v in jax.tree_util.tree_leaves_with_path(moved) if "'P'" in str(path)]
+    assert sides and max(sides) > 0
+
+
+def one_round(base):
+    method, state, stage = improved(base=base)
+    program = simulate.Program(method, toys.PLAN, toys.VECTORISED)
+    lane = simulate.Lane(federation(stage, state), PEOPLE, KEYS)
+    return simulate.play_round(program, lane, state, 0)[0]
+
+
+def test_every_plain_method_can_be_wrapped_or_says_why_not():
+    """Traced only. FedPick's and FedSR's losses call parts of the model on their own."""
+    refused = set()
+    for base in registry.METHODS:
+        try:
+            jax.eval_shape(functools.partial(one_round, base))
+        except BadInput as error:
+            assert "method.base" in str(error) or base in str(error)
+            refused.add(base)
+    in_stages, alone, own_passes = {"fedconcat", "fedconcat_id"}, {"central", "pfedhn"}, {"fedpick"}
+    assert refused == in_stages | alone | own_passes | {"fedsr", "client2vec"}
+
+
+def test_settings_of_the_method_and_of_any_base_never_share_a_name():
+    own = set(registry.default_settings(registry.METHODS["client2vec"], {"base": "fedavg"}))
+    for name, base in registry.METHODS.items():
+        if name != "client2vec":
+            assert not own & set(registry.default_settings(base)), name
+
+
+def test_settings_of_the_base_follow_its_name():
+    """A change of base on the command line drops what only the old one knows."""
+    config = {"method": {"name": "client2vec", "base": "moon", "mu": 0.1, "index_epochs": 3}}
+    assert resolve(config).method.mu == 0.1
+    changed = resolve(config, [("method.base", "fedavgm"), ("method.beta", "0.5")])
+    assert changed.method.beta == 0.5 and changed.method.index_epochs == 3
+    assert "mu" not in changed.method
+    assert "beta" in complaint(resolve, config, [("method.beta", "0.5")])
+    changed = resolve({}, [("method.name", "client2vec"), ("method.base", "fedprox")])
+    assert changed.method.mu == 0.01

@@ -1,0 +1,251 @@
+"""The index of clients: its losses, how its network is trained, what is found."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import toys
+from indices import KEYS, PEOPLE, RNG, C, E, K, T, stages
+
+from fedjax_lab import parallel, simulate, tree
+from fedjax_lab.methods import client_index
+from fedjax_lab.models import dsa_ign
+from fedjax_lab.types import Batch
+
+pytestmark = pytest.mark.usefixtures("small_network")
+
+
+def a_batch(B, pad=0, scale=1.0):
+    rows = [scale * RNG.normal(size=(B + pad, E)).astype(np.float32) for _ in range(4)]
+    y = np.zeros(B + pad, np.int32)
+    mask = np.r_[np.ones(B), np.zeros(pad)].astype(np.float32)
+    z, u, made, D = rows
+    L = T[RNG.integers(0, K, B + pad)]
+    return z, u, made, Batch(D, y, mask), L
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+@pytest.mark.parametrize("reduction", ["mean", "sum", "batchmean"])
+def test_index_losses_are_the_formulas(reduction, normalize):
+    B = 6
+    z, u, made, batch, L = a_batch(B, pad=3)
+    reduce = client_index.reduction(reduction)
+    found = client_index.index_losses(z, u, made, batch, L, reduce, normalize)
+
+    def cos(a, b):
+        return a @ b / np.linalg.norm(a) / np.linalg.norm(b)
+
+    div = np.mean(
+        [np.log(sum(np.exp(cos(u[j], u[k])) for k in range(B) if k != j)) for j in range(B)]
+    )
+    product = cos if normalize else np.dot
+    orth = sum(abs(product(z[j], u[k])) for j in range(B) for k in range(B))
+    orth /= {"mean": B * B, "sum": 1, "batchmean": B}[reduction]
+    expected = {
+        "div": div,
+        "sim": np.mean([1 - cos(z[j], L[j]) for j in range(B)]),
+        "orth": orth,
+        "recon": np.mean((made[:B] - batch.x[:B]) ** 2),
+    }
+    for name, value in expected.items():
+        np.testing.assert_allclose(found[name], value, rtol=1e-4, err_msg=name)
+
+
+def test_diversity_is_bounded_and_0_for_one_example():
+    z, u, made, batch, L = a_batch(9)
+    div = client_index.index_losses(z, u, made, batch, L)["div"]
+    assert np.log(8) - 1 <= div <= np.log(8) + 1
+    same = client_index.index_losses(z, np.tile(u[:1], (9, 1)), made, batch, L)["div"]
+    np.testing.assert_allclose(same, np.log(8) + 1, rtol=1e-5)
+    z, u, made, batch, L = a_batch(1, pad=3)
+    assert client_index.index_losses(z, u, made, batch, L)["div"] == 0
+    grad = jax.grad(lambda u: client_index.index_losses(z, u, made, batch, L)["div"])(u)
+    assert np.isfinite(grad).all()
+
+
+EMBEDDED = toys.SKEWED._replace(
+    x=jnp.asarray(RNG.normal(size=(600, E)), jnp.float32), test=None, global_test=None
+)
+
+
+@functools.cache
+def found_by(dropout=0.1, **settings):
+    """The server after the stages before the training, each of its rounds played."""
+    dsa_ign.DROPOUT, state = dropout, None  # small_network puts it back
+    for stage in stages(index_epochs=2, **settings)[:-1]:
+        start = stage.start or (lambda key, C, last, facts, m=stage.method: m.init(key, C))
+        state = start(KEYS.init, C, state, {})
+        play = toys.player(stage.method, federation=EMBEDDED)
+        state, _ = play(KEYS, 0, stage.rounds, state)
+    return state.server
+
+
+@pytest.mark.parametrize("index", ["global", "federated"])
+def test_index_is_found(index):
+    """beta^l is the label histogram times T, beta^f the mean of u."""
+    server = found_by(index=index)
+    count = np.asarray(PEOPLE.label_count)
+    expected = count / count.sum(1, keepdims=True) @ T
+    np.testing.assert_allclose(server.index.label, expected, rtol=1e-4, atol=1e-6)
+    net = dsa_ign.Network()
+    for i in (0, 5):
+        rows = np.asarray(toys.SKEWED.train[i])
+        u = net.apply(server.psi, EMBEDDED.x[rows[rows >= 0]])[1]
+        np.testing.assert_allclose(server.index.feature[i], u.mean(0), rtol=1e-3, atol=1e-4)
+
+
+WEIGHTS = {"div": 0.5, "sim": 2.0, "orth": 0.3, "recon": 1.5}
+
+
+ALONE = EMBEDDED._replace(train=EMBEDDED.train[5:6])  # one client
+
+
+def adam_steps(psi, count):
+    """DSA-IGN after so many full-batch steps on the one client's examples, without dropout."""
+    rows = ALONE.train[0][ALONE.train[0] >= 0]
+    batch = Batch(ALONE.x[rows], ALONE.y[rows], jnp.ones(len(rows)))
+    adam, net = optax.adam(1e-3), dsa_ign.Network()
+
+    def loss(psi):
+        parts = client_index.index_losses(*net.apply(psi, batch.x), batch, T[batch.y])
+        return sum(WEIGHTS[name] * parts[name] for name in WEIGHTS)
+
+    moments = adam.init(psi)
+    for _ in range(count):
+        updates, moments = adam.update(jax.jit(jax.grad(loss))(psi), moments, psi)
+        psi = optax.apply_updates(psi, updates)
+    return psi
+
+
+def without_key_bias(psi):
+    """Attention does not depend on it: what Adam makes of its gradient is rounding alone."""
+    named = [(jax.tree_util.keystr(path), leaf) for path, leaf in jax.tree.leaves_with_path(psi)]
+    return {path: leaf for path, leaf in named if "['key']['bias']" not in path}
+
+
+@pytest.mark.parametrize("index, steps", [("global", [2]), ("federated", [10, 10])])
+def test_dsa_ign_is_trained(index, steps, monkeypatch):
+    """Two epochs of the server, or two rounds of ten local epochs, by hand."""
+    monkeypatch.setattr(dsa_ign, "DROPOUT", 0.0)
+    weights = {f"weight_{name}": value for name, value in WEIGHTS.items()}
+    *before, _ = stages(index=index, index_epochs=2, **weights)
+    state = None
+    for stage in before:
+        start = stage.start or (lambda key, C, last, facts, m=stage.method: m.init(key, C))
+        state = start(KEYS.init, 1, state, {})
+        plan = toys.PLAN._replace(batch_size=stage.view.batch_size)
+        play = toys.player(stage.method, plan=plan, federation=ALONE)
+        if stage.name == "index":
+            break
+        state, _ = play(KEYS, 0, 1, state)
+    found, _ = play(KEYS, 0, 2, state)
+    expected = state.server.psi
+    for count in steps:  # Adam begins anew in each round of a client, not of the server
+        expected = adam_steps(expected, count)
+    toys.close(*map(without_key_bias, (found.server.psi, expected)), rtol=2e-3, atol=2e-5)
+
+
+def index_epochs(devices, **settings):
+    """play(count) -> (state, sums) of the stage in which the server trains DSA-IGN."""
+    collect, train, *_ = stages(**settings)
+    state = collect.method.init(KEYS.init, C)
+    state, _ = toys.player(collect.method, federation=EMBEDDED)(KEYS, 0, 1, state)
+    strategy = toys.VECTORISED
+    if devices > 1:
+        strategy = parallel.on_mesh(parallel.make_mesh(devices), strategy)
+    args = (
+        simulate.Lane(EMBEDDED, PEOPLE, KEYS),
+        state,
+        simulate.no_progress(),
+        jnp.int32(0),
+        jnp.int32(2),
+    )
+    return jax.jit(
+        functools.partial(simulate.play, simulate.Program(train.method, toys.PLAN, strategy))
+    ), args
+
+
+@pytest.mark.parametrize("devices, pooled", [(2, False), (5, False), (8, True)])
+def test_devices_share_the_servers_training(devices, pooled):
+    """The numbers are those of one device, dropout included, also where 128 rows do not divide."""
+    play, args = index_epochs(devices, index_pooled=pooled)
+    alone, _ = index_epochs(1, index_pooled=pooled)
+    found, expected = (without_key_bias(run(*args)[0].server.psi) for run in (play, alone))
+    toys.close(found, expected, rtol=2e-3, atol=2e-5)
+
+
+def test_each_device_does_its_part_of_the_servers_training(monkeypatch):
+    monkeypatch.setattr(dsa_ign, "HIDDEN", 256)
+    flops = []
+    for devices in (1, 8):
+        play, args = index_epochs(devices)
+        flops.append(play.lower(*args).compile().cost_analysis()["flops"])
+    assert flops[1] < 0.2 * flops[0]
+
+
+def test_dropout_is_on_while_dsa_ign_is_trained():
+    found = [found_by(dropout, index="federated").psi for dropout in (0.1, 0.0)]
+    assert tree.sq_norm(tree.sub(*found)) > 0
+
+
+def test_batches_are_those_of_their_clients():
+    server = found_by(index="global")
+    for i, rows in enumerate(np.asarray(EMBEDDED.train)):
+        rows = rows[rows >= 0]
+        real = np.asarray(server.batches.mask[i]) == 1
+        assert real.sum() == len(rows) and server.batches.y.shape == (C, 128)
+        kept = np.asarray(server.batches.x[i])[real]
+        expected = np.asarray(EMBEDDED.x)[rows]
+        np.testing.assert_array_equal(np.sort(kept, 0), np.sort(expected, 0))
+
+
+def test_a_tenth_of_the_clients_trains():
+    people = jax.tree.map(lambda a: jnp.tile(a, 4)[:30] if a.ndim == 1 else a, PEOPLE)
+    ids, shares = client_index.tenth(KEYS.cohort, None, people, 99)
+    assert len(set(ids.tolist())) == 3
+    np.testing.assert_allclose(shares, people.n[ids] / people.n[ids].sum(), rtol=1e-6)
+
+
+def test_batches_are_reordered():
+    """Whole batches, or example by example; nothing is lost."""
+    x = jnp.arange(12.0).reshape(4, 3, 1)
+    batches = Batch(x, jnp.arange(12).reshape(4, 3), jnp.ones((4, 3)))
+    for pooled in (False, True):
+        made = client_index.reordered(jax.random.key(1), batches, pooled)
+        np.testing.assert_array_equal(made.x[..., 0], made.y)
+        assert sorted(made.y.ravel().tolist()) == list(range(12))
+        whole = [sorted(row) in np.arange(12).reshape(4, 3).tolist() for row in made.y.tolist()]
+        assert all(whole) is not pooled
+    assert made.y.tolist() != batches.y.tolist()
+
+
+def test_settings_of_the_network_reach_it(monkeypatch):
+    seen = []
+    monkeypatch.setattr(client_index, "reordered", lambda k, b, pooled: seen.append(pooled) or b)
+    settings = dict(index_pooled=True, index_positions=False, index_decoder="mlp")
+    collect, train, *_ = stages(index="global", orth_normalize=True, **settings)
+    state = jax.eval_shape(lambda: collect.method.init(KEYS.init, C))
+    names = set(state.server.psi["params"])
+    assert "hidden" in names and "positions" not in names
+    jax.eval_shape(lambda server: train.method.round[0].alone(server, lambda a: a), state.server)
+    assert seen == [True]
+
+
+def test_naive_indices():
+    """Table 2: the mean of D, and the means of each class side by side, 0 of absent ones."""
+    average = found_by(index="feature_average").index.feature
+    prototypes = np.asarray(found_by(index="class_prototypes").index.feature).reshape(C, K, E)
+    y, x = np.asarray(EMBEDDED.y), np.asarray(EMBEDDED.x)
+    absent = 0
+    for i, rows in enumerate(np.asarray(EMBEDDED.train)):
+        rows = rows[rows >= 0]
+        np.testing.assert_allclose(average[i], x[rows].mean(0), rtol=1e-4, atol=1e-5)
+        for c in range(K):
+            mine = x[rows[y[rows] == c]]
+            expected = mine.mean(0) if len(mine) else np.zeros(E)
+            absent += not len(mine)
+            np.testing.assert_allclose(prototypes[i, c], expected, rtol=1e-4, atol=1e-5)
+    assert absent

@@ -1,0 +1,152 @@
+"""Embeddings of clients by an autoencoder."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import naive
+import numpy as np
+import pytest
+import toys
+from hypernetworks import KEY, adam_step, setting
+from inputs import complaint
+
+from fedjax_lab import losses, parallel, runner, simulate, tree
+from fedjax_lab.errors import BadInput
+from fedjax_lab.methods import embeddings
+from fedjax_lab.methods.embeddings import fit
+from fedjax_lab.models import nets
+from fedjax_lab.models.autoencoder import Autoencoder
+from fedjax_lab.models.task import make_task
+from fedjax_lab.types import Batch, State
+
+
+@pytest.fixture(scope="module")
+def four_domains(tmp_path_factory):
+    """400 images 8x8 of four classes in four domains."""
+    rng = np.random.default_rng(0)
+    y = rng.integers(0, 4, 400)
+    x = rng.integers(0, 60, (400, 8, 8, 1), dtype=np.uint8)
+    for k in range(4):
+        x[y == k, 2 * k : 2 * k + 2] += 150
+    domain = np.array(list("abcd"))[np.arange(400) % 4]
+    path = tmp_path_factory.mktemp("data") / "data.npz"
+    split = np.where(np.arange(400) < 40, "test", "train")
+    np.savez(path, x=x, y=y, domain=domain, split=split)
+    return path
+
+
+def test_embeddings_of_an_autoencoder_are_found_once(four_domains):
+    """By client, and not trained afterwards."""
+    hyper = {"name": "hfedf", "embedding": "autoencoder", "embedding_dim": 2}
+    e = setting(four_domains, hyper)
+    assert [(s.name, s.rounds) for s in e.simulation.stages] == [("embed", 1), ("train", 3)]
+    result = runner.run(e, quiet=True)
+    seen = [row["recorded"]["embedding"] for row in result.metrics if row["stage"] == "train"]
+    assert np.shape(seen) == (3, 3, 2)
+    np.testing.assert_array_equal(seen[0], seen[2])
+    assert np.abs(np.array(seen[0])).max() > 0 and len(np.unique(seen[0])) == 6
+    for kind in ("autoencoder", "autoencoder_learned"):
+        with pytest.raises(BadInput, match=f"{kind} needs config.method.embedding_dim"):
+            setting(four_domains, {"name": "hfedf", "embedding": kind})
+    with pytest.raises(BadInput, match="needs images, sides multiples of 4"):
+        toys.make("hfedf", embedding="autoencoder", embedding_dim=2)(3)
+
+
+IMAGE_TASK = make_task(nets.mlp(toys.K, width=4), (8, 8, 1), toys.K)
+
+
+def image_federation():
+    """The toy federation's clients with images in the place of its examples."""
+    x = (
+        np.random.default_rng(5).uniform(0, 1, (600, 8, 8, 1))
+        * np.linspace(0.2, 1, 600)[:, None, None, None]
+    )
+    return toys.FEDERATION._replace(x=jnp.asarray(x, jnp.float32))
+
+
+def test_each_client_gets_the_embedding_of_its_own_images(monkeypatch):
+    """Three steps of Adam on all of its images, from one start; the mean latent of them."""
+    monkeypatch.setattr(embeddings, "EPOCHS", 3)
+    monkeypatch.setattr(embeddings, "BATCH", 40)  # more than a client has: order does not matter
+    federation, lr = image_federation(), embeddings.LR
+    embed, _ = toys.make("hfedf", IMAGE_TASK, embedding="autoencoder", embedding_dim=2)(5)
+    start, _ = simulate.init(embed.method, naive.KEYS, toys.C).server
+    reordered = parallel.chunked(3)  # the client with most work comes first
+    state, _ = toys.player(embed.method, reordered, federation=federation)(naive.KEYS, 0, 1)
+    net = Autoencoder(2)
+
+    @jax.jit
+    def gradient(params, x, mask):
+        def error(params):
+            each = jnp.mean((net.apply(params, x)[0] - x) ** 2, (1, 2, 3))
+            return jnp.sum(mask * each) / jnp.sum(mask)
+
+        return jax.grad(error)(params), net.apply(params, x)[1]
+
+    expected = []
+    for i in range(toys.C):
+        x, _ = naive.data_of(i, federation)
+        mask = np.arange(40) < len(x)
+        x = np.pad(x, ((0, 40 - len(x)), (0, 0), (0, 0), (0, 0)))
+        w, unravel = jax.flatten_util.ravel_pytree(start)
+        w, m, v = np.asarray(w, float), 0.0, 0.0
+        for count in range(1, 4):
+            g, _ = gradient(unravel(jnp.asarray(w, jnp.float32)), x, mask)
+            g = np.asarray(jax.flatten_util.ravel_pytree(g)[0], float)
+            w, m, v = adam_step(g, w, m, v, count, lr, 0.0)
+        _, latent = gradient(unravel(jnp.asarray(w, jnp.float32)), x, mask)
+        expected.append(np.asarray(latent)[mask].mean(0))
+    np.testing.assert_allclose(state.server[1], expected, rtol=1e-3, atol=1e-4)
+    assert np.std(expected, 0).min() > 1e-3
+
+
+@pytest.mark.parametrize("mode", ["feedback", "shadow"])
+@pytest.mark.parametrize("kind", ["autoencoder", "autoencoder_learned"])
+def test_found_embeddings_are_where_training_starts(kind, mode):
+    """And move, with their moments, only if learned."""
+    how = {"embedding": kind, "embedding_dim": 2, "ema_mode": mode, "server_lr": 0.01}
+    _, stage = toys.make("hfedf", IMAGE_TASK, **how)(5)
+    nu = jax.random.normal(KEY, (toys.C, 2))
+    state = stage.start(naive.KEYS.init, toys.C, State(((), nu), ()), {})
+    toys.same(state.server.x.nu, nu)
+    assert mode == "feedback" or np.array_equal(state.server.average.nu, nu)
+    delta = jax.tree.map(lambda a: jnp.ones((toys.C, *a.shape)), IMAGE_TASK.init(KEY))
+    after = jax.jit(stage.method.round[0].aggregate)(state.server, delta, toys.PEOPLE)
+    (moments,) = [s for s in after.moments if hasattr(s, "mu")]
+    moved = np.asarray(after.x.nu != nu)
+    assert moved.all() if kind == "autoencoder_learned" else not moved.any()
+    assert np.any(moments.mu.nu) == (kind == "autoencoder_learned")
+    assert float(tree.sq_norm(tree.sub(after.x.theta, state.server.x.theta))) > 0
+
+
+@pytest.mark.parametrize("normalize, span", [("half", "-1 to 1"), ("imagenet", "-2.12 to 2.64")])
+def test_the_autoencoder_refuses_what_its_sigmoid_cannot_make(normalize, span, tmp_path):
+    rng = np.random.default_rng(0)
+    x = rng.integers(0, 256, (80, 8, 8, 3), dtype=np.uint8)
+    domain = np.array(list("abcd"))[np.arange(80) % 4]
+    np.savez(tmp_path / "data.npz", x=x, y=np.arange(80) // 4 % 2, domain=domain)
+    how = {"name": "hfedf", "embedding": "autoencoder", "embedding_dim": 2}
+    message = complaint(setting, tmp_path / "data.npz", how, normalize=normalize)
+    assert message == (
+        f"config.method.embedding: an autoencoder needs inputs from 0 to 1, not {span};"
+        " 8-bit images are with config.data.normalize=unit"
+    )
+    assert len(setting(tmp_path / "data.npz", how, normalize="unit").stages) == 2
+
+
+def test_the_autoencoder_learns_its_images():
+    """Parameters of Table 9's; of two kinds of images a tenth of the first error is left."""
+    net = Autoencoder(2)
+    params = jax.eval_shape(net.init, KEY, jnp.zeros((1, 32, 32, 3)))
+    assert sum(a.size for a in jax.tree.leaves(params)) == 9_395 + 4_097 * 2
+    params = jax.jit(net.init)(KEY, jnp.zeros((1, 8, 8, 1)))
+    x = jnp.concatenate([jnp.zeros((50, 8, 8, 1)).at[:, :4].set(1.0), jnp.full((50, 8, 8, 1), 0.5)])
+
+    def error(params, x, mask):
+        return losses.masked_mean(jnp.mean((net.apply(params, x)[0] - x) ** 2, (1, 2, 3)), mask)
+
+    batch = Batch(x, jnp.zeros(100, int), jnp.ones(100))
+    after = jax.jit(functools.partial(fit, error))(params, batch)
+    measured = jax.jit(error)
+    assert float(measured(after, x, batch.mask)) < 0.1 * float(measured(params, x, batch.mask))

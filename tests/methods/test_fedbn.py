@@ -1,0 +1,61 @@
+"""FedBN: what stays with a client, and that it is scored on it."""
+
+import functools
+
+import jax
+import naive
+import numpy as np
+import pytest
+import toys
+
+from fedjax_lab import evaluate, simulate, tree
+
+KEYS = naive.KEYS
+
+
+def test_fedbn_keeps_the_norm_layers_at_home():
+    state, _ = toys.player(toys.make("fedbn"))(KEYS, 0, 3)
+    private, shared = tree.names(state.private), tree.names(state.server)
+    assert {name.split("/")[1] for name in private} == set(toys.NORM.batch_norms)
+    assert {name.split("/")[0] for name in private} == {"params", "stats"}
+    assert not any("BatchNorm" in name for name in shared)
+    scale = state.private.params["BatchNorm_0"]["scale"]
+    assert np.ptp(scale, axis=0).max() > 0  # clients differ
+
+
+def score(method, state):
+    run = jax.jit(
+        functools.partial(evaluate.score, simulate.Program(method, toys.PLAN, toys.VECTORISED))
+    )
+    return run(simulate.Lane(toys.FEDERATION, toys.PEOPLE, KEYS), state, 0)
+
+
+@pytest.mark.parametrize("name", ["fedbn", "local"])
+def test_a_client_is_scored_on_its_own_model(name):
+    """What is private belongs to one client: its own hits, by hand, differ from its neighbour's."""
+    method = toys.make(name)
+    state = simulate.init(method, KEYS, toys.C)
+    far_apart = jax.tree.map(
+        lambda a: a + jax.random.uniform(KEYS.local, a.shape, a.dtype, 0, 3), state.private
+    )
+    state = state._replace(private=far_apart)
+    scores = score(method, state)
+
+    def right(i, rows):
+        mine = jax.tree.map(lambda a: a[i], state.private)
+        w = tree.join(state.server, mine) if name == "fedbn" else mine
+        logits = toys.NORM.apply(w, toys.FEDERATION.x[rows]).logits
+        return int((logits.argmax(1) == toys.FEDERATION.y[rows]).sum())
+
+    own = [right(i, toys.FEDERATION.test[i]) for i in range(toys.C)]
+    others = [right((i + 1) % toys.C, toys.FEDERATION.test[i]) for i in range(toys.C)]
+    assert own == scores.test.correct[:, 0].astype(int).tolist()
+    assert own != others
+
+
+def test_fedbn_averages_what_is_not_batch_norm_as_fedavg_does():
+    """From a common start the first round is FedAvg's, bit for bit."""
+    one, _ = toys.player(toys.make("fedbn"))(KEYS, 0, 1)
+    other, _ = toys.player(toys.make("fedavg"))(KEYS, 0, 1)
+    shared, _ = tree.split(tree.within(("Dense_0", "head")), other.server)
+    toys.same(one.server, shared)

@@ -1,0 +1,292 @@
+"""FedC2I: influence by leave-one-out, against brute force; the round, its ablations, its figure."""
+
+import functools
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import naive
+import numpy as np
+import pytest
+import toys
+
+from fedjax_lab import clusters, experiment, runner, simulate, tree
+from fedjax_lab.config import resolve
+from fedjax_lab.errors import BadInput
+from fedjax_lab.local import make_work
+from fedjax_lab.methods.fedc2i import Server, class_losses, client_losses, mix_classes, sharpen
+from fedjax_lab.models.task import split_head
+from fedjax_lab.types import Batch, State
+
+M = 5
+
+
+@functools.cache
+def models(task=toys.NORM, count=M):
+    """Different models, running statistics too."""
+    w = clusters.distinct_starts(task, jax.random.key(0), count)
+    noise = jax.random.split(jax.random.key(9), len(jax.tree.leaves(w)))
+    leaves, shape = jax.tree.flatten(w)
+    moved = [a + jax.random.uniform(k, a.shape) for a, k in zip(leaves, noise, strict=True)]
+    return jax.tree.unflatten(shape, moved)
+
+
+def batch(count=7, padded=3):
+    x, y = toys.FEDERATION.x[: count + padded], toys.FEDERATION.y[: count + padded]
+    return Batch(x, y, (jnp.arange(count + padded) < count).astype(jnp.float32))
+
+
+def loss_of(w, task=toys.NORM):
+    """Mean cross-entropy over the seven real examples."""
+    logits = np.asarray(task.apply(w, batch().x[:7]).logits, float)
+    y = np.asarray(batch().y[:7])
+    return (np.log(np.exp(logits).sum(1)) - logits[np.arange(7), y]).mean()
+
+
+def without(i):
+    """The mean of all models but one, everything included."""
+    others = [k for k in range(M) if k != i]
+    return jax.tree.map(lambda a: np.asarray(a)[others].mean(0), models())
+
+
+def test_client_losses_are_those_of_leave_one_out_bodies():
+    """Eq. 4: the body without i, running statistics too, with the own head."""
+    m = 2
+    own = tree.take(models(), m)
+    found = client_losses(toys.NORM, models(), own, batch())
+    for i in range(M):
+        w = tree.join(split_head(toys.NORM, without(i))[0], split_head(toys.NORM, own)[1])
+        assert float(found[i]) == pytest.approx(loss_of(w), rel=1e-4)
+
+
+def test_class_losses_equal_brute_force():
+    """Eqs. 7 and 9 by replacing one row, with its bias, at a time."""
+    m = 1
+    own = tree.take(models(), m)
+    _, heads = split_head(toys.NORM, models())
+    found = np.asarray(class_losses(toys.NORM, heads, own, batch()))
+    assert found.shape == (M, toys.K)
+    for i in range(M):
+        mean = without(i).params["head"]
+        for c in range(toys.K):
+            head = {k: np.array(v) for k, v in own.params["head"].items()}
+            head["kernel"][:, c], head["bias"][c] = mean["kernel"][:, c], mean["bias"][c]
+            w = own._replace(params={**own.params, "head": head})
+            assert found[i, c] == pytest.approx(loss_of(w), abs=1e-5)
+
+
+def test_class_losses_stay_finite_where_one_class_decides():
+    """log(exp(lse) - exp(z_c)) would cancel."""
+    own = tree.take(models(), 0)
+    head = {"kernel": 1e3 * own.params["head"]["kernel"], "bias": own.params["head"]["bias"]}
+    sharp = own._replace(params={**own.params, "head": head})
+    heads = jax.tree.map(lambda a: jnp.stack([a] * M), split_head(toys.NORM, sharp)[1])
+    assert np.isfinite(class_losses(toys.NORM, heads, sharp, batch())).all()
+
+
+def test_weights_sum_to_one_and_follow_the_loss():
+    loss = jnp.array([[0.5, 2.0], [1.0, 1e-30], [0.25, 0.0]])
+    for gamma in (0.0, 0.5, 5.0, 10.0):
+        weight = np.asarray(sharpen(gamma, loss))
+        np.testing.assert_allclose(weight.sum(0), 1, rtol=1e-6)
+        expected = np.array(loss[:, 0]) ** gamma
+        np.testing.assert_allclose(weight[:, 0], expected / expected.sum(), rtol=1e-4)
+    np.testing.assert_allclose(sharpen(0.0, loss), 1 / 3, rtol=1e-6)
+    np.testing.assert_allclose(sharpen(10.0, jnp.zeros((4, 2))), 1 / 4, rtol=1e-6)
+
+
+def test_rows_are_mixed_by_class_and_take_their_bias_along():
+    rng = np.random.default_rng(0)
+    weight, rows, bias = rng.random((3, 4)), rng.random((3, 6, 4)), rng.random((3, 4))
+    found = mix_classes(jnp.asarray(weight), jnp.asarray(rows))
+    for c in range(4):
+        expected = sum(weight[i, c] * rows[i, :, c] for i in range(3))
+        np.testing.assert_allclose(found[:, c], expected, rtol=1e-5)
+    mixed = mix_classes(jnp.asarray(weight), jnp.asarray(bias))
+    np.testing.assert_allclose(mixed, (weight * bias).sum(0), rtol=1e-5)
+
+
+def mixtures(method, server):
+    """What each of the eight clients trains from: one round without a step."""
+    plan = toys.PLAN._replace(epochs=0, cohort=toys.C)
+    state = State(server, jnp.zeros((toys.C, toys.C)))
+    return toys.player(method, plan=plan)(naive.KEYS, 0, 1, state)[0]
+
+
+def test_a_round_mixes_by_both_influences():
+    """Eqs. 6 and 10 for every client, from its own batch of 32 (or of all that it has)."""
+    w = models(count=toys.C)
+    method = toys.make("fedc2i", gamma=2.0)
+    state = mixtures(method, Server(w, toys.PEOPLE.n))
+    k_local = jax.random.fold_in(naive.KEYS.local, 0)
+    bodies, heads = split_head(toys.NORM, w)
+    for m in range(toys.C):
+        work, _ = make_work(
+            toys.FEDERATION, toys.FEDERATION.train[m], toys.PLAN, jax.random.fold_in(k_local, m)
+        )
+        drawn, own = work.draw(32), tree.take(w, m)
+        assert float(drawn.mask.sum()) == min(32, float(toys.PEOPLE.n[m]))
+        lam = sharpen(2.0, client_losses(toys.NORM, w, own, drawn))
+        Lam = sharpen(2.0, class_losses(toys.NORM, heads, own, drawn))
+        np.testing.assert_allclose(state.private[m], lam, rtol=1e-4)
+        body = jax.tree.map(lambda a: np.tensordot(lam, a, 1), bodies)  # noqa: B023
+        head = jax.tree.map(lambda a: mix_classes(Lam, a), heads)  # noqa: B023
+        toys.close(tree.take(state.server.models, m), tree.join(body, head), rtol=1e-4, atol=1e-5)
+    assert np.abs(np.asarray(state.private) - 1 / toys.C).max() > 0.01
+
+
+@pytest.mark.parametrize(
+    "hyper, body, head",
+    [
+        ({"head": "local"}, "influence", "own"),
+        ({"head": "lambda"}, "influence", "lambda"),
+        ({"head": "mean"}, "influence", "mean"),
+        ({"body": "local"}, "own", "influence"),
+        ({"body": "mean"}, "mean", "influence"),
+    ],
+)
+def test_ablations_replace_one_part(hyper, body, head):
+    """The other part is that of the whole method."""
+    w = models(count=toys.C)
+    server = Server(w, toys.PEOPLE.n)
+    whole = mixtures(toys.make("fedc2i"), server)
+    found = mixtures(toys.make("fedc2i", **hyper), server)
+    share = np.asarray(toys.PEOPLE.n / toys.PEOPLE.n.sum())
+    mean = tree.repeat(jax.tree.map(lambda a: np.tensordot(share, a, 1), w), toys.C)
+    by_lambda = tree.mix(found.private, w)
+    known = {"own": w, "mean": mean, "lambda": by_lambda, "influence": whole.server.models}
+    parts = split_head(toys.NORM, found.server.models)
+    toys.close(parts[0], split_head(toys.NORM, known[body])[0], rtol=1e-4, atol=1e-5)
+    toys.close(parts[1], split_head(toys.NORM, known[head])[1], rtol=1e-4, atol=1e-5)
+
+
+def test_equal_models_are_left_as_they_are():
+    """All weights are 1/M and mixing changes nothing; the mean before any upload is uniform."""
+    w = tree.repeat(toys.NORM.init(jax.random.key(0)), toys.C)
+    for hyper in ({}, {"body": "mean", "head": "mean"}):
+        state = mixtures(toys.make("fedc2i", **hyper), Server(w, jnp.zeros(toys.C)))
+        np.testing.assert_allclose(state.private, 1 / toys.C, rtol=1e-4)
+        toys.close(state.server.models, w, rtol=1e-5, atol=1e-6)
+
+
+def test_the_mean_is_over_those_who_have_uploaded():
+    w, n = models(count=toys.C), jnp.array([0.0, 10, 0, 30, 0, 0, 20, 0])
+    state = mixtures(toys.make("fedc2i", body="mean", head="mean"), Server(w, n))
+    expected = jax.tree.map(lambda a: np.tensordot(np.asarray(n) / 60, a, 1), w)
+    for i in range(toys.C):
+        toys.close(tree.take(state.server.models, i), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_clients_train_from_their_mixture():
+    """Every parameter, with the client's optimiser, against NumPy."""
+    w = models(toys.TASK, toys.C)
+    method = toys.make("fedc2i", toys.TASK)
+    server = State(Server(w, toys.PEOPLE.n), jnp.zeros((toys.C, toys.C)))
+    plan = naive.FULL._replace(cohort=toys.C)
+    start = toys.player(method, plan=plan._replace(epochs=0))(naive.KEYS, 0, 1, server)[0]
+    after = toys.player(method, plan=plan)(naive.KEYS, 0, 1, server)[0]
+    for i in range(toys.C):
+        mixed = naive.weights_of(tree.take(start.server.models, i))
+        expected = naive.sgd(mixed, *naive.data_of(i))
+        naive.close(tree.take(after.server.models, i), expected, rtol=1e-3, atol=1e-4)
+
+
+def test_of_two_clients_each_is_measured_without_the_other():
+    """M = 2: theta^-1 is theta_2."""
+    w = models(count=2)
+    own = tree.take(w, 0)
+    found = client_losses(toys.NORM, w, own, batch())
+    for i, other in ((0, 1), (1, 0)):
+        body = split_head(toys.NORM, tree.take(w, other))[0]
+        model = tree.join(body, split_head(toys.NORM, own)[1])
+        assert float(found[i]) == pytest.approx(loss_of(model), rel=1e-4)
+
+
+def test_who_does_not_take_part_keeps_its_model():
+    method = toys.make("fedc2i")
+    plan = toys.PLAN._replace(cohort=3)
+    first = simulate.init(method, naive.KEYS, toys.C)
+    state, _ = toys.player(method, plan=plan)(naive.KEYS, 0, 1)
+    ids = naive.cohort(method, 0, 3)
+    for i in range(toys.C):
+        a, b = (tree.take(s.server.models, i) for s in (first, state))
+        same = all(map(np.array_equal, jax.tree.leaves(a), jax.tree.leaves(b)))
+        assert same == (i not in ids)
+        assert float(state.server.n[i]) == (float(toys.PEOPLE.n[i]) if i in ids else 0)
+    toys.same(method.scored(state.server, ids[0]), tree.take(state.server.models, ids[0]))
+
+
+def test_a_client_downloads_all_models_and_uploads_one():
+    method = toys.make("fedc2i")
+    state = jax.eval_shape(lambda: simulate.init(method, naive.KEYS, toys.C))
+    up, down = simulate.message_bytes(
+        simulate.Program(method, toys.PLAN, toys.VECTORISED),
+        simulate.Lane(toys.FEDERATION, toys.PEOPLE, naive.KEYS),
+        state,
+    )
+    size = tree.num_bytes(toys.NORM.init(naive.KEYS.init))
+    assert (up, down) == (size, toys.C * (size + 4))
+
+
+def test_one_client_has_no_others():
+    with pytest.raises(BadInput, match="at least two clients"):
+        simulate.init(toys.make("fedc2i"), naive.KEYS, 1)
+
+
+def test_memory_does_not_hold_a_model_for_every_pair():
+    """With twice the clients the round's memory about doubles (16 to 32: at most 2.6 times)."""
+
+    def temporary(count):
+        rows = jnp.tile(toys.FEDERATION.train, (count // toys.C, 1))
+        federation = toys.FEDERATION._replace(train=rows)
+        people = simulate.population(federation, toys.K)
+        method = toys.make("fedc2i", big)
+        state = jax.eval_shape(lambda: simulate.init(method, naive.KEYS, count))
+        plan = toys.PLAN._replace(cohort=count)
+
+        program = simulate.Program(method, plan, toys.VECTORISED)
+        lane = simulate.Lane(federation, people, naive.KEYS)
+
+        def play(state):
+            return simulate.play_round(program, lane, state, 0)
+
+        compiled = jax.jit(play).lower(state).compile()
+        return compiled.memory_analysis().temp_size_in_bytes
+
+    from fedjax_lab.models import nets
+    from fedjax_lab.models.task import make_task
+
+    big = make_task(nets.mlp(toys.K, width=1024), (toys.D,), toys.K)
+    assert temporary(32) / temporary(16) < 2.6
+
+
+# The record and its figure.
+
+
+def test_influence_is_recorded_at_every_evaluation_and_drawn(tmp_path, monkeypatch):
+    domain = np.array(["north", "south", "west"])[np.arange(300) % 3]
+    toys.write_examples(tmp_path / "data.npz", domain=domain)
+    config = {
+        "data": {"name": "arrays", "path": str(tmp_path / "data.npz")},
+        "partition": {"name": "by_domain", "num_clients": 3},
+        "model": {"name": "mlp", "width": 8},
+        "method": {"name": "fedc2i"},
+        "run": {"rounds": 3, "eval_every": 1},
+    }
+    e = experiment.build(resolve(config), [0, 1])
+    result = runner.run(e, tmp_path / "run", quiet=True)
+    for row in result.metrics:
+        influence = np.array(row["recorded"]["influence"])
+        assert influence.shape == (3, 3)
+        np.testing.assert_allclose(influence.sum(1), 1, rtol=1e-5)
+    np.testing.assert_allclose(influence, result.states[1].private, rtol=1e-6)
+
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "launch"))
+    import fedc2i_figures
+
+    rounds, names = fedc2i_figures.influence(tmp_path / "run", seed=0)
+    assert sorted(rounds) == [1, 2, 3] and names == ["north", "south", "west"]
+    np.testing.assert_array_equal(rounds[2], result.metrics[2]["recorded"]["influence"])
+    monkeypatch.setattr("sys.argv", ["x", str(tmp_path / "run"), f"--out={tmp_path}/map.png"])
+    fedc2i_figures.main()
+    assert (tmp_path / "map.png").stat().st_size > 1000

@@ -1,0 +1,367 @@
+"""FedConcat's runs, with -ID and -IB: stages, bytes, settings, clusters that are found."""
+
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+import toys
+
+from fedjax_lab import experiment, metrics, parallel, runner, simulate, streams, tree
+from fedjax_lab.config import resolve
+from fedjax_lab.errors import BadInput
+from fedjax_lab.methods import communication
+from fedjax_lab.methods.fedconcat_id import mean_outputs
+from fedjax_lab.models import nets
+from fedjax_lab.models.task import make_task, split_head
+
+CLASSES = 4
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    rng = np.random.default_rng(0)
+    y = rng.integers(0, CLASSES, 400)
+    x = (2 * rng.normal(size=(CLASSES, 5)))[y] + rng.normal(size=(400, 5))
+    path = tmp_path_factory.mktemp("data") / "data.npz"
+    np.savez(path, x=x.astype(np.float32), y=y)
+    return str(path)
+
+
+def build(data, name="fedconcat", seeds=(0,), rounds=5, way="auto", strategy="vectorised", **hyper):
+    """Eight clients with two classes each."""
+    config = {
+        "data": {"name": "arrays", "path": data},
+        "partition": {"name": "classes_per_client", "num_clients": 8, "classes": 2},
+        "model": {"name": "mlp", "width": 8},
+        "method": {"name": name, **hyper},
+        "local": {"lr": 0.05, "batch_size": 16, "momentum": 0.9},
+        "run": {"rounds": rounds, "eval_every": 2},
+        "engine": {"seeds": way, "strategy": strategy},
+    }
+    return experiment.build(resolve(config), list(seeds))
+
+
+HYPER = {"num_clusters": 3, "encoder_rounds": 3, "classifier_rounds": 4}
+
+
+@pytest.fixture(scope="module")
+def whole(data):
+    """One uninterrupted run, with both seeds vectorised."""
+    return runner.run(build(data, seeds=(0, 1), way="vectorised", **HYPER), quiet=True)
+
+
+def comparable(rows):
+    return [{k: v for k, v in row.items() if k != "seconds"} for row in rows]
+
+
+# The whole run.
+
+
+def test_one_cluster_with_its_classifier_is_fedavg(data):
+    """Stage 2 is FedAvg; Phi then starts as FedAvg's model."""
+    hyper = {"num_clusters": 1, "encoder_rounds": 3, "classifier_rounds": 1}
+    e = build(data, classifier_init="clusters", **hyper)
+    plain = runner.run(build(data, "fedavg", rounds=3), quiet=True).states[0].server
+    state = played(e, 3)
+    toys.close(tree.take(state.server.centres, 0), plain, rtol=1e-6, atol=1e-7)
+    last = e.simulation.stages[1].start(jax.random.key(0), 8, state, {}).server
+    x = e.simulation.federations[0].x[:50]
+    h = e.simulation.stages[1].view.transform(last.encoders, x)
+    logits = e.simulation.stages[1].method.predict(last.classifier, None, h)
+    toys.close(logits, e.task.apply(plain, x).logits, rtol=1e-5, atol=1e-5)
+
+
+def played(e, rounds, stage=0, state=None):
+    """The state after so many rounds of a stage, without the engine."""
+    keys = streams.make_keys(jax.random.key(e.simulation.seeds[0]))
+    people = simulate.population(e.simulation.federations[0], CLASSES)
+    chosen = e.simulation.stages[stage]
+    if state is None:
+        facts = chosen.prepare(jax.random.key(1), jax.device_get(people), None)
+        state = chosen.start(keys.init, len(people.n), None, facts)
+    args = (
+        simulate.Lane(e.simulation.federations[0], people, keys),
+        state,
+        simulate.no_progress(),
+        0,
+        rounds,
+    )
+    return simulate.play(
+        simulate.Program(chosen.method, e.simulation.plan, toys.VECTORISED), *args
+    )[0]
+
+
+def test_it_learns_in_three_steps_and_keeps_its_encoders(data, whole):
+    """Rounds, stages, a model of K encoders; together and one by one alike."""
+    names = [(row["round"], row["stage"]) for row in whole.metrics if row["seed"] == 0]
+    stages = 2 * ["encoders"] + 3 * ["classifier"]
+    assert names == list(zip((2, 3, 4, 6, 7), stages, strict=True))
+    server = whole.states[0].server
+    assert server.encoders.params["Dense_0"]["kernel"].shape == (3, 5, 8)
+    assert server.encoders.params["head"]["kernel"] is None
+    assert server.classifier.params["head"]["kernel"].shape == (24, CLASSES)
+    e = build(data, **HYPER)
+    centres = runner.run(
+        toys.changed(e, stages=e.simulation.stages[:1], plan=e.simulation.plan._replace(rounds=3)),
+        quiet=True,
+    )
+    before = split_head(e.task, centres.states[0].server.centres)[0]
+    toys.close(before, server.encoders)
+    more = runner.run(build(data, **(HYPER | {"classifier_rounds": 100})), quiet=True)
+    assert more.metrics[-1]["global"] > 80
+    toys.close(more.states[0].server.encoders, server.encoders)  # frozen; seed 0 alone
+
+
+def test_the_method_comes_to_any_number_of_rounds(data):
+    """What FedAvg costs is a bound, but for runs too short for it."""
+    for rounds in (1, 2, 9):
+        for name in ("fedconcat", "fedconcat_id"):
+            e = build(data, name, rounds=rounds, num_clusters=2)
+            assert e.simulation.plan.rounds == sum(stage.rounds for stage in e.simulation.stages)
+    T_1, T_2 = (
+        e.simulation.stages[0].rounds + e.simulation.stages[1].rounds,
+        e.simulation.stages[2].rounds,
+    )
+    assert (T_1, T_2) == (5, 4)  # 2 m 4 = 2 (m - c) + 4 c T_2, m = 84, c = 36
+
+
+@pytest.mark.parametrize("name", ["fedconcat", "fedconcat_id"])
+def test_bytes_are_the_papers_formula(data, name):
+    """But for K - 1 biases that the classifier does not have."""
+    e = build(data, name, **HYPER)
+    last = runner.run(e, quiet=True).metrics[-1]
+    m, c = communication.sizes(e.task)
+    assert (m, c) == (5 * 8 + 8 + 8 * CLASSES + CLASSES, 8 * CLASSES + CLASSES)
+    numbers = communication.cost(m, c, 3, 3, 4) - 2 * 4 * (3 - 1) * CLASSES
+    assert last["bytes_up"] + last["bytes_down"] == 8 * 4 * numbers
+    assert last["bytes_down"] - last["bytes_up"] == 8 * 4 * 3 * (m - c)
+
+
+@pytest.mark.parametrize("rounds", [2, 3, 6])
+def test_interrupted_and_resumed(rounds, data, whole, tmp_path, monkeypatch):
+    """Bit for bit, in either stage; the features are found again."""
+    from test_stages import stopping_after
+
+    def e():
+        return build(data, seeds=(0, 1), way="vectorised", **HYPER)
+
+    with monkeypatch.context() as patch:
+        stopping_after(rounds, patch)
+        with pytest.raises(runner.Interrupted):
+            runner.run(e(), tmp_path / "cut", quiet=True)
+    result = runner.run(e(), tmp_path / "cut", resume=True, quiet=True)
+    toys.same(result.states, whole.states)
+    rows = metrics.read_metrics(tmp_path / "cut/metrics.jsonl")
+    assert comparable(rows) == comparable(whole.metrics)
+
+
+def test_features_in_every_batch_are_those_that_are_cached(data, whole):
+    """An augmentation that changes nothing turns the cache off, `clean` on again."""
+    e = build(data, seeds=(0, 1), way="vectorised", **HYPER)
+    plan = e.simulation.plan._replace(augment=lambda key, x: x)
+    toys.close(runner.run(toys.changed(e, plan=plan), quiet=True).states, whole.states)
+    plan = plan._replace(augment=lambda key, x: x + 1)
+    shifted = [
+        runner.run(
+            toys.changed(build(data, feature_cache=cache, **HYPER), plan=plan), quiet=True
+        ).states[0]
+        for cache in ("exact", "clean")
+    ]
+    toys.same(*(state.server.encoders for state in shifted))
+    weights = [np.asarray(s.server.classifier.params["head"]["kernel"]) for s in shifted]
+    assert np.abs(weights[0] - weights[1]).max() > 1e-3
+
+
+def test_a_mesh_with_chunks_gives_the_same_numbers(data):
+    """Five of eight clients on four devices in chunks of two, also for the view of the pool."""
+    e = build(data, **HYPER)
+    e = toys.changed(e, plan=e.simulation.plan._replace(cohort=5, equal_steps=False))
+    mesh = parallel.on_mesh(parallel.make_mesh(4), parallel.chunked(2))
+    results = [
+        runner.run(toys.changed(e, strategy=strategy), quiet=True).states
+        for strategy in (toys.VECTORISED, mesh)
+    ]
+    toys.close(*results)
+
+
+def test_each_client_may_be_a_cluster(data):
+    """Every encoder is then the model that its client has trained alone."""
+    e = build(data, clustering="none", encoder_rounds=2, classifier_rounds=1)
+    centres = played(e, 2).server.centres
+    alone = runner.run(build(data, "local", rounds=2), quiet=True).states[0].private
+    toys.close(centres, alone, rtol=1e-5, atol=1e-6)
+
+
+def test_other_clusterings_are_those_methods_weighted_by_size(data):
+    """IFCA's mean is uniform by itself."""
+    e = build(data, clustering="ifca", **HYPER)
+    plain = runner.run(build(data, "ifca", rounds=3, num_clusters=3, by_size=True), quiet=True)
+    server = runner.run(e, quiet=True).states[0].server
+    expected = split_head(e.task, plain.states[0].server)[0]
+    toys.close(server.encoders, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_inference_is_from_what_was_asked_for(data):
+    """Of outputs on noise, or of the bias alone."""
+    e = build(data, "fedconcat_id", num_clusters=2, num_noise=100)
+    people = jax.device_get(simulate.population(e.simulation.federations[0], CLASSES))
+    state = jax.device_get(
+        played(e, 1, state=e.simulation.stages[0].method.init(jax.random.key(0), 8))
+    )
+    key = jax.random.key(2)
+    outputs = e.simulation.stages[1].prepare(key, people, state)["p"]
+    k_noise = jax.random.split(key)[0]
+    expected = mean_outputs(e.task, state.private[0], k_noise, 100)
+    np.testing.assert_allclose(outputs, expected, rtol=1e-5)
+    other = build(data, "fedconcat_id", num_clusters=2, infer_from="bias")
+    found = other.simulation.stages[1].prepare(key, people, state)["p"]
+    np.testing.assert_allclose(found, state.private[1], rtol=1e-6)
+
+
+def test_more_decay_of_encoders_holds_from_the_first_round_on(data):
+    for name, stage in (("fedconcat", 0), ("fedconcat_id", 0)):
+        norms = []
+        for decay in (0.0, 1.0):
+            e = build(data, name, encoder_decay=decay, num_clusters=2)
+            first = e.simulation.stages[0].method.init
+            state = None if first is None else first(jax.random.key(0), 8)
+            server = played(e, 1, stage, state).server
+            norms.append(float(tree.sq_norm(getattr(server, "centres", server))))
+        assert norms[1] < 0.9 * norms[0]
+
+
+@pytest.mark.parametrize(
+    "name, hyper",
+    [
+        ("fedconcat", {"clustering": "none"}),
+        ("fedconcat", {"clustering": "ifca"}),
+        ("fedconcat", {"clustering": "fesem"}),
+        ("fedconcat", {"clustering": "fedsoft"}),
+        ("fedconcat", {"num_clusters": "elbow"}),
+        ("fedconcat", {"epsilon": 5.0, "balanced": True, "encoder_decay": 0.01}),
+        ("fedconcat_id", {"num_clusters": "elbow", "num_noise": 150}),
+        ("fedconcat_id", {"infer_from": "bias", "classifier_init": "clusters"}),
+    ],
+)
+def test_variants_run(data, name, hyper):
+    result = runner.run(build(data, name, **(HYPER | hyper)), quiet=True)
+    encoders = len(jax.tree.leaves(result.states[0].server.encoders)[0])
+    if "clustering" in hyper:
+        assert encoders == (8 if hyper["clustering"] == "none" else 3)
+    assert 1 <= encoders <= 8
+    assert tree.finite(result.states[0])
+
+
+@pytest.mark.parametrize(
+    "name, hyper, message",
+    [
+        ("fedconcat", {"num_clusters": 0}, "config.method.num_clusters must be above 0"),
+        ("fedconcat", {"num_clusters": 9}, "must be from 1 to the 8 clients, got 9"),
+        ("fedconcat_id", {"num_clusters": 9}, "must be from 1 to the 8 clients, got 9"),
+        ("ifca", {"num_clusters": 9}, "must be from 1 to the 8 clients, got 9"),
+        ("fesem", {"num_clusters": 9}, "must be from 1 to the 8 clients, got 9"),
+        ("fedsoft", {"num_clusters": 0}, "must be from 1 to the 8 clients, got 0"),
+        ("fedconcat", {"clustering": "label"}, "did you mean 'labels'"),
+        ("fedconcat", {"clustering": "ifca", "num_clusters": "elbow"}, "does not go with ifca"),
+        ("fedconcat", {"classifier_init": "cluster"}, "did you mean 'clusters'"),
+        ("fedconcat", {"clustering": "fesem", "encoder_decay": 0.1}, "encoder_decay does not go"),
+        ("fedconcat", {"clustering": "none", "balanced": True}, "balanced does not go with"),
+        ("fedconcat", {"clustering": "ifca", "epsilon": 1.0}, "epsilon does not go with"),
+        ("fedconcat", {"feature_cache": "none"}, "valid: clean, exact"),
+        ("fedconcat", {"encoder_rounds": 5}, "set config.method.classifier_rounds"),
+        ("fedconcat_id", {"encoder_rounds": 1}, "must be 2 or more"),
+        ("fedconcat_id", {"infer_from": "bais"}, "did you mean 'bias'"),
+        ("fedconcat_id", {"num_noise": 0}, "config.method.num_noise must be above 0"),
+    ],
+)
+def test_bad_settings_are_named_before_anything_is_compiled(data, name, hyper, message):
+    from fedjax_lab.engine import Engine
+
+    with pytest.raises(BadInput, match=message):
+        Engine(build(data, name, **hyper).simulation)
+
+
+# Communication.
+
+
+def test_the_papers_rounds_follow_from_the_formula():
+    """Section 4.3: 173 rounds of the classifier on Fashion-MNIST; 94.3 % of FedAvg on CIFAR-10."""
+
+    def sizes(shape):
+        return communication.sizes(make_task(nets.simple_cnn(10), shape, 10))
+
+    gray, colour = sizes((28, 28, 1)), sizes((32, 32, 3))
+    assert gray == (44_426, 850) and colour == (62_006, 850)
+    assert communication.affordable_rounds(*gray, 5, 31, 50) == pytest.approx(172.98, abs=0.005)
+    assert communication.cost(*gray, 5, 31, 173) == pytest.approx(2 * 44_426 * 50, rel=1e-4)
+    share = communication.cost(*colour, 5, 31, 200) / (2 * 62_006 * 50)
+    assert share == pytest.approx(0.9435, abs=5e-5)
+    task = make_task(nets.simple_cnn(10), (28, 28, 1), 10)
+    assert communication.split_rounds(task, 50, 5, 0, 0) == (31, 173)
+    for m, c, expected in ((23_705_252, 204_900, 0.979), (23_910_152, 409_800, 0.996)):
+        share = communication.cost(m, c, 2, 480, 500) / (2 * m * 500)
+        assert share == pytest.approx(expected, abs=5e-4)
+
+
+def test_label_distributions_are_counts_over_sizes_with_noise_of_the_right_scale(data):
+    """Eq. 2, and eq. 14 with a Laplace scale of 1 / epsilon: std sqrt(2) / epsilon."""
+    people = simulate.population(build(data).simulation.federations[0], CLASSES)
+    people = jax.tree.map(lambda a: np.tile(a, (500,) + (1,) * (a.ndim - 1)), people)
+    expected = people.label_count / people.label_count.sum(1, keepdims=True)
+
+    def p(**hyper):
+        stage = build(data, num_clusters=2, **hyper).simulation.stages[0]
+        return stage.prepare(jax.random.key(0), people, None)["p"]
+
+    np.testing.assert_allclose(p(), expected, rtol=1e-6)
+    noise = p(epsilon=4.0) - expected
+    assert abs(noise.mean()) < 0.02
+    assert noise.std() == pytest.approx(np.sqrt(2) / 4, rel=0.05)
+    assert np.abs(noise).mean() == pytest.approx(1 / 4, rel=0.05)
+
+
+def test_first_models_are_averaged_inside_the_clusters_found(data):
+    """-ID: by size, and the encoders of T_1 = 2 are one more round of the clusters."""
+    e = build(data, "fedconcat_id", num_clusters=2, encoder_rounds=2, num_noise=100)
+    people = jax.device_get(simulate.population(e.simulation.federations[0], CLASSES))
+    stage = e.simulation.stages[1]
+    assert [s.rounds for s in e.simulation.stages[:2]] == [1, 1]
+    state = played(e, 1, state=e.simulation.stages[0].method.init(jax.random.key(0), 8))
+    facts = stage.prepare(jax.random.key(2), people, jax.device_get(state))
+    server = stage.start(None, 8, state, facts).server
+    models = jax.device_get(state.private[0])
+    for k, member in enumerate(facts["member"]):
+        share = member * people.n / (member * people.n).sum()
+        expected = jax.tree.map(lambda a: np.tensordot(share, a, 1), models)  # noqa: B023
+        toys.close(tree.take(server.centres, k), expected, rtol=1e-5, atol=1e-6)
+
+
+# Pictures.
+
+
+def test_the_pictures_of_finished_runs(data, tmp_path, monkeypatch, capsys):
+    """Megabytes of one client; which clients are together; the number of clusters at the bend."""
+    root = Path(__file__).parents[2]
+    monkeypatch.syspath_prepend(str(root / "launch"))
+    import fedconcat_figures
+
+    e = build(data, **(HYPER | {"num_clusters": "elbow"}))
+    result = runner.run(e, tmp_path / "run", quiet=True)
+    facts = dict(np.load(tmp_path / "run/stages/encoders-0.npz"))
+    both = {name: np.stack([fact, 0 * fact]) for name, fact in facts.items()}
+    assert fedconcat_figures.first_seed(both)["p"].tolist() == facts["p"].tolist()
+    encoders = jax.tree.leaves(result.states[0].server.encoders)[0]
+    assert len(facts["member"]) == len(encoders) and len(facts["inertia"]) <= 7
+    megabytes, accuracy = fedconcat_figures.accuracy_by_megabytes(tmp_path / "run")
+    last = result.metrics[-1]
+    assert megabytes[-1] == (last["bytes_up"] + last["bytes_down"]) / 8e6
+    assert accuracy[-1] == last["global"] and len(megabytes) == len(result.metrics)
+    monkeypatch.setattr("sys.argv", ["x", f"--out={tmp_path}/out", str(tmp_path / "run")])
+    fedconcat_figures.main()
+    drawn = {path.name for path in (tmp_path / "out").iterdir()}
+    assert drawn == {"accuracy_by_megabytes.png", "run-clusters.png", "run-elbow.png"}
+    monkeypatch.setattr("sys.argv", ["x", f"--out={tmp_path}/out", str(tmp_path / "nothing")])
+    with pytest.raises(SystemExit):
+        fedconcat_figures.main()
+    assert "holds no metrics.jsonl" in capsys.readouterr().err

@@ -1,0 +1,83 @@
+"""FedDyn against the authors' form."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import naive
+import numpy as np
+import pytest
+import toys
+from rounds import PLAIN, rounds
+
+from fedjax_lab import evaluate, simulate, tree
+from fedjax_lab.methods.feddyn import Server
+
+KEYS = naive.KEYS
+
+
+def feddyn_as_in_the_authors_code(method, count, alpha, clip, w):
+    """g_i = -l_i / alpha and a mean over all g_i in place of h. -> cloud, participants' mean."""
+    n = np.array([len(naive.data_of(i)[1]) for i in range(toys.C)])
+    g = [[np.zeros_like(a) for a in w] for _ in n]
+    cloud = w
+    for t in range(count):
+        ids = naive.cohort(method, t)
+        models = []
+        for i in ids:
+            alpha_i = alpha * n.mean() / n[i]
+            x = [a.copy() for a in cloud]
+            for _ in range(naive.STEPS):
+                _, grad = naive.gradient(x, *naive.data_of(i))
+                grad = naive.add(grad, naive.sub(g[i], cloud), alpha_i)
+                norm = np.sqrt(sum((a * a).sum() for a in grad))
+                grad = [a * min(1, clip / norm) for a in grad]
+                x = naive.add(x, naive.add(grad, x, alpha_i + naive.DECAY), -naive.LR)
+            g[i] = naive.add(g[i], naive.sub(x, cloud))
+            models.append(x)
+        mean = naive.mean(np.full(len(ids), 1 / len(ids)), models)
+        cloud = naive.add(mean, naive.mean(np.full(toys.C, 1 / toys.C), g))
+    return cloud, mean
+
+
+@pytest.mark.parametrize("clip", [10.0, 0.4])
+def test_feddyn_against_the_authors_form(clip):
+    """50 rounds, three of eight clients: the two forms have the same iterates."""
+    method = toys.make("feddyn", toys.TASK, alpha=0.1, clip=clip)
+    cloud, mean = feddyn_as_in_the_authors_code(method, 50, 0.1, clip, naive.first_weights())
+    state = rounds(method, 50, PLAIN)
+    naive.close(state.server.theta, cloud, rtol=1e-3, atol=1e-3)
+    naive.close(state.server.mean, mean, rtol=1e-3, atol=1e-3)
+    assert float(tree.sq_norm(state.server.h)) > 1e-6
+
+
+def test_feddyn_is_scored_on_the_participants_mean():
+    """Neither a client nor a newcomer is scored on the cloud model, which is what is sent."""
+    method = toys.make("feddyn", toys.TASK)
+    state = simulate.init(method, KEYS, toys.C)
+    theta = toys.TASK.init(jax.random.key(9))
+    state = state._replace(server=state.server._replace(theta=theta))
+    score = functools.partial(evaluate.score, simulate.Program(method, toys.PLAN, toys.VECTORISED))
+    scores = jax.jit(score)(simulate.Lane(toys.FEDERATION, toys.PEOPLE, KEYS), state, 0)
+
+    def right(w, rows):
+        x, y = (np.asarray(a)[np.asarray(rows)] for a in toys.FEDERATION[:2])
+        return int((naive.predict(naive.weights_of(w), x) == y).sum())
+
+    mean, world = state.server.mean, toys.FEDERATION.global_test
+    assert int(scores.global_test.correct.sum()) == right(mean, world) != right(theta, world)
+    assert int(scores.test.correct[3, 0]) == right(mean, toys.FEDERATION.test[3])
+
+
+def test_feddyn_averages_running_statistics_by_size():
+    method = toys.make("feddyn")
+    w = tree.repeat(toys.NORM.init(KEYS.init), 3)
+    value = jnp.array([1.0, 2.0, 3.0])
+    w = jax.tree.map(lambda a: a * 0 + value.reshape(-1, *[1] * (a.ndim - 1)), w)
+    n = jnp.array([10.0, 20.0, 70.0])
+    people = tree.take(toys.PEOPLE, jnp.arange(3))._replace(n=n, weight=jnp.full(3, 1 / 3))
+    server = simulate.init(method, KEYS, toys.C).server
+    new: Server = method.round[0].aggregate(server, w, people)
+    np.testing.assert_allclose(new.mean.params["head"]["bias"], 2.0, rtol=1e-6)
+    np.testing.assert_allclose(new.mean.stats["BatchNorm_0"]["var"], 2.6, rtol=1e-6)
+    np.testing.assert_allclose(new.theta.stats["BatchNorm_0"]["var"], 2.6, rtol=1e-6)

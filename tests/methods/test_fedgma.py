@@ -1,0 +1,75 @@
+"""FedGMA against naive NumPy."""
+
+import jax
+import jax.numpy as jnp
+import naive
+import numpy as np
+import pytest
+import toys
+from hypernetworks import KEY
+
+from fedjax_lab import tree
+from fedjax_lab.types import Weights
+
+
+def gma_inputs():
+    """Steps of four clients, with ties and zeros."""
+    step = np.array([[1.0, 1, 1, 0, 2], [1, 1, -1, 0, -2], [1, -1, -1, 1, 0], [1, -1, 1, 1, 0]])
+    n = np.array([10.0, 20, 30, 50])  # by size no vote is a tie, which rounding would decide
+    return step, n
+
+
+@pytest.mark.parametrize("weights", ["uniform", "size"])
+@pytest.mark.parametrize("tau", [0.0, 0.3, 0.5, 1.0])
+@pytest.mark.parametrize("mode", ["masked_average", "average_plus_masked_step"])
+def test_fedgma_against_numpy(weights, tau, mode):
+    step, n = gma_inputs()
+    method = toys.make("fedgma", tau=tau, server_lr=0.7, mode=mode, weights=weights)
+    w_t = np.arange(5.0)
+    p = np.full(4, 1 / 4) if weights == "uniform" else n / n.sum()
+    votes = p @ np.sign(step)
+    A, agree = np.abs(votes), np.abs(votes) >= tau - 1e-6
+    if mode == "masked_average":
+        expected = w_t + 0.7 * np.where(agree, 1, A) * (n / n.sum() @ step)
+    else:
+        kept = np.where(agree & (np.sign(step) == np.sign(votes)), step, 0)
+        expected = p @ (w_t + step) + 0.7 * p @ kept
+    cohort = tree.take(toys.PEOPLE, jnp.arange(4))._replace(n=jnp.asarray(n))
+    uploads = Weights({"w": jnp.asarray(w_t + step)}, {})
+    found = method.round[0].aggregate(Weights({"w": jnp.asarray(w_t)}, {}), uploads, cohort)
+    np.testing.assert_allclose(found.params["w"], expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("weights", ["uniform", "size"])
+@pytest.mark.parametrize("mode", ["masked_average", "average_plus_masked_step"])
+def test_fedgma_averages_running_statistics_by_size(weights, mode):
+    """Nothing is masked in them, and the server's step is no part of it."""
+    step, n = gma_inputs()
+    method = toys.make("fedgma", tau=1.0, server_lr=0.3, mode=mode, weights=weights)
+    uploads = Weights({"w": jnp.asarray(step)}, {"mean": jnp.asarray(step)})
+    sent = Weights({"w": jnp.full(5, -9.0)}, {"mean": jnp.full(5, 9.0)})
+    cohort = tree.take(toys.PEOPLE, jnp.arange(4))._replace(n=jnp.asarray(n))
+    found = method.round[0].aggregate(sent, uploads, cohort)
+    np.testing.assert_allclose(found.stats["mean"], n / n.sum() @ step, rtol=1e-5, atol=1e-6)
+    assert np.abs(found.params["w"] - found.stats["mean"]).max() > 0.1
+
+
+def test_with_three_clients_half_and_seven_tenths_are_one_threshold():
+    """And three tenths masks nothing: A is 1/3 or 1."""
+    step = jax.random.normal(KEY, (3, 50))
+    cohort = tree.take(toys.PEOPLE, jnp.arange(3))
+    w_t = Weights({"w": jnp.zeros(50)}, {})
+
+    def after(**hyper):
+        aggregate = toys.make("fedgma", **hyper).round[0].aggregate
+        return aggregate(w_t, Weights({"w": step}, {}), cohort).params["w"]
+
+    toys.same(after(tau=0.5), after(tau=0.7))
+    toys.same(after(tau=0.3), after(tau=0.0))
+    assert float(jnp.abs(after(tau=0.3) - after(tau=0.5)).max()) > 0.01
+
+
+def test_fedgma_that_masks_nothing_is_fedavg():
+    one, _ = toys.player(toys.make("fedgma", tau=0.0))(naive.KEYS, 0, 3)
+    other, _ = toys.player(toys.make("fedavg"))(naive.KEYS, 0, 3)
+    toys.close(one, other, rtol=1e-5, atol=1e-6)

@@ -1,0 +1,34 @@
+"""FedLC: an identity, then naive NumPy."""
+
+import naive
+import numpy as np
+import toys
+from rounds import rounds, skewed_rounds
+
+
+def test_fedlc_against_numpy():
+    def gradient_of(i, w, x, y):
+        return naive.gradient(w, x, y, shift=0.6 * np.maximum(naive.counts(i), 1e-8) ** -0.25)
+
+    method = toys.make("fedlc", toys.TASK, tau=0.6)
+    expected = skewed_rounds(method, 2, gradient_of)
+    assert min(naive.counts(i).min() for i in naive.cohort(method, 0)) == 0
+    naive.close(rounds(method, 2, federation=toys.SKEWED).server, expected)
+
+
+def test_fedlc_may_leave_the_true_class_out_of_its_denominator():
+    """-o_y + log sum_{c != y} exp o_c of calibrated logits, whose gradient is by hand."""
+
+    def gradient_of(i, w, x, y):
+        A, a, B, b = w
+        z = naive.features(w, x)
+        o = z @ B + b - 0.6 * np.maximum(naive.counts(i), 1e-8) ** -0.25
+        p = np.exp(o)
+        p[np.arange(len(y)), y] = 0
+        d = (p / p.sum(1, keepdims=True) - np.eye(toys.K)[y]) / len(y)
+        dz = (d @ B.T) * (z > 0)
+        return None, [x.T @ dz, dz.sum(0), z.T @ d, d.sum(0)]
+
+    method = toys.make("fedlc", toys.TASK, tau=0.6, exclude_true=True)
+    expected = skewed_rounds(method, 2, gradient_of)
+    naive.close(rounds(method, 2, federation=toys.SKEWED).server, expected)

@@ -1,0 +1,47 @@
+"""FedNova: identities, then naive NumPy."""
+
+import jax.numpy as jnp
+import naive
+import numpy as np
+import toys
+from rounds import averaged, rounds
+
+from fedjax_lab import optim, tree
+
+KEYS = naive.KEYS
+
+
+def test_fednova_with_equal_steps_is_fedavg():
+    one, _ = toys.player(toys.make("fednova"), plan=naive.FULL)(KEYS, 0, 3)
+    other, _ = toys.player(toys.make("fedavg"), plan=naive.FULL)(KEYS, 0, 3)
+    toys.close(one.server, other.server, rtol=1e-5, atol=1e-6)
+
+
+def test_fednova_with_unequal_steps_is_not():
+    play = toys.player(toys.make("fednova"))
+    far = tree.sub(play(KEYS, 0, 3)[0].server.params, averaged()[0].server.params)
+    assert float(tree.sq_norm(far)) > 1e-4
+    first, _ = toys.player(toys.make("fedavg"))(KEYS, 0, 1)
+    toys.close(play(KEYS, 0, 1)[0].server.stats, first.server.stats, rtol=1e-6)  # by size
+
+
+def test_fednova_against_numpy():
+    """Clients of unequally many batches; what each one trains to is taken from FedAvg."""
+    plan = naive.FULL._replace(batch_size=10, epochs=2, optimizer=optim.sgd(0.1, 0.9))
+    method, plain = toys.make("fednova", toys.TASK), toys.make("fedavg", toys.TASK)
+    w = naive.first_weights()
+    ids = naive.cohort(method, 0)
+    n = np.array([len(naive.data_of(i)[1]) for i in ids])
+    tau = 2 * -(-n // 10)
+    assert len(set(tau)) > 1
+    p, a = n / n.sum(), (tau - 0.9 * (1 - 0.9**tau) / 0.1) / 0.1
+    # What FedAvg gives when the others hold nothing.
+    models = []
+    for i in ids:
+        alone = np.asarray(toys.FEDERATION.train).copy()
+        alone[[j for j in ids if j != i]] = -1
+        federation = toys.FEDERATION._replace(train=jnp.asarray(alone))
+        models.append(naive.weights_of(rounds(plain, 1, plan, federation).server))
+    d = [[x / ai for x in naive.sub(w, m)] for m, ai in zip(models, a, strict=True)]
+    expected = naive.add(w, naive.mean(p, d), -float(p @ a))
+    naive.close(rounds(method, 1, plan).server, expected)

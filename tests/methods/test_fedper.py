@@ -1,0 +1,72 @@
+"""FedPer and what it shares with LG-FedAvg: where the head begins, naive NumPy."""
+
+import jax
+import naive
+import pytest
+import toys
+
+from fedjax_lab import simulate, tree
+from fedjax_lab.errors import BadInput
+from fedjax_lab.models import nets
+from fedjax_lab.models.task import make_task
+
+KEYS = naive.KEYS
+
+
+@pytest.mark.parametrize(
+    "name, layers, private",
+    [
+        ("fedper", 1, {"head"}),
+        ("fedper", 2, {"Dense_1", "BatchNorm_1", "head"}),
+        ("fedrep", 2, {"Dense_1", "BatchNorm_1", "head"}),
+        ("lg_fedavg", 1, {"Dense_0", "BatchNorm_0", "Dense_1", "BatchNorm_1"}),
+        ("lg_fedavg", 2, {"Dense_0", "BatchNorm_0"}),
+    ],
+)
+def test_where_the_head_begins(name, layers, private):
+    task = make_task(nets.mlp(toys.K, width=3, depth=2, norm=True), (toys.D,), toys.K)
+    state = simulate.init(toys.make(name, task, head_layers=layers), KEYS, toys.C)
+    assert {leaf.split("/")[1] for leaf in tree.names(state.private)} == private
+    shared = {leaf.split("/")[1] for leaf in tree.names(state.server)}
+    assert shared == set(task.layers) - private
+
+
+def test_a_head_cannot_have_more_layers_than_the_model():
+    with pytest.raises(BadInput, match="head_layers must be from 1 to 2"):
+        toys.make("fedper", head_layers=3)
+    with pytest.raises(BadInput, match="head_layers must be from 1 to 2"):
+        toys.make("lg_fedavg", head_layers=0)
+    with pytest.raises(BadInput, match="head_layers=2 leaves no layer for the body"):
+        toys.make("fedrep", head_layers=2)
+    with pytest.raises(BadInput, match="head_epochs and body_epochs cannot both be 0"):
+        toys.make("fedrep", head_epochs=0, body_epochs=0)
+
+
+def test_the_head_of_a_convolutional_net_begins_at_its_dense_layers():
+    task = make_task(nets.digit_cnn(10, width=2), (28, 28, 3), 10)
+    state = jax.eval_shape(lambda: toys.make("fedper", task, head_layers=2).init(KEYS.init, 2))
+    assert set(tree.names(state.private)) == {
+        f"params/{layer}/{leaf}" for layer in ("Dense_0", "head") for leaf in ("kernel", "bias")
+    }
+
+
+@pytest.mark.parametrize("name, head", [("fedper", True), ("lg_fedavg", False)])
+def test_private_parts_against_numpy(name, head):
+    """Two rounds with three of eight clients: [:2] is the body, [2:] the head."""
+    method = toys.make(name, toys.TASK)
+    first = naive.first_weights()
+    body, top = [first[:2]] * toys.C, [first[2:]] * toys.C
+    for t in range(2):
+        ids = naive.cohort(method, t)
+        models = [naive.sgd(body[i] + top[i], *naive.data_of(i)) for i in ids]
+        mean = naive.mean_by_size(ids, models)
+        for i, m in zip(ids, models, strict=True):
+            body[i], top[i] = m[:2], m[2:]
+        if head:
+            body = [mean[:2]] * toys.C
+        else:
+            top = [mean[2:]] * toys.C
+    state, _ = toys.player(method, plan=naive.FULL)(KEYS, 0, 2)
+    for i in range(toys.C):
+        whole = tree.join(state.server, tree.take(state.private, i))
+        naive.close(whole, body[i] + top[i])

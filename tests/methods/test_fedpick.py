@@ -1,0 +1,518 @@
+"""FedPick: the mask and its gradient, the losses, what stays private, its ablations."""
+
+import functools
+import json
+from pathlib import Path
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import toys
+
+from fedjax_lab import evaluate, experiment, losses, registry, runner, simulate, streams, tree
+from fedjax_lab.config import resolve
+from fedjax_lab.errors import BadInput
+from fedjax_lab.methods import selection
+from fedjax_lab.methods.fedper import head
+from fedjax_lab.methods.fedpick import distance, negative_entropy
+from fedjax_lab.methods.selection import first_weights
+from fedjax_lab.models import layers, nets
+from fedjax_lab.models.alexnet import alexnet_bn
+from fedjax_lab.models.task import make_task
+from fedjax_lab.types import Batch, Weights
+
+KEYS = streams.make_keys(jax.random.key(0))
+KEY = jax.random.key(4)
+
+
+class Net(nn.Module):
+    """A body with BatchNorm, and a head with one too."""
+
+    @nn.compact
+    def __call__(self, x, train=False, mask=None):
+        z = nn.relu(layers.BatchNorm()(layers.dense(x, 12), train, mask))
+        z = nn.relu(layers.BatchNorm()(layers.dense(z, 8), train, mask))
+        return layers.dense(z, toys.K, name="head"), z
+
+
+TASK = make_task(Net(), (toys.D,), toys.K)
+CUT = head(TASK, 2)
+pick = jax.jit(selection.pick, static_argnums=(0, 1), static_argnames=("tau", "soft"))
+
+
+def method(**hyper):
+    return toys.make("fedpick", TASK, head_layers=2, **hyper)
+
+
+@functools.cache
+def player(**hyper):
+    return toys.player(method(**hyper), plan=toys.PLAN._replace(cohort=toys.C))
+
+
+def loss_of(task=TASK, **hyper):
+    """The loss that the method trains with."""
+    caught = []
+
+    class Work:
+        def train(self, w, loss):
+            caught.append(loss)
+            return w
+
+    made = toys.make("fedpick", task, **hyper)
+    state = made.init(KEYS.init, 2)
+    client = simulate.population(toys.FEDERATION, toys.K)
+    client = tree.take(client, 0)._replace(private=tree.take(state.private, 0))
+    made.round[0].local(state.server, client, Work())
+    return caught[0]
+
+
+def example(count=9):
+    x, y = toys.FEDERATION.x[:count], toys.FEDERATION.y[:count]
+    return Batch(x, y, (jnp.arange(count) < count - 2).astype(jnp.float32))
+
+
+# The network.
+
+
+def test_features_enter_at_the_first_layer_of_the_head():
+    """The cut is where two dense layers are left; given features replace what comes there."""
+    assert CUT == ("Dense_1", "BatchNorm_1", "head")
+    w, x = TASK.init(KEYS.init), toys.FEDERATION.x[:5]
+    out = TASK.apply_at(CUT[0], w, x)
+    assert out.features.shape == (5, 12)
+    np.testing.assert_array_equal(out.logits, TASK.apply(w, x).logits)
+    again = TASK.apply_at(CUT[0], w, jnp.zeros_like(x), out.features)
+    np.testing.assert_array_equal(again.logits, out.logits)
+    norm, affine = w.stats["BatchNorm_1"], w.params["BatchNorm_1"]
+    z = out.features @ w.params["Dense_1"]["kernel"] + w.params["Dense_1"]["bias"]
+    z = (z - norm["mean"]) / np.sqrt(norm["var"] + 1e-5) * affine["scale"] + affine["bias"]
+    logits = np.maximum(z, 0) @ w.params["head"]["kernel"] + w.params["head"]["bias"]
+    np.testing.assert_allclose(out.logits, logits, rtol=1e-4, atol=1e-5)
+    with pytest.raises(BadInput, match="no layer 'Dense_2'; did you mean"):
+        TASK.apply_at("Dense_2", w, x)
+
+
+def test_what_precedes_given_features_is_not_computed():
+    w, x = TASK.init(KEYS.init), toys.FEDERATION.x[:5]
+
+    def flops(z):
+        run = jax.jit(lambda w, x, z: TASK.apply_at(CUT[0], w, x, z).logits)
+        return run.lower(w, x, z).compile().cost_analysis()["flops"]
+
+    assert flops(jnp.ones((5, 12))) < flops(None)
+
+
+def test_the_first_weights_are_common_and_the_heads_are_not_alike():
+    """Net as every method's; V_1 [d, d/2], V_2 [d/2, d]; about half of the features selected."""
+    w = first_weights(TASK, CUT, KEYS.init)
+    toys.same(w.params["net"], TASK.init(KEYS.init).params)
+    assert w.params["select"]["V_1"]["kernel"].shape == (12, 6)
+    assert w.params["select"]["V_2"]["kernel"].shape == (6, 12)
+    assert w.params["relevant"]["Dense_0"]["kernel"] is None
+    heads = [w.params[part]["head"]["kernel"] for part in ("net", "relevant", "irrelevant")]
+    assert len({float(h[0, 0]) for h in heads}) == 3
+    out = pick(TASK, CUT, w, toys.FEDERATION.x, tau=10.0)
+    assert 0.2 < float(out.m.mean()) < 0.8
+
+
+def test_the_mask_is_hard_and_splits_the_features_exactly():
+    w = first_weights(TASK, CUT, KEYS.init)
+    out = pick(TASK, CUT, w, toys.FEDERATION.x[:50], KEY, tau=0.3)
+    assert set(np.unique(out.m)) == {0.0, 1.0}
+    np.testing.assert_array_equal(out.z_g * out.m + out.z_g * (1 - out.m), out.z_g)
+    other = pick(TASK, CUT, w, toys.FEDERATION.x[:50], KEY, tau=10.0)
+    toys.same(out.m, other.m)  # the forward pass does not depend on tau
+    assert float(out.z_g.min()) >= 0
+
+
+def test_scoring_is_without_noise():
+    w = first_weights(TASK, CUT, KEYS.init)
+    out = pick(TASK, CUT, w, toys.FEDERATION.x[:50], tau=10.0)
+    np.testing.assert_array_equal(out.m, out.z_l >= 0)
+    soft = pick(TASK, CUT, w, toys.FEDERATION.x[:50], tau=2.0, soft=True)
+    np.testing.assert_allclose(soft.m, 1 / (1 + np.exp(-soft.z_l / 2)), rtol=1e-5)
+
+
+@pytest.mark.parametrize("tau", [0.5, 10.0])
+def test_features_are_selected_with_the_logistic_probability(tau):
+    """P(m = 1) = sigmoid(z^l) for every tau: 4,000 draws, within 4 standard errors."""
+    w = first_weights(TASK, CUT, KEYS.init)
+    x = jnp.repeat(toys.FEDERATION.x[:1], 4000, 0)
+    running = pick(TASK, CUT, w, x, KEY, tau=tau)  # batch statistics of equal rows: z^l is constant
+    p = 1 / (1 + np.exp(-np.asarray(running.z_l[0])))
+    error = np.sqrt(p * (1 - p) / 4000)
+    assert (np.abs(np.asarray(running.m).mean(0) - p) < 4 * error).all()
+
+
+def test_the_gradient_passes_the_mask_with_the_slope_of_the_sigmoid():
+    """dm/dz^l = m^s (1 - m^s) / tau where the mask itself is hard."""
+    w = first_weights(TASK, CUT, KEYS.init)
+    x, tau = toys.FEDERATION.x[:6], 2.0
+
+    def total(shift):
+        select = w.params["select"]
+        moved = {**select, "V_2": {**select["V_2"], "bias": select["V_2"]["bias"] + shift}}
+        return pick(TASK, CUT, w._replace(params={**w.params, "select": moved}), x, tau=tau).m.sum(
+            0
+        )
+
+    slope = jax.jacobian(total)(jnp.zeros(12))
+    m_s = 1 / (1 + np.exp(-np.asarray(pick(TASK, CUT, w, x, tau=tau).z_l) / tau))
+    np.testing.assert_allclose(np.diag(slope), (m_s * (1 - m_s) / tau).sum(0), rtol=1e-4)
+
+
+# The losses.
+
+
+def test_negative_entropy_lies_between_minus_log_c_and_zero():
+    a = 3 * jax.random.normal(KEY, (50, 7))
+    p = np.exp(a) / np.exp(a).sum(1, keepdims=True)
+    np.testing.assert_allclose(negative_entropy(a), (p * np.log(p)).sum(1), rtol=1e-4)
+    np.testing.assert_allclose(negative_entropy(jnp.ones((1, 7))), -np.log(7), rtol=1e-6)
+    extreme = jnp.array([[1e4, -1e4, 0.0], [-1e4, -1e4, -1e4]])
+    assert np.isfinite(negative_entropy(extreme)).all()
+    assert tree.finite(jax.grad(lambda a: negative_entropy(a).sum())(extreme))
+
+
+def test_distance_is_both_divergences():
+    a, b = 3 * jax.random.normal(KEY, (2, 50, 7))
+    p, q = (np.exp(v) / np.exp(v).sum(1, keepdims=True) for v in (a, b))
+    expected = (p * np.log(p / q) + q * np.log(q / p)).sum(1)
+    np.testing.assert_allclose(distance(a, b), expected, rtol=1e-3)
+    np.testing.assert_allclose(distance(a, b), distance(b, a), rtol=1e-5)
+    np.testing.assert_allclose(distance(a, a + 5), 0, atol=1e-5)
+    extreme = jnp.array([[1e4, -1e4, 0.0]])
+    assert np.isfinite(distance(extreme, -extreme)).all()
+    np.testing.assert_allclose(distance(a, b, detach_targets=True), expected, rtol=1e-3)
+
+
+def test_the_loss_obeys_its_settings():
+    """Soft masks in training, with noise; detached targets: the same value, another gradient."""
+    w, batch = first_weights(TASK, CUT, KEYS.init), example(12)
+
+    def of(**hyper):
+        loss = loss_of(head_layers=2, **hyper)
+        of_params = jax.value_and_grad(lambda p: loss(w._replace(params=p), batch, KEY)[0])
+        return jax.jit(of_params)(w.params)
+
+    hard, soft, detached = of(), of(mask="soft"), of(detach_targets=True)
+    assert abs(float(hard[0] - soft[0])) > 1e-3
+    assert float(hard[0]) == pytest.approx(float(detached[0]), rel=1e-6)
+    assert float(tree.sq_norm(tree.sub(hard[1], detached[1]))) > 1e-3
+    out = pick(TASK, CUT, w, batch.x, KEY, batch.mask, tau=1.0, soft=True)
+    noise = jax.random.logistic(jax.random.fold_in(KEY, 2), (12, 12))
+    np.testing.assert_allclose(out.m, jax.nn.sigmoid(out.z_l + noise), rtol=1e-4)
+    expected = losses.cross_entropy(out.a_g, batch) + losses.cross_entropy(out.a_p, batch)
+    mean = functools.partial(losses.masked_mean, mask=batch.mask)
+    expected += 0.001 * mean(negative_entropy(out.a_u)) + mean(distance(out.a_p, out.a_g))
+    assert float(soft[0]) == pytest.approx(float(expected), rel=1e-5)
+
+
+def test_a_soft_mask_also_predicts():
+    w = first_weights(TASK, CUT, KEYS.init)
+    made = method(mask="soft", tau=0.5)
+    state = made.init(KEYS.init, 1)
+    client = tree.take(toys.PEOPLE, 0)._replace(private=tree.take(state.private, 0))
+    x = toys.FEDERATION.x[:20]
+    out = pick(TASK, CUT, w, x, tau=0.5, soft=True)
+    np.testing.assert_allclose(
+        made.predict(state.server, client, x), out.a_g + out.a_p, rtol=1e-5, atol=1e-6
+    )
+    hard = pick(TASK, CUT, w, x, tau=0.5)
+    assert float(jnp.abs(hard.a_p - out.a_p).max()) > 1e-3
+
+
+def test_running_statistics_of_each_head_are_those_of_its_features():
+    """Of the real rows of z^p for h^p, of z^u for h^u."""
+    w, batch = first_weights(TASK, CUT, KEYS.init), example(12)
+    out = pick(TASK, CUT, w, batch.x, KEY, batch.mask, tau=1.0)
+    for name, m in (("relevant", out.m), ("irrelevant", 1 - out.m)):
+        layer = w.params[name]["Dense_1"]
+        z = np.asarray((out.z_g * m) @ layer["kernel"] + layer["bias"])[:10]
+        found = out.stats[name]["BatchNorm_1"]
+        np.testing.assert_allclose(found["mean"], 0.1 * z.mean(0), rtol=1e-3, atol=1e-5)
+        np.testing.assert_allclose(found["var"], 0.9 + 0.1 * z.var(0, ddof=1), rtol=1e-3)
+
+
+def test_detached_targets_pass_no_gradient():
+    """d/da of KL(sg b || a) alone: softmax(a) - softmax(b)."""
+    a, b = 3 * jax.random.normal(KEY, (2, 5, 7))
+    found = jax.grad(lambda a: distance(a, b, detach_targets=True).sum())(a)
+    np.testing.assert_allclose(found, jax.nn.softmax(a) - jax.nn.softmax(b), rtol=1e-4, atol=1e-5)
+    whole = jax.grad(lambda a: distance(a, b).sum())(a)
+    assert float(jnp.abs(whole - found).max()) > 0.1
+
+
+def test_gradients_of_the_total_loss_against_numpy():
+    """A two-unit model with its noise fixed, back-propagated by hand; two rows are padding."""
+    task = make_task(nets.mlp(toys.K, width=2), (toys.D,), toys.K)
+    tau, lce, ent, dis = 2.0, 3.0, 0.5, 0.7
+    loss = loss_of(task, tau=tau, lam_lce=lce, lam_ent=ent, lam_dis=dis)
+    w = first_weights(task, ("head",), jax.random.key(11))
+    batch = example(30)
+    of_params = jax.value_and_grad(lambda p: loss(Weights(p, w.stats), batch, KEY), has_aux=True)
+    (value, _), found = jax.jit(of_params)(w.params)
+    real = 28
+    x, y = np.asarray(batch.x, float)[:real], np.asarray(batch.y)[:real]
+    noise = np.asarray(jax.random.logistic(jax.random.fold_in(KEY, 2), (30, 2)), float)[:real]
+
+    p = jax.tree.map(lambda a: np.asarray(a, float), w.params)
+    A, a = p["net"]["Dense_0"]["kernel"], p["net"]["Dense_0"]["bias"]
+    (V_1, v_1), (V_2, v_2) = (
+        (p["select"][k]["kernel"], p["select"][k]["bias"]) for k in ("V_1", "V_2")
+    )
+    (G, g), (P, b), (U, u) = (
+        (p[k]["head"]["kernel"], p[k]["head"]["bias"]) for k in ("net", "relevant", "irrelevant")
+    )
+    before = x @ A + a
+    z_g = np.maximum(before, 0)
+    r = np.maximum(z_g @ V_1 + v_1, 0)
+    noisy = r @ V_2 + v_2 + noise
+    m, m_s = (noisy >= 0).astype(float), 1 / (1 + np.exp(-noisy / tau))
+    assert 0.1 < m.mean() < 0.9
+    l_g, l_p, l_u = (
+        log_softmax(z @ K + k) for z, K, k in ((z_g, G, g), (z_g * m, P, b), (z_g * (1 - m), U, u))
+    )
+    p_g, p_p, p_u = np.exp(l_g), np.exp(l_p), np.exp(l_u)
+    rows = np.arange(real)
+    kl_pg, kl_gp = (p_p * (l_p - l_g)).sum(1), (p_g * (l_g - l_p)).sum(1)
+    entropy = -(p_u * l_u).sum(1)
+    total = -l_g[rows, y] - lce * l_p[rows, y] - ent * entropy + dis * (kl_pg + kl_gp)
+    assert float(value) == pytest.approx(total.mean(), rel=1e-5)
+
+    Y = np.eye(toys.K)[y]
+    d_g = (p_g - Y + dis * (p_g - p_p + p_g * (l_g - l_p - kl_gp[:, None]))) / real
+    d_p = (lce * (p_p - Y) + dis * (p_p - p_g + p_p * (l_p - l_g - kl_pg[:, None]))) / real
+    d_u = ent * p_u * (l_u + entropy[:, None]) / real
+    d_zp, d_zu = d_p @ P.T, d_u @ U.T
+    d_zl = z_g * (d_zp - d_zu) * m_s * (1 - m_s) / tau
+    d_r = (d_zl @ V_2.T) * (r > 0)
+    d_zg = d_g @ G.T + d_zp * m + d_zu * (1 - m) + d_r @ V_1.T
+    d_before = d_zg * (before > 0)
+    expected = {
+        "net": {"Dense_0": pair(x, d_before), "head": pair(z_g, d_g)},
+        "select": {"V_1": pair(z_g, d_r), "V_2": pair(r, d_zl)},
+        "relevant": {"Dense_0": {"kernel": None, "bias": None}, "head": pair(z_g * m, d_p)},
+        "irrelevant": {"Dense_0": {"kernel": None, "bias": None}, "head": pair(z_g * (1 - m), d_u)},
+    }
+    assert np.abs(d_zl).max() > 1e-4
+    jax.tree.map(
+        lambda e, f: np.testing.assert_allclose(f, e, rtol=1e-3, atol=1e-6), expected, dict(found)
+    )
+
+
+def log_softmax(a):
+    a = a - a.max(1, keepdims=True)
+    return a - np.log(np.exp(a).sum(1, keepdims=True))
+
+
+def pair(inputs, gradient):
+    return {"kernel": inputs.T @ gradient, "bias": gradient.sum(0)}
+
+
+def test_padded_rows_count_nowhere():
+    """Losses and running statistics of the three heads are those of the real rows alone."""
+    loss = jax.jit(loss_of(head_layers=2))
+    w = first_weights(TASK, CUT, KEYS.init)
+    padded = example()
+    noise = jax.random.logistic(jax.random.fold_in(KEY, 2), (9, 12))
+    alone = Batch(padded.x[:7], padded.y[:7], padded.mask[:7])
+    value, stats = loss(w, padded, KEY)
+    original = jax.random.logistic
+    try:
+        jax.random.logistic = lambda key, shape: noise[: shape[0]]
+        expected, expected_stats = loss(w, alone, KEY)  # traced again: fewer rows
+    finally:
+        jax.random.logistic = original
+    assert float(value) == pytest.approx(float(expected), rel=1e-5)
+    toys.close(stats, expected_stats, rtol=1e-5, atol=1e-6)
+    assert set(stats["relevant"]) == {"BatchNorm_0", "BatchNorm_1"}
+    assert stats["relevant"]["BatchNorm_0"]["mean"] is None
+
+
+# What is shared, and the ablations.
+
+
+def test_without_selection_it_is_fedbn():
+    one, _ = player(mask="none")(KEYS, 0, 3)
+    other, _ = toys.player(toys.make("fedbn", TASK), plan=toys.PLAN._replace(cohort=toys.C))(
+        KEYS, 0, 3
+    )
+    toys.same(one, other)
+
+
+def test_without_its_losses_the_net_is_trained_as_fedbns():
+    """L_gce alone moves phi^g and h^g; psi then only decays."""
+    one, _ = player(lam_lce=0.0, lam_ent=0.0, lam_dis=0.0)(KEYS, 0, 3)
+    other, _ = player(mask="none")(KEYS, 0, 3)
+    toys.close(one.server.params["net"], other.server.params, rtol=1e-5, atol=1e-6)
+    toys.close(one.private.params["net"], other.private.params, rtol=1e-5, atol=1e-6)
+
+
+def shared_layers(**hyper):
+    """Which layers every client holds alike after two rounds."""
+    made = method(**hyper)
+    state, _ = player(**hyper)(KEYS, 0, 2)
+    clients = [tree.join(state.server, tree.take(state.private, i)) for i in (0, 1)]
+    names = tree.names(clients[0])
+    pairs = zip(names, *map(jax.tree.leaves, clients), strict=True)
+    alike = {name for name, a, b in pairs if np.array_equal(a, b)}
+    up, down = simulate.message_bytes(
+        simulate.Program(made, toys.PLAN, toys.VECTORISED),
+        simulate.Lane(toys.FEDERATION, toys.PEOPLE, KEYS),
+        state,
+    )
+    assert (
+        up
+        == down
+        == sum(
+            a.size * 4
+            for name, a in zip(names, jax.tree.leaves(clients[0]), strict=True)
+            if name in alike
+        )
+    )
+    return alike, set(names)
+
+
+def test_norms_and_selection_stay_with_the_client():
+    alike, names = shared_layers()
+    expected = {n for n in names if n.split("/")[1] == "net" and "BatchNorm" not in n}
+    assert alike == expected and len(alike) == 6
+
+
+def test_norms_of_the_net_may_be_shared():
+    """Those inside h^p and h^u stay local."""
+    alike, names = shared_layers(share_bn=True)
+    assert alike == {n for n in names if n.split("/")[1] == "net"}
+
+
+def test_selection_may_be_shared():
+    alike, names = shared_layers(share_selection=True)
+    assert alike == {n for n in names if "BatchNorm" not in n}
+
+
+def test_predictions_are_of_both_heads():
+    w = first_weights(TASK, CUT, KEYS.init)
+    x = toys.FEDERATION.x[:20]
+    out = pick(TASK, CUT, w, x, tau=10.0)
+    soft = jax.nn.softmax
+    for ensemble, expected in (
+        ("logits", out.a_g + out.a_p),
+        ("probs", jnp.log(soft(out.a_g) / 2 + soft(out.a_p) / 2)),
+        ("none", out.a_g),
+    ):
+        made = method(ensemble=ensemble)
+        state = made.init(KEYS.init, 1)
+        client = tree.take(toys.PEOPLE, 0)._replace(private=tree.take(state.private, 0))
+        logits = made.predict(state.server, client, x)
+        np.testing.assert_allclose(logits, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("hyper", [{}, {"mask": "soft", "tau": 1.0}, {"ensemble": "none"}])
+def test_it_learns(hyper):
+    small = {"lam_lce": 1.0, "lam_dis": 1.0, **hyper}
+    state, sums = player(**small)(KEYS, 0, 20)
+    assert int(sums.diverged) == -1
+    score = functools.partial(
+        evaluate.score, simulate.Program(method(**small), toys.PLAN, toys.VECTORISED)
+    )
+    scores = jax.jit(score)(simulate.Lane(toys.FEDERATION, toys.PEOPLE, KEYS), state, 20)
+    assert evaluate.summarise(scores, ("only",))["accuracy"]["mean"] > 70
+
+
+@pytest.mark.parametrize(
+    "hyper, message",
+    [
+        ({"mask": "hrad"}, "did you mean 'hard'"),
+        ({"ensemble": "logit"}, "did you mean 'logits'"),
+        ({"tau": 0.0}, "config.method.tau must be above 0"),
+        ({"mask": "none", "share_bn": True}, "mask=none shares neither"),
+        ({"head_layers": 3}, "leaves no layer for the body"),
+    ],
+)
+def test_bad_settings_are_named(hyper, message):
+    with pytest.raises(BadInput, match=message):
+        toys.make("fedpick", TASK, **hyper)
+
+
+# The published network, and the analyses of a run.
+
+
+@pytest.mark.parametrize(
+    "net, shape, head_layers, count, d",
+    [
+        (nets.fedbn_cnn, (32, 32, 3), 3, 120_949_726, 8192),
+        (alexnet_bn, (256, 256, 3), 1, 73_928_798, 4096),
+    ],
+)
+def test_a_client_has_the_papers_parameters(net, shape, head_layers, count, d):
+    task = make_task(net(10), shape, 10)
+    cut = head(task, head_layers)
+    w = jax.eval_shape(lambda key: first_weights(task, cut, key), KEY)
+    assert sum(a.size for a in jax.tree.leaves(w.params)) == count
+    assert w.params["select"]["V_1"]["kernel"].shape == (d, d // 2)
+
+
+def test_the_papers_client_uploads_what_is_not_its_own():
+    """18,145,738 numbers: the digit network without BatchNorm."""
+    task = make_task(nets.fedbn_cnn(10), (32, 32, 3), 10)
+    made = registry.make_method("fedpick", task, head_layers=3)
+    server = jax.eval_shape(lambda key: made.init(key, 2), KEY).server
+    assert sum(a.size for a in jax.tree.leaves(server)) == 18_145_738
+
+
+@pytest.fixture(scope="module")
+def two_domains(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs")
+    rng = np.random.default_rng(0)
+    y = rng.integers(0, 3, 300)
+    x = (2 * rng.normal(size=(3, 6)))[y] + rng.normal(size=(300, 6))
+    domain = np.array(["north", "south"])[np.arange(300) % 2]
+    np.savez(folder / "data.npz", x=x.astype(np.float32), y=y, domain=domain)
+    for name in ("fedavg", "fedpick"):
+        config = {
+            "data": {"name": "arrays", "path": str(folder / "data.npz")},
+            "partition": {"name": "by_domain", "num_clients": 2},
+            "model": {"name": "mlp", "width": 10},
+            "method": {"name": name},
+            "run": {"rounds": 2},
+        }
+        e = experiment.build(resolve(config), [3])
+        runner.run(e, folder / name, quiet=True)
+    return folder
+
+
+def test_the_analyses_of_a_finished_run(two_domains, monkeypatch, capsys):
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "launch"))
+    import fedpick_analysis
+
+    out = two_domains / "out"
+    every = {"sparsity", "fisher_probe"}
+    picked = {"selection_ratio", "fisher_split", "overlap", "tsne"}
+    for name, expected in (("fedavg", every), ("fedpick", every | picked)):
+        argv = ["x", str(two_domains / name), f"--out={out / name}", "--head_layers=1"]
+        monkeypatch.setattr("sys.argv", argv)
+        fedpick_analysis.main()
+        assert {p.stem for p in (out / name).glob("*.png")} == expected
+    numbers = json.loads((out / "fedpick/numbers.json").read_text())
+    assert set(numbers["selection_ratio"]) == {"north", "south"}
+    assert set(numbers["infinite_fisher_scores"]["south"]) == {"relevant", "irrelevant"}
+    assert numbers["overlap"][0][0] == 1 and 0 < numbers["overlap"][0][1] <= 1
+    assert all(0 <= v <= 1 for v in numbers["sparsity"].values())
+    assert len(numbers["fisher_probe"]["north"]) == 10
+    clients = fedpick_analysis.load(two_domains / "fedpick", None, 1)
+    assert [c.name for c in clients] == ["north", "south"]
+    assert set(np.unique(clients[0].picked.m)) <= {0.0, 1.0}
+    np.testing.assert_allclose(clients[1].picked.z_g, clients[1].z_test, rtol=1e-5)
+    assert len(clients[0].train.y) + len(clients[0].test.y) == 150
+    for argv, message in (
+        ([str(two_domains)], "holds no finished run"),
+        ([str(two_domains / "fedavg"), "--seed=4"], "has no seed 4"),
+        ([str(two_domains / "fedavg"), "--head_layers=1", "--domain=nort"], "did you mean 'north'"),
+    ):
+        monkeypatch.setattr("sys.argv", ["x", *argv, f"--out={out}"])
+        with pytest.raises(SystemExit):
+            fedpick_analysis.main()
+        assert message in capsys.readouterr().err

@@ -1,0 +1,156 @@
+"""FedProto: an identity, then naive NumPy, its prototypes."""
+
+import jax
+import jax.numpy as jnp
+import naive
+import numpy as np
+import pytest
+import toys
+
+from fedjax_lab import simulate, tree
+from fedjax_lab.errors import BadInput
+from fedjax_lab.local import make_work
+from fedjax_lab.models import cct, nets
+from fedjax_lab.models.task import make_task
+
+KEYS = naive.KEYS
+
+
+def moved(a, b):
+    return float(tree.sq_norm(tree.sub(a, b))) > 1e-8
+
+
+def test_fedproto_without_its_term_is_local_training():
+    everyone = toys.PLAN._replace(cohort=toys.C)
+    one, _ = toys.player(toys.make("fedproto", lam=0.0), plan=everyone)(KEYS, 0, 3)
+    other, _ = toys.player(toys.make("local"))(KEYS, 0, 3)
+    toys.close(one.private, other.private, rtol=1e-5, atol=1e-6)
+
+
+def fedproto_by_hand(method, count, lam):
+    """-> models, prototypes and which are known, after each round."""
+    first = naive.weights_of(tree.take(simulate.init(method, KEYS, toys.C).private, 0))
+    models, C, known = [first] * toys.C, np.zeros((toys.K, 16)), np.zeros(toys.K, bool)
+    for t in range(count):
+        sent = [[] for _ in range(toys.K)]
+        for i in naive.cohort(method, t):
+            x, y = naive.data_of(i, toys.SKEWED)
+
+            def pull(z, y=y, C=C, known=known):
+                return lam * 2 * (z - C[y]) * known[y][:, None] / z.size
+
+            step = lambda v, x=x, y=y, pull=pull: naive.gradient(v, x, y, pull=pull)[1]  # noqa: E731
+            models[i] = naive.descend(models[i], step)
+            h = naive.features(models[i], x)
+            for k in set(y):
+                sent[k].append(h[y == k].mean(0))
+        known = np.array([len(s) > 0 for s in sent])
+        C = np.stack([np.mean(s, 0) if s else np.zeros(16) for s in sent])
+    return models, C, known
+
+
+@pytest.mark.parametrize("count", [1, 4])
+def test_fedproto_against_numpy(count):
+    """After one round the term has not acted yet."""
+    method = toys.make("fedproto", toys.TASK, lam=2.0)
+    models, C, known = fedproto_by_hand(method, count, 2.0)
+    state, _ = toys.player(method, plan=naive.FULL, federation=toys.SKEWED)(KEYS, 0, count)
+    np.testing.assert_allclose(state.server[0], C, rtol=1e-3, atol=1e-4)
+    assert (np.asarray(state.server[1]) > 0).tolist() == known.tolist()
+    for i in range(toys.C):
+        naive.close(tree.take(state.private, i), models[i], rtol=1e-3, atol=1e-4)
+
+
+def test_fedproto_forgets_the_prototypes_of_absent_classes():
+    method = toys.make("fedproto")
+    D = 16
+    uploads = jnp.ones((2, toys.K, D)) * jnp.array([1.0, 3.0])[:, None, None]
+    has = jnp.zeros((2, toys.K)).at[:, 0].set(1).at[1, 2].set(1)
+    people = tree.take(toys.PEOPLE, jnp.arange(2))
+    C, known = method.round[0].aggregate(
+        (9 * jnp.ones((toys.K, D)), jnp.ones(toys.K)), (uploads, has), people
+    )
+    np.testing.assert_allclose(C[:, 0], [2, 0, 3, 0])
+    np.testing.assert_array_equal(known, [1, 0, 1, 0])
+
+
+def test_fedproto_may_predict_by_the_nearest_prototype_of_the_clients_classes():
+    method = toys.make("fedproto", toys.TASK, prediction="prototype")
+    models, C, known = fedproto_by_hand(method, 3, 1.0)
+    assert not known.all()
+    state, _ = toys.player(method, plan=naive.FULL, federation=toys.SKEWED)(KEYS, 0, 3)
+    people = simulate.population(toys.SKEWED, toys.K)._replace(private=state.private)
+    x = np.asarray(toys.FEDERATION.x[400:])
+    for i in range(toys.C):
+        far = ((naive.features(models[i], x)[:, None] - C) ** 2).sum(-1)
+        far[:, (naive.counts(i) == 0) | ~known] = np.inf
+        got = method.predict(state.server, tree.take(people, i), x).argmax(-1)
+        assert (np.asarray(got) == far.argmin(1)).mean() > 0.99
+    assert min(naive.counts(i).min() for i in range(toys.C)) == 0
+    with pytest.raises(BadInput, match="prediction cannot be 'nearest'"):
+        toys.make("fedproto", prediction="nearest")
+
+
+def test_padding_has_no_part_in_prototypes():
+    """Full-batch steps: nothing depends on how wide the rows are padded."""
+    method = toys.make("fedproto", toys.TASK)
+    wide = jnp.pad(toys.FEDERATION.train, ((0, 0), (0, 40)), constant_values=-1)
+    wide = toys.FEDERATION._replace(train=wide)
+    plan = naive.FULL._replace(batch_size=toys.N + 40)
+    one, _ = toys.player(method, plan=naive.FULL)(KEYS, 0, 2)
+    other, _ = toys.player(method, plan=plan, federation=wide)(KEYS, 0, 2)
+    toys.close(one, other)
+
+
+def test_prototypes_are_taken_in_evaluation_mode():
+    method = toys.make("fedproto")
+    state = simulate.init(method, KEYS, toys.C)
+    work, _ = make_work(toys.FEDERATION, toys.FEDERATION.train[0], toys.PLAN, KEYS.local)
+    mine = tree.take(toys.PEOPLE._replace(private=state.private), 0)
+    (C, _), w = jax.jit(lambda: method.round[0].local(state.server, mine, work))()
+    x, y = naive.data_of(0)
+    h = np.asarray(toys.NORM.apply(w, x).features)
+    expected = [h[y == k].mean(0) for k in range(toys.K)]
+    np.testing.assert_allclose(C, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_prototypes_may_be_taken_before_the_last_layers():
+    """Two hidden layers; h is what the second one is given, and the pull acts below it alone."""
+    task = make_task(nets.mlp(toys.K, width=16, depth=2), (toys.D,), toys.K)
+    method, still = (toys.make("fedproto", task, lam=lam, head_layers=2) for lam in (0.5, 0.0))
+    state = simulate.init(method, KEYS, toys.C)
+    work, _ = make_work(toys.FEDERATION, toys.FEDERATION.train[0], toys.PLAN, KEYS.local)
+    mine = tree.take(toys.PEOPLE._replace(private=state.private), 0)
+    sent = jnp.full((toys.K, 16), 5.0), jnp.ones(toys.K)
+    (C, _), w = jax.jit(lambda: method.round[0].local(sent, mine, work))()
+    p = jax.tree.map(np.asarray, w.params)
+    x, y = naive.data_of(0)
+    h = np.maximum(x @ p["Dense_0"]["kernel"] + p["Dense_0"]["bias"], 0)
+    expected = [h[y == k].mean(0) for k in range(toys.K)]
+    np.testing.assert_allclose(C, expected, rtol=1e-4, atol=1e-5)
+    taken = {}
+
+    def take(weights, loss):
+        batch = work.draw(8)
+        taken["g"] = jax.grad(lambda v: loss(v, batch, jax.random.key(0))[0])(weights).params
+        return weights
+
+    for one in (method, still):
+        one.round[0].local(sent, mine, work._replace(train=take))
+        taken[one] = taken["g"]
+    pulled, free = taken[method], taken[still]
+    toys.close(pulled["Dense_1"], free["Dense_1"])
+    toys.close(pulled["head"], free["head"])
+    assert moved(pulled["Dense_0"], free["Dense_0"])
+    with pytest.raises(BadInput, match="head_layers must be from 1 to 2"):
+        toys.make("fedproto", head_layers=3)
+    tokens = make_task(cct.cct7(toys.K), (32, 32, 3), toys.K)
+    with pytest.raises(BadInput, match="head_layers=2: .* sees more than a vector"):
+        toys.make("fedproto", tokens, head_layers=2)
+
+
+def test_fedproto_runs_on_logistic_regression():
+    """There is no body; the prototypes are means of the examples."""
+    task = make_task(nets.mlp(toys.K, depth=0), (toys.D,), toys.K)
+    state, _ = toys.player(toys.make("fedproto", task))(KEYS, 0, 1)
+    assert tree.finite(state) and state.server[0].shape == (toys.K, toys.D)

@@ -1,0 +1,62 @@
+"""FedRep: one part at a time, then naive NumPy."""
+
+import jax
+import naive
+import toys
+
+from fedjax_lab import simulate, tree
+from fedjax_lab.local import make_work
+
+KEYS = naive.KEYS
+
+
+def moved(a, b):
+    return float(tree.sq_norm(tree.sub(a, b))) > 1e-8
+
+
+def phases(**hyper):
+    """A client's model before and after one FedRep round, with momentum and weight decay."""
+    method = toys.make("fedrep", **hyper)
+    state = simulate.init(method, KEYS, toys.C)
+    work, _ = make_work(toys.FEDERATION, toys.FEDERATION.train[0], toys.PLAN, KEYS.local)
+    mine = tree.take(toys.PEOPLE._replace(private=state.private), 0)
+    upload, private = jax.jit(lambda: method.round[0].local(state.server, mine, work))()
+    return tree.join(state.server, mine.private), tree.join(upload, private)
+
+
+def test_fedrep_moves_one_part_at_a_time():
+    before, after = phases(head_epochs=2, body_epochs=0)
+    toys.same(before.params["Dense_0"], after.params["Dense_0"])
+    toys.same(before.params["BatchNorm_0"], after.params["BatchNorm_0"])
+    assert moved(before.params["head"], after.params["head"])
+    assert moved(before.stats, after.stats)
+    before, after = phases(head_epochs=0, body_epochs=2)
+    toys.same(before.params["head"], after.params["head"])
+    assert moved(before.params["Dense_0"], after.params["Dense_0"])
+    assert moved(before.stats, after.stats)
+
+
+def test_fedrep_may_freeze_running_statistics_with_the_body():
+    before, after = phases(head_epochs=2, body_epochs=0, head_in_eval_mode=True)
+    toys.same(before.stats, after.stats)
+    assert moved(before.params["head"], after.params["head"])
+
+
+def test_fedrep_against_numpy():
+    """Two rounds with three of eight clients: [:2] is the body, [2:] the head."""
+    method = toys.make("fedrep", toys.TASK, head_epochs=3, body_epochs=2)
+    first = naive.first_weights()
+    body, heads = first[:2], [first[2:]] * toys.C
+    for t in range(2):
+        bodies = []
+        for i in (ids := naive.cohort(method, t)):
+            x, y = naive.data_of(i)
+            head_part = lambda h, x=x, y=y: naive.gradient(body + h, x, y)[1][2:]  # noqa: E731, B023
+            heads[i] = naive.descend(heads[i], head_part, steps=3)
+            body_part = lambda b, i=i, x=x, y=y: naive.gradient(b + heads[i], x, y)[1][:2]  # noqa: E731
+            bodies.append(naive.descend(body, body_part, steps=2))
+        body = naive.mean_by_size(ids, bodies)
+    state, sums = toys.player(method, plan=naive.FULL)(KEYS, 0, 2)
+    assert float(sums.steps) == 2 * 3 * (3 + 2)
+    for i in range(toys.C):
+        naive.close(tree.join(state.server, tree.take(state.private, i)), body + heads[i])

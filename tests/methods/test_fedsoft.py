@@ -1,0 +1,44 @@
+"""FedSoft against naive NumPy."""
+
+import naive
+import numpy as np
+import toys
+
+from fedjax_lab import simulate, tree
+
+
+def test_fedsoft_rounds_against_numpy():
+    """Importance every second round, on the same examples under all models."""
+    mu, K = 0.3, 3
+    method = toys.make("fedsoft", toys.TASK, num_clusters=K, mu=mu)
+    state, _ = toys.player(method, plan=naive.FULL)(naive.KEYS, 0, 4)
+    init = simulate.init(method, naive.KEYS, toys.C).server.centres
+    centres = [naive.weights_of(tree.take(init, k)) for k in range(K)]
+    u = np.full((toys.C, K), 1 / K)
+    for t in range(4):
+        ids = naive.cohort(method, t)
+        models = []
+        for i in ids:
+            x, y = naive.data_of(i)
+            if t % 2 == 0:
+                loss = [each_loss(c, x, y) for c in centres]
+                best = np.argmin(loss, 0)
+                u[i] = np.maximum(1e-4, [(best == k).mean() for k in range(K)])
+
+            def pull(w):
+                return [
+                    sum(mu * u[i][k] * (a - centres[k][j]) for k in range(K))  # noqa: B023
+                    for j, a in enumerate(w)
+                ]
+
+            models.append(naive.sgd(centres[int(u[i].argmax())], x, y, extra=pull))
+        weight = np.array([u[i] * len(naive.data_of(i)[1]) for i in ids]).T
+        centres = [naive.mean(row / row.sum(), models) for row in weight]
+    for k in range(K):
+        naive.close(tree.take(state.server.centres, k), centres[k])
+    np.testing.assert_allclose(state.private, u, rtol=1e-5)
+
+
+def each_loss(w, x, y):
+    logits = naive.features(w, x) @ w[2] + w[3]
+    return np.log(np.exp(logits).sum(1)) - logits[np.arange(len(y)), y]

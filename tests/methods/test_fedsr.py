@@ -1,0 +1,120 @@
+"""FedSR: its loss against naive NumPy, priors and predictions."""
+
+import jax
+import jax.numpy as jnp
+import naive
+import numpy as np
+import pytest
+import toys
+from hypernetworks import KEY, first
+
+from fedjax_lab import tree
+from fedjax_lab.errors import BadInput
+from fedjax_lab.methods.fedsr import divergence, length
+from fedjax_lab.models import nets
+from fedjax_lab.models.task import make_task
+from fedjax_lab.types import Weights
+
+
+def test_divergence_is_that_of_two_gaussians():
+    """Against the mean log-ratio of densities over 200,000 draws."""
+    rng = np.random.default_rng(0)
+    mu, sigma = rng.normal(size=(1, 3)), rng.uniform(0.5, 1.5, (1, 3))
+    prior = {"mu": rng.normal(size=(4, 3)), "sigma": rng.normal(size=(4, 3)), "log_c": np.log(0.8)}
+    found = divergence(
+        *map(jnp.asarray, (mu, sigma)), jax.tree.map(jnp.asarray, prior), jnp.array([2])
+    )
+    m, s = 0.8 * mu, 0.8 * sigma
+    r_m, r_s = prior["mu"][2], np.log1p(np.exp(prior["sigma"][2]))
+    z = m + s * rng.normal(size=(200_000, 3))
+    log_ratio = np.log(r_s / s) - ((z - m) / s) ** 2 / 2 + ((z - r_m) / r_s) ** 2 / 2
+    assert float(found[0]) == pytest.approx(log_ratio.sum(1).mean(), rel=0.02)
+
+
+def test_lengths_have_a_gradient_at_the_origin():
+    np.testing.assert_allclose(length(jnp.array([[3.0, 4.0], [0.0, 0.0]])), [5, 0], atol=1e-6)
+    assert tree.finite(jax.grad(lambda z: length(z).sum())(jnp.zeros((2, 3))))
+
+
+@pytest.mark.parametrize("power", [1, 2])
+def test_fedsr_loss_against_numpy(power):
+    """CE of a sample, its length, and the divergence from the class's prior; two rows padded."""
+    from test_fedpick import example
+
+    hyper = {"l2r": 0.3, "cmi": 0.2, "l2r_power": power}
+    loss, state = sr_loss(**hyper)
+    w = tree.join(state.server, tree.take(state.private, 0))
+    prior = w.params["prior"]
+    prior = {**prior, "mu": prior["mu"] + 0.3, "sigma": prior["sigma"] - 0.5, "log_c": jnp.log(1.2)}
+    w = w._replace(params={**w.params, "prior": prior})
+    batch = example(12)
+    value, _ = loss(w, batch, KEY)
+    x, y = np.asarray(batch.x, float)[:10], np.asarray(batch.y)[:10]
+    net = naive.weights_of(Weights(w.params["net"], {}))
+    mu = naive.features(net, x)
+    s = x @ np.asarray(w.params["spread"]["kernel"]) + np.asarray(w.params["spread"]["bias"])
+    sigma = np.log1p(np.exp(s))
+    xi = np.asarray(jax.random.normal(jax.random.fold_in(KEY, 1), (12, 16)))[:10]
+    z = mu + sigma * xi
+    logits = z @ net[2] + net[3]
+    ce = (np.log(np.exp(logits).sum(1)) - logits[np.arange(10), y]).mean()
+    R_2 = (np.linalg.norm(z, axis=1) ** power).mean()
+    R_c = float(jnp.mean(divergence(jnp.asarray(mu), jnp.asarray(sigma), prior, jnp.asarray(y))))
+    assert float(value) == pytest.approx(ce + 0.3 * R_2 + 0.2 * R_c, rel=1e-4)
+
+
+def sr_loss(**hyper):
+    caught = []
+
+    class Work:
+        def train(self, w, loss):
+            caught.append(loss)
+            return w
+
+    method = toys.make("fedsr", toys.TASK, **hyper)
+    state = first(method)
+    client = tree.take(toys.PEOPLE, 0)._replace(private=tree.take(state.private, 0))
+    method.round[0].local(state.server, client, Work())
+    return caught[0], state
+
+
+def test_priors_stay_with_the_clients():
+    method = toys.make("fedsr")
+    state, _ = toys.player(method)(naive.KEYS, 0, 2)
+    names = {name.split("/")[1] for name in tree.names(state.private)}
+    assert names == {"prior"} and state.private.params["prior"]["mu"].shape == (toys.C, toys.K, 16)
+    assert {name.split("/")[1] for name in tree.names(state.server) if "params" in name} == {
+        "net",
+        "spread",
+    }
+
+
+def test_predictions_are_means_over_samples():
+    method = toys.make("fedsr", toys.TASK)
+    state = first(method)
+    client = tree.take(toys.PEOPLE, 0)._replace(private=tree.take(state.private, 0))
+    x = toys.FEDERATION.x[:6]
+    p = np.exp(method.predict(state.server, client, x))
+    np.testing.assert_allclose(p.sum(1), 1, rtol=1e-5)
+    message, private = method.newcomer(state)
+    again = method.predict(message, client._replace(private=private), x)
+    np.testing.assert_allclose(np.exp(again), p, rtol=1e-5)
+    w = state.server.params
+    net = naive.weights_of(Weights(w["net"], {}))
+    sigma = np.log1p(np.exp(np.asarray(x) @ w["spread"]["kernel"] + w["spread"]["bias"]))
+    xi = np.asarray(jax.random.normal(jax.random.key(0), (20, 16)))
+    logits = (naive.features(net, np.asarray(x)) + sigma * xi[:, None]) @ net[2] + net[3]
+    softmax = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
+    np.testing.assert_allclose(p, softmax.mean(0), rtol=1e-4, atol=1e-5)
+
+
+def test_without_a_layer_before_the_head_the_spread_is_one_on_the_features():
+    task = make_task(nets.mlp(toys.K, depth=0), (toys.D,), toys.K)
+    state, sums = toys.player(toys.make("fedsr", task))(naive.KEYS, 0, 2)
+    assert state.server.params["spread"]["kernel"].shape == (toys.D, toys.D)
+    assert int(sums.diverged) == -1
+
+
+def test_the_power_of_the_length_is_one_or_two():
+    with pytest.raises(BadInput, match="config.method.l2r_power cannot be '3'"):
+        toys.make("fedsr", l2r_power=3)

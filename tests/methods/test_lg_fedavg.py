@@ -1,0 +1,51 @@
+"""LG-FedAvg: an identity, then naive NumPy."""
+
+import functools
+
+import naive
+import toys
+
+from fedjax_lab import experiment, simulate, tree
+
+KEYS = naive.KEYS
+
+
+@functools.cache
+def averaged():
+    """FedAvg after three rounds."""
+    return toys.player(toys.make("fedavg"))(KEYS, 0, 3)
+
+
+def test_lg_fedavg_that_only_pretrains_is_fedavg():
+    stages = experiment.lay_out(toys.make("lg_fedavg", pretrain_rounds=3), 3)
+    assert [stage.rounds for stage in stages] == [3]
+    toys.same(toys.player(stages[0].method)(KEYS, 0, 3), averaged())
+
+
+def test_lg_fedavg_after_its_first_rounds():
+    """Everybody starts from the averaged body, those who never trained since keep it."""
+    pretrain, train = toys.make("lg_fedavg", toys.TASK, pretrain_rounds=2)(4)
+    w = naive.weights_of(simulate.init(pretrain.method, KEYS, toys.C).server)
+    own = {}
+    for t in range(4):
+        ids = naive.cohort(pretrain.method, t)
+        starts = [own.get(i, w[:2]) + w[2:] for i in ids]
+        models = [naive.sgd(s, *naive.data_of(i)) for i, s in zip(ids, starts, strict=True)]
+        mean = naive.mean_by_size(ids, models)
+        w = mean if t < 2 else w[:2] + mean[2:]
+        own |= {i: m[:2] for i, m in zip(ids, models, strict=True)} if t >= 2 else {}
+    state, _ = toys.player(pretrain.method, plan=naive.FULL)(KEYS, 0, 2)
+    state = train.start(KEYS.init, toys.C, state, {})
+    state, _ = toys.player(train.method, plan=naive.FULL)(KEYS, 2, 2, state)
+    assert 0 < len(own) < toys.C
+    for i in range(toys.C):
+        mine = tree.join(state.server, tree.take(state.private, i))
+        naive.close(mine, own.get(i, w[:2]) + w[2:])
+
+
+def test_lg_fedavg_takes_over_the_running_statistics_of_the_body():
+    pretrain, train = toys.make("lg_fedavg", pretrain_rounds=2)(4)
+    last = averaged()[0]
+    state = train.start(KEYS.init, toys.C, last, {})
+    for i in range(toys.C):
+        toys.same(tree.join(state.server, tree.take(state.private, i)), last.server)

@@ -1,0 +1,126 @@
+"""MOON: identities, then naive NumPy, its projection."""
+
+import jax
+import jax.numpy as jnp
+import naive
+import numpy as np
+import pytest
+import toys
+from rounds import averaged, rounds
+
+from fedjax_lab import losses, simulate, tree
+from fedjax_lab.errors import BadInput
+from fedjax_lab.models import nets
+from fedjax_lab.models.task import make_task, with_projection
+
+KEYS = naive.KEYS
+
+
+def test_moon_without_mu_is_fedavg():
+    state, sums = toys.player(toys.make("moon", mu=0.0))(KEYS, 0, 3)
+    toys.same((state.server, sums), (averaged()[0].server, averaged()[1]))
+
+
+def cosine_and_gradient(z, a):
+    """Cosine of each row, and its gradient with respect to z."""
+    nz, na = (np.maximum(np.linalg.norm(v, axis=1, keepdims=True), 1e-8) for v in (z, a))
+    cos = (z * a).sum(1, keepdims=True) / (nz * na)
+    return cos, a / (nz * na) - cos * z / nz**2
+
+
+def test_moon_against_numpy():
+    """Five rounds, so that clients come back: the term waits for a first local model."""
+    mu, tau = 1.5, 0.5
+    method = toys.make("moon", toys.TASK, mu=mu, tau=tau)
+    w, last, again = naive.first_weights(), {}, 0
+    for t in range(5):
+        ids = naive.cohort(method, t)
+        models = []
+        for i in ids:
+            x, y = naive.data_of(i)
+            glob = naive.features(w, x)
+
+            def pull(z, i=i, x=x, glob=glob):
+                if i not in last:
+                    return 0.0
+                s_glob, d_glob = cosine_and_gradient(z, glob)
+                s_prev, d_prev = cosine_and_gradient(z, naive.features(last[i], x))
+                e_glob, e_prev = np.exp(s_glob / tau), np.exp(s_prev / tau)
+                return mu * e_prev / (e_glob + e_prev) * (d_prev - d_glob) / tau / len(z)
+
+            step = lambda v, x=x, y=y, pull=pull: naive.gradient(v, x, y, pull=pull)[1]  # noqa: E731
+            models.append(naive.descend(w, step))
+        again += sum(i in last for i in ids)
+        last.update(zip(ids, models, strict=True))
+        w = naive.mean_by_size(ids, models)
+    assert again > 2
+    state = rounds(method, 5)
+    naive.close(state.server, w, rtol=1e-3, atol=1e-4)
+    previous, seen = state.private
+    assert sorted(np.flatnonzero(seen)) == sorted(last)
+    for i, expected in last.items():
+        mine = tree.take(previous, i)
+        naive.close(mine, expected, rtol=1e-3, atol=1e-4)
+
+
+def test_moons_references_run_in_evaluation_mode():
+    """Their running statistics matter; with those of the batch they would not."""
+    method = toys.make("moon", mu=5.0)
+    play = toys.player(method)
+    state, _ = play(KEYS, 0, 3)
+
+    def moved(w):
+        return w._replace(stats=jax.tree.map(lambda a: a + 3.0, w.stats))
+
+    previous, seen = state.private
+    plain = play(KEYS, 3, 1, state)[0].server.params
+    for other in (
+        state._replace(server=moved(state.server)),
+        state._replace(private=(moved(previous), seen)),
+    ):
+        far = tree.sub(play(KEYS, 3, 1, other)[0].server.params, plain)
+        assert float(tree.sq_norm(far)) > 1e-8
+
+
+def test_cosine_is_finite_at_zero():
+    a, b = jnp.zeros((2, 3)), jnp.array([[1.0, 2.0, 2.0], [0.0, 0.0, 0.0]])
+    np.testing.assert_allclose(losses.cosine(b, 2 * b), [1.0, 0.0], rtol=1e-6)
+    grads = jax.grad(lambda z: losses.cosine(z, b).sum())(a)
+    assert np.isfinite(grads).all()
+
+
+def test_moons_projection_is_part_of_the_model():
+    task = make_task(nets.simple_cnn(10), (28, 28, 1), 10)
+    shapes = jax.eval_shape(with_projection(task, 256).init, jax.random.key(0)).params
+    sizes = {name: sum(a.size for a in jax.tree.leaves(p)) for name, p in shapes.items()}
+    assert sizes["projection_0"] == 7_140 and sizes["projection_1"] == 21_760
+    assert sizes["head"] == 2_570
+    assert sum(sizes.values()) == 43_576 + 7_140 + 21_760 + 2_570
+    projected = with_projection(task, 256)
+    assert projected.dense == ("Dense_0", "Dense_1", "projection_0", "projection_1", "head")
+    assert projected.layers == ("Conv_0", "Conv_1", *projected.dense)
+
+
+def test_the_projection_against_numpy():
+    task = with_projection(toys.TASK, 5)
+    w = task.init(jax.random.key(1))
+    x, _ = naive.data_of(0)
+    p = jax.tree.map(np.asarray, w.params)
+    h = np.maximum(x @ p["Dense_0"]["kernel"] + p["Dense_0"]["bias"], 0)
+    z = np.maximum(h @ p["projection_0"]["kernel"] + p["projection_0"]["bias"], 0)
+    z = z @ p["projection_1"]["kernel"] + p["projection_1"]["bias"]
+    out = task.apply(w, x, jax.random.key(2), np.ones(len(x)))
+    np.testing.assert_allclose(out.features, z, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(
+        out.logits, z @ p["head"]["kernel"] + p["head"]["bias"], rtol=1e-4, atol=1e-5
+    )
+
+
+def test_moon_with_a_projection_trains_it():
+    method = toys.make("moon", projection="mlp256")
+    state, _ = toys.player(method)(KEYS, 0, 2)
+    first = simulate.init(method, KEYS, toys.C).server.params
+    for name, leaves in tree.sub(state.server.params, first).items():
+        assert float(tree.sq_norm(leaves)) > 0, name
+    with pytest.raises(BadInput, match="projection cannot be 'mlp'; did you mean 'mlp256'"):
+        toys.make("moon", projection="mlp")

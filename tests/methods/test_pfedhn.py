@@ -1,0 +1,115 @@
+"""pFedHN: clients that take turns."""
+
+import jax
+import jax.numpy as jnp
+import naive
+import numpy as np
+import toys
+from hypernetworks import first, flat, one_round
+
+from fedjax_lab import optim, simulate, tree
+from fedjax_lab.models.hypernetwork import generate
+from fedjax_lab.types import Exchange, State, Weights
+
+
+def test_the_server_listens_before_it_speaks_again():
+    """Each client is sent how many came before; the order is that of the sample."""
+    plain = toys.make("fedavg", toys.TASK)
+
+    def local(heard, client, work):
+        return (heard, client.id), ()
+
+    def aggregate(server, uploads, cohort):
+        heard, ids = uploads
+        assert heard.shape == ids.shape == cohort.n.shape == (1,)
+        count, order = server
+        return count + 1, order.at[heard[0]].set(ids[0])
+
+    exchange = Exchange(lambda server, id: server[0], local, aggregate, one_by_one=True)
+    method = plain._replace(round=(exchange,))
+    start = State((jnp.int32(0), jnp.full(6, -1)), ())
+    state, _ = toys.player(method)(naive.KEYS, 0, 1, start)
+    people = simulate.population(toys.FEDERATION, toys.K)
+    ids, _ = method.sample(jax.random.fold_in(naive.KEYS.cohort, 0), None, people, 5)
+    assert state.server[1].tolist() == [*ids.tolist(), -1]
+
+
+def test_pfedhn_passes_against_numpy():
+    """Client after client: each from the freshest theta, momentum and decay on everything."""
+    lr, decay, momentum, clip = 0.02, 0.01, 0.9, 0.5
+    method = toys.make(
+        "pfedhn",
+        toys.TASK,
+        server_lr=lr,
+        server_decay=decay,
+        server_momentum=momentum,
+        clip=clip,
+    )
+    state = first(method)
+    x, _ = jax.flatten_util.ravel_pytree(state.server.x)
+    unravel = jax.flatten_util.ravel_pytree(state.server.x)[1]
+    x, m, cut = np.asarray(x, float), 0.0, False
+    for t in range(2):
+        for i in naive.cohort(method, t):
+            now = unravel(jnp.asarray(x, jnp.float32))
+            phi, pull = jax.vjp(lambda x: generate(x.theta, x.nu[i], jax.nn.relu), now)  # noqa: B023
+            w = naive.weights_of(Weights(phi, {}))
+            a, b, c, d = naive.sub(w, naive.sgd(w, *naive.data_of(i)))
+            delta = {"Dense_0": {"bias": b, "kernel": a}, "head": {"bias": d, "kernel": c}}
+            g = flat(pull(jax.tree.map(jnp.float32, delta))[0])
+            cut |= np.linalg.norm(g) > clip
+            g = g * min(1.0, clip / np.linalg.norm(g)) + decay * x
+            m = momentum * m + g
+            x = x - lr * m
+        state = one_round(method, state, t)
+    assert cut
+    np.testing.assert_allclose(flat(state.server.x), x, rtol=1e-3, atol=1e-4)
+
+
+def test_with_one_client_it_is_hfedf(monkeypatch):
+    """Adam in the place of its SGD, nothing clipped; hFedF with ReLU and without EMA."""
+    monkeypatch.setattr(optim, "sgd", lambda lr, momentum, decay: optim.adam(lr, decay))
+    monkeypatch.setattr(jax.nn, "leaky_relu", lambda x, negative_slope: jax.nn.relu(x))
+    alone = toys.FEDERATION._replace(train=toys.FEDERATION.train[:1])
+    plan = toys.PLAN._replace(cohort=1)
+    step = {"server_lr": 0.01, "server_decay": 1e-3}
+    one = toys.make("pfedhn", clip=0.0, **step)
+    start = simulate.init(one, naive.KEYS, 1)
+    passed, sums = toys.player(one, plan=plan, federation=alone)(naive.KEYS, 0, 3, start)
+    assert float(tree.sq_norm(tree.sub(passed.server.x, start.server.x))) > 1e-2
+    for grad_align in (False, True):  # the weight of a single gradient is 1
+        other = toys.make("hfedf", ema=1.0, grad_align=grad_align, **step)
+        state = simulate.init(other, naive.KEYS, 1)
+        state = state._replace(server=state.server._replace(x=start.server.x))
+        found, others = toys.player(other, plan=plan, federation=alone)(naive.KEYS, 0, 3, state)
+        toys.close(found.server.x, passed.server.x, rtol=1e-4, atol=1e-5)
+        toys.close(found.server.stats, passed.server.stats, rtol=1e-4)
+        toys.close(others, sums, rtol=1e-4)
+
+
+def test_running_statistics_go_from_client_to_client():
+    """Each halves what it is sent and adds its number; the server keeps those of the last."""
+    method = toys.make("pfedhn")
+
+    def local(phi, client, work):
+        stats = jax.tree.map(lambda a: a / 2 + client.id, phi.stats)
+        return Weights(tree.zeros(phi.params), stats), ()
+
+    (exchange,) = method.round
+    counting = method._replace(round=(exchange._replace(local=local),))
+    state = first(method)
+    expected = jax.tree.map(np.asarray, state.server.stats)
+    for i in naive.cohort(method, 0):
+        expected = jax.tree.map(lambda a: a / 2 + i, expected)  # noqa: B023
+    after = one_round(counting, state)
+    toys.close(after.server.stats, expected, rtol=1e-6)
+    assert len(jax.tree.leaves(expected)) == 2
+
+
+def test_the_order_of_a_pass_is_random():
+    """The clients of a round are those that every other method has."""
+    method = toys.make("pfedhn")
+    for t in range(3):
+        assert set(naive.cohort(method, t)) == set(naive.cohort(toys.make("fedavg"), t))
+    orders = {tuple(naive.cohort(method, t, toys.C)) for t in range(4)}
+    assert len(orders) == 4 and all(sorted(o) == list(range(toys.C)) for o in orders)

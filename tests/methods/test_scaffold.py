@@ -1,0 +1,73 @@
+"""SCAFFOLD: identities, then naive NumPy."""
+
+import jax
+import naive
+import numpy as np
+import pytest
+import toys
+from rounds import PLAIN, rounds
+
+from fedjax_lab import optim, simulate, tree
+from fedjax_lab.types import Weights
+
+KEYS = naive.KEYS
+
+
+def test_scaffold_starts_as_fedavg():
+    """All control variates are zero in the first round: bit for bit."""
+    one, _ = toys.player(toys.make("scaffold"))(KEYS, 0, 1)
+    other, _ = toys.player(toys.make("fedavg"))(KEYS, 0, 1)
+    toys.same(one.server[0], other.server)
+
+
+def test_a_client_of_scaffold_divides_by_its_own_steps():
+    """Alone in the first round: what it trained to is the server's model."""
+    plan = toys.PLAN._replace(cohort=1, optimizer=optim.sgd(0.05))
+    method = toys.make("scaffold")
+    state, _ = toys.player(method, plan=plan)(KEYS, 0, 1)
+    w_0 = simulate.init(method, KEYS, toys.C).server[0]
+    (i,) = np.flatnonzero(np.abs(state.private["head"]["kernel"]).sum((1, 2)))
+    own, most = (plan.epochs * -(-int(n) // plan.batch_size) for n in (toys.PEOPLE.n[i], toys.N))
+    assert own < most
+    drift = tree.scale(1 / (own * 0.05), tree.sub(w_0.params, state.server[0].params))
+    toys.close(tree.take(state.private, i), drift, rtol=1e-3)
+
+
+def test_the_mean_of_scaffolds_control_variates_is_the_servers():
+    """After every round, with five of eight clients a round."""
+    play = toys.player(toys.make("scaffold"))
+    state = None
+    for t in range(5):
+        state, _ = play(KEYS, t, 1, state)
+        mean = jax.tree.map(lambda a: a.mean(0), state.private)
+        toys.close(mean, state.server[1], rtol=1e-4, atol=1e-6)
+    assert float(tree.sq_norm(mean)) > 1e-3
+
+
+@pytest.mark.parametrize("momentum, server_lr", [(0.0, 1.0), (naive.MOMENTUM, 0.5)])
+def test_scaffold_against_numpy(momentum, server_lr):
+    method = toys.make("scaffold", toys.TASK, server_lr=server_lr)
+    w = naive.first_weights()
+    c = [np.zeros_like(a) for a in w]
+    c_i = {i: c for i in range(toys.C)}
+    for t in range(4):
+        ids = naive.cohort(method, t)
+        models, changes = [], []
+        for i in ids:
+            fix = naive.sub(c, c_i[i])
+            y = naive.sgd(w, *naive.data_of(i), lambda v, fix=fix: fix, momentum=momentum)
+            K = naive.STEPS
+            far = (K - momentum * (1 - momentum**K) / (1 - momentum)) / (1 - momentum)
+            new = naive.add(naive.sub(c_i[i], c), naive.sub(w, y), 1 / (naive.LR * far))
+            changes.append(naive.sub(new, c_i[i]))
+            c_i[i] = new
+            models.append(y)
+        w = naive.add(w, naive.sub(naive.mean_by_size(ids, models), w), server_lr)
+        c = naive.add(c, naive.mean(np.full(len(ids), 1 / toys.C), changes))
+    plan = PLAIN if momentum == 0 else naive.FULL
+    state = rounds(method, 4, plan)
+    naive.close(state.server[0], w, rtol=1e-3)
+    naive.close(Weights(state.server[1], {}), c, rtol=1e-3, atol=1e-4)
+    for i in range(toys.C):
+        mine = tree.take(state.private, i)
+        naive.close(Weights(mine, {}), c_i[i], rtol=1e-3, atol=1e-4)

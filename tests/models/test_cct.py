@@ -1,0 +1,107 @@
+"""CCT against naive NumPy."""
+
+from functools import partial
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+from naive_layers import convolve, dense, layer_norm, one_client, random_variables, relu, small
+from scipy.special import erf, softmax
+from toys import normal
+
+from fedjax_lab.models import cct
+from fedjax_lab.models.task import make_task
+
+KEY = jax.random.key(0)
+
+
+close = partial(np.testing.assert_allclose, rtol=2e-4, atol=2e-4)
+
+
+def cct_block_by_hand(x, p, heads):
+    """One example and one head after the other. x [B, N, D]."""
+    y = layer_norm(x, p["LayerNorm_0"])
+    q, k, v = np.split(dense(y, p["Attention_0"]["qkv"]), 3, axis=-1)
+    seen, size = np.empty_like(x), x.shape[-1] // heads
+    for b in range(len(x)):
+        for part in (slice(h * size, (h + 1) * size) for h in range(heads)):
+            weights = softmax(q[b, :, part] @ k[b, :, part].T / np.sqrt(size), axis=-1)
+            seen[b, :, part] = weights @ v[b, :, part]
+    s = layer_norm(x + dense(seen, p["Attention_0"]["out"]), p["LayerNorm_1"])
+    y = dense(s, p["mlp_0"])
+    return s + dense(y * (1 + erf(y / np.sqrt(2))) / 2, p["mlp_1"])
+
+
+def test_a_cct_is_the_formula():
+    task, weights, x = small("cct")
+    w, x = one_client(weights, x)
+    output = jax.jit(task.apply)(w, x)
+    p, z = jax.tree.map(np.asarray, w.params), np.asarray(x)
+    z = np.pad(relu(convolve(z, p["Conv_0"]["kernel"])), ((0, 0), (1, 1), (1, 1), (0, 0)))
+    places = [(i, j) for i in range(0, 5, 2) for j in range(0, 4, 2)]  # windows of 5x4, row by row
+    z = np.stack([z[:, i : i + 3, j : j + 3].max((1, 2)) for i, j in places], axis=1)
+    z = z + p["Positions_0"]["embedding"]
+    for i in (0, 1):
+        z = cct_block_by_hand(z, p[f"Block_{i}"], heads=2)
+    z = layer_norm(z, p["LayerNorm_0"])
+    share = softmax(dense(z, p["pool"])[..., 0], axis=1)  # [B, N]
+    pooled = np.einsum("bn,bnd->bd", share, z)
+    close(output.features, pooled, atol=1e-3)
+    close(output.logits, dense(pooled, p["head"]), atol=1e-3)
+
+
+def test_stochastic_depth_skips_both_branches_of_an_example():
+    block, x = cct.Block(2, 5, 0.0, skip=0.5), normal(1, 200, 3, 4)
+    variables = random_variables(block, x, False)
+    p = variables["params"]
+    y = jax.jit(lambda: block.apply(variables, x, True, rngs={"dropout": KEY}))()
+    neither = layer_norm(np.asarray(x), p["LayerNorm_1"])
+    same = np.isclose(y, neither, atol=1e-4).all((1, 2))
+    assert 0.15 < same.mean() < 0.35  # whole examples, half of a half of them
+    doubled = dense(block_attention(p, x), p["Attention_0"]["out"])
+    s = layer_norm(np.asarray(x) + 2 * doubled, p["LayerNorm_1"])
+    assert 0.15 < np.isclose(y, s, atol=1e-3).all((1, 2)).mean() < 0.35
+
+
+def block_attention(p, x):
+    """What the heads of the block give, before the last dense layer."""
+    attention = {"out": {"kernel": np.eye(4), "bias": np.zeros(4)}, "qkv": p["Attention_0"]["qkv"]}
+    y = layer_norm(np.asarray(x), p["LayerNorm_0"])
+    return cct.Attention(2, 0.0).apply({"params": attention}, y, False)
+
+
+def test_attention_dropout_thins_the_weights_in_training_only():
+    module, x = cct.Attention(1, 0.25), jnp.eye(60)[None]
+    qkv = np.concatenate([np.zeros((60, 120)), np.eye(60)], axis=1)  # equal weights; v = x
+    out = {"kernel": np.eye(60), "bias": np.zeros(60)}
+    variables = {"params": {"qkv": {"kernel": qkv}, "out": out}}  # its output is the weights
+    close(module.apply(variables, x, False), np.full((1, 60, 60), 1 / 60))
+    thin = np.asarray(module.apply(variables, x, True, rngs={"dropout": KEY}))
+    assert 0.2 < (thin == 0).mean() < 0.3
+    close(thin[thin > 0], 1 / 60 / 0.75)
+
+
+def test_rates_of_cct7():
+    rates = []
+
+    def note(call, args, kwargs, context):
+        if isinstance(context.module, cct.Block):
+            rates.append((context.module.skip, context.module.attention_dropout))
+        return call(*args, **kwargs)
+
+    with nn.intercept_methods(note):
+        jax.eval_shape(cct.cct7(10).init, KEY, jnp.zeros((1, 8, 8, 3)))
+    np.testing.assert_allclose(rates, [(i / 60, 0.1) for i in range(7)])
+
+
+def test_first_weights_of_a_cct():
+    net = cct.CCT(10, width=64, blocks=1, heads=2, hidden=64)
+    params = jax.jit(make_task(net, (12, 12, 3), 10).init)(KEY).params
+    for name, layer in {**params["Block_0"], "head": params["head"]}.items():
+        if "kernel" in layer:
+            assert abs(layer["kernel"].std() / 0.02 - 1) < 0.1, name
+            assert not layer["bias"].any()
+    assert abs(params["Positions_0"]["embedding"].std() / 0.2 - 1) < 0.1
+    assert abs(params["Conv_0"]["kernel"].std() / np.sqrt(2 / 27) - 1) < 0.1
+    assert set(params["Block_0"]["Attention_0"]["qkv"]) == {"kernel"}

@@ -1,0 +1,54 @@
+"""DSA-IGN, the network of Client2Vec's index."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.stats
+from indices import KEYS, RNG, E
+
+from fedjax_lab import tree
+from fedjax_lab.models import dsa_ign
+
+pytestmark = pytest.mark.usefixtures("small_network")
+
+
+def test_network_has_the_papers_size(monkeypatch):
+    monkeypatch.setattr(dsa_ign, "HIDDEN", 2048)
+    monkeypatch.setattr(dsa_ign, "LAYERS", 3)
+    shapes = jax.eval_shape(dsa_ign.Network().init, KEYS.init, jnp.zeros((1, 512)))
+    assert sum(a.size for a in jax.tree.leaves(shapes)) == 937_312 + 32 * 32
+    shapes = jax.eval_shape(dsa_ign.Network(decoder="mlp").init, KEYS.init, jnp.zeros((1, 512)))
+    assert tree.at(shapes, "params/hidden/kernel").shape == (1024, 512)
+
+
+@pytest.mark.parametrize("positions", [False, True])
+def test_without_positions_both_halves_are_the_same(positions):
+    net, D = dsa_ign.Network(positions), jax.random.normal(KEYS.local, (5, E))
+    z, u, made = net.apply(net.init(KEYS.init, D), D)
+    assert z.shape == u.shape == made.shape == D.shape
+    assert bool(jnp.allclose(z, u, atol=1e-6)) is not positions
+
+
+def test_network_is_pytorchs_encoder_layer():
+    """A layer recomputed in NumPy: attention by heads, normalised last."""
+    x = RNG.normal(size=(3, 4, 32)).astype(np.float32)
+    layer = dsa_ign.EncoderLayer()
+    w = layer.init(KEYS.init, x, False)["params"]
+    w = jax.tree.map(lambda a: a + 0.1 * RNG.normal(size=a.shape), w)
+    att = w["MultiHeadDotProductAttention_0"]
+
+    def norm(y, p):
+        y = (y - y.mean(-1, keepdims=True)) / np.sqrt(y.var(-1, keepdims=True) + 1e-5)
+        return y * p["scale"] + p["bias"]
+
+    q, k, v = (
+        np.einsum("bnd,dhe->bhne", x, att[n]["kernel"]) + att[n]["bias"][None, :, None]
+        for n in ("query", "key", "value")
+    )
+    share = scipy.special.softmax(q @ k.transpose(0, 1, 3, 2) / 2, -1)  # 4 numbers a head
+    y = np.einsum("bhne,hed->bnd", share @ v, att["out"]["kernel"]) + att["out"]["bias"]
+    x1 = norm(x + y, w["LayerNorm_0"])
+    hidden = np.maximum(x1 @ w["Dense_0"]["kernel"] + w["Dense_0"]["bias"], 0)
+    x2 = norm(x1 + hidden @ w["Dense_1"]["kernel"] + w["Dense_1"]["bias"], w["LayerNorm_1"])
+    np.testing.assert_allclose(layer.apply({"params": w}, x, False), x2, rtol=1e-4, atol=1e-4)

@@ -1,0 +1,141 @@
+"""Published weights: their logits, every tensor in its place, bad files."""
+
+import sys
+from functools import cache, partial
+
+import jax
+import numpy as np
+import pytest
+import torch_models
+from naive_layers import STAGES
+from toys import random_weights
+
+from fedjax_lab import tree
+from fedjax_lab.errors import BadInput
+from fedjax_lab.models import mobilenet, pretrained, resnet
+from fedjax_lab.models.task import make_task
+
+KEY = jax.random.key(0)
+
+
+FULL = {
+    "resnet18": resnet.resnet18(torch_models.CLASSES, stem="imagenet"),
+    "mobilenet_v2": mobilenet.mobilenet_v2(torch_models.CLASSES),
+}
+
+
+@pytest.mark.parametrize("name", FULL)
+def test_published_weights_give_the_published_logits(name):
+    net = FULL[name]
+    task = make_task(net, (32, 32, 3), net.num_classes)
+    shapes, apply = jax.eval_shape(task.init, KEY), jax.jit(task.apply)
+    for library, theirs in torch_models.MODELS[name]:
+        there, logits = torch_models.golden(library, theirs)
+        weights = pretrained.convert(torch_models.filled(there), net.published_names(), shapes)
+        assert jax.tree.map(np.shape, weights) == jax.tree.map(lambda a: a.shape, shapes)
+        ours = apply(weights, torch_models.images()).logits
+        np.testing.assert_allclose(ours, logits, atol=1e-5 * np.abs(logits).max())
+
+
+@pytest.mark.parametrize(("library", "name"), sum(torch_models.MODELS.values(), ()))
+def test_the_golden_file_is_what_the_libraries_say(library, name):
+    pytest.importorskip(library)
+    pytest.importorskip("torchvision")
+    (shapes, logits), (now_shapes, now) = (
+        source(library, name) for source in (torch_models.golden, torch_models.shapes_and_logits)
+    )
+    assert shapes == now_shapes
+    np.testing.assert_allclose(logits, now, atol=1e-5 * np.abs(logits).max())
+
+
+TINY = {
+    "resnet": resnet.ResNet(3, resnet.imagenet_stem, resnet.BasicBlock, (1, 1), width=2),
+    "bottleneck": resnet.ResNet(3, resnet.imagenet_stem, resnet.Bottleneck, (1, 2), width=2),
+    "mobilenet": mobilenet.MobileNetV2(3, 4, STAGES, 5),
+}
+
+
+@cache
+def tiny(name, layout=0):
+    """A net, its random weights, and the same as a library would name and shape them."""
+    net = TINY[name]
+    task = make_task(net, (8, 8, 3), net.num_classes)
+    weights = random_weights(jax.eval_shape(task.init, KEY))
+    names, tensors = net.published_names()[layout], {}
+    for path, leaf in zip(tree.names(weights), jax.tree.leaves(weights), strict=True):
+        layer, kind = path.split("/", 1)[1].rsplit("/", 1)
+        kind = {"mean": "running_mean", "var": "running_var", "bias": "bias"}.get(kind, "weight")
+        axes = {4: (3, 2, 0, 1), 2: (1, 0), 1: (0,)}[leaf.ndim]
+        tensors[f"{names[layer]}.{kind}"] = np.ascontiguousarray(leaf.transpose(axes))
+    return net, task, weights, tensors
+
+
+def converted(name, tensors):
+    net, task, *_ = tiny(name)
+    return pretrained.convert(tensors, net.published_names(), jax.eval_shape(task.init, KEY))
+
+
+@pytest.mark.parametrize(
+    ("name", "layout"), [("resnet", 0), ("bottleneck", 0), ("mobilenet", 0), ("mobilenet", 1)]
+)
+def test_every_tensor_comes_to_its_place(name, layout):
+    _, _, weights, tensors = tiny(name, layout)
+    counters = {"bn1.num_batches_tracked": np.array(7)}
+    found = converted(name, tensors | counters)
+    jax.tree.map(np.testing.assert_array_equal, found, weights)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"bn1.running_var": None}, "no tensor 'bn1.running_var'"),
+        ({"layer5.0.conv1.weight": np.zeros(2)}, "no place .* 'layer5.0.conv1.weight'"),
+        ({"conv1.weight": np.zeros((2, 3, 3, 3))}, "'conv1.weight' is 2x3x3x3, .* 2x3x7x7"),
+        ({"bn1.weight": np.zeros((2, 1))}, "'bn1.weight' is 2x1, the model needs 2"),
+        ({"fc.weight": np.zeros((3, 5))}, "'fc.weight' is 3x5, the model needs 3x4"),
+        ({"fc.weight": np.zeros(4)}, "'fc.weight' is 4, the model needs 3x4"),
+    ],
+)
+def test_a_tensor_that_does_not_fit_is_named(change, words):
+    tensors = {k: v for k, v in (tiny("resnet")[3] | change).items() if v is not None}
+    with pytest.raises(BadInput, match=words):
+        converted("resnet", tensors)
+
+
+def test_a_task_starts_from_a_file(tmp_path):
+    """In half precision; the head of five classes stays behind, its own follows the key."""
+    save_file = pytest.importorskip("safetensors.numpy").save_file
+    net, task, weights, tensors = tiny("resnet")
+    tensors = {k: v.astype(np.float16) for k, v in tensors.items()}
+    path = tmp_path / "resnet.safetensors"
+    save_file(tensors, path)
+    whole = jax.jit(make_task(net.clone(pretrained=str(path)), (8, 8, 3), 3).init)(KEY)
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-3, atol=1e-6), whole, weights)
+    assert all(leaf.dtype == np.float32 for leaf in jax.tree.leaves(whole))
+
+    save_file(tensors | {"fc.weight": np.ones((5, 4)), "fc.bias": np.ones(5)}, path)
+    other = make_task(net.clone(pretrained=str(path)), (8, 8, 3), 3)
+    path.unlink()  # it has been read
+    for seed in (0, 1):
+        key = jax.random.key(seed)
+        started, fresh = jax.jit(other.init)(key), jax.jit(task.init)(key)
+        jax.tree.map(np.testing.assert_array_equal, started.params["head"], fresh.params["head"])
+        jax.tree.map(np.testing.assert_array_equal, started.stats, whole.stats)
+        for name in started.params.keys() - {"head"}:
+            jax.tree.map(np.testing.assert_array_equal, started.params[name], whole.params[name])
+
+
+def test_bad_files_are_named(tmp_path):
+    pytest.importorskip("safetensors")
+    path = tmp_path / "weights.pth"
+    for words in ("no such file", "not a .safetensors file"):
+        with pytest.raises(BadInput, match=f"{path}: {words}") as error:
+            make_task(TINY["resnet"].clone(pretrained=str(path)), (8, 8, 3), 3)
+        assert "\n" not in str(error.value)
+        path.write_bytes(b"PK\x03\x04 a pickle")
+
+
+def test_without_safetensors_the_extra_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "safetensors", None)
+    with pytest.raises(BadInput, match=r"pip install -e '.\[clip\]'"):
+        make_task(TINY["resnet"].clone(pretrained="any"), (8, 8, 3), 3)

@@ -1,0 +1,92 @@
+"""Layers in plain NumPy, and small nets to compare with them."""
+
+from functools import cache
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from toys import normal, random_weights
+
+from fedjax_lab.models import cct, char_lstm, mobilenet, resnet
+from fedjax_lab.models.task import make_task
+from fedjax_lab.types import Weights
+
+KEY = jax.random.key(0)
+
+
+def random_variables(module, *arguments):
+    shapes = jax.eval_shape(lambda: module.init(KEY, *arguments))
+    weights = random_weights(Weights(shapes["params"], shapes.get("batch_stats", {})))
+    return {"params": weights.params, "batch_stats": weights.stats}
+
+
+BATCH_RESNET = resnet.ResNet(3, resnet.imagenet_stem, resnet.BasicBlock, (1, 1), width=4)
+
+
+STAGES = ((1, 3, 1, 1), (2, 3, 1, 2))
+
+
+MOBILENET = mobilenet.MobileNetV2(3, 4, STAGES, 5, dropout=0.0)
+
+
+CCT = cct.CCT(3, width=6, blocks=2, heads=2, hidden=5, attention_dropout=0.0, skip=0.0)
+
+
+LSTM = char_lstm.CharLSTM(5, embedding=2, width=3)
+
+
+SMALL = {
+    "resnet": (BATCH_RESNET, (9, 9, 2)),
+    "group_norm": (BATCH_RESNET.clone(norm=resnet.group_norm), (9, 9, 2)),
+    "mobilenet": (MOBILENET, (8, 8, 2)),
+    "cct": (CCT, (5, 4, 2)),
+    "lstm": (LSTM, (4,)),
+}
+
+
+@cache
+def small(name):
+    """The task, random weights of two clients, and their batches of 5."""
+    net, shape = SMALL[name]
+    task = make_task(net, shape, net.num_classes)
+    shapes = jax.eval_shape(task.init, KEY)
+    weights = jax.tree.map(lambda *a: jnp.stack(a), *[random_weights(shapes, s) for s in (0, 1)])
+    x = normal(2, 2, 5, *shape)
+    return task, weights, jnp.abs(jnp.trunc(2 * x)) % 5 if name == "lstm" else x
+
+
+def one_client(weights, x, i=0):
+    return jax.tree.map(lambda a: a[i], (weights, x))
+
+
+def convolve(x, kernel, stride=1, depthwise=False):
+    """[B, H, W, C] padded by half the kernel on each side; one output pixel after the other."""
+    pad, size = len(kernel) // 2, len(kernel)
+    x = np.pad(x, ((0, 0), (pad, pad), (pad, pad), (0, 0)))
+    rows = range(0, x.shape[1] - size + 1, stride)
+    cols = range(0, x.shape[2] - size + 1, stride)
+    patches = np.array([[x[:, i : i + size, j : j + size] for j in cols] for i in rows])
+    if depthwise:
+        return np.einsum("ijbhwc,hwc->bijc", patches, kernel[:, :, 0])
+    return np.einsum("ijbhwc,hwck->bijk", patches, kernel)
+
+
+def by_hand(variables, x, i, stride=1, depthwise=False):
+    """Convolution and BatchNorm number i of a block, in evaluation mode."""
+    p, s = variables["params"], variables["batch_stats"][f"BatchNorm_{i}"]
+    y = convolve(x, p[f"Conv_{i}"]["kernel"], stride, depthwise)
+    norm = p[f"BatchNorm_{i}"]
+    return (y - s["mean"]) / np.sqrt(s["var"] + 1e-5) * norm["scale"] + norm["bias"]
+
+
+def relu(x):
+    return np.maximum(x, 0)
+
+
+def layer_norm(x, p):
+    centred = x - x.mean(-1, keepdims=True)
+    return centred / np.sqrt(x.var(-1, keepdims=True) + 1e-5) * p["scale"] + p["bias"]
+
+
+def dense(x, p):
+    return x @ p["kernel"] + p.get("bias", 0)

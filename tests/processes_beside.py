@@ -1,0 +1,25 @@
+"""A process that holds the lock of a folder."""
+
+import contextlib
+import subprocess
+import sys
+
+HOLD = """
+import sys, filelock
+with filelock.FileLock(sys.argv[1]):
+    print(flush=True)
+    input()
+"""
+
+
+@contextlib.contextmanager
+def another_process(path):
+    """Holds the lock; yields the process."""
+    options = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    process = subprocess.Popen([sys.executable, "-c", HOLD, str(path)], **options)
+    assert process.stdout.readline()
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()

@@ -1,0 +1,58 @@
+"""Rounds of a method on the toy federation, beside FedAvg's computed in NumPy."""
+
+import functools
+
+import naive
+import toys
+
+from fedjax_lab import optim
+
+KEYS = naive.KEYS
+
+
+PLAIN = naive.FULL._replace(optimizer=optim.sgd(naive.LR, 0.0, naive.DECAY))
+
+
+@functools.cache
+def averaged(skewed=False):
+    """FedAvg after three rounds."""
+    federation = toys.SKEWED if skewed else toys.FEDERATION
+    return toys.player(toys.make("fedavg"), federation=federation)(KEYS, 0, 3)
+
+
+def rounds(method, count, plan=naive.FULL, federation=toys.FEDERATION):
+    """The state after `count` rounds."""
+    return toys.player(method, plan=plan, federation=federation)(KEYS, 0, count)[0]
+
+
+def averaged_by_hand(method, t, w):
+    """FedAvg's mean in round t for the sent weights w."""
+    ids = naive.cohort(method, t)
+    return naive.mean_by_size(ids, [naive.sgd(w, *naive.data_of(i)) for i in ids])
+
+
+def skewed_rounds(method, count, gradient_of):
+    """Rounds of a FedAvg whose clients descend gradient_of(i, w, x, y), on skewed classes."""
+    w = naive.first_weights()
+    for t in range(count):
+        ids = naive.cohort(method, t)
+        data = [naive.data_of(i, toys.SKEWED) for i in ids]
+        models = [
+            naive.descend(w, lambda v, i=i, xy=xy: gradient_of(i, v, *xy)[1])
+            for i, xy in zip(ids, data, strict=True)
+        ]
+        w = naive.mean_by_size(ids, models, toys.SKEWED)
+    return w
+
+
+def averages(members, ids, models, centres):
+    """By size inside each cluster; a cluster without participants keeps its centre."""
+    out = []
+    for k in range(len(members)):
+        mine = [j for j, i in enumerate(ids) if members[k][i]]
+        out.append(
+            naive.mean_by_size([ids[j] for j in mine], [models[j] for j in mine])
+            if mine
+            else centres[k]
+        )
+    return out

@@ -1,0 +1,124 @@
+"""k-means, balanced clusters against a plain reference, the elbow."""
+
+import numpy as np
+import pytest
+
+from fedjax_lab import clusters
+from fedjax_lab.errors import BadInput
+
+
+def blobs(sizes, seed=0):
+    rng = np.random.default_rng(seed)
+    centres = 10 * np.eye(len(sizes))
+    return np.concatenate(
+        [
+            centre + 0.1 * rng.normal(size=(n, len(sizes)))
+            for centre, n in zip(centres, sizes, strict=True)
+        ]
+    )
+
+
+def rng():
+    return np.random.default_rng(0)
+
+
+def test_kmeans_finds_what_is_there():
+    labels = clusters.assign(blobs([5, 3, 7]), 3, rng())
+    blocks = [set(labels[a:b]) for a, b in ((0, 5), (5, 8), (8, 15))]
+    assert [len(block) for block in blocks] == [1, 1, 1] and len(set.union(*blocks)) == 3
+
+
+def test_equal_points_share_a_cluster():
+    assert len(np.unique(clusters.assign(np.ones((6, 3)), 4, rng()))) == 1
+    facts = clusters.form(np.ones((6, 3)), 4, False, rng())
+    np.testing.assert_array_equal(facts["member"], np.ones((1, 6)))
+
+
+@pytest.mark.parametrize("sizes", [[18, 1, 1], [10, 10, 1], [7, 7, 7], [30, 2, 2, 2, 4]])
+def test_balanced_clusters_keep_below_their_cap(sizes):
+    """cap = max(floor(1.2 n / K), ceil(n / K)); nobody is lost, and who fits stays."""
+    points, K = blobs(sizes), len(sizes)
+    labels = clusters.assign(points, K, rng(), balanced=True)
+    n = sum(sizes)
+    cap = max(int(1.2 * n / K), -(-n // K))
+    found = np.bincount(labels, minlength=K)
+    assert found.sum() == n and found.max() <= cap and labels.min() == 0
+    if max(sizes) <= cap:
+        plain = clusters.assign(points, K, rng())
+        np.testing.assert_array_equal(labels, plain)
+
+
+def reference_balance(points, centres, rng):
+    """Section 5.6, step by step, with the clusters forbidden to a member written down."""
+    n, K = len(points), len(centres)
+    cap, centres, last = max(int(1.2 * n / K), -(-n // K)), centres.copy(), None
+    for _ in range(100):
+        far = [[np.sqrt(((p - c) ** 2).sum()) for c in centres] for p in points]
+        a = [min(range(K), key=lambda k: (far[i][k], k)) for i in range(n)]  # noqa: B023
+        forbidden = [set() for _ in range(n)]
+        empty = [k for k in range(K) if k not in a]
+        for k in range(K):
+            while a.count(k) > cap:
+                members = [i for i in range(n) if a[i] == k]
+                i = max(members, key=lambda i: (far[i][k], -i))  # noqa: B023
+                a[i] = -1
+                forbidden[i].add(k)
+        for i in range(n):
+            if a[i] < 0:
+                free = [k for k in range(K) if k not in forbidden[i] and a.count(k) < cap]
+                a[i] = min(free, key=lambda k: (far[i][k], k))  # noqa: B023
+        for k in range(K):
+            members = [i for i in range(n) if a[i] == k]
+            centres[k] = points[members].mean(0) if members else points[rng.integers(n)]
+        if not empty and a == last:
+            break
+        last = a
+    return np.array(a)
+
+
+def test_balanced_clusters_against_a_plain_reference():
+    """40 cases: ties of integers, centres far away that stay empty, crowded ones."""
+    for seed in range(40):
+        draw = np.random.default_rng(seed)
+        n, K = int(draw.integers(6, 30)), int(draw.integers(2, 6))
+        points = draw.integers(0, 4, (n, 2)).astype(float)
+        points[: n // 2] = points[0]
+        centres = draw.normal(size=(K, 2)) * (20 if seed % 3 == 0 else 2)
+        found = clusters.balance(points, centres, np.random.default_rng(seed))
+        expected = reference_balance(points, centres, np.random.default_rng(seed))
+        np.testing.assert_array_equal(found, expected)
+
+
+def test_balanced_clusters_split_what_is_equal():
+    """Six equal points in four clusters of at most two."""
+    labels = clusters.assign(np.ones((6, 3)), 4, rng(), balanced=True)
+    assert np.bincount(labels).max() == 2
+
+
+def test_a_full_cluster_gives_away_its_farthest():
+    """Six points on a line, two centres, room for three each: the one nearest to 10 moves."""
+    points = np.array([[0.0], [0.1], [0.2], [4.0], [10.0], [10.1]])
+    labels = clusters.balance(points, np.array([[0.0], [10.0]]), rng())
+    np.testing.assert_array_equal(labels, [0, 0, 0, 1, 1, 1])
+
+
+def test_the_elbow_is_where_the_curve_bends():
+    K, inertia = clusters.elbow(blobs([6, 6, 6, 6]), rng())
+    assert K == 4
+    n = len(inertia)
+    assert n == 12 and (np.diff(inertia) < 0).all()
+    ends = np.array([[1, inertia[0]], [n, inertia[-1]]])
+    along = (ends[1] - ends[0]) / np.linalg.norm(ends[1] - ends[0])
+    far = [
+        abs(np.cross(np.append(along, 0), np.append(np.array([k + 1, inertia[k]]) - ends[0], 0))[2])
+        for k in range(n)
+    ]
+    assert K == 1 + int(np.argmax(far))
+
+
+def test_the_elbow_of_few_points():
+    assert clusters.elbow(np.ones((5, 2)), rng())[0] == 1
+    assert clusters.elbow(np.array([[0.0], [1.0]]), rng())[0] == 1
+    assert clusters.elbow(np.array([[0.0], [0.5], [1.0]]), rng())[0] == 1  # a tie
+    with pytest.raises(BadInput, match="at least two clients"):
+        clusters.elbow(np.ones((1, 2)), rng())

@@ -1,0 +1,144 @@
+"""Configs: defaults, files, overrides, mistakes told in one line."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from inputs import complaint
+
+from fedjax_lab.config import DEFAULTS, load_config, resolve
+from fedjax_lab.errors import BadInput
+from fedjax_lab.registry import METHODS
+
+
+def str_of(value):
+    """As a shell passes it."""
+    return "9" * 5000 if isinstance(value, int) and value > 10**4000 else str(value)
+
+
+def test_a_config_is_filled_with_every_default():
+    config = resolve({"method": {"name": "fedprox"}, "local": {"lr": 1}})
+    assert config.method.mu == METHODS["fedprox"].__kwdefaults__["mu"]
+    assert config.local.lr == 1.0 and isinstance(config.local.lr, float)
+    assert config.run.to_dict() == DEFAULTS["run"]
+    with pytest.raises(AttributeError, match="rounds"):
+        config.run.rouns = 3
+
+
+NESTED = "x = []\n    for _ in range(10**5): x = [x]\n    "
+
+
+FILES = {  # what a config file holds, and what is said of it
+    "import sys; sys.exit(0)": "cannot be loaded: SystemExit: 0",
+    "def get_config():\n    raise SystemExit": "cannot be loaded: SystemExit",
+    "def get_config(:": "SyntaxError",
+    "x = 1": "has no attribute 'get_config'",
+    "get_config = 1": "not callable",
+    "raise ValueError('long ' * 10**5)": "cannot be loaded: ValueError: long",
+    "x = " + "-" * 20000 + "1": "cannot be loaded",
+    "def get_config():\n    return get_config()": "RecursionError",
+    "def get_config():\n    return None": "a config is a dict of sections, each a dict; got None",
+    f"def get_config():\n    {NESTED}return x": "got [[[...]]]",
+    f"def get_config():\n    {NESTED}return {{'run': {{'rounds': x}}}}": "config.run.rounds must",
+    "x = '\udcff'": "UTF-8",
+    "x = 1\0": "null bytes",
+}
+
+
+@pytest.mark.parametrize("text", FILES, ids=range(len(FILES)))
+def test_a_config_file_with_a_mistake_is_told_in_one_line(tmp_path, text):
+    path = tmp_path / "config.py"
+    path.write_bytes(text.replace("\udcff", "\xff").encode("latin-1"))
+    said = complaint(lambda: resolve(load_config(str(path))))
+    assert FILES[text].lower() in said.lower() and len(said) < 500
+
+
+def test_a_config_path_that_is_no_file(tmp_path):
+    (tmp_path / "folder.py").mkdir()
+    (tmp_path / "folders.py").touch()
+    said = complaint(load_config, str(tmp_path / "folder.py"))
+    assert said.startswith("no config file ") and "did you mean" in said and "folders.py'?" in said
+    for path in ("a" * 5000, "a\0b"):
+        assert len(complaint(load_config, path)) < 200
+
+
+def test_a_config_file_may_have_any_ending_and_ctrl_c_stays_one(tmp_path):
+    path = tmp_path / "config.txt"
+    path.write_text("def get_config():\n    return {'run': {'rounds': 3}}")
+    assert load_config(str(path)) == {"run": {"rounds": 3}}
+    path.write_text("raise KeyboardInterrupt")
+    with pytest.raises(KeyboardInterrupt):
+        load_config(str(path))
+
+
+@pytest.mark.parametrize(
+    "config, said",
+    [
+        ({"model": {"name": ["mlp"]}}, r"config.model.name must be text, got \['mlp'\]"),
+        ({"data": {"name": {}}}, "config.data.name must be text, got {}"),
+        ({"method": {"name": "client2vec", "base": []}}, "config.method.base must be text"),
+        ({"run": {5: 1}}, "a key of config.run must be text, got 5"),
+        ({None: {}}, "no config section None"),
+        ({"local": {"lr": 10**400}}, "config.local.lr must be finite"),
+        ({"model": {"name": "mlp", "width": 10**400}}, r"config.model.width must be below 2\*\*31"),
+        ({"run": {"seed": 10**5000}}, "config.run.seed must be below"),
+        ({"local": {"lr": np.ones(3)}}, "config.local.lr must be of type float"),
+        ({"local": {"lr": np.float64(0.1)}}, "config.local.lr must be of type float"),
+        ({"method": {"name": "fedconcat", "num_clusters": np.ones(3)}}, "must be of type int or"),
+        ({"data": {"name": "arrays", "path": None}}, "config.data.path must be text, got None"),
+    ],
+)
+def test_a_config_with_a_mistake_is_told(config, said):
+    with pytest.raises(BadInput, match=said):
+        resolve(config)
+
+
+def test_a_path_is_taken_as_it_is_written():
+    config = resolve({"data": {"name": "arrays"}}, [("data.path", "1e3")])
+    assert config.data.path == "1e3"
+
+
+VALUES = st.one_of(
+    *(st.none(), st.booleans(), st.integers(), st.floats(), st.text(), st.binary(max_size=4)),
+    st.sampled_from(
+        [10**400, 10**5000, np.float64(1), np.ones(2), np.array("a"), object, {1}, "\0"]
+    ),
+    st.lists(st.integers(), max_size=3),
+    st.dictionaries(st.text(max_size=3), st.integers(), max_size=2),
+)
+
+
+KEYS = st.one_of(
+    st.sampled_from(sorted({"name", "base", *(k for s in DEFAULTS.values() for k in s)})),
+    st.text(max_size=5),
+    st.integers(),
+    st.none(),
+)
+
+
+SECTIONS = st.sampled_from(list(DEFAULTS))
+
+
+@settings(max_examples=300, deadline=None, derandomize=True, database=None)
+@given(st.dictionaries(SECTIONS, st.dictionaries(KEYS, VALUES, max_size=2), max_size=3))
+def test_any_config_is_resolved_or_told_in_one_line(config):
+    try:
+        resolve(config)
+    except BadInput as error:
+        assert len(str(error)) < 2000
+
+
+@settings(max_examples=300, deadline=None, derandomize=True, database=None)
+@given(
+    st.lists(
+        st.tuples(
+            st.builds("{}.{}".format, SECTIONS, KEYS), st.one_of(st.text(), VALUES.map(str_of))
+        ),
+        max_size=3,
+    )
+)
+def test_any_override_is_taken_or_told_in_one_line(overrides):
+    try:
+        resolve({}, overrides)
+    except BadInput as error:
+        assert len(str(error)) < 2000

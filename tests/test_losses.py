@@ -1,0 +1,21 @@
+"""Losses count real rows only."""
+
+import naive
+import toys
+
+from fedjax_lab import losses
+
+KEYS = naive.KEYS
+
+
+def test_a_padded_batch_loses_nothing():
+    """The risk of a padded batch is that of its rows alone."""
+    from fedjax_lab.local import fetch
+
+    rows = toys.FEDERATION.train[0]
+    real = rows[rows >= 0]
+    w, risk = toys.NORM.init(KEYS.init), losses.risk(toys.NORM)
+    padded = risk(w, fetch(toys.FEDERATION, rows, toys.PLAN), KEYS.local)
+    alone = risk(w, fetch(toys.FEDERATION, real, toys.PLAN), KEYS.local)
+    assert len(real) < len(rows)
+    toys.close(padded, alone, rtol=1e-5, atol=1e-6)

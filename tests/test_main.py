@@ -1,0 +1,315 @@
+"""The command line as scripts use it: files, exit codes, bad input in one line, kill and resume."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import toys
+from commands import call, comparable
+
+import fedjax_lab
+from fedjax_lab import experiment, metrics
+from fedjax_lab.config import load_config, resolve
+from fedjax_lab.errors import BadInput
+
+ROOT = Path(__file__).parents[1]
+QUICK = str(ROOT / "configs/quickstart.py")
+
+
+@pytest.fixture(scope="module")
+def toy(tmp_path_factory):
+    """A user's own data, and a config on it that trains in a moment."""
+    folder = tmp_path_factory.mktemp("toy")
+    rng = np.random.default_rng(0)
+    y = rng.integers(0, 3, 600)
+    x = (2 * rng.normal(size=(3, 5)))[y] + rng.normal(size=(600, 5))
+    domain = np.array(["north", "south"])[rng.integers(0, 2, 600)]
+    np.savez(folder / "data.npz", x=x.astype(np.float32), y=y, domain=domain)
+    run = {"rounds": 8, "eval_every": 3, "cohort": 3}
+    return toys.write_config(folder, partition={"validation": 0.2}, run=run)
+
+
+def command(*arguments, **options):
+    """The real command in a process of its own, compiled as quickly as the tests are."""
+    quick = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), **quick}
+    return subprocess.Popen(
+        [sys.executable, "-m", "fedjax_lab.main", *arguments],
+        env=environment,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        **options,
+    )
+
+
+def test_a_run_leaves_its_files(toy, tmp_path, capsys):
+    assert call(f"--config={toy}", f"--workdir={tmp_path / 'a'}", "--seeds=0,1") == 0
+    out = capsys.readouterr().out
+    assert "round 8/8" in out and "north" in out and str(tmp_path / "a") in out
+    rows = metrics.read_metrics(tmp_path / "a/metrics.jsonl")
+    assert [(r["round"], r["seed"]) for r in rows] == [(r, s) for r in (3, 6, 8) for s in (0, 1)]
+    row = rows[-1]
+    assert set(row["accuracy"]) == {"mean", "weighted", "worst10", "min", "max", "per_client"}
+    assert set(row["domains"]) == {"north", "south"}
+    assert 0 < row["global"] <= 100 and 0 < row["id"] <= 100
+    per_round = 3 * 4 * (5 * 8 + 8 + 8 * 3 + 3)  # three clients, four bytes, the net's parameters
+    assert row["bytes_up"] == row["bytes_down"] == 8 * per_round
+    summary = json.loads((tmp_path / "a/summary.json").read_text())
+    for way in ("last", "best_by_validation", "max_over_rounds"):
+        assert set(summary[way]["per_seed"]) == {"0", "1"}
+        two = [summary[way]["per_seed"][s]["accuracy"]["mean"] for s in "01"]
+        assert summary[way]["mean"]["accuracy"]["mean"] == pytest.approx(np.mean(two))
+        assert summary[way]["std"]["accuracy"]["mean"] == pytest.approx(np.std(two, ddof=1))
+    for key in ("compile_seconds", "examples_per_second", "utilisation", "peak_memory_bytes"):
+        assert summary[key] > 0
+    assert summary["versions"]["jax"]
+    config = json.loads((tmp_path / "a/config.json").read_text())
+    assert config["method"] == {"name": "fedavg"} and config["seeds"] == [0, 1]
+    assert (tmp_path / "a/plots/learning_curve.png").stat().st_size > 5000
+    assert (tmp_path / "a/checkpoints/8").is_dir()
+
+
+def test_the_same_from_python_and_without_files(toy, tmp_path):
+    config = load_config(f"{toy}:fedprox")
+    result = fedjax_lab.run(config, seeds=[0], quiet=True)
+    assert result.workdir is None and result.metrics[-1]["round"] == 8
+    assert call(f"--config={toy}:fedprox", f"--workdir={tmp_path / 'b'}") == 0
+    rows = [{k: v for k, v in row.items() if k != "seconds"} for row in result.metrics]
+    assert rows == comparable(tmp_path / "b")
+
+
+def test_seeds_together_or_one_by_one(toy):
+    config = load_config(toy)
+    results = [
+        fedjax_lab.run({**config, "engine": {"seeds": way}}, seeds=[0, 1], quiet=True)
+        for way in ("vectorised", "sequential")
+    ]
+    assert [r.summary["seeds_vectorised"] for r in results] == [True, False]
+    for a, b in zip(results[0].metrics, results[1].metrics, strict=True):
+        assert a["train_loss"] == pytest.approx(b["train_loss"], rel=1e-4)
+        assert a["accuracy"]["mean"] == pytest.approx(b["accuracy"]["mean"], abs=2)
+
+
+def test_partition_only_prints_and_draws(toy, tmp_path, capsys):
+    assert call(f"--config={toy}", f"--workdir={tmp_path / 'p'}", "--partition_only") == 0
+    assert "examples per client" in capsys.readouterr().out
+    assert (tmp_path / "p/partition.png").stat().st_size > 5000
+
+
+BAD = [
+    ([], "--config is missing"),
+    (["--config=configs/quickstrat.py"], "no config file"),
+    (["--config={toy}:fedprx"], "did you mean 'fedprox'?"),
+    (["--config={toy}", "--confg=3"], "confg"),
+    (["--config={toy}", "stray"], "'stray'"),
+    (["--config={toy}", "--seeds=a"], "--seeds"),
+    (["--config={toy}", "--seeds=4294967296"], "seeds"),
+    (["--config={toy}", "--config.run.rounds=3000000000"], "config.run.rounds"),
+    (["--config={toy}", "--seeds=1,1"], "twice"),
+    (["--config={toy}:fedprox", "--config.method.mo=1"], "did you mean 'mu'?"),
+    (["--config={toy}", "--config.metod.mu=1"], "did you mean 'method'?"),
+    (["--config={toy}", "--config.run.round=1"], "did you mean 'rounds'?"),
+    (["--config={toy}", "--config.local.lr=fast"], "config.local.lr must be of type float"),
+    (["--config={toy}", "--config.run.rounds=1.5"], "config.run.rounds must be of type int"),
+    (["--config={toy}", "--config.run.rounds=0"], "config.run.rounds must be above 0"),
+    (["--config={toy}", "--config.local.lr=nan"], "config.local.lr"),
+    (["--config={toy}", "--config.run.cohort=7"], "config.partition.num_clients=6"),
+    (["--config={toy}", "--config.local.optimizer=sdg"], "did you mean 'sgd'?"),
+    (["--config={toy}", "--config.engine.strategy=vectorized"], "did you mean 'vectorised'?"),
+    (["--config={toy}", "--config.data.name=mnsit"], "no dataset 'mnsit'"),
+    (["--config={toy}", "--config.data.path=/no/such.npz"], "/no/such.npz"),
+    (["--config={toy}", "--config.data.unseen=nroth"], "did you mean 'north'?"),
+    (["--config={toy}", "--config.model.name=lenet"], "images"),
+    (["--config={toy}", "--config.partition.name=classes_per_client",
+      "--config.partition.num_clients=2"], "num_clients"),
+    (["--config={toy}", "--config.partition.min_size=79", "--config.partition.tries=20"],
+     "config.partition.min_size"),
+    (["--config={toy}", "--config.partition.num_clients=700"], "num_clients"),
+    (["--config={toy}", "--config.partition.validation=1"], "config.partition.validation"),
+    (["--config={toy}:ifca", "--config.method.num_clusters=0"], "config.method.num_clusters"),
+    (["--config={toy}:ifca", "--config.method.num_clusters=99"], "must be from 1 to the"),
+    (["--config={toy}", "--config.method.name=fedprox", "--config.method.mu"], "needs a value"),
+    (["--config="], "--config is missing"),
+    (["--config=" + "x" * 5000], "File name too long"),
+    (["--config={toy}", "--" + "x" * 5000], "Unknown command line flag 'xxx"),
+    (["--config={toy}", *["--sead=1"] * 400], "Unknown command line flag 'sead'. Did you mean"),
+    (["--config={toy}", "--resume=" + "x" * 5000], "Non-boolean argument"),
+    (["--config={toy}", "x" * 5000], "everything is a --flag"),
+    (["--config={toy}", "--seeds=" + "9" * 5000], "--seeds must be whole numbers, got 999"),
+    (["--config={toy}", "--config.local.lr=" + "9" * 400], "config.local.lr must be finite"),
+    (["--config={toy}", "--config.local.lr=" + "9" * 5000], "config.local.lr must be of type"),
+    (["--config={toy}", "--config.model.width=" + "9" * 400], "config.model.width must be below"),
+    (["--config={toy}", "--config.run.rounds=" + "-" * 20000 + "1"], "type int, got '---"),
+    (["--config={toy}", "--config.run.rounds=" + "[" * 5000], "must be of type int, got '[[["),
+    (["--config={toy}", "--config.run.rounds={{[]: 1}}"], "must be of type int, got '{{[]: 1}}'"),
+    (["--config={toy}", "--config.run.rounds='\\d'"], "must be of type int"),  # no SyntaxWarning
+    (["--config={toy}", "--config.data.path=a\0b"], "config.data.path must not have a NUL byte"),
+    (["--config={toy}", "--config." + "k" * 5000 + "=1"], "no config section 'kkk"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("arguments, said", BAD, ids=lambda value: str(value)[-40:])
+def test_bad_input_gets_one_line_and_exit_2(arguments, said, toy, tmp_path, capsys):
+    arguments = [a.format(toy=toy) for a in arguments]
+    assert call(*arguments, f"--workdir={tmp_path / 'new'}") == 2
+    captured = capsys.readouterr()
+    assert captured.err.startswith("error: ") and captured.err.count("\n") == 1
+    assert said.replace("{{", "{").replace("}}", "}") in captured.err and len(captured.err) < 600
+    assert not (tmp_path / "new").exists()  # nothing is left behind
+
+
+def test_a_config_file_with_a_mistake_and_a_folder_that_cannot_be(
+    toy, tmp_path, capsys, monkeypatch
+):
+    broken = tmp_path / "broken.py"
+    broken.write_text("def get_config(:")
+    assert call(f"--config={broken}") == 2
+    assert "SyntaxError" in capsys.readouterr().err
+    monkeypatch.setattr(experiment, "build", lambda *_: pytest.fail("began to build"))
+    assert call(f"--config={toy}", f"--workdir={broken}/below/it") == 2
+    assert f"{broken} is not a folder" in capsys.readouterr().err
+    monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path)
+    assert call(f"--config={toy}", f"--workdir={tmp_path / 'new' / 'run'}") == 2
+    error = capsys.readouterr().err
+    assert f"nothing can be written in {tmp_path}\n" in error and error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "name, text, said",
+    [
+        ("config.json", "", "config.json cannot be used: it is empty"),
+        ("config.json", "[]", "config.json cannot be used: it must be a JSON object, not []"),
+        ("summary.json", '{"rounds": 2', "summary.json cannot be used: it is cut off or not JSON"),
+        ("summary.json", "{}", "summary.json cannot be used: it is without compile_seconds"),
+        ("metrics.jsonl", "{}\n", "metrics.jsonl cannot be used: line 1: it is without bytes_down"),
+        ("metrics.jsonl", '{"round": 1\n{}\n', "line 1: it is cut off or not JSON"),
+    ],
+)
+def test_a_damaged_run_is_not_resumed(name, text, said, finished, toy, tmp_path, capsys):
+    """It is left as it is."""
+    shutil.copytree(finished, tmp_path / "w")
+    (tmp_path / "w" / name).write_text(text)
+    before = contents(tmp_path / "w")
+    arguments = [f"--config={toy}", f"--workdir={tmp_path / 'w'}", "--config.run.rounds=2"]
+    assert call(*arguments, "--resume") == 2
+    error = capsys.readouterr().err
+    assert said in error and error.count("\n") == 1
+    assert contents(tmp_path / "w") == before
+
+
+@pytest.fixture(scope="module")
+def finished(toy, tmp_path_factory):
+    workdir = tmp_path_factory.mktemp("finished") / "run"
+    assert call(f"--config={toy}", f"--workdir={workdir}", "--config.run.rounds=2") == 0
+    return workdir
+
+
+def contents(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_resuming_a_finished_run_changes_nothing(toy, tmp_path, capsys):
+    arguments = [f"--config={toy}", f"--workdir={tmp_path / 'w'}", "--config.run.rounds=2"]
+    assert call(*arguments) == 0
+    before = (tmp_path / "w/summary.json").read_text()
+    assert call(*arguments, "--resume") == 0
+    assert (tmp_path / "w/summary.json").read_text() == before
+
+
+def test_help_and_a_resume_without_a_folder(toy, capsys):
+    assert call("--help") == 0
+    assert "--workdir=DIR" in capsys.readouterr().out
+    assert call(f"--config={toy}", "--resume") == 2
+    assert "--workdir" in capsys.readouterr().err
+
+
+def test_default_folders_never_clash(toy, tmp_path, monkeypatch):
+    """Two runs of one second: each in a folder of its own."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(time, "strftime", lambda form: "now")
+    for _ in range(2):
+        assert call(f"--config={toy}", "--config.run.rounds=1") == 0
+    folders = sorted(path.name for path in (tmp_path / "runs").iterdir())
+    assert folders == ["toy-fedavg-now", "toy-fedavg-now-2"]
+
+
+def test_a_run_that_cannot_begin_leaves_no_default_folder(toy, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert call(f"--config={toy}:ifca", "--config.method.num_clusters=99") == 2
+    assert not list(tmp_path.glob("runs/*"))
+
+
+def test_lost_metrics_are_noticed(toy, tmp_path, capsys):
+    arguments = [f"--config={toy}", f"--workdir={tmp_path / 'w'}", "--config.run.rounds=2"]
+    assert call(*arguments) == 0
+    (tmp_path / "w/metrics.jsonl").unlink()
+    assert call(*arguments, "--resume") == 2
+    assert "lacks round 2" in capsys.readouterr().err
+
+
+def test_overrides_of_names_bring_their_settings(toy):
+    config = load_config(toy)
+    names = [("method.name", "fedprox"), ("partition.name", "iid"), ("method.mu", "1")]
+    resolved = resolve(config, names)
+    assert resolved.method.mu == 1.0 and isinstance(resolved.method.mu, float)
+    assert "alpha" not in resolved.partition and resolved.partition.num_clients == 6
+    with pytest.raises(BadInput, match="no setting 'alpha'"):
+        resolve(config, [*names, ("partition.alpha", "0.1")])
+
+
+def test_a_used_workdir_is_refused_and_another_config_too(toy, tmp_path, capsys):
+    workdir = f"--workdir={tmp_path / 'w'}"
+    assert call(f"--config={toy}", workdir, "--config.run.rounds=2") == 0
+    before = comparable(tmp_path / "w")
+    assert call(f"--config={toy}", workdir, "--config.run.rounds=2") == 2
+    assert "--resume" in capsys.readouterr().err
+    assert call(f"--config={toy}", workdir, "--config.local.lr=0.2", "--resume") == 2
+    assert "config.local.lr" in capsys.readouterr().err
+    assert call(f"--config={toy}", workdir, "--config.run.rounds=2", "--resume") == 0  # finished
+    assert comparable(tmp_path / "w") == before
+
+
+def test_divergence_keeps_what_was_measured_and_exits_3(toy, tmp_path, capsys):
+    wild = ["--config.local.lr=1e25", "--config.run.eval_every=1"]
+    code = call(f"--config={toy}:fedprox", f"--workdir={tmp_path / 'd'}", *wild)
+    error = capsys.readouterr().err
+    assert code == 3
+    assert "fedprox diverged in round" in error and error.count("\n") == 1
+
+
+LONG = ["--config.run.rounds=60", "--config.run.eval_every=5", "--seeds=0,1"]
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(toy, tmp_path_factory):
+    workdir = tmp_path_factory.mktemp("whole") / "run"
+    process = command(f"--config={toy}:ifca", f"--workdir={workdir}", *LONG)
+    assert process.wait(300) == 0, process.stderr.read()
+    return comparable(workdir)
+
+
+@pytest.mark.parametrize("number, code", [(signal.SIGKILL, -9), (signal.SIGINT, 130)])
+def test_killed_or_interrupted_and_resumed(number, code, toy, tmp_path, uninterrupted):
+    """The final metrics are those of an uninterrupted run, bit for bit."""
+    workdir = tmp_path / "run"
+    arguments = [f"--config={toy}:ifca", f"--workdir={workdir}", *LONG]
+    process = command(*arguments)
+    deadline = time.monotonic() + 200
+    while not list((workdir / "checkpoints").glob("[0-9]*")) and time.monotonic() < deadline:
+        time.sleep(0.005)
+    process.send_signal(number)
+    assert process.wait(120) == code, process.stderr.read()
+    interrupted = comparable(workdir)
+    assert len(interrupted) < len(uninterrupted), "the run was over before the signal came"
+    process = command(*arguments, "--resume")
+    assert process.wait(300) == 0, process.stderr.read()
+    assert comparable(workdir) == uninterrupted
+    assert json.loads((workdir / "summary.json").read_text())["rounds"] == 60

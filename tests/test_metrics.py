@@ -1,0 +1,52 @@
+"""The round that a summary takes, and lines that were cut off."""
+
+import json
+
+import numpy as np
+import pytest
+
+from fedjax_lab import metrics, report
+
+ROWS = [
+    {"round": r, "seed": s, "train_loss": 1.0, "accuracy": {"mean": a, "per_client": []}, "id": v}
+    for s, values in enumerate([[(50, 9), (70, 5), (60, 7)], [(55, 1), (45, 3), (65, 2)]])
+    for r, (a, v) in enumerate(values, 1)
+]
+
+
+def test_the_three_ways_to_choose_a_round():
+    got = metrics.summarise(ROWS, [0, 1])
+    rounds = {way: [got[way]["per_seed"][s]["round"] for s in "01"] for way in got}
+    assert rounds == {"last": [3, 3], "best_by_validation": [1, 2], "max_over_rounds": [2, 3]}
+    assert got["last"]["mean"]["accuracy"]["mean"] == 62.5
+    assert got["last"]["std"]["accuracy"]["mean"] == pytest.approx(np.std([60, 65], ddof=1))
+    assert got["last"]["ddof"] == 1
+    assert not {"std", "ddof"} & set(metrics.summarise(ROWS[:3], [0])["last"])
+
+
+def test_the_best_round_of_each_domain_is_a_way_of_its_own():
+    """What FedPick reports. The mean is over each client's own best."""
+    rows = [
+        {"round": r, "seed": 0, "train_loss": 1.0, "domains": {"a": a, "b": b}}
+        | {"accuracy": {"mean": (a + b + 10) / 3, "per_client": [a, b, 10.0, None]}}
+        for r, (a, b) in enumerate([(50.0, 30.0), (40.0, 60.0), (45.0, 55.0)], 1)
+    ]
+    got = metrics.summarise(rows, [0])
+    assert got["max_over_rounds"]["mean"]["domains"] == {"a": 40.0, "b": 60.0}
+    assert got["max_per_domain"]["mean"] == {
+        "domains": {"a": 50.0, "b": 60.0},
+        "accuracy": {"mean": 40.0},
+    }
+    table = report.closing_table({**got, "seeds": [0]})
+    assert "max per domain" in table.splitlines()[0]
+
+
+def test_a_cut_off_line_is_left_out(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    row = {"round": 1, "seed": 0, "bytes_up": 1, "bytes_down": 1, "seconds": 0.5}
+    metrics.append(path, [row, {**row, "round": 2}])
+    with path.open("a") as file:
+        file.write('{"round": 3, "tr')
+    assert [row["round"] for row in metrics.read_metrics(path)] == [1, 2]
+    metrics.keep_until(path, 1)
+    assert path.read_text() == json.dumps(row) + "\n"

@@ -1,0 +1,111 @@
+"""Strategies: what runs where, at what cost, and that nothing else changes."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import toys
+
+from fedjax_lab import evaluate, parallel, simulate, streams, tree
+from fedjax_lab.methods.fedavg import fedavg
+from fedjax_lab.models import conv, nets
+from fedjax_lab.models.task import make_task
+
+KEYS = streams.make_keys(jax.random.key(0))
+
+
+STEPS = np.array([3, 1, 9, 4, 7, 2, 5])
+
+
+def lane_steps(strategy):
+    order = np.asarray(strategy.deal(jnp.asarray(STEPS)))
+    assert sorted(order.tolist()) == list(range(len(STEPS)))
+    return int(strategy.lane_steps(jnp.asarray(STEPS)[order]))
+
+
+def test_lane_steps():
+    assert lane_steps(parallel.vectorised()) == 7 * 9
+    assert lane_steps(parallel.sequential()) == STEPS.sum()
+    assert lane_steps(parallel.chunked(3)) == 3 * (9 + 4 + 1)  # 9 7 5, 4 3 2, 1 and two more
+    mesh = parallel.make_mesh(2)
+    assert lane_steps(parallel.on_mesh(mesh, parallel.sequential())) == STEPS.sum()
+    # 9 4 2 1 on one device; 7 5 3 on the other, whose fourth place is empty but runs along
+    assert lane_steps(parallel.on_mesh(mesh, parallel.vectorised())) == 4 * 9 + 4 * 7
+
+
+def test_devices_get_equal_shares():
+    """The longest first, to who has least: no device has much more than its part of W3's sizes."""
+    sizes = np.clip(np.random.default_rng(0).lognormal(5, 1, 40), 20, 3000).astype(int)
+    strategy = parallel.on_mesh(parallel.make_mesh(4), parallel.sequential())
+    dealt = sizes[np.asarray(strategy.deal(jnp.asarray(sizes)))].reshape(4, 10).sum(1)
+    assert dealt.max() / dealt.mean() < 1.05
+
+
+@pytest.mark.parametrize("m", [1, 4, 5, 8])
+@pytest.mark.parametrize("name", ["chunked(3)", "sequential", "mesh(4)", "mesh(2) of chunks"])
+def test_strategies_give_what_vmap_gives(name, m):
+    inner = {
+        "chunked(3)": parallel.chunked(3),
+        "sequential": parallel.sequential(),
+        "mesh(4)": parallel.on_mesh(parallel.make_mesh(4), parallel.sequential()),
+        "mesh(2) of chunks": parallel.on_mesh(parallel.make_mesh(2), parallel.chunked(2)),
+    }[name]
+
+    def fn(shared, mine):
+        return {"sum": shared + mine[0], "row": mine[1] * 2}
+
+    stacked = jnp.arange(m), jnp.arange(m * 3.0).reshape(m, 3)
+    expected = jax.vmap(fn, (None, 0))(10, stacked)
+    toys.same(jax.jit(inner.each(fn))(10, stacked), expected)
+    toys.same(jax.jit(parallel.in_groups(inner, 2)(fn))(10, stacked), expected)
+
+
+INNER = {"vectorised": parallel.vectorised(), "chunked": parallel.chunked(2)}
+
+
+INNER |= {"sequential": parallel.sequential()}
+
+
+@pytest.mark.parametrize("name", INNER)
+def test_a_cohort_that_the_devices_do_not_divide_needs_no_more_memory(name):
+    """Five and seven clients on four devices cost what eight cost, not a pool for each client."""
+    big = toys.FEDERATION._replace(x=jnp.zeros((200_000, toys.D)))
+    method, strategy = fedavg(toys.TASK), parallel.on_mesh(parallel.make_mesh(4), INNER[name])
+    state = jax.eval_shape(lambda: simulate.init(method, KEYS, toys.C))
+
+    def temporary(cohort):
+        plan = toys.PLAN._replace(cohort=cohort, equal_steps=True)
+        clients = tree.take((big.train, big.test, toys.PEOPLE), jnp.arange(cohort))
+        few = big._replace(train=clients[0], test=clients[1])
+        play = jax.jit(partial(simulate.play_round, simulate.Program(method, plan, strategy)))
+        score = jax.jit(partial(evaluate.score, simulate.Program(method, plan, strategy)))
+        programs = [
+            play.lower(simulate.Lane(big, toys.PEOPLE, KEYS), state, 0).compile(),
+            score.lower(simulate.Lane(few, clients[2], KEYS), state, 0).compile(),
+        ]
+        return [program.memory_analysis().temp_size_in_bytes for program in programs]
+
+    whole = temporary(8)
+    for cohort in (5, 7):
+        for part, full in zip(temporary(cohort), whole, strict=True):
+            assert part < full + big.x.nbytes / 4
+
+
+def test_convolutions_are_not_replicated():
+    """Eight devices with one client each: a device does an eighth of the work, give or take."""
+    net = nets.simple_cnn(toys.K).clone(convolution=conv.grouped)  # no loop: all of it is counted
+    task = make_task(net, (24, 24, 1), toys.K)
+    federation = toys.FEDERATION._replace(x=jnp.zeros((600, 24, 24, 1)))
+    plan, method = toys.PLAN._replace(cohort=8, batch_size=32), fedavg(task)
+
+    def flops(strategy):
+        state = jax.eval_shape(lambda: simulate.init(method, KEYS, toys.C))
+        play = jax.jit(partial(simulate.play_round, simulate.Program(method, plan, strategy)))
+        lowered = play.lower(simulate.Lane(federation, toys.PEOPLE, KEYS), state, 0)
+        return lowered.compile().cost_analysis()["flops"]
+
+    one = flops(parallel.vectorised())
+    many = flops(parallel.on_mesh(parallel.make_mesh(8), parallel.vectorised()))
+    assert many < one / 5

@@ -1,0 +1,49 @@
+"""Cohorts: who is drawn, how often, with which shares."""
+
+import jax
+import numpy as np
+import pytest
+import toys
+
+from fedjax_lab import sampling, streams
+
+KEYS = streams.make_keys(jax.random.key(0))
+
+
+@pytest.mark.parametrize("count, m", [(7, 7), (10, 4), (5000, 1), (5000, 30), (100_000, 1000)])
+def test_a_cohort_has_distinct_members(count, m):
+    ids = np.asarray(
+        jax.jit(sampling.without_replacement, static_argnums=(1, 2))(KEYS.cohort, count, m)
+    )
+    assert len(ids) == m and len(set(ids.tolist())) == m
+    assert ids.min() >= 0 and ids.max() < count
+
+
+@pytest.mark.parametrize("count", [12, 20])
+def test_every_client_is_drawn_equally_often(count):
+    """Both ways to draw 3, by rank and by repeated draws: chi-square over members and pairs."""
+    draws = 200 * count
+    keys = jax.random.split(KEYS.cohort, draws)
+    ids = np.asarray(jax.vmap(lambda k: sampling.without_replacement(k, count, 3))(keys))
+
+    def chi_square(counts):
+        """In standard deviations above its mean."""
+        expected, freedom = counts.mean(), counts.size - 1
+        return (((counts - expected) ** 2 / expected).sum() - freedom) / np.sqrt(2 * freedom)
+
+    assert chi_square(np.bincount(ids.ravel(), minlength=count)) < 4
+    pairs = np.zeros((count, count))
+    for a, b in ((0, 1), (0, 2), (1, 2)):
+        np.add.at(pairs, (np.minimum(ids[:, a], ids[:, b]), np.maximum(ids[:, a], ids[:, b])), 1)
+    assert chi_square(pairs[np.triu_indices(count, 1)]) < 4
+
+
+def test_shares():
+    people = toys.PEOPLE
+    ids, share = sampling.by_size(KEYS.cohort, (), people, 3)
+    n = np.asarray(people.n)[np.asarray(ids)]
+    np.testing.assert_allclose(share, n / n.sum(), rtol=1e-6)
+    np.testing.assert_allclose(sampling.equal(KEYS.cohort, (), people, 4)[1], 0.25)
+    ids, share = sampling.everyone(KEYS.cohort, (), people, 3)
+    assert len(ids) == toys.C
+    np.testing.assert_allclose(share, people.n / people.n.sum(), rtol=1e-6)

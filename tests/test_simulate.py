@@ -1,0 +1,113 @@
+"""Rounds: the population, streams, traces, measured work."""
+
+from functools import partial
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import toys
+
+from fedjax_lab import simulate, streams
+from fedjax_lab.methods.fedavg import fedavg
+from fedjax_lab.types import Exchange, State
+
+KEYS = streams.make_keys(jax.random.key(0))
+
+
+def test_population_counts():
+    for i in range(toys.C):
+        rows = np.asarray(toys.FEDERATION.train[i])
+        rows = rows[rows >= 0]
+        assert int(toys.PEOPLE.n[i]) == len(rows)
+        labels = np.asarray(toys.FEDERATION.y)[rows]
+        np.testing.assert_array_equal(
+            toys.PEOPLE.label_count[i], np.bincount(labels, minlength=toys.K)
+        )
+    assert float(toys.PEOPLE.weight.sum()) == pytest.approx(1)
+    assert toys.PEOPLE.num_clients.tolist() == [toys.C] * toys.C
+    np.testing.assert_allclose(toys.PEOPLE.mean_n, float(toys.PEOPLE.n.mean()), rtol=1e-6)
+
+
+def test_clients_and_rounds_have_streams_of_their_own():
+    """Everyone holds the same rows and draws one: not the same one, and another next round."""
+    federation = toys.FEDERATION._replace(train=jnp.tile(jnp.arange(400), (toys.C, 1)))
+    people = simulate.population(federation, toys.K)
+    drawn = Exchange(
+        send=lambda server, id: (),
+        local=lambda message, client, work: (work.draw(1).x[0], client.private),
+        aggregate=lambda server, uploads, cohort: uploads,
+    )
+    method = fedavg(toys.TASK)._replace(round=(drawn,))
+    play = jax.jit(
+        partial(simulate.play_round, simulate.Program(method, toys.PLAN, toys.VECTORISED))
+    )
+    state = State(jnp.zeros((toys.PLAN.cohort, toys.D)), ())
+    rounds = [
+        np.asarray(play(simulate.Lane(federation, people, KEYS), state, t)[0].server)
+        for t in (0, 1, 0)
+    ]
+    assert len(np.unique(rounds[0], axis=0)) >= toys.PLAN.cohort - 1
+    assert not np.allclose(np.sort(rounds[0], axis=0), np.sort(rounds[1], axis=0))
+    np.testing.assert_array_equal(rounds[0], rounds[2])
+
+
+def test_no_second_trace():
+    """Any number of blocks of any length costs one trace."""
+    method = fedavg(toys.TASK)
+
+    @jax.jit
+    @chex.assert_max_traces(n=1)
+    def run(*args):
+        return simulate.play(simulate.Program(method, toys.PLAN, toys.VECTORISED), *args)
+
+    state, sums = simulate.init(method, KEYS, toys.C), simulate.no_progress()
+    for start, count in ((0, 1), (1, 3), (4, 2)):
+        now = jnp.int32(start), jnp.int32(count)
+        state, sums = run(simulate.Lane(toys.FEDERATION, toys.PEOPLE, KEYS), state, sums, *now)
+    assert float(sums.examples) > 0
+
+
+def test_nothing_returns_to_the_host_inside_a_block():
+    """A block is one program without callbacks or outfeeds."""
+    method = fedavg(toys.NORM)
+    state, sums = simulate.init(method, KEYS, toys.C), simulate.no_progress()
+    play = partial(simulate.play, simulate.Program(method, toys.PLAN, toys.VECTORISED))
+    args = (
+        simulate.Lane(toys.FEDERATION, toys.PEOPLE, KEYS),
+        state,
+        sums,
+        jnp.int32(0),
+        jnp.int32(2),
+    )
+    program = str(jax.make_jaxpr(play)(*args))
+    assert "while" in program or "scan" in program
+    assert not any(word in program for word in ("callback", "outfeed", "infeed", "debug_print"))
+
+
+def test_measured_work_is_what_the_method_did():
+    """A second training of two steps counts, with its loss and its examples."""
+    from fedjax_lab import losses
+
+    risk = losses.risk(toys.TASK)
+
+    def twice(w_t, client, work):
+        w = work.train(w_t, risk, epochs=1)
+        return work.train(w, risk, epochs=3, steps=1), client.private
+
+    one = toys.player(fedavg(toys.TASK, twice))(KEYS, 0, 1)[1]
+    method = fedavg(toys.TASK)
+    ids, _ = method.sample(jax.random.fold_in(KEYS.cohort, 0), (), toys.PEOPLE, toys.PLAN.cohort)
+    n = np.asarray(toys.PEOPLE.n)[np.asarray(ids)]
+    assert float(one.steps) == (-(-n // 8) + 3).sum()
+    assert float(one.examples) == (n + 3 * np.minimum(n, 8)).sum()
+    assert float(one.lane_steps) == len(n) * ((-(-n // 8)).max() + 3)
+    assert 0.2 < float(one.train_loss) < 3
+
+
+def test_divergence_names_its_round():
+    plan = toys.PLAN._replace(optimizer=optax.sgd(1e30))
+    _, sums = toys.player(fedavg(toys.TASK), plan=plan)(KEYS, 5, 3)
+    assert 5 <= int(sums.diverged) <= 6
