@@ -10,7 +10,7 @@ import optax
 import pytest
 import toys
 
-from fedjax_lab import simulate, streams
+from fedjax_lab import losses, parallel, simulate, streams, tree
 from fedjax_lab.methods.fedavg import fedavg
 from fedjax_lab.types import Exchange, State
 
@@ -111,3 +111,56 @@ def test_divergence_names_its_round():
     plan = toys.PLAN._replace(optimizer=optax.sgd(1e30))
     _, sums = toys.player(fedavg(toys.TASK), plan=plan)(KEYS, 5, 3)
     assert 5 <= int(sums.diverged) <= 6
+
+
+def with_keys(task):
+    """FedAvg whose server and clients keep a typed key each, and change it in every round."""
+    plain = fedavg(task)
+    (exchange,) = plain.round
+
+    def init(key, num_clients):
+        return State((task.init(key), key), jax.random.split(key, num_clients))
+
+    def local(message, client, work):
+        weights, key = message
+        noise = jax.random.normal(key) + jax.random.normal(client.private)
+        weights = jax.tree.map(lambda a: a + 1e-3 * noise, weights)
+        return work.train(weights, losses.risk(task)), jax.random.fold_in(client.private, 1)
+
+    def aggregate(server, uploads, cohort):
+        return exchange.aggregate(server[0], uploads, cohort), jax.random.fold_in(server[1], 1)
+
+    def send(server, id):
+        return server
+
+    return plain._replace(init=init, round=(Exchange(send, local, aggregate),))
+
+
+@pytest.mark.parametrize(
+    "inner", [parallel.chunked(2), parallel.sequential()], ids=lambda s: s.name
+)
+def test_a_state_may_hold_typed_keys(inner):
+    """Five clients on four devices, some of them copies; two seeds at once; bytes are counted."""
+    method = with_keys(toys.TASK)
+    expected, sums = toys.player(method)(KEYS, 0, 2)
+    assert int(sums.diverged) == -1
+    strategy = parallel.on_mesh(parallel.make_mesh(4), inner)
+    toys.close(toys.player(method, strategy)(KEYS, 0, 2)[0], expected)
+    lane = simulate.Lane(toys.FEDERATION, toys.PEOPLE, KEYS)
+    program = simulate.Program(method, toys.PLAN, toys.VECTORISED)
+    up, down = simulate.message_bytes(program, lane, expected)
+    assert down == up + 8 and tree.finite(expected)
+
+
+def test_seeds_at_once_may_hold_typed_keys():
+    method = with_keys(toys.TASK)
+    program = simulate.Program(method, toys.PLAN, toys.VECTORISED)
+
+    def one(keys):
+        lane = simulate.Lane(toys.FEDERATION, toys.PEOPLE, keys)
+        state = simulate.init(method, keys, toys.C)
+        return simulate.play(program, lane, state, simulate.no_progress(), 0, 2)[0]
+
+    other = streams.make_keys(jax.random.key(7))
+    both = jax.jit(jax.vmap(one))(jax.tree.map(lambda *a: jnp.stack(a), other, KEYS))
+    toys.close(tree.take(both, 1), toys.player(method)(KEYS, 0, 2)[0])

@@ -14,7 +14,7 @@ from fedjax_lab.config import resolve
 from fedjax_lab.engine import Engine
 from fedjax_lab.errors import BadInput
 from fedjax_lab.methods.fedavg import fedavg
-from fedjax_lab.types import Exchange, Stage, State
+from fedjax_lab.types import Exchange, Stage, State, View, Weights
 
 
 @pytest.fixture(scope="module")
@@ -346,3 +346,50 @@ def test_seeds_of_a_stage_that_is_prepared_run_one_by_one_unless_told(data):
     e = build(data)
     assert experiment.vectorizes_seeds("auto", e.simulation.stages, False)
     assert not experiment.vectorizes_seeds("auto", two_stages(e.task), False)
+
+
+@pytest.mark.parametrize("way", ["vectorised", "sequential"])
+def test_what_was_sent_once_reaches_local_beside_a_view_of_it(way, data):
+    """The examples are shifted once and kept; `local` and the view get the same frozen part."""
+
+    def stages(task):
+        plain = fedavg(task)
+        (exchange,) = plain.round
+
+        def local(weights, client, work):
+            shifted = work.mean(lambda batch: batch.x.mean())
+            return {"frozen": work.frozen, "mean": shifted}, client.private
+
+        def aggregate(server, uploads, cohort):
+            return {**server, **jax.tree.map(lambda a: a[0], uploads)}
+
+        def start(key, num_clients, last, facts):
+            nothing = jax.numpy.zeros(())
+            shift = 100 + jax.numpy.abs(last.server["params"]["head"]["bias"]).sum()
+            return State({"shift": shift, "frozen": nothing, "mean": nothing}, ())
+
+        first = plain._replace(
+            init=lambda key, num_clients: State(task.init(key)._asdict(), ()),
+            round=(
+                Exchange(
+                    lambda server, id: Weights(**server),
+                    exchange.local,
+                    lambda server, w, cohort: exchange.aggregate(None, w, cohort)._asdict(),
+                ),
+            ),
+            newcomer=lambda state: (Weights(**state.server), ()),
+        )
+        second = plain._replace(
+            round=(Exchange(lambda server, id: (), local, aggregate),),
+            predict=lambda message, client, x: x[:, :3],
+            newcomer=None,
+        )
+        view = View(frozen=lambda server: server["shift"], transform=lambda shift, x: 0 * x + shift)
+        return Stage("first", first, 2), Stage("second", second, 1, start=start, view=view)
+
+    e = build(data, (0, 1), rounds=3, way=way)
+    for state in runner.run(toys.changed(e, stages=stages(e.task)), quiet=True).states:
+        shift = float(state.server["shift"])
+        assert shift > 100
+        assert float(state.server["frozen"]) == shift
+        assert float(state.server["mean"]) == pytest.approx(shift)
