@@ -15,7 +15,7 @@ OWN = {"moon": {"projection": "mlp256"}}  # of a method run alone, as the paper 
 
 
 def get_config(method="client2vec"):
-    """fedjax_lab/experiment.py has all keys and their defaults."""
+    """fedjax_lab/config.py has all keys and their defaults."""
     return {
         "data": {"name": "cifar10"},
         "partition": {"name": "client_dirichlet", "num_clients": 100, "alpha": 0.1},

@@ -12,7 +12,7 @@ For the real Digits-Five: --config.data.name=digits_five --config.data.sampling=
 
 
 def get_config(method="fedavg"):
-    """fedjax_lab/experiment.py has all keys and their defaults."""
+    """fedjax_lab/config.py has all keys and their defaults."""
     return {
         "data": {
             "name": "digit_domains",

@@ -10,7 +10,7 @@ Local and FedProto, body plus own head of FedRep, both heads of FedRoD. Its imag
 
 
 def get_config(method="fedavg"):
-    """fedjax_lab/experiment.py has all keys and their defaults."""
+    """fedjax_lab/config.py has all keys and their defaults."""
     return {
         "data": {"name": "office_caltech", "size": 64, "sampling": "fedc2i"},
         "partition": {"name": "by_domain", "num_clients": 4},

@@ -39,7 +39,7 @@ OWN = {
 
 
 def get_config(method="fedavg"):
-    """fedjax_lab/experiment.py has all keys and their defaults."""
+    """fedjax_lab/config.py has all keys and their defaults."""
     return {
         "data": {"name": "cifar10", "augment": "cifar10"},
         "partition": {"name": "classes_per_client", "num_clients": 40, "classes": 2},

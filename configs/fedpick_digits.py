@@ -18,7 +18,7 @@ OWN = {
 
 
 def get_config(method="fedavg"):
-    """fedjax_lab/experiment.py has all keys and their defaults."""
+    """fedjax_lab/config.py has all keys and their defaults."""
     return {
         "data": {"name": "digit_domains", "size": 32, "normalize": "half"},
         "partition": {"name": "by_domain", "num_clients": 5},

@@ -33,7 +33,7 @@ OWN = {
 
 
 def get_config(method="fedavg"):
-    """fedjax_lab/experiment.py has all keys and their defaults."""
+    """fedjax_lab/config.py has all keys and their defaults."""
     lr, weight_decay = LOCAL.get(method, OTHERS)
     return {
         "data": {"name": "pacs", "unseen": "photo"},

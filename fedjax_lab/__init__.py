@@ -12,9 +12,10 @@ def run(config, *, workdir=None, seeds=None, resume=False, quiet=False):
     from pathlib import Path
 
     from fedjax_lab import experiment, runner
+    from fedjax_lab.config import resolve
     from fedjax_lab.workdir import owned
 
-    config = experiment.resolve(config)
+    config = resolve(config)
     seeds = [config.run.seed] if seeds is None else list(seeds)
     path = Path(workdir) if workdir else None
     with owned(path, config, seeds, resume):  # before anything is loaded

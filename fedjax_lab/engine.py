@@ -10,12 +10,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_lab import evaluate, parallel, processes, simulate, tree
+from fedjax_lab import evaluate, parallel, processes, simulate, streams, tree
 from fedjax_lab.errors import BadInput
-from fedjax_lab.types import Array, Client, Federation, Method, Plan, Stage, State
+from fedjax_lab.simulate import Lane, Program
+from fedjax_lab.types import Array, Federation, Method, Plan, Stage, State, View
 
 BLOCK_SECONDS = 1.0  # rounds between two looks at the keyboard
-STAGE = 1 << 31  # beyond the numbers that methods fold into the stream of first weights
 
 
 class Joint(NamedTuple):
@@ -44,15 +44,21 @@ class Simulation(NamedTuple):
     joint: Joint | None = None
 
 
-class Lane(NamedTuple):
+class Lanes(NamedTuple):
     """What one call of a compiled function sees: one seed, or all of them on a leading axis."""
 
     settings: dict[str, Array]  # in which the runs of a joint one differ, by dotted key
-    keys: simulate.Keys
-    own: Federation
-    people: Client
-    training: Federation
-    trainees: Client
+    training: Lane
+    scoring: Lane
+
+
+class Snapshot(NamedTuple):
+    """All that a checkpoint needs to go on with identical numbers."""
+
+    states: list[State]  # one of each lane
+    sums: list[simulate.Progress]  # since the last evaluation, one of each lane
+    seconds: np.ndarray  # [1] spent in rounds
+    bytes: np.ndarray  # [seeds, 2] up and down
 
 
 class Engine:
@@ -62,7 +68,7 @@ class Engine:
         began = time.perf_counter()
         self.simulation = simulation
         self.together = simulation.vectorized_seeds and len(simulation.seeds) > 1
-        self.lanes = self._images = self._lanes()
+        self.lanes = self._image_lanes = self._make_lanes()
         self.plan = simulation.plan
         self.ends = list(itertools.accumulate(stage.rounds for stage in simulation.stages))
         self.sums = self._no_progress()
@@ -71,7 +77,7 @@ class Engine:
         self.bytes = np.zeros((len(simulation.seeds), 2))  # up and down, of the rounds played
         self.evaluate_seconds = 0.0
         self.session = _Session(0, 0.0, np.zeros(3))
-        self._seen = ()  # what a view gives, which differs between seeds
+        self._seed_fields = ()  # fields of a federation that a view makes differ between seeds
         self.stage_number, self.states = -1, [None] * len(self.lanes)
         self.compile_seconds = time.perf_counter() - began  # of all that happens once
         self.first_facts = self.next_stage()
@@ -83,40 +89,41 @@ class Engine:
         block of no rounds: what the first call of a program costs is no time of training.
         """
         began = time.perf_counter()
-        self._look()
-        programs = {}
-        for lane, state, sums in zip(self.lanes, self.states, self.sums, strict=True):
-            if (shapes := _shapes(state)) not in programs:
-                programs[shapes] = self._compile(lane, state, sums)
-        self._programs = [programs[_shapes(state)] for state in self.states]
+        self._apply_view()
+        compiled = {}
+        for lanes, state, sums in zip(self.lanes, self.states, self.sums, strict=True):
+            if (shapes := _shapes(state)) not in compiled:
+                compiled[shapes] = self._compile(lanes, state, sums)
+        self._compiled = [compiled[_shapes(state)] for state in self.states]
         self._play(0)
         self.compile_seconds += time.perf_counter() - began
 
-    def _compile(self, lane, state, sums):
-        strategy, number = self.simulation.strategy, np.int32(0)
+    def _compile(self, lanes, state, sums):
+        number = np.int32(0)
 
         def play(settings, *args):
-            return simulate.play(*self._round(settings), strategy, *args)
+            return simulate.play(self._program(settings), *args)
 
         def score(settings, *args):
-            return evaluate.score(*self._round(settings), strategy, *args)
+            return evaluate.score(self._program(settings), *args)
 
-        axes = 0, self._axes(lane.own), 0, 0, 0
-        block = self._jit(play, (*axes, 0, None, None), donate_argnums=(4, 5))
-        args = lane.settings, lane.training, lane.trainees, lane.keys, state, sums, number, number
+        axes = 0, self._axes(lanes.training), 0
+        block = self._jit(play, (*axes, 0, None, None), donate_argnums=(2, 3))
+        args = lanes.settings, lanes.training, state, sums, number, number
         block = block.lower(*args).compile()
         if (sizes := block.memory_analysis()) is not None:
             parallel.check_memory(sizes.temp_size_in_bytes, "a round needs")
-        args = lane.settings, lane.own, lane.people, lane.keys, state, number
+        args = lanes.settings, lanes.scoring, state, number
         scored = self._jit(score, (*axes, None)).lower(*args).compile()
-        return _Programs(block, scored, self._message_bytes(self.stage.method, lane, state))
+        return _Compiled(block, scored, self._message_bytes(lanes.training, state))
 
-    def _round(self, settings):
-        """Method and plan of the stage, of a joint run with these settings."""
+    def _program(self, settings):
+        """What is played in this stage, of a joint run with these settings."""
+        program = Program(self.stage.method, self.plan, self.simulation.strategy)
         if not settings:
-            return self.stage.method, self.plan
+            return program
         method, fields = self.simulation.joint.vary(settings)
-        return method, self.plan._replace(**fields)
+        return program._replace(method=method, plan=self.plan._replace(**fields))
 
     @property
     def stage(self) -> Stage:
@@ -137,89 +144,99 @@ class Engine:
         self.stage_number += 1
         self._stage_session = self.session
         facts = self._prepare() if facts is None else facts
-        if (begin := self.stage.start) is None:
-            self.states = self._first_states()
-        else:
-
-            def start(keys, last, facts):
-                key = self._keys(keys)[1] if self.stage_number else keys.init
-                return begin(key, self._num_clients, last, facts)
-
-            run = self._jit(start, (0, 0, 0))
-            lanes = zip(self.lanes, self.states, facts, strict=True)
-            self.states = [run(lane.keys, state, mine) for lane, state, mine in lanes]
-        if self.stage.frozen is not None:
-            sent = [self._frozen_bytes(state) for state in self.states]
-            self.bytes = self.bytes + [[0, self._num_clients * size] for size in sent]
+        self.states = self._first_states() if self.stage.start is None else self._started(facts)
+        if (view := self.stage.view) is not None and view.frozen is not None:
+            sizes = [self._frozen_bytes(state) for state in self.states]
+            self.bytes = self.bytes + [[0, self._num_clients * size] for size in sizes]
         jax.block_until_ready(self.states)
         self.compile_seconds += time.perf_counter() - began
         return facts
 
+    def _started(self, facts):
+        """The states with which this stage starts, one of each lane."""
+
+        def start(keys, last, facts):
+            number = self.stage_number
+            key = streams.stage(keys.init, number)[1] if number else keys.init
+            return self.stage.start(key, self._num_clients, last, facts)
+
+        run = self._jit(start, (0, 0, 0))
+        each = zip(self.lanes, self.states, facts, strict=True)
+        return [run(lanes.training.keys, state, of_lane) for lanes, state, of_lane in each]
+
     def _frozen_bytes(self, state):
         """Of what a stage sends to each client of one seed, once."""
-        return tree.num_bytes(jax.eval_shape(self.stage.frozen, self._one_seed(state).server))
+        return tree.num_bytes(jax.eval_shape(self.stage.view.frozen, self._one_seed(state).server))
 
-    def _look(self):
-        """Lanes and plan of this stage: what stands in the place of an example, what is frozen."""
-        stage, self.lanes, self.plan = self.stage, self._images, self.simulation.plan
-        self._seen = ()
-        if stage.batch_size:
-            size = min(stage.batch_size, self.lanes[0].training.train.shape[-1])
+    def _apply_view(self):
+        """Sets lanes and plan of this stage: what its clients have to work with."""
+        self.lanes, self.plan, self._seed_fields = self._image_lanes, self.simulation.plan, ()
+        view = self.stage.view or View()
+        if view.batch_size:
+            longest = self.lanes[0].training.federation.train.shape[-1]
+            size = min(view.batch_size, longest)
             self.plan = self.plan._replace(batch_size=size, equal_steps=False)
-        if stage.embedded:
+        if view.embedded:
             x = parallel.put(self.simulation.embeddings().examples, self._sharding)
-            none = dict.fromkeys(("validation", "test", "world", "unseen"))
-            self.lanes = [_with_examples(lane, x=x, **_PLAIN, **none) for lane in self._images]
+            self._change_federations([{"x": x, **_PLAIN, **_NOT_SCORED}] * len(self.lanes))
             self.plan = self.plan._replace(augment=None)
-        if stage.frozen is not None:
-            freeze = self._jit(lambda state: stage.frozen(state.server), (0,))
-            self._seen = ("frozen",)
-            lanes = zip(self._images, self.states, strict=True)
-            self.lanes = [_with_examples(lane, frozen=freeze(state)) for lane, state in lanes]
-        if stage.view is not None:
-            self._look_through_view()
+        if view.frozen is not None:
+            freeze = self._jit(lambda state: view.frozen(state.server), (0,))
+            self._change_federations([{"frozen": freeze(state)} for state in self.states])
+            self._seed_fields = ("frozen",)
+        if view.transform is not None:
+            self._transform(view)
 
-    def _look_through_view(self):
-        """The view is cached where the stage allows it."""
-        stage = self.stage
-        through = self.plan._replace(view=stage.view)
-        if not (self.plan.augment is None or stage.view_of_clean):
-            self.plan = through
+    def _transform(self, view):
+        """Puts what the view makes of them in the place of the examples; once if that is enough."""
+        transformed = self.plan._replace(view=view.transform)
+        if not (self.plan.augment is None or view.before_augmentation):
+            self.plan = transformed
             return
-        view = partial(simulate.view_pool, through, self.simulation.strategy)
-        view = self._jit(view, (self._axes(self.lanes[0].own),))
-        seen = [view(lane.own) for lane in self.lanes]
-        self._seen, self.plan = ("x",), self.plan._replace(augment=None)
-        lanes = zip(self._images, seen, strict=True)
-        self.lanes = [_with_examples(lane, x=x, **_PLAIN) for lane, x in lanes]
+        whole = partial(simulate.view_pool, transformed, self.simulation.strategy)
+        whole = self._jit(whole, (self._axes(self.lanes[0].scoring).federation,))
+        pools = [whole(lanes.scoring.federation) for lanes in self.lanes]
+        self._change_federations([{"x": x, **_PLAIN} for x in pools])
+        self._seed_fields, self.plan = ("frozen", "x"), self.plan._replace(augment=None)
 
-    def _axes(self, federation):
-        """What differs between seeds: the rows that clients own, and what a view gives."""
-        return _seed_axes(federation)._replace(**dict.fromkeys(self._seen, 0))
+    def _change_federations(self, fields):
+        """Other fields of the federations of each lane."""
+        self.lanes = [
+            lanes._replace(
+                training=_changed(lanes.training, new), scoring=_changed(lanes.scoring, new)
+            )
+            for lanes, new in zip(self.lanes, fields, strict=True)
+        ]
+
+    def _axes(self, lane):
+        """What differs between seeds: clients, keys, the rows they hold, and what a view gives."""
+        federation = _seed_axes(lane.federation)._replace(**dict.fromkeys(self._seed_fields, 0))
+        return Lane(federation, population=0, keys=0)
 
     def _prepare(self):
         if self.stage.prepare is None:
             return [{} for _ in self.lanes]
-        streams = [simulate.make_keys(jax.random.key(seed)) for seed in self.simulation.seeds]
-        people = self._each_seed([lane.people for lane in self.lanes])
-        found = [
-            self.stage.prepare(self._keys(keys)[0], *jax.device_get((mine, state)))
-            for keys, mine, state in zip(streams, people, self.final_states(), strict=True)
+        keys = [streams.make_keys(jax.random.key(seed)) for seed in self.simulation.seeds]
+        populations = self._each_seed([lanes.scoring.population for lanes in self.lanes])
+        facts = [
+            self._facts(*of_seed)
+            for of_seed in zip(keys, populations, self.final_states(), strict=True)
         ]
-        found = [{name: np.asarray(fact) for name, fact in facts.items()} for facts in found]
-        found = processes.of_first(lambda: found)  # hosts may differ in the last bit
+        facts = processes.of_first(lambda: facts)  # hosts may differ in the last bit
         if not self.together:
-            return found
-        if len({_shapes(facts) for facts in found}) > 1:
+            return facts
+        if len({_shapes(of_seed) for of_seed in facts}) > 1:
             raise BadInput(
                 f"stage {self.stage.name} differs in size between seeds; use"
                 " config.engine.seeds=sequential"
             )
-        return [jax.tree.map(lambda *a: np.stack(a), *found)]
+        return [jax.tree.map(lambda *a: np.stack(a), *facts)]
 
-    def _keys(self, keys):
-        """For `prepare` and `start` of this stage."""
-        return jax.random.split(jax.random.fold_in(keys.init, STAGE + self.stage_number))
+    def _facts(self, keys, population, state):
+        """What `prepare` of this stage finds for one seed."""
+        key, _ = streams.stage(keys.init, self.stage_number)
+        facts = self.stage.prepare(key, *jax.device_get((population, state)))
+        return {name: np.asarray(fact) for name, fact in facts.items()}
 
     @property
     def _sharding(self):
@@ -231,12 +248,13 @@ class Engine:
 
     def _first_states(self):
         def first(settings, keys):
-            return simulate.init(self._round(settings)[0], keys, self._num_clients)
+            return simulate.init(self._program(settings).method, keys, self._num_clients)
 
         init = self._jit(first, (0, 0))
-        size = tree.num_bytes(jax.eval_shape(init, self.lanes[0].settings, self.lanes[0].keys))
+        args = [(lanes.settings, lanes.training.keys) for lanes in self.lanes]
+        size = tree.num_bytes(jax.eval_shape(init, *args[0]))
         parallel.check_memory(size, "the model and the clients' states need")
-        return [init(lane.settings, lane.keys) for lane in self.lanes]
+        return [init(*of_lane) for of_lane in args]
 
     def play(self, at_most: int) -> None:
         """A block of rounds, about a second long."""
@@ -251,14 +269,14 @@ class Engine:
         self.session = _Session(played + count, seconds + took, totals)
         self.played += count
         self.seconds += took
-        sent = [p.message_bytes for p in self._programs]
-        self.bytes = self.bytes + count * np.array(sent)  # vectorised seeds send alike
+        sent = [compiled.message_bytes for compiled in self._compiled]
+        self.bytes = self.bytes + count * np.array(sent)  # vectorized seeds send alike
 
     def _play(self, count):
-        for i, lane in enumerate(self.lanes):
-            args = lane.settings, lane.training, lane.trainees, lane.keys
-            args = *args, self.states[i], self.sums[i], np.int32(self.played), np.int32(count)
-            self.states[i], self.sums[i] = self._programs[i].play(*args)
+        numbers = np.int32(self.played), np.int32(count)
+        for i, lanes in enumerate(self.lanes):
+            args = lanes.settings, lanes.training, self.states[i], self.sums[i]
+            self.states[i], self.sums[i] = self._compiled[i].play(*args, *numbers)
         jax.block_until_ready(self.sums)
 
     def progress(self) -> simulate.Progress:
@@ -272,24 +290,23 @@ class Engine:
         self.sums = self._no_progress()
         began = time.perf_counter()
         scores = []
-        for lane, state, programs in zip(self.lanes, self.states, self._programs, strict=True):
-            args = lane.settings, lane.own, lane.people, lane.keys, state, np.int32(self.played)
-            scores.append(jax.device_get(programs.score(*args)))
+        for lanes, state, compiled in zip(self.lanes, self.states, self._compiled, strict=True):
+            args = lanes.settings, lanes.scoring, state, np.int32(self.played)
+            scores.append(jax.device_get(compiled.score(*args)))
         self.evaluate_seconds += time.perf_counter() - began
         return self._each_seed(scores)
 
-    def _message_bytes(self, method, lane, state):
+    def _message_bytes(self, lane, state):
         """Bytes (up, down) of one round of one seed, all clients that take part."""
-        state, trainees = self._one_seed((state, lane.trainees))
-        axes = self._axes(lane.training)
-        federation = Federation(
-            *(
-                self._one_seed(a) if axis == 0 else a
-                for a, axis in zip(lane.training, axes, strict=True)
-            )
-        )
-        clients = simulate.cohort_size(method, self.plan, trainees, state)
-        up, down = simulate.message_bytes(method, self.plan, federation, trainees, state)
+        federation = [
+            self._one_seed(a) if axis == 0 else a
+            for a, axis in zip(lane.federation, self._axes(lane).federation, strict=True)
+        ]
+        population, keys, state = self._one_seed((lane.population, lane.keys, state))
+        lane = Lane(Federation(*federation), population, keys)
+        program = self._program({})
+        clients = simulate.cohort_size(program, lane, state)
+        up, down = simulate.message_bytes(program, lane, state)
         return clients * up, clients * down
 
     def _one_seed(self, a):
@@ -302,10 +319,10 @@ class Engine:
         """What the method records of the state, as nested lists by name; for each seed."""
         if self.stage.method.record is None:
             return [{} for _ in self.simulation.seeds]
-        settings = self._each_seed([lane.settings for lane in self.lanes])
+        settings = self._each_seed([lanes.settings for lanes in self.lanes])
         arrays = [
-            jax.device_get(self._round(mine)[0].record(state))
-            for mine, state in zip(settings, self.final_states(), strict=True)
+            jax.device_get(self._program(of_seed).method.record(state))
+            for of_seed, state in zip(settings, self.final_states(), strict=True)
         ]
         return [{name: np.asarray(a).tolist() for name, a in each.items()} for each in arrays]
 
@@ -313,13 +330,13 @@ class Engine:
         """The state of each seed."""
         return self._each_seed(self.states)
 
-    def saved(self):
-        """All that a checkpoint needs to go on with identical numbers."""
-        return self.states, self.sums, np.array([self.seconds]), self.bytes
+    def snapshot(self) -> Snapshot:
+        """The state of the run after the rounds played so far."""
+        return Snapshot(self.states, self.sums, np.array([self.seconds]), self.bytes)
 
-    def go_on(self, saved, played: int) -> None:
-        """Takes back what `saved` gave after so many rounds, in the stage where that was."""
-        self.states, self.sums, (self.seconds,), self.bytes = saved
+    def go_on(self, snapshot: Snapshot, played: int) -> None:
+        """Takes back a snapshot after so many rounds, in the stage where it was taken."""
+        self.states, self.sums, (self.seconds,), self.bytes = snapshot
         self.played = played
         # What an earlier process did since the last evaluation is not this session's.
         self.session = self.session._replace(totals=-self._done())
@@ -328,37 +345,38 @@ class Engine:
         sums = self.progress()
         return np.array([sums.examples.sum(), sums.steps.sum(), sums.lane_steps.sum()])
 
-    def _lanes(self):
+    def _make_lanes(self):
         simulation = self.simulation
-        own, training = simulation.federations, simulation.training
-        streams = [simulate.make_keys(jax.random.key(seed)) for seed in simulation.seeds]
-        settings = simulation.joint.settings if simulation.joint else [{}] * len(streams)
-        keys = list(zip(settings, streams, strict=True))
+        keys = [streams.make_keys(jax.random.key(seed)) for seed in simulation.seeds]
+        settings = simulation.joint.settings if simulation.joint else [{}] * len(keys)
+        scoring, training = simulation.federations, simulation.training
+        pool = parallel.put(scoring[0]._replace(**dict.fromkeys(_ROWS)), self._sharding)
+        of_seeds = list(zip(settings, keys, strict=True))
         if self.together:
-            own, training, keys = (
-                [_stack(own)],
-                [_stack(training)],
-                [jax.tree.map(lambda *k: jnp.stack(k), *keys)],
-            )
+            scoring, training = [_stack(scoring)], [_stack(training)]
+            of_seeds = [jax.tree.map(lambda *a: jnp.stack(a), *of_seeds)]
         population = partial(simulate.population, num_classes=simulation.num_classes)
-        people = self._jit(population, (_seed_axes(own[0]),))
+        population = self._jit(population, (_seed_axes(scoring[0]),))
+
+        def lane(federation, keys):
+            rows = {name: getattr(federation, name) for name in _ROWS}
+            federation = pool._replace(**parallel.put(rows, self._sharding))  # one pool for all
+            return Lane(federation, population(federation), keys)
+
         lanes = []
-        pool = parallel.put(own[0]._replace(**dict.fromkeys(_ROWS)), self._sharding)
-        for mine, *pair in zip(keys, own, training, strict=True):
-            rows = [{name: getattr(f, name) for name in _ROWS} for f in pair]
-            mine, rows = parallel.put((mine, rows), self._sharding)
-            held, train = (pool._replace(**r) for r in rows)  # one pool for all seeds
-            lanes.append(Lane(*mine, held, people(held), train, people(train)))
+        for of_seed, to_train, to_score in zip(of_seeds, training, scoring, strict=True):
+            settings, keys = parallel.put(of_seed, self._sharding)
+            lanes.append(Lanes(settings, lane(to_train, keys), lane(to_score, keys)))
         return lanes
 
     def _no_progress(self):
-        def one(lane):  # never shared between lanes: their memory is given away
+        def one(lanes):  # never shared between lanes: their memory is given away
             none = simulate.no_progress()
             if self.together:
                 none = jax.tree.map(lambda a: jnp.stack([a] * len(self.simulation.seeds)), none)
             return parallel.put(none, self._sharding)
 
-        return [one(lane) for lane in self.lanes]
+        return [one(lanes) for lanes in self.lanes]
 
     def _jit(self, function, seed_axes, **options):
         function = jax.vmap(function, seed_axes) if self.together else function
@@ -371,12 +389,12 @@ class Engine:
         return [jax.tree.map(lambda a, i=i: a[i], trees[0]) for i in seeds]
 
 
-def _with_examples(lane: Lane, **changes) -> Lane:
-    own, training = (f._replace(**changes) for f in (lane.own, lane.training))
-    return lane._replace(own=own, training=training)
+def _changed(lane, fields):
+    """The lane with other fields of its federation."""
+    return lane._replace(federation=lane.federation._replace(**fields))
 
 
-class _Programs(NamedTuple):
+class _Compiled(NamedTuple):
     """What one stage runs."""
 
     play: Callable
@@ -398,6 +416,7 @@ def _shapes(a):
 
 
 _PLAIN = {"center": np.float32(0), "scale": np.float32(1)}  # of examples that are no images
+_NOT_SCORED = dict.fromkeys(("validation", "test", "global_test", "unseen"))
 _ROWS = ("train", "validation", "test")  # what differs between seeds
 _AXES = Federation(*(0 if name in _ROWS else None for name in Federation._fields))
 

@@ -4,117 +4,129 @@ A client's model is what it has after aggregation and broadcast, before any furt
 where a method's `tune` says otherwise. All accuracies are percent, 0..100.
 """
 
+from functools import partial
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_lab import simulate
+from fedjax_lab import streams, tree
 from fedjax_lab.local import fetch, make_work, num_batches
-from fedjax_lab.parallel import Strategy, in_groups
-from fedjax_lab.types import Array, Client, Federation, Method, Plan, State
+from fedjax_lab.parallel import in_groups
+from fedjax_lab.simulate import Lane, Program
+from fedjax_lab.types import Array, Client, Federation, PyTree, State
 
-WORLD_CLIENTS = 100  # where no newcomer is defined, `global` is the mean over at most so many
+GLOBAL_CLIENTS = 100  # where no newcomer is defined, `global` is the mean over at most so many
 
 
-class Hits(NamedTuple):
-    """Right answers and rows asked, by domain [..., D]."""
+class Counts(NamedTuple):
+    """Examples that were classified correctly, and all, by domain [..., D]."""
 
-    right: Array
-    asked: Array
+    correct: Array
+    total: Array
 
 
 class Scores(NamedTuple):
     """None for rows that the federation does not have."""
 
-    validation: Hits | None  # [C, D]
-    test: Hits | None  # [C, D]
-    world: Hits | None  # [blocks or clients, D]
-    unseen: Hits | None  # [C, D]
+    validation: Counts | None  # [C, D]
+    test: Counts | None  # [C, D]
+    global_test: Counts | None  # [blocks or clients, D]
+    unseen: Counts | None  # [C, D]
 
 
-def score(
-    method: Method,
-    plan: Plan,
-    strategy: Strategy,
-    federation: Federation,
-    everyone: Client,
-    keys: simulate.Keys,
-    state: State,
-    t: Array,
-) -> Scores:
+def score(program: Program, lane: Lane, state: State, t: Array) -> Scores:
     """Scores after t rounds, as one pure function. `federation.train` is the clients' own."""
-    num_clients = everyone.id.shape[0]
-    each = in_groups(strategy, min(plan.cohort, num_clients))
-    clients = everyone._replace(private=state.private)
-    send = method.scored or method.round[-1].send
-    k_score = jax.random.fold_in(keys.score, t)
-    k_clients = jax.vmap(jax.random.fold_in, (None, 0))(k_score, clients.id)
+    federation = lane.federation
+    of_clients = partial(_score_clients, program, lane, state, t)
+    of_average_client = partial(_score_newcomer, program, lane, state)
+    if program.method.newcomer is None:
+        of_average_client = partial(of_clients, at_most=GLOBAL_CLIENTS)
 
-    def own(rows_of, count=num_clients):
-        """Hits of the clients' own models; rows_of: their own rows [C, T], or one list [T]."""
-        shared_rows = rows_of.ndim == 1
+    def scored(with_models, rows):
+        return None if rows is None else with_models(rows)
 
-        def one(shared, mine):
-            server, federation, same = shared
-            client, train, key, rows = mine
-            message = send(server, client.id)
-            if method.tune is not None:
-                work, _ = make_work(federation, train, plan._replace(equal_steps=False), key)
-                message, private = method.tune(message, client, work)
-                client = client._replace(private=private)
-            return count_hits(
-                method, plan, federation, message, client, same if shared_rows else rows
-            )
-
-        stacked = clients, federation.train, k_clients, () if shared_rows else rows_of
-        if count < num_clients:
-            which = np.linspace(0, num_clients - 1, count).round().astype(int)
-            stacked = jax.tree.map(lambda a: a[which], stacked)
-        same = rows_of if shared_rows else ()
-        return each(one)((state.server, federation, same), stacked)
-
-    def world():
-        if method.newcomer is None:
-            return own(federation.world, min(num_clients, WORLD_CLIENTS))
-        message, private = method.newcomer(state)
-        nobody = jax.tree.map(lambda a: jnp.zeros_like(a[0]), everyone)
-        client = nobody._replace(id=jnp.int32(-1), private=private)
-
-        def block(shared, rows):
-            message, client, federation = shared
-            return count_hits(method, plan, federation, message, client, rows)
-
-        size = plan.eval_batch
-        rows = federation.world
-        rows = jnp.pad(rows, (0, -rows.shape[0] % size), constant_values=-1).reshape(-1, size)
-        return each(block)((message, client, federation), rows)
-
-    has = federation
     return Scores(
-        None if has.validation is None else own(has.validation),
-        None if has.test is None else own(has.test),
-        None if has.world is None else world(),
-        None if has.unseen is None else own(has.unseen),
+        validation=scored(of_clients, federation.validation),
+        test=scored(of_clients, federation.test),
+        global_test=scored(of_average_client, federation.global_test),
+        unseen=scored(of_clients, federation.unseen),
     )
 
 
-def count_hits(method, plan, federation, message, client, rows) -> Hits:
-    """One client's model on rows [T], -1 padded at the end."""
-    size = min(plan.eval_batch, rows.shape[0])
-    padded = jnp.pad(rows, (0, -rows.shape[0] % size), constant_values=-1)
+def _score_clients(program, lane, state, t, rows, at_most=None):
+    """Counts [C, D] of the clients' own models, or of at most so many that are evenly spaced.
 
-    def step(s, hits):
-        now = jax.lax.dynamic_slice(padded, (s * size,), (size,))
-        batch = fetch(federation, now, plan)
-        right = jnp.argmax(method.predict(message, client, batch.x), -1) == batch.y
-        domain = jax.nn.one_hot(federation.domain[now], plan.num_domains) * batch.mask[:, None]
-        return Hits(hits.right + right @ domain, hits.asked + jnp.sum(domain, 0))
+    rows: each client's own [C, T], or the same for all of them [T].
+    """
+    federation, num_clients = lane.federation, len(lane.population.id)
+    clients = lane.population._replace(private=state.private)
+    k_clients = streams.clients(lane.keys.score, t, clients.id)
+    same, own = (rows, None) if rows.ndim == 1 else (None, rows)
+    stacked = clients, federation.train, k_clients, own
+    if at_most is not None and at_most < num_clients:
+        chosen = np.linspace(0, num_clients - 1, at_most).round().astype(int)
+        stacked = tree.take(stacked, chosen)
+    send = program.method.scored or program.method.round[-1].send
+
+    def one(shared, one_client):
+        (server, federation, same), (client, train, key, own) = shared, one_client
+        message, client = _tuned(program, federation, send(server, client.id), client, train, key)
+        return count_correct(program, federation, message, client, same if own is None else own)
+
+    each = in_groups(program.strategy, min(program.plan.cohort, num_clients))
+    return each(one)((state.server, federation, same), stacked)
+
+
+def _tuned(program, federation, message, client, train, key):
+    """Message and client after what the method lets a client do before it is scored."""
+    method, plan, _ = program
+    if method.tune is None:
+        return message, client
+    work, _ = make_work(federation, train, plan._replace(equal_steps=False), key)
+    message, private = method.tune(message, client, work)
+    return message, client._replace(private=private)
+
+
+def _score_newcomer(program, lane, state, rows):
+    """Counts [blocks, D] of an unseen client's model on rows [G]."""
+    plan, strategy = program.plan, program.strategy
+    message, private = program.method.newcomer(state)
+    nobody = jax.tree.map(lambda a: jnp.zeros_like(a[0]), lane.population)
+    client = nobody._replace(id=jnp.int32(-1), private=private)
+
+    def block(shared, rows):
+        message, client, federation = shared
+        return count_correct(program, federation, message, client, rows)
+
+    blocks = _pad(rows, plan.eval_batch).reshape(-1, plan.eval_batch)
+    each = in_groups(strategy, min(plan.cohort, len(lane.population.id)))
+    return each(block)((message, client, lane.federation), blocks)
+
+
+def count_correct(
+    program: Program, federation: Federation, message: PyTree, client: Client, rows: Array
+) -> Counts:
+    """One client's model on rows [T], -1 padded at the end."""
+    plan = program.plan
+    size = min(plan.eval_batch, rows.shape[0])
+    padded = _pad(rows, size)
+
+    def step(s, counts):
+        at = jax.lax.dynamic_slice(padded, (s * size,), (size,))
+        batch = fetch(federation, at, plan)
+        correct = jnp.argmax(program.method.predict(message, client, batch.x), -1) == batch.y
+        domain = jax.nn.one_hot(federation.domain[at], plan.num_domains) * batch.mask[:, None]
+        return Counts(counts.correct + correct @ domain, counts.total + jnp.sum(domain, 0))
 
     zero = jnp.zeros(plan.num_domains)
     batches = num_batches(jnp.sum(rows >= 0), size)
-    return jax.lax.fori_loop(0, batches, step, Hits(zero, zero))
+    return jax.lax.fori_loop(0, batches, step, Counts(zero, zero))
+
+
+def _pad(rows, multiple):
+    return jnp.pad(rows, (0, -rows.shape[0] % multiple), constant_values=-1)
 
 
 def summarise(scores: Scores, domains: tuple[str, ...]) -> dict:
@@ -128,11 +140,11 @@ def summarise(scores: Scores, domains: tuple[str, ...]) -> dict:
     out = {}
     if scores.test is not None:
         out["accuracy"] = _clients(scores.test)
-    split = scores.test if scores.test is not None else scores.world
+    split = scores.test if scores.test is not None else scores.global_test
     if split is not None and len(domains) > 1:
         out["domains"] = _by_domain(split, domains)
-    if scores.world is not None:
-        out["global"] = _pooled(scores.world)
+    if scores.global_test is not None:
+        out["global"] = _pooled(scores.global_test)
     if scores.validation is not None:
         out |= _mean_and_each("id", scores.validation)
     if scores.unseen is not None:
@@ -140,20 +152,20 @@ def summarise(scores: Scores, domains: tuple[str, ...]) -> dict:
     return out
 
 
-def _mean_and_each(name, hits):
-    clients = _clients(hits)
+def _mean_and_each(name, counts):
+    clients = _clients(counts)
     return {name: clients["mean"], f"{name}_per_client": clients["per_client"]}
 
 
-def _clients(hits):
-    right, asked = (np.asarray(a, float).sum(-1) for a in hits)
-    tested = asked > 0
-    each = 100 * right[tested] / asked[tested]
+def _clients(counts):
+    correct, total = (np.asarray(a, float).sum(-1) for a in counts)
+    tested = total > 0
+    each = 100 * correct[tested] / total[tested]
     scored = iter(each.tolist())
     worst = np.sort(each)[: max(1, len(each) // 10)]
     return {
         "mean": float(each.mean()),
-        "weighted": float(100 * right.sum() / asked.sum()),
+        "weighted": float(100 * correct.sum() / total.sum()),
         "worst10": float(worst.mean()),
         "min": float(each.min()),
         "max": float(each.max()),
@@ -161,12 +173,12 @@ def _clients(hits):
     }
 
 
-def _by_domain(hits, domains):
-    right, asked = (np.asarray(a, float).sum(0) for a in hits)
-    rows = zip(domains, right, asked, strict=True)
-    return {name: float(100 * r / a) for name, r, a in rows if a}
+def _by_domain(counts, domains):
+    correct, total = (np.asarray(a, float).sum(0) for a in counts)
+    rows = zip(domains, correct, total, strict=True)
+    return {name: float(100 * c / n) for name, c, n in rows if n}
 
 
-def _pooled(hits):
-    right, asked = (np.asarray(a, float).sum() for a in hits)
-    return float(100 * right / asked)
+def _pooled(counts):
+    correct, total = (np.asarray(a, float).sum() for a in counts)
+    return float(100 * correct / total)

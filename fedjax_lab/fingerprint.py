@@ -6,7 +6,13 @@ from fedjax_lab.data.cache import checksum
 from fedjax_lab.errors import BadInput
 from fedjax_lab.experiment import Experiment
 
-ROWS = ("train", "validation", "test", "world", "unseen")  # of a federation
+ROWS = {  # of a federation, by the names that are part of the digests
+    "train": "train",
+    "validation": "validation",
+    "test": "test",
+    "world": "global_test",
+    "unseen": "unseen",
+}
 
 
 def of(experiment: Experiment) -> dict[str, str]:
@@ -19,10 +25,10 @@ def of(experiment: Experiment) -> dict[str, str]:
         "test flags": {"test": data.test},
     }
     for seed, federation in zip(simulation.seeds, simulation.federations, strict=True):
-        rows = {name: getattr(federation, name) for name in ROWS}
+        rows = {name: getattr(federation, field) for name, field in ROWS.items()}
         rows = {name: np.asarray(held) for name, held in rows.items() if held is not None}
         parts[f"partition of seed {seed}"] = rows
-    if any(stage.embedded for stage in simulation.stages):
+    if any(stage.view and stage.view.embedded for stage in simulation.stages):
         parts["embeddings"] = simulation.embeddings()._asdict()
     return {name: checksum(arrays) for name, arrays in parts.items()}
 

@@ -1,16 +1,17 @@
 """What one client does with its own rows: train on them, average over them, draw from them."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
+from jax.extend.core import get_opaque_trace_state
 
-from fedjax_lab import optim, tree
-from fedjax_lab.types import Array, Batch, Federation, Plan, Weights, Work
-
-DRAW = 1 << 31  # beyond the numbers of a training's epochs: the streams of `draw` and later calls
-AUGMENT = 1 << 30  # beyond the numbers that losses fold into a step's stream
+from fedjax_lab import optim, streams, tree
+from fedjax_lab.errors import BadInput
+from fedjax_lab.types import Array, Batch, Federation, Plan, PyTree, Weights, Work
 
 
 def everything(name: str) -> bool:
@@ -25,7 +26,7 @@ def fetch(federation: Federation, rows: Array, plan: Plan, key: Array | None = N
     """
     x = federation.x[rows].astype(jnp.float32)
     if key is not None and plan.augment is not None:
-        x = plan.augment(jax.random.fold_in(key, AUGMENT), x)
+        x = plan.augment(streams.augmentation(key), x)
     x = (x - federation.center) * federation.scale
     if plan.view is not None:
         x = plan.view(federation.frozen, x)
@@ -45,112 +46,205 @@ class Training(NamedTuple):
     examples: Array
 
 
+class Examples(NamedTuple):
+    """What one client holds: rows [N] of a federation, padding last, in batches of the plan's."""
+
+    federation: Federation
+    rows: Array
+    plan: Plan
+    padded: Array  # [longest, B] the rows as they stand
+    batches: Array | int  # in a pass over the real rows; a number where no steps are masked
+
+    @property
+    def longest(self) -> int:
+        """Batches in a pass over all rows, padding among them."""
+        return self.padded.shape[0]
+
+    @property
+    def count(self) -> Array:
+        """How many of the rows are real."""
+        return jnp.sum(self.rows >= 0)
+
+    def batch(self, s: Array) -> Batch:
+        """Batch s of the rows as they stand."""
+        return fetch(self.federation, self.padded[s], self.plan)
+
+
+def make_examples(federation: Federation, rows: Array, plan: Plan) -> Examples:
+    """The examples of rows [N] in batches."""
+    size = plan.batch_size
+    longest = -(-rows.shape[0] // size)
+    padded = _pad(rows, longest * size).reshape(longest, size)
+    batches = longest if plan.equal_steps else num_batches(jnp.sum(rows >= 0), size)
+    return Examples(federation, rows, plan, padded=padded, batches=batches)
+
+
 def make_work(
     federation: Federation, rows: Array, plan: Plan, key: Array
 ) -> tuple[Work, list[Training]]:
     """The work of one client on its rows [N], padding last; and a list of its trainings.
 
     The list grows by one entry while `train` is traced, so `Exchange.local` calls `train` at its
-    top level, never inside a jax transformation of its own.
+    top level, never inside a jax transformation of its own: BadInput says so.
     """
-    size = plan.batch_size
-    longest = -(-rows.shape[0] // size)
-    batches = longest if plan.equal_steps else num_batches(jnp.sum(rows >= 0), size)
-    padded = _pad(rows, longest * size).reshape(longest, size)
-    positions = jnp.where(rows < 0, -1, jnp.arange(rows.shape[0], dtype=rows.dtype))
-    trainings = []
+    examples, trainings = make_examples(federation, rows, plan), []
+    level = get_opaque_trace_state()
 
-    def in_order(s):
-        """Batch s of the rows as they stand."""
-        return fetch(federation, padded[s], plan)
+    def train_once(weights, loss, **options):
+        if get_opaque_trace_state() != level:
+            raise BadInput(INSIDE)
+        k_training = streams.training(key, len(trainings))
+        weights, training = train(examples, k_training, weights, loss, **options)
+        trainings.append(training)
+        return weights
 
-    def train(
-        weights,
-        loss,
-        *,
-        only=everything,
-        epochs=plan.epochs,
-        steps=None,
+    work = Work(
+        train=train_once,
+        mean=partial(mean, examples),
+        draw=partial(draw, examples, key),
+        steps=jnp.asarray(plan.epochs * examples.batches, jnp.int32),
         optimizer=plan.optimizer,
-        references=None,
-    ):
-        """`epochs` passes in fresh order, each cut after `steps` batches; fresh optimiser state.
+        frozen=federation.frozen,
+    )
+    return work, trainings
 
-        references: Batch -> arrays [B, ...], a function of each example alone that the training
-        does not change; the loss finds them as `batch.references`. Computed once in a call; where
+
+INSIDE = (
+    "work.train is called inside a jax transformation (such as vmap, scan, fori_loop, cond, grad or"
+    " jit), which hides its steps from the simulator; call it at the top level of a method's"
+    " local, several times by a Python loop if need be"
+)
+
+
+def train(
+    examples: Examples,
+    key: Array,
+    weights: Weights,
+    loss: Callable,
+    *,
+    only: Callable[[str], bool] = everything,
+    epochs: int | Array | None = None,
+    steps: int | Array | None = None,
+    optimizer: optax.GradientTransformation | None = None,
+    references: Callable[[Batch], PyTree] | None = None,
+) -> tuple[Weights, Training]:
+    """Passes over the examples in fresh order, from a fresh state of the optimizer.
+
+    Args:
+      examples: those that are trained on.
+      key: the stream of this training.
+      weights: where it begins.
+      loss: (weights, batch, key) -> (mean over the batch, running statistics).
+      only: chooses by name the leaves that are trained; the others stay.
+      epochs: how many passes; None: the plan's number.
+      steps: after how many batches a pass is cut; None: never.
+      optimizer: None: the plan's.
+      references: Batch -> arrays [B, ...], a function of each example alone that the training does
+        not change; the loss gets them as `batch.references`. Computed once in a call; where
         training images are augmented, in every step instead.
-        """
-        call = len(trainings)
-        k_call = jax.random.fold_in(key, DRAW + call) if call else key
-        free, fixed = (part.params for part in tree.split(only, weights))
-        count = batches if steps is None else jnp.minimum(batches, steps)
-        if plan.equal_steps and steps is not None:
-            count = min(batches, steps)
-        table = None
-        if references is not None and plan.augment is None:
-            table = _each(references, in_order, batches, longest)
 
-        def epoch(e, carry):
-            k_order, k_steps = (jax.random.fold_in(k_call, 2 * e + i) for i in range(2))
-            order = _pad(shuffle(k_order, positions), longest * size)
+    Returns:
+      The weights after it, and what it did.
+    """
+    plan, rows = examples.plan, examples.rows
+    epochs = plan.epochs if epochs is None else epochs
+    optimizer = plan.optimizer if optimizer is None else optimizer
+    free, fixed = (part.params for part in tree.split(only, weights))
+    count = _batches_of_a_pass(examples, steps)
+    batch_at = _batches_with(references, examples)
+    update = _make_update(loss, fixed, optimizer, plan.clip)
+    positions = jnp.where(rows < 0, -1, jnp.arange(rows.shape[0], dtype=rows.dtype))
 
-            def step(s, carry):
-                free, stats, opt, total = carry
-                k_step = jax.random.fold_in(k_steps, s)
-                at = jax.lax.dynamic_slice(order, (s * size,), (size,))
-                batch = fetch(federation, jnp.where(at < 0, -1, rows[at]), plan, k_step)
-                if references is not None:
-                    found = references(batch) if table is None else tree.take(table, at)
-                    batch = batch._replace(references=found)
+    def epoch(e, carry):
+        k_order, k_steps = streams.epoch(key, e)
+        order = _pad(shuffle(k_order, positions), examples.padded.size)
 
-                def objective(free):
-                    return loss(Weights(tree.join(free, fixed), stats), batch, k_step)
+        def step(s, carry):
+            k_step = jax.random.fold_in(k_steps, s)
+            at = jax.lax.dynamic_slice(order, (s * plan.batch_size,), (plan.batch_size,))
+            return update(carry, batch_at(at, k_step), k_step)
 
-                (value, after), grads = jax.value_and_grad(objective, has_aux=True)(free)
-                stats = tree.typed_like(after, stats)
-                updates, opt = optimizer.update(optim.clip(grads, plan.clip), opt, free)
-                return optax.apply_updates(free, updates), stats, opt, total + jnp.float32(value)
+        return jax.lax.fori_loop(0, count, step, carry)
 
-            return jax.lax.fori_loop(0, count, step, carry)
-
-        start = free, weights.stats, optimizer.init(free), jnp.float32(0)
-        free, stats, _, total = jax.lax.fori_loop(0, epochs, epoch, start)
-        n = jnp.minimum(jnp.sum(rows >= 0), count * size)
-        done = (total, epochs * count, epochs * n)
-        trainings.append(Training(*(jnp.asarray(a, jnp.float32) for a in done)))
-        return Weights(tree.join(free, fixed), stats)
-
-    def mean(fn, when=True):
-        """fn gives a batch's mean over its real examples; each batch counts by their number.
-
-        when: a flag []; where it does not hold nothing is computed and the mean is 0. A `cond`
-        would not do under `vmap`, where it computes both of its branches.
-        """
-
-        def step(s, total):
-            batch = in_order(s)
-            return tree.add(total, fn(batch), jnp.sum(batch.mask))
-
-        nothing = tree.zeros(jax.eval_shape(lambda s: fn(in_order(s)), 0))
-        count = batches if when is True else jnp.where(when, batches, 0)
-        total = jax.lax.fori_loop(0, count, step, nothing)
-        return tree.scale(1 / jnp.maximum(jnp.sum(rows >= 0), 1), total)
-
-    def draw(size):
-        """The same batch at every call in an exchange."""
-        k_draw = jax.random.fold_in(key, DRAW)
-        return fetch(federation, _pad(shuffle(k_draw, rows), size)[:size], plan)
-
-    own_steps = jnp.asarray(plan.epochs * batches, jnp.int32)
-    return Work(train, mean, draw, own_steps, plan.optimizer, federation.frozen), trainings
+    start = free, weights.stats, optimizer.init(free), jnp.float32(0)
+    free, stats, _, total = jax.lax.fori_loop(0, epochs, epoch, start)
+    n = jnp.minimum(examples.count, count * plan.batch_size)
+    done = (jnp.asarray(a, jnp.float32) for a in (total, epochs * count, epochs * n))
+    return Weights(tree.join(free, fixed), stats), Training(*done)
 
 
-def _each(fn, batch, count, longest):
-    """fn of every example in the first `count` batches of `longest`: [longest * B, ...]."""
-    shape = jax.eval_shape(lambda s: fn(batch(s)), 0)
-    empty = jax.tree.map(lambda a: jnp.zeros((longest, *a.shape), a.dtype), shape)
-    table = jax.lax.fori_loop(0, count, lambda s, t: tree.put(t, s, fn(batch(s))), empty)
+def _batches_of_a_pass(examples, steps):
+    """A Python number where the plan has equal steps: no step is masked then."""
+    if steps is None:
+        return examples.batches
+    return (min if examples.plan.equal_steps else jnp.minimum)(examples.batches, steps)
+
+
+def _batches_with(references, examples):
+    """(positions among the rows [B], -1: padding; key of the step) -> the batch of a step."""
+    federation, rows, plan = examples.federation, examples.rows, examples.plan
+    table = None
+    if references is not None and plan.augment is None:
+        table = _of_each(references, examples)
+
+    def batch_at(positions, key):
+        batch = fetch(federation, jnp.where(positions < 0, -1, rows[positions]), plan, key)
+        if references is None:
+            return batch
+        beside = references(batch) if table is None else tree.take(table, positions)
+        return batch._replace(references=beside)
+
+    return batch_at
+
+
+def _of_each(fn, examples):
+    """fn of each example in the batches of a pass: [longest * B, ...]."""
+    shape = jax.eval_shape(lambda s: fn(examples.batch(s)), 0)
+    empty = jax.tree.map(lambda a: jnp.zeros((examples.longest, *a.shape), a.dtype), shape)
+    table = jax.lax.fori_loop(
+        0, examples.batches, lambda s, t: tree.put(t, s, fn(examples.batch(s))), empty
+    )
     return jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), table)
+
+
+def _make_update(loss, fixed, optimizer, clip):
+    """(carry, batch, key) -> carry after a step: free leaves, statistics, moments, summed loss."""
+
+    def update(carry, batch, key):
+        free, stats, moments, total = carry
+
+        def objective(free):
+            return loss(Weights(tree.join(free, fixed), stats), batch, key)
+
+        (value, after), grads = jax.value_and_grad(objective, has_aux=True)(free)
+        stats = tree.typed_like(after, stats)
+        updates, moments = optimizer.update(optim.clip(grads, clip), moments, free)
+        return optax.apply_updates(free, updates), stats, moments, total + jnp.float32(value)
+
+    return update
+
+
+def mean(examples: Examples, fn: Callable[[Batch], PyTree], when: Array | bool = True) -> PyTree:
+    """Mean of fn over the examples; fn gives a batch's mean over its real ones.
+
+    when: a flag []; where it does not hold nothing is computed and the mean is 0. A `cond` would
+    not do under `vmap`, where it computes both of its branches.
+    """
+
+    def step(s, total):
+        batch = examples.batch(s)
+        return tree.add(total, fn(batch), jnp.sum(batch.mask))
+
+    nothing = tree.zeros(jax.eval_shape(lambda s: fn(examples.batch(s)), 0))
+    count = examples.batches if when is True else jnp.where(when, examples.batches, 0)
+    total = jax.lax.fori_loop(0, count, step, nothing)
+    return tree.scale(1 / jnp.maximum(examples.count, 1), total)
+
+
+def draw(examples: Examples, key: Array, size: int) -> Batch:
+    """A random batch, drawn without replacement: the same at every call in an exchange."""
+    rows = _pad(shuffle(streams.drawing(key), examples.rows), size)[:size]
+    return fetch(examples.federation, rows, examples.plan)
 
 
 def shuffle(key: Array, rows: Array) -> Array:

@@ -59,10 +59,11 @@ def _main(argv):
     if COMPILATION_CACHE.value:
         compilation_cache.enable()
 
-    from fedjax_lab import experiment, parallel, workdir
+    from fedjax_lab import parallel, workdir
+    from fedjax_lab.config import load_config, resolve
 
     parallel.check_devices()
-    config = experiment.resolve(experiment.load_config(CONFIG.value), overrides)
+    config = resolve(load_config(CONFIG.value), overrides)
     seeds = seeds or [config.run.seed]
     if PARTITION_ONLY.value:
         return processes.of_first(lambda: _show_partition(config, seeds[0]))

@@ -52,6 +52,7 @@ from fedjax_lab import (
     sweep,
     tables,
 )
+from fedjax_lab.config import load_config, resolve
 from fedjax_lab.data import at_hand
 from fedjax_lab.errors import BadInput, check_path, cut, nearest, parse
 from fedjax_lab.main import parse_seeds, split_overrides
@@ -124,7 +125,7 @@ def plan(results: Iterable[Result], request: Request) -> list[Cell]:
 def _run(spec, recipe, request):
     path = str(request.configs / spec.config)
     settings = [*spec.settings.items(), *request.overrides]
-    config = experiment.resolve(_load(f"{path}:{spec.method}"), settings)
+    config = resolve(_load(f"{path}:{spec.method}"), settings)
     seeds = list(range(recipe.seeds)) if request.seeds is None else request.seeds
     cell = sweep.Cell(spec.name, spec.method, {}, config, seeds)
     return Run(cell, path, settings, missing(config))
@@ -132,7 +133,7 @@ def _run(spec, recipe, request):
 
 @functools.cache
 def _load(path):
-    return experiment.load_config(path)
+    return load_config(path)
 
 
 def missing(config: ml_collections.ConfigDict) -> str:
@@ -153,7 +154,7 @@ def _no_data(settings):
     if at_hand.found(data["name"], data.get("folder", "")):
         return ""
     try:
-        experiment.load_data(experiment.resolve({"data": data}))
+        experiment.load_data(resolve({"data": data}).data)
     except BadInput as error:
         return str(error)
     return ""

@@ -1,12 +1,13 @@
 """How one function runs for every client. The only module that knows of devices.
 
-fn(shared, mine) is written for one client; `Strategy.each(fn)` gives run(shared, stacked), where
-`mine` is one entry of the leading axis [M] of `stacked`. All strategies give the same numbers.
+fn(shared, entry) is written for one client; `Strategy.each(fn)` gives run(shared, stacked), where
+`entry` is one entry of the leading axis [M] of `stacked`. All strategies give the same numbers.
 """
 
 import os
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -51,7 +52,7 @@ def sequential() -> Strategy:
     """One client after another: no step is wasted."""
 
     def each(fn):
-        return lambda shared, stacked: jax.lax.map(lambda mine: fn(shared, mine), stacked)
+        return lambda shared, stacked: jax.lax.map(lambda entry: fn(shared, entry), stacked)
 
     return Strategy("sequential", each, _as_they_come, jnp.sum, one_by_one=True)
 
@@ -78,47 +79,59 @@ def on_mesh(mesh: Mesh, inner: Strategy) -> Strategy:
     shard_map and not a sharding constraint: XLA replicates a convolution with per-client weights.
     """
     devices = mesh.shape["client"]
+    clients = NamedSharding(mesh, P("client"))
+    return Strategy(
+        name=f"mesh({devices}) x {inner.name}",
+        each=partial(_each_on_mesh, mesh, inner),
+        deal=lambda steps: _by_load(steps, devices),
+        lane_steps=lambda steps: _lane_steps_on_mesh(inner, devices, steps),
+        sharding=NamedSharding(mesh, P()),
+        split=lambda rows: jax.lax.with_sharding_constraint(rows, clients),
+    )
 
-    def each(fn):
-        def unless_copy(shared, mine):
-            is_copy, mine = mine
-            out = jax.eval_shape(fn, shared, mine)
-            return jax.lax.cond(is_copy, lambda: tree.zeros(out), lambda: fn(shared, mine))
 
-        def run(shared, stacked):
-            m = _length(stacked)
-            filled = jax.tree.map(lambda a: _fill(a, devices), stacked)
-            if inner.one_by_one and m % devices:
-                is_copy = jnp.arange(_length(filled)) >= m
-                out = spread(unless_copy)(shared, (is_copy, filled))
-            else:
-                out = spread(fn)(shared, filled)
-            return jax.tree.map(lambda a: a[:m], out)
+def _each_on_mesh(mesh, inner, fn):
+    devices = mesh.shape["client"]
 
-        return run
+    def run(shared, stacked):
+        m = _length(stacked)
+        filled = jax.tree.map(lambda a: _fill(a, devices), stacked)
+        if inner.one_by_one and m % devices:
+            is_copy = jnp.arange(_length(filled)) >= m
+            out = _spread(mesh, inner, _unless_copy(fn))(shared, (is_copy, filled))
+        else:
+            out = _spread(mesh, inner, fn)(shared, filled)
+        return jax.tree.map(lambda a: a[:m], out)
 
-    def spread(fn):
-        return jax.shard_map(
-            inner.each(fn),
-            mesh=mesh,
-            in_specs=(P(), P("client")),
-            out_specs=P("client"),
-            check_vma=False,
-        )
+    return run
 
-    def deal(steps):
-        return _by_load(steps, devices)
 
-    def lane_steps(steps):
-        missing = -len(steps) % devices
-        filled = jnp.pad(steps, (0, missing)) if inner.one_by_one else _fill(steps, devices)
-        return sum(inner.lane_steps(line) for line in filled.reshape(devices, -1))
+def _unless_copy(fn):
+    """fn for an entry with a flag; zeros where the flag says that the entry is a copy."""
 
-    def split(rows):
-        return jax.lax.with_sharding_constraint(rows, NamedSharding(mesh, P("client")))
+    def run(shared, flagged):
+        is_copy, entry = flagged
+        out = jax.eval_shape(fn, shared, entry)
+        return jax.lax.cond(is_copy, lambda: tree.zeros(out), lambda: fn(shared, entry))
 
-    name = f"mesh({devices}) x {inner.name}"
-    return Strategy(name, each, deal, lane_steps, NamedSharding(mesh, P()), split=split)
+    return run
+
+
+def _spread(mesh, inner, fn):
+    """A share of the leading axis on each device, which `inner` runs there."""
+    return jax.shard_map(
+        inner.each(fn),
+        mesh=mesh,
+        in_specs=(P(), P("client")),
+        out_specs=P("client"),
+        check_vma=False,
+    )
+
+
+def _lane_steps_on_mesh(inner, devices, steps):
+    missing = -len(steps) % devices
+    filled = jnp.pad(steps, (0, missing)) if inner.one_by_one else _fill(steps, devices)
+    return sum(inner.lane_steps(line) for line in filled.reshape(devices, -1))
 
 
 def use_every_core() -> None:

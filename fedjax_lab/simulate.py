@@ -5,24 +5,27 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_lab import tree
+from fedjax_lab import streams, tree
 from fedjax_lab.local import fetch, make_work, num_batches
 from fedjax_lab.parallel import Strategy, in_groups
+from fedjax_lab.streams import Keys
 from fedjax_lab.types import Array, Client, Federation, Method, Plan, State
 
-EXCHANGE = 3 << 30  # beyond the numbers of a training's streams: those of earlier exchanges
+
+class Program(NamedTuple):
+    """What is played: a method, in which sizes, and how its clients share the devices."""
+
+    method: Method
+    plan: Plan
+    strategy: Strategy
 
 
-class Keys(NamedTuple):
-    """One stream of random numbers per purpose, all from the run's seed alone.
+class Lane(NamedTuple):
+    """What it is played with: the clients of one seed, and its random numbers."""
 
-    First weights, cohorts and shuffles are thus the same for every method (common random numbers).
-    """
-
-    init: Array
-    cohort: Array
-    local: Array
-    score: Array
+    federation: Federation
+    population: Client  # [C], without private state
+    keys: Keys
 
 
 class Progress(NamedTuple):
@@ -35,22 +38,21 @@ class Progress(NamedTuple):
     diverged: Array  # the first round with a number that is not finite, or -1
 
 
-def make_keys(seed: Array) -> Keys:
-    """The streams of a run with this key."""
-    return Keys(*jax.random.split(seed, len(Keys._fields)))
-
-
 def population(federation: Federation, num_classes: int) -> Client:
     """All clients [C], without private state."""
     rows = federation.train
     n = jnp.sum(rows >= 0, axis=1).astype(jnp.float32)
     labels = jnp.where(rows >= 0, federation.y[rows], num_classes)
     count = jax.vmap(lambda y: jnp.bincount(y, length=num_classes + 1)[:-1])(labels)
-    ids = jnp.arange(n.shape[0], dtype=jnp.int32)
-    num_clients = jnp.full_like(n, n.shape[0])
-    mean_n = jnp.full_like(n, jnp.mean(n))
-    share = n / jnp.sum(n)
-    return Client(ids, n, share, count.astype(jnp.float32), (), num_clients, mean_n)
+    return Client(
+        id=jnp.arange(n.shape[0], dtype=jnp.int32),
+        n=n,
+        weight=n / jnp.sum(n),
+        label_count=count.astype(jnp.float32),
+        private=(),
+        num_clients=jnp.full_like(n, n.shape[0]),
+        mean_n=jnp.full_like(n, jnp.mean(n)),
+    )
 
 
 def no_progress() -> Progress:
@@ -64,16 +66,7 @@ def init(method: Method, keys: Keys, num_clients: int) -> State:
 
 
 def play(
-    method: Method,
-    plan: Plan,
-    strategy: Strategy,
-    federation: Federation,
-    everyone: Client,
-    keys: Keys,
-    state: State,
-    sums: Progress,
-    start: Array,
-    count: Array,
+    program: Program, lane: Lane, state: State, sums: Progress, start: Array, count: Array
 ) -> tuple[State, Progress]:
     """Rounds start .. start + count - 1 (the first round is 0) as one pure function.
 
@@ -82,14 +75,13 @@ def play(
 
     def one(t, carry):
         state, sums = carry
-        after, now = play_round(method, plan, strategy, federation, everyone, keys, state, t)
-        diverged = jnp.where((sums.diverged < 0) & ~now.finite, t, sums.diverged)
+        after, measured = play_round(program, lane, state, t)
         return tree.typed_like(after, state), Progress(
-            sums.train_loss + now.train_loss,
-            sums.examples + now.examples,
-            sums.steps + now.steps,
-            sums.lane_steps + now.lane_steps,
-            diverged,
+            train_loss=sums.train_loss + measured.train_loss,
+            examples=sums.examples + measured.examples,
+            steps=sums.steps + measured.steps,
+            lane_steps=sums.lane_steps + measured.lane_steps,
+            diverged=jnp.where((sums.diverged < 0) & ~measured.finite, t, sums.diverged),
         )
 
     return jax.lax.fori_loop(start, start + count, one, (state, sums))
@@ -105,63 +97,89 @@ class Round(NamedTuple):
     finite: Array
 
 
-def play_round(
-    method: Method,
-    plan: Plan,
-    strategy: Strategy,
-    federation: Federation,
-    everyone: Client,
-    keys: Keys,
-    state: State,
-    t: Array,
-) -> tuple[State, Round]:
+def play_round(program: Program, lane: Lane, state: State, t: Array) -> tuple[State, Round]:
     """Round t: sample a cohort, then every exchange of the method."""
-    server = state.server
-    k_cohort, k_local = (jax.random.fold_in(key, t) for key in (keys.cohort, keys.local))
-    ids, share = method.sample(k_cohort, server, everyone, plan.cohort)
+    exchanges, federation, server = program.method.round, lane.federation, state.server
+    cohort = _sample(program, lane, state, t)
+    rows = federation.train[cohort.id]
+    k_clients = streams.clients(lane.keys.local, t, cohort.id)
+    trainings, lane_steps = [], 0
+    for left, exchange in zip(reversed(range(len(exchanges))), exchanges, strict=True):
+        stacked = cohort, rows, streams.exchange(k_clients, left)
+        carry_out = _in_turn if exchange.one_by_one else _at_once
+        server, private, done, executed = carry_out(program, exchange, server, federation, stacked)
+        if exchange.alone is not None:
+            server = exchange.alone(server, program.strategy.split)
+        cohort = cohort._replace(private=private)
+        trainings += done
+        lane_steps += executed
+    measured = _measure(trainings, lane_steps, cohort, server)
+    return State(server, tree.put(state.private, cohort.id, cohort.private)), measured
+
+
+def _sample(program, lane, state, t):
+    """The cohort [M] of round t, in the order in which the strategy lines its clients up."""
+    method, plan, strategy = program
+    k_cohort = jax.random.fold_in(lane.keys.cohort, t)
+    ids, share = method.sample(k_cohort, state.server, lane.population, plan.cohort)
     in_order = any(exchange.one_by_one for exchange in method.round)
     if not plan.equal_steps and not in_order:
-        order = strategy.deal(num_batches(everyone.n[ids], plan.batch_size))
+        order = strategy.deal(num_batches(lane.population.n[ids], plan.batch_size))
         ids, share = ids[order], share[order]
-    cohort = tree.take(everyone, ids)._replace(weight=share, private=tree.take(state.private, ids))
-    rows = federation.train[ids]
-    k_clients = jax.vmap(jax.random.fold_in, (None, 0))(k_local, ids)
-    done, lane_steps = [], 0
+    clients = tree.take(lane.population, ids)
+    return clients._replace(weight=share, private=tree.take(state.private, ids))
 
-    for left, exchange in zip(reversed(range(len(method.round))), method.round, strict=True):
-        # The last exchange of a round shuffles as the only one of another method does.
-        fold = jax.vmap(jax.random.fold_in, (0, None))
-        now = fold(k_clients, EXCHANGE + left) if left else k_clients
-        one, mine = _one_client(exchange, plan), (cohort, rows, now)
-        if exchange.one_by_one:
-            server, private, trainings = _in_turn(exchange, one, server, federation, mine)
-            executed = jnp.sum
-        else:
-            uploads, private, trainings = strategy.each(one)((server, federation), mine)
-            server = exchange.aggregate(server, uploads, cohort)
-            executed = strategy.lane_steps
-        if exchange.alone is not None:
-            server = exchange.alone(server, strategy.split)
-        cohort = cohort._replace(private=private)
-        done += trainings
-        lane_steps += sum(executed(training.steps) for training in trainings)
 
-    loss, steps, examples = (sum(a) for a in zip(*done, strict=True)) if done else jnp.zeros((3, 1))
-    train_loss = jnp.sum(share * loss / jnp.maximum(steps, 1))
-    finite = jnp.isfinite(train_loss) & tree.finite((server, cohort.private))
-    measured = Round(train_loss, jnp.sum(examples), jnp.sum(steps), lane_steps, finite)
-    return State(server, tree.put(state.private, ids, cohort.private)), measured
+def _at_once(program, exchange, server, federation, stacked):
+    """All clients are sent the same; gives server, private state, trainings, steps executed."""
+    each = program.strategy.each(_one_client(exchange, program.plan))
+    uploads, private, trainings = each((server, federation), stacked)
+    server = exchange.aggregate(server, uploads, stacked[0])
+    executed = sum(program.strategy.lane_steps(training.steps) for training in trainings)
+    return server, private, trainings, executed
+
+
+def _in_turn(program, exchange, server, federation, stacked):
+    """As `_at_once`, but each client is sent what the server has learnt from the last."""
+    run = _one_client(exchange, program.plan)
+
+    def step(server, client):
+        upload, private, trainings = run((server, federation), client)
+        uploads, cohort = jax.tree.map(lambda a: a[None], (upload, client[0]))
+        after = exchange.aggregate(server, uploads, cohort._replace(weight=jnp.ones(1)))
+        return tree.typed_like(after, server), (private, trainings)
+
+    server, (private, trainings) = jax.lax.scan(step, server, stacked)
+    executed = sum(jnp.sum(training.steps) for training in trainings)
+    return server, private, trainings, executed
 
 
 def _one_client(exchange, plan):
-    def run(shared, mine):
-        (server, federation), (client, rows, key) = shared, mine
+    """What a strategy runs for each client: ((server, federation), (client, rows, key))."""
+
+    def run(shared, one_client):
+        (server, federation), (client, rows, key) = shared, one_client
         message = exchange.send(server, client.id)
         work, trainings = make_work(federation, rows, plan, key)
         upload, private = exchange.local(message, client, work)
         return upload, private, trainings
 
     return run
+
+
+def _measure(trainings, lane_steps, cohort, server):
+    """The Round of these trainings, one of each call of `train` with leaves [M]."""
+    loss, steps, examples = jnp.zeros((3, 1))
+    if trainings:
+        loss, steps, examples = (sum(a) for a in zip(*trainings, strict=True))
+    train_loss = jnp.sum(cohort.weight * loss / jnp.maximum(steps, 1))
+    return Round(
+        train_loss=train_loss,
+        examples=jnp.sum(examples),
+        steps=jnp.sum(steps),
+        lane_steps=lane_steps,
+        finite=jnp.isfinite(train_loss) & tree.finite((server, cohort.private)),
+    )
 
 
 def view_pool(plan: Plan, strategy: Strategy, federation: Federation) -> Array:
@@ -177,49 +195,34 @@ def view_pool(plan: Plan, strategy: Strategy, federation: Federation) -> Array:
     return seen.reshape(-1, *seen.shape[2:])[:count]
 
 
-def _in_turn(exchange, one, server, federation, stacked):
-    """One client after another, each sent what the server has learnt from the last."""
-
-    def step(server, mine):
-        upload, private, trainings = one((server, federation), mine)
-        uploads, cohort = jax.tree.map(lambda a: a[None], (upload, mine[0]))
-        after = exchange.aggregate(server, uploads, cohort._replace(weight=jnp.ones(1)))
-        return tree.typed_like(after, server), (private, trainings)
-
-    server, (private, trainings) = jax.lax.scan(step, server, stacked)
-    return server, private, trainings
-
-
-def cohort_size(method: Method, plan: Plan, everyone: Client, state: State) -> int:
+def cohort_size(program: Program, lane: Lane, state: State) -> int:
     """How many clients take part in a round; a method may ask for more than the plan."""
 
-    def ids(key, server, everyone):
-        return method.sample(key, server, everyone, plan.cohort)[0]
+    def ids(key, server, population):
+        return program.method.sample(key, server, population, program.plan.cohort)[0]
 
-    return jax.eval_shape(ids, jax.random.key(0), state.server, everyone).shape[0]
+    key = jax.random.key(0)
+    return jax.eval_shape(ids, key, state.server, lane.population).shape[0]
 
 
-def message_bytes(
-    method: Method, plan: Plan, federation: Federation, everyone: Client, state: State
-) -> tuple[int, int]:
+def message_bytes(program: Program, lane: Lane, state: State) -> tuple[int, int]:
     """Bytes (up, down) of one client in one round, from the types of what is sent.
 
     Nothing is computed. A pooled method has no wire: (0, 0).
     """
-    if method.pooled:
+    if program.method.pooled:
         return 0, 0
 
     def first(a):
         return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), a)
 
-    client = first(everyone)._replace(private=first(state.private))
+    client = first(lane.population)._replace(private=first(state.private))
+    shared = state.server, lane.federation
+    stacked = client, first(lane.federation.train), jax.eval_shape(lambda: jax.random.key(0))
     up = down = 0
-    server = state.server
-    for exchange in method.round:
-        run = _one_client(exchange, plan)
-        rows = jax.ShapeDtypeStruct(federation.train.shape[1:], federation.train.dtype)
-        key = jax.eval_shape(lambda: jax.random.key(0))
-        upload, _, _ = jax.eval_shape(run, (server, federation), (client, rows, key))
+    for exchange in program.method.round:
+        run = _one_client(exchange, program.plan)
+        upload, _, _ = jax.eval_shape(run, shared, stacked)
         up += tree.num_bytes(upload)
-        down += tree.num_bytes(jax.eval_shape(exchange.send, server, client.id))
+        down += tree.num_bytes(jax.eval_shape(exchange.send, state.server, client.id))
     return up, down

@@ -63,6 +63,7 @@ from fedjax_lab import (
     runner,
     workdir,
 )
+from fedjax_lab.config import load_config, resolve
 from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.errors import BadInput, check_path, cut, nearest, parse, quoted
 from fedjax_lab.main import parse_seeds, split_overrides
@@ -157,8 +158,8 @@ def share_of(cells: dict[str, Cell], text: str) -> dict[str, Cell]:
 def make_cell(shared: Shared, method: str, point: dict[str, str]) -> Cell:
     """The cell of a grid point, all of whose settings the method has."""
     _check_keys(point, shared.overrides)
-    loaded = experiment.load_config(f"{shared.path}:{method}")
-    config = experiment.resolve(loaded, [*shared.overrides, *point.items()])
+    loaded = load_config(f"{shared.path}:{method}")
+    config = resolve(loaded, [*shared.overrides, *point.items()])
     parts = [config.method.name]
     for key in point:
         section, _, rest = key.partition(".")
@@ -190,11 +191,11 @@ def _of_method(key):
 
 def _method_keys(shared, method, point):
     """The keys that the method has at a grid point; a base method brings its own."""
-    loaded = experiment.load_config(f"{shared.path}:{method}")
+    loaded = load_config(f"{shared.path}:{method}")
     pairs = [*shared.overrides, *((k, text) for k, text in point.items() if not _of_method(k))]
-    known = experiment.resolve(loaded, pairs).method
+    known = resolve(loaded, pairs).method
     if "base" in known and "method.base" in point:
-        known = experiment.resolve(loaded, [*pairs, ("method.base", point["method.base"])]).method
+        known = resolve(loaded, [*pairs, ("method.base", point["method.base"])]).method
     return {f"method.{key}" for key in known if key != "name"}
 
 
@@ -287,7 +288,7 @@ def load_once() -> Callable[[ml_collections.ConfigDict], Dataset]:
 
     def load(config):
         if config.data != last[0]:
-            last[:] = config.data, experiment.load_data(config)
+            last[:] = config.data, experiment.load_data(config.data)
         return last[1]
 
     return load

@@ -68,12 +68,12 @@ class Work(NamedTuple):
     """What a client can do with its own data. The runner hands it to `Exchange.local`."""
 
     train: Callable[..., Weights]
-    # (weights, loss, *, only, epochs, steps, optimizer, references) -> weights
+    # (weights, loss, *, only, epochs, steps, optimizer, references) -> weights: `local.train`
     mean: Callable[..., PyTree]  # (fn: Batch -> tree, when=True) -> mean of fn over the examples
     draw: Callable[[int], Batch]  # (size) -> one random batch, drawn without replacement
     steps: Array  # [] int32, how many `train` makes with its defaults
     optimizer: Any  # optax.GradientTransformation, the one that `train` takes by default
-    frozen: PyTree = ()  # what the stage has sent to every client once
+    frozen: PyTree = ()  # what the stage has sent to every client once: `View.frozen`
 
 
 class Exchange(NamedTuple):
@@ -128,6 +128,25 @@ class Method(NamedTuple):
     pooled: bool = False
 
 
+class View(NamedTuple):
+    """What the clients of a stage have to work with, where it is not the run's examples alone.
+
+    `frozen` chooses the part of the server's state that is sent to every client once, when the
+    stage starts, and does not change in it: `Work.frozen`. `transform` makes of it and of the
+    examples what the method gets in their place. That is computed once for all examples, but in
+    every batch where training images are augmented and `before_augmentation` does not hold.
+
+    `embedded`: the examples are embeddings [B, E] (config.embedding) of the training rows; nothing
+    is scored, so the method need not predict.
+    """
+
+    frozen: Callable[[PyTree], PyTree] | None = None  # server -> part of it
+    transform: Callable[[PyTree, Array], Array] | None = None  # (frozen, x [B, ...]) -> [B, ...]
+    before_augmentation: bool = False  # of the image as it was before augmentation
+    embedded: bool = False
+    batch_size: int | None = None  # in place of the run's
+
+
 class Stage(NamedTuple):
     """A part of a run, with a method of its own. A plain method is one stage.
 
@@ -137,13 +156,7 @@ class Stage(NamedTuple):
     anew. Before the first stage there is no state: None. To resume, `start` also runs on untrained
     states, for their shapes alone.
 
-    `frozen` is the part of the server's state that is sent to every client once, when the stage
-    starts, and never changes in it; `view` is what the method then gets in place of an example. It
-    is computed once for all examples, but in every batch where training images are augmented and
-    `view_of_clean` does not say otherwise.
-
-    In an embedded stage examples are embeddings [B, E] (config.embedding) of their training rows;
-    nothing is scored, so its method need not predict. `batch_size` replaces the run's.
+    With a `view` the method gets something else in place of the examples.
     """
 
     name: str
@@ -153,11 +166,7 @@ class Stage(NamedTuple):
     # (key, population [C], last state) -> facts
     start: Callable[[Array, int, State | None, dict[str, Array]], State] | None = None
     # (key, C, last state, facts) -> State
-    frozen: Callable[[PyTree], PyTree] | None = None  # server -> part of it
-    view: Callable[[PyTree, Array], Array] | None = None  # (frozen, x [B, ...]) -> [B, ...]
-    view_of_clean: bool = False  # the view is that of the image before augmentation
-    embedded: bool = False
-    batch_size: int | None = None
+    view: View | None = None
 
 
 Stages = Callable[[int], tuple[Stage, ...]]  # config.run.rounds -> the stages of a method
@@ -177,9 +186,9 @@ class Federation(NamedTuple):
     train: Array  # [C, N] int32
     validation: Array | None  # [C, V]
     test: Array | None  # [C, T]
-    world: Array | None  # [G] the global test set
+    global_test: Array | None  # [G] the global test set
     unseen: Array | None  # [U] the domain that no client holds
-    frozen: PyTree = ()  # what the stage has sent once; `Plan.view` takes it
+    frozen: PyTree = ()  # what `View.frozen` has chosen; `Plan.view` and `Work` take it
 
 
 class Plan(NamedTuple):
@@ -195,4 +204,4 @@ class Plan(NamedTuple):
     equal_steps: bool = False  # every client has as many batches as the longest: no masking
     eval_batch: int = 100
     augment: Callable[[Array, Array], Array] | None = None  # (key, raw x) -> raw x, in training
-    view: Callable[[PyTree, Array], Array] | None = None  # (federation.frozen, x) -> x
+    view: Callable[[PyTree, Array], Array] | None = None  # a stage's `View.transform`

@@ -139,7 +139,7 @@ class Workdir:
         while self.saved > engine.ends[engine.stage_number]:
             engine.next_stage(processes.of_first(lambda: self._read_facts(engine)))
         if self.saved:
-            like, treedef = jax.tree.flatten(engine.saved())
+            like, treedef = jax.tree.flatten(engine.snapshot())
             leaves = processes.of_first(lambda: self._leaves_for(like))
             engine.go_on(jax.tree.unflatten(treedef, map(restored, leaves, like)), self.saved)
         processes.of_first(self._cut_to_saved)
@@ -208,11 +208,11 @@ class Workdir:
         if self._writes:
             metrics.append(self._file("metrics.jsonl"), rows)
 
-    def save(self, engine: Engine, force: bool, part: Callable = lambda saved: saved) -> None:
+    def save(self, engine: Engine, force: bool, part: Callable = lambda whole: whole) -> None:
         """A checkpoint, or of a part of it, unless the last one is a few seconds old."""
         now = time.monotonic()
         if self._checkpoints and (force or now - self._last_save >= SAVE_SECONDS):
-            self._checkpoints.save(engine.played, part(engine.saved()))
+            self._checkpoints.save(engine.played, part(engine.snapshot()))
             self.saved, self._last_save = engine.played, now
 
     def finish(self, summarise: Callable[[Experiment, list[dict]], dict], rows, **more) -> dict:
@@ -305,9 +305,8 @@ class Workdirs:
             folder.close()
 
 
-def _part(span, saved):
+def _part(span, snapshot):
     """What a run alone would save, of what the engine of a joint run gives."""
-    states, sums, seconds, sent = saved
-    own = span if span.stop - span.start > 1 else span.start
-    states, sums = jax.tree.map(lambda a: a[own], (states, sums))
-    return states, sums, seconds, sent[span]
+    of_run = span if span.stop - span.start > 1 else span.start
+    states, sums = jax.tree.map(lambda a: a[of_run], (snapshot.states, snapshot.sums))
+    return snapshot._replace(states=states, sums=sums, bytes=snapshot.bytes[span])

@@ -26,11 +26,10 @@ from workloads import WORKLOADS, Workload, load
 
 from fedjax_lab import losses, optim, partition, sampling
 from fedjax_lab.engine import Engine, Simulation
-from fedjax_lab.experiment import has_convolutions
 from fedjax_lab.local import fetch, shuffle
 from fedjax_lab.methods.fedavg import fedavg
 from fedjax_lab.models import conv, nets
-from fedjax_lab.models.task import make_task
+from fedjax_lab.models.task import has_convolutions, make_task
 from fedjax_lab.runner import peak_memory
 from fedjax_lab.types import Federation, Plan, Stage, Task, Weights
 
@@ -86,9 +85,9 @@ def make_model(work: Workload, convolution: str) -> Task:
 def make_federation(work: Workload) -> Federation:
     """The pool, and who holds what. A single test set is the global one."""
     rows = partition.pad(work.rows)
-    test = world = None
+    test = global_test = None
     if len(work.test) == 1:
-        world = jnp.asarray(work.test[0], jnp.int32)
+        global_test = jnp.asarray(work.test[0], jnp.int32)
     elif work.test:
         scored = [
             np.concatenate(pair) if work.score_train else pair[1]
@@ -104,7 +103,7 @@ def make_federation(work: Workload) -> Federation:
         train=jnp.asarray(rows),
         validation=None,
         test=test,
-        world=world,
+        global_test=global_test,
         unseen=None,
     )
 

@@ -9,6 +9,7 @@ rows trained on, columns tested on.
 import argparse
 
 from fedjax_lab import experiment
+from fedjax_lab.config import resolve
 from fedjax_lab.engine import Engine
 
 
@@ -25,16 +26,16 @@ def main() -> None:
         "local": {"optimizer": "adam", "lr": 1e-3},
         "run": {"rounds": args.epochs},
     }
-    built = experiment.build(experiment.resolve(config), [args.seed])
+    built = experiment.build(resolve(config), [args.seed])
     engine = Engine(built.simulation)
     engine.compile()
     while engine.played < args.epochs:
         engine.play(args.epochs - engine.played)
-    right, asked = engine.evaluate()[0].world  # clients x domains
+    correct, total = engine.evaluate()[0].global_test  # clients x domains
     domains = built.dataset.domains
     print("| | " + " | ".join(domains) + " |")
     print("|---" * (len(domains) + 1) + "|")
-    for name, row in zip(domains, 100 * right / asked, strict=True):
+    for name, row in zip(domains, 100 * correct / total, strict=True):
         print(f"| {name} | " + " | ".join(f"{cell:.1f}" for cell in row) + " |")
 
 

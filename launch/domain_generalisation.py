@@ -24,6 +24,7 @@ import numpy as np
 import table
 
 from fedjax_lab import experiment, metrics
+from fedjax_lab.config import load_config, resolve
 from fedjax_lab.errors import BadInput
 
 MEASURES = ("id", "ood")
@@ -65,7 +66,7 @@ def main() -> None:
 def all_domains(config: str, overrides: list[str]) -> tuple[str, ...]:
     """The domains of the config's data, with overrides --config.KEY=VALUE."""
     pairs = [text.removeprefix("--config.").partition("=")[::2] for text in overrides]
-    return experiment.load_data(experiment.resolve(experiment.load_config(config), pairs)).domains
+    return experiment.load_data(resolve(load_config(config), pairs).data).domains
 
 
 def last_round(rows: list[dict]) -> dict[str, list[float]]:

@@ -29,11 +29,12 @@ import jax.numpy as jnp
 import numpy as np
 from scipy.stats import entropy
 
-from fedjax_lab import experiment, losses, optim, simulate, tree
+from fedjax_lab import experiment, losses, optim, parallel, simulate, streams, tree
+from fedjax_lab.config import load_config, resolve
 from fedjax_lab.errors import BadInput
 from fedjax_lab.local import fetch, make_work
 from fedjax_lab.models import nets
-from fedjax_lab.models.task import make_task
+from fedjax_lab.models.task import has_convolutions, make_task
 from fedjax_lab.types import Array, Batch, Federation, Plan, Task, Weights
 
 CONFIG = Path(__file__).parents[1] / "configs" / "fmnist_label_skew.py"
@@ -59,7 +60,7 @@ def main() -> None:
     args = parser.parse_args()
     overrides = [("local.epochs", str(args.epochs)), ("run.rounds", "1")]
     try:
-        config = experiment.resolve(experiment.load_config(f"{CONFIG}:local"), overrides)
+        config = resolve(load_config(f"{CONFIG}:local"), overrides)
         clients = two_clients(args.clients, config.partition.num_clients)
         built = experiment.build(config, [args.seed])
     except BadInput as error:
@@ -88,12 +89,19 @@ def two_clients(text: str, num_clients: int) -> list[int]:
 def train_clients(built: experiment.Experiment, federation: Federation, seed: int) -> Weights:
     """The federation's clients after one round of `local`, all from one init: leaves [C, ...]."""
     plan = built.simulation.plan._replace(cohort=len(federation.train))
-    strategy = experiment.make_strategy(built.config, built.task, plan)
-    method, keys = built.simulation.stages[0].method, simulate.make_keys(jax.random.key(seed))
+    engine = built.config.engine
+    strategy = parallel.choose(
+        engine.strategy,
+        cohort=plan.cohort,
+        convolutional=has_convolutions(built.task),
+        equal_steps=plan.equal_steps,
+        chunk=engine.chunk,
+    )
+    method, keys = built.simulation.stages[0].method, streams.make_keys(jax.random.key(seed))
     everyone = simulate.population(federation, built.task.num_classes)
     state = simulate.init(method, keys, plan.cohort)
-    play = jax.jit(partial(simulate.play_round, method, plan, strategy))
-    return play(federation, everyone, keys, state, jnp.int32(0))[0].private
+    play = jax.jit(partial(simulate.play_round, simulate.Program(method, plan, strategy)))
+    return play(simulate.Lane(federation, everyone, keys), state, jnp.int32(0))[0].private
 
 
 def exchange(task: Task, models: Weights, data: list[Batch], plan: Plan, key: Array):
@@ -143,7 +151,7 @@ def probe(num_classes: int, plan: Plan, features: Array, data: Batch, key: Array
 
 def fit(task: Task, loss: losses.Loss, x: Array, y: Array, plan: Plan, key: Array) -> Array:
     """Trains the task on examples (x [R, D], y [R, ...]) and gives its mean loss on them."""
-    none = dict.fromkeys(("domain", "train", "validation", "test", "world", "unseen"))
+    none = dict.fromkeys(("domain", "train", "validation", "test", "global_test", "unseen"))
     pool = Federation(x=x, y=y, center=jnp.float32(0), scale=jnp.float32(1), **none)
     k_init, k_train = jax.random.split(key)
     work, _ = make_work(pool, jnp.arange(len(x)), plan, k_train)

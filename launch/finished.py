@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fedjax_lab import experiment, files, runner, simulate, tree
+from fedjax_lab.config import resolve
 from fedjax_lab.errors import BadInput
 from fedjax_lab.types import Client, Federation, PyTree, State
 
@@ -41,7 +42,7 @@ def load(workdir: Path, seed: int | None = None) -> Finished:
     seed = seeds[0] if seed is None else seed
     if seed not in seeds:
         raise BadInput(f"{workdir} has no seed {seed}, but {seeds}")
-    e, i = experiment.build(experiment.resolve(config), seeds), seeds.index(seed)
+    e, i = experiment.build(resolve(config), seeds), seeds.index(seed)
     state = runner.run(e, workdir, resume=True, quiet=True).states[i]
     everyone = simulate.population(e.simulation.federations[i], e.task.num_classes)
     everyone = everyone._replace(private=state.private)

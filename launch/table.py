@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from fedjax_lab import report
-from fedjax_lab.methods import METHODS
+from fedjax_lab.registry import METHODS
 
 
 def main() -> None:

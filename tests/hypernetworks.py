@@ -8,6 +8,7 @@ import numpy as np
 import toys
 
 from fedjax_lab import experiment, simulate, tree
+from fedjax_lab.config import resolve
 from fedjax_lab.models.hypernetwork import generate
 
 KEY = jax.random.key(3)
@@ -70,4 +71,4 @@ def setting(path, method, seeds=(0,), rounds=3, **data):
         "local": {"optimizer": "adam", "lr": 1e-2},
         "run": {"rounds": rounds, "eval_every": 1},
     }
-    return experiment.build(experiment.resolve(config), list(seeds))
+    return experiment.build(resolve(config), list(seeds))

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import toys
 
-from fedjax_lab import methods, simulate
+from fedjax_lab import registry, simulate, streams
 from fedjax_lab.methods.client_index import Index
 
 E, C, K = 64, toys.C, toys.K
@@ -20,7 +20,7 @@ T = RNG.normal(size=(K, E)).astype(np.float32)
 TASK = toys.NORM._replace(labels=lambda: jnp.asarray(T))
 
 
-KEYS = simulate.make_keys(jax.random.key(0))
+KEYS = streams.make_keys(jax.random.key(0))
 
 
 INDEX = Index(*RNG.normal(size=(2, C, E)).astype(np.float32))
@@ -30,4 +30,4 @@ PEOPLE = simulate.population(toys.SKEWED, K)
 
 
 def stages(**settings):
-    return methods.make("client2vec", TASK, **settings)(7)
+    return registry.make_method("client2vec", TASK, **settings)(7)

@@ -7,9 +7,9 @@ import jax
 import numpy as np
 import toys
 
-from fedjax_lab import optim, simulate
+from fedjax_lab import optim, simulate, streams
 
-KEYS = simulate.make_keys(jax.random.key(3))
+KEYS = streams.make_keys(jax.random.key(3))
 STEPS, LR, MOMENTUM, DECAY = 3, 0.1, 0.9, 0.01
 FULL = toys.PLAN._replace(
     batch_size=toys.N, epochs=STEPS, optimizer=optim.sgd(LR, MOMENTUM, DECAY), cohort=3

@@ -11,6 +11,7 @@ from inputs import complaint
 from PIL import Image, ImageEnhance
 
 from fedjax_lab import augment, experiment
+from fedjax_lab.config import resolve
 from fedjax_lab.local import fetch
 
 KEY = jax.random.key(0)
@@ -286,7 +287,7 @@ def colour_config(tmp_path, x, **data):
     y, domain = np.arange(len(x)) % 2, np.array(list("ab"))[np.arange(len(x)) // 2 % 2]
     np.savez(path, x=x, y=y, domain=domain)
     data = {"name": "arrays", "path": str(path), "unseen": "b", "augment": "domainbed", **data}
-    return experiment.resolve({"data": data, "partition": {"num_clients": 2}})
+    return resolve({"data": data, "partition": {"num_clients": 2}})
 
 
 def test_domainbed_then_imagenets_normalisation_reach_a_batch(tmp_path):

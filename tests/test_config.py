@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from inputs import complaint
 
-from fedjax_lab import experiment
+from fedjax_lab.config import DEFAULTS, load_config, resolve
 from fedjax_lab.errors import BadInput
-from fedjax_lab.methods import METHODS
+from fedjax_lab.registry import METHODS
 
 
 def str_of(value):
@@ -17,10 +17,10 @@ def str_of(value):
 
 
 def test_a_config_is_filled_with_every_default():
-    config = experiment.resolve({"method": {"name": "fedprox"}, "local": {"lr": 1}})
+    config = resolve({"method": {"name": "fedprox"}, "local": {"lr": 1}})
     assert config.method.mu == METHODS["fedprox"].__kwdefaults__["mu"]
     assert config.local.lr == 1.0 and isinstance(config.local.lr, float)
-    assert config.run.to_dict() == experiment.DEFAULTS["run"]
+    assert config.run.to_dict() == DEFAULTS["run"]
     with pytest.raises(AttributeError, match="rounds"):
         config.run.rouns = 3
 
@@ -49,26 +49,26 @@ FILES = {  # what a config file holds, and what is said of it
 def test_a_config_file_with_a_mistake_is_told_in_one_line(tmp_path, text):
     path = tmp_path / "config.py"
     path.write_bytes(text.replace("\udcff", "\xff").encode("latin-1"))
-    said = complaint(lambda: experiment.resolve(experiment.load_config(str(path))))
+    said = complaint(lambda: resolve(load_config(str(path))))
     assert FILES[text].lower() in said.lower() and len(said) < 500
 
 
 def test_a_config_path_that_is_no_file(tmp_path):
     (tmp_path / "folder.py").mkdir()
     (tmp_path / "folders.py").touch()
-    said = complaint(experiment.load_config, str(tmp_path / "folder.py"))
+    said = complaint(load_config, str(tmp_path / "folder.py"))
     assert said.startswith("no config file ") and "did you mean" in said and "folders.py'?" in said
     for path in ("a" * 5000, "a\0b"):
-        assert len(complaint(experiment.load_config, path)) < 200
+        assert len(complaint(load_config, path)) < 200
 
 
 def test_a_config_file_may_have_any_ending_and_ctrl_c_stays_one(tmp_path):
     path = tmp_path / "config.txt"
     path.write_text("def get_config():\n    return {'run': {'rounds': 3}}")
-    assert experiment.load_config(str(path)) == {"run": {"rounds": 3}}
+    assert load_config(str(path)) == {"run": {"rounds": 3}}
     path.write_text("raise KeyboardInterrupt")
     with pytest.raises(KeyboardInterrupt):
-        experiment.load_config(str(path))
+        load_config(str(path))
 
 
 @pytest.mark.parametrize(
@@ -90,11 +90,11 @@ def test_a_config_file_may_have_any_ending_and_ctrl_c_stays_one(tmp_path):
 )
 def test_a_config_with_a_mistake_is_told(config, said):
     with pytest.raises(BadInput, match=said):
-        experiment.resolve(config)
+        resolve(config)
 
 
 def test_a_path_is_taken_as_it_is_written():
-    config = experiment.resolve({"data": {"name": "arrays"}}, [("data.path", "1e3")])
+    config = resolve({"data": {"name": "arrays"}}, [("data.path", "1e3")])
     assert config.data.path == "1e3"
 
 
@@ -109,23 +109,21 @@ VALUES = st.one_of(
 
 
 KEYS = st.one_of(
-    st.sampled_from(
-        sorted({"name", "base", *(k for s in experiment.DEFAULTS.values() for k in s)})
-    ),
+    st.sampled_from(sorted({"name", "base", *(k for s in DEFAULTS.values() for k in s)})),
     st.text(max_size=5),
     st.integers(),
     st.none(),
 )
 
 
-SECTIONS = st.sampled_from(list(experiment.DEFAULTS))
+SECTIONS = st.sampled_from(list(DEFAULTS))
 
 
 @settings(max_examples=300, deadline=None, derandomize=True, database=None)
 @given(st.dictionaries(SECTIONS, st.dictionaries(KEYS, VALUES, max_size=2), max_size=3))
 def test_any_config_is_resolved_or_told_in_one_line(config):
     try:
-        experiment.resolve(config)
+        resolve(config)
     except BadInput as error:
         assert len(str(error)) < 2000
 
@@ -141,6 +139,6 @@ def test_any_config_is_resolved_or_told_in_one_line(config):
 )
 def test_any_override_is_taken_or_told_in_one_line(overrides):
     try:
-        experiment.resolve({}, overrides)
+        resolve({}, overrides)
     except BadInput as error:
         assert len(str(error)) < 2000

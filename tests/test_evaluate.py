@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import toys
 
-from fedjax_lab import evaluate, parallel, simulate
+from fedjax_lab import evaluate, parallel, simulate, streams
 from fedjax_lab.methods.fedavg import fedavg
 
 
 def test_clients_are_told_apart():
     def hits(right, asked):
-        return evaluate.Hits(jnp.array(right, float), jnp.array(asked, float))
+        return evaluate.Counts(jnp.array(right, float), jnp.array(asked, float))
 
     validation = hits([[1, 0], [0, 3], [0, 0]], [[2, 0], [0, 4], [0, 0]])
     unseen = hits([[0, 5], [0, 1], [0, 3]], [[0, 10]] * 3)
@@ -27,7 +27,7 @@ def test_clients_are_told_apart():
     }
 
 
-KEYS = simulate.make_keys(jax.random.key(0))
+KEYS = streams.make_keys(jax.random.key(0))
 
 
 def hits_of(w, rows):
@@ -50,8 +50,10 @@ def test_scores_against_numpy():
     method = fedavg(toys.TASK)
     state = toys.player(method)(KEYS, 0, 5)[0]
     plan = toys.PLAN._replace(num_domains=3, eval_batch=8)
-    run = jax.jit(partial(evaluate.score, method, plan, toys.VECTORISED))
-    got = evaluate.summarise(run(federation, toys.PEOPLE, KEYS, state, 5), ("a", "b", "c"))
+    run = jax.jit(partial(evaluate.score, simulate.Program(method, plan, toys.VECTORISED)))
+    got = evaluate.summarise(
+        run(simulate.Lane(federation, toys.PEOPLE, KEYS), state, 5), ("a", "b", "c")
+    )
 
     rows = [r[r >= 0] for r in test]
     each = [100 * hits_of(state.server, r).mean() for r in rows if len(r)]
@@ -75,7 +77,7 @@ def test_scores_against_numpy():
 
 def test_worst_tenth_of_many_clients():
     right = jnp.arange(25.0)[:, None]
-    hits = evaluate.Hits(right, jnp.full((25, 1), 100.0))
+    hits = evaluate.Counts(right, jnp.full((25, 1), 100.0))
     got = evaluate.summarise(evaluate.Scores(None, hits, None, None), ("all",))
     assert got["accuracy"]["worst10"] == 0.5  # the two lowest: 0 and 1
     assert "domains" not in got and "global" not in got
@@ -84,8 +86,8 @@ def test_worst_tenth_of_many_clients():
 def test_global_of_a_personal_method_is_the_mean_over_clients():
     method = toys.make("local", toys.TASK)
     state = toys.player(method)(KEYS, 0, 3)[0]
-    scores = jax.jit(partial(evaluate.score, method, toys.PLAN, toys.VECTORISED))(
-        toys.FEDERATION, toys.PEOPLE, KEYS, state, 3
+    scores = jax.jit(partial(evaluate.score, simulate.Program(method, toys.PLAN, toys.VECTORISED)))(
+        simulate.Lane(toys.FEDERATION, toys.PEOPLE, KEYS), state, 3
     )
     models = [jax.tree.map(lambda a, i=i: a[i], state.private) for i in range(toys.C)]
     expected = np.mean([100 * hits_of(w, np.arange(400, 600)).mean() for w in models])
@@ -98,9 +100,9 @@ def test_global_of_a_personal_method_is_the_mean_over_clients():
 def test_scores_do_not_depend_on_the_strategy(strategy):
     method = toys.make("ifca")
     state = simulate.init(method, KEYS, toys.C)
-    args = toys.FEDERATION, toys.PEOPLE, KEYS, state, 0
+    args = simulate.Lane(toys.FEDERATION, toys.PEOPLE, KEYS), state, 0
     a, b = (
-        jax.jit(partial(evaluate.score, method, toys.PLAN, s))(*args)
+        jax.jit(partial(evaluate.score, simulate.Program(method, toys.PLAN, s)))(*args)
         for s in (strategy, toys.VECTORISED)
     )
     toys.same(a, b)

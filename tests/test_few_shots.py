@@ -25,7 +25,7 @@ def four_domains(tmp_path_factory):
 def test_few_shots_are_balanced_disjoint_and_no_longer_unseen(four_domains):
     plain, few = (setting(four_domains, "fedavg", (0, 1), shots=k) for k in (0, 6))
     domain, y = few.dataset.domain, few.dataset.y
-    for a, b in zip(plain.federations, few.federations, strict=True):
+    for a, b in zip(plain.simulation.federations, few.simulation.federations, strict=True):
         given = []
         for before, after in zip(np.asarray(a.train), np.asarray(b.train), strict=True):
             new = set(after[after >= 0]) - set(before[before >= 0])
@@ -37,7 +37,7 @@ def test_few_shots_are_balanced_disjoint_and_no_longer_unseen(four_domains):
         assert not set(given) & set(np.asarray(b.unseen))
         assert len(b.unseen) == len(a.unseen) - 18
         np.testing.assert_array_equal(a.validation, b.validation)
-    a, b = (np.sort(np.asarray(f.unseen)) for f in few.federations)
+    a, b = (np.sort(np.asarray(f.unseen)) for f in few.simulation.federations)
     np.testing.assert_array_equal(a, b)
     with pytest.raises(BadInput, match="config.data.shots=40 for 3 clients is more than the 100"):
         setting(four_domains, "fedavg", shots=40)
@@ -59,7 +59,7 @@ def test_few_shots_of_unequal_classes_are_as_even_as_can_be(tmp_path):
     """Two, six and 92 of a class; six for each of three clients: 2, 6 and 10 in all."""
     e = setting(unequal_classes(tmp_path, [2, 6, 92]), "fedavg", shots=6)
     y = e.dataset.y
-    rows = [r[r >= 90] for r in np.asarray(e.federations[0].train)]
+    rows = [r[r >= 90] for r in np.asarray(e.simulation.federations[0].train)]
     counts = np.array([np.bincount(y[r], minlength=3) for r in rows])
     assert counts.sum(0).tolist() == [2, 6, 10] and counts.sum(1).tolist() == [6, 6, 6]
     assert (counts.max(0) - counts.min(0) <= 1).all()
@@ -68,7 +68,8 @@ def test_few_shots_of_unequal_classes_are_as_even_as_can_be(tmp_path):
 def test_few_shots_of_each_class(four_domains):
     """Two of each of four classes for each of three clients, disjoint, no longer unseen."""
     plain, few = (
-        setting(four_domains, "fedavg", shots=k, shots_per="class").federations[0] for k in (0, 2)
+        setting(four_domains, "fedavg", shots=k, shots_per="class").simulation.federations[0]
+        for k in (0, 2)
     )
     y, given = np.asarray(plain.y), []
     for before, after in zip(np.asarray(plain.train), np.asarray(few.train), strict=True):
@@ -103,4 +104,4 @@ def test_classes_with_too_few_shots_are_named(counts, shots, message, tmp_path):
 
 def test_the_last_shot_of_a_class_may_be_given(tmp_path):
     e = setting(unequal_classes(tmp_path, [6, 6, 7]), "fedavg", shots=2, shots_per="class")
-    assert np.asarray(e.dataset.y)[np.asarray(e.federations[0].unseen)].tolist() == [2]
+    assert np.asarray(e.dataset.y)[np.asarray(e.simulation.federations[0].unseen)].tolist() == [2]

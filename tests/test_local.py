@@ -10,7 +10,9 @@ import toys
 from inputs import complaint
 
 from fedjax_lab import experiment, losses, optim, parallel, sampling, tree
+from fedjax_lab.config import resolve
 from fedjax_lab.local import fetch, make_work, num_batches, shuffle
+from fedjax_lab.methods.fedavg import fedavg
 from fedjax_lab.types import Weights
 
 KEY = jax.random.key(1)
@@ -325,12 +327,51 @@ def test_clipping_is_a_key_of_local(tmp_path):
 
     def build(norm):
         data = {"name": "arrays", "path": str(path)}
-        return experiment.build(experiment.resolve({"data": data, "local": {"clip": norm}}))
+        return experiment.build(resolve({"data": data, "local": {"clip": norm}}))
 
     parts = [build(0.0), build(0.5)]
     assert [part.simulation.plan.clip for part in parts] == [0.0, 0.5]
     together = experiment.join(parts).simulation.joint
     assert together.settings == [{"local.clip": 0.0}, {"local.clip": 0.5}]
     assert together.vary({"local.clip": 0.25})[1]["clip"] == 0.25
-    message = complaint(experiment.resolve, {"local": {"clip": -1.0}})
+    message = complaint(resolve, {"local": {"clip": -1.0}})
     assert message == "config.local.clip must not be negative, got -1.0"
+
+
+def one_scan(train, weights):
+    return jax.lax.scan(lambda w, _: (train(w), None), weights, None, length=2)[0]
+
+
+INSIDE = {
+    "vmap": lambda train, w: jax.vmap(train)(tree.repeat(w, 2)),
+    "scan": one_scan,
+    "fori_loop": lambda train, w: jax.lax.fori_loop(0, 2, lambda _, w: train(w), w),
+    "cond": lambda train, w: jax.lax.cond(w.params["head"]["bias"][0] > 0, train, train, w),
+    "jit": lambda train, w: jax.jit(train)(w),
+    "grad": lambda train, w: jax.grad(lambda w: tree.sq_norm(train(w).params))(w),
+}
+
+
+@pytest.mark.parametrize("transformation", INSIDE)
+def test_training_inside_a_transformation_is_refused_in_one_line(transformation):
+    """Under the simulator's own vmap and jit, where the top level of `local` is a traced one."""
+
+    def local(weights, client, work):
+        def train(w):
+            return work.train(w, losses.risk(toys.TASK))
+
+        return INSIDE[transformation](train, weights), client.private
+
+    method = fedavg(toys.TASK, local)
+    said = complaint(lambda: toys.player(method)(naive.KEYS, 0, 1))
+    assert "\n" not in said and said.startswith("work.train is called inside a jax transformation")
+
+
+def test_several_trainings_by_a_python_loop_are_fine():
+    def local(weights, client, work):
+        for _ in range(2):
+            weights = work.train(weights, losses.risk(toys.TASK), epochs=1, steps=1)
+        return weights, client.private
+
+    _, sums = toys.player(fedavg(toys.TASK, local))(naive.KEYS, 0, 1)
+    assert float(sums.steps) == 2 * toys.PLAN.cohort

@@ -16,6 +16,7 @@ from commands import call, comparable
 
 import fedjax_lab
 from fedjax_lab import experiment, metrics
+from fedjax_lab.config import load_config, resolve
 from fedjax_lab.errors import BadInput
 
 ROOT = Path(__file__).parents[1]
@@ -77,7 +78,7 @@ def test_a_run_leaves_its_files(toy, tmp_path, capsys):
 
 
 def test_the_same_from_python_and_without_files(toy, tmp_path):
-    config = experiment.load_config(f"{toy}:fedprox")
+    config = load_config(f"{toy}:fedprox")
     result = fedjax_lab.run(config, seeds=[0], quiet=True)
     assert result.workdir is None and result.metrics[-1]["round"] == 8
     assert call(f"--config={toy}:fedprox", f"--workdir={tmp_path / 'b'}") == 0
@@ -86,7 +87,7 @@ def test_the_same_from_python_and_without_files(toy, tmp_path):
 
 
 def test_seeds_together_or_one_by_one(toy):
-    config = experiment.load_config(toy)
+    config = load_config(toy)
     results = [
         fedjax_lab.run({**config, "engine": {"seeds": way}}, seeds=[0, 1], quiet=True)
         for way in ("vectorised", "sequential")
@@ -255,13 +256,13 @@ def test_lost_metrics_are_noticed(toy, tmp_path, capsys):
 
 
 def test_overrides_of_names_bring_their_settings(toy):
-    config = experiment.load_config(toy)
+    config = load_config(toy)
     names = [("method.name", "fedprox"), ("partition.name", "iid"), ("method.mu", "1")]
-    resolved = experiment.resolve(config, names)
+    resolved = resolve(config, names)
     assert resolved.method.mu == 1.0 and isinstance(resolved.method.mu, float)
     assert "alpha" not in resolved.partition and resolved.partition.num_clients == 6
     with pytest.raises(BadInput, match="no setting 'alpha'"):
-        experiment.resolve(config, [*names, ("partition.alpha", "0.1")])
+        resolve(config, [*names, ("partition.alpha", "0.1")])
 
 
 def test_a_used_workdir_is_refused_and_another_config_too(toy, tmp_path, capsys):

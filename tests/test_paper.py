@@ -11,6 +11,7 @@ import toys
 from inputs import complaint
 
 from fedjax_lab import experiment, paper, published, runner, tables
+from fedjax_lab.config import load_config, resolve, value_at
 from fedjax_lab.data import at_hand
 from fedjax_lab.main import split_overrides
 from fedjax_lab.published import Recipe, Result, Rule
@@ -155,7 +156,7 @@ def test_a_published_number():
 )
 def test_settings(plans, table, cell, expected):
     (run,) = find(plans[table], cell).runs
-    found = {key: experiment._get(run.cell.config, key) for key in expected}
+    found = {key: value_at(run.cell.config, key) for key in expected}
     assert found == expected
 
 
@@ -247,7 +248,7 @@ def write(folder, seeds):
 
 
 def cell(*names, way="last", measure="global", per_client=False):
-    config = experiment.resolve({})
+    config = resolve({})
     made = [
         paper.Run(paper.sweep.Cell(name, "fedavg", {}, config, [0, 1]), "x", [], "")
         for name in names
@@ -312,24 +313,24 @@ FIRST_FILES = {  # of each source one layout that is found
 
 @pytest.mark.parametrize("name", at_hand.FIRST)
 def test_files_are_looked_for_where_their_source_does(tmp_path, name):
-    config = experiment.resolve({"data": {"name": name, "folder": str(tmp_path)}})
+    config = resolve({"data": {"name": name, "folder": str(tmp_path)}})
     assert not at_hand.found(name, str(tmp_path))
-    nothing = complaint(experiment.load_data, config)
+    nothing = complaint(experiment.load_data, config.data)
     for file in FIRST_FILES[name]:
         (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / file).touch()
     assert at_hand.found(name, str(tmp_path))
-    assert complaint(experiment.load_data, config) != nothing  # it went further
+    assert complaint(experiment.load_data, config.data) != nothing  # it went further
 
 
 def test_first_weights_and_clip_are_missed(plans):
     base = {"data": {"name": "digit_domains"}, "model": {"name": "mobilenet_v2"}}
-    config = experiment.resolve(base, [("model.pretrained", "nowhere.safetensors")])
+    config = resolve(base, [("model.pretrained", "nowhere.safetensors")])
     assert paper.missing(config).startswith("no first weights nowhere.safetensors")
     clip = {"data": {"name": "digit_domains"}, "embedding": {"name": "clip", "folder": "nowhere"}}
-    config = experiment.resolve({**clip, "method": {"name": "client2vec"}})
+    config = resolve({**clip, "method": {"name": "client2vec"}})
     assert paper.missing(config).startswith("no CLIP")
-    assert paper.missing(experiment.resolve(clip)) == ""  # fedavg takes none
+    assert paper.missing(resolve(clip)) == ""  # fedavg takes none
 
 
 # The command.
@@ -441,8 +442,8 @@ def test_dry_run_prints_commands_of_these_configs(capsys):
     words, overrides = split_overrides(shlex.split(line))
     assert words[:3] == ["python", "-m", "fedjax_lab.main"]
     assert words[4:] == [f"--workdir=/x y/{name}", "--seeds=4"]
-    config = experiment.load_config(words[3].removeprefix("--config="))
-    found = experiment.resolve(config, overrides)
+    config = load_config(words[3].removeprefix("--config="))
+    found = resolve(config, overrides)
     assert (found.method.classifier_rounds, found.partition.alpha) == (346, 0.1)
 
 

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import toys
 
-from fedjax_lab import evaluate, parallel, simulate, tree
+from fedjax_lab import evaluate, parallel, simulate, streams, tree
 from fedjax_lab.methods.fedavg import fedavg
 from fedjax_lab.models import conv, nets
 from fedjax_lab.models.task import make_task
 
-KEYS = simulate.make_keys(jax.random.key(0))
+KEYS = streams.make_keys(jax.random.key(0))
 
 
 STEPS = np.array([3, 1, 9, 4, 7, 2, 5])
@@ -79,11 +79,11 @@ def test_a_cohort_that_the_devices_do_not_divide_needs_no_more_memory(name):
         plan = toys.PLAN._replace(cohort=cohort, equal_steps=True)
         clients = tree.take((big.train, big.test, toys.PEOPLE), jnp.arange(cohort))
         few = big._replace(train=clients[0], test=clients[1])
-        play = jax.jit(partial(simulate.play_round, method, plan, strategy))
-        score = jax.jit(partial(evaluate.score, method, plan, strategy))
+        play = jax.jit(partial(simulate.play_round, simulate.Program(method, plan, strategy)))
+        score = jax.jit(partial(evaluate.score, simulate.Program(method, plan, strategy)))
         programs = [
-            play.lower(big, toys.PEOPLE, KEYS, state, 0).compile(),
-            score.lower(few, clients[2], KEYS, state, 0).compile(),
+            play.lower(simulate.Lane(big, toys.PEOPLE, KEYS), state, 0).compile(),
+            score.lower(simulate.Lane(few, clients[2], KEYS), state, 0).compile(),
         ]
         return [program.memory_analysis().temp_size_in_bytes for program in programs]
 
@@ -102,8 +102,8 @@ def test_convolutions_are_not_replicated():
 
     def flops(strategy):
         state = jax.eval_shape(lambda: simulate.init(method, KEYS, toys.C))
-        play = jax.jit(partial(simulate.play_round, method, plan, strategy))
-        lowered = play.lower(federation, toys.PEOPLE, KEYS, state, 0)
+        play = jax.jit(partial(simulate.play_round, simulate.Program(method, plan, strategy)))
+        lowered = play.lower(simulate.Lane(federation, toys.PEOPLE, KEYS), state, 0)
         return lowered.compile().cost_analysis()["flops"]
 
     one = flops(parallel.vectorised())

@@ -15,6 +15,7 @@ import toys
 from processes_beside import another_process
 
 from fedjax_lab import experiment, metrics, parallel, processes, runner
+from fedjax_lab.config import load_config, resolve
 from fedjax_lab.errors import BadInput
 
 ROOT = Path(__file__).parents[1]
@@ -63,7 +64,7 @@ def finish(process, code):
 
 def by_one(config, seeds, overrides=()):
     """The same run in this process, on four devices."""
-    config = experiment.resolve(experiment.load_config(config), overrides)
+    config = resolve(load_config(config), overrides)
     four = parallel.on_mesh(parallel.make_mesh(4), parallel.sequential())
     job = toys.changed(experiment.build(config, seeds), strategy=four)
     return runner.run(job, quiet=True).metrics

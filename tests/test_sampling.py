@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 import toys
 
-from fedjax_lab import sampling, simulate
+from fedjax_lab import sampling, streams
 
-KEYS = simulate.make_keys(jax.random.key(0))
+KEYS = streams.make_keys(jax.random.key(0))
 
 
 @pytest.mark.parametrize("count, m", [(7, 7), (10, 4), (5000, 1), (5000, 30), (100_000, 1000)])

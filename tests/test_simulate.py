@@ -10,11 +10,11 @@ import optax
 import pytest
 import toys
 
-from fedjax_lab import simulate
+from fedjax_lab import losses, parallel, simulate, streams, tree
 from fedjax_lab.methods.fedavg import fedavg
 from fedjax_lab.types import Exchange, State
 
-KEYS = simulate.make_keys(jax.random.key(0))
+KEYS = streams.make_keys(jax.random.key(0))
 
 
 def test_population_counts():
@@ -41,9 +41,14 @@ def test_clients_and_rounds_have_streams_of_their_own():
         aggregate=lambda server, uploads, cohort: uploads,
     )
     method = fedavg(toys.TASK)._replace(round=(drawn,))
-    play = jax.jit(partial(simulate.play_round, method, toys.PLAN, toys.VECTORISED))
+    play = jax.jit(
+        partial(simulate.play_round, simulate.Program(method, toys.PLAN, toys.VECTORISED))
+    )
     state = State(jnp.zeros((toys.PLAN.cohort, toys.D)), ())
-    rounds = [np.asarray(play(federation, people, KEYS, state, t)[0].server) for t in (0, 1, 0)]
+    rounds = [
+        np.asarray(play(simulate.Lane(federation, people, KEYS), state, t)[0].server)
+        for t in (0, 1, 0)
+    ]
     assert len(np.unique(rounds[0], axis=0)) >= toys.PLAN.cohort - 1
     assert not np.allclose(np.sort(rounds[0], axis=0), np.sort(rounds[1], axis=0))
     np.testing.assert_array_equal(rounds[0], rounds[2])
@@ -56,12 +61,12 @@ def test_no_second_trace():
     @jax.jit
     @chex.assert_max_traces(n=1)
     def run(*args):
-        return simulate.play(method, toys.PLAN, toys.VECTORISED, *args)
+        return simulate.play(simulate.Program(method, toys.PLAN, toys.VECTORISED), *args)
 
     state, sums = simulate.init(method, KEYS, toys.C), simulate.no_progress()
     for start, count in ((0, 1), (1, 3), (4, 2)):
         now = jnp.int32(start), jnp.int32(count)
-        state, sums = run(toys.FEDERATION, toys.PEOPLE, KEYS, state, sums, *now)
+        state, sums = run(simulate.Lane(toys.FEDERATION, toys.PEOPLE, KEYS), state, sums, *now)
     assert float(sums.examples) > 0
 
 
@@ -69,8 +74,14 @@ def test_nothing_returns_to_the_host_inside_a_block():
     """A block is one program without callbacks or outfeeds."""
     method = fedavg(toys.NORM)
     state, sums = simulate.init(method, KEYS, toys.C), simulate.no_progress()
-    play = partial(simulate.play, method, toys.PLAN, toys.VECTORISED)
-    args = toys.FEDERATION, toys.PEOPLE, KEYS, state, sums, jnp.int32(0), jnp.int32(2)
+    play = partial(simulate.play, simulate.Program(method, toys.PLAN, toys.VECTORISED))
+    args = (
+        simulate.Lane(toys.FEDERATION, toys.PEOPLE, KEYS),
+        state,
+        sums,
+        jnp.int32(0),
+        jnp.int32(2),
+    )
     program = str(jax.make_jaxpr(play)(*args))
     assert "while" in program or "scan" in program
     assert not any(word in program for word in ("callback", "outfeed", "infeed", "debug_print"))
@@ -100,3 +111,56 @@ def test_divergence_names_its_round():
     plan = toys.PLAN._replace(optimizer=optax.sgd(1e30))
     _, sums = toys.player(fedavg(toys.TASK), plan=plan)(KEYS, 5, 3)
     assert 5 <= int(sums.diverged) <= 6
+
+
+def with_keys(task):
+    """FedAvg whose server and clients keep a typed key each, and change it in every round."""
+    plain = fedavg(task)
+    (exchange,) = plain.round
+
+    def init(key, num_clients):
+        return State((task.init(key), key), jax.random.split(key, num_clients))
+
+    def local(message, client, work):
+        weights, key = message
+        noise = jax.random.normal(key) + jax.random.normal(client.private)
+        weights = jax.tree.map(lambda a: a + 1e-3 * noise, weights)
+        return work.train(weights, losses.risk(task)), jax.random.fold_in(client.private, 1)
+
+    def aggregate(server, uploads, cohort):
+        return exchange.aggregate(server[0], uploads, cohort), jax.random.fold_in(server[1], 1)
+
+    def send(server, id):
+        return server
+
+    return plain._replace(init=init, round=(Exchange(send, local, aggregate),))
+
+
+@pytest.mark.parametrize(
+    "inner", [parallel.chunked(2), parallel.sequential()], ids=lambda s: s.name
+)
+def test_a_state_may_hold_typed_keys(inner):
+    """Five clients on four devices, some of them copies; two seeds at once; bytes are counted."""
+    method = with_keys(toys.TASK)
+    expected, sums = toys.player(method)(KEYS, 0, 2)
+    assert int(sums.diverged) == -1
+    strategy = parallel.on_mesh(parallel.make_mesh(4), inner)
+    toys.close(toys.player(method, strategy)(KEYS, 0, 2)[0], expected)
+    lane = simulate.Lane(toys.FEDERATION, toys.PEOPLE, KEYS)
+    program = simulate.Program(method, toys.PLAN, toys.VECTORISED)
+    up, down = simulate.message_bytes(program, lane, expected)
+    assert down == up + 8 and tree.finite(expected)
+
+
+def test_seeds_at_once_may_hold_typed_keys():
+    method = with_keys(toys.TASK)
+    program = simulate.Program(method, toys.PLAN, toys.VECTORISED)
+
+    def one(keys):
+        lane = simulate.Lane(toys.FEDERATION, toys.PEOPLE, keys)
+        state = simulate.init(method, keys, toys.C)
+        return simulate.play(program, lane, state, simulate.no_progress(), 0, 2)[0]
+
+    other = streams.make_keys(jax.random.key(7))
+    both = jax.jit(jax.vmap(one))(jax.tree.map(lambda *a: jnp.stack(a), other, KEYS))
+    toys.close(tree.take(both, 1), toys.player(method)(KEYS, 0, 2)[0])

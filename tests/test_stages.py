@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 import toys
 
-from fedjax_lab import engine, experiment, metrics, runner, simulate, tree, workdir
+from fedjax_lab import engine, experiment, metrics, runner, simulate, streams, tree, workdir
+from fedjax_lab.config import resolve
 from fedjax_lab.engine import Engine
 from fedjax_lab.errors import BadInput
 from fedjax_lab.methods.fedavg import fedavg
-from fedjax_lab.types import Exchange, Stage, State
+from fedjax_lab.types import Exchange, Stage, State, View, Weights
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +35,7 @@ def build(data, seeds=(0,), method="fedavg", rounds=8, way="auto"):
         "run": {"rounds": rounds, "eval_every": 3, "cohort": 3},
         "engine": {"seeds": way},
     }
-    return experiment.build(experiment.resolve(config), list(seeds))
+    return experiment.build(resolve(config), list(seeds))
 
 
 def two_stages(task, extra_of=lambda key: 2):
@@ -87,13 +88,21 @@ def test_a_run_is_a_fold_over_its_stages(data):
     """By hand: four rounds, the hand-over, four more; rounds are numbered through."""
     e = staged(data)
     result = runner.run(e, quiet=True)
-    keys = simulate.make_keys(jax.random.key(0))
+    keys = streams.make_keys(jax.random.key(0))
     people = simulate.population(e.simulation.federations[0], 3)
     state = simulate.init(e.simulation.stages[0].method, keys, 6)
 
     def play(stage, state, start):
-        args = e.simulation.federations[0], people, keys, state, simulate.no_progress(), start, 4
-        return simulate.play(stage.method, e.simulation.plan, toys.VECTORISED, *args)[0]
+        args = (
+            simulate.Lane(e.simulation.federations[0], people, keys),
+            state,
+            simulate.no_progress(),
+            start,
+            4,
+        )
+        return simulate.play(
+            simulate.Program(stage.method, e.simulation.plan, toys.VECTORISED), *args
+        )[0]
 
     middle = play(e.simulation.stages[0], state, 0)
     facts = e.simulation.stages[1].prepare(None, *jax.device_get((people, middle)))
@@ -334,7 +343,53 @@ def test_the_best_round_is_one_of_the_last_stage():
 
 
 def test_seeds_of_a_stage_that_is_prepared_run_one_by_one_unless_told(data):
-    config = experiment.resolve({"data": {"name": "arrays", "path": data}})
     e = build(data)
-    assert experiment._vectorise_seeds(config, e.task, e.simulation.stages)
-    assert not experiment._vectorise_seeds(config, e.task, two_stages(e.task))
+    assert experiment.vectorizes_seeds("auto", e.simulation.stages, False)
+    assert not experiment.vectorizes_seeds("auto", two_stages(e.task), False)
+
+
+@pytest.mark.parametrize("way", ["vectorised", "sequential"])
+def test_what_was_sent_once_reaches_local_beside_a_view_of_it(way, data):
+    """The examples are shifted once and kept; `local` and the view get the same frozen part."""
+
+    def stages(task):
+        plain = fedavg(task)
+        (exchange,) = plain.round
+
+        def local(weights, client, work):
+            shifted = work.mean(lambda batch: batch.x.mean())
+            return {"frozen": work.frozen, "mean": shifted}, client.private
+
+        def aggregate(server, uploads, cohort):
+            return {**server, **jax.tree.map(lambda a: a[0], uploads)}
+
+        def start(key, num_clients, last, facts):
+            nothing = jax.numpy.zeros(())
+            shift = 100 + jax.numpy.abs(last.server["params"]["head"]["bias"]).sum()
+            return State({"shift": shift, "frozen": nothing, "mean": nothing}, ())
+
+        first = plain._replace(
+            init=lambda key, num_clients: State(task.init(key)._asdict(), ()),
+            round=(
+                Exchange(
+                    lambda server, id: Weights(**server),
+                    exchange.local,
+                    lambda server, w, cohort: exchange.aggregate(None, w, cohort)._asdict(),
+                ),
+            ),
+            newcomer=lambda state: (Weights(**state.server), ()),
+        )
+        second = plain._replace(
+            round=(Exchange(lambda server, id: (), local, aggregate),),
+            predict=lambda message, client, x: x[:, :3],
+            newcomer=None,
+        )
+        view = View(frozen=lambda server: server["shift"], transform=lambda shift, x: 0 * x + shift)
+        return Stage("first", first, 2), Stage("second", second, 1, start=start, view=view)
+
+    e = build(data, (0, 1), rounds=3, way=way)
+    for state in runner.run(toys.changed(e, stages=stages(e.task)), quiet=True).states:
+        shift = float(state.server["shift"])
+        assert shift > 100
+        assert float(state.server["frozen"]) == shift
+        assert float(state.server["mean"]) == pytest.approx(shift)

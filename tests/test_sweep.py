@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import toys
 
-from fedjax_lab import experiment, methods, metrics, runner, sweep
+from fedjax_lab import experiment, metrics, registry, runner, sweep
 from fedjax_lab.engine import Engine
 from fedjax_lab.errors import BadInput
 from fedjax_lab.methods.fedavg import fedavg
@@ -369,7 +369,7 @@ def test_what_cannot_be_together_is_run_one_by_one(
     arguments, why, toy, tmp_path, monkeypatch, capsys
 ):
     alone = []
-    monkeypatch.setitem(methods.METHODS, "picky", picky)
+    monkeypatch.setitem(registry.METHODS, "picky", picky)
     monkeypatch.setattr(runner, "run", lambda *of, **options: alone.append((of, options)))
     more = ["--together", "--config.run.rounds=12", "--config.run.cohort=0", "--seeds=0,1"]
     more += ["--config.engine.seeds=sequential"] * ("finetune" in arguments[0])

@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import toys
 
-from fedjax_lab import simulate, tree
+from fedjax_lab import streams, tree
 
-KEYS = simulate.make_keys(jax.random.key(0))
+KEYS = streams.make_keys(jax.random.key(0))
 
 
 def test_split_and_join():

@@ -11,9 +11,11 @@ from commands import call, comparable
 from processes_beside import another_process
 
 from fedjax_lab import experiment, fingerprint, metrics, sweep, workdir
+from fedjax_lab.config import load_config, resolve
 from fedjax_lab.embedding import Embeddings
 from fedjax_lab.engine import Engine
 from fedjax_lab.errors import BadInput
+from fedjax_lab.types import View
 
 RUN = {"rounds": 8, "eval_every": 3, "cohort": 3}
 
@@ -109,12 +111,12 @@ def test_a_run_without_a_fingerprint_is_refused(run, capsys):
 
 
 def test_embeddings_are_part_of_the_data_where_they_are_used(run):
-    job = experiment.build(experiment.resolve(experiment.load_config(str(run / "toy.py"))), [0])
+    job = experiment.build(resolve(load_config(str(run / "toy.py"))), [0])
     plain = fingerprint.of(job)
     digests = []
     for value in (0, 1):
         made = Embeddings(np.full((300, 4), value, np.float32), np.zeros((3, 4), np.float32))
-        stage = job.simulation.stages[0]._replace(embedded=True)
+        stage = job.simulation.stages[0]._replace(view=View(embedded=True))
         digests.append(
             fingerprint.of(toys.changed(job, stages=(stage,), embeddings=lambda m=made: m))
         )
@@ -261,7 +263,7 @@ def test_a_second_command_on_a_folder_is_refused_at_once(run, tmp_path, capsys, 
     with another_process(run / "run/.lock"), nothing_is_begun(monkeypatch):
         assert "is in use" in refused(run, capsys, "--resume")
         assert "is in use" in refused(run, capsys)
-        settings = experiment.load_config(str(run / "toy.py"))
+        settings = load_config(str(run / "toy.py"))
         with pytest.raises(BadInput, match="is in use"):
             fedjax_lab_run(settings, workdir=run / "run", seeds=[0, 1], resume=True)
     new = tmp_path / "new"
@@ -286,7 +288,7 @@ def test_the_lock_is_held_to_the_end_and_given_back(run, monkeypatch):
 
     monkeypatch.setattr(Engine, "play", look)
     shutil.rmtree(run / "run")
-    settings = experiment.load_config(str(run / "toy.py"))
+    settings = load_config(str(run / "toy.py"))
     fedjax_lab_run(settings, workdir=run / "run", seeds=[0, 1])
     assert seen and all(seen) and not (run / "run/.lock").exists()
     fedjax_lab_run(settings, workdir=run / "run", seeds=[0, 1], resume=True)

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_lab import methods, optim, parallel, simulate
+from fedjax_lab import optim, parallel, registry, simulate
 from fedjax_lab.checkpoint import numbers
 from fedjax_lab.models import nets
 from fedjax_lab.models.task import make_task
@@ -35,7 +35,7 @@ def make_federation(seed=0):
         train=jnp.asarray(train, jnp.int32),
         validation=None,
         test=jnp.asarray(test, jnp.int32),
-        world=jnp.arange(400, 600),
+        global_test=jnp.arange(400, 600),
         unseen=None,
     )
 
@@ -124,28 +124,28 @@ def pooled(method, federation=FEDERATION):
 
 
 @lru_cache(maxsize=8)
-def program(method, plan, strategy):
+def compiled(method, plan, strategy):
     """`simulate.play`, traced once for one and the same method."""
-    return jax.jit(partial(simulate.play, method, plan, strategy))
+    return jax.jit(partial(simulate.play, simulate.Program(method, plan, strategy)))
 
 
 def player(method, strategy=VECTORISED, plan=None, federation=FEDERATION):
     """play(keys, start, count, state=None) -> (state, sums), compiled once."""
     federation, people, own_plan = pooled(method, federation)
-    run = program(method, plan or own_plan, strategy)
+    run = compiled(method, plan or own_plan, strategy)
 
     def play(keys, start, count, state=None):
         if state is None:
             state = simulate.init(method, keys, C)
-        none = simulate.no_progress()
-        return run(federation, people, keys, state, none, jnp.int32(start), jnp.int32(count))
+        lane, none = simulate.Lane(federation, people, keys), simulate.no_progress()
+        return run(lane, state, none, jnp.int32(start), jnp.int32(count))
 
     return play
 
 
 def make(name, task=NORM, **hyper):
     """A method by name on a toy task."""
-    return methods.make(name, task, **hyper)
+    return registry.make_method(name, task, **hyper)
 
 
 def same(a, b):

@@ -12,18 +12,19 @@ become parts of the model. p takes the place of the shares by which the base's s
 changes nothing where it has other weights (fedc2i, fedgma, fedproto, fedsoft, fesem, hfedf, ifca).
 """
 
+from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from fedjax_lab import losses, methods, tree
+from fedjax_lab import losses, tree
 from fedjax_lab.errors import BadInput, check_choice, check_positive, check_share
 from fedjax_lab.methods import client_index
 from fedjax_lab.methods.client_index import INDICES, NAIVE, Index, similarity
 from fedjax_lab.models.task import Seen, with_side_head
-from fedjax_lab.types import Array, Exchange, Method, PyTree, Stage, Stages, State, Task
+from fedjax_lab.types import Array, Exchange, Method, PyTree, Stage, Stages, State, Task, View
 
 
 class Server(NamedTuple):
@@ -37,8 +38,8 @@ class Server(NamedTuple):
 
 def client2vec(
     task: Task,
+    make_base: Callable[[Task], Method],
     *,
-    base: str = "fedavg",
     sampling: bool = True,
     aggregation: bool = True,
     local_training: bool = True,
@@ -61,9 +62,8 @@ def client2vec(
     local_weight: float = 0.0,
     local_orth: bool = True,
     detach_teacher: bool = False,
-    **hyper,
 ) -> Stages | Method:
-    """base: the method that is improved; its own settings stand beside these.
+    """make_base: gives the method that is improved, for a task.
 
     sampling, aggregation, local_training: i, ii, iii. Without any of them it is the base method.
     index: global, federated (how DSA-IGN is trained); or one of Table 2: feature_average,
@@ -90,16 +90,17 @@ def client2vec(
     network = index_pooled, index_positions, index_decoder
     settings = client_index.Settings(index_epochs, weights, reduce, orth_normalize, *network)
     client_index.check(settings)
-    method = methods.make_plain(base, task, hyper)
+    method = make_base(task)
     if not (sampling or aggregation or local_training):
         return method
     w = local_weight or (1.0 if index == "federated" else 5.0)
     changes = index == "local_weights"  # from round to round
     if changes and (index_of or method.tune):
-        raise BadInput(f"config.method.index=local_weights does not go with {index_of or base}")
+        other = index_of or "this config.method.base"
+        raise BadInput(f"config.method.index=local_weights does not go with {other}")
     size = client_index.size(task, method, index, index_of)
     if local_training:
-        method = methods.make_plain(base, with_side_head(task, size), hyper)
+        method = make_base(with_side_head(task, size))
     parts = ("feature",) if index in NAIVE else Index._fields
     S = partial(similarity, parts=parts if index_part == "both" else (index_part,))
 
@@ -118,7 +119,7 @@ def client2vec(
             def value(weights, batch, key):
                 value, seen = loss(weights, batch, key)
                 if not isinstance(seen, Seen):
-                    raise BadInput(f"config.method.local_training=True does not go with {base}")
+                    raise BadInput("this config.method.base does not go with local_training=True")
                 log_q = jax.nn.log_softmax(seen.side_logits)
                 log_p = jax.nn.log_softmax(seen.logits)
                 log_p = jax.lax.stop_gradient(log_p) if detach_teacher else log_p
@@ -190,10 +191,13 @@ def client2vec(
         scored=lambda server, id: scored(server.base, id),
         record=method.record and (lambda state: method.record(of_base(state))),
     )
-    once = (lambda server: server.index.feature) if local_training and not changes else None
+    once = View(frozen=lambda server: server.index.feature)
+    view = once if local_training and not changes else None
 
     def stages(rounds):
         before = () if changes or index_of else client_index.find(task, index, settings)
-        return *before, Stage("train", improved, rounds, None if changes else prepare, start, once)
+        return *before, Stage(
+            "train", improved, rounds, None if changes else prepare, start=start, view=view
+        )
 
     return stages

@@ -26,7 +26,18 @@ from fedjax_lab import losses, optim, sampling, tree
 from fedjax_lab.errors import BadInput, check_choice, check_positive
 from fedjax_lab.methods.fedavg import aggregate as average
 from fedjax_lab.models.dsa_ign import Network
-from fedjax_lab.types import Array, Batch, Exchange, Method, PyTree, Stage, State, Task, Weights
+from fedjax_lab.types import (
+    Array,
+    Batch,
+    Exchange,
+    Method,
+    PyTree,
+    Stage,
+    State,
+    Task,
+    View,
+    Weights,
+)
 
 BATCH, LOCAL_EPOCHS, SHARE = 128, 10, 0.1
 LR = 1e-3  # of Adam; the paper names no optimiser
@@ -334,4 +345,5 @@ def _stage(name, rounds, exchange, sample, init=None) -> Stage:
     """One exchange a round on embedded examples; without `init` it goes on with the last state."""
     method = Method(init, (exchange,), None, None, sample)
     go_on = None if init else lambda key, num_clients, last, facts: last
-    return Stage(name, method, rounds, start=go_on, embedded=True, batch_size=BATCH)
+    view = View(embedded=True, batch_size=BATCH)
+    return Stage(name, method, rounds, start=go_on, view=view)

@@ -13,7 +13,7 @@ from fedjax_lab import clusters, losses, sampling, tree
 from fedjax_lab.errors import check_choice
 from fedjax_lab.models import nets
 from fedjax_lab.models.task import encode, make_task, split_head
-from fedjax_lab.types import Array, Exchange, Method, PyTree, Stage, State, Task, Weights
+from fedjax_lab.types import Array, Exchange, Method, PyTree, Stage, State, Task, View, Weights
 
 CLASSIFIER_STEPS = 3  # batches a round
 
@@ -84,9 +84,11 @@ def concatenation(task: Task, rounds: int, classifier_init: str, feature_cache: 
         on_features(task.num_classes),
         rounds,
         start=start,
-        frozen=lambda server: server.encoders,
-        view=lambda encoders, x: concatenate(task, encoders, x),
-        view_of_clean=feature_cache == "clean",
+        view=View(
+            frozen=lambda server: server.encoders,
+            transform=lambda encoders, x: concatenate(task, encoders, x),
+            before_augmentation=feature_cache == "clean",
+        ),
     )
 
 

@@ -219,3 +219,9 @@ def _layers(init) -> dict[str, type]:
         shapes = jax.eval_shape(init, jax.random.key(0))
     holders = {name.split("/", 1)[1].rsplit("/", 1)[0] for name in tree.names(shapes)}
     return {path: kind for path, kind in found.items() if path in holders}
+
+
+def has_convolutions(task: Task) -> bool:
+    """Whether the model has convolution kernels, the leaves with four axes."""
+    shapes = jax.eval_shape(task.init, jax.random.key(0)).params
+    return any(len(a.shape) == 4 for a in jax.tree.leaves(shapes))

@@ -6,8 +6,10 @@ from pathlib import Path
 import jax.numpy as jnp
 import pytest
 
-from fedjax_lab import experiment, methods
-from fedjax_lab.methods import METHODS
+from fedjax_lab import experiment, registry
+from fedjax_lab.config import load_config, resolve
+from fedjax_lab.models.task import make_task
+from fedjax_lab.registry import METHODS
 
 ROOT = Path(__file__).parents[2]
 
@@ -26,7 +28,7 @@ ROOT = Path(__file__).parents[2]
 def test_the_papers_settings(text, lr, weight_decay):
     name, _, method = text.partition(":")
     path = ROOT / "configs" / f"hfedf_{name}.py"
-    full = experiment.resolve(experiment.load_config(f"{path}:{method}"))
+    full = resolve(load_config(f"{path}:{method}"))
     assert (full.local.lr, full.local.weight_decay) == (lr, weight_decay)
     assert (full.local.optimizer, full.local.batch_size, full.local.epochs) == ("adam", 64, 2)
     assert (full.run.rounds, full.run.cohort, full.model.width) == (200, 0, 32)
@@ -40,19 +42,19 @@ CONFIGS = sorted((ROOT / "configs").glob("*.py"))
 
 @functools.cache
 def task_of(model, shape):
-    task = experiment.make_task(experiment.NAMED["model"][model](10), shape, 10)
+    task = make_task(registry.NAMED["model"][model](10), shape, 10)
     return task._replace(labels=lambda: jnp.zeros((10, 64)))
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
 @pytest.mark.parametrize("method", METHODS)
 def test_every_config_takes_every_method(path, method):
-    config = experiment.resolve(experiment.load_config(f"{path}:{method}"))
+    config = resolve(load_config(f"{path}:{method}"))
     assert config.method.name == method
     size = config.data.get("size", 28)
     shapes = {"fashion_mnist": (size, size, 1), "shakespeare": (80,)}
     task = task_of(config.model.name, shapes.get(config.data.name, (size, size, 3)))
-    made = methods.make(method, task, **experiment._settings(config, "method"))
+    made = registry.make_method(task=task, **config.method)
     stages = experiment.lay_out(made, config.run.rounds)
     assert sum(s.rounds for s in stages) == config.run.rounds or method.startswith(
         ("fedconcat", "client2vec")

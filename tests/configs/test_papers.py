@@ -4,14 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from fedjax_lab import experiment
+from fedjax_lab.config import load_config, resolve
 
 ROOT = Path(__file__).parents[2]
 
 
 def test_the_papers_settings():
     def config(text):
-        return experiment.resolve(experiment.load_config(str(ROOT / "configs" / text)))
+        return resolve(load_config(str(ROOT / "configs" / text)))
 
     fedrep = config("fedpick_digits.py:fedrep")
     assert (fedrep.method.head_epochs, fedrep.method.body_epochs) == (4, 1)

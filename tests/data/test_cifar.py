@@ -9,7 +9,7 @@ from image_files import FLAT, IMAGES, LABELS, Call, check_one_domain, python2
 from inputs import complaint
 
 from fedjax_lab.data import cifar, places
-from fedjax_lab.experiment import NAMED
+from fedjax_lab.registry import NAMED
 
 
 @pytest.fixture

@@ -10,9 +10,10 @@ from domain_files import naive_resize, write
 from inputs import complaint
 from PIL import Image
 
+from fedjax_lab.config import load_config, resolve
 from fedjax_lab.data import domainnet, images, office_caltech
 from fedjax_lab.data import places as places_module
-from fedjax_lab.experiment import NAMED, load_config, resolve
+from fedjax_lab.registry import NAMED
 
 
 @pytest.fixture

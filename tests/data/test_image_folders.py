@@ -9,7 +9,8 @@ from pacs import CLASSES, DOMAINS, SIZES, make_folders, picture
 from PIL import Image, ImageFile
 
 import fedjax_lab
-from fedjax_lab import experiment
+from fedjax_lab import experiment, registry
+from fedjax_lab.config import resolve
 from fedjax_lab.data import image_folders, images, places
 
 # Folders
@@ -138,7 +139,7 @@ def test_images_are_decoded_once_until_something_changes(pacs, own_cache, monkey
     ],
 )
 def test_aliases(name, inside, folders, domains, tmp_path, own_cache, monkeypatch):
-    source = experiment.NAMED["data"][name]
+    source = registry.NAMED["data"][name]
     make_folders(tmp_path / inside, folders, ("a", "b"), (1, 2, 1, 1))
     data = source(folder=str(tmp_path), size=8)
     assert data.domains == (domains or folders)
@@ -186,7 +187,7 @@ def test_what_is_wrong_with_ones_own_set_is_named(tmp_path, own_cache):
     assert "no folders of domains" in complaint(image_folders.image_folders, folder=str(tmp_path))
     (tmp_path / "a").mkdir()
     assert "no folders of classes" in complaint(image_folders.image_folders, folder=str(tmp_path))
-    message = complaint(experiment.resolve, {"data": {"name": "image_folders"}})
+    message = complaint(resolve, {"data": {"name": "image_folders"}})
     assert "needs config.data.folder" in message
 
 
@@ -224,10 +225,10 @@ def test_a_run_without_test_rows(pacs, own_cache, tmp_path, capsys):
 
 
 def test_who_holds_what_in_that_run(pacs, own_cache):
-    resolved = experiment.resolve(config(pacs, unseen="photo"))
-    data = experiment.load_data(resolved)
-    (federation,) = experiment.make_federations(resolved, data, [0])
-    assert federation.test is None and federation.world is None
+    resolved = resolve(config(pacs, unseen="photo"))
+    data = experiment.load_data(resolved.data)
+    (federation,) = experiment.deal_dataset(resolved, data, [0])
+    assert federation.test is None and federation.global_test is None
     assert np.array_equal(federation.unseen, np.flatnonzero(data.domain == 2))
     rows = [np.asarray(a) for a in (federation.train, federation.validation)]
     held = np.concatenate([a[a >= 0] for a in rows])
@@ -239,7 +240,7 @@ def test_who_holds_what_in_that_run(pacs, own_cache):
 def test_a_run_with_nothing_to_score_is_refused(pacs, own_cache):
     plain = config(pacs)
     plain["partition"]["validation"] = 0.0
-    message = complaint(experiment.build, experiment.resolve(plain))
+    message = complaint(experiment.build, resolve(plain))
     assert "nothing to score" in message and "data.unseen" in message
-    message = complaint(experiment.build, experiment.resolve(config(pacs, unseen="fotos")))
+    message = complaint(experiment.build, resolve(config(pacs, unseen="fotos")))
     assert "photo" in message

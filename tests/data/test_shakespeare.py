@@ -9,6 +9,7 @@ import pytest
 from inputs import complaint
 
 from fedjax_lab import experiment, partition
+from fedjax_lab.config import resolve
 from fedjax_lab.data import places
 from fedjax_lab.data.shakespeare import ALPHABET, shakespeare
 
@@ -172,8 +173,8 @@ def test_unknown_characters_are_spaces(tmp_path):
 
 def federations(data, clients: int, seeds=(0, 1)):
     config = {"partition": {"name": "by_domain", "num_clients": clients}}
-    resolved = experiment.resolve(config)
-    return experiment.make_federations(resolved, data, list(seeds))
+    resolved = resolve(config)
+    return experiment.deal_dataset(resolved, data, list(seeds))
 
 
 def test_one_client_for_each_user_has_its_own_rows(tmp_path):

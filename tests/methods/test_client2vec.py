@@ -12,7 +12,8 @@ import toys
 from indices import INDEX, KEYS, PEOPLE, RNG, TASK, C, stages
 from inputs import complaint
 
-from fedjax_lab import experiment, methods, simulate, tree
+from fedjax_lab import registry, simulate, tree
+from fedjax_lab.config import resolve
 from fedjax_lab.errors import BadInput
 from fedjax_lab.methods import client_index
 from fedjax_lab.types import State
@@ -23,13 +24,13 @@ pytestmark = pytest.mark.usefixtures("small_network")
 def improved(found=INDEX, **settings):
     """The method of the training stage, and its first state with this index."""
     stage = stages(**settings)[-1]
-    last = State(client_index.Server(jax.random.key_data(KEYS.init), *(None,) * 4, found), ())
+    last = State(client_index.Server(KEYS.init, *(None,) * 4, found), ())
     facts = found._asdict()
     return stage.method, stage.start(jax.random.key(9), C, last, facts), stage
 
 
 def federation(stage, state):
-    frozen = stage.frozen(state.server) if stage.frozen else ()
+    frozen = stage.view.frozen(state.server) if stage.view else ()
     return toys.SKEWED._replace(frozen=frozen)
 
 
@@ -250,7 +251,7 @@ def test_with_a_weight_of_nothing_it_is_the_base_method():
 
 def test_without_any_of_the_three_it_is_the_base_method():
     off = dict(sampling=False, aggregation=False, local_training=False)
-    method = methods.make("client2vec", toys.NORM, base="fedprox", mu=0.3, **off)
+    method = registry.make_method("client2vec", toys.NORM, base="fedprox", mu=0.3, **off)
     plain = toys.make("fedprox", mu=0.3)
     toys.same(*(toys.player(m)(KEYS, 0, 2) for m in (method, plain)))
 
@@ -324,14 +325,15 @@ def test_other_bases_run_with_all_three(base):
 
 def one_round(base):
     method, state, stage = improved(base=base)
-    args = toys.PLAN, toys.VECTORISED, federation(stage, state), PEOPLE, KEYS, state, 0
-    return simulate.play_round(method, *args)[0]
+    program = simulate.Program(method, toys.PLAN, toys.VECTORISED)
+    lane = simulate.Lane(federation(stage, state), PEOPLE, KEYS)
+    return simulate.play_round(program, lane, state, 0)[0]
 
 
 def test_every_plain_method_can_be_wrapped_or_says_why_not():
     """Traced only. FedPick's and FedSR's losses call parts of the model on their own."""
     refused = set()
-    for base in methods.METHODS:
+    for base in registry.METHODS:
         try:
             jax.eval_shape(functools.partial(one_round, base))
         except BadInput as error:
@@ -342,19 +344,19 @@ def test_every_plain_method_can_be_wrapped_or_says_why_not():
 
 
 def test_settings_of_the_method_and_of_any_base_never_share_a_name():
-    own = set(methods.settings(methods.METHODS["client2vec"], {"base": "fedavg"}))
-    for name, base in methods.METHODS.items():
+    own = set(registry.default_settings(registry.METHODS["client2vec"], {"base": "fedavg"}))
+    for name, base in registry.METHODS.items():
         if name != "client2vec":
-            assert not own & set(methods.settings(base)), name
+            assert not own & set(registry.default_settings(base)), name
 
 
 def test_settings_of_the_base_follow_its_name():
     """A change of base on the command line drops what only the old one knows."""
     config = {"method": {"name": "client2vec", "base": "moon", "mu": 0.1, "index_epochs": 3}}
-    assert experiment.resolve(config).method.mu == 0.1
-    changed = experiment.resolve(config, [("method.base", "fedavgm"), ("method.beta", "0.5")])
+    assert resolve(config).method.mu == 0.1
+    changed = resolve(config, [("method.base", "fedavgm"), ("method.beta", "0.5")])
     assert changed.method.beta == 0.5 and changed.method.index_epochs == 3
     assert "mu" not in changed.method
-    assert "beta" in complaint(experiment.resolve, config, [("method.beta", "0.5")])
-    changed = experiment.resolve({}, [("method.name", "client2vec"), ("method.base", "fedprox")])
+    assert "beta" in complaint(resolve, config, [("method.beta", "0.5")])
+    changed = resolve({}, [("method.name", "client2vec"), ("method.base", "fedprox")])
     assert changed.method.mu == 0.01

@@ -13,7 +13,8 @@ import toys
 from indices import KEYS
 from inputs import complaint
 
-from fedjax_lab import experiment, methods, metrics, runner, simulate
+from fedjax_lab import experiment, metrics, registry, runner, simulate
+from fedjax_lab.config import load_config, resolve
 from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.methods import client_index
 from fedjax_lab.models import dsa_ign
@@ -47,7 +48,7 @@ def experiment_of(data, seeds=(0,), **method):
         "method": {"name": "client2vec", "index_epochs": 2, **method},
         "run": {"rounds": 3, "eval_every": 2, "cohort": 2},
     }
-    return experiment.build(experiment.resolve(config), list(seeds))
+    return experiment.build(resolve(config), list(seeds))
 
 
 @pytest.fixture(scope="module")
@@ -68,15 +69,15 @@ def test_a_run_has_the_stages_of_its_index(whole, data):
     assert ["global" in row for row in rows] == [False] * 4 + [True] * 2
     assert whole.summary["max_over_rounds"]["mean"]["global"] > 0
     e = experiment_of(data)
-    count = np.asarray(simulate.population(e.federations[0], 3).label_count)
+    count = np.asarray(simulate.population(e.simulation.federations[0], 3).label_count)
     label = whole.states[0].server.index.label
     np.testing.assert_allclose(
         label, count / count.sum(1, keepdims=True) @ np.eye(3, 32), atol=1e-6
     )
-    first = e.stages[-1].start(
+    first = e.simulation.stages[-1].start(
         jax.random.key(7),
         6,
-        State(client_index.Server(jax.random.key_data(KEYS.init), *(None,) * 4, ()), ()),
+        State(client_index.Server(KEYS.init, *(None,) * 4, ()), ()),
         {"feature": jnp.zeros((6, 32)), "label": jnp.zeros((6, 32))},
     )
     params = dict(first.server.base.params)
@@ -127,8 +128,8 @@ def test_an_index_taken_over_needs_no_embeddings(whole, data):
     """Its own size counts."""
     e = experiment_of(data, (1,), index_of=str(whole.workdir))
     task = e.task._replace(labels=lambda: pytest.fail("asked for"))
-    stage = methods.make("client2vec", task, index_of=str(whole.workdir))(3)[-1]
-    facts = stage.prepare(None, simulate.population(e.federations[0], 3), None)
+    stage = registry.make_method("client2vec", task, index_of=str(whole.workdir))(3)[-1]
+    facts = stage.prepare(None, simulate.population(e.simulation.federations[0], 3), None)
     state = stage.start(KEYS.init, 6, None, facts)
     assert state.server.base.params["side"]["P"].shape == (8, 32)
 
@@ -136,7 +137,7 @@ def test_an_index_taken_over_needs_no_embeddings(whole, data):
 @pytest.mark.parametrize("shots", [0, 3])
 def test_rows_of_an_unseen_domain_are_embedded_where_clients_hold_some(shots):
     """Otherwise the source does not see them."""
-    config = experiment.resolve(
+    config = resolve(
         {
             "data": {"name": "digit_domains", "unseen": "street", "shots": shots},
             "embedding": {"size": 32},
@@ -184,7 +185,7 @@ def test_local_weights_are_an_index_that_changes(data):
         ({"index_epochs": 0}, "config.method.index_epochs must be above 0"),
         ({"history_gamma": 1.5}, "config.method.history_gamma must be from 0 to 1"),
         ({"index_decoder": "mpl"}, "did you mean 'mlp'"),
-        ({"index": "local_weights", "base": "ifca"}, "index=local_weights does not go with ifca"),
+        ({"index": "local_weights", "base": "ifca"}, "not go with this config.method.base"),
         ({"index": "local_weights", "base": "fesem"}, "needs a base with one model for all"),
         ({"index": "local_weights", "base": "fedc2i"}, "needs a base with one model for all"),
         ({"index": "local_weights", "index_of": "runs/x"}, "does not go with runs/x"),
@@ -200,11 +201,11 @@ def test_bad_settings(data, method, words):
 def test_the_quickstart_finds_a_small_index():
     """So that the file keeps its promise of a minute; other methods and files keep the defaults."""
     quick = str(Path(__file__).parents[2] / "configs/quickstart.py")
-    config = experiment.resolve(experiment.load_config(f"{quick}:client2vec"))
+    config = resolve(load_config(f"{quick}:client2vec"))
     assert config.method.index_epochs * config.embedding.size <= 20 * 64
     named = [("method.name", "client2vec")]
-    assert experiment.resolve({}, named).method.index_epochs == 500
-    plain = experiment.resolve(experiment.load_config(quick))
+    assert resolve({}, named).method.index_epochs == 500
+    plain = resolve(load_config(quick))
     assert plain.embedding.size == 512 and set(plain.method) == {"name"}
 
 

@@ -67,7 +67,7 @@ def test_diversity_is_bounded_and_0_for_one_example():
 
 
 EMBEDDED = toys.SKEWED._replace(
-    x=jnp.asarray(RNG.normal(size=(600, E)), jnp.float32), test=None, world=None
+    x=jnp.asarray(RNG.normal(size=(600, E)), jnp.float32), test=None, global_test=None
 )
 
 
@@ -136,7 +136,7 @@ def test_dsa_ign_is_trained(index, steps, monkeypatch):
     for stage in before:
         start = stage.start or (lambda key, C, last, facts, m=stage.method: m.init(key, C))
         state = start(KEYS.init, 1, state, {})
-        plan = toys.PLAN._replace(batch_size=stage.batch_size)
+        plan = toys.PLAN._replace(batch_size=stage.view.batch_size)
         play = toys.player(stage.method, plan=plan, federation=ALONE)
         if stage.name == "index":
             break
@@ -156,8 +156,16 @@ def index_epochs(devices, **settings):
     strategy = toys.VECTORISED
     if devices > 1:
         strategy = parallel.on_mesh(parallel.make_mesh(devices), strategy)
-    args = EMBEDDED, PEOPLE, KEYS, state, simulate.no_progress(), jnp.int32(0), jnp.int32(2)
-    return jax.jit(functools.partial(simulate.play, train.method, toys.PLAN, strategy)), args
+    args = (
+        simulate.Lane(EMBEDDED, PEOPLE, KEYS),
+        state,
+        simulate.no_progress(),
+        jnp.int32(0),
+        jnp.int32(2),
+    )
+    return jax.jit(
+        functools.partial(simulate.play, simulate.Program(train.method, toys.PLAN, strategy))
+    ), args
 
 
 @pytest.mark.parametrize("devices, pooled", [(2, False), (5, False), (8, True)])

@@ -40,7 +40,7 @@ def test_embeddings_of_an_autoencoder_are_found_once(four_domains):
     """By client, and not trained afterwards."""
     hyper = {"name": "hfedf", "embedding": "autoencoder", "embedding_dim": 2}
     e = setting(four_domains, hyper)
-    assert [(s.name, s.rounds) for s in e.stages] == [("embed", 1), ("train", 3)]
+    assert [(s.name, s.rounds) for s in e.simulation.stages] == [("embed", 1), ("train", 3)]
     result = runner.run(e, quiet=True)
     seen = [row["recorded"]["embedding"] for row in result.metrics if row["stage"] == "train"]
     assert np.shape(seen) == (3, 3, 2)

@@ -24,8 +24,10 @@ def test_fedbn_keeps_the_norm_layers_at_home():
 
 
 def score(method, state):
-    run = jax.jit(functools.partial(evaluate.score, method, toys.PLAN, toys.VECTORISED))
-    return run(toys.FEDERATION, toys.PEOPLE, KEYS, state, 0)
+    run = jax.jit(
+        functools.partial(evaluate.score, simulate.Program(method, toys.PLAN, toys.VECTORISED))
+    )
+    return run(simulate.Lane(toys.FEDERATION, toys.PEOPLE, KEYS), state, 0)
 
 
 @pytest.mark.parametrize("name", ["fedbn", "local"])
@@ -47,7 +49,7 @@ def test_a_client_is_scored_on_its_own_model(name):
 
     own = [right(i, toys.FEDERATION.test[i]) for i in range(toys.C)]
     others = [right((i + 1) % toys.C, toys.FEDERATION.test[i]) for i in range(toys.C)]
-    assert own == scores.test.right[:, 0].astype(int).tolist()
+    assert own == scores.test.correct[:, 0].astype(int).tolist()
     assert own != others
 
 

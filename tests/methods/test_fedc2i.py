@@ -11,6 +11,7 @@ import pytest
 import toys
 
 from fedjax_lab import clusters, experiment, runner, simulate, tree
+from fedjax_lab.config import resolve
 from fedjax_lab.errors import BadInput
 from fedjax_lab.local import make_work
 from fedjax_lab.methods.fedc2i import Server, class_losses, client_losses, mix_classes, sharpen
@@ -218,7 +219,11 @@ def test_who_does_not_take_part_keeps_its_model():
 def test_a_client_downloads_all_models_and_uploads_one():
     method = toys.make("fedc2i")
     state = jax.eval_shape(lambda: simulate.init(method, naive.KEYS, toys.C))
-    up, down = simulate.message_bytes(method, toys.PLAN, toys.FEDERATION, toys.PEOPLE, state)
+    up, down = simulate.message_bytes(
+        simulate.Program(method, toys.PLAN, toys.VECTORISED),
+        simulate.Lane(toys.FEDERATION, toys.PEOPLE, naive.KEYS),
+        state,
+    )
     size = tree.num_bytes(toys.NORM.init(naive.KEYS.init))
     assert (up, down) == (size, toys.C * (size + 4))
 
@@ -239,10 +244,11 @@ def test_memory_does_not_hold_a_model_for_every_pair():
         state = jax.eval_shape(lambda: simulate.init(method, naive.KEYS, count))
         plan = toys.PLAN._replace(cohort=count)
 
+        program = simulate.Program(method, plan, toys.VECTORISED)
+        lane = simulate.Lane(federation, people, naive.KEYS)
+
         def play(state):
-            return simulate.play_round(
-                method, plan, toys.VECTORISED, federation, people, naive.KEYS, state, 0
-            )
+            return simulate.play_round(program, lane, state, 0)
 
         compiled = jax.jit(play).lower(state).compile()
         return compiled.memory_analysis().temp_size_in_bytes
@@ -267,7 +273,7 @@ def test_influence_is_recorded_at_every_evaluation_and_drawn(tmp_path, monkeypat
         "method": {"name": "fedc2i"},
         "run": {"rounds": 3, "eval_every": 1},
     }
-    e = experiment.build(experiment.resolve(config), [0, 1])
+    e = experiment.build(resolve(config), [0, 1])
     result = runner.run(e, tmp_path / "run", quiet=True)
     for row in result.metrics:
         influence = np.array(row["recorded"]["influence"])

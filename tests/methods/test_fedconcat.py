@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import toys
 
-from fedjax_lab import experiment, metrics, parallel, runner, simulate, tree
+from fedjax_lab import experiment, metrics, parallel, runner, simulate, streams, tree
+from fedjax_lab.config import resolve
 from fedjax_lab.errors import BadInput
 from fedjax_lab.methods import communication
 from fedjax_lab.methods.fedconcat_id import mean_outputs
@@ -38,7 +39,7 @@ def build(data, name="fedconcat", seeds=(0,), rounds=5, way="auto", strategy="ve
         "run": {"rounds": rounds, "eval_every": 2},
         "engine": {"seeds": way, "strategy": strategy},
     }
-    return experiment.build(experiment.resolve(config), list(seeds))
+    return experiment.build(resolve(config), list(seeds))
 
 
 HYPER = {"num_clusters": 3, "encoder_rounds": 3, "classifier_rounds": 4}
@@ -64,23 +65,31 @@ def test_one_cluster_with_its_classifier_is_fedavg(data):
     plain = runner.run(build(data, "fedavg", rounds=3), quiet=True).states[0].server
     state = played(e, 3)
     toys.close(tree.take(state.server.centres, 0), plain, rtol=1e-6, atol=1e-7)
-    last = e.stages[1].start(jax.random.key(0), 8, state, {}).server
-    x = e.federations[0].x[:50]
-    h = e.stages[1].view(last.encoders, x)
-    logits = e.stages[1].method.predict(last.classifier, None, h)
+    last = e.simulation.stages[1].start(jax.random.key(0), 8, state, {}).server
+    x = e.simulation.federations[0].x[:50]
+    h = e.simulation.stages[1].view.transform(last.encoders, x)
+    logits = e.simulation.stages[1].method.predict(last.classifier, None, h)
     toys.close(logits, e.task.apply(plain, x).logits, rtol=1e-5, atol=1e-5)
 
 
 def played(e, rounds, stage=0, state=None):
     """The state after so many rounds of a stage, without the engine."""
-    keys = simulate.make_keys(jax.random.key(e.seeds[0]))
-    people = simulate.population(e.federations[0], CLASSES)
-    chosen = e.stages[stage]
+    keys = streams.make_keys(jax.random.key(e.simulation.seeds[0]))
+    people = simulate.population(e.simulation.federations[0], CLASSES)
+    chosen = e.simulation.stages[stage]
     if state is None:
         facts = chosen.prepare(jax.random.key(1), jax.device_get(people), None)
         state = chosen.start(keys.init, len(people.n), None, facts)
-    args = e.federations[0], people, keys, state, simulate.no_progress(), 0, rounds
-    return simulate.play(chosen.method, e.plan, toys.VECTORISED, *args)[0]
+    args = (
+        simulate.Lane(e.simulation.federations[0], people, keys),
+        state,
+        simulate.no_progress(),
+        0,
+        rounds,
+    )
+    return simulate.play(
+        simulate.Program(chosen.method, e.simulation.plan, toys.VECTORISED), *args
+    )[0]
 
 
 def test_it_learns_in_three_steps_and_keeps_its_encoders(data, whole):
@@ -94,7 +103,8 @@ def test_it_learns_in_three_steps_and_keeps_its_encoders(data, whole):
     assert server.classifier.params["head"]["kernel"].shape == (24, CLASSES)
     e = build(data, **HYPER)
     centres = runner.run(
-        e._replace(stages=e.stages[:1], plan=e.plan._replace(rounds=3)), quiet=True
+        toys.changed(e, stages=e.simulation.stages[:1], plan=e.simulation.plan._replace(rounds=3)),
+        quiet=True,
     )
     before = split_head(e.task, centres.states[0].server.centres)[0]
     toys.close(before, server.encoders)
@@ -108,8 +118,11 @@ def test_the_method_comes_to_any_number_of_rounds(data):
     for rounds in (1, 2, 9):
         for name in ("fedconcat", "fedconcat_id"):
             e = build(data, name, rounds=rounds, num_clusters=2)
-            assert e.plan.rounds == sum(stage.rounds for stage in e.stages)
-    T_1, T_2 = e.stages[0].rounds + e.stages[1].rounds, e.stages[2].rounds
+            assert e.simulation.plan.rounds == sum(stage.rounds for stage in e.simulation.stages)
+    T_1, T_2 = (
+        e.simulation.stages[0].rounds + e.simulation.stages[1].rounds,
+        e.simulation.stages[2].rounds,
+    )
     assert (T_1, T_2) == (5, 4)  # 2 m 4 = 2 (m - c) + 4 c T_2, m = 84, c = 36
 
 
@@ -146,12 +159,12 @@ def test_interrupted_and_resumed(rounds, data, whole, tmp_path, monkeypatch):
 def test_features_in_every_batch_are_those_that_are_cached(data, whole):
     """An augmentation that changes nothing turns the cache off, `clean` on again."""
     e = build(data, seeds=(0, 1), way="vectorised", **HYPER)
-    plan = e.plan._replace(augment=lambda key, x: x)
-    toys.close(runner.run(e._replace(plan=plan), quiet=True).states, whole.states)
+    plan = e.simulation.plan._replace(augment=lambda key, x: x)
+    toys.close(runner.run(toys.changed(e, plan=plan), quiet=True).states, whole.states)
     plan = plan._replace(augment=lambda key, x: x + 1)
     shifted = [
         runner.run(
-            build(data, feature_cache=cache, **HYPER)._replace(plan=plan), quiet=True
+            toys.changed(build(data, feature_cache=cache, **HYPER), plan=plan), quiet=True
         ).states[0]
         for cache in ("exact", "clean")
     ]
@@ -163,10 +176,10 @@ def test_features_in_every_batch_are_those_that_are_cached(data, whole):
 def test_a_mesh_with_chunks_gives_the_same_numbers(data):
     """Five of eight clients on four devices in chunks of two, also for the view of the pool."""
     e = build(data, **HYPER)
-    e = e._replace(plan=e.plan._replace(cohort=5, equal_steps=False))
+    e = toys.changed(e, plan=e.simulation.plan._replace(cohort=5, equal_steps=False))
     mesh = parallel.on_mesh(parallel.make_mesh(4), parallel.chunked(2))
     results = [
-        runner.run(e._replace(strategy=strategy), quiet=True).states
+        runner.run(toys.changed(e, strategy=strategy), quiet=True).states
         for strategy in (toys.VECTORISED, mesh)
     ]
     toys.close(*results)
@@ -192,15 +205,17 @@ def test_other_clusterings_are_those_methods_weighted_by_size(data):
 def test_inference_is_from_what_was_asked_for(data):
     """Of outputs on noise, or of the bias alone."""
     e = build(data, "fedconcat_id", num_clusters=2, num_noise=100)
-    people = jax.device_get(simulate.population(e.federations[0], CLASSES))
-    state = jax.device_get(played(e, 1, state=e.stages[0].method.init(jax.random.key(0), 8)))
+    people = jax.device_get(simulate.population(e.simulation.federations[0], CLASSES))
+    state = jax.device_get(
+        played(e, 1, state=e.simulation.stages[0].method.init(jax.random.key(0), 8))
+    )
     key = jax.random.key(2)
-    outputs = e.stages[1].prepare(key, people, state)["p"]
+    outputs = e.simulation.stages[1].prepare(key, people, state)["p"]
     k_noise = jax.random.split(key)[0]
     expected = mean_outputs(e.task, state.private[0], k_noise, 100)
     np.testing.assert_allclose(outputs, expected, rtol=1e-5)
     other = build(data, "fedconcat_id", num_clusters=2, infer_from="bias")
-    found = other.stages[1].prepare(key, people, state)["p"]
+    found = other.simulation.stages[1].prepare(key, people, state)["p"]
     np.testing.assert_allclose(found, state.private[1], rtol=1e-6)
 
 
@@ -209,7 +224,7 @@ def test_more_decay_of_encoders_holds_from_the_first_round_on(data):
         norms = []
         for decay in (0.0, 1.0):
             e = build(data, name, encoder_decay=decay, num_clusters=2)
-            first = e.stages[0].method.init
+            first = e.simulation.stages[0].method.init
             state = None if first is None else first(jax.random.key(0), 8)
             server = played(e, 1, stage, state).server
             norms.append(float(tree.sq_norm(getattr(server, "centres", server))))
@@ -264,7 +279,7 @@ def test_bad_settings_are_named_before_anything_is_compiled(data, name, hyper, m
     from fedjax_lab.engine import Engine
 
     with pytest.raises(BadInput, match=message):
-        Engine(build(data, name, **hyper))
+        Engine(build(data, name, **hyper).simulation)
 
 
 # Communication.
@@ -291,12 +306,12 @@ def test_the_papers_rounds_follow_from_the_formula():
 
 def test_label_distributions_are_counts_over_sizes_with_noise_of_the_right_scale(data):
     """Eq. 2, and eq. 14 with a Laplace scale of 1 / epsilon: std sqrt(2) / epsilon."""
-    people = simulate.population(build(data).federations[0], CLASSES)
+    people = simulate.population(build(data).simulation.federations[0], CLASSES)
     people = jax.tree.map(lambda a: np.tile(a, (500,) + (1,) * (a.ndim - 1)), people)
     expected = people.label_count / people.label_count.sum(1, keepdims=True)
 
     def p(**hyper):
-        stage = build(data, num_clusters=2, **hyper).stages[0]
+        stage = build(data, num_clusters=2, **hyper).simulation.stages[0]
         return stage.prepare(jax.random.key(0), people, None)["p"]
 
     np.testing.assert_allclose(p(), expected, rtol=1e-6)
@@ -309,10 +324,10 @@ def test_label_distributions_are_counts_over_sizes_with_noise_of_the_right_scale
 def test_first_models_are_averaged_inside_the_clusters_found(data):
     """-ID: by size, and the encoders of T_1 = 2 are one more round of the clusters."""
     e = build(data, "fedconcat_id", num_clusters=2, encoder_rounds=2, num_noise=100)
-    people = jax.device_get(simulate.population(e.federations[0], CLASSES))
-    stage = e.stages[1]
-    assert [s.rounds for s in e.stages[:2]] == [1, 1]
-    state = played(e, 1, state=e.stages[0].method.init(jax.random.key(0), 8))
+    people = jax.device_get(simulate.population(e.simulation.federations[0], CLASSES))
+    stage = e.simulation.stages[1]
+    assert [s.rounds for s in e.simulation.stages[:2]] == [1, 1]
+    state = played(e, 1, state=e.simulation.stages[0].method.init(jax.random.key(0), 8))
     facts = stage.prepare(jax.random.key(2), people, jax.device_get(state))
     server = stage.start(None, 8, state, facts).server
     models = jax.device_get(state.private[0])

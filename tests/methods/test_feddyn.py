@@ -57,16 +57,16 @@ def test_feddyn_is_scored_on_the_participants_mean():
     state = simulate.init(method, KEYS, toys.C)
     theta = toys.TASK.init(jax.random.key(9))
     state = state._replace(server=state.server._replace(theta=theta))
-    score = functools.partial(evaluate.score, method, toys.PLAN, toys.VECTORISED)
-    scores = jax.jit(score)(toys.FEDERATION, toys.PEOPLE, KEYS, state, 0)
+    score = functools.partial(evaluate.score, simulate.Program(method, toys.PLAN, toys.VECTORISED))
+    scores = jax.jit(score)(simulate.Lane(toys.FEDERATION, toys.PEOPLE, KEYS), state, 0)
 
     def right(w, rows):
         x, y = (np.asarray(a)[np.asarray(rows)] for a in toys.FEDERATION[:2])
         return int((naive.predict(naive.weights_of(w), x) == y).sum())
 
-    mean, world = state.server.mean, toys.FEDERATION.world
-    assert int(scores.world.right.sum()) == right(mean, world) != right(theta, world)
-    assert int(scores.test.right[3, 0]) == right(mean, toys.FEDERATION.test[3])
+    mean, world = state.server.mean, toys.FEDERATION.global_test
+    assert int(scores.global_test.correct.sum()) == right(mean, world) != right(theta, world)
+    assert int(scores.test.correct[3, 0]) == right(mean, toys.FEDERATION.test[3])
 
 
 def test_feddyn_averages_running_statistics_by_size():

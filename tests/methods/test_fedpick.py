@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 import toys
 
-from fedjax_lab import evaluate, experiment, losses, methods, runner, simulate, tree
+from fedjax_lab import evaluate, experiment, losses, registry, runner, simulate, streams, tree
+from fedjax_lab.config import resolve
 from fedjax_lab.errors import BadInput
 from fedjax_lab.methods import selection
 from fedjax_lab.methods.fedper import head
@@ -22,7 +23,7 @@ from fedjax_lab.models.alexnet import alexnet_bn
 from fedjax_lab.models.task import make_task
 from fedjax_lab.types import Batch, Weights
 
-KEYS = simulate.make_keys(jax.random.key(0))
+KEYS = streams.make_keys(jax.random.key(0))
 KEY = jax.random.key(4)
 
 
@@ -358,7 +359,11 @@ def shared_layers(**hyper):
     names = tree.names(clients[0])
     pairs = zip(names, *map(jax.tree.leaves, clients), strict=True)
     alike = {name for name, a, b in pairs if np.array_equal(a, b)}
-    up, down = simulate.message_bytes(made, toys.PLAN, toys.FEDERATION, toys.PEOPLE, state)
+    up, down = simulate.message_bytes(
+        simulate.Program(made, toys.PLAN, toys.VECTORISED),
+        simulate.Lane(toys.FEDERATION, toys.PEOPLE, KEYS),
+        state,
+    )
     assert (
         up
         == down
@@ -410,8 +415,10 @@ def test_it_learns(hyper):
     small = {"lam_lce": 1.0, "lam_dis": 1.0, **hyper}
     state, sums = player(**small)(KEYS, 0, 20)
     assert int(sums.diverged) == -1
-    score = functools.partial(evaluate.score, method(**small), toys.PLAN, toys.VECTORISED)
-    scores = jax.jit(score)(toys.FEDERATION, toys.PEOPLE, KEYS, state, 20)
+    score = functools.partial(
+        evaluate.score, simulate.Program(method(**small), toys.PLAN, toys.VECTORISED)
+    )
+    scores = jax.jit(score)(simulate.Lane(toys.FEDERATION, toys.PEOPLE, KEYS), state, 20)
     assert evaluate.summarise(scores, ("only",))["accuracy"]["mean"] > 70
 
 
@@ -451,7 +458,7 @@ def test_a_client_has_the_papers_parameters(net, shape, head_layers, count, d):
 def test_the_papers_client_uploads_what_is_not_its_own():
     """18,145,738 numbers: the digit network without BatchNorm."""
     task = make_task(nets.fedbn_cnn(10), (32, 32, 3), 10)
-    made = methods.make("fedpick", task, head_layers=3)
+    made = registry.make_method("fedpick", task, head_layers=3)
     server = jax.eval_shape(lambda key: made.init(key, 2), KEY).server
     assert sum(a.size for a in jax.tree.leaves(server)) == 18_145_738
 
@@ -472,7 +479,7 @@ def two_domains(tmp_path_factory):
             "method": {"name": name},
             "run": {"rounds": 2},
         }
-        e = experiment.build(experiment.resolve(config), [3])
+        e = experiment.build(resolve(config), [3])
         runner.run(e, folder / name, quiet=True)
     return folder
 

@@ -41,8 +41,8 @@ def test_the_tuned_model_is_the_one_that_is_scored():
     """By hand, for every client; the plain model answers differently."""
     method = toys.make("finetune", toys.TASK, epochs=naive.STEPS)
     state = simulate.init(method, KEYS, toys.C)
-    score = functools.partial(evaluate.score, method, naive.FULL, toys.VECTORISED)
-    scores = jax.jit(score)(toys.FEDERATION, toys.PEOPLE, KEYS, state, 0)
+    score = functools.partial(evaluate.score, simulate.Program(method, naive.FULL, toys.VECTORISED))
+    scores = jax.jit(score)(simulate.Lane(toys.FEDERATION, toys.PEOPLE, KEYS), state, 0)
     first = naive.weights_of(state.server)
 
     def right(w, i):
@@ -50,5 +50,5 @@ def test_the_tuned_model_is_the_one_that_is_scored():
         return int((naive.predict(w, x) == y).sum())
 
     by_hand = [right(naive.sgd(first, *naive.data_of(i)), i) for i in range(toys.C)]
-    assert scores.test.right[:, 0].astype(int).tolist() == by_hand
+    assert scores.test.correct[:, 0].astype(int).tolist() == by_hand
     assert by_hand != [right(first, i) for i in range(toys.C)]

@@ -267,10 +267,11 @@ def test_memory_grows_slowly_with_the_clients():
         state = jax.eval_shape(lambda: simulate.init(method, naive.KEYS, count))
         plan = toys.PLAN._replace(cohort=count)
 
+        program = simulate.Program(method, plan, toys.VECTORISED)
+        lane = simulate.Lane(federation, people, naive.KEYS)
+
         def play(state):
-            return simulate.play_round(
-                method, plan, toys.VECTORISED, federation, people, naive.KEYS, state, 0
-            )
+            return simulate.play_round(program, lane, state, 0)
 
         found = jax.jit(play).lower(state).compile().memory_analysis()
         return found.temp_size_in_bytes + found.argument_size_in_bytes + found.output_size_in_bytes

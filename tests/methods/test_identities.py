@@ -8,7 +8,7 @@ import pytest
 import rounds
 import toys
 
-from fedjax_lab import simulate, tree
+from fedjax_lab import simulate, streams, tree
 from fedjax_lab.methods.fedavg import fedavg
 from fedjax_lab.methods.fedper import partly_private
 
@@ -91,8 +91,8 @@ def test_hyperparameters_may_be_traced(averaged):
     def run(mu):
         method = toys.make("fedprox", mu=mu)
         state = simulate.init(method, KEYS, toys.C)
-        args = federation, people, KEYS, state, simulate.no_progress(), 0, 3
-        return simulate.play(method, plan, toys.VECTORISED, *args)[0]
+        args = simulate.Lane(federation, people, KEYS), state, simulate.no_progress(), 0, 3
+        return simulate.play(simulate.Program(method, plan, toys.VECTORISED), *args)[0]
 
     grid = jax.jit(jax.vmap(run))(jnp.array([0.0, 0.1]))
     toys.close(jax.tree.map(lambda a: a[0], grid), averaged[0])
@@ -118,4 +118,4 @@ def test_one_cluster_of_fesem_and_fedsoft_without_their_terms_is_fedavg():
 
 
 def toys_keys():
-    return simulate.make_keys(jax.random.key(0))
+    return streams.make_keys(jax.random.key(0))

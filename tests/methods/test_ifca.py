@@ -8,14 +8,16 @@ import naive
 import numpy as np
 import toys
 
-from fedjax_lab import evaluate, simulate, tree
+from fedjax_lab import evaluate, simulate, streams, tree
 
 KEYS = naive.KEYS
 
 
 def score(method, state):
-    run = jax.jit(functools.partial(evaluate.score, method, toys.PLAN, toys.VECTORISED))
-    return run(toys.FEDERATION, toys.PEOPLE, KEYS, state, 0)
+    run = jax.jit(
+        functools.partial(evaluate.score, simulate.Program(method, toys.PLAN, toys.VECTORISED))
+    )
+    return run(simulate.Lane(toys.FEDERATION, toys.PEOPLE, KEYS), state, 0)
 
 
 def test_ifca_round_against_numpy():
@@ -53,7 +55,7 @@ def test_ifca_scores_a_client_on_the_model_that_fits_it_best():
         A, a, B, b = best
         logits = np.maximum(np.asarray(toys.FEDERATION.x)[rows] @ A + a, 0) @ B + b
         right = (logits.argmax(1) == np.asarray(toys.FEDERATION.y)[rows]).sum()
-        assert int(scores.test.right[i, 0]) == right
+        assert int(scores.test.correct[i, 0]) == right
 
 
 def test_ifca_starts_from_distinct_models_and_measures_in_evaluation_mode():
@@ -84,7 +86,7 @@ def test_ifca_averages_running_statistics_by_size():
 
 
 def toys_keys():
-    return simulate.make_keys(jax.random.key(0))
+    return streams.make_keys(jax.random.key(0))
 
 
 def test_ifca_may_start_from_one_model():

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import toys
 
-from fedjax_lab import evaluate, methods, parallel, simulate, tree
+from fedjax_lab import evaluate, parallel, registry, simulate, streams, tree
 from fedjax_lab.types import Method
 
-PLAIN = [name for name in methods.METHODS if isinstance(toys.make(name), Method)]  # one stage
-KEYS = simulate.make_keys(jax.random.key(0))
-BOTH = jax.vmap(simulate.make_keys)(jnp.stack([jax.random.key(5), jax.random.key(0)]))
+PLAIN = [name for name in registry.METHODS if isinstance(toys.make(name), Method)]  # one stage
+KEYS = streams.make_keys(jax.random.key(0))
+BOTH = jax.vmap(streams.make_keys)(jnp.stack([jax.random.key(5), jax.random.key(0)]))
 
 
 @functools.cache
@@ -27,8 +27,14 @@ def player(name):
     @jax.jit
     def run(start, count, state):
         def one(keys, state):
-            args = federation, people, keys, state, simulate.no_progress(), start, count
-            return simulate.play(method, plan, toys.VECTORISED, *args)
+            args = (
+                simulate.Lane(federation, people, keys),
+                state,
+                simulate.no_progress(),
+                start,
+                count,
+            )
+            return simulate.play(simulate.Program(method, plan, toys.VECTORISED), *args)
 
         return jax.vmap(one)(BOTH, state)
 
@@ -54,9 +60,9 @@ def test_learns_and_stays_finite(name):
     assert (np.asarray(sums.diverged) == -1).all()
     assert tree.finite(state)
     assert (sums.train_loss / 54 < played(name)[1].train_loss / 6).all()
-    score = functools.partial(evaluate.score, method, toys.PLAN, toys.VECTORISED)
+    score = functools.partial(evaluate.score, simulate.Program(method, toys.PLAN, toys.VECTORISED))
     state = tree.take(state, 1)
-    scores = jax.jit(score)(toys.FEDERATION, toys.PEOPLE, KEYS, state, 60)
+    scores = jax.jit(score)(simulate.Lane(toys.FEDERATION, toys.PEOPLE, KEYS), state, 60)
     numbers = evaluate.summarise(scores, ("only",))
     assert numbers["accuracy"]["mean"] > 60
     assert 0 <= numbers["accuracy"]["worst10"] <= numbers["accuracy"]["mean"] <= 100
@@ -102,8 +108,8 @@ def test_64_bit_mode_keeps_the_types_of_the_state(name):
 
     def play(keys, start, count):
         state = simulate.init(method, keys, toys.C)
-        args = federation, people, keys, state, simulate.no_progress(), start, count
-        return simulate.play(method, plan, toys.VECTORISED, *args)
+        args = simulate.Lane(federation, people, keys), state, simulate.no_progress(), start, count
+        return simulate.play(simulate.Program(method, plan, toys.VECTORISED), *args)
 
     with jax.enable_x64(True):
         state, sums = jax.eval_shape(play, KEYS, jnp.int32(0), jnp.int32(2))
@@ -124,8 +130,8 @@ def test_the_pool_of_examples_is_never_copied(name):
         strategy = parallel.sequential()
 
     def one(keys, state):
-        args = federation, people, keys, state, simulate.no_progress(), 0, 2
-        return simulate.play(method, plan, strategy, *args)
+        args = simulate.Lane(federation, people, keys), state, simulate.no_progress(), 0, 2
+        return simulate.play(simulate.Program(method, plan, strategy), *args)
 
     state = jax.eval_shape(jax.vmap(lambda keys: simulate.init(method, keys, toys.C)), BOTH)
     program = jax.jit(jax.vmap(one)).lower(BOTH, state).as_text()
@@ -139,10 +145,10 @@ def test_the_same_seed_gives_the_same_numbers(name):
     toys.same(player(name)(0, 6), played(name))
 
 
-@pytest.mark.parametrize("name", methods.METHODS)
+@pytest.mark.parametrize("name", registry.METHODS)
 def test_docstring_names_paper_and_equations(name):
     """Each `(eq. N)` and `(Alg. N)` of the head stands once more, beside its line of code."""
-    source = sys.modules[methods.METHODS[name].__module__]
+    source = sys.modules[registry.METHODS[name].__module__]
     text = open(source.__file__).read()
     for equation in set(re.findall(r"\(((?:eq|Alg)\. \d+)\)", source.__doc__)):
         assert text.count(f"# {equation}") == 1, equation
@@ -156,7 +162,11 @@ def test_messages_are_counted_from_their_types():
         method = toys.make(name)
         federation, people, plan = toys.pooled(method)
         state = jax.eval_shape(lambda: simulate.init(method, KEYS, toys.C))
-        return simulate.message_bytes(method, plan, federation, people, state)
+        return simulate.message_bytes(
+            simulate.Program(method, plan, toys.VECTORISED),
+            simulate.Lane(federation, people, KEYS),
+            state,
+        )
 
     weights = jax.eval_shape(toys.NORM.init, KEYS.init)
     model = tree.num_bytes(weights)

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from toys import normal, random_weights
 
-from fedjax_lab import experiment
+from fedjax_lab import registry
 from fedjax_lab.errors import BadInput
 from fedjax_lab.models import conv, nets, resnet, vgg
 from fedjax_lab.models.task import make_task
@@ -38,7 +38,7 @@ def test_published_sizes(net, count, width):
 
 @pytest.mark.parametrize("name", ["vgg9", "resnet50", "concat_cnn"])
 def test_configs_know_them(name):
-    assert experiment.NAMED["model"][name](10).name == name
+    assert registry.NAMED["model"][name](10).name == name
 
 
 @pytest.mark.parametrize(

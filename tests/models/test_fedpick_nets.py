@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from toys import normal, random_weights
 
-from fedjax_lab import experiment
+from fedjax_lab import registry
 from fedjax_lab.errors import BadInput
 from fedjax_lab.models import alexnet, conv, nets
 from fedjax_lab.models.task import make_task
@@ -78,7 +78,7 @@ def test_published_sizes_of_parts(net, shape, affine, encoder, dense):
 
 @pytest.mark.parametrize("name", ["fedbn_cnn", "alexnet_bn"])
 def test_configs_know_them(name):
-    net = experiment.NAMED["model"][name](10)
+    net = registry.NAMED["model"][name](10)
     assert net.name == name
     assert net.clone(convolution=conv.im2col).convolution is conv.im2col
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from inputs import complaint
 
-from fedjax_lab import experiment
+from fedjax_lab import registry
 from fedjax_lab.models import conv, inception, layers
 from fedjax_lab.models.task import make_task
 
@@ -111,7 +111,7 @@ def test_other_pools_of_a_module(small, pool, by_hand):
 
 
 def test_pools_are_chosen_by_name():
-    net = experiment.NAMED["model"]["hfedf_cnn"](3, width=4, inception_pool="avg")
+    net = registry.NAMED["model"]["hfedf_cnn"](3, width=4, inception_pool="avg")
     assert net.pool == "avg" and inception.hfedf_cnn(3).pool == "max"
     message = complaint(inception.hfedf_cnn, 7, inception_pool="mean")
     assert message.startswith("config.model.inception_pool cannot be 'mean'")

@@ -1,0 +1,314 @@
+"""Configs: their sections, keys and defaults; config files, overrides; every check of a value.
+
+A config has eight sections. `data`, `partition`, `model`, `embedding` and `method` name a function
+of the registry; its settings are the section's further keys. What a config leaves out takes the
+defaults below and those of the named functions. Only this file reads config files.
+"""
+
+import ast
+import importlib.machinery
+import importlib.util
+import inspect
+import math
+import os
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import ml_collections
+import numpy as np
+
+from fedjax_lab.augment import AUGMENTATIONS
+from fedjax_lab.data.normalize import NORMALIZATIONS
+from fedjax_lab.errors import (
+    MACHINE,
+    BadInput,
+    check_choice,
+    check_not_negative,
+    check_positive,
+    cut,
+    nearest,
+    quoted,
+)
+from fedjax_lab.registry import (
+    METHODS,
+    NAMED,
+    default_settings,
+    keyword_defaults,
+    look_up,
+    setting_words,
+)
+
+DEFAULTS = {
+    "data": {
+        "name": "digit_domains",
+        "normalize": "unit",  # unit: pixels in 0..1; half: -1..1; else that set's mean and std
+        "augment": "none",  # of training images
+        "unseen": "",  # a domain that no client holds
+        "shots": 0,  # images of it that each client holds after all
+        "shots_per": "client",  # client: so many in all; class: so many of each class
+    },
+    "partition": {
+        "name": "iid",
+        "num_clients": 10,
+        "validation": 0.0,  # fraction of each client's training examples
+    },
+    "model": {"name": "mlp"},
+    "embedding": {"name": "stand_in"},  # of examples and labels, for methods that take them
+    "method": {"name": "fedavg"},
+    "local": {
+        "optimizer": "sgd",
+        "lr": 0.01,
+        "momentum": 0.0,  # of sgd
+        "weight_decay": 0.0,
+        "clip": 0.0,  # largest norm of a step's gradient, before weight decay; 0: none
+        "batch_size": 32,
+        "epochs": 1,
+    },
+    "run": {
+        "rounds": 50,  # fedconcat: of FedAvg, whose bytes it spends
+        "cohort": 0,  # clients a round; 0: all
+        "eval_every": 10,
+        "seed": 0,
+    },
+    "engine": {
+        "strategy": "auto",
+        "chunk": 0,  # clients at a time for strategy=chunked; 0: a default
+        "convolution": "auto",
+        "seeds": "auto",
+    },
+}
+
+CHOICES = {
+    "data.normalize": NORMALIZATIONS,
+    "data.augment": tuple(AUGMENTATIONS),
+    "data.shots_per": ("client", "class"),
+    "local.optimizer": ("sgd", "adam"),
+    "engine.strategy": ("auto", "vectorised", "chunked", "sequential"),
+    "engine.convolution": ("auto", "unrolled", "grouped", "im2col", "mapped"),
+    "engine.seeds": ("auto", "vectorised", "sequential"),
+}
+
+POSITIVE = (
+    "partition.num_clients",
+    "local.lr",
+    "local.batch_size",
+    "local.epochs",
+    "run.rounds",
+    "run.eval_every",
+)
+NOT_NEGATIVE = (
+    "data.shots",
+    "local.momentum",
+    "local.weight_decay",
+    "local.clip",
+    "run.cohort",
+    "run.seed",
+    "engine.chunk",
+)
+
+
+def value_at(config: Mapping, key: str) -> Any:
+    """The value of a dotted key, such as "local.lr"."""
+    section, rest = key.split(".")
+    return config[section][rest]
+
+
+def load_config(path: str) -> dict:
+    """The config of a file, `configs/quickstart.py` or `configs/quickstart.py:METHOD`."""
+    path, _, method = path.partition(":")
+    _check_file(path)
+    if method:
+        look_up("method", method)  # BadInput where there is none
+    try:
+        loader = importlib.machinery.SourceFileLoader("config_file", path)
+        spec = importlib.util.spec_from_loader("config_file", loader)
+        module = importlib.util.module_from_spec(spec)
+        loader.exec_module(module)
+        return _as_dict(module.get_config(method) if method else module.get_config())
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # sys.exit among them: it would end the command without a word
+        if isinstance(error, OSError) and error.errno in MACHINE:
+            raise
+        reason = cut(f"{type(error).__name__}: {error}", 300)
+        raise BadInput(f"{path} cannot be loaded: {reason}") from error
+
+
+def _check_file(path):
+    """BadInput unless the path is that of a file; it names the nearest config file."""
+    try:
+        if Path(path).is_file():
+            return
+        nearby = [str(p) for p in Path(path).parent.glob("*.py") if p.is_file()]
+    except (OSError, ValueError) as error:  # too long, not allowed to be read, with a NUL byte
+        reason = getattr(error, "strerror", error)
+        raise BadInput(f"no config file {quoted(path)}: {reason}") from error
+    raise BadInput(f"no config file {quoted(path)}; {nearest(path, nearby)}")
+
+
+def resolve(config: dict, overrides: list[tuple[str, str]] = ()) -> ml_collections.ConfigDict:
+    """The whole, checked and locked config. Overrides are (dotted key, text), as from a shell."""
+    config = _as_dict(config)
+    if not isinstance(config, dict) or not all(isinstance(v, dict) for v in config.values()):
+        raise BadInput(f"a config is a dict of sections, each a dict; got {quoted(config)}")
+    for name, values in config.items():
+        _check_section(name, values)
+    sections = {name: dict(values) for name, values in config.items()}
+    sections = {name: sections.get(name, {}) for name in DEFAULTS}
+    for key, text in overrides:  # names first: they decide which other keys there are
+        section, _, rest = key.partition(".")
+        if rest == "name" and section in NAMED and text != sections[section].get("name"):
+            general = {k: v for k, v in sections[section].items() if k in DEFAULTS[section]}
+            sections[section] = {**general, "name": text}
+    for key, text in overrides:
+        if key == "method.base":  # and so does the method that is wrapped
+            sections["method"] = _with_base(sections["method"], text)
+    full = {name: _fill(name, values) for name, values in sections.items()}
+    for key, text in overrides:
+        _override(full, key, text)
+    _check_values(full)
+    resolved = ml_collections.ConfigDict(full)
+    return resolved.lock()
+
+
+def _check_section(name, values):
+    """BadInput unless the section is known, its keys are text, and so is what names a function."""
+    if name not in DEFAULTS:
+        raise BadInput(f"no config section {quoted(name)}; {nearest(str(name), DEFAULTS)}")
+    for key in values:
+        if not isinstance(key, str):
+            raise BadInput(f"a key of config.{name} must be text, got {quoted(key)}")
+    for key in sorted({"name", "base"} & values.keys()):
+        if not isinstance(values[key], str):
+            raise BadInput(f"config.{name}.{key} must be text, got {quoted(values[key])}")
+
+
+def _with_base(values, base):
+    """Without the settings of the base method that they had."""
+    name = values.get("name", DEFAULTS["method"]["name"])
+    settings = keyword_defaults(METHODS[name]) if name in METHODS else {}
+    kept = {key: value for key, value in values.items() if key == "name" or key in settings}
+    return {**kept, "base": base}
+
+
+def _as_dict(config):
+    return config.to_dict() if isinstance(config, ml_collections.ConfigDict) else config
+
+
+def _fill(section, values):
+    """A section with all its keys: defaults, then those of the named function, then its own."""
+    defaults, words = _defaults(section, values)
+    full = dict(defaults)
+    for key, value in values.items():
+        if key not in defaults:
+            raise BadInput(_unknown(section, key, defaults, values))
+        full[key] = _typed(f"config.{section}.{key}", value, defaults[key], words.get(key, ()))
+    return full
+
+
+def _defaults(section, values):
+    """The defaults of a section's keys, and the words that some take besides their type."""
+    defaults = dict(DEFAULTS[section])
+    if section not in NAMED:
+        return defaults, {}
+    name = values.get("name", defaults["name"])
+    function = look_up(section, name)
+    settings = default_settings(function, values)
+    return defaults | {"name": name, **settings}, setting_words(function, values)
+
+
+def _override(full, key, text):
+    section, _, rest = key.partition(".")
+    if section not in full:
+        raise BadInput(f"no config section {quoted(section)}; {nearest(section, full)}")
+    if rest not in full[section]:
+        raise BadInput(_unknown(section, rest, full[section], full[section]))
+    defaults, words = _defaults(section, full[section])
+    default = defaults[rest]
+    is_text = isinstance(default, str) or default is inspect.Parameter.empty
+    value = text if is_text else _literal(text)
+    key = f"config.{section}.{rest}"
+    full[section][rest] = _typed(key, value, default, words.get(rest, ()))
+
+
+def _unknown(section, key, defaults, values):
+    owner = f"{section} {values['name']!r}" if "name" in values else f"config.{section}"
+    settings = [name for name in defaults if name != "name"]
+    return f"{owner} has no setting {quoted(key)}; {nearest(key, settings)}"
+
+
+def _literal(text):
+    """The Python value that the text writes; the text itself where it writes none."""
+    try:
+        with warnings.catch_warnings(action="ignore"):  # of the text's syntax
+            return ast.literal_eval({"true": "True", "false": "False"}.get(text.lower(), text))
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        return text  # the last two: nested too deep for the parser
+
+
+def _typed(key, value, default, words):
+    """The value in the type of the default, or one of the words; an int may stand for a float."""
+    if isinstance(value, str) and value in words:
+        return value
+    if default is inspect.Parameter.empty:  # a setting without default: a path
+        if not isinstance(value, (str, os.PathLike)):
+            raise BadInput(f"{key} must be text, got {quoted(value)}")
+        return str(value)
+    kind = type(default)
+    if kind is float and type(value) is int:
+        value = _as_float(value)
+    if kind is tuple and type(value) is list:
+        value = tuple(value)
+    if type(value) is not kind:
+        allowed = " or ".join([f"of type {kind.__name__}", *map(repr, words)])
+        raise BadInput(f"{key} must be {allowed}, got {quoted(value)}")
+    if kind is tuple and default:
+        return tuple(_typed(f"a value of {key}", each, default[0], ()) for each in value)
+    return value
+
+
+def _as_float(number):
+    try:
+        return float(number)
+    except OverflowError:
+        return math.inf  # refused by the check of values
+
+
+def _check_values(full):
+    for section, values in full.items():
+        for key, value in values.items():
+            if value is inspect.Parameter.empty:
+                owner = f"{section} {values['name']!r}"
+                raise BadInput(f"{owner} needs config.{section}.{key}")
+            for each in value if isinstance(value, tuple) else (value,):
+                _check_value(f"config.{section}.{key}", each)
+    for key, choices in CHOICES.items():
+        check_choice(key, value_at(full, key), choices)
+    for key in POSITIVE:
+        check_positive(key, value_at(full, key))
+    for key in NOT_NEGATIVE:
+        check_not_negative(key, value_at(full, key))
+    _check_clients(**full["partition"], cohort=full["run"]["cohort"])
+
+
+def _check_clients(num_clients, validation, cohort, **_):
+    if not 0 <= validation < 1:
+        raise BadInput(f"config.partition.validation must be in [0, 1), got {validation}")
+    if cohort > num_clients:
+        raise BadInput(
+            f"config.run.cohort={cohort} is more than config.partition.num_clients={num_clients}"
+        )
+
+
+def _check_value(key, value):
+    """BadInput for what no setting can be, whatever its name."""
+    if isinstance(value, float) and not np.isfinite(value):
+        raise BadInput(f"{key} must be finite, got {value}")
+    if isinstance(value, int) and value >= 2**31:
+        raise BadInput(f"{key} must be below 2**31, got {quoted(value)}")
+    if isinstance(value, int) and value < -(2**31):
+        raise BadInput(f"{key} must not be below -2**31, got {quoted(value)}")
+    if isinstance(value, str) and "\0" in value:
+        raise BadInput(f"{key} must not have a NUL byte, got {quoted(value)}")

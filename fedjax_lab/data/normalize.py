@@ -1,0 +1,34 @@
+"""What a model sees of 8-bit pixels: (x - center) * scale. Other examples stay as they are."""
+
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_lab.errors import BadInput
+from fedjax_lab.types import Array
+
+CHANNELS = {  # mean and standard deviation of red, green and blue
+    "cifar100": ((0.50708, 0.48655, 0.44092), (0.26733, 0.25644, 0.27615)),
+    "imagenet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),  # of torchvision's weights
+}
+NORMALIZATIONS = ("unit", "half", *CHANNELS)  # unit: pixels in 0..1; half: in -1..1
+
+
+def center_and_scale(x: np.ndarray, normalize: str) -> tuple[Array, Array]:
+    """Those of the named normalization for examples x [R, ...]; [] or [channels]."""
+    if x.dtype != np.uint8:
+        return jnp.float32(0), jnp.float32(1)
+    if normalize == "half":
+        return jnp.float32(127.5), jnp.float32(1 / 127.5)
+    if normalize in CHANNELS:
+        if x.shape[1:][2:] != (3,):
+            raise BadInput(f"config.data.normalize={normalize} needs colour images")
+        mean, std = (255 * jnp.array(a, jnp.float32) for a in CHANNELS[normalize])
+        return mean, 1 / std
+    return jnp.float32(0), jnp.float32(1 / 255)
+
+
+def input_range(x: np.ndarray, normalize: str) -> tuple[Array, Array]:
+    """The lowest and the highest input of a model: of images 0 and 255, else what occurs in x."""
+    center, scale = center_and_scale(x, normalize)
+    edges = (0.0, 255.0) if x.dtype == np.uint8 else (float(x.min()), float(x.max()))
+    return tuple((edge - center) * scale for edge in edges)

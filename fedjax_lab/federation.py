@@ -1,0 +1,152 @@
+"""From a dataset to federations: which client holds which of its examples."""
+
+from collections.abc import Callable, Sequence
+
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_lab import partition
+from fedjax_lab.data.dataset import Dataset
+from fedjax_lab.data.normalize import center_and_scale
+from fedjax_lab.errors import BadInput, nearest
+from fedjax_lab.types import Federation
+
+
+def make_federations(
+    dataset: Dataset,
+    deal: Callable[..., partition.Parts],
+    seeds: Sequence[int],
+    *,
+    num_clients: int,
+    validation: float = 0.0,
+    normalize: str = "unit",
+    unseen: str = "",
+    shots: int = 0,
+    shots_per: str = "client",
+) -> list[Federation]:
+    """One federation per seed over one pool of examples, with rows padded to the same width.
+
+    deal: (y, domain, num_clients, rng) -> each client's positions; see partition.py.
+    validation: the fraction of each client's training examples that is held out.
+    normalize: one of data.normalize.NORMALIZATIONS.
+    unseen: a domain that no client holds; "": there is none.
+    shots: so many of its examples each client holds after all: in all, or with shots_per="class"
+        of each class. They are the same for all seeds.
+    """
+    in_unseen = is_of_domain(dataset, unseen)
+    unseen_rows = np.flatnonzero(in_unseen)
+    shot_rows = _deal_shots(dataset, unseen_rows, num_clients, shots, shots_per)
+    train = np.flatnonzero(~in_unseen & ~dataset.test)
+    test = np.flatnonzero(~in_unseen & dataset.test)
+    parts = [_deal_rows(dataset, deal, train, test, shot_rows, validation, seed) for seed in seeds]
+    pool = _make_pool(dataset, normalize, test, np.setdiff1d(unseen_rows, shot_rows))
+    rows = zip(*(_same_width(of_seeds) for of_seeds in zip(*parts, strict=True)), strict=True)
+    return [pool._replace(train=a, validation=b, test=c) for a, b, c in rows]
+
+
+def is_of_domain(dataset: Dataset, name: str) -> np.ndarray:
+    """Which examples are of the named domain, [R] bool; of "" none. BadInput for another name."""
+    if not name:
+        return np.zeros(len(dataset.y), bool)
+    if name not in dataset.domains:
+        raise BadInput(f"config.data.unseen: no domain {name!r}; {nearest(name, dataset.domains)}")
+    return dataset.domain == dataset.domains.index(name)
+
+
+def check_scored(federation: Federation) -> None:
+    """BadInput unless the federation has examples to score clients on."""
+    if all(
+        rows is None for rows in (federation.global_test, federation.unseen, federation.validation)
+    ):
+        raise BadInput(
+            "nothing to score: the data have no test examples; name a domain with"
+            " --config.data.unseen or hold some out with --config.partition.validation=0.1"
+        )
+
+
+def pool(federations: Sequence[Federation]) -> list[Federation]:
+    """The same examples with one client that holds them all."""
+    of_all = [np.asarray(f.train).ravel() for f in federations]
+    rows = _same_width([[rows[rows >= 0]] for rows in of_all])
+    return [f._replace(train=r) for f, r in zip(federations, rows, strict=True)]
+
+
+def class_counts(federation: Federation, num_classes: int) -> np.ndarray:
+    """How many training examples of each class each client holds, [C, K]."""
+    parts = [rows[rows >= 0] for rows in np.asarray(federation.train)]
+    return partition.counts(parts, federation.y, num_classes)
+
+
+def _make_pool(dataset, normalize, test, unseen):
+    """A federation whose clients hold nothing yet."""
+    center, scale = center_and_scale(dataset.x, normalize)
+    return Federation(
+        x=jnp.asarray(dataset.x),
+        y=jnp.asarray(dataset.y, jnp.int32),
+        domain=jnp.asarray(dataset.domain, jnp.int32),
+        center=center,
+        scale=scale,
+        train=None,
+        validation=None,
+        test=None,
+        global_test=jnp.asarray(test, jnp.int32) if len(test) else None,
+        unseen=jnp.asarray(unseen, jnp.int32) if len(unseen) else None,
+    )
+
+
+def _deal_shots(dataset, rows, num_clients, shots, shots_per):
+    """Which of the unseen rows each client holds after all, [C, .].
+
+    As even over the classes as can be, in all and for each client, or of each class equally many.
+    """
+    if shots == 0:
+        return np.zeros((num_clients, 0), int)
+    count = shots
+    if shots_per == "class":
+        _check_shots_of_classes(dataset, rows, num_clients, shots)
+        count *= len(dataset.classes)
+    if num_clients * count >= len(rows):
+        raise BadInput(
+            f"config.data.shots={shots} for {num_clients} clients is more than the"
+            f" {len(rows)} unseen examples leave"
+        )
+    rows = np.random.default_rng(0).permutation(rows)
+    rows = rows[np.argsort(dataset.y[rows], kind="stable")]  # class after class
+    y = dataset.y[rows]
+    place = np.arange(len(y)) - np.searchsorted(y, y)  # in its class
+    chosen = np.sort(np.argsort(place, kind="stable")[: num_clients * count])
+    return np.stack([rows[chosen[i::num_clients]] for i in range(num_clients)])
+
+
+def _check_shots_of_classes(dataset, rows, num_clients, shots):
+    """BadInput unless these rows have so many examples of each class for each client."""
+    counts = np.bincount(dataset.y[rows], minlength=len(dataset.classes))
+    fewest = int(np.argmin(counts))
+    if num_clients * shots > counts[fewest]:
+        raise BadInput(
+            f"config.data.shots={shots} of each class for {num_clients} clients is more than the"
+            f" {counts[fewest]} unseen examples of class {dataset.classes[fewest]!r}; take fewer,"
+            " or config.data.shots_per=client"
+        )
+
+
+def _deal_rows(dataset, deal, train, test, shot_rows, validation, seed):
+    """Rows of one seed: training, validation, test; each a list over the clients."""
+    rng = np.random.default_rng([seed, 0])  # the partition's own stream
+    y, domain = dataset.y[train], dataset.domain[train]
+    parts = deal(y, domain, len(shot_rows), rng)
+    partition.check(parts, getattr(deal, "__name__", ""))
+    tests = partition.deal_like(parts, y, domain, dataset.y[test], dataset.domain[test], rng)
+    kept, held_out = partition.hold_out(parts, validation, rng)
+    kept = [np.concatenate([train[p], shots]) for p, shots in zip(kept, shot_rows, strict=True)]
+    return kept, [train[p] for p in held_out], [test[p] for p in tests]
+
+
+def _same_width(parts_by_seed):
+    """Parts [seed][client] as int32 rows [seed][C, N]; None where no client has any."""
+    padded = [partition.pad(parts) for parts in parts_by_seed]
+    width = max(p.shape[1] for p in padded)
+    if all((p < 0).all() for p in padded):
+        return [None] * len(padded)
+    wide = [np.pad(p, ((0, 0), (0, width - p.shape[1])), constant_values=-1) for p in padded]
+    return [jnp.asarray(p, jnp.int32) for p in wide]

@@ -1,0 +1,92 @@
+"""The streams of random numbers: one for each purpose, all folded from the run's seed alone.
+
+seed
+  init        first weights: `method.init` gets this stream itself
+    extra       what a method has beside them, by a small number that the method chooses
+    stage       what a stage after the first prepares and starts with
+  cohort
+    round       `method.sample`
+  local
+    round, client
+      exchange    where a round has several; the last one has the client's stream itself
+        training    where `local` trains several times; the first one has the exchange's itself
+          epoch       one stream for the order of the examples, one for the steps
+            step        the loss gets this stream: dropout takes it, a method's own noise an `extra`
+              augmentation
+        drawing     `work.draw`
+  score
+    round, client  what `tune` does, as under `local`
+
+First weights, cohorts and shuffles are thus the same for every method (common random numbers), and
+no stream depends on how rounds are cut into blocks or on who else is in a cohort. A level is a
+number that is folded in; the constants keep the numbers of two levels with one parent apart.
+"""
+
+from typing import NamedTuple
+
+import jax
+
+from fedjax_lab.types import Array
+
+AUGMENTATION = 1 << 30  # of a step, beyond a method's extras
+STAGE = 1 << 31  # of `init`, beyond a method's extras
+TRAINING = 1 << 31  # of an exchange, beyond a training's epochs; the first number is that of `draw`
+EXCHANGE = 3 << 30  # of a client in a round, beyond its trainings
+
+
+class Keys(NamedTuple):
+    """One stream for each purpose of a run."""
+
+    init: Array
+    cohort: Array
+    local: Array
+    score: Array
+
+
+def make_keys(seed: Array) -> Keys:
+    """The streams of a run with this key."""
+    return Keys(*jax.random.split(seed, len(Keys._fields)))
+
+
+def extra(key: Array, number: int = 1) -> Array:
+    """Stream `number`, from 1, of what a method draws besides what `key` itself is for."""
+    return jax.random.fold_in(key, number)
+
+
+def stage(init: Array, number: int) -> tuple[Array, Array]:
+    """What stage `number` (the first is 0) prepares and starts with, from the stream `init`."""
+    return tuple(jax.random.split(jax.random.fold_in(init, STAGE + number)))
+
+
+def clients(key: Array, t: Array, ids: Array) -> Array:
+    """Those of clients `ids` [M] in round t, from the stream `local` or `score`."""
+    return jax.vmap(jax.random.fold_in, (None, 0))(jax.random.fold_in(key, t), ids)
+
+
+def exchange(clients: Array, left: int) -> Array:
+    """Those of clients [M] in an exchange that so many follow in its round.
+
+    The last exchange of a round shuffles as the only one of another method does.
+    """
+    fold = jax.vmap(jax.random.fold_in, (0, None))
+    return fold(clients, EXCHANGE + left) if left else clients
+
+
+def training(key: Array, call: int) -> Array:
+    """That of the training after `call` others in an exchange."""
+    return jax.random.fold_in(key, TRAINING + call) if call else key
+
+
+def drawing(key: Array) -> Array:
+    """That of the batch which `work.draw` gives in an exchange."""
+    return jax.random.fold_in(key, TRAINING)
+
+
+def epoch(key: Array, e: Array) -> tuple[Array, Array]:
+    """The order of the examples in epoch e of a training, and its steps."""
+    return tuple(jax.random.fold_in(key, 2 * e + i) for i in range(2))
+
+
+def augmentation(key: Array) -> Array:
+    """That of the images of a step."""
+    return jax.random.fold_in(key, AUGMENTATION)

@@ -1,0 +1,93 @@
+"""Who holds which example; a federation is made of values, without a config."""
+
+import numpy as np
+import pytest
+from inputs import complaint
+
+from fedjax_lab import federation, partition
+from fedjax_lab.data.dataset import Dataset
+from fedjax_lab.federation import make_federations
+
+RNG = np.random.default_rng(0)
+DATASET = Dataset(  # 300 images 4x4, three classes, three domains, a fifth for testing
+    x=RNG.integers(0, 256, (300, 4, 4, 1), dtype=np.uint8),
+    y=RNG.integers(0, 3, 300).astype(np.int32),
+    domain=(np.arange(300) % 3).astype(np.int32),
+    test=np.arange(300) % 5 == 0,
+    classes=("0", "1", "2"),
+    domains=("a", "b", "c"),
+)
+
+
+def make(seeds=(0,), deal=partition.iid, num_clients=4, **values):
+    return make_federations(DATASET, deal, seeds, num_clients=num_clients, **values)
+
+
+def held(rows):
+    rows = np.asarray(rows)
+    return rows[rows >= 0]
+
+
+def test_every_example_has_one_place():
+    (f,) = make(validation=0.25)
+    train, validation = held(f.train), held(f.validation)
+    assert not set(train) & set(validation)
+    assert sorted([*train, *validation]) == np.flatnonzero(~DATASET.test).tolist()
+    assert sorted(held(f.test)) == np.flatnonzero(DATASET.test).tolist()
+    np.testing.assert_array_equal(f.global_test, np.flatnonzero(DATASET.test))
+    assert f.unseen is None and len(validation) == 60
+
+
+def test_an_unseen_domain_is_seen_by_nobody():
+    (f,) = make(unseen="b", validation=0.1)
+    for rows in (f.train, f.validation, f.test, f.global_test):
+        assert 1 not in DATASET.domain[held(rows)]
+    np.testing.assert_array_equal(f.unseen, np.flatnonzero(DATASET.domain == 1))
+    said = complaint(make, unseen="d")
+    assert "config.data.unseen: no domain 'd'" in said
+
+
+def test_seeds_share_a_pool_and_have_rows_of_one_width():
+    """Sizes differ between seeds; the rows of a seed alone are the same but for their padding."""
+    a, b = make((3, 4), deal=partition.quantity)
+    assert a.x is b.x and a.global_test is b.global_test and a.train.shape == b.train.shape
+    (alone,) = make((4,), deal=partition.quantity)
+    width = alone.train.shape[1]
+    np.testing.assert_array_equal(b.train[:, :width], alone.train)
+    assert (np.asarray(b.train[:, width:]) == -1).all()
+
+
+@pytest.mark.parametrize("normalize, low, high", [("unit", 0, 1), ("half", -1, 1)])
+def test_pixels_are_normalized(normalize, low, high):
+    (f,) = make(normalize=normalize)
+    assert float((0 - f.center) * f.scale) == low
+    assert float((255 - f.center) * f.scale) == pytest.approx(high)
+
+
+def test_a_client_without_examples_is_told_with_the_partition_that_made_it():
+    def to_the_first(y, domain, num_clients, rng):
+        return [np.arange(len(y)), *[np.zeros(0, int)] * (num_clients - 1)]
+
+    said = complaint(make, deal=to_the_first)
+    assert "partition 'to_the_first' leaves client 1 (and 2 more) without examples" in said
+
+
+def test_a_pool_is_one_client_with_all_training_examples():
+    federations = make((0, 1), deal=partition.quantity, validation=0.2)
+    for one, many in zip(federation.pool(federations), federations, strict=True):
+        assert one.train.shape == (1, len(held(many.train)))
+        assert sorted(held(one.train)) == sorted(held(many.train))
+        assert one.validation is many.validation
+
+
+def test_classes_are_counted_for_each_client():
+    (f,) = make()
+    counts = federation.class_counts(f, 3)
+    expected = [np.bincount(DATASET.y[held(rows)], minlength=3) for rows in f.train]
+    np.testing.assert_array_equal(counts, expected)
+
+
+def test_a_federation_without_rows_to_score_is_told():
+    (f,) = make()
+    federation.check_scored(f)
+    assert "nothing to score" in complaint(federation.check_scored, f._replace(global_test=None))

@@ -1,0 +1,106 @@
+"""Names, settings and words; a wrapper and its base method."""
+
+from functools import partial
+
+import jax
+import pytest
+import toys
+from inputs import complaint
+
+from fedjax_lab import registry, streams
+from fedjax_lab.errors import BadInput
+from fedjax_lab.methods.client2vec import client2vec
+from fedjax_lab.methods.fedprox import fedprox
+
+KEYS = streams.make_keys(jax.random.key(0))
+OFF = dict(sampling=False, aggregation=False, local_training=False)  # client2vec is then its base
+
+
+def wrapper(task, make_base, *, strength: float = 1.0):
+    """A method that only tells how it was made."""
+    return make_base(task), strength
+
+
+@pytest.fixture
+def with_wrapper(monkeypatch):
+    monkeypatch.setitem(registry.METHODS, "wrapper", wrapper)
+
+
+@pytest.mark.parametrize(
+    "name, hyper, message",
+    [
+        ("finetune", {"epochs": -1}, "config.method.epochs must not be negative, got -1"),
+        ("fedprox", {"mu": -0.1}, "config.method.mu must not be negative, got -0.1"),
+        ("feddyn", {"alpha": 0.0}, "config.method.alpha must be above 0, got 0.0"),
+        ("fedopt", {"beta2": 1.0}, "config.method.beta2 must be at least 0 and below 1, got 1.0"),
+        ("moon", {"tau": 0.0}, "config.method.tau must be above 0, got 0.0"),
+        ("fedopt", {"tau": 0.0}, "config.method.tau must be above 0, got 0.0"),
+    ],
+)
+def test_a_senseless_setting_of_a_method_is_named(name, hyper, message):
+    with pytest.raises(BadInput, match=message):
+        toys.make(name, **hyper)
+
+
+@pytest.mark.parametrize(
+    "kind, name, said",
+    [
+        ("method", "fedprx", "no method 'fedprx'; did you mean 'fedprox'?"),
+        ("data", "cifar", "no dataset 'cifar'; did you mean 'cifar10"),
+        ("partition", "dirichle", "no partition 'dirichle'; did you mean 'dirichlet'?"),
+    ],
+)
+def test_an_unknown_name_is_told_with_the_nearest(kind, name, said):
+    assert said in complaint(registry.look_up, kind, name)
+
+
+def test_a_section_binds_the_settings_of_its_function_alone():
+    section = {"name": "dirichlet", "alpha": 0.3, "min_size": 1, "tries": 5, "num_clients": 9}
+    deal = registry.bind("partition", section)
+    assert deal.__name__ == "dirichlet"
+    assert deal.keywords == {"alpha": 0.3, "min_size": 1, "tries": 5}
+
+
+def test_a_wrapper_has_its_own_settings_and_those_of_its_base(with_wrapper):
+    settings = {"base": "fedavg", "strength": 1.0}
+    assert registry.default_settings(wrapper) == settings
+    mu = registry.default_settings(fedprox)["mu"]
+    chosen = {"base": "fedprox"}
+    assert registry.default_settings(wrapper, chosen) == {**settings, "mu": mu}
+    moon = registry.setting_words(registry.METHODS["moon"])
+    assert registry.setting_words(wrapper, {"base": "moon"}) == moon
+
+
+@pytest.mark.parametrize("base", ["fedprx", "wrapper", ""])
+def test_a_base_that_is_no_other_method_is_told(with_wrapper, base):
+    said = complaint(registry.make_method, "wrapper", toys.NORM, base=base)
+    assert f"config.method.base cannot be {base!r}" in said
+
+
+def test_settings_reach_the_wrapper_or_its_base(with_wrapper):
+    method, strength = toys.make("wrapper", base="fedprox", mu=0.3, strength=2.0)
+    assert strength == 2.0
+    toys.same(*(toys.player(m)(KEYS, 0, 2) for m in (method, toys.make("fedprox", mu=0.3))))
+    with pytest.raises(BadInput, match="method wrapper has no setting 'mu'"):
+        toys.make("wrapper", mu=0.3)  # of fedavg, the default
+    with pytest.raises(BadInput, match="config.method.mu must not be negative"):
+        toys.make("wrapper", base="fedprox", mu=-1.0)
+
+
+@pytest.mark.parametrize(
+    "base, why",
+    [
+        ("fedconcat", "base=fedconcat has stages of its own"),
+        ("central", "base=central has no rounds of several clients"),
+        ("pfedhn", "base=pfedhn has no rounds of several clients"),
+    ],
+)
+def test_a_method_that_cannot_be_wrapped_is_told(with_wrapper, base, why):
+    with pytest.raises(BadInput, match=why):
+        toys.make("wrapper", base=base)
+
+
+def test_a_wrapper_takes_any_factory():
+    """As in optax: no name is looked up, so that a method outside of the package can be wrapped."""
+    method = client2vec(toys.NORM, partial(fedprox, mu=0.3), **OFF)
+    toys.same(*(toys.player(m)(KEYS, 0, 2) for m in (method, toys.make("fedprox", mu=0.3))))
