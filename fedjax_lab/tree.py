@@ -53,8 +53,8 @@ def repeat(a: PyTree, count: int) -> PyTree:
     return jax.tree.map(lambda x: jnp.broadcast_to(x, (count, *x.shape)), a)
 
 
-def take(a: PyTree, ids: Array) -> PyTree:
-    """Entries `ids` of the leading axis."""
+def take(a: PyTree, ids: Array | int) -> PyTree:
+    """Entries `ids` of the leading axis; of one number, that entry without the axis."""
     return jax.tree.map(lambda x: x[ids], a)
 
 

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import toys
 
-from fedjax_lab import simulate, tree
+from fedjax_lab import streams, tree
 from fedjax_lab.methods.fedavg import fedavg
 
-KEYS = simulate.make_keys(jax.random.key(0))
+KEYS = streams.make_keys(jax.random.key(0))
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "CONTRIBUTING.md").read_text()
 SKELETON, ITS_TEST = (
