@@ -65,7 +65,7 @@ def balance(points: np.ndarray, centres: np.ndarray, rng: np.random.Generator) -
     """
     n, K = len(points), len(centres)
     cap = max(int(CAP * n / K), -(-n // K))
-    centres, labels = centres.copy(), None
+    centres, labels = centres.copy(), np.full(n, -1)
     for _ in range(PASSES):
         distance = np.linalg.norm(points[:, None] - centres, axis=-1)  # [n, K]
         last, labels = labels, distance.argmin(1)
@@ -112,7 +112,7 @@ def form(
     kept for the figures.
     """
     facts = {"p": np.asarray(p, np.float32)}
-    if num_clusters == "elbow":
+    if isinstance(num_clusters, str):  # elbow, the only word that the setting takes
         num_clusters, facts["inertia"] = elbow(p, rng)
     a = assign(p, num_clusters, rng, balanced)  # [C]
     return facts | {"member": (a == np.unique(a)[:, None]).astype(np.float32)}

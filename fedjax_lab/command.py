@@ -15,7 +15,7 @@ import io
 import os
 import sys
 from collections.abc import Callable
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from fedjax_lab import interrupts
 
@@ -104,7 +104,8 @@ def run(
     code = main(arguments)
     with contextlib.suppress(OSError):
         sys.stdout.flush()
-    error = sys.stdout.buffer.raw.error
+    output: Any = sys.stdout.buffer  # around an `Outlet`
+    error = output.raw.error
     if prints_result and code == 0 and error and error.errno != errno.EPIPE:
         code = report_failure(f"cannot write the output: {error.strerror}")
     leave(code)

@@ -80,12 +80,7 @@ def entries(
         name: {seed: m[measure] for seed, m in seeds.items() if measure in m}
         for name, seeds in found.items()
     }
-    others = [row.name for row in block.rows if baseline is not None and row.name != baseline]
-    pairs = {name: paired(values[name], values[baseline], ddof) for name in others}
-    for test in ("t", "wilcoxon"):
-        corrected = holm([getattr(pair, test) for pair in pairs.values()])
-        for name, p in zip(pairs, corrected, strict=True):
-            pairs[name] = pairs[name]._replace(**{f"{test}_holm": p})
+    pairs = {} if baseline is None else _pairs(values, baseline, ddof)
     return [
         Entry(
             row,
@@ -99,6 +94,19 @@ def entries(
     ]
 
 
+def _pairs(values: dict[str, dict[int, float]], baseline: str, ddof: int) -> dict[str, Paired]:
+    """Every other row against the baseline, with corrected p."""
+    others = [name for name in values if name != baseline]
+    pairs = [paired(values[name], values[baseline], ddof) for name in others]
+    t = holm([pair.t for pair in pairs])
+    wilcoxon = holm([pair.wilcoxon for pair in pairs])
+    corrected = [
+        pair._replace(t_holm=p, wilcoxon_holm=q)
+        for pair, p, q in zip(pairs, t, wilcoxon, strict=True)
+    ]
+    return dict(zip(others, corrected, strict=True))
+
+
 def _spreads(found, ddof):
     names = dict.fromkeys(name for seed in found.values() for name in seed)
     return {n: spread([m[n] for m in found.values() if n in m], ddof) for n in names}
@@ -109,9 +117,11 @@ def spread(values: Sequence[float], ddof: int = 1) -> Spread:
     from scipy import stats
 
     n = len(values)
-    mean = float(np.mean(values)) if n else None
-    if n < 2:
-        return Spread(n, mean, None, None, None)
+    if n == 0:
+        return Spread(0, None, None, None, None)
+    mean = float(np.mean(values))
+    if n == 1:
+        return Spread(1, mean, None, None, None)
     half = float(stats.t.ppf(0.975, n - 1) * np.std(values, ddof=1) / np.sqrt(n))
     return Spread(n, mean, float(np.std(values, ddof=ddof)), mean - half, mean + half)
 
@@ -134,10 +144,11 @@ def paired(ours: dict[int, float], theirs: dict[int, float], ddof: int = 1) -> P
 
 def holm(p: Sequence[float | None]) -> list[float | None]:
     """Holm's step-down correction (1979) of those that are not None."""
-    order = sorted((i for i in range(len(p)) if p[i] is not None), key=lambda i: p[i])
-    out, largest = [None] * len(p), 0.0
-    for rank, i in enumerate(order):
-        largest = max(largest, min(1.0, (len(order) - rank) * p[i]))
+    ascending = sorted((value, i) for i, value in enumerate(p) if value is not None)
+    out: list[float | None] = [None] * len(p)
+    largest = 0.0
+    for rank, (value, i) in enumerate(ascending):
+        largest = max(largest, min(1.0, (len(ascending) - rank) * value))
         out[i] = largest
     return out
 

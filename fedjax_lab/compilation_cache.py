@@ -21,7 +21,7 @@ LOCK_SECONDS = 5.0
 
 def enable() -> None:
     """Keeps programs in the user's cache folder, unless JAX was told of another or cannot write."""
-    if jax.config.jax_compilation_cache_dir:
+    if jax.config.jax_compilation_cache_dir:  # type: ignore[attr-defined]  # jax adds its flags
         return
     folder = cache_folder() / "programs" / _processor()
     try:

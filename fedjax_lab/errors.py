@@ -60,7 +60,7 @@ def refuse(message: str) -> NoReturn:
 
 def parse(parser: argparse.ArgumentParser, argv: list[str]) -> argparse.Namespace:
     """The values of a command's flags. BadInput, with the nearest flag, where there are others."""
-    parser.error = refuse
+    parser.error = refuse  # type: ignore[method-assign]  # of this parser alone
     args, rest = parser.parse_known_args(argv)
     if rest:
         flags = [text for action in parser._actions for text in action.option_strings]

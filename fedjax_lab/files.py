@@ -37,7 +37,7 @@ NUMBER = Kind("a finite number", _is_number)
 COUNT = Kind("a whole number from 0", lambda value: type(value) is int and 0 <= value < 2**53)
 TEXT = Kind("text", lambda value: isinstance(value, str))
 SCORE = Kind("a finite number or null", lambda value: value is None or _is_number(value))
-OBJECT = {}  # with any keys
+OBJECT: dict[str, Any] = {}  # with any keys
 
 EVALUATION = {  # a line of metrics.jsonl
     "round": COUNT,

@@ -141,9 +141,8 @@ def split_overrides(argv: list[str]) -> tuple[list[str], list[tuple[str, str]]]:
         if not argument.startswith(("--config.", "-config.")):
             kept.append(argument)
             continue
-        key, equals, value = argument.lstrip("-").removeprefix("config.").partition("=")
-        if not equals:
-            value = next(rest, None)
+        key, equals, text = argument.lstrip("-").removeprefix("config.").partition("=")
+        value = text if equals else next(rest, None)
         if value is None or (not equals and value.startswith("--")):
             flag = f"--config.{cut(key, 80)}"
             raise BadInput(f"{flag} needs a value: {flag}=VALUE")
@@ -156,7 +155,7 @@ def parse_seeds(texts: list[str] | None) -> list[int] | None:
     try:
         seeds = [int(text) for text in texts or []]
     except ValueError as error:
-        given = cut(",".join(texts), 80)
+        given = cut(",".join(texts or []), 80)
         raise BadInput(f"--seeds must be whole numbers, got {given}") from error
     return seeds or None
 

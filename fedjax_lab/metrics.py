@@ -83,7 +83,7 @@ def read_metrics(path: Path) -> list[dict]:
     its stage and seed do.
     """
     rows = files.read_rows(path, files.EVALUATION)
-    first = {}
+    first: dict[tuple, dict] = {}
     for row in rows:
         expected = first.setdefault((row.get("stage"), row["seed"]), row)
         if _layout(row) != _layout(expected):
@@ -165,8 +165,9 @@ def pick_rounds(rows: list[dict]) -> dict[str, dict]:
     chosen = {"last": rows[-1]}
     if any("id" in row for row in rows):
         chosen["best_by_validation"] = max(rows, key=lambda row: row["id"])
-    if headline(rows[-1]) is not None:
-        chosen["max_over_rounds"] = max(rows, key=headline)
+    scored = [(score, row) for row in rows if (score := headline(row)) is not None]
+    if scored:
+        chosen["max_over_rounds"] = max(scored, key=lambda pair: pair[0])[1]
     if all("domains" in row and "accuracy" in row for row in rows):
         chosen["max_per_domain"] = _max_per_domain(rows)
     return chosen

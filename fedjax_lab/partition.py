@@ -283,7 +283,8 @@ def table(counts: np.ndarray, class_names: Sequence[str]) -> str:
     """Counts [C, K] as text: the first clients and classes, totals, smallest to largest client."""
     clients, classes = counts.shape
     sizes = counts.sum(1)
-    rows = [["client", *(_shown(name)[:NAME_WIDTH] for name in class_names[:SHOWN_CLASSES]), "all"]]
+    classes_shown = [_shown(name)[:NAME_WIDTH] for name in class_names[:SHOWN_CLASSES]]
+    rows: list[list] = [["client", *classes_shown, "all"]]
     for i in range(min(clients, SHOWN_CLIENTS)):
         rows.append([i, *counts[i, :SHOWN_CLASSES], sizes[i]])
     rows.append(["all", *counts.sum(0)[:SHOWN_CLASSES], sizes.sum()])

@@ -10,7 +10,7 @@ import pickle
 import re
 import sys
 from collections.abc import Callable
-from typing import NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import jax
 import numpy as np
@@ -80,7 +80,7 @@ def of_first(make: Callable[[], T]) -> T:
     data = np.zeros(0, np.uint8)
     if is_first():
         try:
-            value = make()
+            value: Any = make()
         except BadInput as error:
             value = error
         data = np.frombuffer(pickle.dumps(value), np.uint8)

@@ -47,8 +47,9 @@ class Progress:
     def evaluated(self, rows: list[dict]) -> None:
         """The newest row of each seed."""
         parts = []
-        if None not in (found := [metrics.headline(row) for row in rows]):
-            parts.append(f"accuracy {np.mean(found):.2f} %")
+        scores = [score for row in rows if (score := metrics.headline(row)) is not None]
+        if len(scores) == len(rows):
+            parts.append(f"accuracy {np.mean(scores):.2f} %")
         parts.append(f"train loss {np.mean([row['train_loss'] for row in rows]):.4f}")
         self._bar.set_postfix_str(", ".join(parts))
         if self._lines:

@@ -80,7 +80,7 @@ def run_together(parts: list[Experiment], workdirs: list[Path]) -> None:
         until_the_end.callback(folders.close)
         engine = Engine(joint.simulation)
         folders.open()
-        rows = []
+        rows: list[dict] = []
         _play(joint, engine, folders, rows, quiet=True)
         folders.finish(functools.partial(_summary, engine), rows)
 

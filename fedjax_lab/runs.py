@@ -51,7 +51,7 @@ def find(folders: Sequence[Path]) -> list[Path]:
 
     BadInput for one that is no folder or holds no run.
     """
-    found = {}
+    found: dict[Path, Path] = {}
     for folder in folders:
         try:
             if not folder.is_dir():
@@ -213,7 +213,7 @@ def _value(config, key):
 
 def flatten(config: dict, prefix: str = "") -> dict[str, Any]:
     """{"section.key": value}"""
-    flat = {}
+    flat: dict[str, Any] = {}
     for key, value in config.items():
         inner = isinstance(value, dict)
         flat |= flatten(value, f"{prefix}{key}.") if inner else {f"{prefix}{key}": value}

@@ -1,6 +1,7 @@
 """Arithmetic on pytrees, and splitting one by the names of its leaves."""
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +19,8 @@ def mix(weight: Array, trees: PyTree) -> PyTree:
 
 def dot(a: PyTree, b: PyTree) -> Array:
     """Inner product over all leaves."""
-    return sum(jax.tree.leaves(jax.tree.map(lambda x, y: jnp.sum(x * y), a, b)))
+    total: Any = sum(jax.tree.leaves(jax.tree.map(lambda x, y: jnp.sum(x * y), a, b)))
+    return total  # the number 0 for trees without leaves
 
 
 def sq_norm(a: PyTree) -> Array:
@@ -51,8 +53,8 @@ def repeat(a: PyTree, count: int) -> PyTree:
     return jax.tree.map(lambda x: jnp.broadcast_to(x, (count, *x.shape)), a)
 
 
-def take(a: PyTree, ids: Array) -> PyTree:
-    """Entries `ids` of the leading axis."""
+def take(a: PyTree, ids: Array | int) -> PyTree:
+    """Entries `ids` of the leading axis; of one number, that entry without the axis."""
     return jax.tree.map(lambda x: x[ids], a)
 
 

@@ -11,6 +11,7 @@ import io
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -88,15 +89,20 @@ class Workdir:
         if path is not None:
             processes.of_first(self._check_data)
 
+    def _file(self, name: str) -> Path:
+        """A file of the folder, for those who read or write in it."""
+        assert self.path is not None
+        return self.path / name
+
     def _check_data(self):
         self._fingerprint = fingerprint.of(self._experiment)
-        file = self.path / "fingerprint.json"
-        if not (self.path / "config.json").exists():
+        file = self._file("fingerprint.json")
+        if not self._file("config.json").exists():
             return
         if file.exists():
             saved = files.read_json(file, {"*": files.TEXT})
             fingerprint.check_same(saved, self._fingerprint, self.path)
-        elif (self.path / "checkpoints").exists():
+        elif self._file("checkpoints").exists():
             raise BadInput(
                 f"{self.path} has no {file.name}: it is of an older version, or the file is lost,"
                 " and nobody can tell whether the data are the same; start the run anew in another"
@@ -109,13 +115,13 @@ class Workdir:
             processes.of_first(self._open)
 
     def _open(self):
-        for folder in (self.path, self.path / "stages", self.path / "plots"):
+        for folder in (self.path, self._file("stages"), self._file("plots")):
             remove_temporary(folder)
-        if not (self.path / "config.json").exists():  # else both are the same
-            metrics.write_json(self.path / "fingerprint.json", self._fingerprint)
+        if not self._file("config.json").exists():  # else both are the same
+            metrics.write_json(self._file("fingerprint.json"), self._fingerprint)
             saved = saved_config(self._experiment.config, self._experiment.simulation.seeds)
-            metrics.write_json(self.path / "config.json", saved)
-        self._checkpoints = Checkpoints(self.path / "checkpoints")
+            metrics.write_json(self._file("config.json"), saved)
+        self._checkpoints = Checkpoints(self._file("checkpoints"))
 
     def restore(self, engine: Engine, evaluations: list[int]) -> list[dict]:
         """Puts the engine where the newest whole checkpoint was; returns the rows until there.
@@ -135,12 +141,12 @@ class Workdir:
         if self.saved:
             like, treedef = jax.tree.flatten(engine.snapshot())
             leaves = processes.of_first(lambda: self._leaves_for(like))
-            engine.go_on(treedef.unflatten(map(restored, leaves, like)), self.saved)
+            engine.go_on(jax.tree.unflatten(treedef, map(restored, leaves, like)), self.saved)
         processes.of_first(self._cut_to_saved)
         return rows
 
     def _newest(self, evaluations):
-        path, seeds = self.path / "metrics.jsonl", self._experiment.simulation.seeds
+        path, seeds = self._file("metrics.jsonl"), self._experiment.simulation.seeds
         expected = [(rounds, seed) for rounds in evaluations for seed in seeds]
         rows = metrics.verified(path, expected)
         self.saved, self._leaves = self._checkpoints.newest()
@@ -165,26 +171,26 @@ class Workdir:
     def _cut_to_saved(self):
         """Removes what the run is going to write again."""
         if self.saved < self._experiment.simulation.plan.rounds:
-            (self.path / "summary.json").unlink(missing_ok=True)
+            self._file("summary.json").unlink(missing_ok=True)
         self._checkpoints.forget_after(self.saved)
-        metrics.keep_until(self.path / "metrics.jsonl", self.saved)
+        metrics.keep_until(self._file("metrics.jsonl"), self.saved)
 
     def finished(self, all_rounds: bool) -> bool:
         """Whether an earlier process has left nothing to do."""
         if not all_rounds or self.path is None:
             return False
-        return processes.of_first((self.path / "summary.json").exists)
+        return processes.of_first(self._file("summary.json").exists)
 
     def read_summary(self) -> dict:
         """What that process measured."""
-        path = self.path / "summary.json"
+        path = self._file("summary.json")
         return processes.of_first(lambda: files.read_json(path, files.FINISHED))
 
     def keep_facts(self, facts: list[dict], engine: Engine) -> None:
         """Writes what a stage begins with: a later process cannot find it again."""
         if not self._writes or engine.stage.prepare is None:
             return
-        metrics.make_folder(self.path / "stages")
+        metrics.make_folder(self._file("stages"))
         for i, arrays in enumerate(facts):
             write_arrays(self._facts_file(engine.stage, i), arrays)
 
@@ -195,12 +201,12 @@ class Workdir:
         return [read_arrays(self._facts_file(stage, i)) for i in range(len(engine.lanes))]
 
     def _facts_file(self, stage, lane):
-        return self.path / "stages" / f"{stage.name}-{lane}.npz"
+        return self._file(f"stages/{stage.name}-{lane}.npz")
 
     def append(self, rows: list[dict]) -> None:
         """Adds rows to metrics.jsonl."""
         if self._writes:
-            metrics.append(self.path / "metrics.jsonl", rows)
+            metrics.append(self._file("metrics.jsonl"), rows)
 
     def save(self, engine: Engine, force: bool, part: Callable = lambda whole: whole) -> None:
         """A checkpoint, or of a part of it, unless the last one is a few seconds old."""
@@ -218,10 +224,11 @@ class Workdir:
             picture = io.BytesIO()
             curve = plots.learning_curve(rows, self._experiment.config.method.name)
             curve.savefig(picture, format="png", dpi=120)
-            metrics.make_folder(self.path / "plots")
-            metrics.replace(self.path / "plots" / "learning_curve.png", picture.getvalue())
-            self._checkpoints.wait()
-            metrics.write_json(self.path / "summary.json", summary)
+            metrics.make_folder(self._file("plots"))
+            metrics.replace(self._file("plots/learning_curve.png"), picture.getvalue())
+            if self._checkpoints:
+                self._checkpoints.wait()
+            metrics.write_json(self._file("summary.json"), summary)
         return summary
 
     def close(self) -> None:
@@ -237,7 +244,7 @@ def remove_temporary(folder: Path) -> None:
             file.unlink(missing_ok=True)
 
 
-def write_arrays(path: Path, arrays: dict[str, np.ndarray]) -> None:
+def write_arrays(path: Path, arrays: dict[str, Any]) -> None:
     """An .npz with what a stage begins with, and beside it its checksum, as sha256sum has it."""
     content = io.BytesIO()
     np.savez(content, **arrays)
@@ -268,7 +275,7 @@ class Workdirs:
         self._folders = folders
         ends = np.cumsum(counts)
         self._spans = [slice(end - n, end) for end, n in zip(ends, counts, strict=True)]
-        self._rows = [[] for _ in folders]
+        self._rows: list[list[dict]] = [[] for _ in folders]
 
     def open(self) -> None:
         """Begins to write in all of them."""

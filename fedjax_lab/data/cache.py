@@ -5,6 +5,7 @@ import logging
 import os
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -16,7 +17,7 @@ def cache_folder(folder: str = "") -> Path:
     return Path(folder or os.environ.get("FEDJAX_LAB_CACHE") or "~/.cache/fedjax_lab").expanduser()
 
 
-def load(path: Path) -> dict[str, np.ndarray] | None:
+def load(path: Path) -> dict[str, Any] | None:
     """The arrays in a cache file; None if there is none, or (with a warning) if it is of no use."""
     try:
         with safe.opened(path) as content, np.load(content, allow_pickle=False) as file:
@@ -31,7 +32,7 @@ def load(path: Path) -> dict[str, np.ndarray] | None:
     return arrays
 
 
-def save(path: Path, arrays: dict[str, np.ndarray]) -> None:
+def save(path: Path, arrays: dict[str, Any]) -> None:
     """Write a cache file whole or not at all; where that is impossible, warn and go on."""
     scratch = None
     try:
@@ -52,5 +53,6 @@ def checksum(arrays: dict[str, np.ndarray]) -> str:
     digest = hashlib.sha256()
     for key, array in sorted(arrays.items()):
         digest.update(f"{key} {array.dtype.str} {array.shape} ".encode())
-        digest.update(np.ascontiguousarray(array))
+        content: Any = np.ascontiguousarray(array)  # a buffer; its type says so from Python 3.12 on
+        digest.update(content)
     return digest.hexdigest()

@@ -103,7 +103,9 @@ def _unpacked(archive: Path, folder: str, parts: tuple[str, ...], remedy: str) -
                 claimed += member.size
                 safe.check_claim(claimed, stored)
                 if member.isreg() and member.name in names:
-                    content[names[member.name]] = members.extractfile(member).read()
+                    stream = members.extractfile(member)
+                    assert stream is not None  # None stands for what is no regular file
+                    content[names[member.name]] = stream.read()
     for name, part in names.items():
         if part not in content:
             raise BadInput(f"{archive} has no {name}: {remedy}")

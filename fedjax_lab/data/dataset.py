@@ -1,9 +1,10 @@
 """What every data source returns: NumPy arrays in one flat pool."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 
 class Dataset(NamedTuple):
@@ -18,9 +19,7 @@ class Dataset(NamedTuple):
     files: tuple[str, ...] = ()  # paths of the original images, one for each row, where there are
 
 
-def pooled(
-    x: np.ndarray, train: Sequence[Sequence[int]], test: Sequence[Sequence[int]]
-) -> dict[str, np.ndarray]:
+def pooled(x: np.ndarray, train: Sequence[ArrayLike], test: Sequence[ArrayLike]) -> dict[str, Any]:
     """The arrays of a Dataset whose training examples come first, domain after domain.
 
     x [R, ...]: the examples in that order; train, test: the labels of each domain.
@@ -46,8 +45,8 @@ def of_one_domain(
     return Dataset(**arrays, classes=classes, domains=(name,))
 
 
-def first_of_each(labels: Sequence[int], count: int) -> np.ndarray:
+def first_of_each(labels: ArrayLike, count: int) -> np.ndarray:
     """Ascending positions of the first `count` examples of each class, all where there are less."""
-    labels = np.asarray(labels)
-    kept = [np.flatnonzero(labels == label)[:count] for label in np.unique(labels)]
+    y = np.asarray(labels)
+    kept = [np.flatnonzero(y == label)[:count] for label in np.unique(y)]
     return np.sort(np.concatenate(kept))

@@ -174,7 +174,8 @@ def _scanned() -> tuple[np.ndarray, np.ndarray]:
     padded = np.pad(digits.images * (255 / 16), ((0, 0), (1, 1), (1, 1))).astype(np.uint8)
     clear = ImageFilter.UnsharpMask(radius=_INK / 10, percent=150, threshold=0)  # opens small loops
     large = [Image.fromarray(small).resize((_INK, _INK)).filter(clear) for small in padded]
-    sharp = 255 / (1 + np.exp(-12 * (np.stack(large).astype(np.float32) / 255 - 0.42)))
+    ink = np.stack([np.asarray(image) for image in large])
+    sharp = 255 / (1 + np.exp(-12 * (ink.astype(np.float32) / 255 - 0.42)))
     return sharp.astype(np.uint8), digits.target
 
 

@@ -107,7 +107,7 @@ def _fedbn(where: Path, count: int, domain: str, split: str) -> tuple[np.ndarray
         made = pickles.load(file, HELP)
         if not isinstance(made, (tuple, list)) or len(made) != 2:
             raise BadInput(f"{file} is no pair of images and labels: {HELP}")
-        pairs.append(_examples(*made, file))
+        pairs.append(_examples(made[0], made[1], file))
     images, labels = zip(*pairs, strict=True)
     if len({array.shape[1:] for array in images}) > 1:
         raise BadInput(f"the parts in {folder / 'partitions'} have images of several sizes: {HELP}")

@@ -51,7 +51,10 @@ def read(release: Release, folder: str, size: int, choose: Callable) -> Dataset:
         pairs = [split_here(release, where, domain) for domain in release.domains]
     else:
         pairs = [
-            tuple(listed(release, where, lists / f"{domain}_{part}.pkl") for part in PARTS)
+            (
+                listed(release, where, lists / f"{domain}_train.pkl"),
+                listed(release, where, lists / f"{domain}_test.pkl"),
+            )
             for domain in release.domains
         ]
     train = [_kept(split, choose(split.labels)) for split, _ in pairs]
@@ -75,14 +78,15 @@ def listed(release: Release, where: Path, file: Path) -> Split:
 
 def split_here(release: Release, where: Path, domain: str) -> tuple[Split, Split]:
     """The files of a domain for training and tests: sorted, permuted with seed 0, a fifth tests."""
-    files, labels = [], []
+    files: list[Path] = []
+    labels: list[int] = []
     for label, name in enumerate(release.classes):
-        found = (where / domain / name).glob("*")
-        found = sorted(file for file in found if file.suffix.lower() in SUFFIXES)
-        if not found:
+        there = (where / domain / name).glob("*")
+        images = sorted(file for file in there if file.suffix.lower() in SUFFIXES)
+        if not images:
             raise BadInput(f"{where / domain / name} has no images: {release.remedy}")
-        files += found
-        labels += [label] * len(found)
+        files += images
+        labels += [label] * len(images)
     order = np.random.default_rng(0).permutation(len(files))
     tests, both = len(files) // 5, Split(files, labels)
     return _kept(both, order[tests:]), _kept(both, order[:tests])
@@ -94,8 +98,9 @@ def _kept(split: Split, rows: np.ndarray) -> Split:
 
 def _columns(made: Any, file: Path, remedy: str) -> list[list[str]]:
     """The two columns of a list, as long as each other."""
-    columns = [_texts(column) for column in _plain(made) or ()]
-    if len(columns) != 2 or None in columns or len(columns[0]) != len(columns[1]):
+    parts = [_texts(column) for column in _plain(made) or ()]
+    columns = [texts for texts in parts if texts is not None]
+    if len(parts) != 2 or len(columns) != 2 or len(columns[0]) != len(columns[1]):
         raise BadInput(f"{file} is no pair of as many paths as names of classes: {remedy}")
     if not columns[0]:
         raise BadInput(f"{file} is empty: {remedy}")

@@ -94,8 +94,8 @@ def domainnet_full(
         raise BadInput(f"config.data.classes must be from 1 to {len(known)}, got {classes}")
     rng = np.random.default_rng(classes_seed)
     chosen = np.sort(rng.choice(len(known), classes, replace=False)).tolist()
-    train, test = ([_of_classes(lines, chosen) for lines in part] for part in (train, test))
-    made = arrays(f"domainnet_full-v{VERSION}", train, test, size, rgb, FULL_HELP)
+    kept = [[_of_classes(lines, chosen) for lines in part] for part in (train, test)]
+    made = arrays(f"domainnet_full-v{VERSION}", kept[0], kept[1], size, rgb, FULL_HELP)
     return Dataset(**made, classes=tuple(known[label] for label in chosen), domains=RELEASE.domains)
 
 
@@ -106,7 +106,7 @@ def listed(where: Path, file: Path, domain: str) -> list[Line]:
 
 def names_of_labels(lines: Sequence[Line], lists: Path) -> list[str]:
     """The names of the classes 0, 1, ...; BadInput where labels and names are not one to one."""
-    names = {}
+    names: dict[int, str] = {}
     for line in lines:
         if names.setdefault(line.label, line.name) != line.name:
             both = f"{quoted(names[line.label])} and {quoted(line.name)}"

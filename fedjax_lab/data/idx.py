@@ -7,7 +7,7 @@ of dimensions, then each dimension), then unsigned bytes. Each file may be gzipp
 import gzip
 import math
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO
 
 import numpy as np
 
@@ -78,7 +78,7 @@ def read(folder: Path, remedy: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]
     """Images [R, H, W, 1] uint8, labels [R] int32 and the test mask [R] of the four files."""
     if not folder.is_dir():
         raise BadInput(f"{folder} is not a folder: {remedy}")
-    train, test = (_part(folder, *FILES[start : start + 2], remedy) for start in (0, 2))
+    train, test = (_part(folder, FILES[i], FILES[i + 1], remedy) for i in (0, 2))
     if train[0].shape[1:] != test[0].shape[1:]:
         sizes = " and ".join(f"{x.shape[1]} x {x.shape[2]}" for x, _ in (train, test))
         raise BadInput(f"{folder}: training and test images differ in size, {sizes}: {remedy}")
@@ -88,14 +88,19 @@ def read(folder: Path, remedy: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]
 
 def _part(folder: Path, images: str, labels: str, remedy: str) -> tuple[np.ndarray, np.ndarray]:
     """The images [R, H, W] and labels [R] of the training or the test files."""
-    paths = [find(folder, name) for name in (images, labels)]
-    for path, name in zip(paths, (images, labels), strict=True):
-        if path is None:
-            raise BadInput(f"{folder / name} (or {name}.gz) is missing: {remedy}")
-    x, y = read_file(paths[0], 3, remedy), read_file(paths[1], 1, remedy)
+    images_file, labels_file = (_existing(folder, name, remedy) for name in (images, labels))
+    x, y = read_file(images_file, 3, remedy), read_file(labels_file, 1, remedy)
     if len(x) != len(y):
-        raise BadInput(f"{paths[0]} holds {len(x)} images, {paths[1]} {len(y)} labels: {remedy}")
+        counts = f"{images_file} holds {len(x)} images, {labels_file} {len(y)} labels"
+        raise BadInput(f"{counts}: {remedy}")
     return x, y
+
+
+def _existing(folder: Path, name: str, remedy: str) -> Path:
+    path = find(folder, name)
+    if path is None:
+        raise BadInput(f"{folder / name} (or {name}.gz) is missing: {remedy}")
+    return path
 
 
 def find(folder: Path, name: str) -> Path | None:
@@ -122,7 +127,7 @@ def read_file(path: Path, dimensions: int, remedy: str) -> np.ndarray:
     return np.frombuffer(content, np.uint8).reshape(shape)
 
 
-def _opened(path: Path) -> BinaryIO:
+def _opened(path: Path) -> IO[bytes] | gzip.GzipFile:
     """The file, open to be read, unzipped where it is gzipped."""
     file = safe.opened(path)
     return gzip.GzipFile(fileobj=file) if path.suffix == ".gz" else file

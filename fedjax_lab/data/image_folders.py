@@ -108,11 +108,13 @@ def find_domains(known: Published, folder: str, remedy: str) -> list[Path]:
     problem = f"no {known.name} in {' or '.join(map(str, around))}"
     for where in (place / name for place in around for name in ("", *known.folders)):
         there = {_letters(path.name): path for path in _subfolders(where)}
-        found = [there.get(_letters(name)) for name in known.domains]
-        if all(found):
-            return found
-        if any(found):
-            problem = f"{where} has no folder {known.domains[found.index(None)]}"
+        by_domain = {name: there.get(_letters(name)) for name in known.domains}
+        paths = [path for path in by_domain.values() if path is not None]
+        if len(paths) == len(known.domains):
+            return paths
+        if paths:
+            missing = next(name for name, path in by_domain.items() if path is None)
+            problem = f"{where} has no folder {missing}"
     raise BadInput(f"{problem}: {remedy}")
 
 

@@ -9,10 +9,10 @@ that Python has in Python, which can be told what it must not make.
 
 import pickle
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -73,7 +73,7 @@ def _check_size(made: Any, most: int) -> None:
 class _Reader(pickle._Unpickler):
     """The stand-ins are bound methods, for a pickle can set attributes of plain functions."""
 
-    dispatch = dict(pickle._Unpickler.dispatch)
+    dispatch: ClassVar[dict[int, Callable[[Any], None]]] = dict(pickle._Unpickler.dispatch)
     ndarray = None  # only ever an argument, which `reconstruct` ignores
     made = checked = 0  # bytes that were copied, and how many of them memory was looked at for
 
@@ -211,7 +211,8 @@ class _Type:
         """The type itself, if it is one of numbers or strings."""
         if not re.fullmatch(r"[biufcSU]\d+", self.code):
             raise pickle.UnpicklingError(f"it holds an array of type {self.code}")
-        return np.dtype(self.code).newbyteorder(self.order)
+        order: Any = self.order  # NumPy refuses what is none
+        return np.dtype(self.code).newbyteorder(order)
 
 
 class _Array(np.ndarray):

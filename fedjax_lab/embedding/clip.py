@@ -85,9 +85,9 @@ class Side(NamedTuple):
     """What one tower is to embed."""
 
     tower: Callable  # image_tower or text_tower
-    count: int
+    size: int  # how many examples or labels
     content: dict[str, np.ndarray]  # changes with what is embedded
-    read: Callable[[np.ndarray], np.ndarray]  # numbers [n] below count -> the tower's inputs [n, .]
+    read: Callable[[np.ndarray], np.ndarray]  # numbers [n] below size -> the tower's inputs [n, .]
 
 
 def _prompts(dataset: Dataset, tokens: Callable) -> Side:
@@ -162,7 +162,7 @@ def find_model(folder: str, model: str) -> Path:
             )
         except (OSError, ValueError) as error:
             raise BadInput(f"{model} is not in the hub's cache: {remedy}") from error
-    needed = (*NEEDED, "vocab.json", "merges.txt")
+    needed: tuple[str, ...] = (*NEEDED, "vocab.json", "merges.txt")
     if (where / "tokenizer.json").is_file():
         needed = NEEDED
     missing = [file for file in needed if not (where / file).is_file()]
@@ -255,10 +255,10 @@ def _embed(
     """Features [count, projection_dim] float32; shards that are kept are not made again."""
     name = checksum({"model": np.array(f"{VERSION} {of_model}"), **side.content})[:16]
     folder = cache_folder() / "embeddings" / f"clip-{name}"
-    made, encode = np.zeros((side.count, settings.projection_dim), np.float32), None
-    with tqdm(total=side.count, desc="CLIP", unit=" examples", delay=2, disable=None) as bar:
-        for start in range(0, side.count, SHARD):
-            stop = min(start + SHARD, side.count)
+    made, encode = np.zeros((side.size, settings.projection_dim), np.float32), None
+    with tqdm(total=side.size, desc="CLIP", unit=" examples", delay=2, disable=None) as bar:
+        for start in range(0, side.size, SHARD):
+            stop = min(start + SHARD, side.size)
             file = folder / f"{start}-{stop}.npz"
             kept = load(file)
             if kept is None:
@@ -275,7 +275,7 @@ def _encoder(side: Side, where: Path, settings: Settings, batch_size: int) -> Ca
     tower, example = side.tower(settings)
     params = jax.device_put(read_weights(where / "model.safetensors", tower, example))
     apply = jax.jit(lambda params, inputs: tower.apply({"params": params}, inputs))
-    size = min(batch_size, side.count)
+    size = min(batch_size, side.size)
 
     def encode(rows, bar):
         made = []

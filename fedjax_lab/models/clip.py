@@ -6,9 +6,10 @@ is its tensor's name. Frozen here: there is no dropout, and the first weights ar
 """
 
 import json
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -65,7 +66,10 @@ def quick_gelu(x: Array) -> Array:
     return x * jax.nn.sigmoid(1.702 * x)
 
 
-ACTIVATIONS = {"quick_gelu": quick_gelu, "gelu": partial(jax.nn.gelu, approximate=False)}
+ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
+    "quick_gelu": quick_gelu,
+    "gelu": partial(jax.nn.gelu, approximate=False),
+}
 
 
 class Block(nn.Module):
@@ -193,7 +197,7 @@ def _section(defaults, config: dict, name: str):
     return defaults._replace(**{key: given[key] for key in defaults._fields if key in given})
 
 
-def _check(key: str, value, kind: type) -> None:
+def _check(key: str, value: Any, kind: type[Any]) -> None:
     if key == "hidden_act":
         if str(value) not in ACTIVATIONS:
             raise ValueError(f"hidden_act is {quoted(value)}; {nearest(str(value), ACTIVATIONS)}")
@@ -201,7 +205,7 @@ def _check(key: str, value, kind: type) -> None:
         raise ValueError(f"{key} is {quoted(value)}")
 
 
-def read_weights(file: Path, tower: nn.Module, example: jax.ShapeDtypeStruct) -> dict:
+def read_weights(file: Path, tower: nn.Module, example: jax.ShapeDtypeStruct) -> Mapping:
     """The tower's params, float32, by name from the hub's model.safetensors of both towers.
 
     `example` is the shape of an input. BadInput for a tensor of the tower that is missing, is not

@@ -5,6 +5,7 @@ GoogLeNet (Szegedy et al. 2015, arXiv 1409.4842, Fig. 2a), whose pooled branch k
 That an average, or nothing, stands in the place of its maximum would fit the channels as well.
 """
 
+from collections.abc import Callable
 from functools import partial
 
 import flax.linen as nn
@@ -14,7 +15,7 @@ from fedjax_lab.errors import BadInput, check_choice
 from fedjax_lab.models import conv, layers
 from fedjax_lab.types import Array
 
-POOLS = {
+POOLS: dict[str, Callable[[Array], Array]] = {
     "max": partial(layers.max_pool, window=3, stride=1, padding=1),
     "avg": partial(layers.avg_pool, window=3, stride=1, padding=1),
     "identity": lambda x: x,

@@ -90,7 +90,7 @@ def convert(
         else _fitted(name, given[name], leaf.shape)
         for (path, name), leaf in zip(needed.items(), leaves, strict=True)
     ]
-    return structure.unflatten(fitted)
+    return jax.tree.unflatten(structure, fitted)
 
 
 def _tensor_names(layers, shapes):

@@ -1,0 +1,73 @@
+"""The pages for developers: the skeleton of a method runs and learns, and named files exist."""
+
+import re
+import textwrap
+from pathlib import Path
+from types import ModuleType
+
+import jax
+import numpy as np
+import pytest
+import toys
+
+from fedjax_lab import streams, tree
+from fedjax_lab.methods.fedavg import fedavg
+
+KEYS = streams.make_keys(jax.random.key(0))
+ROOT = Path(__file__).parents[1]
+PAGE = (ROOT / "CONTRIBUTING.md").read_text()
+SKELETON, ITS_TEST = (
+    textwrap.dedent(block) for block in re.findall(r"^ *```python\n(.*?)^ *```", PAGE, re.S | re.M)
+)
+
+
+@pytest.fixture(scope="module")
+def ditto():
+    """The method of the page, as a module of its own."""
+    module = ModuleType("skeleton")
+    exec(compile(SKELETON, "CONTRIBUTING.md", "exec"), vars(module))
+    return module.ditto
+
+
+def test_the_skeleton_learns_and_keeps_a_model_on_each_client(ditto):
+    state, sums = toys.player(ditto(toys.NORM))(KEYS, 0, 12)
+    assert tree.finite(state)
+    assert int(sums.diverged) == -1
+    first = toys.player(ditto(toys.NORM))(KEYS, 0, 1)[1]
+    assert sums.train_loss / 12 < first.train_loss
+    kernels = np.asarray(state.private.params["head"]["kernel"])
+    assert len(np.unique(kernels, axis=0)) == toys.C
+
+
+def test_the_pull_towards_the_shared_model_is_the_setting(ditto):
+    """With a larger lam the personal models end nearer to it."""
+
+    def distance(lam):
+        state, _ = toys.player(ditto(toys.NORM, lam=lam))(KEYS, 0, 3)
+        shared = tree.repeat(state.server.params, toys.C)
+        return float(tree.sq_norm(tree.sub(state.private.params, shared)))
+
+    assert distance(3.0) < 0.9 * distance(0.0)
+
+
+def test_the_test_of_the_page_passes(ditto):
+    names = {"ditto": ditto, "fedavg": fedavg, "toys": toys, "KEYS": KEYS}
+    exec(compile(ITS_TEST, "CONTRIBUTING.md", "exec"), names)
+    (test,) = (value for name, value in names.items() if name.startswith("test_"))
+    test()
+
+
+def test_the_skeleton_marks_each_equation_once():
+    """As `test_docstring_names_paper_and_equations` asks of every method."""
+    head = SKELETON.split('"""')[1]
+    equations = set(re.findall(r"\(((?:eq|Alg)\. \d+)\)", head))
+    assert equations and "arXiv:" in head
+    assert all(SKELETON.count(f"# {equation}") == 1 for equation in equations)
+
+
+@pytest.mark.parametrize("page", ["CONTRIBUTING.md", "docs/architecture.md"])
+def test_the_files_that_a_page_names_exist(page):
+    text = (ROOT / page).read_text()
+    paths = re.findall(r"`((?:configs|docs|fedjax_lab|launch|tests)/[\w/.]*)`", text)
+    assert paths
+    assert [path for path in paths if not (ROOT / path).exists()] == []
