@@ -14,6 +14,7 @@ import os
 import shutil
 import time
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -124,18 +125,19 @@ class Checkpoints:
         self._manager.close()
 
 
-def numbers(leaf: Array | np.ndarray) -> Array | np.ndarray:
+def numbers(leaf: Any) -> Array | np.ndarray:
     """A leaf as it is saved: typed random keys, which have no files, as the integers in them."""
     if not _is_key(leaf):
         return leaf
     return jax.random.key_data(leaf.addressable_data(0) if leaf.is_fully_replicated else leaf)
 
 
-def restored(saved: np.ndarray, like: Array | np.ndarray) -> Array | np.ndarray:
+def restored(saved: Any, like: Any) -> Array | np.ndarray:
     """A saved leaf as it was before, where and of the kind that `like` is."""
     if _is_key(like):
         saved = jax.random.wrap_key_data(saved, impl=jax.random.key_impl(like))
-    return parallel.put(saved, like.sharding) if isinstance(like, jax.Array) else saved
+    sharding: Any = getattr(like, "sharding", None)
+    return parallel.put(saved, sharding) if isinstance(like, jax.Array) else saved
 
 
 def _is_key(leaf):

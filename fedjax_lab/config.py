@@ -12,7 +12,7 @@ import inspect
 import math
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +40,7 @@ from fedjax_lab.registry import (
     setting_words,
 )
 
-DEFAULTS = {
+DEFAULTS: dict[str, dict[str, Any]] = {
     "data": {
         "name": "digit_domains",
         "normalize": "unit",  # unit: pixels in 0..1; half: -1..1; else that set's mean and std
@@ -124,6 +124,7 @@ def load_config(path: str) -> dict:
     try:
         loader = importlib.machinery.SourceFileLoader("config_file", path)
         spec = importlib.util.spec_from_loader("config_file", loader)
+        assert spec is not None  # the loader makes one of any path
         module = importlib.util.module_from_spec(spec)
         loader.exec_module(module)
         return _as_dict(module.get_config(method) if method else module.get_config())
@@ -148,7 +149,7 @@ def _check_file(path):
     raise BadInput(f"no config file {quoted(path)}; {nearest(path, nearby)}")
 
 
-def resolve(config: dict, overrides: list[tuple[str, str]] = ()) -> ml_collections.ConfigDict:
+def resolve(config: dict, overrides: Sequence[tuple[str, str]] = ()) -> ml_collections.ConfigDict:
     """The whole, checked and locked config. Overrides are (dotted key, text), as from a shell."""
     config = _as_dict(config)
     if not isinstance(config, dict) or not all(isinstance(v, dict) for v in config.values()):

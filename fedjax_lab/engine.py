@@ -78,7 +78,8 @@ class Engine:
         self.evaluate_seconds = 0.0
         self.session = _Session(0, 0.0, np.zeros(3))
         self._seed_fields = ()  # fields of a federation that a view makes differ between seeds
-        self.stage_number, self.states = -1, [None] * len(self.lanes)
+        self.stage_number = -1
+        self.states: list[Any] = [None] * len(self.lanes)
         self.compile_seconds = time.perf_counter() - began  # of all that happens once
         self.first_facts = self.next_stage()
 
@@ -418,13 +419,13 @@ def _shapes(a):
 _PLAIN = {"center": np.float32(0), "scale": np.float32(1)}  # of examples that are no images
 _NOT_SCORED = dict.fromkeys(("validation", "test", "global_test", "unseen"))
 _ROWS = ("train", "validation", "test")  # what differs between seeds
-_AXES = Federation(*(0 if name in _ROWS else None for name in Federation._fields))
+_AXES = Federation._make(0 if name in _ROWS else None for name in Federation._fields)
 
 
 def _seed_axes(federation: Federation) -> Federation:
     """Only the rows that clients own differ between seeds."""
-    return Federation(
-        *(None if a is None else axis for a, axis in zip(federation, _AXES, strict=True))
+    return Federation._make(
+        None if a is None else axis for a, axis in zip(federation, _AXES, strict=True)
     )
 
 
@@ -433,4 +434,4 @@ def _stack(federations: list[Federation]) -> Federation:
         rows[0] if axis is None or rows[0] is None else jnp.stack(rows)
         for axis, rows in zip(_AXES, zip(*federations, strict=True), strict=True)
     ]
-    return Federation(*stacked)
+    return Federation._make(stacked)

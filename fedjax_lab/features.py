@@ -27,13 +27,13 @@ def fisher_score(z: np.ndarray, y: np.ndarray) -> np.ndarray:
     A dimension that is constant scores 0; one that is constant within each class only, inf.
     """
     z, y = np.asarray(z), np.asarray(y)
-    counts, means, within = [], [], 0.0
+    counts, centers, within = [], [], 0.0
     for label in np.unique(y):
         shifted = np.subtract(z[y == label], z[0], dtype=np.float64)  # constants are exactly 0
         counts.append(len(shifted))
-        means.append(shifted.mean(0))
+        centers.append(shifted.mean(0))
         within = within + len(shifted) * shifted.var(0)
-    n, means = np.array(counts)[:, None], np.array(means)
+    n, means = np.array(counts)[:, None], np.array(centers)
     between = (n * (means - (n * means).sum(0) / n.sum()) ** 2).sum(0)
     alike = within <= NEGLIGIBLE * (within + between)
     ratio = np.divide(between, within, out=np.zeros_like(between), where=~alike)

@@ -29,6 +29,7 @@ def of(experiment: Experiment) -> dict[str, str]:
         rows = {name: np.asarray(held) for name, held in rows.items() if held is not None}
         parts[f"partition of seed {seed}"] = rows
     if any(stage.view and stage.view.embedded for stage in simulation.stages):
+        assert simulation.embeddings is not None  # an embedded stage has them
         parts["embeddings"] = simulation.embeddings()._asdict()
     return {name: checksum(arrays) for name, arrays in parts.items()}
 

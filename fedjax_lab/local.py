@@ -61,7 +61,7 @@ class Examples(NamedTuple):
         return self.padded.shape[0]
 
     @property
-    def count(self) -> Array:
+    def count(self) -> Array:  # type: ignore[override]  # not the tuple's method of that name
         """How many of the rows are real."""
         return jnp.sum(self.rows >= 0)
 
@@ -87,7 +87,8 @@ def make_work(
     The list grows by one entry while `train` is traced, so `Exchange.local` calls `train` at its
     top level, never inside a jax transformation of its own: BadInput says so.
     """
-    examples, trainings = make_examples(federation, rows, plan), []
+    examples = make_examples(federation, rows, plan)
+    trainings: list[Training] = []
     level = get_opaque_trace_state()
 
     def train_once(weights, loss, **options):

@@ -228,7 +228,7 @@ def _state(cell, out):
 
 def damaged(cells: Sequence[Cell], out: Path) -> list[str]:
     """What is wrong with the files of runs that have ended, one line each."""
-    notes = {}
+    notes: dict[str, None] = {}
     for folder in (out / run.cell.name for cell in cells for run in cell.runs):
         if sweep_folder.ended(folder):
             try:
@@ -251,7 +251,8 @@ def remarks(cells: Sequence[Cell], overrides: Sequence[tuple[str, str]]) -> list
 def overview(request: Request) -> str:
     """A line for each data set (and model) of each table."""
     header = ["table", "data", "model", "cells", "here", "runs", "seeds", "M examples", "hours"]
-    lines, reasons = [], {}
+    lines: list[list[str]] = []
+    reasons: dict[str, None] = {}
     for (paper, table), rows in published.tables().items():
         groups: dict[tuple[str, str], list[Cell]] = {}
         for cell in plan(rows, request):

@@ -144,7 +144,7 @@ def use_every_core() -> None:
     Eigen's convolution overwrites a block that it still reads (measured with jaxlib 0.10.2:
     gradients of digit_cnn that are wrong by 15 %). The spare worker keeps the queue short.
     """
-    devices = jax.config.jax_num_cpu_devices
+    devices = jax.config.jax_num_cpu_devices  # type: ignore[attr-defined]  # jax adds its flags
     if "JAX_NUM_CPU_DEVICES" not in os.environ:
         cores = getattr(os, "sched_getaffinity", lambda _: range(os.cpu_count() or 1))
         devices = len(cores(0))
@@ -158,7 +158,7 @@ def check_devices() -> None:
     try:
         jax.devices()
     except (RuntimeError, AssertionError) as error:  # the second: no plugin has the platform
-        platforms = jax.config.jax_platforms
+        platforms = jax.config.jax_platforms  # type: ignore[attr-defined]  # jax adds its flags
         asked = f"JAX_PLATFORMS={platforms}: " if platforms else ""
         raise BadInput(f"{asked}{str(error) or 'jax finds no such device here'}") from error
 

@@ -10,7 +10,7 @@ import re
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import matplotlib
 import numpy as np
@@ -22,7 +22,7 @@ CONTRAST = (COLORS[0], COLORS[4])  # two areas that differ in grey too
 DASHES = ("-", "--", ":", "-.")
 MARKERS = "os^Dv*P"
 DOTS = 60  # up to so many values of a row are drawn one by one, more as a box alone
-STYLE = {
+STYLE: dict[Any, Any] = {
     "font.size": 10,
     "font.family": ["DejaVu Sans", "sans-serif"],
     "axes.spines.top": False,
@@ -140,8 +140,8 @@ class Side(NamedTuple):
     """What the rows or the columns of a heat map are."""
 
     label: str
-    names: Sequence  # of each row; with cuts, of each row or of each group of rows
-    cuts: Sequence[int] = ()  # the rows that begin a group, but for the first
+    names: Sequence | np.ndarray  # of each row; with cuts, of each row or of each group of rows
+    cuts: Sequence[int] | np.ndarray = ()  # the rows that begin a group, but for the first
 
 
 @in_style

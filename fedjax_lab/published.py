@@ -11,8 +11,9 @@ goes before an earlier one.
 import csv
 import functools
 from collections import Counter
+from collections.abc import Iterable
 from importlib import resources
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from fedjax_lab.errors import BadInput, nearest
 
@@ -77,11 +78,12 @@ class Recipe(NamedTuple):
 def results() -> tuple[Result, ...]:
     """All printed accuracies, in the order of the papers' tables."""
     text = resources.files("fedjax_lab").joinpath("published.csv").read_text(encoding="utf-8")
+    rows: Iterable[dict[str, Any]] = csv.DictReader(text.splitlines())
     return tuple(
         Result(
             **row | {"mean": float(row["mean"]), "std": float(row["std"]) if row["std"] else None}
         )
-        for row in csv.DictReader(text.splitlines())
+        for row in rows
     )
 
 

@@ -9,7 +9,7 @@ from fedjax_lab import experiment
 from fedjax_lab.config import resolve
 from fedjax_lab.data import at_hand
 from fedjax_lab.errors import BadInput
-from fedjax_lab.methods.communication import default_encoder_rounds
+from fedjax_lab.methods._communication import default_encoder_rounds
 
 EXAMPLES = {  # training examples, those of the unseen domain left out
     "fashion_mnist": 60_000,

@@ -57,11 +57,13 @@ def population(federation: Federation, num_classes: int) -> Client:
 
 def no_progress() -> Progress:
     """The sums before the first round after an evaluation."""
-    return Progress(*jnp.zeros(4), jnp.int32(-1))
+    zero = jnp.zeros(4)
+    return Progress(zero[0], zero[1], zero[2], zero[3], jnp.int32(-1))
 
 
 def init(method: Method, keys: Keys, num_clients: int) -> State:
     """The state before round 1; first weights depend on the seed alone."""
+    assert method.init is not None  # only a method whose stage has a `start` has none
     return method.init(keys.init, num_clients)
 
 

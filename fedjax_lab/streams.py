@@ -84,7 +84,7 @@ def drawing(key: Array) -> Array:
 
 def epoch(key: Array, e: Array) -> tuple[Array, Array]:
     """The order of the examples in epoch e of a training, and its steps."""
-    return tuple(jax.random.fold_in(key, 2 * e + i) for i in range(2))
+    return jax.random.fold_in(key, 2 * e), jax.random.fold_in(key, 2 * e + 1)
 
 
 def augmentation(key: Array) -> Array:

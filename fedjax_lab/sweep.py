@@ -36,7 +36,7 @@ import json
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from pathlib import Path
 
 import jax
@@ -101,7 +101,7 @@ def check(cells: Iterable[Cell], load: Callable[..., Dataset]) -> None:
 
 def run_here(
     groups: Iterable[list[Cell]], out: Path, load: Callable[..., Dataset]
-) -> Iterator[tuple[Cell, Outcome]]:
+) -> Generator[tuple[Cell, Outcome], None, None]:
     """Runs cells in this process, each group as one computation or else one after another."""
     for group in groups:
         if len(group) > 1:
@@ -171,7 +171,9 @@ def train(cells: Sequence[Cell], out: Path) -> int:
 # What a person sees.
 
 
-def follow(results: Iterator[tuple[Cell, Outcome]], todo: int, total: int, out: Path) -> None:
+def follow(
+    results: Generator[tuple[Cell, Outcome], None, None], todo: int, total: int, out: Path
+) -> None:
     """Records how each cell ends and tells it, with the time left for `todo` of `total` cells."""
     began, layout = time.monotonic(), "{desc}{n_fmt}/{total_fmt} |{bar}| {remaining} left"
     hidden = not sys.stderr.isatty()

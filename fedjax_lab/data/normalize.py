@@ -30,5 +30,5 @@ def center_and_scale(x: np.ndarray, normalize: str) -> tuple[Array, Array]:
 def input_range(x: np.ndarray, normalize: str) -> tuple[Array, Array]:
     """The lowest and the highest input of a model: of images 0 and 255, else what occurs in x."""
     center, scale = center_and_scale(x, normalize)
-    edges = (0.0, 255.0) if x.dtype == np.uint8 else (float(x.min()), float(x.max()))
-    return tuple((edge - center) * scale for edge in edges)
+    low, high = (0.0, 255.0) if x.dtype == np.uint8 else (float(x.min()), float(x.max()))
+    return (low - center) * scale, (high - center) * scale

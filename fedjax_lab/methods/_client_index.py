@@ -8,7 +8,7 @@ what these stages share, and what the index is for: the similarity of clients.
 """
 
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -32,7 +32,8 @@ def similarity(index: Index, n: Array, parts: tuple[str, ...]) -> Array:
     share = n / jnp.maximum(jnp.sum(n), 1)
     units = [losses.unit(getattr(index, part)) for part in parts]
     full = jax.lax.Precision.HIGHEST
-    return sum(jnp.matmul(b, tree.mix(share, b), precision=full) for b in units) / len(units)
+    total: Any = sum(jnp.matmul(b, tree.mix(share, b), precision=full) for b in units)
+    return total / len(units)
 
 
 class Server(NamedTuple):

@@ -62,9 +62,7 @@ def pick(
     net, relevant, irrelevant = (
         Weights(w.params[name], w.stats[name]) for name in ("net", "relevant", "irrelevant")
     )
-    k_p, k_u, k_noise = (
-        (None,) * 3 if key is None else (jax.random.fold_in(key, i) for i in range(3))
-    )
+    k_p, k_u, k_noise = (key if key is None else jax.random.fold_in(key, i) for i in range(3))
     out = task.apply_at(layers[0], net, x, None, key, rows)
     z_g = out.features
     V = w.params["select"]

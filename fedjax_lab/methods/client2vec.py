@@ -49,7 +49,7 @@ class Server(NamedTuple):
     """The base method's server, and what the index needs."""
 
     base: PyTree
-    index: Index
+    index: Index  # type: ignore[assignment]  # not the tuple's method of that name
     history: Array  # H [C]
     age: Array  # [C] int32: how many rounds ago a client last took part, from 1
 

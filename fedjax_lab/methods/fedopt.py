@@ -34,10 +34,12 @@ def with_server_optimizer(method: Method, optimizer: optax.GradientTransformatio
         params = optax.apply_updates(w_t.params, updates)  # Alg. 1
         return Weights(params, mean.stats), moments
 
+    newcomer = method.newcomer
+    assert newcomer is not None  # FedAvg has one
     return method._replace(
         init=init,
         round=(Exchange(lambda server, id: exchange.send(server[0], id), exchange.local, step),),
-        newcomer=lambda state: method.newcomer(state._replace(server=state.server[0])),
+        newcomer=lambda state: newcomer(state._replace(server=state.server[0])),
     )
 
 

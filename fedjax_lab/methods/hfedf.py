@@ -230,6 +230,7 @@ def aggregate(update: Update, server: Server, uploads: Weights, cohort: Client) 
     g = pull_back(x, ids, share, delta)
     after, moments = step(update, x, server.moments, g, ids)
     x_EMA = average(update.ema, server.t > update.ema_warmup, after, final(server))
+    shadow: PyTree
     x, shadow = (after, x_EMA) if update.shadow else (x_EMA, ())
     if update.random:
         key = jax.random.fold_in(server.key, server.t)

@@ -131,7 +131,8 @@ def _banded_or_mapped(window: _Window, x: Array, w: Array) -> Array:
 def _depthwise(window: _Window, x: Array, w: Array) -> Array:
     """Images [B, H, W, C], kernel [kh, kw, 1, C] -> [B, H', W', C]."""
     weights = w.reshape(-1, w.shape[-1])
-    return sum(map(jnp.multiply, _patches(window, x, w), weights))
+    total: Any = sum(map(jnp.multiply, _patches(window, x, w), weights))
+    return total
 
 
 def _patches_product(window: _Window, x: Array, w: Array) -> Array:
@@ -182,7 +183,7 @@ def _input_gradient(formulation, window: _Window, x_shape, w: Array, dy: Array) 
         low = window.w_dilation[axis] * (w.shape[axis] - 1) - window.pads[axis][0]
         spread = window.strides[axis] * (dy.shape[1 + axis] - 1)
         pads.append((low, x_shape[1 + axis] - 1 - spread + window.pads[axis][0]))
-    back = window._replace(strides=(1, 1), pads=tuple(pads), x_dilation=window.strides)
+    back = window._replace(strides=(1, 1), pads=(pads[0], pads[1]), x_dilation=window.strides)
     return _batchable(formulation, back)(dy, w[::-1, ::-1].swapaxes(2, 3))
 
 
@@ -194,7 +195,8 @@ def _weight_gradient(formulation, window: _Window, x: Array, w_shape, dy: Array)
         spread = window.strides[axis] * (dy.shape[1 + axis] - 1)
         low = window.pads[axis][0]
         pads.append((low, reach + spread + 1 - x.shape[1 + axis] - low))
-    back = window._replace(strides=window.w_dilation, pads=tuple(pads), w_dilation=window.strides)
+    both = pads[0], pads[1]
+    back = window._replace(strides=window.w_dilation, pads=both, w_dilation=window.strides)
     dw = _batchable(formulation, back)(x.transpose(3, 1, 2, 0), dy.transpose(1, 2, 0, 3))
     return dw.transpose(1, 2, 0, 3)  # [C, kh, kw, K] -> [kh, kw, C, K]
 

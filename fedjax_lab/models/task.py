@@ -3,7 +3,7 @@
 import contextlib
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -33,7 +33,8 @@ def make_task(
     init = partial(first_weights, module, sample_shape, dtype)
     kinds = _layers(init)
     if getattr(module, "pretrained", ""):
-        init = pretrained.starting_from(module.pretrained, module.published_names(), init)
+        names = module.published_names()
+        init = pretrained.starting_from(module.pretrained, names, init)  # type: ignore[assignment]
     dense = _of_type(kinds, nn.Dense)
     if not tuple(kinds)[-1:] == dense[-1:] == ("head",):
         raise BadInput("the last layer of a model must be a Dense named 'head'")
@@ -158,7 +159,8 @@ def with_projection(task: Task, width: int) -> Task:
     def apply(weights, x, key=None, mask=None) -> Output:
         body = weights._replace(params={**weights.params, "head": head})
         out = task.apply(body, x, key, mask)
-        logits, z = top.apply({"params": weights.params}, out.features)
+        top_output: Any = top.apply({"params": weights.params}, out.features)
+        logits, z = top_output
         return out._replace(logits=logits, features=z)
 
     added = ("projection_0", "projection_1")
@@ -202,9 +204,9 @@ def with_side_head(task: Task, size: int) -> Task:
 
     def init(key: Array) -> Weights:
         body = task.init(key)
-        k_P, *keys = jax.random.split(jax.random.fold_in(key, 2), 3)
+        k_P, k_head, k_bias = jax.random.split(jax.random.fold_in(key, 2), 3)
         P = layers.torch_uniform(d)(k_P, (d, size))
-        side = {"P": P, "head": layers.first_affine(*keys, size, task.num_classes)}
+        side = {"P": P, "head": layers.first_affine(k_head, k_bias, size, task.num_classes)}
         return Weights({**body.params, "side": side}, body.stats)
 
     def apply(weights, x, key=None, mask=None) -> Output:

@@ -30,6 +30,7 @@ pixels have about the variance that the paper has for its reconstruction losses.
 
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -129,7 +130,9 @@ def probe(num_classes: int, plan: Plan, features: Array, data: Batch, key: Array
 
 def fit(task: Task, loss: losses.Loss, x: Array, y: Array, plan: Plan, key: Array) -> Array:
     """Trains the task on examples (x [R, D], y [R, ...]) and gives its mean loss on them."""
-    none = dict.fromkeys(("domain", "train", "validation", "test", "global_test", "unseen"))
+    none: dict[str, Any] = dict.fromkeys(
+        ("domain", "train", "validation", "test", "global_test", "unseen")
+    )
     pool = Federation(x=x, y=y, center=jnp.float32(0), scale=jnp.float32(1), **none)
     k_init, k_train = jax.random.split(key)
     work, _ = make_work(pool, jnp.arange(len(x)), plan, k_train)

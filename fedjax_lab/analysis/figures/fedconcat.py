@@ -10,6 +10,7 @@ cluster inertia against the number of clusters, where the run was told num_clust
 
 from collections import defaultdict
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -51,7 +52,8 @@ def accuracy_by_megabytes(workdir: Path) -> tuple[np.ndarray, np.ndarray]:
     points = defaultdict(list)
     for row in rows:
         megabytes = (row["bytes_up"] + row["bytes_down"]) / clients / 1e6
-        points[row["round"]].append((megabytes, row.get("global", metrics.headline(row))))
+        accuracy: Any = row.get("global", metrics.headline(row))
+        points[row["round"]].append((megabytes, accuracy))
     means = np.array([np.mean(points[r], 0) for r in sorted(points)])
     return means[:, 0], means[:, 1]
 
@@ -81,7 +83,12 @@ def draw_elbow(inertia: np.ndarray, K: int) -> Figure:
     numbers = np.arange(1, len(inertia) + 1)
     axes.plot(numbers, inertia, **plots.look(0))
     axes.plot(numbers[[0, -1]], inertia[[0, -1]], linestyle="--", color="gray")
-    taken = {"marker": "o", "markersize": 12, "fillstyle": "none", "linestyle": "none"}
+    taken: dict[str, Any] = {
+        "marker": "o",
+        "markersize": 12,
+        "fillstyle": "none",
+        "linestyle": "none",
+    }
     axes.plot(K, inertia[K - 1], color=plots.COLORS[1], **taken)
     axes.set(xlabel="number of clusters", ylabel="inertia, squared distance", xticks=numbers)
     plots.add_legend(figure, axes.lines, ["inertia", "chord", f"taken: {K}"])

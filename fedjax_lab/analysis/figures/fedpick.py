@@ -24,7 +24,7 @@ numbers.json holds what the pictures show.
 
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -70,7 +70,7 @@ class Client(NamedTuple):
     z_train: np.ndarray  # [R, d]
     z_test: np.ndarray
     classes: tuple[str, ...]
-    picked: Picked | None  # of the test examples; None where the method picks nothing
+    picked: Any  # a Picked of the test examples; None where the method picks nothing
 
 
 def load(workdir: Path, seed: int | None, head_layers: int = 0) -> list[Client]:
@@ -97,6 +97,7 @@ def selector(run: finished.Finished, layers):
 def load_client(run: finished.Finished, i: int, name: str, see, select) -> Client:
     """Client i: its examples, and what `see` and `select` make of them."""
     client, message = run.client(i)
+    assert run.federation.test is not None  # `load` has checked that
     rows = run.federation.train[i], run.federation.test[i]
     train, test = (fetch(run.federation, r[r >= 0], run.plan) for r in rows)
     z_train, z_test = (
@@ -106,7 +107,8 @@ def load_client(run: finished.Finished, i: int, name: str, see, select) -> Clien
     if select:
         picked = in_batches(partial(select, tree.join(message, client.private)), test.x)
     classes = run.experiment.dataset.classes
-    return Client(name, *jax.device_get((train, test)), z_train, z_test, classes, picked)
+    train, test = jax.device_get((train, test))
+    return Client(name, train, test, z_train, z_test, classes, picked)
 
 
 def in_batches(fn, x):
@@ -129,9 +131,10 @@ def analyze(clients: list[Client]) -> tuple[dict, dict[str, Figure]]:
     sparsity = {c.name: features.sparsity(c.z_test) for c in clients}
     accuracy = {}
     for c in clients:
-        score = features.fisher_score(c.z_train, c.train.y)
+        y_train, y_test = np.asarray(c.train.y), np.asarray(c.test.y)
+        score = features.fisher_score(c.z_train, y_train)
         kept = [features.top_dimensions(score, ratio) for ratio in RATIOS]
-        examples = c.z_train, c.train.y, c.z_test, c.test.y
+        examples = c.z_train, y_train, c.z_test, y_test
         accuracy[c.name] = [features.probe(*examples, k) for k in kept]
     numbers = {"sparsity": sparsity, "ratios": RATIOS.tolist(), "fisher_probe": accuracy}
     curves = [(100 * RATIOS, np.array([row])) for row in accuracy.values()]
@@ -145,7 +148,10 @@ def analyze_selection(clients: list[Client], shown: Client) -> tuple[dict, dict[
     """Selection ratio, Fisher scores of both parts, overlap, t-SNE: numbers and pictures."""
     ratio = {c.name: features.selection_ratio(c.picked.m) for c in clients}
     scores = {
-        c.name: {part: features.mean_fisher(z, c.test.y) for part, z in halves(c.picked).items()}
+        c.name: {
+            part: features.mean_fisher(z, np.asarray(c.test.y))
+            for part, z in halves(c.picked).items()
+        }
         for c in clients
     }
     fisher = {name: {part: mean for part, (mean, _) in row.items()} for name, row in scores.items()}

@@ -64,7 +64,7 @@ def layer_spread(run: Finished) -> dict[str, float]:
     """By layer: the deviation over clients of each of its weights, averaged. 0 for one model."""
     models = [run.model(i).params for i in range(run.num_clients)]
     deviation = jax.tree.map(lambda *a: np.std(np.stack(a), axis=0), *jax.device_get(models))
-    sums = {}
+    sums: dict[str, list] = {}
     for name, a in zip(tree.names(deviation), jax.tree.leaves(deviation), strict=True):
         sums.setdefault(name.rpartition("/")[0], []).append(a.ravel())
     return {layer: float(np.concatenate(parts).mean()) for layer, parts in sums.items()}
@@ -88,7 +88,8 @@ def confidence(run: Finished, measure: str) -> tuple[np.ndarray, np.ndarray]:
         client, message = run.client(i)
         batch = fetch(run.federation, rows[rows >= 0], run.plan)
         answers.append(jax.device_get(predict(message, client, batch.x, batch.y)))
-    return tuple(np.concatenate(part) for part in zip(*answers, strict=True))
+    probability, right = (np.concatenate(part) for part in zip(*answers, strict=True))
+    return probability, right
 
 
 def answers_of(predict, message, client, x, y):
@@ -137,7 +138,7 @@ def draw_embeddings(rounds: dict[int, dict]) -> Figure:
 @plots.in_style
 def draw_spread(spread: dict[str, dict[str, float]]) -> Figure:
     """A row for each layer, a point in it for each run."""
-    longest = list(max(spread.values(), key=len))
+    longest = max(map(list, spread.values()), key=len)
     figure = Figure((6.0, 0.9 + 0.25 * len(longest)), layout="constrained")
     axes = figure.subplots()
     for i, layers in enumerate(spread.values()):
