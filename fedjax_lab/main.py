@@ -179,13 +179,14 @@ def _folder(config):
 
 
 def _show_partition(config, seed):
-    from fedjax_lab import experiment, metrics, partition
+    from fedjax_lab import experiment, metrics, partition, plots
 
     workdir = _folder(config)
     counts, dataset = experiment.partition_counts(config, seed)
     print(partition.table(counts, dataset.classes))
     metrics.make_folder(workdir)
-    partition.heat_map(counts, dataset.classes, workdir / "partition.png")
+    names = [partition.printable(name) for name in dataset.classes]
+    plots.save(plots.draw_partition(counts, names), workdir / "partition.png")
     print(f"picture: {workdir / 'partition.png'}")
     return 0
 

@@ -283,7 +283,7 @@ def table(counts: np.ndarray, class_names: Sequence[str]) -> str:
     """Counts [C, K] as text: the first clients and classes, totals, smallest to largest client."""
     clients, classes = counts.shape
     sizes = counts.sum(1)
-    classes_shown = [_shown(name)[:NAME_WIDTH] for name in class_names[:SHOWN_CLASSES]]
+    classes_shown = [printable(name)[:NAME_WIDTH] for name in class_names[:SHOWN_CLASSES]]
     rows: list[list] = [["client", *classes_shown, "all"]]
     for i in range(min(clients, SHOWN_CLIENTS)):
         rows.append([i, *counts[i, :SHOWN_CLASSES], sizes[i]])
@@ -301,17 +301,8 @@ def table(counts: np.ndarray, class_names: Sequence[str]) -> str:
     return "\n".join([*lines, f"examples per client: {spread}"])
 
 
-def heat_map(counts: np.ndarray, class_names: Sequence[str], path) -> None:
-    """Draws counts [C, K] as an image file at path: a row per client, a column per class."""
-    from fedjax_lab import plots
-
-    rows = plots.Side("client", range(len(counts)))
-    columns = plots.Side("class", [_shown(name) for name in class_names])
-    plots.save(plots.draw_heat_maps({"": counts}, "examples", rows, columns), path)
-
-
-def _shown(name: str) -> str:
-    """Of a class, also where it is a line feed."""
+def printable(name: str) -> str:
+    """The name of a class as it can be shown, also where it is a line feed."""
     return str(name) if str(name).isprintable() else repr(str(name))[1:-1]
 
 

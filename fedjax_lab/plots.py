@@ -145,6 +145,12 @@ class Side(NamedTuple):
 
 
 @in_style
+def draw_partition(counts: np.ndarray, class_names: Sequence[str]) -> Figure:
+    """How many examples of each class each client holds, counts [C, K]."""
+    rows, columns = Side("client", range(len(counts))), Side("class", class_names)
+    return draw_heat_maps({"": counts}, "examples", rows, columns)
+
+
 def draw_heat_maps(
     maps: dict[str, np.ndarray],
     label: str,

@@ -5,7 +5,7 @@ import inspect
 import numpy as np
 import pytest
 
-from fedjax_lab import partition
+from fedjax_lab import partition, plots
 from fedjax_lab.errors import BadInput
 
 PACS = {"art": 2048, "cartoon": 2344, "sketch": 3929}
@@ -508,7 +508,7 @@ def test_heat_map(shape, tmp_path):
     counts = np.zeros(shape, int)
     counts[0, -1] = 50
     path = tmp_path / "clients.png"
-    partition.heat_map(counts, [f"class {i}" for i in range(shape[1])], path)
+    plots.save(plots.draw_partition(counts, [f"class {i}" for i in range(shape[1])]), path)
     height, width, _ = imread(path).shape
     assert 200 < height < 1600 and 300 < width < 2100
 
