@@ -11,7 +11,7 @@ from scratch, nor how it is normalised: here batch normalisation from scratch, o
 --config.model.norm=group.
 """
 
-from fedjax_lab.published import CLIENT2VEC_BASES
+from fedjax_lab.analysis.published import CLIENT2VEC_BASES
 
 
 def get_config(method="client2vec"):

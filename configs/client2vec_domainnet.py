@@ -10,7 +10,7 @@ python -m fedjax_lab.main --config=configs/client2vec_domainnet.py --config.meth
 client2vec_cifar10.py; the table without pretrained weights runs, but is not the paper's.
 """
 
-from fedjax_lab.published import CLIENT2VEC_BASES
+from fedjax_lab.analysis.published import CLIENT2VEC_BASES
 
 
 def get_config(method="client2vec"):

@@ -7,7 +7,7 @@ The paper's CIFAR-10 setting with a small net and, without CLIP's weights, a sta
 (embedding/stand_in.py): it shows whether the method works, not the paper's numbers.
 """
 
-from fedjax_lab.published import CLIENT2VEC_BASES
+from fedjax_lab.analysis.published import CLIENT2VEC_BASES
 
 
 def get_config(method="client2vec"):

@@ -7,7 +7,7 @@ A client is a role; LEAF's sample decides how many there are: a wrong number is 
 Both parts of the index are made of texts ("The next character of ...", "Character a").
 """
 
-from fedjax_lab.published import CLIENT2VEC_BASES
+from fedjax_lab.analysis.published import CLIENT2VEC_BASES
 
 
 def get_config(method="client2vec"):

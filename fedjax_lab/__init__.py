@@ -11,9 +11,10 @@ def run(config, *, workdir=None, seeds=None, resume=False, quiet=False):
     """
     from pathlib import Path
 
-    from fedjax_lab import experiment, runner
+    from fedjax_lab import experiment
     from fedjax_lab.config import resolve
-    from fedjax_lab.workdir import owned
+    from fedjax_lab.running import runner
+    from fedjax_lab.running.workdir import owned
 
     config = resolve(config)
     seeds = [config.run.seed] if seeds is None else list(seeds)

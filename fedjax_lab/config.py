@@ -19,7 +19,7 @@ from typing import Any
 import ml_collections
 import numpy as np
 
-from fedjax_lab.augment import AUGMENTATIONS
+from fedjax_lab.data.augment import AUGMENTATIONS
 from fedjax_lab.data.normalize import NORMALIZATIONS
 from fedjax_lab.errors import (
     MACHINE,

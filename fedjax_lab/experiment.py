@@ -11,8 +11,8 @@ import numpy as np
 import optax
 
 from fedjax_lab import optim, parallel
-from fedjax_lab.augment import AUGMENTATIONS
 from fedjax_lab.config import value_at
+from fedjax_lab.data.augment import AUGMENTATIONS
 from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.data.normalize import input_range
 from fedjax_lab.embedding import Embeddings

@@ -30,7 +30,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from fedjax_lab import command, metrics, parallel, plots
+from fedjax_lab import command, parallel
+from fedjax_lab.analysis import plots
 from fedjax_lab.analysis.figures import (
     client2vec,
     domain_gap,
@@ -42,6 +43,7 @@ from fedjax_lab.analysis.figures import (
 )
 from fedjax_lab.analysis.figures.drawn import Drawn
 from fedjax_lab.errors import BadInput, check_path, nearest, parse, quoted
+from fedjax_lab.running import metrics
 
 # Each takes the folder of a run, or several, and as keyword-only arguments its options.
 FIGURES: dict[str, Callable[..., Drawn]] = {

@@ -52,15 +52,17 @@ def _main(argv):
         return 0
     overrides, seeds = _parse(argv)
 
-    from fedjax_lab import compilation_cache, processes
+    from fedjax_lab import processes
+    from fedjax_lab.running import compilation_cache
 
     if DISTRIBUTED.value is not None:
         processes.join(DISTRIBUTED.value)
     if COMPILATION_CACHE.value:
         compilation_cache.enable()
 
-    from fedjax_lab import parallel, workdir
+    from fedjax_lab import parallel
     from fedjax_lab.config import load_config, resolve
+    from fedjax_lab.running import workdir
 
     parallel.check_devices()
     config = resolve(load_config(CONFIG.value), overrides)
@@ -89,7 +91,8 @@ def _parse(argv):
 
 
 def _train(config, seeds):
-    from fedjax_lab import experiment, processes, runner
+    from fedjax_lab import experiment, processes
+    from fedjax_lab.running import runner
 
     job = experiment.build(config, seeds)
     folder = processes.of_first(lambda: _folder(config))
@@ -110,7 +113,8 @@ def _train(config, seeds):
 
 def _how_to_continue(folder, is_new):
     """The end of the last line of a run that is cut short. Removes a new folder without a run."""
-    from fedjax_lab import lock, processes
+    from fedjax_lab import processes
+    from fedjax_lab.running import lock
 
     if (folder / "config.json").exists():
         return f"continue with the same command and --workdir={folder} --resume"
@@ -164,7 +168,7 @@ def _folder(config):
     """The one that was named, or one in runs that nobody else has, made here and now."""
     if WORKDIR.value:
         return Path(WORKDIR.value)
-    from fedjax_lab import metrics
+    from fedjax_lab.running import metrics
 
     metrics.make_folder(Path("runs"))
     name = Path(CONFIG.value.partition(":")[0]).stem
@@ -179,7 +183,10 @@ def _folder(config):
 
 
 def _show_partition(config, seed):
-    from fedjax_lab import experiment, metrics, partition, plots
+    from fedjax_lab import experiment
+    from fedjax_lab.analysis import plots
+    from fedjax_lab.data import partition
+    from fedjax_lab.running import metrics
 
     workdir = _folder(config)
     counts, dataset = experiment.partition_counts(config, seed)

@@ -39,22 +39,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedjax_lab import (
-    command,
-    files,
-    parallel,
-    published,
-    requirements,
-    runs,
-    sweep,
-    sweep_folder,
-    sweep_plan,
-    tables,
-)
+from fedjax_lab import command, parallel, sweep
+from fedjax_lab.analysis import published, requirements, runs, tables
+from fedjax_lab.analysis.published import Recipe, Result
 from fedjax_lab.config import load_config, resolve
 from fedjax_lab.errors import BadInput, check_path, cut, nearest, parse
 from fedjax_lab.main import parse_seeds, split_overrides
-from fedjax_lab.published import Recipe, Result
+from fedjax_lab.running import files, sweep_folder, sweep_plan
 
 SPEED = {"simple_cnn": 10_000}  # examples/s of one seed on two shared CPU cores, FedAvg, measured
 

@@ -13,6 +13,7 @@ from fedjax_lab.data.domainnet import domainnet, domainnet_full
 from fedjax_lab.data.idx import fashion_mnist, idx
 from fedjax_lab.data.image_folders import image_folders, office_home, pacs, vlcs
 from fedjax_lab.data.office_caltech import office_caltech
+from fedjax_lab.data.partition import PARTITIONS
 from fedjax_lab.data.prepared import tfds
 from fedjax_lab.data.shakespeare import shakespeare
 from fedjax_lab.data.svhn import svhn
@@ -63,7 +64,6 @@ from fedjax_lab.models import (
     resnet,
     vgg,
 )
-from fedjax_lab.partition import PARTITIONS
 from fedjax_lab.types import Method, Stages, Task
 
 

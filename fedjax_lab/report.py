@@ -30,7 +30,8 @@ import math
 import sys
 from pathlib import Path
 
-from fedjax_lab import command, compare, runs, tables
+from fedjax_lab import command
+from fedjax_lab.analysis import compare, runs, tables
 from fedjax_lab.errors import MACHINE, BadInput, parse
 
 FORMATS = ("terminal", "markdown", "latex", "csv", "html")
@@ -136,7 +137,7 @@ def report(args) -> str:
         print("\n".join(damaged), end="\n" * bool(damaged), file=sys.stderr)
         return tables.to_csv(sections, choice)
     if args.format == "html":
-        from fedjax_lab import page
+        from fedjax_lab.analysis import page
 
         return page.html(sections, choice, notes)
     return _text(sections, choice, notes, args.format)

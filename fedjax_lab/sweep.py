@@ -43,19 +43,12 @@ import jax
 import ml_collections
 from tqdm import tqdm
 
-from fedjax_lab import (
-    command,
-    compilation_cache,
-    experiment,
-    lock,
-    parallel,
-    runner,
-    workdir,
-)
+from fedjax_lab import command, experiment, parallel
 from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.errors import BadInput, check_path, cut, parse, quoted
 from fedjax_lab.main import parse_seeds, split_overrides
-from fedjax_lab.sweep_folder import (
+from fedjax_lab.running import compilation_cache, lock, runner, workdir
+from fedjax_lab.running.sweep_folder import (
     DIVERGED,
     Outcome,
     check_cell,
@@ -67,8 +60,8 @@ from fedjax_lab.sweep_folder import (
     tail,
     write_plan,
 )
-from fedjax_lab.sweep_plan import Cell, Shared, parse_grid, plan, share_of
-from fedjax_lab.sweep_workers import run_in_workers
+from fedjax_lab.running.sweep_plan import Cell, Shared, parse_grid, plan, share_of
+from fedjax_lab.running.sweep_workers import run_in_workers
 
 MOST_WORKERS = 1000
 

@@ -35,8 +35,10 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 
-from fedjax_lab import command, files, interrupts, metrics, runs
+from fedjax_lab import command, interrupts
+from fedjax_lab.analysis import runs
 from fedjax_lab.errors import MACHINE, BadInput, parse
+from fedjax_lab.running import files, metrics
 
 POLL_SECONDS = 5
 _ENDING = ".fedjax_lab"  # of the event files that are ours to replace

@@ -29,11 +29,13 @@ from pathlib import Path
 
 import numpy as np
 
-from fedjax_lab import command, experiment, parallel, runs, sweep, sweep_folder, tables
+from fedjax_lab import command, experiment, parallel, sweep
+from fedjax_lab.analysis import runs, tables
 from fedjax_lab.config import load_config, resolve
 from fedjax_lab.errors import parse
 from fedjax_lab.main import parse_seeds, split_overrides
-from fedjax_lab.sweep_plan import Cell
+from fedjax_lab.running import sweep_folder
+from fedjax_lab.running.sweep_plan import Cell
 
 MEASURES = ("id", "ood")
 Percents = dict[str, list[float]]  # of every client and seed, by measure

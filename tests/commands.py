@@ -4,7 +4,8 @@ from pathlib import Path
 
 from absl.testing import flagsaver
 
-from fedjax_lab import main, metrics
+from fedjax_lab import main
+from fedjax_lab.running import metrics
 
 
 def call(*arguments):

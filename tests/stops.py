@@ -3,8 +3,8 @@
 import threading
 from contextlib import contextmanager
 
-from fedjax_lab import runner
 from fedjax_lab.engine import Engine
+from fedjax_lab.running import runner
 
 
 def stopping_after(rounds, monkeypatch):

@@ -10,8 +10,9 @@ import pytest
 from inputs import complaint
 from PIL import Image, ImageEnhance
 
-from fedjax_lab import augment, experiment
+from fedjax_lab import experiment
 from fedjax_lab.config import resolve
+from fedjax_lab.data import augment
 from fedjax_lab.local import fetch
 
 KEY = jax.random.key(0)

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import toys
 
-from fedjax_lab.checkpoint import Checkpoints, restored
 from fedjax_lab.errors import BadInput
+from fedjax_lab.running.checkpoint import Checkpoints, restored
 
 STATE = {"w": jnp.arange(12.0), "n": jnp.int32(3), "none": None, "empty": (), "f": np.ones(1)}
 

@@ -13,20 +13,11 @@ import pytest
 import toys
 from absl.testing import flagsaver
 
-from fedjax_lab import (
-    command,
-    compilation_cache,
-    interrupts,
-    main,
-    metrics,
-    parallel,
-    report,
-    runner,
-    sweep,
-)
+from fedjax_lab import command, interrupts, main, parallel, report, sweep
 from fedjax_lab.data import safe
 from fedjax_lab.engine import Engine
 from fedjax_lab.errors import BadInput
+from fedjax_lab.running import compilation_cache, metrics, runner
 
 ROOT = Path(__file__).parents[1]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}

@@ -5,7 +5,7 @@ import pytest
 from sklearn.feature_selection import f_classif
 from sklearn.neighbors import KNeighborsClassifier
 
-from fedjax_lab import features
+from fedjax_lab.analysis import features
 from fedjax_lab.errors import BadInput
 
 RNG = np.random.default_rng(0)

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 from inputs import complaint
 
-from fedjax_lab import federation, partition
+from fedjax_lab import federation
+from fedjax_lab.data import partition
 from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.federation import make_federations
 

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from fedjax_lab import figures, plots
+from fedjax_lab import figures
+from fedjax_lab.analysis import plots
 from fedjax_lab.analysis.figures.drawn import Drawn
 
 REFUSED = {

@@ -15,8 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from inputs import complaint
 
-from fedjax_lab import files, metrics, report, runner, sweep, sweep_folder, tensorboard
+from fedjax_lab import report, sweep, tensorboard
 from fedjax_lab.errors import BadInput
+from fedjax_lab.running import files, metrics, runner, sweep_folder
 from fedjax_lab.sweep import Outcome, Shared
 
 RUNS = ("fedavg", "fedprox,mu=0.1")

@@ -12,7 +12,7 @@ PACKAGE = Path(__file__).parents[1] / "fedjax_lab"
 ROOMS = {  # room: the modules and folders that it has
     "tools": "types tree losses optim sampling clusters streams errors",  # to write methods with
     "core": "local simulate evaluate parallel engine",  # runs methods
-    "data": "data partition augment",
+    "data": "data",
     "models": "models",
     "embedding": "embedding",
     "methods": "methods",
@@ -20,11 +20,13 @@ ROOMS = {  # room: the modules and folders that it has
     "config": "config",
     "federation": "federation",
     "experiment": "experiment",
+    "running": "running",  # a run and its folder
+    "analysis": "analysis",  # what is made of many runs
 }
 MAY_IMPORT = {  # room: other rooms, and single modules of rooms that it must not import as a whole
     "tools": "",
     "core": "tools data.safe processes",  # the free memory; what all processes agree on
-    "data": "tools plots",  # the picture of a partition
+    "data": "tools",
     "models": "tools data.safe",  # first weights are read from files
     "embedding": "tools data models",
     "methods": "tools models local",  # the number of batches of a client
@@ -32,6 +34,13 @@ MAY_IMPORT = {  # room: other rooms, and single modules of rooms that it must no
     "config": "tools data registry",  # the choices of normalizations and augmentations
     "federation": "tools data",
     "experiment": "tools core data models embedding registry config federation",
+    "running": (
+        "tools core data models registry config federation experiment processes interrupts"
+        " analysis.plots"  # the learning curve of a run
+    ),
+    "analysis": (
+        "tools core data models embedding methods registry config federation experiment running"
+    ),
 }
 
 
@@ -98,7 +107,7 @@ def test_a_room_imports_only_the_rooms_below_it(room):
         for module in short
         if has(ROOMS[room], module)
         for name in short[module]
-        if not has(allowed, name) and name != "data"  # the folder of data.safe
+        if not has(allowed, name) and name not in ("data", "analysis")  # the folders
     }
     assert beyond == set()
 
@@ -128,7 +137,7 @@ def test_importing_the_package_starts_nothing():
     """No extra, no backend: a library import must not touch the devices."""
 
     code = (
-        "import sys, fedjax_lab, fedjax_lab.runner, jax._src.xla_bridge as b;"
+        "import sys, fedjax_lab, fedjax_lab.running.runner, jax._src.xla_bridge as b;"
         "print(len(b._backends), [m for m in ('torch', 'tensorflow', 'transformers',"
         " 'matplotlib.pyplot', 'orbax') if m in sys.modules])"
     )

@@ -9,8 +9,8 @@ import filelock._unix
 import pytest
 from processes_beside import another_process
 
-from fedjax_lab import lock
 from fedjax_lab.errors import BadInput
+from fedjax_lab.running import lock
 
 
 def test_the_second_owner_is_refused_until_the_first_is_gone(tmp_path):

@@ -15,9 +15,10 @@ import toys
 from commands import call, comparable
 
 import fedjax_lab
-from fedjax_lab import experiment, metrics
+from fedjax_lab import experiment
 from fedjax_lab.config import load_config, resolve
 from fedjax_lab.errors import BadInput
+from fedjax_lab.running import metrics
 
 ROOT = Path(__file__).parents[1]
 QUICK = str(ROOT / "configs/quickstart.py")

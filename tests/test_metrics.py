@@ -5,7 +5,8 @@ import json
 import numpy as np
 import pytest
 
-from fedjax_lab import metrics, report
+from fedjax_lab import report
+from fedjax_lab.running import metrics
 
 ROWS = [
     {"round": r, "seed": s, "train_loss": 1.0, "accuracy": {"mean": a, "per_client": []}, "id": v}

@@ -5,7 +5,8 @@ import inspect
 import numpy as np
 import pytest
 
-from fedjax_lab import partition, plots
+from fedjax_lab.analysis import plots
+from fedjax_lab.data import partition
 from fedjax_lab.errors import BadInput
 
 PACS = {"art": 2048, "cartoon": 2344, "sketch": 3929}

@@ -14,9 +14,10 @@ import pytest
 import toys
 from processes_beside import another_process
 
-from fedjax_lab import experiment, metrics, parallel, processes, runner
+from fedjax_lab import experiment, parallel, processes
 from fedjax_lab.config import load_config, resolve
 from fedjax_lab.errors import BadInput
+from fedjax_lab.running import metrics, runner
 
 ROOT = Path(__file__).parents[1]
 

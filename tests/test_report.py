@@ -11,7 +11,9 @@ import pytest
 from inputs import complaint
 from scipy import stats
 
-from fedjax_lab import compare, metrics, plots, report, runs, tables
+from fedjax_lab import report
+from fedjax_lab.analysis import compare, plots, runs, tables
+from fedjax_lab.running import metrics
 
 ROUNDS = (5, 10, 15)
 SCORES = {  # accuracy.mean after each of ROUNDS, by seed

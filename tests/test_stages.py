@@ -10,11 +10,12 @@ import pytest
 import toys
 from stops import stopping_after
 
-from fedjax_lab import engine, experiment, metrics, runner, simulate, streams, tree, workdir
+from fedjax_lab import engine, experiment, simulate, streams, tree
 from fedjax_lab.config import resolve
 from fedjax_lab.engine import Engine
 from fedjax_lab.errors import BadInput
 from fedjax_lab.methods.fedavg import fedavg
+from fedjax_lab.running import metrics, runner, workdir
 from fedjax_lab.types import Exchange, Stage, State, View, Weights
 
 

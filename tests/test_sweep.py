@@ -11,19 +11,11 @@ from pathlib import Path
 import pytest
 import toys
 
-from fedjax_lab import (
-    experiment,
-    metrics,
-    registry,
-    runner,
-    sweep,
-    sweep_folder,
-    sweep_plan,
-    sweep_workers,
-)
+from fedjax_lab import experiment, registry, sweep
 from fedjax_lab.engine import Engine
 from fedjax_lab.errors import BadInput
 from fedjax_lab.methods.fedavg import fedavg
+from fedjax_lab.running import metrics, runner, sweep_folder, sweep_plan, sweep_workers
 from fedjax_lab.sweep import Outcome, Shared
 
 ROOT = Path(__file__).parents[1]

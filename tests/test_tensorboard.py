@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedjax_lab import metrics, tensorboard
+from fedjax_lab import tensorboard
+from fedjax_lab.running import metrics
 
 event_pb2 = pytest.importorskip("tensorboardX.proto.event_pb2")
 ROUNDS = (5, 10, 15)

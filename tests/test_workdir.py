@@ -10,11 +10,12 @@ import toys
 from commands import call, comparable
 from processes_beside import another_process
 
-from fedjax_lab import experiment, fingerprint, metrics, sweep, workdir
+from fedjax_lab import experiment, sweep
 from fedjax_lab.config import load_config, resolve
 from fedjax_lab.embedding import Embeddings
 from fedjax_lab.engine import Engine
 from fedjax_lab.errors import BadInput
+from fedjax_lab.running import fingerprint, metrics, workdir
 from fedjax_lab.types import View
 
 RUN = {"rounds": 8, "eval_every": 3, "cohort": 3}

@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_lab import optim, parallel, registry, simulate
-from fedjax_lab.checkpoint import numbers
 from fedjax_lab.models import nets
 from fedjax_lab.models.task import make_task
+from fedjax_lab.running.checkpoint import numbers
 from fedjax_lab.types import Batch, Federation, Plan, Weights
 
 C, N, K, D = 8, 37, 4, 6  # clients, most examples of one, classes, features

@@ -5,9 +5,10 @@ from typing import NamedTuple
 
 import jax
 
-from fedjax_lab import experiment, files, runner, simulate, tree
+from fedjax_lab import experiment, simulate, tree
 from fedjax_lab.config import resolve
 from fedjax_lab.errors import BadInput
+from fedjax_lab.running import files, runner
 from fedjax_lab.types import Client, Federation, Plan, PyTree, State, Weights
 
 

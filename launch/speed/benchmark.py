@@ -24,13 +24,14 @@ import jax.numpy as jnp
 import numpy as np
 from workloads import WORKLOADS, Workload, load
 
-from fedjax_lab import losses, optim, partition, sampling
+from fedjax_lab import losses, optim, sampling
+from fedjax_lab.data import partition
 from fedjax_lab.engine import Engine, Simulation
 from fedjax_lab.local import fetch, shuffle
 from fedjax_lab.methods.fedavg import fedavg
 from fedjax_lab.models import conv, nets
 from fedjax_lab.models.task import has_convolutions, make_task
-from fedjax_lab.runner import peak_memory
+from fedjax_lab.running.runner import peak_memory
 from fedjax_lab.types import Federation, Plan, Stage, Task, Weights
 
 STRATEGIES = ("auto", "vectorised", "chunked", "sequential", "central")

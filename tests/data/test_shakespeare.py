@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from inputs import complaint
 
-from fedjax_lab import experiment, partition
+from fedjax_lab import experiment
 from fedjax_lab.config import resolve
-from fedjax_lab.data import places
+from fedjax_lab.data import partition, places
 from fedjax_lab.data.shakespeare import ALPHABET, shakespeare
 
 COUNTS = {"HAMLET_GHOST": 500, "LEAR_FOOL": 420, "EMMA_\u00c9LISE": 1000, "SILENT": 30}

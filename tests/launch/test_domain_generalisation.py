@@ -9,8 +9,10 @@ import pytest
 import toys
 from pacs import make_folders, picture
 
-from fedjax_lab import metrics, sweep, tables
-from fedjax_lab.sweep_folder import Outcome
+from fedjax_lab import sweep
+from fedjax_lab.analysis import tables
+from fedjax_lab.running import metrics
+from fedjax_lab.running.sweep_folder import Outcome
 
 ROOT = Path(__file__).parents[2]
 

@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 import toys
 
-from fedjax_lab import clusters, experiment, figures, runner, simulate, tree
+from fedjax_lab import clusters, experiment, figures, simulate, tree
 from fedjax_lab.analysis.figures import fedc2i
 from fedjax_lab.config import resolve
 from fedjax_lab.errors import BadInput
 from fedjax_lab.local import make_work
 from fedjax_lab.methods.fedc2i import Server, class_losses, client_losses, mix_classes, sharpen
 from fedjax_lab.models.task import split_head
+from fedjax_lab.running import runner
 from fedjax_lab.types import Batch, State
 
 M = 5

@@ -6,7 +6,7 @@ import pytest
 import toys
 from stops import stopping_after
 
-from fedjax_lab import experiment, figures, metrics, parallel, runner, simulate, streams, tree
+from fedjax_lab import experiment, figures, parallel, simulate, streams, tree
 from fedjax_lab.analysis.figures import fedconcat as drawing
 from fedjax_lab.config import resolve
 from fedjax_lab.errors import BadInput
@@ -14,6 +14,7 @@ from fedjax_lab.methods import _communication as communication
 from fedjax_lab.methods.fedconcat_id import mean_outputs
 from fedjax_lab.models import nets
 from fedjax_lab.models.task import make_task, split_head
+from fedjax_lab.running import metrics, runner
 
 CLASSES = 4
 

@@ -10,17 +10,7 @@ import numpy as np
 import pytest
 import toys
 
-from fedjax_lab import (
-    evaluate,
-    experiment,
-    figures,
-    losses,
-    registry,
-    runner,
-    simulate,
-    streams,
-    tree,
-)
+from fedjax_lab import evaluate, experiment, figures, losses, registry, simulate, streams, tree
 from fedjax_lab.analysis.figures import fedpick as drawing
 from fedjax_lab.config import resolve
 from fedjax_lab.errors import BadInput
@@ -31,6 +21,7 @@ from fedjax_lab.methods.fedpick import distance, negative_entropy
 from fedjax_lab.models import layers, nets
 from fedjax_lab.models.alexnet import alexnet_bn
 from fedjax_lab.models.task import make_task
+from fedjax_lab.running import runner
 from fedjax_lab.types import Batch, Weights
 
 KEYS = streams.make_keys(jax.random.key(0))

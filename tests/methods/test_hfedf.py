@@ -23,13 +23,14 @@ from hypernetworks import (
     setting,
 )
 
-from fedjax_lab import figures, optim, runner, simulate, tree
+from fedjax_lab import figures, optim, simulate, tree
 from fedjax_lab.analysis import finished
 from fedjax_lab.errors import BadInput
 from fedjax_lab.methods.hfedf import Trained, alignment
 from fedjax_lab.models import nets
 from fedjax_lab.models.hypernetwork import generate
 from fedjax_lab.models.task import make_task
+from fedjax_lab.running import runner
 from fedjax_lab.types import Weights
 
 

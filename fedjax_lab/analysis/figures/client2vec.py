@@ -16,9 +16,10 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 
-from fedjax_lab import metrics, plots
+from fedjax_lab.analysis import plots
 from fedjax_lab.analysis.figures.drawn import Drawn, by_name
 from fedjax_lab.analysis.finished import Finished, load
+from fedjax_lab.running import metrics
 
 
 def draw(*workdirs: Path) -> Drawn:

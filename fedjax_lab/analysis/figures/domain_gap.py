@@ -19,8 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_lab import plots, tables
-from fedjax_lab.analysis import finished
+from fedjax_lab.analysis import finished, plots, tables
 from fedjax_lab.analysis.figures.drawn import Drawn
 from fedjax_lab.errors import BadInput
 from fedjax_lab.local import fetch

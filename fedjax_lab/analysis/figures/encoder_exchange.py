@@ -37,8 +37,8 @@ import jax.numpy as jnp
 import numpy as np
 from scipy.stats import entropy
 
-from fedjax_lab import losses, optim, tables, tree
-from fedjax_lab.analysis import finished
+from fedjax_lab import losses, optim, tree
+from fedjax_lab.analysis import finished, tables
 from fedjax_lab.analysis.figures.drawn import Drawn
 from fedjax_lab.errors import BadInput
 from fedjax_lab.local import fetch, make_work

@@ -14,9 +14,10 @@ from pathlib import Path
 
 import numpy as np
 
-from fedjax_lab import metrics, plots, runs
+from fedjax_lab.analysis import plots, runs
 from fedjax_lab.analysis.figures.drawn import Drawn
 from fedjax_lab.errors import BadInput
+from fedjax_lab.running import metrics
 
 MOST = 6  # maps side by side where no rounds are named
 

@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from fedjax_lab import files, metrics, plots
+from fedjax_lab.analysis import plots
 from fedjax_lab.analysis.figures.drawn import Drawn, by_name
 from fedjax_lab.errors import BadInput
+from fedjax_lab.running import files, metrics
 
 
 def draw(*workdirs: Path) -> Drawn:

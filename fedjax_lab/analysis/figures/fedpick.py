@@ -30,8 +30,8 @@ import jax
 import numpy as np
 from matplotlib.figure import Figure
 
-from fedjax_lab import features, plots, tree
-from fedjax_lab.analysis import finished
+from fedjax_lab import tree
+from fedjax_lab.analysis import features, finished, plots
 from fedjax_lab.analysis.figures.drawn import Drawn
 from fedjax_lab.errors import BadInput, nearest
 from fedjax_lab.local import fetch

@@ -21,11 +21,12 @@ import jax.numpy as jnp
 import numpy as np
 from matplotlib.figure import Figure
 
-from fedjax_lab import metrics, plots, tree
-from fedjax_lab.analysis import finished
+from fedjax_lab import tree
+from fedjax_lab.analysis import finished, plots
 from fedjax_lab.analysis.figures.drawn import Drawn
 from fedjax_lab.analysis.finished import Finished
 from fedjax_lab.local import fetch
+from fedjax_lab.running import metrics
 
 BINS = 15  # of the calibration error
 

@@ -12,13 +12,15 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import log_loss
 from toys import FEDERATION, TASK
 
-from fedjax_lab import experiment, figures, losses, optim, runner, tables, tree
+from fedjax_lab import experiment, figures, losses, optim, tree
+from fedjax_lab.analysis import tables
 from fedjax_lab.analysis.figures import encoder_exchange
 from fedjax_lab.config import resolve
 from fedjax_lab.errors import BadInput
 from fedjax_lab.local import fetch
 from fedjax_lab.models import nets
 from fedjax_lab.models.task import make_task
+from fedjax_lab.running import runner
 from fedjax_lab.types import Batch, Plan
 
 SIZES = [30, 10]

@@ -11,12 +11,13 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from fedjax_lab import evaluate, interrupts, metrics, processes
+from fedjax_lab import evaluate, interrupts, processes
 from fedjax_lab.engine import Engine
 from fedjax_lab.experiment import Experiment, join
-from fedjax_lab.progress import Progress
+from fedjax_lab.running import metrics
+from fedjax_lab.running.progress import Progress
+from fedjax_lab.running.workdir import Workdir, Workdirs, owned
 from fedjax_lab.types import State
-from fedjax_lab.workdir import Workdir, Workdirs, owned
 
 
 class Diverged(RuntimeError):

@@ -4,8 +4,8 @@ import html as escaping
 import json
 from collections.abc import Sequence
 
-from fedjax_lab import plots, runs
-from fedjax_lab.tables import WAYS, Choice, Section, Table, subtitle, tables
+from fedjax_lab.analysis import plots, runs
+from fedjax_lab.analysis.tables import WAYS, Choice, Section, Table, subtitle, tables
 
 _STYLE = """
 :root { color-scheme: light dark; --paper: #fff; --ink: #222; --soft: #595959; --grid: #ccc;

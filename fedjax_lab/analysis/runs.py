@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_lab import files, metrics
 from fedjax_lab.errors import BadInput
+from fedjax_lab.running import files, metrics
 
 _TESTED = ("accuracy.mean", "global", "ood")  # measured on test examples
 HEADLINES = (*_TESTED, "id")  # what a run is known by: the first it has

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import filelock
 
-from fedjax_lab import metrics
 from fedjax_lab.errors import BadInput, warn
+from fedjax_lab.running import metrics
 
 LOCK = ".lock"  # in the folder of a run
 PATIENCE = 60.0  # seconds, with others who write the plan of a sweep

@@ -5,8 +5,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fedjax_lab.analysis.runs import HEADLINES, Block, Row, measured, measures
 from fedjax_lab.errors import BadInput, nearest
-from fedjax_lab.runs import HEADLINES, Block, Row, measured, measures
 
 EXACT_PAIRS = 12  # up to so many, all signs of the differences are enumerated
 

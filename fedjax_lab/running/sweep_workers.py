@@ -12,8 +12,8 @@ from typing import IO, NamedTuple
 
 from fedjax_lab import interrupts
 from fedjax_lab.errors import BadInput
-from fedjax_lab.sweep_folder import Outcome, make_ready, tail
-from fedjax_lab.sweep_plan import Cell, Shared
+from fedjax_lab.running.sweep_folder import Outcome, make_ready, tail
+from fedjax_lab.running.sweep_plan import Cell, Shared
 
 POLL_SECONDS = 0.2
 STOPPING = "stopping the cells under way, which save their state; once more to stop at once"

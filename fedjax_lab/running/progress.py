@@ -5,7 +5,7 @@ import sys
 import numpy as np
 from tqdm import tqdm
 
-from fedjax_lab import metrics
+from fedjax_lab.running import metrics
 
 
 class Progress:

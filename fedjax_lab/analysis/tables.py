@@ -5,9 +5,9 @@ import io
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
-from fedjax_lab import runs
-from fedjax_lab.compare import Cost, Entry, Spread
-from fedjax_lab.runs import Block, shown
+from fedjax_lab.analysis import runs
+from fedjax_lab.analysis.compare import Cost, Entry, Spread
+from fedjax_lab.analysis.runs import Block, shown
 
 WAYS = {
     "last": "last round",

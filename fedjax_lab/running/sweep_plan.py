@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 import ml_collections
 
-from fedjax_lab import workdir
 from fedjax_lab.config import load_config, resolve
 from fedjax_lab.errors import BadInput, cut, nearest, quoted
+from fedjax_lab.running import workdir
 
 LONGEST_NAME = 255  # characters of a folder's name, which file systems bound
 

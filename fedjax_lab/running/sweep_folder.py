@@ -5,9 +5,9 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-from fedjax_lab import files, metrics
 from fedjax_lab.errors import BadInput, quoted
-from fedjax_lab.sweep_plan import Cell, Shared, make_cell
+from fedjax_lab.running import files, metrics
+from fedjax_lab.running.sweep_plan import Cell, Shared, make_cell
 
 DIVERGED = 3  # the exit code of main
 TAIL = 20  # lines of what a failed cell said

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from fedjax_lab import files
 from fedjax_lab.errors import MACHINE, BadInput, quoted
+from fedjax_lab.running import files
 
 
 def make_folder(path: Path) -> None:

@@ -16,11 +16,12 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedjax_lab import files, fingerprint, lock, metrics, processes
-from fedjax_lab.checkpoint import Checkpoints, numbers, restored
+from fedjax_lab import processes
 from fedjax_lab.engine import Engine
 from fedjax_lab.errors import BadInput
 from fedjax_lab.experiment import Experiment
+from fedjax_lab.running import files, fingerprint, lock, metrics
+from fedjax_lab.running.checkpoint import Checkpoints, numbers, restored
 
 BEFORE = ("partition.png", "error.txt", "fingerprint.json")  # may be there before a run begins
 SAVE_SECONDS = 5.0  # at least so long between two checkpoints
@@ -219,7 +220,7 @@ class Workdir:
         """Writes the plots and then summary.json, which it returns."""
         summary = {**summarise(self._experiment, rows), **more}
         if self._writes:
-            from fedjax_lab import plots
+            from fedjax_lab.analysis import plots
 
             picture = io.BytesIO()
             curve = plots.learning_curve(rows, self._experiment.config.method.name)

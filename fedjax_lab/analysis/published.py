@@ -77,7 +77,9 @@ class Recipe(NamedTuple):
 @functools.cache
 def results() -> tuple[Result, ...]:
     """All printed accuracies, in the order of the papers' tables."""
-    text = resources.files("fedjax_lab").joinpath("published.csv").read_text(encoding="utf-8")
+    text = (
+        resources.files("fedjax_lab.analysis").joinpath("published.csv").read_text(encoding="utf-8")
+    )
     rows: Iterable[dict[str, Any]] = csv.DictReader(text.splitlines())
     return tuple(
         Result(
