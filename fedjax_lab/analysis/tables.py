@@ -118,7 +118,7 @@ def best(entries: Sequence[Entry], measures: dict[int, str | None]) -> set[tuple
     """(row, column) of the highest mean of each column's measure."""
     bold = set()
     for column, measure in measures.items():
-        spreads = [entry.measures.get(measure) for entry in entries]
+        spreads = [entry.measures.get(measure or "") for entry in entries]
         means = {i: s.mean for i, s in enumerate(spreads) if s is not None and s.mean is not None}
         highest = max(means.values(), default=None)
         bold |= {(i, column) for i, mean in means.items() if mean == highest}

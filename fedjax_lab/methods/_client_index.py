@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from fedjax_lab import losses, tree
 from fedjax_lab.errors import BadInput
-from fedjax_lab.types import Array, Batch, Method, PyTree, Stage, Task, View
+from fedjax_lab.types import Array, Method, PyTree, Stage, Task, View
 
 BATCH = 128  # examples of a step, and of what a client uploads
 
@@ -43,8 +43,8 @@ class Server(NamedTuple):
     psi: PyTree  # DSA-IGN
     moments: PyTree  # of Adam on psi
     epoch: Array
-    batches: Batch  # [C, 128, ...] each: what the clients have uploaded
-    index: Index
+    batches: PyTree  # Batch [C, 128, ...]: what the clients have uploaded, if they do
+    index: PyTree  # Index
 
 
 def label_table(task: Task) -> Array:

@@ -13,7 +13,7 @@ federated   FedAvg on those losses: a tenth of the clients a round, 10 local epo
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -120,9 +120,10 @@ def total_loss(
     network: Network, training: Training, T: Array, psi: PyTree, batch: Batch, key: Array
 ) -> Array:
     """The weighted sum of the four losses, with dropout."""
-    z, u, made = network.apply(psi, batch.x, train=True, rngs={"dropout": key})
+    outputs: Any = network.apply(psi, batch.x, train=True, rngs={"dropout": key})
+    z, u, made = outputs
     parts = index_losses(z, u, made, batch, T[batch.y], training.reduce, training.normalize)
-    return sum(training.weights[name] * value for name, value in parts.items())
+    return jnp.asarray(sum(training.weights[name] * value for name, value in parts.items()))
 
 
 def index_losses(
@@ -152,7 +153,8 @@ def index_losses(
 
 def mean_u(network: Network, psi: PyTree, batch: Batch) -> Array:
     """The mean of u over a batch."""
-    return losses.masked_mean(network.apply(psi, batch.x)[1], batch.mask)
+    outputs: Any = network.apply(psi, batch.x)
+    return losses.masked_mean(outputs[1], batch.mask)
 
 
 # Global: the server trains on one batch of each client.

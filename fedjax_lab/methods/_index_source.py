@@ -1,7 +1,7 @@
 """Where Client2Vec's index comes from: DSA-IGN, Table 2's naive ways, or an earlier run."""
 
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +11,7 @@ from fedjax_lab.errors import BadInput, check_choice
 from fedjax_lab.methods import _index_dsa_ign, _index_kept, _index_naive
 from fedjax_lab.methods._client_index import Index, similarity
 from fedjax_lab.methods._index_naive import NAIVE
-from fedjax_lab.types import Array, Client, Method, Stage, State, Task
+from fedjax_lab.types import Array, Client, Method, PyTree, Stage, Task
 
 INDICES = (*_index_dsa_ign.STRATEGIES, *NAIVE)
 
@@ -49,8 +49,8 @@ def size(source: Source, task: Task, base: Method) -> int:
     if source.workdir:
         return _index_kept.kept(source.workdir)[0]["feature"].shape[-1]
     if changes(source):
-        first = jax.eval_shape(lambda: _index_naive.head(base.init(jax.random.key(0), 2).server))
-        return first.size
+        init: Any = base.init
+        return jax.eval_shape(lambda: _index_naive.head(init(jax.random.key(0), 2).server)).size
     return _index_naive.size(task, source.kind)
 
 
@@ -69,17 +69,18 @@ def stages(source: Source, task: Task) -> tuple[Stage, ...]:
     return _index_dsa_ign.stages(task, source.training)
 
 
-def facts(source: Source, key: Array, population: Client, last: State | None) -> dict:
+def facts(source: Source, key: Array, population: Client, last: PyTree) -> dict:
     """The `prepare` of the training stage: the index by its fields, and whose it is.
 
     Kept in the workdir, so that another run can take the index.
     """
     if source.workdir:
-        return _index_kept.load(source.workdir, population.label_count)
+        return _index_kept.load(source.workdir, np.asarray(population.label_count))
     return {**last.server.index._asdict(), "label_count": population.label_count}
 
 
-def first_index(source: Source, size: int, num_clients: int, facts: dict[str, np.ndarray]) -> Index:
+def first_index(source: Source, size: int, num_clients: int, facts: dict) -> Index:
     """The index that the training stage starts with."""
     feature = jnp.zeros((num_clients, size)) if changes(source) else facts["feature"]
-    return Index(feature, facts.get("label", ()))
+    label: PyTree = facts.get("label", ())
+    return Index(feature, label)

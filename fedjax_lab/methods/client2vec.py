@@ -14,7 +14,7 @@ changes nothing where it has other weights (fedc2i, fedgma, fedproto, fedsoft, f
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -163,7 +163,8 @@ def first_state(
     facts: dict[str, Array],
 ) -> State:
     """The base's first state, as it would be without an index, and the index."""
-    state = base.init(key if last is None else last.server.key, num_clients)
+    init: Any = base.init
+    state = init(key if last is None else last.server.key, num_clients)
     server = Server(
         base=state.server,
         index=_index_source.first_index(source, size, num_clients, facts),
@@ -195,12 +196,13 @@ def with_index(base: Method) -> Method:
         return State(state.server.base, state.private)
 
     scored = base.scored or base.round[-1].send
+    newcomer, record = base.newcomer, base.record
     return with_exchanges(base, beside_index)._replace(
         init=None,
-        newcomer=base.newcomer and (lambda state: base.newcomer(of_base(state))),
+        newcomer=newcomer and (lambda state: newcomer(of_base(state))),
         sample=sample,
         scored=lambda server, id: scored(server.base, id),
-        record=base.record and (lambda state: base.record(of_base(state))),
+        record=record and (lambda state: record(of_base(state))),
     )
 
 

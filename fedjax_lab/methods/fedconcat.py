@@ -84,7 +84,7 @@ def fedconcat(
 
 def label_shares(population: Client) -> np.ndarray:
     """p [C, classes], the clients' label distributions."""
-    return population.label_count / population.n[:, None]  # eq. 2
+    return np.asarray(population.label_count / population.n[:, None])  # eq. 2
 
 
 def by_labels(

@@ -84,7 +84,7 @@ def by_models(
         p = mean_outputs(task, models, k_noise, num_noise)
     rng = clusters.generator(k_clusters)
     facts = clusters.form(np.asarray(p), num_clusters, balanced, rng)
-    return facts | {"n": population.n}
+    return facts | {"n": np.asarray(population.n)}
 
 
 def means(key: Array, num_clients: int, last: State, facts: dict[str, Array]) -> State:

@@ -56,5 +56,5 @@ def ifca(
 
 def choose(risk: losses.Loss, centres: Weights, work: Work) -> Array:
     """The cluster whose model fits the client's examples best."""
-    fit = work.mean(lambda batch: jax.vmap(lambda w: risk(w, batch)[0])(centres))  # [K]
+    fit = work.mean(lambda batch: jax.vmap(lambda w: risk(w, batch, None)[0])(centres))  # [K]
     return jnp.argmin(fit)

@@ -105,9 +105,9 @@ def _drop_in(
     if isinstance(padding, str):
         reach = [(k - 1) * d + 1 for k, d in zip(rhs.shape[:2], dilation, strict=True)]
         padding = lax.padtype_to_pads(lhs.shape[1:3], reach, window_strides, padding)
-    pads = tuple((int(low), int(high)) for low, high in padding)
+    rows, columns = ((int(low), int(high)) for low, high in padding)
     strides, precision = tuple(window_strides), settings.get("precision")
-    window = _Window(strides, pads, (1, 1), dilation, precision)
+    window = _Window(strides, (rows, columns), (1, 1), dilation, precision)
     return (_depthwise if depthwise else convolve)(window, lhs, rhs)
 
 

@@ -73,7 +73,8 @@ def forward(
     """One pass of a batch x [B, ...]; a key means training mode."""
     variables = {"params": weights.params, "batch_stats": weights.stats}
     if key is None:
-        logits, features = module.apply(variables, x)
+        outputs: Any = module.apply(variables, x)
+        logits, features = outputs
         return Output(logits, features, weights.stats)
     (logits, features), new = module.apply(
         variables, x, train=True, mask=mask, rngs={"dropout": key}, mutable=["batch_stats"]
@@ -236,7 +237,7 @@ def _no_head(task):
 
 def _layers(init) -> dict[str, type]:
     """Path and type of each module with weights of its own, in the order of the forward pass."""
-    kinds = {}
+    kinds: dict[str, type] = {}
 
     def note(call, args, kwargs, context):
         kinds.setdefault("/".join(context.module.path), type(context.module))

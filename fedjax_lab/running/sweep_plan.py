@@ -41,10 +41,10 @@ class Cell(NamedTuple):
 
 def parse_grid(texts: Iterable[str]) -> dict[str, list[str]]:
     """{key: texts of its values} of KEY=VALUE,VALUE; commas in brackets separate nothing."""
-    grid = {}
+    grid: dict[str, list[str]] = {}
     for text in texts:
-        key, _, values = text.removeprefix("config.").partition("=")
-        values = re.split(r",(?![^(\[]*[)\]])", values)
+        key, _, listed = text.removeprefix("config.").partition("=")
+        values = re.split(r",(?![^(\[]*[)\]])", listed)
         if "." not in key or not all(values):
             example = "--grid=local.lr=0.01,0.1"
             raise BadInput(
@@ -59,7 +59,8 @@ def parse_grid(texts: Iterable[str]) -> dict[str, list[str]]:
 def plan(shared: Shared, methods: list[str], grid: dict[str, list[str]]) -> dict[str, Cell]:
     """All cells by name, method after method, with checked configs."""
     _check_keys(grid, shared.overrides)
-    cells, keys = {}, set()
+    cells: dict[str, Cell] = {}
+    keys: set[str] = set()
     for method in methods:
         for texts in itertools.product(*grid.values()):
             point = dict(zip(grid, texts, strict=True))

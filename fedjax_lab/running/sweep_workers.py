@@ -39,7 +39,8 @@ def run_in_workers(
     cells: Iterable[Cell], out: Path, shared: Shared, count: int
 ) -> Iterator[tuple[Cell, Outcome]]:
     """Runs cells as commands, `count` at a time. Closed early, it lets them save their state."""
-    waiting, free, jobs = collections.deque(cells), _workers(count), []
+    waiting, free = collections.deque(cells), _workers(count)
+    jobs: list[_Job] = []
     with interrupts.delayed(STOPPING) as stop:
         try:
             while waiting or jobs:

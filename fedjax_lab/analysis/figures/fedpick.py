@@ -173,7 +173,8 @@ def analyze_selection(clients: list[Client], shown: Client) -> tuple[dict, dict[
 
 def halves(out: Picked) -> dict[str, np.ndarray]:
     """z^p and z^u."""
-    return {"relevant": out.z_g * out.m, "irrelevant": out.z_g * (1 - out.m)}
+    z_p, z_u = out.z_g * out.m, out.z_g * (1 - out.m)
+    return {"relevant": np.asarray(z_p), "irrelevant": np.asarray(z_u)}
 
 
 @plots.in_style
