@@ -53,7 +53,7 @@ def steps_of(plan, **options):
     """Counts the steps: each adds 1 to a parameter whose gradient is -1."""
 
     def loss(w, batch, key):
-        return -w.params["count"], {}
+        return -w.params["count"], w
 
     start = Weights({"count": jnp.float32(0)}, {})
     return float(work(plan).train(start, loss, optimizer=optax.sgd(1.0), **options).params["count"])
@@ -77,7 +77,7 @@ def test_an_epoch_sees_every_example_once_in_a_new_order():
     def loss(w, batch, key):
         seen = jnp.zeros(600).at[batch.x[:, 0].astype(int)].add(batch.mask)
         total = jnp.sum(batch.mask * (1 + jnp.arange(size)) * batch.x[:, 0])
-        return -jnp.sum(w.params["seen"] * seen) - w.params["order"] * total, {}
+        return -jnp.sum(w.params["seen"] * seen) - w.params["order"] * total, w
 
     start = Weights({"seen": jnp.zeros(600), "order": jnp.float32(0)}, {})
     one = optax.sgd(1.0)
@@ -102,7 +102,7 @@ def test_every_step_has_a_key_of_its_own():
     """Each step adds a random number to a parameter; two passes of one batch add two of them."""
 
     def loss(w, batch, key):
-        return -w.params["sum"] * jax.random.uniform(key), {}
+        return -w.params["sum"] * jax.random.uniform(key), w
 
     start, tx = Weights({"sum": jnp.float32(0)}, {}), optax.sgd(1.0)
 
@@ -168,7 +168,7 @@ def test_references_stay_beside_their_examples(changes, options):
         found = batch.references
         off = jnp.sum(jnp.abs(found["double"] - 2 * batch.x), 1) + (found["label"] != batch.y)
         jax.debug.callback(lambda a: apart.append(float(a)), jnp.sum(batch.mask * off))
-        return 0.0 * w.params["a"], {}
+        return 0.0 * w.params["a"], w
 
     start, client = Weights({"a": jnp.float32(0)}, {}), work(plan)
     client.train(start, loss, epochs=3, references=references, **options)
