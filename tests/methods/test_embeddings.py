@@ -136,7 +136,7 @@ def test_the_autoencoder_refuses_what_its_sigmoid_cannot_make(normalize, span, t
         f"config.method.embedding: an autoencoder needs inputs from 0 to 1, not {span};"
         " 8-bit images are with config.data.normalize=unit"
     )
-    assert len(setting(tmp_path / "data.npz", how, normalize="unit").stages) == 2
+    assert len(setting(tmp_path / "data.npz", how, normalize="unit").simulation.stages) == 2
 
 
 @pytest.mark.slow

@@ -102,12 +102,22 @@ def test_padding_has_no_part_in_prototypes():
     toys.close(one, other)
 
 
+def first_client(method, state, message):
+    """What client 0 uploads and keeps after a round in which it is sent the message."""
+    client = tree.take(toys.PEOPLE._replace(private=state.private), 0)
+
+    @jax.jit
+    def local():
+        work, _ = make_work(toys.FEDERATION, toys.FEDERATION.train[0], toys.PLAN, KEYS.local)
+        return method.round[0].local(message, client, work)
+
+    return local()
+
+
 def test_prototypes_are_taken_in_evaluation_mode():
     method = toys.make("fedproto")
     state = simulate.init(method, KEYS, toys.C)
-    work, _ = make_work(toys.FEDERATION, toys.FEDERATION.train[0], toys.PLAN, KEYS.local)
-    mine = tree.take(toys.PEOPLE._replace(private=state.private), 0)
-    (C, _), w = jax.jit(lambda: method.round[0].local(state.server, mine, work))()
+    (C, _), w = first_client(method, state, state.server)
     x, y = naive.data_of(0)
     h = np.asarray(toys.NORM.apply(w, x).features)
     expected = [h[y == k].mean(0) for k in range(toys.K)]
@@ -120,9 +130,9 @@ def test_prototypes_may_be_taken_before_the_last_layers():
     method, still = (toys.make("fedproto", task, lam=lam, head_layers=2) for lam in (0.5, 0.0))
     state = simulate.init(method, KEYS, toys.C)
     work, _ = make_work(toys.FEDERATION, toys.FEDERATION.train[0], toys.PLAN, KEYS.local)
-    mine = tree.take(toys.PEOPLE._replace(private=state.private), 0)
+    client = tree.take(toys.PEOPLE._replace(private=state.private), 0)
     sent = jnp.full((toys.K, 16), 5.0), jnp.ones(toys.K)
-    (C, _), w = jax.jit(lambda: method.round[0].local(sent, mine, work))()
+    (C, _), w = first_client(method, state, sent)
     p = jax.tree.map(np.asarray, w.params)
     x, y = naive.data_of(0)
     h = np.maximum(x @ p["Dense_0"]["kernel"] + p["Dense_0"]["bias"], 0)
@@ -136,7 +146,7 @@ def test_prototypes_may_be_taken_before_the_last_layers():
         return weights
 
     for one in (method, still):
-        one.round[0].local(sent, mine, work._replace(train=take))
+        one.round[0].local(sent, client, work._replace(train=take))
         taken[one] = taken["g"]
     pulled, free = taken[method], taken[still]
     toys.close(pulled["Dense_1"], free["Dense_1"])

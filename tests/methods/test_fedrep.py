@@ -19,10 +19,15 @@ def phases(**hyper):
     """A client's model before and after one FedRep round, with momentum and weight decay."""
     method = toys.make("fedrep", **hyper)
     state = simulate.init(method, KEYS, toys.C)
-    work, _ = make_work(toys.FEDERATION, toys.FEDERATION.train[0], toys.PLAN, KEYS.local)
-    mine = tree.take(toys.PEOPLE._replace(private=state.private), 0)
-    upload, private = jax.jit(lambda: method.round[0].local(state.server, mine, work))()
-    return tree.join(state.server, mine.private), tree.join(upload, private)
+    client = tree.take(toys.PEOPLE._replace(private=state.private), 0)
+
+    @jax.jit
+    def local():
+        work, _ = make_work(toys.FEDERATION, toys.FEDERATION.train[0], toys.PLAN, KEYS.local)
+        return method.round[0].local(state.server, client, work)
+
+    upload, private = local()
+    return tree.join(state.server, client.private), tree.join(upload, private)
 
 
 @pytest.mark.slow

@@ -92,7 +92,7 @@ def test_a_seed_alone_on_a_mesh_with_chunks_gives_the_same_numbers(name):
         strategy = parallel.sequential()
     state, sums = toys.player(method, strategy)(KEYS, 0, 3)
     expected, expected_sums = tree.take(player(name)(0, 3), 1)
-    toys.close(state, expected)
+    toys.close(state, expected, rtol=5e-4, atol=5e-5)
     toys.close(sums._replace(lane_steps=0), expected_sums._replace(lane_steps=0))
 
 

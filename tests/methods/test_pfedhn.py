@@ -9,6 +9,7 @@ import toys
 from hypernetworks import first, flat, one_round
 
 from fedjax_lab import optim, simulate, tree
+from fedjax_lab.methods import hfedf
 from fedjax_lab.models.hypernetwork import generate
 from fedjax_lab.types import Exchange, State, Weights
 
@@ -71,7 +72,7 @@ def test_pfedhn_passes_against_numpy():
 def test_with_one_client_it_is_hfedf(monkeypatch):
     """Adam in the place of its SGD, nothing clipped; hFedF with ReLU and without EMA."""
     monkeypatch.setattr(optim, "sgd", lambda lr, momentum, decay: optim.adam(lr, decay))
-    monkeypatch.setattr(jax.nn, "leaky_relu", lambda x, negative_slope: jax.nn.relu(x))
+    monkeypatch.setattr(hfedf, "ACTIVATION", jax.nn.relu)
     alone = toys.FEDERATION._replace(train=toys.FEDERATION.train[:1])
     plan = toys.PLAN._replace(cohort=1)
     step = {"server_lr": 0.01, "server_decay": 1e-3}
