@@ -1,7 +1,7 @@
 """hFedF's setting (an unseen domain) on the embedded digit domains, small enough for two cores.
 
 python -m fedjax_lab.main --config=configs/hfedf_digits.py:fedprox --config.data.unseen=street
-python launch/domain_generalisation.py --config=configs/hfedf_digits.py --out=runs/digits \
+python launch/domain_generalization.py --config=configs/hfedf_digits.py --out=runs/digits \
     --methods=local,fedavg --domains=1,2
 
 One of the five domains is held by nobody; the other four go to four clients, `domains` to each

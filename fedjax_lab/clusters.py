@@ -58,16 +58,16 @@ def different(points: np.ndarray) -> int:
     return len(np.unique(points, axis=0))
 
 
-def balance(points: np.ndarray, centres: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """K-means from these centres [K, D] in which no cluster exceeds its cap: labels [n].
+def balance(points: np.ndarray, centers: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """K-means from these centers [K, D] in which no cluster exceeds its cap: labels [n].
 
     FedConcat, appendix D.8. The farthest members of a full cluster go to the nearest with room.
     """
-    n, K = len(points), len(centres)
+    n, K = len(points), len(centers)
     cap = max(int(CAP * n / K), -(-n // K))
-    centres, labels = centres.copy(), np.full(n, -1)
+    centers, labels = centers.copy(), np.full(n, -1)
     for _ in range(PASSES):
-        distance = np.linalg.norm(points[:, None] - centres, axis=-1)  # [n, K]
+        distance = np.linalg.norm(points[:, None] - centers, axis=-1)  # [n, K]
         last, labels = labels, distance.argmin(1)
         empty = np.bincount(labels, minlength=K) == 0
         for k in range(K):
@@ -80,9 +80,9 @@ def balance(points: np.ndarray, centres: np.ndarray, rng: np.random.Generator) -
         for k in range(K):
             members = labels == k
             if members.any():
-                centres[k] = points[members].mean(0)
+                centers[k] = points[members].mean(0)
             else:
-                centres[k] = points[rng.integers(n)]
+                centers[k] = points[rng.integers(n)]
         if not empty.any() and np.array_equal(labels, last):
             break
     return labels
@@ -124,11 +124,11 @@ def distinct_starts(task: Task, key: Array, num_clusters: int) -> PyTree:
     return jax.tree.map(lambda *a: jnp.stack(a), *[task.init(k) for k in (key, *others)])
 
 
-def average(share: Array, models: PyTree, centres: PyTree) -> PyTree:
+def average(share: Array, models: PyTree, centers: PyTree) -> PyTree:
     """Each cluster's mean of the models [M], weighted by share [K, M]; leaves [K, ...].
 
-    A cluster without members keeps its centre.
+    A cluster without members keeps its center.
     """
     total = jnp.sum(share, 1, keepdims=True)  # [K, 1]
     mean = tree.mix(share / jnp.maximum(total, 1e-9), models)
-    return tree.where(total[:, 0] > 0, mean, centres)
+    return tree.where(total[:, 0] > 0, mean, centers)

@@ -129,7 +129,7 @@ def _pad(rows, multiple):
     return jnp.pad(rows, (0, -rows.shape[0] % multiple), constant_values=-1)
 
 
-def summarise(scores: Scores, domains: tuple[str, ...]) -> dict:
+def summarize(scores: Scores, domains: tuple[str, ...]) -> dict:
     """The contract's numbers of one evaluation (host side). NaN-free: what is absent is left out.
 
     accuracy: over the clients' own test rows. global: the model an average client gets, on the

@@ -35,7 +35,7 @@ def without_replacement(key: Array, count: int, m: int) -> Array:
 
     A small cohort of a large population never costs a sort of the population: 2 m numbers are drawn
     with replacement and the first m distinct ones taken, again if there are too few. Drawing again
-    favours no set, since the numbers are exchangeable.
+    favors no set, since the numbers are exchangeable.
     """
     if m == count:
         return jnp.arange(count)

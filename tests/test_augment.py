@@ -1,4 +1,4 @@
-"""Augmentations against NumPy's padding and mirrors and Pillow's rotation, resizing and colours."""
+"""Augmentations against NumPy's padding and mirrors and Pillow's rotation, resizing and colors."""
 
 import colorsys
 from functools import cache
@@ -194,9 +194,9 @@ def test_sides_are_distributed_as_torchvisions():
         np.testing.assert_allclose(a.std(0), b.std(0), rtol=0.07)
 
 
-def test_grey_is_pillows():
+def test_gray_is_pillows():
     expected = np.asarray(Image.fromarray(SMOOTH).convert("L"), float)
-    assert np.abs(augment.grey(floats(SMOOTH))[..., 0] - expected).max() < 0.51
+    assert np.abs(augment.gray(floats(SMOOTH))[..., 0] - expected).max() < 0.51
 
 
 @pytest.mark.parametrize("factor", [0.0, 0.7, 1.0, 1.3])
@@ -208,8 +208,8 @@ def test_grey_is_pillows():
         (augment.saturation, ImageEnhance.Color),
     ],
 )
-def test_colours_are_mixed_as_by_pillow(ours, theirs, factor):
-    """Pillow rounds grey levels and the result."""
+def test_colors_are_mixed_as_by_pillow(ours, theirs, factor):
+    """Pillow rounds gray levels and the result."""
     expected = np.asarray(theirs(Image.fromarray(SMOOTH)).enhance(factor), float)
     found = np.asarray(jax.jit(ours)(floats(SMOOTH), factor))
     assert np.abs(found - expected).max() < 1.2
@@ -260,30 +260,30 @@ def test_random_jitter_draws_amounts_and_orders_for_each_image(monkeypatch):
     assert ((counts - 2000 / 24) ** 2 / (2000 / 24)).sum() < 56  # chi-square, p > 1e-4
 
 
-def test_a_share_of_the_images_loses_its_colours():
+def test_a_share_of_the_images_loses_its_colors():
     x = jnp.broadcast_to(floats(SMOOTH), (2000, 24, 28, 3))[:, :2, :2]
-    y = np.asarray(jax.jit(augment.random_grey)(KEY, x, 0.1))
+    y = np.asarray(jax.jit(augment.random_gray)(KEY, x, 0.1))
     lost = (y == y[..., :1]).all((1, 2, 3))
     assert 150 < lost.sum() < 250  # 200 +- 3.7 standard deviations
     np.testing.assert_array_equal(y[~lost], x[~lost])
-    expected = np.broadcast_to(augment.grey(x[0]), x[0].shape)
+    expected = np.broadcast_to(augment.gray(x[0]), x[0].shape)
     np.testing.assert_allclose(y[lost], np.stack(lost.sum() * [expected]), rtol=1e-6)
 
 
 def test_domainbed_is_its_parts_with_its_numbers(monkeypatch):
     seen = []
-    for name in ("random_resized_crop", "random_flip", "random_jitter", "random_grey"):
+    for name in ("random_resized_crop", "random_flip", "random_jitter", "random_gray"):
         monkeypatch.setattr(augment, name, lambda k, x, *a, n=name: seen.append((n, *a)) or x + 1)
     assert float(augment.domainbed(KEY, jnp.zeros(()))) == 4
     assert seen == [
         ("random_resized_crop", (0.7, 1.0), (3 / 4, 4 / 3)),
         ("random_flip",),
         ("random_jitter", 0.3),
-        ("random_grey", 0.1),
+        ("random_gray", 0.1),
     ]
 
 
-def colour_config(tmp_path, x, **data):
+def color_config(tmp_path, x, **data):
     path = tmp_path / "data.npz"
     y, domain = np.arange(len(x)) % 2, np.array(list("ab"))[np.arange(len(x)) // 2 % 2]
     np.savez(path, x=x, y=y, domain=domain)
@@ -292,10 +292,10 @@ def colour_config(tmp_path, x, **data):
 
 
 @pytest.mark.slow
-def test_domainbed_then_imagenets_normalisation_reach_a_batch(tmp_path):
+def test_domainbed_then_imagenets_normalization_reach_a_batch(tmp_path):
     """DomainBed's own pipeline, and nothing of it where images are scored."""
     x = RNG.integers(0, 256, (40, 8, 8, 3)).astype(np.uint8)
-    e = experiment.build(colour_config(tmp_path, x, normalize="imagenet"))
+    e = experiment.build(color_config(tmp_path, x, normalize="imagenet"))
     mean, std = np.array([0.485, 0.456, 0.406]), np.array([0.229, 0.224, 0.225])
     rows = jnp.array([0, 3, 5])
     scored = fetch(e.simulation.federations[0], rows, e.simulation.plan).x
@@ -311,12 +311,12 @@ def test_domainbed_then_imagenets_normalisation_reach_a_batch(tmp_path):
     assert not np.array_equal(trained(KEY), trained(jax.random.key(1)))
 
 
-@pytest.mark.parametrize("kind", ["grey", "floats"])
-def test_domainbed_needs_colours_in_eight_bits(kind, tmp_path):
-    x = RNG.integers(0, 256, (40, 8, 8, 1 if kind == "grey" else 3))
-    x = x.astype(np.uint8 if kind == "grey" else np.float32)
-    message = complaint(experiment.build, colour_config(tmp_path, x))
-    assert message == "config.data.augment=domainbed needs colour images of 8 bits"
+@pytest.mark.parametrize("kind", ["gray", "floats"])
+def test_domainbed_needs_colors_in_eight_bits(kind, tmp_path):
+    x = RNG.integers(0, 256, (40, 8, 8, 1 if kind == "gray" else 3))
+    x = x.astype(np.uint8 if kind == "gray" else np.float32)
+    message = complaint(experiment.build, color_config(tmp_path, x))
+    assert message == "config.data.augment=domainbed needs color images of 8 bits"
 
 
 @pytest.mark.parametrize("name", ["cifar10", "cifar100", "domainbed"])

@@ -115,7 +115,7 @@ def test_every_step_has_a_key_of_its_own():
 
 
 def test_training_is_in_training_mode():
-    """The running statistics move, towards those of the client's own data."""
+    """The running statistics move, toward those of the client's own data."""
     w = toys.NORM.init(KEY)
     new = work().train(w, losses.risk(toys.NORM)).stats["BatchNorm_0"]
     assert float(jnp.abs(new["mean"]).max()) > 0.01
@@ -206,7 +206,7 @@ def test_draw_is_without_replacement():
 
 
 def test_training_alone_sees_augmented_images():
-    """In every step another draw; raw pixels before normalisation; `mean` and `draw` see none."""
+    """In every step another draw; raw pixels before normalization; `mean` and `draw` see none."""
     federation = toys.FEDERATION._replace(
         x=jnp.full((600, 1), 51, jnp.uint8), center=jnp.float32(51), scale=jnp.float32(2)
     )

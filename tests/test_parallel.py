@@ -26,13 +26,13 @@ def lane_steps(strategy):
 
 
 def test_lane_steps():
-    assert lane_steps(parallel.vectorised()) == 7 * 9
+    assert lane_steps(parallel.vectorized()) == 7 * 9
     assert lane_steps(parallel.sequential()) == STEPS.sum()
     assert lane_steps(parallel.chunked(3)) == 3 * (9 + 4 + 1)  # 9 7 5, 4 3 2, 1 and two more
     mesh = parallel.make_mesh(2)
     assert lane_steps(parallel.on_mesh(mesh, parallel.sequential())) == STEPS.sum()
     # 9 4 2 1 on one device; 7 5 3 on the other, whose fourth place is empty but runs along
-    assert lane_steps(parallel.on_mesh(mesh, parallel.vectorised())) == 4 * 9 + 4 * 7
+    assert lane_steps(parallel.on_mesh(mesh, parallel.vectorized())) == 4 * 9 + 4 * 7
 
 
 def test_devices_get_equal_shares():
@@ -62,7 +62,7 @@ def test_strategies_give_what_vmap_gives(name, m):
     toys.same(jax.jit(parallel.in_groups(inner, 2)(fn))(10, stacked), expected)
 
 
-INNER = {"vectorised": parallel.vectorised(), "chunked": parallel.chunked(2)}
+INNER = {"vectorized": parallel.vectorized(), "chunked": parallel.chunked(2)}
 
 
 INNER |= {"sequential": parallel.sequential()}
@@ -108,6 +108,6 @@ def test_convolutions_are_not_replicated():
         lowered = play.lower(simulate.Lane(federation, toys.PEOPLE, KEYS), state, 0)
         return lowered.compile().cost_analysis()["flops"]
 
-    one = flops(parallel.vectorised())
-    many = flops(parallel.on_mesh(parallel.make_mesh(8), parallel.vectorised()))
+    one = flops(parallel.vectorized())
+    many = flops(parallel.on_mesh(parallel.make_mesh(8), parallel.vectorized()))
     assert many < one / 5

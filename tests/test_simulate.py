@@ -42,7 +42,7 @@ def test_clients_and_rounds_have_streams_of_their_own():
     )
     method = fedavg(toys.TASK)._replace(round=(drawn,))
     play = jax.jit(
-        partial(simulate.play_round, simulate.Program(method, toys.PLAN, toys.VECTORISED))
+        partial(simulate.play_round, simulate.Program(method, toys.PLAN, toys.VECTORIZED))
     )
     state = State(jnp.zeros((toys.PLAN.cohort, toys.D)), ())
     rounds = [
@@ -62,7 +62,7 @@ def test_no_second_trace():
     @jax.jit
     @chex.assert_max_traces(n=1)
     def run(*args):
-        return simulate.play(simulate.Program(method, toys.PLAN, toys.VECTORISED), *args)
+        return simulate.play(simulate.Program(method, toys.PLAN, toys.VECTORIZED), *args)
 
     state, sums = simulate.init(method, KEYS, toys.C), simulate.no_progress()
     for start, count in ((0, 1), (1, 3), (4, 2)):
@@ -75,7 +75,7 @@ def test_nothing_returns_to_the_host_inside_a_block():
     """A block is one program without callbacks or outfeeds."""
     method = fedavg(toys.NORM)
     state, sums = simulate.init(method, KEYS, toys.C), simulate.no_progress()
-    play = partial(simulate.play, simulate.Program(method, toys.PLAN, toys.VECTORISED))
+    play = partial(simulate.play, simulate.Program(method, toys.PLAN, toys.VECTORIZED))
     args = (
         simulate.Lane(toys.FEDERATION, toys.PEOPLE, KEYS),
         state,
@@ -149,14 +149,14 @@ def test_a_state_may_hold_typed_keys(inner):
     strategy = parallel.on_mesh(parallel.make_mesh(4), inner)
     toys.close(toys.player(method, strategy)(KEYS, 0, 2)[0], expected)
     lane = simulate.Lane(toys.FEDERATION, toys.PEOPLE, KEYS)
-    program = simulate.Program(method, toys.PLAN, toys.VECTORISED)
+    program = simulate.Program(method, toys.PLAN, toys.VECTORIZED)
     up, down = simulate.message_bytes(program, lane, expected)
     assert down == up + 8 and tree.finite(expected)
 
 
 def test_seeds_at_once_may_hold_typed_keys():
     method = with_keys(toys.TASK)
-    program = simulate.Program(method, toys.PLAN, toys.VECTORISED)
+    program = simulate.Program(method, toys.PLAN, toys.VECTORIZED)
 
     def one(keys):
         lane = simulate.Lane(toys.FEDERATION, toys.PEOPLE, keys)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import toys
 
-from fedjax_lab import experiment, registry, sweep
+from fedjax_lab import aliases, experiment, registry, sweep
 from fedjax_lab.engine import Engine
 from fedjax_lab.errors import BadInput
 from fedjax_lab.methods.fedavg import fedavg
@@ -83,6 +83,19 @@ def test_names_are_folders():
     names = list(sweep.plan(QUICK, [""], grid))
     assert len(names) == 2 and not any("/" in name for name in names)
     assert names[1] == "fedavg,data.unseen=a_b,partition.name=iid"
+
+
+def test_a_sweep_of_an_earlier_version_goes_on(tmp_path, monkeypatch):
+    """The same command finds its cells, though a key and a value in the grid have other names."""
+    command = {"local.rate": ["0.1"], "engine.strategy": ["vectorised"]}
+    monkeypatch.setitem(aliases.ALIASES, "local.rate", "local.lr")
+    grid = sweep.parse_grid(f"{key}={','.join(texts)}" for key, texts in command.items())
+    cells = sweep.plan(QUICK, ["fedavg"], grid)
+    assert list(cells) == ["fedavg,local.lr=0.1,engine.strategy=vectorised"]
+    sweep.write_plan({}, cells, tmp_path)
+    plan = (tmp_path / "sweep.json").read_text()
+    (tmp_path / "sweep.json").write_text(plan.replace("vectorized", "vectorised"))
+    assert list(sweep.check_folder(QUICK, cells, tmp_path)) == list(cells)
 
 
 def test_overrides_and_seeds_are_everyones():
@@ -331,7 +344,7 @@ def grid_of(name):
 
 @pytest.mark.slow
 def test_together_interrupted_they_go_on_one_by_one(toy, tmp_path, monkeypatch):
-    """One seed each; in the grid are learning rates, those of the clients' optimiser."""
+    """One seed each; in the grid are learning rates, those of the clients' optimizer."""
     out, played = tmp_path / "out", []
     arguments = [f"--config={toy}", f"--out={out}", "--grid=local.lr=0.1,0.2", "--seeds=3"]
 

@@ -56,9 +56,9 @@ def evaluations(rounds=ROUNDS, shift=0.0):
     return [row(seed, after, 50 + after + seed + shift) for after in rounds for seed in (0, 1)]
 
 
-def draw(path, width, height, colour="red", mode="RGB"):
+def draw(path, width, height, color="red", mode="RGB"):
     path.parent.mkdir(exist_ok=True)
-    Image.new(mode, (width, height), colour).save(path)
+    Image.new(mode, (width, height), color).save(path)
 
 
 @pytest.fixture

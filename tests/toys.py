@@ -58,7 +58,7 @@ TASK = make_task(nets.mlp(K, width=16), (D,), K)
 NORM = make_task(nets.mlp(K, width=16, norm=True), (D,), K)
 NORM = NORM._replace(labels=lambda: jnp.eye(K, 32))
 PEOPLE = simulate.population(FEDERATION, K)
-VECTORISED = parallel.vectorised()
+VECTORIZED = parallel.vectorized()
 SCORES = {"round": 4, "train_loss": 0.5, "accuracy": {"mean": 81.5, "worst10": 51.5}}
 SUMMARY = {  # what the summary.json of a finished run holds
     "method": "fedavg",
@@ -135,7 +135,7 @@ def compiled(method, plan, strategy):
     return jax.jit(partial(simulate.play, simulate.Program(method, plan, strategy)))
 
 
-def player(method, strategy=VECTORISED, plan=None, federation=FEDERATION):
+def player(method, strategy=VECTORIZED, plan=None, federation=FEDERATION):
     """play(keys, start, count, state=None) -> (state, sums), compiled once."""
     federation, people, own_plan = pooled(method, federation)
     run = compiled(method, plan or own_plan, strategy)

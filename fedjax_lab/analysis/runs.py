@@ -90,7 +90,7 @@ def read_all(folders: Sequence[Path]) -> tuple[list[Run], list[str]]:
 
 def read(folder: Path) -> Run:
     """A finished run, or one that is still being written. Raises files.Damaged."""
-    config = files.read_json(folder / "config.json", files.CONFIG)
+    config = files.read_config(folder / "config.json")
     if config is None:
         raise files.Damaged(f"{folder} holds no run: there is no config.json in it")
     seeds = config.pop("seeds")

@@ -2,7 +2,7 @@
 
 Each is a pure function (key, x) -> x of the same shape, with draws of its own for every image.
 They follow torchvision's on 8-bit images, but interpolated and mixed pixels are not rounded to
-whole numbers. Apply before normalisation: what is cut in from outside of an image is 0, black.
+whole numbers. Apply before normalization: what is cut in from outside of an image is 0, black.
 """
 
 import math
@@ -34,18 +34,18 @@ def random_flip(key: Array, x: Array) -> Array:
 
 
 def random_rotation(key: Array, x: Array, degrees: float) -> Array:
-    """Each image rotated about its centre by an angle uniform in +-`degrees`."""
+    """Each image rotated about its center by an angle uniform in +-`degrees`."""
     return jax.vmap(rotate)(x, jax.random.uniform(key, (len(x),), x.dtype, -degrees, degrees))
 
 
 def rotate(x: Array, degrees: Array) -> Array:
-    """One image [H, W, C] rotated counterclockwise about its centre; same size, outside is 0.
+    """One image [H, W, C] rotated counterclockwise about its center; same size, outside is 0.
 
-    Nearest neighbour: a pixel takes the value at the place in `x` that turns onto its centre.
+    Nearest neighbor: a pixel takes the value at the place in `x` that turns onto its center.
     """
     height, width = x.shape[:2]
     cos, sin = jnp.cos(jnp.radians(degrees)), jnp.sin(jnp.radians(degrees))
-    down = jnp.arange(height)[:, None] + 0.5 - height / 2  # from the centre of the image
+    down = jnp.arange(height)[:, None] + 0.5 - height / 2  # from the center of the image
     right = jnp.arange(width) + 0.5 - width / 2
     row = jnp.floor(sin * right + cos * down + height / 2).astype(jnp.int32)
     col = jnp.floor(cos * right - sin * down + width / 2).astype(jnp.int32)
@@ -92,30 +92,30 @@ def stretch(x: Array, corner: Array, sides: Array) -> Array:
     return x
 
 
-def grey(x: Array) -> Array:
-    """Luminance of colour images [..., 3] after ITU-R 601-2, as Pillow's: [..., 1]."""
+def gray(x: Array) -> Array:
+    """Luminance of color images [..., 3] after ITU-R 601-2, as Pillow's: [..., 1]."""
     return jnp.sum(x * jnp.array([0.299, 0.587, 0.114], x.dtype), -1, keepdims=True)
 
 
-def random_grey(key: Array, x: Array, share: float) -> Array:
-    """This share of the colour images, drawn one by one, loses its colours."""
+def random_gray(key: Array, x: Array, share: float) -> Array:
+    """This share of the color images, drawn one by one, loses its colors."""
     chosen = jax.random.bernoulli(key, share, (len(x), 1, 1, 1))
-    return jnp.where(chosen, grey(x), x)
+    return jnp.where(chosen, gray(x), x)
 
 
 def brightness(x: Array, factor: Array) -> Array:
-    """Of one colour image [H, W, 3]; a factor of 0 makes it black."""
+    """Of one color image [H, W, 3]; a factor of 0 makes it black."""
     return _mixed(x, 0.0, factor)
 
 
 def contrast(x: Array, factor: Array) -> Array:
-    """Of one colour image [H, W, 3]; a factor of 0 makes it evenly grey, of its mean luminance."""
-    return _mixed(x, jnp.mean(grey(x)), factor)
+    """Of one color image [H, W, 3]; a factor of 0 makes it evenly gray, of its mean luminance."""
+    return _mixed(x, jnp.mean(gray(x)), factor)
 
 
 def saturation(x: Array, factor: Array) -> Array:
-    """Of one colour image [H, W, 3]; a factor of 0 takes its colours."""
-    return _mixed(x, grey(x), factor)
+    """Of one color image [H, W, 3]; a factor of 0 takes its colors."""
+    return _mixed(x, gray(x), factor)
 
 
 def _mixed(x, other, factor):
@@ -123,7 +123,7 @@ def _mixed(x, other, factor):
 
 
 def hue(x: Array, turn: Array) -> Array:
-    """One colour image [H, W, 3] with its hues, the H of HSV, moved by `turn` circles."""
+    """One color image [H, W, 3] with its hues, the H of HSV, moved by `turn` circles."""
     value = jnp.max(x, -1, keepdims=True)
     chroma = value - jnp.min(x, -1, keepdims=True)
     r, g, b = jnp.split(x / jnp.where(chroma > 0, chroma, 1), 3, -1)
@@ -136,7 +136,7 @@ def hue(x: Array, turn: Array) -> Array:
 
 
 def random_jitter(key: Array, x: Array, strength: float) -> Array:
-    """Brightness, contrast, saturation and hue of colour images [B, H, W, 3], in random order.
+    """Brightness, contrast, saturation and hue of color images [B, H, W, 3], in random order.
 
     The factors of the first three are uniform in 1 +- strength, the hue's turn in +- strength.
     Factors and order are drawn for each image, as torchvision does.
@@ -149,7 +149,7 @@ def random_jitter(key: Array, x: Array, strength: float) -> Array:
 
 
 def jitter(x: Array, amounts: Array, order: Array) -> Array:
-    """One colour image [H, W, 3] through `brightness`, `contrast`, `saturation`, `hue`.
+    """One color image [H, W, 3] through `brightness`, `contrast`, `saturation`, `hue`.
 
     amounts [4] in this order; order [4]: numbers of the steps, first to last.
     """
@@ -183,11 +183,11 @@ def office(key: Array, x: Array) -> Array:
 def domainbed(key: Array, x: Array) -> Array:
     """DomainBed's (Gulrajani and Lopez-Paz 2021, arXiv:2007.01434) for PACS, VLCS, Office-Home.
 
-    A part of 0.7 to 1 of the area, flip, colour jitter of 0.3, a tenth in grey. Needs colours.
+    A part of 0.7 to 1 of the area, flip, color jitter of 0.3, a tenth in gray. Needs colors.
     """
-    k_crop, k_flip, k_jitter, k_grey = jax.random.split(key, 4)
+    k_crop, k_flip, k_jitter, k_gray = jax.random.split(key, 4)
     x = random_flip(k_flip, random_resized_crop(k_crop, x, (0.7, 1.0), (3 / 4, 4 / 3)))
-    return random_grey(k_grey, random_jitter(k_jitter, x, 0.3), 0.1)
+    return random_gray(k_gray, random_jitter(k_jitter, x, 0.3), 0.1)
 
 
 AUGMENTATIONS = {

@@ -130,7 +130,7 @@ def _line(where: Path, file: Path, text: str, domain: str) -> Line:
 
 
 def _of_classes(lines: Sequence[Line], chosen: Sequence[int]) -> Split:
-    """The images of these labels, each labelled with its label's place among them."""
+    """The images of these labels, each labeled with its label's place among them."""
     number = {label: place for place, label in enumerate(chosen)}
     kept = [line for line in lines if line.label in number]
     return Split([line.file for line in kept], [number[line.label] for line in kept])

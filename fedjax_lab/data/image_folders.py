@@ -1,7 +1,7 @@
 """Sets of several domains as folders of images, DOMAIN/CLASS/IMAGE: PACS, VLCS, Office-Home, own.
 
 DomainBed's script domainbed/scripts/download.py fetches the three. There is no test split: in
-domain generalisation all of an unseen domain (config.data.unseen) is the test, and validation rows
+domain generalization all of an unseen domain (config.data.unseen) is the test, and validation rows
 (config.partition.validation) are held out of each client's examples.
 """
 

@@ -26,10 +26,10 @@ def stand_in(dataset: Dataset, *, size: int = 512) -> Embeddings:
     means the same; and the labels' table is made with the training labels (of all clients), which
     CLIP never sees. Results with it tell of the method's working, not of its published accuracy.
 
-    Images: random 5 x 5 filters of zero mean, half on grey and half on colour, rectified and
+    Images: random 5 x 5 filters of zero mean, half on gray and half on color, rectified and
     averaged on a 4 x 4 grid, and each channel's mean and deviation. Texts: hashed n-grams of one to
     three characters, of the whole and once more of its end. Other examples: themselves.
-    All are projected to `size` dimensions by a fixed Gaussian matrix, centred over the training
+    All are projected to `size` dimensions by a fixed Gaussian matrix, centered over the training
     examples and scaled to a mean length of 10. A label has the direction of its class's mean, taken
     first in each domain and then over domains, and a little of its own. The same dataset, the same
     bits. Raises BadInput unless `size` is a multiple of 32 (Client2Vec's tokens).
@@ -37,7 +37,7 @@ def stand_in(dataset: Dataset, *, size: int = 512) -> Embeddings:
     if size < 32 or size % 32:
         raise BadInput(f"config.embedding.size must be a positive multiple of 32, got {size}")
     train = np.flatnonzero(~dataset.test)
-    found = centred(features(dataset, train, size))
+    found = centered(features(dataset, train, size))
     found *= NORM / np.linalg.norm(found, axis=1).mean()
     examples = np.zeros((len(dataset.y), size), np.float32)
     examples[train] = found
@@ -57,7 +57,7 @@ def features(dataset: Dataset, rows: np.ndarray, size: int) -> np.ndarray:
         raw = in_batches(lambda part: convolved(part, filters), x)
     else:
         raw = x.reshape(len(x), -1).astype(np.float32)
-    raw = centred(raw)
+    raw = centered(raw)
     deviation = raw.std(0)
     raw /= np.where(deviation > 0, deviation, 1)
     return raw @ gaussian(raw.shape[1], size)
@@ -137,7 +137,7 @@ def means(values: np.ndarray, group: np.ndarray, count: int) -> np.ndarray:
     return member @ values / np.maximum(np.bincount(group, minlength=count), 1)[:, None]
 
 
-def centred(values: np.ndarray) -> np.ndarray:
+def centered(values: np.ndarray) -> np.ndarray:
     """Rows less their mean."""
     return values - values.mean(0, dtype=np.float64).astype(np.float32)
 

@@ -3,7 +3,7 @@
 z, u = DSA-IGN(D), D~ its reconstruction of D;  L the embedding of the label's name
 L_div   = 1/B sum_j log sum_{k != j} exp cos(u_j, u_k)
 L_sim   = 1/B sum_j (1 - cos(z_j, L_j))
-L_orth  = mean of |Z U^T|, all B x B products (the paper gives no normalisation)
+L_orth  = mean of |Z U^T|, all B x B products (the paper gives no normalization)
 L_recon = mean of (D~ - D)^2
 beta^f_i = mean of u over the client's examples
 
@@ -48,7 +48,7 @@ from fedjax_lab.types import (
 
 STRATEGIES = ("global", "federated")
 LOCAL_EPOCHS, SHARE = 10, 0.1
-ADAM = optim.adam(1e-3)  # the paper names no optimiser
+ADAM = optim.adam(1e-3)  # the paper names no optimizer
 
 REDUCTIONS = {  # of the products in L_orth, from their sum and how many rows and columns they have
     "mean": lambda total, rows, columns: total / jnp.maximum(rows, 1) / columns,

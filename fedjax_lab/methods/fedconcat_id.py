@@ -91,8 +91,8 @@ def means(key: Array, num_clients: int, last: State, facts: dict[str, Array]) ->
     """The first round's models, averaged inside their clusters."""
     models, _ = last.private
     share = facts["member"] * facts["n"]  # [K, C]
-    centres = clusters.average(share, models, tree.repeat(last.server, len(share)))
-    return State(Clusters(centres, facts["member"]), ())
+    centers = clusters.average(share, models, tree.repeat(last.server, len(share)))
+    return State(Clusters(centers, facts["member"]), ())
 
 
 def first_round(task: Task, num_clusters: int | str, decay: float = 0.0) -> Method:

@@ -111,7 +111,7 @@ def _absolute(folder):
 
 @contextlib.contextmanager
 def _held(path, wait=0.0):
-    """Holds the lock on a file, which is made for it and removed afterwards."""
+    """Holds the lock on a file, which is made for it and removed afterward."""
     path = path.resolve()
     # The name of a soft lock would outlive a process that is killed.
     lock = filelock.FileLock(path, timeout=wait, is_singleton=True, fallback_to_soft=False)

@@ -216,9 +216,9 @@ class Workdir:
             self._checkpoints.save(engine.played, part(engine.snapshot()))
             self.saved, self._last_save = engine.played, now
 
-    def finish(self, summarise: Callable[[Experiment, list[dict]], dict], rows, **more) -> dict:
+    def finish(self, summarize: Callable[[Experiment, list[dict]], dict], rows, **more) -> dict:
         """Writes the plots and then summary.json, which it returns."""
-        summary = {**summarise(self._experiment, rows), **more}
+        summary = {**summarize(self._experiment, rows), **more}
         if self._writes:
             from fedjax_lab.analysis import plots
 
@@ -294,11 +294,11 @@ class Workdirs:
         for folder, span in zip(self._folders, self._spans, strict=True):
             folder.save(engine, force, functools.partial(_part, span))
 
-    def finish(self, summarise: Callable, rows, diverged: dict | None = None) -> None:
+    def finish(self, summarize: Callable, rows, diverged: dict | None = None) -> None:
         """Writes summaries and plots; nothing where one run has diverged, maybe not this one."""
         if diverged is None:
             for folder, own in zip(self._folders, self._rows, strict=True):
-                folder.finish(summarise, own, runs_together=len(self._folders))
+                folder.finish(summarize, own, runs_together=len(self._folders))
 
     def close(self) -> None:
         """Waits for checkpoints that are being written."""

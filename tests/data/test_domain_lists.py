@@ -182,7 +182,7 @@ def test_domainnet_takes_the_first_500(tmp_path, own_cache):
 
 
 @pytest.mark.parametrize("mode", ["L", "LA", "RGBA", "P", "CMYK"])
-def test_images_without_three_channels_are_grey(mode, tmp_path, own_cache):
+def test_images_without_three_channels_are_gray(mode, tmp_path, own_cache):
     source, release = SETS["office_caltech"]
     make_set(release, tmp_path)
     file = tmp_path / path_of(release, "amazon", 0)

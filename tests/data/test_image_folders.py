@@ -63,12 +63,12 @@ def test_the_images_of_folders(pacs, own_cache):
         assert np.array_equal(data.x[row], by_hand(path)), path
         names = DOMAINS[data.domain[row]], CLASSES[data.y[row]]
         assert names == (path.parent.parent.name, path.parent.name)
-    grey = data.x[data.domain == 3]
-    assert np.array_equal(grey[..., 0], grey[..., 1]) and np.array_equal(grey[..., 0], grey[..., 2])
+    gray = data.x[data.domain == 3]
+    assert np.array_equal(gray[..., 0], gray[..., 1]) and np.array_equal(gray[..., 0], gray[..., 2])
 
 
 def test_an_image_is_shrunk_with_antialiasing(tmp_path, own_cache):
-    """Lines of single pixels become even grey; without a filter some would stay."""
+    """Lines of single pixels become even gray; without a filter some would stay."""
     for domain in "ab":
         folder = tmp_path / "own" / domain / "one"
         folder.mkdir(parents=True)

@@ -72,8 +72,8 @@ def test_tiny_imagenet_at_full_size(tiny, own_cache):
     assert data.files == tuple(str(tiny / "tiny-imagenet-200" / n) for n in TRAINING + TESTS)
     assert data.classes == ("n01", "n02", "n10")
     assert data.y.tolist() == [0, 0, 1, 1, 2, 2, 2] + [2, 1, 1]
-    grey = data.x[TRAINING.index("train/n10/images/n10_0.JPEG")]
-    assert np.array_equal(grey[..., 0], grey[..., 1]) and np.array_equal(grey[..., 0], grey[..., 2])
+    gray = data.x[TRAINING.index("train/n10/images/n10_0.JPEG")]
+    assert np.array_equal(gray[..., 0], gray[..., 1]) and np.array_equal(gray[..., 0], gray[..., 2])
 
 
 def test_tiny_imagenet_resizes_with_antialiasing(tiny, own_cache):

@@ -358,12 +358,12 @@ def test_texts_go_through_the_text_tower(model):
     np.testing.assert_allclose(made, expected, atol=1e-5)
 
 
-def test_grey_and_fractional_pixels():
-    grey = pictures(channels=1).x[0]
-    assert np.array_equal(np.asarray(source._as_image(grey)), np.repeat(grey, 3, 2))
-    colour = pictures().x[0]
-    fractions = (colour / 255).astype(np.float32)
-    assert np.array_equal(np.asarray(source._as_image(fractions)), colour)
+def test_gray_and_fractional_pixels():
+    gray = pictures(channels=1).x[0]
+    assert np.array_equal(np.asarray(source._as_image(gray)), np.repeat(gray, 3, 2))
+    color = pictures().x[0]
+    fractions = (color / 255).astype(np.float32)
+    assert np.array_equal(np.asarray(source._as_image(fractions)), color)
 
 
 @pytest.fixture

@@ -43,7 +43,7 @@ def probe(features: np.ndarray, target: np.ndarray) -> float:
 
 
 def check_shape(made, dataset, size: int):
-    """Types; zero rows of test examples; centred, mean length 10."""
+    """Types; zero rows of test examples; centered, mean length 10."""
     assert made.examples.shape == (len(dataset.y), size)
     assert made.labels.shape == (len(dataset.classes), size)
     assert made.examples.dtype == made.labels.dtype == np.float32

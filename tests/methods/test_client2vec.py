@@ -163,7 +163,7 @@ def test_shares_are_eq_3(gamma, lam):
     assert list(np.asarray(server.age)) == [1, 2, 1, 2, 2, 3, C + 1, 1]
 
 
-def test_momentum_and_dynamic_regularisation_take_the_new_shares():
+def test_momentum_and_dynamic_regularization_take_the_new_shares():
     """FedAvgM's step is beta v + sum p (w - w_i); FedDyn's mean is sum p w_i, its h as before."""
     ids, n = [4, 0, 6], np.asarray(PEOPLE.n)
     p = n[ids] * np.exp([naive_S(i, ids) for i in ids])
@@ -331,7 +331,7 @@ def test_other_bases_run_with_all_three(base):
 
 def one_round(base):
     method, state, stage = improved(base=base)
-    program = simulate.Program(method, toys.PLAN, toys.VECTORISED)
+    program = simulate.Program(method, toys.PLAN, toys.VECTORIZED)
     lane = simulate.Lane(federation(stage, state), PEOPLE, KEYS)
     return simulate.play_round(program, lane, state, 0)[0]
 

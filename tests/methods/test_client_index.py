@@ -156,7 +156,7 @@ def index_epochs(devices, **settings):
     collect, train, *_ = stages(**settings)
     state = collect.method.init(KEYS.init, C)
     state, _ = toys.player(collect.method, federation=EMBEDDED)(KEYS, 0, 1, state)
-    strategy = toys.VECTORISED
+    strategy = toys.VECTORIZED
     if devices > 1:
         strategy = parallel.on_mesh(parallel.make_mesh(devices), strategy)
     args = (

@@ -39,7 +39,7 @@ def four_domains(tmp_path_factory):
 
 @pytest.mark.slow
 def test_embeddings_of_an_autoencoder_are_found_once(four_domains):
-    """By client, and not trained afterwards."""
+    """By client, and not trained afterward."""
     hyper = {"name": "hfedf", "embedding": "autoencoder", "embedding_dim": 2}
     e = setting(four_domains, hyper)
     assert [(s.name, s.rounds) for s in e.simulation.stages] == [("embed", 1), ("train", 3)]

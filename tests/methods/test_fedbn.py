@@ -25,7 +25,7 @@ def test_fedbn_keeps_the_norm_layers_at_home():
 
 def score(method, state):
     run = jax.jit(
-        functools.partial(evaluate.score, simulate.Program(method, toys.PLAN, toys.VECTORISED))
+        functools.partial(evaluate.score, simulate.Program(method, toys.PLAN, toys.VECTORIZED))
     )
     return run(simulate.Lane(toys.FEDERATION, toys.PEOPLE, KEYS), state, 0)
 
@@ -33,7 +33,7 @@ def score(method, state):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["fedbn", "local"])
 def test_a_client_is_scored_on_its_own_model(name):
-    """What is private belongs to one client: its own hits, by hand, differ from its neighbour's."""
+    """What is private belongs to one client: its own hits, by hand, differ from its neighbor's."""
     method = toys.make(name)
     state = simulate.init(method, KEYS, toys.C)
     far_apart = jax.tree.map(

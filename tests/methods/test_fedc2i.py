@@ -185,7 +185,7 @@ def test_the_mean_is_over_those_who_have_uploaded():
 
 @pytest.mark.slow
 def test_clients_train_from_their_mixture():
-    """Every parameter, with the client's optimiser, against NumPy."""
+    """Every parameter, with the client's optimizer, against NumPy."""
     w = models(toys.TASK, toys.C)
     method = toys.make("fedc2i", toys.TASK)
     server = State(Server(w, toys.PEOPLE.n), jnp.zeros((toys.C, toys.C)))
@@ -228,7 +228,7 @@ def test_a_client_downloads_all_models_and_uploads_one():
     method = toys.make("fedc2i")
     state = jax.eval_shape(lambda: simulate.init(method, naive.KEYS, toys.C))
     up, down = simulate.message_bytes(
-        simulate.Program(method, toys.PLAN, toys.VECTORISED),
+        simulate.Program(method, toys.PLAN, toys.VECTORIZED),
         simulate.Lane(toys.FEDERATION, toys.PEOPLE, naive.KEYS),
         state,
     )
@@ -253,7 +253,7 @@ def test_memory_does_not_hold_a_model_for_every_pair():
         state = jax.eval_shape(lambda: simulate.init(method, naive.KEYS, count))
         plan = toys.PLAN._replace(cohort=count)
 
-        program = simulate.Program(method, plan, toys.VECTORISED)
+        program = simulate.Program(method, plan, toys.VECTORIZED)
         lane = simulate.Lane(federation, people, naive.KEYS)
 
         def play(state):

@@ -29,7 +29,7 @@ def data(tmp_path_factory):
     return str(path)
 
 
-def build(data, name="fedconcat", seeds=(0,), rounds=5, way="auto", strategy="vectorised", **hyper):
+def build(data, name="fedconcat", seeds=(0,), rounds=5, way="auto", strategy="vectorized", **hyper):
     """Eight clients with two classes each."""
     config = {
         "data": {"name": "arrays", "path": data},
@@ -48,8 +48,8 @@ HYPER = {"num_clusters": 3, "encoder_rounds": 3, "classifier_rounds": 4}
 
 @pytest.fixture(scope="module")
 def whole(data):
-    """One uninterrupted run, with both seeds vectorised."""
-    return runner.run(build(data, seeds=(0, 1), way="vectorised", **HYPER), quiet=True)
+    """One uninterrupted run, with both seeds vectorized."""
+    return runner.run(build(data, seeds=(0, 1), way="vectorized", **HYPER), quiet=True)
 
 
 def comparable(rows):
@@ -66,7 +66,7 @@ def test_one_cluster_with_its_classifier_is_fedavg(data):
     e = build(data, classifier_init="clusters", **hyper)
     plain = runner.run(build(data, "fedavg", rounds=3), quiet=True).states[0].server
     state = played(e, 3)
-    toys.close(tree.take(state.server.centres, 0), plain, rtol=1e-6, atol=1e-7)
+    toys.close(tree.take(state.server.centers, 0), plain, rtol=1e-6, atol=1e-7)
     last = e.simulation.stages[1].start(jax.random.key(0), 8, state, {}).server
     x = e.simulation.federations[0].x[:50]
     h = e.simulation.stages[1].view.transform(last.encoders, x)
@@ -90,7 +90,7 @@ def played(e, rounds, stage=0, state=None):
         rounds,
     )
     return simulate.play(
-        simulate.Program(chosen.method, e.simulation.plan, toys.VECTORISED), *args
+        simulate.Program(chosen.method, e.simulation.plan, toys.VECTORIZED), *args
     )[0]
 
 
@@ -105,11 +105,11 @@ def test_it_learns_in_three_steps_and_keeps_its_encoders(data, whole):
     assert server.encoders.params["head"]["kernel"] is None
     assert server.classifier.params["head"]["kernel"].shape == (24, CLASSES)
     e = build(data, **HYPER)
-    centres = runner.run(
+    centers = runner.run(
         toys.changed(e, stages=e.simulation.stages[:1], plan=e.simulation.plan._replace(rounds=3)),
         quiet=True,
     )
-    before = split_head(e.task, centres.states[0].server.centres)[0]
+    before = split_head(e.task, centers.states[0].server.centers)[0]
     toys.close(before, server.encoders)
     more = runner.run(build(data, **(HYPER | {"classifier_rounds": 100})), quiet=True)
     assert more.metrics[-1]["global"] > 80
@@ -148,7 +148,7 @@ def test_interrupted_and_resumed(rounds, data, whole, tmp_path, monkeypatch):
     """Bit for bit, in either stage; the features are found again."""
 
     def e():
-        return build(data, seeds=(0, 1), way="vectorised", **HYPER)
+        return build(data, seeds=(0, 1), way="vectorized", **HYPER)
 
     with monkeypatch.context() as patch:
         stopping_after(rounds, patch)
@@ -163,7 +163,7 @@ def test_interrupted_and_resumed(rounds, data, whole, tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_features_in_every_batch_are_those_that_are_cached(data, whole):
     """An augmentation that changes nothing turns the cache off, `clean` on again."""
-    e = build(data, seeds=(0, 1), way="vectorised", **HYPER)
+    e = build(data, seeds=(0, 1), way="vectorized", **HYPER)
     plan = e.simulation.plan._replace(augment=lambda key, x: x)
     toys.close(runner.run(toys.changed(e, plan=plan), quiet=True).states, whole.states)
     plan = plan._replace(augment=lambda key, x: x + 1)
@@ -186,7 +186,7 @@ def test_a_mesh_with_chunks_gives_the_same_numbers(data):
     mesh = parallel.on_mesh(parallel.make_mesh(4), parallel.chunked(2))
     results = [
         runner.run(toys.changed(e, strategy=strategy), quiet=True).states
-        for strategy in (toys.VECTORISED, mesh)
+        for strategy in (toys.VECTORIZED, mesh)
     ]
     toys.close(*results)
 
@@ -195,9 +195,9 @@ def test_a_mesh_with_chunks_gives_the_same_numbers(data):
 def test_each_client_may_be_a_cluster(data):
     """Every encoder is then the model that its client has trained alone."""
     e = build(data, clustering="none", encoder_rounds=2, classifier_rounds=1)
-    centres = played(e, 2).server.centres
+    centers = played(e, 2).server.centers
     alone = runner.run(build(data, "local", rounds=2), quiet=True).states[0].private
-    toys.close(centres, alone, rtol=1e-5, atol=1e-6)
+    toys.close(centers, alone, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.slow
@@ -237,7 +237,7 @@ def test_more_decay_of_encoders_holds_from_the_first_round_on(data):
             first = e.simulation.stages[0].method.init
             state = None if first is None else first(jax.random.key(0), 8)
             server = played(e, 1, stage, state).server
-            norms.append(float(tree.sq_norm(getattr(server, "centres", server))))
+            norms.append(float(tree.sq_norm(getattr(server, "centers", server))))
         assert norms[1] < 0.9 * norms[0]
 
 
@@ -302,11 +302,11 @@ def test_the_papers_rounds_follow_from_the_formula():
     def sizes(shape):
         return communication.sizes(make_task(nets.simple_cnn(10), shape, 10))
 
-    gray, colour = sizes((28, 28, 1)), sizes((32, 32, 3))
-    assert gray == (44_426, 850) and colour == (62_006, 850)
+    gray, color = sizes((28, 28, 1)), sizes((32, 32, 3))
+    assert gray == (44_426, 850) and color == (62_006, 850)
     assert communication.affordable_rounds(*gray, 5, 31, 50) == pytest.approx(172.98, abs=0.005)
     assert communication.cost(*gray, 5, 31, 173) == pytest.approx(2 * 44_426 * 50, rel=1e-4)
-    share = communication.cost(*colour, 5, 31, 200) / (2 * 62_006 * 50)
+    share = communication.cost(*color, 5, 31, 200) / (2 * 62_006 * 50)
     assert share == pytest.approx(0.9435, abs=5e-5)
     task = make_task(nets.simple_cnn(10), (28, 28, 1), 10)
     assert communication.split_rounds(task, 50, 5, 0, 0) == (31, 173)
@@ -346,7 +346,7 @@ def test_first_models_are_averaged_inside_the_clusters_found(data):
     for k, member in enumerate(facts["member"]):
         share = member * people.n / (member * people.n).sum()
         expected = jax.tree.map(lambda a: np.tensordot(share, a, 1), models)  # noqa: B023
-        toys.close(tree.take(server.centres, k), expected, rtol=1e-5, atol=1e-6)
+        toys.close(tree.take(server.centers, k), expected, rtol=1e-5, atol=1e-6)
 
 
 # Pictures.

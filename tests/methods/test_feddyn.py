@@ -58,7 +58,7 @@ def test_feddyn_is_scored_on_the_participants_mean():
     state = simulate.init(method, KEYS, toys.C)
     theta = toys.TASK.init(jax.random.key(9))
     state = state._replace(server=state.server._replace(theta=theta))
-    score = functools.partial(evaluate.score, simulate.Program(method, toys.PLAN, toys.VECTORISED))
+    score = functools.partial(evaluate.score, simulate.Program(method, toys.PLAN, toys.VECTORIZED))
     scores = jax.jit(score)(simulate.Lane(toys.FEDERATION, toys.PEOPLE, KEYS), state, 0)
 
     def right(w, rows):

@@ -357,7 +357,7 @@ def shared_layers(**hyper):
     pairs = zip(names, *map(jax.tree.leaves, clients), strict=True)
     alike = {name for name, a, b in pairs if np.array_equal(a, b)}
     up, down = simulate.message_bytes(
-        simulate.Program(made, toys.PLAN, toys.VECTORISED),
+        simulate.Program(made, toys.PLAN, toys.VECTORIZED),
         simulate.Lane(toys.FEDERATION, toys.PEOPLE, KEYS),
         state,
     )
@@ -413,10 +413,10 @@ def test_it_learns(hyper):
     state, sums = player(**small)(KEYS, 0, 20)
     assert int(sums.diverged) == -1
     score = functools.partial(
-        evaluate.score, simulate.Program(method(**small), toys.PLAN, toys.VECTORISED)
+        evaluate.score, simulate.Program(method(**small), toys.PLAN, toys.VECTORIZED)
     )
     scores = jax.jit(score)(simulate.Lane(toys.FEDERATION, toys.PEOPLE, KEYS), state, 20)
-    assert evaluate.summarise(scores, ("only",))["accuracy"]["mean"] > 70
+    assert evaluate.summarize(scores, ("only",))["accuracy"]["mean"] > 70
 
 
 @pytest.mark.parametrize(

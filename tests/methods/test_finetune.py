@@ -43,7 +43,7 @@ def test_the_tuned_model_is_the_one_that_is_scored():
     """By hand, for every client; the plain model answers differently."""
     method = toys.make("finetune", toys.TASK, epochs=naive.STEPS)
     state = simulate.init(method, KEYS, toys.C)
-    score = functools.partial(evaluate.score, simulate.Program(method, naive.FULL, toys.VECTORISED))
+    score = functools.partial(evaluate.score, simulate.Program(method, naive.FULL, toys.VECTORIZED))
     scores = jax.jit(score)(simulate.Lane(toys.FEDERATION, toys.PEOPLE, KEYS), state, 0)
     first = naive.weights_of(state.server)
 

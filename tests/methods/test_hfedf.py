@@ -161,7 +161,7 @@ def test_embeddings_of_the_absent_rest_if_lazy(lazy):
 @pytest.mark.parametrize("lazy", [False, True])
 @pytest.mark.parametrize("decay", [0.0, 0.1])
 def test_decay_reaches_the_embeddings_of_the_absent_unless_lazy(decay, lazy):
-    """Adam's first step on a gradient of decay times nu alone is lr towards the origin."""
+    """Adam's first step on a gradient of decay times nu alone is lr toward the origin."""
     lr = 0.01
     method = hfedf(nu_lazy=lazy, server_lr=lr, server_decay=decay)
     state = first(method)
@@ -282,7 +282,7 @@ def test_memory_grows_slowly_with_the_clients():
         state = jax.eval_shape(lambda: simulate.init(method, naive.KEYS, count))
         plan = toys.PLAN._replace(cohort=count)
 
-        program = simulate.Program(method, plan, toys.VECTORISED)
+        program = simulate.Program(method, plan, toys.VECTORIZED)
         lane = simulate.Lane(federation, people, naive.KEYS)
 
         def play(state):

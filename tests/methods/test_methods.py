@@ -20,7 +20,7 @@ BOTH = jax.vmap(streams.make_keys)(jnp.stack([jax.random.key(5), jax.random.key(
 
 @functools.cache
 def player(name):
-    """play(start, count, state=None) of two vectorised seeds: one compilation for most tests."""
+    """play(start, count, state=None) of two vectorized seeds: one compilation for most tests."""
     method = toys.make(name)
     federation, people, plan = toys.pooled(method)
 
@@ -34,7 +34,7 @@ def player(name):
                 start,
                 count,
             )
-            return simulate.play(simulate.Program(method, plan, toys.VECTORISED), *args)
+            return simulate.play(simulate.Program(method, plan, toys.VECTORIZED), *args)
 
         return jax.vmap(one)(BOTH, state)
 
@@ -61,10 +61,10 @@ def test_learns_and_stays_finite(name):
     assert (np.asarray(sums.diverged) == -1).all()
     assert tree.finite(state)
     assert (sums.train_loss / 54 < played(name)[1].train_loss / 6).all()
-    score = functools.partial(evaluate.score, simulate.Program(method, toys.PLAN, toys.VECTORISED))
+    score = functools.partial(evaluate.score, simulate.Program(method, toys.PLAN, toys.VECTORIZED))
     state = tree.take(state, 1)
     scores = jax.jit(score)(simulate.Lane(toys.FEDERATION, toys.PEOPLE, KEYS), state, 60)
-    numbers = evaluate.summarise(scores, ("only",))
+    numbers = evaluate.summarize(scores, ("only",))
     assert numbers["accuracy"]["mean"] > 60
     assert 0 <= numbers["accuracy"]["worst10"] <= numbers["accuracy"]["mean"] <= 100
     assert len(numbers["accuracy"]["per_client"]) == toys.C
@@ -111,7 +111,7 @@ def test_64_bit_mode_keeps_the_types_of_the_state(name):
     def play(keys, start, count):
         state = simulate.init(method, keys, toys.C)
         args = simulate.Lane(federation, people, keys), state, simulate.no_progress(), start, count
-        return simulate.play(simulate.Program(method, plan, toys.VECTORISED), *args)
+        return simulate.play(simulate.Program(method, plan, toys.VECTORIZED), *args)
 
     with jax.enable_x64(True):
         state, sums = jax.eval_shape(play, KEYS, jnp.int32(0), jnp.int32(2))
@@ -121,7 +121,7 @@ def test_64_bit_mode_keeps_the_types_of_the_state(name):
 
 @pytest.mark.parametrize("name", PLAIN)
 def test_the_pool_of_examples_is_never_copied(name):
-    """Neither for every client of an odd cohort on a mesh nor for every vectorised seed.
+    """Neither for every client of an odd cohort on a mesh nor for every vectorized seed.
 
     A `cond` under `vmap` would do that: it becomes a `select` whose operands all have the new axis.
     """
@@ -164,7 +164,7 @@ def test_messages_are_counted_from_their_types():
         federation, people, plan = toys.pooled(method)
         state = jax.eval_shape(lambda: simulate.init(method, KEYS, toys.C))
         return simulate.message_bytes(
-            simulate.Program(method, plan, toys.VECTORISED),
+            simulate.Program(method, plan, toys.VECTORIZED),
             simulate.Lane(federation, people, KEYS),
             state,
         )
