@@ -25,7 +25,7 @@ def equal(key: Array, server: PyTree, population: Client, m: int) -> tuple[Array
     return without_replacement(key, population.n.shape[0], m), jnp.full(m, 1 / m)
 
 
-def everyone(key: Array, server: PyTree, population: Client, m: int) -> tuple[Array, Array]:
+def all_clients(key: Array, server: PyTree, population: Client, m: int) -> tuple[Array, Array]:
     """All clients whatever m is; share n_i / sum_j n_j."""
     return jnp.arange(population.n.shape[0]), population.n / jnp.sum(population.n)
 

@@ -317,12 +317,12 @@ FIRST_FILES = {  # of each source one layout that is found
 @pytest.mark.parametrize("name", at_hand.FIRST)
 def test_files_are_looked_for_where_their_source_does(tmp_path, name):
     config = resolve({"data": {"name": name, "folder": str(tmp_path)}})
-    assert not at_hand.found(name, str(tmp_path))
+    assert not at_hand.has_files(name, str(tmp_path))
     nothing = complaint(experiment.load_data, config.data)
     for file in FIRST_FILES[name]:
         (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / file).touch()
-    assert at_hand.found(name, str(tmp_path))
+    assert at_hand.has_files(name, str(tmp_path))
     assert complaint(experiment.load_data, config.data) != nothing  # it went further
 
 

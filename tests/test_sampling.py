@@ -44,6 +44,6 @@ def test_shares():
     n = np.asarray(people.n)[np.asarray(ids)]
     np.testing.assert_allclose(share, n / n.sum(), rtol=1e-6)
     np.testing.assert_allclose(sampling.equal(KEYS.cohort, (), people, 4)[1], 0.25)
-    ids, share = sampling.everyone(KEYS.cohort, (), people, 3)
+    ids, share = sampling.all_clients(KEYS.cohort, (), people, 3)
     assert len(ids) == toys.C
     np.testing.assert_allclose(share, people.n / people.n.sum(), rtol=1e-6)

@@ -145,8 +145,8 @@ def _sample(dataset: Dataset, domain: int, rows: int, columns: int) -> np.ndarra
     chosen = np.empty((rows, columns), np.int64)
     for index, label in enumerate(labels):
         across = np.arange(columns) * len(labels) // columns == index
-        found = of_domain[dataset.y[of_domain] == label]
-        chosen[:, across] = np.resize(found, (rows, across.sum()))
+        of_label = of_domain[dataset.y[of_domain] == label]
+        chosen[:, across] = np.resize(of_label, (rows, across.sum()))
     return chosen.ravel()
 
 

@@ -16,7 +16,7 @@ SIDE = 32  # larger pictures are shrunk to about so many pixels
 NGRAMS, BUCKETS = (1, 3), 2**12  # of texts
 LAST, END = 3, "\x03"  # a text's last characters count on their own, before a mark of the end
 BATCH = 256
-OWN = 0.1  # of a label's embedding that is its own, beside its class's mean
+RANDOM_PART = 0.1  # of a label's embedding that is its own, beside its class's mean
 
 
 def stand_in(dataset: Dataset, *, size: int = 512) -> Embeddings:
@@ -37,12 +37,12 @@ def stand_in(dataset: Dataset, *, size: int = 512) -> Embeddings:
     if size < 32 or size % 32:
         raise BadInput(f"config.embedding.size must be a positive multiple of 32, got {size}")
     train = np.flatnonzero(~dataset.test)
-    found = centered(features(dataset, train, size))
-    found *= NORM / np.linalg.norm(found, axis=1).mean()
+    embedded = centered(features(dataset, train, size))
+    embedded *= NORM / np.linalg.norm(embedded, axis=1).mean()
     examples = np.zeros((len(dataset.y), size), np.float32)
-    examples[train] = found
+    examples[train] = embedded
     y, domain = dataset.y[train], dataset.domain[train]
-    return Embeddings(examples, of_labels(found, y, domain, len(dataset.classes)))
+    return Embeddings(examples, of_labels(embedded, y, domain, len(dataset.classes)))
 
 
 def features(dataset: Dataset, rows: np.ndarray, size: int) -> np.ndarray:
@@ -63,12 +63,12 @@ def features(dataset: Dataset, rows: np.ndarray, size: int) -> np.ndarray:
     return raw @ gaussian(raw.shape[1], size)
 
 
-def of_labels(found: np.ndarray, y: np.ndarray, domain: np.ndarray, classes: int) -> np.ndarray:
+def of_labels(embedded: np.ndarray, y: np.ndarray, domain: np.ndarray, classes: int) -> np.ndarray:
     """The labels' embeddings [K, E] of length 10, from the examples' [R, E]."""
     cells, cell = np.unique(domain * classes + y, return_inverse=True)
-    of_class = means(means(found, cell, len(cells)), cells % classes, classes)
-    own = np.random.default_rng(1).standard_normal(of_class.shape)
-    return (NORM * unit(unit(of_class) + OWN * unit(own))).astype(np.float32)
+    of_class = means(means(embedded, cell, len(cells)), cells % classes, classes)
+    directions = np.random.default_rng(1).standard_normal(of_class.shape)
+    return (NORM * unit(unit(of_class) + RANDOM_PART * unit(directions))).astype(np.float32)
 
 
 def random_filters(channels: int) -> np.ndarray:

@@ -109,7 +109,7 @@ def first_round(task: Task, num_clusters: int | str, decay: float = 0.0) -> Meth
         eta = optim.reach(work.optimizer, 1)
         return w_i, (w_i, from_bias(w_0, w_i, work.steps * eta))
 
-    return fedavg(task, local)._replace(init=init, sample=sampling.everyone)
+    return fedavg(task, local)._replace(init=init, sample=sampling.all_clients)
 
 
 def from_bias(w_0: Weights, w_i: Weights, distance: Array) -> Array:

@@ -57,8 +57,8 @@ def owned_share(folder: Path, share: str = "0/1") -> Iterator[None]:
                 if (number - other) % math.gcd(count, others) == 0:
                     with _held(path):
                         pass
-            mine = folder / f".share-{number}-of-{count}.lock"
-            until_the_end.enter_context(_held(mine))
+            lock_file = folder / f".share-{number}-of-{count}.lock"
+            until_the_end.enter_context(_held(lock_file))
         yield
 
 

@@ -297,8 +297,8 @@ class Workdirs:
     def finish(self, summarize: Callable, rows, diverged: dict | None = None) -> None:
         """Writes summaries and plots; nothing where one run has diverged, maybe not this one."""
         if diverged is None:
-            for folder, own in zip(self._folders, self._rows, strict=True):
-                folder.finish(summarize, own, runs_together=len(self._folders))
+            for folder, rows_of_run in zip(self._folders, self._rows, strict=True):
+                folder.finish(summarize, rows_of_run, runs_together=len(self._folders))
 
     def close(self) -> None:
         """Waits for checkpoints that are being written."""
