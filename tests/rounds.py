@@ -49,10 +49,10 @@ def averages(members, ids, models, centers):
     """By size inside each cluster; a cluster without participants keeps its center."""
     out = []
     for k in range(len(members)):
-        mine = [j for j, i in enumerate(ids) if members[k][i]]
+        positions = [j for j, i in enumerate(ids) if members[k][i]]
         out.append(
-            naive.mean_by_size([ids[j] for j in mine], [models[j] for j in mine])
-            if mine
+            naive.mean_by_size([ids[j] for j in positions], [models[j] for j in positions])
+            if positions
             else centers[k]
         )
     return out

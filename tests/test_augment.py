@@ -32,7 +32,7 @@ def crops(pad, mode):
     return {(i, j): grown[i : i + 7, j : j + 6] for i in offsets for j in offsets}
 
 
-def found(image, candidates):
+def matches(image, candidates):
     """Names of the candidates that the image equals."""
     return [name for name, other in candidates.items() if np.array_equal(image, other)]
 
@@ -40,7 +40,7 @@ def found(image, candidates):
 @pytest.mark.parametrize("mode", ["reflect", "constant"])
 def test_crop_is_numpys_at_some_offset_and_all_occur(mode):
     y = np.asarray(augment.random_crop(KEY, copies(200), 1, mode))
-    offsets = [found(image, crops(1, mode)) for image in y]
+    offsets = [matches(image, crops(1, mode)) for image in y]
     assert all(len(names) == 1 for names in offsets)
     assert len({name for names in offsets for name in names}) == 9
 
@@ -48,7 +48,7 @@ def test_crop_is_numpys_at_some_offset_and_all_occur(mode):
 def test_flip_mirrors_half_of_the_images():
     y = np.asarray(augment.random_flip(KEY, copies(400)))
     sides = {"same": PIXELS[0], "mirrored": PIXELS[0][:, ::-1]}
-    names = [found(image, sides) for image in y]
+    names = [matches(image, sides) for image in y]
     assert all(len(name) == 1 for name in names)
     assert 160 < names.count(["mirrored"]) < 240  # 200 +- 4 standard deviations
 
@@ -95,7 +95,7 @@ def compiled(name):
 def test_cifar10_is_a_reflected_crop_and_a_flip():
     y = np.asarray(compiled("cifar10")(KEY, copies(30)))
     for image in y:
-        assert found(image, crops(4, "reflect")) or found(image[:, ::-1], crops(4, "reflect"))
+        assert matches(image, crops(4, "reflect")) or matches(image[:, ::-1], crops(4, "reflect"))
 
 
 def test_cifar100_is_a_crop_with_zeros_a_flip_and_a_rotation(monkeypatch):
@@ -105,7 +105,7 @@ def test_cifar100_is_a_crop_with_zeros_a_flip_and_a_rotation(monkeypatch):
     upright = np.asarray(augment.cifar100(KEY, x))
     assert bounds == [15]
     for image in upright:
-        assert found(image, crops(4, "constant")) or found(image[:, ::-1], crops(4, "constant"))
+        assert matches(image, crops(4, "constant")) or matches(image[:, ::-1], crops(4, "constant"))
     assert any(not np.array_equal(a, b) for a, b in zip(y, upright, strict=True))
 
 
@@ -130,12 +130,12 @@ def test_a_stretched_part_is_pillows(top, left, height, width):
     part = Image.fromarray(SMOOTH[top : top + height, left : left + width])
     expected = np.asarray(part.resize((28, 24), Image.Resampling.BILINEAR), float)
     stretch = jax.jit(augment.stretch)
-    found = stretch(floats(SMOOTH), jnp.array([top, left]), jnp.array([height, width]))
-    assert np.abs(found - expected).max() <= 1.01
+    actual = stretch(floats(SMOOTH), jnp.array([top, left]), jnp.array([height, width]))
+    assert np.abs(actual - expected).max() <= 1.01
     outside = np.zeros_like(SMOOTH)
     outside[top : top + height, left : left + width] = part
     alone = stretch(floats(outside), jnp.array([top, left]), jnp.array([height, width]))
-    np.testing.assert_array_equal(found, alone)
+    np.testing.assert_array_equal(actual, alone)
 
 
 def test_the_whole_of_an_image_is_the_image():
@@ -168,7 +168,7 @@ def test_parts_of_images_have_the_areas_and_ratios_asked_for():
 
 def naive_draws(count, seed=0):
     """torchvision's get_params in NumPy: sides of accepted rectangles for 32x32 images."""
-    rng, found = np.random.default_rng(seed), []
+    rng, sides = np.random.default_rng(seed), []
     for _ in range(count):
         for _ in range(10):
             area = 1024 * rng.uniform(0.7, 1)
@@ -178,8 +178,8 @@ def naive_draws(count, seed=0):
                 break
         else:
             w = h = 32
-        found.append((h, w))
-    return np.array(found)
+        sides.append((h, w))
+    return np.array(sides)
 
 
 def test_sides_are_distributed_as_torchvisions():
@@ -211,10 +211,10 @@ def test_gray_is_pillows():
 def test_colors_are_mixed_as_by_pillow(ours, theirs, factor):
     """Pillow rounds gray levels and the result."""
     expected = np.asarray(theirs(Image.fromarray(SMOOTH)).enhance(factor), float)
-    found = np.asarray(jax.jit(ours)(floats(SMOOTH), factor))
-    assert np.abs(found - expected).max() < 1.2
-    assert factor != 1 or np.array_equal(found, SMOOTH)
-    assert factor != 1.3 or found.max() <= 255 and not np.allclose(found, SMOOTH)
+    actual = np.asarray(jax.jit(ours)(floats(SMOOTH), factor))
+    assert np.abs(actual - expected).max() < 1.2
+    assert factor != 1 or np.array_equal(actual, SMOOTH)
+    assert factor != 1.3 or actual.max() <= 255 and not np.allclose(actual, SMOOTH)
 
 
 @pytest.mark.parametrize("turn", [0.0, 0.3, -0.25, 1 / 3])
@@ -223,12 +223,12 @@ def test_hues_are_turned_as_by_colorsys(turn):
     pixels = np.concatenate([SMOOTH.reshape(-1, 3)[::5], special]) / 255
     hsv = [colorsys.rgb_to_hsv(*p) for p in pixels]
     expected = np.array([colorsys.hsv_to_rgb((h + turn) % 1, s, v) for h, s, v in hsv])
-    found = jax.jit(augment.hue)(floats(255 * pixels[None]), turn)[0]
-    np.testing.assert_allclose(found, 255 * expected, atol=1e-2)
+    actual = jax.jit(augment.hue)(floats(255 * pixels[None]), turn)[0]
+    np.testing.assert_allclose(actual, 255 * expected, atol=1e-2)
     if turn == 0:
-        np.testing.assert_allclose(found, 255 * pixels, atol=1e-3)
+        np.testing.assert_allclose(actual, 255 * pixels, atol=1e-3)
     if turn == 1 / 3:  # red becomes green
-        np.testing.assert_allclose(found[-3], [0, 255, 0], atol=1e-3)
+        np.testing.assert_allclose(actual[-3], [0, 255, 0], atol=1e-3)
 
 
 def test_jitter_makes_its_steps_in_the_order_asked_for():

@@ -41,8 +41,8 @@ def test_balanced_clusters_keep_below_their_cap(sizes):
     labels = clusters.assign(points, K, rng(), balanced=True)
     n = sum(sizes)
     cap = max(int(1.2 * n / K), -(-n // K))
-    found = np.bincount(labels, minlength=K)
-    assert found.sum() == n and found.max() <= cap and labels.min() == 0
+    counts = np.bincount(labels, minlength=K)
+    assert counts.sum() == n and counts.max() <= cap and labels.min() == 0
     if max(sizes) <= cap:
         plain = clusters.assign(points, K, rng())
         np.testing.assert_array_equal(labels, plain)
@@ -84,9 +84,9 @@ def test_balanced_clusters_against_a_plain_reference():
         points = draw.integers(0, 4, (n, 2)).astype(float)
         points[: n // 2] = points[0]
         centers = draw.normal(size=(K, 2)) * (20 if seed % 3 == 0 else 2)
-        found = clusters.balance(points, centers, np.random.default_rng(seed))
+        actual = clusters.balance(points, centers, np.random.default_rng(seed))
         expected = reference_balance(points, centers, np.random.default_rng(seed))
-        np.testing.assert_array_equal(found, expected)
+        np.testing.assert_array_equal(actual, expected)
 
 
 def test_balanced_clusters_split_what_is_equal():

@@ -53,7 +53,7 @@ def test_scores_against_numpy():
     plan = toys.PLAN._replace(num_domains=3, eval_batch=8)
     run = jax.jit(partial(evaluate.score, simulate.Program(method, plan, toys.VECTORIZED)))
     got = evaluate.summarize(
-        run(simulate.Lane(federation, toys.PEOPLE, KEYS), state, 5), ("a", "b", "c")
+        run(simulate.Lane(federation, toys.POPULATION, KEYS), state, 5), ("a", "b", "c")
     )
 
     rows = [r[r >= 0] for r in test]
@@ -67,8 +67,8 @@ def test_scores_against_numpy():
     for value, r in zip(got["accuracy"]["per_client"], rows, strict=True):
         assert value == (pytest.approx(next(per_client)) if len(r) else None)
     for k, name in enumerate("abc"):
-        mine = every[domain[every] == k]
-        assert got["domains"][name] == pytest.approx(100 * hits_of(state.server, mine).mean())
+        of_domain = every[domain[every] == k]
+        assert got["domains"][name] == pytest.approx(100 * hits_of(state.server, of_domain).mean())
     world = 100 * hits_of(state.server, np.arange(400, 600)).mean()
     assert got["global"] == pytest.approx(world)
     assert got["ood"] == pytest.approx(100 * hits_of(state.server, np.arange(500, 533)).mean())
@@ -88,7 +88,7 @@ def test_global_of_a_personal_method_is_the_mean_over_clients():
     method = toys.make("local", toys.TASK)
     state = toys.player(method)(KEYS, 0, 3)[0]
     scores = jax.jit(partial(evaluate.score, simulate.Program(method, toys.PLAN, toys.VECTORIZED)))(
-        simulate.Lane(toys.FEDERATION, toys.PEOPLE, KEYS), state, 3
+        simulate.Lane(toys.FEDERATION, toys.POPULATION, KEYS), state, 3
     )
     models = [jax.tree.map(lambda a, i=i: a[i], state.private) for i in range(toys.C)]
     expected = np.mean([100 * hits_of(w, np.arange(400, 600)).mean() for w in models])
@@ -102,7 +102,7 @@ def test_global_of_a_personal_method_is_the_mean_over_clients():
 def test_scores_do_not_depend_on_the_strategy(strategy):
     method = toys.make("ifca")
     state = simulate.init(method, KEYS, toys.C)
-    args = simulate.Lane(toys.FEDERATION, toys.PEOPLE, KEYS), state, 0
+    args = simulate.Lane(toys.FEDERATION, toys.POPULATION, KEYS), state, 0
     a, b = (
         jax.jit(partial(evaluate.score, simulate.Program(method, toys.PLAN, s)))(*args)
         for s in (strategy, toys.VECTORIZED)

@@ -45,10 +45,10 @@ def fisher_by_hand(z, y):
     for column in z.astype(np.float64).T:
         between = within = 0.0
         for label in set(y.tolist()):
-            own = [value for value, other in zip(column, y, strict=True) if other == label]
-            center = sum(own) / len(own)
-            between += len(own) * (center - sum(column) / len(column)) ** 2
-            within += sum((value - center) ** 2 for value in own)
+            of_class = [value for value, other in zip(column, y, strict=True) if other == label]
+            center = sum(of_class) / len(of_class)
+            between += len(of_class) * (center - sum(column) / len(column)) ** 2
+            within += sum((value - center) ** 2 for value in of_class)
         scores.append(between / within)
     return scores
 

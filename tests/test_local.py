@@ -62,11 +62,11 @@ def steps_of(plan, **options):
 @pytest.mark.parametrize("batch_size", [1, 7, 8, 64])
 def test_a_client_takes_its_own_steps(batch_size):
     plan = PLAN._replace(batch_size=batch_size)
-    own = -(-REAL // batch_size)
-    assert int(num_batches(REAL, batch_size)) == own
-    assert steps_of(plan) == 2 * own
-    assert steps_of(plan, epochs=3) == 3 * own
-    assert steps_of(plan, epochs=1, steps=2) == min(2, own)
+    batches = -(-REAL // batch_size)
+    assert int(num_batches(REAL, batch_size)) == batches
+    assert steps_of(plan) == 2 * batches
+    assert steps_of(plan, epochs=3) == 3 * batches
+    assert steps_of(plan, epochs=1, steps=2) == min(2, batches)
 
 
 def test_an_epoch_sees_every_example_once_in_a_new_order():
@@ -165,8 +165,8 @@ def test_references_stay_beside_their_examples(changes, options):
         return {"double": 2 * batch.x, "label": batch.y}
 
     def loss(w, batch, key):
-        found = batch.references
-        off = jnp.sum(jnp.abs(found["double"] - 2 * batch.x), 1) + (found["label"] != batch.y)
+        double, label = batch.references["double"], batch.references["label"]
+        off = jnp.sum(jnp.abs(double - 2 * batch.x), 1) + (label != batch.y)
         jax.debug.callback(lambda a: apart.append(float(a)), jnp.sum(batch.mask * off))
         return 0.0 * w.params["a"], w
 

@@ -53,8 +53,8 @@ def test_strategies_give_what_vmap_gives(name, m):
         "mesh(2) of chunks": parallel.on_mesh(parallel.make_mesh(2), parallel.chunked(2)),
     }[name]
 
-    def fn(shared, mine):
-        return {"sum": shared + mine[0], "row": mine[1] * 2}
+    def fn(shared, entry):
+        return {"sum": shared + entry[0], "row": entry[1] * 2}
 
     stacked = jnp.arange(m), jnp.arange(m * 3.0).reshape(m, 3)
     expected = jax.vmap(fn, (None, 0))(10, stacked)
@@ -78,12 +78,12 @@ def test_a_cohort_that_the_devices_do_not_divide_needs_no_more_memory(name):
 
     def temporary(cohort):
         plan = toys.PLAN._replace(cohort=cohort, equal_steps=True)
-        clients = tree.take((big.train, big.test, toys.PEOPLE), jnp.arange(cohort))
+        clients = tree.take((big.train, big.test, toys.POPULATION), jnp.arange(cohort))
         few = big._replace(train=clients[0], test=clients[1])
         play = jax.jit(partial(simulate.play_round, simulate.Program(method, plan, strategy)))
         score = jax.jit(partial(evaluate.score, simulate.Program(method, plan, strategy)))
         programs = [
-            play.lower(simulate.Lane(big, toys.PEOPLE, KEYS), state, 0).compile(),
+            play.lower(simulate.Lane(big, toys.POPULATION, KEYS), state, 0).compile(),
             score.lower(simulate.Lane(few, clients[2], KEYS), state, 0).compile(),
         ]
         return [program.memory_analysis().temp_size_in_bytes for program in programs]
@@ -105,7 +105,7 @@ def test_convolutions_are_not_replicated():
     def flops(strategy):
         state = jax.eval_shape(lambda: simulate.init(method, KEYS, toys.C))
         play = jax.jit(partial(simulate.play_round, simulate.Program(method, plan, strategy)))
-        lowered = play.lower(simulate.Lane(federation, toys.PEOPLE, KEYS), state, 0)
+        lowered = play.lower(simulate.Lane(federation, toys.POPULATION, KEYS), state, 0)
         return lowered.compile().cost_analysis()["flops"]
 
     one = flops(parallel.vectorized())

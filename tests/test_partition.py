@@ -398,8 +398,8 @@ def test_deal_like_follows_each_clients_cells():
     parts = partition.dirichlet(y, domain, 8, random, alpha=0.3)
     parts = [part[domain[part] != 4] for part in parts]  # nobody trains on domain 4
     dealt = partition.deal_like(parts, y, domain, test_y, test_domain, random)
-    known = np.flatnonzero(test_domain != 4)
-    np.testing.assert_array_equal(np.sort(np.concatenate(dealt)), known)
+    seen_rows = np.flatnonzero(test_domain != 4)
+    np.testing.assert_array_equal(np.sort(np.concatenate(dealt)), seen_rows)
     assert all(part.dtype == np.int32 for part in dealt)
     for z in (1, 3):
         for c in range(0, 13, 2):

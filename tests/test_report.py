@@ -79,8 +79,8 @@ def blocks_of(*folders):
 
 def entries_of(folder, way="last", measure="accuracy.mean", target=None, ddof=1):
     ((block,), _) = blocks_of(folder)
-    found = compare.entries(block, way, measure, "fedavg", target, ddof)
-    return {entry.row.name: entry for entry in found}
+    entries = compare.entries(block, way, measure, "fedavg", target, ddof)
+    return {entry.row.name: entry for entry in entries}
 
 
 def call(capsys, *arguments):
@@ -404,9 +404,9 @@ def test_latex_is_balanced_and_escaped(tmp_path, capsys):
     letters = r"\\text(backslash|asciitilde|asciicircum|less|greater|bar){}|\\[&%$#_{}]|\$\\pm\$"
     plain = re.sub(letters, "", body)
     assert plain.count("{") == plain.count("}") and not set("%#_~^<>|$") & set(plain)
-    found = re.findall(r"\\begin{tabular}{(lr+)}(.*?)\\end", plain, re.DOTALL)
-    assert len(found) == 4
-    for columns, lines in found:
+    parts = re.findall(r"\\begin{tabular}{(lr+)}(.*?)\\end", plain, re.DOTALL)
+    assert len(parts) == 4
+    for columns, lines in parts:
         rows = [line for line in lines.split("\n") if line.endswith(r"\\")]
         assert len(rows) >= 3 and {row.count("&") for row in rows} == {len(columns) - 1}
 

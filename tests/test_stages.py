@@ -92,12 +92,12 @@ def test_a_run_is_a_fold_over_its_stages(data):
     e = staged(data)
     result = runner.run(e, quiet=True)
     keys = streams.make_keys(jax.random.key(0))
-    people = simulate.population(e.simulation.federations[0], 3)
+    population = simulate.population(e.simulation.federations[0], 3)
     state = simulate.init(e.simulation.stages[0].method, keys, 6)
 
     def play(stage, state, start):
         args = (
-            simulate.Lane(e.simulation.federations[0], people, keys),
+            simulate.Lane(e.simulation.federations[0], population, keys),
             state,
             simulate.no_progress(),
             start,
@@ -108,7 +108,7 @@ def test_a_run_is_a_fold_over_its_stages(data):
         )[0]
 
     middle = play(e.simulation.stages[0], state, 0)
-    facts = e.simulation.stages[1].prepare(None, *jax.device_get((people, middle)))
+    facts = e.simulation.stages[1].prepare(None, *jax.device_get((population, middle)))
     state = play(e.simulation.stages[1], e.simulation.stages[1].start(None, 6, middle, facts), 4)
     toys.close(result.states[0], state)
     assert [(r["round"], r["stage"]) for r in result.metrics] == [

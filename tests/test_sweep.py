@@ -304,16 +304,16 @@ def test_cells_alike_differ_in_numbers_of_method_and_local_alone(tmp_path):
     grid = {"method.mu": ["0.1", "1"], "local.lr": ["0.1", "1"], "local.epochs": ["1", "2"]}
     cells = sweep.plan(QUICK, ["fedavg", "fedprox"], grid)
     names = list(cells)
-    found = [
+    groups = [
         [names.index(c.name) for c in group] for group in sweep.alike(cells.values(), tmp_path)
     ]
-    assert found == [[0, 2], [1, 3], [4, 6, 8, 10], [5, 7, 9, 11]]
+    assert groups == [[0, 2], [1, 3], [4, 6, 8, 10], [5, 7, 9, 11]]
     metrics.make_folder(tmp_path / names[6])
     metrics.write_json(tmp_path / names[6] / "config.json", {})  # it has begun
-    found = [
+    groups = [
         [names.index(c.name) for c in group] for group in sweep.alike(cells.values(), tmp_path)
     ]
-    assert found == [[0, 2], [1, 3], [4, 8, 10], [5, 7, 9, 11], [6]]
+    assert groups == [[0, 2], [1, 3], [4, 8, 10], [5, 7, 9, 11], [6]]
 
 
 @pytest.mark.slow
@@ -412,12 +412,12 @@ def cells_of(commands, monkeypatch):
 def test_workers_share_the_cores_and_fail_alone(tmp_path, monkeypatch):
     show = "import os, sys; sys.exit(f'{sorted(os.sched_getaffinity(0))}')"
     cells = cells_of(dict(a="", b=show, c=show, d="import os; os._exit(7)"), monkeypatch)
-    mine = os.sched_getaffinity(0)
+    cores = os.sched_getaffinity(0)
     ends = {cell.name: end for cell, end in sweep.run_in_workers(cells, tmp_path, QUICK, 2)}
     assert (ends["a"], ends["d"]) == (Outcome(0), Outcome(7)) and ends["b"].code == 1
-    shares = [sorted(mine)[i::2] or sorted(mine) for i in range(2)]
+    shares = [sorted(cores)[i::2] or sorted(cores) for i in range(2)]
     assert json.loads(ends["b"].said) in shares and json.loads(ends["c"].said) in shares
-    assert os.sched_getaffinity(0) == mine
+    assert os.sched_getaffinity(0) == cores
 
 
 def test_an_interrupt_reaches_each_worker_once(tmp_path, monkeypatch):

@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
-def own_cache(tmp_path, monkeypatch):
+def empty_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("FEDJAX_LAB_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"
 
@@ -72,7 +72,7 @@ def test_the_table():
     ]
 
 
-def test_every_target_is_a_run(monkeypatch, pacs, own_cache, tmp_path, capsys):
+def test_every_target_is_a_run(monkeypatch, pacs, empty_cache, tmp_path, capsys):
     """Without --targets the data say which; a run that fails leaves its cells empty."""
     trained = {}
 

@@ -75,7 +75,7 @@ def test_a_pass_of_the_classifier_is_cut_after_three_batches():
     state = State(concatenation.Concatenation((), phi), ())
     plan = toys.PLAN._replace(batch_size=4, cohort=toys.C)
     _, sums = toys.player(method, plan=plan)(naive.KEYS, 0, 1, state)
-    n = np.asarray(toys.PEOPLE.n)
+    n = np.asarray(toys.POPULATION.n)
     assert float(sums.steps) == np.minimum(3, np.ceil(n / 4)).sum()
     assert float(sums.examples) == np.minimum(12, n).sum()
 

@@ -116,7 +116,7 @@ def test_found_embeddings_are_where_training_starts(kind, mode):
     toys.same(state.server.x.nu, nu)
     assert mode == "feedback" or np.array_equal(state.server.average.nu, nu)
     delta = jax.tree.map(lambda a: jnp.ones((toys.C, *a.shape)), IMAGE_TASK.init(KEY))
-    after = jax.jit(stage.method.round[0].aggregate)(state.server, delta, toys.PEOPLE)
+    after = jax.jit(stage.method.round[0].aggregate)(state.server, delta, toys.POPULATION)
     (moments,) = [s for s in after.moments if hasattr(s, "mu")]
     moved = np.asarray(after.x.nu != nu)
     assert moved.all() if kind == "autoencoder_learned" else not moved.any()

@@ -77,13 +77,13 @@ def test_one_cluster_with_its_classifier_is_fedavg(data):
 def played(e, rounds, stage=0, state=None):
     """The state after so many rounds of a stage, without the engine."""
     keys = streams.make_keys(jax.random.key(e.simulation.seeds[0]))
-    people = simulate.population(e.simulation.federations[0], CLASSES)
+    population = simulate.population(e.simulation.federations[0], CLASSES)
     chosen = e.simulation.stages[stage]
     if state is None:
-        facts = chosen.prepare(jax.random.key(1), jax.device_get(people), None)
-        state = chosen.start(keys.init, len(people.n), None, facts)
+        facts = chosen.prepare(jax.random.key(1), jax.device_get(population), None)
+        state = chosen.start(keys.init, len(population.n), None, facts)
     args = (
-        simulate.Lane(e.simulation.federations[0], people, keys),
+        simulate.Lane(e.simulation.federations[0], population, keys),
         state,
         simulate.no_progress(),
         0,
@@ -214,18 +214,18 @@ def test_other_clusterings_are_those_methods_weighted_by_size(data):
 def test_inference_is_from_what_was_asked_for(data):
     """Of outputs on noise, or of the bias alone."""
     e = build(data, "fedconcat_id", num_clusters=2, num_noise=100)
-    people = jax.device_get(simulate.population(e.simulation.federations[0], CLASSES))
+    population = jax.device_get(simulate.population(e.simulation.federations[0], CLASSES))
     state = jax.device_get(
         played(e, 1, state=e.simulation.stages[0].method.init(jax.random.key(0), 8))
     )
     key = jax.random.key(2)
-    outputs = e.simulation.stages[1].prepare(key, people, state)["p"]
+    outputs = e.simulation.stages[1].prepare(key, population, state)["p"]
     k_noise = jax.random.split(key)[0]
     expected = mean_outputs(e.task, state.private[0], k_noise, 100)
     np.testing.assert_allclose(outputs, expected, rtol=1e-5)
     other = build(data, "fedconcat_id", num_clusters=2, infer_from="bias")
-    found = other.simulation.stages[1].prepare(key, people, state)["p"]
-    np.testing.assert_allclose(found, state.private[1], rtol=1e-6)
+    actual = other.simulation.stages[1].prepare(key, population, state)["p"]
+    np.testing.assert_allclose(actual, state.private[1], rtol=1e-6)
 
 
 @pytest.mark.slow
@@ -318,13 +318,13 @@ def test_the_papers_rounds_follow_from_the_formula():
 @pytest.mark.slow
 def test_label_distributions_are_counts_over_sizes_with_noise_of_the_right_scale(data):
     """Eq. 2, and eq. 14 with a Laplace scale of 1 / epsilon: std sqrt(2) / epsilon."""
-    people = simulate.population(build(data).simulation.federations[0], CLASSES)
-    people = jax.tree.map(lambda a: np.tile(a, (500,) + (1,) * (a.ndim - 1)), people)
-    expected = people.label_count / people.label_count.sum(1, keepdims=True)
+    population = simulate.population(build(data).simulation.federations[0], CLASSES)
+    population = jax.tree.map(lambda a: np.tile(a, (500,) + (1,) * (a.ndim - 1)), population)
+    expected = population.label_count / population.label_count.sum(1, keepdims=True)
 
     def p(**hyper):
         stage = build(data, num_clusters=2, **hyper).simulation.stages[0]
-        return stage.prepare(jax.random.key(0), people, None)["p"]
+        return stage.prepare(jax.random.key(0), population, None)["p"]
 
     np.testing.assert_allclose(p(), expected, rtol=1e-6)
     noise = p(epsilon=4.0) - expected
@@ -336,15 +336,15 @@ def test_label_distributions_are_counts_over_sizes_with_noise_of_the_right_scale
 def test_first_models_are_averaged_inside_the_clusters_found(data):
     """-ID: by size, and the encoders of T_1 = 2 are one more round of the clusters."""
     e = build(data, "fedconcat_id", num_clusters=2, encoder_rounds=2, num_noise=100)
-    people = jax.device_get(simulate.population(e.simulation.federations[0], CLASSES))
+    population = jax.device_get(simulate.population(e.simulation.federations[0], CLASSES))
     stage = e.simulation.stages[1]
     assert [s.rounds for s in e.simulation.stages[:2]] == [1, 1]
     state = played(e, 1, state=e.simulation.stages[0].method.init(jax.random.key(0), 8))
-    facts = stage.prepare(jax.random.key(2), people, jax.device_get(state))
+    facts = stage.prepare(jax.random.key(2), population, jax.device_get(state))
     server = stage.start(None, 8, state, facts).server
     models = jax.device_get(state.private[0])
     for k, member in enumerate(facts["member"]):
-        share = member * people.n / (member * people.n).sum()
+        share = member * population.n / (member * population.n).sum()
         expected = jax.tree.map(lambda a: np.tensordot(share, a, 1), models)  # noqa: B023
         toys.close(tree.take(server.centers, k), expected, rtol=1e-5, atol=1e-6)
 

@@ -87,18 +87,18 @@ def test_first_weights_and_cohorts_do_not_depend_on_the_method():
     toys.same(simulate.init(toys.make("fedprox"), KEYS, toys.C).server, one)
     many = simulate.init(toys.make("ifca"), KEYS, toys.C).server
     toys.same(jax.tree.map(lambda a: a[0], many), one)
-    own = simulate.init(toys.make("local"), KEYS, toys.C).private
-    toys.same(jax.tree.map(lambda a: a[4], own), one)
+    private = simulate.init(toys.make("local"), KEYS, toys.C).private
+    toys.same(jax.tree.map(lambda a: a[4], private), one)
 
 
 @pytest.mark.slow
 def test_hyperparameters_may_be_traced(averaged):
-    federation, people, plan = toys.pooled(toys.make("fedavg"))
+    federation, population, plan = toys.pooled(toys.make("fedavg"))
 
     def run(mu):
         method = toys.make("fedprox", mu=mu)
         state = simulate.init(method, KEYS, toys.C)
-        args = simulate.Lane(federation, people, KEYS), state, simulate.no_progress(), 0, 3
+        args = simulate.Lane(federation, population, KEYS), state, simulate.no_progress(), 0, 3
         return simulate.play(simulate.Program(method, plan, toys.VECTORIZED), *args)[0]
 
     grid = jax.jit(jax.vmap(run))(jnp.array([0.0, 0.1]))

@@ -18,7 +18,7 @@ def score(method, state):
     run = jax.jit(
         functools.partial(evaluate.score, simulate.Program(method, toys.PLAN, toys.VECTORIZED))
     )
-    return run(simulate.Lane(toys.FEDERATION, toys.PEOPLE, KEYS), state, 0)
+    return run(simulate.Lane(toys.FEDERATION, toys.POPULATION, KEYS), state, 0)
 
 
 @pytest.mark.slow
@@ -82,9 +82,9 @@ def test_ifca_averages_running_statistics_by_size():
     w = tree.repeat(toys.NORM.init(KEYS.init), 3)
     value = jnp.array([1.0, 2.0, 3.0])
     w = jax.tree.map(lambda a: a * 0 + value.reshape(-1, *[1] * (a.ndim - 1)), w)
-    people = tree.take(toys.PEOPLE, jnp.arange(3))._replace(n=jnp.array([10.0, 20.0, 70.0]))
+    cohort = tree.take(toys.POPULATION, jnp.arange(3))._replace(n=jnp.array([10.0, 20.0, 70.0]))
     centers = simulate.init(method, KEYS, toys.C).server
-    new = method.round[0].aggregate(centers, (jnp.zeros(3, int), w), people)
+    new = method.round[0].aggregate(centers, (jnp.zeros(3, int), w), cohort)
     np.testing.assert_allclose(new.params["head"]["bias"], 2.0, rtol=1e-6)
     np.testing.assert_allclose(new.stats["BatchNorm_0"]["var"], 2.6, rtol=1e-6)
 

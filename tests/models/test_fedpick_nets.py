@@ -22,19 +22,19 @@ close = partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4)
 
 def dense_inputs(task, weights, shape):
     """What each Dense module is called with on 7 images, by path."""
-    found = {}
+    shapes = {}
 
     def note(call, args, kwargs, context):
         if isinstance(context.module, nn.Dense):
-            found["/".join(context.module.path)] = args[0].shape
+            shapes["/".join(context.module.path)] = args[0].shape
         return call(*args, **kwargs)
 
     with nn.intercept_methods(note):
         x = jax.ShapeDtypeStruct((7, *shape), jnp.float32)
         output = jax.eval_shape(task.apply, weights, x)
     assert output.logits.shape == (7, 10)
-    assert output.features.shape == found["head"]
-    return found
+    assert output.features.shape == shapes["head"]
+    return shapes
 
 
 CASES = [
