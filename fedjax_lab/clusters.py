@@ -1,4 +1,4 @@
-"""Clusters of clients: found on the host from one vector per client, averaged in a round."""
+"""Clusters of clients: formed on the host from one vector per client, averaged in each round."""
 
 import warnings
 
@@ -32,7 +32,7 @@ def kmeans(points: np.ndarray, num_clusters: int, rng: np.random.Generator):
 
 
 def check_number(num_clusters: int | str, num_clients: int) -> None:
-    """BadInput unless there can be so many clusters of so many clients; words are let through."""
+    """BadInput unless 1 <= num_clusters <= num_clients; does not check a word such as "elbow"."""
     if isinstance(num_clusters, int) and not 1 <= num_clusters <= num_clients:
         raise BadInput(
             f"config.method.num_clusters must be from 1 to the {num_clients} clients, got"
@@ -43,9 +43,9 @@ def check_number(num_clusters: int | str, num_clients: int) -> None:
 def assign(
     points: np.ndarray, num_clusters: int, rng: np.random.Generator, balanced: bool = False
 ) -> np.ndarray:
-    """The cluster of each point [n]: K of them, or as many as there are different points.
+    """The cluster of each point [n]: of K clusters, or fewer where fewer points are different.
 
-    Balanced clusters are K also then. BadInput where K is not from 1 to n.
+    With `balanced` there are always K. BadInput where K is not from 1 to n.
     """
     check_number(num_clusters, len(points))
     if balanced:
@@ -61,7 +61,7 @@ def different(points: np.ndarray) -> int:
 def balance(points: np.ndarray, centers: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     """K-means from these centers [K, D] in which no cluster exceeds its cap: labels [n].
 
-    FedConcat, appendix D.8. The farthest members of a full cluster go to the nearest with room.
+    FedConcat, appendix D.8. The farthest members of a full cluster go to the nearest one with room.
     """
     n, K = len(points), len(centers)
     cap = max(int(CAP * n / K), -(-n // K))
@@ -92,7 +92,8 @@ def elbow(points: np.ndarray, rng: np.random.Generator) -> tuple[int, np.ndarray
     """Number of clusters K at the bend, and the inertia of K = 1, 2, ... that shows it.
 
     The bend is farthest from the chord between the first and the last; ties go to fewer clusters.
-    There are at most 12, fewer than points, and no more than different points. BadInput for one.
+    K is at most 12, below the number of points, and at most the number of different points.
+    BadInput for a single point.
     """
     most = min(MOST_CLUSTERS, len(points) - 1, different(points))
     if most < 1:
@@ -106,7 +107,7 @@ def elbow(points: np.ndarray, rng: np.random.Generator) -> tuple[int, np.ndarray
 def form(
     p: np.ndarray, num_clusters: int | str, balanced: bool, rng: np.random.Generator
 ) -> dict[str, np.ndarray]:
-    """Facts for stage 2 from the label distributions p [C, classes].
+    """The facts with which stage 2 begins, from the label distributions p [C, classes].
 
     `member` [K, C] is 1 where a client belongs to a cluster; `p`, and the elbow's `inertia`, are
     kept for the figures.

@@ -56,7 +56,7 @@ def score(program: Program, lane: Lane, state: State, t: Array) -> Scores:
 
 
 def _score_clients(program, lane, state, t, rows, at_most=None):
-    """Counts [C, D] of the clients' own models, or of at most so many that are evenly spaced.
+    """Counts [C, D] for the clients' own models; with `at_most`, for so many evenly spaced clients.
 
     rows: each client's own [C, T], or the same for all of them [T].
     """

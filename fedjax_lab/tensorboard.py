@@ -47,7 +47,7 @@ _BARS = 20  # of a histogram
 
 
 class Written(NamedTuple):
-    """What the event files hold of a run."""
+    """What has been written of a run to its event files."""
 
     file: str  # their name, in the folders of the run and of its seeds
     lines: list[str]  # the config, then the evaluations

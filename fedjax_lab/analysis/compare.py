@@ -12,7 +12,7 @@ EXACT_PAIRS = 12  # up to so many, all signs of the differences are enumerated
 
 
 class Spread(NamedTuple):
-    """Of n values; None is what so few of them do not have."""
+    """Statistics of n values; None for one that needs more values than there are."""
 
     n: int
     mean: float | None
@@ -22,7 +22,7 @@ class Spread(NamedTuple):
 
 
 class Paired(NamedTuple):
-    """A row minus the baseline, seed by seed; two-sided p, None where there is none."""
+    """A row minus the baseline, seed by seed; p values are two-sided, None where undefined."""
 
     difference: Spread
     t: float | None
@@ -32,7 +32,7 @@ class Paired(NamedTuple):
 
 
 class Cost(NamedTuple):
-    """Means over seeds. Bytes: of all clients, both ways. Seconds: of training, of one seed."""
+    """Means over seeds: bytes of all clients, up and down; seconds of training of one seed."""
 
     rounds: float
     bytes: float
@@ -59,7 +59,7 @@ class Entry(NamedTuple):
 
 
 def choose(blocks: Sequence[Block], way: str, wanted: str | None) -> str:
-    """The measure: the wanted one, else what the runs are known by. BadInput if no run has it."""
+    """The wanted measure, else the first of HEADLINES that a run has. BadInput if no run has it."""
     rows = [row for block in blocks for row in block.rows]
     there = {name for row in rows for seed in measured(row, way).values() for name in seed}
     if not there:

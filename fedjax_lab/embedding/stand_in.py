@@ -16,7 +16,7 @@ SIDE = 32  # larger pictures are shrunk to about so many pixels
 NGRAMS, BUCKETS = (1, 3), 2**12  # of texts
 LAST, END = 3, "\x03"  # a text's last characters count on their own, before a mark of the end
 BATCH = 256
-RANDOM_PART = 0.1  # of a label's embedding that is its own, beside its class's mean
+RANDOM_PART = 0.1  # length of a label's random direction, beside its class's mean of length 1
 
 
 def stand_in(dataset: Dataset, *, size: int = 512) -> Embeddings:
@@ -64,7 +64,7 @@ def features(dataset: Dataset, rows: np.ndarray, size: int) -> np.ndarray:
 
 
 def of_labels(embedded: np.ndarray, y: np.ndarray, domain: np.ndarray, classes: int) -> np.ndarray:
-    """The labels' embeddings [K, E] of length 10, from the examples' [R, E]."""
+    """The labels' embeddings [K, E] of length 10, from those of the examples [R, E]."""
     cells, cell = np.unique(domain * classes + y, return_inverse=True)
     of_class = means(means(embedded, cell, len(cells)), cells % classes, classes)
     directions = np.random.default_rng(1).standard_normal(of_class.shape)
@@ -132,16 +132,16 @@ def gaussian(rows: int, columns: int) -> np.ndarray:
 
 
 def means(values: np.ndarray, group: np.ndarray, count: int) -> np.ndarray:
-    """The mean [count, E] of the rows of each group; 0 of an empty one."""
+    """The mean [count, E] of the rows of each group; 0 for an empty group."""
     member = csr_matrix((np.ones(len(group)), (group, np.arange(len(group)))), (count, len(group)))
     return member @ values / np.maximum(np.bincount(group, minlength=count), 1)[:, None]
 
 
 def centered(values: np.ndarray) -> np.ndarray:
-    """Rows less their mean."""
+    """The rows minus their mean."""
     return values - values.mean(0, dtype=np.float64).astype(np.float32)
 
 
 def unit(rows: np.ndarray) -> np.ndarray:
-    """Rows of length 1; one of zeros remains."""
+    """The rows scaled to length 1; a row of zeros stays as it is."""
     return rows / np.maximum(np.linalg.norm(rows, axis=-1, keepdims=True), 1e-12)

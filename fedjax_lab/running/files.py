@@ -96,7 +96,7 @@ PLAN = {"cells": {"*": {"method": TEXT, "grid": {"*": TEXT}, "config": OBJECT}}}
 
 
 def read_json(path: Path, shape: Any) -> Any:
-    """What a JSON file holds, which has the shape; None where there is no file.
+    """The content of a JSON file, checked against the shape; None where there is no file.
 
     Raises Damaged.
     """
@@ -112,7 +112,7 @@ def read_json(path: Path, shape: Any) -> Any:
 
 
 def read_config(path: Path) -> dict | None:
-    """What a run's config.json holds, under current names; None where there is no file.
+    """The content of a run's config.json, under current names; None where there is no file.
 
     Raises Damaged.
     """
@@ -129,7 +129,7 @@ def read_plan(path: Path) -> dict[str, dict]:
 
 
 def read_rows(path: Path, shape: Any) -> list[Any]:
-    """What the lines of a file hold, each of which is JSON of the shape; [] where there is no file.
+    """The lines of a file, each one JSON that is checked against the shape; [] without a file.
 
     A last line that is not whole is left out: the process that wrote it was killed. Raises Damaged
     for every other line that cannot be used.

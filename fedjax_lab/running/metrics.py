@@ -24,17 +24,17 @@ def make_folder(path: Path) -> None:
 
 
 def write_json(path: Path, content: dict) -> None:
-    """Atomic: see `replace`."""
+    """Writes a JSON file, atomically (see `replace`)."""
     write_text(path, json.dumps(content, indent=2) + "\n")
 
 
 def write_text(path: Path, text: str) -> None:
-    """Atomic as well."""
+    """Writes a text file, atomically (see `replace`)."""
     replace(path, text.encode())
 
 
 def replace(path: Path, content: bytes) -> None:
-    """Writes a file. At any moment it is either the old one or the whole new one."""
+    """Writes a file atomically: at any moment it holds either its old or all of its new content."""
     temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")  # nobody else's
     try:
         with temporary.open("wb") as file:

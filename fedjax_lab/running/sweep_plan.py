@@ -36,7 +36,7 @@ class Cell(NamedTuple):
 
     @property
     def saved(self) -> dict:
-        """What its config.json holds."""
+        """The content of its config.json."""
         return workdir.saved_config(self.config, self.seeds)
 
 
