@@ -22,11 +22,11 @@ from fedjax_lab.types import Batch, State
 pytestmark = pytest.mark.usefixtures("small_network")
 
 
-def improved(index=INDEX, **settings):
+def improved(clients_index=INDEX, **settings):
     """The method of the training stage, and its first state with this index."""
     stage = stages(**settings)[-1]
-    last = State(client_index.Server(KEYS.init, *(None,) * 4, index), ())
-    facts = index._asdict()
+    last = State(client_index.Server(KEYS.init, *(None,) * 4, clients_index), ())
+    facts = clients_index._asdict()
     return stage.method, stage.start(jax.random.key(9), C, last, facts), stage
 
 
