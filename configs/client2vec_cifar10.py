@@ -7,7 +7,7 @@ Without a base FedAvg is improved; local_training=False, aggregation=False, samp
 the three case studies. The paper sweeps sampling_tau in 0.1, 0.5, 1, 2; history_gamma in 0.1, 0.5,
 0.9; FedAvgM's beta in 0.1, 0.5, 1; MOON's mu in 0.01, 0.1, 1 (--config.method.projection=mlp256),
 and reports the best round: compare `max_over_rounds`. It does not say whether the ResNet-18 starts
-from scratch, nor how it is normalised: here batch normalisation from scratch, or
+from scratch, nor how it is normalized: here batch normalization from scratch, or
 --config.model.norm=group.
 """
 

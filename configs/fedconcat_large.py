@@ -21,7 +21,7 @@ FEDCONCAT = {
     "classifier_init": "clusters",
     "encoder_decay": 9.9e-4,
 }
-OWN = {"fedconcat": FEDCONCAT, "fedconcat_id": FEDCONCAT}
+SETTINGS = {"fedconcat": FEDCONCAT, "fedconcat_id": FEDCONCAT}
 
 
 def get_config(method="fedavg"):
@@ -30,7 +30,7 @@ def get_config(method="fedavg"):
         "data": {"name": "cifar100", "augment": "cifar100", "normalize": "cifar100"},
         "partition": {"name": "classes_per_client", "num_clients": 200, "classes": 2},
         "model": {"name": "resnet50"},
-        "method": {"name": method, **OWN.get(method, {})},
+        "method": {"name": method, **SETTINGS.get(method, {})},
         "local": {
             "lr": 0.01,
             "momentum": 0.9,

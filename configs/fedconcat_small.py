@@ -28,7 +28,7 @@ The data come from the folder config.data.folder, or from where each source look
 # SVHN it added some to MOON's, which did not work well: --config.method.mu=0.01. MOON has no
 # projection in NIID-Bench, whose settings the paper takes.
 FEDCONCAT = {"num_clusters": 5, "encoder_rounds": 31, "classifier_rounds": 200}
-OWN = {
+SETTINGS = {
     "fedconcat": FEDCONCAT,
     "fedconcat_id": FEDCONCAT,
     "fedsoft": {"num_clusters": 5},
@@ -44,7 +44,7 @@ def get_config(method="fedavg"):
         "data": {"name": "cifar10", "augment": "cifar10"},
         "partition": {"name": "classes_per_client", "num_clients": 40, "classes": 2},
         "model": {"name": "simple_cnn"},
-        "method": {"name": method, **OWN.get(method, {})},
+        "method": {"name": method, **SETTINGS.get(method, {})},
         "local": {
             "lr": 0.01,
             "momentum": 0.9,

@@ -10,7 +10,7 @@ The net is digit_cnn in place of the paper's of 18 million parameters; with that
 """
 
 # The head of FedPer, FedPick and FedRep is the whole dense stack, that of LG-FedAvg the last layer.
-OWN = {
+SETTINGS = {
     "fedper": {"head_layers": 2},
     "fedpick": {"head_layers": 2, "tau": 10.0, "lam_lce": 10.0, "lam_dis": 10.0},
     "fedrep": {"head_layers": 2, "head_epochs": 4, "body_epochs": 1},
@@ -23,7 +23,7 @@ def get_config(method="fedavg"):
         "data": {"name": "digit_domains", "size": 32, "normalize": "half"},
         "partition": {"name": "by_domain", "num_clients": 5},
         "model": {"name": "digit_cnn"},
-        "method": {"name": method, **OWN.get(method, {})},
+        "method": {"name": method, **SETTINGS.get(method, {})},
         "local": {"lr": 0.01, "momentum": 0.5, "batch_size": 64, "epochs": 1},
         "run": {"rounds": 300, "eval_every": 1},
     }

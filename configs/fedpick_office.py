@@ -7,7 +7,7 @@ starts with 20 rounds of full averaging. The paper reports each domain's best te
 rounds: compare `max_per_domain`, which peeks at the test set. Heads are the last layer.
 """
 
-OWN = {
+SETTINGS = {
     "fedprox": {"mu": 0.01},
     "fedrep": {"head_epochs": 4, "body_epochs": 1},
     "lg_fedavg": {"pretrain_rounds": 20},
@@ -20,7 +20,7 @@ def get_config(method="fedavg"):
         "data": {"name": "office_caltech", "augment": "office"},
         "partition": {"name": "by_domain", "num_clients": 4},
         "model": {"name": "alexnet_bn"},
-        "method": {"name": method, **OWN.get(method, {})},
+        "method": {"name": method, **SETTINGS.get(method, {})},
         "local": {"lr": 0.01, "momentum": 0.5, "batch_size": 64, "epochs": 1},
         "run": {"rounds": 300, "eval_every": 1},
     }

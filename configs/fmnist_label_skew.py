@@ -17,7 +17,7 @@ or from the folder config.data.folder.
 # this data it added smaller mu to MOON's, which had not worked well; here 0.01 is 1 to 11 points
 # ahead of 0.1 after 10 and 20 rounds of #C=2 and #C=3. MOON has no projection in NIID-Bench, whose
 # settings the paper takes.
-OWN = {
+SETTINGS = {
     "fedsoft": {"num_clusters": 5},
     "fesem": {"num_clusters": 5},
     "ifca": {"num_clusters": 5, "by_size": True},
@@ -31,7 +31,7 @@ def get_config(method="fedavg"):
         "data": {"name": "fashion_mnist"},
         "partition": {"name": "classes_per_client", "num_clients": 40, "classes": 2},
         "model": {"name": "simple_cnn"},
-        "method": {"name": method, **OWN.get(method, {})},
+        "method": {"name": method, **SETTINGS.get(method, {})},
         "local": {
             "lr": 0.01,
             "momentum": 0.9,

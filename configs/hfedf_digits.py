@@ -1,7 +1,7 @@
 """hFedF's setting (an unseen domain) on the embedded digit domains, small enough for two cores.
 
 python -m fedjax_lab.main --config=configs/hfedf_digits.py:fedprox --config.data.unseen=street
-python launch/domain_generalisation.py --config=configs/hfedf_digits.py --out=runs/digits \
+python launch/domain_generalization.py --config=configs/hfedf_digits.py --out=runs/digits \
     --methods=local,fedavg --domains=1,2
 
 One of the five domains is held by nobody; the other four go to four clients, `domains` to each
@@ -14,7 +14,7 @@ here by id, which needs nothing of the unseen domain.
 """
 
 LR = {"pfedhn": 1e-3}  # of the clients' Adam; with 3e-3 it does not learn
-OWN = {
+SETTINGS = {
     "fedprox": {"mu": 1e-2},
     "hfedf": {"server_lr": 1e-2},
     "pfedhn": {"server_lr": 0.1},
@@ -37,7 +37,7 @@ def get_config(method="fedavg"):
             "validation": 0.1,
         },
         "model": {"name": "simple_cnn"},
-        "method": {"name": method, **OWN.get(method, {})},
+        "method": {"name": method, **SETTINGS.get(method, {})},
         "local": {
             "optimizer": "adam",
             "lr": LR.get(method, 3e-3),

@@ -15,7 +15,7 @@ LOCAL = {
 }
 OTHERS = (1e-3, 1e-4)
 # The paper's FedGMA makes steps of 1e-2, with which it would hardly move: 1 here.
-OWN = {
+SETTINGS = {
     "fedgma": {"tau": 0.3},
     "fedprox": {"mu": 1e-2},
     "fedsr": {"l2r": 0.1},
@@ -36,7 +36,7 @@ def get_config(method="fedavg"):
             "validation": 0.1,
         },
         "model": {"name": "hfedf_cnn"},
-        "method": {"name": method, **OWN.get(method, {})},
+        "method": {"name": method, **SETTINGS.get(method, {})},
         "local": {
             "optimizer": "adam",
             "lr": lr,

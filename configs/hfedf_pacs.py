@@ -1,7 +1,7 @@
 """hFedF's experiment on PACS (Bartholet et al. 2024, arXiv 2402.06974): an unseen domain.
 
 python -m fedjax_lab.main --config=configs/hfedf_pacs.py:fedavg --seeds=0,1,2
-python launch/domain_generalisation.py --config=configs/hfedf_pacs.py --out=runs/pacs \
+python launch/domain_generalization.py --config=configs/hfedf_pacs.py --out=runs/pacs \
     --methods=local,fedavg,fedprox
 
 Three clients hold `domains` of the three other domains each (Algorithm 5), a tenth of every
@@ -10,9 +10,9 @@ the last one counts. The first command is the cell "photo, d = 1", published for
 ood 57.8. The second makes all four targets and d = 1, 2, 3. The other data sets are hfedf_vlcs.py
 and hfedf_office_home.py.
 
-The paper does not name the clients' optimiser; its grid of learning rates is Adam's. Images are
+The paper does not name the clients' optimizer; its grid of learning rates is Adam's. Images are
 32x32 in 0..1, not augmented. `local` and `central` take FedAvg's settings.
-What the methods themselves are told is in OWN, otherwise their defaults.
+What the methods themselves are told is in SETTINGS, otherwise their defaults.
 """
 
 # Table 10: learning rate and weight decay of the clients.
@@ -23,7 +23,7 @@ LOCAL = {
 }
 OTHERS = (1e-3, 1e-4)
 # The paper's FedGMA makes steps of 1.
-OWN = {
+SETTINGS = {
     "fedgma": {"tau": 0.7},
     "fedprox": {"mu": 1e-2},
     "fedsr": {"l2r": 0.1},
@@ -44,7 +44,7 @@ def get_config(method="fedavg"):
             "validation": 0.1,
         },
         "model": {"name": "hfedf_cnn"},
-        "method": {"name": method, **OWN.get(method, {})},
+        "method": {"name": method, **SETTINGS.get(method, {})},
         "local": {
             "optimizer": "adam",
             "lr": lr,

@@ -1,4 +1,4 @@
-"""Clusters of clients: found on the host from one vector per client, averaged in a round."""
+"""Clusters of clients: formed on the host from one vector per client, averaged in each round."""
 
 import warnings
 
@@ -32,7 +32,7 @@ def kmeans(points: np.ndarray, num_clusters: int, rng: np.random.Generator):
 
 
 def check_number(num_clusters: int | str, num_clients: int) -> None:
-    """BadInput unless there can be so many clusters of so many clients; words are let through."""
+    """BadInput unless 1 <= num_clusters <= num_clients; does not check a word such as "elbow"."""
     if isinstance(num_clusters, int) and not 1 <= num_clusters <= num_clients:
         raise BadInput(
             f"config.method.num_clusters must be from 1 to the {num_clients} clients, got"
@@ -43,9 +43,9 @@ def check_number(num_clusters: int | str, num_clients: int) -> None:
 def assign(
     points: np.ndarray, num_clusters: int, rng: np.random.Generator, balanced: bool = False
 ) -> np.ndarray:
-    """The cluster of each point [n]: K of them, or as many as there are different points.
+    """The cluster of each point [n]: of K clusters, or fewer where fewer points are different.
 
-    Balanced clusters are K also then. BadInput where K is not from 1 to n.
+    With `balanced` there are always K. BadInput where K is not from 1 to n.
     """
     check_number(num_clusters, len(points))
     if balanced:
@@ -58,16 +58,16 @@ def different(points: np.ndarray) -> int:
     return len(np.unique(points, axis=0))
 
 
-def balance(points: np.ndarray, centres: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """K-means from these centres [K, D] in which no cluster exceeds its cap: labels [n].
+def balance(points: np.ndarray, centers: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """K-means from these centers [K, D] in which no cluster exceeds its cap: labels [n].
 
-    FedConcat, appendix D.8. The farthest members of a full cluster go to the nearest with room.
+    FedConcat, appendix D.8. The farthest members of a full cluster go to the nearest one with room.
     """
-    n, K = len(points), len(centres)
+    n, K = len(points), len(centers)
     cap = max(int(CAP * n / K), -(-n // K))
-    centres, labels = centres.copy(), np.full(n, -1)
+    centers, labels = centers.copy(), np.full(n, -1)
     for _ in range(PASSES):
-        distance = np.linalg.norm(points[:, None] - centres, axis=-1)  # [n, K]
+        distance = np.linalg.norm(points[:, None] - centers, axis=-1)  # [n, K]
         last, labels = labels, distance.argmin(1)
         empty = np.bincount(labels, minlength=K) == 0
         for k in range(K):
@@ -80,9 +80,9 @@ def balance(points: np.ndarray, centres: np.ndarray, rng: np.random.Generator) -
         for k in range(K):
             members = labels == k
             if members.any():
-                centres[k] = points[members].mean(0)
+                centers[k] = points[members].mean(0)
             else:
-                centres[k] = points[rng.integers(n)]
+                centers[k] = points[rng.integers(n)]
         if not empty.any() and np.array_equal(labels, last):
             break
     return labels
@@ -92,7 +92,8 @@ def elbow(points: np.ndarray, rng: np.random.Generator) -> tuple[int, np.ndarray
     """Number of clusters K at the bend, and the inertia of K = 1, 2, ... that shows it.
 
     The bend is farthest from the chord between the first and the last; ties go to fewer clusters.
-    There are at most 12, fewer than points, and no more than different points. BadInput for one.
+    K is at most 12, below the number of points, and at most the number of different points.
+    BadInput for a single point.
     """
     most = min(MOST_CLUSTERS, len(points) - 1, different(points))
     if most < 1:
@@ -106,7 +107,7 @@ def elbow(points: np.ndarray, rng: np.random.Generator) -> tuple[int, np.ndarray
 def form(
     p: np.ndarray, num_clusters: int | str, balanced: bool, rng: np.random.Generator
 ) -> dict[str, np.ndarray]:
-    """Facts for stage 2 from the label distributions p [C, classes].
+    """The facts with which stage 2 begins, from the label distributions p [C, classes].
 
     `member` [K, C] is 1 where a client belongs to a cluster; `p`, and the elbow's `inertia`, are
     kept for the figures.
@@ -124,11 +125,11 @@ def distinct_starts(task: Task, key: Array, num_clusters: int) -> PyTree:
     return jax.tree.map(lambda *a: jnp.stack(a), *[task.init(k) for k in (key, *others)])
 
 
-def average(share: Array, models: PyTree, centres: PyTree) -> PyTree:
+def average(share: Array, models: PyTree, centers: PyTree) -> PyTree:
     """Each cluster's mean of the models [M], weighted by share [K, M]; leaves [K, ...].
 
-    A cluster without members keeps its centre.
+    A cluster without members keeps its center.
     """
     total = jnp.sum(share, 1, keepdims=True)  # [K, 1]
     mean = tree.mix(share / jnp.maximum(total, 1e-9), models)
-    return tree.where(total[:, 0] > 0, mean, centres)
+    return tree.where(total[:, 0] > 0, mean, centers)

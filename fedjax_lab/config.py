@@ -19,6 +19,7 @@ from typing import Any
 import ml_collections
 import numpy as np
 
+from fedjax_lab.aliases import current, current_config
 from fedjax_lab.data.augment import AUGMENTATIONS
 from fedjax_lab.data.normalize import NORMALIZATIONS
 from fedjax_lab.errors import (
@@ -85,9 +86,9 @@ CHOICES = {
     "data.augment": tuple(AUGMENTATIONS),
     "data.shots_per": ("client", "class"),
     "local.optimizer": ("sgd", "adam"),
-    "engine.strategy": ("auto", "vectorised", "chunked", "sequential"),
+    "engine.strategy": ("auto", "vectorized", "chunked", "sequential"),
     "engine.convolution": ("auto", "unrolled", "grouped", "im2col", "mapped"),
-    "engine.seeds": ("auto", "vectorised", "sequential"),
+    "engine.seeds": ("auto", "vectorized", "sequential"),
 }
 
 POSITIVE = (
@@ -150,14 +151,17 @@ def _check_file(path):
 
 
 def resolve(config: dict, overrides: Sequence[tuple[str, str]] = ()) -> ml_collections.ConfigDict:
-    """The whole, checked and locked config. Overrides are (dotted key, text), as from a shell."""
+    """The whole, checked and locked config. Overrides are (dotted key, text), as from a shell.
+
+    Keys and values may have the names of earlier versions (`aliases.ALIASES`).
+    """
     config = _as_dict(config)
     if not isinstance(config, dict) or not all(isinstance(v, dict) for v in config.values()):
         raise BadInput(f"a config is a dict of sections, each a dict; got {quoted(config)}")
     for name, values in config.items():
         _check_section(name, values)
-    sections = {name: dict(values) for name, values in config.items()}
-    sections = {name: sections.get(name, {}) for name in DEFAULTS}
+    sections = {**{name: {} for name in DEFAULTS}, **current_config(config)}
+    overrides = [current(key, text) for key, text in overrides]
     for key, text in overrides:  # names first: they decide which other keys there are
         section, _, rest = key.partition(".")
         if rest == "name" and section in NAMED and text != sections[section].get("name"):

@@ -139,7 +139,7 @@ class Engine:
     def next_stage(self, facts: list[dict] | None = None) -> list[dict]:
         """Begins the next (or first) stage with these facts of each lane, or what `prepare` finds.
 
-        Returns them. Compile afterwards.
+        Returns them. Compile afterward.
         """
         began = time.perf_counter()
         self.stage_number += 1

@@ -80,10 +80,10 @@ def check_path(flag: str, path: str | Path | None) -> None:
             raise BadInput(f"{flag}={cut(str(path), 80)}: {error.strerror}") from error
 
 
-def check_choice(key: str, value: str, known: Iterable[str]) -> None:
-    """BadInput unless the config's value of `key` is one of the known ones."""
-    if value not in known:
-        raise BadInput(f"config.{key} cannot be {quoted(value)}; {nearest(value, known)}")
+def check_choice(key: str, value: str, valid: Iterable[str]) -> None:
+    """BadInput unless the config's value of `key` is one of the valid ones."""
+    if value not in valid:
+        raise BadInput(f"config.{key} cannot be {quoted(value)}; {nearest(value, valid)}")
 
 
 def check_positive(key: str, value) -> None:
@@ -110,10 +110,10 @@ def check_below_one(key: str, value) -> None:
         raise BadInput(f"config.{key} must be at least 0 and below 1, got {quoted(value)}")
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
+def nearest(word: str, valid: Iterable[str]) -> str:
     """The end of a message about an unknown name: the closest valid one, or all of them."""
-    known = sorted(known)
-    close = difflib.get_close_matches(word, known, 1, cutoff=0.5)
+    valid = sorted(valid)
+    close = difflib.get_close_matches(word, valid, 1, cutoff=0.5)
     if close:
         return f"did you mean {close[0]!r}?"
-    return f"valid: {', '.join(known)}" if known else "there are none"
+    return f"valid: {', '.join(valid)}" if valid else "there are none"

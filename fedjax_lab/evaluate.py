@@ -56,27 +56,28 @@ def score(program: Program, lane: Lane, state: State, t: Array) -> Scores:
 
 
 def _score_clients(program, lane, state, t, rows, at_most=None):
-    """Counts [C, D] of the clients' own models, or of at most so many that are evenly spaced.
+    """Counts [C, D] for the clients' own models; with `at_most`, for so many evenly spaced clients.
 
     rows: each client's own [C, T], or the same for all of them [T].
     """
     federation, num_clients = lane.federation, len(lane.population.id)
     clients = lane.population._replace(private=state.private)
     k_clients = streams.clients(lane.keys.score, t, clients.id)
-    same, own = (rows, None) if rows.ndim == 1 else (None, rows)
-    stacked = clients, federation.train, k_clients, own
+    shared_rows, client_rows = (rows, None) if rows.ndim == 1 else (None, rows)
+    stacked = clients, federation.train, k_clients, client_rows
     if at_most is not None and at_most < num_clients:
         chosen = np.linspace(0, num_clients - 1, at_most).round().astype(int)
         stacked = tree.take(stacked, chosen)
     send = program.method.scored or program.method.round[-1].send
 
     def one(shared, one_client):
-        (server, federation, same), (client, train, key, own) = shared, one_client
+        (server, federation, shared_rows), (client, train, key, client_rows) = shared, one_client
         message, client = _tuned(program, federation, send(server, client.id), client, train, key)
-        return count_correct(program, federation, message, client, same if own is None else own)
+        rows = shared_rows if client_rows is None else client_rows
+        return count_correct(program, federation, message, client, rows)
 
     each = in_groups(program.strategy, min(program.plan.cohort, num_clients))
-    return each(one)((state.server, federation, same), stacked)
+    return each(one)((state.server, federation, shared_rows), stacked)
 
 
 def _tuned(program, federation, message, client, train, key):
@@ -129,7 +130,7 @@ def _pad(rows, multiple):
     return jnp.pad(rows, (0, -rows.shape[0] % multiple), constant_values=-1)
 
 
-def summarise(scores: Scores, domains: tuple[str, ...]) -> dict:
+def summarize(scores: Scores, domains: tuple[str, ...]) -> dict:
     """The contract's numbers of one evaluation (host side). NaN-free: what is absent is left out.
 
     accuracy: over the clients' own test rows. global: the model an average client gets, on the

@@ -101,7 +101,7 @@ def _check_joinable(first):
     if len(simulation.stages) > 1 or simulation.stages[0].start is not None:
         raise BadInput(f"method {first.config.method.name} has stages")
     if not (simulation.vectorized_seeds or len(simulation.seeds) == 1):
-        raise BadInput("the seeds of a run are not vectorised here (config.engine.seeds)")
+        raise BadInput("the seeds of a run are not vectorized here (config.engine.seeds)")
 
 
 def _vary(task, method, local, settings):
@@ -246,14 +246,14 @@ def _augmentation(name: str, x: np.ndarray) -> Callable | None:
     if name != "none" and x.ndim != 4:
         raise BadInput(f"config.data.augment={name} needs images")
     if name == "domainbed" and not (x.dtype == np.uint8 and x.shape[3:] == (3,)):
-        raise BadInput("config.data.augment=domainbed needs colour images of 8 bits")
+        raise BadInput("config.data.augment=domainbed needs color images of 8 bits")
     return AUGMENTATIONS[name]
 
 
 def vectorizes_seeds(choice: str, stages: Sequence[Stage], convolutional: bool) -> bool:
     """Whether all seeds are one computation; choice: config.engine.seeds."""
     if choice != "auto":
-        return choice == "vectorised"
+        return choice == "vectorized"
     if any(stage.prepare for stage in stages):  # its facts may differ in size between seeds
         return False
     return jax.default_backend() != "cpu" or not convolutional

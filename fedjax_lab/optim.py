@@ -1,4 +1,4 @@
-"""Optimisers with PyTorch's arithmetic: weight decay is added to the gradient, before all else."""
+"""Optimizers with PyTorch's arithmetic: weight decay is added to the gradient, before all else."""
 
 import jax
 import jax.numpy as jnp

@@ -36,7 +36,7 @@ class Strategy(NamedTuple):
     split: Callable[[PyTree], PyTree] = lambda rows: rows  # as `Exchange.alone` is given it
 
 
-def vectorised() -> Strategy:
+def vectorized() -> Strategy:
     """All clients at once on one device: each runs for as long as the longest."""
 
     def each(fn):
@@ -45,7 +45,7 @@ def vectorised() -> Strategy:
     def lane_steps(steps):
         return steps.shape[0] * jnp.max(steps)
 
-    return Strategy("vectorised", each, _as_they_come, lane_steps)
+    return Strategy("vectorized", each, _as_they_come, lane_steps)
 
 
 def sequential() -> Strategy:
@@ -64,7 +64,7 @@ def chunked(size: int) -> Strategy:
         lanes = _groups(steps, size)
         return lanes.shape[1] * jnp.sum(jnp.max(lanes, axis=1))
 
-    each = in_groups(vectorised(), size)
+    each = in_groups(vectorized(), size)
     return Strategy(f"chunked({size})", each, _longest_first, lane_steps)
 
 
@@ -270,8 +270,8 @@ def choose(
     chunk = chunk or min(CHUNK, line)
     if name == "auto":
         one_by_one = jax.default_backend() == "cpu" and convolutional
-        name = "sequential" if one_by_one else "vectorised" if equal_steps else "chunked"
-    inner = {"vectorised": vectorised, "sequential": sequential, "chunked": lambda: chunked(chunk)}
+        name = "sequential" if one_by_one else "vectorized" if equal_steps else "chunked"
+    inner = {"vectorized": vectorized, "sequential": sequential, "chunked": lambda: chunked(chunk)}
     strategy = inner[name]()
     _check_processes(cohort, devices)
     _check_workers()

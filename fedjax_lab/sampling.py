@@ -1,4 +1,4 @@
-"""Who takes part in a round, and with what share in the server's mean."""
+"""Which clients take part in a round, and their shares in the server's mean."""
 
 import jax
 import jax.numpy as jnp
@@ -25,8 +25,8 @@ def equal(key: Array, server: PyTree, population: Client, m: int) -> tuple[Array
     return without_replacement(key, population.n.shape[0], m), jnp.full(m, 1 / m)
 
 
-def everyone(key: Array, server: PyTree, population: Client, m: int) -> tuple[Array, Array]:
-    """All clients whatever m is; share n_i / sum_j n_j."""
+def all_clients(key: Array, server: PyTree, population: Client, m: int) -> tuple[Array, Array]:
+    """All clients, whatever m is; share n_i / sum_j n_j."""
     return jnp.arange(population.n.shape[0]), population.n / jnp.sum(population.n)
 
 
@@ -34,8 +34,8 @@ def without_replacement(key: Array, count: int, m: int) -> Array:
     """m distinct numbers below `count`, every set equally likely.
 
     A small cohort of a large population never costs a sort of the population: 2 m numbers are drawn
-    with replacement and the first m distinct ones taken, again if there are too few. Drawing again
-    favours no set, since the numbers are exchangeable.
+    with replacement, and the first m distinct ones are taken. If there are too few, all are drawn
+    again, which favors no set, since the numbers are exchangeable.
     """
     if m == count:
         return jnp.arange(count)

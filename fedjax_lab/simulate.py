@@ -142,7 +142,7 @@ def _at_once(program, exchange, server, federation, stacked):
 
 
 def _in_turn(program, exchange, server, federation, stacked):
-    """As `_at_once`, but each client is sent what the server has learnt from the last."""
+    """As `_at_once`, but each client is sent what the server has learned from the last."""
     run = _one_client(exchange, program.plan)
 
     def step(server, client):

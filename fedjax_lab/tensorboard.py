@@ -47,7 +47,7 @@ _BARS = 20  # of a histogram
 
 
 class Written(NamedTuple):
-    """What the event files hold of a run."""
+    """What has been written of a run to its event files."""
 
     file: str  # their name, in the folders of the run and of its seeds
     lines: list[str]  # the config, then the evaluations
@@ -104,12 +104,12 @@ def update(
     A run whose files are damaged is left out, with a note. BadInput where there is no other run, or
     `logdir` cannot be written or is inside of one.
     """
-    found = runs.find(folders)
-    inside = {run.resolve() for run in found}
+    run_folders = runs.find(folders)
+    inside = {run.resolve() for run in run_folders}
     base = Path(os.path.commonpath([*map(os.path.abspath, folders)]))
     base = base.parent if (base / "config.json").exists() else base
     new, faults = {}, []
-    for run in found:
+    for run in run_folders:
         target = logdir / Path(os.path.abspath(run)).relative_to(base)
         if inside & {target.resolve(), *target.resolve().parents}:
             raise BadInput(f"{target} is in the folder of a run; --logdir names another place")
@@ -141,8 +141,8 @@ def _write(folder, target, old):
     began = stamps[folder / "config.json"][0] / 1e9
     rows = run.rows[max(0, len(old.lines) - 1) :]
     for seed in run.seeds:
-        own = [row for row in rows if row["seed"] == seed]
-        new = [(row["round"], began + row["seconds"], _numbers(row)) for row in own]
+        of_seed = [row for row in rows if row["seed"] == seed]
+        new = [(row["round"], began + row["seconds"], _numbers(row)) for row in of_seed]
         _append(target / f"seed-{seed}" / old.file, new)
     new = [] if old.lines else [(0, began, _text(config))]
     after = run.rows[-1]["round"] if run.rows else 0
@@ -171,11 +171,11 @@ def _begin(target):
 
 def scalars(row: dict) -> dict[str, float]:
     """{tag: value} of an evaluation: accuracies in percent, the loss, bytes of all clients."""
-    found = {
+    accuracies = {
         name.replace(".", "/", 1) if "." in name else f"accuracy/{name}": value
         for name, value in runs.measures(row).items()
     }
-    return found | {tag: row[key] for key, tag in _TAGS.items() if key in row}
+    return accuracies | {tag: row[key] for key, tag in _TAGS.items() if key in row}
 
 
 def _numbers(row):

@@ -13,7 +13,7 @@ class Weights(NamedTuple):
     """All that a model needs for a forward pass."""
 
     params: PyTree  # trained by gradient
-    stats: PyTree  # running statistics of normalisation layers; {} if there are none
+    stats: PyTree  # running statistics of normalization layers; {} if there are none
 
 
 class Output(NamedTuple):
@@ -112,7 +112,7 @@ class Method(NamedTuple):
     `scored` gives the message that clients are scored with, where it is not the one of the last
     exchange. `tune`, where a method has it, is what a client then does with its own data first.
     `record` gives what each row of metrics keeps of the state, as `recorded`, for a figure.
-    `pooled`: training sees one client that holds everybody's examples (a centralised bound).
+    `pooled`: training sees one client that holds everybody's examples (a centralized bound).
     """
 
     init: Callable[[Array, int], State] | None  # (key, C); None in a stage that has a `start`

@@ -20,7 +20,7 @@ PARAMS = toys.TASK.init(KEY).params
 leaky = functools.partial(jax.nn.leaky_relu, negative_slope=0.01)
 
 
-EVERYONE = naive.FULL._replace(cohort=toys.C)
+ALL_CLIENTS = naive.FULL._replace(cohort=toys.C)
 
 
 def clients(M=4, inputs=2):

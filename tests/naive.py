@@ -90,7 +90,7 @@ def cohort(method, t, size=FULL.cohort):
     """Who takes part in round t."""
     state = simulate.init(method, KEYS, toys.C)
     key = jax.random.fold_in(KEYS.cohort, t)
-    ids, _ = method.sample(key, state.server, toys.PEOPLE, size)
+    ids, _ = method.sample(key, state.server, toys.POPULATION, size)
     return [int(i) for i in ids]
 
 

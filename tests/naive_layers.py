@@ -84,8 +84,8 @@ def relu(x):
 
 
 def layer_norm(x, p):
-    centred = x - x.mean(-1, keepdims=True)
-    return centred / np.sqrt(x.var(-1, keepdims=True) + 1e-5) * p["scale"] + p["bias"]
+    centered = x - x.mean(-1, keepdims=True)
+    return centered / np.sqrt(x.var(-1, keepdims=True) + 1e-5) * p["scale"] + p["bias"]
 
 
 def dense(x, p):

@@ -45,14 +45,14 @@ def skewed_rounds(method, count, gradient_of):
     return w
 
 
-def averages(members, ids, models, centres):
-    """By size inside each cluster; a cluster without participants keeps its centre."""
+def averages(members, ids, models, centers):
+    """By size inside each cluster; a cluster without participants keeps its center."""
     out = []
     for k in range(len(members)):
-        mine = [j for j, i in enumerate(ids) if members[k][i]]
+        positions = [j for j, i in enumerate(ids) if members[k][i]]
         out.append(
-            naive.mean_by_size([ids[j] for j in mine], [models[j] for j in mine])
-            if mine
-            else centres[k]
+            naive.mean_by_size([ids[j] for j in positions], [models[j] for j in positions])
+            if positions
+            else centers[k]
         )
     return out

@@ -1,4 +1,4 @@
-"""Augmentations against NumPy's padding and mirrors and Pillow's rotation, resizing and colours."""
+"""Augmentations against NumPy's padding and mirrors and Pillow's rotation, resizing and colors."""
 
 import colorsys
 from functools import cache
@@ -32,7 +32,7 @@ def crops(pad, mode):
     return {(i, j): grown[i : i + 7, j : j + 6] for i in offsets for j in offsets}
 
 
-def found(image, candidates):
+def matches(image, candidates):
     """Names of the candidates that the image equals."""
     return [name for name, other in candidates.items() if np.array_equal(image, other)]
 
@@ -40,7 +40,7 @@ def found(image, candidates):
 @pytest.mark.parametrize("mode", ["reflect", "constant"])
 def test_crop_is_numpys_at_some_offset_and_all_occur(mode):
     y = np.asarray(augment.random_crop(KEY, copies(200), 1, mode))
-    offsets = [found(image, crops(1, mode)) for image in y]
+    offsets = [matches(image, crops(1, mode)) for image in y]
     assert all(len(names) == 1 for names in offsets)
     assert len({name for names in offsets for name in names}) == 9
 
@@ -48,7 +48,7 @@ def test_crop_is_numpys_at_some_offset_and_all_occur(mode):
 def test_flip_mirrors_half_of_the_images():
     y = np.asarray(augment.random_flip(KEY, copies(400)))
     sides = {"same": PIXELS[0], "mirrored": PIXELS[0][:, ::-1]}
-    names = [found(image, sides) for image in y]
+    names = [matches(image, sides) for image in y]
     assert all(len(name) == 1 for name in names)
     assert 160 < names.count(["mirrored"]) < 240  # 200 +- 4 standard deviations
 
@@ -95,7 +95,7 @@ def compiled(name):
 def test_cifar10_is_a_reflected_crop_and_a_flip():
     y = np.asarray(compiled("cifar10")(KEY, copies(30)))
     for image in y:
-        assert found(image, crops(4, "reflect")) or found(image[:, ::-1], crops(4, "reflect"))
+        assert matches(image, crops(4, "reflect")) or matches(image[:, ::-1], crops(4, "reflect"))
 
 
 def test_cifar100_is_a_crop_with_zeros_a_flip_and_a_rotation(monkeypatch):
@@ -105,7 +105,7 @@ def test_cifar100_is_a_crop_with_zeros_a_flip_and_a_rotation(monkeypatch):
     upright = np.asarray(augment.cifar100(KEY, x))
     assert bounds == [15]
     for image in upright:
-        assert found(image, crops(4, "constant")) or found(image[:, ::-1], crops(4, "constant"))
+        assert matches(image, crops(4, "constant")) or matches(image[:, ::-1], crops(4, "constant"))
     assert any(not np.array_equal(a, b) for a, b in zip(y, upright, strict=True))
 
 
@@ -130,12 +130,12 @@ def test_a_stretched_part_is_pillows(top, left, height, width):
     part = Image.fromarray(SMOOTH[top : top + height, left : left + width])
     expected = np.asarray(part.resize((28, 24), Image.Resampling.BILINEAR), float)
     stretch = jax.jit(augment.stretch)
-    found = stretch(floats(SMOOTH), jnp.array([top, left]), jnp.array([height, width]))
-    assert np.abs(found - expected).max() <= 1.01
+    actual = stretch(floats(SMOOTH), jnp.array([top, left]), jnp.array([height, width]))
+    assert np.abs(actual - expected).max() <= 1.01
     outside = np.zeros_like(SMOOTH)
     outside[top : top + height, left : left + width] = part
     alone = stretch(floats(outside), jnp.array([top, left]), jnp.array([height, width]))
-    np.testing.assert_array_equal(found, alone)
+    np.testing.assert_array_equal(actual, alone)
 
 
 def test_the_whole_of_an_image_is_the_image():
@@ -168,7 +168,7 @@ def test_parts_of_images_have_the_areas_and_ratios_asked_for():
 
 def naive_draws(count, seed=0):
     """torchvision's get_params in NumPy: sides of accepted rectangles for 32x32 images."""
-    rng, found = np.random.default_rng(seed), []
+    rng, sides = np.random.default_rng(seed), []
     for _ in range(count):
         for _ in range(10):
             area = 1024 * rng.uniform(0.7, 1)
@@ -178,8 +178,8 @@ def naive_draws(count, seed=0):
                 break
         else:
             w = h = 32
-        found.append((h, w))
-    return np.array(found)
+        sides.append((h, w))
+    return np.array(sides)
 
 
 def test_sides_are_distributed_as_torchvisions():
@@ -194,9 +194,9 @@ def test_sides_are_distributed_as_torchvisions():
         np.testing.assert_allclose(a.std(0), b.std(0), rtol=0.07)
 
 
-def test_grey_is_pillows():
+def test_gray_is_pillows():
     expected = np.asarray(Image.fromarray(SMOOTH).convert("L"), float)
-    assert np.abs(augment.grey(floats(SMOOTH))[..., 0] - expected).max() < 0.51
+    assert np.abs(augment.gray(floats(SMOOTH))[..., 0] - expected).max() < 0.51
 
 
 @pytest.mark.parametrize("factor", [0.0, 0.7, 1.0, 1.3])
@@ -208,13 +208,13 @@ def test_grey_is_pillows():
         (augment.saturation, ImageEnhance.Color),
     ],
 )
-def test_colours_are_mixed_as_by_pillow(ours, theirs, factor):
-    """Pillow rounds grey levels and the result."""
+def test_colors_are_mixed_as_by_pillow(ours, theirs, factor):
+    """Pillow rounds gray levels and the result."""
     expected = np.asarray(theirs(Image.fromarray(SMOOTH)).enhance(factor), float)
-    found = np.asarray(jax.jit(ours)(floats(SMOOTH), factor))
-    assert np.abs(found - expected).max() < 1.2
-    assert factor != 1 or np.array_equal(found, SMOOTH)
-    assert factor != 1.3 or found.max() <= 255 and not np.allclose(found, SMOOTH)
+    actual = np.asarray(jax.jit(ours)(floats(SMOOTH), factor))
+    assert np.abs(actual - expected).max() < 1.2
+    assert factor != 1 or np.array_equal(actual, SMOOTH)
+    assert factor != 1.3 or actual.max() <= 255 and not np.allclose(actual, SMOOTH)
 
 
 @pytest.mark.parametrize("turn", [0.0, 0.3, -0.25, 1 / 3])
@@ -223,12 +223,12 @@ def test_hues_are_turned_as_by_colorsys(turn):
     pixels = np.concatenate([SMOOTH.reshape(-1, 3)[::5], special]) / 255
     hsv = [colorsys.rgb_to_hsv(*p) for p in pixels]
     expected = np.array([colorsys.hsv_to_rgb((h + turn) % 1, s, v) for h, s, v in hsv])
-    found = jax.jit(augment.hue)(floats(255 * pixels[None]), turn)[0]
-    np.testing.assert_allclose(found, 255 * expected, atol=1e-2)
+    actual = jax.jit(augment.hue)(floats(255 * pixels[None]), turn)[0]
+    np.testing.assert_allclose(actual, 255 * expected, atol=1e-2)
     if turn == 0:
-        np.testing.assert_allclose(found, 255 * pixels, atol=1e-3)
+        np.testing.assert_allclose(actual, 255 * pixels, atol=1e-3)
     if turn == 1 / 3:  # red becomes green
-        np.testing.assert_allclose(found[-3], [0, 255, 0], atol=1e-3)
+        np.testing.assert_allclose(actual[-3], [0, 255, 0], atol=1e-3)
 
 
 def test_jitter_makes_its_steps_in_the_order_asked_for():
@@ -260,30 +260,30 @@ def test_random_jitter_draws_amounts_and_orders_for_each_image(monkeypatch):
     assert ((counts - 2000 / 24) ** 2 / (2000 / 24)).sum() < 56  # chi-square, p > 1e-4
 
 
-def test_a_share_of_the_images_loses_its_colours():
+def test_a_share_of_the_images_loses_its_colors():
     x = jnp.broadcast_to(floats(SMOOTH), (2000, 24, 28, 3))[:, :2, :2]
-    y = np.asarray(jax.jit(augment.random_grey)(KEY, x, 0.1))
+    y = np.asarray(jax.jit(augment.random_gray)(KEY, x, 0.1))
     lost = (y == y[..., :1]).all((1, 2, 3))
     assert 150 < lost.sum() < 250  # 200 +- 3.7 standard deviations
     np.testing.assert_array_equal(y[~lost], x[~lost])
-    expected = np.broadcast_to(augment.grey(x[0]), x[0].shape)
+    expected = np.broadcast_to(augment.gray(x[0]), x[0].shape)
     np.testing.assert_allclose(y[lost], np.stack(lost.sum() * [expected]), rtol=1e-6)
 
 
 def test_domainbed_is_its_parts_with_its_numbers(monkeypatch):
     seen = []
-    for name in ("random_resized_crop", "random_flip", "random_jitter", "random_grey"):
+    for name in ("random_resized_crop", "random_flip", "random_jitter", "random_gray"):
         monkeypatch.setattr(augment, name, lambda k, x, *a, n=name: seen.append((n, *a)) or x + 1)
     assert float(augment.domainbed(KEY, jnp.zeros(()))) == 4
     assert seen == [
         ("random_resized_crop", (0.7, 1.0), (3 / 4, 4 / 3)),
         ("random_flip",),
         ("random_jitter", 0.3),
-        ("random_grey", 0.1),
+        ("random_gray", 0.1),
     ]
 
 
-def colour_config(tmp_path, x, **data):
+def color_config(tmp_path, x, **data):
     path = tmp_path / "data.npz"
     y, domain = np.arange(len(x)) % 2, np.array(list("ab"))[np.arange(len(x)) // 2 % 2]
     np.savez(path, x=x, y=y, domain=domain)
@@ -292,10 +292,10 @@ def colour_config(tmp_path, x, **data):
 
 
 @pytest.mark.slow
-def test_domainbed_then_imagenets_normalisation_reach_a_batch(tmp_path):
+def test_domainbed_then_imagenets_normalization_reach_a_batch(tmp_path):
     """DomainBed's own pipeline, and nothing of it where images are scored."""
     x = RNG.integers(0, 256, (40, 8, 8, 3)).astype(np.uint8)
-    e = experiment.build(colour_config(tmp_path, x, normalize="imagenet"))
+    e = experiment.build(color_config(tmp_path, x, normalize="imagenet"))
     mean, std = np.array([0.485, 0.456, 0.406]), np.array([0.229, 0.224, 0.225])
     rows = jnp.array([0, 3, 5])
     scored = fetch(e.simulation.federations[0], rows, e.simulation.plan).x
@@ -311,12 +311,12 @@ def test_domainbed_then_imagenets_normalisation_reach_a_batch(tmp_path):
     assert not np.array_equal(trained(KEY), trained(jax.random.key(1)))
 
 
-@pytest.mark.parametrize("kind", ["grey", "floats"])
-def test_domainbed_needs_colours_in_eight_bits(kind, tmp_path):
-    x = RNG.integers(0, 256, (40, 8, 8, 1 if kind == "grey" else 3))
-    x = x.astype(np.uint8 if kind == "grey" else np.float32)
-    message = complaint(experiment.build, colour_config(tmp_path, x))
-    assert message == "config.data.augment=domainbed needs colour images of 8 bits"
+@pytest.mark.parametrize("kind", ["gray", "floats"])
+def test_domainbed_needs_colors_in_eight_bits(kind, tmp_path):
+    x = RNG.integers(0, 256, (40, 8, 8, 1 if kind == "gray" else 3))
+    x = x.astype(np.uint8 if kind == "gray" else np.float32)
+    message = complaint(experiment.build, color_config(tmp_path, x))
+    assert message == "config.data.augment=domainbed needs color images of 8 bits"
 
 
 @pytest.mark.parametrize("name", ["cifar10", "cifar100", "domainbed"])

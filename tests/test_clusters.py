@@ -9,11 +9,11 @@ from fedjax_lab.errors import BadInput
 
 def blobs(sizes, seed=0):
     rng = np.random.default_rng(seed)
-    centres = 10 * np.eye(len(sizes))
+    centers = 10 * np.eye(len(sizes))
     return np.concatenate(
         [
-            centre + 0.1 * rng.normal(size=(n, len(sizes)))
-            for centre, n in zip(centres, sizes, strict=True)
+            center + 0.1 * rng.normal(size=(n, len(sizes)))
+            for center, n in zip(centers, sizes, strict=True)
         ]
     )
 
@@ -41,19 +41,19 @@ def test_balanced_clusters_keep_below_their_cap(sizes):
     labels = clusters.assign(points, K, rng(), balanced=True)
     n = sum(sizes)
     cap = max(int(1.2 * n / K), -(-n // K))
-    found = np.bincount(labels, minlength=K)
-    assert found.sum() == n and found.max() <= cap and labels.min() == 0
+    counts = np.bincount(labels, minlength=K)
+    assert counts.sum() == n and counts.max() <= cap and labels.min() == 0
     if max(sizes) <= cap:
         plain = clusters.assign(points, K, rng())
         np.testing.assert_array_equal(labels, plain)
 
 
-def reference_balance(points, centres, rng):
+def reference_balance(points, centers, rng):
     """Section 5.6, step by step, with the clusters forbidden to a member written down."""
-    n, K = len(points), len(centres)
-    cap, centres, last = max(int(1.2 * n / K), -(-n // K)), centres.copy(), None
+    n, K = len(points), len(centers)
+    cap, centers, last = max(int(1.2 * n / K), -(-n // K)), centers.copy(), None
     for _ in range(100):
-        far = [[np.sqrt(((p - c) ** 2).sum()) for c in centres] for p in points]
+        far = [[np.sqrt(((p - c) ** 2).sum()) for c in centers] for p in points]
         a = [min(range(K), key=lambda k: (far[i][k], k)) for i in range(n)]  # noqa: B023
         forbidden = [set() for _ in range(n)]
         empty = [k for k in range(K) if k not in a]
@@ -69,7 +69,7 @@ def reference_balance(points, centres, rng):
                 a[i] = min(free, key=lambda k: (far[i][k], k))  # noqa: B023
         for k in range(K):
             members = [i for i in range(n) if a[i] == k]
-            centres[k] = points[members].mean(0) if members else points[rng.integers(n)]
+            centers[k] = points[members].mean(0) if members else points[rng.integers(n)]
         if not empty and a == last:
             break
         last = a
@@ -77,16 +77,16 @@ def reference_balance(points, centres, rng):
 
 
 def test_balanced_clusters_against_a_plain_reference():
-    """40 cases: ties of integers, centres far away that stay empty, crowded ones."""
+    """40 cases: ties of integers, centers far away that stay empty, crowded ones."""
     for seed in range(40):
         draw = np.random.default_rng(seed)
         n, K = int(draw.integers(6, 30)), int(draw.integers(2, 6))
         points = draw.integers(0, 4, (n, 2)).astype(float)
         points[: n // 2] = points[0]
-        centres = draw.normal(size=(K, 2)) * (20 if seed % 3 == 0 else 2)
-        found = clusters.balance(points, centres, np.random.default_rng(seed))
-        expected = reference_balance(points, centres, np.random.default_rng(seed))
-        np.testing.assert_array_equal(found, expected)
+        centers = draw.normal(size=(K, 2)) * (20 if seed % 3 == 0 else 2)
+        actual = clusters.balance(points, centers, np.random.default_rng(seed))
+        expected = reference_balance(points, centers, np.random.default_rng(seed))
+        np.testing.assert_array_equal(actual, expected)
 
 
 def test_balanced_clusters_split_what_is_equal():
@@ -96,7 +96,7 @@ def test_balanced_clusters_split_what_is_equal():
 
 
 def test_a_full_cluster_gives_away_its_farthest():
-    """Six points on a line, two centres, room for three each: the one nearest to 10 moves."""
+    """Six points on a line, two centers, room for three each: the one nearest to 10 moves."""
     points = np.array([[0.0], [0.1], [0.2], [4.0], [10.0], [10.1]])
     labels = clusters.balance(points, np.array([[0.0], [10.0]]), rng())
     np.testing.assert_array_equal(labels, [0, 0, 0, 1, 1, 1])

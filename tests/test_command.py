@@ -40,7 +40,7 @@ def finished(toy, tmp_path_factory):
 
 
 def call(*arguments):
-    """main in this process; its flags are forgotten afterwards. Returns the exit code."""
+    """main in this process; its flags are forgotten afterward. Returns the exit code."""
     with flagsaver.flagsaver():
         return main.main(["main", *arguments])
 

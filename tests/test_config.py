@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from inputs import complaint
 
-from fedjax_lab.config import DEFAULTS, load_config, resolve
+from fedjax_lab import aliases
+from fedjax_lab.config import CHOICES, DEFAULTS, load_config, resolve, value_at
 from fedjax_lab.errors import BadInput
 from fedjax_lab.registry import METHODS
 
@@ -96,6 +97,31 @@ def test_a_config_with_a_mistake_is_told(config, said):
 def test_a_path_is_taken_as_it_is_written():
     config = resolve({"data": {"name": "arrays"}}, [("data.path", "1e3")])
     assert config.data.path == "1e3"
+
+
+@pytest.mark.parametrize("key", ["strategy", "seeds"])
+def test_the_earlier_name_of_a_value_goes_on_working(key):
+    in_file = resolve({"engine": {key: "vectorised"}})
+    given = resolve({}, [(f"engine.{key}", "vectorised")])
+    assert in_file.engine[key] == given.engine[key] == "vectorized"
+
+
+def test_the_earlier_name_of_a_key_goes_on_working(monkeypatch):
+    monkeypatch.setitem(aliases.ALIASES, "local.rate", "local.lr")
+    assert resolve({"local": {"rate": 0.5}}).local.lr == 0.5
+    assert resolve({"local": {"lr": 0.2}}, [("local.rate", "0.5")]).local.lr == 0.5
+    said = complaint(resolve, {"local": {"rate": 0.5, "lr": 0.2}})
+    assert said == "config.local.lr is given twice: also by its earlier name"
+
+
+def test_every_alias_is_of_something_there_is():
+    """And it is no longer a name itself."""
+    config = resolve({})
+    for old, new in aliases.ALIASES.items():
+        key, _, value = new.partition("=")
+        assert key in CHOICES if value else value_at(config, key) is not None
+        assert not value or value in CHOICES[key]
+        assert old.partition("=")[2] not in CHOICES.get(key, ()) and new not in aliases.ALIASES
 
 
 VALUES = st.one_of(

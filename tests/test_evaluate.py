@@ -18,7 +18,7 @@ def test_clients_are_told_apart():
 
     validation = hits([[1, 0], [0, 3], [0, 0]], [[2, 0], [0, 4], [0, 0]])
     unseen = hits([[0, 5], [0, 1], [0, 3]], [[0, 10]] * 3)
-    got = evaluate.summarise(evaluate.Scores(validation, None, None, unseen), ("a", "b"))
+    got = evaluate.summarize(evaluate.Scores(validation, None, None, unseen), ("a", "b"))
     assert got == {
         "id": 62.5,
         "id_per_client": [50, 75, None],
@@ -51,9 +51,9 @@ def test_scores_against_numpy():
     method = fedavg(toys.TASK)
     state = toys.player(method)(KEYS, 0, 5)[0]
     plan = toys.PLAN._replace(num_domains=3, eval_batch=8)
-    run = jax.jit(partial(evaluate.score, simulate.Program(method, plan, toys.VECTORISED)))
-    got = evaluate.summarise(
-        run(simulate.Lane(federation, toys.PEOPLE, KEYS), state, 5), ("a", "b", "c")
+    run = jax.jit(partial(evaluate.score, simulate.Program(method, plan, toys.VECTORIZED)))
+    got = evaluate.summarize(
+        run(simulate.Lane(federation, toys.POPULATION, KEYS), state, 5), ("a", "b", "c")
     )
 
     rows = [r[r >= 0] for r in test]
@@ -67,8 +67,8 @@ def test_scores_against_numpy():
     for value, r in zip(got["accuracy"]["per_client"], rows, strict=True):
         assert value == (pytest.approx(next(per_client)) if len(r) else None)
     for k, name in enumerate("abc"):
-        mine = every[domain[every] == k]
-        assert got["domains"][name] == pytest.approx(100 * hits_of(state.server, mine).mean())
+        of_domain = every[domain[every] == k]
+        assert got["domains"][name] == pytest.approx(100 * hits_of(state.server, of_domain).mean())
     world = 100 * hits_of(state.server, np.arange(400, 600)).mean()
     assert got["global"] == pytest.approx(world)
     assert got["ood"] == pytest.approx(100 * hits_of(state.server, np.arange(500, 533)).mean())
@@ -79,7 +79,7 @@ def test_scores_against_numpy():
 def test_worst_tenth_of_many_clients():
     right = jnp.arange(25.0)[:, None]
     hits = evaluate.Counts(right, jnp.full((25, 1), 100.0))
-    got = evaluate.summarise(evaluate.Scores(None, hits, None, None), ("all",))
+    got = evaluate.summarize(evaluate.Scores(None, hits, None, None), ("all",))
     assert got["accuracy"]["worst10"] == 0.5  # the two lowest: 0 and 1
     assert "domains" not in got and "global" not in got
 
@@ -87,12 +87,12 @@ def test_worst_tenth_of_many_clients():
 def test_global_of_a_personal_method_is_the_mean_over_clients():
     method = toys.make("local", toys.TASK)
     state = toys.player(method)(KEYS, 0, 3)[0]
-    scores = jax.jit(partial(evaluate.score, simulate.Program(method, toys.PLAN, toys.VECTORISED)))(
-        simulate.Lane(toys.FEDERATION, toys.PEOPLE, KEYS), state, 3
+    scores = jax.jit(partial(evaluate.score, simulate.Program(method, toys.PLAN, toys.VECTORIZED)))(
+        simulate.Lane(toys.FEDERATION, toys.POPULATION, KEYS), state, 3
     )
     models = [jax.tree.map(lambda a, i=i: a[i], state.private) for i in range(toys.C)]
     expected = np.mean([100 * hits_of(w, np.arange(400, 600)).mean() for w in models])
-    assert evaluate.summarise(scores, ("all",))["global"] == pytest.approx(expected)
+    assert evaluate.summarize(scores, ("all",))["global"] == pytest.approx(expected)
 
 
 @pytest.mark.slow
@@ -102,9 +102,9 @@ def test_global_of_a_personal_method_is_the_mean_over_clients():
 def test_scores_do_not_depend_on_the_strategy(strategy):
     method = toys.make("ifca")
     state = simulate.init(method, KEYS, toys.C)
-    args = simulate.Lane(toys.FEDERATION, toys.PEOPLE, KEYS), state, 0
+    args = simulate.Lane(toys.FEDERATION, toys.POPULATION, KEYS), state, 0
     a, b = (
         jax.jit(partial(evaluate.score, simulate.Program(method, toys.PLAN, s)))(*args)
-        for s in (strategy, toys.VECTORISED)
+        for s in (strategy, toys.VECTORIZED)
     )
     toys.same(a, b)

@@ -44,10 +44,10 @@ def test_partitions_follow_the_seed_alone(data):
     assert not np.array_equal(a.simulation.federations[0].train, a.simulation.federations[1].train)
 
 
-def test_colour_channels_have_a_mean_and_a_deviation(tmp_path):
+def test_color_channels_have_a_mean_and_a_deviation(tmp_path):
     x = np.zeros((50, 2, 2, 3), np.uint8)
-    np.savez(tmp_path / "colour.npz", x=x, y=np.arange(50) % 2)
-    e = build(str(tmp_path / "colour.npz"), data_more={"normalize": "cifar100"})
+    np.savez(tmp_path / "color.npz", x=x, y=np.arange(50) % 2)
+    e = build(str(tmp_path / "color.npz"), data_more={"normalize": "cifar100"})
     black = (0 - e.simulation.federations[0].center) * e.simulation.federations[0].scale
     np.testing.assert_allclose(black, [-1.89683, -1.89732, -1.59667], rtol=1e-4)
     noise = np.asarray(e.task.noise(jax.random.key(0), 500))
@@ -57,7 +57,7 @@ def test_colour_channels_have_a_mean_and_a_deviation(tmp_path):
 @pytest.mark.parametrize(
     "more, message",
     [
-        ({"normalize": "cifar100"}, "config.data.normalize=cifar100 needs colour images"),
+        ({"normalize": "cifar100"}, "config.data.normalize=cifar100 needs color images"),
         ({"augment": "cifar"}, "did you mean 'cifar10"),
     ],
 )

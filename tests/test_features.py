@@ -45,10 +45,10 @@ def fisher_by_hand(z, y):
     for column in z.astype(np.float64).T:
         between = within = 0.0
         for label in set(y.tolist()):
-            own = [value for value, other in zip(column, y, strict=True) if other == label]
-            centre = sum(own) / len(own)
-            between += len(own) * (centre - sum(column) / len(column)) ** 2
-            within += sum((value - centre) ** 2 for value in own)
+            of_class = [value for value, other in zip(column, y, strict=True) if other == label]
+            center = sum(of_class) / len(of_class)
+            between += len(of_class) * (center - sum(column) / len(column)) ** 2
+            within += sum((value - center) ** 2 for value in of_class)
         scores.append(between / within)
     return scores
 
@@ -128,7 +128,7 @@ def vote_by_hand(z, y, point):
     return next(label for label in labels if labels.count(label) == most)
 
 
-def test_probe_is_the_vote_of_ten_neighbours():
+def test_probe_is_the_vote_of_ten_neighbors():
     train, test = RNG.uniform(size=(60, 8)), RNG.uniform(size=(200, 8))  # no equal distances
     y, test_y = RNG.integers(0, 4, 60), RNG.integers(0, 4, 200)
     kept = np.array([6, 1, 2])
@@ -147,7 +147,7 @@ def test_probe_sees_the_kept_dimensions_only():
     assert features.probe(z, y, z, y, np.array([False, True])) < 90
 
 
-def test_equal_votes_go_to_the_nearer_neighbour():
+def test_equal_votes_go_to_the_nearer_neighbor():
     z = np.array([-1.0, -4, -5, -6, -7, 2, 3, 3.5, 4.5, 5.5])[:, None]
     labels = np.array([1] * 5 + [0] * 5)
     assert features.probe(z, labels, np.zeros((1, 1)), np.array([1]), [0]) == 100

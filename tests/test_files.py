@@ -52,7 +52,7 @@ def whole(tmp_path_factory):
     assert tuple(cells) == RUNS
     sweep.write_plan({}, cells, folder / "out")
     rows = [evaluation(seed, after) for after in (2, 4) for seed in (0, 1)]
-    summary = {**toys.SUMMARY, "seeds": [0, 1], **metrics.summarise(rows, [0, 1])}
+    summary = {**toys.SUMMARY, "seeds": [0, 1], **metrics.summarize(rows, [0, 1])}
     for name, cell in cells.items():
         metrics.make_folder(folder / "out" / name)
         metrics.write_json(folder / "out" / name / "config.json", cell.saved)

@@ -17,6 +17,7 @@ ROOMS = {  # room: the modules and folders that it has
     "embedding": "embedding",
     "methods": "methods",
     "registry": "registry",
+    "aliases": "aliases",  # earlier names in configs
     "config": "config",
     "federation": "federation",
     "experiment": "experiment",
@@ -31,12 +32,13 @@ MAY_IMPORT = {  # room: other rooms, and single modules of rooms that it must no
     "embedding": "tools data models",
     "methods": "tools models local",  # the number of batches of a client
     "registry": "tools data models embedding methods",
-    "config": "tools data registry",  # the choices of normalizations and augmentations
+    "aliases": "tools",
+    "config": "tools data registry aliases",  # the choices of normalizations and augmentations
     "federation": "tools data",
     "experiment": "tools core data models embedding registry config federation",
     "running": (
-        "tools core data models registry config federation experiment processes interrupts"
-        " analysis.plots"  # the learning curve of a run
+        "tools core data models registry aliases config federation experiment processes"
+        " interrupts analysis.plots"  # the learning curve of a run
     ),
     "analysis": (
         "tools core data models embedding methods registry config federation experiment running"

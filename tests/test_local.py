@@ -62,11 +62,11 @@ def steps_of(plan, **options):
 @pytest.mark.parametrize("batch_size", [1, 7, 8, 64])
 def test_a_client_takes_its_own_steps(batch_size):
     plan = PLAN._replace(batch_size=batch_size)
-    own = -(-REAL // batch_size)
-    assert int(num_batches(REAL, batch_size)) == own
-    assert steps_of(plan) == 2 * own
-    assert steps_of(plan, epochs=3) == 3 * own
-    assert steps_of(plan, epochs=1, steps=2) == min(2, own)
+    batches = -(-REAL // batch_size)
+    assert int(num_batches(REAL, batch_size)) == batches
+    assert steps_of(plan) == 2 * batches
+    assert steps_of(plan, epochs=3) == 3 * batches
+    assert steps_of(plan, epochs=1, steps=2) == min(2, batches)
 
 
 def test_an_epoch_sees_every_example_once_in_a_new_order():
@@ -115,7 +115,7 @@ def test_every_step_has_a_key_of_its_own():
 
 
 def test_training_is_in_training_mode():
-    """The running statistics move, towards those of the client's own data."""
+    """The running statistics move, toward those of the client's own data."""
     w = toys.NORM.init(KEY)
     new = work().train(w, losses.risk(toys.NORM)).stats["BatchNorm_0"]
     assert float(jnp.abs(new["mean"]).max()) > 0.01
@@ -165,8 +165,8 @@ def test_references_stay_beside_their_examples(changes, options):
         return {"double": 2 * batch.x, "label": batch.y}
 
     def loss(w, batch, key):
-        found = batch.references
-        off = jnp.sum(jnp.abs(found["double"] - 2 * batch.x), 1) + (found["label"] != batch.y)
+        double, label = batch.references["double"], batch.references["label"]
+        off = jnp.sum(jnp.abs(double - 2 * batch.x), 1) + (label != batch.y)
         jax.debug.callback(lambda a: apart.append(float(a)), jnp.sum(batch.mask * off))
         return 0.0 * w.params["a"], w
 
@@ -206,7 +206,7 @@ def test_draw_is_without_replacement():
 
 
 def test_training_alone_sees_augmented_images():
-    """In every step another draw; raw pixels before normalisation; `mean` and `draw` see none."""
+    """In every step another draw; raw pixels before normalization; `mean` and `draw` see none."""
     federation = toys.FEDERATION._replace(
         x=jnp.full((600, 1), 51, jnp.uint8), center=jnp.float32(51), scale=jnp.float32(2)
     )

@@ -94,7 +94,7 @@ def test_seeds_together_or_one_by_one(toy):
     config = load_config(toy)
     results = [
         fedjax_lab.run({**config, "engine": {"seeds": way}}, seeds=[0, 1], quiet=True)
-        for way in ("vectorised", "sequential")
+        for way in ("vectorized", "sequential")
     ]
     assert [r.summary["seeds_vectorised"] for r in results] == [True, False]
     for a, b in zip(results[0].metrics, results[1].metrics, strict=True):
@@ -127,7 +127,7 @@ BAD = [
     (["--config={toy}", "--config.local.lr=nan"], "config.local.lr"),
     (["--config={toy}", "--config.run.cohort=7"], "config.partition.num_clients=6"),
     (["--config={toy}", "--config.local.optimizer=sdg"], "did you mean 'sgd'?"),
-    (["--config={toy}", "--config.engine.strategy=vectorized"], "did you mean 'vectorised'?"),
+    (["--config={toy}", "--config.engine.strategy=vectorize"], "did you mean 'vectorized'?"),
     (["--config={toy}", "--config.data.name=mnsit"], "no dataset 'mnsit'"),
     (["--config={toy}", "--config.data.path=/no/such.npz"], "/no/such.npz"),
     (["--config={toy}", "--config.data.unseen=nroth"], "did you mean 'north'?"),

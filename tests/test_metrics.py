@@ -16,13 +16,13 @@ ROWS = [
 
 
 def test_the_three_ways_to_choose_a_round():
-    got = metrics.summarise(ROWS, [0, 1])
+    got = metrics.summarize(ROWS, [0, 1])
     rounds = {way: [got[way]["per_seed"][s]["round"] for s in "01"] for way in got}
     assert rounds == {"last": [3, 3], "best_by_validation": [1, 2], "max_over_rounds": [2, 3]}
     assert got["last"]["mean"]["accuracy"]["mean"] == 62.5
     assert got["last"]["std"]["accuracy"]["mean"] == pytest.approx(np.std([60, 65], ddof=1))
     assert got["last"]["ddof"] == 1
-    assert not {"std", "ddof"} & set(metrics.summarise(ROWS[:3], [0])["last"])
+    assert not {"std", "ddof"} & set(metrics.summarize(ROWS[:3], [0])["last"])
 
 
 def test_the_best_round_of_each_domain_is_a_way_of_its_own():
@@ -32,7 +32,7 @@ def test_the_best_round_of_each_domain_is_a_way_of_its_own():
         | {"accuracy": {"mean": (a + b + 10) / 3, "per_client": [a, b, 10.0, None]}}
         for r, (a, b) in enumerate([(50.0, 30.0), (40.0, 60.0), (45.0, 55.0)], 1)
     ]
-    got = metrics.summarise(rows, [0])
+    got = metrics.summarize(rows, [0])
     assert got["max_over_rounds"]["mean"]["domains"] == {"a": 40.0, "b": 60.0}
     assert got["max_per_domain"]["mean"] == {
         "domains": {"a": 50.0, "b": 60.0},

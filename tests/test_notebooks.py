@@ -87,12 +87,12 @@ def read(name):
 
 
 def cell(notebook, id):
-    (found,) = (cell for cell in notebook.cells if cell.id == id)
-    return found
+    (chosen,) = (cell for cell in notebook.cells if cell.id == id)
+    return chosen
 
 
 @pytest.fixture(scope="module")
-def executed(own_cache, tmp_path_factory):
+def executed(empty_cache, tmp_path_factory):
     """executed(name), which runs a notebook once. A cell that fails fails the test."""
     folder = tmp_path_factory.mktemp("notebooks")
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory(prefix="nb") as short:
@@ -207,8 +207,8 @@ def test_runs_to_the_end(name, executed):
 def test_one_run(executed):
     """Evaluations of both seeds; the model, used by hand, is right as often as the run measured."""
     done = executed("one_run")
-    found = [(row["round"], row["seed"]) for row in done.asked["metrics"]]
-    assert found == [(2, 0), (2, 1), (4, 0), (4, 1)]
+    rows = [(row["round"], row["seed"]) for row in done.asked["metrics"]]
+    assert rows == [(2, 0), (2, 1), (4, 0), (4, 1)]
     assert done.asked["examples"] == 5 * 20 * 0.9
     assert done.asked["accuracy"][0] == pytest.approx(done.asked["accuracy"][1], abs=0.1)
     assert "did you mean 'mu'?" in done.text("resolve")

@@ -62,8 +62,8 @@ def test_a_gradient_is_shortened_as_a_whole():
     toys.same(run(g, 0.0), g)
     toys.same(run(g, 5.5), g)
     toys.same(optim.clip(g, 5.5), g)
-    for found in (optim.clip(g, 0.5), run(g, 0.5)):
-        toys.close(found, {"a": np.array([0.3, 0.0]), "b": np.array([[0.4]])}, rtol=1e-6)
+    for clipped in (optim.clip(g, 0.5), run(g, 0.5)):
+        toys.close(clipped, {"a": np.array([0.3, 0.0]), "b": np.array([[0.4]])}, rtol=1e-6)
     nothing = tree.zeros(g)
     toys.same(optim.clip(nothing, 0.5), nothing)
 

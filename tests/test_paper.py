@@ -159,8 +159,8 @@ def test_a_published_number():
 )
 def test_settings(plans, table, cell, expected):
     (run,) = find(plans[table], cell).runs
-    found = {key: value_at(run.cell.config, key) for key in expected}
-    assert found == expected
+    actual = {key: value_at(run.cell.config, key) for key in expected}
+    assert actual == expected
 
 
 def test_a_mean_over_targets_has_a_run_for_each(plans):
@@ -317,12 +317,12 @@ FIRST_FILES = {  # of each source one layout that is found
 @pytest.mark.parametrize("name", at_hand.FIRST)
 def test_files_are_looked_for_where_their_source_does(tmp_path, name):
     config = resolve({"data": {"name": name, "folder": str(tmp_path)}})
-    assert not at_hand.found(name, str(tmp_path))
+    assert not at_hand.has_files(name, str(tmp_path))
     nothing = complaint(experiment.load_data, config.data)
     for file in FIRST_FILES[name]:
         (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / file).touch()
-    assert at_hand.found(name, str(tmp_path))
+    assert at_hand.has_files(name, str(tmp_path))
     assert complaint(experiment.load_data, config.data) != nothing  # it went further
 
 
@@ -448,8 +448,8 @@ def test_dry_run_prints_commands_of_these_configs(capsys):
     assert words[:3] == ["python", "-m", "fedjax_lab.main"]
     assert words[4:] == [f"--workdir=/x y/{name}", "--seeds=4"]
     config = load_config(words[3].removeprefix("--config="))
-    found = resolve(config, overrides)
-    assert (found.method.classifier_rounds, found.partition.alpha) == (346, 0.1)
+    actual = resolve(config, overrides)
+    assert (actual.method.classifier_rounds, actual.partition.alpha) == (346, 0.1)
 
 
 @pytest.mark.slow

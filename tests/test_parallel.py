@@ -26,13 +26,13 @@ def lane_steps(strategy):
 
 
 def test_lane_steps():
-    assert lane_steps(parallel.vectorised()) == 7 * 9
+    assert lane_steps(parallel.vectorized()) == 7 * 9
     assert lane_steps(parallel.sequential()) == STEPS.sum()
     assert lane_steps(parallel.chunked(3)) == 3 * (9 + 4 + 1)  # 9 7 5, 4 3 2, 1 and two more
     mesh = parallel.make_mesh(2)
     assert lane_steps(parallel.on_mesh(mesh, parallel.sequential())) == STEPS.sum()
     # 9 4 2 1 on one device; 7 5 3 on the other, whose fourth place is empty but runs along
-    assert lane_steps(parallel.on_mesh(mesh, parallel.vectorised())) == 4 * 9 + 4 * 7
+    assert lane_steps(parallel.on_mesh(mesh, parallel.vectorized())) == 4 * 9 + 4 * 7
 
 
 def test_devices_get_equal_shares():
@@ -53,8 +53,8 @@ def test_strategies_give_what_vmap_gives(name, m):
         "mesh(2) of chunks": parallel.on_mesh(parallel.make_mesh(2), parallel.chunked(2)),
     }[name]
 
-    def fn(shared, mine):
-        return {"sum": shared + mine[0], "row": mine[1] * 2}
+    def fn(shared, entry):
+        return {"sum": shared + entry[0], "row": entry[1] * 2}
 
     stacked = jnp.arange(m), jnp.arange(m * 3.0).reshape(m, 3)
     expected = jax.vmap(fn, (None, 0))(10, stacked)
@@ -62,7 +62,7 @@ def test_strategies_give_what_vmap_gives(name, m):
     toys.same(jax.jit(parallel.in_groups(inner, 2)(fn))(10, stacked), expected)
 
 
-INNER = {"vectorised": parallel.vectorised(), "chunked": parallel.chunked(2)}
+INNER = {"vectorized": parallel.vectorized(), "chunked": parallel.chunked(2)}
 
 
 INNER |= {"sequential": parallel.sequential()}
@@ -78,12 +78,12 @@ def test_a_cohort_that_the_devices_do_not_divide_needs_no_more_memory(name):
 
     def temporary(cohort):
         plan = toys.PLAN._replace(cohort=cohort, equal_steps=True)
-        clients = tree.take((big.train, big.test, toys.PEOPLE), jnp.arange(cohort))
+        clients = tree.take((big.train, big.test, toys.POPULATION), jnp.arange(cohort))
         few = big._replace(train=clients[0], test=clients[1])
         play = jax.jit(partial(simulate.play_round, simulate.Program(method, plan, strategy)))
         score = jax.jit(partial(evaluate.score, simulate.Program(method, plan, strategy)))
         programs = [
-            play.lower(simulate.Lane(big, toys.PEOPLE, KEYS), state, 0).compile(),
+            play.lower(simulate.Lane(big, toys.POPULATION, KEYS), state, 0).compile(),
             score.lower(simulate.Lane(few, clients[2], KEYS), state, 0).compile(),
         ]
         return [program.memory_analysis().temp_size_in_bytes for program in programs]
@@ -105,9 +105,9 @@ def test_convolutions_are_not_replicated():
     def flops(strategy):
         state = jax.eval_shape(lambda: simulate.init(method, KEYS, toys.C))
         play = jax.jit(partial(simulate.play_round, simulate.Program(method, plan, strategy)))
-        lowered = play.lower(simulate.Lane(federation, toys.PEOPLE, KEYS), state, 0)
+        lowered = play.lower(simulate.Lane(federation, toys.POPULATION, KEYS), state, 0)
         return lowered.compile().cost_analysis()["flops"]
 
-    one = flops(parallel.vectorised())
-    many = flops(parallel.on_mesh(parallel.make_mesh(8), parallel.vectorised()))
+    one = flops(parallel.vectorized())
+    many = flops(parallel.on_mesh(parallel.make_mesh(8), parallel.vectorized()))
     assert many < one / 5

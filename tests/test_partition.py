@@ -232,7 +232,7 @@ def test_client_dirichlet_goes_on_when_the_mix_is_exhausted():
 
 
 def naive_fill(slots, mix, left, random):
-    """Slot by slot: renormalise over what is left, draw one class."""
+    """Slot by slot: renormalize over what is left, draw one class."""
     left, taken = list(left), np.zeros(len(left), int)
     for _ in range(slots):
         share = np.where(np.array(left) > 0, mix, 0)
@@ -398,8 +398,8 @@ def test_deal_like_follows_each_clients_cells():
     parts = partition.dirichlet(y, domain, 8, random, alpha=0.3)
     parts = [part[domain[part] != 4] for part in parts]  # nobody trains on domain 4
     dealt = partition.deal_like(parts, y, domain, test_y, test_domain, random)
-    known = np.flatnonzero(test_domain != 4)
-    np.testing.assert_array_equal(np.sort(np.concatenate(dealt)), known)
+    seen_rows = np.flatnonzero(test_domain != 4)
+    np.testing.assert_array_equal(np.sort(np.concatenate(dealt)), seen_rows)
     assert all(part.dtype == np.int32 for part in dealt)
     for z in (1, 3):
         for c in range(0, 13, 2):
@@ -410,7 +410,7 @@ def test_deal_like_follows_each_clients_cells():
             assert (test[train == 0] == 0).all()
 
 
-def test_deal_like_meets_whole_shares_exactly_and_disfavours_nobody():
+def test_deal_like_meets_whole_shares_exactly_and_disfavors_nobody():
     y, test_y = np.repeat(np.arange(50), 20), np.repeat(np.arange(50), 10)
     parts = [np.arange(i, 1000, 20, dtype=np.int32) for i in range(20)]  # one of each class
     args = (y, np.zeros_like(y), test_y, np.zeros_like(test_y))

@@ -57,8 +57,8 @@ def test_a_legend_leaves_out_what_has_no_points(tmp_path):
     figure = plots.draw_curves([some, none, some], "round", "accuracy, %", ["a", "b", "_c"])
     (legend,) = figure.legends
     assert [text.get_text() for text in legend.get_texts()] == ["a", "\u200b_c"]
-    colours = [line.get_color() for line in legend.get_lines()]
-    assert colours == [plots.COLORS[0], plots.COLORS[2]]
+    colors = [line.get_color() for line in legend.get_lines()]
+    assert colors == [plots.COLORS[0], plots.COLORS[2]]
     assert not plots.draw_curves([some], "round", "accuracy, %").legends
     path = plots.save(figure, tmp_path / "curves.png")
     width, height = Image.open(path).size

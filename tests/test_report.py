@@ -79,8 +79,8 @@ def blocks_of(*folders):
 
 def entries_of(folder, way="last", measure="accuracy.mean", target=None, ddof=1):
     ((block,), _) = blocks_of(folder)
-    found = compare.entries(block, way, measure, "fedavg", target, ddof)
-    return {entry.row.name: entry for entry in found}
+    entries = compare.entries(block, way, measure, "fedavg", target, ddof)
+    return {entry.row.name: entry for entry in entries}
 
 
 def call(capsys, *arguments):
@@ -213,7 +213,7 @@ def test_only_maxima_over_a_test_set_peek_at_one(measured, peeks, tmp_path, caps
         for key in ("accuracy", "domains", "global"):
             del row[key]
         row |= measured
-    summary = {**metrics.summarise(rows, [0]), "seeds": [0]}
+    summary = {**metrics.summarize(rows, [0]), "seeds": [0]}
     assert (PEEK in report.closing_table(summary)) == peeks
     if measured:
         folder = write(tmp_path / "a", {0: ()})
@@ -270,6 +270,18 @@ def test_a_row_is_named_by_what_differs(tmp_path):
     ((block,), _) = blocks_of(tmp_path)
     names = [row.name for row in block.rows]
     assert names == ["fedavg", "fedprox mu=0.1", "fedprox mu=0.2", "fedrs mu=0.9", "fedrs"]
+
+
+def test_an_earlier_name_is_no_difference(tmp_path):
+    """Two seeds of one config, one run before the value was renamed, are one row."""
+    for seed, name in enumerate(("vectorised", "vectorized")):
+        write(tmp_path / name, {seed: (1, 2, 3)})
+        saved = json.loads((tmp_path / name / "config.json").read_text())
+        saved["engine"] = {"strategy": name, "seeds": name}
+        (tmp_path / name / "config.json").write_text(json.dumps(saved))
+    ((block,), notes) = blocks_of(tmp_path)
+    assert [row.name for row in block.rows] == ["fedavg"] and notes == []
+    assert list(block.rows[0].seeds) == [0, 1]
 
 
 def test_federations_are_not_compared_with_one_another(pair, tmp_path, capsys):
@@ -392,9 +404,9 @@ def test_latex_is_balanced_and_escaped(tmp_path, capsys):
     letters = r"\\text(backslash|asciitilde|asciicircum|less|greater|bar){}|\\[&%$#_{}]|\$\\pm\$"
     plain = re.sub(letters, "", body)
     assert plain.count("{") == plain.count("}") and not set("%#_~^<>|$") & set(plain)
-    found = re.findall(r"\\begin{tabular}{(lr+)}(.*?)\\end", plain, re.DOTALL)
-    assert len(found) == 4
-    for columns, lines in found:
+    parts = re.findall(r"\\begin{tabular}{(lr+)}(.*?)\\end", plain, re.DOTALL)
+    assert len(parts) == 4
+    for columns, lines in parts:
         rows = [line for line in lines.split("\n") if line.endswith(r"\\")]
         assert len(rows) >= 3 and {row.count("&") for row in rows} == {len(columns) - 1}
 
@@ -470,8 +482,8 @@ def test_the_page_stands_alone(tmp_path, capsys):
     assert len(page.ids) == len(set(page.ids))
     assert page.tags.count("svg") == 3 + 3 + 1 + 2  # keys, curves, clients, domains
     assert STRANGE in page.text and "1 x <cpu>" in page.text and "<title>" in out
-    for colour in (plots.INK, plots.GRID, *plots.COLORS):
-        assert colour not in re.sub("<style>.*?</style>", "", out, count=1, flags=re.DOTALL)
+    for color in (plots.INK, plots.GRID, *plots.COLORS):
+        assert color not in re.sub("<style>.*?</style>", "", out, count=1, flags=re.DOTALL)
     used = set(re.findall(r"var\((--[a-z0-9-]+)\)", out))
     assert all(f"{name}:" in out for name in used)
     assert "seconds of training" in page.text  # figures hold text, not outlines

@@ -39,11 +39,11 @@ def test_every_client_is_drawn_equally_often(count):
 
 
 def test_shares():
-    people = toys.PEOPLE
-    ids, share = sampling.by_size(KEYS.cohort, (), people, 3)
-    n = np.asarray(people.n)[np.asarray(ids)]
+    population = toys.POPULATION
+    ids, share = sampling.by_size(KEYS.cohort, (), population, 3)
+    n = np.asarray(population.n)[np.asarray(ids)]
     np.testing.assert_allclose(share, n / n.sum(), rtol=1e-6)
-    np.testing.assert_allclose(sampling.equal(KEYS.cohort, (), people, 4)[1], 0.25)
-    ids, share = sampling.everyone(KEYS.cohort, (), people, 3)
+    np.testing.assert_allclose(sampling.equal(KEYS.cohort, (), population, 4)[1], 0.25)
+    ids, share = sampling.all_clients(KEYS.cohort, (), population, 3)
     assert len(ids) == toys.C
-    np.testing.assert_allclose(share, people.n / people.n.sum(), rtol=1e-6)
+    np.testing.assert_allclose(share, population.n / population.n.sum(), rtol=1e-6)

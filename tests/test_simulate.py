@@ -21,20 +21,20 @@ def test_population_counts():
     for i in range(toys.C):
         rows = np.asarray(toys.FEDERATION.train[i])
         rows = rows[rows >= 0]
-        assert int(toys.PEOPLE.n[i]) == len(rows)
+        assert int(toys.POPULATION.n[i]) == len(rows)
         labels = np.asarray(toys.FEDERATION.y)[rows]
         np.testing.assert_array_equal(
-            toys.PEOPLE.label_count[i], np.bincount(labels, minlength=toys.K)
+            toys.POPULATION.label_count[i], np.bincount(labels, minlength=toys.K)
         )
-    assert float(toys.PEOPLE.weight.sum()) == pytest.approx(1)
-    assert toys.PEOPLE.num_clients.tolist() == [toys.C] * toys.C
-    np.testing.assert_allclose(toys.PEOPLE.mean_n, float(toys.PEOPLE.n.mean()), rtol=1e-6)
+    assert float(toys.POPULATION.weight.sum()) == pytest.approx(1)
+    assert toys.POPULATION.num_clients.tolist() == [toys.C] * toys.C
+    np.testing.assert_allclose(toys.POPULATION.mean_n, float(toys.POPULATION.n.mean()), rtol=1e-6)
 
 
 def test_clients_and_rounds_have_streams_of_their_own():
     """Everyone holds the same rows and draws one: not the same one, and another next round."""
     federation = toys.FEDERATION._replace(train=jnp.tile(jnp.arange(400), (toys.C, 1)))
-    people = simulate.population(federation, toys.K)
+    population = simulate.population(federation, toys.K)
     drawn = Exchange(
         send=lambda server, id: (),
         local=lambda message, client, work: (work.draw(1).x[0], client.private),
@@ -42,11 +42,11 @@ def test_clients_and_rounds_have_streams_of_their_own():
     )
     method = fedavg(toys.TASK)._replace(round=(drawn,))
     play = jax.jit(
-        partial(simulate.play_round, simulate.Program(method, toys.PLAN, toys.VECTORISED))
+        partial(simulate.play_round, simulate.Program(method, toys.PLAN, toys.VECTORIZED))
     )
     state = State(jnp.zeros((toys.PLAN.cohort, toys.D)), ())
     rounds = [
-        np.asarray(play(simulate.Lane(federation, people, KEYS), state, t)[0].server)
+        np.asarray(play(simulate.Lane(federation, population, KEYS), state, t)[0].server)
         for t in (0, 1, 0)
     ]
     assert len(np.unique(rounds[0], axis=0)) >= toys.PLAN.cohort - 1
@@ -62,12 +62,12 @@ def test_no_second_trace():
     @jax.jit
     @chex.assert_max_traces(n=1)
     def run(*args):
-        return simulate.play(simulate.Program(method, toys.PLAN, toys.VECTORISED), *args)
+        return simulate.play(simulate.Program(method, toys.PLAN, toys.VECTORIZED), *args)
 
     state, sums = simulate.init(method, KEYS, toys.C), simulate.no_progress()
     for start, count in ((0, 1), (1, 3), (4, 2)):
         now = jnp.int32(start), jnp.int32(count)
-        state, sums = run(simulate.Lane(toys.FEDERATION, toys.PEOPLE, KEYS), state, sums, *now)
+        state, sums = run(simulate.Lane(toys.FEDERATION, toys.POPULATION, KEYS), state, sums, *now)
     assert float(sums.examples) > 0
 
 
@@ -75,9 +75,9 @@ def test_nothing_returns_to_the_host_inside_a_block():
     """A block is one program without callbacks or outfeeds."""
     method = fedavg(toys.NORM)
     state, sums = simulate.init(method, KEYS, toys.C), simulate.no_progress()
-    play = partial(simulate.play, simulate.Program(method, toys.PLAN, toys.VECTORISED))
+    play = partial(simulate.play, simulate.Program(method, toys.PLAN, toys.VECTORIZED))
     args = (
-        simulate.Lane(toys.FEDERATION, toys.PEOPLE, KEYS),
+        simulate.Lane(toys.FEDERATION, toys.POPULATION, KEYS),
         state,
         sums,
         jnp.int32(0),
@@ -101,8 +101,10 @@ def test_measured_work_is_what_the_method_did():
 
     one = toys.player(fedavg(toys.TASK, twice))(KEYS, 0, 1)[1]
     method = fedavg(toys.TASK)
-    ids, _ = method.sample(jax.random.fold_in(KEYS.cohort, 0), (), toys.PEOPLE, toys.PLAN.cohort)
-    n = np.asarray(toys.PEOPLE.n)[np.asarray(ids)]
+    ids, _ = method.sample(
+        jax.random.fold_in(KEYS.cohort, 0), (), toys.POPULATION, toys.PLAN.cohort
+    )
+    n = np.asarray(toys.POPULATION.n)[np.asarray(ids)]
     assert float(one.steps) == (-(-n // 8) + 3).sum()
     assert float(one.examples) == (n + 3 * np.minimum(n, 8)).sum()
     assert float(one.lane_steps) == len(n) * ((-(-n // 8)).max() + 3)
@@ -148,18 +150,18 @@ def test_a_state_may_hold_typed_keys(inner):
     assert int(sums.diverged) == -1
     strategy = parallel.on_mesh(parallel.make_mesh(4), inner)
     toys.close(toys.player(method, strategy)(KEYS, 0, 2)[0], expected)
-    lane = simulate.Lane(toys.FEDERATION, toys.PEOPLE, KEYS)
-    program = simulate.Program(method, toys.PLAN, toys.VECTORISED)
+    lane = simulate.Lane(toys.FEDERATION, toys.POPULATION, KEYS)
+    program = simulate.Program(method, toys.PLAN, toys.VECTORIZED)
     up, down = simulate.message_bytes(program, lane, expected)
     assert down == up + 8 and tree.finite(expected)
 
 
 def test_seeds_at_once_may_hold_typed_keys():
     method = with_keys(toys.TASK)
-    program = simulate.Program(method, toys.PLAN, toys.VECTORISED)
+    program = simulate.Program(method, toys.PLAN, toys.VECTORIZED)
 
     def one(keys):
-        lane = simulate.Lane(toys.FEDERATION, toys.PEOPLE, keys)
+        lane = simulate.Lane(toys.FEDERATION, toys.POPULATION, keys)
         state = simulate.init(method, keys, toys.C)
         return simulate.play(program, lane, state, simulate.no_progress(), 0, 2)[0]
 

@@ -82,7 +82,7 @@ def whole(data):
     """Uninterrupted runs."""
     return {
         way: runner.run(staged(data, (0, 1), way), quiet=True)
-        for way in ("vectorised", "sequential")
+        for way in ("vectorized", "sequential")
     }
 
 
@@ -92,23 +92,23 @@ def test_a_run_is_a_fold_over_its_stages(data):
     e = staged(data)
     result = runner.run(e, quiet=True)
     keys = streams.make_keys(jax.random.key(0))
-    people = simulate.population(e.simulation.federations[0], 3)
+    population = simulate.population(e.simulation.federations[0], 3)
     state = simulate.init(e.simulation.stages[0].method, keys, 6)
 
     def play(stage, state, start):
         args = (
-            simulate.Lane(e.simulation.federations[0], people, keys),
+            simulate.Lane(e.simulation.federations[0], population, keys),
             state,
             simulate.no_progress(),
             start,
             4,
         )
         return simulate.play(
-            simulate.Program(stage.method, e.simulation.plan, toys.VECTORISED), *args
+            simulate.Program(stage.method, e.simulation.plan, toys.VECTORIZED), *args
         )[0]
 
     middle = play(e.simulation.stages[0], state, 0)
-    facts = e.simulation.stages[1].prepare(None, *jax.device_get((people, middle)))
+    facts = e.simulation.stages[1].prepare(None, *jax.device_get((population, middle)))
     state = play(e.simulation.stages[1], e.simulation.stages[1].start(None, 6, middle, facts), 4)
     toys.close(result.states[0], state)
     assert [(r["round"], r["stage"]) for r in result.metrics] == [
@@ -180,7 +180,7 @@ def test_the_training_loss_is_that_since_the_last_evaluation(data):
 
 @pytest.mark.slow
 def test_seeds_of_a_staged_run_together_or_one_by_one(whole):
-    one, other = whole["vectorised"], whole["sequential"]
+    one, other = whole["vectorized"], whole["sequential"]
     assert one.summary["seeds_vectorised"] and not other.summary["seeds_vectorised"]
     toys.close(one.states, other.states)
 
@@ -195,12 +195,12 @@ def test_seeds_may_differ_in_what_they_find(data):
     assert [len(state.server[1]) for state in result.states] == [2, 3]
     sizes = iter([2, 3])
     with pytest.raises(BadInput, match="stage second differs in size between seeds"):
-        runner.run(staged(data, (0, 1), "vectorised", extra_of=lambda key: next(sizes)), quiet=True)
+        runner.run(staged(data, (0, 1), "vectorized", extra_of=lambda key: next(sizes)), quiet=True)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "rounds, way", [(2, "vectorised"), (4, "sequential"), (5, "vectorised"), (7, "sequential")]
+    "rounds, way", [(2, "vectorized"), (4, "sequential"), (5, "vectorized"), (7, "sequential")]
 )
 def test_interrupted_in_any_stage_and_resumed(rounds, way, whole, data, tmp_path, monkeypatch):
     """The metrics and the final state of an uninterrupted run, bit for bit."""
@@ -342,7 +342,7 @@ def test_seeds_of_a_stage_that_is_prepared_run_one_by_one_unless_told(data):
     assert not experiment.vectorizes_seeds("auto", two_stages(e.task), False)
 
 
-@pytest.mark.parametrize("way", ["vectorised", "sequential"])
+@pytest.mark.parametrize("way", ["vectorized", "sequential"])
 def test_what_was_sent_once_reaches_local_beside_a_view_of_it(way, data):
     """The examples are shifted once and kept; `local` and the view get the same frozen part."""
 

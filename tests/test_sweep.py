@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import toys
 
-from fedjax_lab import experiment, registry, sweep
+from fedjax_lab import aliases, experiment, registry, sweep
 from fedjax_lab.engine import Engine
 from fedjax_lab.errors import BadInput
 from fedjax_lab.methods.fedavg import fedavg
@@ -83,6 +83,19 @@ def test_names_are_folders():
     names = list(sweep.plan(QUICK, [""], grid))
     assert len(names) == 2 and not any("/" in name for name in names)
     assert names[1] == "fedavg,data.unseen=a_b,partition.name=iid"
+
+
+def test_a_sweep_of_an_earlier_version_goes_on(tmp_path, monkeypatch):
+    """The same command finds its cells, though a key and a value in the grid have other names."""
+    command = {"local.rate": ["0.1"], "engine.strategy": ["vectorised"]}
+    monkeypatch.setitem(aliases.ALIASES, "local.rate", "local.lr")
+    grid = sweep.parse_grid(f"{key}={','.join(texts)}" for key, texts in command.items())
+    cells = sweep.plan(QUICK, ["fedavg"], grid)
+    assert list(cells) == ["fedavg,local.lr=0.1,engine.strategy=vectorised"]
+    sweep.write_plan({}, cells, tmp_path)
+    plan = (tmp_path / "sweep.json").read_text()
+    (tmp_path / "sweep.json").write_text(plan.replace("vectorized", "vectorised"))
+    assert list(sweep.check_folder(QUICK, cells, tmp_path)) == list(cells)
 
 
 def test_overrides_and_seeds_are_everyones():
@@ -291,16 +304,16 @@ def test_cells_alike_differ_in_numbers_of_method_and_local_alone(tmp_path):
     grid = {"method.mu": ["0.1", "1"], "local.lr": ["0.1", "1"], "local.epochs": ["1", "2"]}
     cells = sweep.plan(QUICK, ["fedavg", "fedprox"], grid)
     names = list(cells)
-    found = [
+    groups = [
         [names.index(c.name) for c in group] for group in sweep.alike(cells.values(), tmp_path)
     ]
-    assert found == [[0, 2], [1, 3], [4, 6, 8, 10], [5, 7, 9, 11]]
+    assert groups == [[0, 2], [1, 3], [4, 6, 8, 10], [5, 7, 9, 11]]
     metrics.make_folder(tmp_path / names[6])
     metrics.write_json(tmp_path / names[6] / "config.json", {})  # it has begun
-    found = [
+    groups = [
         [names.index(c.name) for c in group] for group in sweep.alike(cells.values(), tmp_path)
     ]
-    assert found == [[0, 2], [1, 3], [4, 8, 10], [5, 7, 9, 11], [6]]
+    assert groups == [[0, 2], [1, 3], [4, 8, 10], [5, 7, 9, 11], [6]]
 
 
 @pytest.mark.slow
@@ -331,7 +344,7 @@ def grid_of(name):
 
 @pytest.mark.slow
 def test_together_interrupted_they_go_on_one_by_one(toy, tmp_path, monkeypatch):
-    """One seed each; in the grid are learning rates, those of the clients' optimiser."""
+    """One seed each; in the grid are learning rates, those of the clients' optimizer."""
     out, played = tmp_path / "out", []
     arguments = [f"--config={toy}", f"--out={out}", "--grid=local.lr=0.1,0.2", "--seeds=3"]
 
@@ -399,12 +412,12 @@ def cells_of(commands, monkeypatch):
 def test_workers_share_the_cores_and_fail_alone(tmp_path, monkeypatch):
     show = "import os, sys; sys.exit(f'{sorted(os.sched_getaffinity(0))}')"
     cells = cells_of(dict(a="", b=show, c=show, d="import os; os._exit(7)"), monkeypatch)
-    mine = os.sched_getaffinity(0)
+    cores = os.sched_getaffinity(0)
     ends = {cell.name: end for cell, end in sweep.run_in_workers(cells, tmp_path, QUICK, 2)}
     assert (ends["a"], ends["d"]) == (Outcome(0), Outcome(7)) and ends["b"].code == 1
-    shares = [sorted(mine)[i::2] or sorted(mine) for i in range(2)]
+    shares = [sorted(cores)[i::2] or sorted(cores) for i in range(2)]
     assert json.loads(ends["b"].said) in shares and json.loads(ends["c"].said) in shares
-    assert os.sched_getaffinity(0) == mine
+    assert os.sched_getaffinity(0) == cores
 
 
 def test_an_interrupt_reaches_each_worker_once(tmp_path, monkeypatch):

@@ -56,9 +56,9 @@ def evaluations(rounds=ROUNDS, shift=0.0):
     return [row(seed, after, 50 + after + seed + shift) for after in rounds for seed in (0, 1)]
 
 
-def draw(path, width, height, colour="red", mode="RGB"):
+def draw(path, width, height, color="red", mode="RGB"):
     path.parent.mkdir(exist_ok=True)
-    Image.new(mode, (width, height), colour).save(path)
+    Image.new(mode, (width, height), color).save(path)
 
 
 @pytest.fixture
@@ -119,12 +119,12 @@ def events(folder):
 
 def points(folder):
     """{tag: [(step, wall time, value)]}"""
-    found = {}
+    by_tag = {}
     for event in events(folder):
         for value in event.summary.value:
             at = (event.step, event.wall_time, getattr(value, value.WhichOneof("value")))
-            found.setdefault(value.tag, []).append(at)
-    return found
+            by_tag.setdefault(value.tag, []).append(at)
+    return by_tag
 
 
 def everything(logdir):
@@ -137,8 +137,8 @@ def curve(folder, tag="accuracy/mean"):
 
 
 def expected_curve(rows, seed=0):
-    own = [r for r in rows if r["seed"] == seed]
-    return [(r["round"], np.float32(r["accuracy"]["mean"])) for r in own]
+    of_seed = [r for r in rows if r["seed"] == seed]
+    return [(r["round"], np.float32(r["accuracy"]["mean"])) for r in of_seed]
 
 
 def test_the_checksum_is_castagnolis():
@@ -150,12 +150,12 @@ def test_the_checksum_is_castagnolis():
 def test_every_value_stands_at_its_round(sweep, logdir, capsys):
     assert call(capsys, logdir, sweep).startswith(f"2 runs in {logdir}")
     names = {"fedavg,mu=0.1": 0, "deep/fédprox ü [x]*": 1}
-    found = everything(logdir)
-    assert found.keys() == {f"{n}{end}" for n in names for end in ("", "/seed-0", "/seed-1")}
+    by_run = everything(logdir)
+    assert by_run.keys() == {f"{n}{end}" for n in names for end in ("", "/seed-0", "/seed-1")}
     for name, shift in names.items():
         for seed in (0, 1):
             rows = [r for r in evaluations(shift=shift) if r["seed"] == seed]
-            got = found[f"{name}/seed-{seed}"]
+            got = by_run[f"{name}/seed-{seed}"]
             expected = {
                 "accuracy/mean": [r["accuracy"]["mean"] for r in rows],
                 "accuracy/worst10": [r["accuracy"]["worst10"] for r in rows],
@@ -200,20 +200,20 @@ def test_pictures_and_config_are_the_runs(sweep, logdir, capsys):
     draw(run / "plots/clé 2.png", 7, 9, (1, 2, 3, 40), "RGBA")
     draw(run / "partition.png", 5, 4, 7, "L")
     call(capsys, logdir, sweep)
-    found = points(logdir / "fedavg,mu=0.1")
+    by_tag = points(logdir / "fedavg,mu=0.1")
     pictures = {
         "plots/learning_curve": (30, 20, 3),
         "plots/clé 2": (7, 9, 4),
         "partition": (5, 4, 1),
     }
-    assert found.keys() == {*pictures, "config/text_summary"}
+    assert by_tag.keys() == {*pictures, "config/text_summary"}
     for tag, size in pictures.items():
-        ((step, at, picture),) = found[tag]
+        ((step, at, picture),) = by_tag[tag]
         file = run / f"{tag}.png"
         assert step == 15 and at == pytest.approx(file.stat().st_mtime, abs=1e-3)
         assert (picture.width, picture.height, picture.colorspace) == size
         assert picture.encoded_image_string == file.read_bytes()
-    ((step, at, text),) = found["config/text_summary"]
+    ((step, at, text),) = by_tag["config/text_summary"]
     lines = text.string_val[0].decode().splitlines()
     assert (step, at) == (0, 1e9) and all(line.startswith("    ") for line in lines)
     assert json.loads("\n".join(lines)) == json.loads((run / "config.json").read_text())

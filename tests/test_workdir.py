@@ -192,6 +192,21 @@ def test_a_run_goes_on_from_its_checkpoint_with_the_rows_as_they_were(run, finis
     assert comparable(run / "run") == comparable(finished / "run")
 
 
+def test_a_run_of_an_earlier_version_goes_on(run):
+    """Its config.json has a value under its earlier name, and stays as it is."""
+    saved = json.loads((run / "run/config.json").read_text())
+    saved["engine"]["seeds"] = "vectorised"
+    (run / "run/config.json").write_text(json.dumps(saved))
+    for name in ("vectorised", "vectorized"):
+        config = resolve(load_config(str(run / "toy.py")), [("engine.seeds", name)])
+        with workdir.owned(run / "run", config, [0, 1], resume=True):
+            pass
+    assert json.loads((run / "run/config.json").read_text()) == saved
+    with pytest.raises(BadInput, match="config.engine.seeds is 'vectorized' there, not 'auto'"):
+        with workdir.owned(run / "run", resolve(load_config(str(run / "toy.py"))), [0, 1], True):
+            pass
+
+
 def test_a_file_is_replaced_whole_or_not_at_all(tmp_path, monkeypatch):
     def killed(*_):
         raise KeyboardInterrupt

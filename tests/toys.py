@@ -47,8 +47,8 @@ def skewed(federation, seed=1):
     kept = np.full_like(train, -1)
     for row, old in zip(kept, train, strict=True):
         classes = rng.choice(K, rng.integers(2, 4), replace=False)
-        mine = old[(old >= 0) & np.isin(y[old], classes)]
-        row[: len(mine)] = mine
+        rows = old[(old >= 0) & np.isin(y[old], classes)]
+        row[: len(rows)] = rows
     return federation._replace(train=jnp.asarray(kept))
 
 
@@ -57,8 +57,8 @@ SKEWED = skewed(FEDERATION)
 TASK = make_task(nets.mlp(K, width=16), (D,), K)
 NORM = make_task(nets.mlp(K, width=16, norm=True), (D,), K)
 NORM = NORM._replace(labels=lambda: jnp.eye(K, 32))
-PEOPLE = simulate.population(FEDERATION, K)
-VECTORISED = parallel.vectorised()
+POPULATION = simulate.population(FEDERATION, K)
+VECTORIZED = parallel.vectorized()
 SCORES = {"round": 4, "train_loss": 0.5, "accuracy": {"mean": 81.5, "worst10": 51.5}}
 SUMMARY = {  # what the summary.json of a finished run holds
     "method": "fedavg",
@@ -135,15 +135,15 @@ def compiled(method, plan, strategy):
     return jax.jit(partial(simulate.play, simulate.Program(method, plan, strategy)))
 
 
-def player(method, strategy=VECTORISED, plan=None, federation=FEDERATION):
+def player(method, strategy=VECTORIZED, plan=None, federation=FEDERATION):
     """play(keys, start, count, state=None) -> (state, sums), compiled once."""
-    federation, people, own_plan = pooled(method, federation)
-    run = compiled(method, plan or own_plan, strategy)
+    federation, population, plan_of_method = pooled(method, federation)
+    run = compiled(method, plan or plan_of_method, strategy)
 
     def play(keys, start, count, state=None):
         if state is None:
             state = simulate.init(method, keys, C)
-        lane, none = simulate.Lane(federation, people, keys), simulate.no_progress()
+        lane, none = simulate.Lane(federation, population, keys), simulate.no_progress()
         return run(lane, state, none, jnp.int32(start), jnp.int32(count))
 
     return play

@@ -12,7 +12,7 @@ EXACT_PAIRS = 12  # up to so many, all signs of the differences are enumerated
 
 
 class Spread(NamedTuple):
-    """Of n values; None is what so few of them do not have."""
+    """Statistics of n values; None for one that needs more values than there are."""
 
     n: int
     mean: float | None
@@ -22,7 +22,7 @@ class Spread(NamedTuple):
 
 
 class Paired(NamedTuple):
-    """A row minus the baseline, seed by seed; two-sided p, None where there is none."""
+    """A row minus the baseline, seed by seed; p values are two-sided, None where undefined."""
 
     difference: Spread
     t: float | None
@@ -32,7 +32,7 @@ class Paired(NamedTuple):
 
 
 class Cost(NamedTuple):
-    """Means over seeds. Bytes: of all clients, both ways. Seconds: of training, of one seed."""
+    """Means over seeds: bytes of all clients, up and down; seconds of training of one seed."""
 
     rounds: float
     bytes: float
@@ -59,7 +59,7 @@ class Entry(NamedTuple):
 
 
 def choose(blocks: Sequence[Block], way: str, wanted: str | None) -> str:
-    """The measure: the wanted one, else what the runs are known by. BadInput if no run has it."""
+    """The wanted measure, else the first of HEADLINES that a run has. BadInput if no run has it."""
     rows = [row for block in blocks for row in block.rows]
     there = {name for row in rows for seed in measured(row, way).values() for name in seed}
     if not there:
@@ -75,16 +75,16 @@ def entries(
     block: Block, way: str, measure: str, baseline: str | None, target: float | None, ddof: int = 1
 ) -> list[Entry]:
     """The numbers of a block. The baseline is a row's name; `ddof` is that of every std."""
-    found = {row.name: measured(row, way) for row in block.rows}
+    scores = {row.name: measured(row, way) for row in block.rows}
     values = {
         name: {seed: m[measure] for seed, m in seeds.items() if measure in m}
-        for name, seeds in found.items()
+        for name, seeds in scores.items()
     }
     pairs = {} if baseline is None else _pairs(values, baseline, ddof)
     return [
         Entry(
             row,
-            _spreads(found[row.name], ddof),
+            _spreads(scores[row.name], ddof),
             values[row.name],
             pairs.get(row.name),
             _cost([rows[-1] for rows in row.seeds.values()]),
@@ -107,9 +107,9 @@ def _pairs(values: dict[str, dict[int, float]], baseline: str, ddof: int) -> dic
     return dict(zip(others, corrected, strict=True))
 
 
-def _spreads(found, ddof):
-    names = dict.fromkeys(name for seed in found.values() for name in seed)
-    return {n: spread([m[n] for m in found.values() if n in m], ddof) for n in names}
+def _spreads(scores, ddof):
+    names = dict.fromkeys(name for seed in scores.values() for name in seed)
+    return {n: spread([m[n] for m in scores.values() if n in m], ddof) for n in names}
 
 
 def spread(values: Sequence[float], ddof: int = 1) -> Spread:
@@ -180,8 +180,8 @@ def find_baseline(blocks: Sequence[Block], wanted: str | None) -> list[str | Non
         exact = [row.name for row in block.rows if row.name == name]
         if wanted and not exact and len(of_method) > 1:
             raise BadInput(f"--baseline={wanted} could be {' or '.join(map(repr, of_method))}")
-        found = exact or of_method
-        out.append(found[0] if len(found) == 1 else None)
+        matches = exact or of_method
+        out.append(matches[0] if len(matches) == 1 else None)
     if wanted and not any(out):
         names = {row.name for block in blocks for row in block.rows}
         raise BadInput(f"no row {wanted!r} for --baseline; {nearest(wanted, names)}")

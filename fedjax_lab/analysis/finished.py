@@ -58,7 +58,7 @@ class Finished(NamedTuple):
 def load(workdir: Path, seed: int | None = None) -> Finished:
     """A seed of a run (the first by default), from its last checkpoint. BadInput if unfinished."""
     summary = files.read_json(workdir / "summary.json", files.FINISHED)
-    config = files.read_json(workdir / "config.json", files.CONFIG)
+    config = files.read_config(workdir / "config.json")
     if summary is None or config is None:
         raise BadInput(f"{workdir} holds no finished run")
     if "diverged" in summary:

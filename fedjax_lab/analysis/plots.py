@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 
 INK, GRID = "#222222", "#cccccc"
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#555555")
-CONTRAST = (COLORS[0], COLORS[4])  # two areas that differ in grey too
+CONTRAST = (COLORS[0], COLORS[4])  # two areas that differ in gray too
 DASHES = ("-", "--", ":", "-.")
 MARKERS = "os^Dv*P"
 DOTS = 60  # up to so many values of a row are drawn one by one, more as a box alone

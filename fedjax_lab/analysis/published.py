@@ -315,7 +315,7 @@ _FEDPICK = (
 
 _HFEDF = (
     Rule("", {"partition.domains": "{d}"}, way="last", measure="{score}", seeds=3),
-    Rule("", per_client=True, note="the clients' optimiser is not stated; Adam here"),
+    Rule("", per_client=True, note="the clients' optimizer is not stated; Adam here"),
     Rule("dataset=pacs", {"data.unseen": "{target}"}, config="hfedf_pacs.py"),
     Rule("dataset=office_home", config="hfedf_office_home.py"),
     Rule("dataset=vlcs", config="hfedf_vlcs.py"),
@@ -358,8 +358,8 @@ _CLIENT2VEC = (
     Rule(
         "dataset=cifar10",
         config="client2vec_cifar10.py",
-        note="the start and the normalisation of ResNet-18 on CIFAR-10 are not stated; batch"
-        " normalisation, from scratch here",
+        note="the start and the normalization of ResNet-18 on CIFAR-10 are not stated; batch"
+        " normalization, from scratch here",
     ),
     Rule("dataset=domainnet50", config="client2vec_domainnet.py"),
     Rule("dataset=domainnet50;model=mobilenet_v2", _IMAGENET),

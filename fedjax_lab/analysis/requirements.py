@@ -41,7 +41,7 @@ def missing(config: ml_collections.ConfigDict) -> str:
 @functools.cache
 def _no_data(settings):
     data = dict(settings)
-    if at_hand.found(data["name"], data.get("folder", "")):
+    if at_hand.has_files(data["name"], data.get("folder", "")):
         return ""
     try:
         experiment.load_data(resolve({"data": data}).data)

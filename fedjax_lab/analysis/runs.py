@@ -51,7 +51,7 @@ def find(folders: Sequence[Path]) -> list[Path]:
 
     BadInput for one that is no folder or holds no run.
     """
-    found: dict[Path, Path] = {}
+    run_folders: dict[Path, Path] = {}
     for folder in folders:
         try:
             if not folder.is_dir():
@@ -61,8 +61,8 @@ def find(folders: Sequence[Path]) -> list[Path]:
             raise BadInput(f"cannot read {error.filename}: {error.strerror}") from error
         if not runs:
             raise BadInput(f"{folder} holds no run: there is no config.json in it")
-        found |= {run.resolve(): run for run in runs}
-    return list(found.values())
+        run_folders |= {run.resolve(): run for run in runs}
+    return list(run_folders.values())
 
 
 def _inside(folder):
@@ -90,7 +90,7 @@ def read_all(folders: Sequence[Path]) -> tuple[list[Run], list[str]]:
 
 def read(folder: Path) -> Run:
     """A finished run, or one that is still being written. Raises files.Damaged."""
-    config = files.read_json(folder / "config.json", files.CONFIG)
+    config = files.read_config(folder / "config.json")
     if config is None:
         raise files.Damaged(f"{folder} holds no run: there is no config.json in it")
     seeds = config.pop("seeds")
@@ -273,7 +273,7 @@ def per_client(row: Row, way: str, measure: str) -> list[float]:
     """The accuracies behind a measure: of all clients of all seeds, in the chosen round."""
     out = []
     for evaluation in picked(row, way).values():
-        own = evaluation.get(f"{measure}_per_client")
-        each = own or evaluation.get("accuracy", {}).get("per_client", [])
+        of_measure = evaluation.get(f"{measure}_per_client")
+        each = of_measure or evaluation.get("accuracy", {}).get("per_client", [])
         out += [value for value in each if value is not None]
     return out

@@ -24,16 +24,16 @@ def arrays(*, path: str) -> Dataset:
     if not path:
         raise BadInput("data.path is empty: name an .npz file with --config.data.path")
     file = Path(path).expanduser()
-    found = read(file)
-    x = pixels(file, found["x"])
+    members = read(file)
+    x = pixels(file, members["x"])
     for key in ("y", "domain", "split"):
-        if key in found and found[key].shape != (len(x),):
-            shape = list(found[key].shape)
+        if key in members and members[key].shape != (len(x),):
+            shape = list(members[key].shape)
             raise BadInput(f"{file}: {key} has shape {shape}, but x has {len(x)} examples")
-    classes = class_names(file, found.get("classes"), found["y"])
-    y = labels(file, found["y"], classes)
-    domain, domains = domain_of(file, found.get("domain", np.zeros(len(x), np.int32)))
-    test = is_test(file, found["split"]) if "split" in found else random_test_rows(len(x))
+    classes = class_names(file, members.get("classes"), members["y"])
+    y = labels(file, members["y"], classes)
+    domain, domains = domain_of(file, members.get("domain", np.zeros(len(x), np.int32)))
+    test = is_test(file, members["split"]) if "split" in members else random_test_rows(len(x))
     for name, count in (("training", np.sum(~test)), ("test", np.sum(test))):
         if count == 0:
             raise BadInput(f"{file}: there are no {name} examples among its {len(x)}")

@@ -16,7 +16,7 @@ from fedjax_lab.data.places import locate
 from fedjax_lab.errors import BadInput
 
 
-def found(name: str, folder: str) -> bool:
+def has_files(name: str, folder: str) -> bool:
     """Whether the source `name` finds its first file; False for one that is not in FIRST."""
     try:
         return name in FIRST and bool(FIRST[name](folder))
@@ -44,8 +44,8 @@ def _release(release):
     return lambda folder: locate(folder, names, "", Path.is_dir)
 
 
-def _published(known):
-    return lambda folder: image_folders.find_domains(known, folder, "")
+def _published(published):
+    return lambda folder: image_folders.find_domains(published, folder, "")
 
 
 FIRST = {

@@ -1,8 +1,8 @@
 """Random changes of training images: raw pixels [B, H, W, C], float32 in 0..255.
 
-Each is a pure function (key, x) -> x of the same shape, with draws of its own for every image.
-They follow torchvision's on 8-bit images, but interpolated and mixed pixels are not rounded to
-whole numbers. Apply before normalisation: what is cut in from outside of an image is 0, black.
+Each is a pure function (key, x) -> x of the same shape, which draws anew for every image. They
+follow torchvision's on 8-bit images, but do not round interpolated and mixed pixels to whole
+numbers. Apply them before normalization: pixels from outside of an image are 0, which is black.
 """
 
 import math
@@ -14,7 +14,7 @@ from fedjax_lab.types import Array
 
 
 def random_crop(key: Array, x: Array, pad: int, mode: str) -> Array:
-    """Each image, grown by `pad` pixels on every side, cut to its old size somewhere.
+    """Pads each image by `pad` pixels on every side and crops it to its old size at a random place.
 
     `mode` is `jax.numpy.pad`'s: "reflect", without repeating the border, or "constant", zeros.
     """
@@ -34,18 +34,18 @@ def random_flip(key: Array, x: Array) -> Array:
 
 
 def random_rotation(key: Array, x: Array, degrees: float) -> Array:
-    """Each image rotated about its centre by an angle uniform in +-`degrees`."""
+    """Each image rotated about its center by an angle uniform in +-`degrees`."""
     return jax.vmap(rotate)(x, jax.random.uniform(key, (len(x),), x.dtype, -degrees, degrees))
 
 
 def rotate(x: Array, degrees: Array) -> Array:
-    """One image [H, W, C] rotated counterclockwise about its centre; same size, outside is 0.
+    """One image [H, W, C] rotated counterclockwise about its center; same size, outside is 0.
 
-    Nearest neighbour: a pixel takes the value at the place in `x` that turns onto its centre.
+    Nearest neighbor: a pixel takes the value at the place in `x` that turns onto its center.
     """
     height, width = x.shape[:2]
     cos, sin = jnp.cos(jnp.radians(degrees)), jnp.sin(jnp.radians(degrees))
-    down = jnp.arange(height)[:, None] + 0.5 - height / 2  # from the centre of the image
+    down = jnp.arange(height)[:, None] + 0.5 - height / 2  # from the center of the image
     right = jnp.arange(width) + 0.5 - width / 2
     row = jnp.floor(sin * right + cos * down + height / 2).astype(jnp.int32)
     col = jnp.floor(cos * right - sin * down + width / 2).astype(jnp.int32)
@@ -92,30 +92,30 @@ def stretch(x: Array, corner: Array, sides: Array) -> Array:
     return x
 
 
-def grey(x: Array) -> Array:
-    """Luminance of colour images [..., 3] after ITU-R 601-2, as Pillow's: [..., 1]."""
+def gray(x: Array) -> Array:
+    """Luminance of color images [..., 3] after ITU-R 601-2, as Pillow's: [..., 1]."""
     return jnp.sum(x * jnp.array([0.299, 0.587, 0.114], x.dtype), -1, keepdims=True)
 
 
-def random_grey(key: Array, x: Array, share: float) -> Array:
-    """This share of the colour images, drawn one by one, loses its colours."""
+def random_gray(key: Array, x: Array, share: float) -> Array:
+    """This share of the color images, drawn one by one, loses its colors."""
     chosen = jax.random.bernoulli(key, share, (len(x), 1, 1, 1))
-    return jnp.where(chosen, grey(x), x)
+    return jnp.where(chosen, gray(x), x)
 
 
 def brightness(x: Array, factor: Array) -> Array:
-    """Of one colour image [H, W, 3]; a factor of 0 makes it black."""
+    """Scales the brightness of one color image [H, W, 3]; a factor of 0 makes it black."""
     return _mixed(x, 0.0, factor)
 
 
 def contrast(x: Array, factor: Array) -> Array:
-    """Of one colour image [H, W, 3]; a factor of 0 makes it evenly grey, of its mean luminance."""
-    return _mixed(x, jnp.mean(grey(x)), factor)
+    """Scales the contrast of one color image [H, W, 3]; at 0 it is gray, of its mean luminance."""
+    return _mixed(x, jnp.mean(gray(x)), factor)
 
 
 def saturation(x: Array, factor: Array) -> Array:
-    """Of one colour image [H, W, 3]; a factor of 0 takes its colours."""
-    return _mixed(x, grey(x), factor)
+    """Scales the saturation of one color image [H, W, 3]; a factor of 0 removes its colors."""
+    return _mixed(x, gray(x), factor)
 
 
 def _mixed(x, other, factor):
@@ -123,7 +123,7 @@ def _mixed(x, other, factor):
 
 
 def hue(x: Array, turn: Array) -> Array:
-    """One colour image [H, W, 3] with its hues, the H of HSV, moved by `turn` circles."""
+    """Moves the hues (the H of HSV) of one color image [H, W, 3] by `turn` full circles."""
     value = jnp.max(x, -1, keepdims=True)
     chroma = value - jnp.min(x, -1, keepdims=True)
     r, g, b = jnp.split(x / jnp.where(chroma > 0, chroma, 1), 3, -1)
@@ -136,7 +136,7 @@ def hue(x: Array, turn: Array) -> Array:
 
 
 def random_jitter(key: Array, x: Array, strength: float) -> Array:
-    """Brightness, contrast, saturation and hue of colour images [B, H, W, 3], in random order.
+    """Changes brightness, contrast, saturation, hue of color images [B, H, W, 3] in random order.
 
     The factors of the first three are uniform in 1 +- strength, the hue's turn in +- strength.
     Factors and order are drawn for each image, as torchvision does.
@@ -149,9 +149,9 @@ def random_jitter(key: Array, x: Array, strength: float) -> Array:
 
 
 def jitter(x: Array, amounts: Array, order: Array) -> Array:
-    """One colour image [H, W, 3] through `brightness`, `contrast`, `saturation`, `hue`.
+    """Applies `brightness`, `contrast`, `saturation` and `hue` to one color image [H, W, 3].
 
-    amounts [4] in this order; order [4]: numbers of the steps, first to last.
+    amounts [4]: how much of each, in this order. order [4]: the numbers of the steps as applied.
     """
     steps = (brightness, contrast, saturation, hue)
 
@@ -162,7 +162,7 @@ def jitter(x: Array, amounts: Array, order: Array) -> Array:
 
 
 def cifar10(key: Array, x: Array) -> Array:
-    """NIID-Bench's and FedConcat's for CIFAR-10: crop by 4 with reflection, flip."""
+    """The one of NIID-Bench and FedConcat for CIFAR-10: crop by 4 with reflection, flip."""
     k_crop, k_flip = jax.random.split(key)
     return random_flip(k_flip, random_crop(k_crop, x, 4, "reflect"))
 
@@ -175,7 +175,7 @@ def cifar100(key: Array, x: Array) -> Array:
 
 
 def office(key: Array, x: Array) -> Array:
-    """FedBN's and FedPick's for Office-Caltech-10 and DomainNet: flip, rotation by 30."""
+    """The one of FedBN and FedPick for Office-Caltech-10 and DomainNet: flip, rotation by 30."""
     k_flip, k_rotation = jax.random.split(key)
     return random_rotation(k_rotation, random_flip(k_flip, x), 30)
 
@@ -183,11 +183,12 @@ def office(key: Array, x: Array) -> Array:
 def domainbed(key: Array, x: Array) -> Array:
     """DomainBed's (Gulrajani and Lopez-Paz 2021, arXiv:2007.01434) for PACS, VLCS, Office-Home.
 
-    A part of 0.7 to 1 of the area, flip, colour jitter of 0.3, a tenth in grey. Needs colours.
+    A crop of 0.7 to 1 of the area, a flip, and a color jitter of 0.3; a tenth of the images become
+    gray. The images must have colors.
     """
-    k_crop, k_flip, k_jitter, k_grey = jax.random.split(key, 4)
+    k_crop, k_flip, k_jitter, k_gray = jax.random.split(key, 4)
     x = random_flip(k_flip, random_resized_crop(k_crop, x, (0.7, 1.0), (3 / 4, 4 / 3)))
-    return random_grey(k_grey, random_jitter(k_jitter, x, 0.3), 0.1)
+    return random_gray(k_gray, random_jitter(k_jitter, x, 0.3), 0.1)
 
 
 AUGMENTATIONS = {

@@ -77,12 +77,12 @@ def _read(release: Release, folder: str) -> Dataset:
         " with --config.data.folder"
     )
     first = release.train[0]
-    found = locate(folder, (first, f"{release.folder}/{first}", release.archive), remedy)
-    if found.name == release.archive:
-        made = _unpacked(found, release.folder, parts, remedy)
+    source = locate(folder, (first, f"{release.folder}/{first}", release.archive), remedy)
+    if source.name == release.archive:
+        made = _unpacked(source, release.folder, parts, remedy)
     else:
-        made = {part: pickles.load(found.parent / part, remedy) for part in parts}
-    where = found if found.name == release.archive else found.parent
+        made = {part: pickles.load(source.parent / part, remedy) for part in parts}
+    where = source if source.name == release.archive else source.parent
     classes = _classes(made[release.meta], release, where / release.meta, remedy)
     pairs = {
         part: _examples(made[part], release, where / part, remedy)

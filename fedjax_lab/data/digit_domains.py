@@ -49,7 +49,7 @@ PHOTO_TEST_COLUMNS = 240  # of 640: left of this the photographs serve test exam
 
 _INK = 80  # side of the ink images that every digit is drawn from, pixels
 _OVERSAMPLING = 2
-_MARGIN = 1.25  # no ink of the labelled digit comes nearer to the edge, pixels
+_MARGIN = 1.25  # no ink of the labeled digit comes nearer to the edge, pixels
 
 
 class Ink(NamedTuple):
@@ -145,8 +145,8 @@ def _sample(dataset: Dataset, domain: int, rows: int, columns: int) -> np.ndarra
     chosen = np.empty((rows, columns), np.int64)
     for index, label in enumerate(labels):
         across = np.arange(columns) * len(labels) // columns == index
-        found = of_domain[dataset.y[of_domain] == label]
-        chosen[:, across] = np.resize(found, (rows, across.sum()))
+        of_label = of_domain[dataset.y[of_domain] == label]
+        chosen[:, across] = np.resize(of_label, (rows, across.sum()))
     return chosen.ravel()
 
 
@@ -218,18 +218,18 @@ def pose(
 
 
 def place(rng: np.random.Generator, ink: Ink, size: int, reach: float) -> np.ndarray:
-    """A centre (x, y) at most `reach` pixels off the picture's, with all ink inside its margin."""
+    """A center (x, y) at most `reach` pixels off the picture's, with all ink inside its margin."""
     slack = np.maximum(size / 2 - _MARGIN - ink.half, 0)
     return size / 2 + rng.uniform(-1, 1, 2) * np.minimum(slack, reach)
 
 
-def draw(ink: Ink, centre: np.ndarray, size: int) -> np.ndarray:
-    """How much ink, 0 to 1, each pixel of a [size, size] picture gets, the digit at `centre`."""
+def draw(ink: Ink, center: np.ndarray, size: int) -> np.ndarray:
+    """How much ink, 0 to 1, each pixel of a [size, size] picture gets, the digit at `center`."""
     from PIL import Image
 
     side = size * _OVERSAMPLING
     back = np.linalg.inv(ink.linear) / _OVERSAMPLING
-    start = ink.middle - back @ (centre * _OVERSAMPLING)
+    start = ink.middle - back @ (center * _OVERSAMPLING)
     terms = (*back[0], start[0], *back[1], start[1])
     large = Image.fromarray(ink.image).transform(
         (side, side), Image.Transform.AFFINE, terms, Image.Resampling.BILINEAR
@@ -240,18 +240,18 @@ def draw(ink: Ink, centre: np.ndarray, size: int) -> np.ndarray:
 # Paint
 
 
-def _two_colours(rng: np.random.Generator, low: float, high: float) -> np.ndarray:
-    """Two colours [2, 3], in 0 to 255, whose brightness differs by `low` to `high`."""
+def _two_colors(rng: np.random.Generator, low: float, high: float) -> np.ndarray:
+    """Two colors [2, 3], in 0 to 255, whose brightness differs by `low` to `high`."""
     gap = rng.uniform(low, high)
     brightness = rng.uniform(15, 255 - gap) + np.array([0, gap])
     hue = rng.uniform(-60, 60, (2, 3))
-    colours = brightness[:, None] + hue - hue.mean(1, keepdims=True)
-    return rng.permutation(np.clip(colours, 0, 255))
+    colors = brightness[:, None] + hue - hue.mean(1, keepdims=True)
+    return rng.permutation(np.clip(colors, 0, 255))
 
 
-def _paint(ink: np.ndarray, colours: np.ndarray) -> np.ndarray:
-    """Ink [size, size] in the first colour on a ground of the second: [size, size, 3]."""
-    return ink[..., None] * colours[0] + (1 - ink[..., None]) * colours[1]
+def _paint(ink: np.ndarray, colors: np.ndarray) -> np.ndarray:
+    """Ink [size, size] in the first color on a ground of the second: [size, size, 3]."""
+    return ink[..., None] * colors[0] + (1 - ink[..., None]) * colors[1]
 
 
 def _blurred(picture: np.ndarray, radius: float) -> np.ndarray:
@@ -298,47 +298,47 @@ def _blended(rng, label, scan, size, test):
     patches = [_patch(rng, size, test) for _ in range(4)]
     ink = digit[..., 0] > 127
     contrast = [np.abs((255 - 2 * patch[ink]).mean(0)).mean() for patch in patches]
-    best = 0 if contrast[0] > 70 else int(np.argmax(contrast))  # on mid-grey ink would vanish
+    best = 0 if contrast[0] > 70 else int(np.argmax(contrast))  # on mid-gray ink would vanish
     return np.abs(patches[best] - digit)
 
 
 def _printed(rng, label, scan, size, test):
-    """A serif font in clear colours, turned, of many sizes, a little out of focus."""
+    """A serif font in clear colors, turned, of many sizes, a little out of focus."""
     glyph = _glyph(str(rng.choice(FONTS["printed", test])), label)
     ink = pose(rng, glyph, 15, 0.15, size * rng.uniform(0.5, 0.86))
     drawn = draw(ink, place(rng, ink, size, 0.15 * size), size)
-    picture = _paint(drawn, _two_colours(rng, 90, 220))
+    picture = _paint(drawn, _two_colors(rng, 90, 220))
     return _blurred(picture, size / 28 * rng.uniform(0, 0.8)) + rng.normal(0, 5, picture.shape)
 
 
 def _street(rng, label, scan, size, test):
-    """A sans-serif number with its neighbours cut off, dim, in uneven light, as SVHN is."""
+    """A sans-serif number with its neighbors cut off, dim, in uneven light, as SVHN is."""
     font = str(rng.choice(FONTS["street", test]))
     extent = size * rng.uniform(0.52, 0.82)
     ink = pose(rng, _glyph(font, label), 12, 0.2, extent)
-    centre = place(rng, ink, size, 0.08 * size)
-    drawn = draw(ink, centre, size)
+    center = place(rng, ink, size, 0.08 * size)
+    drawn = draw(ink, center, size)
     for side in (-1, 1):
         if rng.random() < 0.7:
             beside = pose(rng, _glyph(font, int(rng.integers(10))), 8, 0.1, extent)
             apart = max(ink.half[0] + beside.half[0], 0.4 * size) + size * rng.uniform(0.04, 0.12)
-            drawn = np.maximum(drawn, draw(beside, centre + np.array([side * apart, 0]), size))
-    picture = _paint(drawn, _two_colours(rng, 60, 115)) + 26 * _cloud(rng, size, 5)
+            drawn = np.maximum(drawn, draw(beside, center + np.array([side * apart, 0]), size))
+    picture = _paint(drawn, _two_colors(rng, 60, 115)) + 26 * _cloud(rng, size, 5)
     picture *= 1 - 0.3 * (1 + _cloud(rng, size, 2)[..., :1]) / 2
     return _blurred(picture, size / 28 * rng.uniform(0.3, 1.0)) + rng.normal(0, 6, picture.shape)
 
 
 def _postal(rng, label, scan, size, test):
-    """Thick strokes, large, off the middle, in 16 x 16 pixels and few greys, as USPS is."""
+    """Thick strokes, large, off the middle, in 16 x 16 pixels and few grays, as USPS is."""
     from PIL import Image, ImageFilter
 
     thick = np.asarray(Image.fromarray(scan).filter(ImageFilter.MaxFilter(rng.choice([1, 3, 5]))))
     ink = pose(rng, thick, 8, 0.3, size * rng.uniform(0.7, 0.9))
     fine = Image.fromarray((255 * draw(ink, place(rng, ink, size, size), size)).astype(np.uint8))
     coarse = fine.resize((16, 16), Image.Resampling.BOX)
-    grey = np.asarray(coarse.resize((size, size), Image.Resampling.BILINEAR), np.float32)
+    gray = np.asarray(coarse.resize((size, size), Image.Resampling.BILINEAR), np.float32)
     ground = rng.uniform(0, 50)
-    return np.repeat((ground + grey // 32 * 32 * (240 - ground) / 224)[..., None], 3, -1)
+    return np.repeat((ground + gray // 32 * 32 * (240 - ground) / 224)[..., None], 3, -1)
 
 
 _RENDERERS = dict(zip(DOMAINS, (_handwritten, _blended, _printed, _street, _postal), strict=True))

@@ -74,11 +74,11 @@ def digits_five(
     check_choice("data.source", source, ("auto", *PROBES))
     check_size(size)
     names = sum(PROBES.values(), []) if source == "auto" else PROBES[source]
-    found, chosen = locate(folder, tuple(names), HELP), SAMPLINGS[sampling]
-    if found.suffix == ".pkl":
-        read = partial(_fedbn, found.parents[1], chosen.parts)
+    probe, chosen = locate(folder, tuple(names), HELP), SAMPLINGS[sampling]
+    if probe.suffix == ".pkl":
+        read = partial(_fedbn, probe.parents[1], chosen.parts)
     else:
-        read = partial(_m3sda, found.parent)
+        read = partial(_m3sda, probe.parent)
     train = [_first(*read(name, "train"), chosen.pool, chosen.train) for name in FOLDERS]
     test = [_first(*read(name, "test"), None, chosen.test) for name in FOLDERS]
     parts = [images for images, _ in (*train, *test)]

@@ -13,7 +13,7 @@ import numpy as np
 
 from fedjax_lab.data import pickles
 from fedjax_lab.data.dataset import Dataset
-from fedjax_lab.data.images import Split, arrays, rgb_or_grey
+from fedjax_lab.data.images import Split, arrays, rgb_or_gray
 from fedjax_lab.data.places import locate
 from fedjax_lab.errors import BadInput, quoted
 
@@ -59,7 +59,7 @@ def read(release: Release, folder: str, size: int, choose: Callable) -> Dataset:
         ]
     train = [_kept(split, choose(split.labels)) for split, _ in pairs]
     test = [split for _, split in pairs]
-    made = arrays(release.name, train, test, size, rgb_or_grey, release.remedy)
+    made = arrays(release.name, train, test, size, rgb_or_gray, release.remedy)
     return Dataset(**made, classes=release.classes, domains=release.domains)
 
 

@@ -89,14 +89,16 @@ def domainnet_full(
         [listed(where, lists / f"{domain}_{part}.txt", domain) for domain in RELEASE.domains]
         for part in PARTS
     )
-    known = names_of_labels([line for lines in (*train, *test) for line in lines], lists)
-    if not 1 <= classes <= len(known):
-        raise BadInput(f"config.data.classes must be from 1 to {len(known)}, got {classes}")
+    class_names = names_of_labels([line for lines in (*train, *test) for line in lines], lists)
+    if not 1 <= classes <= len(class_names):
+        raise BadInput(f"config.data.classes must be from 1 to {len(class_names)}, got {classes}")
     rng = np.random.default_rng(classes_seed)
-    chosen = np.sort(rng.choice(len(known), classes, replace=False)).tolist()
+    chosen = np.sort(rng.choice(len(class_names), classes, replace=False)).tolist()
     kept = [[_of_classes(lines, chosen) for lines in part] for part in (train, test)]
     made = arrays(f"domainnet_full-v{VERSION}", kept[0], kept[1], size, rgb, FULL_HELP)
-    return Dataset(**made, classes=tuple(known[label] for label in chosen), domains=RELEASE.domains)
+    return Dataset(
+        **made, classes=tuple(class_names[label] for label in chosen), domains=RELEASE.domains
+    )
 
 
 def listed(where: Path, file: Path, domain: str) -> list[Line]:
@@ -130,7 +132,7 @@ def _line(where: Path, file: Path, text: str, domain: str) -> Line:
 
 
 def _of_classes(lines: Sequence[Line], chosen: Sequence[int]) -> Split:
-    """The images of these labels, each labelled with its label's place among them."""
+    """The images of these labels, each labeled with its label's place among them."""
     number = {label: place for place, label in enumerate(chosen)}
     kept = [line for line in lines if line.label in number]
     return Split([line.file for line in kept], [number[line.label] for line in kept])

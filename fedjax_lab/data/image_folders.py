@@ -1,7 +1,7 @@
 """Sets of several domains as folders of images, DOMAIN/CLASS/IMAGE: PACS, VLCS, Office-Home, own.
 
 DomainBed's script domainbed/scripts/download.py fetches the three. There is no test split: in
-domain generalisation all of an unseen domain (config.data.unseen) is the test, and validation rows
+domain generalization all of an unseen domain (config.data.unseen) is the test, and validation rows
 (config.partition.validation) are held out of each client's examples.
 """
 
@@ -91,26 +91,26 @@ def image_folders(*, folder: str, size: int = 32) -> Dataset:
     return _read("image_folders", domains, [domain.name for domain in domains], size, remedy)
 
 
-def _published(known: Published, folder: str, size: int) -> Dataset:
-    shown = ", ".join(known.domains)
+def _published(published: Published, folder: str, size: int) -> Dataset:
+    shown = ", ".join(published.domains)
     remedy = (
-        f"fetch {known.name} as DomainBed's script domainbed/scripts/download.py does and name the"
-        f" folder with {shown} (in each CLASS/IMAGE) by --config.data.folder (or put it in"
-        f" ~/.cache/fedjax_lab/{known.folders[0]})"
+        f"fetch {published.name} as DomainBed's script domainbed/scripts/download.py does and name"
+        f" the folder with {shown} (in each CLASS/IMAGE) by --config.data.folder (or put it in"
+        f" ~/.cache/fedjax_lab/{published.folders[0]})"
     )
-    domains = find_domains(known, folder, remedy)
-    return _read(known.folders[0].lower(), domains, known.domains, size, remedy)
+    domains = find_domains(published, folder, remedy)
+    return _read(published.folders[0].lower(), domains, published.domains, size, remedy)
 
 
-def find_domains(known: Published, folder: str, remedy: str) -> list[Path]:
+def find_domains(published: Published, folder: str, remedy: str) -> list[Path]:
     """The folders of all domains, in the first place that has them."""
     around = [Path(place).expanduser() for place in ([folder] if folder else places.PLACES)]
-    problem = f"no {known.name} in {' or '.join(map(str, around))}"
-    for where in (place / name for place in around for name in ("", *known.folders)):
+    problem = f"no {published.name} in {' or '.join(map(str, around))}"
+    for where in (place / name for place in around for name in ("", *published.folders)):
         there = {_letters(path.name): path for path in _subfolders(where)}
-        by_domain = {name: there.get(_letters(name)) for name in known.domains}
+        by_domain = {name: there.get(_letters(name)) for name in published.domains}
         paths = [path for path in by_domain.values() if path is not None]
-        if len(paths) == len(known.domains):
+        if len(paths) == len(published.domains):
             return paths
         if paths:
             missing = next(name for name, path in by_domain.items() if path is None)
@@ -159,12 +159,12 @@ def _images(folder: Path, classes: Sequence[str], remedy: str) -> Split:
     if not classes:
         raise BadInput(f"{folder} has no folders of classes: {remedy}")
     for label, name in enumerate(classes):
-        found = [path for path in _visible(folder / name) if path.suffix.lower() in ENDINGS]
-        if not found:
+        images = [path for path in _visible(folder / name) if path.suffix.lower() in ENDINGS]
+        if not images:
             kinds = ", ".join(ENDINGS)
             raise BadInput(f"{folder / name} has no images ({kinds}), but is a class: {remedy}")
-        files += found
-        labels += [label] * len(found)
+        files += images
+        labels += [label] * len(images)
     return Split(files, labels)
 
 

@@ -36,7 +36,7 @@ def arrays(
     train: Sequence[Split],
     test: Sequence[Split],
     size: int,
-    colours: Callable,
+    colors: Callable,
     remedy: str,
 ) -> dict:
     """A Dataset's arrays x [R, size, size, 3] uint8, y, domain, test; one split of each a domain.
@@ -44,7 +44,7 @@ def arrays(
     With them `files`, the paths of the original images.
 
     Kept in $FEDJAX_LAB_CACHE, else in ~/.cache/fedjax_lab, as `name`, until names or sizes of
-    files or the labels change. `colours` makes RGB of what PIL has opened. Raises BadInput for a
+    files or the labels change. `colors` makes RGB of what PIL has opened. Raises BadInput for a
     file that is missing or damaged.
     """
     splits = (*train, *test)
@@ -52,7 +52,7 @@ def arrays(
     kept = cache_folder() / f"{name}-{size}px-{fingerprint(splits, remedy)}.npz"
     made = load(kept)
     if made is None:
-        x = decode(files, size, colours, remedy)
+        x = decode(files, size, colors, remedy)
         made = pooled(x, [split.labels for split in train], [split.labels for split in test])
         save(kept, made)
     return made | {"files": tuple(map(str, files))}
@@ -72,19 +72,19 @@ def fingerprint(splits: Sequence[Split], remedy: str) -> str:
     return digest.hexdigest()[:16]
 
 
-def decode(files: Sequence[Path], size: int, colours: Callable, remedy: str) -> np.ndarray:
+def decode(files: Sequence[Path], size: int, colors: Callable, remedy: str) -> np.ndarray:
     """Images [R, size, size, 3] uint8, filtered bilinearly as torchvision's Resize of an image."""
     made = np.empty((len(files), size, size, 3), np.uint8)
     with ThreadPool() as threads:
-        images = threads.imap(lambda file: _image(file, size, colours, remedy), files, chunksize=64)
+        images = threads.imap(lambda file: _image(file, size, colors, remedy), files, chunksize=64)
         shown = tqdm(images, "decoding", len(files), unit=" images", delay=2)
         for row, image in enumerate(shown):
             made[row] = image
     return made
 
 
-def read(file: Path, colours: Callable, remedy: str):
-    """A file's PIL image, with what `colours` makes of it; BadInput where that is impossible."""
+def read(file: Path, colors: Callable, remedy: str):
+    """A file's PIL image, with what `colors` makes of it; BadInput where that is impossible."""
     from PIL import Image
 
     with safe.reading(file, remedy, "is damaged or no image"):
@@ -94,21 +94,21 @@ def read(file: Path, colours: Callable, remedy: str):
             if image.format == "PNG":  # a pixel has one bit at least
                 safe.check_claim(pixels // 8, file.stat().st_size)
             safe.check_memory(PIXEL * pixels)
-            return colours(image)
+            return colors(image)
 
 
-def _image(file: Path, size: int, colours: Callable, remedy: str) -> np.ndarray:
+def _image(file: Path, size: int, colors: Callable, remedy: str) -> np.ndarray:
     from PIL import Image
 
-    image = read(file, colours, remedy)
+    image = read(file, colors, remedy)
     return np.asarray(image.resize((size, size), Image.Resampling.BILINEAR))
 
 
 def rgb(image):
-    """Any PIL image in colour; grey ones get three equal channels."""
+    """Any PIL image in color; gray ones get three equal channels."""
     return image.convert("RGB")
 
 
-def rgb_or_grey(image):
-    """As FedBN: an image that has not exactly three channels loses its colours."""
+def rgb_or_gray(image):
+    """As FedBN: an image that has not exactly three channels loses its colors."""
     return rgb(image if len(image.getbands()) == 3 else image.convert("L"))

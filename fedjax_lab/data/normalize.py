@@ -21,7 +21,7 @@ def center_and_scale(x: np.ndarray, normalize: str) -> tuple[Array, Array]:
         return jnp.float32(127.5), jnp.float32(1 / 127.5)
     if normalize in CHANNELS:
         if x.shape[1:][2:] != (3,):
-            raise BadInput(f"config.data.normalize={normalize} needs colour images")
+            raise BadInput(f"config.data.normalize={normalize} needs color images")
         mean, std = (255 * jnp.array(a, jnp.float32) for a in CHANNELS[normalize])
         return mean, 1 / std
     return jnp.float32(0), jnp.float32(1 / 255)

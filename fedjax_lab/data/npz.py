@@ -31,12 +31,12 @@ def read(
     """
     made, total = {}, 0
     with safe.opened(path) as file, zipfile.ZipFile(file) as members:
-        found = {key: members.getinfo(key + SUFFIX) for key in keys}
-        for key, member in found.items():
+        infos = {key: members.getinfo(key + SUFFIX) for key in keys}
+        for key, member in infos.items():
             with safe.reading(path, remedy, problem, key), members.open(member) as content:
                 total += _claimed(key, content, member)
                 safe.check_memory(total)
-        for key, member in found.items():
+        for key, member in infos.items():
             with safe.reading(path, remedy, problem, key), members.open(member) as content:
                 made[key] = npy.read_array(content, allow_pickle=False)
     return made

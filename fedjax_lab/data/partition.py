@@ -398,7 +398,7 @@ def _first_accepted(draw, numbers, tries, min_size, alpha, num_clients) -> np.nd
 def _fill(slots: int, mix: np.ndarray, left: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     """Counts [C] of `slots` classes drawn from mix [C], none more often than it is left [C].
 
-    A draw of an exhausted class is drawn again from the others, which is the same as renormalising
+    A draw of an exhausted class is drawn again from the others, which is the same as renormalizing
     the mix at the moment of exhaustion.
     """
     taken = np.zeros_like(left)

@@ -80,10 +80,10 @@ class _Reader(pickle._Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if module in ("builtins", "__builtin__") and name in BUILTINS:
             return getattr(self, name)
-        known = STAND_INS.get((module.replace("numpy._core.", "numpy.core."), name))
-        if known is None:
+        stand_in = STAND_INS.get((module.replace("numpy._core.", "numpy.core."), name))
+        if stand_in is None:
             raise pickle.UnpicklingError(f"it asks for {module}.{name}")
-        return getattr(self, known)
+        return getattr(self, stand_in)
 
     def count(self, size: int) -> None:
         """An error if all that is copied does not fit in memory."""

@@ -16,8 +16,8 @@ def locate(folder: str, names: tuple[str, ...], remedy: str, kind: Callable = Pa
     places = [Path(place).expanduser() for place in ([folder] if folder else PLACES)]
     if folder and not places[0].is_dir():
         raise BadInput(f"{places[0]} is not a folder: {remedy}")
-    found = next((p / name for p in places for name in names if kind(p / name)), None)
-    if found is None:
+    path = next((p / name for p in places for name in names if kind(p / name)), None)
+    if path is None:
         looked, wanted = " or ".join(map(str, places)), " or ".join(names)
         raise BadInput(f"no {wanted} in {looked}: {remedy}")
-    return found
+    return path

@@ -52,12 +52,12 @@ def tfds(*, dataset: str = "cifar10", folder: str = "") -> Dataset:
 
 def newest(folder: Path) -> Path | None:
     """The folder of the highest version that was prepared whole; None if there is none."""
-    found = [
+    versions = [
         (tuple(map(int, file.parent.name.split("."))), file.parent)
         for file in folder.glob("*/dataset_info.json")
         if re.fullmatch(r"\d+\.\d+\.\d+", file.parent.name)
     ]
-    return max(found)[1] if found else None
+    return max(versions)[1] if versions else None
 
 
 def _examples(source) -> tuple[np.ndarray, np.ndarray]:

@@ -76,10 +76,10 @@ def content(path: Path) -> bytes:
 def lines(path: Path, remedy: str) -> list[str]:
     """The lines of a text file that are not empty, at least one; or else BadInput."""
     with reading(path, remedy):
-        found = [line for line in content(path).decode().splitlines() if line.strip()]
-    if not found:
+        nonempty = [line for line in content(path).decode().splitlines() if line.strip()]
+    if not nonempty:
         raise BadInput(f"{path} is empty: {remedy}")
-    return found
+    return nonempty
 
 
 def check_claim(size: int, stored: int) -> None:

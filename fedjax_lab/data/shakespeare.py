@@ -119,13 +119,13 @@ def read(folder: Path) -> dict[str, Texts]:
     files = sorted(folder.glob("*.json"))
     if not files:
         raise BadInput(f"{folder} has no files *.json: {HELP}")
-    found = {}
+    by_user = {}
     for file in files:
         for user, texts in _of_users(file):
-            if user in found:
+            if user in by_user:
                 raise BadInput(f"{file}: user {quoted(user, 60)} is there twice: {HELP}")
-            found[user] = texts
-    return found
+            by_user[user] = texts
+    return by_user
 
 
 def encode(user: str, texts: Texts) -> tuple[np.ndarray, np.ndarray]:

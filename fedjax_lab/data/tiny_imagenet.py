@@ -40,12 +40,12 @@ def training_files(where: Path, classes: tuple[str, ...]) -> Split:
     """The files of train/, class after class, by name."""
     files, labels = [], []
     for label, name in enumerate(classes):
-        images = where / "train" / name / "images"
-        found = sorted(images.glob("*.JPEG"))
-        if not found:
-            raise BadInput(f"{images} has no images *.JPEG: {HELP}")
-        files += found
-        labels += [label] * len(found)
+        folder = where / "train" / name / "images"
+        images = sorted(folder.glob("*.JPEG"))
+        if not images:
+            raise BadInput(f"{folder} has no images *.JPEG: {HELP}")
+        files += images
+        labels += [label] * len(images)
     return Split(files, labels)
 
 

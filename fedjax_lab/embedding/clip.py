@@ -208,11 +208,11 @@ def preprocessor(where: Path, settings: Settings) -> Callable:
     expected = (s.num_channels, s.image_size, s.image_size)
 
     def pixels(image):
-        found = np.asarray(made(image)["pixel_values"][0], np.float32)
-        if found.shape != expected:
-            shapes = f"{list(found.shape)}, not {list(expected)}"
+        values = np.asarray(made(image)["pixel_values"][0], np.float32)
+        if values.shape != expected:
+            shapes = f"{list(values.shape)}, not {list(expected)}"
             raise BadInput(f"{where}: preprocessor_config.json makes images {shapes}")
-        return found.transpose(1, 2, 0)
+        return values.transpose(1, 2, 0)
 
     return pixels
 

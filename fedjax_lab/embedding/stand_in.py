@@ -16,7 +16,7 @@ SIDE = 32  # larger pictures are shrunk to about so many pixels
 NGRAMS, BUCKETS = (1, 3), 2**12  # of texts
 LAST, END = 3, "\x03"  # a text's last characters count on their own, before a mark of the end
 BATCH = 256
-OWN = 0.1  # of a label's embedding that is its own, beside its class's mean
+RANDOM_PART = 0.1  # length of a label's random direction, beside its class's mean of length 1
 
 
 def stand_in(dataset: Dataset, *, size: int = 512) -> Embeddings:
@@ -26,10 +26,10 @@ def stand_in(dataset: Dataset, *, size: int = 512) -> Embeddings:
     means the same; and the labels' table is made with the training labels (of all clients), which
     CLIP never sees. Results with it tell of the method's working, not of its published accuracy.
 
-    Images: random 5 x 5 filters of zero mean, half on grey and half on colour, rectified and
+    Images: random 5 x 5 filters of zero mean, half on gray and half on color, rectified and
     averaged on a 4 x 4 grid, and each channel's mean and deviation. Texts: hashed n-grams of one to
     three characters, of the whole and once more of its end. Other examples: themselves.
-    All are projected to `size` dimensions by a fixed Gaussian matrix, centred over the training
+    All are projected to `size` dimensions by a fixed Gaussian matrix, centered over the training
     examples and scaled to a mean length of 10. A label has the direction of its class's mean, taken
     first in each domain and then over domains, and a little of its own. The same dataset, the same
     bits. Raises BadInput unless `size` is a multiple of 32 (Client2Vec's tokens).
@@ -37,12 +37,12 @@ def stand_in(dataset: Dataset, *, size: int = 512) -> Embeddings:
     if size < 32 or size % 32:
         raise BadInput(f"config.embedding.size must be a positive multiple of 32, got {size}")
     train = np.flatnonzero(~dataset.test)
-    found = centred(features(dataset, train, size))
-    found *= NORM / np.linalg.norm(found, axis=1).mean()
+    embedded = centered(features(dataset, train, size))
+    embedded *= NORM / np.linalg.norm(embedded, axis=1).mean()
     examples = np.zeros((len(dataset.y), size), np.float32)
-    examples[train] = found
+    examples[train] = embedded
     y, domain = dataset.y[train], dataset.domain[train]
-    return Embeddings(examples, of_labels(found, y, domain, len(dataset.classes)))
+    return Embeddings(examples, of_labels(embedded, y, domain, len(dataset.classes)))
 
 
 def features(dataset: Dataset, rows: np.ndarray, size: int) -> np.ndarray:
@@ -57,18 +57,18 @@ def features(dataset: Dataset, rows: np.ndarray, size: int) -> np.ndarray:
         raw = in_batches(lambda part: convolved(part, filters), x)
     else:
         raw = x.reshape(len(x), -1).astype(np.float32)
-    raw = centred(raw)
+    raw = centered(raw)
     deviation = raw.std(0)
     raw /= np.where(deviation > 0, deviation, 1)
     return raw @ gaussian(raw.shape[1], size)
 
 
-def of_labels(found: np.ndarray, y: np.ndarray, domain: np.ndarray, classes: int) -> np.ndarray:
-    """The labels' embeddings [K, E] of length 10, from the examples' [R, E]."""
+def of_labels(embedded: np.ndarray, y: np.ndarray, domain: np.ndarray, classes: int) -> np.ndarray:
+    """The labels' embeddings [K, E] of length 10, from those of the examples [R, E]."""
     cells, cell = np.unique(domain * classes + y, return_inverse=True)
-    of_class = means(means(found, cell, len(cells)), cells % classes, classes)
-    own = np.random.default_rng(1).standard_normal(of_class.shape)
-    return (NORM * unit(unit(of_class) + OWN * unit(own))).astype(np.float32)
+    of_class = means(means(embedded, cell, len(cells)), cells % classes, classes)
+    directions = np.random.default_rng(1).standard_normal(of_class.shape)
+    return (NORM * unit(unit(of_class) + RANDOM_PART * unit(directions))).astype(np.float32)
 
 
 def random_filters(channels: int) -> np.ndarray:
@@ -132,16 +132,16 @@ def gaussian(rows: int, columns: int) -> np.ndarray:
 
 
 def means(values: np.ndarray, group: np.ndarray, count: int) -> np.ndarray:
-    """The mean [count, E] of the rows of each group; 0 of an empty one."""
+    """The mean [count, E] of the rows of each group; 0 for an empty group."""
     member = csr_matrix((np.ones(len(group)), (group, np.arange(len(group)))), (count, len(group)))
     return member @ values / np.maximum(np.bincount(group, minlength=count), 1)[:, None]
 
 
-def centred(values: np.ndarray) -> np.ndarray:
-    """Rows less their mean."""
+def centered(values: np.ndarray) -> np.ndarray:
+    """The rows minus their mean."""
     return values - values.mean(0, dtype=np.float64).astype(np.float32)
 
 
 def unit(rows: np.ndarray) -> np.ndarray:
-    """Rows of length 1; one of zeros remains."""
+    """The rows scaled to length 1; a row of zeros stays as it is."""
     return rows / np.maximum(np.linalg.norm(rows, axis=-1, keepdims=True), 1e-12)

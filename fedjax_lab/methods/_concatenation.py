@@ -23,12 +23,12 @@ CLASSIFIER_STEPS = 3  # batches a round
 class Clusters(NamedTuple):
     """The server of stage 2."""
 
-    centres: PyTree  # leaves [K, ...]
+    centers: PyTree  # leaves [K, ...]
     member: Array  # [K, C], 1 where client and cluster belong together
 
 
 def decayed(optimizer, decay: float):
-    """The optimiser with more coupled weight decay."""
+    """The optimizer with more coupled weight decay."""
     return optax.chain(optax.add_decayed_weights(decay), optimizer) if decay else optimizer
 
 
@@ -37,14 +37,14 @@ def inside_clusters(task: Task, decay: float = 0.0) -> Method:
     risk = losses.risk(task)
 
     def cluster_model(server, id):
-        return tree.take(server.centres, jnp.argmax(server.member[:, id]))
+        return tree.take(server.centers, jnp.argmax(server.member[:, id]))
 
     def local(w, client, work):
         return work.train(w, risk, optimizer=decayed(work.optimizer, decay)), ()
 
     def aggregate(server, w, cohort):
         share = server.member[:, cohort.id] * cohort.n  # [K, M]
-        return server._replace(centres=clusters.average(share, w, server.centres))
+        return server._replace(centers=clusters.average(share, w, server.centers))
 
     def predict(w, client, x):
         return task.apply(w, x).logits
@@ -70,8 +70,8 @@ def concatenation(task: Task, rounds: int, classifier_init: str, feature_cache: 
 
     def start(key, num_clients, last, facts):
         server = last.server
-        centres = getattr(server, "centres", server)  # IFCA's server has nothing else
-        encoders, heads = split_head(task, centres)
+        centers = getattr(server, "centers", server)  # IFCA's server has nothing else
+        encoders, heads = split_head(task, centers)
         kernel, bias = (heads.params["head"][name] for name in ("kernel", "bias"))
         K, D, _ = kernel.shape
         if classifier_init == "random":
@@ -93,7 +93,7 @@ def concatenation(task: Task, rounds: int, classifier_init: str, feature_cache: 
 
 
 def concatenate(task: Task, encoders: Weights, x: Array) -> Array:
-    """h(x) [B, K D] of K stacked encoders: one vectorised forward pass."""
+    """h(x) [B, K D] of K stacked encoders: one vectorized forward pass."""
     h = jax.vmap(lambda theta: encode(task, theta, x))(encoders)  # [K, B, D]
     return jnp.swapaxes(h, 0, 1).reshape(len(x), -1)
 

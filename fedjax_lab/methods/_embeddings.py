@@ -55,7 +55,7 @@ def embed(task: Task, size: int) -> Stage:
         return jnp.zeros((len(x), task.num_classes))
 
     exchange = Exchange(lambda server, id: server[0], local, aggregate)
-    method = Method(init, (exchange,), predict, lambda state: ((), ()), sampling.everyone)
+    method = Method(init, (exchange,), predict, lambda state: ((), ()), sampling.all_clients)
     return Stage("embed", method, 1)
 
 

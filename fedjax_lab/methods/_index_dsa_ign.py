@@ -3,7 +3,7 @@
 z, u = DSA-IGN(D), D~ its reconstruction of D;  L the embedding of the label's name
 L_div   = 1/B sum_j log sum_{k != j} exp cos(u_j, u_k)
 L_sim   = 1/B sum_j (1 - cos(z_j, L_j))
-L_orth  = mean of |Z U^T|, all B x B products (the paper gives no normalisation)
+L_orth  = mean of |Z U^T|, all B x B products (the paper gives no normalization)
 L_recon = mean of (D~ - D)^2
 beta^f_i = mean of u over the client's examples
 
@@ -48,7 +48,7 @@ from fedjax_lab.types import (
 
 STRATEGIES = ("global", "federated")
 LOCAL_EPOCHS, SHARE = 10, 0.1
-ADAM = optim.adam(1e-3)  # the paper names no optimiser
+ADAM = optim.adam(1e-3)  # the paper names no optimizer
 
 REDUCTIONS = {  # of the products in L_orth, from their sum and how many rows and columns they have
     "mean": lambda total, rows, columns: total / jnp.maximum(rows, 1) / columns,
@@ -88,7 +88,7 @@ def stages(task: Task, training: Training) -> tuple[Stage, ...]:
     network = Network(training.positions, training.decoder)
     loss = partial(total_loss, network, training, T)
     upload = Exchange(send_psi, describe(partial(mean_u, network), T), put)
-    last = stage("describe", 1, upload, sampling.everyone)
+    last = stage("describe", 1, upload, sampling.all_clients)
     first = partial(first_state, network, training, T.shape[1])
     if training.strategy == "federated":
         train = Exchange(send_psi, partial(local_epochs, loss), mean_of_models)
@@ -96,7 +96,7 @@ def stages(task: Task, training: Training) -> tuple[Stage, ...]:
     collect = Exchange(nothing, one_batch, keep_batches)
     train = Exchange(nothing, silence, unchanged, alone=partial(epoch, loss, training.pooled))
     return (
-        stage("collect", 1, collect, sampling.everyone, first),
+        stage("collect", 1, collect, sampling.all_clients, first),
         stage("index", training.epochs, train, somebody),
         last,
     )

@@ -42,7 +42,7 @@ def stages(task: Task, kind: str) -> tuple[Stage, ...]:
         index, private = prototypes(message, client, work)
         return index._replace(feature=class_means(index.feature, client)), private
 
-    return (stage("describe", 1, Exchange(nothing, local, put), sampling.everyone, init),)
+    return (stage("describe", 1, Exchange(nothing, local, put), sampling.all_clients, init),)
 
 
 def size(task: Task, kind: str) -> int:

@@ -4,7 +4,7 @@
   local   on one batch of at most 32, with theta^-i, phi^-i the means of all models but i's (eq. 4):
           l_m^-i     = loss of (theta^-i, phi_m)
           l_m^-i,-c  = loss of (theta_m, phi_m with the row of class c from phi^-i)       (eq. 9)
-          lambda_m^i, Lambda_m^i,c: l^gamma, normalised over i                            (eq. 5)
+          lambda_m^i, Lambda_m^i,c: l^gamma, normalized over i                            (eq. 5)
           theta_m <- sum_i lambda_m^i theta_i                                             (eq. 6)
           phi_m,c <- sum_i Lambda_m^i,c phi_i,c, the bias with its row                   (eq. 10)
           SGD on F_m from there

@@ -113,8 +113,8 @@ def one_start(
     task: Task, key: Array, num_clients: int, last: None, facts: dict[str, Array]
 ) -> State:
     """All clusters start from the same model."""
-    centres = tree.repeat(task.init(key), len(facts["member"]))
-    return State(Clusters(centres, facts["member"]), ())
+    centers = tree.repeat(task.init(key), len(facts["member"]))
+    return State(Clusters(centers, facts["member"]), ())
 
 
 def other(task: Task, clustering: str, num_clusters: int) -> Method:

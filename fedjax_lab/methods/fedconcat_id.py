@@ -91,8 +91,8 @@ def means(key: Array, num_clients: int, last: State, facts: dict[str, Array]) ->
     """The first round's models, averaged inside their clusters."""
     models, _ = last.private
     share = facts["member"] * facts["n"]  # [K, C]
-    centres = clusters.average(share, models, tree.repeat(last.server, len(share)))
-    return State(Clusters(centres, facts["member"]), ())
+    centers = clusters.average(share, models, tree.repeat(last.server, len(share)))
+    return State(Clusters(centers, facts["member"]), ())
 
 
 def first_round(task: Task, num_clusters: int | str, decay: float = 0.0) -> Method:
@@ -109,7 +109,7 @@ def first_round(task: Task, num_clusters: int | str, decay: float = 0.0) -> Meth
         eta = optim.reach(work.optimizer, 1)
         return w_i, (w_i, from_bias(w_0, w_i, work.steps * eta))
 
-    return fedavg(task, local)._replace(init=init, sample=sampling.everyone)
+    return fedavg(task, local)._replace(init=init, sample=sampling.all_clients)
 
 
 def from_bias(w_0: Weights, w_i: Weights, distance: Array) -> Array:

@@ -35,7 +35,7 @@ class Server(NamedTuple):
 
 
 def feddyn(task: Task, *, alpha: float = 0.1, clip: float = 10.0) -> Method:
-    """alpha: weight of the dynamic regulariser; clip: largest norm of a step's gradient."""
+    """alpha: weight of the dynamic regularizer; clip: largest norm of a step's gradient."""
     check_positive("method.alpha", alpha)
     check_positive("method.clip", clip)
     risk = losses.risk(task)

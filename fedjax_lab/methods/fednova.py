@@ -4,7 +4,7 @@
   local   w_i <- SGD on F_i from w_t, tau_i steps;  d_i = (w_t - w_i) / a_i
   server  w_{t+1} = w_t - tau_eff sum_i p_i d_i,  tau_eff = sum_i p_i a_i
 
-p_i = n_i/n over the sampled clients. a_i is how far the optimiser goes in tau_i steps: tau_i itself
+p_i = n_i/n over the sampled clients. a_i is how far the optimizer goes in tau_i steps: tau_i itself
 for plain SGD, (tau_i - rho (1 - rho^tau_i) / (1 - rho)) / (1 - rho) with momentum rho. Only ratios
 of the a_i matter, so the learning rate stays in them.
 """

@@ -19,7 +19,7 @@ from fedjax_lab.types import Exchange, Method, State, Task, Weights
 
 
 def with_server_optimizer(method: Method, optimizer: optax.GradientTransformation) -> Method:
-    """A method whose server takes the plain mean takes a step towards it instead."""
+    """A method whose server takes the plain mean takes a step toward it instead."""
     (exchange,) = method.round
 
     def init(key, num_clients):

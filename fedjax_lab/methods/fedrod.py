@@ -5,7 +5,7 @@
           phi_i <- SGD on CE(sg(phi_G h) + phi_i sg(h), y)                    empirical risk
   server  theta, phi_G = sum_i n_i/n (theta_i, phi_G,i)
 
-n_i counts the client's examples by class, sg stops gradients; one step minimises both losses. phi_i
+n_i counts the client's examples by class, sg stops gradients; one step minimizes both losses. phi_i
 starts as a copy of phi_G and stays on the client. A client predicts with phi_G h + phi_i h, one
 without phi_i with phi_G h.
 """

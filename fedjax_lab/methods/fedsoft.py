@@ -1,13 +1,13 @@
 """FedSoft (Ruan and Joe-Wong, AAAI 2022, arXiv:2112.06053), as FedConcat runs it.
 
-  send    all K centres c_1 .. c_K
+  send    all K centers c_1 .. c_K
   local   every tau rounds: u_is = max(sigma, share of examples on which c_s has the least loss)
           min_w F_i(w) + sum_s u_is mu/2 ||w - c_s||^2 from the c_s of the largest u_is
   server  c_s = sum_i n_i u_is w_i / sum_i n_i u_is
 
-FedSoft starts from the client's own last model instead of a centre (FedConcat found that at chance
+FedSoft starts from the client's own last model instead of a center (FedConcat found that at chance
 level), and draws clients per cluster. Losses are compared on the same examples, in evaluation mode.
-Centres start from distinct inits, u_is from 1/K; running statistics are averaged as weights. In
+Centers start from distinct inits, u_is from 1/K; running statistics are averaged as weights. In
 FedConcat's released code the proximal term has no gradient: mu = 0.
 """
 
@@ -27,7 +27,7 @@ SIGMA = 1e-4
 class Server(NamedTuple):
     """What the server knows."""
 
-    centres: PyTree  # leaves [K, ...]
+    centers: PyTree  # leaves [K, ...]
     t: Array  # rounds played
 
 
@@ -39,44 +39,44 @@ def fedsoft(task: Task, *, num_clusters: int = 2, mu: float = 0.01, tau: int = 2
 
     def init(key, num_clients):
         clusters.check_number(K, num_clients)
-        centres = clusters.distinct_starts(task, key, K)
-        return State(Server(centres, jnp.int32(0)), jnp.full((num_clients, K), 1 / K))
+        centers = clusters.distinct_starts(task, key, K)
+        return State(Server(centers, jnp.int32(0)), jnp.full((num_clients, K), 1 / K))
 
     def send(server, id):
-        return server.centres, server.t % tau == 0
+        return server.centers, server.t % tau == 0
 
     def local(message, client, work):
-        centres, due = message
-        u = jnp.where(due, importance(task, centres, work, due), client.private)  # [K]
+        centers, due = message
+        u = jnp.where(due, importance(task, centers, work, due), client.private)  # [K]
 
         def loss(w, batch, key):
             value, out = risk(w, batch, key)
-            far = jax.vmap(lambda c: tree.sq_norm(tree.sub(w.params, c)))(centres.params)
+            far = jax.vmap(lambda c: tree.sq_norm(tree.sub(w.params, c)))(centers.params)
             return value + mu / 2 * jnp.sum(u * far), out
 
-        return (u, work.train(tree.take(centres, jnp.argmax(u)), loss)), u
+        return (u, work.train(tree.take(centers, jnp.argmax(u)), loss)), u
 
     def aggregate(server, uploads, cohort):
         u, w = uploads  # [M, K], leaves [M, ...]
-        return Server(clusters.average(u.T * cohort.n, w, server.centres), server.t + 1)
+        return Server(clusters.average(u.T * cohort.n, w, server.centers), server.t + 1)
 
     def predict(message, client, x):
-        centres, _ = message
-        return task.apply(tree.take(centres, jnp.argmax(client.private)), x).logits
+        centers, _ = message
+        return task.apply(tree.take(centers, jnp.argmax(client.private)), x).logits
 
     return Method(init, (Exchange(send, local, aggregate),), predict, None, sampling.by_size)
 
 
-def importance(task: Task, centres: Weights, work: Work, due: Array) -> Array:
+def importance(task: Task, centers: Weights, work: Work, due: Array) -> Array:
     """u [K] of one client; meant where `due` holds, and computed only there."""
-    K = len(jax.tree.leaves(centres)[0])
+    K = len(jax.tree.leaves(centers)[0])
 
     def best(batch):
         def each(c):
             logits = task.apply(c, batch.x).logits
             return optax.softmax_cross_entropy_with_integer_labels(logits, batch.y)
 
-        loss = jax.vmap(each)(centres)  # [K, B]
+        loss = jax.vmap(each)(centers)  # [K, B]
         s = jax.nn.one_hot(jnp.argmin(loss, 0), K)  # [B, K]
         return losses.masked_mean(s, batch.mask)
 

@@ -21,7 +21,7 @@ from fedjax_lab.types import Array, Exchange, Method, PyTree, State, Task
 class Server(NamedTuple):
     """What the server knows."""
 
-    centres: PyTree  # leaves [K, ...]
+    centers: PyTree  # leaves [K, ...]
     models: PyTree  # w_i, the clients' last ones, leaves [C, ...]
     trained: Array  # [C] whether there is one
     group: Array  # [C] the cluster until then
@@ -42,17 +42,17 @@ def fesem(task: Task, *, num_clusters: int = 2, mu: float = 0.1) -> Method:
 
     def nearest(server, id):
         w_i = tree.take(server.models, id).params
-        far = jax.vmap(lambda c: tree.sq_norm(tree.sub(w_i, c)))(server.centres.params)  # [K]
+        far = jax.vmap(lambda c: tree.sq_norm(tree.sub(w_i, c)))(server.centers.params)  # [K]
         return jnp.where(server.trained[id], jnp.argmin(far), server.group[id])
 
     def send(server, id):
-        return tree.take(server.centres, nearest(server, id))
+        return tree.take(server.centers, nearest(server, id))
 
     def aggregate(server, w, cohort):
         k = jax.vmap(lambda id: nearest(server, id))(cohort.id)  # [M]
         share = jax.nn.one_hot(k, K).T * cohort.n  # [K, M]
         return server._replace(
-            centres=clusters.average(share, w, server.centres),
+            centers=clusters.average(share, w, server.centers),
             models=tree.put(server.models, cohort.id, w),
             trained=server.trained.at[cohort.id].set(True),
         )

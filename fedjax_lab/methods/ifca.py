@@ -27,34 +27,34 @@ def ifca(
     def init(key, num_clients):
         clusters.check_number(K, num_clients)
         if distinct_starts:
-            centres = clusters.distinct_starts(task, key, K)
+            centers = clusters.distinct_starts(task, key, K)
         else:
-            centres = tree.repeat(task.init(key), K)
-        return State(centres, jnp.zeros(num_clients, int))
+            centers = tree.repeat(task.init(key), K)
+        return State(centers, jnp.zeros(num_clients, int))
 
-    def local(centres, client, work):
-        k = choose(risk, centres, work)
-        w = work.train(tree.take(centres, k), risk)
+    def local(centers, client, work):
+        k = choose(risk, centers, work)
+        w = work.train(tree.take(centers, k), risk)
         return (k, w), k
 
-    def aggregate(centres, uploads, cohort):
+    def aggregate(centers, uploads, cohort):
         k, w = uploads  # [M], leaves [M, ...]
         member = jax.nn.one_hot(k, K).T  # [K, M]
         by_n = member * cohort.n
-        params = clusters.average(by_n if by_size else member, w.params, centres.params)  # Alg. 1
-        return Weights(params, clusters.average(by_n, w.stats, centres.stats))
+        params = clusters.average(by_n if by_size else member, w.params, centers.params)  # Alg. 1
+        return Weights(params, clusters.average(by_n, w.stats, centers.stats))
 
-    def tune(centres, client, work):
-        return centres, choose(risk, centres, work)
+    def tune(centers, client, work):
+        return centers, choose(risk, centers, work)
 
-    def predict(centres, client, x):
-        return task.apply(tree.take(centres, client.private), x).logits
+    def predict(centers, client, x):
+        return task.apply(tree.take(centers, client.private), x).logits
 
     exchange = Exchange(send, local, aggregate)
     return Method(init, (exchange,), predict, None, sampling.by_size, tune)
 
 
-def choose(risk: losses.Loss, centres: Weights, work: Work) -> Array:
+def choose(risk: losses.Loss, centers: Weights, work: Work) -> Array:
     """The cluster whose model fits the client's examples best."""
-    fit = work.mean(lambda batch: jax.vmap(lambda w: risk(w, batch, None)[0])(centres))  # [K]
+    fit = work.mean(lambda batch: jax.vmap(lambda w: risk(w, batch, None)[0])(centers))  # [K]
     return jnp.argmin(fit)

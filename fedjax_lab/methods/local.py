@@ -1,6 +1,6 @@
 """Local training, also called SingleSet: no communication at all.
 
-  local   w_i <- SGD on F_i from w_i             the optimiser starts afresh each round
+  local   w_i <- SGD on F_i from w_i             the optimizer starts afresh each round
 
 All clients train in every round, so that only communication sets it apart from FedAvg. Each is
 scored on its own model.
@@ -24,4 +24,4 @@ def local(task: Task) -> Method:
         return task.apply(client.private, x).logits
 
     exchange = Exchange(lambda server, id: (), train, lambda server, uploads, cohort: ())
-    return Method(init, (exchange,), predict, None, sampling.everyone)
+    return Method(init, (exchange,), predict, None, sampling.all_clients)

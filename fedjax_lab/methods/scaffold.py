@@ -8,7 +8,7 @@
 
 Option II; every control variate starts at zero, so c stays the mean of all c_i. The models' mean is
 by size, as every other method's; the paper's is uniform. K eta is the reach of the clients'
-optimiser: with momentum it goes further than K steps of eta. With Adam c_i is no gradient: use SGD.
+optimizer: with momentum it goes further than K steps of eta. With Adam c_i is no gradient: use SGD.
 Weight decay counts as drift, as it does in NIID-Bench.
 """
 

@@ -1,6 +1,6 @@
 """CLIP's image and text towers (Radford et al. 2021, arXiv 2103.00020), with the hub's weights.
 
-Transformers of pre-normalised blocks, each followed by a linear projection to the width that both
+Transformers of pre-normalized blocks, each followed by a linear projection to the width that both
 share. Modules are named as the tensors of the hub's model.safetensors, so that a parameter's path
 is its tensor's name. Frozen here: there is no dropout, and the first weights are Flax's.
 """
@@ -73,7 +73,7 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
 
 
 class Block(nn.Module):
-    """Self-attention and two dense layers, each normalised before and added after."""
+    """Self-attention and two dense layers, each normalized before and added after."""
 
     settings: TextSettings | ImageSettings
 
@@ -96,14 +96,14 @@ class Block(nn.Module):
 
 
 class ImageTower(nn.Module):
-    """A vision transformer (Dosovitskiy et al. 2021) that starts with a normalisation."""
+    """A vision transformer (Dosovitskiy et al. 2021) that starts with a normalization."""
 
     settings: ImageSettings
     projection_dim: int
 
     @nn.compact
     def __call__(self, pixels: Array) -> Array:
-        """Normalised pixels [B, image_size, image_size, num_channels] -> [B, projection_dim]."""
+        """Normalized pixels [B, image_size, image_size, num_channels] -> [B, projection_dim]."""
         s, model = self.settings, "vision_model"
         patches = nn.Conv(
             s.hidden_size,

@@ -14,7 +14,7 @@ from fedjax_lab.models.layers import dense, torch_uniform
 from fedjax_lab.types import Array
 
 WIDTH, LAYERS, HEADS, HIDDEN = 32, 3, 8, 2048
-DROPOUT, EPSILON = 0.1, 1e-5  # of PyTorch's encoder layer, as is its order: normalised last
+DROPOUT, EPSILON = 0.1, 1e-5  # of PyTorch's encoder layer, as is its order: normalized last
 
 
 class Network(nn.Module):

@@ -1,4 +1,4 @@
-"""Layers with PyTorch's numbers: first weights, batch normalisation, pooling."""
+"""Layers with PyTorch's numbers: first weights, batch normalization, pooling."""
 
 import math
 
@@ -116,7 +116,7 @@ def adaptive_avg_pool(x: Array, out: int) -> Array:
     """Means over `out` x `out` bins that cover the image: [B, H, W, C] -> [B, out, out, C].
 
     Bin k of an axis of size n goes from floor(k n / out) up to, not including,
-    ceil((k + 1) n / out): neighbours overlap where `out` does not divide n.
+    ceil((k + 1) n / out): neighbors overlap where `out` does not divide n.
     """
     for axis in (1, 2):
         n = x.shape[axis]
@@ -127,9 +127,9 @@ def adaptive_avg_pool(x: Array, out: int) -> Array:
 
 
 class BatchNorm(nn.Module):
-    """Batch normalisation over all axes but the last, as in PyTorch; padded rows count nowhere.
+    """Batch normalization over all axes but the last, as in PyTorch; padded rows count nowhere.
 
-    Training normalises with the batch's biased variance; the running variance takes the unbiased
+    Training normalizes with the batch's biased variance; the running variance takes the unbiased
     one. A batch without a real row leaves the running statistics unchanged, one with a single
     value per channel leaves the running variance unchanged.
     """
@@ -143,12 +143,12 @@ class BatchNorm(nn.Module):
         running_mean = self.variable("batch_stats", "mean", jnp.zeros, width, x.dtype)
         running_var = self.variable("batch_stats", "var", jnp.ones, width, x.dtype)
         if not train:
-            return _normalise(x, running_mean.value, running_var.value, scale, bias)
+            return _normalize(x, running_mean.value, running_var.value, scale, bias)
         mean, var, n = _moments(x, jnp.ones(len(x), x.dtype) if mask is None else mask)
         unbiased = var * n / jnp.maximum(n - 1, 1)
         running_mean.value = _update(running_mean.value, mean, n > 0)
         running_var.value = _update(running_var.value, unbiased, n > 1)
-        return _normalise(x, mean, var, scale, bias)
+        return _normalize(x, mean, var, scale, bias)
 
 
 def _update(running: Array, batch: Array, valid: Array) -> Array:
@@ -165,7 +165,7 @@ def _moments(x: Array, mask: Array) -> tuple[Array, Array, Array]:
     return mean.reshape(-1), var, n
 
 
-def _normalise(x: Array, mean: Array, var: Array, scale: Array, bias: Array) -> Array:
+def _normalize(x: Array, mean: Array, var: Array, scale: Array, bias: Array) -> Array:
     """x [B, ..., C] with the statistics and parameters [C] of its last axis."""
     shape = (1,) * (x.ndim - 1) + mean.shape
     factor = scale * lax.rsqrt(var + EPSILON)

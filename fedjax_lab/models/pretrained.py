@@ -3,7 +3,7 @@
 A `.safetensors` file holds tensors by name. A model that can start from one has a field
 `pretrained`, the path of the file ("" for none), and `published_names()`: for each library that
 publishes its weights, the names that its layers have there, by their path here. The weights expect
-images normalised as in that library's training; the mean and deviation are not in the file.
+images normalized as in that library's training; the mean and deviation are not in the file.
 """
 
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""VGG nets: 3x3 convolutions with ReLU and bias, no normalisation (Simonyan, Zisserman 2015)."""
+"""VGG nets: 3x3 convolutions with ReLU and bias, no normalization (Simonyan, Zisserman 2015)."""
 
 import flax.linen as nn
 

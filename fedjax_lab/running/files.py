@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fedjax_lab.aliases import current_config
 from fedjax_lab.data import safe
 from fedjax_lab.errors import MACHINE, BadInput, quoted
 
@@ -95,7 +96,7 @@ PLAN = {"cells": {"*": {"method": TEXT, "grid": {"*": TEXT}, "config": OBJECT}}}
 
 
 def read_json(path: Path, shape: Any) -> Any:
-    """What a JSON file holds, which has the shape; None where there is no file.
+    """The content of a JSON file, checked against the shape; None where there is no file.
 
     Raises Damaged.
     """
@@ -110,8 +111,25 @@ def read_json(path: Path, shape: Any) -> Any:
     return value
 
 
+def read_config(path: Path) -> dict | None:
+    """The content of a run's config.json, under current names; None where there is no file.
+
+    Raises Damaged.
+    """
+    config = read_json(path, CONFIG)
+    return None if config is None else current_config(config)
+
+
+def read_plan(path: Path) -> dict[str, dict]:
+    """The cells that a sweep.json holds, with their configs under current names. Raises Damaged."""
+    cells = read_json(path, PLAN)["cells"]
+    return {
+        name: {**cell, "config": current_config(cell["config"])} for name, cell in cells.items()
+    }
+
+
 def read_rows(path: Path, shape: Any) -> list[Any]:
-    """What the lines of a file hold, each of which is JSON of the shape; [] where there is no file.
+    """The lines of a file, each one JSON that is checked against the shape; [] without a file.
 
     A last line that is not whole is left out: the process that wrote it was killed. Raises Damaged
     for every other line that cannot be used.

@@ -1,7 +1,7 @@
-"""Who may write in the folder of a run or of a sweep: one command at a time.
+"""Locks on the folders of runs and sweeps: one command at a time may write in a folder.
 
-Its lock is one of the operating system's on a hidden file of the folder, and ends with the process
-that holds it. Who only reads takes none.
+A lock is the operating system's, on a hidden file of the folder, and ends with the process that
+holds it. Readers take no lock.
 """
 
 import contextlib
@@ -45,7 +45,7 @@ def check_free(folders: Iterable[Path]) -> None:
 
 @contextlib.contextmanager
 def owned_share(folder: Path, share: str = "0/1") -> Iterator[None]:
-    """As `owned`, of share I/N of a sweep, every N-th cell from number I on.
+    """Like `owned`, for the share I/N of a sweep: every N-th cell from number I on.
 
     BadInput where a command that is still running has a share that this one overlaps.
     """
@@ -57,13 +57,13 @@ def owned_share(folder: Path, share: str = "0/1") -> Iterator[None]:
                 if (number - other) % math.gcd(count, others) == 0:
                     with _held(path):
                         pass
-            mine = folder / f".share-{number}-of-{count}.lock"
-            until_the_end.enter_context(_held(mine))
+            lock_file = folder / f".share-{number}-of-{count}.lock"
+            until_the_end.enter_context(_held(lock_file))
         yield
 
 
 def planning(folder: Path) -> contextlib.AbstractContextManager[None]:
-    """For a moment no other share of a sweep writes its plan."""
+    """Keeps the other shares of a sweep from writing its plan, as long as the context lasts."""
     return _held(folder / ".plan.lock", PATIENCE)
 
 
@@ -111,7 +111,7 @@ def _absolute(folder):
 
 @contextlib.contextmanager
 def _held(path, wait=0.0):
-    """Holds the lock on a file, which is made for it and removed afterwards."""
+    """Holds the lock on a file, which is made for it and removed afterward."""
     path = path.resolve()
     # The name of a soft lock would outlive a process that is killed.
     lock = filelock.FileLock(path, timeout=wait, is_singleton=True, fallback_to_soft=False)

@@ -24,17 +24,17 @@ def make_folder(path: Path) -> None:
 
 
 def write_json(path: Path, content: dict) -> None:
-    """Atomic: see `replace`."""
+    """Writes a JSON file, atomically (see `replace`)."""
     write_text(path, json.dumps(content, indent=2) + "\n")
 
 
 def write_text(path: Path, text: str) -> None:
-    """Atomic as well."""
+    """Writes a text file, atomically (see `replace`)."""
     replace(path, text.encode())
 
 
 def replace(path: Path, content: bytes) -> None:
-    """Writes a file. At any moment it is either the old one or the whole new one."""
+    """Writes a file atomically: at any moment it holds either its old or all of its new content."""
     temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")  # nobody else's
     try:
         with temporary.open("wb") as file:
@@ -54,7 +54,7 @@ def is_temporary(path: Path) -> bool:
 
 def check_same_config(path: Path, config: dict) -> None:
     """BadInput names the first key in which a run's config.json differs from `config`."""
-    saved = files.read_json(path, files.CONFIG)
+    saved = files.read_config(path)
     if saved is None:
         raise BadInput(f"{path.parent} holds no run to resume: it has no {path.name}")
     check_same(path.parent, saved, config)
@@ -180,7 +180,7 @@ def _max_per_domain(rows):
     return {"domains": domains, "accuracy": {"mean": float(np.mean(best))}}
 
 
-def summarise(rows: list[dict], seeds: list[int]) -> dict:
+def summarize(rows: list[dict], seeds: list[int]) -> dict:
     """`last`, `best_by_validation` and two maxima: per seed, and mean and std over seeds.
 
     `max_over_rounds` is the round whose headline is highest, so its other numbers are that round's.

@@ -30,7 +30,7 @@ def check_folder(shared: Shared, cells: dict[str, Cell], out: Path) -> dict:
     # Listed once: commands that share a sweep write sweep.json, and then their cells.
     names = {p.name for p in out.iterdir() if p.name[0] != "."} if out.is_dir() else set()
     if path.name in names:
-        planned = files.read_json(path, files.PLAN)["cells"]
+        planned = files.read_plan(path)
     elif not all(name.startswith(path.name) for name in names) or out.is_file():
         raise BadInput(f"{out} holds something else than a sweep; name another folder with --out")
     for name, old in planned.items():
@@ -69,7 +69,7 @@ def ended(folder: Path) -> Outcome | None:
     One whose config.json or summary.json is damaged has not ended: its run says what is wrong.
     """
     try:
-        files.read_json(folder / "config.json", files.CONFIG)
+        files.read_config(folder / "config.json")
         summary = files.read_json(folder / "summary.json", files.FINISHED)
     except files.Damaged:
         return None

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import ml_collections
 
+from fedjax_lab.aliases import ALIASES
 from fedjax_lab.config import load_config, resolve
 from fedjax_lab.errors import BadInput, cut, nearest, quoted
 from fedjax_lab.running import workdir
@@ -35,7 +36,7 @@ class Cell(NamedTuple):
 
     @property
     def saved(self) -> dict:
-        """What its config.json holds."""
+        """The content of its config.json."""
         return workdir.saved_config(self.config, self.seeds)
 
 
@@ -45,6 +46,7 @@ def parse_grid(texts: Iterable[str]) -> dict[str, list[str]]:
     for text in texts:
         key, _, listed = text.removeprefix("config.").partition("=")
         values = re.split(r",(?![^(\[]*[)\]])", listed)
+        key = ALIASES.get(key, key)
         if "." not in key or not all(values):
             example = "--grid=local.lr=0.01,0.1"
             raise BadInput(
@@ -91,10 +93,11 @@ def make_cell(shared: Shared, method: str, point: dict[str, str]) -> Cell:
     loaded = load_config(f"{shared.path}:{method}")
     config = resolve(loaded, [*shared.overrides, *point.items()])
     parts = [config.method.name]
-    for key in point:
+    for key, text in point.items():
         section, _, rest = key.partition(".")
-        value = str(config[section][rest]).replace(" ", "")
-        value = urllib.parse.quote(value, safe="+()[],")  # a folder's name
+        value = config[section][rest]
+        value = text if isinstance(value, str) else str(value)  # an earlier name stays in use
+        value = urllib.parse.quote(value.replace(" ", ""), safe="+()[],")  # a folder's name
         parts.append(f"{rest if _of_method(key) else key}={value}")
     name = ",".join(parts)
     if len(name) > LONGEST_NAME:

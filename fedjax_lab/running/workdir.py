@@ -66,7 +66,7 @@ def _of_a_run(file):
 
 
 def saved_config(config, seeds: list[int]) -> dict:
-    """What a run's config.json holds."""
+    """The content of a run's config.json."""
     return {**config.to_dict(), "seeds": list(seeds)}
 
 
@@ -183,12 +183,12 @@ class Workdir:
         return processes.of_first(self._file("summary.json").exists)
 
     def read_summary(self) -> dict:
-        """What that process measured."""
+        """The summary of a run that an earlier process has finished."""
         path = self._file("summary.json")
         return processes.of_first(lambda: files.read_json(path, files.FINISHED))
 
     def keep_facts(self, facts: list[dict], engine: Engine) -> None:
-        """Writes what a stage begins with: a later process cannot find it again."""
+        """Writes the facts with which a stage begins, which a later process cannot recompute."""
         if not self._writes or engine.stage.prepare is None:
             return
         metrics.make_folder(self._file("stages"))
@@ -210,15 +210,15 @@ class Workdir:
             metrics.append(self._file("metrics.jsonl"), rows)
 
     def save(self, engine: Engine, force: bool, part: Callable = lambda whole: whole) -> None:
-        """A checkpoint, or of a part of it, unless the last one is a few seconds old."""
+        """Saves a checkpoint of `part` of the snapshot, unless the last one is only seconds old."""
         now = time.monotonic()
         if self._checkpoints and (force or now - self._last_save >= SAVE_SECONDS):
             self._checkpoints.save(engine.played, part(engine.snapshot()))
             self.saved, self._last_save = engine.played, now
 
-    def finish(self, summarise: Callable[[Experiment, list[dict]], dict], rows, **more) -> dict:
+    def finish(self, summarize: Callable[[Experiment, list[dict]], dict], rows, **more) -> dict:
         """Writes the plots and then summary.json, which it returns."""
-        summary = {**summarise(self._experiment, rows), **more}
+        summary = {**summarize(self._experiment, rows), **more}
         if self._writes:
             from fedjax_lab.analysis import plots
 
@@ -246,7 +246,7 @@ def remove_temporary(folder: Path) -> None:
 
 
 def write_arrays(path: Path, arrays: dict[str, Any]) -> None:
-    """An .npz with what a stage begins with, and beside it its checksum, as sha256sum has it."""
+    """Writes arrays to an .npz file, and beside it its checksum in the format of sha256sum."""
     content = io.BytesIO()
     np.savez(content, **arrays)
     metrics.replace(path, content.getvalue())
@@ -255,7 +255,7 @@ def write_arrays(path: Path, arrays: dict[str, Any]) -> None:
 
 
 def read_arrays(path: Path) -> dict[str, np.ndarray]:
-    """What `write_arrays` has written. BadInput where it is damaged or lost."""
+    """Reads the file of `write_arrays`. BadInput where it is damaged or lost."""
     try:
         content = path.read_bytes()
         if hashlib.sha256(content).hexdigest() != _checksum_of(path).read_text().split()[0]:
@@ -270,7 +270,7 @@ def _checksum_of(path):
 
 
 class Workdirs:
-    """The workdirs of a joint run: each takes what is its own seeds', a span of all."""
+    """The workdirs of a joint run: each one takes the rows and states of its seeds."""
 
     def __init__(self, folders: list[Workdir], counts: list[int]):
         self._folders = folders
@@ -294,11 +294,11 @@ class Workdirs:
         for folder, span in zip(self._folders, self._spans, strict=True):
             folder.save(engine, force, functools.partial(_part, span))
 
-    def finish(self, summarise: Callable, rows, diverged: dict | None = None) -> None:
-        """Writes summaries and plots; nothing where one run has diverged, maybe not this one."""
+    def finish(self, summarize: Callable, rows, diverged: dict | None = None) -> None:
+        """Writes summaries and plots; writes nothing where any of the runs has diverged."""
         if diverged is None:
-            for folder, own in zip(self._folders, self._rows, strict=True):
-                folder.finish(summarise, own, runs_together=len(self._folders))
+            for folder, rows_of_run in zip(self._folders, self._rows, strict=True):
+                folder.finish(summarize, rows_of_run, runs_together=len(self._folders))
 
     def close(self) -> None:
         """Waits for checkpoints that are being written."""
@@ -307,7 +307,7 @@ class Workdirs:
 
 
 def _part(span, snapshot):
-    """What a run alone would save, of what the engine of a joint run gives."""
+    """The part of a joint run's snapshot that one of its runs would save alone."""
     of_run = span if span.stop - span.start > 1 else span.start
     states, sums = jax.tree.map(lambda a: a[of_run], (snapshot.states, snapshot.sums))
     return snapshot._replace(states=states, sums=sums, bytes=snapshot.bytes[span])

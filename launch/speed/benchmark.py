@@ -1,6 +1,6 @@
 """Times the workloads through the engine: one JSON line for each strategy.
 
-    python launch/speed/benchmark.py [--workload=W2,W3] [--strategy=auto,vectorised,...,central]
+    python launch/speed/benchmark.py [--workload=W2,W3] [--strategy=auto,vectorized,...,central]
                                [--convolution=auto] [--seconds=10 | --rounds=20] [--whole]
 
 `central` is the bound that no simulator passes by much: one model on as many examples, in
@@ -34,7 +34,7 @@ from fedjax_lab.models.task import has_convolutions, make_task
 from fedjax_lab.running.runner import peak_memory
 from fedjax_lab.types import Federation, Plan, Stage, Task, Weights
 
-STRATEGIES = ("auto", "vectorised", "chunked", "sequential", "central")
+STRATEGIES = ("auto", "vectorized", "chunked", "sequential", "central")
 CONVOLUTIONS = ("auto", "mapped", "unrolled", "grouped", "im2col")
 CENTRAL_ROUNDS = 50
 

@@ -48,7 +48,7 @@ class Workload(NamedTuple):
 
 
 def images(count: int, shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
-    """Labelled noise around one mean per class; written in place, 1,000 images at a time."""
+    """Labeled noise around one mean per class; written in place, 1,000 images at a time."""
     rng = np.random.default_rng(0)
     means = 0.5 * rng.standard_normal((NUM_CLASSES, *shape), np.float32)
     y = rng.integers(NUM_CLASSES, size=count, dtype=np.int32)

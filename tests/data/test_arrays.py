@@ -12,7 +12,7 @@ from fedjax_lab.data.arrays import arrays
 
 @pytest.fixture
 def save(tmp_path):
-    """Writes an .npz file of 10 grey images with what is given changed; gives its path."""
+    """Writes an .npz file of 10 gray images with what is given changed; gives its path."""
 
     def write(**changed):
         rng = np.random.default_rng(0)
@@ -81,7 +81,7 @@ def spoiled(value: float) -> np.ndarray:
     return x
 
 
-def labelled(value: int) -> np.ndarray:
+def labeled(value: int) -> np.ndarray:
     y = np.arange(10) % 3
     y[4] = value
     return y
@@ -90,11 +90,11 @@ def labelled(value: int) -> np.ndarray:
 WRONG = {
     "no x": ({"x": None, "other": np.zeros(3)}, "no array 'x', it holds: y, other"),
     "no y": ({"y": None}, "no array 'y', it holds: x"),
-    "misspelt": (
+    "misspelled": (
         {"domains": np.arange(10)},
         "has an array 'domains', which nothing reads; did you mean 'domain'?",
     ),
-    "misspelt split": ({"splits": np.arange(10)}, "did you mean 'split'?"),
+    "misspelled split": ({"splits": np.arange(10)}, "did you mean 'split'?"),
     "unread": (
         {"client": np.arange(10)},
         "has an array 'client', which nothing reads",
@@ -113,12 +113,12 @@ WRONG = {
     "x beyond float32": ({"x": spoiled(1e200)}, "first in row 6"),
     "y float": ({"y": np.zeros(10)}, "y must be integers"),
     "y text": ({"y": np.array(["cat"] * 10)}, "y must be integers"),
-    "y negative": ({"y": labelled(-1)}, "y is -1 in row 4"),
+    "y negative": ({"y": labeled(-1)}, "y is -1 in row 4"),
     "y beyond classes": (
-        {"y": labelled(3), "classes": np.array(["a", "b", "c"])},
+        {"y": labeled(3), "classes": np.array(["a", "b", "c"])},
         "y is 3 in row 4, not in 0 .. 2",
     ),
-    "y absurd": ({"y": labelled(2**40)}, f"y is {2**40} in row 4"),
+    "y absurd": ({"y": labeled(2**40)}, f"y is {2**40} in row 4"),
     "classes number": ({"classes": np.array(3)}, "classes has shape []"),
     "domain float": ({"domain": np.zeros(10)}, "domain must be integers or strings"),
     "split word": ({"split": np.array(["train"] * 9 + ["valid"])}, "split is valid in row 9"),

@@ -17,7 +17,7 @@ from fedjax_lab.registry import NAMED
 
 
 @pytest.fixture
-def own_cache(tmp_path, monkeypatch):
+def empty_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("FEDJAX_LAB_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"
 
@@ -90,8 +90,8 @@ def check_set(data, release):
             for number, (label, where) in enumerate(IN_LISTS):
                 if where == part:
                     assert np.array_equal(data.x[row], np.asarray(picture(100 * seed + number)))
-                    found = (int(data.y[row]), int(data.domain[row]), bool(data.test[row]))
-                    assert found == (label, seed, bool(test))
+                    actual = (int(data.y[row]), int(data.domain[row]), bool(data.test[row]))
+                    assert actual == (label, seed, bool(test))
                     assert data.files[row].endswith(path_of(release, release.domains[seed], number))
                     row += 1
     assert row == len(data.x) == len(data.y) == len(data.files) and data.x.dtype == np.uint8
@@ -112,7 +112,7 @@ def objects(values: list[str]) -> np.ndarray:
 @pytest.mark.parametrize("protocol", [2, 4])
 @pytest.mark.parametrize("kind", [list, tuple, texts, raw, objects])
 @pytest.mark.parametrize("name", SETS)
-def test_lists_of_any_kind(name, kind, protocol, tmp_path, own_cache):
+def test_lists_of_any_kind(name, kind, protocol, tmp_path, empty_cache):
     source, release = SETS[name]
     make_set(release, tmp_path, protocol=protocol, kind=kind)
     check_set(source(folder=str(tmp_path), size=SIDE), release)
@@ -120,7 +120,7 @@ def test_lists_of_any_kind(name, kind, protocol, tmp_path, own_cache):
 
 @pytest.mark.parametrize("where", ["parent", "usual place", "split", "no leading folder"])
 @pytest.mark.parametrize("name", SETS)
-def test_places_of_folders_and_lists(name, where, tmp_path, own_cache, monkeypatch):
+def test_places_of_folders_and_lists(name, where, tmp_path, empty_cache, monkeypatch):
     source, release = SETS[name]
     monkeypatch.setattr(places_module, "PLACES", ("/nowhere", str(tmp_path)))
     lists = "split" if where == "split" else "."
@@ -129,7 +129,7 @@ def test_places_of_folders_and_lists(name, where, tmp_path, own_cache, monkeypat
     check_set(source(folder=folder, size=SIDE), release)
 
 
-def test_both_columns_in_one_array(tmp_path, own_cache):
+def test_both_columns_in_one_array(tmp_path, empty_cache):
     source, release = SETS["office_caltech"]
     make_set(release, tmp_path)
     for file in tmp_path.glob("*.pkl"):
@@ -150,7 +150,7 @@ def long_lists(release, folder: Path, counts: dict[str, list[int]]):
             write(folder / f"{domain}_{part}.pkl", ([paths[n] for n in shown], shown))
 
 
-def test_office_samplings(tmp_path, own_cache):
+def test_office_samplings(tmp_path, empty_cache):
     """The counts of FedBN's split: FedC2I's Table 6 has 200, 200, 125 and 197 images."""
     source, release = SETS["office_caltech"]
     counts = {
@@ -170,10 +170,10 @@ def test_office_samplings(tmp_path, own_cache):
     assert amazon.tolist() == sorted(list(range(10)) * 20)[::-1]
     first = source(folder=str(tmp_path), size=8).y[:125]
     assert first.tolist() == [9] * 82 + [8] * 43
-    assert len(list(own_cache.iterdir())) == 2
+    assert len(list(empty_cache.iterdir())) == 2
 
 
-def test_domainnet_takes_the_first_500(tmp_path, own_cache):
+def test_domainnet_takes_the_first_500(tmp_path, empty_cache):
     source, release = SETS["domainnet"]
     long_lists(release, tmp_path, {domain: [51] * 10 for domain in release.domains})
     data = source(folder=str(tmp_path), size=8)
@@ -182,7 +182,7 @@ def test_domainnet_takes_the_first_500(tmp_path, own_cache):
 
 
 @pytest.mark.parametrize("mode", ["L", "LA", "RGBA", "P", "CMYK"])
-def test_images_without_three_channels_are_grey(mode, tmp_path, own_cache):
+def test_images_without_three_channels_are_gray(mode, tmp_path, empty_cache):
     source, release = SETS["office_caltech"]
     make_set(release, tmp_path)
     file = tmp_path / path_of(release, "amazon", 0)
@@ -196,7 +196,7 @@ def test_images_without_three_channels_are_grey(mode, tmp_path, own_cache):
         assert np.array_equal(made[..., channel], expected)
 
 
-def test_pictures_are_resized_with_antialiasing(tmp_path, own_cache):
+def test_pictures_are_resized_with_antialiasing(tmp_path, empty_cache):
     source, release = SETS["domainnet"]
     make_set(release, tmp_path)
     for size in (12, 40):
@@ -208,7 +208,7 @@ def test_pictures_are_resized_with_antialiasing(tmp_path, own_cache):
     assert np.abs(made - naive_resize(half, 16)).max() < 1.6
 
 
-def test_pictures_are_decoded_once_until_something_changes(tmp_path, own_cache, monkeypatch):
+def test_pictures_are_decoded_once_until_something_changes(tmp_path, empty_cache, monkeypatch):
     source, release = SETS["office_caltech"]
     make_set(release, tmp_path)
     calls, decode = [], images.decode
@@ -228,7 +228,7 @@ def test_pictures_are_decoded_once_until_something_changes(tmp_path, own_cache, 
     write(lists, (paths[::-1], names[::-1]))
     data = source(folder=str(tmp_path), size=SIDE)
     assert len(calls) == 4 and data.y[(data.domain == 2) & ~data.test].tolist() == [0, 9, 3, 3]
-    assert len(list(own_cache.iterdir())) == 4
+    assert len(list(empty_cache.iterdir())) == 4
 
 
 OUTSIDE = [
@@ -243,7 +243,7 @@ OUTSIDE = [
 
 
 @pytest.mark.parametrize("path", OUTSIDE)
-def test_paths_that_leave_the_folder_are_not_opened(path, tmp_path, own_cache, monkeypatch):
+def test_paths_that_leave_the_folder_are_not_opened(path, tmp_path, empty_cache, monkeypatch):
     source, release = SETS["office_caltech"]
     make_set(release, tmp_path / "office_caltech_10")
     picture(0).save(tmp_path / "secret.png")
@@ -253,7 +253,7 @@ def test_paths_that_leave_the_folder_are_not_opened(path, tmp_path, own_cache, m
     monkeypatch.setattr(images, "decode", lambda *a: opened.append(a))
     message = complaint(source, folder=str(tmp_path))
     assert message.startswith(str(file)) and "is no path in the data set's folder" in message
-    assert not opened and not own_cache.exists()
+    assert not opened and not empty_cache.exists()
 
 
 BROKEN_LISTS = {
@@ -271,7 +271,7 @@ BROKEN_LISTS = {
 
 
 @pytest.mark.parametrize("case", BROKEN_LISTS)
-def test_lists_say_what_is_wrong(case, tmp_path, own_cache):
+def test_lists_say_what_is_wrong(case, tmp_path, empty_cache):
     source, release = SETS["office_caltech"]
     content, expected = BROKEN_LISTS[case]
     file = make_set(release, tmp_path) / "dslr_test.pkl"
@@ -280,7 +280,7 @@ def test_lists_say_what_is_wrong(case, tmp_path, own_cache):
         write(file, content)
     message = complaint(source, folder=str(tmp_path))
     assert message.startswith(str(file)) and expected in message and "med-air/FedBN" in message
-    assert not own_cache.exists()
+    assert not empty_cache.exists()
 
 
 def damage(file: Path, how: str):
@@ -294,7 +294,7 @@ def damage(file: Path, how: str):
 
 @pytest.mark.parametrize("how", ["missing", "cut", "empty", "no image", "a folder"])
 @pytest.mark.parametrize("name", SETS)
-def test_images_that_are_missing_or_damaged(name, how, tmp_path, own_cache):
+def test_images_that_are_missing_or_damaged(name, how, tmp_path, empty_cache):
     source, release = SETS[name]
     make_set(release, tmp_path)
     file = tmp_path / path_of(release, release.domains[1], 2)
@@ -302,7 +302,7 @@ def test_images_that_are_missing_or_damaged(name, how, tmp_path, own_cache):
     message = complaint(source, folder=str(tmp_path))
     expected = "cannot be read" if how == "missing" else "is damaged or no image"
     assert message.startswith(str(file)) and expected in message and release.folder in message
-    assert not own_cache.exists()
+    assert not empty_cache.exists()
 
 
 @pytest.mark.parametrize("name", SETS)
@@ -340,7 +340,7 @@ def folders_only(release, folder: Path) -> dict[str, list[tuple[str, int]]]:
 
 
 @pytest.mark.parametrize("name", SETS)
-def test_a_split_of_our_own(name, tmp_path, own_cache, caplog):
+def test_a_split_of_our_own(name, tmp_path, empty_cache, caplog):
     source, release = SETS[name]
     files = folders_only(release, tmp_path)
     with caplog.at_level(logging.WARNING):
@@ -354,20 +354,20 @@ def test_a_split_of_our_own(name, tmp_path, own_cache, caplog):
                 file, label = files[domain][at]
                 with Image.open(file) as image:
                     assert np.array_equal(data.x[row], np.asarray(image))
-                found = (int(data.y[row]), int(data.domain[row]), bool(data.test[row]))
-                assert found == (label, number, test)
+                actual = (int(data.y[row]), int(data.domain[row]), bool(data.test[row]))
+                assert actual == (label, number, test)
                 row += 1
     assert row == len(data.y)
 
 
-def test_no_warning_with_lists(tmp_path, own_cache, caplog):
+def test_no_warning_with_lists(tmp_path, empty_cache, caplog):
     source, release = SETS["domainnet"]
     make_set(release, tmp_path)
     source(folder=str(tmp_path), size=8)
     assert not caplog.records
 
 
-def test_a_class_without_images(tmp_path, own_cache):
+def test_a_class_without_images(tmp_path, empty_cache):
     source, release = SETS["domainnet"]
     folders_only(release, tmp_path)
     empty = tmp_path / "quickdraw" / "whale"

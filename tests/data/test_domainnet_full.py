@@ -16,7 +16,7 @@ SIDE = 16
 
 
 @pytest.fixture(autouse=True)
-def own_places(tmp_path, monkeypatch):
+def empty_places(tmp_path, monkeypatch):
     monkeypatch.setenv("FEDJAX_LAB_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(places, "PLACES", ("/nowhere/a", "/nowhere/b"))
 
@@ -67,8 +67,8 @@ def test_the_lists_say_what_trains_and_what_tests(lists, tmp_path):
                 for label, number in numbers(domain, part):
                     if label in kept:
                         assert np.array_equal(data.x[row], pixels(domain, label, number))
-                        found = (data.y[row], data.domain[row], data.test[row])
-                        assert found == (kept.index(label), DOMAINS.index(domain), test)
+                        actual = (data.y[row], data.domain[row], data.test[row])
+                        assert actual == (kept.index(label), DOMAINS.index(domain), test)
                         row += 1
         assert row == len(data.x) == len(data.y)
 

@@ -17,7 +17,7 @@ from fedjax_lab.data import image_folders, images, places
 
 
 @pytest.fixture
-def own_cache(tmp_path, monkeypatch):
+def empty_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("FEDJAX_LAB_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"
 
@@ -52,7 +52,7 @@ def files_in_order(root):
     ]
 
 
-def test_the_images_of_folders(pacs, own_cache):
+def test_the_images_of_folders(pacs, empty_cache):
     data = image_folders.pacs(folder=str(pacs))
     files = files_in_order(pacs / "kfold")
     assert (data.domains, data.classes) == (DOMAINS, CLASSES)
@@ -63,12 +63,12 @@ def test_the_images_of_folders(pacs, own_cache):
         assert np.array_equal(data.x[row], by_hand(path)), path
         names = DOMAINS[data.domain[row]], CLASSES[data.y[row]]
         assert names == (path.parent.parent.name, path.parent.name)
-    grey = data.x[data.domain == 3]
-    assert np.array_equal(grey[..., 0], grey[..., 1]) and np.array_equal(grey[..., 0], grey[..., 2])
+    gray = data.x[data.domain == 3]
+    assert np.array_equal(gray[..., 0], gray[..., 1]) and np.array_equal(gray[..., 0], gray[..., 2])
 
 
-def test_an_image_is_shrunk_with_antialiasing(tmp_path, own_cache):
-    """Lines of single pixels become even grey; without a filter some would stay."""
+def test_an_image_is_shrunk_with_antialiasing(tmp_path, empty_cache):
+    """Lines of single pixels become even gray; without a filter some would stay."""
     for domain in "ab":
         folder = tmp_path / "own" / domain / "one"
         folder.mkdir(parents=True)
@@ -80,7 +80,7 @@ def test_an_image_is_shrunk_with_antialiasing(tmp_path, own_cache):
     assert np.abs(data.x.astype(int) - 127).max() <= 12
 
 
-def test_truncated_images_are_read_as_far_as_they_go(pacs, own_cache):
+def test_truncated_images_are_read_as_far_as_they_go(pacs, empty_cache):
     for domain, name in (("art_painting", "pic_001.jpg"), ("sketch", "pic_002.png")):
         file = pacs / "kfold" / domain / "horse" / name
         noise = np.random.default_rng(3).integers(0, 256, (128, 128, 3)).astype(np.uint8)
@@ -94,15 +94,15 @@ def test_truncated_images_are_read_as_far_as_they_go(pacs, own_cache):
 
 
 @pytest.mark.parametrize("content", [b"", b"<html>", b"\xff\xd8\xff"])
-def test_what_is_no_image_is_named(content, pacs, own_cache):
+def test_what_is_no_image_is_named(content, pacs, empty_cache):
     file = pacs / "kfold" / "photo" / "horse" / "pic_001.JPG"
     file.write_bytes(content)
     message = complaint(image_folders.pacs, folder=str(pacs))
     assert message.startswith(f"{file} is damaged or no image") and "domainbed" in message
-    assert ImageFile.LOAD_TRUNCATED_IMAGES is False and not own_cache.exists()
+    assert ImageFile.LOAD_TRUNCATED_IMAGES is False and not empty_cache.exists()
 
 
-def test_images_are_decoded_once_until_something_changes(pacs, own_cache, monkeypatch):
+def test_images_are_decoded_once_until_something_changes(pacs, empty_cache, monkeypatch):
     calls, decode = [], images.decode
     monkeypatch.setattr(images, "decode", lambda *a: calls.append(a) or decode(*a))
     first = image_folders.pacs(folder=str(pacs))
@@ -114,7 +114,7 @@ def test_images_are_decoded_once_until_something_changes(pacs, own_cache, monkey
     file.rename(file.parent.parent / "horse" / "pic_900.JPG")
     moved = image_folders.pacs(folder=str(pacs))
     assert len(calls) == 3 and sum(moved.y == 2) == sum(first.y == 2) + 1
-    assert len(list(own_cache.iterdir())) == 3
+    assert len(list(empty_cache.iterdir())) == 3
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,7 @@ def test_images_are_decoded_once_until_something_changes(pacs, own_cache, monkey
         ),
     ],
 )
-def test_aliases(name, inside, folders, domains, tmp_path, own_cache, monkeypatch):
+def test_aliases(name, inside, folders, domains, tmp_path, empty_cache, monkeypatch):
     source = registry.NAMED["data"][name]
     make_folders(tmp_path / inside, folders, ("a", "b"), (1, 2, 1, 1))
     data = source(folder=str(tmp_path), size=8)
@@ -148,7 +148,7 @@ def test_aliases(name, inside, folders, domains, tmp_path, own_cache, monkeypatc
     assert np.array_equal(source(size=8).x, data.x)
 
 
-def test_a_set_of_ones_own(tmp_path, own_cache):
+def test_a_set_of_ones_own(tmp_path, empty_cache):
     make_folders(tmp_path / "own", ("z", "b"), ("two", "one"), (1, 2))
     (tmp_path / "own" / ".git").mkdir()
     data = image_folders.image_folders(folder=str(tmp_path / "own"), size=8)
@@ -156,7 +156,7 @@ def test_a_set_of_ones_own(tmp_path, own_cache):
     assert data.domain.tolist() == [0] * 4 + [1] * 2 and data.y.tolist() == [0, 0, 1, 1, 0, 1]
 
 
-def test_what_is_missing_is_named(pacs, own_cache, monkeypatch):
+def test_what_is_missing_is_named(pacs, empty_cache, monkeypatch):
     monkeypatch.setattr(places, "PLACES", ("/nowhere/a", "/nowhere/b"))
     for source, parts in (
         (image_folders.pacs, ("no PACS in", "art_painting, cartoon, photo, sketch", "/PACS)")),
@@ -180,7 +180,7 @@ def test_what_is_missing_is_named(pacs, own_cache, monkeypatch):
     assert f"{root} has no folder sketch" in complaint(load)
 
 
-def test_what_is_wrong_with_ones_own_set_is_named(tmp_path, own_cache):
+def test_what_is_wrong_with_ones_own_set_is_named(tmp_path, empty_cache):
     for folder in ("", str(tmp_path / "nothing")):
         message = complaint(image_folders.image_folders, folder=folder)
         assert "is not a folder" in message and "DOMAIN/CLASS/IMAGE" in message
@@ -208,7 +208,7 @@ def config(folder, **data):
     }
 
 
-def test_a_run_without_test_rows(pacs, own_cache, tmp_path, capsys):
+def test_a_run_without_test_rows(pacs, empty_cache, tmp_path, capsys):
     """id from validation rows, ood from all of the unseen domain, no accuracy."""
     result = fedjax_lab.run(config(pacs, unseen="photo"), seeds=[0, 1], workdir=tmp_path / "run")
     assert len(result.metrics) == 4
@@ -224,7 +224,7 @@ def test_a_run_without_test_rows(pacs, own_cache, tmp_path, capsys):
     assert (tmp_path / "run" / "plots" / "learning_curve.png").exists()
 
 
-def test_who_holds_what_in_that_run(pacs, own_cache):
+def test_who_holds_what_in_that_run(pacs, empty_cache):
     resolved = resolve(config(pacs, unseen="photo"))
     data = experiment.load_data(resolved.data)
     (federation,) = experiment.deal_dataset(resolved, data, [0])
@@ -237,7 +237,7 @@ def test_who_holds_what_in_that_run(pacs, own_cache):
     assert domains == [{0, 3}, {1, 3}]  # d=2: sketch, the largest, is cut in two
 
 
-def test_a_run_with_nothing_to_score_is_refused(pacs, own_cache):
+def test_a_run_with_nothing_to_score_is_refused(pacs, empty_cache):
     plain = config(pacs)
     plain["partition"]["validation"] = 0.0
     message = complaint(experiment.build, resolve(plain))

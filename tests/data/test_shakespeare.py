@@ -189,9 +189,9 @@ def test_one_client_for_each_user_has_its_own_rows(tmp_path):
     for federation in federations(data, 3):
         for user in range(3):
             for rows, test in ((federation.train, False), (federation.test, True)):
-                own = np.asarray(rows[user])
+                rows_of_user = np.asarray(rows[user])
                 expected = np.flatnonzero((data.domain == user) & (data.test == test))
-                assert sorted(own[own >= 0]) == expected.tolist()
+                assert sorted(rows_of_user[rows_of_user >= 0]) == expected.tolist()
     assert "must be a multiple of 3, the number of domains" in complaint(federations, data, 10)
 
 

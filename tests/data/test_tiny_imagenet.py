@@ -43,7 +43,7 @@ def tiny(tmp_path):
 
 
 @pytest.fixture
-def own_cache(tmp_path, monkeypatch):
+def empty_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("FEDJAX_LAB_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"
 
@@ -65,18 +65,18 @@ def pixels(folder, name: str) -> np.ndarray:
     return np.asarray(Image.open(folder / "tiny-imagenet-200" / name).convert("RGB"))
 
 
-def test_tiny_imagenet_at_full_size(tiny, own_cache):
+def test_tiny_imagenet_at_full_size(tiny, empty_cache):
     data = tiny_imagenet.tiny_imagenet(folder=str(tiny), size=64)
     check_one_domain(data, "tiny_imagenet", 7, 10)
     assert np.array_equal(data.x, [pixels(tiny, name) for name in TRAINING + TESTS])
     assert data.files == tuple(str(tiny / "tiny-imagenet-200" / n) for n in TRAINING + TESTS)
     assert data.classes == ("n01", "n02", "n10")
     assert data.y.tolist() == [0, 0, 1, 1, 2, 2, 2] + [2, 1, 1]
-    grey = data.x[TRAINING.index("train/n10/images/n10_0.JPEG")]
-    assert np.array_equal(grey[..., 0], grey[..., 1]) and np.array_equal(grey[..., 0], grey[..., 2])
+    gray = data.x[TRAINING.index("train/n10/images/n10_0.JPEG")]
+    assert np.array_equal(gray[..., 0], gray[..., 1]) and np.array_equal(gray[..., 0], gray[..., 2])
 
 
-def test_tiny_imagenet_resizes_with_antialiasing(tiny, own_cache):
+def test_tiny_imagenet_resizes_with_antialiasing(tiny, empty_cache):
     """At half the size the bilinear filter is a triangle four pixels wide."""
     data = tiny_imagenet.tiny_imagenet(folder=str(tiny / "tiny-imagenet-200"))
     assert data.x.shape == (10, 32, 32, 3)
@@ -90,7 +90,7 @@ def test_tiny_imagenet_resizes_with_antialiasing(tiny, own_cache):
         assert np.abs(data.x[row] - expected).max() < 1.6  # rounded once along each axis
 
 
-def test_tiny_imagenet_is_decoded_once_until_something_changes(tiny, own_cache, monkeypatch):
+def test_tiny_imagenet_is_decoded_once_until_something_changes(tiny, empty_cache, monkeypatch):
     calls, decode = [], images.decode
     monkeypatch.setattr(images, "decode", lambda *a: calls.append(a) or decode(*a))
     where = tiny / "tiny-imagenet-200"
@@ -109,7 +109,7 @@ def test_tiny_imagenet_is_decoded_once_until_something_changes(tiny, own_cache, 
     assert tiny_imagenet.tiny_imagenet(folder=str(tiny)).y[7] == 0 and len(calls) == 4
     file.rename(file.with_name("n01_8.JPEG"))
     tiny_imagenet.tiny_imagenet(folder=str(tiny))
-    assert len(calls) == 5 and len(list(own_cache.iterdir())) == 5
+    assert len(calls) == 5 and len(list(empty_cache.iterdir())) == 5
 
 
 def test_tiny_imagenet_that_is_not_there(tmp_path, nothing_in_the_usual_places):
@@ -141,7 +141,7 @@ BROKEN_TINY = {
 
 
 @pytest.mark.parametrize("case", BROKEN_TINY)
-def test_tiny_imagenet_says_what_is_wrong(case, tiny, own_cache):
+def test_tiny_imagenet_says_what_is_wrong(case, tiny, empty_cache):
     name, damage, expected = BROKEN_TINY[case]
     file = tiny / "tiny-imagenet-200" / name
     content = file.read_bytes()
@@ -150,10 +150,10 @@ def test_tiny_imagenet_says_what_is_wrong(case, tiny, own_cache):
         file.write_bytes(damage(content))
     message = complaint(tiny_imagenet.tiny_imagenet, folder=str(tiny))
     assert message.startswith(str(file)) and expected in message and "tiny-imagenet-200" in message
-    assert not own_cache.exists()
+    assert not empty_cache.exists()
 
 
-def test_tiny_imagenet_class_without_images(tiny, own_cache):
+def test_tiny_imagenet_class_without_images(tiny, empty_cache):
     wnids = tiny / "tiny-imagenet-200" / "wnids.txt"
     wnids.write_text(wnids.read_text() + "n11\n")
     message = complaint(tiny_imagenet.tiny_imagenet, folder=str(tiny))

@@ -105,7 +105,7 @@ def model(tmp_path_factory):
 
 
 @pytest.fixture(autouse=True)
-def own_cache(tmp_path, monkeypatch):
+def empty_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("FEDJAX_LAB_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"
 
@@ -166,9 +166,9 @@ def torch_features(folder, eos):
 @pytest.mark.parametrize("changes", [{}, LATER], ids=["openai", "later"])
 def test_the_towers_are_those_of_transformers(tmp_path, changes):
     folder, eos = write(tmp_path / "model", changes), changes.get("eos_token_id", 2)
-    for own, theirs in zip(features(folder, eos), torch_features(folder, eos), strict=True):
-        print("max error", np.abs(own - theirs).max(), "of", np.abs(theirs).max())
-        assert np.abs(own - theirs).max() < 5e-6
+    for ours, theirs in zip(features(folder, eos), torch_features(folder, eos), strict=True):
+        print("max error", np.abs(ours - theirs).max(), "of", np.abs(theirs).max())
+        assert np.abs(ours - theirs).max() < 5e-6
 
 
 IMAGES = {
@@ -358,12 +358,12 @@ def test_texts_go_through_the_text_tower(model):
     np.testing.assert_allclose(made, expected, atol=1e-5)
 
 
-def test_grey_and_fractional_pixels():
-    grey = pictures(channels=1).x[0]
-    assert np.array_equal(np.asarray(source._as_image(grey)), np.repeat(grey, 3, 2))
-    colour = pictures().x[0]
-    fractions = (colour / 255).astype(np.float32)
-    assert np.array_equal(np.asarray(source._as_image(fractions)), colour)
+def test_gray_and_fractional_pixels():
+    gray = pictures(channels=1).x[0]
+    assert np.array_equal(np.asarray(source._as_image(gray)), np.repeat(gray, 3, 2))
+    color = pictures().x[0]
+    fractions = (color / 255).astype(np.float32)
+    assert np.array_equal(np.asarray(source._as_image(fractions)), color)
 
 
 @pytest.fixture
@@ -426,9 +426,9 @@ def test_nothing_is_computed_twice(model, reads, monkeypatch):
     assert all(map(np.array_equal, again, first)) and len(reads) == 5
 
 
-def test_other_examples_or_another_model_are_not_the_same(model, tmp_path, own_cache):
+def test_other_examples_or_another_model_are_not_the_same(model, tmp_path, empty_cache):
     data = pictures()
-    kept = own_cache / "embeddings"
+    kept = empty_cache / "embeddings"
     source.clip(data, folder=str(model))
     assert len(list(kept.iterdir())) == 2  # of the images, of the prompts
     x = data.x.copy()
@@ -460,10 +460,10 @@ def test_an_interrupted_call_goes_on(model, reads, monkeypatch, tmp_path):
     assert all(map(np.array_equal, again, whole))
 
 
-def test_a_damaged_shard_is_made_again(model, reads, own_cache, caplog):
+def test_a_damaged_shard_is_made_again(model, reads, empty_cache, caplog):
     data = pictures()
     first = source.clip(data, folder=str(model))
-    (damaged,) = own_cache.glob("embeddings/*/3-6.npz")
+    (damaged,) = empty_cache.glob("embeddings/*/3-6.npz")
     damaged.write_bytes(damaged.read_bytes()[:-9])
     reads.clear()
     again = source.clip(data, folder=str(model))

@@ -43,7 +43,7 @@ def probe(features: np.ndarray, target: np.ndarray) -> float:
 
 
 def check_shape(made, dataset, size: int):
-    """Types; zero rows of test examples; centred, mean length 10."""
+    """Types; zero rows of test examples; centered, mean length 10."""
     assert made.examples.shape == (len(dataset.y), size)
     assert made.labels.shape == (len(dataset.classes), size)
     assert made.examples.dtype == made.labels.dtype == np.float32
@@ -67,11 +67,11 @@ def test_labels_are_near_their_images_in_every_domain(digits, embedded):
     """As CLIP's, whose pairs of images and texts have a cosine of about 0.25."""
     rows = stand_in.unit(embedded.examples[~digits.test])
     cosine = rows @ stand_in.unit(embedded.labels).T
-    own = np.eye(10, dtype=bool)[digits.y[~digits.test]]
+    same_class = np.eye(10, dtype=bool)[digits.y[~digits.test]]
     for domain in range(5):
         here = (digits.domain == domain)[~digits.test]
-        assert cosine[here][own[here]].mean() > cosine[here][~own[here]].mean() + 0.04
-    assert (cosine.argmax(1) == own.argmax(1)).mean() > 0.3  # chance: 0.1
+        assert cosine[here][same_class[here]].mean() > cosine[here][~same_class[here]].mean() + 0.04
+    assert (cosine.argmax(1) == same_class.argmax(1)).mean() > 0.3  # chance: 0.1
 
 
 def test_labels_are_the_means_of_their_domains_means(digits, embedded):
@@ -80,11 +80,13 @@ def test_labels_are_the_means_of_their_domains_means(digits, embedded):
     rows = embedded.examples[~digits.test]
     few = (domain != 0) | (np.arange(len(y)) % 4 == 0)
     made = stand_in.of_labels(rows[few], y[few], domain[few], 11)
-    own = np.random.default_rng(1).standard_normal(made.shape)
+    directions = np.random.default_rng(1).standard_normal(made.shape)
     for label in range(10):
         of_domains = [rows[few & (y == label) & (domain == z)].mean(0) for z in range(5)]
         mean = np.mean(of_domains, 0, dtype=np.float64)
-        both = mean / np.linalg.norm(mean) + 0.1 * own[label] / np.linalg.norm(own[label])
+        both = mean / np.linalg.norm(mean) + 0.1 * directions[label] / np.linalg.norm(
+            directions[label]
+        )
         np.testing.assert_allclose(made[label], 10 * both / np.linalg.norm(both), atol=1e-4)
     np.testing.assert_allclose(np.linalg.norm(made[10]), 10, rtol=1e-5)  # nobody has this class
 

@@ -11,12 +11,12 @@ KEYS = naive.KEYS
 @pytest.mark.slow
 def test_central_is_one_client_with_everything():
     method = toys.make("central", toys.TASK)
-    federation, people, plan = toys.pooled(method)
+    federation, population, plan = toys.pooled(method)
     plan = naive.FULL._replace(batch_size=federation.train.shape[1], cohort=1)
     state, _ = toys.player(method, plan=plan)(KEYS, 0, 1)
     rows = np.asarray(toys.FEDERATION.train)
     rows = rows[rows >= 0]
-    assert float(people.n[0]) == len(rows)
+    assert float(population.n[0]) == len(rows)
     x, y = np.asarray(toys.FEDERATION.x)[rows], np.asarray(toys.FEDERATION.y)[rows]
     first = naive.first_weights()
     naive.close(state.server, naive.sgd(first, x, y))

@@ -9,7 +9,7 @@ import optax
 import pytest
 import scipy.stats
 import toys
-from indices import INDEX, KEYS, PEOPLE, RNG, TASK, C, stages
+from indices import INDEX, KEYS, POPULATION, RNG, TASK, C, stages
 from inputs import complaint
 
 from fedjax_lab import losses, registry, simulate, tree
@@ -22,11 +22,11 @@ from fedjax_lab.types import Batch, State
 pytestmark = pytest.mark.usefixtures("small_network")
 
 
-def improved(found=INDEX, **settings):
+def improved(clients_index=INDEX, **settings):
     """The method of the training stage, and its first state with this index."""
     stage = stages(**settings)[-1]
-    last = State(client_index.Server(KEYS.init, *(None,) * 4, found), ())
-    facts = found._asdict()
+    last = State(client_index.Server(KEYS.init, *(None,) * 4, clients_index), ())
+    facts = clients_index._asdict()
     return stage.method, stage.start(jax.random.key(9), C, last, facts), stage
 
 
@@ -44,7 +44,7 @@ def played(rounds, method, state, stage):
 
 
 def naive_S(i, chosen, index=INDEX):
-    n = np.asarray(PEOPLE.n)
+    n = np.asarray(POPULATION.n)
 
     def cos(a, b):
         a, b = (v.astype(np.float64) for v in (a, b))
@@ -68,7 +68,7 @@ def test_clients_are_sampled_by_eq_1():
     # 8 clients, 2 a round: nobody of the last two rounds, here 2 and 5, then 0 and 1
     server = with_age(state, [2, 2, 1, 3, 9, 1, 9, 4])
     keys = jax.random.split(jax.random.key(3), 10_000)
-    ids, shares = jax.jit(jax.vmap(lambda k: method.sample(k, server, PEOPLE, 2)))(keys)
+    ids, shares = jax.jit(jax.vmap(lambda k: method.sample(k, server, POPULATION, 2)))(keys)
     free = [3, 4, 6, 7]
     p = {i: np.exp(naive_S(i, [2, 5]) / tau) for i in free}
     expected, seen = [], []
@@ -80,13 +80,13 @@ def test_clients_are_sampled_by_eq_1():
                 seen.append(np.sum((ids[:, 0] == a) & (ids[:, 1] == b)))
     assert sum(seen) == 10_000
     assert scipy.stats.chisquare(seen, expected).pvalue > 1e-3
-    n = np.asarray(PEOPLE.n)[np.asarray(ids)]
+    n = np.asarray(POPULATION.n)[np.asarray(ids)]
     np.testing.assert_allclose(shares, n / n.sum(1, keepdims=True), rtol=1e-6)
 
 
 def test_the_first_cohort_is_uniform_and_a_shortfall_is_drawn_from_the_excluded():
     method, state, _ = improved(sampling_tau=0.1)
-    draw = jax.jit(jax.vmap(lambda k, s: method.sample(k, s, PEOPLE, 3)[0], (0, None)))
+    draw = jax.jit(jax.vmap(lambda k, s: method.sample(k, s, POPULATION, 3)[0], (0, None)))
     keys = jax.random.split(jax.random.key(4), 8_000)
     counts = np.bincount(np.asarray(draw(keys, state.server))[:, 0], minlength=C)
     assert scipy.stats.chisquare(counts).pvalue > 1e-3
@@ -103,11 +103,11 @@ def test_nobody_comes_again_within_the_window():
     """Two of 8 a round, eight rounds: three cohorts in a row have no one in common."""
     method, state, _ = improved(local_training=False, aggregation=False)
     server, cohorts = state.server, []
-    sample = jax.jit(lambda key, server: method.sample(key, server, PEOPLE, 2)[0])
+    sample = jax.jit(lambda key, server: method.sample(key, server, POPULATION, 2)[0])
     uploads = tree.repeat(server.base, 2)
     for key in jax.random.split(jax.random.key(5), 8):
         ids = sample(key, server)
-        server = method.round[0].aggregate(server, uploads, tree.take(PEOPLE, ids))
+        server = method.round[0].aggregate(server, uploads, tree.take(POPULATION, ids))
         cohorts.append(set(ids.tolist()))
     for three in zip(cohorts, cohorts[1:], cohorts[2:], strict=False):
         assert len(set.union(*three)) == 6
@@ -117,7 +117,7 @@ def test_similarity_to_oneself_is_1_and_between_two_symmetric():
     method, state, _ = improved(history_gamma=0.0)
 
     def S(i):
-        cohort = tree.take(PEOPLE, jnp.array([i]))
+        cohort = tree.take(POPULATION, jnp.array([i]))
         uploads = tree.repeat(state.server.base, 1)
         return np.asarray(method.round[0].aggregate(state.server, uploads, cohort).history)
 
@@ -130,7 +130,7 @@ def test_similarity_to_oneself_is_1_and_between_two_symmetric():
 @pytest.mark.parametrize("part", ["feature", "label"])
 def test_similarity_of_one_part_only(part):
     method, state, _ = improved(index_part=part, local_training=False, history_gamma=0.0)
-    cohort = tree.take(PEOPLE, jnp.array([2]))
+    cohort = tree.take(POPULATION, jnp.array([2]))
     server = method.round[0].aggregate(state.server, tree.repeat(state.server.base, 1), cohort)
     b = getattr(INDEX, part)
     b = b / np.linalg.norm(b, axis=1, keepdims=True)
@@ -141,12 +141,12 @@ def test_similarity_of_one_part_only(part):
 def test_shares_are_eq_3(gamma, lam):
     """The recursion is the explicit double sum; lambda without end gives shares by size."""
     method, state, _ = improved(history_gamma=gamma, history_lambda=lam, local_training=False)
-    n, rounds = np.asarray(PEOPLE.n), [[0, 3, 5], [1, 3, 4], [7, 2, 0]]
+    n, rounds = np.asarray(POPULATION.n), [[0, 3, 5], [1, 3, 4], [7, 2, 0]]
     server = state.server
     uploads = tree.repeat(server.base, 3)
     uploads = jax.tree.map(lambda a: a + RNG.normal(size=a.shape).astype(np.float32), uploads)
     for t, ids in enumerate(rounds):
-        cohort = tree.take(PEOPLE, jnp.array(ids))
+        cohort = tree.take(POPULATION, jnp.array(ids))
         server = method.round[0].aggregate(server, uploads, cohort)
         H = [
             sum(
@@ -163,28 +163,28 @@ def test_shares_are_eq_3(gamma, lam):
     assert list(np.asarray(server.age)) == [1, 2, 1, 2, 2, 3, C + 1, 1]
 
 
-def test_momentum_and_dynamic_regularisation_take_the_new_shares():
+def test_momentum_and_dynamic_regularization_take_the_new_shares():
     """FedAvgM's step is beta v + sum p (w - w_i); FedDyn's mean is sum p w_i, its h as before."""
-    ids, n = [4, 0, 6], np.asarray(PEOPLE.n)
+    ids, n = [4, 0, 6], np.asarray(POPULATION.n)
     p = n[ids] * np.exp([naive_S(i, ids) for i in ids])
     p = jnp.asarray(p / p.sum())
-    cohort = tree.take(PEOPLE, jnp.array(ids))
+    cohort = tree.take(POPULATION, jnp.array(ids))
     cohort = cohort._replace(num_clients=jnp.full(3, float(C)))
     only = dict(sampling=False, local_training=False)
     method, state, _ = improved(base="fedavgm", **only)
     plain = toys.make("fedavgm", TASK)
     uploads = tree.repeat(TASK.init(jax.random.key(7)), 3)
     uploads = jax.tree.map(lambda a: a + RNG.normal(size=a.shape).astype(np.float32), uploads)
-    found = method.round[0].aggregate(state.server, uploads, cohort).base
+    actual = method.round[0].aggregate(state.server, uploads, cohort).base
     toys.close(
-        found, plain.round[0].aggregate(state.server.base, uploads, cohort._replace(weight=p))
+        actual, plain.round[0].aggregate(state.server.base, uploads, cohort._replace(weight=p))
     )
     method, state, _ = improved(base="feddyn", **only)
-    found = method.round[0].aggregate(state.server, uploads, cohort).base
-    toys.close(found.mean.params, tree.mix(p, uploads.params))
+    actual = method.round[0].aggregate(state.server, uploads, cohort).base
+    toys.close(actual.mean.params, tree.mix(p, uploads.params))
     before = state.server.base
     moved = jax.tree.map(lambda a, b: jnp.sum(a - b, 0), uploads.params, before.theta.params)
-    toys.close(found.h, tree.scale(-0.1 / C, moved))
+    toys.close(actual.h, tree.scale(-0.1 / C, moved))
 
 
 # Local training (spec 3.9).
@@ -195,7 +195,7 @@ def trained(settings):
     method, state, stage = improved(aggregation=False, **settings)
     rows = toys.SKEWED.train[2]
     plan = toys.PLAN._replace(batch_size=64, epochs=1, optimizer=optax.sgd(0.1))
-    client = tree.take(PEOPLE._replace(private=()), 2)
+    client = tree.take(POPULATION._replace(private=()), 2)
 
     @jax.jit
     def step(federation, w):
@@ -246,10 +246,10 @@ def test_the_weight_is_the_papers_by_default(index, w):
 def test_with_a_weight_of_nothing_it_is_the_base_method():
     """Sampling and aggregation off and w = 1e-30: FedAvg, P and phi_P aside."""
     method, state, stage = improved(local_weight=1e-30, aggregation=False, sampling=False)
-    found = played(3, method, state, stage).server.base
+    actual = played(3, method, state, stage).server.base
     plain = toys.player(toys.make("fedavg"), federation=toys.SKEWED)(KEYS, 0, 3)[0].server
-    found.params.pop("side")
-    toys.close(found, plain)
+    actual.params.pop("side")
+    toys.close(actual, plain)
 
 
 def test_without_any_of_the_three_it_is_the_base_method():
@@ -286,7 +286,7 @@ def test_a_base_that_tunes_is_scored_after_it():
     work, _ = simulate.make_work(
         federation(stage, state), toys.SKEWED.train[1], toys.PLAN, KEYS.score
     )
-    w, _ = method.tune(method.scored(state.server, 1), tree.take(PEOPLE, 1), work)
+    w, _ = method.tune(method.scored(state.server, 1), tree.take(POPULATION, 1), work)
     assert jax.tree.structure(w) == jax.tree.structure(state.server.base)
     assert (
         float(jnp.abs(w.params["side"]["P"] - state.server.base.params["side"]["P"]).max()) > 1e-5
@@ -300,13 +300,13 @@ def test_heads_are_the_index_of_local_weights():
     ids = [3, 1]
     uploads = tree.repeat(state.server.base, 2)
     uploads = jax.tree.map(lambda a: a + RNG.normal(size=a.shape).astype(np.float32), uploads)
-    cohort = tree.take(PEOPLE, jnp.array(ids))
+    cohort = tree.take(POPULATION, jnp.array(ids))
     server = stage.method.round[0].aggregate(state.server, uploads, cohort)
     head = uploads.params["head"]
     heads = np.concatenate([head["kernel"].reshape(2, -1), head["bias"]], 1)
     np.testing.assert_array_equal(server.index.feature[jnp.array(ids)], heads)
     a, b = (v / np.linalg.norm(v) for v in heads)
-    n = np.asarray(PEOPLE.n)[ids] / np.asarray(PEOPLE.n)[ids].sum()
+    n = np.asarray(POPULATION.n)[ids] / np.asarray(POPULATION.n)[ids].sum()
     expected = np.zeros(C)
     expected[ids] = n[0] + n[1] * (a @ b), n[0] * (a @ b) + n[1]
     np.testing.assert_allclose(server.history, expected, rtol=1e-4)
@@ -331,8 +331,8 @@ def test_other_bases_run_with_all_three(base):
 
 def one_round(base):
     method, state, stage = improved(base=base)
-    program = simulate.Program(method, toys.PLAN, toys.VECTORISED)
-    lane = simulate.Lane(federation(stage, state), PEOPLE, KEYS)
+    program = simulate.Program(method, toys.PLAN, toys.VECTORIZED)
+    lane = simulate.Lane(federation(stage, state), POPULATION, KEYS)
     return simulate.play_round(program, lane, state, 0)[0]
 
 
@@ -346,15 +346,19 @@ def test_every_plain_method_can_be_wrapped_or_says_why_not():
         except BadInput as error:
             assert "method.base" in str(error) or base in str(error)
             refused.add(base)
-    in_stages, alone, own_passes = {"fedconcat", "fedconcat_id"}, {"central", "pfedhn"}, {"fedpick"}
-    assert refused == in_stages | alone | own_passes | {"fedsr", "client2vec"}
+    in_stages, alone, several_passes = (
+        {"fedconcat", "fedconcat_id"},
+        {"central", "pfedhn"},
+        {"fedpick"},
+    )
+    assert refused == in_stages | alone | several_passes | {"fedsr", "client2vec"}
 
 
 def test_settings_of_the_method_and_of_any_base_never_share_a_name():
-    own = set(registry.default_settings(registry.METHODS["client2vec"], {"base": "fedavg"}))
+    of_wrapper = set(registry.default_settings(registry.METHODS["client2vec"], {"base": "fedavg"}))
     for name, base in registry.METHODS.items():
         if name != "client2vec":
-            assert not own & set(registry.default_settings(base)), name
+            assert not of_wrapper & set(registry.default_settings(base)), name
 
 
 def test_settings_of_the_base_follow_its_name():

@@ -110,9 +110,9 @@ def dsa_size(E, hidden):
 @pytest.mark.slow
 def test_a_run_takes_the_index_of_another(whole, data):
     """Nothing but the training is run; the index is that of the same clients."""
-    found = run_of(data, (1,), index_of=str(whole.workdir))
-    assert {row["stage"] for row in found.metrics} == {"train"}
-    toys.same(found.states[0].server.index, whole.states[1].server.index)
+    later = run_of(data, (1,), index_of=str(whole.workdir))
+    assert {row["stage"] for row in later.metrics} == {"train"}
+    toys.same(later.states[0].server.index, whole.states[1].server.index)
     text = complaint(run_of, data, (2,), index_of=str(whole.workdir))
     assert "holds an index of other clients" in text
     text = complaint(run_of, data, (1,), index_of=str(data))
@@ -152,8 +152,8 @@ def test_rows_of_an_unseen_domain_are_embedded_where_clients_hold_some(shots):
     test = np.arange(40) % 4 == 0
     domains = ("handwritten", "street")
     x, domain = rng.integers(0, 256, (40, 8, 8, 3)).astype(np.uint8), np.arange(40) % 2
-    known = Dataset(x, np.arange(40) % 10, domain, test, tuple("0123456789"), domains)
-    made = experiment.load_embeddings(config, known).examples
+    dataset = Dataset(x, np.arange(40) % 10, domain, test, tuple("0123456789"), domains)
+    made = experiment.load_embeddings(config, dataset).examples
     expected = ~test & (domain == 0) | (domain == 1) & (shots > 0)
     np.testing.assert_array_equal((made != 0).any(1), expected)
 

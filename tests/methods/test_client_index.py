@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import pytest
 import toys
-from indices import KEYS, PEOPLE, RNG, C, E, K, T, stages
+from indices import KEYS, POPULATION, RNG, C, E, K, T, stages
 
 from fedjax_lab import parallel, simulate, tree
 from fedjax_lab.methods import _index_dsa_ign
@@ -33,7 +33,7 @@ def test_index_losses_are_the_formulas(reduction, normalize):
     B = 6
     z, u, made, batch, L = a_batch(B, pad=3)
     reduce = _index_dsa_ign.reduction(reduction)
-    found = _index_dsa_ign.index_losses(z, u, made, batch, L, reduce, normalize)
+    actual = _index_dsa_ign.index_losses(z, u, made, batch, L, reduce, normalize)
 
     def cos(a, b):
         return a @ b / np.linalg.norm(a) / np.linalg.norm(b)
@@ -51,7 +51,7 @@ def test_index_losses_are_the_formulas(reduction, normalize):
         "recon": np.mean((made[:B] - batch.x[:B]) ** 2),
     }
     for name, value in expected.items():
-        np.testing.assert_allclose(found[name], value, rtol=1e-4, err_msg=name)
+        np.testing.assert_allclose(actual[name], value, rtol=1e-4, err_msg=name)
 
 
 @pytest.mark.slow
@@ -73,7 +73,7 @@ EMBEDDED = toys.SKEWED._replace(
 
 
 @functools.cache
-def found_by(dropout=0.1, **settings):
+def server_of(dropout=0.1, **settings):
     """The server after the stages before the training, each of its rounds played."""
     dsa_ign.DROPOUT, state = dropout, None  # small_network puts it back
     for stage in stages(index_epochs=2, **settings)[:-1]:
@@ -88,8 +88,8 @@ def found_by(dropout=0.1, **settings):
 @pytest.mark.parametrize("index", ["global", "federated"])
 def test_index_is_found(index):
     """beta^l is the label histogram times T, beta^f the mean of u."""
-    server = found_by(index=index)
-    count = np.asarray(PEOPLE.label_count)
+    server = server_of(index=index)
+    count = np.asarray(POPULATION.label_count)
     expected = count / count.sum(1, keepdims=True) @ T
     np.testing.assert_allclose(server.index.label, expected, rtol=1e-4, atol=1e-6)
     net = dsa_ign.Network()
@@ -144,11 +144,11 @@ def test_dsa_ign_is_trained(index, steps, monkeypatch):
         if stage.name == "index":
             break
         state, _ = play(KEYS, 0, 1, state)
-    found, _ = play(KEYS, 0, 2, state)
+    trained, _ = play(KEYS, 0, 2, state)
     expected = state.server.psi
     for count in steps:  # Adam begins anew in each round of a client, not of the server
         expected = adam_steps(expected, count)
-    toys.close(*map(without_key_bias, (found.server.psi, expected)), rtol=2e-3, atol=2e-5)
+    toys.close(*map(without_key_bias, (trained.server.psi, expected)), rtol=2e-3, atol=2e-5)
 
 
 def index_epochs(devices, **settings):
@@ -156,11 +156,11 @@ def index_epochs(devices, **settings):
     collect, train, *_ = stages(**settings)
     state = collect.method.init(KEYS.init, C)
     state, _ = toys.player(collect.method, federation=EMBEDDED)(KEYS, 0, 1, state)
-    strategy = toys.VECTORISED
+    strategy = toys.VECTORIZED
     if devices > 1:
         strategy = parallel.on_mesh(parallel.make_mesh(devices), strategy)
     args = (
-        simulate.Lane(EMBEDDED, PEOPLE, KEYS),
+        simulate.Lane(EMBEDDED, POPULATION, KEYS),
         state,
         simulate.no_progress(),
         jnp.int32(0),
@@ -177,8 +177,8 @@ def test_devices_share_the_servers_training(devices, pooled):
     """The numbers are those of one device, dropout included, also where 128 rows do not divide."""
     play, args = index_epochs(devices, index_pooled=pooled)
     alone, _ = index_epochs(1, index_pooled=pooled)
-    found, expected = (without_key_bias(run(*args)[0].server.psi) for run in (play, alone))
-    toys.close(found, expected, rtol=2e-3, atol=2e-5)
+    trained, expected = (without_key_bias(run(*args)[0].server.psi) for run in (play, alone))
+    toys.close(trained, expected, rtol=2e-3, atol=2e-5)
 
 
 @pytest.mark.slow
@@ -193,12 +193,12 @@ def test_each_device_does_its_part_of_the_servers_training(monkeypatch):
 
 @pytest.mark.slow
 def test_dropout_is_on_while_dsa_ign_is_trained():
-    found = [found_by(dropout, index="federated").psi for dropout in (0.1, 0.0)]
-    assert tree.sq_norm(tree.sub(*found)) > 0
+    trained = [server_of(dropout, index="federated").psi for dropout in (0.1, 0.0)]
+    assert tree.sq_norm(tree.sub(*trained)) > 0
 
 
 def test_batches_are_those_of_their_clients():
-    server = found_by(index="global")
+    server = server_of(index="global")
     for i, rows in enumerate(np.asarray(EMBEDDED.train)):
         rows = rows[rows >= 0]
         real = np.asarray(server.batches.mask[i]) == 1
@@ -209,10 +209,10 @@ def test_batches_are_those_of_their_clients():
 
 
 def test_a_tenth_of_the_clients_trains():
-    people = jax.tree.map(lambda a: jnp.tile(a, 4)[:30] if a.ndim == 1 else a, PEOPLE)
-    ids, shares = _index_dsa_ign.tenth(KEYS.cohort, None, people, 99)
+    population = jax.tree.map(lambda a: jnp.tile(a, 4)[:30] if a.ndim == 1 else a, POPULATION)
+    ids, shares = _index_dsa_ign.tenth(KEYS.cohort, None, population, 99)
     assert len(set(ids.tolist())) == 3
-    np.testing.assert_allclose(shares, people.n[ids] / people.n[ids].sum(), rtol=1e-6)
+    np.testing.assert_allclose(shares, population.n[ids] / population.n[ids].sum(), rtol=1e-6)
 
 
 @pytest.mark.slow
@@ -243,16 +243,16 @@ def test_settings_of_the_network_reach_it(monkeypatch):
 
 def test_naive_indices():
     """Table 2: the mean of D, and the means of each class side by side, 0 of absent ones."""
-    average = found_by(index="feature_average").index.feature
-    prototypes = np.asarray(found_by(index="class_prototypes").index.feature).reshape(C, K, E)
+    average = server_of(index="feature_average").index.feature
+    prototypes = np.asarray(server_of(index="class_prototypes").index.feature).reshape(C, K, E)
     y, x = np.asarray(EMBEDDED.y), np.asarray(EMBEDDED.x)
     absent = 0
     for i, rows in enumerate(np.asarray(EMBEDDED.train)):
         rows = rows[rows >= 0]
         np.testing.assert_allclose(average[i], x[rows].mean(0), rtol=1e-4, atol=1e-5)
         for c in range(K):
-            mine = x[rows[y[rows] == c]]
-            expected = mine.mean(0) if len(mine) else np.zeros(E)
-            absent += not len(mine)
+            of_class = x[rows[y[rows] == c]]
+            expected = of_class.mean(0) if len(of_class) else np.zeros(E)
+            absent += not len(of_class)
             np.testing.assert_allclose(prototypes[i, c], expected, rtol=1e-4, atol=1e-5)
     assert absent

@@ -22,20 +22,20 @@ def test_a_round_inside_clusters_against_numpy():
     method = concatenation.inside_clusters(toys.TASK, 0.05)
     w = toys.TASK.init(naive.KEYS.init)
     state = State(concatenation.Clusters(tree.repeat(w, 3), jnp.asarray(MEMBER, jnp.float32)), ())
-    centres = [naive.first_weights() for _ in range(3)]
+    centers = [naive.first_weights() for _ in range(3)]
     state, _ = toys.player(method, plan=naive.FULL)(naive.KEYS, 0, 2, state)
     for t in range(2):
         ids = drawn(t)
         models = [
             naive.sgd(
-                centres[int(MEMBER[:, i].argmax())], *naive.data_of(i), decay=naive.DECAY + 0.05
+                centers[int(MEMBER[:, i].argmax())], *naive.data_of(i), decay=naive.DECAY + 0.05
             )
             for i in ids
         ]
-        centres = averages(MEMBER, ids, models, centres)
+        centers = averages(MEMBER, ids, models, centers)
     assert any(not MEMBER[k][drawn(0)].any() for k in range(3))  # somebody has no participant
     for k in range(3):
-        naive.close(tree.take(state.server.centres, k), centres[k])
+        naive.close(tree.take(state.server.centers, k), centers[k])
 
 
 def drawn(t):
@@ -75,7 +75,7 @@ def test_a_pass_of_the_classifier_is_cut_after_three_batches():
     state = State(concatenation.Concatenation((), phi), ())
     plan = toys.PLAN._replace(batch_size=4, cohort=toys.C)
     _, sums = toys.player(method, plan=plan)(naive.KEYS, 0, 1, state)
-    n = np.asarray(toys.PEOPLE.n)
+    n = np.asarray(toys.POPULATION.n)
     assert float(sums.steps) == np.minimum(3, np.ceil(n / 4)).sum()
     assert float(sums.examples) == np.minimum(12, n).sum()
 

@@ -39,7 +39,7 @@ def four_domains(tmp_path_factory):
 
 @pytest.mark.slow
 def test_embeddings_of_an_autoencoder_are_found_once(four_domains):
-    """By client, and not trained afterwards."""
+    """By client, and not trained afterward."""
     hyper = {"name": "hfedf", "embedding": "autoencoder", "embedding_dim": 2}
     e = setting(four_domains, hyper)
     assert [(s.name, s.rounds) for s in e.simulation.stages] == [("embed", 1), ("train", 3)]
@@ -116,7 +116,7 @@ def test_found_embeddings_are_where_training_starts(kind, mode):
     toys.same(state.server.x.nu, nu)
     assert mode == "feedback" or np.array_equal(state.server.average.nu, nu)
     delta = jax.tree.map(lambda a: jnp.ones((toys.C, *a.shape)), IMAGE_TASK.init(KEY))
-    after = jax.jit(stage.method.round[0].aggregate)(state.server, delta, toys.PEOPLE)
+    after = jax.jit(stage.method.round[0].aggregate)(state.server, delta, toys.POPULATION)
     (moments,) = [s for s in after.moments if hasattr(s, "mu")]
     moved = np.asarray(after.x.nu != nu)
     assert moved.all() if kind == "autoencoder_learned" else not moved.any()

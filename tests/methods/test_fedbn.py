@@ -25,15 +25,15 @@ def test_fedbn_keeps_the_norm_layers_at_home():
 
 def score(method, state):
     run = jax.jit(
-        functools.partial(evaluate.score, simulate.Program(method, toys.PLAN, toys.VECTORISED))
+        functools.partial(evaluate.score, simulate.Program(method, toys.PLAN, toys.VECTORIZED))
     )
-    return run(simulate.Lane(toys.FEDERATION, toys.PEOPLE, KEYS), state, 0)
+    return run(simulate.Lane(toys.FEDERATION, toys.POPULATION, KEYS), state, 0)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["fedbn", "local"])
 def test_a_client_is_scored_on_its_own_model(name):
-    """What is private belongs to one client: its own hits, by hand, differ from its neighbour's."""
+    """What is private belongs to one client: its own hits, by hand, differ from its neighbor's."""
     method = toys.make(name)
     state = simulate.init(method, KEYS, toys.C)
     far_apart = jax.tree.map(
@@ -43,15 +43,15 @@ def test_a_client_is_scored_on_its_own_model(name):
     scores = score(method, state)
 
     def right(i, rows):
-        mine = jax.tree.map(lambda a: a[i], state.private)
-        w = tree.join(state.server, mine) if name == "fedbn" else mine
+        private = jax.tree.map(lambda a: a[i], state.private)
+        w = tree.join(state.server, private) if name == "fedbn" else private
         logits = toys.NORM.apply(w, toys.FEDERATION.x[rows]).logits
         return int((logits.argmax(1) == toys.FEDERATION.y[rows]).sum())
 
-    own = [right(i, toys.FEDERATION.test[i]) for i in range(toys.C)]
+    correct_counts = [right(i, toys.FEDERATION.test[i]) for i in range(toys.C)]
     others = [right((i + 1) % toys.C, toys.FEDERATION.test[i]) for i in range(toys.C)]
-    assert own == scores.test.correct[:, 0].astype(int).tolist()
-    assert own != others
+    assert correct_counts == scores.test.correct[:, 0].astype(int).tolist()
+    assert correct_counts != others
 
 
 def test_fedbn_averages_what_is_not_batch_norm_as_fedavg_does():

@@ -54,35 +54,40 @@ def without(i):
 def test_client_losses_are_those_of_leave_one_out_bodies():
     """Eq. 4: the body without i, running statistics too, with the own head."""
     m = 2
-    own = tree.take(models(), m)
-    found = client_losses(toys.NORM, models(), own, batch())
+    model_of_client = tree.take(models(), m)
+    actual = client_losses(toys.NORM, models(), model_of_client, batch())
     for i in range(M):
-        w = tree.join(split_head(toys.NORM, without(i))[0], split_head(toys.NORM, own)[1])
-        assert float(found[i]) == pytest.approx(loss_of(w), rel=1e-4)
+        w = tree.join(
+            split_head(toys.NORM, without(i))[0], split_head(toys.NORM, model_of_client)[1]
+        )
+        assert float(actual[i]) == pytest.approx(loss_of(w), rel=1e-4)
 
 
 @pytest.mark.slow
 def test_class_losses_equal_brute_force():
     """Eqs. 7 and 9 by replacing one row, with its bias, at a time."""
     m = 1
-    own = tree.take(models(), m)
+    model_of_client = tree.take(models(), m)
     _, heads = split_head(toys.NORM, models())
-    found = np.asarray(class_losses(toys.NORM, heads, own, batch()))
-    assert found.shape == (M, toys.K)
+    actual = np.asarray(class_losses(toys.NORM, heads, model_of_client, batch()))
+    assert actual.shape == (M, toys.K)
     for i in range(M):
         mean = without(i).params["head"]
         for c in range(toys.K):
-            head = {k: np.array(v) for k, v in own.params["head"].items()}
+            head = {k: np.array(v) for k, v in model_of_client.params["head"].items()}
             head["kernel"][:, c], head["bias"][c] = mean["kernel"][:, c], mean["bias"][c]
-            w = own._replace(params={**own.params, "head": head})
-            assert found[i, c] == pytest.approx(loss_of(w), abs=1e-5)
+            w = model_of_client._replace(params={**model_of_client.params, "head": head})
+            assert actual[i, c] == pytest.approx(loss_of(w), abs=1e-5)
 
 
 def test_class_losses_stay_finite_where_one_class_decides():
     """log(exp(lse) - exp(z_c)) would cancel."""
-    own = tree.take(models(), 0)
-    head = {"kernel": 1e3 * own.params["head"]["kernel"], "bias": own.params["head"]["bias"]}
-    sharp = own._replace(params={**own.params, "head": head})
+    model_of_client = tree.take(models(), 0)
+    head = {
+        "kernel": 1e3 * model_of_client.params["head"]["kernel"],
+        "bias": model_of_client.params["head"]["bias"],
+    }
+    sharp = model_of_client._replace(params={**model_of_client.params, "head": head})
     heads = jax.tree.map(lambda a: jnp.stack([a] * M), split_head(toys.NORM, sharp)[1])
     assert np.isfinite(class_losses(toys.NORM, heads, sharp, batch())).all()
 
@@ -101,10 +106,10 @@ def test_weights_sum_to_one_and_follow_the_loss():
 def test_rows_are_mixed_by_class_and_take_their_bias_along():
     rng = np.random.default_rng(0)
     weight, rows, bias = rng.random((3, 4)), rng.random((3, 6, 4)), rng.random((3, 4))
-    found = mix_classes(jnp.asarray(weight), jnp.asarray(rows))
+    actual = mix_classes(jnp.asarray(weight), jnp.asarray(rows))
     for c in range(4):
         expected = sum(weight[i, c] * rows[i, :, c] for i in range(3))
-        np.testing.assert_allclose(found[:, c], expected, rtol=1e-5)
+        np.testing.assert_allclose(actual[:, c], expected, rtol=1e-5)
     mixed = mix_classes(jnp.asarray(weight), jnp.asarray(bias))
     np.testing.assert_allclose(mixed, (weight * bias).sum(0), rtol=1e-5)
 
@@ -121,17 +126,17 @@ def test_a_round_mixes_by_both_influences():
     """Eqs. 6 and 10 for every client, from its own batch of 32 (or of all that it has)."""
     w = models(count=toys.C)
     method = toys.make("fedc2i", gamma=2.0)
-    state = mixtures(method, Server(w, toys.PEOPLE.n))
+    state = mixtures(method, Server(w, toys.POPULATION.n))
     k_local = jax.random.fold_in(naive.KEYS.local, 0)
     bodies, heads = split_head(toys.NORM, w)
     for m in range(toys.C):
         work, _ = make_work(
             toys.FEDERATION, toys.FEDERATION.train[m], toys.PLAN, jax.random.fold_in(k_local, m)
         )
-        drawn, own = work.draw(32), tree.take(w, m)
-        assert float(drawn.mask.sum()) == min(32, float(toys.PEOPLE.n[m]))
-        lam = sharpen(2.0, client_losses(toys.NORM, w, own, drawn))
-        Lam = sharpen(2.0, class_losses(toys.NORM, heads, own, drawn))
+        drawn, model_of_client = work.draw(32), tree.take(w, m)
+        assert float(drawn.mask.sum()) == min(32, float(toys.POPULATION.n[m]))
+        lam = sharpen(2.0, client_losses(toys.NORM, w, model_of_client, drawn))
+        Lam = sharpen(2.0, class_losses(toys.NORM, heads, model_of_client, drawn))
         np.testing.assert_allclose(state.private[m], lam, rtol=1e-4)
         body = jax.tree.map(lambda a: np.tensordot(lam, a, 1), bodies)  # noqa: B023
         head = jax.tree.map(lambda a: mix_classes(Lam, a), heads)  # noqa: B023
@@ -153,16 +158,16 @@ def test_a_round_mixes_by_both_influences():
 def test_ablations_replace_one_part(hyper, body, head):
     """The other part is that of the whole method."""
     w = models(count=toys.C)
-    server = Server(w, toys.PEOPLE.n)
+    server = Server(w, toys.POPULATION.n)
     whole = mixtures(toys.make("fedc2i"), server)
-    found = mixtures(toys.make("fedc2i", **hyper), server)
-    share = np.asarray(toys.PEOPLE.n / toys.PEOPLE.n.sum())
+    actual = mixtures(toys.make("fedc2i", **hyper), server)
+    share = np.asarray(toys.POPULATION.n / toys.POPULATION.n.sum())
     mean = tree.repeat(jax.tree.map(lambda a: np.tensordot(share, a, 1), w), toys.C)
-    by_lambda = tree.mix(found.private, w)
-    known = {"own": w, "mean": mean, "lambda": by_lambda, "influence": whole.server.models}
-    parts = split_head(toys.NORM, found.server.models)
-    toys.close(parts[0], split_head(toys.NORM, known[body])[0], rtol=1e-4, atol=1e-5)
-    toys.close(parts[1], split_head(toys.NORM, known[head])[1], rtol=1e-4, atol=1e-5)
+    by_lambda = tree.mix(actual.private, w)
+    expected_parts = {"own": w, "mean": mean, "lambda": by_lambda, "influence": whole.server.models}
+    parts = split_head(toys.NORM, actual.server.models)
+    toys.close(parts[0], split_head(toys.NORM, expected_parts[body])[0], rtol=1e-4, atol=1e-5)
+    toys.close(parts[1], split_head(toys.NORM, expected_parts[head])[1], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.slow
@@ -185,10 +190,10 @@ def test_the_mean_is_over_those_who_have_uploaded():
 
 @pytest.mark.slow
 def test_clients_train_from_their_mixture():
-    """Every parameter, with the client's optimiser, against NumPy."""
+    """Every parameter, with the client's optimizer, against NumPy."""
     w = models(toys.TASK, toys.C)
     method = toys.make("fedc2i", toys.TASK)
-    server = State(Server(w, toys.PEOPLE.n), jnp.zeros((toys.C, toys.C)))
+    server = State(Server(w, toys.POPULATION.n), jnp.zeros((toys.C, toys.C)))
     plan = naive.FULL._replace(cohort=toys.C)
     start = toys.player(method, plan=plan._replace(epochs=0))(naive.KEYS, 0, 1, server)[0]
     after = toys.player(method, plan=plan)(naive.KEYS, 0, 1, server)[0]
@@ -201,12 +206,12 @@ def test_clients_train_from_their_mixture():
 def test_of_two_clients_each_is_measured_without_the_other():
     """M = 2: theta^-1 is theta_2."""
     w = models(count=2)
-    own = tree.take(w, 0)
-    found = client_losses(toys.NORM, w, own, batch())
+    model_of_client = tree.take(w, 0)
+    actual = client_losses(toys.NORM, w, model_of_client, batch())
     for i, other in ((0, 1), (1, 0)):
         body = split_head(toys.NORM, tree.take(w, other))[0]
-        model = tree.join(body, split_head(toys.NORM, own)[1])
-        assert float(found[i]) == pytest.approx(loss_of(model), rel=1e-4)
+        model = tree.join(body, split_head(toys.NORM, model_of_client)[1])
+        assert float(actual[i]) == pytest.approx(loss_of(model), rel=1e-4)
 
 
 @pytest.mark.slow
@@ -220,7 +225,7 @@ def test_who_does_not_take_part_keeps_its_model():
         a, b = (tree.take(s.server.models, i) for s in (first, state))
         same = all(map(np.array_equal, jax.tree.leaves(a), jax.tree.leaves(b)))
         assert same == (i not in ids)
-        assert float(state.server.n[i]) == (float(toys.PEOPLE.n[i]) if i in ids else 0)
+        assert float(state.server.n[i]) == (float(toys.POPULATION.n[i]) if i in ids else 0)
     toys.same(method.scored(state.server, ids[0]), tree.take(state.server.models, ids[0]))
 
 
@@ -228,8 +233,8 @@ def test_a_client_downloads_all_models_and_uploads_one():
     method = toys.make("fedc2i")
     state = jax.eval_shape(lambda: simulate.init(method, naive.KEYS, toys.C))
     up, down = simulate.message_bytes(
-        simulate.Program(method, toys.PLAN, toys.VECTORISED),
-        simulate.Lane(toys.FEDERATION, toys.PEOPLE, naive.KEYS),
+        simulate.Program(method, toys.PLAN, toys.VECTORIZED),
+        simulate.Lane(toys.FEDERATION, toys.POPULATION, naive.KEYS),
         state,
     )
     size = tree.num_bytes(toys.NORM.init(naive.KEYS.init))
@@ -248,13 +253,13 @@ def test_memory_does_not_hold_a_model_for_every_pair():
     def temporary(count):
         rows = jnp.tile(toys.FEDERATION.train, (count // toys.C, 1))
         federation = toys.FEDERATION._replace(train=rows)
-        people = simulate.population(federation, toys.K)
+        population = simulate.population(federation, toys.K)
         method = toys.make("fedc2i", big)
         state = jax.eval_shape(lambda: simulate.init(method, naive.KEYS, count))
         plan = toys.PLAN._replace(cohort=count)
 
-        program = simulate.Program(method, plan, toys.VECTORISED)
-        lane = simulate.Lane(federation, people, naive.KEYS)
+        program = simulate.Program(method, plan, toys.VECTORIZED)
+        lane = simulate.Lane(federation, population, naive.KEYS)
 
         def play(state):
             return simulate.play_round(program, lane, state, 0)

@@ -29,7 +29,7 @@ def data(tmp_path_factory):
     return str(path)
 
 
-def build(data, name="fedconcat", seeds=(0,), rounds=5, way="auto", strategy="vectorised", **hyper):
+def build(data, name="fedconcat", seeds=(0,), rounds=5, way="auto", strategy="vectorized", **hyper):
     """Eight clients with two classes each."""
     config = {
         "data": {"name": "arrays", "path": data},
@@ -48,8 +48,8 @@ HYPER = {"num_clusters": 3, "encoder_rounds": 3, "classifier_rounds": 4}
 
 @pytest.fixture(scope="module")
 def whole(data):
-    """One uninterrupted run, with both seeds vectorised."""
-    return runner.run(build(data, seeds=(0, 1), way="vectorised", **HYPER), quiet=True)
+    """One uninterrupted run, with both seeds vectorized."""
+    return runner.run(build(data, seeds=(0, 1), way="vectorized", **HYPER), quiet=True)
 
 
 def comparable(rows):
@@ -66,7 +66,7 @@ def test_one_cluster_with_its_classifier_is_fedavg(data):
     e = build(data, classifier_init="clusters", **hyper)
     plain = runner.run(build(data, "fedavg", rounds=3), quiet=True).states[0].server
     state = played(e, 3)
-    toys.close(tree.take(state.server.centres, 0), plain, rtol=1e-6, atol=1e-7)
+    toys.close(tree.take(state.server.centers, 0), plain, rtol=1e-6, atol=1e-7)
     last = e.simulation.stages[1].start(jax.random.key(0), 8, state, {}).server
     x = e.simulation.federations[0].x[:50]
     h = e.simulation.stages[1].view.transform(last.encoders, x)
@@ -77,20 +77,20 @@ def test_one_cluster_with_its_classifier_is_fedavg(data):
 def played(e, rounds, stage=0, state=None):
     """The state after so many rounds of a stage, without the engine."""
     keys = streams.make_keys(jax.random.key(e.simulation.seeds[0]))
-    people = simulate.population(e.simulation.federations[0], CLASSES)
+    population = simulate.population(e.simulation.federations[0], CLASSES)
     chosen = e.simulation.stages[stage]
     if state is None:
-        facts = chosen.prepare(jax.random.key(1), jax.device_get(people), None)
-        state = chosen.start(keys.init, len(people.n), None, facts)
+        facts = chosen.prepare(jax.random.key(1), jax.device_get(population), None)
+        state = chosen.start(keys.init, len(population.n), None, facts)
     args = (
-        simulate.Lane(e.simulation.federations[0], people, keys),
+        simulate.Lane(e.simulation.federations[0], population, keys),
         state,
         simulate.no_progress(),
         0,
         rounds,
     )
     return simulate.play(
-        simulate.Program(chosen.method, e.simulation.plan, toys.VECTORISED), *args
+        simulate.Program(chosen.method, e.simulation.plan, toys.VECTORIZED), *args
     )[0]
 
 
@@ -105,11 +105,11 @@ def test_it_learns_in_three_steps_and_keeps_its_encoders(data, whole):
     assert server.encoders.params["head"]["kernel"] is None
     assert server.classifier.params["head"]["kernel"].shape == (24, CLASSES)
     e = build(data, **HYPER)
-    centres = runner.run(
+    centers = runner.run(
         toys.changed(e, stages=e.simulation.stages[:1], plan=e.simulation.plan._replace(rounds=3)),
         quiet=True,
     )
-    before = split_head(e.task, centres.states[0].server.centres)[0]
+    before = split_head(e.task, centers.states[0].server.centers)[0]
     toys.close(before, server.encoders)
     more = runner.run(build(data, **(HYPER | {"classifier_rounds": 100})), quiet=True)
     assert more.metrics[-1]["global"] > 80
@@ -148,7 +148,7 @@ def test_interrupted_and_resumed(rounds, data, whole, tmp_path, monkeypatch):
     """Bit for bit, in either stage; the features are found again."""
 
     def e():
-        return build(data, seeds=(0, 1), way="vectorised", **HYPER)
+        return build(data, seeds=(0, 1), way="vectorized", **HYPER)
 
     with monkeypatch.context() as patch:
         stopping_after(rounds, patch)
@@ -163,7 +163,7 @@ def test_interrupted_and_resumed(rounds, data, whole, tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_features_in_every_batch_are_those_that_are_cached(data, whole):
     """An augmentation that changes nothing turns the cache off, `clean` on again."""
-    e = build(data, seeds=(0, 1), way="vectorised", **HYPER)
+    e = build(data, seeds=(0, 1), way="vectorized", **HYPER)
     plan = e.simulation.plan._replace(augment=lambda key, x: x)
     toys.close(runner.run(toys.changed(e, plan=plan), quiet=True).states, whole.states)
     plan = plan._replace(augment=lambda key, x: x + 1)
@@ -186,7 +186,7 @@ def test_a_mesh_with_chunks_gives_the_same_numbers(data):
     mesh = parallel.on_mesh(parallel.make_mesh(4), parallel.chunked(2))
     results = [
         runner.run(toys.changed(e, strategy=strategy), quiet=True).states
-        for strategy in (toys.VECTORISED, mesh)
+        for strategy in (toys.VECTORIZED, mesh)
     ]
     toys.close(*results)
 
@@ -195,9 +195,9 @@ def test_a_mesh_with_chunks_gives_the_same_numbers(data):
 def test_each_client_may_be_a_cluster(data):
     """Every encoder is then the model that its client has trained alone."""
     e = build(data, clustering="none", encoder_rounds=2, classifier_rounds=1)
-    centres = played(e, 2).server.centres
+    centers = played(e, 2).server.centers
     alone = runner.run(build(data, "local", rounds=2), quiet=True).states[0].private
-    toys.close(centres, alone, rtol=1e-5, atol=1e-6)
+    toys.close(centers, alone, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.slow
@@ -214,18 +214,18 @@ def test_other_clusterings_are_those_methods_weighted_by_size(data):
 def test_inference_is_from_what_was_asked_for(data):
     """Of outputs on noise, or of the bias alone."""
     e = build(data, "fedconcat_id", num_clusters=2, num_noise=100)
-    people = jax.device_get(simulate.population(e.simulation.federations[0], CLASSES))
+    population = jax.device_get(simulate.population(e.simulation.federations[0], CLASSES))
     state = jax.device_get(
         played(e, 1, state=e.simulation.stages[0].method.init(jax.random.key(0), 8))
     )
     key = jax.random.key(2)
-    outputs = e.simulation.stages[1].prepare(key, people, state)["p"]
+    outputs = e.simulation.stages[1].prepare(key, population, state)["p"]
     k_noise = jax.random.split(key)[0]
     expected = mean_outputs(e.task, state.private[0], k_noise, 100)
     np.testing.assert_allclose(outputs, expected, rtol=1e-5)
     other = build(data, "fedconcat_id", num_clusters=2, infer_from="bias")
-    found = other.simulation.stages[1].prepare(key, people, state)["p"]
-    np.testing.assert_allclose(found, state.private[1], rtol=1e-6)
+    actual = other.simulation.stages[1].prepare(key, population, state)["p"]
+    np.testing.assert_allclose(actual, state.private[1], rtol=1e-6)
 
 
 @pytest.mark.slow
@@ -237,7 +237,7 @@ def test_more_decay_of_encoders_holds_from_the_first_round_on(data):
             first = e.simulation.stages[0].method.init
             state = None if first is None else first(jax.random.key(0), 8)
             server = played(e, 1, stage, state).server
-            norms.append(float(tree.sq_norm(getattr(server, "centres", server))))
+            norms.append(float(tree.sq_norm(getattr(server, "centers", server))))
         assert norms[1] < 0.9 * norms[0]
 
 
@@ -302,11 +302,11 @@ def test_the_papers_rounds_follow_from_the_formula():
     def sizes(shape):
         return communication.sizes(make_task(nets.simple_cnn(10), shape, 10))
 
-    gray, colour = sizes((28, 28, 1)), sizes((32, 32, 3))
-    assert gray == (44_426, 850) and colour == (62_006, 850)
+    gray, color = sizes((28, 28, 1)), sizes((32, 32, 3))
+    assert gray == (44_426, 850) and color == (62_006, 850)
     assert communication.affordable_rounds(*gray, 5, 31, 50) == pytest.approx(172.98, abs=0.005)
     assert communication.cost(*gray, 5, 31, 173) == pytest.approx(2 * 44_426 * 50, rel=1e-4)
-    share = communication.cost(*colour, 5, 31, 200) / (2 * 62_006 * 50)
+    share = communication.cost(*color, 5, 31, 200) / (2 * 62_006 * 50)
     assert share == pytest.approx(0.9435, abs=5e-5)
     task = make_task(nets.simple_cnn(10), (28, 28, 1), 10)
     assert communication.split_rounds(task, 50, 5, 0, 0) == (31, 173)
@@ -318,13 +318,13 @@ def test_the_papers_rounds_follow_from_the_formula():
 @pytest.mark.slow
 def test_label_distributions_are_counts_over_sizes_with_noise_of_the_right_scale(data):
     """Eq. 2, and eq. 14 with a Laplace scale of 1 / epsilon: std sqrt(2) / epsilon."""
-    people = simulate.population(build(data).simulation.federations[0], CLASSES)
-    people = jax.tree.map(lambda a: np.tile(a, (500,) + (1,) * (a.ndim - 1)), people)
-    expected = people.label_count / people.label_count.sum(1, keepdims=True)
+    population = simulate.population(build(data).simulation.federations[0], CLASSES)
+    population = jax.tree.map(lambda a: np.tile(a, (500,) + (1,) * (a.ndim - 1)), population)
+    expected = population.label_count / population.label_count.sum(1, keepdims=True)
 
     def p(**hyper):
         stage = build(data, num_clusters=2, **hyper).simulation.stages[0]
-        return stage.prepare(jax.random.key(0), people, None)["p"]
+        return stage.prepare(jax.random.key(0), population, None)["p"]
 
     np.testing.assert_allclose(p(), expected, rtol=1e-6)
     noise = p(epsilon=4.0) - expected
@@ -336,17 +336,17 @@ def test_label_distributions_are_counts_over_sizes_with_noise_of_the_right_scale
 def test_first_models_are_averaged_inside_the_clusters_found(data):
     """-ID: by size, and the encoders of T_1 = 2 are one more round of the clusters."""
     e = build(data, "fedconcat_id", num_clusters=2, encoder_rounds=2, num_noise=100)
-    people = jax.device_get(simulate.population(e.simulation.federations[0], CLASSES))
+    population = jax.device_get(simulate.population(e.simulation.federations[0], CLASSES))
     stage = e.simulation.stages[1]
     assert [s.rounds for s in e.simulation.stages[:2]] == [1, 1]
     state = played(e, 1, state=e.simulation.stages[0].method.init(jax.random.key(0), 8))
-    facts = stage.prepare(jax.random.key(2), people, jax.device_get(state))
+    facts = stage.prepare(jax.random.key(2), population, jax.device_get(state))
     server = stage.start(None, 8, state, facts).server
     models = jax.device_get(state.private[0])
     for k, member in enumerate(facts["member"]):
-        share = member * people.n / (member * people.n).sum()
+        share = member * population.n / (member * population.n).sum()
         expected = jax.tree.map(lambda a: np.tensordot(share, a, 1), models)  # noqa: B023
-        toys.close(tree.take(server.centres, k), expected, rtol=1e-5, atol=1e-6)
+        toys.close(tree.take(server.centers, k), expected, rtol=1e-5, atol=1e-6)
 
 
 # Pictures.

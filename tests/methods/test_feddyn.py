@@ -58,8 +58,8 @@ def test_feddyn_is_scored_on_the_participants_mean():
     state = simulate.init(method, KEYS, toys.C)
     theta = toys.TASK.init(jax.random.key(9))
     state = state._replace(server=state.server._replace(theta=theta))
-    score = functools.partial(evaluate.score, simulate.Program(method, toys.PLAN, toys.VECTORISED))
-    scores = jax.jit(score)(simulate.Lane(toys.FEDERATION, toys.PEOPLE, KEYS), state, 0)
+    score = functools.partial(evaluate.score, simulate.Program(method, toys.PLAN, toys.VECTORIZED))
+    scores = jax.jit(score)(simulate.Lane(toys.FEDERATION, toys.POPULATION, KEYS), state, 0)
 
     def right(w, rows):
         x, y = (np.asarray(a)[np.asarray(rows)] for a in toys.FEDERATION[:2])
@@ -76,9 +76,9 @@ def test_feddyn_averages_running_statistics_by_size():
     value = jnp.array([1.0, 2.0, 3.0])
     w = jax.tree.map(lambda a: a * 0 + value.reshape(-1, *[1] * (a.ndim - 1)), w)
     n = jnp.array([10.0, 20.0, 70.0])
-    people = tree.take(toys.PEOPLE, jnp.arange(3))._replace(n=n, weight=jnp.full(3, 1 / 3))
+    cohort = tree.take(toys.POPULATION, jnp.arange(3))._replace(n=n, weight=jnp.full(3, 1 / 3))
     server = simulate.init(method, KEYS, toys.C).server
-    new: Server = method.round[0].aggregate(server, w, people)
+    new: Server = method.round[0].aggregate(server, w, cohort)
     np.testing.assert_allclose(new.mean.params["head"]["bias"], 2.0, rtol=1e-6)
     np.testing.assert_allclose(new.mean.stats["BatchNorm_0"]["var"], 2.6, rtol=1e-6)
     np.testing.assert_allclose(new.theta.stats["BatchNorm_0"]["var"], 2.6, rtol=1e-6)

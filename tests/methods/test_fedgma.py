@@ -34,10 +34,10 @@ def test_fedgma_against_numpy(weights, tau, mode):
     else:
         kept = np.where(agree & (np.sign(step) == np.sign(votes)), step, 0)
         expected = p @ (w_t + step) + 0.7 * p @ kept
-    cohort = tree.take(toys.PEOPLE, jnp.arange(4))._replace(n=jnp.asarray(n))
+    cohort = tree.take(toys.POPULATION, jnp.arange(4))._replace(n=jnp.asarray(n))
     uploads = Weights({"w": jnp.asarray(w_t + step)}, {})
-    found = method.round[0].aggregate(Weights({"w": jnp.asarray(w_t)}, {}), uploads, cohort)
-    np.testing.assert_allclose(found.params["w"], expected, rtol=1e-5, atol=1e-6)
+    new = method.round[0].aggregate(Weights({"w": jnp.asarray(w_t)}, {}), uploads, cohort)
+    np.testing.assert_allclose(new.params["w"], expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("weights", ["uniform", "size"])
@@ -48,16 +48,16 @@ def test_fedgma_averages_running_statistics_by_size(weights, mode):
     method = toys.make("fedgma", tau=1.0, server_lr=0.3, mode=mode, weights=weights)
     uploads = Weights({"w": jnp.asarray(step)}, {"mean": jnp.asarray(step)})
     sent = Weights({"w": jnp.full(5, -9.0)}, {"mean": jnp.full(5, 9.0)})
-    cohort = tree.take(toys.PEOPLE, jnp.arange(4))._replace(n=jnp.asarray(n))
-    found = method.round[0].aggregate(sent, uploads, cohort)
-    np.testing.assert_allclose(found.stats["mean"], n / n.sum() @ step, rtol=1e-5, atol=1e-6)
-    assert np.abs(found.params["w"] - found.stats["mean"]).max() > 0.1
+    cohort = tree.take(toys.POPULATION, jnp.arange(4))._replace(n=jnp.asarray(n))
+    new = method.round[0].aggregate(sent, uploads, cohort)
+    np.testing.assert_allclose(new.stats["mean"], n / n.sum() @ step, rtol=1e-5, atol=1e-6)
+    assert np.abs(new.params["w"] - new.stats["mean"]).max() > 0.1
 
 
 def test_with_three_clients_half_and_seven_tenths_are_one_threshold():
     """And three tenths masks nothing: A is 1/3 or 1."""
     step = jax.random.normal(KEY, (3, 50))
-    cohort = tree.take(toys.PEOPLE, jnp.arange(3))
+    cohort = tree.take(toys.POPULATION, jnp.arange(3))
     w_t = Weights({"w": jnp.zeros(50)}, {})
 
     def after(**hyper):

@@ -100,20 +100,20 @@ def test_g_follows_the_mean_over_all_batches(equal_steps):
     state = simulate.init(method, KEYS, toys.C)
     g = [0.0, 0.0]
     for t in range(3):
-        found = []
+        gradients = []
         for x, y in map(naive.data_of, naive.cohort(method, t, toys.PLAN.cohort)):
             out = forward(state.server.w, np.pad(x, [(0, toys.N - len(x)), (0, 0)]))
             h, logits = (np.asarray(a)[: len(x)] for a in (out.features, out.logits))
             for first in range(0, len(x), 8):
                 batch = slice(first, first + 8)
                 e, _ = head_errors(logits[batch], y[batch])
-                found.append([h[batch].T @ e, e.sum(0)])
-        assert len(found) > toys.PLAN.cohort
-        mean = naive.mean(np.full(len(found), 1 / len(found)), found)
+                gradients.append([h[batch].T @ e, e.sum(0)])
+        assert len(gradients) > toys.PLAN.cohort
+        mean = naive.mean(np.full(len(gradients), 1 / len(gradients)), gradients)
         g = [0.7 * a + (1 - 0.7) * b for a, b in zip(g, mean, strict=True)]
         state, _ = play(KEYS, t, 1, state)
-        own = state.server.g["kernel"], state.server.g["bias"]
-        toys.close(own, tuple(g), rtol=1e-4, atol=1e-5)
+        server_g = state.server.g["kernel"], state.server.g["bias"]
+        toys.close(server_g, tuple(g), rtol=1e-4, atol=1e-5)
 
 
 def test_parameters_are_averaged_uniformly_and_running_statistics_by_size():
@@ -122,8 +122,8 @@ def test_parameters_are_averaged_uniformly_and_running_statistics_by_size():
     value = jnp.array([1.0, 2.0, 6.0])
     w = jax.tree.map(lambda a: jnp.multiply.outer(value, jnp.ones(a.shape)), server.w)
     n = jnp.array([10.0, 20.0, 70.0])
-    people = tree.take(toys.PEOPLE, jnp.arange(3))._replace(n=n, weight=jnp.full(3, 1 / 3))
-    new = method.round[1].aggregate(server, w, people)
+    cohort = tree.take(toys.POPULATION, jnp.arange(3))._replace(n=n, weight=jnp.full(3, 1 / 3))
+    new = method.round[1].aggregate(server, w, cohort)
     np.testing.assert_allclose(new.w.params["head"]["bias"], 3.0, rtol=1e-6)
     np.testing.assert_allclose(new.w.stats["BatchNorm_0"]["var"], 4.7, rtol=1e-6)
     toys.same(new.g, server.g)

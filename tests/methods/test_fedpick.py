@@ -210,7 +210,7 @@ def test_a_soft_mask_also_predicts():
     w = first_weights(TASK, CUT, KEYS.init)
     made = method(mask="soft", tau=0.5)
     state = made.init(KEYS.init, 1)
-    client = tree.take(toys.PEOPLE, 0)._replace(private=tree.take(state.private, 0))
+    client = tree.take(toys.POPULATION, 0)._replace(private=tree.take(state.private, 0))
     x = toys.FEDERATION.x[:20]
     out = pick(TASK, CUT, w, x, tau=0.5, soft=True)
     np.testing.assert_allclose(
@@ -227,18 +227,20 @@ def test_running_statistics_of_each_head_are_those_of_its_features():
     for name, m in (("relevant", out.m), ("irrelevant", 1 - out.m)):
         layer = w.params[name]["Dense_1"]
         z = np.asarray((out.z_g * m) @ layer["kernel"] + layer["bias"])[:10]
-        found = out.stats[name]["BatchNorm_1"]
-        np.testing.assert_allclose(found["mean"], 0.1 * z.mean(0), rtol=1e-3, atol=1e-5)
-        np.testing.assert_allclose(found["var"], 0.9 + 0.1 * z.var(0, ddof=1), rtol=1e-3)
+        running = out.stats[name]["BatchNorm_1"]
+        np.testing.assert_allclose(running["mean"], 0.1 * z.mean(0), rtol=1e-3, atol=1e-5)
+        np.testing.assert_allclose(running["var"], 0.9 + 0.1 * z.var(0, ddof=1), rtol=1e-3)
 
 
 def test_detached_targets_pass_no_gradient():
     """d/da of KL(sg b || a) alone: softmax(a) - softmax(b)."""
     a, b = 3 * jax.random.normal(KEY, (2, 5, 7))
-    found = jax.grad(lambda a: distance(a, b, detach_targets=True).sum())(a)
-    np.testing.assert_allclose(found, jax.nn.softmax(a) - jax.nn.softmax(b), rtol=1e-4, atol=1e-5)
+    gradient = jax.grad(lambda a: distance(a, b, detach_targets=True).sum())(a)
+    np.testing.assert_allclose(
+        gradient, jax.nn.softmax(a) - jax.nn.softmax(b), rtol=1e-4, atol=1e-5
+    )
     whole = jax.grad(lambda a: distance(a, b).sum())(a)
-    assert float(jnp.abs(whole - found).max()) > 0.1
+    assert float(jnp.abs(whole - gradient).max()) > 0.1
 
 
 def test_gradients_of_the_total_loss_against_numpy():
@@ -249,7 +251,7 @@ def test_gradients_of_the_total_loss_against_numpy():
     w = first_weights(task, ("head",), jax.random.key(11))
     batch = toys.example(30)
     of_params = jax.value_and_grad(lambda p: loss(Weights(p, w.stats), batch, KEY), has_aux=True)
-    (value, _), found = jax.jit(of_params)(w.params)
+    (value, _), gradient = jax.jit(of_params)(w.params)
     real = 28
     x, y = np.asarray(batch.x, float)[:real], np.asarray(batch.y)[:real]
     noise = np.asarray(jax.random.logistic(jax.random.fold_in(KEY, 2), (30, 2)), float)[:real]
@@ -295,7 +297,9 @@ def test_gradients_of_the_total_loss_against_numpy():
     }
     assert np.abs(d_zl).max() > 1e-4
     jax.tree.map(
-        lambda e, f: np.testing.assert_allclose(f, e, rtol=1e-3, atol=1e-6), expected, dict(found)
+        lambda e, f: np.testing.assert_allclose(f, e, rtol=1e-3, atol=1e-6),
+        expected,
+        dict(gradient),
     )
 
 
@@ -357,8 +361,8 @@ def shared_layers(**hyper):
     pairs = zip(names, *map(jax.tree.leaves, clients), strict=True)
     alike = {name for name, a, b in pairs if np.array_equal(a, b)}
     up, down = simulate.message_bytes(
-        simulate.Program(made, toys.PLAN, toys.VECTORISED),
-        simulate.Lane(toys.FEDERATION, toys.PEOPLE, KEYS),
+        simulate.Program(made, toys.PLAN, toys.VECTORIZED),
+        simulate.Lane(toys.FEDERATION, toys.POPULATION, KEYS),
         state,
     )
     assert (
@@ -402,7 +406,7 @@ def test_predictions_are_of_both_heads():
     ):
         made = method(ensemble=ensemble)
         state = made.init(KEYS.init, 1)
-        client = tree.take(toys.PEOPLE, 0)._replace(private=tree.take(state.private, 0))
+        client = tree.take(toys.POPULATION, 0)._replace(private=tree.take(state.private, 0))
         logits = made.predict(state.server, client, x)
         np.testing.assert_allclose(logits, expected, rtol=1e-5, atol=1e-6)
 
@@ -413,10 +417,10 @@ def test_it_learns(hyper):
     state, sums = player(**small)(KEYS, 0, 20)
     assert int(sums.diverged) == -1
     score = functools.partial(
-        evaluate.score, simulate.Program(method(**small), toys.PLAN, toys.VECTORISED)
+        evaluate.score, simulate.Program(method(**small), toys.PLAN, toys.VECTORIZED)
     )
-    scores = jax.jit(score)(simulate.Lane(toys.FEDERATION, toys.PEOPLE, KEYS), state, 20)
-    assert evaluate.summarise(scores, ("only",))["accuracy"]["mean"] > 70
+    scores = jax.jit(score)(simulate.Lane(toys.FEDERATION, toys.POPULATION, KEYS), state, 20)
+    assert evaluate.summarize(scores, ("only",))["accuracy"]["mean"] > 70
 
 
 @pytest.mark.parametrize(

@@ -21,8 +21,8 @@ def moved(a, b):
 
 
 def test_fedproto_without_its_term_is_local_training():
-    everyone = toys.PLAN._replace(cohort=toys.C)
-    one, _ = toys.player(toys.make("fedproto", lam=0.0), plan=everyone)(KEYS, 0, 3)
+    plan = toys.PLAN._replace(cohort=toys.C)
+    one, _ = toys.player(toys.make("fedproto", lam=0.0), plan=plan)(KEYS, 0, 3)
     other, _ = toys.player(toys.make("local"))(KEYS, 0, 3)
     toys.close(one.private, other.private, rtol=1e-5, atol=1e-6)
 
@@ -30,33 +30,33 @@ def test_fedproto_without_its_term_is_local_training():
 def fedproto_by_hand(method, count, lam):
     """-> models, prototypes and which are known, after each round."""
     first = naive.weights_of(tree.take(simulate.init(method, KEYS, toys.C).private, 0))
-    models, C, known = [first] * toys.C, np.zeros((toys.K, 16)), np.zeros(toys.K, bool)
+    models, C, has_prototype = [first] * toys.C, np.zeros((toys.K, 16)), np.zeros(toys.K, bool)
     for t in range(count):
         sent = [[] for _ in range(toys.K)]
         for i in naive.cohort(method, t):
             x, y = naive.data_of(i, toys.SKEWED)
 
-            def pull(z, y=y, C=C, known=known):
-                return lam * 2 * (z - C[y]) * known[y][:, None] / z.size
+            def pull(z, y=y, C=C, has_prototype=has_prototype):
+                return lam * 2 * (z - C[y]) * has_prototype[y][:, None] / z.size
 
             step = lambda v, x=x, y=y, pull=pull: naive.gradient(v, x, y, pull=pull)[1]  # noqa: E731
             models[i] = naive.descend(models[i], step)
             h = naive.features(models[i], x)
             for k in set(y):
                 sent[k].append(h[y == k].mean(0))
-        known = np.array([len(s) > 0 for s in sent])
+        has_prototype = np.array([len(s) > 0 for s in sent])
         C = np.stack([np.mean(s, 0) if s else np.zeros(16) for s in sent])
-    return models, C, known
+    return models, C, has_prototype
 
 
 @pytest.mark.parametrize("count", [1, 4])
 def test_fedproto_against_numpy(count):
     """After one round the term has not acted yet."""
     method = toys.make("fedproto", toys.TASK, lam=2.0)
-    models, C, known = fedproto_by_hand(method, count, 2.0)
+    models, C, has_prototype = fedproto_by_hand(method, count, 2.0)
     state, _ = toys.player(method, plan=naive.FULL, federation=toys.SKEWED)(KEYS, 0, count)
     np.testing.assert_allclose(state.server[0], C, rtol=1e-3, atol=1e-4)
-    assert (np.asarray(state.server[1]) > 0).tolist() == known.tolist()
+    assert (np.asarray(state.server[1]) > 0).tolist() == has_prototype.tolist()
     for i in range(toys.C):
         naive.close(tree.take(state.private, i), models[i], rtol=1e-3, atol=1e-4)
 
@@ -66,25 +66,25 @@ def test_fedproto_forgets_the_prototypes_of_absent_classes():
     D = 16
     uploads = jnp.ones((2, toys.K, D)) * jnp.array([1.0, 3.0])[:, None, None]
     has = jnp.zeros((2, toys.K)).at[:, 0].set(1).at[1, 2].set(1)
-    people = tree.take(toys.PEOPLE, jnp.arange(2))
-    C, known = method.round[0].aggregate(
-        (9 * jnp.ones((toys.K, D)), jnp.ones(toys.K)), (uploads, has), people
+    cohort = tree.take(toys.POPULATION, jnp.arange(2))
+    C, has_prototype = method.round[0].aggregate(
+        (9 * jnp.ones((toys.K, D)), jnp.ones(toys.K)), (uploads, has), cohort
     )
     np.testing.assert_allclose(C[:, 0], [2, 0, 3, 0])
-    np.testing.assert_array_equal(known, [1, 0, 1, 0])
+    np.testing.assert_array_equal(has_prototype, [1, 0, 1, 0])
 
 
 def test_fedproto_may_predict_by_the_nearest_prototype_of_the_clients_classes():
     method = toys.make("fedproto", toys.TASK, prediction="prototype")
-    models, C, known = fedproto_by_hand(method, 3, 1.0)
-    assert not known.all()
+    models, C, has_prototype = fedproto_by_hand(method, 3, 1.0)
+    assert not has_prototype.all()
     state, _ = toys.player(method, plan=naive.FULL, federation=toys.SKEWED)(KEYS, 0, 3)
-    people = simulate.population(toys.SKEWED, toys.K)._replace(private=state.private)
+    population = simulate.population(toys.SKEWED, toys.K)._replace(private=state.private)
     x = np.asarray(toys.FEDERATION.x[400:])
     for i in range(toys.C):
         far = ((naive.features(models[i], x)[:, None] - C) ** 2).sum(-1)
-        far[:, (naive.counts(i) == 0) | ~known] = np.inf
-        got = method.predict(state.server, tree.take(people, i), x).argmax(-1)
+        far[:, (naive.counts(i) == 0) | ~has_prototype] = np.inf
+        got = method.predict(state.server, tree.take(population, i), x).argmax(-1)
         assert (np.asarray(got) == far.argmin(1)).mean() > 0.99
     assert min(naive.counts(i).min() for i in range(toys.C)) == 0
     with pytest.raises(BadInput, match="prediction cannot be 'nearest'"):
@@ -104,7 +104,7 @@ def test_padding_has_no_part_in_prototypes():
 
 def first_client(method, state, message):
     """What client 0 uploads and keeps after a round in which it is sent the message."""
-    client = tree.take(toys.PEOPLE._replace(private=state.private), 0)
+    client = tree.take(toys.POPULATION._replace(private=state.private), 0)
 
     @jax.jit
     def local():
@@ -130,7 +130,7 @@ def test_prototypes_may_be_taken_before_the_last_layers():
     method, still = (toys.make("fedproto", task, lam=lam, head_layers=2) for lam in (0.5, 0.0))
     state = simulate.init(method, KEYS, toys.C)
     work, _ = make_work(toys.FEDERATION, toys.FEDERATION.train[0], toys.PLAN, KEYS.local)
-    client = tree.take(toys.PEOPLE._replace(private=state.private), 0)
+    client = tree.take(toys.POPULATION._replace(private=state.private), 0)
     sent = jnp.full((toys.K, 16), 5.0), jnp.ones(toys.K)
     (C, _), w = first_client(method, state, sent)
     p = jax.tree.map(np.asarray, w.params)

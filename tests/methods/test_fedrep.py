@@ -19,7 +19,7 @@ def phases(**hyper):
     """A client's model before and after one FedRep round, with momentum and weight decay."""
     method = toys.make("fedrep", **hyper)
     state = simulate.init(method, KEYS, toys.C)
-    client = tree.take(toys.PEOPLE._replace(private=state.private), 0)
+    client = tree.take(toys.POPULATION._replace(private=state.private), 0)
 
     @jax.jit
     def local():

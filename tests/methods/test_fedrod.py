@@ -27,7 +27,7 @@ def test_fedrod_with_equal_counts_trains_the_generic_model_as_fedavg():
 def test_fedrod_against_numpy():
     method = toys.make("fedrod", toys.TASK)
     w = naive.weights_of(simulate.init(method, KEYS, toys.C).server)
-    own = {i: w[2:] for i in range(toys.C)}
+    phi_by_id = {i: w[2:] for i in range(toys.C)}
     for t in range(3):
         ids = naive.cohort(method, t)
         models = []
@@ -45,23 +45,23 @@ def test_fedrod_against_numpy():
                 )
                 return generic + personal[2:]
 
-            both = naive.descend(w + own[i], gradient_of)
+            both = naive.descend(w + phi_by_id[i], gradient_of)
             models.append(both[:4])
-            own[i] = both[4:]
+            phi_by_id[i] = both[4:]
         w = naive.mean_by_size(ids, models, toys.SKEWED)
     state, _ = toys.player(method, plan=naive.FULL, federation=toys.SKEWED)(KEYS, 0, 3)
     naive.close(state.server, w, rtol=1e-3, atol=1e-4)
     for i in range(toys.C):
         phi = tree.take(state.private, i)
-        np.testing.assert_allclose(phi["kernel"], own[i][0], rtol=1e-3, atol=1e-4)
-        np.testing.assert_allclose(phi["bias"], own[i][1], rtol=1e-3, atol=1e-4)
+        np.testing.assert_allclose(phi["kernel"], phi_by_id[i][0], rtol=1e-3, atol=1e-4)
+        np.testing.assert_allclose(phi["bias"], phi_by_id[i][1], rtol=1e-3, atol=1e-4)
     x, _ = naive.data_of(0)
     h = naive.features(w, x)
-    mine = tree.take(toys.PEOPLE._replace(private=state.private), 0)
-    expected = h @ (w[2] + own[0][0]) + w[3] + own[0][1]
+    client = tree.take(toys.POPULATION._replace(private=state.private), 0)
+    expected = h @ (w[2] + phi_by_id[0][0]) + w[3] + phi_by_id[0][1]
     np.testing.assert_allclose(
-        method.predict(state.server, mine, x), expected, rtol=1e-3, atol=1e-3
+        method.predict(state.server, client, x), expected, rtol=1e-3, atol=1e-3
     )
     message, nobody = method.newcomer(state)
-    generic = method.predict(message, mine._replace(private=nobody), x)
+    generic = method.predict(message, client._replace(private=nobody), x)
     np.testing.assert_allclose(generic, h @ w[2] + w[3], rtol=1e-3, atol=1e-3)

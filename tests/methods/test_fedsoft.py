@@ -14,8 +14,8 @@ def test_fedsoft_rounds_against_numpy():
     mu, K = 0.3, 3
     method = toys.make("fedsoft", toys.TASK, num_clusters=K, mu=mu)
     state, _ = toys.player(method, plan=naive.FULL)(naive.KEYS, 0, 4)
-    init = simulate.init(method, naive.KEYS, toys.C).server.centres
-    centres = [naive.weights_of(tree.take(init, k)) for k in range(K)]
+    init = simulate.init(method, naive.KEYS, toys.C).server.centers
+    centers = [naive.weights_of(tree.take(init, k)) for k in range(K)]
     u = np.full((toys.C, K), 1 / K)
     for t in range(4):
         ids = naive.cohort(method, t)
@@ -23,21 +23,21 @@ def test_fedsoft_rounds_against_numpy():
         for i in ids:
             x, y = naive.data_of(i)
             if t % 2 == 0:
-                loss = [each_loss(c, x, y) for c in centres]
+                loss = [each_loss(c, x, y) for c in centers]
                 best = np.argmin(loss, 0)
                 u[i] = np.maximum(1e-4, [(best == k).mean() for k in range(K)])
 
             def pull(w):
                 return [
-                    sum(mu * u[i][k] * (a - centres[k][j]) for k in range(K))  # noqa: B023
+                    sum(mu * u[i][k] * (a - centers[k][j]) for k in range(K))  # noqa: B023
                     for j, a in enumerate(w)
                 ]
 
-            models.append(naive.sgd(centres[int(u[i].argmax())], x, y, extra=pull))
+            models.append(naive.sgd(centers[int(u[i].argmax())], x, y, extra=pull))
         weight = np.array([u[i] * len(naive.data_of(i)[1]) for i in ids]).T
-        centres = [naive.mean(row / row.sum(), models) for row in weight]
+        centers = [naive.mean(row / row.sum(), models) for row in weight]
     for k in range(K):
-        naive.close(tree.take(state.server.centres, k), centres[k])
+        naive.close(tree.take(state.server.centers, k), centers[k])
     np.testing.assert_allclose(state.private, u, rtol=1e-5)
 
 

@@ -21,14 +21,14 @@ def test_divergence_is_that_of_two_gaussians():
     rng = np.random.default_rng(0)
     mu, sigma = rng.normal(size=(1, 3)), rng.uniform(0.5, 1.5, (1, 3))
     prior = {"mu": rng.normal(size=(4, 3)), "sigma": rng.normal(size=(4, 3)), "log_c": np.log(0.8)}
-    found = divergence(
+    actual = divergence(
         *map(jnp.asarray, (mu, sigma)), jax.tree.map(jnp.asarray, prior), jnp.array([2])
     )
     m, s = 0.8 * mu, 0.8 * sigma
     r_m, r_s = prior["mu"][2], np.log1p(np.exp(prior["sigma"][2]))
     z = m + s * rng.normal(size=(200_000, 3))
     log_ratio = np.log(r_s / s) - ((z - m) / s) ** 2 / 2 + ((z - r_m) / r_s) ** 2 / 2
-    assert float(found[0]) == pytest.approx(log_ratio.sum(1).mean(), rel=0.02)
+    assert float(actual[0]) == pytest.approx(log_ratio.sum(1).mean(), rel=0.02)
 
 
 def test_lengths_have_a_gradient_at_the_origin():
@@ -71,7 +71,7 @@ def sr_loss(**hyper):
 
     method = toys.make("fedsr", toys.TASK, **hyper)
     state = first(method)
-    client = tree.take(toys.PEOPLE, 0)._replace(private=tree.take(state.private, 0))
+    client = tree.take(toys.POPULATION, 0)._replace(private=tree.take(state.private, 0))
     method.round[0].local(state.server, client, Work())
     return caught[0], state
 
@@ -91,7 +91,7 @@ def test_priors_stay_with_the_clients():
 def test_predictions_are_means_over_samples():
     method = toys.make("fedsr", toys.TASK)
     state = first(method)
-    client = tree.take(toys.PEOPLE, 0)._replace(private=tree.take(state.private, 0))
+    client = tree.take(toys.POPULATION, 0)._replace(private=tree.take(state.private, 0))
     x = toys.FEDERATION.x[:6]
     p = np.exp(method.predict(state.server, client, x))
     np.testing.assert_allclose(p.sum(1), 1, rtol=1e-5)

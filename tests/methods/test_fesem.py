@@ -15,32 +15,32 @@ def distance(v, w):
 
 @pytest.mark.slow
 def test_fesem_rounds_against_numpy():
-    """Random groups first, then the centre nearest to the own last model; three a round."""
+    """Random groups first, then the center nearest to the own last model; three a round."""
     mu = 0.3
     method = toys.make("fesem", toys.TASK, num_clusters=2, mu=mu)
     state, _ = toys.player(method, plan=naive.FULL)(naive.KEYS, 0, 5)
     group = np.asarray(method.init(naive.KEYS.init, toys.C).server.group)
     assert sorted(np.bincount(group)) == [4, 4]
-    centres, last, moved = [naive.first_weights()] * 2, {}, False
+    centers, last, moved = [naive.first_weights()] * 2, {}, False
     for t in range(5):
         ids = naive.cohort(method, t)
         models, chosen = [], []
         for i in ids:
             k = group[i]
             if i in last:
-                k = int(np.argmin([distance(last[i], c) for c in centres]))
+                k = int(np.argmin([distance(last[i], c) for c in centers]))
                 moved |= k != group[i]
-            c = centres[k]
+            c = centers[k]
             pull = lambda w: naive.add([0 * a for a in c], naive.sub(w, c), mu)  # noqa: B023, E731
             models.append(naive.sgd(c, *naive.data_of(i), extra=pull))
             chosen.append(k)
         member = np.zeros((2, toys.C))
         member[chosen, ids] = 1
-        centres = averages(member, ids, models, centres)
+        centers = averages(member, ids, models, centers)
         last |= dict(zip(ids, models, strict=True))
     assert moved
     for i, w in last.items():
         naive.close(tree.take(state.server.models, i), w)
     for k in range(2):
-        naive.close(tree.take(state.server.centres, k), centres[k])
+        naive.close(tree.take(state.server.centers, k), centers[k])
     assert set(np.flatnonzero(state.server.trained)) == set(last)

@@ -23,7 +23,7 @@ def averaged():
 def tuned(method):
     work, _ = make_work(toys.FEDERATION, toys.FEDERATION.train[1], naive.FULL, KEYS.score)
     w = simulate.init(method, KEYS, toys.C).server
-    return w, method.tune(w, tree.take(toys.PEOPLE, 1), work)[0]
+    return w, method.tune(w, tree.take(toys.POPULATION, 1), work)[0]
 
 
 def test_a_client_is_tuned_on_its_own_data_before_it_is_scored():
@@ -43,8 +43,8 @@ def test_the_tuned_model_is_the_one_that_is_scored():
     """By hand, for every client; the plain model answers differently."""
     method = toys.make("finetune", toys.TASK, epochs=naive.STEPS)
     state = simulate.init(method, KEYS, toys.C)
-    score = functools.partial(evaluate.score, simulate.Program(method, naive.FULL, toys.VECTORISED))
-    scores = jax.jit(score)(simulate.Lane(toys.FEDERATION, toys.PEOPLE, KEYS), state, 0)
+    score = functools.partial(evaluate.score, simulate.Program(method, naive.FULL, toys.VECTORIZED))
+    scores = jax.jit(score)(simulate.Lane(toys.FEDERATION, toys.POPULATION, KEYS), state, 0)
     first = naive.weights_of(state.server)
 
     def right(w, i):

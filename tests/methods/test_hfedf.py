@@ -11,7 +11,7 @@ import optax
 import pytest
 import toys
 from hypernetworks import (
-    EVERYONE,
+    ALL_CLIENTS,
     KEY,
     adam_step,
     clients,
@@ -40,10 +40,10 @@ def test_the_closer_to_the_mean_the_larger_the_weight():
 
     np.testing.assert_allclose(weights(np.ones((3, 4))), 1 / 3, rtol=1e-6)
     one = np.array([[1.0, 0.2], [1.0, 0.2], [-1.0, -0.2]])
-    found = weights(one)
-    assert found.argmin() == 2 and found.sum() == pytest.approx(1, rel=1e-6)
+    actual = weights(one)
+    assert actual.argmin() == 2 and actual.sum() == pytest.approx(1, rel=1e-6)
     low, high = np.exp(-1) / (2 * np.e + np.exp(-1)), np.e / (np.e + 2 * np.exp(-1))
-    assert low - 1e-6 <= found.min() and found.max() <= high + 1e-6
+    assert low - 1e-6 <= actual.min() and actual.max() <= high + 1e-6
     np.testing.assert_allclose(weights(np.zeros((3, 4))), 1 / 3)
     opposite = np.array([[1.0, 2.0], [-1.0, -2.0 + 1e-6]], np.float32)
     assert np.abs(alignment(jnp.asarray(opposite @ opposite.T))).max() <= 1
@@ -107,7 +107,7 @@ def test_the_server_steps_downhill():
             values.append(naive.gradient(naive.weights_of(method.scored(state.server, i)), x, y)[0])
         return np.array(values)
 
-    after = one_round(method, state, plan=EVERYONE)
+    after = one_round(method, state, plan=ALL_CLIENTS)
     assert (loss(after) < loss(state)).all()
 
 
@@ -148,7 +148,7 @@ def test_a_shadow_average_is_scored_and_leaves_training_alone():
 def test_embeddings_of_the_absent_rest_if_lazy(lazy):
     """Without a gradient dense Adam moves them by old momentum."""
     method = hfedf(nu_lazy=lazy, server_lr=0.01)
-    state = one_round(method, first(method), 0, EVERYONE)  # moments build up
+    state = one_round(method, first(method), 0, ALL_CLIENTS)  # moments build up
     after = one_round(method, state, 1)
     absent = [i for i in range(toys.C) if i not in naive.cohort(method, 1)]
     moved = np.abs(np.asarray(after.server.x.nu - state.server.x.nu))[absent].max()
@@ -161,7 +161,7 @@ def test_embeddings_of_the_absent_rest_if_lazy(lazy):
 @pytest.mark.parametrize("lazy", [False, True])
 @pytest.mark.parametrize("decay", [0.0, 0.1])
 def test_decay_reaches_the_embeddings_of_the_absent_unless_lazy(decay, lazy):
-    """Adam's first step on a gradient of decay times nu alone is lr towards the origin."""
+    """Adam's first step on a gradient of decay times nu alone is lr toward the origin."""
     lr = 0.01
     method = hfedf(nu_lazy=lazy, server_lr=lr, server_decay=decay)
     state = first(method)
@@ -193,8 +193,10 @@ def test_cosines_are_with_the_embeddings_or_without(align_nu):
         cosine = g @ mean / (np.linalg.norm(g, axis=1) * np.linalg.norm(mean))
         return np.exp(cosine) / np.exp(cosine).sum()
 
-    found = jax.jit(method.round[0].aggregate)(server, Weights(delta, {}), toys.PEOPLE).weight
-    np.testing.assert_allclose(found, weights(align_nu), rtol=1e-4)
+    gram_weight = jax.jit(method.round[0].aggregate)(
+        server, Weights(delta, {}), toys.POPULATION
+    ).weight
+    np.testing.assert_allclose(gram_weight, weights(align_nu), rtol=1e-4)
     assert np.abs(weights(True) / weights(False) - 1).max() > 1e-3
 
 
@@ -277,19 +279,19 @@ def test_memory_grows_slowly_with_the_clients():
     def memory(count):
         rows = jnp.tile(toys.FEDERATION.train, (3, 1))[:count]
         federation = toys.FEDERATION._replace(train=rows)
-        people = simulate.population(federation, toys.K)
+        population = simulate.population(federation, toys.K)
         method = hfedf(task)
         state = jax.eval_shape(lambda: simulate.init(method, naive.KEYS, count))
         plan = toys.PLAN._replace(cohort=count)
 
-        program = simulate.Program(method, plan, toys.VECTORISED)
-        lane = simulate.Lane(federation, people, naive.KEYS)
+        program = simulate.Program(method, plan, toys.VECTORIZED)
+        lane = simulate.Lane(federation, population, naive.KEYS)
 
         def play(state):
             return simulate.play_round(program, lane, state, 0)
 
-        found = jax.jit(play).lower(state).compile().memory_analysis()
-        return found.temp_size_in_bytes + found.argument_size_in_bytes + found.output_size_in_bytes
+        sizes = jax.jit(play).lower(state).compile().memory_analysis()
+        return sizes.temp_size_in_bytes + sizes.argument_size_in_bytes + sizes.output_size_in_bytes
 
     assert memory(20) < 2.5 * memory(3)
 

@@ -87,19 +87,19 @@ def test_first_weights_and_cohorts_do_not_depend_on_the_method():
     toys.same(simulate.init(toys.make("fedprox"), KEYS, toys.C).server, one)
     many = simulate.init(toys.make("ifca"), KEYS, toys.C).server
     toys.same(jax.tree.map(lambda a: a[0], many), one)
-    own = simulate.init(toys.make("local"), KEYS, toys.C).private
-    toys.same(jax.tree.map(lambda a: a[4], own), one)
+    private = simulate.init(toys.make("local"), KEYS, toys.C).private
+    toys.same(jax.tree.map(lambda a: a[4], private), one)
 
 
 @pytest.mark.slow
 def test_hyperparameters_may_be_traced(averaged):
-    federation, people, plan = toys.pooled(toys.make("fedavg"))
+    federation, population, plan = toys.pooled(toys.make("fedavg"))
 
     def run(mu):
         method = toys.make("fedprox", mu=mu)
         state = simulate.init(method, KEYS, toys.C)
-        args = simulate.Lane(federation, people, KEYS), state, simulate.no_progress(), 0, 3
-        return simulate.play(simulate.Program(method, plan, toys.VECTORISED), *args)[0]
+        args = simulate.Lane(federation, population, KEYS), state, simulate.no_progress(), 0, 3
+        return simulate.play(simulate.Program(method, plan, toys.VECTORIZED), *args)[0]
 
     grid = jax.jit(jax.vmap(run))(jnp.array([0.0, 0.1]))
     toys.close(jax.tree.map(lambda a: a[0], grid), averaged[0])
@@ -123,7 +123,7 @@ def test_one_cluster_of_fesem_and_fedsoft_without_their_terms_is_fedavg():
     for name in ("fesem", "fedsoft"):
         method = toys.make(name, num_clusters=1, mu=0.0)
         state, _ = toys.player(method)(toys_keys(), 0, 3)
-        toys.close(tree.take(state.server.centres, 0), plain.server, rtol=1e-5, atol=1e-6)
+        toys.close(tree.take(state.server.centers, 0), plain.server, rtol=1e-5, atol=1e-6)
 
 
 def toys_keys():

@@ -16,9 +16,9 @@ KEYS = naive.KEYS
 
 def score(method, state):
     run = jax.jit(
-        functools.partial(evaluate.score, simulate.Program(method, toys.PLAN, toys.VECTORISED))
+        functools.partial(evaluate.score, simulate.Program(method, toys.PLAN, toys.VECTORIZED))
     )
-    return run(simulate.Lane(toys.FEDERATION, toys.PEOPLE, KEYS), state, 0)
+    return run(simulate.Lane(toys.FEDERATION, toys.POPULATION, KEYS), state, 0)
 
 
 @pytest.mark.slow
@@ -28,18 +28,18 @@ def test_ifca_round_against_numpy():
     params = tree.scale(0.1, state.server.params)
     params["head"]["bias"] = jnp.eye(3, toys.K)  # cluster k suits a client with much of class k
     start = state._replace(server=state.server._replace(params=params))
-    centres = [naive.weights_of(tree.take(start.server, k)) for k in range(3)]
+    centers = [naive.weights_of(tree.take(start.server, k)) for k in range(3)]
     for t in range(2):
         ids = naive.cohort(method, t)
         picked = {}
         for i in ids:
-            k = int(np.argmin([naive.gradient(w, *naive.data_of(i))[0] for w in centres]))
-            picked.setdefault(k, []).append(naive.sgd(centres[k], *naive.data_of(i)))
+            k = int(np.argmin([naive.gradient(w, *naive.data_of(i))[0] for w in centers]))
+            picked.setdefault(k, []).append(naive.sgd(centers[k], *naive.data_of(i)))
         assert len(picked) > 1 or t
         for k, models in picked.items():
-            centres[k] = [np.mean(a, axis=0) for a in zip(*models, strict=True)]
+            centers[k] = [np.mean(a, axis=0) for a in zip(*models, strict=True)]
     state, _ = toys.player(method, plan=naive.FULL)(KEYS, 0, 2, start)
-    for k, expected in enumerate(centres):
+    for k, expected in enumerate(centers):
         got = naive.weights_of(tree.take(state.server, k))
         for a, b in zip(got, expected, strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
@@ -51,8 +51,8 @@ def test_ifca_scores_a_client_on_the_model_that_fits_it_best():
     state = simulate.init(method, KEYS, toys.C)
     scores = score(method, state)
     for i in range(toys.C):
-        centres = [naive.weights_of(tree.take(state.server, k)) for k in range(3)]
-        best = min(centres, key=lambda w, i=i: naive.gradient(w, *naive.data_of(i))[0])
+        centers = [naive.weights_of(tree.take(state.server, k)) for k in range(3)]
+        best = min(centers, key=lambda w, i=i: naive.gradient(w, *naive.data_of(i))[0])
         rows = np.asarray(toys.FEDERATION.test[i])
         A, a, B, b = best
         logits = np.maximum(np.asarray(toys.FEDERATION.x)[rows] @ A + a, 0) @ B + b
@@ -82,9 +82,9 @@ def test_ifca_averages_running_statistics_by_size():
     w = tree.repeat(toys.NORM.init(KEYS.init), 3)
     value = jnp.array([1.0, 2.0, 3.0])
     w = jax.tree.map(lambda a: a * 0 + value.reshape(-1, *[1] * (a.ndim - 1)), w)
-    people = tree.take(toys.PEOPLE, jnp.arange(3))._replace(n=jnp.array([10.0, 20.0, 70.0]))
-    centres = simulate.init(method, KEYS, toys.C).server
-    new = method.round[0].aggregate(centres, (jnp.zeros(3, int), w), people)
+    cohort = tree.take(toys.POPULATION, jnp.arange(3))._replace(n=jnp.array([10.0, 20.0, 70.0]))
+    centers = simulate.init(method, KEYS, toys.C).server
+    new = method.round[0].aggregate(centers, (jnp.zeros(3, int), w), cohort)
     np.testing.assert_allclose(new.params["head"]["bias"], 2.0, rtol=1e-6)
     np.testing.assert_allclose(new.stats["BatchNorm_0"]["var"], 2.6, rtol=1e-6)
 
@@ -95,5 +95,5 @@ def toys_keys():
 
 def test_ifca_may_start_from_one_model():
     method = toys.make("ifca", num_clusters=2, distinct_starts=False)
-    centres = simulate.init(method, toys_keys(), toys.C).server
-    toys.same(tree.take(centres, 0), tree.take(centres, 1))
+    centers = simulate.init(method, toys_keys(), toys.C).server
+    toys.same(tree.take(centers, 0), tree.take(centers, 1))

@@ -28,21 +28,21 @@ def test_lg_fedavg_after_its_first_rounds():
     """Everybody starts from the averaged body, those who never trained since keep it."""
     pretrain, train = toys.make("lg_fedavg", toys.TASK, pretrain_rounds=2)(4)
     w = naive.weights_of(simulate.init(pretrain.method, KEYS, toys.C).server)
-    own = {}
+    body_by_id = {}
     for t in range(4):
         ids = naive.cohort(pretrain.method, t)
-        starts = [own.get(i, w[:2]) + w[2:] for i in ids]
+        starts = [body_by_id.get(i, w[:2]) + w[2:] for i in ids]
         models = [naive.sgd(s, *naive.data_of(i)) for i, s in zip(ids, starts, strict=True)]
         mean = naive.mean_by_size(ids, models)
         w = mean if t < 2 else w[:2] + mean[2:]
-        own |= {i: m[:2] for i, m in zip(ids, models, strict=True)} if t >= 2 else {}
+        body_by_id |= {i: m[:2] for i, m in zip(ids, models, strict=True)} if t >= 2 else {}
     state, _ = toys.player(pretrain.method, plan=naive.FULL)(KEYS, 0, 2)
     state = train.start(KEYS.init, toys.C, state, {})
     state, _ = toys.player(train.method, plan=naive.FULL)(KEYS, 2, 2, state)
-    assert 0 < len(own) < toys.C
+    assert 0 < len(body_by_id) < toys.C
     for i in range(toys.C):
-        mine = tree.join(state.server, tree.take(state.private, i))
-        naive.close(mine, own.get(i, w[:2]) + w[2:])
+        model = tree.join(state.server, tree.take(state.private, i))
+        naive.close(model, body_by_id.get(i, w[:2]) + w[2:])
 
 
 def test_lg_fedavg_takes_over_the_running_statistics_of_the_body():

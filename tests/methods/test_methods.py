@@ -20,21 +20,21 @@ BOTH = jax.vmap(streams.make_keys)(jnp.stack([jax.random.key(5), jax.random.key(
 
 @functools.cache
 def player(name):
-    """play(start, count, state=None) of two vectorised seeds: one compilation for most tests."""
+    """play(start, count, state=None) of two vectorized seeds: one compilation for most tests."""
     method = toys.make(name)
-    federation, people, plan = toys.pooled(method)
+    federation, population, plan = toys.pooled(method)
 
     @jax.jit
     def run(start, count, state):
         def one(keys, state):
             args = (
-                simulate.Lane(federation, people, keys),
+                simulate.Lane(federation, population, keys),
                 state,
                 simulate.no_progress(),
                 start,
                 count,
             )
-            return simulate.play(simulate.Program(method, plan, toys.VECTORISED), *args)
+            return simulate.play(simulate.Program(method, plan, toys.VECTORIZED), *args)
 
         return jax.vmap(one)(BOTH, state)
 
@@ -61,10 +61,10 @@ def test_learns_and_stays_finite(name):
     assert (np.asarray(sums.diverged) == -1).all()
     assert tree.finite(state)
     assert (sums.train_loss / 54 < played(name)[1].train_loss / 6).all()
-    score = functools.partial(evaluate.score, simulate.Program(method, toys.PLAN, toys.VECTORISED))
+    score = functools.partial(evaluate.score, simulate.Program(method, toys.PLAN, toys.VECTORIZED))
     state = tree.take(state, 1)
-    scores = jax.jit(score)(simulate.Lane(toys.FEDERATION, toys.PEOPLE, KEYS), state, 60)
-    numbers = evaluate.summarise(scores, ("only",))
+    scores = jax.jit(score)(simulate.Lane(toys.FEDERATION, toys.POPULATION, KEYS), state, 60)
+    numbers = evaluate.summarize(scores, ("only",))
     assert numbers["accuracy"]["mean"] > 60
     assert 0 <= numbers["accuracy"]["worst10"] <= numbers["accuracy"]["mean"] <= 100
     assert len(numbers["accuracy"]["per_client"]) == toys.C
@@ -98,20 +98,26 @@ def test_a_seed_alone_on_a_mesh_with_chunks_gives_the_same_numbers(name):
 
 def test_a_seed_alone_gives_the_same_numbers():
     """The same without a mesh, to tell which of the two is wrong; all sums."""
-    found = toys.player(toys.make("fedavg"))(KEYS, 0, 3)
-    toys.close(found, tree.take(player("fedavg")(0, 3), 1))
+    alone = toys.player(toys.make("fedavg"))(KEYS, 0, 3)
+    toys.close(alone, tree.take(player("fedavg")(0, 3), 1))
 
 
 @pytest.mark.parametrize("name", PLAIN)
 def test_64_bit_mode_keeps_the_types_of_the_state(name):
     """Traced, not compiled: a loop over rounds refuses a state whose types change."""
     method = toys.make(name)
-    federation, people, plan = toys.pooled(method)
+    federation, population, plan = toys.pooled(method)
 
     def play(keys, start, count):
         state = simulate.init(method, keys, toys.C)
-        args = simulate.Lane(federation, people, keys), state, simulate.no_progress(), start, count
-        return simulate.play(simulate.Program(method, plan, toys.VECTORISED), *args)
+        args = (
+            simulate.Lane(federation, population, keys),
+            state,
+            simulate.no_progress(),
+            start,
+            count,
+        )
+        return simulate.play(simulate.Program(method, plan, toys.VECTORIZED), *args)
 
     with jax.enable_x64(True):
         state, sums = jax.eval_shape(play, KEYS, jnp.int32(0), jnp.int32(2))
@@ -121,18 +127,18 @@ def test_64_bit_mode_keeps_the_types_of_the_state(name):
 
 @pytest.mark.parametrize("name", PLAIN)
 def test_the_pool_of_examples_is_never_copied(name):
-    """Neither for every client of an odd cohort on a mesh nor for every vectorised seed.
+    """Neither for every client of an odd cohort on a mesh nor for every vectorized seed.
 
     A `cond` under `vmap` would do that: it becomes a `select` whose operands all have the new axis.
     """
     method = toys.make(name)
-    federation, people, plan = toys.pooled(method)
+    federation, population, plan = toys.pooled(method)
     strategy = parallel.on_mesh(parallel.make_mesh(4), parallel.chunked(2))
     if method.pooled:
         strategy = parallel.sequential()
 
     def one(keys, state):
-        args = simulate.Lane(federation, people, keys), state, simulate.no_progress(), 0, 2
+        args = simulate.Lane(federation, population, keys), state, simulate.no_progress(), 0, 2
         return simulate.play(simulate.Program(method, plan, strategy), *args)
 
     state = jax.eval_shape(jax.vmap(lambda keys: simulate.init(method, keys, toys.C)), BOTH)
@@ -161,11 +167,11 @@ def test_docstring_names_paper_and_equations(name):
 def test_messages_are_counted_from_their_types():
     def sizes(name):
         method = toys.make(name)
-        federation, people, plan = toys.pooled(method)
+        federation, population, plan = toys.pooled(method)
         state = jax.eval_shape(lambda: simulate.init(method, KEYS, toys.C))
         return simulate.message_bytes(
-            simulate.Program(method, plan, toys.VECTORISED),
-            simulate.Lane(federation, people, KEYS),
+            simulate.Program(method, plan, toys.VECTORIZED),
+            simulate.Lane(federation, population, KEYS),
             state,
         )
 

@@ -60,8 +60,8 @@ def test_moon_against_numpy():
     previous, seen = state.private
     assert sorted(np.flatnonzero(seen)) == sorted(last)
     for i, expected in last.items():
-        mine = tree.take(previous, i)
-        naive.close(mine, expected, rtol=1e-3, atol=1e-4)
+        previous_model = tree.take(previous, i)
+        naive.close(previous_model, expected, rtol=1e-3, atol=1e-4)
 
 
 def test_moons_references_run_in_evaluation_mode():

@@ -31,8 +31,8 @@ def test_the_server_listens_before_it_speaks_again():
     method = plain._replace(round=(exchange,))
     start = State((jnp.int32(0), jnp.full(6, -1)), ())
     state, _ = toys.player(method)(naive.KEYS, 0, 1, start)
-    people = simulate.population(toys.FEDERATION, toys.K)
-    ids, _ = method.sample(jax.random.fold_in(naive.KEYS.cohort, 0), None, people, 5)
+    population = simulate.population(toys.FEDERATION, toys.K)
+    ids, _ = method.sample(jax.random.fold_in(naive.KEYS.cohort, 0), None, population, 5)
     assert state.server[1].tolist() == [*ids.tolist(), -1]
 
 
@@ -84,9 +84,9 @@ def test_with_one_client_it_is_hfedf(monkeypatch):
         other = toys.make("hfedf", ema=1.0, grad_align=grad_align, **step)
         state = simulate.init(other, naive.KEYS, 1)
         state = state._replace(server=state.server._replace(x=start.server.x))
-        found, others = toys.player(other, plan=plan, federation=alone)(naive.KEYS, 0, 3, state)
-        toys.close(found.server.x, passed.server.x, rtol=1e-4, atol=1e-5)
-        toys.close(found.server.stats, passed.server.stats, rtol=1e-4)
+        actual, others = toys.player(other, plan=plan, federation=alone)(naive.KEYS, 0, 3, state)
+        toys.close(actual.server.x, passed.server.x, rtol=1e-4, atol=1e-5)
+        toys.close(actual.server.stats, passed.server.stats, rtol=1e-4)
         toys.close(others, sums, rtol=1e-4)
 
 

@@ -27,9 +27,11 @@ def test_a_client_of_scaffold_divides_by_its_own_steps():
     state, _ = toys.player(method, plan=plan)(KEYS, 0, 1)
     w_0 = simulate.init(method, KEYS, toys.C).server[0]
     (i,) = np.flatnonzero(np.abs(state.private["head"]["kernel"]).sum((1, 2)))
-    own, most = (plan.epochs * -(-int(n) // plan.batch_size) for n in (toys.PEOPLE.n[i], toys.N))
-    assert own < most
-    drift = tree.scale(1 / (own * 0.05), tree.sub(w_0.params, state.server[0].params))
+    steps, most = (
+        plan.epochs * -(-int(n) // plan.batch_size) for n in (toys.POPULATION.n[i], toys.N)
+    )
+    assert steps < most
+    drift = tree.scale(1 / (steps * 0.05), tree.sub(w_0.params, state.server[0].params))
     toys.close(tree.take(state.private, i), drift, rtol=1e-3)
 
 
@@ -69,5 +71,5 @@ def test_scaffold_against_numpy(momentum, server_lr):
     naive.close(state.server[0], w, rtol=1e-3)
     naive.close(Weights(state.server[1], {}), c, rtol=1e-3, atol=1e-4)
     for i in range(toys.C):
-        mine = tree.take(state.private, i)
-        naive.close(Weights(mine, {}), c_i[i], rtol=1e-3, atol=1e-4)
+        control = tree.take(state.private, i)
+        naive.close(Weights(control, {}), c_i[i], rtol=1e-3, atol=1e-4)

@@ -86,8 +86,8 @@ def test_clients_at_once_in_a_loop_equal_clients_alone(name):
 
     together, single = jax.jit(steps)(weights), jax.jit(step)
     for i in (0, 1):
-        alone, mine = one_client(weights, x, i)
-        alone = single(single(alone, mine), mine)
+        alone, index = one_client(weights, x, i)
+        alone = single(single(alone, index), index)
         jax.tree.map(lambda a, b, i=i: close(a[i], b), together, alone)
 
 

@@ -33,7 +33,7 @@ def test_without_positions_both_halves_are_the_same(positions):
 
 @pytest.mark.slow
 def test_network_is_pytorchs_encoder_layer():
-    """A layer recomputed in NumPy: attention by heads, normalised last."""
+    """A layer recomputed in NumPy: attention by heads, normalized last."""
     x = RNG.normal(size=(3, 4, 32)).astype(np.float32)
     layer = dsa_ign.EncoderLayer()
     w = layer.init(KEYS.init, x, False)["params"]

@@ -67,9 +67,9 @@ def test_branches_are_nets_of_their_own():
     single, parts = make_task(nets.simple_cnn(4), (16, 16, 1), 4), []
     for b in (0, 1):
         named = [(kind, i) for kind in ("Conv", "Dense") for i in (0, 1)]
-        own = {f"{kind}_{i}": weights.params[f"{kind}_{2 * b + i}"] for kind, i in named}
+        branch = {f"{kind}_{i}": weights.params[f"{kind}_{2 * b + i}"] for kind, i in named}
         head = {"kernel": np.zeros((84, 4), "f"), "bias": np.zeros(4, "f")}
-        parts.append(single.apply(Weights({**own, "head": head}, {}), x).features)
+        parts.append(single.apply(Weights({**branch, "head": head}, {}), x).features)
     features = np.concatenate(parts, axis=-1)
     np.testing.assert_array_equal(output.features, features)
     head = weights.params["head"]

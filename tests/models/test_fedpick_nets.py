@@ -22,19 +22,19 @@ close = partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4)
 
 def dense_inputs(task, weights, shape):
     """What each Dense module is called with on 7 images, by path."""
-    found = {}
+    shapes = {}
 
     def note(call, args, kwargs, context):
         if isinstance(context.module, nn.Dense):
-            found["/".join(context.module.path)] = args[0].shape
+            shapes["/".join(context.module.path)] = args[0].shape
         return call(*args, **kwargs)
 
     with nn.intercept_methods(note):
         x = jax.ShapeDtypeStruct((7, *shape), jnp.float32)
         output = jax.eval_shape(task.apply, weights, x)
     assert output.logits.shape == (7, 10)
-    assert output.features.shape == found["head"]
-    return found
+    assert output.features.shape == shapes["head"]
+    return shapes
 
 
 CASES = [
@@ -112,7 +112,7 @@ def relu(x):
     return np.maximum(x, 0)
 
 
-def normalise(x, weights, i):
+def normalize(x, weights, i):
     p, s = weights.params[f"BatchNorm_{i}"], weights.stats[f"BatchNorm_{i}"]
     return (x - s["mean"]) / np.sqrt(s["var"] + 1e-5) * p["scale"] + p["bias"]
 
@@ -140,7 +140,7 @@ def classify(z, weights, first):
     """Dense layers with BatchNorm and ReLU, the first norm of number `first`; head."""
     for i in (0, 1):
         layer = weights.params[f"Dense_{i}"]
-        z = relu(normalise(z @ layer["kernel"] + layer["bias"], weights, first + i))
+        z = relu(normalize(z @ layer["kernel"] + layer["bias"], weights, first + i))
     head = weights.params["head"]
     return z @ head["kernel"] + head["bias"], z
 
@@ -158,7 +158,7 @@ def check_order(net, shape, by_hand):
 def test_the_layers_of_fedbns_net_are_in_order():
     def by_hand(weights, x):
         for i, pooled in enumerate((True, True, False)):
-            x = relu(normalise(convolve(x, weights.params[f"Conv_{i}"], 1, 2), weights, i))
+            x = relu(normalize(convolve(x, weights.params[f"Conv_{i}"], 1, 2), weights, i))
             x = pool(x, 2, 2) if pooled else x
         return classify(x.reshape(len(x), -1), weights, 3)
 
@@ -173,7 +173,7 @@ def test_the_layers_of_alexnet_are_in_order():
 
     def by_hand(weights, x):
         for i, (stride, pad, pooled) in enumerate(kernels):
-            x = relu(normalise(convolve(x, weights.params[f"Conv_{i}"], stride, pad), weights, i))
+            x = relu(normalize(convolve(x, weights.params[f"Conv_{i}"], stride, pad), weights, i))
             x = pool(x, 3, 2) if pooled else x
         assert x.shape == (2, 2, 7, 3)
         return classify(pool_by_hand(x, 6).reshape(2, -1), weights, 5)

@@ -44,7 +44,7 @@ def test_the_chain_rule_is_the_papers_block_form():
     theta, (nu, delta) = small(), clients()
     d = jax.tree.map(lambda a: np.asarray(a[0], float), delta)
     _, pull = jax.vjp(lambda theta, nu: generate(theta, nu, leaky), theta, nu[0])
-    found, by_nu = pull(tree.take(delta, 0))
+    pulled, by_nu = pull(tree.take(delta, 0))
     s, f = [], [np.asarray(nu[0], float)]
     for k, (A, a) in enumerate(theta.layers):
         s.append(f[-1] @ np.asarray(A, float) + np.asarray(a, float))
@@ -57,13 +57,13 @@ def test_the_chain_rule_is_the_papers_block_form():
         lambda g, d: np.testing.assert_allclose(
             g, np.multiply.outer(f[-1], d), rtol=1e-3, atol=1e-4
         ),
-        found.kernel,
+        pulled.kernel,
         d,
     )
-    toys.close(found.bias, d, rtol=1e-5)
+    toys.close(pulled.bias, d, rtol=1e-5)
     for k in (3, 2, 1, 0):
-        np.testing.assert_allclose(found.layers[k][0], np.outer(f[k], r), rtol=1e-3, atol=1e-4)
-        np.testing.assert_allclose(found.layers[k][1], r, rtol=1e-3, atol=1e-4)
+        np.testing.assert_allclose(pulled.layers[k][0], np.outer(f[k], r), rtol=1e-3, atol=1e-4)
+        np.testing.assert_allclose(pulled.layers[k][1], r, rtol=1e-3, atol=1e-4)
         r = np.asarray(theta.layers[k][0], float) @ r
         r = r * np.where(s[k - 1] > 0, 1, 0.01) if k else r
     np.testing.assert_allclose(by_nu, r, rtol=1e-3, atol=1e-4)
@@ -74,8 +74,8 @@ def test_the_chain_rule_is_the_papers_block_form():
 def test_inner_products_equal_those_of_the_gradients(with_nu):
     theta, (nu, delta) = small(), clients()
     g = gradients(theta, nu, delta, with_nu)
-    found = np.asarray(inner_products(theta, nu, delta, leaky, with_nu))
-    np.testing.assert_allclose(found, g @ g.T, rtol=1e-4, atol=1e-3)
+    gram = np.asarray(inner_products(theta, nu, delta, leaky, with_nu))
+    np.testing.assert_allclose(gram, g @ g.T, rtol=1e-4, atol=1e-3)
     mean = g.mean(0)
     cosine = g @ mean / (np.linalg.norm(g, axis=1) * np.linalg.norm(mean))
-    np.testing.assert_allclose(alignment(jnp.asarray(found)), cosine, atol=1e-5)
+    np.testing.assert_allclose(alignment(jnp.asarray(gram)), cosine, atol=1e-5)

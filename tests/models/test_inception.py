@@ -105,10 +105,10 @@ def test_other_pools_of_a_module(small, pool, by_hand):
     plain = inception.Inception((4, 8, 2), "max", conv.mapped)
     variables = {"params": small[1]["params"]["Inception_1"]}
     expected = plain.apply(variables, x)
-    found = plain.clone(pool=pool).apply(variables, x)
-    np.testing.assert_allclose(found[..., 14:], by_hand(x), rtol=1e-5, atol=1e-6)
-    np.testing.assert_array_equal(found[..., :14], expected[..., :14])
-    assert not np.allclose(found[..., 14:], expected[..., 14:])
+    actual = plain.clone(pool=pool).apply(variables, x)
+    np.testing.assert_allclose(actual[..., 14:], by_hand(x), rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(actual[..., :14], expected[..., :14])
+    assert not np.allclose(actual[..., 14:], expected[..., 14:])
 
 
 def test_pools_are_chosen_by_name():
@@ -121,11 +121,11 @@ def test_pools_are_chosen_by_name():
 @pytest.mark.parametrize(("window", "stride", "padding"), [(3, 1, 1), (2, None, 0), (3, 2, 1)])
 def test_average_pools(window, stride, padding):
     x = np.random.default_rng(0).normal(size=(2, 7, 6, 3)).astype(np.float32)
-    found = layers.avg_pool(x, window, stride, padding)
+    actual = layers.avg_pool(x, window, stride, padding)
     padded = np.pad(x, ((0, 0), (padding, padding), (padding, padding), (0, 0)))
     windows = np.lib.stride_tricks.sliding_window_view(padded, (window, window), axis=(1, 2))
     step = stride or window
-    np.testing.assert_allclose(found, windows.mean((-2, -1))[:, ::step, ::step], atol=1e-6)
+    np.testing.assert_allclose(actual, windows.mean((-2, -1))[:, ::step, ::step], atol=1e-6)
 
 
 def test_the_layers_are_in_order(small):

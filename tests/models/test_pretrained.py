@@ -82,8 +82,8 @@ def converted(name, tensors):
 def test_every_tensor_comes_to_its_place(name, layout):
     _, _, weights, tensors = tiny(name, layout)
     counters = {"bn1.num_batches_tracked": np.array(7)}
-    found = converted(name, tensors | counters)
-    jax.tree.map(np.testing.assert_array_equal, found, weights)
+    actual = converted(name, tensors | counters)
+    jax.tree.map(np.testing.assert_array_equal, actual, weights)
 
 
 @pytest.mark.parametrize(

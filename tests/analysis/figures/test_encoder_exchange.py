@@ -55,11 +55,11 @@ def test_the_linear_classifier_comes_to_the_loss_of_logistic_regression():
     model = make_task(nets.mlp(3, depth=0), (5,), 3)
     plan = PLAN._replace(batch_size=50, epochs=300, optimizer=optim.sgd(0.05, 0.9))
     fit = jax.jit(partial(encoder_exchange.fit, model, losses.risk(model), plan=plan, key=KEY))
-    found = fit(jnp.asarray(x, jnp.float32), jnp.asarray(y, jnp.int32))
+    fitted_loss = fit(jnp.asarray(x, jnp.float32), jnp.asarray(y, jnp.int32))
     solved = LogisticRegression(C=np.inf, tol=1e-8, max_iter=1000).fit(x, y)
     least = log_loss(y, solved.predict_proba(x))
     assert 0.3 < least < 0.9 * np.log(3)  # neither separable nor hopeless
-    np.testing.assert_allclose(found, least, rtol=2e-3)
+    np.testing.assert_allclose(fitted_loss, least, rtol=2e-3)
 
 
 def test_constant_answers_reach_the_entropy_and_the_variance():
@@ -78,10 +78,10 @@ def test_without_information_the_probes_come_to_constant_answers():
     data = Batch(jnp.asarray(rng.uniform(size=(30, 2, 2, 1)), jnp.float32), y, jnp.ones(30))
     plan = PLAN._replace(batch_size=30, epochs=500)
     measure = jax.jit(partial(encoder_exchange.probe, 2, plan))
-    found = measure(jnp.zeros((30, 4)), data, KEY)
-    np.testing.assert_allclose(found, encoder_exchange.constant(data), rtol=2e-3)
+    blind = measure(jnp.zeros((30, 4)), data, KEY)
+    np.testing.assert_allclose(blind, encoder_exchange.constant(data), rtol=2e-3)
     told = measure(jnp.pad(jax.nn.one_hot(y, 2), ((0, 0), (0, 2))), data, KEY)
-    assert told[0] < 0.2 * found[0] and told[1] < found[1]
+    assert told[0] < 0.2 * blind[0] and told[1] < blind[1]
 
 
 @pytest.mark.slow
@@ -96,16 +96,16 @@ def test_each_row_has_its_own_encoder_and_examples(monkeypatch):
         return jnp.sum(features), jnp.sum(data.x)
 
     monkeypatch.setattr(encoder_exchange, "probe", sums)
-    found = encoder_exchange.exchange(TASK, MODELS, data, PLAN, KEY)
+    errors = encoder_exchange.exchange(TASK, MODELS, data, PLAN, KEY)
     expected = {
         "client 1": {"encoder 1": one[:30], "encoder 2": two[:30]},
         "client 2": {"encoder 2": two[30:], "encoder 1": one[30:]},
         "both": {"concatenated": jnp.concatenate([one, two]), "encoder 1": one, "encoder 2": two},
     }
     for (task, rows), x in zip(expected.items(), [both[:30], both[30:], both], strict=True):
-        assert list(found[task]) == [*encoder_exchange.PUBLISHED[task], "none"]
+        assert list(errors[task]) == [*encoder_exchange.PUBLISHED[task], "none"]
         for encoder, features in rows.items():
-            np.testing.assert_allclose(found[task][encoder], (features.sum(), x.sum()), rtol=1e-4)
+            np.testing.assert_allclose(errors[task][encoder], (features.sum(), x.sum()), rtol=1e-4)
 
 
 def test_losses_are_shown_with_their_ratios_beside_the_published():

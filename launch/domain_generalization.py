@@ -1,6 +1,6 @@
 """hFedF's tables: every domain left out in turn; Markdown, accuracy in percent.
 
-    python launch/domain_generalisation.py --config=configs/hfedf_pacs.py --out=DIR
+    python launch/domain_generalization.py --config=configs/hfedf_pacs.py --out=DIR
         --methods=fedavg,fedprox [--targets=photo,sketch] [--domains=1,2,3] [--seeds=0,1,2]
         [--config.run.rounds=100 ...]
 

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-import domain_generalisation
+import domain_generalization
 import numpy as np
 import pytest
 import toys
@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
-def own_cache(tmp_path, monkeypatch):
+def empty_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("FEDJAX_LAB_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"
 
@@ -48,9 +48,9 @@ def test_a_cell_is_over_clients_and_seeds():
         rows_of(10, 0, [100.0, 100.0, 100.0], [60.0, 60.0, 60.0]),
         rows_of(10, 1, [96.875, None, 96.875], [40.0, 40.0]),
     ]
-    percents = {m: domain_generalisation.percents(rows, m) for m in domain_generalisation.MEASURES}
-    assert domain_generalisation.spread(percents["id"]) == "98.75 (1.53)"
-    assert domain_generalisation.spread(percents["ood"]) == "52.00 (9.80)"
+    percents = {m: domain_generalization.percents(rows, m) for m in domain_generalization.MEASURES}
+    assert domain_generalization.spread(percents["id"]) == "98.75 (1.53)"
+    assert domain_generalization.spread(percents["ood"]) == "52.00 (9.80)"
 
 
 def test_the_table():
@@ -61,7 +61,7 @@ def test_the_table():
         },
         "local": {"photo": {"ood": [10.0]}, "sketch": {}},
     }
-    made = domain_generalisation.table("1 domain", rows)
+    made = domain_generalization.table("1 domain", rows)
     assert tables.markdown(made).splitlines() == [
         "1 domain",
         "",
@@ -72,7 +72,7 @@ def test_the_table():
     ]
 
 
-def test_every_target_is_a_run(monkeypatch, pacs, own_cache, tmp_path, capsys):
+def test_every_target_is_a_run(monkeypatch, pacs, empty_cache, tmp_path, capsys):
     """Without --targets the data say which; a run that fails leaves its cells empty."""
     trained = {}
 
@@ -93,7 +93,7 @@ def test_every_target_is_a_run(monkeypatch, pacs, own_cache, tmp_path, capsys):
     file = ROOT / "configs" / "hfedf_pacs.py"
     command = [f"--config={file}", f"--out={tmp_path / 'out'}", "--methods=fedavg,local"]
     command += ["--domains=1,2", "--seeds=0", f"--config.data.folder={pacs}"]
-    assert domain_generalisation.main([*command, "--config.run.rounds=2"]) == 1
+    assert domain_generalization.main([*command, "--config.run.rounds=2"]) == 1
     assert len(trained) == 2 * 2 * 4
     config = trained["local/d2/art_painting"].config
     assert (config.data.unseen, config.partition.domains) == ("art_painting", 2)
@@ -102,14 +102,14 @@ def test_every_target_is_a_run(monkeypatch, pacs, own_cache, tmp_path, capsys):
     assert out.count("| `local` | 85.00 (5.00) | 85.00 (5.00) | 85.00 (5.00) |  |  | 30.00") == 2
     assert "1 of the other domains per client" in out and "2 of the other domains" in out
     trained.clear()
-    assert domain_generalisation.main([*command, "--config.run.rounds=2"]) == 1
+    assert domain_generalization.main([*command, "--config.run.rounds=2"]) == 1
     assert {name.rpartition("/")[2] for name in trained} == {"sketch"}
-    assert domain_generalisation.main([*command, "--config.run.rounds=3"]) == 2
+    assert domain_generalization.main([*command, "--config.run.rounds=3"]) == 2
 
 
 def test_data_that_are_missing_end_the_command(tmp_path, capsys):
     file = ROOT / "configs" / "hfedf_pacs.py"
     arguments = [f"--config={file}", f"--out={tmp_path}", "--methods=fedprox"]
     overrides = [f"--config.data.folder={tmp_path}", "--config.method.mu=0.5"]  # not fedavg's
-    assert domain_generalisation.main([*arguments, *overrides]) == 2
+    assert domain_generalization.main([*arguments, *overrides]) == 2
     assert "no PACS in" in capsys.readouterr().err
