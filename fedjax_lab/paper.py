@@ -103,7 +103,7 @@ def _run(spec, recipe, request):
     settings = [*spec.settings.items(), *request.overrides]
     config = resolve(_load(f"{path}:{spec.method}"), settings)
     seeds = list(range(recipe.seeds)) if request.seeds is None else request.seeds
-    cell = sweep_plan.Cell(spec.name, spec.method, {}, config, seeds)
+    cell = sweep_plan.Cell(name=spec.name, method=spec.method, grid={}, config=config, seeds=seeds)
     return Run(cell, path, settings, requirements.missing(config))
 
 
@@ -169,11 +169,17 @@ class Line(NamedTuple):
 def compare(result: Result, measured: Sequence[float] | None, seeds: int) -> Line:
     """What measured values say about a printed number."""
     if not measured:
-        return Line(None, None, 0, None, None)
+        return Line(mean=None, std=None, n=0, difference=None, in_stds=None)
     mean = float(np.mean(measured))
     std = float(np.std(measured)) if len(measured) > 1 else None
     difference = mean - result.mean
-    return Line(mean, std, seeds, difference, difference / result.std if result.std else None)
+    return Line(
+        mean=mean,
+        std=std,
+        n=seeds,
+        difference=difference,
+        in_stds=difference / result.std if result.std else None,
+    )
 
 
 # What a person sees.

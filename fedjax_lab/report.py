@@ -125,7 +125,9 @@ def report(args) -> str:
     blocks, notes = runs.arrange(whole)
     notes += damaged
     measure = compare.choose(blocks, args.way, args.measure)
-    choice = tables.Choice(args.way, measure, args.target, args.ddof, args.bold)
+    choice = tables.Choice(
+        way=args.way, measure=measure, target=args.target, ddof=args.ddof, bold=args.bold
+    )
     sections = []
     baselines = compare.find_baseline(blocks, args.baseline)
     for block, baseline in zip(blocks, baselines, strict=True):

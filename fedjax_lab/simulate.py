@@ -58,7 +58,13 @@ def population(federation: Federation, num_classes: int) -> Client:
 def no_progress() -> Progress:
     """The sums before the first round after an evaluation."""
     zero = jnp.zeros(4)
-    return Progress(zero[0], zero[1], zero[2], zero[3], jnp.int32(-1))
+    return Progress(
+        train_loss=zero[0],
+        examples=zero[1],
+        steps=zero[2],
+        lane_steps=zero[3],
+        diverged=jnp.int32(-1),
+    )
 
 
 def init(method: Method, keys: Keys, num_clients: int) -> State:

@@ -83,12 +83,12 @@ def entries(
     pairs = {} if baseline is None else _pairs(values, baseline, ddof)
     return [
         Entry(
-            row,
-            _spreads(scores[row.name], ddof),
-            values[row.name],
-            pairs.get(row.name),
-            _cost([rows[-1] for rows in row.seeds.values()]),
-            None if target is None else goal(row, measure, target),
+            row=row,
+            measures=_spreads(scores[row.name], ddof),
+            values=values[row.name],
+            paired=pairs.get(row.name),
+            cost=_cost([rows[-1] for rows in row.seeds.values()]),
+            goal=None if target is None else goal(row, measure, target),
         )
         for row in block.rows
     ]
@@ -118,12 +118,14 @@ def spread(values: Sequence[float], ddof: int = 1) -> Spread:
 
     n = len(values)
     if n == 0:
-        return Spread(0, None, None, None, None)
+        return Spread(n=0, mean=None, std=None, low=None, high=None)
     mean = float(np.mean(values))
     if n == 1:
-        return Spread(1, mean, None, None, None)
+        return Spread(n=1, mean=mean, std=None, low=None, high=None)
     half = float(stats.t.ppf(0.975, n - 1) * np.std(values, ddof=1) / np.sqrt(n))
-    return Spread(n, mean, float(np.std(values, ddof=ddof)), mean - half, mean + half)
+    return Spread(
+        n=n, mean=mean, std=float(np.std(values, ddof=ddof)), low=mean - half, high=mean + half
+    )
 
 
 def paired(ours: dict[int, float], theirs: dict[int, float], ddof: int = 1) -> Paired:

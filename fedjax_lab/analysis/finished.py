@@ -71,4 +71,11 @@ def load(workdir: Path, seed: int | None = None) -> Finished:
     state = runner.run(e, workdir, resume=True, quiet=True).states[i]
     population = simulate.population(e.simulation.federations[i], e.task.num_classes)
     population = population._replace(private=state.private)
-    return Finished(seed, e, config["method"], e.simulation.federations[i], state, population)
+    return Finished(
+        seed=seed,
+        experiment=e,
+        hyper=config["method"],
+        federation=e.simulation.federations[i],
+        state=state,
+        population=population,
+    )

@@ -210,7 +210,7 @@ def _lay_out(count, shape, sides, field):
     height = width if R == C else np.clip(field * R, 1.7, 8)
     beside, below = (0.08 * max(len(str(name)) for name in side.names) for side in sides)
     figure = (1.3 + beside + across * (width + 0.1), 0.7 + below + down * (height + 0.3))
-    return _Layout(across, down, width, height, figure)
+    return _Layout(across=across, down=down, width=width, height=height, figure=figure)
 
 
 def _keep_outer_names(axes, at_left, below):

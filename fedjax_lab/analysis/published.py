@@ -131,13 +131,13 @@ def recipe(result: Result) -> Recipe:
     lacks = _last(rules, "lacks")
     specs = () if lacks else tuple(_spec(result, target) for target in targets)
     return Recipe(
-        specs,
-        _last(rules, "way"),
-        (_last(rules, "measure") or "").format(**row_facts),
-        _last(rules, "seeds"),
-        bool(_last(rules, "per_client")) and not over,
-        tuple(rule.note for rule in rules if rule.note),
-        lacks,
+        specs=specs,
+        way=_last(rules, "way"),
+        measure=(_last(rules, "measure") or "").format(**row_facts),
+        seeds=_last(rules, "seeds"),
+        per_client=bool(_last(rules, "per_client")) and not over,
+        notes=tuple(rule.note for rule in rules if rule.note),
+        lacks=lacks,
     )
 
 

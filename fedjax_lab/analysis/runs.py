@@ -104,7 +104,7 @@ def read(folder: Path) -> Run:
         if row["seed"] in seeds and all((row["round"], seed) in there for seed in seeds)
     ]
     summary = files.read_json(folder / "summary.json", files.SUMMARY)
-    return Run(folder, config, tuple(seeds), rows, summary or {})
+    return Run(folder=folder, config=config, seeds=tuple(seeds), rows=rows, summary=summary or {})
 
 
 def arrange(runs: Sequence[Run]) -> tuple[list[Block], list[str]]:

@@ -85,7 +85,9 @@ def _accuracy(section, choice):
     header = ["", "n", head, "95 % interval", *(_SHORT[m] for m in others)]
     cells = []
     for entry in section.entries:
-        main = entry.measures.get(choice.measure, Spread(0, None, None, None, None))
+        main = entry.measures.get(
+            choice.measure, Spread(n=0, mean=None, std=None, low=None, high=None)
+        )
         rest = [_spread(entry.measures.get(m)) for m in others]
         cells.append([entry.row.name, str(main.n), _spread(main), _interval(main), *rest])
     measures = dict(enumerate([choice.measure, None, *others], 2))
@@ -256,7 +258,7 @@ def _flat(section, entry, choice):
     line = {"federation": section.block.name, "row": entry.row.name}
     line |= {"seeds": " ".join(map(str, entry.row.seeds)), "way": choice.way}
     line |= {"measure": choice.measure, "ddof": choice.ddof}
-    empty = Spread(0, None, None, None, None)
+    empty = Spread(n=0, mean=None, std=None, low=None, high=None)
     line |= entry.measures.get(choice.measure, empty)._asdict()
     line |= {"baseline": section.baseline}
     if section.baseline:

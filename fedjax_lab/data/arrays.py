@@ -37,7 +37,7 @@ def arrays(*, path: str) -> Dataset:
     for name, count in (("training", np.sum(~test)), ("test", np.sum(test))):
         if count == 0:
             raise BadInput(f"{file}: there are no {name} examples among its {len(x)}")
-    return Dataset(x, y, domain, test, classes, domains)
+    return Dataset(x=x, y=y, domain=domain, test=test, classes=classes, domains=domains)
 
 
 def read(file: Path) -> dict[str, np.ndarray]:

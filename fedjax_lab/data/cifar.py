@@ -31,26 +31,26 @@ class Release(NamedTuple):
 
 
 CIFAR10 = Release(
-    "cifar10",
-    "cifar-10-python.tar.gz",
-    "cifar-10-batches-py",
-    tuple(f"data_batch_{number}" for number in range(1, 6)),
-    "test_batch",
-    "batches.meta",
-    b"labels",
-    b"label_names",
-    10,
+    name="cifar10",
+    archive="cifar-10-python.tar.gz",
+    folder="cifar-10-batches-py",
+    train=tuple(f"data_batch_{number}" for number in range(1, 6)),
+    test="test_batch",
+    meta="batches.meta",
+    labels=b"labels",
+    label_names=b"label_names",
+    num_classes=10,
 )
 CIFAR100 = Release(
-    "cifar100",
-    "cifar-100-python.tar.gz",
-    "cifar-100-python",
-    ("train",),
-    "test",
-    "meta",
-    b"fine_labels",
-    b"fine_label_names",
-    100,
+    name="cifar100",
+    archive="cifar-100-python.tar.gz",
+    folder="cifar-100-python",
+    train=("train",),
+    test="test",
+    meta="meta",
+    labels=b"fine_labels",
+    label_names=b"fine_label_names",
+    num_classes=100,
 )
 
 

@@ -17,10 +17,10 @@ from fedjax_lab.data.places import locate
 from fedjax_lab.errors import BadInput, check_not_negative, quoted
 
 RELEASE = Release(
-    "domainnet-v1",
-    "DomainNet",
-    ("clipart", "infograph", "painting", "quickdraw", "real", "sketch"),
-    (
+    name="domainnet-v1",
+    folder="DomainNet",
+    domains=("clipart", "infograph", "painting", "quickdraw", "real", "sketch"),
+    classes=(
         "bird",
         "feather",
         "headphones",
@@ -32,7 +32,7 @@ RELEASE = Release(
         "wine_glass",
         "zebra",
     ),
-    "fetch domainnet_dataset.zip and the six domains, which the README of"
+    remedy="fetch domainnet_dataset.zip and the six domains, which the README of"
     " https://github.com/med-air/FedBN links, unpack them and name the folder DomainNet with"
     " clipart/, infograph/, painting/, quickdraw/, real/, sketch/ and clipart_train.pkl,"
     " clipart_test.pkl .. (or these in split/) by --config.data.folder (or put it in"

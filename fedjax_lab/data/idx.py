@@ -151,4 +151,6 @@ def _dataset(
     x: np.ndarray, y: np.ndarray, test: np.ndarray, classes: tuple[str, ...], name: str
 ) -> Dataset:
     """A data set of one domain."""
-    return Dataset(x, y, np.zeros(len(y), np.int32), test, classes, (name,))
+    return Dataset(
+        x=x, y=y, domain=np.zeros(len(y), np.int32), test=test, classes=classes, domains=(name,)
+    )

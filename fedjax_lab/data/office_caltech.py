@@ -8,10 +8,10 @@ from fedjax_lab.data.images import check_size
 from fedjax_lab.errors import check_choice
 
 RELEASE = Release(
-    "office_caltech-v1",
-    "office_caltech_10",
-    ("amazon", "caltech", "dslr", "webcam"),
-    (
+    name="office_caltech-v1",
+    folder="office_caltech_10",
+    domains=("amazon", "caltech", "dslr", "webcam"),
+    classes=(
         "back_pack",
         "bike",
         "calculator",
@@ -23,7 +23,7 @@ RELEASE = Release(
         "mug",
         "projector",
     ),
-    "fetch office_caltech_10_dataset.zip, which the README of https://github.com/med-air/FedBN"
+    remedy="fetch office_caltech_10_dataset.zip, which the README of https://github.com/med-air/FedBN"
     " links, unpack it and name the folder office_caltech_10 with amazon/, caltech/, dslr/, webcam/"
     " and amazon_train.pkl, amazon_test.pkl .. by --config.data.folder (or put it in"
     " ~/.cache/fedjax_lab)",

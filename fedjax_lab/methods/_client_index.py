@@ -76,7 +76,7 @@ def nothing(server, id):
 
 def stage(name, rounds, exchange, sample, init=None) -> Stage:
     """Rounds of one exchange on embedded examples; without `init` from the last stage's state."""
-    method = Method(init, (exchange,), None, None, sample)
+    method = Method(init=init, round=(exchange,), predict=None, newcomer=None, sample=sample)
     go_on = None if init else lambda key, num_clients, last, facts: last
     view = View(embedded=True, batch_size=BATCH)
     return Stage(name, method, rounds, start=go_on, view=view)

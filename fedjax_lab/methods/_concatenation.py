@@ -50,7 +50,9 @@ def inside_clusters(task: Task, decay: float = 0.0) -> Method:
         return task.apply(w, x).logits
 
     exchange = Exchange(cluster_model, local, aggregate)
-    return Method(None, (exchange,), predict, None, sampling.by_size)
+    return Method(
+        init=None, round=(exchange,), predict=predict, newcomer=None, sample=sampling.by_size
+    )
 
 
 # Stage 3.
@@ -121,4 +123,6 @@ def on_features(num_classes: int) -> Method:
         return state.server.classifier, ()
 
     exchange = Exchange(lambda server, id: server.classifier, local, aggregate)
-    return Method(None, (exchange,), predict, newcomer, sampling.equal)
+    return Method(
+        init=None, round=(exchange,), predict=predict, newcomer=newcomer, sample=sampling.equal
+    )

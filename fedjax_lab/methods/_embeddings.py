@@ -55,7 +55,13 @@ def embed(task: Task, size: int) -> Stage:
         return jnp.zeros((len(x), task.num_classes))
 
     exchange = Exchange(lambda server, id: server[0], local, aggregate)
-    method = Method(init, (exchange,), predict, lambda state: ((), ()), sampling.all_clients)
+    method = Method(
+        init=init,
+        round=(exchange,),
+        predict=predict,
+        newcomer=lambda state: ((), ()),
+        sample=sampling.all_clients,
+    )
     return Stage("embed", method, 1)
 
 

@@ -110,7 +110,17 @@ def first_state(
     x, y = jnp.zeros((num_clients, BATCH, E)), jnp.zeros((num_clients, BATCH), jnp.int32)
     batches = Batch(x, y, jnp.zeros(y.shape)) if training.strategy == "global" else ()
     index = Index(*jnp.zeros((2, num_clients, E)))
-    return State(Server(key, psi, ADAM.init(psi), jnp.int32(0), batches, index), ())
+    return State(
+        Server(
+            key=key,
+            psi=psi,
+            moments=ADAM.init(psi),
+            epoch=jnp.int32(0),
+            batches=batches,
+            index=index,
+        ),
+        (),
+    )
 
 
 # The losses.

@@ -31,7 +31,9 @@ def stages(task: Task, kind: str) -> tuple[Stage, ...]:
 
     def init(key, num_clients):
         index = Index(jnp.zeros((num_clients, size(task, kind))), jnp.zeros((num_clients, E)))
-        return State(Server(key, (), (), jnp.int32(0), (), index), ())
+        return State(
+            Server(key=key, psi=(), moments=(), epoch=jnp.int32(0), batches=(), index=index), ()
+        )
 
     average = describe(lambda _, batch: losses.masked_mean(batch.x, batch.mask), T)
     prototypes = describe(lambda _, batch: sums_by_class(batch, K), T)

@@ -77,7 +77,7 @@ def pick(
     a_p, new_p = classify(relevant, z_g * m, k_p)
     a_u, new_u = classify(irrelevant, z_g * (1 - m), k_u)
     stats = {"net": out.stats, "relevant": new_p.stats, "irrelevant": new_u.stats}
-    return Picked(z_g, z_l, m, out.logits, a_p, a_u, stats)
+    return Picked(z_g=z_g, z_l=z_l, m=m, a_g=out.logits, a_p=a_p, a_u=a_u, stats=stats)
 
 
 def mask(z_l: Array, key: Array | None, tau: float, soft: bool) -> Array:

@@ -36,4 +36,6 @@ def fedavg(task: Task, local=None) -> Method:
         return state.server, ()
 
     exchange = Exchange(send, local or sgd, aggregate)
-    return Method(init, (exchange,), predict, newcomer, sampling.by_size)
+    return Method(
+        init=init, round=(exchange,), predict=predict, newcomer=newcomer, sample=sampling.by_size
+    )

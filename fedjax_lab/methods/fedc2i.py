@@ -66,11 +66,11 @@ def fedc2i(
         return task.apply(w, x).logits
 
     return Method(
-        init,
-        (Exchange(lambda server, id: server, local, aggregate),),
-        predict,
-        None,
-        sampling.by_size,
+        init=init,
+        round=(Exchange(lambda server, id: server, local, aggregate),),
+        predict=predict,
+        newcomer=None,
+        sample=sampling.by_size,
         scored=lambda server, id: tree.take(server.models, id),
         record=lambda state: {"influence": state.private},
     )

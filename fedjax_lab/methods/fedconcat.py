@@ -74,7 +74,13 @@ def fedconcat(
         T_1, T_2 = split_rounds(task, rounds, num_clusters, encoder_rounds, classifier_rounds)
         if clustering in ("labels", "none"):
             method = inside_clusters(task, encoder_decay)
-            encoders = Stage("encoders", method, T_1, prepare, partial(one_start, task))
+            encoders = Stage(
+                name="encoders",
+                method=method,
+                rounds=T_1,
+                prepare=prepare,
+                start=partial(one_start, task),
+            )
         else:
             encoders = Stage("encoders", other(task, clustering, num_clusters), T_1)
         return encoders, concatenation(task, T_2, classifier_init, feature_cache)

@@ -54,4 +54,10 @@ def partly_private(task: Task, private: Callable[[str], bool], train=None) -> Me
     def predict(shared, client, x):
         return task.apply(tree.join(shared, client.private), x).logits
 
-    return Method(init, (Exchange(send, local, aggregate),), predict, None, sampling.by_size)
+    return Method(
+        init=init,
+        round=(Exchange(send, local, aggregate),),
+        predict=predict,
+        newcomer=None,
+        sample=sampling.by_size,
+    )

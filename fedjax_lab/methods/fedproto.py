@@ -64,7 +64,9 @@ def fedproto(
         return out.logits if prediction == "classifier" else nearest(message, client, out.features)
 
     exchange = Exchange(lambda server, id: server, local, aggregate)
-    return Method(init, (exchange,), predict, None, sampling.by_size)
+    return Method(
+        init=init, round=(exchange,), predict=predict, newcomer=None, sample=sampling.by_size
+    )
 
 
 def check_vector(task: Task, apply, culprit: str) -> None:

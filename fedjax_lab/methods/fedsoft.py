@@ -64,7 +64,13 @@ def fedsoft(task: Task, *, num_clusters: int = 2, mu: float = 0.01, tau: int = 2
         centers, _ = message
         return task.apply(tree.take(centers, jnp.argmax(client.private)), x).logits
 
-    return Method(init, (Exchange(send, local, aggregate),), predict, None, sampling.by_size)
+    return Method(
+        init=init,
+        round=(Exchange(send, local, aggregate),),
+        predict=predict,
+        newcomer=None,
+        sample=sampling.by_size,
+    )
 
 
 def importance(task: Task, centers: Weights, work: Work, due: Array) -> Array:

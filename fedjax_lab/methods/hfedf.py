@@ -237,7 +237,15 @@ def aggregate(update: Update, server: Server, uploads: Weights, cohort: Client) 
         x, shadow = (redraw(key, part) if part else part for part in (x, shadow))
     stats = tree.mix(cohort.n / jnp.sum(cohort.n), uploads.stats)
     weight = jnp.zeros(len(x.nu)).at[ids].set(share)
-    return Server(x, shadow, moments, server.t + 1, weight, stats, server.key)
+    return Server(
+        x=x,
+        average=shadow,
+        moments=moments,
+        t=server.t + 1,
+        weight=weight,
+        stats=stats,
+        key=server.key,
+    )
 
 
 def align(x: Trained, ids: Array, delta: PyTree, with_nu: bool) -> Array:

@@ -51,7 +51,14 @@ def ifca(
         return task.apply(tree.take(centers, client.private), x).logits
 
     exchange = Exchange(send, local, aggregate)
-    return Method(init, (exchange,), predict, None, sampling.by_size, tune)
+    return Method(
+        init=init,
+        round=(exchange,),
+        predict=predict,
+        newcomer=None,
+        sample=sampling.by_size,
+        tune=tune,
+    )
 
 
 def choose(risk: losses.Loss, centers: Weights, work: Work) -> Array:

@@ -24,4 +24,6 @@ def local(task: Task) -> Method:
         return task.apply(client.private, x).logits
 
     exchange = Exchange(lambda server, id: (), train, lambda server, uploads, cohort: ())
-    return Method(init, (exchange,), predict, None, sampling.all_clients)
+    return Method(
+        init=init, round=(exchange,), predict=predict, newcomer=None, sample=sampling.all_clients
+    )

@@ -72,4 +72,6 @@ def pfedhn(
         return task.apply(phi, x).logits
 
     exchange = Exchange(send, pseudo_gradient(task), aggregate, one_by_one=True)
-    return Method(init, (exchange,), predict, None, sampling.shuffled)
+    return Method(
+        init=init, round=(exchange,), predict=predict, newcomer=None, sample=sampling.shuffled
+    )

@@ -107,7 +107,13 @@ def _drop_in(
         padding = lax.padtype_to_pads(lhs.shape[1:3], reach, window_strides, padding)
     rows, columns = ((int(low), int(high)) for low, high in padding)
     strides, precision = tuple(window_strides), settings.get("precision")
-    window = _Window(strides, (rows, columns), (1, 1), dilation, precision)
+    window = _Window(
+        strides=strides,
+        pads=(rows, columns),
+        x_dilation=(1, 1),
+        w_dilation=dilation,
+        precision=precision,
+    )
     return (_depthwise if depthwise else convolve)(window, lhs, rhs)
 
 

@@ -103,7 +103,7 @@ def make_cell(shared: Shared, method: str, point: dict[str, str]) -> Cell:
     if len(name) > LONGEST_NAME:
         raise BadInput(f"the values of --grid make too long a folder name: {quoted(name)}")
     seeds = [config.run.seed] if shared.seeds is None else shared.seeds
-    return Cell(name, method, point, config, seeds)
+    return Cell(name=name, method=method, grid=point, config=config, seeds=seeds)
 
 
 def _check_keys(grid, overrides):
