@@ -237,6 +237,7 @@ def keyword_defaults(function: Callable) -> dict:
 
 def _base(wrapper, chosen):
     name = (chosen or {}).get("base", DEFAULT_BASE)
-    if name not in METHODS or METHODS[name] is wrapper:
-        raise BadInput(f"config.method.base cannot be {name!r}; {nearest(name, METHODS)}")
-    return METHODS[name]
+    bases = {key: method for key, method in METHODS.items() if method is not wrapper}
+    if name not in bases:
+        raise BadInput(f"config.method.base cannot be {name!r}; {nearest(name, bases)}")
+    return bases[name]

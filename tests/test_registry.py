@@ -75,6 +75,7 @@ def test_a_wrapper_has_its_own_settings_and_those_of_its_base(with_wrapper):
 def test_a_base_that_is_no_other_method_is_told(with_wrapper, base):
     said = complaint(registry.make_method, "wrapper", toys.NORM, base=base)
     assert f"config.method.base cannot be {base!r}" in said
+    assert "'wrapper'" not in said.split(";")[1] and " wrapper" not in said.split(";")[1]
 
 
 def test_settings_reach_the_wrapper_or_its_base(with_wrapper):

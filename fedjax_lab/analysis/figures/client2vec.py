@@ -19,6 +19,7 @@ from matplotlib.figure import Figure
 from fedjax_lab.analysis import plots
 from fedjax_lab.analysis.figures.drawn import Drawn, by_name
 from fedjax_lab.analysis.finished import Finished, load
+from fedjax_lab.methods.client2vec import Server
 from fedjax_lab.running import metrics
 
 
@@ -29,7 +30,7 @@ def draw(*workdirs: Path) -> Drawn:
     lines = list(times({name: rows_of(workdir) for name, workdir in named.items()}))
     pictures: dict[str, Figure] = {}
     for name, run in finished.items():
-        if getattr(run.state.server, "index", None) is not None:
+        if isinstance(run.state.server, Server):  # a tuple's `index` may be its method
             said, drawn = draw_index(run)
             lines += [f"{name}: {line}" for line in said]
             pictures |= {f"{name}-{kind}": figure for kind, figure in drawn.items()}
@@ -48,10 +49,10 @@ def draw_index(run: Finished) -> tuple[list[str], dict[str, Figure]]:
     """How much alike clients of one group and of two are, in words and in pictures."""
     index = run.state.server.index
     groups, names, what = groups_of(run)
-    tables = {
-        "feature index": cosines(index.feature),
-        "client index": (cosines(index.feature) + cosines(index.label)) / 2,
-    }
+    tables = {"feature index": cosines(index.feature)}
+    if len(index.label):  # index=local_weights has none
+        both = cosines(index.feature) + cosines(index.label)
+        tables["client index"] = both / 2
     lines = []
     for title, table in tables.items():
         same, other = alike(table, groups)
