@@ -56,7 +56,7 @@ def _main(argv):
     from fedjax_lab.running import compilation_cache
 
     if DISTRIBUTED.value is not None:
-        processes.join(DISTRIBUTED.value)
+        processes.connect(DISTRIBUTED.value)
     if COMPILATION_CACHE.value:
         compilation_cache.enable()
 

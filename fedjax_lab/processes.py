@@ -22,7 +22,7 @@ T = TypeVar("T")
 PIECE = 1 << 28  # bytes that are sent at a time
 
 
-def join(place: str) -> None:
+def connect(place: str) -> None:
     """Waits for the other processes of the run. Before jax starts.
 
     `place` is I/N@HOST:PORT, this one's number, how many there are and where number 0 can be

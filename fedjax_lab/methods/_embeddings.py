@@ -22,15 +22,8 @@ IMAGES, EPOCHS, BATCH, LR = 100, 100, 32, 1e-3  # the paper gives the first
 
 def embed(task: Task, size: int) -> Stage:
     """A stage of one round that leaves nu [C, size] as the server's state. Predicts nothing."""
+    check_images(task)
     shape = (1, *task.input_shape)
-    if len(shape) != 4 or shape[1] % 4 or shape[2] % 4:
-        raise BadInput("config.method.embedding: an autoencoder needs images, sides multiples of 4")
-    low, high = np.min(task.lowest), np.max(task.highest)
-    if not -1e-6 < low <= high < 1 + 1e-6:  # the decoder ends in a sigmoid
-        raise BadInput(
-            f"config.method.embedding: an autoencoder needs inputs from 0 to 1, not {low:.3g} to"
-            f" {high:.3g}; 8-bit images are with config.data.normalize=unit"
-        )
     net = Autoencoder(size)
 
     def init(key, num_clients):
@@ -63,6 +56,19 @@ def embed(task: Task, size: int) -> Stage:
         sample=sampling.all_clients,
     )
     return Stage("embed", method, 1)
+
+
+def check_images(task: Task) -> None:
+    """BadInput unless the task's inputs are images that the autoencoder can make."""
+    shape = (1, *task.input_shape)
+    if len(shape) != 4 or shape[1] % 4 or shape[2] % 4:
+        raise BadInput("config.method.embedding: an autoencoder needs images, sides multiples of 4")
+    low, high = np.min(task.lowest), np.max(task.highest)
+    if not -1e-6 < low <= high < 1 + 1e-6:  # the decoder ends in a sigmoid
+        raise BadInput(
+            f"config.method.embedding: an autoencoder needs inputs from 0 to 1, not {low:.3g} to"
+            f" {high:.3g}; 8-bit images are with config.data.normalize=unit"
+        )
 
 
 def fit(error, params, batch) -> PyTree:

@@ -44,9 +44,6 @@ def ifca(
         params = clusters.average(by_n if by_size else member, w.params, centers.params)  # Alg. 1
         return Weights(params, clusters.average(by_n, w.stats, centers.stats))
 
-    def tune(centers, client, work):
-        return centers, choose(risk, centers, work)
-
     def predict(centers, client, x):
         return task.apply(tree.take(centers, client.private), x).logits
 
@@ -57,7 +54,7 @@ def ifca(
         predict=predict,
         newcomer=None,
         sample=sampling.by_size,
-        tune=tune,
+        tune=lambda centers, client, work: (centers, choose(risk, centers, work)),
     )
 
 

@@ -8,7 +8,7 @@ from tqdm import tqdm
 from fedjax_lab.running import metrics
 
 
-class Progress:
+class ProgressBar:
     """Use as a context. `quiet` says nothing."""
 
     def __init__(self, total: int, played: int, quiet: bool):

@@ -15,7 +15,7 @@ from fedjax_lab import evaluate, interrupts, processes
 from fedjax_lab.engine import Engine
 from fedjax_lab.experiment import Experiment, join
 from fedjax_lab.running import metrics
-from fedjax_lab.running.progress import Progress
+from fedjax_lab.running.progress import ProgressBar
 from fedjax_lab.running.workdir import Workdir, Workdirs, owned
 from fedjax_lab.types import State
 
@@ -87,7 +87,7 @@ def run_together(parts: list[Experiment], workdirs: list[Path]) -> None:
 
 
 def _play(experiment, engine, folder, rows, quiet):
-    with Progress(experiment.simulation.plan.rounds, engine.played, quiet) as progress:
+    with ProgressBar(experiment.simulation.plan.rounds, engine.played, quiet) as progress:
         progress.say("compiling")
         engine.compile()
         progress.start_clock()
