@@ -39,6 +39,7 @@ def test_the_skeleton_learns_and_keeps_a_model_on_each_client(ditto):
     assert len(np.unique(kernels, axis=0)) == toys.C
 
 
+@pytest.mark.slow
 def test_the_pull_towards_the_shared_model_is_the_setting(ditto):
     """With a larger lam the personal models end nearer to it."""
 

@@ -140,6 +140,7 @@ def with_keys(task):
     return plain._replace(init=init, round=(Exchange(send, local, aggregate),))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "inner", [parallel.chunked(2), parallel.sequential()], ids=lambda s: s.name
 )

@@ -342,6 +342,7 @@ def test_seeds_of_a_stage_that_is_prepared_run_one_by_one_unless_told(data):
     assert not experiment.vectorizes_seeds("auto", two_stages(e.task), False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["vectorized", "sequential"])
 def test_what_was_sent_once_reaches_local_beside_a_view_of_it(way, data):
     """The examples are shifted once and kept; `local` and the view get the same frozen part."""

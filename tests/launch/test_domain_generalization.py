@@ -72,6 +72,7 @@ def test_the_table():
     ]
 
 
+@pytest.mark.slow
 def test_every_target_is_a_run(monkeypatch, pacs, empty_cache, tmp_path, capsys):
     """Without --targets the data say which; a run that fails leaves its cells empty."""
     trained = {}

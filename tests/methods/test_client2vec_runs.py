@@ -283,6 +283,7 @@ def test_table_of_runs(tmp_path, monkeypatch, capsys):
     assert moon.startswith("| `moon` |  | 110.0 |")
 
 
+@pytest.mark.slow
 def test_a_base_alone_and_improved_are_runs_of_the_sweep(data, tmp_path, capsys, small_network):
     """Trained once: the second command finds all of it done."""
     config = toys.write_config(data, run={"rounds": 2})

@@ -197,6 +197,7 @@ def test_dropout_is_on_while_dsa_ign_is_trained():
     assert tree.sq_norm(tree.sub(*trained)) > 0
 
 
+@pytest.mark.slow
 def test_batches_are_those_of_their_clients():
     server = server_of(index="global")
     for i, rows in enumerate(np.asarray(EMBEDDED.train)):

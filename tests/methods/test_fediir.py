@@ -91,6 +91,7 @@ def test_rounds_against_numpy():
     toys.close((server.g["kernel"], server.g["bias"]), tuple(g), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("equal_steps", [False, True])
 def test_g_follows_the_mean_over_all_batches(equal_steps):
     """Of batches of 8 in evaluation mode; a short one counts one, an empty one nothing."""

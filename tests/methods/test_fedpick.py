@@ -184,6 +184,7 @@ def test_distance_is_both_divergences():
     np.testing.assert_allclose(distance(a, b, detach_targets=True), expected, rtol=1e-3)
 
 
+@pytest.mark.slow
 def test_the_loss_obeys_its_settings():
     """Soft masks in training, with noise; detached targets: the same value, another gradient."""
     w, batch = first_weights(TASK, CUT, KEYS.init), toys.example(12)
@@ -344,6 +345,7 @@ def test_without_selection_it_is_fedbn():
     toys.same(one, other)
 
 
+@pytest.mark.slow
 def test_without_its_losses_the_net_is_trained_as_fedbns():
     """L_gce alone moves phi^g and h^g; psi then only decays."""
     one, _ = player(lam_lce=0.0, lam_ent=0.0, lam_dis=0.0)(KEYS, 0, 3)
@@ -389,6 +391,7 @@ def test_norms_of_the_net_may_be_shared():
     assert alike == {n for n in names if n.split("/")[1] == "net"}
 
 
+@pytest.mark.slow
 def test_selection_may_be_shared():
     alike, names = shared_layers(share_selection=True)
     assert alike == {n for n in names if "BatchNorm" not in n}
@@ -411,6 +414,7 @@ def test_predictions_are_of_both_heads():
         np.testing.assert_allclose(logits, expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hyper", [{}, {"mask": "soft", "tau": 1.0}, {"ensemble": "none"}])
 def test_it_learns(hyper):
     small = {"lam_lce": 1.0, "lam_dis": 1.0, **hyper}
@@ -485,6 +489,7 @@ def two_domains(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_the_analyses_of_a_finished_run(two_domains, capsys):
     out = two_domains / "out"
     every = {"sparsity", "fisher_probe"}

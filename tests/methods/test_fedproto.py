@@ -124,6 +124,7 @@ def test_prototypes_are_taken_in_evaluation_mode():
     np.testing.assert_allclose(C, expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_prototypes_may_be_taken_before_the_last_layers():
     """Two hidden layers; h is what the second one is given, and the pull acts below it alone."""
     task = make_task(nets.mlp(toys.K, width=16, depth=2), (toys.D,), toys.K)

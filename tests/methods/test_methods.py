@@ -71,6 +71,7 @@ def test_learns_and_stays_finite(name):
     assert numbers["global"] > 50
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PLAIN)
 def test_rounds_may_be_cut_into_blocks(name):
     """Two rounds and then four are six, bit for bit; the sums too where they are handed on."""
@@ -125,6 +126,7 @@ def test_64_bit_mode_keeps_the_types_of_the_state(name):
     assert jax.tree.leaves(state)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PLAIN)
 def test_the_pool_of_examples_is_never_copied(name):
     """Neither for every client of an odd cohort on a mesh nor for every vectorized seed.

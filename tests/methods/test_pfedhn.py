@@ -36,6 +36,7 @@ def test_the_server_listens_before_it_speaks_again():
     assert state.server[1].tolist() == [*ids.tolist(), -1]
 
 
+@pytest.mark.slow
 def test_pfedhn_passes_against_numpy():
     """Client after client: each from the freshest theta, momentum and decay on everything."""
     lr, decay, momentum, clip = 0.02, 0.01, 0.9, 0.5

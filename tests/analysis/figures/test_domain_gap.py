@@ -11,6 +11,7 @@ from fedjax_lab.config import resolve
 from fedjax_lab.running import runner
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch", [7, 500])
 def test_the_accuracies_are_those_of_the_evaluation(tmp_path, capsys, monkeypatch, batch):
     """Each client's own domain, as the run has scored it; each domain, whoever holds it."""

@@ -126,6 +126,7 @@ def test_other_than_two_clients_are_refused(text):
         encoder_exchange.two_clients(text, 40)
 
 
+@pytest.mark.slow
 def test_two_clients_of_a_finished_run(tmp_path, capsys):
     """The models are those of the run; the probes are trained for as many epochs as it has."""
     toys.write_examples(tmp_path / "data.npz")
