@@ -61,7 +61,7 @@ class Examples(NamedTuple):
         return self.padded.shape[0]
 
     @property
-    def count(self) -> Array:  # type: ignore[override]  # not the tuple's method of that name
+    def size(self) -> Array:
         """How many of the rows are real."""
         return jnp.sum(self.rows >= 0)
 
@@ -169,7 +169,7 @@ def train(
 
     start = free, weights.stats, optimizer.init(free), jnp.float32(0)
     free, stats, _, total = jax.lax.fori_loop(0, epochs, epoch, start)
-    n = jnp.minimum(examples.count, count * plan.batch_size)
+    n = jnp.minimum(examples.size, count * plan.batch_size)
     done = (jnp.asarray(a, jnp.float32) for a in (total, epochs * count, epochs * n))
     return Weights(tree.join(free, fixed), stats), Training(*done)
 
@@ -239,7 +239,7 @@ def mean(examples: Examples, fn: Callable[[Batch], PyTree], when: Array | bool =
     nothing = tree.zeros(jax.eval_shape(lambda s: fn(examples.batch(s)), 0))
     count = examples.batches if when is True else jnp.where(when, examples.batches, 0)
     total = jax.lax.fori_loop(0, count, step, nothing)
-    return tree.scale(1 / jnp.maximum(examples.count, 1), total)
+    return tree.scale(1 / jnp.maximum(examples.size, 1), total)
 
 
 def draw(examples: Examples, key: Array, size: int) -> Batch:

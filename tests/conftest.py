@@ -11,7 +11,9 @@ QUICK = "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_co
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {QUICK}"  # before jax is imported
 
 import jax  # noqa: E402
+import numpy as np  # noqa: E402
 import pytest  # noqa: E402
+from pacs import make_folders, picture  # noqa: E402
 
 jax.config.update("jax_num_cpu_devices", 8)
 os.environ["NPROC"] = "9"  # see `parallel.use_every_core`
@@ -24,7 +26,7 @@ jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
 @pytest.fixture(scope="session", autouse=True)
-def empty_cache(tmp_path_factory):
+def session_cache(tmp_path_factory):
     """Nothing is read from or left in the user's cache."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FEDJAX_LAB_CACHE", str(tmp_path_factory.mktemp("cache")))
@@ -39,3 +41,39 @@ def small_network(monkeypatch):
     monkeypatch.setattr(dsa_ign, "HIDDEN", 16)
     monkeypatch.setattr(dsa_ign, "LAYERS", 1)
     monkeypatch.setattr(dsa_ign, "DROPOUT", dsa_ign.DROPOUT)
+
+
+@pytest.fixture
+def empty_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("FEDJAX_LAB_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture(scope="module")
+def four_domains(tmp_path_factory):
+    """400 images 8x8 of four classes in four domains."""
+    rng = np.random.default_rng(0)
+    y = rng.integers(0, 4, 400)
+    x = rng.integers(0, 60, (400, 8, 8, 1), dtype=np.uint8)
+    for k in range(4):
+        x[y == k, 2 * k : 2 * k + 2] += 150
+    domain = np.array(list("abcd"))[np.arange(400) % 4]
+    path = tmp_path_factory.mktemp("data") / "data.npz"
+    split = np.where(np.arange(400) < 40, "test", "train")
+    np.savez(path, x=x, y=y, domain=domain, split=split)
+    return path
+
+
+@pytest.fixture
+def pacs(tmp_path):
+    """A small PACS as its archive unpacks, with all that an archive may hold besides."""
+    root = make_folders(tmp_path / "kfold")
+    rng = np.random.default_rng(1)
+    picture(rng, "RGBA").save(root / "photo" / "dog" / "pic_900.png")
+    picture(rng, "P").save(root / "photo" / "dog" / "pic_901.png")
+    (root / "photo" / "dog" / "._pic_000.JPG").write_bytes(b"\0\5\26\7")
+    (root / "photo" / "dog" / "Thumbs.db").write_bytes(b"\0")
+    (root / "photo" / ".DS_Store").write_bytes(b"\0")
+    (root / "splits.txt").write_text("")
+    (root / "__MACOSX" / "photo").mkdir(parents=True)
+    return tmp_path

@@ -7,21 +7,6 @@ from hypernetworks import setting
 from fedjax_lab.errors import BadInput
 
 
-@pytest.fixture(scope="module")
-def four_domains(tmp_path_factory):
-    """400 images 8x8 of four classes in four domains."""
-    rng = np.random.default_rng(0)
-    y = rng.integers(0, 4, 400)
-    x = rng.integers(0, 60, (400, 8, 8, 1), dtype=np.uint8)
-    for k in range(4):
-        x[y == k, 2 * k : 2 * k + 2] += 150
-    domain = np.array(list("abcd"))[np.arange(400) % 4]
-    path = tmp_path_factory.mktemp("data") / "data.npz"
-    split = np.where(np.arange(400) < 40, "test", "train")
-    np.savez(path, x=x, y=y, domain=domain, split=split)
-    return path
-
-
 def test_few_shots_are_balanced_disjoint_and_no_longer_unseen(four_domains):
     plain, few = (setting(four_domains, "fedavg", (0, 1), shots=k) for k in (0, 6))
     domain, y = few.dataset.domain, few.dataset.y

@@ -92,7 +92,7 @@ def cell(notebook, id):
 
 
 @pytest.fixture(scope="module")
-def executed(empty_cache, tmp_path_factory):
+def executed(session_cache, tmp_path_factory):
     """executed(name), which runs a notebook once. A cell that fails fails the test."""
     folder = tmp_path_factory.mktemp("notebooks")
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory(prefix="nb") as short:

@@ -17,12 +17,6 @@ from fedjax_lab.registry import NAMED
 
 
 @pytest.fixture
-def empty_cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("FEDJAX_LAB_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
-
-
-@pytest.fixture
 def nothing_in_the_usual_places(monkeypatch):
     monkeypatch.setattr(places_module, "PLACES", ("/nowhere/a", "/nowhere/b"))
 

@@ -5,7 +5,7 @@ from functools import partial
 import numpy as np
 import pytest
 from inputs import complaint
-from pacs import CLASSES, DOMAINS, SIZES, make_folders, picture
+from pacs import CLASSES, DOMAINS, SIZES, make_folders
 from PIL import Image, ImageFile
 
 import fedjax_lab
@@ -14,27 +14,6 @@ from fedjax_lab.config import resolve
 from fedjax_lab.data import image_folders, images, places
 
 # Folders
-
-
-@pytest.fixture
-def empty_cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("FEDJAX_LAB_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
-
-
-@pytest.fixture
-def pacs(tmp_path):
-    """A small PACS as its archive unpacks, with all that an archive may hold besides."""
-    root = make_folders(tmp_path / "kfold")
-    rng = np.random.default_rng(1)
-    picture(rng, "RGBA").save(root / "photo" / "dog" / "pic_900.png")
-    picture(rng, "P").save(root / "photo" / "dog" / "pic_901.png")
-    (root / "photo" / "dog" / "._pic_000.JPG").write_bytes(b"\0\5\26\7")
-    (root / "photo" / "dog" / "Thumbs.db").write_bytes(b"\0")
-    (root / "photo" / ".DS_Store").write_bytes(b"\0")
-    (root / "splits.txt").write_text("")
-    (root / "__MACOSX" / "photo").mkdir(parents=True)
-    return tmp_path
 
 
 def by_hand(path, size=32):

@@ -42,12 +42,6 @@ def tiny(tmp_path):
     return tmp_path
 
 
-@pytest.fixture
-def empty_cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("FEDJAX_LAB_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
-
-
 TRAINING = [
     f"train/{name}/images/{name}_{number}.JPEG"
     for name, numbers in (("n01", (10, 9)), ("n02", (10, 9)), ("n10", (0, 10, 9)))

@@ -104,10 +104,7 @@ def model(tmp_path_factory):
     return write(tmp_path_factory.mktemp("clip"))
 
 
-@pytest.fixture(autouse=True)
-def empty_cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("FEDJAX_LAB_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
+pytestmark = pytest.mark.usefixtures("empty_cache")
 
 
 # The towers.

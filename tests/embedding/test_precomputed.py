@@ -6,22 +6,9 @@ import zipfile
 import numpy as np
 import pytest
 from inputs import complaint
+from small_dataset import SMALL, TEST
 
-from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.embedding.precomputed import precomputed
-
-TEST = np.array([False, True, False, False, True])
-
-
-SMALL = Dataset(
-    np.zeros((5, 2), np.float32),
-    np.array([0, 1, 2, 0, 1], np.int32),
-    np.zeros(5, np.int32),
-    TEST,
-    ("a", "b", "c"),
-    ("one",),
-)
-
 
 TABLE = np.random.default_rng(0).normal(size=(5, 4))
 

@@ -4,23 +4,12 @@ import numpy as np
 import pytest
 from inputs import complaint
 from sklearn.linear_model import RidgeClassifier
+from small_dataset import SMALL
 
 from fedjax_lab.data import digit_domains
 from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.data.shakespeare import ALPHABET
 from fedjax_lab.embedding import prompts, stand_in
-
-TEST = np.array([False, True, False, False, True])
-
-
-SMALL = Dataset(
-    np.zeros((5, 2), np.float32),
-    np.array([0, 1, 2, 0, 1], np.int32),
-    np.zeros(5, np.int32),
-    TEST,
-    ("a", "b", "c"),
-    ("one",),
-)
 
 
 @pytest.fixture(scope="module")

@@ -4,10 +4,8 @@ import json
 from pathlib import Path
 
 import domain_generalization
-import numpy as np
 import pytest
 import toys
-from pacs import make_folders, picture
 
 from fedjax_lab import sweep
 from fedjax_lab.analysis import tables
@@ -15,27 +13,6 @@ from fedjax_lab.running import metrics
 from fedjax_lab.running.sweep_folder import Outcome
 
 ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture
-def empty_cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("FEDJAX_LAB_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
-
-
-@pytest.fixture
-def pacs(tmp_path):
-    """A small PACS as its archive unpacks, with all that an archive may hold besides."""
-    root = make_folders(tmp_path / "kfold")
-    rng = np.random.default_rng(1)
-    picture(rng, "RGBA").save(root / "photo" / "dog" / "pic_900.png")
-    picture(rng, "P").save(root / "photo" / "dog" / "pic_901.png")
-    (root / "photo" / "dog" / "._pic_000.JPG").write_bytes(b"\0\5\26\7")
-    (root / "photo" / "dog" / "Thumbs.db").write_bytes(b"\0")
-    (root / "photo" / ".DS_Store").write_bytes(b"\0")
-    (root / "splits.txt").write_text("")
-    (root / "__MACOSX" / "photo").mkdir(parents=True)
-    return tmp_path
 
 
 def rows_of(round, seed, id_per_client, ood_per_client):

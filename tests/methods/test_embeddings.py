@@ -22,21 +22,6 @@ from fedjax_lab.running import runner
 from fedjax_lab.types import Batch, State
 
 
-@pytest.fixture(scope="module")
-def four_domains(tmp_path_factory):
-    """400 images 8x8 of four classes in four domains."""
-    rng = np.random.default_rng(0)
-    y = rng.integers(0, 4, 400)
-    x = rng.integers(0, 60, (400, 8, 8, 1), dtype=np.uint8)
-    for k in range(4):
-        x[y == k, 2 * k : 2 * k + 2] += 150
-    domain = np.array(list("abcd"))[np.arange(400) % 4]
-    path = tmp_path_factory.mktemp("data") / "data.npz"
-    split = np.where(np.arange(400) < 40, "test", "train")
-    np.savez(path, x=x, y=y, domain=domain, split=split)
-    return path
-
-
 @pytest.mark.slow
 def test_embeddings_of_an_autoencoder_are_found_once(four_domains):
     """By client, and not trained afterward."""

@@ -310,21 +310,6 @@ def test_bad_settings_are_named(hyper, message):
         hfedf(**hyper)
 
 
-@pytest.fixture(scope="module")
-def four_domains(tmp_path_factory):
-    """400 images 8x8 of four classes in four domains."""
-    rng = np.random.default_rng(0)
-    y = rng.integers(0, 4, 400)
-    x = rng.integers(0, 60, (400, 8, 8, 1), dtype=np.uint8)
-    for k in range(4):
-        x[y == k, 2 * k : 2 * k + 2] += 150
-    domain = np.array(list("abcd"))[np.arange(400) % 4]
-    path = tmp_path_factory.mktemp("data") / "data.npz"
-    split = np.where(np.arange(400) < 40, "test", "train")
-    np.savez(path, x=x, y=y, domain=domain, split=split)
-    return path
-
-
 @pytest.mark.slow
 def test_the_figures_of_finished_runs(four_domains, tmp_path, capsys):
     for name in ("hfedf", "local", "fedavg", "ifca"):

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from naive_layers import convolve, relu
 from toys import normal, random_weights
 
 from fedjax_lab.models import conv, resnet
@@ -16,20 +17,6 @@ KEY = jax.random.key(0)
 
 
 close = partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4)
-
-
-def convolve(x, kernel, stride=1):
-    """[B, H, W, C] padded by half the kernel on each side; one output pixel after the other."""
-    pad, size = len(kernel) // 2, len(kernel)
-    x = np.pad(x, ((0, 0), (pad, pad), (pad, pad), (0, 0)))
-    rows = range(0, x.shape[1] - size + 1, stride)
-    cols = range(0, x.shape[2] - size + 1, stride)
-    patches = [[x[:, i : i + size, j : j + size] for j in cols] for i in rows]
-    return np.einsum("ijbhwc,hwck->bijk", np.array(patches), kernel)
-
-
-def relu(x):
-    return np.maximum(x, 0)
 
 
 def bottleneck_by_hand(weights, x, stride):

@@ -5,6 +5,7 @@ from functools import partial
 import jax
 import numpy as np
 import pytest
+from naive_layers import convolve, relu
 from toys import normal, random_weights
 
 from fedjax_lab.models import vgg
@@ -19,20 +20,6 @@ close = partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4)
 def small_vgg(maps=(0.0, 0.0), dense=0.0, widths=(5,)):
     net = vgg.VGG(3, ((2, 4), (4,)), maps, widths, dense)
     return make_task(net, (8, 9, 2), 3)
-
-
-def convolve(x, kernel, stride=1):
-    """[B, H, W, C] padded by half the kernel on each side; one output pixel after the other."""
-    pad, size = len(kernel) // 2, len(kernel)
-    x = np.pad(x, ((0, 0), (pad, pad), (pad, pad), (0, 0)))
-    rows = range(0, x.shape[1] - size + 1, stride)
-    cols = range(0, x.shape[2] - size + 1, stride)
-    patches = [[x[:, i : i + size, j : j + size] for j in cols] for i in rows]
-    return np.einsum("ijbhwc,hwck->bijk", np.array(patches), kernel)
-
-
-def relu(x):
-    return np.maximum(x, 0)
 
 
 @pytest.mark.slow
