@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from naive_layers import pool_by_hand, relu
 from toys import normal, random_weights
 
 from fedjax_lab import registry
@@ -96,20 +97,6 @@ def test_unfit_images_are_named(net, shape):
 def test_smallest_images_are_taken():
     make_task(nets.fedbn_cnn(10), (4, 4, 1), 10)
     make_task(alexnet.alexnet_bn(10), (63, 63, 1), 10)
-
-
-def pool_by_hand(x, out):
-    """One bin after the other."""
-    ends = [
-        [(int(np.floor(k * n / out)), int(np.ceil((k + 1) * n / out))) for k in range(out)]
-        for n in x.shape[1:3]
-    ]
-    rows = [[x[:, a:b, c:d].mean((1, 2)) for c, d in ends[1]] for a, b in ends[0]]
-    return np.array(rows).transpose(2, 0, 1, 3)
-
-
-def relu(x):
-    return np.maximum(x, 0)
 
 
 def normalize(x, weights, i):
