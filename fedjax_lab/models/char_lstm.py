@@ -33,7 +33,11 @@ class CharLSTM(nn.Module):
         init = layers.torch_uniform(self.width)
         for _ in range(self.depth):
             cell = nn.OptimizedLSTMCell(
-                self.width, kernel_init=init, recurrent_kernel_init=init, bias_init=init
+                self.width,
+                kernel_init=init,
+                recurrent_kernel_init=init,
+                bias_init=init,
+                dtype=z.dtype,  # of the products; the memory from place to place is float32
             )
             z = nn.RNN(cell)(z)
         z = z[:, -1]
