@@ -10,8 +10,8 @@ from fedjax_lab import tree
 from fedjax_lab.types import Plan, Task
 
 MIB = 2**20
-ALL_AT_ONCE = {"cpu": 12 * MIB, "gpu": 16 * 2**10 * MIB, "tpu": 150 * MIB}
-CHUNK = {"cpu": 2 * MIB, "gpu": 16 * 2**10 * MIB, "tpu": 150 * MIB}
+ALL_AT_ONCE = {"cpu": 12 * MIB, "gpu": 16 * 2**10 * MIB, "tpu": 100 * MIB}
+CHUNK = {"cpu": 2 * MIB, "gpu": 16 * 2**10 * MIB, "tpu": 100 * MIB}
 FEWEST = {"cpu": 1, "gpu": 8, "tpu": 8}  # in a chunk of unequal clients, where memory allows it
 
 
@@ -34,14 +34,16 @@ def width(
 
     - CPU, measured on two cores of an AMD EPYC (second-level cache 1 MiB each, third-level 32 MiB
       in all). An MLP 64-64-10 has 48 KiB a client: up to a line of 160 all at once is fastest, and
-      chunks take 1.1 to 1.7 times as long; of 500, 1,600 and 5,000 chunks of 20 to 125 are, and all
+      chunks take up to 1.8 times as long; of 500, 1,600 and 5,000 chunks of 20 to 125 are, and all
       at once takes 1.2 to 1.9 times as long. An MLP 784-256-10 has 1.6 MiB a client: a line of 5
       is fastest all at once, of 50 and 500 chunks of 2 are.
-    - TPU, by its compiler's estimate for a v5e. A round of pfl_cnn, 50 clients of 19 MiB, takes
-      48 ms one by one, 45 by 2, 43 by 4, 42 by 8 and 61 all at once, with three times the memory;
-      one of mcmahan_cnn, 10 clients of 18 MiB, 50 ms by 5 and 67 all at once.
-    - GPU, undecided by a device. By its compiler pfl_cnn's round has 274 kernels all at once, and
-      each chunk starts as many again. Only memory bounds the width: 16 GiB, a fifth of an H100's.
+    - TPU, by its compiler's estimate for a v5e, pooling by `reduce_window`. A round of pfl_cnn, 50
+      clients of 19 MiB, takes 48 ms one by one, 45 by 2, 36 by 5, 42 by 8 (with 6 copies) and 61
+      all at once, with four times the memory; one of mcmahan_cnn, 10 clients of 18 MiB, 73 ms one
+      by one, 38 by 2, 50 by 5 and 67 all at once.
+    - GPU, undecided by a device. By its compiler for an H100 pfl_cnn's round has 274 kernels that
+      touch 21 GB all at once, 1,273 and 39 GB in chunks of 10. So only memory bounds the width:
+      16 GiB, a fifth of an H100's.
     """
     at_most = memory // 4 or math.inf
     if equal_steps and line * client_bytes <= min(ALL_AT_ONCE[platform], at_most):
