@@ -180,7 +180,7 @@ class Engine:
         if view.embedded:
             x = parallel.put(self.simulation.embeddings().examples, self._sharding)
             self._change_federations([{"x": x, **_PLAIN, **_NOT_SCORED}] * len(self.lanes))
-            self.plan = self.plan._replace(augment=None)
+            self.plan = self.plan._replace(augment=None, example_shape=None)
         if view.frozen is not None:
             freeze = self._jit(lambda state: view.frozen(state.server), (0,))
             self._change_federations([{"frozen": freeze(state)} for state in self.states])
@@ -194,11 +194,14 @@ class Engine:
         if not (self.plan.augment is None or view.before_augmentation):
             self.plan = transformed
             return
-        whole = partial(simulate.view_pool, transformed, self.simulation.strategy)
-        whole = self._jit(whole, (self._axes(self.lanes[0].scoring).federation,))
-        pools = [whole(lanes.scoring.federation) for lanes in self.lanes]
-        self._change_federations([{"x": x, **_PLAIN} for x in pools])
-        self._seed_fields, self.plan = ("frozen", "x"), self.plan._replace(augment=None)
+        axes = (self._axes(self.lanes[0].scoring).federation,)
+        see = partial(simulate.view_pool, transformed, self.simulation.strategy)
+        flat = self._jit(lambda federation: (x := see(federation)).reshape(len(x), -1), axes)
+        federations = [lanes.scoring.federation for lanes in self.lanes]
+        seen = self._one_seed(jax.eval_shape(self._jit(see, axes), federations[0]))
+        self._change_federations([{"x": flat(each), **_PLAIN} for each in federations])
+        self._seed_fields = ("frozen", "x")
+        self.plan = self.plan._replace(augment=None, example_shape=seen.shape[1:])
 
     def _change_federations(self, fields):
         """Other fields of the federations of each lane."""

@@ -180,7 +180,7 @@ class Federation(NamedTuple):
     A set of rows that this federation does not have is None.
     """
 
-    x: Array  # [R, ...]
+    x: Array  # [R, D], each example flat, in the type of the dataset: images are uint8
     y: Array  # [R] int32
     domain: Array  # [R] int32
     center: Array  # the model sees (x - center) * scale
@@ -203,6 +203,7 @@ class Plan(NamedTuple):
     optimizer: Any  # optax.GradientTransformation, used where a method names none
     clip: float | Array = 0.0  # largest norm of the gradient of a client's step; 0: none
     num_domains: int = 1
+    example_shape: tuple[int, ...] | None = None  # [D] reshaped in a batch; None: left as vectors
     equal_steps: bool = False  # every client has as many batches as the longest: no masking
     eval_batch: int = 100
     augment: Callable[[Array, Array], Array] | None = None  # (key, raw x) -> raw x, in training
