@@ -194,14 +194,14 @@ class Engine:
         if not (self.plan.augment is None or view.before_augmentation):
             self.plan = transformed
             return
+        whole = partial(simulate.view_pool, transformed, self.simulation.strategy)
         axes = (self._axes(self.lanes[0].scoring).federation,)
-        see = partial(simulate.view_pool, transformed, self.simulation.strategy)
-        flat = self._jit(lambda federation: (x := see(federation)).reshape(len(x), -1), axes)
+        flat = self._jit(lambda federation: _flat(whole(federation)), axes)
         federations = [lanes.scoring.federation for lanes in self.lanes]
-        seen = self._one_seed(jax.eval_shape(self._jit(see, axes), federations[0]))
+        viewed = self._one_seed(jax.eval_shape(self._jit(whole, axes), federations[0]))
         self._change_federations([{"x": flat(each), **_PLAIN} for each in federations])
         self._seed_fields = ("frozen", "x")
-        self.plan = self.plan._replace(augment=None, example_shape=seen.shape[1:])
+        self.plan = self.plan._replace(augment=None, example_shape=viewed.shape[1:])
 
     def _change_federations(self, fields):
         """Other fields of the federations of each lane."""
@@ -396,6 +396,11 @@ class Engine:
 def _changed(lane, fields):
     """The lane with other fields of its federation."""
     return lane._replace(federation=lane.federation._replace(**fields))
+
+
+def _flat(examples):
+    """[R, ...] as rows of a pool, [R, D]."""
+    return examples.reshape(len(examples), -1)
 
 
 class _Compiled(NamedTuple):

@@ -22,8 +22,8 @@ def everything(name: str) -> bool:
 def fetch(federation: Federation, rows: Array, plan: Plan, key: Array | None = None) -> Batch:
     """The examples of rows [B]; a row of -1 is padding. The only reader of `federation.x`.
 
-    Here they become float32 and get the shape of an example. With a key, those of a training step:
-    augmented where the plan says so.
+    Only here they become float32 and take the shape that the plan gives an example. With a key,
+    those of a training step: augmented where the plan says so.
     """
     x = federation.x[rows].astype(jnp.float32)
     if plan.example_shape is not None:
