@@ -199,7 +199,7 @@ class Engine:
         if view.embedded:
             x = self._put(self.simulation.embeddings().examples)
             self._change_federations([{"x": x, **_PLAIN, **_NOT_SCORED}] * len(self.lanes))
-            self.plan = self.plan._replace(augment=None)
+            self.plan = self.plan._replace(augment=None, example_shape=None)
         if view.frozen is not None:
             freeze = self._run(lambda state: view.frozen(state.server), (0,))
             self._change_federations([{"frozen": freeze(state)} for state in self.states])
@@ -214,10 +214,13 @@ class Engine:
             self.plan = transformed
             return
         whole = partial(simulate.view_pool, transformed, self.simulation.strategy)
-        whole = self._run(whole, (self._axes(self.lanes[0].scoring).federation,))
-        pools = [whole(lanes.scoring.federation) for lanes in self.lanes]
-        self._change_federations([{"x": x, **_PLAIN} for x in pools])
-        self._seed_fields, self.plan = ("frozen", "x"), self.plan._replace(augment=None)
+        axes = (self._axes(self.lanes[0].scoring).federation,)
+        flat = self._run(lambda federation: _flat(whole(federation)), axes)
+        federations = [lanes.scoring.federation for lanes in self.lanes]
+        viewed = self._one_seed(jax.eval_shape(self._jit(whole, axes), federations[0]))
+        self._change_federations([{"x": flat(each), **_PLAIN} for each in federations])
+        self._seed_fields = ("frozen", "x")
+        self.plan = self.plan._replace(augment=None, example_shape=viewed.shape[1:])
 
     def _change_federations(self, fields):
         """Other fields of the federations of each lane."""
@@ -433,6 +436,11 @@ class Engine:
 def _changed(lane, fields):
     """The lane with other fields of its federation."""
     return lane._replace(federation=lane.federation._replace(**fields))
+
+
+def _flat(examples):
+    """[R, ...] as rows of a pool, [R, D]."""
+    return examples.reshape(len(examples), -1)
 
 
 def _compiled(programs):

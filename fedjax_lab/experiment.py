@@ -223,6 +223,7 @@ def _plan(config, training, stages, dataset):
         batch_size=config.local.batch_size,
         epochs=config.local.epochs,
         num_domains=len(dataset.domains),
+        example_shape=dataset.x.shape[1:],
         augment=_augmentation(config.data.augment, dataset.x),
         **_step_fields(config.local),
     )

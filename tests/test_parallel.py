@@ -99,8 +99,9 @@ def test_convolutions_are_not_replicated():
     """Eight devices with one client each: a device does an eighth of the work, give or take."""
     net = nets.simple_cnn(toys.K).clone(convolution=conv.grouped)  # no loop: all of it is counted
     task = make_task(net, (24, 24, 1), toys.K)
-    federation = toys.FEDERATION._replace(x=jnp.zeros((600, 24, 24, 1)))
-    plan, method = toys.PLAN._replace(cohort=8, batch_size=32), fedavg(task)
+    federation = toys.FEDERATION._replace(x=jnp.zeros((600, 24 * 24)))
+    plan = toys.PLAN._replace(cohort=8, batch_size=32, example_shape=(24, 24, 1))
+    method = fedavg(task)
 
     def flops(strategy):
         state = jax.eval_shape(lambda: simulate.init(method, KEYS, toys.C))

@@ -58,6 +58,7 @@ def build(
         work.batch,
         work.epochs,
         optim.sgd(work.lr),
+        example_shape=work.x.shape[1:],
         equal_steps=bool((batches == batches.max()).all()),
     )
     method = fedavg(task)
@@ -105,7 +106,7 @@ def make_federation(work: Workload) -> Federation:
         ]
         test = jnp.asarray(partition.pad(scored))
     return Federation(
-        jnp.asarray(work.x),
+        jnp.asarray(work.x.reshape(len(work.x), -1)),
         jnp.asarray(work.y),
         jnp.zeros(len(work.y), jnp.int32),
         jnp.float32(0),
