@@ -40,6 +40,7 @@ class Simulation(NamedTuple):
     plan: Plan
     strategy: parallel.Strategy
     vectorized_seeds: bool = False
+    precision: str | None = None  # of float32 products, as JAX names it; None: JAX's default
     embeddings: Callable[[], Any] | None = None  # () -> embedding.Embeddings, for embedded stages
     joint: Joint | None = None
 
@@ -424,6 +425,8 @@ class Engine:
 
     def _jit(self, function, seed_axes, **options):
         function = jax.vmap(function, seed_axes) if self.together else function
+        if self.simulation.precision is not None:
+            function = jax.default_matmul_precision(self.simulation.precision)(function)
         return jax.jit(function, out_shardings=self._sharding, **options)
 
     def _each_seed(self, trees):

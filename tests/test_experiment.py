@@ -8,6 +8,7 @@ import pytest
 
 from fedjax_lab import experiment
 from fedjax_lab.config import resolve
+from fedjax_lab.engine import Engine
 from fedjax_lab.errors import BadInput
 from fedjax_lab.local import fetch
 
@@ -112,3 +113,34 @@ def test_the_clients_optimizer_is_the_configs(data, settings, steps):
         update, state = optimizer.update(jnp.float32(1.0), state, w)
         assert float(update) == pytest.approx(expected, rel=1e-4)
         w = optax.apply_updates(w, update)
+
+
+def products(data, **engine):
+    """The products in the lowered rounds and evaluation of a run, as StableHLO writes them."""
+    e = build(data, engine=engine)
+    (programs,) = Engine(e.simulation, abstract=True).lower().values()
+    text = programs.play.as_text() + programs.score.as_text()
+    return [line for line in text.splitlines() if "dot_general" in line]
+
+
+@pytest.mark.parametrize("precision", ["high", "highest"])
+def test_the_precision_of_products_is_the_configs(data, precision):
+    assert any("DEFAULT" in line for line in products(data))
+    assert not any("DEFAULT" in line for line in products(data, precision=precision))
+    exact = [line for line in products(data, precision=precision) if precision.upper() in line]
+    assert len(exact) > 3
+
+
+def test_a_model_computes_in_the_configs_type(data):
+    assert not any("bf16" in line for line in products(data))
+    in_bfloat16 = products(data, dtype="bfloat16")
+    assert sum("bf16" in line for line in in_bfloat16) > 3
+    server = [line for line in in_bfloat16 if "HIGHEST" in line]  # its mean of the uploads
+    assert server and not any("bf16" in line for line in server)
+
+
+def test_vectorized_seeds_share_the_memory_of_a_device(data):
+    """An MLP 16-64-3 is 5 KiB: 30 clients on a device fit its caches, 100 times as many do not."""
+    many = {"partition": {"num_clients": 240}, "local": {"batch_size": 1, "epochs": 1}}
+    names = [build(data, seeds, **many).simulation.strategy.name for seeds in ((0,), range(100))]
+    assert names[0].endswith("vectorized") and not names[1].endswith("vectorized")

@@ -34,6 +34,7 @@ from fedjax_lab.models import conv, nets
 from fedjax_lab.models.task import has_convolutions, make_task
 from fedjax_lab.running.runner import peak_memory
 from fedjax_lab.types import Federation, Plan, Stage, Task, Weights
+from fedjax_lab.width import client_bytes
 
 STRATEGIES = ("auto", "vectorized", "chunked", "sequential", "central")
 CONVOLUTIONS = ("auto", "mapped", "unrolled", "grouped", "im2col")
@@ -71,6 +72,7 @@ def build(
         cohort=work.cohort,
         convolutional=has_convolutions(task),
         equal_steps=plan.equal_steps,
+        client_bytes=lambda: client_bytes(task, plan),
         chunk=int(chunk),
         devices=devices,
     )
