@@ -87,7 +87,7 @@ CHOICES = {
     "data.shots_per": ("client", "class"),
     "local.optimizer": ("sgd", "adam"),
     "engine.strategy": ("auto", "vectorized", "chunked", "sequential"),
-    "engine.convolution": ("auto", "unrolled", "grouped", "im2col", "mapped"),
+    "engine.convolution": ("auto", "unrolled", "grouped", "blocked", "im2col", "mapped"),
     "engine.seeds": ("auto", "vectorized", "sequential"),
 }
 
