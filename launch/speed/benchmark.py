@@ -30,7 +30,7 @@ from fedjax_lab.data import partition
 from fedjax_lab.engine import Engine, Simulation
 from fedjax_lab.local import fetch, shuffle
 from fedjax_lab.methods.fedavg import fedavg
-from fedjax_lab.models import conv, nets
+from fedjax_lab.models import kernels, nets
 from fedjax_lab.models.task import has_convolutions, make_task
 from fedjax_lab.running.runner import peak_memory
 from fedjax_lab.types import Federation, Plan, Stage, Task, Weights
@@ -90,8 +90,8 @@ def build(
 def make_model(work: Workload, convolution: str = "auto", platform: str = "") -> Task:
     """The workload's net, as it runs on a platform ("": this machine's)."""
     net = getattr(nets, work.model)(10)
-    if hasattr(net, "convolution"):
-        net = net.clone(convolution=conv.choose(convolution, platform or jax.default_backend()))
+    if hasattr(net, "kernels"):
+        net = net.clone(kernels=kernels.choose(platform or jax.default_backend(), convolution))
     return make_task(net, work.x.shape[1:], 10)
 
 
