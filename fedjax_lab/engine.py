@@ -2,7 +2,7 @@
 
 import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -52,6 +52,14 @@ class Lanes(NamedTuple):
     scoring: Lane
 
 
+class Programs(NamedTuple):
+    """What one stage runs, lowered or compiled."""
+
+    play: Any  # (settings, lane, state, sums, start, count): a block of rounds
+    score: Any  # (settings, lane, state, t): the evaluation
+    message_bytes: tuple[int, int]  # up and down, of one round of one seed
+
+
 class Snapshot(NamedTuple):
     """All that a checkpoint needs to go on with identical numbers."""
 
@@ -62,11 +70,15 @@ class Snapshot(NamedTuple):
 
 
 class Engine:
-    """Plays rounds and scores them. All seeds advance together, in one call or one by one."""
+    """Plays rounds and scores them. All seeds advance together, in one call or one by one.
 
-    def __init__(self, simulation: Simulation):
+    An abstract engine has the shapes of its arrays alone. It plays nothing; its programs can be
+    lowered for devices that are not there. Stages that `prepare` need their facts handed in.
+    """
+
+    def __init__(self, simulation: Simulation, abstract: bool = False):
         began = time.perf_counter()
-        self.simulation = simulation
+        self.simulation, self.abstract = simulation, abstract
         self.together = simulation.vectorized_seeds and len(simulation.seeds) > 1
         self.lanes = self._image_lanes = self._make_lanes()
         self.plan = simulation.plan
@@ -90,16 +102,22 @@ class Engine:
         block of no rounds: what the first call of a program costs is no time of training.
         """
         began = time.perf_counter()
-        self._apply_view()
-        compiled = {}
-        for lanes, state, sums in zip(self.lanes, self.states, self.sums, strict=True):
-            if (shapes := _shapes(state)) not in compiled:
-                compiled[shapes] = self._compile(lanes, state, sums)
+        lowered = self.lower()
+        compiled = {shapes: _compiled(programs) for shapes, programs in lowered.items()}
         self._compiled = [compiled[_shapes(state)] for state in self.states]
         self._play(0)
         self.compile_seconds += time.perf_counter() - began
 
-    def _compile(self, lanes, state, sums):
+    def lower(self) -> dict[Hashable, Programs]:
+        """The programs of this stage before they are compiled, by the shapes of a lane's state."""
+        self._apply_view()
+        lowered = {}
+        for lanes, state, sums in zip(self.lanes, self.states, self.sums, strict=True):
+            if (shapes := _shapes(state)) not in lowered:
+                lowered[shapes] = self._lower(lanes, state, sums)
+        return lowered
+
+    def _lower(self, lanes, state, sums):
         number = np.int32(0)
 
         def play(settings, *args):
@@ -111,12 +129,10 @@ class Engine:
         axes = 0, self._axes(lanes.training), 0
         block = self._jit(play, (*axes, 0, None, None), donate_argnums=(2, 3))
         args = lanes.settings, lanes.training, state, sums, number, number
-        block = block.lower(*args).compile()
-        if (sizes := block.memory_analysis()) is not None:
-            parallel.check_memory(sizes.temp_size_in_bytes, "a round needs")
+        block = block.lower(*args)
         args = lanes.settings, lanes.scoring, state, number
-        scored = self._jit(score, (*axes, None)).lower(*args).compile()
-        return _Compiled(block, scored, self._message_bytes(lanes.training, state))
+        scored = self._jit(score, (*axes, None)).lower(*args)
+        return Programs(block, scored, self._message_bytes(lanes.training, state))
 
     def _program(self, settings):
         """What is played in this stage, of a joint run with these settings."""
@@ -161,7 +177,7 @@ class Engine:
             key = streams.stage(keys.init, number)[1] if number else keys.init
             return self.stage.start(key, self._num_clients, last, facts)
 
-        run = self._jit(start, (0, 0, 0))
+        run = self._run(start, (0, 0, 0))
         each = zip(self.lanes, self.states, facts, strict=True)
         return [run(lanes.training.keys, state, of_lane) for lanes, state, of_lane in each]
 
@@ -178,11 +194,11 @@ class Engine:
             size = min(view.batch_size, longest)
             self.plan = self.plan._replace(batch_size=size, equal_steps=False)
         if view.embedded:
-            x = parallel.put(self.simulation.embeddings().examples, self._sharding)
+            x = self._put(self.simulation.embeddings().examples)
             self._change_federations([{"x": x, **_PLAIN, **_NOT_SCORED}] * len(self.lanes))
             self.plan = self.plan._replace(augment=None)
         if view.frozen is not None:
-            freeze = self._jit(lambda state: view.frozen(state.server), (0,))
+            freeze = self._run(lambda state: view.frozen(state.server), (0,))
             self._change_federations([{"frozen": freeze(state)} for state in self.states])
             self._seed_fields = ("frozen",)
         if view.transform is not None:
@@ -195,7 +211,7 @@ class Engine:
             self.plan = transformed
             return
         whole = partial(simulate.view_pool, transformed, self.simulation.strategy)
-        whole = self._jit(whole, (self._axes(self.lanes[0].scoring).federation,))
+        whole = self._run(whole, (self._axes(self.lanes[0].scoring).federation,))
         pools = [whole(lanes.scoring.federation) for lanes in self.lanes]
         self._change_federations([{"x": x, **_PLAIN} for x in pools])
         self._seed_fields, self.plan = ("frozen", "x"), self.plan._replace(augment=None)
@@ -251,10 +267,11 @@ class Engine:
         def first(settings, keys):
             return simulate.init(self._program(settings).method, keys, self._num_clients)
 
-        init = self._jit(first, (0, 0))
+        init = self._run(first, (0, 0))
         args = [(lanes.settings, lanes.training.keys) for lanes in self.lanes]
-        size = tree.num_bytes(jax.eval_shape(init, *args[0]))
-        parallel.check_memory(size, "the model and the clients' states need")
+        if not self.abstract:
+            size = tree.num_bytes(jax.eval_shape(init, *args[0]))
+            parallel.check_memory(size, "the model and the clients' states need")
         return [init(*of_lane) for of_lane in args]
 
     def play(self, at_most: int) -> None:
@@ -353,22 +370,22 @@ class Engine:
         keys = [streams.make_keys(jax.random.key(seed)) for seed in simulation.seeds]
         settings = simulation.joint.settings if simulation.joint else [{}] * len(keys)
         scoring, training = simulation.federations, simulation.training
-        pool = parallel.put(scoring[0]._replace(**dict.fromkeys(_ROWS)), self._sharding)
+        pool = self._put(scoring[0]._replace(**dict.fromkeys(_ROWS)))
         of_seeds = list(zip(settings, keys, strict=True))
         if self.together:
             scoring, training = [_stack(scoring)], [_stack(training)]
             of_seeds = [jax.tree.map(lambda *a: jnp.stack(a), *of_seeds)]
         population = partial(simulate.population, num_classes=simulation.num_classes)
-        population = self._jit(population, (_seed_axes(scoring[0]),))
+        population = self._run(population, (_seed_axes(scoring[0]),))
 
         def lane(federation, keys):
             rows = {name: getattr(federation, name) for name in _ROWS}
-            federation = pool._replace(**parallel.put(rows, self._sharding))  # one pool for all
+            federation = pool._replace(**self._put(rows))  # one pool for all
             return Lane(federation, population(federation), keys)
 
         lanes = []
         for of_seed, to_train, to_score in zip(of_seeds, training, scoring, strict=True):
-            settings, keys = parallel.put(of_seed, self._sharding)
+            settings, keys = self._put(of_seed)
             lanes.append(Lanes(settings, lane(to_train, keys), lane(to_score, keys)))
         return lanes
 
@@ -377,9 +394,29 @@ class Engine:
             none = simulate.no_progress()
             if self.together:
                 none = jax.tree.map(lambda a: jnp.stack([a] * len(self.simulation.seeds)), none)
-            return parallel.put(none, self._sharding)
+            return self._put(none)
 
         return [one(lanes) for lanes in self.lanes]
+
+    def _put(self, a):
+        """What every process has, on the devices of the run."""
+        return self._described(a) if self.abstract else parallel.put(a, self._sharding)
+
+    def _run(self, function, seed_axes):
+        """The function over all seeds of a call, compiled when it is called."""
+        jitted = self._jit(function, seed_axes)
+        if not self.abstract:
+            return jitted
+        return lambda *args: self._described(jax.eval_shape(jitted, *args))
+
+    def _described(self, a):
+        """The shapes of arrays that lie on the devices of the run."""
+
+        def one(x):
+            x = x if hasattr(x, "dtype") else np.asarray(x, np.float32)
+            return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=self._sharding)
+
+        return jax.tree.map(one, a)
 
     def _jit(self, function, seed_axes, **options):
         function = jax.vmap(function, seed_axes) if self.together else function
@@ -397,12 +434,12 @@ def _changed(lane, fields):
     return lane._replace(federation=lane.federation._replace(**fields))
 
 
-class _Compiled(NamedTuple):
-    """What one stage runs."""
-
-    play: Callable
-    score: Callable
-    message_bytes: tuple[int, int]  # up and down, of one round of one seed
+def _compiled(programs):
+    """These programs, ready to run. MemoryError where a CPU could not hold what a round needs."""
+    play = programs.play.compile()
+    if (sizes := play.memory_analysis()) is not None:
+        parallel.check_memory(sizes.temp_size_in_bytes, "a round needs")
+    return programs._replace(play=play, score=programs.score.compile())
 
 
 class _Session(NamedTuple):

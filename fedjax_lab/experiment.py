@@ -38,11 +38,14 @@ def build(
     config: ml_collections.ConfigDict,
     seeds: Sequence[int] | None = None,
     dataset: Dataset | None = None,
+    devices: Sequence[jax.Device] | None = None,
 ) -> Experiment:
     """All that a run of a resolved config needs. Nothing is compiled yet.
 
     seeds: those of the run; None: the config's.
     dataset: what `load_data` gives for this config, where that is at hand.
+    devices: those that the run is made for; None: all that JAX finds. They need not be there for
+        an engine that only describes its arrays.
     """
     seeds = [config.run.seed] if seeds is None else [int(seed) for seed in seeds]
     _check_seeds(seeds)
@@ -50,7 +53,7 @@ def build(
     federations = deal_dataset(config, dataset, seeds)
     check_scored(federations[0])
     embeddings = functools.cache(lambda: load_embeddings(config, dataset))
-    task = make_model(config, dataset)
+    task = make_model(config, dataset, _platform(devices))
     task = task._replace(labels=lambda: jnp.asarray(embeddings().labels))
     stages = lay_out(make_method(task=task, **config.method), config.run.rounds)
     training = pool(federations) if stages[0].method.pooled else federations
@@ -63,7 +66,7 @@ def build(
         stages=stages,
         plan=plan,
         embeddings=embeddings,
-        **_engine_fields(config.engine, plan, stages, has_convolutions(task)),
+        **_engine_fields(config.engine, plan, stages, has_convolutions(task), devices),
     )
     return Experiment(config, dataset, task, simulation)
 
@@ -174,11 +177,14 @@ def load_embeddings(config: ml_collections.ConfigDict, dataset: Dataset) -> Embe
     return bind("embedding", config.embedding)(dataset)
 
 
-def make_model(config: ml_collections.ConfigDict, dataset: Dataset) -> Task:
-    """The task of the config's model on examples of this dataset."""
+def make_model(config: ml_collections.ConfigDict, dataset: Dataset, platform: str) -> Task:
+    """The task of the config's model on examples of this dataset.
+
+    platform: of the devices that will run it: "cpu", "gpu" or "tpu".
+    """
     net = bind("model", config.model)(len(dataset.classes))
     if hasattr(net, "convolution"):
-        net = net.clone(convolution=conv.choose(config.engine.convolution))
+        net = net.clone(convolution=conv.choose(config.engine.convolution, platform))
     lowest, highest = input_range(dataset.x, config.data.normalize)
     shape, count = dataset.x.shape[1:], len(dataset.classes)
     return make_task(net, shape, count, lowest=lowest, highest=highest)
@@ -222,7 +228,7 @@ def _plan(config, training, stages, dataset):
     )
 
 
-def _engine_fields(engine, plan, stages, convolutional):
+def _engine_fields(engine, plan, stages, convolutional, devices):
     """The fields of a simulation that a config's section `engine` decides."""
     strategy = parallel.choose(
         engine.strategy,
@@ -230,9 +236,15 @@ def _engine_fields(engine, plan, stages, convolutional):
         convolutional=convolutional,
         equal_steps=plan.equal_steps,
         chunk=engine.chunk,
+        devices=devices,
     )
-    together = vectorizes_seeds(engine.seeds, stages, convolutional)
+    together = vectorizes_seeds(engine.seeds, stages, convolutional, _platform(devices))
     return {"strategy": strategy, "vectorized_seeds": together}
+
+
+def _platform(devices):
+    """Of the devices of a run: "cpu", "gpu" or "tpu"."""
+    return (jax.devices() if devices is None else devices)[0].platform
 
 
 def _step_fields(local):
@@ -250,13 +262,15 @@ def _augmentation(name: str, x: np.ndarray) -> Callable | None:
     return AUGMENTATIONS[name]
 
 
-def vectorizes_seeds(choice: str, stages: Sequence[Stage], convolutional: bool) -> bool:
+def vectorizes_seeds(
+    choice: str, stages: Sequence[Stage], convolutional: bool, platform: str
+) -> bool:
     """Whether all seeds are one computation; choice: config.engine.seeds."""
     if choice != "auto":
         return choice == "vectorized"
     if any(stage.prepare for stage in stages):  # its facts may differ in size between seeds
         return False
-    return jax.default_backend() != "cpu" or not convolutional
+    return platform != "cpu" or not convolutional
 
 
 def _check_seeds(seeds):

@@ -6,14 +6,14 @@ fn(shared, entry) is written for one client; `Strategy.each(fn)` gives run(share
 
 import os
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import AxisType, Mesh, NamedSharding, Sharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
 from fedjax_lab import tree
@@ -31,7 +31,7 @@ class Strategy(NamedTuple):
     each: Callable[[Callable], Callable]
     deal: Callable[[Array], Array]  # steps [M] -> the order [M] in which to line the clients up
     lane_steps: Callable[[Array], Array]  # steps [M] so ordered -> steps that are executed
-    sharding: NamedSharding | None = None  # where the run's arrays lie; None: the default device
+    sharding: Sharding | None = None  # where the run's arrays lie; None: the default device
     one_by_one: bool = False  # clients run one after another, so that one can be left out for free
     split: Callable[[PyTree], PyTree] = lambda rows: rows  # as `Exchange.alone` is given it
 
@@ -175,13 +175,13 @@ def check_memory(size: int, what: str) -> None:
         raise MemoryError(f"{what} {total / 2**30:,.1f} GiB, and {free / 2**30:,.1f} GiB are free")
 
 
-def make_mesh(devices: int | None = None) -> Mesh:
-    """A mesh with one axis, `client`, over the first `devices` devices (all by default)."""
-    chosen = jax.devices()[:devices]
+def make_mesh(devices: int | Sequence[jax.Device]) -> Mesh:
+    """A mesh with one axis, `client`, over these devices, or over so many of JAX's first."""
+    chosen = jax.devices()[:devices] if isinstance(devices, int) else devices
     return jax.make_mesh((len(chosen),), ("client",), devices=chosen, axis_types=(AxisType.Auto,))
 
 
-def put(a: PyTree, sharding: NamedSharding | None) -> PyTree:
+def put(a: PyTree, sharding: Sharding | None) -> PyTree:
     """A copy of what every process has on all devices of the mesh; keys of random numbers too."""
     if sharding is None or sharding.is_fully_addressable:
         return jax.device_put(a, sharding)
@@ -256,40 +256,50 @@ def _by_load(steps, devices):
 
 
 def choose(
-    name: str, *, cohort: int, convolutional: bool, equal_steps: bool, chunk: int = 0
+    name: str,
+    *,
+    cohort: int,
+    convolutional: bool,
+    equal_steps: bool,
+    chunk: int = 0,
+    devices: Sequence[jax.Device] | None = None,
 ) -> Strategy:
-    """The named strategy on this machine's devices; `auto` picks one.
+    """The named strategy on these devices, by default all of this machine; `auto` picks one.
 
     On a CPU a convolutional model goes through its clients one after another, since its kernels
     cannot be batched over clients; a dense one runs as many at once as fit its caches. An
     accelerator runs all at once, or in chunks where clients differ in length. Several devices share
     the cohort.
     """
-    devices = min(len(jax.devices()), cohort)
-    line = -(-cohort // devices)  # clients of one device
+    chosen = (jax.devices() if devices is None else devices)[:cohort]
+    line = -(-cohort // len(chosen))  # clients of one device
     chunk = chunk or min(CHUNK, line)
     if name == "auto":
-        one_by_one = jax.default_backend() == "cpu" and convolutional
+        one_by_one = chosen[0].platform == "cpu" and convolutional
         name = "sequential" if one_by_one else "vectorized" if equal_steps else "chunked"
     inner = {"vectorized": vectorized, "sequential": sequential, "chunked": lambda: chunked(chunk)}
     strategy = inner[name]()
-    _check_processes(cohort, devices)
-    _check_workers()
-    return strategy if devices == 1 else on_mesh(make_mesh(devices), strategy)
+    _check_processes(cohort, chosen)
+    _check_workers(chosen)
+    if len(chosen) > 1:
+        return on_mesh(make_mesh(chosen), strategy)
+    return (
+        strategy if devices is None else strategy._replace(sharding=SingleDeviceSharding(chosen[0]))
+    )
 
 
-def _check_workers():
-    devices = len(jax.local_devices())
-    if jax.default_backend() == "cpu" and 1 < devices >= int(os.environ.get("NPROC", "0")):
+def _check_workers(devices):
+    local = len(jax.local_devices())
+    if devices[0].platform == "cpu" and 1 < local >= int(os.environ.get("NPROC", "0")):
         warnings.warn(
-            f"{devices} CPU devices without a spare thread: gradients of convolutions can be wrong;"
+            f"{local} CPU devices without a spare thread: gradients of convolutions can be wrong;"
             " call fedjax_lab.parallel.use_every_core() before jax starts",
             stacklevel=3,
         )
 
 
 def _check_processes(cohort, devices):
-    busy = {device.process_index for device in jax.devices()[:devices]}
+    busy = {device.process_index for device in devices}
     if len(busy) < jax.process_count():
         raise BadInput(
             f"{cohort} clients a round leave the devices of {jax.process_count() - len(busy)} of"

@@ -338,8 +338,8 @@ def test_the_best_round_is_one_of_the_last_stage():
 
 def test_seeds_of_a_stage_that_is_prepared_run_one_by_one_unless_told(data):
     e = build(data)
-    assert experiment.vectorizes_seeds("auto", e.simulation.stages, False)
-    assert not experiment.vectorizes_seeds("auto", two_stages(e.task), False)
+    assert experiment.vectorizes_seeds("auto", e.simulation.stages, False, "cpu")
+    assert not experiment.vectorizes_seeds("auto", two_stages(e.task), False, "cpu")
 
 
 @pytest.mark.slow

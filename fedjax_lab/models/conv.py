@@ -80,10 +80,10 @@ def im2col(lhs, rhs, window_strides, padding, **settings) -> Array:
     return _drop_in(_patches_product, lhs, rhs, window_strides, padding, **settings)
 
 
-def choose(name: str) -> Convolution:
-    """The named formulation; `auto` picks by device."""
+def choose(name: str, platform: str) -> Convolution:
+    """The named formulation; `auto` picks by the devices' platform: "cpu", "gpu" or "tpu"."""
     if name == "auto":
-        name = "mapped" if jax.default_backend() == "cpu" else "im2col"
+        name = "mapped" if platform == "cpu" else "im2col"
     formulations = (unrolled, grouped, mapped, im2col)
     return {function.__name__: function for function in formulations}[name]
 

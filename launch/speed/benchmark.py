@@ -79,7 +79,7 @@ def make_model(work: Workload, convolution: str) -> Task:
     """The workload's net."""
     net = getattr(nets, work.model)(10)
     if hasattr(net, "convolution"):
-        net = net.clone(convolution=conv.choose(convolution))
+        net = net.clone(convolution=conv.choose(convolution, jax.default_backend()))
     return make_task(net, work.x.shape[1:], 10)
 
 
