@@ -4,9 +4,10 @@
                                [--convolution=auto] [--seconds=10 | --rounds=20] [--whole]
 
 `central` is the bound that no simulator passes by much: one model on as many examples, in
-batches as large as a whole cohort's, 50 rounds in one jit, nothing but training. Without `--whole`
-rounds are timed without evaluation, after a warm-up; with it a workload that has a length (A1) is
-played to its end with its evaluations, and `total_seconds` is printed too (compilation apart).
+batches as large as a whole cohort's, 50 rounds in one jit, nothing but training. Rounds are
+timed without evaluation, after a warm-up; then one evaluation is. With `--whole` a workload that
+has a length (A1) is also played to its end with its evaluations, and `total_seconds` is printed
+(compilation apart).
 """
 
 import argparse
@@ -29,8 +30,9 @@ from fedjax_lab.data import partition
 from fedjax_lab.engine import Engine, Simulation
 from fedjax_lab.local import fetch, shuffle
 from fedjax_lab.methods.fedavg import fedavg
-from fedjax_lab.models import conv, nets
+from fedjax_lab.models import conv
 from fedjax_lab.models.task import has_convolutions, make_task
+from fedjax_lab.registry import NAMED
 from fedjax_lab.running.runner import peak_memory
 from fedjax_lab.types import Federation, Plan, Stage, Task, Weights
 
@@ -77,7 +79,7 @@ def build(work: Workload, strategy: str, convolution: str, chunk: int) -> Simula
 
 def make_model(work: Workload, convolution: str) -> Task:
     """The workload's net."""
-    net = getattr(nets, work.model)(10)
+    net = NAMED["model"][work.model](10)
     if hasattr(net, "convolution"):
         net = net.clone(convolution=conv.choose(convolution, jax.default_backend()))
     return make_task(net, work.x.shape[1:], 10)
@@ -124,6 +126,7 @@ def time_engine(work: Workload, args, strategy: str) -> dict:
         len(paces) < 3 or engine.session.seconds - warm.seconds < args.seconds
     ):
         paces.append(play_block(engine, 10**6))
+    began = engine.evaluate_seconds
     engine.evaluate()
     examples, steps, lane_steps = engine.session.totals - warm.totals
     out = {
@@ -133,6 +136,8 @@ def time_engine(work: Workload, args, strategy: str) -> dict:
         "utilisation": steps / lane_steps,
         "compile_seconds": engine.compile_seconds,
     }
+    if work.test:
+        out["seconds_per_evaluation"] = engine.evaluate_seconds - began
     if args.whole and work.rounds:
         out["total_seconds"] = play_whole(engine, work)
     return out
@@ -224,7 +229,8 @@ def main() -> None:
             numbers = {k: v if isinstance(v, str) else float(f"{v:.4g}") for k, v in timed.items()}
             device = f"{len(jax.devices())} x {jax.devices()[0].device_kind}"
             memory = round(peak_memory() / 2**30, 2)
-            line = {"workload": name, **numbers, "asked": strategy, "device": device}
+            asked = {"asked": strategy, "convolution": args.convolution}
+            line = {"workload": name, **numbers, **asked, "device": device}
             line["peak_memory_gib"] = memory
             print(json.dumps(line), flush=True)
 
