@@ -73,10 +73,13 @@ class Engine:
     """Plays rounds and scores them. All seeds advance together, in one call or one by one.
 
     An abstract engine has the shapes of its arrays alone. It plays nothing; its programs can be
-    lowered for devices that are not there. Stages that `prepare` need their facts handed in.
+    lowered for devices that are not there. A stage that has `prepare` needs its facts handed in:
+    `facts` are those of the first stage.
     """
 
-    def __init__(self, simulation: Simulation, abstract: bool = False):
+    def __init__(
+        self, simulation: Simulation, abstract: bool = False, facts: list[dict] | None = None
+    ):
         began = time.perf_counter()
         self.simulation, self.abstract = simulation, abstract
         self.together = simulation.vectorized_seeds and len(simulation.seeds) > 1
@@ -93,7 +96,7 @@ class Engine:
         self.stage_number = -1
         self.states: list[Any] = [None] * len(self.lanes)
         self.compile_seconds = time.perf_counter() - began  # of all that happens once
-        self.first_facts = self.next_stage()
+        self.first_facts = self.next_stage(facts)
 
     def compile(self) -> None:
         """Compiles a block of rounds and the evaluation of this stage, once for all seeds.

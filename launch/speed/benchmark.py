@@ -13,6 +13,7 @@ has a length (A1) is also played to its end with its evaluations, and `total_sec
 import argparse
 import json
 import time
+from collections.abc import Sequence
 from functools import partial
 
 from fedjax_lab import parallel
@@ -41,9 +42,16 @@ CONVOLUTIONS = ("auto", "mapped", "unrolled", "grouped", "im2col")
 CENTRAL_ROUNDS = 50
 
 
-def build(work: Workload, strategy: str, convolution: str, chunk: int) -> Simulation:
-    """A workload as the engine sees it."""
-    task = make_model(work, convolution)
+def build(
+    work: Workload,
+    strategy: str = "auto",
+    convolution: str = "auto",
+    chunk: int = 0,
+    devices: Sequence[jax.Device] | None = None,
+) -> Simulation:
+    """A workload as the engine sees it, for these devices (None: all that there are)."""
+    platform = (jax.devices() if devices is None else devices)[0].platform
+    task = make_model(work, convolution, platform)
     sizes = np.array([len(rows) for rows in work.rows])
     batches = -(-sizes // work.batch)
     plan = Plan(
@@ -64,7 +72,8 @@ def build(work: Workload, strategy: str, convolution: str, chunk: int) -> Simula
         cohort=work.cohort,
         convolutional=has_convolutions(task),
         equal_steps=plan.equal_steps,
-        chunk=chunk,
+        chunk=int(chunk),
+        devices=devices,
     )
     return Simulation(
         seeds=[0],
@@ -77,11 +86,11 @@ def build(work: Workload, strategy: str, convolution: str, chunk: int) -> Simula
     )
 
 
-def make_model(work: Workload, convolution: str) -> Task:
-    """The workload's net."""
+def make_model(work: Workload, convolution: str = "auto", platform: str = "") -> Task:
+    """The workload's net, as it runs on a platform ("": this machine's)."""
     net = NAMED["model"][work.model](10)
     if hasattr(net, "convolution"):
-        net = net.clone(convolution=conv.choose(convolution, jax.default_backend()))
+        net = net.clone(convolution=conv.choose(convolution, platform or jax.default_backend()))
     return make_task(net, work.x.shape[1:], 10)
 
 
