@@ -146,6 +146,11 @@ class Engine:
         return program._replace(method=method, plan=self.plan._replace(**fields))
 
     @property
+    def programs(self) -> list[Programs]:
+        """What runs in this stage, compiled; one of each lane."""
+        return self._compiled
+
+    @property
     def stage(self) -> Stage:
         """The one under way."""
         return self.simulation.stages[self.stage_number]

@@ -12,6 +12,7 @@ import fedjax_lab
 from fedjax_lab import sweep
 from fedjax_lab.config import load_config
 from fedjax_lab.errors import BadInput
+from fedjax_lab.running import profile
 
 
 @pytest.fixture(scope="module")
@@ -51,8 +52,9 @@ def test_a_trace_of_the_rounds_after_the_first_three(toy, plain, tmp_path, capsy
     assert min(blocks(events)) == 4 and max(blocks(events)) in (4, 5, 6, 7)
     assert len([event for event in events if event["name"] == "evaluate"]) == 1  # after round 6
     assert not [event for event in events if "backend_compile" in event["name"]]
-    for scope in (b"/sample/", b"/local", b"/aggregate/", b"/evaluate/"):
-        assert scope in xplane
+    names = {event["args"]["op_name"] for event in events if "op_name" in event.get("args", {})}
+    for scope in ("/sample/", "(local)/", "/aggregate/", "/evaluate/"):
+        assert any(scope in name for name in names) and scope.encode() in xplane
 
 
 def test_as_many_rounds_as_there_are_leave_none_to_warm_up(toy, plain, tmp_path):
@@ -113,3 +115,19 @@ def test_a_sweep_has_no_profile(toy, tmp_path, capsys):
     assert sweep.main(["sweep", f"--config={toy}", f"--out={tmp_path / 's'}", "--profile=1"]) == 2
     error = capsys.readouterr().err
     assert "unexpected argument '--profile=1'" in error and error.count("\n") == 1
+
+
+def test_events_get_the_names_of_their_operations():
+    program = """HloModule jit_play, is_scheduled=true
+
+ENTRY %main.3 (a: f32[]) -> f32[] {
+  %a = f32[] parameter(0)
+  %fused.1 = f32[] fusion(%a), metadata={op_name="jit(play)/local/mul" source_line=3}
+  ROOT add.2 = f32[] add(%fused.1, %a), metadata={op_name="jit(play)/aggregate/add"}
+}
+"""
+    slices = [("jit_play", "fused.1"), ("jit_play", "add.2"), ("jit_score", "add.2")]
+    events = [{"args": {"hlo_module": module, "hlo_op": op}} for module, op in slices]
+    profile.add_names([*events, {"ph": "M"}], [program])
+    names = [event["args"].get("op_name") for event in events]
+    assert names == ["jit(play)/local/mul", "jit(play)/aggregate/add", None]

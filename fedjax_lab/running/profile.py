@@ -1,7 +1,11 @@
 """A profile of a few rounds of a run, in files that TensorBoard (xprof) and Perfetto open."""
 
-import contextlib
+import gzip
 import itertools
+import json
+import os
+import re
+from collections.abc import Iterable
 from pathlib import Path
 
 import jax
@@ -22,19 +26,20 @@ class Profile:
     """
 
     def __init__(self, rounds: int | None, workdir: Path | None):
-        """None records nothing. BadInput where the number cannot be, or there is no workdir."""
+        """None records nothing. BadInput where there is no workdir to write to."""
         if rounds is not None and workdir is None:
             raise BadInput("a profile needs a workdir to be written to")
         self._rounds = rounds
-        self._folder = workdir and workdir / "profile"
+        self._folder = (workdir or Path()) / "profile"
         self._span = range(0)  # the rounds to be recorded, counted from 0
-        self._recording = contextlib.ExitStack()
+        self._records = False
 
     def __enter__(self):
         return self
 
     def __exit__(self, *error):
-        self._recording.close()
+        if self._records:
+            jax.profiler.stop_trace()
 
     def check(self, simulation: Simulation, played: int) -> None:
         """BadInput unless a stage of the run has so many rounds left after `played` rounds."""
@@ -61,18 +66,44 @@ class Profile:
 
     def play(self, engine: Engine, at_most: int, progress: ProgressBar) -> None:
         """`engine.play`, up to where the recording begins or ends. Begins and ends it."""
-        if engine.played in self._span:
-            at_most = min(at_most, self._span.stop - engine.played)
-            self._start(engine.played)
-        elif engine.played < self._span.start:
-            at_most = min(at_most, self._span.start - engine.played)
-        engine.play(at_most)
-        if self._span and engine.played == self._span.stop:
-            self._recording.close()
-            last = self._span.stop
-            progress.tell(f"profile of rounds {self._span.start + 1} to {last}: {self._folder}")
+        first, end = self._span.start, self._span.stop
+        if engine.played == first < end and processes.is_first():
+            jax.profiler.start_trace(self._folder)
+            self._records = True
+        edges = (edge - engine.played for edge in (first, end) if edge > engine.played)
+        engine.play(min([at_most, *edges]))
+        if self._records and engine.played == end:
+            self._records = False
+            jax.profiler.stop_trace()
+            write_for_perfetto(self._folder, engine)
+            progress.tell(f"profile of rounds {first + 1} to {end}: {self._folder}")
 
-    def _start(self, played):
-        if played == self._span.start and processes.is_first():
-            trace = jax.profiler.trace(self._folder, create_perfetto_trace=True)
-            self._recording.enter_context(trace)
+
+def write_for_perfetto(folder: Path, engine: Engine) -> None:
+    """Writes perfetto_trace.json.gz beside the newest trace: the same, with `op_name`s."""
+    newest = max(folder.glob("plugins/profile/*/*.trace.json.gz"), key=os.path.getmtime)
+    trace = json.loads(gzip.decompress(newest.read_bytes()))
+    programs = [program for each in engine.programs for program in (each.play, each.score)]
+    add_names(trace["traceEvents"], (program.as_text() for program in programs))
+    trace.pop("metadata", None)  # Perfetto refuses what is in it
+    content = gzip.compress(json.dumps(trace).encode())
+    newest.with_name("perfetto_trace.json.gz").write_bytes(content)
+
+
+def add_names(events: Iterable[dict], programs: Iterable[str]) -> None:
+    """Adds to each event of an operation where that stands in the source: its `op_name`.
+
+    That is a path of named scopes, such as `jit(play)/while/body/local/Conv_0/dot_general`. Traces
+    of a CPU only have the name that the compiler gave to the operation.
+
+    programs: HLO as text.
+    """
+    names: dict[tuple[str, str], str] = {}
+    for text in programs:
+        module = text.split(maxsplit=2)[1].rstrip(",")
+        operations = re.findall(r'^\s*(?:ROOT )?%?(\S+) = .*op_name="([^"]*)"', text, re.MULTILINE)
+        names |= {(module, operation): name for operation, name in operations}
+    for event in events:
+        args = event.get("args", {})
+        if name := names.get((args.get("hlo_module"), args.get("hlo_op"))):
+            args["op_name"] = name
