@@ -22,6 +22,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import device_page
@@ -41,10 +42,13 @@ def main(arguments: list[str] | None = None) -> int:
     for step in again:
         (args.out / f"{step.name}.json").unlink(missing_ok=True)
     end = time.monotonic() + args.total
-    run_all(chosen, args.out, args.limit, end)
-    page = device_page.page(facts, steps, read_all(steps, args.out))
-    (args.out / "README.md").write_text(page)
-    print(f"tables: {args.out / 'README.md'}")
+    try:
+        for _ in run_all(chosen, args.out, args.limit, end):
+            write_page(facts, steps, args.out)
+    except KeyboardInterrupt:
+        print("interrupted; the same command goes on", file=sys.stderr)
+        return 130
+    print(f"tables: {write_page(facts, steps, args.out)}")
     return 0
 
 
@@ -117,8 +121,8 @@ def environment(more: dict[str, str]) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": path, **more}
 
 
-def run_all(steps: list[Step], out: Path, limit: float, end: float) -> None:
-    """Runs the steps without a result, until the clock says `end`."""
+def run_all(steps: list[Step], out: Path, limit: float, end: float) -> Iterator[Step]:
+    """Runs the steps without a result, until the clock says `end`. Gives each that has one now."""
     for step in steps:
         file, left = out / f"{step.name}.json", end - time.monotonic()
         if file.exists():
@@ -128,10 +132,9 @@ def run_all(steps: list[Step], out: Path, limit: float, end: float) -> None:
             print("no time is left; the same command goes on", flush=True)
             return
         write(file, result)
-        said = result.get("error", "")
-        print(
-            f"{step.name:<32} {result['status']:<11} {result['seconds']:6.1f} s  {said}", flush=True
-        )
+        how = f"{result['status']:<11} {result['seconds']:6.1f} s  {result.get('error', '')}"
+        print(f"{step.name:<32} {how}".rstrip(), flush=True)
+        yield step
 
 
 def run(step: Step, out: Path, limit: float) -> dict:
@@ -212,6 +215,13 @@ def last_line(text: str) -> str:
     """The last line that is not empty, shortened."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[-1][:300] if lines else ""
+
+
+def write_page(facts: dict, steps: list[Step], out: Path) -> Path:
+    """Writes the tables of all results that there are; returns their file."""
+    file = out / "README.md"
+    file.write_text(device_page.page(facts, steps, read_all(steps, out)))
+    return file
 
 
 def read_all(steps: list[Step], out: Path) -> dict[str, dict]:

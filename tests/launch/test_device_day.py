@@ -1,7 +1,6 @@
 """The measuring plan: which steps it has, how they end, that it goes on, and its page."""
 
 import json
-import signal
 import sys
 import time
 
@@ -173,18 +172,18 @@ def test_what_pytest_and_runs_leave_is_read(tmp_path):
     assert [line["accuracy"] for line in device_day.summaries(tmp_path)] == [91.5, 91.5]
 
 
-def test_an_interrupt_ends_the_step_under_way(tmp_path, monkeypatch):
-    def interrupted(process, limit=None):
-        if limit:
-            raise KeyboardInterrupt
-        return wait(process)
-
+def test_an_interrupt_ends_the_step_under_way(tmp_path, monkeypatch, run):
+    """What was measured before is on the page; the step is run again by the same command."""
     wait = device_day.subprocess.Popen.wait
+
+    def interrupted(process, limit=None):
+        if limit == 30:
+            raise KeyboardInterrupt
+        return wait(process, limit)
+
+    steps = [step("quick", "pass"), step("sleeps", "import time; time.sleep(60)")]
+    run(steps, "--only=quick")
     monkeypatch.setattr(device_day.subprocess.Popen, "wait", interrupted)
-    killed = []
-    kill = device_day.os.killpg
-    monkeypatch.setattr(device_day.os, "killpg", lambda *a: killed.append(a) or kill(*a))
-    with pytest.raises(KeyboardInterrupt):
-        device_day.run(step("sleeps", "import time; time.sleep(60)"), tmp_path, 5.0)
-    assert [number for _, number in killed] == [signal.SIGKILL]
+    assert device_day.main([f"--out={tmp_path}", "--limit=30"]) == 130
     assert not (tmp_path / "sleeps.json").exists()
+    assert "| quick |" in (tmp_path / "README.md").read_text()
