@@ -147,6 +147,11 @@ class Engine:
         return program._replace(method=method, plan=self.plan._replace(**fields))
 
     @property
+    def programs(self) -> list[Programs]:
+        """What runs in this stage, compiled; one of each lane."""
+        return self._compiled
+
+    @property
     def stage(self) -> Stage:
         """The one under way."""
         return self.simulation.stages[self.stage_number]
@@ -289,7 +294,8 @@ class Engine:
         pace = new / (seconds - earlier.seconds) if new else 0.0
         count = processes.of_first(lambda: int(np.clip(pace * BLOCK_SECONDS, 1, at_most)))
         began = time.perf_counter()
-        self._play(count)
+        with jax.profiler.StepTraceAnnotation("rounds", step_num=self.played + 1):
+            self._play(count)
         took = time.perf_counter() - began
         self.session = _Session(played + count, seconds + took, totals)
         self.played += count
@@ -317,7 +323,8 @@ class Engine:
         scores = []
         for lanes, state, compiled in zip(self.lanes, self.states, self._compiled, strict=True):
             args = lanes.settings, lanes.scoring, state, np.int32(self.played)
-            scores.append(jax.device_get(compiled.score(*args)))
+            with jax.profiler.TraceAnnotation("evaluate"):
+                scores.append(jax.device_get(compiled.score(*args)))
         self.evaluate_seconds += time.perf_counter() - began
         return self._each_seed(scores)
 
