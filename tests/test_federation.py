@@ -53,8 +53,7 @@ def test_every_example_has_one_place():
 def test_the_pool_is_flat_and_keeps_its_type(shape, dtype):
     """What the sources give is neither converted nor changed before it is fetched."""
     x = RNG.integers(0, 100, (300, *shape)).astype(dtype)
-    deal = {"num_clients": 4}
-    (f,) = make_federations(DATASET._replace(x=x), partition.iid, (0,), **deal)
+    (f,) = make_federations(DATASET._replace(x=x), partition.iid, (0,), num_clients=4)
     assert f.x.dtype == x.dtype and f.x.shape == (300, np.prod(shape))
     np.testing.assert_array_equal(f.x.reshape(x.shape), x)
 

@@ -240,7 +240,10 @@ def test_a_flat_pool_gives_the_batch_of_the_images(shape, dtype):
     federation = toys.FEDERATION._replace(
         x=jnp.asarray(images.reshape(600, -1)), center=jnp.asarray(center), scale=jnp.asarray(scale)
     )
-    augment = lambda key, x: x[:, ::-1] + 1  # noqa: E731
+
+    def augment(key, x):
+        return x[:, ::-1] + 1
+
     plan = toys.PLAN._replace(example_shape=shape, augment=augment)
     rows = np.array([3, 599, 0, -1])
     scored = fetch(federation, jnp.asarray(rows), plan)
