@@ -32,32 +32,29 @@ def activate_by_slices(y: Array, bias: Array, window: int) -> Array:
     return y if window == 1 else pooling.by_slices(y, window)
 
 
+def joined_max_pool(x: Array, window: int, stride: int | None = None, padding: int = 0) -> Array:
+    """`pooling.by_windows`, with the clients of a `vmap` joined with the channels."""
+    return channelwise(lambda x: pooling.by_windows(x, window, stride, padding))(x)
+
+
 @channelwise
 def _bias_relu(y, bias):
     return nn.relu(y + bias)
 
 
-def activate_late(y: Array, bias: Array, window: int) -> Array:
-    """The maximum first: bias and ReLU, which keep the order, then have less to do."""
-    return _bias_relu(y if window == 1 else max_pool_by_windows(y, window), bias)
-
-
-def max_pool_by_windows(
-    x: Array, window: int, stride: int | None = None, padding: int = 0
-) -> Array:
-    """`pooling.by_windows` on joined channels."""
-    return channelwise(lambda x: pooling.by_windows(x, window, stride, padding))(x)
+def activate_joined(y: Array, bias: Array, window: int) -> Array:
+    """The maximum first: bias and ReLU keep the order, and so have fewer numbers to go through."""
+    return _bias_relu(y if window == 1 else joined_max_pool(y, window), bias)
 
 
 CPU = Kernels(conv.mapped, pooling.by_slices, activate_by_slices)
-ACCELERATOR = Kernels(conv.blocked, max_pool_by_windows, activate_late)
+GPU = CPU._replace(convolution=conv.grouped)
+TPU = Kernels(conv.blocked, joined_max_pool, activate_joined)
 
 
 def choose(platform: str, convolution: str = "auto") -> Kernels:
-    """Those of a platform, "cpu", "gpu" or "tpu"; convolution: a name of `conv.FORMULATIONS`."""
-    kernels = CPU if platform == "cpu" else ACCELERATOR
-    if platform == "gpu":
-        kernels = kernels._replace(convolution=conv.grouped)
-    if convolution != "auto":
-        kernels = kernels._replace(convolution=conv.FORMULATIONS[convolution])
-    return kernels
+    """Those of a platform, "cpu", "gpu" or "tpu"; convolution: "auto" or of `conv.FORMULATIONS`."""
+    kernels = {"cpu": CPU, "gpu": GPU, "tpu": TPU}[platform]
+    if convolution == "auto":
+        return kernels
+    return kernels._replace(convolution=conv.FORMULATIONS[convolution])
