@@ -40,6 +40,7 @@ class Simulation(NamedTuple):
     plan: Plan
     strategy: parallel.Strategy
     vectorized_seeds: bool = False
+    precision: str | None = None  # of float32 products, as JAX names it; None: JAX's default
     embeddings: Callable[[], Any] | None = None  # () -> embedding.Embeddings, for embedded stages
     joint: Joint | None = None
 
@@ -146,6 +147,11 @@ class Engine:
         return program._replace(method=method, plan=self.plan._replace(**fields))
 
     @property
+    def programs(self) -> list[Programs]:
+        """What runs in this stage, compiled; one of each lane."""
+        return self._compiled
+
+    @property
     def stage(self) -> Stage:
         """The one under way."""
         return self.simulation.stages[self.stage_number]
@@ -199,7 +205,7 @@ class Engine:
         if view.embedded:
             x = self._put(self.simulation.embeddings().examples)
             self._change_federations([{"x": x, **_PLAIN, **_NOT_SCORED}] * len(self.lanes))
-            self.plan = self.plan._replace(augment=None)
+            self.plan = self.plan._replace(augment=None, example_shape=None)
         if view.frozen is not None:
             freeze = self._run(lambda state: view.frozen(state.server), (0,))
             self._change_federations([{"frozen": freeze(state)} for state in self.states])
@@ -214,10 +220,13 @@ class Engine:
             self.plan = transformed
             return
         whole = partial(simulate.view_pool, transformed, self.simulation.strategy)
-        whole = self._run(whole, (self._axes(self.lanes[0].scoring).federation,))
-        pools = [whole(lanes.scoring.federation) for lanes in self.lanes]
-        self._change_federations([{"x": x, **_PLAIN} for x in pools])
-        self._seed_fields, self.plan = ("frozen", "x"), self.plan._replace(augment=None)
+        axes = (self._axes(self.lanes[0].scoring).federation,)
+        flat = self._run(lambda federation: _flat(whole(federation)), axes)
+        federations = [lanes.scoring.federation for lanes in self.lanes]
+        viewed = self._one_seed(jax.eval_shape(self._jit(whole, axes), federations[0]))
+        self._change_federations([{"x": flat(each), **_PLAIN} for each in federations])
+        self._seed_fields = ("frozen", "x")
+        self.plan = self.plan._replace(augment=None, example_shape=viewed.shape[1:])
 
     def _change_federations(self, fields):
         """Other fields of the federations of each lane."""
@@ -285,7 +294,8 @@ class Engine:
         pace = new / (seconds - earlier.seconds) if new else 0.0
         count = processes.of_first(lambda: int(np.clip(pace * BLOCK_SECONDS, 1, at_most)))
         began = time.perf_counter()
-        self._play(count)
+        with jax.profiler.StepTraceAnnotation("rounds", step_num=self.played + 1):
+            self._play(count)
         took = time.perf_counter() - began
         self.session = _Session(played + count, seconds + took, totals)
         self.played += count
@@ -313,7 +323,8 @@ class Engine:
         scores = []
         for lanes, state, compiled in zip(self.lanes, self.states, self._compiled, strict=True):
             args = lanes.settings, lanes.scoring, state, np.int32(self.played)
-            scores.append(jax.device_get(compiled.score(*args)))
+            with jax.profiler.TraceAnnotation("evaluate"):
+                scores.append(jax.device_get(compiled.score(*args)))
         self.evaluate_seconds += time.perf_counter() - began
         return self._each_seed(scores)
 
@@ -421,6 +432,8 @@ class Engine:
 
     def _jit(self, function, seed_axes, **options):
         function = jax.vmap(function, seed_axes) if self.together else function
+        if self.simulation.precision is not None:
+            function = jax.default_matmul_precision(self.simulation.precision)(function)
         return jax.jit(function, out_shardings=self._sharding, **options)
 
     def _each_seed(self, trees):
@@ -433,6 +446,11 @@ class Engine:
 def _changed(lane, fields):
     """The lane with other fields of its federation."""
     return lane._replace(federation=lane.federation._replace(**fields))
+
+
+def _flat(examples):
+    """[R, ...] as rows of a pool, [R, D]."""
+    return examples.reshape(len(examples), -1)
 
 
 def _compiled(programs):

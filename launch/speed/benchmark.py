@@ -4,9 +4,10 @@
                                [--convolution=auto] [--seconds=10 | --rounds=20] [--whole]
 
 `central` is the bound that no simulator passes by much: one model on as many examples, in
-batches as large as a whole cohort's, 50 rounds in one jit, nothing but training. Without `--whole`
-rounds are timed without evaluation, after a warm-up; with it a workload that has a length (A1) is
-played to its end with its evaluations, and `total_seconds` is printed too (compilation apart).
+batches as large as a whole cohort's, 50 rounds in one jit, nothing but training. Rounds are
+timed without evaluation, after a warm-up; then one evaluation is. With `--whole` a workload that
+has a length (A1) is also played to its end with its evaluations, and `total_seconds` is printed
+(compilation apart).
 """
 
 import argparse
@@ -30,13 +31,15 @@ from fedjax_lab.data import partition
 from fedjax_lab.engine import Engine, Simulation
 from fedjax_lab.local import fetch, shuffle
 from fedjax_lab.methods.fedavg import fedavg
-from fedjax_lab.models import kernels, nets
+from fedjax_lab.models import kernels
 from fedjax_lab.models.task import has_convolutions, make_task
+from fedjax_lab.registry import NAMED
 from fedjax_lab.running.runner import peak_memory
 from fedjax_lab.types import Federation, Plan, Stage, Task, Weights
+from fedjax_lab.width import client_bytes
 
 STRATEGIES = ("auto", "vectorized", "chunked", "sequential", "central")
-CONVOLUTIONS = ("auto", "mapped", "unrolled", "grouped", "im2col")
+CONVOLUTIONS = ("auto", "mapped", "unrolled", "grouped", "blocked", "im2col")
 CENTRAL_ROUNDS = 50
 
 
@@ -45,11 +48,12 @@ def build(
     strategy: str = "auto",
     convolution: str = "auto",
     chunk: int = 0,
+    dtype: str = "float32",
     devices: Sequence[jax.Device] | None = None,
 ) -> Simulation:
     """A workload as the engine sees it, for these devices (None: all that there are)."""
     platform = (jax.devices() if devices is None else devices)[0].platform
-    task = make_model(work, convolution, platform)
+    task = make_model(work, convolution, dtype, platform)
     sizes = np.array([len(rows) for rows in work.rows])
     batches = -(-sizes // work.batch)
     plan = Plan(
@@ -58,6 +62,7 @@ def build(
         work.batch,
         work.epochs,
         optim.sgd(work.lr),
+        example_shape=work.x.shape[1:],
         equal_steps=bool((batches == batches.max()).all()),
     )
     method = fedavg(task)
@@ -70,6 +75,7 @@ def build(
         cohort=work.cohort,
         convolutional=has_convolutions(task),
         equal_steps=plan.equal_steps,
+        client_bytes=lambda: client_bytes(task, plan),
         chunk=int(chunk),
         devices=devices,
     )
@@ -84,12 +90,14 @@ def build(
     )
 
 
-def make_model(work: Workload, convolution: str = "auto", platform: str = "") -> Task:
+def make_model(
+    work: Workload, convolution: str = "auto", dtype: str = "float32", platform: str = ""
+) -> Task:
     """The workload's net, as it runs on a platform ("": this machine's)."""
-    net = getattr(nets, work.model)(10)
+    net = NAMED["model"][work.model](10)
     if hasattr(net, "kernels"):
         net = net.clone(kernels=kernels.choose(platform or jax.default_backend(), convolution))
-    return make_task(net, work.x.shape[1:], 10)
+    return make_task(net, work.x.shape[1:], 10, compute_dtype=jnp.dtype(dtype))
 
 
 def make_federation(work: Workload) -> Federation:
@@ -105,7 +113,7 @@ def make_federation(work: Workload) -> Federation:
         ]
         test = jnp.asarray(partition.pad(scored))
     return Federation(
-        jnp.asarray(work.x),
+        jnp.asarray(work.x.reshape(len(work.x), -1)),
         jnp.asarray(work.y),
         jnp.zeros(len(work.y), jnp.int32),
         jnp.float32(0),
@@ -120,7 +128,7 @@ def make_federation(work: Workload) -> Federation:
 
 def time_engine(work: Workload, args, strategy: str) -> dict:
     """Seconds per round: the median over blocks of about a second, or so many rounds at once."""
-    simulation = build(work, strategy, args.convolution, args.chunk)
+    simulation = build(work, strategy, args.convolution, args.chunk, args.dtype)
     engine = Engine(simulation)
     engine.compile()
     if not args.rounds:
@@ -133,6 +141,7 @@ def time_engine(work: Workload, args, strategy: str) -> dict:
         len(paces) < 3 or engine.session.seconds - warm.seconds < args.seconds
     ):
         paces.append(play_block(engine, 10**6))
+    began = engine.evaluate_seconds
     engine.evaluate()
     examples, steps, lane_steps = engine.session.totals - warm.totals
     out = {
@@ -142,6 +151,8 @@ def time_engine(work: Workload, args, strategy: str) -> dict:
         "utilisation": steps / lane_steps,
         "compile_seconds": engine.compile_seconds,
     }
+    if work.test:
+        out["seconds_per_evaluation"] = engine.evaluate_seconds - began
     if args.whole and work.rounds:
         out["total_seconds"] = play_whole(engine, work)
     return out
@@ -171,7 +182,7 @@ def play_whole(engine: Engine, work: Workload) -> float:
 
 def time_central(work: Workload, args) -> dict:
     """One model, batches of cohort x batch, as many examples a round as a mean cohort has."""
-    task = make_model(work, args.convolution)
+    task = make_model(work, args.convolution, args.dtype)
     federation, risk = make_federation(work), losses.risk(task)
     size, plan = work.cohort * work.batch, build(work, "sequential", args.convolution, 0).plan
     per_round = work.epochs * work.cohort * np.mean([len(rows) for rows in work.rows])
@@ -218,6 +229,7 @@ def main() -> None:
     parser.add_argument("--workload", default="W1,W2,W3,W4", help=", ".join(WORKLOADS))
     parser.add_argument("--strategy", default="auto,central", help=", ".join(STRATEGIES))
     parser.add_argument("--convolution", default="auto", choices=CONVOLUTIONS)
+    parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
     parser.add_argument("--chunk", type=int, default=0, help="clients at a time when chunked")
     parser.add_argument("--seconds", type=float, default=10, help="to measure for, at least")
     parser.add_argument("--rounds", type=int, default=0, help="just so many, without warm-up")
@@ -233,7 +245,8 @@ def main() -> None:
             numbers = {k: v if isinstance(v, str) else float(f"{v:.4g}") for k, v in timed.items()}
             device = f"{len(jax.devices())} x {jax.devices()[0].device_kind}"
             memory = round(peak_memory() / 2**30, 2)
-            line = {"workload": name, **numbers, "asked": strategy, "device": device}
+            asked = {"asked": strategy, "convolution": args.convolution}
+            line = {"workload": name, **numbers, **asked, "device": device}
             line["peak_memory_gib"] = memory
             print(json.dumps(line), flush=True)
 

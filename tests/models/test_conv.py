@@ -246,4 +246,6 @@ def test_gradients_keep_their_bits_in_a_long_loop_on_every_device():
 def test_devices_without_a_spare_thread_are_warned_of(monkeypatch):
     monkeypatch.setenv("NPROC", str(len(jax.devices())))
     with pytest.warns(UserWarning, match="without a spare thread"):
-        parallel.choose("auto", cohort=4, convolutional=True, equal_steps=True)
+        parallel.choose(
+            "auto", cohort=4, convolutional=True, equal_steps=True, client_bytes=lambda: 1
+        )
