@@ -81,7 +81,7 @@ def test_published_sizes_of_parts(net, shape, affine, encoder, dense):
 def test_configs_know_them(name):
     net = registry.NAMED["model"][name](10)
     assert net.name == name
-    assert net.clone(kernels=kernels.ACCELERATOR).kernels is kernels.ACCELERATOR
+    assert net.clone(kernels=kernels.TPU).kernels is kernels.TPU
 
 
 @pytest.mark.parametrize(

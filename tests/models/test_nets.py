@@ -85,7 +85,7 @@ def test_head_maps_features_to_logits():
 def test_settings_of_nets():
     assert nets.mlp(10, width=7, depth=3).widths == (7, 7, 7)
     assert nets.digit_cnn(10, width=4).channels == (4, 8)
-    assert nets.lenet(10).clone(kernels=kernels.ACCELERATOR).kernels is kernels.ACCELERATOR
+    assert nets.lenet(10).clone(kernels=kernels.TPU).kernels is kernels.TPU
 
 
 @pytest.mark.parametrize(

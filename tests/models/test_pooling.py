@@ -25,13 +25,13 @@ def test_both_formulations_are_the_same(window, stride, padding, kind):
         x = jax.nn.relu(jnp.round(x))
     if kind == "below zero":
         x = -1 - jnp.abs(x)  # padding must never be the maximum
-    pools = kernels.CPU.max_pool, kernels.ACCELERATOR.max_pool
+    pools = kernels.CPU.max_pool, kernels.TPU.max_pool
     slices, windows = (with_gradient(pool, x, window, stride, padding) for pool in pools)
     np.testing.assert_array_equal(slices[0], windows[0])
     np.testing.assert_allclose(slices[1], windows[1], rtol=1e-6, atol=1e-6)  # sums of overlaps
 
 
-@pytest.mark.parametrize("kind", [kernels.CPU, kernels.ACCELERATOR])
+@pytest.mark.parametrize("kind", [kernels.CPU, kernels.TPU])
 def test_ties_go_to_the_first_element(kind):
     gradient = jax.grad(lambda x: kind.max_pool(x, 2).sum())(jnp.ones((1, 2, 2, 1)))
     assert gradient.ravel().tolist() == [1, 0, 0, 0]
