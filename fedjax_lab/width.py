@@ -10,8 +10,8 @@ from fedjax_lab import tree
 from fedjax_lab.types import Plan, Task
 
 MIB = 2**20
-ALL_AT_ONCE = {"cpu": 12 * MIB, "gpu": 16 * 2**10 * MIB, "tpu": 160 * MIB}
-CHUNK = {"cpu": 2 * MIB, "gpu": 16 * 2**10 * MIB, "tpu": 160 * MIB}
+ALL_AT_ONCE = {"cpu": 12 * MIB, "gpu": 16 * 2**10 * MIB, "tpu": 150 * MIB}
+CHUNK = {"cpu": 2 * MIB, "gpu": 16 * 2**10 * MIB, "tpu": 150 * MIB}
 FEWEST = {"cpu": 1, "gpu": 8, "tpu": 8}  # in a chunk of unequal clients, where memory allows it
 
 
@@ -27,28 +27,29 @@ def width(
     memory: bytes of the device, 0 where that is not known. A quarter of it is never exceeded.
 
     All at once where the whole line fits, since a chunk costs a turn of a loop and a copy of what
-    its clients upload; else as many as fit the smaller limit, the next divisor of the line below it
-    where there is one, so that no copies fill the last chunk. Of unequal clients about the square
-    root of the line, the balance between turns of the loop and steps that only the longest needs.
+    its clients upload; else as many as fill the limit of a chunk. Of clients with unequal steps
+    about the square root of the line: a wider chunk waits for its longest client, a narrower one
+    costs more turns. Where the line has a divisor between half of that number and all of it, no
+    copies fill the last chunk.
 
-    - CPU, measured on two cores of an AMD EPYC (1 MiB of second-level cache each, 32 MiB of third
-      in all), MLP 64-64-10, 48 KiB a client: lines up to 160 are fastest all at once (chunks take
-      1.1 to 1.7 times as long); of 500, 1,600 and 5,000 chunks of 20 to 50 are, and all at once
-      takes 1.2 to 1.8 times as long. MLP 784-256-10, 1.6 MiB: a line of 5 all at once, chunks of 1
-      to 5 in a line of 50.
-    - TPU, by its compiler's estimate for a v5e: pfl_cnn, 50 clients of 19 MiB: 48 ms a round one by
-      one, 43 by 4, 42 by 8, 61 all at once, which also takes three times the memory.
-    - GPU, no device has decided: its compiler makes 274 kernels a round of that when all run at
-      once, and again as many for each chunk. A launch costs more than a cache saves, so only memory
-      bounds the width: 16 GiB are a fifth of an H100.
+    - CPU, measured on two cores of an AMD EPYC (second-level cache 1 MiB each, third-level 32 MiB
+      in all). An MLP 64-64-10 has 48 KiB a client: up to a line of 160 all at once is fastest, and
+      chunks take 1.1 to 1.7 times as long; of 500, 1,600 and 5,000 chunks of 20 to 125 are, and all
+      at once takes 1.2 to 1.9 times as long. An MLP 784-256-10 has 1.6 MiB a client: a line of 5
+      is fastest all at once, of 50 and 500 chunks of 2 are.
+    - TPU, by its compiler's estimate for a v5e. A round of pfl_cnn, 50 clients of 19 MiB, takes
+      48 ms one by one, 45 by 2, 43 by 4, 42 by 8 and 61 all at once, with three times the memory;
+      one of mcmahan_cnn, 10 clients of 18 MiB, 50 ms by 5 and 67 all at once.
+    - GPU, undecided by a device. By its compiler pfl_cnn's round has 274 kernels all at once, and
+      each chunk starts as many again. Only memory bounds the width: 16 GiB, a fifth of an H100's.
     """
     at_most = memory // 4 or math.inf
     if equal_steps and line * client_bytes <= min(ALL_AT_ONCE[platform], at_most):
         return line
-    fit = int(min(CHUNK[platform], at_most) // client_bytes)
+    fit = min(-(-CHUNK[platform] // client_bytes), at_most // client_bytes)
     if not equal_steps:
         fit = min(fit, max(FEWEST[platform], math.isqrt(line)))
-    return _even(line, min(max(fit, 1), line))
+    return _even(line, min(max(int(fit), 1), line))
 
 
 def _even(line, limit):

@@ -18,6 +18,12 @@ def test_clients_on_a_cpu_run_as_many_at_once_as_fit_its_caches(line, at_once):
     assert width("cpu", line, SMALL) == at_once
 
 
+@pytest.mark.parametrize("line, at_once", [(5, 5), (50, 2), (500, 2)])
+def test_few_wide_clients_fill_the_caches(line, at_once):
+    """An mlp 784-256-10, batch 10."""
+    assert width("cpu", line, 1_714_000) == at_once
+
+
 @pytest.mark.parametrize("line, at_once", [(5, 1), (16, 4), (50, 5), (160, 10), (500, 20)])
 def test_unequal_clients_run_in_chunks_of_the_square_root(line, at_once):
     assert width("cpu", line, SMALL, equal_steps=False) == at_once
@@ -40,8 +46,8 @@ def test_clients_never_take_more_than_a_quarter_of_the_device():
 def test_no_copies_fill_the_last_chunk_where_a_divisor_is_near():
     for line in range(1, 2000):
         chunk = width("cpu", line, SMALL)
-        divisors = [d for d in range(21, 43) if line % d == 0]
-        assert chunk == line or (line % chunk == 0 if divisors else chunk == 42)
+        divisors = [d for d in range(22, 44) if line % d == 0]
+        assert chunk == line or (line % chunk == 0 if divisors else chunk == 43)
 
 
 def test_bytes_of_a_client():
