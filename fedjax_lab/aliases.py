@@ -13,6 +13,10 @@ ALIASES = {  # SECTION.KEY or SECTION.KEY=VALUE of an earlier version: what it i
     "engine.strategy=vectorised": "engine.strategy=vectorized",
 }
 
+ADDED = {  # keys that earlier versions did not have, and what those did
+    "engine": {"dtype": "float32", "precision": "default"},
+}
+
 
 def current(key: str, value: Any) -> tuple[str, Any]:
     """A dotted key and its value under their current names."""
@@ -23,7 +27,7 @@ def current(key: str, value: Any) -> tuple[str, Any]:
 
 
 def current_config(config: dict[str, Any]) -> dict[str, Any]:
-    """A config with all keys and values under their current names.
+    """A config with all keys and values under their current names, and the keys of ADDED.
 
     Raises BadInput where a section has a key under both of its names.
     """
@@ -41,4 +45,4 @@ def _current_section(section, values):
         if name in out:
             raise BadInput(f"config.{section}.{name} is given twice: also by its earlier name")
         out[name] = value
-    return out
+    return {**ADDED.get(section, {}), **out}

@@ -75,7 +75,9 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     },
     "engine": {
         "strategy": "auto",
-        "chunk": 0,  # clients at a time for strategy=chunked; 0: a default
+        "chunk": 0,  # clients at a time, where the strategy is auto or chunked; 0: as many as fit
+        "dtype": "float32",  # of the model's products; weights, sums and losses are float32
+        "precision": "default",  # of float32 products; on a TPU the default is one pass in bfloat16
         "convolution": "auto",
         "seeds": "auto",
     },
@@ -87,7 +89,9 @@ CHOICES = {
     "data.shots_per": ("client", "class"),
     "local.optimizer": ("sgd", "adam"),
     "engine.strategy": ("auto", "vectorized", "chunked", "sequential"),
-    "engine.convolution": ("auto", "unrolled", "grouped", "im2col", "mapped"),
+    "engine.dtype": ("float32", "bfloat16"),
+    "engine.precision": ("default", "high", "highest"),
+    "engine.convolution": ("auto", "unrolled", "grouped", "blocked", "im2col", "mapped"),
     "engine.seeds": ("auto", "vectorized", "sequential"),
 }
 

@@ -40,6 +40,7 @@ class Simulation(NamedTuple):
     plan: Plan
     strategy: parallel.Strategy
     vectorized_seeds: bool = False
+    precision: str | None = None  # of float32 products, as JAX names it; None: JAX's default
     embeddings: Callable[[], Any] | None = None  # () -> embedding.Embeddings, for embedded stages
     joint: Joint | None = None
 
@@ -204,7 +205,7 @@ class Engine:
         if view.embedded:
             x = self._put(self.simulation.embeddings().examples)
             self._change_federations([{"x": x, **_PLAIN, **_NOT_SCORED}] * len(self.lanes))
-            self.plan = self.plan._replace(augment=None)
+            self.plan = self.plan._replace(augment=None, example_shape=None)
         if view.frozen is not None:
             freeze = self._run(lambda state: view.frozen(state.server), (0,))
             self._change_federations([{"frozen": freeze(state)} for state in self.states])
@@ -219,10 +220,13 @@ class Engine:
             self.plan = transformed
             return
         whole = partial(simulate.view_pool, transformed, self.simulation.strategy)
-        whole = self._run(whole, (self._axes(self.lanes[0].scoring).federation,))
-        pools = [whole(lanes.scoring.federation) for lanes in self.lanes]
-        self._change_federations([{"x": x, **_PLAIN} for x in pools])
-        self._seed_fields, self.plan = ("frozen", "x"), self.plan._replace(augment=None)
+        axes = (self._axes(self.lanes[0].scoring).federation,)
+        flat = self._run(lambda federation: _flat(whole(federation)), axes)
+        federations = [lanes.scoring.federation for lanes in self.lanes]
+        viewed = self._one_seed(jax.eval_shape(self._jit(whole, axes), federations[0]))
+        self._change_federations([{"x": flat(each), **_PLAIN} for each in federations])
+        self._seed_fields = ("frozen", "x")
+        self.plan = self.plan._replace(augment=None, example_shape=viewed.shape[1:])
 
     def _change_federations(self, fields):
         """Other fields of the federations of each lane."""
@@ -428,6 +432,8 @@ class Engine:
 
     def _jit(self, function, seed_axes, **options):
         function = jax.vmap(function, seed_axes) if self.together else function
+        if self.simulation.precision is not None:
+            function = jax.default_matmul_precision(self.simulation.precision)(function)
         return jax.jit(function, out_shardings=self._sharding, **options)
 
     def _each_seed(self, trees):
@@ -440,6 +446,11 @@ class Engine:
 def _changed(lane, fields):
     """The lane with other fields of its federation."""
     return lane._replace(federation=lane.federation._replace(**fields))
+
+
+def _flat(examples):
+    """[R, ...] as rows of a pool, [R, D]."""
+    return examples.reshape(len(examples), -1)
 
 
 def _compiled(programs):

@@ -19,10 +19,11 @@ from fedjax_lab.embedding import Embeddings
 from fedjax_lab.engine import Joint, Simulation
 from fedjax_lab.errors import BadInput, quoted
 from fedjax_lab.federation import check_scored, class_counts, is_of_domain, make_federations, pool
-from fedjax_lab.models import conv
+from fedjax_lab.models import kernels
 from fedjax_lab.models.task import has_convolutions, make_task
 from fedjax_lab.registry import bind, make_method
 from fedjax_lab.types import Federation, Method, Plan, Stage, Stages, Task
+from fedjax_lab.width import client_bytes
 
 
 class Experiment(NamedTuple):
@@ -66,7 +67,7 @@ def build(
         stages=stages,
         plan=plan,
         embeddings=embeddings,
-        **_engine_fields(config.engine, plan, stages, has_convolutions(task), devices),
+        **_engine_fields(config.engine, plan, stages, task, seeds, devices),
     )
     return Experiment(config, dataset, task, simulation)
 
@@ -183,11 +184,12 @@ def make_model(config: ml_collections.ConfigDict, dataset: Dataset, platform: st
     platform: of the devices that will run it: "cpu", "gpu" or "tpu".
     """
     net = bind("model", config.model)(len(dataset.classes))
-    if hasattr(net, "convolution"):
-        net = net.clone(convolution=conv.choose(config.engine.convolution, platform))
+    if hasattr(net, "kernels"):
+        net = net.clone(kernels=kernels.choose(platform, config.engine.convolution))
     lowest, highest = input_range(dataset.x, config.data.normalize)
     shape, count = dataset.x.shape[1:], len(dataset.classes)
-    return make_task(net, shape, count, lowest=lowest, highest=highest)
+    dtype = jnp.dtype(config.engine.dtype)
+    return make_task(net, shape, count, lowest=lowest, highest=highest, compute_dtype=dtype)
 
 
 def make_plan(training: Sequence[Federation], *, cohort: int, batch_size: int, **fields) -> Plan:
@@ -223,23 +225,28 @@ def _plan(config, training, stages, dataset):
         batch_size=config.local.batch_size,
         epochs=config.local.epochs,
         num_domains=len(dataset.domains),
+        example_shape=dataset.x.shape[1:],
         augment=_augmentation(config.data.augment, dataset.x),
         **_step_fields(config.local),
     )
 
 
-def _engine_fields(engine, plan, stages, convolutional, devices):
+def _engine_fields(engine, plan, stages, task, seeds, devices):
     """The fields of a simulation that a config's section `engine` decides."""
+    convolutional = has_convolutions(task)
+    together = vectorizes_seeds(engine.seeds, stages, convolutional, _platform(devices))
+    at_once = len(seeds) if together else 1
     strategy = parallel.choose(
         engine.strategy,
         cohort=plan.cohort,
         convolutional=convolutional,
         equal_steps=plan.equal_steps,
+        client_bytes=lambda: at_once * client_bytes(task, plan),
         chunk=engine.chunk,
         devices=devices,
     )
-    together = vectorizes_seeds(engine.seeds, stages, convolutional, _platform(devices))
-    return {"strategy": strategy, "vectorized_seeds": together}
+    precision = None if engine.precision == "default" else engine.precision
+    return {"strategy": strategy, "vectorized_seeds": together, "precision": precision}
 
 
 def _platform(devices):

@@ -16,12 +16,11 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, Sharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
-from fedjax_lab import tree
+from fedjax_lab import processes, tree
 from fedjax_lab.data import safe
 from fedjax_lab.errors import BadInput
 from fedjax_lab.types import Array, PyTree
-
-CHUNK = 8  # clients at a time, where the user names no number
+from fedjax_lab.width import width
 
 
 class Strategy(NamedTuple):
@@ -261,22 +260,26 @@ def choose(
     cohort: int,
     convolutional: bool,
     equal_steps: bool,
+    client_bytes: Callable[[], int],
     chunk: int = 0,
     devices: Sequence[jax.Device] | None = None,
 ) -> Strategy:
     """The named strategy on these devices, by default all of this machine; `auto` picks one.
 
     On a CPU a convolutional model goes through its clients one after another, since its kernels
-    cannot be batched over clients; a dense one runs as many at once as fit its caches. An
-    accelerator runs all at once, or in chunks where clients differ in length. Several devices share
-    the cohort.
+    cannot be batched over clients. All else runs `chunk` clients at a time, and where that is 0
+    the `width` that client_bytes(), what a step of one client works on, leaves. Several devices
+    share the cohort.
     """
     chosen = (jax.devices() if devices is None else devices)[:cohort]
     line = -(-cohort // len(chosen))  # clients of one device
-    chunk = chunk or min(CHUNK, line)
+    if name == "auto" and not chunk and convolutional and chosen[0].platform == "cpu":
+        name = "sequential"
+    if name in ("auto", "chunked") and not chunk:
+        memory = _memory() if devices is None else 0
+        chunk = width(chosen[0].platform, line, client_bytes(), equal_steps, memory)
     if name == "auto":
-        one_by_one = chosen[0].platform == "cpu" and convolutional
-        name = "sequential" if one_by_one else "vectorized" if equal_steps else "chunked"
+        name = "vectorized" if chunk >= line else "sequential" if chunk == 1 else "chunked"
     inner = {"vectorized": vectorized, "sequential": sequential, "chunked": lambda: chunked(chunk)}
     strategy = inner[name]()
     _check_processes(cohort, chosen)
@@ -286,6 +289,12 @@ def choose(
     return (
         strategy if devices is None else strategy._replace(sharding=SingleDeviceSharding(chosen[0]))
     )
+
+
+def _memory():
+    """Bytes that JAX may allocate on a device, the same in every process; 0: that is not known."""
+    stats = processes.of_first(lambda: jax.local_devices()[0].memory_stats())
+    return (stats or {}).get("bytes_limit", 0)
 
 
 def _check_workers(devices):

@@ -11,8 +11,12 @@ needs more devices is skipped. Processes that tests start get a CPU: many a devi
 import os
 import tempfile
 
+import targets
+
 QUICK = "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
-os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {QUICK}"  # before jax is imported
+COMPILERS = targets.ENVIRONMENT
+FLAGS = f"{os.environ.get('XLA_FLAGS', '')} {QUICK} {COMPILERS['XLA_FLAGS']}"
+os.environ.update({**COMPILERS, "XLA_FLAGS": FLAGS})  # before jax is imported
 
 import jax  # noqa: E402
 import numpy as np  # noqa: E402
@@ -56,6 +60,16 @@ def session_cache(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FEDJAX_LAB_CACHE", str(tmp_path_factory.mktemp("cache")))
         yield
+
+
+@pytest.fixture(scope="module")
+def as_users_compile():
+    """Programs are compiled as users compile them, and not as quickly as can be."""
+    jax.config.update("jax_disable_most_optimizations", False)
+    jax.config.update("jax_enable_compilation_cache", False)  # it has programs for present devices
+    yield
+    jax.config.update("jax_disable_most_optimizations", True)
+    jax.config.update("jax_enable_compilation_cache", True)
 
 
 @pytest.fixture

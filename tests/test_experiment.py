@@ -8,7 +8,9 @@ import pytest
 
 from fedjax_lab import experiment
 from fedjax_lab.config import resolve
+from fedjax_lab.engine import Engine
 from fedjax_lab.errors import BadInput
+from fedjax_lab.local import fetch
 
 
 @pytest.fixture(scope="module")
@@ -42,6 +44,17 @@ def test_partitions_follow_the_seed_alone(data):
         a.simulation.federations[1].train, b.simulation.federations[0].train
     )
     assert not np.array_equal(a.simulation.federations[0].train, a.simulation.federations[1].train)
+
+
+def test_a_batch_has_the_shape_of_the_datasets_examples(data, tmp_path):
+    e = build(data)
+    rows = jnp.array([7, 0])
+    batch = fetch(e.simulation.federations[0], rows, e.simulation.plan)
+    assert batch.x.shape == (2, 4, 4, 1) == (2, *e.task.input_shape)
+    np.testing.assert_array_equal(batch.x, e.dataset.x[[7, 0]] * np.float32(1 / 255))
+    np.savez(tmp_path / "vectors.npz", x=np.ones((50, 5)), y=np.arange(50) % 2)
+    e = build(str(tmp_path / "vectors.npz"))
+    assert fetch(e.simulation.federations[0], rows, e.simulation.plan).x.shape == (2, 5)
 
 
 def test_color_channels_have_a_mean_and_a_deviation(tmp_path):
@@ -100,3 +113,34 @@ def test_the_clients_optimizer_is_the_configs(data, settings, steps):
         update, state = optimizer.update(jnp.float32(1.0), state, w)
         assert float(update) == pytest.approx(expected, rel=1e-4)
         w = optax.apply_updates(w, update)
+
+
+def products(data, **engine):
+    """The products in the lowered rounds and evaluation of a run, as StableHLO writes them."""
+    e = build(data, engine=engine)
+    (programs,) = Engine(e.simulation, abstract=True).lower().values()
+    text = programs.play.as_text() + programs.score.as_text()
+    return [line for line in text.splitlines() if "dot_general" in line]
+
+
+@pytest.mark.parametrize("precision", ["high", "highest"])
+def test_the_precision_of_products_is_the_configs(data, precision):
+    assert any("DEFAULT" in line for line in products(data))
+    assert not any("DEFAULT" in line for line in products(data, precision=precision))
+    exact = [line for line in products(data, precision=precision) if precision.upper() in line]
+    assert len(exact) > 3
+
+
+def test_a_model_computes_in_the_configs_type(data):
+    assert not any("bf16" in line for line in products(data))
+    in_bfloat16 = products(data, dtype="bfloat16")
+    assert sum("bf16" in line for line in in_bfloat16) > 3
+    server = [line for line in in_bfloat16 if "HIGHEST" in line]  # its mean of the uploads
+    assert server and not any("bf16" in line for line in server)
+
+
+def test_vectorized_seeds_share_the_memory_of_a_device(data):
+    """An MLP 16-64-3 is 5 KiB: 30 clients on a device fit its caches, 100 times as many do not."""
+    many = {"partition": {"num_clients": 240}, "local": {"batch_size": 1, "epochs": 1}}
+    names = [build(data, seeds, **many).simulation.strategy.name for seeds in ((0,), range(100))]
+    assert names[0].endswith("vectorized") and not names[1].endswith("vectorized")

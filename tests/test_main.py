@@ -128,6 +128,8 @@ BAD = [
     (["--config={toy}", "--config.run.cohort=7"], "config.partition.num_clients=6"),
     (["--config={toy}", "--config.local.optimizer=sdg"], "did you mean 'sgd'?"),
     (["--config={toy}", "--config.engine.strategy=vectorize"], "did you mean 'vectorized'?"),
+    (["--config={toy}", "--config.engine.dtype=bf16"], "did you mean 'bfloat16'?"),
+    (["--config={toy}", "--config.engine.precision=higher"], "did you mean 'high"),
     (["--config={toy}", "--config.data.name=mnsit"], "no dataset 'mnsit'"),
     (["--config={toy}", "--config.data.path=/no/such.npz"], "/no/such.npz"),
     (["--config={toy}", "--config.data.unseen=nroth"], "did you mean 'north'?"),

@@ -10,7 +10,7 @@ import toys
 
 from fedjax_lab import evaluate, parallel, simulate, streams, tree
 from fedjax_lab.methods.fedavg import fedavg
-from fedjax_lab.models import conv, nets
+from fedjax_lab.models import kernels, nets
 from fedjax_lab.models.task import make_task
 
 KEYS = streams.make_keys(jax.random.key(0))
@@ -97,10 +97,13 @@ def test_a_cohort_that_the_devices_do_not_divide_needs_no_more_memory(name):
 @pytest.mark.slow
 def test_convolutions_are_not_replicated():
     """Eight devices with one client each: a device does an eighth of the work, give or take."""
-    net = nets.simple_cnn(toys.K).clone(convolution=conv.grouped)  # no loop: all of it is counted
+    net = nets.simple_cnn(toys.K).clone(
+        kernels=kernels.choose("gpu", "grouped")
+    )  # no loop: all of it is counted
     task = make_task(net, (24, 24, 1), toys.K)
-    federation = toys.FEDERATION._replace(x=jnp.zeros((600, 24, 24, 1)))
-    plan, method = toys.PLAN._replace(cohort=8, batch_size=32), fedavg(task)
+    federation = toys.FEDERATION._replace(x=jnp.zeros((600, 24 * 24)))
+    plan = toys.PLAN._replace(cohort=8, batch_size=32, example_shape=(24, 24, 1))
+    method = fedavg(task)
 
     def flops(strategy):
         state = jax.eval_shape(lambda: simulate.init(method, KEYS, toys.C))
@@ -111,3 +114,34 @@ def test_convolutions_are_not_replicated():
     one = flops(parallel.vectorized())
     many = flops(parallel.on_mesh(parallel.make_mesh(8), parallel.vectorized()))
     assert many < one / 5
+
+
+def chosen(name="auto", *, cohort=6400, convolutional=False, equal_steps=True, **more):
+    """The name of the strategy for two CPU devices; a client takes 48 KiB."""
+    return parallel.choose(
+        name,
+        cohort=cohort,
+        convolutional=convolutional,
+        equal_steps=equal_steps,
+        client_bytes=lambda: 48 * 2**10,
+        devices=jax.devices()[:2],
+        **more,
+    ).name
+
+
+@pytest.mark.parametrize(
+    "asked, name",
+    [
+        ({"cohort": 300}, "vectorized"),
+        ({}, "chunked(40)"),
+        ({"name": "chunked"}, "chunked(40)"),
+        ({"chunk": 16}, "chunked(16)"),
+        ({"chunk": 1}, "sequential"),
+        ({"name": "vectorized"}, "vectorized"),
+        ({"convolutional": True}, "sequential"),
+        ({"convolutional": True, "chunk": 16}, "chunked(16)"),
+        ({"cohort": 32, "equal_steps": False}, "chunked(4)"),
+    ],
+)
+def test_the_width_is_chosen_from_memory_unless_it_is_named(asked, name):
+    assert chosen(**asked) == f"mesh(2) x {name}"

@@ -140,4 +140,6 @@ def test_a_process_without_a_client_is_refused(monkeypatch):
     monkeypatch.setattr(jax, "devices", lambda: [Device(i // 2) for i in range(4)])
     monkeypatch.setattr(jax, "process_count", lambda: 2)
     with pytest.raises(BadInput, match="2 clients a round .* use no more than 1"):
-        parallel.choose("sequential", cohort=2, convolutional=False, equal_steps=True)
+        parallel.choose(
+            "sequential", cohort=2, convolutional=False, equal_steps=True, client_bytes=lambda: 1
+        )

@@ -193,9 +193,10 @@ def test_a_run_goes_on_from_its_checkpoint_with_the_rows_as_they_were(run, finis
 
 
 def test_a_run_of_an_earlier_version_goes_on(run):
-    """Its config.json has a value under its earlier name, and stays as it is."""
+    """Its config.json has a value under its earlier name, lacks new keys, and stays as it is."""
     saved = json.loads((run / "run/config.json").read_text())
     saved["engine"]["seeds"] = "vectorised"
+    del saved["engine"]["dtype"], saved["engine"]["precision"]
     (run / "run/config.json").write_text(json.dumps(saved))
     for name in ("vectorised", "vectorized"):
         config = resolve(load_config(str(run / "toy.py")), [("engine.seeds", name)])
@@ -204,6 +205,14 @@ def test_a_run_of_an_earlier_version_goes_on(run):
     assert json.loads((run / "run/config.json").read_text()) == saved
     with pytest.raises(BadInput, match="config.engine.seeds is 'vectorized' there, not 'auto'"):
         with workdir.owned(run / "run", resolve(load_config(str(run / "toy.py"))), [0, 1], True):
+            pass
+
+
+@pytest.mark.parametrize("key, value", [("dtype", "bfloat16"), ("precision", "highest")])
+def test_a_run_goes_on_in_its_own_arithmetic_only(run, key, value):
+    config = resolve(load_config(str(run / "toy.py")), [(f"engine.{key}", value)])
+    with pytest.raises(BadInput, match=f"config.engine.{key} is .* there, not '{value}'"):
+        with workdir.owned(run / "run", config, [0, 1], resume=True):
             pass
 
 

@@ -30,10 +30,14 @@ class CharLSTM(nn.Module):
             raise BadInput(f"{name} needs texts (rows of characters), not {shown}")
         first = nn.initializers.normal(1.0)
         z = nn.Embed(self.num_classes, self.embedding, embedding_init=first)(x.astype(jnp.int32))
-        init = layers.torch_uniform(self.width)
+        init, dtype = layers.torch_uniform(self.width), z.dtype
         for _ in range(self.depth):
             cell = nn.OptimizedLSTMCell(
-                self.width, kernel_init=init, recurrent_kernel_init=init, bias_init=init
+                self.width,
+                kernel_init=init,
+                recurrent_kernel_init=init,
+                bias_init=init,
+                dtype=dtype,  # of the products; the memory from place to place is float32
             )
             z = nn.RNN(cell)(z)
         z = z[:, -1]

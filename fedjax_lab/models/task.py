@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from fedjax_lab import tree
 from fedjax_lab.errors import BadInput, nearest
-from fedjax_lab.models import layers, pretrained
+from fedjax_lab.models import layers, mixed_precision, pretrained
 from fedjax_lab.types import Array, Output, Task, Weights
 
 
@@ -22,12 +22,14 @@ def make_task(
     dtype=jnp.float32,
     lowest: Array | float = 0.0,
     highest: Array | float = 1.0,
+    compute_dtype=jnp.float32,
 ) -> Task:
     """The task of a classifier whose examples have `sample_shape` (no batch axis).
 
     `module(x, train=, mask=)` gives (logits [B, K], features [B, D]). Bad shapes raise here, and a
     bad file of first weights (`module.pretrained`).
     Inputs are from `lowest` to `highest`, [] or [channels], the range of `Task.noise`.
+    A `compute_dtype` other than float32 is that of the products: see `models.mixed_precision`.
     """
 
     init = partial(first_weights, module, sample_shape, dtype)
@@ -38,7 +40,10 @@ def make_task(
     dense = _of_type(kinds, nn.Dense)
     if not tuple(kinds)[-1:] == dense[-1:] == ("head",):
         raise BadInput("the last layer of a model must be a Dense named 'head'")
-    apply = partial(forward, module)
+    apply: Callable[..., Output] = partial(forward, module)
+    if compute_dtype != jnp.float32:
+        normalizations = _of_type(kinds, *mixed_precision.NORMALIZATIONS)
+        apply = mixed_precision.computing_in(compute_dtype, apply, normalizations)
     return Task(
         init=init,
         apply=apply,
@@ -97,7 +102,9 @@ def forward_at(
         raise BadInput(f"the model has no layer {layer!r}; {nearest(layer, names)}")
     with inputs_of(layer, features) as seen:
         out = apply(weights, x, key, mask)
-    return out._replace(features=seen[0]) if features is None else out
+    if features is not None:
+        return out
+    return out._replace(features=mixed_precision.floats_as(jnp.float32, seen[0]))
 
 
 def uniform_noise(
@@ -124,7 +131,7 @@ def inputs_of(layer: str, instead: Array | None = None):
     def tap(call, args, kwargs, context):
         if "/".join(context.module.path) == layer and context.method_name == "__call__":
             seen.append(args[0])
-            args = args if instead is None else (instead, *args[1:])
+            args = args if instead is None else (instead.astype(args[0].dtype), *args[1:])
         return call(*args, **kwargs)
 
     with nn.intercept_methods(tap):

@@ -31,11 +31,12 @@ from fedjax_lab.data import partition
 from fedjax_lab.engine import Engine, Simulation
 from fedjax_lab.local import fetch, shuffle
 from fedjax_lab.methods.fedavg import fedavg
-from fedjax_lab.models import conv
+from fedjax_lab.models import kernels
 from fedjax_lab.models.task import has_convolutions, make_task
 from fedjax_lab.registry import NAMED
 from fedjax_lab.running.runner import peak_memory
 from fedjax_lab.types import Federation, Plan, Stage, Task, Weights
+from fedjax_lab.width import client_bytes
 
 STRATEGIES = ("auto", "vectorized", "chunked", "sequential", "central")
 CONVOLUTIONS = ("auto", "mapped", "unrolled", "grouped", "im2col")
@@ -60,6 +61,7 @@ def build(
         work.batch,
         work.epochs,
         optim.sgd(work.lr),
+        example_shape=work.x.shape[1:],
         equal_steps=bool((batches == batches.max()).all()),
     )
     method = fedavg(task)
@@ -72,6 +74,7 @@ def build(
         cohort=work.cohort,
         convolutional=has_convolutions(task),
         equal_steps=plan.equal_steps,
+        client_bytes=lambda: client_bytes(task, plan),
         chunk=int(chunk),
         devices=devices,
     )
@@ -89,8 +92,8 @@ def build(
 def make_model(work: Workload, convolution: str = "auto", platform: str = "") -> Task:
     """The workload's net, as it runs on a platform ("": this machine's)."""
     net = NAMED["model"][work.model](10)
-    if hasattr(net, "convolution"):
-        net = net.clone(convolution=conv.choose(convolution, platform or jax.default_backend()))
+    if hasattr(net, "kernels"):
+        net = net.clone(kernels=kernels.choose(platform or jax.default_backend(), convolution))
     return make_task(net, work.x.shape[1:], 10)
 
 
@@ -107,7 +110,7 @@ def make_federation(work: Workload) -> Federation:
         ]
         test = jnp.asarray(partition.pad(scored))
     return Federation(
-        jnp.asarray(work.x),
+        jnp.asarray(work.x.reshape(len(work.x), -1)),
         jnp.asarray(work.y),
         jnp.zeros(len(work.y), jnp.int32),
         jnp.float32(0),

@@ -89,14 +89,12 @@ class _Program:
         if each.opcode in FREE or each.opcode.endswith("-done"):
             return NOTHING
         kind = each.opcode.removesuffix("-start")
-        size = self._bytes(each, table)
-        sent = num_bytes(each.shape) / (2 if each.shape.startswith("(") else 1)
         return Cost(
             kernels=1,
             flops=self._flops(each, table),
-            bytes=size,
+            bytes=self._bytes(each, table),
             cycles=float((re.search(r'"estimated_cycles":"(\d+)"', each.rest) or [0, 0])[1]),
-            collectives=Counter({kind: sent} if kind in COLLECTIVES else {}),
+            collectives=Counter({kind: _sent(each, table)} if kind in COLLECTIVES else {}),
         )
 
     def _flops(self, each, table):
@@ -143,6 +141,14 @@ class _Program:
             parts = sum(num_bytes(one.shape) for one in users) if sliced else operands[number]
             read += min(parts, operands[number])
         return written + read
+
+
+def _sent(each, table):
+    """Bytes of a collective: what it gathers, or else what each device puts in."""
+    given = sum(num_bytes(table[name].shape) for name in each.operands if name in table)
+    if not each.opcode.startswith("all-gather"):
+        return given
+    return num_bytes(each.shape) - (given if each.opcode.endswith("-start") else 0)
 
 
 NOTHING = Cost(0, 0, 0, 0, Counter())

@@ -44,6 +44,25 @@ def test_a_loop_counts_as_often_as_it_turns():
     assert cost.kernels == 7 * 2 + 1  # the condition compares in each turn
 
 
+@pytest.mark.parametrize(
+    ("collective", "sent"),
+    [
+        ("(f32[8], f32[4]) all-reduce(%a, %b)", 48),
+        ("(f32[8], f32[4]) all-reduce-start(%a, %b)", 48),
+        ("f32[32] all-gather(%a)", 128),
+        ("(f32[8], f32[32]) all-gather-start(%a)", 128),
+        ("(f32[8], f32[8], u32[], u32[]) collective-permute-start(%a)", 32),
+    ],
+)
+def test_collectives_count_what_is_sent(collective, sent):
+    kind = collective.split(" ")[-2 if ", %b" in collective else -1].split("(")[0]
+    text = (
+        "ENTRY %main (a: f32[8], b: f32[4]) -> f32[8] {\n  %a = f32[8] parameter(0)\n"
+        f"  %b = f32[4] parameter(1)\n  %c = {collective}\n}}\n"
+    )
+    assert hlo.cost(text, never).collectives == {kind.removesuffix("-start"): sent}
+
+
 def test_a_loop_without_a_fixed_end_turns_as_often_as_it_is_said():
     text = LOOP.replace("s32[] constant(7)", "s32[] get-tuple-element(%state), index=0")
     assert hlo.cost(text, lambda depth: 3 if depth == 0 else 100).cycles == 30

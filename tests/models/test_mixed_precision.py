@@ -1,0 +1,143 @@
+"""Products in bfloat16; weights, gradients, statistics and what leaves the model in float32."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import toys
+
+from fedjax_lab import losses, streams, tree
+from fedjax_lab.models import layers, nets, resnet
+from fedjax_lab.models.cct import CCT
+from fedjax_lab.models.char_lstm import CharLSTM
+from fedjax_lab.models.mixed_precision import computing_in
+from fedjax_lab.models.task import make_task
+from fedjax_lab.registry import NAMED
+from fedjax_lab.types import Batch
+
+K = 10
+NETS = {
+    "mlp": nets.mlp(K, width=16, norm=True),
+    "cnn": nets.digit_cnn(K, width=4),
+    "dropout": nets.pfl_cnn(K).clone(channels=(4, 4), widths=(8,)),
+    "cct": CCT(K, width=16, blocks=2, heads=2, hidden=16),
+    "lstm": CharLSTM(K, width=16),
+}
+
+
+def example(net):
+    """Four images, or four texts; the last is padding."""
+    rng = np.random.default_rng(0)
+    texts = isinstance(net, CharLSTM)
+    x = rng.integers(0, K, (4, 12)) if texts else rng.normal(size=(4, 32, 32, 3))
+    return Batch(jnp.asarray(x, jnp.float32), jnp.arange(4), jnp.array([1.0, 1, 1, 0]))
+
+
+def task_of(net, batch, dtype):
+    return make_task(net, batch.x.shape[1:], K, compute_dtype=dtype)
+
+
+def step(task, batch, weights):
+    """((loss, the pass's output), gradient) of a training step, jitted."""
+
+    def value(params):
+        return losses.risk(task)(weights._replace(params=params), batch, jax.random.key(1))
+
+    return jax.jit(jax.value_and_grad(value, has_aux=True))(weights.params)
+
+
+def check(net, tolerance):
+    """A training step of the net is what it is in float32, up to the tolerance (of a norm)."""
+    batch = example(net)
+    exact, mixed = (task_of(net, batch, dtype) for dtype in (jnp.float32, jnp.bfloat16))
+    weights = exact.init(jax.random.key(0))
+    toys.same(mixed.init(jax.random.key(0)), weights)
+    expected, out = (step(task, batch, weights) for task in (exact, mixed))
+    assert all(x.dtype == jnp.float32 for x in jax.tree.leaves(out))
+    assert tree.finite(out)
+    (_, before), gradient = expected
+    (_, after), mixed_gradient = out
+    for a, b in ((before, after), (gradient, mixed_gradient)):
+        assert tree.sq_norm(tree.sub(a, b)) < tolerance**2 * tree.sq_norm(a)
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_a_step_in_bfloat16_is_close_to_float32(name):
+    check(NETS[name], 0.15)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMED["model"])
+def test_every_model_computes_in_bfloat16(name):
+    check(NAMED["model"][name](K), 0.5)
+
+
+@pytest.mark.parametrize("name", [*NETS, "resnet18"])
+def test_every_product_is_in_bfloat16(name):
+    net = NETS.get(name) or resnet.resnet18(K)
+    batch = example(net)
+    task = task_of(net, batch, jnp.bfloat16)
+    weights = jax.eval_shape(task.init, jax.random.key(0))
+
+    def gradient(params):
+        return losses.risk(task)(weights._replace(params=params), batch, jax.random.key(1))
+
+    zeros = tree.zeros(weights.params)
+    weights = tree.zeros(weights)
+    lowered = jax.jit(jax.grad(gradient, has_aux=True)).lower(zeros).as_text()
+    products = [
+        line for line in lowered.splitlines() if "dot_general" in line or "convolution(" in line
+    ]
+    assert products
+    for line in products:
+        types = line.rsplit(":", 1)[1]
+        assert "f32" not in types.replace("bf16", ""), line
+
+
+def test_moments_are_float32():
+    """The mean of two neighboring numbers of bfloat16 is no number of bfloat16."""
+
+    class Norm(nn.Module):
+        @nn.compact
+        def __call__(self, x, train=False, mask=None):
+            z = layers.BatchNorm()(x, train, mask)
+            return layers.dense(z, 2, name="head"), z
+
+    task = make_task(Norm(), (1,), 2, compute_dtype=jnp.bfloat16)
+    x = jnp.tile(jnp.array([[1.0], [1.0078125]]), (50, 1))
+    out = task.apply(task.init(jax.random.key(0)), x, jax.random.key(1))
+    assert out.stats["BatchNorm_0"]["mean"] == pytest.approx(0.1 * 1.00390625, rel=1e-6)
+
+
+def test_characters_stay_integers():
+    """257 is no number of bfloat16."""
+    task = make_task(CharLSTM(300, width=8, depth=1), (3,), 300, compute_dtype=jnp.bfloat16)
+    weights = task.init(jax.random.key(0))
+    a, b = (task.apply(weights, jnp.full((1, 3), c, jnp.float32)).logits for c in (256, 257))
+    assert not np.allclose(a, b, atol=1e-3)
+
+
+def test_a_pass_can_be_cut_at_a_layer():
+    """What `apply_at` is given for a layer's input comes out as if the layer had made it."""
+    batch = example(NETS["cnn"])
+    task = task_of(NETS["cnn"], batch, jnp.bfloat16)
+    weights = task.init(jax.random.key(0))
+    for layer in ("Conv_1", "BatchNorm_0", "head"):
+        inside = task.apply_at(layer, weights, batch.x).features
+        assert inside.dtype == jnp.float32
+        toys.same(task.apply_at(layer, weights, batch.x, inside), task.apply(weights, batch.x))
+
+
+@pytest.mark.parametrize("name", ["fedbn", "scaffold", "moon", "fedproto"])
+def test_methods_do_not_notice(name):
+    exact = toys.NORM
+    names = exact.batch_norms
+    mixed = exact._replace(apply=computing_in(jnp.bfloat16, exact.apply, names))
+    keys = streams.make_keys(jax.random.key(0))
+    (a, sums_a), (b, sums_b) = (
+        toys.player(toys.make(name, task))(keys, 0, 2) for task in (exact, mixed)
+    )
+    assert jax.tree.map(jnp.dtype, a) == jax.tree.map(jnp.dtype, b)
+    assert sums_b.train_loss == pytest.approx(float(sums_a.train_loss), rel=0.05)
+    assert not np.array_equal(sums_a.train_loss, sums_b.train_loss)

@@ -1,0 +1,64 @@
+"""How many clients at a time: the measured cases, and what a client's step works on."""
+
+import jax.numpy as jnp
+import pytest
+import toys
+
+from fedjax_lab import optim
+from fedjax_lab.models import nets
+from fedjax_lab.models.task import make_task
+from fedjax_lab.width import MIB, client_bytes, width
+
+SMALL = 49_360  # bytes of W2 and W5: an mlp 64-64-10, batch 10
+A1 = 19_758_000
+
+
+@pytest.mark.parametrize("line, at_once", [(5, 5), (160, 160), (500, 25), (1600, 40), (5000, 40)])
+def test_clients_on_a_cpu_run_as_many_at_once_as_fit_its_caches(line, at_once):
+    assert width("cpu", line, SMALL) == at_once
+
+
+@pytest.mark.parametrize("line, at_once", [(5, 1), (16, 4), (50, 5), (160, 10), (500, 20)])
+def test_unequal_clients_run_in_chunks_of_the_square_root(line, at_once):
+    assert width("cpu", line, SMALL, equal_steps=False) == at_once
+
+
+def test_an_accelerator_takes_more():
+    assert width("tpu", 50, A1) == 5
+    assert width("gpu", 50, A1) == 50
+    assert width("gpu", 20, A1, equal_steps=False) == 5  # of at most 8
+
+
+def test_clients_never_take_more_than_a_quarter_of_the_device():
+    for platform in ("cpu", "gpu", "tpu"):
+        for line in (7, 50, 1000):
+            many = width(platform, line, 3 * MIB, memory=60 * MIB)
+            assert 1 <= many * 3 <= 15
+    assert width("gpu", 7, 2**40) == 1
+
+
+def test_no_copies_fill_the_last_chunk_where_a_divisor_is_near():
+    for line in range(1, 2000):
+        chunk = width("cpu", line, SMALL)
+        divisors = [d for d in range(21, 43) if line % d == 0]
+        assert chunk == line or (line % chunk == 0 if divisors else chunk == 42)
+
+
+def test_bytes_of_a_client():
+    """Logistic regression 6 -> 4 on 8 examples: the backward pass keeps the inputs alone."""
+    task = make_task(nets.mlp(toys.K, depth=0), (toys.D,), toys.K)
+    weights, batch = 4 * (6 * 4 + 4), 4 * 8 * 6
+    plan = toys.PLAN._replace(optimizer=optim.sgd(0.1))
+    assert client_bytes(task, plan) == 2 * weights + batch
+    momentum = plan._replace(optimizer=optim.sgd(0.1, 0.9))
+    assert client_bytes(task, momentum) == 3 * weights + batch
+
+
+def test_activations_grow_with_the_batch_and_shrink_in_bfloat16():
+    def activations(batch, dtype=jnp.float32):
+        task = make_task(nets.simple_cnn(4), (28, 28, 1), 4, compute_dtype=dtype)
+        return client_bytes(task, toys.PLAN._replace(batch_size=batch))
+
+    one, two, three = (activations(b) for b in (8, 16, 24))
+    assert three - two == two - one > 8 * 4 * 24 * 24 * 6
+    assert activations(64, jnp.bfloat16) < 0.7 * activations(64)
