@@ -1,7 +1,8 @@
 """Times the workloads through the engine: one JSON line for each strategy.
 
     python launch/speed/benchmark.py [--workload=W2,W3] [--strategy=auto,vectorized,...,central]
-                               [--convolution=auto] [--seconds=10 | --rounds=20] [--whole]
+                               [--convolution=auto] [--chunk=8] [--dtype=bfloat16]
+                               [--seconds=10 | --rounds=20] [--whole]
 
 `central` is the bound that no simulator passes by much: one model on as many examples, in
 batches as large as a whole cohort's, 50 rounds in one jit, nothing but training. Rounds are
@@ -31,7 +32,7 @@ from fedjax_lab.data import partition
 from fedjax_lab.engine import Engine, Simulation
 from fedjax_lab.local import fetch, shuffle
 from fedjax_lab.methods.fedavg import fedavg
-from fedjax_lab.models import kernels
+from fedjax_lab.models import conv, kernels
 from fedjax_lab.models.task import has_convolutions, make_task
 from fedjax_lab.registry import NAMED
 from fedjax_lab.running.runner import peak_memory
@@ -39,7 +40,8 @@ from fedjax_lab.types import Federation, Plan, Stage, Task, Weights
 from fedjax_lab.width import client_bytes
 
 STRATEGIES = ("auto", "vectorized", "chunked", "sequential", "central")
-CONVOLUTIONS = ("auto", "mapped", "unrolled", "grouped", "im2col")
+CONVOLUTIONS = ("auto", *conv.FORMULATIONS)
+DTYPES = ("float32", "bfloat16")
 CENTRAL_ROUNDS = 50
 
 
@@ -48,11 +50,12 @@ def build(
     strategy: str = "auto",
     convolution: str = "auto",
     chunk: int = 0,
+    dtype: str = "float32",
     devices: Sequence[jax.Device] | None = None,
 ) -> Simulation:
     """A workload as the engine sees it, for these devices (None: all that there are)."""
     platform = (jax.devices() if devices is None else devices)[0].platform
-    task = make_model(work, convolution, platform)
+    task = make_model(work, convolution, platform, dtype)
     sizes = np.array([len(rows) for rows in work.rows])
     batches = -(-sizes // work.batch)
     plan = Plan(
@@ -89,12 +92,14 @@ def build(
     )
 
 
-def make_model(work: Workload, convolution: str = "auto", platform: str = "") -> Task:
-    """The workload's net, as it runs on a platform ("": this machine's)."""
+def make_model(
+    work: Workload, convolution: str = "auto", platform: str = "", dtype: str = "float32"
+) -> Task:
+    """The workload's net, as it computes in a type on a platform ("": this machine's)."""
     net = NAMED["model"][work.model](10)
     if hasattr(net, "kernels"):
         net = net.clone(kernels=kernels.choose(platform or jax.default_backend(), convolution))
-    return make_task(net, work.x.shape[1:], 10)
+    return make_task(net, work.x.shape[1:], 10, compute_dtype=jnp.dtype(dtype))
 
 
 def make_federation(work: Workload) -> Federation:
@@ -125,7 +130,7 @@ def make_federation(work: Workload) -> Federation:
 
 def time_engine(work: Workload, args, strategy: str) -> dict:
     """Seconds per round: the median over blocks of about a second, or so many rounds at once."""
-    simulation = build(work, strategy, args.convolution, args.chunk)
+    simulation = build(work, strategy, args.convolution, args.chunk, args.dtype)
     engine = Engine(simulation)
     engine.compile()
     if not args.rounds:
@@ -179,7 +184,7 @@ def play_whole(engine: Engine, work: Workload) -> float:
 
 def time_central(work: Workload, args) -> dict:
     """One model, batches of cohort x batch, as many examples a round as a mean cohort has."""
-    task = make_model(work, args.convolution)
+    task = make_model(work, args.convolution, dtype=args.dtype)
     federation, risk = make_federation(work), losses.risk(task)
     size, plan = work.cohort * work.batch, build(work, "sequential", args.convolution, 0).plan
     per_round = work.epochs * work.cohort * np.mean([len(rows) for rows in work.rows])
@@ -226,6 +231,7 @@ def main() -> None:
     parser.add_argument("--workload", default="W1,W2,W3,W4", help=", ".join(WORKLOADS))
     parser.add_argument("--strategy", default="auto,central", help=", ".join(STRATEGIES))
     parser.add_argument("--convolution", default="auto", choices=CONVOLUTIONS)
+    parser.add_argument("--dtype", default="float32", choices=DTYPES, help="of products")
     parser.add_argument("--chunk", type=int, default=0, help="clients at a time when chunked")
     parser.add_argument("--seconds", type=float, default=10, help="to measure for, at least")
     parser.add_argument("--rounds", type=int, default=0, help="just so many, without warm-up")
@@ -241,7 +247,7 @@ def main() -> None:
             numbers = {k: v if isinstance(v, str) else float(f"{v:.4g}") for k, v in timed.items()}
             device = f"{len(jax.devices())} x {jax.devices()[0].device_kind}"
             memory = round(peak_memory() / 2**30, 2)
-            asked = {"asked": strategy, "convolution": args.convolution}
+            asked = {"asked": strategy, "convolution": args.convolution, "dtype": args.dtype}
             line = {"workload": name, **numbers, **asked, "device": device}
             line["peak_memory_gib"] = memory
             print(json.dumps(line), flush=True)

@@ -10,6 +10,8 @@ import device_plan
 import pytest
 from device_plan import Goal, Step
 
+from fedjax_lab.models import conv
+
 FACTS = {"device": "Toy 9", "devices": 2, "jax": "0.10.2", "driver": "toy 1.2", "date": "today"}
 
 
@@ -41,6 +43,7 @@ def test_every_step_has_a_name_a_table_and_a_script_that_is_there():
     assert {s.group for s in steps} == set(device_page.TABLES)
     scripts = {word for s in steps for word in s.command if word.endswith(".py")}
     assert all((device_plan.ROOT / word).is_file() for word in scripts if "=" not in word)
+    assert {*device_plan.LIKELY, *device_plan.UNLIKELY} == set(conv.FORMULATIONS)
     names = [s.name for s in steps]
     assert names[:3] == ["check", "A1-whole", "A2"]  # in order of value; the tests come last
     assert {"W5", "W1-central", "A1-chunked8-im2col", "seeds-A1", "CCT-auto"} <= set(names)
