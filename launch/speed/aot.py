@@ -41,7 +41,7 @@ from fedjax_lab.errors import BadInput, cut, nearest, refuse
 from fedjax_lab.main import parse_seeds, split_overrides
 
 PROGRAMS = ("rounds", "evaluation")
-WORKLOAD_SETTINGS = ("strategy", "convolution", "chunk")
+WORKLOAD_SETTINGS = ("strategy", "convolution", "chunk", "dtype")
 
 
 def main(argv: list[str]) -> int:

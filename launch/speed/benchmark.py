@@ -41,7 +41,6 @@ from fedjax_lab.width import client_bytes
 
 STRATEGIES = ("auto", "vectorized", "chunked", "sequential", "central")
 CONVOLUTIONS = ("auto", *conv.FORMULATIONS)
-DTYPES = ("float32", "bfloat16")
 CENTRAL_ROUNDS = 50
 
 
@@ -55,7 +54,7 @@ def build(
 ) -> Simulation:
     """A workload as the engine sees it, for these devices (None: all that there are)."""
     platform = (jax.devices() if devices is None else devices)[0].platform
-    task = make_model(work, convolution, platform, dtype)
+    task = make_model(work, convolution, dtype, platform)
     sizes = np.array([len(rows) for rows in work.rows])
     batches = -(-sizes // work.batch)
     plan = Plan(
@@ -93,9 +92,9 @@ def build(
 
 
 def make_model(
-    work: Workload, convolution: str = "auto", platform: str = "", dtype: str = "float32"
+    work: Workload, convolution: str = "auto", dtype: str = "float32", platform: str = ""
 ) -> Task:
-    """The workload's net, as it computes in a type on a platform ("": this machine's)."""
+    """The workload's net, as it runs on a platform ("": this machine's)."""
     net = NAMED["model"][work.model](10)
     if hasattr(net, "kernels"):
         net = net.clone(kernels=kernels.choose(platform or jax.default_backend(), convolution))
@@ -184,7 +183,7 @@ def play_whole(engine: Engine, work: Workload) -> float:
 
 def time_central(work: Workload, args) -> dict:
     """One model, batches of cohort x batch, as many examples a round as a mean cohort has."""
-    task = make_model(work, args.convolution, dtype=args.dtype)
+    task = make_model(work, args.convolution, args.dtype)
     federation, risk = make_federation(work), losses.risk(task)
     size, plan = work.cohort * work.batch, build(work, "sequential", args.convolution, 0).plan
     per_round = work.epochs * work.cohort * np.mean([len(rows) for rows in work.rows])
@@ -231,7 +230,7 @@ def main() -> None:
     parser.add_argument("--workload", default="W1,W2,W3,W4", help=", ".join(WORKLOADS))
     parser.add_argument("--strategy", default="auto,central", help=", ".join(STRATEGIES))
     parser.add_argument("--convolution", default="auto", choices=CONVOLUTIONS)
-    parser.add_argument("--dtype", default="float32", choices=DTYPES, help="of products")
+    parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
     parser.add_argument("--chunk", type=int, default=0, help="clients at a time when chunked")
     parser.add_argument("--seconds", type=float, default=10, help="to measure for, at least")
     parser.add_argument("--rounds", type=int, default=0, help="just so many, without warm-up")
