@@ -1,7 +1,8 @@
 """Times the workloads through the engine: one JSON line for each strategy.
 
     python launch/speed/benchmark.py [--workload=W2,W3] [--strategy=auto,vectorized,...,central]
-                               [--convolution=auto] [--seconds=10 | --rounds=20] [--whole]
+                               [--convolution=auto] [--chunk=8] [--dtype=bfloat16]
+                               [--seconds=10 | --rounds=20] [--whole]
 
 `central` is the bound that no simulator passes by much: one model on as many examples, in
 batches as large as a whole cohort's, 50 rounds in one jit, nothing but training. Rounds are
@@ -31,7 +32,7 @@ from fedjax_lab.data import partition
 from fedjax_lab.engine import Engine, Simulation
 from fedjax_lab.local import fetch, shuffle
 from fedjax_lab.methods.fedavg import fedavg
-from fedjax_lab.models import kernels
+from fedjax_lab.models import conv, kernels
 from fedjax_lab.models.task import has_convolutions, make_task
 from fedjax_lab.registry import NAMED
 from fedjax_lab.running.runner import peak_memory
@@ -39,7 +40,7 @@ from fedjax_lab.types import Federation, Plan, Stage, Task, Weights
 from fedjax_lab.width import client_bytes
 
 STRATEGIES = ("auto", "vectorized", "chunked", "sequential", "central")
-CONVOLUTIONS = ("auto", "mapped", "unrolled", "grouped", "blocked", "im2col")
+CONVOLUTIONS = ("auto", *conv.FORMULATIONS)
 CENTRAL_ROUNDS = 50
 
 
@@ -245,7 +246,7 @@ def main() -> None:
             numbers = {k: v if isinstance(v, str) else float(f"{v:.4g}") for k, v in timed.items()}
             device = f"{len(jax.devices())} x {jax.devices()[0].device_kind}"
             memory = round(peak_memory() / 2**30, 2)
-            asked = {"asked": strategy, "convolution": args.convolution}
+            asked = {"asked": strategy, "convolution": args.convolution, "dtype": args.dtype}
             line = {"workload": name, **numbers, **asked, "device": device}
             line["peak_memory_gib"] = memory
             print(json.dumps(line), flush=True)

@@ -212,9 +212,10 @@ def tests(text: str) -> list[dict]:
 
 
 def last_line(text: str) -> str:
-    """The last line that is not empty, shortened."""
+    """The last line that names an exception, or else the last that is not empty; shortened."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[-1][:300] if lines else ""
+    named = [line for line in lines if re.match(r"[\w.]+(Error|Exception|Interrupt): ", line)]
+    return (named or lines or [""])[-1][:300]
 
 
 def write_page(facts: dict, steps: list[Step], out: Path) -> Path:

@@ -47,7 +47,7 @@ TABLES: dict[str, tuple[str, dict[str, str]]] = {  # group: its title, and its c
         },
     ),
     "models": ("Large models, ten clients", TIMES),
-    "types": ("Types of numbers", RUNS),
+    "types": ("Types of numbers", {"workload": "workload", **RUNS, **TIMES}),
     "sweep": ("Six runs together and one by one", RUNS),
     "tests": (
         "Tests",

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[2]
-LIKELY, UNLIKELY = ("grouped", "im2col"), ("unrolled", "mapped")  # formulations of convolutions
+LIKELY = ("grouped", "blocked", "im2col")  # formulations of convolutions, on an accelerator
+UNLIKELY = ("unrolled", "mapped")
 WIDTHS = {"A1": (8, 4, 16, 25), "W1": (5, 2), "W3": (5, 2)}  # of chunks, of which cohort
 PFL_CNN = ("--config.model.name=pfl_cnn", "--config.data.size=32", "--config.local.momentum=0.0")
 MANY_CLIENTS = ("--config.partition.name=iid", "--config.partition.num_clients=50")
@@ -43,7 +44,7 @@ def plan(seconds: float) -> list[Step]:
         *formulations(LIKELY, seconds),
         *seeds(seconds),
         *models(seconds),
-        *types(),
+        *types(seconds),
         *sweeps(),
         *formulations(UNLIKELY, seconds),
         *tests(),
@@ -123,9 +124,13 @@ def models(seconds: float) -> list[Step]:
     ]
 
 
-def types() -> list[Step]:
-    """A run of the command in float32 and in bfloat16: speed, accuracy, memory."""
-    steps = []
+def types(seconds: float) -> list[Step]:
+    """float32 and bfloat16: A1's and W1's speed and memory; and a run's, with its accuracy."""
+    names = [(name, dtype) for name in ("A1", "W1") for dtype in ("float32", "bfloat16")]
+    steps = [
+        benchmark(f"{name}-{dtype}", "types", seconds, f"--workload={name}", f"--dtype={dtype}")
+        for name, dtype in names
+    ]
     for dtype in ("float32", "bfloat16"):
         flags = *PFL_CNN, *MANY_CLIENTS, f"--config.engine.dtype={dtype}", "--workdir={runs}"
         command = "-m", "fedjax_lab.main", "--config=configs/quickstart.py", *flags

@@ -10,6 +10,8 @@ import device_plan
 import pytest
 from device_plan import Goal, Step
 
+from fedjax_lab.models import conv
+
 FACTS = {"device": "Toy 9", "devices": 2, "jax": "0.10.2", "driver": "toy 1.2", "date": "today"}
 
 
@@ -41,6 +43,7 @@ def test_every_step_has_a_name_a_table_and_a_script_that_is_there():
     assert {s.group for s in steps} == set(device_page.TABLES)
     scripts = {word for s in steps for word in s.command if word.endswith(".py")}
     assert all((device_plan.ROOT / word).is_file() for word in scripts if "=" not in word)
+    assert {*device_plan.LIKELY, *device_plan.UNLIKELY} == set(conv.FORMULATIONS)
     names = [s.name for s in steps]
     assert names[:3] == ["check", "A1-whole", "A2"]  # in order of value; the tests come last
     assert {"W5", "W1-central", "A1-chunked8-im2col", "seeds-A1", "CCT-auto"} <= set(names)
@@ -49,7 +52,7 @@ def test_every_step_has_a_name_a_table_and_a_script_that_is_there():
 
 def test_a_step_that_crashes_aborts_or_takes_too_long_costs_only_itself(run, tmp_path):
     steps = [
-        step("raises", "raise ValueError('no such kernel')"),
+        step("raises", "print('note'); raise ValueError('no such kernel')"),
         step("aborts", "import os; print('{\"workload\": 1}', flush=True); os.abort()"),
         step("sleeps", "import time; time.sleep(60)"),
         step("works", "print('hello'); print('{\"workload\": \"W1\"}')"),
@@ -170,6 +173,15 @@ def test_what_pytest_and_runs_leave_is_read(tmp_path):
         (tmp_path / cell).mkdir()
         (tmp_path / cell / "summary.json").write_text(json.dumps(summary))
     assert [line["accuracy"] for line in device_day.summaries(tmp_path)] == [91.5, 91.5]
+
+
+def test_an_exception_is_named_although_jax_adds_a_note_after_it():
+    text = (
+        "  x.py line 3\njax.errors.JaxRuntimeError: INTERNAL: no\n-----\nFor simplicity, JAX has\n"
+    )
+    assert device_day.last_line(text) == "jax.errors.JaxRuntimeError: INTERNAL: no"
+    assert device_day.last_line("error: config.x\n\n") == "error: config.x"
+    assert device_day.last_line("") == ""
 
 
 def test_an_interrupt_ends_the_step_under_way(tmp_path, monkeypatch, run):

@@ -227,7 +227,7 @@ def largest_difference(_, x):
     zeros = jnp.zeros_like(variables["params"]["Conv_0"]["kernel"])
     return jax.lax.fori_loop(0, 60, step, (zeros, 0.0))[1]
 
-strategy = parallel.on_mesh(parallel.make_mesh(), parallel.sequential())
+strategy = parallel.on_mesh(parallel.make_mesh(jax.devices()), parallel.sequential())
 xs = jnp.stack([x] * len(jax.devices()))
 print(len(xs), jax.jit(strategy.each(largest_difference))(0, xs).max())
 """
@@ -243,6 +243,9 @@ def test_gradients_keep_their_bits_in_a_long_loop_on_every_device():
     assert ran.stdout.split() == ["2", "0.0"]
 
 
+@pytest.mark.skipif(
+    jax.default_backend() != "cpu" or jax.device_count() == 1, reason="needs several CPU devices"
+)
 def test_devices_without_a_spare_thread_are_warned_of(monkeypatch):
     monkeypatch.setenv("NPROC", str(len(jax.devices())))
     with pytest.warns(UserWarning, match="without a spare thread"):
