@@ -3,7 +3,7 @@
 __version__ = "0.1.0"
 
 
-def run(config, *, workdir=None, seeds=None, resume=False, quiet=False):
+def run(config, *, workdir=None, seeds=None, resume=False, quiet=False, profile=None):
     """Runs a config (a ConfigDict or dict, as `get_config` gives) and returns a `runner.Result`.
 
     The same as the command line; with no workdir nothing is written. Raises `errors.BadInput`,
@@ -20,4 +20,4 @@ def run(config, *, workdir=None, seeds=None, resume=False, quiet=False):
     seeds = [config.run.seed] if seeds is None else list(seeds)
     path = Path(workdir) if workdir else None
     with owned(path, config, seeds, resume):  # before anything is loaded
-        return runner.run(experiment.build(config, seeds), path, resume, quiet)
+        return runner.run(experiment.build(config, seeds), path, resume, quiet, profile)

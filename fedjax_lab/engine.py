@@ -74,10 +74,13 @@ class Engine:
     """Plays rounds and scores them. All seeds advance together, in one call or one by one.
 
     An abstract engine has the shapes of its arrays alone. It plays nothing; its programs can be
-    lowered for devices that are not there. Stages that `prepare` need their facts handed in.
+    lowered for devices that are not there. A stage that has `prepare` needs its facts handed in:
+    `facts` are those of the first stage.
     """
 
-    def __init__(self, simulation: Simulation, abstract: bool = False):
+    def __init__(
+        self, simulation: Simulation, abstract: bool = False, facts: list[dict] | None = None
+    ):
         began = time.perf_counter()
         self.simulation, self.abstract = simulation, abstract
         self.together = simulation.vectorized_seeds and len(simulation.seeds) > 1
@@ -94,7 +97,7 @@ class Engine:
         self.stage_number = -1
         self.states: list[Any] = [None] * len(self.lanes)
         self.compile_seconds = time.perf_counter() - began  # of all that happens once
-        self.first_facts = self.next_stage()
+        self.first_facts = self.next_stage(facts)
 
     def compile(self) -> None:
         """Compiles a block of rounds and the evaluation of this stage, once for all seeds.
@@ -142,6 +145,11 @@ class Engine:
             return program
         method, fields = self.simulation.joint.vary(settings)
         return program._replace(method=method, plan=self.plan._replace(**fields))
+
+    @property
+    def programs(self) -> list[Programs]:
+        """What runs in this stage, compiled; one of each lane."""
+        return self._compiled
 
     @property
     def stage(self) -> Stage:
@@ -197,7 +205,7 @@ class Engine:
         if view.embedded:
             x = self._put(self.simulation.embeddings().examples)
             self._change_federations([{"x": x, **_PLAIN, **_NOT_SCORED}] * len(self.lanes))
-            self.plan = self.plan._replace(augment=None)
+            self.plan = self.plan._replace(augment=None, example_shape=None)
         if view.frozen is not None:
             freeze = self._run(lambda state: view.frozen(state.server), (0,))
             self._change_federations([{"frozen": freeze(state)} for state in self.states])
@@ -212,10 +220,13 @@ class Engine:
             self.plan = transformed
             return
         whole = partial(simulate.view_pool, transformed, self.simulation.strategy)
-        whole = self._run(whole, (self._axes(self.lanes[0].scoring).federation,))
-        pools = [whole(lanes.scoring.federation) for lanes in self.lanes]
-        self._change_federations([{"x": x, **_PLAIN} for x in pools])
-        self._seed_fields, self.plan = ("frozen", "x"), self.plan._replace(augment=None)
+        axes = (self._axes(self.lanes[0].scoring).federation,)
+        flat = self._run(lambda federation: _flat(whole(federation)), axes)
+        federations = [lanes.scoring.federation for lanes in self.lanes]
+        viewed = self._one_seed(jax.eval_shape(self._jit(whole, axes), federations[0]))
+        self._change_federations([{"x": flat(each), **_PLAIN} for each in federations])
+        self._seed_fields = ("frozen", "x")
+        self.plan = self.plan._replace(augment=None, example_shape=viewed.shape[1:])
 
     def _change_federations(self, fields):
         """Other fields of the federations of each lane."""
@@ -283,7 +294,8 @@ class Engine:
         pace = new / (seconds - earlier.seconds) if new else 0.0
         count = processes.of_first(lambda: int(np.clip(pace * BLOCK_SECONDS, 1, at_most)))
         began = time.perf_counter()
-        self._play(count)
+        with jax.profiler.StepTraceAnnotation("rounds", step_num=self.played + 1):
+            self._play(count)
         took = time.perf_counter() - began
         self.session = _Session(played + count, seconds + took, totals)
         self.played += count
@@ -311,7 +323,8 @@ class Engine:
         scores = []
         for lanes, state, compiled in zip(self.lanes, self.states, self._compiled, strict=True):
             args = lanes.settings, lanes.scoring, state, np.int32(self.played)
-            scores.append(jax.device_get(compiled.score(*args)))
+            with jax.profiler.TraceAnnotation("evaluate"):
+                scores.append(jax.device_get(compiled.score(*args)))
         self.evaluate_seconds += time.perf_counter() - began
         return self._each_seed(scores)
 
@@ -433,6 +446,11 @@ class Engine:
 def _changed(lane, fields):
     """The lane with other fields of its federation."""
     return lane._replace(federation=lane.federation._replace(**fields))
+
+
+def _flat(examples):
+    """[R, ...] as rows of a pool, [R, D]."""
+    return examples.reshape(len(examples), -1)
 
 
 def _compiled(programs):

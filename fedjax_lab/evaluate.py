@@ -47,12 +47,13 @@ def score(program: Program, lane: Lane, state: State, t: Array) -> Scores:
     def scored(with_models, rows):
         return None if rows is None else with_models(rows)
 
-    return Scores(
-        validation=scored(of_clients, federation.validation),
-        test=scored(of_clients, federation.test),
-        global_test=scored(of_average_client, federation.global_test),
-        unseen=scored(of_clients, federation.unseen),
-    )
+    with jax.named_scope("evaluate"):
+        return Scores(
+            validation=scored(of_clients, federation.validation),
+            test=scored(of_clients, federation.test),
+            global_test=scored(of_average_client, federation.global_test),
+            unseen=scored(of_clients, federation.unseen),
+        )
 
 
 def _score_clients(program, lane, state, t, rows, at_most=None):

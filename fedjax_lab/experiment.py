@@ -19,7 +19,7 @@ from fedjax_lab.embedding import Embeddings
 from fedjax_lab.engine import Joint, Simulation
 from fedjax_lab.errors import BadInput, quoted
 from fedjax_lab.federation import check_scored, class_counts, is_of_domain, make_federations, pool
-from fedjax_lab.models import conv
+from fedjax_lab.models import kernels
 from fedjax_lab.models.task import has_convolutions, make_task
 from fedjax_lab.registry import bind, make_method
 from fedjax_lab.types import Federation, Method, Plan, Stage, Stages, Task
@@ -184,8 +184,8 @@ def make_model(config: ml_collections.ConfigDict, dataset: Dataset, platform: st
     platform: of the devices that will run it: "cpu", "gpu" or "tpu".
     """
     net = bind("model", config.model)(len(dataset.classes))
-    if hasattr(net, "convolution"):
-        net = net.clone(convolution=conv.choose(config.engine.convolution, platform))
+    if hasattr(net, "kernels"):
+        net = net.clone(kernels=kernels.choose(platform, config.engine.convolution))
     lowest, highest = input_range(dataset.x, config.data.normalize)
     shape, count = dataset.x.shape[1:], len(dataset.classes)
     dtype = jnp.dtype(config.engine.dtype)
@@ -225,6 +225,7 @@ def _plan(config, training, stages, dataset):
         batch_size=config.local.batch_size,
         epochs=config.local.epochs,
         num_domains=len(dataset.domains),
+        example_shape=dataset.x.shape[1:],
         augment=_augmentation(config.data.augment, dataset.x),
         **_step_fields(config.local),
     )

@@ -81,7 +81,7 @@ def _make_pool(dataset, normalize, test, unseen):
     """A federation whose clients hold nothing yet."""
     center, scale = center_and_scale(dataset.x, normalize)
     return Federation(
-        x=jnp.asarray(dataset.x),
+        x=jnp.asarray(dataset.x.reshape(len(dataset.x), -1)),
         y=jnp.asarray(dataset.y, jnp.int32),
         domain=jnp.asarray(dataset.domain, jnp.int32),
         center=center,

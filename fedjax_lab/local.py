@@ -22,9 +22,12 @@ def everything(name: str) -> bool:
 def fetch(federation: Federation, rows: Array, plan: Plan, key: Array | None = None) -> Batch:
     """The examples of rows [B]; a row of -1 is padding. The only reader of `federation.x`.
 
-    With a key, those of a training step: augmented where the plan says so.
+    Only here they become float32 and take the shape that the plan gives an example. With a key,
+    those of a training step: augmented where the plan says so.
     """
     x = federation.x[rows].astype(jnp.float32)
+    if plan.example_shape is not None:
+        x = x.reshape(*rows.shape, *plan.example_shape)
     if key is not None and plan.augment is not None:
         x = plan.augment(streams.augmentation(key), x)
     x = (x - federation.center) * federation.scale

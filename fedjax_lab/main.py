@@ -2,10 +2,14 @@
 
 python -m fedjax_lab.main --config=configs/quickstart.py[:METHOD] [--config.method.mu=0.1]
                           [--workdir=DIR] [--seeds=0,1,2] [--resume] [--partition_only]
-                          [--distributed=auto|I/N@HOST:PORT] [--nocompilation_cache]
+                          [--profile=ROUNDS] [--distributed=auto|I/N@HOST:PORT]
+                          [--nocompilation_cache]
 
 With --distributed this is one of several processes that together make one run: number I of N, where
 number 0 can be reached at HOST:PORT, or as Slurm, a TPU pod or MPI says. Number 0 writes the files.
+
+With --profile=N the run records N rounds, after the first three, in WORKDIR/profile: a trace that
+TensorBoard (xprof) and Perfetto open. The results do not depend on it.
 
 Compiled programs are kept in the user's cache folder for later runs ($FEDJAX_LAB_CACHE/programs, by
 default in ~/.cache/fedjax_lab), unless JAX_COMPILATION_CACHE_DIR or --nocompilation_cache is given.
@@ -35,6 +39,7 @@ WORKDIR = flags.DEFINE_string("workdir", None, "folder for all results; default:
 SEEDS = flags.DEFINE_list("seeds", None, "comma-separated; default: config.run.seed")
 RESUME = flags.DEFINE_bool("resume", False, "go on from the newest checkpoint of the workdir")
 PARTITION_ONLY = flags.DEFINE_bool("partition_only", False, "show who holds what; train nothing")
+PROFILE = flags.DEFINE_string("profile", None, "rounds to record for TensorBoard and Perfetto")
 COMPILATION_CACHE = flags.DEFINE_bool("compilation_cache", True, "keep compiled programs on disk")
 DISTRIBUTED = flags.DEFINE_string("distributed", None, "one of many processes: auto, I/N@HOST:PORT")
 
@@ -50,7 +55,7 @@ def _main(argv):
     if {"--help", "-h", "--helpfull"} & set(argv):
         print(__doc__)
         return 0
-    overrides, seeds = _parse(argv)
+    overrides, seeds, profile = _parse(argv)
 
     from fedjax_lab import processes
     from fedjax_lab.running import compilation_cache
@@ -74,23 +79,26 @@ def _main(argv):
     with workdir.owned(path, config, seeds, RESUME.value):  # before anything is loaded
         if path is not None:
             command.continue_with(partial(_how_to_continue, path, is_new))
-        return _train(config, seeds)
+        return _train(config, seeds, profile)
 
 
 def _parse(argv):
-    """Fills the flags; returns the overrides of config keys, and the seeds if they are given."""
+    """Fills the flags; returns the overrides of config keys, the seeds and the rounds to profile.
+
+    Of the last two each is None where it is not given.
+    """
     argv, overrides = split_overrides(argv)
     _parse_flags(argv)
     if not CONFIG.value:
         raise BadInput("--config is missing; for example --config=configs/quickstart.py")
     check_path("--workdir", WORKDIR.value)
-    seeds = parse_seeds(SEEDS.value)
+    seeds, profile = parse_seeds(SEEDS.value), parse_profile(PROFILE.value)
     if RESUME.value and not WORKDIR.value:
         raise BadInput("--resume needs the folder of the run: --workdir=DIR")
-    return overrides, seeds
+    return overrides, seeds, profile
 
 
-def _train(config, seeds):
+def _train(config, seeds, profile):
     from fedjax_lab import experiment, processes
     from fedjax_lab.running import runner
 
@@ -99,7 +107,7 @@ def _train(config, seeds):
     if not WORKDIR.value:
         command.continue_with(partial(_how_to_continue, folder, is_new=True))
     try:
-        result = runner.run(job, folder, RESUME.value)
+        result = runner.run(job, folder, RESUME.value, profile=profile)
     except runner.Diverged as error:
         print(f"error: {error}", file=sys.stderr)
         return 3
@@ -162,6 +170,16 @@ def parse_seeds(texts: list[str] | None) -> list[int] | None:
         given = cut(",".join(texts or []), 80)
         raise BadInput(f"--seeds must be whole numbers, got {given}") from error
     return seeds or None
+
+
+def parse_profile(text: str | None) -> int | None:
+    """The number of rounds; None where the flag is not given. BadInput where it is none."""
+    if text is None:
+        return None
+    try:
+        return int(text)
+    except ValueError as error:
+        raise BadInput(f"--profile must be a number of rounds, got {cut(text, 80)}") from error
 
 
 def _folder(config):

@@ -108,7 +108,8 @@ class Round(NamedTuple):
 def play_round(program: Program, lane: Lane, state: State, t: Array) -> tuple[State, Round]:
     """Round t: sample a cohort, then every exchange of the method."""
     exchanges, federation, server = program.method.round, lane.federation, state.server
-    cohort = _sample(program, lane, state, t)
+    with jax.named_scope("sample"):
+        cohort = _sample(program, lane, state, t)
     rows = federation.train[cohort.id]
     k_clients = streams.clients(lane.keys.local, t, cohort.id)
     trainings, lane_steps = [], 0
@@ -142,7 +143,8 @@ def _at_once(program, exchange, server, federation, stacked):
     """All clients are sent the same; gives server, private state, trainings, steps executed."""
     each = program.strategy.each(_one_client(exchange, program.plan))
     uploads, private, trainings = each((server, federation), stacked)
-    server = exchange.aggregate(server, uploads, stacked[0])
+    with jax.named_scope("aggregate"):
+        server = exchange.aggregate(server, uploads, stacked[0])
     executed = sum(program.strategy.lane_steps(training.steps) for training in trainings)
     return server, private, trainings, executed
 
@@ -154,7 +156,8 @@ def _in_turn(program, exchange, server, federation, stacked):
     def step(server, client):
         upload, private, trainings = run((server, federation), client)
         uploads, cohort = jax.tree.map(lambda a: a[None], (upload, client[0]))
-        after = exchange.aggregate(server, uploads, cohort._replace(weight=jnp.ones(1)))
+        with jax.named_scope("aggregate"):
+            after = exchange.aggregate(server, uploads, cohort._replace(weight=jnp.ones(1)))
         return tree.typed_like(after, server), (private, trainings)
 
     server, (private, trainings) = jax.lax.scan(step, server, stacked)
@@ -167,9 +170,11 @@ def _one_client(exchange, plan):
 
     def run(shared, one_client):
         (server, federation), (client, rows, key) = shared, one_client
-        message = exchange.send(server, client.id)
+        with jax.named_scope("send"):
+            message = exchange.send(server, client.id)
         work, trainings = make_work(federation, rows, plan, key)
-        upload, private = exchange.local(message, client, work)
+        with jax.named_scope("local"):
+            upload, private = exchange.local(message, client, work)
         return upload, private, trainings
 
     return run

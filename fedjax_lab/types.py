@@ -180,7 +180,7 @@ class Federation(NamedTuple):
     A set of rows that this federation does not have is None.
     """
 
-    x: Array  # [R, ...]
+    x: Array  # [R, D]: flat examples in the type that the dataset has, uint8 for images
     y: Array  # [R] int32
     domain: Array  # [R] int32
     center: Array  # the model sees (x - center) * scale
@@ -203,6 +203,7 @@ class Plan(NamedTuple):
     optimizer: Any  # optax.GradientTransformation, used where a method names none
     clip: float | Array = 0.0  # largest norm of the gradient of a client's step; 0: none
     num_domains: int = 1
+    example_shape: tuple[int, ...] | None = None  # of one, flat in the pool; None: it is a vector
     equal_steps: bool = False  # every client has as many batches as the longest: no masking
     eval_batch: int = 100
     augment: Callable[[Array, Array], Array] | None = None  # (key, raw x) -> raw x, in training

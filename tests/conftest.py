@@ -2,22 +2,54 @@
 
 Compiling is most of a test's time. Two flags of XLA make it three to four times quicker; processes
 that tests start inherit them. A jaxlib without one of them ends with "Unknown flag in XLA_FLAGS".
+
+With FEDJAX_LAB_TEST_DEVICE=1 the tests run on the device that jax finds instead, compiled as a run
+is. Its products are as exact as it can make them, because formulas are compared with NumPy's. What
+needs more devices is skipped. Processes that tests start get a CPU: many a device serves only one.
 """
 
 import os
 import tempfile
 
+import targets
+
+ON_DEVICE = bool(os.environ.get("FEDJAX_LAB_TEST_DEVICE"))
+FLAGS = os.environ.get("XLA_FLAGS", "")
 QUICK = "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
-os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {QUICK}"  # before jax is imported
+os.environ["XLA_FLAGS"] = f"{FLAGS} {QUICK}"  # before jax is imported
+if not ON_DEVICE:
+    compilers = targets.ENVIRONMENT
+    os.environ.update({**compilers, "XLA_FLAGS": f"{FLAGS} {QUICK} {compilers['XLA_FLAGS']}"})
 
 import jax  # noqa: E402
 import numpy as np  # noqa: E402
 import pytest  # noqa: E402
 from pacs import make_folders, picture  # noqa: E402
 
-jax.config.update("jax_num_cpu_devices", 8)
+from fedjax_lab import parallel  # noqa: E402
+
+
+def use_device():
+    """What there is, with a skip in the place of a mesh of more devices."""
+    number = len(jax.devices())
+    jax.config.update("jax_default_matmul_precision", "highest")
+    os.environ["JAX_PLATFORMS"] = "cpu"  # jax has read it; this is for processes that tests start
+    make_mesh = parallel.make_mesh
+
+    def make_mesh_or_skip(devices):
+        if isinstance(devices, int) and devices > number:
+            pytest.skip(f"needs {devices} devices", allow_module_level=True)
+        return make_mesh(devices)
+
+    parallel.make_mesh = make_mesh_or_skip
+
+
 os.environ["NPROC"] = "9"  # see `parallel.use_every_core`
-jax.config.update("jax_disable_most_optimizations", True)
+if ON_DEVICE:
+    use_device()
+else:
+    jax.config.update("jax_num_cpu_devices", 8)
+    jax.config.update("jax_disable_most_optimizations", True)
 
 programs = tempfile.TemporaryDirectory()  # one and the same program is compiled once in a session
 jax.config.update("jax_compilation_cache_dir", programs.name)
@@ -31,6 +63,18 @@ def session_cache(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FEDJAX_LAB_CACHE", str(tmp_path_factory.mktemp("cache")))
         yield
+
+
+@pytest.fixture(scope="module")
+def as_users_compile():
+    """Programs are compiled as users compile them, and not as quickly as can be."""
+    if ON_DEVICE:
+        pytest.skip("compiles for devices that are not there")
+    jax.config.update("jax_disable_most_optimizations", False)
+    jax.config.update("jax_enable_compilation_cache", False)  # it has programs for present devices
+    yield
+    jax.config.update("jax_disable_most_optimizations", True)
+    jax.config.update("jax_enable_compilation_cache", True)
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ from fedjax_lab import experiment
 from fedjax_lab.config import resolve
 from fedjax_lab.engine import Engine
 from fedjax_lab.errors import BadInput
+from fedjax_lab.local import fetch
 
 
 @pytest.fixture(scope="module")
@@ -43,6 +44,17 @@ def test_partitions_follow_the_seed_alone(data):
         a.simulation.federations[1].train, b.simulation.federations[0].train
     )
     assert not np.array_equal(a.simulation.federations[0].train, a.simulation.federations[1].train)
+
+
+def test_a_batch_has_the_shape_of_the_datasets_examples(data, tmp_path):
+    e = build(data)
+    rows = jnp.array([7, 0])
+    batch = fetch(e.simulation.federations[0], rows, e.simulation.plan)
+    assert batch.x.shape == (2, 4, 4, 1) == (2, *e.task.input_shape)
+    np.testing.assert_array_equal(batch.x, e.dataset.x[[7, 0]] * np.float32(1 / 255))
+    np.savez(tmp_path / "vectors.npz", x=np.ones((50, 5)), y=np.arange(50) % 2)
+    e = build(str(tmp_path / "vectors.npz"))
+    assert fetch(e.simulation.federations[0], rows, e.simulation.plan).x.shape == (2, 5)
 
 
 def test_color_channels_have_a_mean_and_a_deviation(tmp_path):

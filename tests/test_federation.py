@@ -39,6 +39,25 @@ def test_every_example_has_one_place():
     assert f.unseen is None and len(validation) == 60
 
 
+@pytest.mark.parametrize(
+    "shape, dtype",
+    [
+        ((28, 28, 1), "uint8"),
+        ((8, 8, 3), "uint8"),
+        ((80,), "int8"),
+        ((5,), "float32"),
+        ((1,), "uint8"),
+    ],
+    ids=["gray images", "color images", "text", "vectors", "one number"],
+)
+def test_the_pool_is_flat_and_keeps_its_type(shape, dtype):
+    """What the sources give is neither converted nor changed before it is fetched."""
+    x = RNG.integers(0, 100, (300, *shape)).astype(dtype)
+    (f,) = make_federations(DATASET._replace(x=x), partition.iid, (0,), num_clients=4)
+    assert f.x.dtype == x.dtype and f.x.shape == (300, np.prod(shape))
+    np.testing.assert_array_equal(f.x.reshape(x.shape), x)
+
+
 def test_an_unseen_domain_is_seen_by_nobody():
     (f,) = make(unseen="b", validation=0.1)
     for rows in (f.train, f.validation, f.test, f.global_test):

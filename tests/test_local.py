@@ -231,16 +231,29 @@ def test_training_alone_sees_augmented_images():
     assert not np.array_equal(seen[0], seen[1])
 
 
-def test_images_become_floats_in_the_batch():
+@pytest.mark.parametrize("dtype", ["uint8", "int8", "float32"])
+@pytest.mark.parametrize("shape", [(4, 5, 3), (4, 4, 1), (7,), (2, 3, 4, 5)])
+def test_a_flat_pool_gives_the_batch_of_the_images(shape, dtype):
+    """Bit for bit what NumPy makes of the images: augmented raw, then normalized by channel."""
+    images = np.random.default_rng(0).integers(0, 100, (600, *shape)).astype(dtype)
+    center, scale = np.random.default_rng(1).normal(size=(2, shape[-1])).astype(np.float32)
     federation = toys.FEDERATION._replace(
-        x=jnp.full((600, 2, 2, 1), 51, jnp.uint8),
-        center=jnp.float32(127.5),
-        scale=jnp.float32(1 / 127.5),
+        x=jnp.asarray(images.reshape(600, -1)), center=jnp.asarray(center), scale=jnp.asarray(scale)
     )
-    batch = fetch(federation, jnp.array([0, -1]), toys.PLAN)
-    assert batch.x.dtype == jnp.float32
-    np.testing.assert_allclose(batch.x, -0.6, rtol=1e-6)
-    np.testing.assert_array_equal(batch.mask, [1, 0])
+
+    def augment(key, x):
+        return x[:, ::-1] + 1
+
+    plan = toys.PLAN._replace(example_shape=shape, augment=augment)
+    rows = np.array([3, 599, 0, -1])
+    scored = fetch(federation, jnp.asarray(rows), plan)
+    assert scored.x.dtype == jnp.float32
+    raw = images[rows].astype(np.float32)
+    np.testing.assert_array_equal(scored.x, (raw - center) * scale)
+    np.testing.assert_array_equal(scored.mask, [1, 1, 1, 0])
+    np.testing.assert_array_equal(scored.y, np.asarray(toys.FEDERATION.y)[rows])
+    trained = fetch(federation, jnp.asarray(rows), plan, KEY).x
+    np.testing.assert_array_equal(trained, (raw[:, ::-1] + 1 - center) * scale)
 
 
 # 64-bit mode.

@@ -10,7 +10,7 @@ import toys
 
 from fedjax_lab import evaluate, parallel, simulate, streams, tree
 from fedjax_lab.methods.fedavg import fedavg
-from fedjax_lab.models import conv, nets
+from fedjax_lab.models import kernels, nets
 from fedjax_lab.models.task import make_task
 
 KEYS = streams.make_keys(jax.random.key(0))
@@ -97,10 +97,13 @@ def test_a_cohort_that_the_devices_do_not_divide_needs_no_more_memory(name):
 @pytest.mark.slow
 def test_convolutions_are_not_replicated():
     """Eight devices with one client each: a device does an eighth of the work, give or take."""
-    net = nets.simple_cnn(toys.K).clone(convolution=conv.grouped)  # no loop: all of it is counted
+    net = nets.simple_cnn(toys.K).clone(
+        kernels=kernels.choose("gpu", "grouped")
+    )  # no loop: all of it is counted
     task = make_task(net, (24, 24, 1), toys.K)
-    federation = toys.FEDERATION._replace(x=jnp.zeros((600, 24, 24, 1)))
-    plan, method = toys.PLAN._replace(cohort=8, batch_size=32), fedavg(task)
+    federation = toys.FEDERATION._replace(x=jnp.zeros((600, 24 * 24)))
+    plan = toys.PLAN._replace(cohort=8, batch_size=32, example_shape=(24, 24, 1))
+    method = fedavg(task)
 
     def flops(strategy):
         state = jax.eval_shape(lambda: simulate.init(method, KEYS, toys.C))

@@ -14,6 +14,7 @@ from fedjax_lab import engine, experiment, simulate, streams, tree
 from fedjax_lab.config import resolve
 from fedjax_lab.engine import Engine
 from fedjax_lab.errors import BadInput
+from fedjax_lab.local import fetch
 from fedjax_lab.methods.fedavg import fedavg
 from fedjax_lab.running import metrics, runner, workdir
 from fedjax_lab.types import Exchange, Stage, State, View, Weights
@@ -388,3 +389,37 @@ def test_what_was_sent_once_reaches_local_beside_a_view_of_it(way, data):
         assert shift > 100
         assert float(state.server["frozen"]) == shift
         assert float(state.server["mean"]) == pytest.approx(shift)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["vectorized", "sequential"])
+def test_a_view_of_images_may_have_any_shape(way, four_domains):
+    """What it makes of them stands flat in the pool, and has its own shape in a batch."""
+
+    def stages(task):
+        plain = fedavg(task)
+        (exchange,) = plain.round
+        idle = exchange._replace(local=lambda w, client, work: (w, client.private))
+        other = plain._replace(round=(idle,), predict=lambda message, client, x: x[:, 0, :4])
+        halves = View(transform=lambda frozen, x: x[:, ::2, :, 0])
+        return (
+            Stage("images", plain, 1),
+            Stage("halves", other, 1, start=lambda *a: a[2], view=halves),
+            Stage("images again", plain, 1, start=lambda *a: a[2]),
+        )
+
+    e = build(four_domains, (0, 1), rounds=3, way=way)
+    playing = Engine(toys.changed(e, stages=stages(e.task)).simulation)
+    rows = jax.numpy.array([5, 2])
+    images = e.dataset.x[[5, 2]] * np.float32(1 / 255)
+    for expected in (images, images[:, ::2, :, 0], images):
+        playing.compile()
+        federation = playing.lanes[0].training.federation
+        if federation.x.ndim == 3:  # one for each of the seeds
+            federation = federation._replace(x=federation.x[0])
+        assert federation.x.shape == (400, np.prod(expected.shape[1:]))
+        np.testing.assert_array_equal(fetch(federation, rows, playing.plan).x, expected)
+        if not playing.stage_is_over:
+            playing.play(1)
+        if playing.stage_is_over:
+            playing.next_stage()

@@ -8,9 +8,9 @@ from numpy.typing import ArrayLike
 
 
 class Dataset(NamedTuple):
-    """R examples. Images stay uint8; they become floats when a batch is fetched."""
+    """R examples. The pool keeps the type of x: they become floats when a batch is fetched."""
 
-    x: np.ndarray  # [R, H, W, channels] uint8, or [R, ...] float32
+    x: np.ndarray  # [R, H, W, channels] uint8, or [R, ...] int8 or float32
     y: np.ndarray  # [R] int32, 0 .. len(classes) - 1
     domain: np.ndarray  # [R] int32, 0 .. len(domains) - 1
     test: np.ndarray  # [R] bool

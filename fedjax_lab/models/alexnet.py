@@ -2,7 +2,8 @@
 
 import flax.linen as nn
 
-from fedjax_lab.models import conv, layers
+from fedjax_lab.models import layers
+from fedjax_lab.models.kernels import CPU, Kernels
 from fedjax_lab.types import Array
 
 CONVOLUTIONS = (  # kernel, stride, padding, whether a max-pool follows
@@ -20,7 +21,7 @@ class AlexNet(nn.Module):
     num_classes: int
     channels: tuple[int, ...] = (64, 192, 384, 256, 256)  # of each convolution
     widths: tuple[int, ...] = (4096, 4096)  # of the dense layers before the head
-    convolution: conv.Convolution = conv.mapped
+    kernels: Kernels = CPU
 
     @nn.compact
     def __call__(self, x: Array, train: bool = False, mask: Array | None = None):
@@ -34,11 +35,11 @@ class AlexNet(nn.Module):
                 kernel,
                 padding=padding,
                 strides=stride,
-                convolution=self.convolution,
+                kernels=self.kernels,
             )
             x = nn.relu(layers.BatchNorm()(x, train, mask))
             if pooled:
-                x = layers.max_pool(x, 3, 2)
+                x = self.kernels.max_pool(x, 3, 2)
         z = layers.adaptive_avg_pool(x, 6).reshape(len(x), -1)
         for width in self.widths:
             z = nn.relu(layers.BatchNorm()(layers.dense(z, width), train, mask))

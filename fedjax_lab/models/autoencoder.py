@@ -2,7 +2,8 @@
 
 import flax.linen as nn
 
-from fedjax_lab.models import conv, layers
+from fedjax_lab.models import layers
+from fedjax_lab.models.kernels import CPU, Kernels
 from fedjax_lab.types import Array
 
 
@@ -10,15 +11,14 @@ class Autoencoder(nn.Module):
     """Two convolutions and a dense layer each way; 9,395 + 4,097 e parameters at 32x32x3."""
 
     latent: int  # e
-    convolution: conv.Convolution = conv.mapped
+    kernels: Kernels = CPU
 
     @nn.compact
     def __call__(self, x: Array) -> tuple[Array, Array]:
         """x [B, H, W, C] in 0..1 -> reconstruction like x, latent [B, e]; H, W multiples of 4."""
         z = x
         for channels in (16, 32):
-            z = layers.conv(z, channels, 3, padding=1, convolution=self.convolution)
-            z = layers.max_pool(nn.relu(z), 2)
+            z = layers.Conv(channels, 3, padding=1, pool=2, kernels=self.kernels)(z)
         code = layers.dense(z.reshape(len(x), -1), self.latent)
         y = layers.dense(code, z[0].size).reshape(z.shape)
         y = nn.relu(_upsample(y, 16))

@@ -7,7 +7,8 @@ Dense weights start normal (0.02) with bias 0, positions normal (0.2): the autho
 import flax.linen as nn
 import jax.numpy as jnp
 
-from fedjax_lab.models import conv, layers
+from fedjax_lab.models import layers
+from fedjax_lab.models.kernels import CPU, Kernels
 from fedjax_lab.types import Array
 
 KAIMING = nn.initializers.variance_scaling(2.0, "fan_in", "normal")
@@ -75,7 +76,7 @@ class CCT(nn.Module):
     hidden: int  # of the MLPs
     attention_dropout: float = 0.1
     skip: float = 0.1  # of the last block; linear, from 0 in the first
-    convolution: conv.Convolution = conv.mapped
+    kernels: Kernels = CPU
 
     @nn.compact
     def __call__(self, x: Array, train: bool = False, mask: Array | None = None):
@@ -88,9 +89,9 @@ class CCT(nn.Module):
             padding=1,
             use_bias=False,
             kernel_init=KAIMING,
-            convolution=self.convolution,
+            kernels=self.kernels,
         )
-        x = layers.max_pool(nn.relu(x), 3, 2, padding=1)
+        x = self.kernels.max_pool(nn.relu(x), 3, 2, padding=1)
         tokens = Positions()(x.reshape(len(x), -1, self.width))
         for i in range(self.blocks):
             skip = self.skip * i / max(self.blocks - 1, 1)

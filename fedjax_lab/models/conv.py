@@ -1,8 +1,9 @@
 """A convolution that stays fast in a loop and with one kernel per client.
 
-`unrolled`, `grouped`, `im2col` and `mapped` each take the place of `lax.conv_general_dilated`:
-`nn.Conv(..., conv_general_dilated=conv.mapped)`. All four give the same numbers; they differ in
-what happens under `vmap` when every client has its own kernel. Measured reasons, on a CPU:
+`unrolled`, `grouped`, `blocked`, `im2col` and `mapped` each take the place of
+`lax.conv_general_dilated`: `nn.Conv(..., conv_general_dilated=conv.mapped)`. All give the same
+numbers; they differ in what happens under `vmap` when every client has its own kernel. Measured
+reasons, on a CPU:
 
 - XLA relabels the two gradient convolutions only outside of loops; in a scan or fori_loop they are
   10 to 100 times too slow. Here they are written as what they are, convolutions with plain labels
@@ -12,11 +13,14 @@ what happens under `vmap` when every client has its own kernel. Measured reasons
   result, some columns at a time, as a product of rows of the image with a banded matrix: a step of
   FedConcat's simple CNN (batch 64 of 28x28x1, 32x32x3 or 16x16x3) takes less than half the time.
 
+On a TPU and a GPU the gradients are best left to XLA, and the clients joined with the channels
+(`grouped`, `blocked`; models/kernels.py has the figures).
+
 Applies to images `[B, H, W, C]` with kernels `[kh, kw, C, K]`, without groups or input dilation.
 Except for `im2col`, only reverse-mode derivatives of first order exist (a `custom_vjp`): no `jvp`,
 no gradient of a gradient through the convolution itself.
 
-A depthwise convolution, kernel `[kh, kw, 1, C]` with C groups, is under all four names a sum of
+A depthwise convolution, kernel `[kh, kw, 1, C]` with C groups, is under all these names a sum of
 shifted products: elementwise, so `vmap` changes nothing, and differentiable to any order. Measured
 on a CPU it is 3 to 6 times as fast as XLA's, and 100 times in a loop. Everything else goes to
 `lax.conv_general_dilated` unchanged.
@@ -33,6 +37,7 @@ import numpy as np
 from jax import lax
 from jax.custom_batching import custom_vmap
 
+from fedjax_lab.models.channelwise import channelwise
 from fedjax_lab.types import Array
 
 Convolution = Callable[..., Array]  # the signature of lax.conv_general_dilated
@@ -40,6 +45,8 @@ Pair = tuple[int, int]
 
 UNROLLED_CLIENTS = 32  # above it `unrolled` is `mapped`: a program must not grow with the cohort
 PIECE = 48  # numbers of a row of the result that `_banded` makes at a time
+SHARING = 4  # clients that share a group in `blocked`, if that has at most LANES input channels
+LANES = 128  # of a TPU's registers
 _LABELS = ("NHWC", "HWIO", "NHWC")
 _HANDLED = "lhs_dilation", "rhs_dilation", "dimension_numbers", "precision"
 
@@ -60,8 +67,18 @@ def unrolled(lhs, rhs, window_strides, padding, **settings) -> Array:
 
 
 def grouped(lhs, rhs, window_strides, padding, **settings) -> Array:
-    """One convolution with a group per client: what `vmap` does by itself."""
-    return _drop_in(partial(_convolve, _group), lhs, rhs, window_strides, padding, **settings)
+    """XLA's own convolution and gradients, with a group per client, between joined channels."""
+    return _drop_in(partial(_joined, 1), lhs, rhs, window_strides, padding, **settings)
+
+
+def blocked(lhs, rhs, window_strides, padding, **settings) -> Array:
+    """As `grouped`, but up to SHARING clients with few channels share a group: for a TPU.
+
+    Their kernels are the diagonal blocks of one larger kernel. The products with the zeros beside
+    them cost little: a TPU multiplies 128 x 128 numbers at a time, and one client with few channels
+    leaves most of those idle. Every array between the layers then fills the TPU's 128 lanes.
+    """
+    return _drop_in(partial(_joined, SHARING), lhs, rhs, window_strides, padding, **settings)
 
 
 def mapped(lhs, rhs, window_strides, padding, **settings) -> Array:
@@ -73,19 +90,15 @@ def mapped(lhs, rhs, window_strides, padding, **settings) -> Array:
 
 
 def im2col(lhs, rhs, window_strides, padding, **settings) -> Array:
-    """Patches times the kernel, a batched matrix product under `vmap`: meant for accelerators.
+    """Patches times the kernel, a batched matrix product under `vmap`.
 
-    Not measured on one yet. Takes kh * kw times the input's memory. Differentiable to any order.
+    Takes kh * kw times the input's memory. Differentiable to any order. XLA's compiler for GPUs
+    (jaxlib 0.10.2) aborts the process on the products of ResNet-18.
     """
     return _drop_in(_patches_product, lhs, rhs, window_strides, padding, **settings)
 
 
-def choose(name: str, platform: str) -> Convolution:
-    """The named formulation; `auto` picks by the devices' platform: "cpu", "gpu" or "tpu"."""
-    if name == "auto":
-        name = "mapped" if platform == "cpu" else "im2col"
-    formulations = (unrolled, grouped, mapped, im2col)
-    return {function.__name__: function for function in formulations}[name]
+FORMULATIONS = {f.__name__: f for f in (unrolled, grouped, blocked, im2col, mapped)}
 
 
 def _drop_in(
@@ -139,6 +152,36 @@ def _depthwise(window: _Window, x: Array, w: Array) -> Array:
     weights = w.reshape(-1, w.shape[-1])
     total: Any = sum(map(jnp.multiply, _patches(window, x, w), weights))
     return total
+
+
+def _joined(sharing: int, window: _Window, x: Array, w: Array) -> Array:
+    """Images [B, H, W, C], kernel [kh, kw, C, K] -> [B, H', W', K]."""
+    return channelwise(partial(_in_groups, sharing, window))(x, w)
+
+
+def _in_groups(sharing: int, window: _Window, x: Array, w: Array) -> Array:
+    """Images [B, H, W, M * C], kernels [kh, kw, C, M * K] of M clients -> [B, H', W', M * K]."""
+    clients = x.shape[-1] // w.shape[2]
+    limit = max(1, min(sharing, LANES // w.shape[2]))
+    size = max(n for n in range(1, limit + 1) if clients % n == 0)
+    return lax.conv_general_dilated(
+        x,
+        _diagonal_blocks(w, clients // size, size),
+        window.strides,
+        window.pads,
+        rhs_dilation=window.w_dilation,
+        dimension_numbers=_LABELS,
+        feature_group_count=clients // size,
+        precision=window.precision,
+    )
+
+
+def _diagonal_blocks(w: Array, groups: int, size: int) -> Array:
+    """Kernels [kh, kw, C, groups * size * K] -> [kh, kw, size * C, groups * size * K]."""
+    kh, kw, c, width = w.shape
+    w = w.reshape(kh, kw, 1, c, groups, size, -1)
+    own = jnp.eye(size, dtype=w.dtype)[:, None, None, :, None]
+    return (w * own).reshape(kh, kw, size * c, width)
 
 
 def _patches_product(window: _Window, x: Array, w: Array) -> Array:
@@ -318,10 +361,6 @@ def _unroll(plain: Callable, x: Array, w: Array) -> Array:
     if len(x) > UNROLLED_CLIENTS:
         return _map(plain, x, w)
     return jnp.stack([plain(x[i], w[i]) for i in range(len(x))])
-
-
-def _group(plain: Callable, x: Array, w: Array) -> Array:
-    return jax.vmap(plain)(x, w)
 
 
 def _map(plain: Callable, x: Array, w: Array) -> Array:

@@ -6,19 +6,19 @@ That an average, or nothing, stands in the place of its maximum would fit the ch
 """
 
 from collections.abc import Callable
-from functools import partial
 
 import flax.linen as nn
 import jax.numpy as jnp
 
 from fedjax_lab.errors import BadInput, check_choice
-from fedjax_lab.models import conv, layers
+from fedjax_lab.models import layers
+from fedjax_lab.models.kernels import CPU, Kernels
 from fedjax_lab.types import Array
 
-POOLS: dict[str, Callable[[Array], Array]] = {
-    "max": partial(layers.max_pool, window=3, stride=1, padding=1),
-    "avg": partial(layers.avg_pool, window=3, stride=1, padding=1),
-    "identity": lambda x: x,
+POOLS: dict[str, Callable[[Kernels, Array], Array]] = {
+    "max": lambda kernels, x: kernels.max_pool(x, 3, 1, 1),
+    "avg": lambda kernels, x: layers.avg_pool(x, window=3, stride=1, padding=1),
+    "identity": lambda kernels, x: x,
 }
 
 
@@ -27,16 +27,16 @@ class Inception(nn.Module):
 
     widths: tuple[int, int, int]  # channels of the 1x1, the 3x3 and the 5x5
     pool: str  # in POOLS
-    convolution: conv.Convolution
+    kernels: Kernels
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
         """x [B, H, W, C] -> [B, H, W, sum(widths) + C], the pooled channels last."""
         branches = [
-            layers.conv(x, channels, kernel, padding=kernel // 2, convolution=self.convolution)
+            layers.conv(x, channels, kernel, padding=kernel // 2, kernels=self.kernels)
             for channels, kernel in zip(self.widths, (1, 3, 5), strict=True)
         ]
-        branches.append(POOLS[self.pool](x))
+        branches.append(POOLS[self.pool](self.kernels, x))
         return nn.relu(jnp.concatenate(branches, axis=-1))
 
 
@@ -51,20 +51,20 @@ class InceptionNet(nn.Module):
     width: int  # channels of the first convolution; all others are in proportion
     dropout: float  # before the dense layers
     pool: str = "max"  # of the Inception modules
-    convolution: conv.Convolution = conv.mapped
+    kernels: Kernels = CPU
 
     @nn.compact
     def __call__(self, x: Array, train: bool = False, mask: Array | None = None):
         """x [B, H, W, C]; mask [B] is not needed -> logits [B, K], features [B, 8 width]."""
         layers.check_images(self.name or "InceptionNet", x.shape[1:], 4)
-        w, convolution = self.width, self.convolution
-        x = layers.conv(x, w, 3, padding=1, convolution=convolution)
-        x = nn.relu(layers.max_pool(x, 2))
-        x = layers.conv(x, w, 1, convolution=convolution)
-        x = layers.conv(x, 2 * w, 3, padding=1, convolution=convolution)
-        x = nn.relu(layers.max_pool(x, 2))
+        w, kernels = self.width, self.kernels
+        x = layers.conv(x, w, 3, padding=1, kernels=kernels)
+        x = nn.relu(kernels.max_pool(x, 2))
+        x = layers.conv(x, w, 1, kernels=kernels)
+        x = layers.conv(x, 2 * w, 3, padding=1, kernels=kernels)
+        x = nn.relu(kernels.max_pool(x, 2))
         for _ in range(2):
-            x = Inception((w, 2 * w, w // 2), self.pool, convolution)(x)
+            x = Inception((w, 2 * w, w // 2), self.pool, kernels)(x)
         z = layers.adaptive_avg_pool(x, 3).reshape(len(x), -1)
         z = nn.Dropout(self.dropout)(z, deterministic=not train)
         z = layers.dense(z, 8 * w)

@@ -1,4 +1,4 @@
-"""Layers with PyTorch's numbers: first weights, batch normalization, pooling."""
+"""Layers with PyTorch's numbers: first weights, batch normalization, averages."""
 
 import math
 
@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from fedjax_lab.errors import BadInput
-from fedjax_lab.models.conv import Convolution, mapped
+from fedjax_lab.models.kernels import CPU, Kernels
 from fedjax_lab.types import Array
 
 MOMENTUM = 0.9  # running = 0.9 running + 0.1 batch; PyTorch calls it 0.1
@@ -52,7 +52,7 @@ def conv(
     groups: int = 1,
     use_bias: bool = True,
     kernel_init: nn.initializers.Initializer | None = None,
-    convolution: Convolution = mapped,
+    kernels: Kernels = CPU,
     name: str | None = None,
 ) -> Array:
     """A square convolution, made inside a compact module. [B, H, W, C] -> [B, H', W', features].
@@ -69,9 +69,35 @@ def conv(
         use_bias=use_bias,
         kernel_init=kernel_init or init,
         bias_init=init,
-        conv_general_dilated=convolution,
+        conv_general_dilated=kernels.convolution,
         name=name,
     )(x)
+
+
+class Conv(nn.Module):
+    """A square convolution with bias, ReLU, and a max-pool of `pool` x `pool`; 1: none.
+
+    First weights and their names are those of `conv`.
+    """
+
+    features: int
+    kernel: int
+    padding: str | int = "VALID"
+    pool: int = 1
+    kernels: Kernels = CPU
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        """[B, H, W, C] -> [B, H', W', features]."""
+        shape = (self.kernel, self.kernel, x.shape[-1], self.features)
+        init = torch_uniform(math.prod(shape[:3]))
+        kernel = self.param("kernel", init, shape)
+        bias = self.param("bias", init, (self.features,))
+        labels = ("NHWC", "HWIO", "NHWC")
+        p = self.padding
+        pads = p if isinstance(p, str) else ((p, p), (p, p))
+        y = self.kernels.convolution(x, kernel, (1, 1), pads, dimension_numbers=labels)
+        return self.kernels.activate(y, bias, self.pool)
 
 
 def check_images(name: str, shape: tuple[int, ...], smallest: int) -> None:
@@ -83,28 +109,8 @@ def check_images(name: str, shape: tuple[int, ...], smallest: int) -> None:
         raise BadInput(f"{name} needs images of at least {smallest}x{smallest}, not {shown}")
 
 
-def max_pool(x: Array, window: int, stride: int | None = None, padding: int = 0) -> Array:
-    """Maximum over square windows, `stride` (by default the window) apart; padded with -inf.
-
-    [B, H, W, C] -> [B, H', W', C]. A maximum of slices: on a CPU the gradient of `reduce_window`
-    is more than ten times slower. Like there, the gradient of a tie goes to the first element.
-    """
-    stride = stride or window
-    if padding:
-        sides = ((0, 0), (padding, padding), (padding, padding), (0, 0))
-        x = jnp.pad(x, sides, constant_values=-jnp.inf)
-    rows, cols = x.shape[1] - window + 1, x.shape[2] - window + 1  # where a window may start
-    best = x[:, :rows:stride, :cols:stride]
-    for i in range(window):
-        for j in range(window):
-            if i or j:
-                other = x[:, i : i + rows : stride, j : j + cols : stride]
-                best = jnp.where(other > best, other, best)
-    return best
-
-
 def avg_pool(x: Array, window: int, stride: int | None = None, padding: int = 0) -> Array:
-    """Mean over square windows, `stride` (by default the window) apart; [B, H, W, C] as `max_pool`.
+    """Mean over square windows, `stride` (by default the window) apart; [B, H, W, C].
 
     Padding counts as zeros, as in PyTorch by default: every sum is divided by window^2.
     """

@@ -17,7 +17,7 @@ from fedjax_lab import tree
 from fedjax_lab.models import layers
 from fedjax_lab.types import Array, Output, PyTree, Weights
 
-PRODUCTS = nn.Dense, nn.Conv
+PRODUCTS = nn.Dense, nn.Conv, layers.Conv
 NORMALIZATIONS = layers.BatchNorm, nn.BatchNorm, nn.LayerNorm, nn.GroupNorm
 
 

@@ -8,7 +8,8 @@ from functools import partial
 
 import flax.linen as nn
 
-from fedjax_lab.models import conv, layers
+from fedjax_lab.models import layers
+from fedjax_lab.models.kernels import CPU, Kernels
 from fedjax_lab.models.resnet import batch_norm, conv_norm
 from fedjax_lab.types import Array
 
@@ -29,12 +30,12 @@ class InvertedResidual(nn.Module):
     channels: int
     expansion: int  # 1: without the first 1x1
     stride: int  # of the 3x3
-    convolution: conv.Convolution
+    kernels: Kernels
 
     @nn.compact
     def __call__(self, x: Array, train: bool, mask: Array | None) -> Array:
         """x [B, H, W, C], mask [B] -> [B, H / stride, W / stride, channels], sizes rounded up."""
-        layer = partial(conv_norm, self.convolution, batch_norm, train, mask)
+        layer = partial(conv_norm, self.kernels, batch_norm, train, mask)
         wide = self.expansion * x.shape[-1]
         y = x
         if self.expansion > 1:
@@ -53,19 +54,19 @@ class MobileNetV2(nn.Module):
     stages: tuple[tuple[int, int, int, int], ...] = STAGES
     width: int = 1280  # of the features
     dropout: float = 0.2  # of the features, before the head
-    convolution: conv.Convolution = conv.mapped
+    kernels: Kernels = CPU
     pretrained: str = ""  # file that the first weights are read from; see models/pretrained.py
 
     @nn.compact
     def __call__(self, x: Array, train: bool = False, mask: Array | None = None):
         """x [B, H, W, C], mask [B], 1 where a row is real -> logits [B, K], features [B, D]."""
         layers.check_images(self.name or "MobileNetV2", x.shape[1:], 1)
-        layer = partial(conv_norm, self.convolution, batch_norm, train, mask)
+        layer = partial(conv_norm, self.kernels, batch_norm, train, mask)
         x = nn.relu6(layer(x, self.stem, 3, 2))
         for expansion, channels, blocks, first in self.stages:
             for j in range(blocks):
                 stride = first if j == 0 else 1
-                block = InvertedResidual(channels, expansion, stride, self.convolution)
+                block = InvertedResidual(channels, expansion, stride, self.kernels)
                 x = block(x, train, mask)
         z = nn.relu6(layer(x, self.width, 1)).mean((1, 2))
         z = nn.Dropout(self.dropout)(z, deterministic=not train)

@@ -4,14 +4,15 @@ The last layer of each is called `head`, all before it is the body. A call gives
 and the features [B, D], the input of the head. Maps are flattened row by row, channels last;
 PyTorch flattens channels first, so dense weights taken from there need their rows permuted.
 
-How convolutions run is not a setting of a net but of the run: `net.clone(convolution=...)`.
+How convolutions run is not a setting of a net but of the run: `net.clone(kernels=...)`.
 """
 
 import flax.linen as nn
 import jax.numpy as jnp
 
 from fedjax_lab.errors import BadInput
-from fedjax_lab.models import conv, layers
+from fedjax_lab.models import layers
+from fedjax_lab.models.kernels import CPU, Kernels
 from fedjax_lab.types import Array
 
 
@@ -48,7 +49,7 @@ class ConvNet(nn.Module):
     map_dropout: float = 0.0  # of the last convolution's output
     dense_dropout: float = 0.0  # after each dense layer
     branches: int = 1  # of all that, each with its own weights; their features are concatenated
-    convolution: conv.Convolution = conv.mapped
+    kernels: Kernels = CPU
 
     @nn.compact
     def __call__(self, x: Array, train: bool = False, mask: Array | None = None):
@@ -59,16 +60,15 @@ class ConvNet(nn.Module):
 
     def _branch(self, x: Array, train: bool, mask: Array | None) -> Array:
         for channels, pooled in zip(self.channels, self.pooled, strict=True):
-            x = layers.conv(
-                x, channels, self.kernel, padding=self.padding, convolution=self.convolution
-            )
+            pool, settings = 1 + pooled, {"padding": self.padding, "kernels": self.kernels}
             if self.norm:
-                x = layers.BatchNorm()(x, train, mask)
-            x = nn.relu(x)
-            if pooled:
-                x = layers.max_pool(x, 2)
-        x = nn.Dropout(self.map_dropout)(x, deterministic=not train)
-        z = x.reshape(len(x), -1)
+                x = layers.conv(x, channels, self.kernel, **settings)
+                x = nn.relu(layers.BatchNorm()(x, train, mask))
+                x = self.kernels.max_pool(x, pool) if pooled else x
+            else:
+                x = layers.Conv(channels, self.kernel, pool=pool, **settings)(x)
+        z = x.reshape(len(x), -1)  # before the dropout: a mask of few channels fills no lanes
+        z = nn.Dropout(self.map_dropout)(z, deterministic=not train)
         for width in self.widths:
             z = layers.dense(z, width)
             if self.dense_norm:

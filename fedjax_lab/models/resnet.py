@@ -10,7 +10,8 @@ from functools import partial
 import flax.linen as nn
 
 from fedjax_lab.errors import BadInput, check_choice
-from fedjax_lab.models import conv, layers
+from fedjax_lab.models import layers
+from fedjax_lab.models.kernels import CPU, Kernels
 from fedjax_lab.types import Array
 
 KAIMING = nn.initializers.variance_scaling(2.0, "fan_out", "normal")
@@ -29,7 +30,7 @@ def group_norm(x: Array, train: bool, mask: Array | None) -> Array:
 
 
 def conv_norm(
-    convolution: conv.Convolution,
+    kernels: Kernels,
     norm: Norm,
     train: bool,
     mask: Array | None,
@@ -52,7 +53,7 @@ def conv_norm(
         groups=groups,
         use_bias=False,
         kernel_init=KAIMING,
-        convolution=convolution,
+        kernels=kernels,
     )
     return norm(y, train, mask)
 
@@ -62,14 +63,14 @@ class BasicBlock(nn.Module):
 
     width: int
     stride: int
-    convolution: conv.Convolution
+    kernels: Kernels
     norm: Norm = batch_norm
     num_convolutions = 2  # without the shortcut's
 
     @nn.compact
     def __call__(self, x: Array, train: bool, mask: Array | None) -> Array:
         """x [B, H, W, C], mask [B] -> [B, H / stride, W / stride, width], sizes rounded up."""
-        layer = partial(conv_norm, self.convolution, self.norm, train, mask)
+        layer = partial(conv_norm, self.kernels, self.norm, train, mask)
         y = nn.relu(layer(x, self.width, 3, self.stride))
         y = layer(y, self.width, 3)
         if y.shape != x.shape:
@@ -82,14 +83,14 @@ class Bottleneck(nn.Module):
 
     width: int  # of the 3x3 convolution
     stride: int
-    convolution: conv.Convolution
+    kernels: Kernels
     norm: Norm = batch_norm
     num_convolutions = 3  # without the shortcut's
 
     @nn.compact
     def __call__(self, x: Array, train: bool, mask: Array | None) -> Array:
         """x [B, H, W, C], mask [B] -> [B, H / stride, W / stride, 4 width], sizes rounded up."""
-        layer = partial(conv_norm, self.convolution, self.norm, train, mask)
+        layer = partial(conv_norm, self.kernels, self.norm, train, mask)
         y = nn.relu(layer(x, self.width, 1))
         y = nn.relu(layer(y, self.width, 3, self.stride))
         y = layer(y, 4 * self.width, 1)
@@ -98,25 +99,25 @@ class Bottleneck(nn.Module):
         return nn.relu(x + y)
 
 
-def cifar_stem(x: Array, width: int, layer: Callable[..., Array]) -> Array:
+def cifar_stem(x: Array, width: int, layer: Callable[..., Array], kernels: Kernels) -> Array:
     """For small images: a 3x3 convolution that keeps their size. [B, H, W, C] -> [..., width]."""
     return nn.relu(layer(x, width, 3))
 
 
-def imagenet_stem(x: Array, width: int, layer: Callable[..., Array]) -> Array:
+def imagenet_stem(x: Array, width: int, layer: Callable[..., Array], kernels: Kernels) -> Array:
     """A 7x7 convolution and a 3x3 max-pool: [B, H, W, C] -> [B, H / 4, W / 4, width]."""
-    return layers.max_pool(nn.relu(layer(x, width, 7, 2)), 3, 2, padding=1)
+    return kernels.max_pool(nn.relu(layer(x, width, 7, 2)), 3, 2, padding=1)
 
 
 class ResNet(nn.Module):
     """A stem and stages of residual blocks, each of double width and half size; global average."""
 
     num_classes: int
-    stem: Callable[..., Array]  # (x, width, layer), made inside this module
+    stem: Callable[..., Array]  # (x, width, layer, kernels), made inside this module
     block: type[BasicBlock] | type[Bottleneck]
     stages: tuple[int, ...]  # blocks in each
     width: int = 64  # of the stem and the first stage
-    convolution: conv.Convolution = conv.mapped
+    kernels: Kernels = CPU
     norm: Norm = batch_norm
     pretrained: str = ""  # file that the first weights are read from; see models/pretrained.py
 
@@ -124,12 +125,12 @@ class ResNet(nn.Module):
     def __call__(self, x: Array, train: bool = False, mask: Array | None = None):
         """x [B, H, W, C], mask [B], 1 where a row is real -> logits [B, K], features [B, D]."""
         layers.check_images(self.name or "ResNet", x.shape[1:], 1)
-        layer = partial(conv_norm, self.convolution, self.norm, train, mask)
-        x = self.stem(x, self.width, layer)
+        layer = partial(conv_norm, self.kernels, self.norm, train, mask)
+        x = self.stem(x, self.width, layer, self.kernels)
         for i, blocks in enumerate(self.stages):
             for j in range(blocks):
                 stride = 2 if i > 0 and j == 0 else 1
-                block = self.block(2**i * self.width, stride, self.convolution, self.norm)
+                block = self.block(2**i * self.width, stride, self.kernels, self.norm)
                 x = block(x, train, mask)
         z = x.mean((1, 2))
         return layers.dense(z, self.num_classes, name="head"), z

@@ -2,7 +2,8 @@
 
 import flax.linen as nn
 
-from fedjax_lab.models import conv, layers
+from fedjax_lab.models import layers
+from fedjax_lab.models.kernels import CPU, Kernels
 from fedjax_lab.types import Array
 
 
@@ -14,17 +15,16 @@ class VGG(nn.Module):
     map_dropout: tuple[float, ...]  # of whole maps, after each stage
     widths: tuple[int, ...]  # of the dense layers before the head
     dense_dropout: float  # before the first of them and after the last
-    convolution: conv.Convolution = conv.mapped
+    kernels: Kernels = CPU
 
     @nn.compact
     def __call__(self, x: Array, train: bool = False, mask: Array | None = None):
         """x [B, H, W, C]; mask [B] is not needed -> logits [B, K], features [B, D]."""
         layers.check_images(self.name or "VGG", x.shape[1:], 2 ** len(self.stages))
         for stage, rate in zip(self.stages, self.map_dropout, strict=True):
-            for channels in stage:
-                x = layers.conv(x, channels, 3, padding=1, convolution=self.convolution)
-                x = nn.relu(x)
-            x = layers.max_pool(x, 2)
+            for i, channels in enumerate(stage, 1):
+                pool = 2 if i == len(stage) else 1
+                x = layers.Conv(channels, 3, padding=1, pool=pool, kernels=self.kernels)(x)
             x = nn.Dropout(rate, broadcast_dims=(1, 2))(x, deterministic=not train)
         z = x.reshape(len(x), -1)
         z = nn.Dropout(self.dense_dropout)(z, deterministic=not train)

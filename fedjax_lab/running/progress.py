@@ -36,6 +36,13 @@ class ProgressBar:
         else:
             self._bar.set_description(text)
 
+    def tell(self, text: str) -> None:
+        """One line that stays."""
+        if self._lines:
+            print(text, flush=True)
+        elif not self._bar.disable:
+            self._bar.write(text)
+
     def start_clock(self) -> None:
         """The time left is judged from now on."""
         self._bar.unpause()

@@ -15,6 +15,7 @@ from fedjax_lab import evaluate, interrupts, processes
 from fedjax_lab.engine import Engine
 from fedjax_lab.experiment import Experiment, join
 from fedjax_lab.running import metrics
+from fedjax_lab.running.profile import Profile
 from fedjax_lab.running.progress import ProgressBar
 from fedjax_lab.running.workdir import Workdir, Workdirs, owned
 from fedjax_lab.types import State
@@ -38,30 +39,40 @@ class Result(NamedTuple):
 
 
 def run(
-    experiment: Experiment, workdir: Path | None = None, resume: bool = False, quiet: bool = False
+    experiment: Experiment,
+    workdir: Path | None = None,
+    resume: bool = False,
+    quiet: bool = False,
+    profile: int | None = None,
 ) -> Result:
     """Runs to the last round, from the newest whole checkpoint of `workdir` where there is one.
 
-    Raises Diverged, Interrupted, BadInput (a workdir that holds another run or is in use).
+    profile: how many rounds to record, see `running/profile.py`; no result depends on it.
+
+    Raises Diverged, Interrupted, BadInput (a workdir that holds another run or is in use; fewer
+    rounds than are to be recorded).
     """
     with owned(workdir, experiment.config, experiment.simulation.seeds, resume):
-        folder = Workdir(workdir, experiment)
-        try:
-            return _run(experiment, folder, quiet)
-        finally:
-            folder.close()
+        with Profile(profile, workdir) as recorder:
+            recorder.check(experiment.simulation, 0)
+            folder = Workdir(workdir, experiment)
+            try:
+                return _run(experiment, folder, quiet, recorder)
+            finally:
+                folder.close()
 
 
-def _run(experiment, folder, quiet):
+def _run(experiment, folder, quiet, profile):
     engine = Engine(experiment.simulation)
     folder.open()
     rows = folder.restore(engine, _evaluations(experiment, engine)[1:])
+    profile.check(experiment.simulation, engine.played)
     if engine.played == 0:
         folder.keep_facts(engine.first_facts, engine)
     if folder.finished(engine.played == experiment.simulation.plan.rounds):
         return Result(folder.read_summary(), rows, engine.final_states(), folder.path)
     if engine.played < experiment.simulation.plan.rounds:
-        _play(experiment, engine, folder, rows, quiet)
+        _play(experiment, engine, folder, rows, quiet, profile)
     summary = folder.finish(functools.partial(_summary, engine), rows)
     return Result(summary, rows, engine.final_states(), folder.path)
 
@@ -82,34 +93,35 @@ def run_together(parts: list[Experiment], workdirs: list[Path]) -> None:
         engine = Engine(joint.simulation)
         folders.open()
         rows: list[dict] = []
-        _play(joint, engine, folders, rows, quiet=True)
+        _play(joint, engine, folders, rows, quiet=True, profile=Profile(None, None))
         folders.finish(functools.partial(_summary, engine), rows)
 
 
-def _play(experiment, engine, folder, rows, quiet):
+def _play(experiment, engine, folder, rows, quiet, profile):
     with ProgressBar(experiment.simulation.plan.rounds, engine.played, quiet) as progress:
         progress.say("compiling")
         engine.compile()
         progress.start_clock()
         progress.say(f"{experiment.config.method.name}, {experiment.simulation.strategy.name}")
-        _play_stage(experiment, engine, folder, rows, progress)
+        _play_stage(experiment, engine, folder, rows, progress, profile)
         while engine.stage_is_over:
             folder.keep_facts(engine.next_stage(), engine)
             engine.compile()
             progress.start_clock()
             progress.say(f"stage {engine.stage.name}")
-            _play_stage(experiment, engine, folder, rows, progress)
+            _play_stage(experiment, engine, folder, rows, progress, profile)
 
 
-def _play_stage(experiment, engine, folder, rows, progress):
+def _play_stage(experiment, engine, folder, rows, progress, profile):
     """Plays the rounds of a stage that are left. An interrupt waits until the state is saved."""
+    profile.begin_stage(engine)
     rounds, times = experiment.simulation.plan.rounds, _evaluations(experiment, engine)
     with interrupts.delayed() as stop:
         while engine.played < engine.ends[engine.stage_number]:
             upcoming = np.searchsorted(times, engine.played, "right")
             goal, since = times[upcoming], times[upcoming] - times[upcoming - 1]
             while engine.played < goal and not processes.anywhere(stop.is_set()):
-                engine.play(goal - engine.played)
+                profile.play(engine, goal - engine.played, progress)
                 progress.rounds(engine.played)
                 _check_finite(experiment, engine, folder, rows)
             if engine.played == goal:

@@ -1,17 +1,20 @@
 """Times the workloads through the engine: one JSON line for each strategy.
 
     python launch/speed/benchmark.py [--workload=W2,W3] [--strategy=auto,vectorized,...,central]
-                               [--convolution=auto] [--seconds=10 | --rounds=20] [--whole]
+                               [--convolution=auto] [--chunk=8] [--dtype=bfloat16]
+                               [--seconds=10 | --rounds=20] [--whole]
 
 `central` is the bound that no simulator passes by much: one model on as many examples, in
-batches as large as a whole cohort's, 50 rounds in one jit, nothing but training. Without `--whole`
-rounds are timed without evaluation, after a warm-up; with it a workload that has a length (A1) is
-played to its end with its evaluations, and `total_seconds` is printed too (compilation apart).
+batches as large as a whole cohort's, 50 rounds in one jit, nothing but training. Rounds are
+timed without evaluation, after a warm-up; then one evaluation is. With `--whole` a workload that
+has a length (A1) is also played to its end with its evaluations, and `total_seconds` is printed
+(compilation apart).
 """
 
 import argparse
 import json
 import time
+from collections.abc import Sequence
 from functools import partial
 
 from fedjax_lab import parallel
@@ -29,20 +32,29 @@ from fedjax_lab.data import partition
 from fedjax_lab.engine import Engine, Simulation
 from fedjax_lab.local import fetch, shuffle
 from fedjax_lab.methods.fedavg import fedavg
-from fedjax_lab.models import conv, nets
+from fedjax_lab.models import conv, kernels
 from fedjax_lab.models.task import has_convolutions, make_task
+from fedjax_lab.registry import NAMED
 from fedjax_lab.running.runner import peak_memory
 from fedjax_lab.types import Federation, Plan, Stage, Task, Weights
 from fedjax_lab.width import client_bytes
 
 STRATEGIES = ("auto", "vectorized", "chunked", "sequential", "central")
-CONVOLUTIONS = ("auto", "mapped", "unrolled", "grouped", "im2col")
+CONVOLUTIONS = ("auto", *conv.FORMULATIONS)
 CENTRAL_ROUNDS = 50
 
 
-def build(work: Workload, strategy: str, convolution: str, chunk: int) -> Simulation:
-    """A workload as the engine sees it."""
-    task = make_model(work, convolution)
+def build(
+    work: Workload,
+    strategy: str = "auto",
+    convolution: str = "auto",
+    chunk: int = 0,
+    dtype: str = "float32",
+    devices: Sequence[jax.Device] | None = None,
+) -> Simulation:
+    """A workload as the engine sees it, for these devices (None: all that there are)."""
+    platform = (jax.devices() if devices is None else devices)[0].platform
+    task = make_model(work, convolution, dtype, platform)
     sizes = np.array([len(rows) for rows in work.rows])
     batches = -(-sizes // work.batch)
     plan = Plan(
@@ -51,6 +63,7 @@ def build(work: Workload, strategy: str, convolution: str, chunk: int) -> Simula
         work.batch,
         work.epochs,
         optim.sgd(work.lr),
+        example_shape=work.x.shape[1:],
         equal_steps=bool((batches == batches.max()).all()),
     )
     method = fedavg(task)
@@ -64,7 +77,8 @@ def build(work: Workload, strategy: str, convolution: str, chunk: int) -> Simula
         convolutional=has_convolutions(task),
         equal_steps=plan.equal_steps,
         client_bytes=lambda: client_bytes(task, plan),
-        chunk=chunk,
+        chunk=int(chunk),
+        devices=devices,
     )
     return Simulation(
         seeds=[0],
@@ -77,12 +91,14 @@ def build(work: Workload, strategy: str, convolution: str, chunk: int) -> Simula
     )
 
 
-def make_model(work: Workload, convolution: str) -> Task:
-    """The workload's net."""
-    net = getattr(nets, work.model)(10)
-    if hasattr(net, "convolution"):
-        net = net.clone(convolution=conv.choose(convolution, jax.default_backend()))
-    return make_task(net, work.x.shape[1:], 10)
+def make_model(
+    work: Workload, convolution: str = "auto", dtype: str = "float32", platform: str = ""
+) -> Task:
+    """The workload's net, as it runs on a platform ("": this machine's)."""
+    net = NAMED["model"][work.model](10)
+    if hasattr(net, "kernels"):
+        net = net.clone(kernels=kernels.choose(platform or jax.default_backend(), convolution))
+    return make_task(net, work.x.shape[1:], 10, compute_dtype=jnp.dtype(dtype))
 
 
 def make_federation(work: Workload) -> Federation:
@@ -98,7 +114,7 @@ def make_federation(work: Workload) -> Federation:
         ]
         test = jnp.asarray(partition.pad(scored))
     return Federation(
-        jnp.asarray(work.x),
+        jnp.asarray(work.x.reshape(len(work.x), -1)),
         jnp.asarray(work.y),
         jnp.zeros(len(work.y), jnp.int32),
         jnp.float32(0),
@@ -113,7 +129,7 @@ def make_federation(work: Workload) -> Federation:
 
 def time_engine(work: Workload, args, strategy: str) -> dict:
     """Seconds per round: the median over blocks of about a second, or so many rounds at once."""
-    simulation = build(work, strategy, args.convolution, args.chunk)
+    simulation = build(work, strategy, args.convolution, args.chunk, args.dtype)
     engine = Engine(simulation)
     engine.compile()
     if not args.rounds:
@@ -126,6 +142,7 @@ def time_engine(work: Workload, args, strategy: str) -> dict:
         len(paces) < 3 or engine.session.seconds - warm.seconds < args.seconds
     ):
         paces.append(play_block(engine, 10**6))
+    began = engine.evaluate_seconds
     engine.evaluate()
     examples, steps, lane_steps = engine.session.totals - warm.totals
     out = {
@@ -135,6 +152,8 @@ def time_engine(work: Workload, args, strategy: str) -> dict:
         "utilisation": steps / lane_steps,
         "compile_seconds": engine.compile_seconds,
     }
+    if work.test:
+        out["seconds_per_evaluation"] = engine.evaluate_seconds - began
     if args.whole and work.rounds:
         out["total_seconds"] = play_whole(engine, work)
     return out
@@ -164,7 +183,7 @@ def play_whole(engine: Engine, work: Workload) -> float:
 
 def time_central(work: Workload, args) -> dict:
     """One model, batches of cohort x batch, as many examples a round as a mean cohort has."""
-    task = make_model(work, args.convolution)
+    task = make_model(work, args.convolution, args.dtype)
     federation, risk = make_federation(work), losses.risk(task)
     size, plan = work.cohort * work.batch, build(work, "sequential", args.convolution, 0).plan
     per_round = work.epochs * work.cohort * np.mean([len(rows) for rows in work.rows])
@@ -211,6 +230,7 @@ def main() -> None:
     parser.add_argument("--workload", default="W1,W2,W3,W4", help=", ".join(WORKLOADS))
     parser.add_argument("--strategy", default="auto,central", help=", ".join(STRATEGIES))
     parser.add_argument("--convolution", default="auto", choices=CONVOLUTIONS)
+    parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
     parser.add_argument("--chunk", type=int, default=0, help="clients at a time when chunked")
     parser.add_argument("--seconds", type=float, default=10, help="to measure for, at least")
     parser.add_argument("--rounds", type=int, default=0, help="just so many, without warm-up")
@@ -226,7 +246,8 @@ def main() -> None:
             numbers = {k: v if isinstance(v, str) else float(f"{v:.4g}") for k, v in timed.items()}
             device = f"{len(jax.devices())} x {jax.devices()[0].device_kind}"
             memory = round(peak_memory() / 2**30, 2)
-            line = {"workload": name, **numbers, "asked": strategy, "device": device}
+            asked = {"asked": strategy, "convolution": args.convolution, "dtype": args.dtype}
+            line = {"workload": name, **numbers, **asked, "device": device}
             line["peak_memory_gib"] = memory
             print(json.dumps(line), flush=True)
 

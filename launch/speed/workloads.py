@@ -8,6 +8,7 @@ Where the numbers come from:
   mean of the uploads, 1,500 rounds, 10,000 test images scored every 10 rounds.
 - A2 has the sizes of PFLlib's quick start: MNIST on 20 clients, all of which train, each scored in
   every round on its training and its test images (a quarter of what it holds).
+- R18 and CCT are this project's own: two large models, ten clients, small images.
 
 The images are synthetic, of the true shapes: standard normal noise plus a class mean of standard
 deviation 0.5, seed 0, 10 classes.
@@ -16,6 +17,7 @@ deviation 0.5, seed 0, 10 classes.
 import json
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -39,7 +41,7 @@ class Workload(NamedTuple):
     batch: int
     epochs: int
     lr: float
-    model: str  # "mcmahan_cnn", "mlp", "pfl_cnn" or "pfllib_cnn"
+    model: str  # the model's name in the project's registry
     test: list[np.ndarray]  # A1: one array, for the global model; A2: client i's; W1 to W4: none
     weighting: str = "size"  # of the uploads in the server's mean: "size" or "equal"
     rounds: int | None = None  # of the benchmark's whole run, where it has a length
@@ -121,7 +123,22 @@ def _a2() -> Workload:
     return _build(PFLLIB_SIZES, (28, 28, 1), cohort=20, batch=10, epochs=1, **model, **scores)
 
 
-WORKLOADS = {"W1": _w1, "W2": _w2, "W3": _w3, "W4": _w4, "W5": _w5, "A1": _a1, "A2": _a2}
+def _large(model: str) -> Workload:
+    """A large model on ten clients, all of which train."""
+    return _build([500] * 10, (32, 32, 3), cohort=10, batch=50, epochs=1, lr=0.01, model=model)
+
+
+WORKLOADS = {
+    "W1": _w1,
+    "W2": _w2,
+    "W3": _w3,
+    "W4": _w4,
+    "W5": _w5,
+    "A1": _a1,
+    "A2": _a2,
+    "R18": partial(_large, "resnet18"),
+    "CCT": partial(_large, "cct7"),
+}
 
 
 def load(name: str) -> Workload:

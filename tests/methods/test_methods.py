@@ -11,6 +11,7 @@ import pytest
 import toys
 
 from fedjax_lab import evaluate, parallel, registry, simulate, streams, tree
+from fedjax_lab.simulate import Program
 from fedjax_lab.types import Method
 
 PLAIN = [name for name in registry.METHODS if isinstance(toys.make(name), Method)]  # one stage
@@ -132,22 +133,30 @@ def test_the_pool_of_examples_is_never_copied(name):
     """Neither for every client of an odd cohort on a mesh nor for every vectorized seed.
 
     A `cond` under `vmap` would do that: it becomes a `select` whose operands all have the new axis.
+    Nor is it converted or reshaped as a whole: of that size a program has the pool itself alone.
     """
     method = toys.make(name)
     federation, population, plan = toys.pooled(method)
+    federation = federation._replace(x=jnp.zeros((100_003, toys.D), jnp.uint8))
+    scored = federation._replace(train=toys.FEDERATION.train)
+    plan = plan._replace(example_shape=(2, toys.D // 2, 1))
     strategy = parallel.on_mesh(parallel.make_mesh(4), parallel.chunked(2))
     if method.pooled:
         strategy = parallel.sequential()
 
-    def one(keys, state):
-        args = simulate.Lane(federation, population, keys), state, simulate.no_progress(), 0, 2
-        return simulate.play(simulate.Program(method, plan, strategy), *args)
+    def one(keys, state, x):
+        program = Program(method, plan, strategy)
+        to_train = simulate.Lane(federation._replace(x=x), population, keys)
+        to_score = simulate.Lane(scored._replace(x=x), toys.POPULATION, keys)
+        state, _ = simulate.play(program, to_train, state, simulate.no_progress(), 0, 2)
+        return evaluate.score(program, to_score, state, 2)
 
     state = jax.eval_shape(jax.vmap(lambda keys: simulate.init(method, keys, toys.C)), BOTH)
-    program = jax.jit(jax.vmap(one)).lower(BOTH, state).as_text()
-    pool = "x".join(map(str, federation.x.shape))
-    assert f"tensor<{pool}xf32>" in program
-    assert not re.search(rf"tensor<\d+x(\d+x)?{pool}xf32>", program)
+    program = jax.jit(jax.vmap(one, (0, 0, None))).lower(BOTH, state, federation.x).as_text()
+    types = set(re.findall(r"tensor<([\dx]+)x(\w+)>", program))
+    sizes = {(shape, kind): np.prod([int(n) for n in shape.split("x")]) for shape, kind in types}
+    large = [of for of, size in sizes.items() if size >= federation.x.size]
+    assert large == [("x".join(map(str, federation.x.shape)), "ui8")]
 
 
 @pytest.mark.parametrize("name", PLAIN)

@@ -10,7 +10,7 @@ from naive_layers import SMALL, one_client, small
 
 from fedjax_lab import tree
 from fedjax_lab.errors import BadInput
-from fedjax_lab.models import cct, char_lstm, conv, mobilenet, resnet
+from fedjax_lab.models import cct, char_lstm, kernels, mobilenet, resnet
 from fedjax_lab.models.task import make_task
 
 KEY = jax.random.key(0)
@@ -37,8 +37,8 @@ close = partial(np.testing.assert_allclose, rtol=2e-4, atol=2e-4)
     ids=lambda value: getattr(value, "name", None),
 )
 def test_published_sizes(net, shape, count, width):
-    if hasattr(net, "convolution"):
-        net = net.clone(convolution=conv.im2col)
+    if hasattr(net, "kernels"):
+        net = net.clone(kernels=kernels.choose("cpu", "im2col"))
     task = make_task(net, shape, net.num_classes)
     weights = jax.eval_shape(task.init, KEY)
     assert sum(leaf.size for leaf in jax.tree.leaves(weights.params)) == count

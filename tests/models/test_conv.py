@@ -1,4 +1,4 @@
-"""The convolution and the pooling against XLA's own, values and gradients."""
+"""The convolution against XLA's own, values and gradients."""
 
 import os
 import subprocess
@@ -16,9 +16,8 @@ from toys import normal
 
 from fedjax_lab import parallel
 from fedjax_lab.models import conv
-from fedjax_lab.models.layers import max_pool
 
-FORMULATIONS = (conv.unrolled, conv.grouped, conv.im2col, conv.mapped)
+FORMULATIONS = tuple(conv.FORMULATIONS.values())
 LABELS = ("NHWC", "HWIO", "NHWC")
 close = partial(np.testing.assert_allclose, rtol=2e-4, atol=2e-5)
 
@@ -37,7 +36,7 @@ def call(convolution, strides=(1, 1), padding="SAME", **settings):
     return lambda x, w: convolution(x, w, strides, padding, dimension_numbers=LABELS, **settings)
 
 
-@pytest.mark.parametrize("formulation", [conv.unrolled, conv.mapped, conv.im2col])
+@pytest.mark.parametrize("formulation", [conv.unrolled, conv.mapped, conv.im2col, conv.blocked])
 @pytest.mark.parametrize(
     ("kernel", "strides", "padding", "dilation"),
     [
@@ -184,33 +183,7 @@ def test_takes_the_place_of_flax_convolution(formulation):
     close(module.apply(weights, x), plain.apply(weights, x))
 
 
-@pytest.mark.parametrize(
-    ("window", "stride", "padding"), [(2, 2, 0), (3, 2, 0), (3, 1, 0), (3, 2, 1)]
-)
-@pytest.mark.parametrize("kind", ["distinct", "tied"])
-def test_max_pool_equals_xla(window, stride, padding, kind):
-    """After a ReLU most windows hold ties, at 0; their gradient goes to the first element."""
-    x = normal(0, 2, 7, 6, 3)
-    if kind == "tied":
-        x = jax.nn.relu(jnp.round(x))
-
-    def xla(x):
-        sides = ((0, 0), (padding, padding), (padding, padding), (0, 0))
-        shape, strides = (1, window, window, 1), (1, stride, stride, 1)
-        return lax.reduce_window(x, -jnp.inf, lax.max, shape, strides, sides)
-
-    def with_gradient(pool):
-        y, back = jax.vjp(pool, x)
-        return y, *back(normal(1, *y.shape))
-
-    ours, theirs = jax.jit(
-        lambda: (with_gradient(lambda x: max_pool(x, window, stride, padding)), with_gradient(xla))
-    )()
-    same(ours, theirs)
-    assert max_pool(x, window).shape == max_pool(x, window, window).shape
-
-
-@pytest.mark.parametrize("formulation", [conv.mapped, conv.im2col])
+@pytest.mark.parametrize("formulation", [conv.mapped, conv.im2col, conv.blocked])
 @pytest.mark.parametrize(
     ("kernel", "strides", "padding", "dilation"),
     [
@@ -254,7 +227,7 @@ def largest_difference(_, x):
     zeros = jnp.zeros_like(variables["params"]["Conv_0"]["kernel"])
     return jax.lax.fori_loop(0, 60, step, (zeros, 0.0))[1]
 
-strategy = parallel.on_mesh(parallel.make_mesh(), parallel.sequential())
+strategy = parallel.on_mesh(parallel.make_mesh(jax.devices()), parallel.sequential())
 xs = jnp.stack([x] * len(jax.devices()))
 print(len(xs), jax.jit(strategy.each(largest_difference))(0, xs).max())
 """
@@ -270,6 +243,9 @@ def test_gradients_keep_their_bits_in_a_long_loop_on_every_device():
     assert ran.stdout.split() == ["2", "0.0"]
 
 
+@pytest.mark.skipif(
+    jax.default_backend() != "cpu" or jax.device_count() == 1, reason="needs several CPU devices"
+)
 def test_devices_without_a_spare_thread_are_warned_of(monkeypatch):
     monkeypatch.setenv("NPROC", str(len(jax.devices())))
     with pytest.warns(UserWarning, match="without a spare thread"):

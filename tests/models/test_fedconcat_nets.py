@@ -7,7 +7,7 @@ from toys import normal, random_weights
 
 from fedjax_lab import registry
 from fedjax_lab.errors import BadInput
-from fedjax_lab.models import conv, nets, resnet, vgg
+from fedjax_lab.models import kernels, nets, resnet, vgg
 from fedjax_lab.models.task import make_task
 from fedjax_lab.types import Weights
 
@@ -27,7 +27,9 @@ KEY = jax.random.key(0)
     ids=lambda value: getattr(value, "name", None),
 )
 def test_published_sizes(net, count, width):
-    task = make_task(net.clone(convolution=conv.im2col), (32, 32, 3), net.num_classes)
+    task = make_task(
+        net.clone(kernels=kernels.choose("cpu", "im2col")), (32, 32, 3), net.num_classes
+    )
     weights = jax.eval_shape(task.init, KEY)
     assert sum(leaf.size for leaf in jax.tree.leaves(weights.params)) == count
     output = jax.eval_shape(task.apply, weights, jax.ShapeDtypeStruct((7, 32, 32, 3), "float32"))

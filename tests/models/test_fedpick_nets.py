@@ -12,7 +12,7 @@ from toys import normal, random_weights
 
 from fedjax_lab import registry
 from fedjax_lab.errors import BadInput
-from fedjax_lab.models import alexnet, conv, nets
+from fedjax_lab.models import alexnet, kernels, nets
 from fedjax_lab.models.task import make_task
 
 KEY = jax.random.key(0)
@@ -81,7 +81,7 @@ def test_published_sizes_of_parts(net, shape, affine, encoder, dense):
 def test_configs_know_them(name):
     net = registry.NAMED["model"][name](10)
     assert net.name == name
-    assert net.clone(convolution=conv.im2col).convolution is conv.im2col
+    assert net.clone(kernels=kernels.TPU).kernels is kernels.TPU
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,8 @@ import pytest
 from inputs import complaint
 
 from fedjax_lab import registry
-from fedjax_lab.models import conv, inception, layers
+from fedjax_lab.models import inception, layers
+from fedjax_lab.models.kernels import CPU
 from fedjax_lab.models.task import make_task
 
 
@@ -102,7 +103,7 @@ def averaged_by_hand(x):
 def test_other_pools_of_a_module(small, pool, by_hand):
     """Its last channels; the others, and the weights, are those of a module with a maximum."""
     x = small[-1]["Inception_0"]
-    plain = inception.Inception((4, 8, 2), "max", conv.mapped)
+    plain = inception.Inception((4, 8, 2), "max", CPU)
     variables = {"params": small[1]["params"]["Inception_1"]}
     expected = plain.apply(variables, x)
     actual = plain.clone(pool=pool).apply(variables, x)

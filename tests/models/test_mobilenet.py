@@ -8,7 +8,8 @@ import pytest
 from naive_layers import by_hand, random_variables
 from toys import normal, random_weights
 
-from fedjax_lab.models import conv, mobilenet
+from fedjax_lab.models import mobilenet
+from fedjax_lab.models.kernels import CPU
 from fedjax_lab.models.task import make_task
 
 KEY = jax.random.key(0)
@@ -21,7 +22,7 @@ close = partial(np.testing.assert_allclose, rtol=2e-4, atol=2e-4)
     ("expansion", "stride", "channels"), [(1, 1, 3), (2, 1, 3), (2, 1, 4), (2, 2, 3)]
 )
 def test_an_inverted_residual_is_the_formula(expansion, stride, channels):
-    block = mobilenet.InvertedResidual(channels, expansion, stride, conv.mapped)
+    block = mobilenet.InvertedResidual(channels, expansion, stride, CPU)
     x = normal(1, 2, 6, 5, 3)
     variables = random_variables(block, x, False, None)
     assert sum("Conv" in name for name in variables["params"]) == (2 if expansion == 1 else 3)

@@ -10,7 +10,7 @@ import pytest
 from toys import normal, random_weights
 
 from fedjax_lab.errors import BadInput
-from fedjax_lab.models import conv, layers, nets
+from fedjax_lab.models import kernels, layers, nets
 from fedjax_lab.models.task import make_task
 
 KEY = jax.random.key(0)
@@ -85,7 +85,7 @@ def test_head_maps_features_to_logits():
 def test_settings_of_nets():
     assert nets.mlp(10, width=7, depth=3).widths == (7, 7, 7)
     assert nets.digit_cnn(10, width=4).channels == (4, 8)
-    assert nets.lenet(10).clone(convolution=conv.im2col).convolution is conv.im2col
+    assert nets.lenet(10).clone(kernels=kernels.TPU).kernels is kernels.TPU
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,8 @@ from naive_layers import by_hand, random_variables, relu
 from toys import normal
 
 from fedjax_lab.errors import BadInput
-from fedjax_lab.models import conv, mobilenet, resnet
+from fedjax_lab.models import mobilenet, resnet
+from fedjax_lab.models.kernels import CPU
 
 KEY = jax.random.key(0)
 
@@ -20,7 +21,7 @@ close = partial(np.testing.assert_allclose, rtol=2e-4, atol=2e-4)
 
 @pytest.mark.parametrize(("stride", "channels"), [(1, 3), (1, 2), (2, 3)])
 def test_a_basic_block_is_the_formula(stride, channels):
-    block, x = resnet.BasicBlock(3, stride, conv.mapped), normal(1, 2, 6, 5, channels)
+    block, x = resnet.BasicBlock(3, stride, CPU), normal(1, 2, 6, 5, channels)
     variables = random_variables(block, x, False, None)
     y = block.apply(variables, x, False, None)
     x = np.asarray(x)
@@ -49,7 +50,9 @@ def test_group_norm_is_the_formula():
 
 def test_the_stem_for_large_images():
     x = normal(1, 2, 13, 12, 3)
-    y = resnet.imagenet_stem(x, 8, lambda x, width, kernel, stride: x[..., :1] + width + kernel)
+    y = resnet.imagenet_stem(
+        x, 8, lambda x, width, kernel, stride: x[..., :1] + width + kernel, CPU
+    )
     grown = np.pad(relu(x[..., :1] + 15), ((0, 0), (1, 1), (1, 1), (0, 0)))
     close(y[:, 2, 3], grown[:, 4:7, 6:9].max((1, 2)))
     assert y.shape == (2, 7, 6, 1)

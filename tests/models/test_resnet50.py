@@ -9,7 +9,8 @@ import pytest
 from naive_layers import convolve, relu
 from toys import normal, random_weights
 
-from fedjax_lab.models import conv, resnet
+from fedjax_lab.models import resnet
+from fedjax_lab.models.kernels import CPU
 from fedjax_lab.models.task import make_task
 from fedjax_lab.types import Weights
 
@@ -37,7 +38,7 @@ def bottleneck_by_hand(weights, x, stride):
 @pytest.mark.parametrize(("stride", "channels", "convolutions"), [(1, 8, 3), (1, 3, 4), (2, 3, 4)])
 def test_a_bottleneck_is_the_formula(stride, channels, convolutions):
     """Even and odd sizes: at stride 2 "SAME" would pad the even one below only."""
-    block, x = resnet.Bottleneck(2, stride, conv.mapped), normal(1, 2, 6, 5, channels)
+    block, x = resnet.Bottleneck(2, stride, CPU), normal(1, 2, 6, 5, channels)
     shapes = jax.eval_shape(lambda: block.init(KEY, x, False, None))
     weights = random_weights(Weights(shapes["params"], shapes["batch_stats"]))
     assert len(weights.params) == 2 * convolutions

@@ -1,0 +1,67 @@
+"""How a net's convolutions and poolings run on a platform; a net takes it as one attribute.
+
+The evidence for each platform, FedAvg on the workloads of launch/speed/workloads.py:
+
+- CPU, measured: see models/conv.py and models/pooling.py.
+- TPU, no device yet but its compiler's estimate for a v5e, a round of A1 in chunks of 4 clients: 28
+  ms and 330 MB of temporary memory; with XLA's own grouped convolutions and windows 42 ms (575 MB,
+  chunks of 8), with those and slices 62 ms (854 MB), with im2col and slices 150 ms (6,464 MB, all
+  clients at once). A round of W1: 30, 67, 74 and 321 ms. Of A1's gain, taking the maximum before
+  bias and ReLU is 5 ms.
+- GPU, no device yet but the compiled programs for an H100, kernels launched and bytes touched in a
+  round, all clients at once: A1 254 and 19 GB, W1 1,136 and 21 GB; with windows 264 and 20, 1,316
+  and 26; with im2col and slices 259 and 31, 1,166 and 42, and on ResNet-18 XLA aborts the process.
+  Whether groups or blocks are faster there, only a device can tell.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import flax.linen as nn
+
+from fedjax_lab.models import conv, pooling
+from fedjax_lab.models.channelwise import channelwise
+from fedjax_lab.types import Array
+
+
+class Kernels(NamedTuple):
+    """The formulations of a net's layers on images [B, H, W, C]; the numbers are the same."""
+
+    convolution: conv.Convolution
+    max_pool: pooling.MaxPool
+    activate: Callable[[Array, Array, int], Array]
+    """(y, bias [C], window): max_pool(relu(y + bias), window)."""
+
+
+def activate_by_slices(y: Array, bias: Array, window: int) -> Array:
+    """Bias, ReLU, and maxima by slices."""
+    y = nn.relu(y + bias)
+    return y if window == 1 else pooling.by_slices(y, window)
+
+
+def joined_max_pool(x: Array, window: int, stride: int | None = None, padding: int = 0) -> Array:
+    """`pooling.by_windows`, with the clients of a `vmap` joined with the channels."""
+    return channelwise(lambda x: pooling.by_windows(x, window, stride, padding))(x)
+
+
+@channelwise
+def _bias_relu(y, bias):
+    return nn.relu(y + bias)
+
+
+def activate_joined(y: Array, bias: Array, window: int) -> Array:
+    """The maximum first: bias and ReLU keep the order, and so have fewer numbers to go through."""
+    return _bias_relu(y if window == 1 else joined_max_pool(y, window), bias)
+
+
+CPU = Kernels(conv.mapped, pooling.by_slices, activate_by_slices)
+GPU = CPU._replace(convolution=conv.grouped)
+TPU = Kernels(conv.blocked, joined_max_pool, activate_joined)
+
+
+def choose(platform: str, convolution: str = "auto") -> Kernels:
+    """Those of a platform, "cpu", "gpu" or "tpu"; convolution: "auto" or of `conv.FORMULATIONS`."""
+    kernels = {"cpu": CPU, "gpu": GPU, "tpu": TPU}[platform]
+    if convolution == "auto":
+        return kernels
+    return kernels._replace(convolution=conv.FORMULATIONS[convolution])

@@ -1,0 +1,109 @@
+"""A profile of a few rounds of a run, in files that TensorBoard (xprof) and Perfetto open."""
+
+import gzip
+import itertools
+import json
+import os
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+import jax
+
+from fedjax_lab import processes
+from fedjax_lab.engine import Engine, Simulation
+from fedjax_lab.errors import BadInput, quoted
+from fedjax_lab.running.progress import ProgressBar
+
+WARM_UP = 3  # rounds before those that are recorded, as far as the stage has so many
+
+
+class Profile:
+    """Records so many rounds, early in a run, into the folder `profile` of its workdir.
+
+    Compilation is never among them, evaluations between them are. The rounds are played in the same
+    blocks as without a profile, but that one ends where the recording begins. Use as a context.
+    """
+
+    def __init__(self, rounds: int | None, workdir: Path | None):
+        """None records nothing. BadInput where there is no workdir to write to."""
+        if rounds is not None and workdir is None:
+            raise BadInput("a profile needs a workdir to be written to")
+        self._rounds = rounds
+        self._folder = (workdir or Path()) / "profile"
+        self._span = range(0)  # the rounds to be recorded, counted from 0
+        self._records = False
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        if self._records:
+            jax.profiler.stop_trace()
+
+    def check(self, simulation: Simulation, played: int) -> None:
+        """BadInput unless a stage of the run has so many rounds left after `played` rounds."""
+        if self._rounds is None:
+            return
+        lengths = [stage.rounds for stage in simulation.stages]
+        ends = itertools.accumulate(lengths)
+        most = max(min(end - played, n) for end, n in zip(ends, lengths, strict=True))
+        if most <= 0:
+            raise BadInput(f"--profile={self._rounds}: the run has no round left")
+        if not 1 <= self._rounds <= most:
+            where = "in its longest stage" if len(lengths) > 1 else "in the run"
+            raise BadInput(
+                f"--profile must be from 1 to {most}, the rounds that are left {where}; got"
+                f" {quoted(self._rounds)}"
+            )
+
+    def begin_stage(self, engine: Engine) -> None:
+        """Chooses the rounds in this stage, if it has enough of them and none was recorded yet."""
+        left = engine.ends[engine.stage_number] - engine.played
+        if self._rounds is not None and not self._span and self._rounds <= left:
+            first = engine.played + min(WARM_UP, left - self._rounds)
+            self._span = range(first, first + self._rounds)
+
+    def play(self, engine: Engine, at_most: int, progress: ProgressBar) -> None:
+        """`engine.play`, up to where the recording begins or ends. Begins and ends it."""
+        first, end = self._span.start, self._span.stop
+        if engine.played == first < end and processes.is_first():
+            jax.profiler.start_trace(self._folder)
+            self._records = True
+        edges = (edge - engine.played for edge in (first, end) if edge > engine.played)
+        engine.play(min([at_most, *edges]))
+        if self._records and engine.played == end:
+            self._records = False
+            jax.profiler.stop_trace()
+            write_for_perfetto(self._folder, engine)
+            progress.tell(f"profile of rounds {first + 1} to {end}: {self._folder}")
+
+
+def write_for_perfetto(folder: Path, engine: Engine) -> None:
+    """Writes perfetto_trace.json.gz beside the newest trace: the same, with `op_name`s."""
+    newest = max(folder.glob("plugins/profile/*/*.trace.json.gz"), key=os.path.getmtime)
+    trace = json.loads(gzip.decompress(newest.read_bytes()))
+    programs = [program for each in engine.programs for program in (each.play, each.score)]
+    add_names(trace["traceEvents"], (program.as_text() for program in programs))
+    trace.pop("metadata", None)  # Perfetto refuses what is in it
+    content = gzip.compress(json.dumps(trace).encode())
+    newest.with_name("perfetto_trace.json.gz").write_bytes(content)
+
+
+def add_names(events: Iterable[dict], programs: Iterable[str]) -> None:
+    """Adds to each event of an operation where that stands in the source: its `op_name`.
+
+    That is a path of named scopes, such as `jit(play)/while/body/local/Conv_0/dot_general`. Traces
+    of a CPU only have the name that the compiler gave to the operation.
+
+    programs: HLO as text.
+    """
+    names: dict[tuple[str, str], str] = {}
+    for text in programs:
+        module = text.split(maxsplit=2)[1].rstrip(",")
+        operations = re.findall(r'^\s*(?:ROOT )?%?(\S+) = .*op_name="([^"]*)"', text, re.MULTILINE)
+        names |= {(module, operation): name for operation, name in operations}
+    for event in events:
+        args = event.get("args", {})
+        if name := names.get((args.get("hlo_module"), args.get("hlo_op"))):
+            args["op_name"] = name

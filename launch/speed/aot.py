@@ -1,0 +1,149 @@
+"""Compiles a run for accelerators that are not there, and says what its programs will need.
+
+    python launch/speed/aot.py --target=v5e:2x4 --config=configs/quickstart.py:scaffold
+    python launch/speed/aot.py --target=h100 --workload=W1,A1 [--devices=1] [--program=rounds]
+
+The target is a TPU slice (v5e:2x2, v5e:2x4, v5e:16x16, v6e:2x2, v5p:2x2x1, ...) or h100; --devices
+takes its first N devices. A config takes the overrides and --seeds of `fedjax_lab.main`; a
+workload of workloads.py takes --config.engine.strategy, .convolution, .chunk and .dtype.
+
+Prints one JSON line for each program of each stage:
+
+  config or workload, stage, program (rounds: one round of a block; or evaluation), target, devices,
+  strategy; compiled, or what stopped the compiler in `error`; compile_seconds;
+  argument_bytes, temporary_bytes: of each device; memory_bytes: what it has; fits;
+  flops: of convolutions and products on each device; plain_flops: the same of one plain training of
+  the round's clients; kernels and touched_bytes of each device; collective_bytes by kind;
+  estimated_seconds, and what that leaves out; assumed_trips: of loops that end with the data.
+
+Exit codes: 0, 1 where a program does not compile, 2 for bad usage.
+"""
+
+if __name__ == "__main__":
+    from fedjax_lab import command
+
+    command.begin()
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import targets
+import workloads
+
+from fedjax_lab import command
+from fedjax_lab.config import load_config, resolve
+from fedjax_lab.errors import BadInput, cut, nearest, refuse
+from fedjax_lab.main import parse_seeds, split_overrides
+
+PROGRAMS = ("rounds", "evaluation")
+WORKLOAD_SETTINGS = ("strategy", "convolution", "chunk", "dtype")
+
+
+def main(argv: list[str]) -> int:
+    """The command, without its name; returns the exit code."""
+    if {"-h", "--help"} & set(argv):
+        print(__doc__)
+        return 0
+    return command.call(_main, argv)
+
+
+def _main(argv):
+    args, overrides = _parse(argv)
+    settings = {key.removeprefix("engine."): value for key, value in overrides}
+    subjects = [{"workload": name} for name in args.workload] or [{"config": args.config}]
+    compiled = True
+    for subject in subjects:
+        for program in args.program:
+            request = {
+                **subject,
+                "program": program,
+                "target": args.target,
+                "devices": args.devices,
+                "seeds": args.seeds,
+                "overrides": overrides,
+                "settings": settings,
+            }
+            for line in compile_apart(request):
+                print(json.dumps(line), flush=True)
+                compiled = compiled and line["compiled"]
+    return 0 if compiled else 1
+
+
+def _parse(argv):
+    """The flags, and the overrides of config keys. BadInput for what could not be compiled."""
+    argv, overrides = split_overrides(argv)
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.error = refuse  # type: ignore[method-assign]
+    parser.add_argument("--target", default="v5e:2x2")
+    parser.add_argument("--devices", type=int, default=0)
+    parser.add_argument("--workload", type=_names, default=[])
+    parser.add_argument("--config")
+    parser.add_argument("--seeds", type=_names)
+    parser.add_argument("--program", type=_names, default=list(PROGRAMS))
+    args = parser.parse_args(argv)
+    targets.check(args.target, args.devices)
+    args.seeds = parse_seeds(args.seeds)
+    _check_names("--workload", args.workload, workloads.WORKLOADS)
+    _check_names("--program", args.program, PROGRAMS)
+    if bool(args.workload) == bool(args.config):
+        raise BadInput("name either --config=FILE.py[:METHOD] or --workload=W1,...")
+    _check_overrides(args, overrides)
+    return args, overrides
+
+
+def _check_overrides(args, overrides):
+    """BadInput for a key or a value that the run would refuse."""
+    if args.config:
+        resolve(load_config(args.config), overrides)
+        return
+    known = [f"engine.{name}" for name in WORKLOAD_SETTINGS]
+    _check_names("--config", [key for key, _ in overrides], known)
+    resolve({}, overrides)
+
+
+def _names(text):
+    return [name for name in text.split(",") if name]
+
+
+def _check_names(flag, names, choices):
+    for name in names:
+        if name not in choices:
+            raise BadInput(f"{flag}: no {name!r}; {nearest(name, choices)}")
+
+
+def compile_apart(request: dict) -> list[dict]:
+    """What another process finds of the requested program: a compiler may abort its process."""
+    file = Path(__file__).with_name("aot_program.py")
+    environment = {**os.environ, **targets.ENVIRONMENT}
+    environment["PYTHONPATH"] = os.pathsep.join(p for p in (os.getcwd(), *sys.path) if p)
+    done = subprocess.run(
+        [sys.executable, str(file), json.dumps(request)],
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    if done.returncode == 2:  # what only building the run can find, such as data that are not there
+        raise BadInput(done.stderr.splitlines()[-1].removeprefix("error: "))
+    if done.returncode:
+        shown = ("workload", "config", "program", "target")
+        failed = {key: request[key] for key in shown if key in request}
+        lines.append({**failed, "compiled": False, "error": _reason(done)})
+    return lines
+
+
+def _reason(done):
+    """How a process ended, and the line of its stderr that says why."""
+    lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+    telling = [line for line in lines if re.match(r"F\d{4} |[\w.]*(Error|Exception)\b.*: ", line)]
+    ended = f"signal {-done.returncode}" if done.returncode < 0 else f"exit {done.returncode}"
+    return f"{ended}: {cut((telling or lines or ['no message'])[-1], 500)}"
+
+
+if __name__ == "__main__":
+    command.run(main, sys.argv[1:])

@@ -1,0 +1,135 @@
+"""Compiles one program of a run for absent devices and prints its figures. `aot.py` starts it."""
+
+import json
+import sys
+import time
+from typing import Any
+
+import benchmark
+import hlo
+import jax
+import jax.numpy as jnp
+import numpy as np
+import targets
+import workloads
+
+from fedjax_lab import command, experiment, losses
+from fedjax_lab.config import load_config, resolve
+from fedjax_lab.engine import Engine, Simulation
+from fedjax_lab.types import Batch, Task
+
+PROGRAMS = {"rounds": "play", "evaluation": "score"}
+BY_CYCLES = "dispatch, collectives and most transfers (cycles that the compiler estimates)"
+BY_BYTES = "arithmetic and the start of kernels (touched_bytes at the memory's bandwidth)"
+
+
+def main(argv: list[str]) -> int:
+    """A request as JSON; prints a line for each stage of the run, and returns the exit code."""
+    return command.call(lambda argv: print_figures(json.loads(argv[0])), argv)
+
+
+def print_figures(request: dict) -> int:
+    """Prints a line for each stage of the run."""
+    devices = targets.topology(request["target"], request["devices"])
+    simulation, task = make(request, devices)
+    beside = _concrete(request, simulation)
+    engine = Engine(simulation, abstract=True, facts=beside and beside.first_facts)
+    for number, stage in enumerate(simulation.stages):
+        if number:
+            engine.next_stage(beside and beside.next_stage())
+        line = {key: request[key] for key in ("workload", "config") if key in request}
+        line |= {"stage": stage.name} if len(simulation.stages) > 1 else {}
+        line |= {"program": request["program"], "target": request["target"]}
+        line |= {"devices": len(devices), "strategy": simulation.strategy.name}
+        for programs in engine.lower().values():
+            print(json.dumps(line | measure(programs, engine, task, request)), flush=True)
+    return 0
+
+
+def make(request: dict, devices: list | None) -> tuple[Simulation, Task]:
+    """What the engine plays on these devices (None: on this machine), and the model's task."""
+    if "workload" in request:
+        work, settings = workloads.load(request["workload"]), request["settings"]
+        return benchmark.build(work, devices=devices, **settings), benchmark.make_model(work)
+    config = resolve(load_config(request["config"]), request["overrides"])
+    job = experiment.build(config, request["seeds"], devices=devices)
+    return job.simulation, job.task
+
+
+def _concrete(request, simulation):
+    """An engine on this machine, where stages need facts that follow from the data."""
+    if not any(stage.prepare for stage in simulation.stages):
+        return None
+    return Engine(make(request, None)[0])
+
+
+def measure(programs: Any, engine: Engine, task: Task, request: dict) -> dict:
+    """The figures of a program of this stage, once it is compiled."""
+    began = time.perf_counter()
+    try:
+        compiled = getattr(programs, PROGRAMS[request["program"]]).compile()
+    except jax.errors.JaxRuntimeError as error:
+        return {"compiled": False, "error": str(error).splitlines()[0][:500]}
+    seconds = time.perf_counter() - began
+    sizes, chip = compiled.memory_analysis(), targets.chip(request["target"])
+    held = sizes.argument_size_in_bytes + sizes.output_size_in_bytes - sizes.alias_size_in_bytes
+    turns = trips(engine, request["program"])
+    cost = hlo.cost(compiled.as_text(), lambda depth: turns[min(depth, len(turns) - 1)])
+    by_cycles = cost.cycles / chip.clock if chip.clock else 0
+    return {
+        "compiled": True,
+        "compile_seconds": round(seconds, 2),
+        "argument_bytes": sizes.argument_size_in_bytes,
+        "temporary_bytes": sizes.temp_size_in_bytes,
+        "memory_bytes": chip.memory,
+        "fits": held + sizes.temp_size_in_bytes <= chip.memory,
+        "flops": round(cost.flops),
+        "plain_flops": plain_flops(engine, task) if request["program"] == "rounds" else None,
+        "kernels": round(cost.kernels),
+        "touched_bytes": round(cost.bytes),
+        "collective_bytes": {kind: round(size) for kind, size in cost.collectives.items()},
+        "estimated_seconds": float(f"{by_cycles or cost.bytes / chip.bandwidth:.4g}"),
+        "estimate_leaves_out": BY_CYCLES if by_cycles else BY_BYTES,
+        "assumed_trips": turns,
+    }
+
+
+def trips(engine: Engine, program: str) -> tuple[float, ...]:
+    """How often loops without a fixed end are taken to turn, by depth; deeper ones as the last.
+
+    Rounds: one round; inside, the batches that a client of a typical cohort is run for under the
+    strategy. Evaluation: as many batches as the largest set of rows has.
+    """
+    plan, lane = engine.plan, engine.lanes[0].scoring
+    if program == "rounds":
+        steps, strategy = jnp.asarray(cohort_batches(engine)), engine.simulation.strategy
+        return 1, float(strategy.lane_steps(steps[strategy.deal(steps)])) / len(steps)
+    rows = (getattr(lane.federation, name) for name in ("validation", "test", "global_test"))
+    longest = max((each.shape[-1] for each in rows if each is not None), default=1)
+    return (float(-(-longest // min(plan.eval_batch, longest))),)
+
+
+def cohort_batches(engine: Engine) -> np.ndarray:
+    """Batches in a pass of each client of a cohort whose sizes are spread as the population's."""
+    federation, plan = engine.simulation.training[0], engine.plan
+    sizes = np.sort((np.asarray(federation.train) >= 0).sum(1))
+    places = np.linspace(0, len(sizes) - 1, min(plan.cohort, len(sizes))).round().astype(int)
+    return -(-sizes[places] // plan.batch_size)
+
+
+def plain_flops(engine: Engine, task: Task) -> float:
+    """Of plain training of a round's cohort by SGD, as XLA counts a step's, on each device."""
+    plan, shape = engine.plan, task.input_shape
+    like = jax.ShapeDtypeStruct
+    x = like((plan.batch_size, *shape), np.float32)
+    batch = Batch(x, like((plan.batch_size,), np.int32), like((plan.batch_size,), np.float32))
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    weights = jax.eval_shape(task.init, key)
+    gradient = jax.grad(losses.risk(task), has_aux=True, allow_int=True)
+    step = jax.jit(gradient).lower(weights, batch, key).cost_analysis()["flops"]
+    sharding = engine.simulation.strategy.sharding
+    return round(step * plan.epochs * float(cohort_batches(engine).sum()) / sharding.num_devices)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,51 @@
+"""Every method compiles for four TPU chips, in rounds that neither copy the pool nor send too much.
+
+Needs libtpu (the extra aot-tpu), no device.
+"""
+
+import absent
+import hlo
+import pytest
+import targets
+import toys
+
+from fedjax_lab import registry, tree
+
+pytestmark = [
+    pytest.mark.compilers,
+    pytest.mark.skipif(not targets.installed("v5e:2x2"), reason="libtpu is not installed"),
+]
+
+
+@pytest.fixture(scope="module")
+def chips(as_users_compile):
+    return targets.topology("v5e:2x2", 4)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("toy")
+    toys.write_examples(path / "data.npz")
+    return path
+
+
+@pytest.fixture
+def config(folder):
+    return toys.write_config(folder, local={"batch_size": 8})
+
+
+@pytest.mark.parametrize("name", sorted(registry.METHODS))
+def test_every_method_compiles_for_four_chips(config, chips, name):
+    for engine in absent.engines(f"{config}:{name}", chips):
+        (programs,) = engine.lower().values()
+        assert programs.play.compile().as_text()
+        assert programs.score.compile().as_text()
+
+
+def test_a_round_of_fedavg_sends_little_more_than_the_model(folder, chips):
+    config = toys.write_config(folder, "wide.py", model={"width": 4096})
+    (engine,) = absent.engines(f"{config}:fedavg", chips)
+    (programs,) = engine.lower().values()
+    cost = hlo.cost(programs.play.compile().as_text(), lambda depth: 1)
+    model = tree.num_bytes(engine.states[0].server)
+    assert model <= sum(cost.collectives.values()) <= 1.1 * model

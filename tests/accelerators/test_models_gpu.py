@@ -1,0 +1,21 @@
+"""Every model compiles for an H100, in training and in evaluation, within a bound of memory.
+
+Needs the CUDA plugin (the extra aot-cuda), no device.
+"""
+
+import absent
+import pytest
+import targets
+
+TARGET = "h100"
+SLOW = {"resnet18", "resnet50", "mobilenet_v2", "cct7"}
+
+pytestmark = [
+    pytest.mark.compilers,
+    pytest.mark.skipif(not targets.installed(TARGET), reason="the compiler is not installed"),
+]
+
+
+@pytest.mark.parametrize("name", absent.names(SLOW))
+def test_every_model_compiles(tmp_path, as_users_compile, name):
+    absent.check_compiles(tmp_path, name, targets.topology(TARGET, 1))

@@ -1,0 +1,21 @@
+"""Every model compiles for a TPU v5e, in training and in evaluation, within a bound of memory.
+
+Needs libtpu (the extra aot-tpu), no device.
+"""
+
+import absent
+import pytest
+import targets
+
+TARGET = "v5e:2x2"
+SLOW = {"resnet18", "resnet50", "mobilenet_v2", "cct7"}
+
+pytestmark = [
+    pytest.mark.compilers,
+    pytest.mark.skipif(not targets.installed(TARGET), reason="the compiler is not installed"),
+]
+
+
+@pytest.mark.parametrize("name", absent.names(SLOW))
+def test_every_model_compiles(tmp_path, as_users_compile, name):
+    absent.check_compiles(tmp_path, name, targets.topology(TARGET, 1))

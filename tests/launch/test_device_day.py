@@ -1,0 +1,201 @@
+"""The measuring plan: which steps it has, how they end, that it goes on, and its page."""
+
+import json
+import sys
+import time
+
+import device_day
+import device_page
+import device_plan
+import pytest
+from device_plan import Goal, Step
+
+from fedjax_lab.models import conv
+
+FACTS = {"device": "Toy 9", "devices": 2, "jax": "0.10.2", "driver": "toy 1.2", "date": "today"}
+
+
+def step(name, code, group="workloads", goal=None):
+    """A step that runs these lines of Python."""
+    return Step(name, group, ("-c", code), goal)
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch, capsys):
+    """run(steps, *flags) -> the lines that the script prints; the results lie in tmp_path."""
+    monkeypatch.setattr(device_day, "find_device", lambda out: FACTS)
+
+    def run(steps, *flags):
+        monkeypatch.setattr(device_day, "plan", lambda seconds: steps)
+        assert device_day.main([f"--out={tmp_path}", *flags]) == 0
+        return capsys.readouterr().out.splitlines()
+
+    return run
+
+
+def result(folder, name):
+    return json.loads((folder / f"{name}.json").read_text())
+
+
+def test_every_step_has_a_name_a_table_and_a_script_that_is_there():
+    steps = device_plan.plan(5)
+    assert len({s.name for s in steps}) == len(steps)
+    assert {s.group for s in steps} == set(device_page.TABLES)
+    scripts = {word for s in steps for word in s.command if word.endswith(".py")}
+    assert all((device_plan.ROOT / word).is_file() for word in scripts if "=" not in word)
+    assert {*device_plan.LIKELY, *device_plan.UNLIKELY} == set(conv.FORMULATIONS)
+    names = [s.name for s in steps]
+    assert names[:3] == ["check", "A1-whole", "A2"]  # in order of value; the tests come last
+    assert {"W5", "W1-central", "A1-chunked8-im2col", "seeds-A1", "CCT-auto"} <= set(names)
+    assert "tests.test_tree" in names and steps[-1].group == "tests"
+
+
+def test_a_step_that_crashes_aborts_or_takes_too_long_costs_only_itself(run, tmp_path):
+    steps = [
+        step("raises", "print('note'); raise ValueError('no such kernel')"),
+        step("aborts", "import os; print('{\"workload\": 1}', flush=True); os.abort()"),
+        step("sleeps", "import time; time.sleep(60)"),
+        step("works", "print('hello'); print('{\"workload\": \"W1\"}')"),
+    ]
+    run(steps, "--limit=2")
+    ends = {s.name: result(tmp_path, s.name) for s in steps}
+    assert [end["status"] for end in ends.values()] == ["failed", "failed", "out of time", "done"]
+    assert ends["raises"]["error"] == "exit code 1: ValueError: no such kernel"
+    assert ends["aborts"]["error"].startswith("SIGABRT")
+    assert ends["aborts"]["lines"] == [{"workload": 1}]
+    assert ends["works"]["lines"] == [{"workload": "W1"}]
+    assert "hello" in (tmp_path / "works.log").read_text()
+
+
+def test_out_of_time_ends_what_a_step_has_started_too(tmp_path):
+    code = "import subprocess, sys; c = subprocess.Popen([sys.executable, '-c', '%s']); c.wait()"
+    child = f'import time; time.sleep(2); open("{tmp_path}/late", "w")'
+    assert device_day.run(step("parent", code % child), tmp_path, 1.0)["status"] == "out of time"
+    time.sleep(2)
+    assert not (tmp_path / "late").exists()
+
+
+def test_what_has_a_result_is_not_run_again_unless_asked_for(run, tmp_path):
+    counting = f"open('{tmp_path}/count', 'a').write('x')"
+    steps = [step("a", counting), step("b", counting, group="models")]
+    run(steps, "--only=a")
+    run(steps)
+    assert (tmp_path / "count").read_text() == "xx"
+    run(steps, "--again=models")
+    run(steps, "--only=b", "--again=b")
+    assert (tmp_path / "count").read_text() == "xxxx"
+
+
+def test_when_the_time_for_all_is_over_the_same_command_goes_on(run, tmp_path):
+    slow = f"import os, time; time.sleep(0 if os.path.exists('{tmp_path}/c.json') else 60)"
+    steps = [step("quick", "pass"), step("slow", slow), step("c", "pass")]
+    said = run(steps, "--total=2")
+    assert said[-2] == "no time is left; the same command goes on"
+    assert not (tmp_path / "slow.json").exists() and not (tmp_path / "c.json").exists()
+    run(steps, "--only=c")
+    run(steps)
+    assert result(tmp_path, "slow")["status"] == "done"
+
+
+def test_the_page_says_what_was_measured_where_and_which_goals_are_met(run, tmp_path):
+    def seconds(line):
+        return line["total_seconds"]
+
+    numbers = (
+        '{"workload": "A1", "strategy": "a|b", "seconds_per_round": 0.0123456, "total_seconds": 19}'
+    )
+    steps = [
+        step("fast", f"print('{numbers}')", goal=Goal("fast, seconds", 20, seconds)),
+        step("slow", f"print('{numbers}')", goal=Goal("slow, seconds", 10, seconds)),
+        step("dies", "import sys; sys.exit(3)", goal=Goal("dies, seconds", 10, seconds)),
+        step("never", "pass", goal=Goal("never, seconds", 1, seconds)),
+    ]
+    run(steps, "--only=fast,slow,dies")
+    page = (tmp_path / "README.md").read_text()
+    for text in (
+        "# Measured on 2 x Toy 9",
+        "| driver | toy 1.2 |",
+        "| fast, seconds | 20 | 19 | met |",
+        "| slow, seconds | 10 | 19 | missed |",
+        "| dies, seconds | 10 |  | failed |",
+        "| never, seconds | 1 |  | not run |",
+        "| fast | A1 | a\\|b |  | 0.01235 |",
+        "exit code 3",
+        "Not run: 1 of 4 steps.",
+        "python -c",
+    ):
+        assert text in page
+
+
+def test_lists_and_refuses(run, capsys, tmp_path):
+    steps = [step("W1", "pass"), step("W2", "pass"), step("R18", "pass", group="models")]
+    assert [line.split()[0] for line in run(steps, "--list", "--only=W*")] == ["W1", "W2"]
+    assert [line.split()[0] for line in run(steps, "--list", "--only=models")] == ["R18"]
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(SystemExit, match="no step 'W9'; .* workloads, models"):
+        run(steps, "--only=W1,W9")
+
+
+def test_a_folder_takes_the_results_of_one_device(tmp_path, monkeypatch):
+    facts = {"device": "Toy 9", "devices": 1, "jax": "0.10.2"}
+    monkeypatch.setattr(device_day, "objects", lambda text: [facts])
+    monkeypatch.setattr(sys, "executable", "true")
+    assert device_day.find_device(tmp_path) == device_day.find_device(tmp_path)
+    facts["device"] = "Toy 10"
+    with pytest.raises(SystemExit, match="holds results of 1 x Toy 9, jax 0.10.2"):
+        device_day.find_device(tmp_path)
+    monkeypatch.setattr(sys, "executable", "false")
+    with pytest.raises(SystemExit, match="jax finds no device"):
+        device_day.find_device(tmp_path)
+
+
+def test_what_pytest_and_runs_leave_is_read(tmp_path):
+    text = (
+        "F.s\nFAILED tests/test_x.py::test_a[1] - assert\n1 failed, 7 passed, 1 skipped in 3.21s\n"
+    )
+    (line,) = device_day.tests(text)
+    assert line == {
+        "failed": 1,
+        "passed": 7,
+        "skipped": 1,
+        "failures": ["tests/test_x.py::test_a[1]"],
+    }
+    assert device_day.tests("....\n") == []
+    summary = {
+        "last": {"mean": {"accuracy": {"mean": 91.5}}},
+        "rounds_per_second": 2.0,
+        "compile_seconds": 3.0,
+        "peak_memory_bytes": 4,
+        "strategy": "vectorized",
+        "seconds": 5.0,
+    }
+    for cell in ("a", "b"):
+        (tmp_path / cell).mkdir()
+        (tmp_path / cell / "summary.json").write_text(json.dumps(summary))
+    assert [line["accuracy"] for line in device_day.summaries(tmp_path)] == [91.5, 91.5]
+
+
+def test_an_exception_is_named_although_jax_adds_a_note_after_it():
+    text = (
+        "  x.py line 3\njax.errors.JaxRuntimeError: INTERNAL: no\n-----\nFor simplicity, JAX has\n"
+    )
+    assert device_day.last_line(text) == "jax.errors.JaxRuntimeError: INTERNAL: no"
+    assert device_day.last_line("error: config.x\n\n") == "error: config.x"
+    assert device_day.last_line("") == ""
+
+
+def test_an_interrupt_ends_the_step_under_way(tmp_path, monkeypatch, run):
+    """What was measured before is on the page; the step is run again by the same command."""
+    wait = device_day.subprocess.Popen.wait
+
+    def interrupted(process, limit=None):
+        if limit == 30:
+            raise KeyboardInterrupt
+        return wait(process, limit)
+
+    steps = [step("quick", "pass"), step("sleeps", "import time; time.sleep(60)")]
+    run(steps, "--only=quick")
+    monkeypatch.setattr(device_day.subprocess.Popen, "wait", interrupted)
+    assert device_day.main([f"--out={tmp_path}", "--limit=30"]) == 130
+    assert not (tmp_path / "sleeps.json").exists()
+    assert "| quick |" in (tmp_path / "README.md").read_text()

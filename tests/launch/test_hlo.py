@@ -1,0 +1,125 @@
+"""Sums over XLA's text: hand-written programs, and a compiled one beside XLA's own count."""
+
+import hlo
+import jax
+import jax.numpy as jnp
+import pytest
+
+LOOP = """HloModule loop
+
+%condition (state: (s32[], f32[4,8])) -> pred[] {
+  %state = (s32[], f32[4,8]) parameter(0)
+  %i = s32[] get-tuple-element(%state), index=0
+  %end = s32[] constant(7)
+  ROOT %less = pred[] compare(%i, %end), direction=LT
+}
+
+%body (state.1: (s32[], f32[4,8])) -> (s32[], f32[4,8]) {
+  %state.1 = (s32[], f32[4,8]) parameter(0)
+  %x = f32[4,8]{1,0} get-tuple-element(%state.1), index=1
+  %sum = f32[4,8]{1,0} all-reduce(%x), to_apply=%add, backend_config={"estimated_cycles":"10"}
+  ROOT %next = (s32[], f32[4,8]) tuple(%i.1, %sum)
+}
+
+ENTRY %main (x.1: f32[4,8], w: f32[8,16]) -> f32[4,16] {
+  %x.1 = f32[4,8]{1,0} parameter(0)
+  %w = f32[8,16]{1,0} parameter(1)
+  %start = (s32[], f32[4,8]) tuple(%zero, %x.1)
+  %loop = (s32[], f32[4,8]) while(%start), condition=%condition, body=%body
+  %y = f32[4,8]{1,0} get-tuple-element(%loop), index=1
+  ROOT %dot = f32[4,16]{1,0} dot(%y, %w), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+}
+"""
+
+
+def never(depth):
+    raise AssertionError("the compiler knows how often every loop turns")
+
+
+def test_a_loop_counts_as_often_as_it_turns():
+    cost = hlo.cost(LOOP, never)
+    assert cost.cycles == 70
+    assert cost.collectives == {"all-reduce": 7 * 4 * 8 * 4}
+    assert cost.flops == 2 * 4 * 16 * 8
+    assert cost.kernels == 7 * 2 + 1  # the condition compares in each turn
+
+
+@pytest.mark.parametrize(
+    ("collective", "sent"),
+    [
+        ("(f32[8], f32[4]) all-reduce(%a, %b)", 48),
+        ("(f32[8], f32[4]) all-reduce-start(%a, %b)", 48),
+        ("f32[32] all-gather(%a)", 128),
+        ("(f32[8], f32[32]) all-gather-start(%a)", 128),
+        ("(f32[8], f32[8], u32[], u32[]) collective-permute-start(%a)", 32),
+    ],
+)
+def test_collectives_count_what_is_sent(collective, sent):
+    kind = collective.split(" ")[-2 if ", %b" in collective else -1].split("(")[0]
+    text = (
+        "ENTRY %main (a: f32[8], b: f32[4]) -> f32[8] {\n  %a = f32[8] parameter(0)\n"
+        f"  %b = f32[4] parameter(1)\n  %c = {collective}\n}}\n"
+    )
+    assert hlo.cost(text, never).collectives == {kind.removesuffix("-start"): sent}
+
+
+def test_a_loop_without_a_fixed_end_turns_as_often_as_it_is_said():
+    text = LOOP.replace("s32[] constant(7)", "s32[] get-tuple-element(%state), index=0")
+    assert hlo.cost(text, lambda depth: 3 if depth == 0 else 100).cycles == 30
+
+
+def test_bytes_are_those_that_a_kernel_needs():
+    fused = """
+%part (pool: f32[1000,8], row: s32[]) -> f32[1,8] {
+  %pool = f32[1000,8]{1,0} parameter(0)
+  %row = s32[] parameter(1)
+  ROOT %one = f32[1,8]{1,0} dynamic-slice(%pool, %row, %row), dynamic_slice_sizes={1,8}
+}
+
+%put (pool.1: f32[1000,8], new: f32[1,8], row.1: s32[]) -> f32[1000,8] {
+  %pool.1 = f32[1000,8]{1,0} parameter(0)
+  %new = f32[1,8]{1,0} parameter(1)
+  %row.1 = s32[] parameter(2)
+  ROOT %all = f32[1000,8]{1,0} dynamic-update-slice(%pool.1, %new, %row.1, %row.1)
+}
+
+ENTRY %main (a: f32[1000,8], i: s32[]) -> f32[1000,8] {
+  %a = f32[1000,8]{1,0} parameter(0)
+  %i = s32[] parameter(1)
+  %read = f32[1,8]{1,0} fusion(%a, %i), kind=kLoop, calls=%part
+  ROOT %written = f32[1000,8]{1,0} fusion(%a, %read, %i), kind=kLoop, calls=%put
+}
+"""
+    row, number = 8 * 4, 4
+    assert hlo.cost(fused, never).bytes == (row + row + number) + (row + row + number)
+
+
+def test_padding_and_spread_inputs_meet_nothing():
+    line = (
+        "ENTRY %main (x: f32[2,4,4,3], w: f32[3,3,3,5]) -> f32[2,4,4,5] {\n"
+        "  %x = f32[2,4,4,3]{3,2,1,0} parameter(0)\n"
+        "  %w = f32[3,3,3,5]{3,2,1,0} parameter(1)\n"
+        "  ROOT %y = f32[2,4,4,5]{3,2,1,0} convolution(%x, %w), window={size=3x3 pad=1_1x1_1},"
+        " dim_labels=b01f_01io->b01f\n}\n"
+    )
+    meetings = (4 * 3 - 2) ** 2  # the outer places of the two outer columns lie in the padding
+    assert hlo.cost(line, never).flops == 2 * 2 * meetings * 3 * 5
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+def test_a_convolution_and_its_gradients_as_xla_counts_them(stride):
+    def convolve(x, w):
+        return jax.lax.conv_general_dilated(
+            x, w, (stride, stride), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+        ).sum()
+
+    x, w = jnp.ones((2, 9, 9, 3)), jnp.ones((3, 3, 3, 4))
+    compiled = jax.jit(jax.grad(convolve, (0, 1))).lower(x, w).compile()
+    text = compiled.as_text()
+    convolutions = sum(line.count(" convolution(") for line in text.splitlines())
+    assert convolutions == 2
+    pairs = [
+        (o, k) for o in range(-(-9 // stride)) for k in range(3) if 0 <= stride * o + k - 1 < 9
+    ]
+    per_pair = 2 * 2 * 3 * 4  # of the two gradients: batch, channels
+    assert hlo.cost(text, lambda depth: 1).flops == 2 * per_pair * len(pairs) ** 2

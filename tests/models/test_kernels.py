@@ -1,0 +1,108 @@
+"""The kernels of each platform give a net the same numbers, whatever `vmap` stands around it."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from toys import normal
+
+from fedjax_lab.models import conv, kernels, pooling, vgg
+from fedjax_lab.models.channelwise import channelwise
+from fedjax_lab.models.nets import ConvNet
+
+close = partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5)
+NETS = {
+    "pooled": ConvNet(3, (2, 3), (False, True), (4,), kernel=3, map_dropout=0.25),
+    "normed": ConvNet(3, (2, 3), (True, True), (4,), kernel=3, padding="SAME", norm=True),
+    "vgg": vgg.VGG(3, ((2, 3), (2,)), (0.0, 0.5), (4,), 0.1),
+}
+
+
+def trained(net, clients):
+    """Loss and gradients of (seeds, clients...) that train on their own images and weights."""
+    x = normal(0, *clients, 2, 8, 8, 2)
+    weights = net.init(jax.random.key(1), jnp.ones((2, 8, 8, 2)))
+    scale = 1 + 0.1 * normal(2, *clients)
+
+    def loss(scale, x):
+        own = jax.tree.map(lambda a: scale * a, weights)
+
+        def score(variables):
+            settings = {"rngs": {"dropout": jax.random.key(3)}, "mutable": ["batch_stats"]}
+            (logits, _), _ = net.apply(variables, x, train=True, **settings)
+            return jnp.sum(logits**2)
+
+        return jax.value_and_grad(score)(own)
+
+    for _ in clients:
+        loss = jax.vmap(loss)
+    return jax.jit(loss)(scale, x)
+
+
+@pytest.mark.parametrize("clients", [(), (1,), (6,), (2, 4)])
+@pytest.mark.parametrize("name", NETS)
+def test_platforms_agree(name, clients):
+    """One client, a client that is alone in a cohort, six that share blocks, seeds of clients."""
+    expected, *others = (
+        trained(NETS[name].clone(kernels=kernels.choose(platform)), clients)
+        for platform in ("cpu", "gpu", "tpu")
+    )
+    for actual in others:
+        jax.tree.map(close, actual, expected)
+
+
+def test_shared_weights_make_of_the_clients_more_rows():
+    x, w = normal(0, 3, 2, 6, 5, 2), normal(1, 3, 3, 2, 4)
+    convolve = partial(conv.blocked, window_strides=(1, 1), padding="SAME")
+    labels = ("NHWC", "HWIO", "NHWC")
+
+    def scored(x, w):
+        return convolve(x, w, dimension_numbers=labels)
+
+    program = str(jax.make_jaxpr(jax.vmap(scored, (0, None)))(x, w))
+    assert "feature_group_count=1" in program
+    close(jax.vmap(scored, (0, None))(x, w), jnp.stack([scored(a, w) for a in x]))
+
+
+def test_four_clients_with_few_channels_share_a_group():
+    x, w = normal(0, 8, 2, 6, 5, 40), normal(1, 8, 3, 3, 40, 2)
+    labels = ("NHWC", "HWIO", "NHWC")
+
+    def groups(formulation, clients):
+        convolve = partial(formulation, window_strides=(1, 1), padding="SAME")
+        convolve = jax.vmap(partial(convolve, dimension_numbers=labels))
+        program = str(jax.make_jaxpr(convolve)(x[:clients, ..., :c], w[:clients, :, :, :c]))
+        return int(program.split("feature_group_count=")[1].split()[0])
+
+    c = 32
+    assert [groups(conv.blocked, n) for n in (1, 3, 4, 7, 8)] == [1, 1, 1, 7, 2]
+    assert groups(conv.grouped, 8) == 8
+    c = 40  # three clients have at most 128 channels
+    assert [groups(conv.blocked, n) for n in (3, 4)] == [1, 2]
+
+
+def test_a_channelwise_layer_sees_clients_as_channels():
+    seen = []
+
+    def scale(x, weight):
+        seen.append((x.shape, weight.shape))
+        return x * weight
+
+    x, weight = normal(0, 3, 2, 5), normal(1, 3, 5)
+    close(jax.vmap(channelwise(scale))(x, weight), x * weight[:, None])
+    assert seen[-1] == ((2, 15), (15,))
+    close(jax.vmap(channelwise(scale), (None, 0))(x[0], weight), x[0] * weight[:, None])
+    assert seen[-1] == ((2, 15), (15,))
+    close(jax.vmap(channelwise(scale), (0, None))(x, weight[0]), x * weight[0])
+    assert seen[-1] == ((6, 5), (5,))
+
+
+def test_the_platform_chooses():
+    assert kernels.choose("cpu") == kernels.CPU
+    assert kernels.choose("cpu").convolution is conv.mapped
+    assert kernels.choose("gpu").max_pool is pooling.by_slices
+    assert kernels.choose("tpu").convolution is conv.blocked
+    named = kernels.choose("tpu", "im2col")
+    assert named == kernels.TPU._replace(convolution=conv.im2col)

@@ -1,0 +1,133 @@
+"""--profile: what is recorded, that no result depends on it, and which numbers are refused."""
+
+import gzip
+import json
+
+import pytest
+import toys
+from commands import call, comparable
+from stops import stopping_after
+
+import fedjax_lab
+from fedjax_lab import sweep
+from fedjax_lab.config import load_config
+from fedjax_lab.errors import BadInput
+from fedjax_lab.running import profile
+
+
+@pytest.fixture(scope="module")
+def toy(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("toy")
+    toys.write_examples(folder / "data.npz")
+    return toys.write_config(folder, run={"rounds": 8, "eval_every": 3, "cohort": 3})
+
+
+@pytest.fixture(scope="module")
+def plain(toy, tmp_path_factory):
+    """The metrics of the run without a profile."""
+    workdir = tmp_path_factory.mktemp("plain") / "w"
+    assert call(f"--config={toy}", f"--workdir={workdir}") == 0
+    return comparable(workdir)
+
+
+def recorded(workdir):
+    """The slices of Perfetto's file, and the bytes of xprof's."""
+    (file,) = workdir.glob("profile/plugins/profile/*/perfetto_trace.json.gz")
+    (xplane,) = file.parent.glob("*.xplane.pb")
+    events = json.loads(gzip.open(file).read())["traceEvents"]
+    return [event for event in events if event.get("ph") == "X"], xplane.read_bytes()
+
+
+def blocks(events):
+    """After how many rounds each recorded block of rounds began, plus one."""
+    return [int(event["args"]["step_num"]) for event in events if event["name"] == "rounds"]
+
+
+def test_a_trace_of_the_rounds_after_the_first_three(toy, plain, tmp_path, capsys):
+    assert call(f"--config={toy}", f"--workdir={tmp_path / 'w'}", "--profile=4") == 0
+    assert comparable(tmp_path / "w") == plain
+    said = capsys.readouterr().out
+    assert f"profile of rounds 4 to 7: {tmp_path / 'w' / 'profile'}\n" in said
+    events, xplane = recorded(tmp_path / "w")
+    assert min(blocks(events)) == 4 and max(blocks(events)) in (4, 5, 6, 7)
+    assert len([event for event in events if event["name"] == "evaluate"]) == 1  # after round 6
+    assert not [event for event in events if "backend_compile" in event["name"]]
+    names = {event["args"]["op_name"] for event in events if "op_name" in event.get("args", {})}
+    for scope in ("/sample/", "(local)/", "/aggregate/", "/evaluate/"):
+        assert any(scope in name for name in names) and scope.encode() in xplane
+
+
+def test_as_many_rounds_as_there_are_leave_none_to_warm_up(toy, plain, tmp_path):
+    assert call(f"--config={toy}", f"--workdir={tmp_path / 'w'}", "--profile=8") == 0
+    assert comparable(tmp_path / "w") == plain
+    assert min(blocks(recorded(tmp_path / "w")[0])) == 1
+
+
+def test_a_run_that_goes_on_is_recorded(toy, plain, tmp_path, monkeypatch):
+    arguments = [f"--config={toy}", f"--workdir={tmp_path / 'w'}"]
+    with monkeypatch.context() as patch:
+        stopping_after(4, patch)
+        assert call(*arguments) == 130
+    assert call(*arguments, "--resume", "--profile=3") == 0
+    assert comparable(tmp_path / "w") == plain
+    assert min(blocks(recorded(tmp_path / "w")[0])) == 6  # one of the four rounds left comes first
+
+
+@pytest.mark.parametrize(
+    "value, said",
+    [
+        ("0", "--profile must be from 1 to 8, the rounds that are left in the run; got 0"),
+        ("-2", "--profile must be from 1 to 8"),
+        ("9", "--profile must be from 1 to 8"),
+        ("9" * 400, "--profile must be from 1 to 8"),
+        ("few", "--profile must be a number of rounds, got few"),
+    ],
+)
+def test_a_number_of_rounds_that_cannot_be_is_refused(value, said, toy, tmp_path, capsys):
+    assert call(f"--config={toy}", f"--workdir={tmp_path / 'w'}", f"--profile={value}") == 2
+    error = capsys.readouterr().err
+    assert said in error and error.count("\n") == 1
+    assert not (tmp_path / "w").exists()
+
+
+def test_a_run_without_rounds_left_or_without_a_folder_is_refused(toy, tmp_path, capsys):
+    arguments = [f"--config={toy}", f"--workdir={tmp_path / 'w'}", "--config.run.rounds=1"]
+    assert call(*arguments) == 0
+    assert call(*arguments, "--resume", "--profile=1") == 2
+    assert "the run has no round left" in capsys.readouterr().err
+    with pytest.raises(BadInput, match="a profile needs a workdir"):
+        fedjax_lab.run(load_config(toy), profile=1)
+
+
+def test_a_profile_lies_within_one_stage(toy, tmp_path, capsys):
+    """Between stages there is a compilation."""
+    sizes = {"num_clusters": 2, "encoder_rounds": 2, "classifier_rounds": 6}
+    arguments = [f"--config={toy}:fedconcat", f"--workdir={tmp_path / 'w'}"]
+    arguments += [f"--config.method.{key}={value}" for key, value in sizes.items()]
+    assert call(*arguments, "--profile=7") == 2
+    assert "from 1 to 6, the rounds that are left in its longest stage" in capsys.readouterr().err
+    assert call(*arguments, "--profile=5") == 0
+    assert "profile of rounds 4 to 8" in capsys.readouterr().out
+    assert not [e for e in recorded(tmp_path / "w")[0] if "backend_compile" in e["name"]]
+
+
+def test_a_sweep_has_no_profile(toy, tmp_path, capsys):
+    assert sweep.main(["sweep", f"--config={toy}", f"--out={tmp_path / 's'}", "--profile=1"]) == 2
+    error = capsys.readouterr().err
+    assert "unexpected argument '--profile=1'" in error and error.count("\n") == 1
+
+
+def test_events_get_the_names_of_their_operations():
+    program = """HloModule jit_play, is_scheduled=true
+
+ENTRY %main.3 (a: f32[]) -> f32[] {
+  %a = f32[] parameter(0)
+  %fused.1 = f32[] fusion(%a), metadata={op_name="jit(play)/local/mul" source_line=3}
+  ROOT add.2 = f32[] add(%fused.1, %a), metadata={op_name="jit(play)/aggregate/add"}
+}
+"""
+    slices = [("jit_play", "fused.1"), ("jit_play", "add.2"), ("jit_score", "add.2")]
+    events = [{"args": {"hlo_module": module, "hlo_op": op}} for module, op in slices]
+    profile.add_names([*events, {"ph": "M"}], [program])
+    names = [event["args"].get("op_name") for event in events]
+    assert names == ["jit(play)/local/mul", "jit(play)/aggregate/add", None]
