@@ -91,7 +91,7 @@ CHOICES = {
     "engine.strategy": ("auto", "vectorized", "chunked", "sequential"),
     "engine.dtype": ("float32", "bfloat16"),
     "engine.precision": ("default", "high", "highest"),
-    "engine.convolution": ("auto", "unrolled", "grouped", "blocked", "im2col", "mapped"),
+    "engine.convolution": ("auto", "unrolled", "grouped", "im2col", "mapped"),
     "engine.seeds": ("auto", "vectorized", "sequential"),
 }
 

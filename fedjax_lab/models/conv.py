@@ -1,9 +1,8 @@
 """A convolution that stays fast in a loop and with one kernel per client.
 
-`unrolled`, `grouped`, `blocked`, `im2col` and `mapped` each take the place of
-`lax.conv_general_dilated`: `nn.Conv(..., conv_general_dilated=conv.mapped)`. All give the same
-numbers; they differ in what happens under `vmap` when every client has its own kernel. Measured
-reasons, on a CPU:
+`unrolled`, `grouped`, `im2col` and `mapped` each take the place of `lax.conv_general_dilated`:
+`nn.Conv(..., conv_general_dilated=conv.mapped)`. All four give the same numbers; they differ in
+what happens under `vmap` when every client has its own kernel. Measured reasons, on a CPU:
 
 - XLA relabels the two gradient convolutions only outside of loops; in a scan or fori_loop they are
   10 to 100 times too slow. Here they are written as what they are, convolutions with plain labels
@@ -14,13 +13,13 @@ reasons, on a CPU:
   FedConcat's simple CNN (batch 64 of 28x28x1, 32x32x3 or 16x16x3) takes less than half the time.
 
 On a TPU and a GPU the gradients are best left to XLA, and the clients joined with the channels
-(`grouped`, `blocked`; models/kernels.py has the figures).
+(`grouped`; models/kernels.py has the figures).
 
 Applies to images `[B, H, W, C]` with kernels `[kh, kw, C, K]`, without groups or input dilation.
 Except for `im2col`, only reverse-mode derivatives of first order exist (a `custom_vjp`): no `jvp`,
 no gradient of a gradient through the convolution itself.
 
-A depthwise convolution, kernel `[kh, kw, 1, C]` with C groups, is under all these names a sum of
+A depthwise convolution, kernel `[kh, kw, 1, C]` with C groups, is under all four names a sum of
 shifted products: elementwise, so `vmap` changes nothing, and differentiable to any order. Measured
 on a CPU it is 3 to 6 times as fast as XLA's, and 100 times in a loop. Everything else goes to
 `lax.conv_general_dilated` unchanged.
@@ -45,8 +44,6 @@ Pair = tuple[int, int]
 
 UNROLLED_CLIENTS = 32  # above it `unrolled` is `mapped`: a program must not grow with the cohort
 PIECE = 48  # numbers of a row of the result that `_banded` makes at a time
-SHARING = 4  # clients that share a group in `blocked`, if that has at most LANES input channels
-LANES = 128  # of a TPU's registers
 _LABELS = ("NHWC", "HWIO", "NHWC")
 _HANDLED = "lhs_dilation", "rhs_dilation", "dimension_numbers", "precision"
 
@@ -68,17 +65,7 @@ def unrolled(lhs, rhs, window_strides, padding, **settings) -> Array:
 
 def grouped(lhs, rhs, window_strides, padding, **settings) -> Array:
     """XLA's own convolution and gradients, with a group per client, between joined channels."""
-    return _drop_in(partial(_joined, 1), lhs, rhs, window_strides, padding, **settings)
-
-
-def blocked(lhs, rhs, window_strides, padding, **settings) -> Array:
-    """As `grouped`, but up to SHARING clients with few channels share a group: for a TPU.
-
-    Their kernels are the diagonal blocks of one larger kernel. The products with the zeros beside
-    them cost little: a TPU multiplies 128 x 128 numbers at a time, and one client with few channels
-    leaves most of those idle. Every array between the layers then fills the TPU's 128 lanes.
-    """
-    return _drop_in(partial(_joined, SHARING), lhs, rhs, window_strides, padding, **settings)
+    return _drop_in(_joined, lhs, rhs, window_strides, padding, **settings)
 
 
 def mapped(lhs, rhs, window_strides, padding, **settings) -> Array:
@@ -98,7 +85,7 @@ def im2col(lhs, rhs, window_strides, padding, **settings) -> Array:
     return _drop_in(_patches_product, lhs, rhs, window_strides, padding, **settings)
 
 
-FORMULATIONS = {f.__name__: f for f in (unrolled, grouped, blocked, im2col, mapped)}
+FORMULATIONS = {f.__name__: f for f in (unrolled, grouped, im2col, mapped)}
 
 
 def _drop_in(
@@ -154,34 +141,23 @@ def _depthwise(window: _Window, x: Array, w: Array) -> Array:
     return total
 
 
-def _joined(sharing: int, window: _Window, x: Array, w: Array) -> Array:
+def _joined(window: _Window, x: Array, w: Array) -> Array:
     """Images [B, H, W, C], kernel [kh, kw, C, K] -> [B, H', W', K]."""
-    return channelwise(partial(_in_groups, sharing, window))(x, w)
+    return channelwise(partial(_in_groups, window))(x, w)
 
 
-def _in_groups(sharing: int, window: _Window, x: Array, w: Array) -> Array:
+def _in_groups(window: _Window, x: Array, w: Array) -> Array:
     """Images [B, H, W, M * C], kernels [kh, kw, C, M * K] of M clients -> [B, H', W', M * K]."""
-    clients = x.shape[-1] // w.shape[2]
-    limit = max(1, min(sharing, LANES // w.shape[2]))
-    size = max(n for n in range(1, limit + 1) if clients % n == 0)
     return lax.conv_general_dilated(
         x,
-        _diagonal_blocks(w, clients // size, size),
+        w,
         window.strides,
         window.pads,
         rhs_dilation=window.w_dilation,
         dimension_numbers=_LABELS,
-        feature_group_count=clients // size,
+        feature_group_count=x.shape[-1] // w.shape[2],
         precision=window.precision,
     )
-
-
-def _diagonal_blocks(w: Array, groups: int, size: int) -> Array:
-    """Kernels [kh, kw, C, groups * size * K] -> [kh, kw, size * C, groups * size * K]."""
-    kh, kw, c, width = w.shape
-    w = w.reshape(kh, kw, 1, c, groups, size, -1)
-    own = jnp.eye(size, dtype=w.dtype)[:, None, None, :, None]
-    return (w * own).reshape(kh, kw, size * c, width)
 
 
 def _patches_product(window: _Window, x: Array, w: Array) -> Array:

@@ -3,15 +3,16 @@
 The evidence for each platform, FedAvg on the workloads of launch/speed/workloads.py:
 
 - CPU, measured: see models/conv.py and models/pooling.py.
-- TPU, no device yet but its compiler's estimate for a v5e, a round of A1 in chunks of 4 clients: 28
-  ms and 330 MB of temporary memory; with XLA's own grouped convolutions and windows 42 ms (575 MB,
-  chunks of 8), with those and slices 62 ms (854 MB), with im2col and slices 150 ms (6,464 MB, all
-  clients at once). A round of W1: 30, 67, 74 and 321 ms. Of A1's gain, taking the maximum before
-  bias and ReLU is 5 ms.
+- TPU, no device yet but its compiler's estimate for a v5e, in chunks of 5 clients: a round of A1
+  takes 29 ms and 338 MB of temporary memory, one of W1 25 ms and 396 MB. Before, in the best width
+  of each: XLA's convolutions and windows under a plain `vmap` 42 ms (575 MB) and 67 ms; with slices
+  62 ms (854 MB) and 74 ms; im2col and slices 150 ms (6,464 MB) and 321 ms. Taking the maximum
+  before bias and ReLU saves A1 about 5 ms. Clients in blocks of four, their kernels the diagonal
+  of a dense one, make it 28 and 29 ms for four times the products.
 - GPU, no device yet but the compiled programs for an H100, kernels launched and bytes touched in a
   round, all clients at once: A1 254 and 19 GB, W1 1,136 and 21 GB; with windows 264 and 20, 1,316
   and 26; with im2col and slices 259 and 31, 1,166 and 42, and on ResNet-18 XLA aborts the process.
-  Whether groups or blocks are faster there, only a device can tell.
+  Which is faster, only a device can tell.
 """
 
 from collections.abc import Callable
@@ -56,7 +57,7 @@ def activate_joined(y: Array, bias: Array, window: int) -> Array:
 
 CPU = Kernels(conv.mapped, pooling.by_slices, activate_by_slices)
 GPU = CPU._replace(convolution=conv.grouped)
-TPU = Kernels(conv.blocked, joined_max_pool, activate_joined)
+TPU = Kernels(conv.grouped, joined_max_pool, activate_joined)
 
 
 def choose(platform: str, convolution: str = "auto") -> Kernels:

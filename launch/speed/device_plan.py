@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[2]
-LIKELY = ("grouped", "blocked", "im2col")  # formulations of convolutions, on an accelerator
+LIKELY = ("grouped", "im2col")  # formulations of convolutions, on an accelerator
 UNLIKELY = ("unrolled", "mapped")
 WIDTHS = {"A1": (8, 4, 16, 25), "W1": (5, 2), "W3": (5, 2)}  # of chunks, of which cohort
 PFL_CNN = ("--config.model.name=pfl_cnn", "--config.data.size=32", "--config.local.momentum=0.0")

@@ -36,7 +36,7 @@ def call(convolution, strides=(1, 1), padding="SAME", **settings):
     return lambda x, w: convolution(x, w, strides, padding, dimension_numbers=LABELS, **settings)
 
 
-@pytest.mark.parametrize("formulation", [conv.unrolled, conv.mapped, conv.im2col, conv.blocked])
+@pytest.mark.parametrize("formulation", [conv.unrolled, conv.mapped, conv.im2col, conv.grouped])
 @pytest.mark.parametrize(
     ("kernel", "strides", "padding", "dilation"),
     [
@@ -183,7 +183,7 @@ def test_takes_the_place_of_flax_convolution(formulation):
     close(module.apply(weights, x), plain.apply(weights, x))
 
 
-@pytest.mark.parametrize("formulation", [conv.mapped, conv.im2col, conv.blocked])
+@pytest.mark.parametrize("formulation", [conv.mapped, conv.im2col, conv.grouped])
 @pytest.mark.parametrize(
     ("kernel", "strides", "padding", "dilation"),
     [

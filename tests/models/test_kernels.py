@@ -44,7 +44,7 @@ def trained(net, clients):
 @pytest.mark.parametrize("clients", [(), (1,), (6,), (2, 4)])
 @pytest.mark.parametrize("name", NETS)
 def test_platforms_agree(name, clients):
-    """One client, a client that is alone in a cohort, six that share blocks, seeds of clients."""
+    """One client, a client that is alone in a cohort, six, seeds of clients."""
     expected, *others = (
         trained(NETS[name].clone(kernels=kernels.choose(platform)), clients)
         for platform in ("cpu", "gpu", "tpu")
@@ -55,7 +55,7 @@ def test_platforms_agree(name, clients):
 
 def test_shared_weights_make_of_the_clients_more_rows():
     x, w = normal(0, 3, 2, 6, 5, 2), normal(1, 3, 3, 2, 4)
-    convolve = partial(conv.blocked, window_strides=(1, 1), padding="SAME")
+    convolve = partial(conv.grouped, window_strides=(1, 1), padding="SAME")
     labels = ("NHWC", "HWIO", "NHWC")
 
     def scored(x, w):
@@ -64,23 +64,6 @@ def test_shared_weights_make_of_the_clients_more_rows():
     program = str(jax.make_jaxpr(jax.vmap(scored, (0, None)))(x, w))
     assert "feature_group_count=1" in program
     close(jax.vmap(scored, (0, None))(x, w), jnp.stack([scored(a, w) for a in x]))
-
-
-def test_four_clients_with_few_channels_share_a_group():
-    x, w = normal(0, 8, 2, 6, 5, 40), normal(1, 8, 3, 3, 40, 2)
-    labels = ("NHWC", "HWIO", "NHWC")
-
-    def groups(formulation, clients):
-        convolve = partial(formulation, window_strides=(1, 1), padding="SAME")
-        convolve = jax.vmap(partial(convolve, dimension_numbers=labels))
-        program = str(jax.make_jaxpr(convolve)(x[:clients, ..., :c], w[:clients, :, :, :c]))
-        return int(program.split("feature_group_count=")[1].split()[0])
-
-    c = 32
-    assert [groups(conv.blocked, n) for n in (1, 3, 4, 7, 8)] == [1, 1, 1, 7, 2]
-    assert groups(conv.grouped, 8) == 8
-    c = 40  # three clients have at most 128 channels
-    assert [groups(conv.blocked, n) for n in (3, 4)] == [1, 2]
 
 
 def test_a_channelwise_layer_sees_clients_as_channels():
@@ -103,6 +86,6 @@ def test_the_platform_chooses():
     assert kernels.choose("cpu") == kernels.CPU
     assert kernels.choose("cpu").convolution is conv.mapped
     assert kernels.choose("gpu").max_pool is pooling.by_slices
-    assert kernels.choose("tpu").convolution is conv.blocked
+    assert kernels.choose("tpu").convolution is conv.grouped
     named = kernels.choose("tpu", "im2col")
     assert named == kernels.TPU._replace(convolution=conv.im2col)
