@@ -7,6 +7,8 @@ PyTorch flattens channels first, so dense weights taken from there need their ro
 How convolutions run is not a setting of a net but of the run: `net.clone(kernels=...)`.
 """
 
+from typing import Any
+
 import flax.linen as nn
 import jax.numpy as jnp
 
@@ -60,7 +62,8 @@ class ConvNet(nn.Module):
 
     def _branch(self, x: Array, train: bool, mask: Array | None) -> Array:
         for channels, pooled in zip(self.channels, self.pooled, strict=True):
-            pool, settings = 1 + pooled, {"padding": self.padding, "kernels": self.kernels}
+            settings: dict[str, Any] = {"padding": self.padding, "kernels": self.kernels}
+            pool = 2 if pooled else 1
             if self.norm:
                 x = layers.conv(x, channels, self.kernel, **settings)
                 x = nn.relu(layers.BatchNorm()(x, train, mask))

@@ -35,7 +35,7 @@ def config(folder):
 
 
 @pytest.mark.parametrize("name", sorted(registry.METHODS))
-def test_every_method_compiles_for_four_chips(config, chips, name):
+def test_every_method_compiles_for_four_chips(config, chips, small_network, name):
     for engine in absent.engines(f"{config}:{name}", chips):
         (programs,) = engine.lower().values()
         assert programs.play.compile().as_text()
