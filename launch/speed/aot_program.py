@@ -98,13 +98,15 @@ def trips(engine: Engine, program: str) -> tuple[float, ...]:
     """How often loops without a fixed end are taken to turn, by depth; deeper ones as the last.
 
     Rounds: one round; inside, the batches that a client of a typical cohort is run for under the
-    strategy. Evaluation: as many batches as the largest set of rows has.
+    strategy. Evaluation: the batches of the largest set of rows that one model is scored on.
     """
     plan, lane = engine.plan, engine.lanes[0].scoring
     if program == "rounds":
         steps, strategy = jnp.asarray(cohort_batches(engine)), engine.simulation.strategy
         return 1, float(strategy.lane_steps(steps[strategy.deal(steps)])) / len(steps)
-    rows = (getattr(lane.federation, name) for name in ("validation", "test", "global_test"))
+    rows = [lane.federation.validation, lane.federation.test, lane.federation.unseen]
+    if engine.stage.method.newcomer is None:  # else the blocks of the global test set are shared
+        rows.append(lane.federation.global_test)
     longest = max((each.shape[-1] for each in rows if each is not None), default=1)
     return (float(-(-longest // min(plan.eval_batch, longest))),)
 

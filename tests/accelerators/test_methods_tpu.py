@@ -10,6 +10,7 @@ import targets
 import toys
 
 from fedjax_lab import registry, tree
+from fedjax_lab.config import load_config, resolve
 
 pytestmark = [
     pytest.mark.compilers,
@@ -29,22 +30,21 @@ def folder(tmp_path_factory):
     return path
 
 
-@pytest.fixture
-def config(folder):
-    return toys.write_config(folder, local={"batch_size": 8})
+def config_of(folder, name, **sections):
+    return resolve(load_config(f"{toys.write_config(folder, **sections)}:{name}"))
 
 
 @pytest.mark.parametrize("name", sorted(registry.METHODS))
-def test_every_method_compiles_for_four_chips(config, chips, small_network, name):
-    for engine in absent.engines(f"{config}:{name}", chips):
+def test_every_method_compiles_for_four_chips(folder, chips, small_network, name):
+    for engine in absent.engines(config_of(folder, name, local={"batch_size": 8}), chips):
         (programs,) = engine.lower().values()
         assert programs.play.compile().as_text()
         assert programs.score.compile().as_text()
 
 
 def test_a_round_of_fedavg_sends_little_more_than_the_model(folder, chips):
-    config = toys.write_config(folder, "wide.py", model={"width": 4096})
-    (engine,) = absent.engines(f"{config}:fedavg", chips)
+    config = config_of(folder, "fedavg", model={"width": 4096})
+    (engine,) = absent.engines(config, chips)
     (programs,) = engine.lower().values()
     cost = hlo.cost(programs.play.compile().as_text(), lambda depth: 1)
     model = tree.num_bytes(engine.states[0].server)
