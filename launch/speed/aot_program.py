@@ -105,7 +105,7 @@ def trips(engine: Engine, program: str) -> tuple[float, ...]:
         steps, strategy = jnp.asarray(cohort_batches(engine)), engine.simulation.strategy
         return 1, float(strategy.lane_steps(steps[strategy.deal(steps)])) / len(steps)
     rows = [lane.federation.validation, lane.federation.test, lane.federation.unseen]
-    if engine.stage.method.newcomer is None:  # else the blocks of the global test set are shared
+    if engine.stage.method.newcomer is None:  # one model for all: each call scores a single block
         rows.append(lane.federation.global_test)
     longest = max((each.shape[-1] for each in rows if each is not None), default=1)
     return (float(-(-longest // min(plan.eval_batch, longest))),)
