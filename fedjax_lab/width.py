@@ -1,6 +1,7 @@
 """How many clients a device trains at a time, from the memory that each of them works on."""
 
 import math
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -45,13 +46,13 @@ def width(
       touch 21 GB all at once, 1,273 and 39 GB in chunks of 10. So only memory bounds the width:
       16 GiB, a fifth of an H100's.
     """
-    at_most = memory // 4 or math.inf
+    at_most = memory // 4 or sys.maxsize
     if equal_steps and line * client_bytes <= min(ALL_AT_ONCE[platform], at_most):
         return line
     fit = min(-(-CHUNK[platform] // client_bytes), at_most // client_bytes)
     if not equal_steps:
         fit = min(fit, max(FEWEST[platform], math.isqrt(line)))
-    return _even(line, min(max(int(fit), 1), line))
+    return _even(line, min(max(fit, 1), line))
 
 
 def _even(line, limit):

@@ -25,7 +25,7 @@ def channelwise(layer: Callable[..., Array]) -> Callable[..., Array]:
     def gradients(x, weights, dy):
         return jax.vjp(layer, x, *weights)[1](dy)
 
-    forward, backward = _joining(layer), _joining(gradients)
+    forward, backward = _joining(layer, shares_weights=True), _joining(gradients)
 
     @jax.custom_vjp
     def run(x, *weights):
@@ -38,8 +38,12 @@ def channelwise(layer: Callable[..., Array]) -> Callable[..., Array]:
     return run
 
 
-def _joining(function: Callable) -> Callable:
-    """`function`, whose batching rule joins the clients with the last axis of every array."""
+def _joining(function: Callable, shares_weights: bool = False) -> Callable:
+    """`function`, whose batching rule joins the clients with the last axis of every array.
+
+    shares_weights: whether weights that all clients share may make of the clients more rows. Not so
+    of gradients, where each client has its own gradient by the weights.
+    """
 
     @custom_vmap
     def run(*inputs):
@@ -47,7 +51,7 @@ def _joining(function: Callable) -> Callable:
 
     @run.def_vmap
     def _(size, batched, x, *rest):
-        if batched[0] and rest and not any(jax.tree.leaves(batched[1:])):
+        if shares_weights and rest and not any(jax.tree.leaves(batched[1:])):
             y = run(x.reshape(-1, *x.shape[2:]), *rest)
             return y.reshape(size, -1, *y.shape[1:]), True
         join = partial(_join, size)

@@ -66,6 +66,29 @@ def test_shared_weights_make_of_the_clients_more_rows():
     close(jax.vmap(scored, (0, None))(x, w), jnp.stack([scored(a, w) for a in x]))
 
 
+@pytest.mark.parametrize("axes", [(0, None), (None, 0), (0, 0)])
+@pytest.mark.parametrize("layer", ["convolution", "activation", "pooling"])
+def test_each_client_has_gradients_of_its_own(layer, axes):
+    """Also by weights that the clients share, of a score whose gradient they share."""
+
+    def score(choice, x, w):
+        kind = kernels.choose(choice)
+        if layer == "convolution":
+            settings = {"dimension_numbers": ("NHWC", "HWIO", "NHWC")}
+            return kind.convolution(x, w, (1, 1), "SAME", **settings).sum()
+        if layer == "activation":
+            return kind.activate(x, w[0, 0, 0], 2).sum()
+        return kind.max_pool(x, 2).sum() * w.sum()
+
+    x, w = normal(0, 3, 2, 6, 5, 2), normal(1, 3, 3, 2, 2, 2)
+    args = [a if axis == 0 else a[0] for a, axis in zip((x, w), axes, strict=True)]
+    gradient = partial(jax.grad, argnums=(0, 1))
+    expected, actual = (
+        jax.vmap(gradient(partial(score, choice)), axes)(*args) for choice in ("cpu", "tpu")
+    )
+    jax.tree.map(close, actual, expected)
+
+
 def test_a_channelwise_layer_sees_clients_as_channels():
     seen = []
 
