@@ -103,7 +103,8 @@ def trips(engine: Engine, program: str) -> tuple[float, ...]:
     plan, lane = engine.plan, engine.lanes[0].scoring
     if program == "rounds":
         steps, strategy = jnp.asarray(cohort_batches(engine)), engine.simulation.strategy
-        return 1, float(strategy.lane_steps(steps[strategy.deal(steps)])) / len(steps)
+        lanes = strategy.lane_steps(jnp.ones_like(steps))  # copies that fill a chunk among them
+        return 1, float(strategy.lane_steps(steps[strategy.deal(steps)]) / lanes)
     rows = [lane.federation.validation, lane.federation.test, lane.federation.unseen]
     if engine.stage.method.newcomer is None:  # one model for all: each call scores a single block
         rows.append(lane.federation.global_test)
@@ -120,7 +121,7 @@ def cohort_batches(engine: Engine) -> np.ndarray:
 
 
 def plain_flops(engine: Engine, task: Task) -> float:
-    """Of plain training of a round's cohort by SGD, as XLA counts a step's, on each device."""
+    """Of plain training of the cohorts of a program's seeds, as XLA counts a step's, by device."""
     plan, shape = engine.plan, task.input_shape
     like = jax.ShapeDtypeStruct
     x = like((plan.batch_size, *shape), np.float32)
@@ -130,7 +131,9 @@ def plain_flops(engine: Engine, task: Task) -> float:
     gradient = jax.grad(losses.risk(task), has_aux=True, allow_int=True)
     step = jax.jit(gradient).lower(weights, batch, key).cost_analysis()["flops"]
     sharding = engine.simulation.strategy.sharding
-    return round(step * plan.epochs * float(cohort_batches(engine).sum()) / sharding.num_devices)
+    seeds = len(engine.simulation.seeds) if engine.together else 1
+    batches = seeds * plan.epochs * float(cohort_batches(engine).sum())
+    return round(step * batches / sharding.num_devices)
 
 
 if __name__ == "__main__":
