@@ -1,0 +1,44 @@
+"""A published benchmark's round (A1) for one and for eight TPU chips: memory, work, messages, pool.
+
+Needs libtpu (the extra aot-tpu), no device.
+"""
+
+import aot_program
+import benchmark
+import hlo
+import pytest
+import targets
+import workloads
+
+from fedjax_lab import tree
+from fedjax_lab.engine import Engine
+
+pytestmark = [
+    pytest.mark.compilers,
+    pytest.mark.skipif(not targets.installed("v5e:2x4"), reason="libtpu is not installed"),
+]
+
+CARRIERS = hlo.FREE | {"while", "conditional", "call"}  # they hand on what is there
+
+
+@pytest.mark.parametrize("chips", [1, 8])
+def test_a_round_needs_little_more_than_its_training(as_users_compile, chips):
+    work = workloads.load("A1")
+    simulation = benchmark.build(work, devices=targets.topology("v5e:2x4", chips))
+    engine = Engine(simulation, abstract=True)
+    (programs,) = engine.lower().values()
+    compiled = programs.play.compile()
+    text = compiled.as_text()
+    turns = aot_program.trips(engine, "rounds")
+    cost = hlo.cost(text, lambda depth: turns[min(depth, 1)])
+
+    assert compiled.memory_analysis().temp_size_in_bytes <= 10**9
+    plain = aot_program.plain_flops(engine, benchmark.make_model(work))
+    copies = 56 / 50 if chips == 8 else 1  # eight chips have seven places each for 50 clients
+    assert 0.9 * plain <= cost.flops <= 1.15 * copies * plain
+    model = tree.num_bytes(engine.states[0].server)
+    assert sum(cost.collectives.values()) <= (1.1 * model if chips > 1 else 0)
+    pool = work.x.nbytes
+    for instructions in hlo.parse(text)[0].values():
+        for each in instructions:
+            assert each.opcode in CARRIERS or hlo.num_bytes(each.shape) < pool, each
