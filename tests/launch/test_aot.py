@@ -114,3 +114,13 @@ def test_the_plain_model_trains_for_every_seed_of_a_program(config):
     of_one = flops([0], "vectorized")
     assert flops([0, 1], "vectorized") == 2 * of_one
     assert flops([0, 1], "sequential") == of_one  # a program of its own for each
+
+
+def test_an_evaluation_has_as_many_batches_as_its_sets_of_rows(config):
+    engine, _ = engine_of(config, 1, *EQUAL)
+    engine.plan = engine.plan._replace(eval_batch=4)
+    federation = engine.simulation.federations[0]
+    assert federation.validation is None and federation.unseen is None
+    assert federation.test.shape == (5, 13) and federation.global_test.shape == (60,)
+    # Four batches for each of five clients; 15 blocks of one batch of the global test set.
+    assert aot_program.trips(engine, "evaluation") == ((5 * 4 + 15) / (5 + 15),)
