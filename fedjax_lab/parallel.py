@@ -177,7 +177,11 @@ def check_memory(size: int, what: str) -> None:
 def make_mesh(devices: int | Sequence[jax.Device]) -> Mesh:
     """A mesh with one axis, `client`, over these devices, or over so many of JAX's first."""
     chosen = jax.devices()[:devices] if isinstance(devices, int) else devices
-    return jax.make_mesh((len(chosen),), ("client",), devices=chosen, axis_types=(AxisType.Auto,))
+    axes = {"axis_types": (AxisType.Auto,)}
+    try:
+        return jax.make_mesh((len(chosen),), ("client",), devices=chosen, **axes)
+    except AssertionError:  # JAX orders the chips of a TPU only if they form a box
+        return Mesh(np.array(chosen), ("client",), **axes)
 
 
 def put(a: PyTree, sharding: Sharding | None) -> PyTree:

@@ -145,3 +145,14 @@ def chosen(name="auto", *, cohort=6400, convolutional=False, equal_steps=True, *
 )
 def test_the_width_is_chosen_from_memory_unless_it_is_named(asked, name):
     assert chosen(**asked) == f"mesh(2) x {name}"
+
+
+def test_a_mesh_takes_devices_for_which_jax_has_no_order(monkeypatch):
+    """Of a TPU, JAX orders only what forms a box: not three chips of four."""
+
+    def refuse(*args, **options):
+        raise AssertionError(args)
+
+    monkeypatch.setattr(jax, "make_mesh", refuse)
+    mesh = parallel.make_mesh(3)
+    assert (mesh.axis_names, list(mesh.devices)) == (("client",), jax.devices()[:3])

@@ -11,6 +11,7 @@ from stops import stopping_after
 import fedjax_lab
 from fedjax_lab import sweep
 from fedjax_lab.config import load_config
+from fedjax_lab.engine import Engine
 from fedjax_lab.errors import BadInput
 from fedjax_lab.running import profile
 
@@ -97,6 +98,23 @@ def test_a_run_without_rounds_left_or_without_a_folder_is_refused(toy, tmp_path,
     assert "the run has no round left" in capsys.readouterr().err
     with pytest.raises(BadInput, match="a profile needs a workdir"):
         fedjax_lab.run(load_config(toy), profile=1)
+
+
+def test_a_folder_that_cannot_be_written_to_is_named_before_anything_is_compiled(
+    toy, plain, tmp_path, monkeypatch, capsys
+):
+    arguments = [f"--config={toy}", f"--workdir={tmp_path / 'w'}"]
+    with monkeypatch.context() as patch:
+        stopping_after(4, patch)
+        assert call(*arguments) == 130
+    (tmp_path / "w" / "profile").write_text("")
+    capsys.readouterr()
+    with monkeypatch.context() as patch:
+        patch.setattr(Engine, "compile", None)
+        assert call(*arguments, "--resume", "--profile=2") == 2
+    assert capsys.readouterr().err == f"error: {tmp_path / 'w' / 'profile'}: File exists\n"
+    assert call(*arguments, "--resume") == 0
+    assert comparable(tmp_path / "w") == plain
 
 
 def test_a_profile_lies_within_one_stage(toy, tmp_path, capsys):

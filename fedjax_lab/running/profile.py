@@ -57,6 +57,11 @@ class Profile:
                 f" {quoted(self._rounds)}"
             )
 
+    def open(self) -> None:
+        """Makes the folder. OSError where that cannot be."""
+        if self._rounds is not None and processes.is_first():
+            self._folder.mkdir(parents=True, exist_ok=True)
+
     def begin_stage(self, engine: Engine) -> None:
         """Chooses the rounds in this stage, if it has enough of them and none was recorded yet."""
         left = engine.ends[engine.stage_number] - engine.played

@@ -67,6 +67,7 @@ def _run(experiment, folder, quiet, profile):
     folder.open()
     rows = folder.restore(engine, _evaluations(experiment, engine)[1:])
     profile.check(experiment.simulation, engine.played)
+    profile.open()
     if engine.played == 0:
         folder.keep_facts(engine.first_facts, engine)
     if folder.finished(engine.played == experiment.simulation.plan.rounds):

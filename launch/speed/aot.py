@@ -90,6 +90,10 @@ def _parse(argv):
     args.seeds = parse_seeds(args.seeds)
     _check_names("--workload", args.workload, workloads.WORKLOADS)
     _check_names("--program", args.program, PROGRAMS)
+    if not args.program:
+        raise BadInput(f"--program: name {' or '.join(PROGRAMS)}")
+    if args.workload and args.seeds:
+        raise BadInput("--seeds are those of a config; a workload has one seed")
     if bool(args.workload) == bool(args.config):
         raise BadInput("name either --config=FILE.py[:METHOD] or --workload=W1,...")
     _check_overrides(args, overrides)

@@ -13,7 +13,7 @@ import numpy as np
 import targets
 import workloads
 
-from fedjax_lab import command, experiment, losses
+from fedjax_lab import command, evaluate, experiment, losses
 from fedjax_lab.config import load_config, resolve
 from fedjax_lab.engine import Engine, Simulation
 from fedjax_lab.types import Batch, Task
@@ -98,17 +98,29 @@ def trips(engine: Engine, program: str) -> tuple[float, ...]:
     """How often loops without a fixed end are taken to turn, by depth; deeper ones as the last.
 
     Rounds: one round; inside, the batches that a client of a typical cohort is run for under the
-    strategy. Evaluation: the batches of the largest set of rows that one model is scored on.
+    strategy. Evaluation: see `evaluation_batches`.
     """
-    plan, lane = engine.plan, engine.lanes[0].scoring
     if program == "rounds":
         steps, strategy = jnp.asarray(cohort_batches(engine)), engine.simulation.strategy
-        return 1, float(strategy.lane_steps(steps[strategy.deal(steps)])) / len(steps)
-    rows = [lane.federation.validation, lane.federation.test, lane.federation.unseen]
-    if engine.stage.method.newcomer is None:  # one model for all: each call scores a single block
-        rows.append(lane.federation.global_test)
-    longest = max((each.shape[-1] for each in rows if each is not None), default=1)
-    return (float(-(-longest // min(plan.eval_batch, longest))),)
+        lanes = strategy.lane_steps(jnp.ones_like(steps))  # copies that fill a chunk among them
+        return 1, float(strategy.lane_steps(steps[strategy.deal(steps)]) / lanes)
+    return (evaluation_batches(engine),)
+
+
+def evaluation_batches(engine: Engine) -> float:
+    """Batches in a call of `evaluate.count_correct`: the mean over the calls of an evaluation."""
+    federation, size = engine.lanes[0].scoring.federation, engine.plan.eval_batch
+    clients = federation.train.shape[-2]
+    sets = [federation.validation, federation.test, federation.unseen]
+    calls = [(clients, rows.shape[-1]) for rows in sets if rows is not None]  # number, rows of each
+    if federation.global_test is not None:
+        count = federation.global_test.shape[-1]
+        if engine.stage.method.newcomer is None:
+            calls.append((min(clients, evaluate.GLOBAL_CLIENTS), count))
+        else:  # one model for all: each call scores a block of one batch
+            calls.append((-(-count // size), 1))
+    batches = sum(number * max(-(-rows // size), 1) for number, rows in calls)
+    return batches / max(sum(number for number, _ in calls), 1)
 
 
 def cohort_batches(engine: Engine) -> np.ndarray:
@@ -120,7 +132,7 @@ def cohort_batches(engine: Engine) -> np.ndarray:
 
 
 def plain_flops(engine: Engine, task: Task) -> float:
-    """Of plain training of a round's cohort by SGD, as XLA counts a step's, on each device."""
+    """Of plain training of the cohorts of a program's seeds, as XLA counts a step's, by device."""
     plan, shape = engine.plan, task.input_shape
     like = jax.ShapeDtypeStruct
     x = like((plan.batch_size, *shape), np.float32)
@@ -130,7 +142,9 @@ def plain_flops(engine: Engine, task: Task) -> float:
     gradient = jax.grad(losses.risk(task), has_aux=True, allow_int=True)
     step = jax.jit(gradient).lower(weights, batch, key).cost_analysis()["flops"]
     sharding = engine.simulation.strategy.sharding
-    return round(step * plan.epochs * float(cohort_batches(engine).sum()) / sharding.num_devices)
+    seeds = len(engine.simulation.seeds) if engine.together else 1
+    batches = seeds * plan.epochs * float(cohort_batches(engine).sum())
+    return round(step * batches / sharding.num_devices)
 
 
 if __name__ == "__main__":

@@ -32,6 +32,28 @@ from device_plan import ROOT, Step, plan
 def main(arguments: list[str] | None = None) -> int:
     """Runs the command line; returns the exit code."""
     args = parse(arguments)
+    heed_signals()
+    try:
+        return carry_out(args)
+    except KeyboardInterrupt:
+        print("interrupted; the same command goes on", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # nobody reads the output any more; Python flushes it once again
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except OSError as error:
+        raise SystemExit(f"error: {error.filename or args.out}: {error.strerror}") from error
+
+
+def heed_signals() -> None:
+    """A lost connection or SIGTERM ends this script as Ctrl-C does: no step outlives it."""
+    for number in (signal.SIGHUP, signal.SIGTERM):
+        if signal.getsignal(number) == signal.SIG_DFL:  # nohup ignores the first
+            signal.signal(number, signal.default_int_handler)
+
+
+def carry_out(args: argparse.Namespace) -> int:
+    """Runs or lists the steps that the flags choose; returns the exit code."""
     steps = plan(args.seconds)
     chosen, again = choose(steps, args.only), choose(steps, args.again)
     if args.list:
@@ -42,12 +64,8 @@ def main(arguments: list[str] | None = None) -> int:
     for step in again:
         (args.out / f"{step.name}.json").unlink(missing_ok=True)
     end = time.monotonic() + args.total
-    try:
-        for _ in run_all(chosen, args.out, args.limit, end):
-            write_page(facts, steps, args.out)
-    except KeyboardInterrupt:
-        print("interrupted; the same command goes on", file=sys.stderr)
-        return 130
+    for _ in run_all(chosen, args.out, args.limit, end):
+        write_page(facts, steps, args.out)
     print(f"tables: {write_page(facts, steps, args.out)}")
     return 0
 

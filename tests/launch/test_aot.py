@@ -4,9 +4,13 @@ import json
 import subprocess
 
 import aot
+import aot_program
+import jax
 import pytest
 import targets
 import toys
+
+from fedjax_lab.engine import Engine
 
 
 @pytest.fixture
@@ -31,6 +35,8 @@ def config(tmp_path):
         (["--devices=-1"], "--devices=-1"),
         (["--workload=W11"], "--workload: no 'W11'; did you mean 'W1'?"),
         (["--program=round"], "--program: no 'round'; did you mean 'rounds'?"),
+        (["--program="], "--program: name rounds or evaluation"),
+        (["--seeds=0,1"], "--seeds are those of a config"),
         (["--config.engine.chunks=4"], "did you mean 'engine.chunk'?"),
         (["--config.engine.strategy=chunk"], "did you mean 'chunked'?"),
         (["--config.local.lr=4"], "--config: no 'local.lr'"),
@@ -78,3 +84,43 @@ def test_what_only_building_finds_is_bad_usage_too(capsys, monkeypatch, every_co
     monkeypatch.setattr(aot.subprocess, "run", stopped(2, "warning\nerror: no PACS here\n"))
     assert aot.main(["--workload=W2"]) == 2
     assert capsys.readouterr().err == "error: no PACS here\n"
+
+
+def engine_of(config, devices, *overrides, seeds=None):
+    request = {"config": config, "overrides": overrides, "seeds": seeds}
+    simulation, task = aot_program.make(request, jax.devices()[:devices])
+    engine = Engine(simulation, abstract=True)
+    engine.lower()
+    return engine, task
+
+
+EQUAL = ("partition.name", "iid"), ("partition.num_clients", "5"), ("engine.strategy", "chunked")
+
+
+@pytest.mark.parametrize(("devices", "chunk"), [(1, "3"), (4, "2")])
+def test_copies_that_fill_a_chunk_or_a_device_take_as_many_batches_as_a_client(
+    config, devices, chunk
+):
+    engine, _ = engine_of(config, devices, *EQUAL, ("engine.chunk", chunk))
+    (batches,) = set(aot_program.cohort_batches(engine))
+    assert aot_program.trips(engine, "rounds") == (1, batches)
+
+
+def test_the_plain_model_trains_for_every_seed_of_a_program(config):
+    def flops(seeds, way):
+        overrides = *EQUAL, ("engine.seeds", way)
+        return aot_program.plain_flops(*engine_of(config, 1, *overrides, seeds=seeds))
+
+    of_one = flops([0], "vectorized")
+    assert flops([0, 1], "vectorized") == 2 * of_one
+    assert flops([0, 1], "sequential") == of_one  # a program of its own for each
+
+
+def test_an_evaluation_has_as_many_batches_as_its_sets_of_rows(config):
+    engine, _ = engine_of(config, 1, *EQUAL)
+    engine.plan = engine.plan._replace(eval_batch=4)
+    federation = engine.simulation.federations[0]
+    assert federation.validation is None and federation.unseen is None
+    assert federation.test.shape == (5, 13) and federation.global_test.shape == (60,)
+    # Four batches for each of five clients; 15 blocks of one batch of the global test set.
+    assert aot_program.trips(engine, "evaluation") == ((5 * 4 + 15) / (5 + 15),)

@@ -1,6 +1,9 @@
 """The measuring plan: which steps it has, how they end, that it goes on, and its page."""
 
 import json
+import os
+import signal
+import subprocess
 import sys
 import time
 
@@ -199,3 +202,47 @@ def test_an_interrupt_ends_the_step_under_way(tmp_path, monkeypatch, run):
     assert device_day.main([f"--out={tmp_path}", "--limit=30"]) == 130
     assert not (tmp_path / "sleeps.json").exists()
     assert "| quick |" in (tmp_path / "README.md").read_text()
+
+
+def start(folder, code, *flags):
+    """The script in a process of its own, with one step that runs these lines of Python."""
+    script = (
+        "import sys, device_day as day; day.find_device = lambda out: %r;"
+        "day.plan = lambda seconds: 5000 * [day.Step('only', 'workloads', ('-c', %r))];"
+        "sys.exit(day.main(sys.argv[1:]))"
+    )
+    command = [sys.executable, "-c", script % (FACTS, code), f"--out={folder}", *flags]
+    environment = {**os.environ, "PYTHONPATH": str(device_plan.ROOT / "launch/speed")}
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen(command, env=environment, **streams)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_no_step_outlives_a_script_that_is_ended(tmp_path, number):
+    code = f"import time; p = '{tmp_path}/'; open(p + 'begun', 'w'); time.sleep(2)"
+    code += "; open(p + 'late', 'w')"
+    script = start(tmp_path, code)
+    while not (tmp_path / "begun").exists():
+        assert script.poll() is None
+        time.sleep(0.05)
+    script.send_signal(number)
+    assert script.communicate()[1] == "interrupted; the same command goes on\n"
+    assert script.returncode == 130
+    time.sleep(2.2)
+    assert not (tmp_path / "late").exists()
+
+
+def test_a_list_whose_reader_leaves_ends_without_a_word(tmp_path):
+    script = start(tmp_path, "pass", "--list")
+    assert script.stdout.readline().startswith("only")
+    script.stdout.close()
+    assert script.stderr.read() == ""
+    script.stderr.close()
+    assert script.wait() == 1
+
+
+def test_a_folder_that_cannot_be_is_named_in_one_line(tmp_path):
+    (tmp_path / "file").write_text("")
+    for out in (tmp_path / "file", tmp_path / "file" / "folder"):
+        with pytest.raises(SystemExit, match=f"^error: {out}: "):
+            device_day.main([f"--out={out}"])
