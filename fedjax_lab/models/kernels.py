@@ -26,7 +26,11 @@ from fedjax_lab.types import Array
 
 
 class Kernels(NamedTuple):
-    """The formulations of a net's layers on images [B, H, W, C]; the numbers are the same."""
+    """The formulations of a net's layers on images [B, H, W, C].
+
+    Their numbers differ by rounding; in bfloat16 also in which of two tied elements of a pooling
+    window gets the gradient.
+    """
 
     convolution: conv.Convolution
     max_pool: pooling.MaxPool

@@ -1,4 +1,4 @@
-"""Every method compiles for four TPU chips, in rounds that neither copy the pool nor send too much.
+"""Every method compiles for four TPU chips; a round of FedAvg sends little more than its model.
 
 Needs libtpu (the extra aot-tpu), no device.
 """
