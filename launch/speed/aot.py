@@ -10,7 +10,8 @@ workload of workloads.py takes --config.engine.strategy, .convolution, .chunk an
 Prints one JSON line for each program of each stage:
 
   config or workload, stage, program (rounds: one round of a block; or evaluation), target, devices,
-  strategy; compiled, or what stopped the compiler in `error`; compile_seconds;
+  strategy, convolution (its formulation); compiled, or what stopped the compiler in `error`;
+  compile_seconds;
   argument_bytes, temporary_bytes: of each device; memory_bytes: what it has; fits;
   flops: of convolutions and products on each device; plain_flops: the same of one plain training of
   the round's clients; kernels and touched_bytes of each device; collective_bytes by kind;

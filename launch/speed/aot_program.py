@@ -16,6 +16,8 @@ import workloads
 from fedjax_lab import command, evaluate, experiment, losses
 from fedjax_lab.config import load_config, resolve
 from fedjax_lab.engine import Engine, Simulation
+from fedjax_lab.models import kernels
+from fedjax_lab.models.task import has_convolutions
 from fedjax_lab.types import Batch, Task
 
 PROGRAMS = {"rounds": "play", "evaluation": "score"}
@@ -31,7 +33,7 @@ def main(argv: list[str]) -> int:
 def print_figures(request: dict) -> int:
     """Prints a line for each stage of the run."""
     devices = targets.topology(request["target"], request["devices"])
-    simulation, task = make(request, devices)
+    simulation, task, convolution = make(request, devices)
     beside = _concrete(request, simulation)
     engine = Engine(simulation, abstract=True, facts=beside and beside.first_facts)
     for number, stage in enumerate(simulation.stages):
@@ -41,26 +43,31 @@ def print_figures(request: dict) -> int:
         line |= {"stage": stage.name} if len(simulation.stages) > 1 else {}
         line |= {"program": request["program"], "target": request["target"]}
         line |= {"devices": len(devices), "strategy": simulation.strategy.name}
+        line |= {"convolution": convolution if has_convolutions(task) else None}
         for programs in engine.lower().values():
             print(json.dumps(line | measure(programs, engine, task, request)), flush=True)
     return 0
 
 
-def make(request: dict, devices: list | None) -> tuple[Simulation, Task]:
-    """What the engine plays on these devices (None: on this machine), and the model's task."""
+def make(request: dict, devices: list) -> tuple[Simulation, Task, str]:
+    """What the engine plays on these devices, the model's task, and the formulation chosen."""
     if "workload" in request:
         work, settings = workloads.load(request["workload"]), request["settings"]
-        return benchmark.build(work, devices=devices, **settings), benchmark.make_model(work)
-    config = resolve(load_config(request["config"]), request["overrides"])
-    job = experiment.build(config, request["seeds"], devices=devices)
-    return job.simulation, job.task
+        asked, task = settings.get("convolution", "auto"), benchmark.make_model(work)
+        simulation = benchmark.build(work, devices=devices, **settings)
+    else:
+        config = resolve(load_config(request["config"]), request["overrides"])
+        asked = config.engine.convolution
+        _, _, task, simulation = experiment.build(config, request["seeds"], devices=devices)
+    convolution = kernels.choose(devices[0].platform, asked).convolution
+    return simulation, task, convolution.__name__
 
 
 def _concrete(request, simulation):
     """An engine on this machine, where stages need facts that follow from the data."""
     if not any(stage.prepare for stage in simulation.stages):
         return None
-    return Engine(make(request, None)[0])
+    return Engine(make(request, jax.devices())[0])
 
 
 def measure(programs: Any, engine: Engine, task: Task, request: dict) -> dict:
