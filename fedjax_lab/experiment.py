@@ -178,14 +178,18 @@ def load_embeddings(config: ml_collections.ConfigDict, dataset: Dataset) -> Embe
     return bind("embedding", config.embedding)(dataset)
 
 
-def make_model(config: ml_collections.ConfigDict, dataset: Dataset, platform: str) -> Task:
+def make_model(
+    config: ml_collections.ConfigDict, dataset: Dataset, platform: str | None = None
+) -> Task:
     """The task of the config's model on examples of this dataset.
 
-    platform: of the devices that will run it: "cpu", "gpu" or "tpu".
+    platform: of the devices that will run it: "cpu", "gpu" or "tpu"; None: of those that JAX finds.
     """
     net = bind("model", config.model)(len(dataset.classes))
     if hasattr(net, "kernels"):
-        net = net.clone(kernels=kernels.choose(platform, config.engine.convolution))
+        net = net.clone(
+            kernels=kernels.choose(platform or _platform(None), config.engine.convolution)
+        )
     lowest, highest = input_range(dataset.x, config.data.normalize)
     shape, count = dataset.x.shape[1:], len(dataset.classes)
     dtype = jnp.dtype(config.engine.dtype)

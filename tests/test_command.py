@@ -136,6 +136,7 @@ time.sleep(60)
 
 @pytest.mark.slow
 def test_an_interrupt_while_rounds_are_played_saves_the_state(toy, tmp_path, monkeypatch, capfd):
+    before = signal.getsignal(signal.SIGINT)
     play = Engine.play
 
     def interrupted(self, at_most):
@@ -150,13 +151,13 @@ def test_an_interrupt_while_rounds_are_played_saves_the_state(toy, tmp_path, mon
     again = f"continue with the same command and --workdir={folder} --resume"
     assert said.err == f"interrupted after round 1 of 2; {again}\n"
     assert (folder / "checkpoints/1").is_dir()
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler  # as before
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 def test_what_is_said_where_nothing_was_saved(toy, tmp_path, monkeypatch, capsys):
     """Before config.json there is nothing to resume, and a new folder goes away."""
 
-    def interrupted(*_):
+    def interrupted(*_, **options):
         raise KeyboardInterrupt
 
     monkeypatch.chdir(tmp_path)
