@@ -271,8 +271,8 @@ def choose(
     """The named strategy on these devices, by default all of this machine; `auto` picks one.
 
     On a CPU a convolutional model goes through its clients one after another, since its kernels
-    cannot be batched over clients. All else runs `chunk` clients at a time, and where that is 0
-    the `width` that client_bytes(), what a step of one client works on, leaves. Several devices
+    cannot be batched over clients. Otherwise `chunk` clients run at a time; where it is 0, `width`
+    decides from client_bytes(), the memory that a step of one client works on. Several devices
     share the cohort.
     """
     chosen = (jax.devices() if devices is None else devices)[:cohort]

@@ -8,6 +8,8 @@ from fedjax_lab.config import resolve
 from fedjax_lab.engine import Engine
 from fedjax_lab.width import client_bytes
 
+SLOW = {"resnet18", "resnet50", "mobilenet_v2", "cct7"}
+
 
 def engines(config, devices):
     """An abstract engine in each stage of the run of a config."""
@@ -22,10 +24,10 @@ def engines(config, devices):
         yield engine
 
 
-def names(slow):
-    """All models as parameters of a test, some of them marked as slow."""
+def models():
+    """The names of all models as parameters of a test; those that compile slowly are marked."""
     marks = {True: [pytest.mark.slow], False: []}
-    return [pytest.param(name, marks=marks[name in slow]) for name in registry.NAMED["model"]]
+    return [pytest.param(name, marks=marks[name in SLOW]) for name in registry.NAMED["model"]]
 
 
 def model_config(folder, name):

@@ -16,8 +16,8 @@ def channelwise(layer: Callable[..., Array]) -> Callable[..., Array]:
     x and the result have the shape [B, ..., C], weights [..., C]; C may be any multiple of the
     layer's own. Under `vmap` the clients join the last axis, `layer` runs once on [B, ..., M * C],
     and the result is split again: what one layer splits the next one joins, so that XLA keeps the
-    joined form between them. In it the last axis is long enough to fill a TPU's 128 lanes. Weights
-    that all clients share make of the clients more rows, [M * B, ..., C].
+    joined form between them. In it the last axis is long enough to fill a TPU's 128 lanes. Where
+    all clients share the weights, their examples become rows of one batch instead, [M * B, ..., C].
 
     Only reverse-mode derivatives of first order exist (a `custom_vjp`).
     """
@@ -41,8 +41,8 @@ def channelwise(layer: Callable[..., Array]) -> Callable[..., Array]:
 def _joining(function: Callable, shares_weights: bool = False) -> Callable:
     """`function`, whose batching rule joins the clients with the last axis of every array.
 
-    shares_weights: whether weights that all clients share may make of the clients more rows. Not so
-    of gradients, where each client has its own gradient by the weights.
+    shares_weights: whether examples of clients that share the weights may become rows of one batch.
+    Gradients must not do that, because each client has a gradient of its own.
     """
 
     @custom_vmap

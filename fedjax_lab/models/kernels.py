@@ -35,7 +35,7 @@ class Kernels(NamedTuple):
     convolution: conv.Convolution
     max_pool: pooling.MaxPool
     activate: Callable[[Array, Array, int], Array]
-    """(y, bias [C], window): max_pool(relu(y + bias), window)."""
+    # (y, bias [C], window) -> max_pool(relu(y + bias), window); a window of 1 pools nothing
 
 
 def activate_by_slices(y: Array, bias: Array, window: int) -> Array:
@@ -65,7 +65,10 @@ TPU = Kernels(conv.grouped, joined_max_pool, activate_joined)
 
 
 def choose(platform: str, convolution: str = "auto") -> Kernels:
-    """Those of a platform, "cpu", "gpu" or "tpu"; convolution: "auto" or of `conv.FORMULATIONS`."""
+    """The kernels of a platform: "cpu", "gpu" or "tpu".
+
+    convolution: a name of `conv.FORMULATIONS`, or "auto" for the platform's.
+    """
     kernels = {"cpu": CPU, "gpu": GPU, "tpu": TPU}[platform]
     if convolution == "auto":
         return kernels

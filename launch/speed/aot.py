@@ -38,7 +38,7 @@ import workloads
 
 from fedjax_lab import command
 from fedjax_lab.config import load_config, resolve
-from fedjax_lab.errors import BadInput, cut, nearest, refuse
+from fedjax_lab.errors import BadInput, cut, nearest, parse
 from fedjax_lab.main import parse_seeds, split_overrides
 
 PROGRAMS = ("rounds", "evaluation")
@@ -55,7 +55,6 @@ def main(argv: list[str]) -> int:
 
 def _main(argv):
     args, overrides = _parse(argv)
-    settings = {key.removeprefix("engine."): value for key, value in overrides}
     subjects = [{"workload": name} for name in args.workload] or [{"config": args.config}]
     compiled = True
     for subject in subjects:
@@ -67,7 +66,6 @@ def _main(argv):
                 "devices": args.devices,
                 "seeds": args.seeds,
                 "overrides": overrides,
-                "settings": settings,
             }
             for line in compile_apart(request):
                 print(json.dumps(line), flush=True)
@@ -79,14 +77,13 @@ def _parse(argv):
     """The flags, and the overrides of config keys. BadInput for what could not be compiled."""
     argv, overrides = split_overrides(argv)
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.error = refuse  # type: ignore[method-assign]
     parser.add_argument("--target", default="v5e:2x2")
     parser.add_argument("--devices", type=int, default=0)
     parser.add_argument("--workload", type=_names, default=[])
     parser.add_argument("--config")
     parser.add_argument("--seeds", type=_names)
     parser.add_argument("--program", type=_names, default=list(PROGRAMS))
-    args = parser.parse_args(argv)
+    args = parse(parser, argv)
     targets.check(args.target, args.devices)
     args.seeds = parse_seeds(args.seeds)
     _check_names("--workload", args.workload, workloads.WORKLOADS)

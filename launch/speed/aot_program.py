@@ -52,7 +52,8 @@ def print_figures(request: dict) -> int:
 def make(request: dict, devices: list) -> tuple[Simulation, Task, str]:
     """What the engine plays on these devices, the model's task, and the formulation chosen."""
     if "workload" in request:
-        work, settings = workloads.load(request["workload"]), request["settings"]
+        work = workloads.load(request["workload"])
+        settings = {key.removeprefix("engine."): value for key, value in request["overrides"]}
         asked, task = settings.get("convolution", "auto"), benchmark.make_model(work)
         simulation = benchmark.build(work, devices=devices, **settings)
     else:

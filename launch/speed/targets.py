@@ -56,7 +56,7 @@ def check(target: str, devices: int) -> None:
 
 
 def installed(target: str) -> bool:
-    """Whether the target's compiler is."""
+    """Whether the compiler for the target is installed."""
     plugins = ("libtpu",) if target != "h100" else ("jax_cuda12_plugin", "jax_cuda13_plugin")
     return any(importlib.util.find_spec(plugin) for plugin in plugins)
 

@@ -9,7 +9,6 @@ import targets
 
 PADDED = 1.25
 TARGET = "h100"
-SLOW = {"resnet18", "resnet50", "mobilenet_v2", "cct7"}
 
 pytestmark = [
     pytest.mark.compilers,
@@ -17,6 +16,6 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("name", absent.names(SLOW))
+@pytest.mark.parametrize("name", absent.models())
 def test_every_model_compiles(tmp_path, as_users_compile, name):
     absent.check_compiles(tmp_path, name, targets.topology(TARGET, 1), PADDED)
