@@ -13,7 +13,7 @@ import pytest
 import toys
 
 from fedjax_lab.errors import BadInput
-from fedjax_lab.running.checkpoint import Checkpoints, restored
+from fedjax_lab.running.checkpoint import Checkpoints, placed
 
 STATE = {"w": jnp.arange(12.0), "n": jnp.int32(3), "none": None, "empty": (), "f": np.ones(1)}
 
@@ -42,9 +42,10 @@ def folder(saved, tmp_path):
 def newest(folder):
     checkpoints = Checkpoints(folder)
     try:
-        rounds, leaves = checkpoints.newest()
+        rounds, saved = checkpoints.newest()
     finally:
         checkpoints.close()
+    leaves = placed(saved, jax.tree.leaves(STATE))
     toys.same(leaves, jax.tree.leaves(state_after(rounds)))
     dtypes = [np.asarray(a).dtype for a in jax.tree.leaves(STATE)]
     assert [a.dtype for a in leaves] == dtypes
@@ -72,7 +73,7 @@ def test_typed_keys_are_restored_with_their_type_and_seeds_axis(tmp_path):
     saved = checkpoints.newest()[1]
     checkpoints.close()
     like, tree = jax.tree.flatten(state)
-    again = tree.unflatten(map(restored, saved, like))
+    again = tree.unflatten(placed(saved, like))
     assert jax.tree.map(lambda a: a.dtype, again) == jax.tree.map(lambda a: a.dtype, state)
     toys.same(again, state)
     assert jax.random.normal(again["one"]) == jax.random.normal(keys[0, 0])
