@@ -33,7 +33,7 @@ from fedjax_lab.running import digest
 from fedjax_lab.types import Array, PyTree
 
 ROOM = 1 << 20  # bytes of a checkpoint besides its arrays, at most
-SMALL = 1 << 20  # bytes of an array that is read whole to every device
+SMALL = 1 << 20  # bytes of an array that is written by one device and read whole by all
 
 
 class Saved(NamedTuple):
@@ -56,8 +56,8 @@ class Checkpoints:
 
         for name in ("absl", "asyncio"):  # all errors that its threads log are raised here as well
             logging.getLogger(name).addFilter(_not_of_orbax)
-        self._args, self._folder = ocp.args, folder
-        self._arrays, self._json = ocp.StandardCheckpointHandler(), ocp.JsonCheckpointHandler()
+        self._ocp, self._folder = ocp, folder
+        self._arrays, self._json = _array_handler(ocp), ocp.JsonCheckpointHandler()
         folder.mkdir(exist_ok=True)
         options = ocp.CheckpointManagerOptions(
             max_to_keep=2,
@@ -65,7 +65,11 @@ class Checkpoints:
             cleanup_tmp_directories=True,  # what a process that was killed has left
         )
         with _hushed():
-            self._manager = ocp.CheckpointManager(folder.absolute(), options=options)
+            self._manager = ocp.CheckpointManager(
+                folder.absolute(),
+                options=options,
+                item_handlers={"leaves": self._arrays, "digest": self._json},
+            )
 
     def save(self, rounds: int, state: PyTree) -> None:
         """Returns when the state may be changed or given away; it is written in the background.
@@ -78,9 +82,10 @@ class Checkpoints:
         leaves = [numbers(a) for a in jax.tree.leaves(state)]
         size = sum(a.nbytes for a in leaves)
         processes.of_first(lambda: _check_room(self._folder, size))
-        description = self._args.JsonSave(_description(rounds, leaves))
-        arrays = self._args.StandardSave({str(i): a for i, a in enumerate(leaves)})
-        self._manager.save(rounds, args=self._args.Composite(leaves=arrays, digest=description))
+        args = self._ocp.args
+        description = args.JsonSave(_description(rounds, leaves))
+        arrays = args.PyTreeSave({str(i): a for i, a in enumerate(leaves)})
+        self._manager.save(rounds, args=args.Composite(leaves=arrays, digest=description))
 
     def newest(self, sharding: Sharding | None = None) -> tuple[int, list[Saved]]:
         """The number of rounds and the leaves of the newest checkpoint that is whole.
@@ -141,17 +146,32 @@ class Checkpoints:
         arrays = description["arrays"]
         if description != _signed(rounds, arrays):
             raise ValueError("the description is not the one that was saved")
-        targets = {str(i): _target(sharding, **array) for i, array in enumerate(arrays)}
-        args = self._args.StandardRestore(targets, strict=False)  # fills up with zeros
-        found = self._arrays.restore(folder / "leaves", args=args)
+        read = self._read_arrays(folder, [_target(sharding, **array) for array in arrays])
         return [
-            Saved(found[str(i)], tuple(array["shape"]), array["clients"], array["digest"])
+            Saved(read[str(i)], tuple(array["shape"]), array["clients"], array["digest"])
             for i, array in enumerate(arrays)
         ]
 
+    def _read_arrays(self, folder, targets=()):
+        """Those of a checkpoint by their number, of the shapes and where `targets` say."""
+
+        def how(target):
+            if target is None:
+                return self._ocp.RestoreArgs(restore_type=np.ndarray)
+            return self._ocp.ArrayRestoreArgs(
+                sharding=target.sharding,
+                global_shape=target.shape,
+                dtype=target.dtype,
+                strict=False,  # fills up with zeros
+            )
+
+        how_to = {str(i): how(target) for i, target in enumerate(targets)} or None
+        args = self._ocp.args.PyTreeRestore(restore_args=how_to)
+        return self._arrays.restore(folder / "leaves", args=args)
+
     def _read_unsharded(self, rounds, folder, description):
         """The leaves of a checkpoint of version 0.1.0, in host memory."""
-        arrays = self._arrays.restore(folder / "leaves", args=self._args.StandardRestore())
+        arrays = self._read_arrays(folder)
         if description["sha256"] != checksum({"rounds": np.array(rounds), **arrays}):
             raise ValueError("the arrays are not those that were saved")
         leaves = [arrays[str(i)] for i in range(len(arrays))]
@@ -273,13 +293,13 @@ def _clients(array):
 
 
 def _target(sharding, shape, dtype, clients, host, **_):
-    """Where an array is read to: each device reads a part of it, unless it is small.
+    """Where an array is read to, None for host memory: each device reads a part of a large one.
 
     The axis of clients, or else the longest one, is spread over all devices.
     """
     size = math.prod(shape) * np.dtype(dtype).itemsize
     if host:
-        return np.broadcast_to(np.zeros((), dtype), shape)
+        return None
     if sharding is None:
         sharding = SingleDeviceSharding(jax.local_devices()[0])
     if isinstance(sharding, NamedSharding) and (size > SMALL or clients is not None):
@@ -292,6 +312,19 @@ def _target(sharding, shape, dtype, clients, host, **_):
 
 def _is_key(leaf):
     return jnp.issubdtype(getattr(leaf, "dtype", None), jax.dtypes.prng_key)
+
+
+def _array_handler(ocp):
+    """Writes and reads the leaves.
+
+    What all devices have is divided between them only where that is worth the program that does it.
+    """
+    types = ocp.type_handlers
+    arrays = types.ArrayHandler(min_slice_bytes_for_replica_parallel=SMALL)
+    each = types.create_type_handler_registry(
+        (np.ndarray, types.NumpyHandler()), (jax.Array, arrays)
+    )
+    return ocp.PyTreeCheckpointHandler(type_handler_registry=each)
 
 
 def _not_of_orbax(record):
