@@ -27,7 +27,8 @@ from fedjax_lab.errors import MACHINE, BadInput
 
 FORMAT = 1  # of the folder
 INDEX, LABELS, SUMS = "index.json", "labels.npz", "SHA256SUMS"
-TYPES = ("uint8", "int8", "float32")
+TYPES = ("uint8", "int8", "float32")  # of the examples
+EACH = {"y": np.int32, "domain": np.int32, "test": bool}  # in labels.npz, and their types
 REMEDY = "write it with `python -m fedjax_lab.data prepare`, which mends a damaged folder too"
 
 
@@ -58,7 +59,7 @@ def records(*, path: str) -> Dataset:
     with safe.reading(folder, REMEDY):
         sums = read_sums(folder)
         index = read_index(folder)
-        labels: Any = npz.read(folder / LABELS, ("y", "domain", "test"), REMEDY, "is damaged")
+        labels: Any = npz.read(folder / LABELS, EACH, REMEDY, "is damaged")
         check_labels(index, labels)
     digest = hashlib.sha256("".join(sums).encode()).hexdigest()
     x = LazyArray(reader(folder, index), index.shape, index.dtype, digest)
@@ -106,9 +107,8 @@ def sum_of(file: Path) -> str:
 
 def check_labels(index: Index, labels: dict[str, np.ndarray]) -> None:
     """ValueError unless these are y, domain and test of the examples."""
-    types = {"y": np.int32, "domain": np.int32, "test": bool}
     for name, array in labels.items():
-        if array.shape != index.shape[:1] or array.dtype != types[name]:
+        if array.shape != index.shape[:1] or array.dtype != EACH[name]:
             raise ValueError(f"{name} in {LABELS} does not fit {INDEX}")
     for name, names in (("y", index.classes), ("domain", index.domains)):
         if not 0 <= labels[name].min() <= labels[name].max() < len(names):
@@ -117,22 +117,36 @@ def check_labels(index: Index, labels: dict[str, np.ndarray]) -> None:
 
 def reader(folder: Path, index: Index) -> Callable[[np.ndarray], np.ndarray]:
     """Numbers of examples [n] -> these examples. BadInput where a shard is not whole."""
-    data_source = array_record("array_record_data_source").ArrayRecordDataSource
     files = [folder / shard_name(number) for number in range(len(index.shards))]
-    with safe.reading(folder, REMEDY), named_errors(folder):
-        for file in files:
-            safe.check_regular(file)
-        source = data_source([str(file) for file in files])
-        if len(source) != index.shape[0]:
-            raise ValueError(f"the shards hold {len(source)} of {index.shape[0]} examples")
+    readers = [opened(file, size) for file, size in zip(files, index.shards, strict=True)]
+    ends = np.cumsum(index.shards)
+    begins = ends - index.shards
 
     def read(numbers):
-        with safe.reading(folder, REMEDY, "is damaged"), named_errors(folder):
-            found = source.__getitems__(numbers.tolist()) if len(numbers) else ()
-            content = np.frombuffer(b"".join(found), index.dtype)
-            return content.reshape(len(numbers), *index.shape[1:])
+        made = np.empty((len(numbers), *index.shape[1:]), index.dtype)
+        shard = np.searchsorted(ends, numbers, side="right")
+        for each in np.unique(shard).tolist():
+            at = np.flatnonzero(shard == each)
+            places = (numbers[at] - begins[each]).tolist()
+            with safe.reading(files[each], REMEDY, "is damaged"), named_errors(files[each]):
+                content = b"".join(readers[each].read(places))
+                made[at] = np.frombuffer(content, index.dtype).reshape(-1, *index.shape[1:])
+        return made
 
     return read
+
+
+def opened(file: Path, size: int) -> Any:
+    """A reader, which threads may share, of a shard with so many examples; else BadInput."""
+    module = array_record("array_record_module")
+    with safe.reading(file, REMEDY), named_errors(file):
+        safe.check_regular(file)
+        shard = module.ArrayRecordReader(
+            str(file), "readahead_buffer_size:0", file_reader_buffer_size=2**15
+        )
+        if shard.num_records() != size:
+            raise ValueError(f"it holds {shard.num_records()} of {size} examples")
+    return shard
 
 
 def array_record(module: str) -> ModuleType:

@@ -5,7 +5,7 @@ import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from fedjax_lab.data.cache import checksum
 from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.data.lazy import example_bytes, pieces
 from fedjax_lab.data.records import (
+    EACH,
     FORMAT,
     INDEX,
     LABELS,
@@ -44,8 +45,8 @@ class Progress(NamedTuple):
 def write(dataset: Dataset, folder: Path, source: str) -> Iterator[Progress]:
     """Writes a dataset to a folder, tells after each piece how far it is; x is read piece by piece.
 
-    What an earlier call has written there stays, as far as its shards can be read. The folder is
-    the same, byte for byte, however often it was cut short.
+    Shards that an earlier call has written stay, unless they are damaged. The folder is the same,
+    byte for byte, however often a call was cut short.
 
     Args:
       dataset: x may be lazy.
@@ -60,11 +61,13 @@ def write(dataset: Dataset, folder: Path, source: str) -> Iterator[Progress]:
     with named_when_whole(folder / INDEX) as file:
         file.write_text(json.dumps(index._asdict(), indent=2) + "\n")
     with named_when_whole(folder / LABELS) as file, file.open("wb") as content:
-        np.savez(content, y=dataset.y, domain=dataset.domain, test=dataset.test)
+        labels: Any = {key: np.asarray(getattr(dataset, key), kind) for key, kind in EACH.items()}
+        np.savez(content, **labels)
+    before = (folder / SUMS).read_text(errors="replace") if (folder / SUMS).exists() else ""
     sums, begin = [sum_of(folder / INDEX), sum_of(folder / LABELS)], 0
     for number, size in enumerate(index.shards):
         file = folder / shard_name(number)
-        if not is_whole(file, size):
+        if not is_whole(file, size, before):
             for done in write_shard(dataset.x, range(begin, begin + size), file):
                 yield Progress(done, number)
         sums.append(sum_of(file))
@@ -81,7 +84,7 @@ def make_index(dataset: Dataset, source: str) -> Index:
         what = f"{x.dtype} {list(x.shape)}"
         raise BadInput(f"the examples are {what}; records hold {', '.join(TYPES)}, at least one")
     size = max(1, SHARD // example_bytes(x), -(-len(x) // MOST_SHARDS))
-    arrays = {key: np.asarray(getattr(dataset, key)) for key in ("y", "domain", "test")}
+    arrays = {key: np.asarray(getattr(dataset, key)) for key in EACH}
     names = {key: np.array(getattr(dataset, key)) for key in ("classes", "domains")}
     return Index(
         format=FORMAT,
@@ -109,10 +112,15 @@ def check_folder(folder: Path, index: Index) -> None:
             raise BadInput(f"{folder} holds other data: {key} in {INDEX} differs; {REMEDY}")
 
 
-def is_whole(file: Path, size: int) -> bool:
-    """Whether a file is a shard of so many examples, each of which can be read."""
+def is_whole(file: Path, size: int, sums: str) -> bool:
+    """Whether a file is a shard as it was written, with so many examples.
+
+    sums: the content of SHA256SUMS; without it each example is read, whose record has a checksum.
+    """
     if not file.exists():
         return False
+    if sums:
+        return sum_of(file) in sums
     module = array_record("array_record_module")
     try:
         with contextlib.closing(module.ArrayRecordReader(str(file))) as shard, named_errors(file):
