@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from fedjax_lab.data import shards
+from fedjax_lab.data import record_writer
 from fedjax_lab.data.dataset import Dataset
 
 
@@ -19,5 +19,5 @@ def write(data, folder, of_shard=5):
     """Writes it in shards of so many examples."""
     folder.mkdir()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(shards, "SHARD", of_shard * data.x[0].nbytes)
-        return list(shards.write(data, folder, "toy"))
+        patch.setattr(record_writer, "SHARD", of_shard * data.x[0].nbytes)
+        return list(record_writer.write(data, folder, "toy"))

@@ -27,7 +27,7 @@ from tqdm import tqdm
 
 from fedjax_lab import command
 from fedjax_lab.config import load_config, resolve
-from fedjax_lab.data import shards
+from fedjax_lab.data import record_writer
 from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.errors import BadInput, check_path, nearest, parse, quoted
 from fedjax_lab.main import split_overrides
@@ -49,7 +49,7 @@ def _main(argv):
     config, out = _parse(argv[1:])
     with lock.owned(out):  # before anything is loaded
         dataset = undecoded(config.data)
-        follow(shards.write(dataset, out, config.data.name), dataset, out)
+        follow(record_writer.write(dataset, out, config.data.name), dataset, out)
     print(f"read it with --config.data.name=records --config.data.path={out}")
     return 0
 
@@ -79,7 +79,7 @@ def undecoded(section: ml_collections.ConfigDict) -> Dataset:
     return getattr(source, "listing", source)(**settings)
 
 
-def follow(written: Iterable[shards.Progress], dataset: Dataset, out: Path) -> None:
+def follow(written: Iterable[record_writer.Progress], dataset: Dataset, out: Path) -> None:
     """Tells how far it is: a bar on a terminal, in a pipe a line for each shard."""
     began, total, hidden = time.monotonic(), len(dataset.x), not sys.stderr.isatty()
     print(f"{total} examples {list(dataset.x.shape[1:])} {dataset.x.dtype} to {out}", flush=True)

@@ -63,6 +63,13 @@ class LazyArray:
         numbers = np.where(rows < 0, rows + len(self), rows).astype(np.int64).ravel()
         return self._read(numbers).reshape(*rows.shape, *self.shape[1:])
 
+    def reshape(self, *shape: int) -> "LazyArray":
+        """The same examples in another shape, of which the first number is R."""
+        if shape[0] != len(self):
+            raise ValueError(f"a lazy array of {len(self)} examples keeps them, not {shape[0]}")
+        (example,) = np.empty((1, *self.shape[1:]), bool).reshape(1, *shape[1:])
+        return LazyArray(self._read, (len(self), *example.shape), self.dtype, self.digest)
+
     def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> np.ndarray:
         if copy is False:
             raise ValueError("the content of a lazy array cannot be had without a copy")

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedjax_lab.data import shards, stream
+from fedjax_lab.data import record_writer, stream
 from fedjax_lab.data.dataset import Dataset, pooled
 from fedjax_lab.data.records import records
 
@@ -33,7 +33,9 @@ def prepare(folder: Path, count: int) -> dict:
     mapped = np.load(file, mmap_mode="r")
     written.mkdir(exist_ok=True)
     parts = pooled(mapped, [np.zeros(len(mapped), np.int32)], [[]])
-    for _ in shards.write(Dataset(**parts, classes=("0",), domains=("0",)), written, "speed"):
+    for _ in record_writer.write(
+        Dataset(**parts, classes=("0",), domains=("0",)), written, "speed"
+    ):
         pass
     return {"memory": np.array(mapped), "mapped": mapped, "records": records(path=str(written)).x}
 

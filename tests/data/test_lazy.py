@@ -50,6 +50,18 @@ def test_it_says_what_it_is_without_being_read():
     assert not read
 
 
+def test_a_pool_of_flat_examples_is_lazy_too():
+    x, read = counting(CONTENT)
+    flat = x.reshape(11, -1)
+    assert flat.shape == (11, 6) and not read
+    np.testing.assert_array_equal(flat[[3, 4]], CONTENT.reshape(11, 6)[[3, 4]])
+    np.testing.assert_array_equal(flat.reshape(11, 3, 2)[5], CONTENT.reshape(11, 3, 2)[5])
+    with pytest.raises(ValueError, match="keeps them"):
+        x.reshape(-1)
+    with pytest.raises(ValueError, match="reshape"):
+        x.reshape(11, 4)
+
+
 @pytest.mark.parametrize("rows", [11, -12, [0, 11]])
 def test_rows_that_are_not_there(rows):
     x, read = counting(CONTENT)

@@ -11,7 +11,7 @@ import pytest
 from record_files import make
 
 from fedjax_lab.data import __main__ as command
-from fedjax_lab.data import image_folders, images, lazy, records, shards
+from fedjax_lab.data import image_folders, images, lazy, record_writer, records
 from fedjax_lab.errors import BadInput
 from fedjax_lab.running import lock
 
@@ -22,7 +22,7 @@ OF_SHARD, OF_PIECE = 7, 3  # examples
 
 @pytest.fixture
 def small_shards(monkeypatch):
-    monkeypatch.setattr(shards, "SHARD", OF_SHARD * SIDE * SIDE * 3)
+    monkeypatch.setattr(record_writer, "SHARD", OF_SHARD * SIDE * SIDE * 3)
     monkeypatch.setattr(lazy, "PIECE", OF_PIECE * SIDE * SIDE * 3)
 
 
@@ -78,14 +78,16 @@ def stopping_at(step, monkeypatch):
             nonlocal count
             count += 1
             if count == step:
-                monkeypatch.setattr(shards.Path, "unlink", lambda *a, **b: None)  # as if killed
+                monkeypatch.setattr(
+                    record_writer.Path, "unlink", lambda *a, **b: None
+                )  # as if killed
                 raise Killed
             return function(*args)
 
         return counted
 
     monkeypatch.setattr(images, "decode", before(images.decode))
-    monkeypatch.setattr(shards.os, "replace", before(os.replace))
+    monkeypatch.setattr(record_writer.os, "replace", before(os.replace))
     return Killed
 
 
@@ -218,7 +220,7 @@ def test_examples_in_memory_are_written_too(tmp_path, small_shards):
     data = make(20)
     progress = []
     (tmp_path / "out").mkdir()
-    for done in shards.write(data, tmp_path / "out", "toy"):
+    for done in record_writer.write(data, tmp_path / "out", "toy"):
         progress.append(done)
     assert progress[-1].examples == 20 and progress == sorted(progress)
     for a, b in zip(records.records(path=str(tmp_path / "out")), data, strict=True):
@@ -228,12 +230,12 @@ def test_examples_in_memory_are_written_too(tmp_path, small_shards):
 def test_types_that_records_cannot_hold(tmp_path):
     data = make()._replace(x=np.zeros((23, 2)))
     with pytest.raises(BadInput, match="the examples are float64"):
-        list(shards.write(data, tmp_path, "toy"))
+        list(record_writer.write(data, tmp_path, "toy"))
 
 
 def test_large_examples_do_not_make_too_many_shards(monkeypatch):
     """All shards are open at once while examples are read."""
-    monkeypatch.setattr(shards, "SHARD", 1)
-    monkeypatch.setattr(shards, "MOST_SHARDS", 10)
-    index = shards.make_index(make(95), "toy")
+    monkeypatch.setattr(record_writer, "SHARD", 1)
+    monkeypatch.setattr(record_writer, "MOST_SHARDS", 10)
+    index = record_writer.make_index(make(95), "toy")
     assert index.shards == (10,) * 9 + (5,)
