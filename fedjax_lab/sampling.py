@@ -1,5 +1,7 @@
 """Which clients take part in a round, and their shares in the server's mean."""
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 
@@ -28,6 +30,33 @@ def equal(key: Array, server: PyTree, population: Client, m: int) -> tuple[Array
 def all_clients(key: Array, server: PyTree, population: Client, m: int) -> tuple[Array, Array]:
     """All clients, whatever m is; share n_i / sum_j n_j."""
     return jnp.arange(population.n.shape[0]), population.n / jnp.sum(population.n)
+
+
+def in_strata(
+    sample: Callable, key: Array, server: PyTree, population: Client, m: int, strata: int
+) -> tuple[Array, Array]:
+    """m clients, as many from each stratum: so many equal parts of the population, by id.
+
+    Every set of m / strata clients of a stratum is equally likely. A stratum has the share that its
+    clients have together when all take part; within it `sample` decides. Of clients of one size all
+    strata have the same share, and so have all clients of the cohort.
+
+    sample: `by_size` or `equal`. Both m and the number of clients are multiples of strata.
+    """
+    parts = jax.tree.map(lambda a: a.reshape(strata, -1, *a.shape[1:]), population)
+    whole = sample(key, server, population, population.n.shape[0])[1]
+    whole = jnp.sum(whole.reshape(strata, -1), axis=1, keepdims=True)  # [strata, 1]
+    numbers = jnp.arange(strata, dtype=jnp.int32)
+
+    def draw(number, part):
+        return sample(streams.extra(key, number), server, part, m // strata)
+
+    ids, share = jax.vmap(draw)(numbers, parts)
+    first = numbers[:, None] * (population.n.shape[0] // strata)
+    return (first + ids).reshape(m), (whole * share).reshape(m)
+
+
+AT_RANDOM = (by_size, equal)  # which `in_strata` takes
 
 
 def without_replacement(key: Array, count: int, m: int) -> Array:

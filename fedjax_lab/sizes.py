@@ -19,7 +19,7 @@ SHARE = 0.5  # of a device's memory that the clients' state and the examples may
 class Devices(NamedTuple):
     """Those of a run."""
 
-    count: int
+    number: int
     memory: int  # bytes of one that are free; 0: that is not known
 
 
@@ -64,9 +64,9 @@ def choose(what: str, asked: str, size: int, devices: Devices, beyond: str) -> C
       BadInput: it does not fit where it was asked to be.
     """
     room = SHARE * devices.memory if devices.memory else float("inf")
-    share = -(-size // devices.count)
+    share = -(-size // devices.number)
     if asked == "auto":
-        if size <= min(SMALL, room) or (devices.count == 1 and size <= room):
+        if size <= min(SMALL, room) or (devices.number == 1 and size <= room):
             return Choice("replicated", f"{_amount(size)} on each device")
         if share <= room:
             return Choice("sharded", f"{_amount(size)}, {_amount(share)} on each device")
