@@ -33,7 +33,13 @@ def all_clients(key: Array, server: PyTree, population: Client, m: int) -> tuple
 
 
 def in_strata(
-    sample: Callable, key: Array, server: PyTree, population: Client, m: int, strata: int
+    sample: Callable,
+    key: Array,
+    server: PyTree,
+    population: Client,
+    m: int,
+    strata: int,
+    each: Callable[[Callable], Callable] = jax.vmap,
 ) -> tuple[Array, Array]:
     """m clients, as many from each stratum: so many equal parts of the population, by id.
 
@@ -42,21 +48,25 @@ def in_strata(
     strata have the same share, and so have all clients of the cohort.
 
     sample: `by_size` or `equal`. Both m and the number of clients are multiples of strata.
+    each: runs a function for every stratum, as `vmap` does.
     """
     parts = jax.tree.map(lambda a: a.reshape(strata, -1, *a.shape[1:]), population)
-    whole = sample(key, server, population, population.n.shape[0])[1]
-    whole = jnp.sum(whole.reshape(strata, -1), axis=1, keepdims=True)  # [strata, 1]
+    whole = jnp.sum(AT_RANDOM[sample](parts), axis=1, keepdims=True)  # [strata, 1]
+    whole = whole / jnp.sum(whole)
     numbers = jnp.arange(strata, dtype=jnp.int32)
 
     def draw(number, part):
         return sample(streams.extra(key, number), server, part, m // strata)
 
-    ids, share = jax.vmap(draw)(numbers, parts)
+    ids, share = each(draw)(numbers, parts)
     first = numbers[:, None] * (population.n.shape[0] // strata)
     return (first + ids).reshape(m), (whole * share).reshape(m)
 
 
-AT_RANDOM = (by_size, equal)  # which `in_strata` takes
+AT_RANDOM = {  # what `in_strata` takes: clients -> to what their shares are proportional
+    by_size: lambda clients: clients.n,
+    equal: lambda clients: jnp.ones_like(clients.n),
+}
 
 
 def without_replacement(key: Array, count: int, m: int) -> Array:
