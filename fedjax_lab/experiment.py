@@ -10,7 +10,7 @@ import ml_collections
 import numpy as np
 import optax
 
-from fedjax_lab import optim, parallel
+from fedjax_lab import fsdp, optim, parallel
 from fedjax_lab.config import value_at
 from fedjax_lab.data.augment import AUGMENTATIONS
 from fedjax_lab.data.dataset import Dataset
@@ -59,6 +59,7 @@ def build(
     stages = lay_out(make_method(task=task, **config.method), config.run.rounds)
     training = pool(federations) if stages[0].method.pooled else federations
     plan = _plan(config, training, stages, dataset)
+    _check_fsdp(config, plan, stages, jax.devices() if devices is None else devices)
     simulation = Simulation(
         seeds=seeds,
         federations=federations,
@@ -222,7 +223,7 @@ def make_optimizer(
 
 
 def _plan(config, training, stages, dataset):
-    return make_plan(
+    plan = make_plan(
         training,
         rounds=sum(stage.rounds for stage in stages),
         cohort=config.run.cohort,
@@ -233,12 +234,14 @@ def _plan(config, training, stages, dataset):
         augment=_augmentation(config.data.augment, dataset.x),
         **_step_fields(config.local),
     )
+    return plan._replace(eval_batch=fsdp.even(plan.eval_batch, config.engine.fsdp))
 
 
 def _engine_fields(engine, plan, stages, task, seeds, devices):
     """The fields of a simulation that a config's section `engine` decides."""
     convolutional = has_convolutions(task)
     together = vectorizes_seeds(engine.seeds, stages, convolutional, _platform(devices))
+    together = together and (engine.fsdp == 1 or engine.seeds == "vectorized")
     at_once = len(seeds) if together else 1
     strategy = parallel.choose(
         engine.strategy,
@@ -247,6 +250,7 @@ def _engine_fields(engine, plan, stages, task, seeds, devices):
         equal_steps=plan.equal_steps,
         client_bytes=lambda: at_once * client_bytes(task, plan),
         chunk=engine.chunk,
+        group=engine.fsdp,
         devices=devices,
     )
     precision = None if engine.precision == "default" else engine.precision
@@ -282,6 +286,28 @@ def vectorizes_seeds(
     if any(stage.prepare for stage in stages):  # its facts may differ in size between seeds
         return False
     return platform != "cpu" or not convolutional
+
+
+def _check_fsdp(config, plan, stages, devices):
+    """BadInput unless groups of so many devices can train a client of this run together."""
+    group, number = config.engine.fsdp, len(devices)
+    if group == 1:
+        return
+    named = f"config.engine.fsdp={group}"
+    if number % group:
+        divisors = [str(n) for n in range(1, number + 1) if number % n == 0]
+        raise BadInput(
+            f"{named} does not divide the {number} devices; take {' or '.join(divisors)}"
+        )
+    if plan.batch_size % group:
+        raise BadInput(
+            f"{named} does not divide a batch of {plan.batch_size} examples"
+            " (config.local.batch_size, or all that the largest client holds)"
+        )
+    if any(exchange.one_by_one for stage in stages for exchange in stage.method.round):
+        raise BadInput(
+            f"method {config.method.name} trains its clients one by one; {named} must be 1"
+        )
 
 
 def _check_seeds(seeds):

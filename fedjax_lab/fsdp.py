@@ -28,6 +28,11 @@ def group_size(mesh: Mesh) -> int:
     return mesh.shape.get(AXIS, 1)
 
 
+def even(count: int, group: int) -> int:
+    """The smallest multiple of the group from `count` on: rows that its devices can share."""
+    return -(-count // group) * group
+
+
 def spec(shape: Sequence[int], group: int) -> P:
     """How a group of so many devices divides an array: along its longest axis that they divide.
 
