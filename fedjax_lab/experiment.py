@@ -59,7 +59,6 @@ def build(
     stages = lay_out(make_method(task=task, **config.method), config.run.rounds)
     training = pool(federations) if stages[0].method.pooled else federations
     plan = _plan(config, training, stages, dataset)
-    _check_fsdp(config, plan, stages, jax.devices() if devices is None else devices)
     simulation = Simulation(
         seeds=seeds,
         federations=federations,
@@ -70,6 +69,7 @@ def build(
         embeddings=embeddings,
         **_engine_fields(config.engine, plan, stages, task, seeds, devices),
     )
+    _check_fsdp(config, plan, stages)
     return Experiment(config, dataset, task, simulation)
 
 
@@ -288,25 +288,19 @@ def vectorizes_seeds(
     return platform != "cpu" or not convolutional
 
 
-def _check_fsdp(config, plan, stages, devices):
-    """BadInput unless groups of so many devices can train a client of this run together."""
-    group, number = config.engine.fsdp, len(devices)
-    if group == 1:
-        return
-    named = f"config.engine.fsdp={group}"
-    if number % group:
-        divisors = [str(n) for n in range(1, number + 1) if number % n == 0]
-        raise BadInput(
-            f"{named} does not divide the {number} devices; take {' or '.join(divisors)}"
-        )
+def _check_fsdp(config, plan, stages):
+    """BadInput where a group of devices could not share a client's work."""
+    group = config.engine.fsdp
     if plan.batch_size % group:
         raise BadInput(
-            f"{named} does not divide a batch of {plan.batch_size} examples"
+            f"config.engine.fsdp={group} does not divide a batch of {plan.batch_size} examples"
             " (config.local.batch_size, or all that the largest client holds)"
         )
-    if any(exchange.one_by_one for stage in stages for exchange in stage.method.round):
+    in_turn = any(exchange.one_by_one for stage in stages for exchange in stage.method.round)
+    if in_turn and group > 1:
         raise BadInput(
-            f"method {config.method.name} trains its clients one by one; {named} must be 1"
+            f"method {config.method.name} trains its clients one by one on all devices;"
+            f" config.engine.fsdp must be 1, got {group}"
         )
 
 

@@ -432,7 +432,9 @@ def choose(
     decides from client_bytes(), the memory that a step of one client works on. Several devices
     share the cohort; where `group` is above 1, so many of them train one client together.
     """
-    chosen = (jax.devices() if devices is None else devices)[: cohort * group]
+    chosen = jax.devices() if devices is None else devices
+    _check_group(group, len(chosen))
+    chosen = chosen[: cohort * group]
     line = -(-cohort * group // len(chosen))  # clients of one device, or of one group
     if name == "auto" and not chunk and convolutional and chosen[0].platform == "cpu":
         name = "sequential"
@@ -456,6 +458,14 @@ def _memory():
     """Bytes that JAX may allocate on a device, the same in every process; 0: that is not known."""
     stats = processes.of_first(lambda: jax.local_devices()[0].memory_stats())
     return (stats or {}).get("bytes_limit", 0)
+
+
+def _check_group(group, devices):
+    if devices % group:
+        divisors = " or ".join(str(n) for n in range(1, devices + 1) if devices % n == 0)
+        raise BadInput(
+            f"config.engine.fsdp={group} does not divide the {devices} devices; take {divisors}"
+        )
 
 
 def _check_workers(devices):

@@ -29,8 +29,8 @@ from workloads import WORKLOADS, Workload, load
 
 from fedjax_lab import losses, optim, sampling
 from fedjax_lab.engine import Engine, Simulation
-from fedjax_lab.fsdp import even
 from fedjax_lab.federation import make_rows
+from fedjax_lab.fsdp import even
 from fedjax_lab.local import fetch, shuffle
 from fedjax_lab.methods.fedavg import fedavg
 from fedjax_lab.models import conv, kernels
