@@ -428,15 +428,17 @@ def choose(
     """The named strategy on these devices, by default all of this machine; `auto` picks one.
 
     On a CPU a convolutional model goes through its clients one after another, since its kernels
-    cannot be batched over clients. Otherwise `chunk` clients run at a time; where it is 0, `width`
-    decides from client_bytes(), the memory that a step of one client works on. Several devices
-    share the cohort; where `group` is above 1, so many of them train one client together.
+    cannot be batched over clients; so does a `group` of more than one device, which trains one
+    client together, since a model that needs it fills the devices alone. Otherwise `chunk` clients
+    run at a time; where it is 0, `width` decides from client_bytes(), the memory that a step of one
+    client works on. Several devices, or groups of them, share the cohort.
     """
     chosen = jax.devices() if devices is None else devices
     _check_group(group, len(chosen))
     chosen = chosen[: cohort * group]
     line = -(-cohort * group // len(chosen))  # clients of one device, or of one group
-    if name == "auto" and not chunk and convolutional and chosen[0].platform == "cpu":
+    on_cpu = convolutional and chosen[0].platform == "cpu"
+    if name == "auto" and not chunk and (on_cpu or group > 1):
         name = "sequential"
     if name in ("auto", "chunked") and not chunk:
         memory = _memory() if devices is None else 0

@@ -165,7 +165,7 @@ def test_groups_that_cannot_share_a_clients_work_are_refused(data, fsdp, more, m
 def test_a_group_of_devices_takes_as_much_as_a_client_needs(data):
     """Eight devices as groups of four train two clients at a time."""
     job = build(data, engine={"fsdp": 4}, local={"batch_size": 16})
-    assert job.simulation.strategy.name == "mesh(2 x fsdp 4) x vectorized"
+    assert job.simulation.strategy.name == "mesh(2 x fsdp 4) x sequential"
     assert job.simulation.plan.eval_batch == 100
     assert build(data, engine={"fsdp": 8}).simulation.plan.eval_batch == 104
     assert not build(data, (0, 1), engine={"fsdp": 8}).simulation.vectorized_seeds
