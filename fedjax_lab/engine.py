@@ -12,6 +12,8 @@ import numpy as np
 
 from fedjax_lab import evaluate, parallel, processes, simulate, streams, tree
 from fedjax_lab.errors import BadInput
+from fedjax_lab.placement import Placement
+from fedjax_lab.shards import POOL
 from fedjax_lab.simulate import Lane, Program
 from fedjax_lab.types import Array, Federation, Method, Plan, Stage, State, View
 
@@ -84,8 +86,14 @@ class Engine:
         began = time.perf_counter()
         self.simulation, self.abstract = simulation, abstract
         self.together = simulation.vectorized_seeds and len(simulation.seeds) > 1
+        self.place = Placement(
+            strategy=simulation.strategy,
+            num_clients=len(simulation.federations[0].train),
+            seeds=len(simulation.seeds) if self.together else 0,
+            abstract=abstract,
+        )
         self.lanes = self._image_lanes = self._make_lanes()
-        self.plan = simulation.plan
+        self.plan = self._first_plan
         self.ends = list(itertools.accumulate(stage.rounds for stage in simulation.stages))
         self.sums = self._no_progress()
         self.played = 0  # rounds
@@ -131,11 +139,12 @@ class Engine:
             return evaluate.score(self._program(settings), *args)
 
         axes = 0, self._axes(lanes.training), 0
-        block = self._jit(play, (*axes, 0, None, None), donate_argnums=(2, 3))
+        out = self.place.of_state, self._sharding
+        block = self._jit(play, (*axes, 0, None, None), out, donate_argnums=(2, 3))
         args = lanes.settings, lanes.training, state, sums, number, number
         block = block.lower(*args)
         args = lanes.settings, lanes.scoring, state, number
-        scored = self._jit(score, (*axes, None)).lower(*args)
+        scored = self._jit(score, (*axes, None), self._sharding).lower(*args)
         return Programs(block, scored, self._message_bytes(lanes.training, state))
 
     def _program(self, settings):
@@ -182,11 +191,12 @@ class Engine:
         """The states with which this stage starts, one of each lane."""
 
         def start(keys, last, facts):
-            number = self.stage_number
+            number, last = self.stage_number, self.place.without_padding(last)
             key = streams.stage(keys.init, number)[1] if number else keys.init
-            return self.stage.start(key, self._num_clients, last, facts)
+            state = self.stage.start(key, self._num_clients, last, facts)
+            return self.place.padded(state)
 
-        run = self._run(start, (0, 0, 0))
+        run = self._run(start, (0, 0, 0), self.place.of_state)
         each = zip(self.lanes, self.states, facts, strict=True)
         return [run(lanes.training.keys, state, of_lane) for lanes, state, of_lane in each]
 
@@ -196,14 +206,14 @@ class Engine:
 
     def _apply_view(self):
         """Sets lanes and plan of this stage: what its clients have to work with."""
-        self.lanes, self.plan, self._seed_fields = self._image_lanes, self.simulation.plan, ()
+        self.lanes, self.plan, self._seed_fields = self._image_lanes, self._first_plan, ()
         view = self.stage.view or View()
         if view.batch_size:
             longest = self.lanes[0].training.federation.train.longest
             size = min(view.batch_size, longest)
             self.plan = self.plan._replace(batch_size=size, equal_steps=False)
         if view.embedded:
-            x = self._put(self.simulation.embeddings().examples)
+            x = self.place.put_pool(self.simulation.embeddings().examples)
             self._change_federations([{"x": x, **_PLAIN, **_NOT_SCORED}] * len(self.lanes))
             self.plan = self.plan._replace(augment=None, example_shape=None)
         if view.frozen is not None:
@@ -221,9 +231,10 @@ class Engine:
             return
         whole = partial(simulate.view_pool, transformed, self.simulation.strategy)
         axes = (self._axes(self.lanes[0].scoring).federation,)
-        flat = self._run(lambda federation: _flat(whole(federation)), axes)
+        out = self.place.of_viewed_pool
+        flat = self._run(lambda federation: _flat(whole(federation)), axes, out)
         federations = [lanes.scoring.federation for lanes in self.lanes]
-        viewed = self._one_seed(jax.eval_shape(self._jit(whole, axes), federations[0]))
+        viewed = self._one_seed(jax.eval_shape(self._jit(whole, axes, out), federations[0]))
         self._change_federations([{"x": flat(each), **_PLAIN} for each in federations])
         self._seed_fields = ("frozen", "x")
         self.plan = self.plan._replace(augment=None, example_shape=viewed.shape[1:])
@@ -264,7 +275,7 @@ class Engine:
     def _facts(self, keys, population, state):
         """What `prepare` of this stage finds for one seed."""
         key, _ = streams.stage(keys.init, self.stage_number)
-        facts = self.stage.prepare(key, *jax.device_get((population, state)))
+        facts = self.stage.prepare(key, *processes.on_host((population, state)))
         return {name: np.asarray(fact) for name, fact in facts.items()}
 
     @property
@@ -273,16 +284,23 @@ class Engine:
 
     @property
     def _num_clients(self):
-        return len(self.simulation.federations[0].train)
+        return self.place.num_clients
+
+    @property
+    def _first_plan(self):
+        count = self._num_clients if self.place.padding else None
+        return self.simulation.plan._replace(num_clients=count)
 
     def _first_states(self):
         def first(settings, keys):
-            return simulate.init(self._program(settings).method, keys, self._num_clients)
+            method = self._program(settings).method
+            return self.place.padded(simulate.init(method, keys, self._num_clients))
 
-        init = self._run(first, (0, 0))
+        init = self._run(first, (0, 0), self.place.of_state)
         args = [(lanes.settings, lanes.training.keys) for lanes in self.lanes]
         if not self.abstract:
-            size = tree.num_bytes(jax.eval_shape(init, *args[0]))
+            state = jax.eval_shape(init, *args[0])
+            size = tree.num_bytes(state.server) + tree.num_bytes(state.private) // self.place.parts
             parallel.check_memory(size, "the model and the clients' states need")
         return [init(*of_lane) for of_lane in args]
 
@@ -360,7 +378,10 @@ class Engine:
 
     def final_states(self) -> list[State]:
         """The state of each seed."""
-        return self._each_seed(self.states)
+        if not self.place.padding:
+            return self._each_seed(self.states)
+        real = self._run(self.place.without_padding, (0,))
+        return self._each_seed([state and real(state) for state in self.states])
 
     def snapshot(self) -> Snapshot:
         """The state of the run after the rounds played so far."""
@@ -381,25 +402,28 @@ class Engine:
         simulation = self.simulation
         keys = [streams.make_keys(jax.random.key(seed)) for seed in simulation.seeds]
         settings = simulation.joint.settings if simulation.joint else [{}] * len(keys)
-        scoring, training = simulation.federations, simulation.training
-        pool = self._put(scoring[0]._replace(**dict.fromkeys(_ROWS)))
+        first = simulation.federations[0]
+        pool = {name: self.place.put_pool(getattr(first, name)) for name in POOL}
+        pool = self.place.put(first._replace(**dict.fromkeys((*_ROWS, *POOL))))._replace(**pool)
         of_seeds = list(zip(settings, keys, strict=True))
+        groups = [slice(i, i + 1) for i in range(len(keys))]
         if self.together:
-            scoring, training = [_stack(scoring)], [_stack(training)]
             of_seeds = [jax.tree.map(lambda *a: jnp.stack(a), *of_seeds)]
-        population = partial(simulate.population, num_classes=simulation.num_classes)
-        population = self._run(population, (_seed_axes(scoring[0]),))
-
-        def lane(federation, keys):
-            rows = {name: getattr(federation, name) for name in _ROWS}
-            federation = pool._replace(**self._put(rows))  # one pool for all
-            return Lane(federation, population(federation), keys)
-
+            groups = [slice(None)]
         lanes = []
-        for of_seed, to_train, to_score in zip(of_seeds, training, scoring, strict=True):
+        for of_seed, group in zip(of_seeds, groups, strict=True):
             settings, keys = self._put(of_seed)
-            lanes.append(Lanes(settings, lane(to_train, keys), lane(to_score, keys)))
+            parts = simulation.training[group], simulation.federations[group]
+            training, scoring = (self._lane(pool, federations, keys) for federations in parts)
+            lanes.append(Lanes(settings, training, scoring))
         return lanes
+
+    def _lane(self, pool, federations, keys):
+        """That of these seeds, over the one pool of examples for all."""
+        rows = {name: [getattr(f, name) for f in federations] for name in _ROWS}
+        rows = {name: self.place.put_rows(of_seeds) for name, of_seeds in rows.items()}
+        people = [simulate.population_on_host(f, self.simulation.num_classes) for f in federations]
+        return Lane(pool._replace(**rows), self.place.put_clients(people), keys)
 
     def _no_progress(self):
         def one(lanes):  # never shared between lanes: their memory is given away
@@ -412,29 +436,24 @@ class Engine:
 
     def _put(self, a):
         """What every process has, on the devices of the run."""
-        return self._described(a) if self.abstract else parallel.put(a, self._sharding)
+        return self.place.put(a)
 
-    def _run(self, function, seed_axes):
-        """The function over all seeds of a call, compiled when it is called."""
-        jitted = self._jit(function, seed_axes)
+    def _run(self, function, seed_axes, out=None):
+        """The function over all seeds of a call, compiled when it is called.
+
+        out: where what it gives lies; None: on all devices.
+        """
+        out = self._sharding if out is None else out
+        jitted = self._jit(function, seed_axes, out)
         if not self.abstract:
             return jitted
-        return lambda *args: self._described(jax.eval_shape(jitted, *args))
+        return lambda *args: self.place.described(jax.eval_shape(jitted, *args), out)
 
-    def _described(self, a):
-        """The shapes of arrays that lie on the devices of the run."""
-
-        def one(x):
-            x = x if hasattr(x, "dtype") else np.asarray(x, np.float32)
-            return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=self._sharding)
-
-        return jax.tree.map(one, a)
-
-    def _jit(self, function, seed_axes, **options):
+    def _jit(self, function, seed_axes, out, **options):
         function = jax.vmap(function, seed_axes) if self.together else function
         if self.simulation.precision is not None:
             function = jax.default_matmul_precision(self.simulation.precision)(function)
-        return jax.jit(function, out_shardings=self._sharding, **options)
+        return jax.jit(function, out_shardings=out, **options)
 
     def _each_seed(self, trees):
         if not self.together:
@@ -485,11 +504,3 @@ def _seed_axes(federation: Federation) -> Federation:
     return Federation._make(
         None if a is None else axis for a, axis in zip(federation, _AXES, strict=True)
     )
-
-
-def _stack(federations: list[Federation]) -> Federation:
-    stacked = [
-        rows[0] if axis is None else jax.tree.map(lambda *a: jnp.stack(a), *rows)
-        for axis, rows in zip(_AXES, zip(*federations, strict=True), strict=True)
-    ]
-    return Federation._make(stacked)

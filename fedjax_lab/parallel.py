@@ -366,6 +366,26 @@ def put(a: PyTree, sharding: Sharding | None) -> PyTree:
     return jax.tree.map(one, a)
 
 
+def put_divided(a: np.ndarray, sharding: Sharding, axis: int) -> Array:
+    """A host array whose axis the sharding divides, padded there with zeros to a multiple.
+
+    Each process reads only the entries of its devices.
+    """
+    parts = sharding.num_devices
+    length = -(-a.shape[axis] // parts) * parts
+
+    def part(index):
+        piece = np.asarray(a[index])  # a slice that goes beyond the end is cut there
+        begin, end, _ = index[axis].indices(length)
+        missing = end - begin - piece.shape[axis]
+        widths = [(0, missing if i == axis else 0) for i in range(a.ndim)]
+        return np.pad(piece, widths) if missing else piece
+
+    return jax.make_array_from_callback(
+        (*a.shape[:axis], length, *a.shape[axis + 1 :]), sharding, part
+    )
+
+
 def _groups(a, size):
     """[M, ...] in as few groups of at most `size` as there can be, of one length: [G, g, ...]."""
     groups = -(-len(a) // size)

@@ -17,6 +17,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from fedjax_lab.errors import BadInput
+from fedjax_lab.types import PyTree
 
 T = TypeVar("T")
 PIECE = 1 << 28  # bytes that are sent at a time
@@ -93,6 +94,11 @@ def of_first(make: Callable[[], T]) -> T:
     if isinstance(value, BadInput):
         raise value
     return value
+
+
+def on_host(a: PyTree) -> PyTree:
+    """The arrays as NumPy's, of which each process may hold a part. All must ask."""
+    return jax.device_get(a) if _alone() else multihost_utils.process_allgather(a, tiled=True)
 
 
 def anywhere(flag: bool) -> bool:
