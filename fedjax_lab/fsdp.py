@@ -45,9 +45,18 @@ def spec(shape: Sequence[int], group: int) -> P:
     return P(*[None] * longest, AXIS)
 
 
-def shardings(mesh: Mesh, server: PyTree) -> PyTree:
-    """Where the arrays of the server's state lie (arrays or their shapes)."""
-    return jax.tree.map(lambda a: NamedSharding(mesh, spec(a.shape, group_size(mesh))), server)
+def shardings(sharding: NamedSharding, a: PyTree, leading: int = 0) -> PyTree:
+    """Where arrays of a model's shapes lie that groups divide (arrays or their shapes).
+
+    The first `leading` axes, which are not the model's, lie as `sharding` says.
+    """
+    mesh = sharding.mesh
+    first = [*sharding.spec, *[None] * leading][:leading]
+
+    def one(x):
+        return NamedSharding(mesh, P(*first, *spec(x.shape[leading:], group_size(mesh))))
+
+    return jax.tree.map(one, a)
 
 
 def in_group(fn: Callable, group: int) -> Callable:

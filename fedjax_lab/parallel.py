@@ -50,8 +50,7 @@ class Strategy(NamedTuple):
     sharding: Sharding | None = None  # of what every device has; None: the default device
     by_client: Sharding | None = None  # of what is kept by client, where that is another one
     by_row: Sharding | None = None  # of the pool of examples, where that is another one
-    of_server: Callable[[PyTree], PyTree] | None = None
-    # the server's state -> the sharding of each array; None: every device has it
+    group: int = 1  # devices that hold a model together: see `fsdp`
 
 
 def _take(stacked, ids):
@@ -148,7 +147,7 @@ def on_mesh(mesh: Mesh, inner: Strategy, by_client: bool = False, by_row: bool =
     )
     if (group := fsdp.group_size(mesh)) > 1:
         name = f"mesh({devices} x fsdp {group}) x {inner.name}"
-        strategy = strategy._replace(name=name, of_server=partial(fsdp.shardings, mesh))
+        strategy = strategy._replace(name=name, group=group)
     if by_client:
         take, put = partial(_take_on_mesh, mesh), partial(_put_on_mesh, mesh)
         strategy = strategy._replace(take=take, put=put, by_client=clients)
@@ -366,12 +365,17 @@ def put(a: PyTree, sharding: Sharding | None) -> PyTree:
     return jax.tree.map(one, a)
 
 
+def num_parts(sharding: Sharding) -> int:
+    """How many devices, or groups of devices, divide what is kept by client or by row."""
+    return sharding.mesh.shape["client"]
+
+
 def put_divided(a: np.ndarray, sharding: Sharding, axis: int) -> Array:
     """A host array whose axis the sharding divides, padded there with zeros to a multiple.
 
     Each process reads only the entries of its devices.
     """
-    parts = sharding.num_devices
+    parts = num_parts(sharding)
     length = -(-a.shape[axis] // parts) * parts
 
     def part(index):

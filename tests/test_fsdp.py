@@ -61,7 +61,7 @@ def test_groups_of_devices_give_what_one_device_gives(name, group):
     method, alone = player(name, toys.VECTORIZED)
     strategy = on_groups(group, parallel.sequential())
     first = simulate.init(method, KEYS, toys.C)
-    shardings = strategy.of_server(first.server)
+    shardings = fsdp.shardings(strategy.sharding, first.server)
     parted = first._replace(server=jax.device_put(first.server, shardings))
     assert any(not s.is_fully_replicated for s in jax.tree.leaves(shardings))
     _, together = player(name, strategy)
