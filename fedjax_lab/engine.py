@@ -139,7 +139,7 @@ class Engine:
             return evaluate.score(self._program(settings), *args)
 
         axes = 0, self._axes(lanes.training), 0
-        out = self.place.of_state, self._sharding
+        out = self.place.of_state(state), self._sharding
         block = self._jit(play, (*axes, 0, None, None), out, donate_argnums=(2, 3))
         args = lanes.settings, lanes.training, state, sums, number, number
         block = block.lower(*args)
@@ -196,9 +196,10 @@ class Engine:
             state = self.stage.start(key, self._num_clients, last, facts)
             return self.place.padded(state)
 
-        run = self._run(start, (0, 0, 0), self.place.of_state)
         each = zip(self.lanes, self.states, facts, strict=True)
-        return [run(lanes.training.keys, state, of_lane) for lanes, state, of_lane in each]
+        args = [(lanes.training.keys, state, of_lane) for lanes, state, of_lane in each]
+        run = self._run(start, (0, 0, 0), self.place.of_state(self._shapes_of(start, args[0])))
+        return [run(*of_lane) for of_lane in args]
 
     def _frozen_bytes(self, state):
         """Of what a stage sends to each client of one seed, once."""
@@ -296,11 +297,11 @@ class Engine:
             method = self._program(settings).method
             return self.place.padded(simulate.init(method, keys, self._num_clients))
 
-        init = self._run(first, (0, 0), self.place.of_state)
         args = [(lanes.settings, lanes.training.keys) for lanes in self.lanes]
+        state = self._shapes_of(first, args[0])
+        init = self._run(first, (0, 0), self.place.of_state(state))
         if not self.abstract:
-            state = jax.eval_shape(init, *args[0])
-            size = tree.num_bytes(state.server) + tree.num_bytes(state.private) // self.place.parts
+            size = self.place.num_bytes(state)
             parallel.check_memory(size, "the model and the clients' states need")
         return [init(*of_lane) for of_lane in args]
 
@@ -454,6 +455,10 @@ class Engine:
         if self.simulation.precision is not None:
             function = jax.default_matmul_precision(self.simulation.precision)(function)
         return jax.jit(function, out_shardings=out, **options)
+
+    def _shapes_of(self, function, args):
+        """Of what the function gives for the seeds of a call."""
+        return jax.eval_shape(self._jit(function, (0,) * len(args), None), *args)
 
     def _each_seed(self, trees):
         if not self.together:
