@@ -41,6 +41,7 @@ class Simulation(NamedTuple):
     stages: tuple[Stage, ...]  # a plain method is one; their rounds sum to the plan's
     plan: Plan
     strategy: parallel.Strategy
+    placement: str = ""  # where state and examples lie and why, in words
     vectorized_seeds: bool = False
     precision: str | None = None  # of float32 products, as JAX names it; None: JAX's default
     embeddings: Callable[[], Any] | None = None  # () -> embedding.Embeddings, for embedded stages
@@ -139,7 +140,7 @@ class Engine:
             return evaluate.score(self._program(settings), *args)
 
         axes = 0, self._axes(lanes.training), 0
-        out = self.place.of_state, self._sharding
+        out = self.place.of_state(state), self._sharding
         block = self._jit(play, (*axes, 0, None, None), out, donate_argnums=(2, 3))
         args = lanes.settings, lanes.training, state, sums, number, number
         block = block.lower(*args)
@@ -196,9 +197,10 @@ class Engine:
             state = self.stage.start(key, self._num_clients, last, facts)
             return self.place.padded(state)
 
-        run = self._run(start, (0, 0, 0), self.place.of_state)
         each = zip(self.lanes, self.states, facts, strict=True)
-        return [run(lanes.training.keys, state, of_lane) for lanes, state, of_lane in each]
+        args = [(lanes.training.keys, state, of_lane) for lanes, state, of_lane in each]
+        run = self._run(start, (0, 0, 0), self.place.of_state(self._shapes_of(start, args[0])))
+        return [run(*of_lane) for of_lane in args]
 
     def _frozen_bytes(self, state):
         """Of what a stage sends to each client of one seed, once."""
@@ -296,11 +298,11 @@ class Engine:
             method = self._program(settings).method
             return self.place.padded(simulate.init(method, keys, self._num_clients))
 
-        init = self._run(first, (0, 0), self.place.of_state)
         args = [(lanes.settings, lanes.training.keys) for lanes in self.lanes]
+        state = self._shapes_of(first, args[0])
+        init = self._run(first, (0, 0), self.place.of_state(state))
         if not self.abstract:
-            state = jax.eval_shape(init, *args[0])
-            size = tree.num_bytes(state.server) + tree.num_bytes(state.private) // self.place.parts
+            size = self.place.num_bytes(state)
             parallel.check_memory(size, "the model and the clients' states need")
         return [init(*of_lane) for of_lane in args]
 
@@ -402,7 +404,10 @@ class Engine:
         simulation = self.simulation
         keys = [streams.make_keys(jax.random.key(seed)) for seed in simulation.seeds]
         settings = simulation.joint.settings if simulation.joint else [{}] * len(keys)
-        first = simulation.federations[0]
+        scoring, training = simulation.federations, simulation.training
+        scoring = [simulation.strategy.arrange(federation) for federation in scoring]
+        training = scoring if training is simulation.federations else training
+        first = scoring[0]
         pool = {name: self.place.put_pool(getattr(first, name)) for name in POOL}
         pool = self.place.put(first._replace(**dict.fromkeys((*_ROWS, *POOL))))._replace(**pool)
         of_seeds = list(zip(settings, keys, strict=True))
@@ -413,7 +418,7 @@ class Engine:
         lanes = []
         for of_seed, group in zip(of_seeds, groups, strict=True):
             settings, keys = self._put(of_seed)
-            parts = simulation.training[group], simulation.federations[group]
+            parts = training[group], scoring[group]
             training, scoring = (self._lane(pool, federations, keys) for federations in parts)
             lanes.append(Lanes(settings, training, scoring))
         return lanes
@@ -454,6 +459,10 @@ class Engine:
         if self.simulation.precision is not None:
             function = jax.default_matmul_precision(self.simulation.precision)(function)
         return jax.jit(function, out_shardings=out, **options)
+
+    def _shapes_of(self, function, args):
+        """Of what the function gives for the seeds of a call."""
+        return jax.eval_shape(self._jit(function, (0,) * len(args), None), *args)
 
     def _each_seed(self, trees):
         if not self.together:

@@ -10,7 +10,7 @@ import ml_collections
 import numpy as np
 import optax
 
-from fedjax_lab import optim, parallel
+from fedjax_lab import fsdp, optim, parallel, sampling, sizes
 from fedjax_lab.config import value_at
 from fedjax_lab.data.augment import AUGMENTATIONS
 from fedjax_lab.data.dataset import Dataset
@@ -67,8 +67,9 @@ def build(
         stages=stages,
         plan=plan,
         embeddings=embeddings,
-        **_engine_fields(config.engine, plan, stages, task, seeds, devices),
+        **_engine_fields(config.engine, plan, stages, task, federations, devices),
     )
+    _check_fsdp(config, plan, stages)
     return Experiment(config, dataset, task, simulation)
 
 
@@ -222,7 +223,7 @@ def make_optimizer(
 
 
 def _plan(config, training, stages, dataset):
-    return make_plan(
+    plan = make_plan(
         training,
         rounds=sum(stage.rounds for stage in stages),
         cohort=config.run.cohort,
@@ -233,13 +234,17 @@ def _plan(config, training, stages, dataset):
         augment=_augmentation(config.data.augment, dataset.x),
         **_step_fields(config.local),
     )
+    return plan._replace(eval_batch=fsdp.even(plan.eval_batch, config.engine.fsdp))
 
 
-def _engine_fields(engine, plan, stages, task, seeds, devices):
+def _engine_fields(engine, plan, stages, task, federations, devices):
     """The fields of a simulation that a config's section `engine` decides."""
     convolutional = has_convolutions(task)
     together = vectorizes_seeds(engine.seeds, stages, convolutional, _platform(devices))
-    at_once = len(seeds) if together else 1
+    together = together and (engine.fsdp == 1 or engine.seeds == "vectorized")
+    at_once = len(federations) if together else 1
+    classes = task.num_classes
+    divided, said = _divide(engine, plan, stages, federations, classes, devices)
     strategy = parallel.choose(
         engine.strategy,
         cohort=plan.cohort,
@@ -247,10 +252,57 @@ def _engine_fields(engine, plan, stages, task, seeds, devices):
         equal_steps=plan.equal_steps,
         client_bytes=lambda: at_once * client_bytes(task, plan),
         chunk=engine.chunk,
+        group=engine.fsdp,
         devices=devices,
+        **divided,
     )
     precision = None if engine.precision == "default" else engine.precision
-    return {"strategy": strategy, "vectorized_seeds": together, "precision": precision}
+    return {
+        "strategy": strategy,
+        "vectorized_seeds": together,
+        "precision": precision,
+        "placement": said,
+    }
+
+
+def _divide(engine, plan, stages, federations, num_classes, devices):
+    """What the devices divide, as arguments of `parallel.choose`; and that in words."""
+    chosen = parallel.choose_devices(plan.cohort, engine.fsdp, devices)
+    lent = sizes.Devices(len(chosen) // engine.fsdp, parallel.free_memory(devices))
+    method, first = stages[0].method, federations[0]
+    of_state = len(federations) * sizes.state_bytes(method, first, num_classes)
+    asked_state, asked_data = engine.state, engine.data
+    by_device = engine.sampling == "device" and lent.number > 1
+    if by_device:
+        _check_by_device(engine, plan, method, first, len(federations), lent.number)
+        asked_state = asked_data = "sharded"
+    state = sizes.choose("state", asked_state, of_state, lent, beyond="host")
+    data = sizes.choose("data", asked_data, sizes.pool_bytes(first), lent, beyond="stream")
+    said = f"state {state.where} ({state.reason}), examples {data.where} ({data.reason})"
+    return {
+        "by_client": state.where == "sharded",
+        "by_row": data.where == "sharded",
+        "by_device": by_device,
+    }, said
+
+
+def _check_by_device(engine, plan, method, federation, seeds, devices):
+    """BadInput where devices cannot each draw from the clients that they hold."""
+    asked = "config.engine.sampling=device"
+    if "replicated" in (engine.state, engine.data):
+        raise BadInput(
+            f"{asked} divides state and data; leave config.engine.state and data at auto"
+        )
+    if seeds > 1:
+        raise BadInput(f"{asked} is for one seed, whose examples the devices divide; got {seeds}")
+    if method.sample not in sampling.AT_RANDOM:
+        raise BadInput(f"{asked} needs a method that samples clients at random")
+    for what, count in (("clients", len(federation.train)), ("clients a round", plan.cohort)):
+        if count % devices:
+            raise BadInput(
+                f"{asked} divides {count} {what} among {devices} devices; take a multiple of"
+                f" {devices}"
+            )
 
 
 def _platform(devices):
@@ -282,6 +334,22 @@ def vectorizes_seeds(
     if any(stage.prepare for stage in stages):  # its facts may differ in size between seeds
         return False
     return platform != "cpu" or not convolutional
+
+
+def _check_fsdp(config, plan, stages):
+    """BadInput where a group of devices could not share a client's work."""
+    group = config.engine.fsdp
+    if plan.batch_size % group:
+        raise BadInput(
+            f"config.engine.fsdp={group} does not divide a batch of {plan.batch_size} examples"
+            " (config.local.batch_size, or all that the largest client holds)"
+        )
+    in_turn = any(exchange.one_by_one for stage in stages for exchange in stage.method.round)
+    if in_turn and group > 1:
+        raise BadInput(
+            f"method {config.method.name} trains its clients one by one on all devices;"
+            f" config.engine.fsdp must be 1, got {group}"
+        )
 
 
 def _check_seeds(seeds):

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
-from fedjax_lab import parallel, shards
+from fedjax_lab import fsdp, parallel, shards, tree
 from fedjax_lab.types import Array, PyTree, State
 
 
@@ -28,7 +28,7 @@ class Placement(NamedTuple):
     def parts(self) -> int:
         """How many devices divide what is kept by client."""
         sharding = self.strategy.by_client
-        return 1 if sharding is None else sharding.num_devices
+        return 1 if sharding is None else parallel.num_parts(sharding)
 
     @property
     def padding(self) -> int:
@@ -44,7 +44,7 @@ class Placement(NamedTuple):
     def put_pool(self, a: Any) -> Array:
         """An array with an entry for each example, [R, ...] alike for all seeds."""
         if self.strategy.by_row is None:
-            return self.put(a)
+            return self.put(a if self.abstract else np.asarray(a))
         return self._put_divided(a, self.strategy.by_row, axis=0)
 
     def put_rows(self, rows_by_seed: Sequence[Any]) -> Any:
@@ -66,7 +66,8 @@ class Placement(NamedTuple):
 
     def _put_divided(self, a, sharding, axis):
         if self.abstract:
-            length = -(-a.shape[axis] // sharding.num_devices) * sharding.num_devices
+            parts = parallel.num_parts(sharding)
+            length = -(-a.shape[axis] // parts) * parts
             shape = (*a.shape[:axis], length, *a.shape[axis + 1 :])
             return jax.ShapeDtypeStruct(shape, a.dtype, sharding=sharding)
         return parallel.put_divided(a, sharding, axis)
@@ -76,12 +77,20 @@ class Placement(NamedTuple):
         """Of what is kept by client; None: as everything else."""
         return self._behind_seeds(self.strategy.by_client)
 
-    @property
-    def of_state(self) -> Any:
-        """Of the parts of a state."""
-        if self.strategy.by_client is None:
-            return self.strategy.sharding
-        return State(self.strategy.sharding, self.of_clients)
+    def of_state(self, state: State) -> Any:
+        """Of the parts of a state (arrays or their shapes)."""
+        whole, by_client = self.strategy.sharding, self.of_clients
+        if self.strategy.group > 1:
+            leading = int(self.seeds > 0)
+            server = fsdp.shardings(whole, state.server, leading)
+            private = fsdp.shardings(by_client or whole, state.private, leading + 1)
+            return State(server, private)
+        return whole if by_client is None else State(whole, by_client)
+
+    def num_bytes(self, state: State) -> int:
+        """What a device holds of a state, padding and small arrays aside."""
+        parts = tree.num_bytes(state.server), tree.num_bytes(state.private) // self.parts
+        return sum(parts) // self.strategy.group
 
     @property
     def of_viewed_pool(self) -> Sharding | None:
