@@ -61,7 +61,7 @@ def _of_runtime(error):
 
 def leave(code: int) -> NoReturn:
     """Ends this process; after a failure without waiting for others, which may wait for it."""
-    if code and not alone():
+    if code and not _alone():
         sys.stdout.flush()
         sys.stderr.flush()
         let_others_end()
@@ -93,7 +93,7 @@ def parse(place: str) -> dict:
 
 def is_first() -> bool:
     """Whether this process writes files and prints."""
-    return alone() or jax.process_index() == 0
+    return _alone() or jax.process_index() == 0
 
 
 def of_first(make: Callable[[], T]) -> T:
@@ -101,7 +101,7 @@ def of_first(make: Callable[[], T]) -> T:
 
     All processes must ask, in the same order. The value has to be picklable.
     """
-    if alone():
+    if _alone():
         return make()
     data = np.zeros(0, np.uint8)
     if is_first():
@@ -123,7 +123,7 @@ def of_first(make: Callable[[], T]) -> T:
 
 def on_host(a: PyTree) -> PyTree:
     """The arrays as NumPy's, of which each process may hold a part. All must ask."""
-    return jax.device_get(a) if alone() else multihost_utils.process_allgather(a, tiled=True)
+    return jax.device_get(a) if _alone() else multihost_utils.process_allgather(a, tiled=True)
 
 
 def least(number: int) -> int:
@@ -136,11 +136,10 @@ def least(number: int) -> int:
 
 def anywhere(flag: bool) -> bool:
     """Whether it is set in any process. All must ask, in the same order."""
-    if alone():
+    if _alone():
         return flag
     return bool(multihost_utils.process_allgather(np.array(flag)).any())
 
 
-def alone() -> bool:
-    """Whether this process is the whole run."""
+def _alone():
     return not jax.distributed.is_initialized()  # asked before jax starts
