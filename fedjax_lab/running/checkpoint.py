@@ -37,9 +37,9 @@ SMALL = 1 << 20  # bytes of an array that is written by one device and read whol
 
 
 class Saved(NamedTuple):
-    """A leaf that was read, on the devices or (`host`) in host memory."""
+    """A leaf that was read."""
 
-    array: Any  # may have more zeros at the end of an axis than were saved
+    array: Any  # NumPy's where such a one was saved; an axis may end in more zeros than were saved
     shape: tuple[int, ...]  # as it was saved
     clients: int | None  # the axis that was spread over the devices by client
     digest: str
@@ -127,6 +127,8 @@ class Checkpoints:
             except MemoryError:
                 raise
             except Exception as error:  # orbax and tensorstore raise any
+                if _is_no_room(error):
+                    raise
                 reason = f"{' '.join(str(error).split())[:200]} ({type(error).__name__})"
             if reason:
                 time.sleep(0.1)  # the threads that read other arrays of it fail as well,
@@ -211,7 +213,7 @@ def placed(leaves: list[Saved], like: list) -> list:
     if len(leaves) != len(like) or not all(map(_fits, leaves, shapes, like)):
         raise BadInput("its arrays differ in shape or type")
     arrays = [_on_host(leaf.array, a) for leaf, a in zip(leaves, shapes, strict=True)]
-    arrays = _on_devices(arrays, shapes, like)
+    arrays = _on_devices(arrays, like)
     if any(leaf.shape > a.shape for leaf, a in zip(leaves, shapes, strict=True)):
         if digest.of(arrays) != [leaf.digest for leaf in leaves]:
             raise BadInput("its arrays have more clients")
@@ -227,32 +229,38 @@ def _fits(leaf, shape, like):
 
 
 def _on_host(array, shape):
-    """An array of host memory with the shape; others as they are."""
-    if isinstance(array, jax.Array) or array.shape == shape.shape:
-        return array
-    return np.asarray(_resized(np, array, shape.shape))
+    """A NumPy array with the shape, where the leaf was or will be one; else as it is."""
+    if isinstance(array, jax.Array):
+        if not isinstance(shape, np.ndarray):
+            return array
+        array = processes.on_host(array)
+    return array if array.shape == shape.shape else _resized(np, array, shape.shape)
 
 
-def _on_devices(arrays, shapes, like):
-    """Those that belong there, with their shapes, each device holding what `like` says."""
+def _on_devices(arrays, like):
+    """The arrays with the shapes and shardings of `like`; NumPy's stay where they belong."""
     moving = {}
     for i, (array, old) in enumerate(zip(arrays, like, strict=True)):
-        if not isinstance(old, jax.Array):
-            arrays[i] = np.asarray(array)
-        elif not isinstance(array, jax.Array):
+        if isinstance(array, jax.Array):
+            if not _lies_so(array, old):
+                moving[i] = array
+        elif isinstance(old, jax.Array):
             arrays[i] = parallel.put(array, old.sharding)
-        elif not (
-            array.shape == shapes[i].shape
-            and array.sharding.is_equivalent_to(old.sharding, array.ndim)
-        ):
-            moving[i] = array
-    shardings = {i: like[i].sharding for i in moving}
 
     def resize(moving):
-        return {i: _resized(jnp, a, shapes[i].shape) for i, a in moving.items()}
+        return {
+            i: _resized(jnp, a, (*like[i].shape, *a.shape[like[i].ndim :]))  # keys are longer
+            for i, a in moving.items()
+        }
 
+    shardings = {i: like[i].sharding for i in moving}
     moved = jax.jit(resize, out_shardings=shardings)(moving) if moving else {}
     return [moved.get(i, a) for i, a in enumerate(arrays)]
+
+
+def _lies_so(array, like):
+    same = array.shape[: like.ndim] == like.shape
+    return same and array.sharding.is_equivalent_to(like.sharding, array.ndim)
 
 
 def _resized(xp, array, shape):
@@ -308,6 +316,15 @@ def _target(sharding, shape, dtype, clients, host, **_):
         shape[axis] += -shape[axis] % mesh.size
         sharding = NamedSharding(mesh, P(*[None] * axis, mesh.axis_names))
     return jax.ShapeDtypeStruct(tuple(shape), dtype, sharding=sharding)
+
+
+def _is_no_room(error):
+    """Whether a device has too little memory, which is no fault of the files."""
+    while error is not None:
+        if isinstance(error, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" in str(error):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def _is_key(leaf):
