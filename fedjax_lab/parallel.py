@@ -379,7 +379,7 @@ def put_divided(a: np.ndarray, sharding: Sharding, axis: int) -> Array:
     length = -(-a.shape[axis] // parts) * parts
 
     def part(index):
-        piece = np.asarray(a[index])  # a slice that goes beyond the end is cut there
+        piece = np.asarray(a[index if axis else index[0]])  # what is beyond the end is cut off
         begin, end, _ = index[axis].indices(length)
         missing = end - begin - piece.shape[axis]
         widths = [(0, missing if i == axis else 0) for i in range(a.ndim)]

@@ -44,7 +44,7 @@ class Placement(NamedTuple):
     def put_pool(self, a: Any) -> Array:
         """An array with an entry for each example, [R, ...] alike for all seeds."""
         if self.strategy.by_row is None:
-            return self.put(a)
+            return self.put(a if self.abstract else np.asarray(a))
         return self._put_divided(a, self.strategy.by_row, axis=0)
 
     def put_rows(self, rows_by_seed: Sequence[Any]) -> Any:

@@ -9,7 +9,9 @@ import os
 import pickle
 import re
 import sys
+import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NoReturn, TypeVar
 
 import jax
@@ -21,6 +23,9 @@ from fedjax_lab.types import PyTree
 
 T = TypeVar("T")
 PIECE = 1 << 28  # bytes that are sent at a time
+GRACE_SECONDS = 2.0
+HEARTBEAT_SECONDS = 20  # without a sign of life until a process is given up; not its work is late,
+# but a thread of JAX's runtime that needs neither the interpreter nor a device
 
 
 def connect(place: str) -> None:
@@ -31,14 +36,27 @@ def connect(place: str) -> None:
     on only the first process prints.
     """
     try:
-        jax.distributed.initialize(**parse(place))
+        jax.distributed.initialize(**parse(place), heartbeat_timeout_seconds=HEARTBEAT_SECONDS)
     except (ValueError, RuntimeError) as error:
         raise BadInput(f"--distributed={place}: {error}") from error
-    tell = sys.excepthook
-    sys.excepthook = lambda *error: (tell(*error), leave(1))
+    sys.excepthook = partial(_leave_with, sys.excepthook)
     if not is_first():
         sys.stdout.flush()
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _leave_with(tell, kind, error, trace):
+    """After an exception. One that another process has caused by its end is not what to tell."""
+    if _of_runtime(error):
+        time.sleep(HEARTBEAT_SECONDS + 10)  # the runtime tells of that by then and ends this one
+    tell(kind, error, trace)
+    leave(1)
+
+
+def _of_runtime(error):
+    while error is not None and not isinstance(error, jax.errors.JaxRuntimeError):
+        error = error.__cause__ or error.__context__
+    return error is not None
 
 
 def leave(code: int) -> NoReturn:
@@ -46,8 +64,15 @@ def leave(code: int) -> NoReturn:
     if code and not _alone():
         sys.stdout.flush()
         sys.stderr.flush()
+        let_others_end()
         os._exit(code)
     sys.exit(code)
+
+
+def let_others_end() -> None:
+    """In the first process, whose end ends all others at once, time for what they have to say."""
+    if is_first():
+        time.sleep(GRACE_SECONDS)
 
 
 def parse(place: str) -> dict:
