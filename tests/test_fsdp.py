@@ -5,7 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import toys
+from commands import call
 from jax.sharding import PartitionSpec as P
+from stops import stopping_after
 
 from fedjax_lab import experiment, fsdp, optim, parallel, simulate, streams, tree
 from fedjax_lab.config import resolve
@@ -85,7 +87,7 @@ def data(tmp_path_factory):
     return folder
 
 
-def build(data, method="fedavg", seeds=(0,), width=8, **engine):
+def build(data, method="fedavg", run_seeds=(0,), width=8, **engine):
     """A run on six clients, four a round."""
     config = {
         "data": {"name": "arrays", "path": str(data / "data.npz")},
@@ -94,9 +96,9 @@ def build(data, method="fedavg", seeds=(0,), width=8, **engine):
         "method": {"name": method},
         "local": {"lr": 0.1, "batch_size": 16},
         "run": {"rounds": 3, "cohort": 4},
-        "engine": {key.rstrip("_"): value for key, value in engine.items()},
+        "engine": engine,
     }
-    return experiment.build(resolve(config), list(seeds))
+    return experiment.build(resolve(config), list(run_seeds))
 
 
 def alone(job):
@@ -108,10 +110,34 @@ def test_a_run_on_groups_is_the_run_on_one_device(data, method):
     job = build(data, method, fsdp=2)
     result, expected = (runner.run(e, quiet=True) for e in (job, alone(job)))
     toys.close(result.states, expected.states, rtol=1e-3, atol=1e-4)
+    for row, other in zip(result.metrics, expected.metrics, strict=True):
+        assert row["accuracy"] == other["accuracy"]
+
+
+@pytest.mark.slow
+def test_an_interrupted_run_on_groups_goes_on_as_if_it_had_not_been(data, tmp_path, monkeypatch):
+    whole = runner.run(build(data, "scaffold", fsdp=4), quiet=True)
+    with monkeypatch.context() as patch:
+        stopping_after(2, patch)
+        with pytest.raises(runner.Interrupted):
+            runner.run(build(data, "scaffold", fsdp=4), tmp_path / "cut", quiet=True)
+    result = runner.run(build(data, "scaffold", fsdp=4), tmp_path / "cut", resume=True, quiet=True)
+    toys.same(result.states, whole.states)
+
+
+def test_the_command_runs_on_groups(data, tmp_path, capsys):
+    config = toys.write_config(data, run={"rounds": 2, "cohort": 3}, engine={"fsdp": 4})
+    assert call(f"--config={config}", f"--workdir={tmp_path / 'run'}") == 0
+    assert "mesh(2 x fsdp 4)" in (tmp_path / "run/summary.json").read_text()
+    assert call(f"--config={config}", "--config.engine.fsdp=3") == 2
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert (
+        said == "error: config.engine.fsdp=3 does not divide the 8 devices; take 1 or 2 or 4 or 8"
+    )
 
 
 def test_seeds_of_groups_can_be_one_computation(data):
-    job = build(data, seeds=(0, 1), fsdp=4, seeds_="vectorized")
+    job = build(data, run_seeds=(0, 1), fsdp=4, seeds="vectorized")
     assert job.simulation.vectorized_seeds
     result, expected = (runner.run(e, quiet=True) for e in (job, alone(job)))
     toys.close(result.states, expected.states, rtol=1e-3, atol=1e-4)
