@@ -35,6 +35,7 @@ def even_small_arrays_are_divided(monkeypatch):
     [
         ((20, 512, 2048), P(None, None, "fsdp")),
         ((64, 30), P("fsdp")),
+        ((64, 64), P(None, "fsdp")),
         ((16, 30), P("fsdp")),  # 4 does not divide the longest
         ((30, 6), P()),
         ((4,), P()),  # small
