@@ -41,6 +41,7 @@ class Simulation(NamedTuple):
     stages: tuple[Stage, ...]  # a plain method is one; their rounds sum to the plan's
     plan: Plan
     strategy: parallel.Strategy
+    placement: str = ""  # where state and examples lie and why, in words
     vectorized_seeds: bool = False
     precision: str | None = None  # of float32 products, as JAX names it; None: JAX's default
     embeddings: Callable[[], Any] | None = None  # () -> embedding.Embeddings, for embedded stages
@@ -403,7 +404,10 @@ class Engine:
         simulation = self.simulation
         keys = [streams.make_keys(jax.random.key(seed)) for seed in simulation.seeds]
         settings = simulation.joint.settings if simulation.joint else [{}] * len(keys)
-        first = simulation.federations[0]
+        scoring, training = simulation.federations, simulation.training
+        scoring = [simulation.strategy.arrange(federation) for federation in scoring]
+        training = scoring if training is simulation.federations else training
+        first = scoring[0]
         pool = {name: self.place.put_pool(getattr(first, name)) for name in POOL}
         pool = self.place.put(first._replace(**dict.fromkeys((*_ROWS, *POOL))))._replace(**pool)
         of_seeds = list(zip(settings, keys, strict=True))
@@ -414,7 +418,7 @@ class Engine:
         lanes = []
         for of_seed, group in zip(of_seeds, groups, strict=True):
             settings, keys = self._put(of_seed)
-            parts = simulation.training[group], simulation.federations[group]
+            parts = training[group], scoring[group]
             training, scoring = (self._lane(pool, federations, keys) for federations in parts)
             lanes.append(Lanes(settings, training, scoring))
         return lanes

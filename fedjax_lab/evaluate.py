@@ -69,7 +69,7 @@ def _score_clients(program, lane, state, t, rows, at_most=None):
         everybody, rows = strategy.collect(federation, rows), ()
     if at_most is not None and at_most < num_clients:
         chosen = np.linspace(0, num_clients - 1, at_most).round().astype(np.int32)
-        clients, train, rows = strategy.take((clients, train, rows), jnp.asarray(chosen))
+        clients, train, rows = strategy.take_any((clients, train, rows), jnp.asarray(chosen))
     k_clients = streams.clients(lane.keys.score, t, clients.id)
     send = method.scored or method.round[-1].send
 

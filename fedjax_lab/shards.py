@@ -231,12 +231,13 @@ def _device_of_rows(federation, devices):
             continue
         clients = np.repeat(np.arange(len(rows)), rows.count)
         held, of = rows.list[: len(clients)], clients // (len(rows) // devices)
-        if ((device[held] >= 0) & (device[held] != of)).any():
+        first = device[held] < 0
+        device[held[first]] = of[first]
+        if (device[held] != of).any():
             raise BadInput(
                 "config.engine.sampling=device: some examples belong to several clients, which lie"
                 " on different devices; use config.engine.sampling=exact"
             )
-        device[held] = of
     return device
 
 

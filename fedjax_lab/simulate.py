@@ -51,10 +51,12 @@ def population(federation: Federation, num_classes: int) -> Client:
 
 def population_on_host(federation: Federation, num_classes: int) -> Client:
     """The same as NumPy arrays."""
-    count, held = np.asarray(federation.train.count), np.asarray(federation.train.list)
+    rows = federation.train
+    start, count, held = (np.asarray(a) for a in (rows.start, rows.count, rows.list))
     n = count.astype(np.float32)
     client = np.repeat(np.arange(len(n)), count)
-    cell = client * num_classes + np.asarray(federation.y)[held[: len(client)]]
+    place = np.arange(len(client)) + np.repeat(start - (np.cumsum(count) - count), count)
+    cell = client * num_classes + np.asarray(federation.y)[held[place]]
     label_count = np.bincount(cell, minlength=len(n) * num_classes).reshape(-1, num_classes)
     fields: dict[str, Any] = {
         "id": np.arange(len(n), dtype=np.int32),
@@ -147,7 +149,8 @@ def _sample(program, lane, state, t):
     method, plan, strategy = program
     k_cohort = jax.random.fold_in(lane.keys.cohort, t)
     clients = without_padding(plan, lane.population)
-    ids, share = method.sample(k_cohort, state.server, clients, plan.cohort)
+    sample = strategy.draw(method.sample)
+    ids, share = sample(k_cohort, state.server, clients, plan.cohort)
     in_order = any(exchange.one_by_one for exchange in method.round)
     if not plan.equal_steps and not in_order:
         order = strategy.deal(num_batches(lane.population.n[ids], plan.batch_size))
