@@ -88,10 +88,10 @@ def data(tmp_path_factory):
     return folder
 
 
-def build(data, method="fedavg", run_seeds=(0,), width=8, **engine):
+def build(data_folder, method="fedavg", run_seeds=(0,), width=8, **engine):
     """A run on six clients, four a round."""
     config = {
-        "data": {"name": "arrays", "path": str(data / "data.npz")},
+        "data": {"name": "arrays", "path": str(data_folder / "data.npz")},
         "partition": {"name": "iid", "num_clients": 6},
         "model": {"name": "mlp", "width": width},
         "method": {"name": method},
@@ -146,10 +146,7 @@ def test_seeds_of_groups_can_be_one_computation(data):
 
 def test_a_device_holds_its_part_of_the_states(data):
     """SCAFFOLD keeps a model for each client: eight devices as four groups of two divide them."""
-    job = build(data, "scaffold", fsdp=2, width=64)
-    mesh = job.simulation.strategy.sharding.mesh
-    divided = parallel.on_mesh(mesh, parallel.sequential(), by_client=True, by_row=True)
-    job = toys.changed(job, strategy=divided)
+    job = build(data, "scaffold", fsdp=2, width=64, state="sharded", data="sharded")
     (state,) = Engine(job.simulation).states
     whole = tree.num_bytes(state.server) / 2 + tree.num_bytes(state.private) / 8
     held = tree.num_bytes([a.addressable_shards[0].data for a in jax.tree.leaves(state)])
