@@ -10,7 +10,7 @@ import ml_collections
 import numpy as np
 import optax
 
-from fedjax_lab import fsdp, optim, parallel, sampling, sizes
+from fedjax_lab import fsdp, optim, parallel, sizes
 from fedjax_lab.config import value_at
 from fedjax_lab.data.augment import AUGMENTATIONS
 from fedjax_lab.data.dataset import Dataset
@@ -243,8 +243,17 @@ def _engine_fields(engine, plan, stages, task, federations, devices):
     together = vectorizes_seeds(engine.seeds, stages, convolutional, _platform(devices))
     together = together and (engine.fsdp == 1 or engine.seeds == "vectorized")
     at_once = len(federations) if together else 1
-    classes = task.num_classes
-    divided, said = _divide(engine, plan, stages, federations, classes, devices)
+    chosen = parallel.choose_devices(plan.cohort, engine.fsdp, devices)
+    division = sizes.divide(
+        stages[0].method,
+        federations,
+        task.num_classes,
+        plan.cohort,
+        sizes.Devices(len(chosen) // engine.fsdp, parallel.free_memory(devices)),
+        state=engine.state,
+        data=engine.data,
+        sampling=engine.sampling,
+    )
     strategy = parallel.choose(
         engine.strategy,
         cohort=plan.cohort,
@@ -254,55 +263,15 @@ def _engine_fields(engine, plan, stages, task, federations, devices):
         chunk=engine.chunk,
         group=engine.fsdp,
         devices=devices,
-        **divided,
+        **division.divided,
     )
     precision = None if engine.precision == "default" else engine.precision
     return {
         "strategy": strategy,
         "vectorized_seeds": together,
         "precision": precision,
-        "placement": said,
+        "placement": division.words,
     }
-
-
-def _divide(engine, plan, stages, federations, num_classes, devices):
-    """What the devices divide, as arguments of `parallel.choose`; and that in words."""
-    chosen = parallel.choose_devices(plan.cohort, engine.fsdp, devices)
-    lent = sizes.Devices(len(chosen) // engine.fsdp, parallel.free_memory(devices))
-    method, first = stages[0].method, federations[0]
-    of_state = len(federations) * sizes.state_bytes(method, first, num_classes)
-    asked_state, asked_data = engine.state, engine.data
-    by_device = engine.sampling == "device" and lent.number > 1
-    if by_device:
-        _check_by_device(engine, plan, method, first, len(federations), lent.number)
-        asked_state = asked_data = "sharded"
-    state = sizes.choose("state", asked_state, of_state, lent, beyond="host")
-    data = sizes.choose("data", asked_data, sizes.pool_bytes(first), lent, beyond="stream")
-    said = f"state {state.where} ({state.reason}), examples {data.where} ({data.reason})"
-    return {
-        "by_client": state.where == "sharded",
-        "by_row": data.where == "sharded",
-        "by_device": by_device,
-    }, said
-
-
-def _check_by_device(engine, plan, method, federation, seeds, devices):
-    """BadInput where devices cannot each draw from the clients that they hold."""
-    asked = "config.engine.sampling=device"
-    if "replicated" in (engine.state, engine.data):
-        raise BadInput(
-            f"{asked} divides state and data; leave config.engine.state and data at auto"
-        )
-    if seeds > 1:
-        raise BadInput(f"{asked} is for one seed, whose examples the devices divide; got {seeds}")
-    if method.sample not in sampling.AT_RANDOM:
-        raise BadInput(f"{asked} needs a method that samples clients at random")
-    for what, count in (("clients", len(federation.train)), ("clients a round", plan.cohort)):
-        if count % devices:
-            raise BadInput(
-                f"{asked} divides {count} {what} among {devices} devices; take a multiple of"
-                f" {devices}"
-            )
 
 
 def _platform(devices):

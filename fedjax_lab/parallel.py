@@ -53,8 +53,8 @@ class Strategy(NamedTuple):
     arrange: Callable[[Federation], Federation] = lambda federation: federation
     # (NumPy arrays of one seed) -> the same with the pool in the order in which devices hold it
     sharding: Sharding | None = None  # of what every device has; None: the default device
-    by_client: Sharding | None = None  # of what is kept by client, where that is another one
-    by_row: Sharding | None = None  # of the pool of examples, where that is another one
+    by_client: NamedSharding | None = None  # of what is kept by client, where that is another one
+    by_row: NamedSharding | None = None  # of the pool of examples, where that is another one
     group: int = 1  # devices that hold a model together: see `fsdp`
 
 
@@ -384,7 +384,8 @@ def make_mesh(devices: int | Sequence[jax.Device], group: int = 1) -> Mesh:
     along the axis `fsdp`.
     """
     chosen = jax.devices()[:devices] if isinstance(devices, int) else devices
-    shape, names = (len(chosen),), ("client",)
+    shape: tuple[int, ...] = (len(chosen),)
+    names: tuple[str, ...] = ("client",)
     if group > 1:
         shape, names = (len(chosen) // group, group), ("client", fsdp.AXIS)
     axes = {"axis_types": (AxisType.Auto,) * len(names)}
@@ -408,12 +409,12 @@ def put(a: PyTree, sharding: Sharding | None) -> PyTree:
     return jax.tree.map(one, a)
 
 
-def num_parts(sharding: Sharding) -> int:
+def num_parts(sharding: NamedSharding) -> int:
     """How many devices, or groups of devices, divide what is kept by client or by row."""
     return sharding.mesh.shape["client"]
 
 
-def put_divided(a: np.ndarray, sharding: Sharding, axis: int) -> Array:
+def put_divided(a: np.ndarray, sharding: NamedSharding, axis: int) -> Array:
     """A host array whose axis the sharding divides, padded there with zeros to a multiple.
 
     Each process reads only the entries of its devices.
