@@ -419,8 +419,7 @@ class Engine:
         for of_seed, group in zip(of_seeds, groups, strict=True):
             settings, keys = self._put(of_seed)
             parts = training[group], scoring[group]
-            training, scoring = (self._lane(pool, federations, keys) for federations in parts)
-            lanes.append(Lanes(settings, training, scoring))
+            lanes.append(Lanes(settings, *(self._lane(pool, part, keys) for part in parts)))
         return lanes
 
     def _lane(self, pool, federations, keys):
