@@ -1,0 +1,163 @@
+"""What all clients keep between rounds, in this machine's memory or in a file instead of a device.
+
+Private state may be far larger than the memory of a device: a round needs that of its cohort alone.
+Here each client has one record of bytes, so that a cohort is read by one copy for each client, and
+an entry [N, ...] of every leaf is a view of the records that were read.
+"""
+
+import errno
+import math
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_lab.data import safe
+from fedjax_lab.types import PyTree
+
+ALIGNMENT = 64  # bytes, of each leaf of a record
+PIECE_BYTES = 1 << 26  # of the records that are handled at a time
+
+
+class HostState:
+    """The private state of C clients, zeros at first.
+
+    like: the shapes of everybody's state, leaves [C, ...].
+    folder: where to keep it in a file, which vanishes with the process; None: in memory.
+
+    OSError or MemoryError where there is no room for it. A pass over all clients holds no more than
+    `PIECE_BYTES` of a file in memory. Not for several threads at once.
+    """
+
+    def __init__(self, like: PyTree, num_clients: int, folder: Path | None = None):
+        leaves, self._tree = jax.tree.flatten(jax.eval_shape(to_bits, like))
+        self._shapes = [(a.shape[1:], np.dtype(a.dtype)) for a in leaves]
+        sizes = [math.prod(shape) * dtype.itemsize for shape, dtype in self._shapes]
+        self._sizes = sizes
+        self._ends = [0, *np.cumsum([-(-size // ALIGNMENT) * ALIGNMENT for size in sizes]).tolist()]
+        self.num_clients = num_clients
+        make = _Memory if folder is None else _File
+        self._records = make(num_clients, self._ends[-1], folder)
+
+    @property
+    def bytes_of_one(self) -> int:
+        """How many bytes a client takes."""
+        return self._ends[-1]
+
+    def read(self, ids: np.ndarray) -> PyTree:
+        """The entries of clients `ids` [N], ascending: NumPy leaves [N, ...]."""
+        records = self._records.read(ids)
+        parts = zip(self._ends, self._sizes, self._shapes, strict=False)
+        leaves = [
+            records[:, begin : begin + size].view(dtype).reshape(len(ids), *shape)
+            for begin, size, (shape, dtype) in parts
+        ]
+        return jax.tree.unflatten(self._tree, leaves)
+
+    def write(self, ids: np.ndarray, entries: PyTree) -> None:
+        """Replaces the entries of clients `ids` [N], ascending and distinct."""
+        records = np.zeros((len(ids), self.bytes_of_one), np.uint8)
+        leaves = jax.tree.leaves(entries)
+        for begin, leaf in zip(self._ends, leaves, strict=False):
+            flat = np.ascontiguousarray(leaf).reshape(len(ids), -1).view(np.uint8)
+            records[:, begin : begin + flat.shape[1]] = flat
+        self._records.write(ids, records)
+
+    def fill(self, entries: Callable[[np.ndarray], PyTree]) -> None:
+        """Sets everybody's state, a piece of the clients at a time, where it is not zero.
+
+        entries: (ids [N], ascending, of the same length at every call) -> leaves [N, ...].
+        """
+        for ids in self.pieces():
+            new = jax.device_get(entries(ids))
+            if any(leaf.any() for leaf in jax.tree.leaves(new)):
+                self.write(ids, new)
+
+    def pieces(self) -> list[np.ndarray]:
+        """All clients as pieces of equal length; the last one may overlap the one before."""
+        length = max(1, min(self.num_clients, PIECE_BYTES // max(1, self.bytes_of_one)))
+        starts = range(0, self.num_clients, length)
+        last = self.num_clients - length
+        return [np.arange(min(s, last), min(s, last) + length) for s in starts]
+
+
+def to_bits(entries: PyTree) -> PyTree:
+    """Entries as they are kept: typed keys, which NumPy lacks, as the integers in them."""
+    return jax.tree.map(lambda a: jax.random.key_data(a) if _is_key(a) else a, entries)
+
+
+def from_bits(bits: PyTree, like: PyTree) -> PyTree:
+    """The inverse of `to_bits`, for entries of the types in `like`."""
+
+    def one(bits, like):
+        key = _is_key(like)
+        return jax.random.wrap_key_data(bits, impl=jax.random.key_impl(like)) if key else bits
+
+    return jax.tree.map(one, bits, like)
+
+
+def _is_key(a):
+    return jnp.issubdtype(a.dtype, jax.dtypes.prng_key)
+
+
+class _Memory:
+    """Records [C, size] in memory. What was never written takes none."""
+
+    def __init__(self, count, size, _):
+        if count * size > safe.free_memory():
+            raise MemoryError(_too_large(count * size, safe.free_memory(), "memory"))
+        self._all = np.zeros((count, size), np.uint8)
+
+    def read(self, ids):
+        return self._all.take(ids, axis=0)
+
+    def write(self, ids, records):
+        self._all[ids] = records
+
+
+class _File:
+    """Records [C, size] in a file without a name. What was never written takes no room.
+
+    Read and written by calls of the system. In a file that is mapped into memory, every page that
+    was touched counts as memory of the process, and a full disk would kill it.
+    """
+
+    def __init__(self, count, size, folder):
+        free = shutil.disk_usage(folder).free
+        if count * size > free:
+            raise OSError(errno.ENOSPC, _too_large(count * size, free, "the disk"), str(folder))
+        self._size = size
+        self._file = tempfile.TemporaryFile(dir=folder, buffering=0)
+        self._file.truncate(count * size)
+
+    def read(self, ids):
+        records = np.empty((len(ids), self._size), np.uint8)
+        for run, at in self._runs(ids, records):
+            if os.preadv(self._file.fileno(), [run], at) != run.nbytes:
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return records
+
+    def write(self, ids, records):
+        for run, at in self._runs(ids, records):
+            while run.nbytes:
+                written = os.pwrite(self._file.fileno(), run, at)
+                run, at = run.reshape(-1)[written:], at + written
+
+    def _runs(self, ids, records):
+        """The parts of the records that lie side by side in the file, and where they begin."""
+        starts = np.flatnonzero(np.diff(ids, prepend=-2) != 1)
+        for begin, end in pairwise([*starts.tolist(), len(ids)]):
+            yield records[begin:end], int(ids[begin]) * self._size
+
+
+def _too_large(size, free, where):
+    return (
+        f"the clients' private state needs {size / 2**30:,.1f} GiB, and {free / 2**30:,.1f} GiB"
+        f" of {where} are free"
+    )
