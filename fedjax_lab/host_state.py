@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_lab.data import safe
+from fedjax_lab.parts import pieces
 from fedjax_lab.types import PyTree
 
 ALIGNMENT = 64  # bytes, of each leaf of a record
@@ -81,10 +82,7 @@ class HostState:
 
     def pieces(self) -> list[np.ndarray]:
         """All clients as pieces of equal length; the last one may overlap the one before."""
-        length = max(1, min(self.num_clients, PIECE_BYTES // max(1, self.bytes_of_one)))
-        starts = range(0, self.num_clients, length)
-        last = self.num_clients - length
-        return [np.arange(min(s, last), min(s, last) + length) for s in starts]
+        return pieces(self.num_clients, max(1, PIECE_BYTES // max(1, self.bytes_of_one)))
 
 
 def to_bits(entries: PyTree) -> PyTree:
