@@ -53,10 +53,16 @@ class HostState:
 
     def read(self, ids: np.ndarray) -> PyTree:
         """The entries of clients `ids` [N], ascending: NumPy leaves [N, ...]."""
-        records = self._records.read(ids)
+        return self._leaves(self._records.read(ids))
+
+    def everything(self) -> PyTree:
+        """Everybody's entries, not copied: they change when some are written."""
+        return self._leaves(self._records.all())
+
+    def _leaves(self, records):
         parts = zip(self._ends, self._sizes, self._shapes, strict=False)
         leaves = [
-            records[:, begin : begin + size].view(dtype).reshape(len(ids), *shape)
+            records[:, begin : begin + size].view(dtype).reshape(len(records), *shape)
             for begin, size, (shape, dtype) in parts
         ]
         return jax.tree.unflatten(self._tree, leaves)
@@ -112,6 +118,9 @@ class _Memory:
             raise MemoryError(_too_large(count * size, safe.free_memory(), "memory"))
         self._all = np.zeros((count, size), np.uint8)
 
+    def all(self):
+        return self._all
+
     def read(self, ids):
         return self._all.take(ids, axis=0)
 
@@ -130,9 +139,12 @@ class _File:
         free = shutil.disk_usage(folder).free
         if count * size > free:
             raise OSError(errno.ENOSPC, _too_large(count * size, free, "the disk"), str(folder))
-        self._size = size
+        self._count, self._size = count, size
         self._file = tempfile.TemporaryFile(dir=folder, buffering=0)
         self._file.truncate(count * size)
+
+    def all(self):
+        return np.memmap(self._file, np.uint8, "r", shape=(self._count, self._size))
 
     def read(self, ids):
         records = np.empty((len(ids), self._size), np.uint8)

@@ -5,6 +5,7 @@ which may be repeated; `shared` are the rows that all of them see, `global_test`
 padded with -1. All parts of one kind have the same shapes.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -71,6 +72,11 @@ def pieces(count: int, length: int) -> list[np.ndarray]:
     length = min(length, count)
     starts = [min(start, count - length) for start in range(0, count, length)]
     return [np.arange(start, start + length) for start in starts]
+
+
+def example_bytes(whole: Federation) -> int:
+    """Of one example in the pool, and of what the pool says of it."""
+    return math.prod(whole.x.shape[1:]) * whole.x.dtype.itemsize + 2 * whole.y.itemsize
 
 
 def most_rows(rows: Rows, clients: int) -> int:

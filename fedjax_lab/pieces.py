@@ -27,6 +27,11 @@ class Kind(NamedTuple):
     clients: list[np.ndarray]  # in pieces of one length
     shared: list[dict[str, np.ndarray]]  # rows that all of them see, in pieces of one length
 
+    @property
+    def num_rows(self) -> int:
+        """How many of them a piece has."""
+        return sum(len(rows) for rows in self.shared[0].values())
+
 
 def kinds(method: Method, whole: Federation, clients: int, rows: int) -> list[Kind]:
     """The clients on their own rows, on the unseen domain, and the average one on the global set.
