@@ -199,7 +199,7 @@ class Engine:
         self.lanes, self.plan, self._seed_fields = self._image_lanes, self.simulation.plan, ()
         view = self.stage.view or View()
         if view.batch_size:
-            longest = self.lanes[0].training.federation.train.shape[-1]
+            longest = self.lanes[0].training.federation.train.longest
             size = min(view.batch_size, longest)
             self.plan = self.plan._replace(batch_size=size, equal_steps=False)
         if view.embedded:
@@ -273,7 +273,7 @@ class Engine:
 
     @property
     def _num_clients(self):
-        return self.simulation.federations[0].train.shape[0]
+        return len(self.simulation.federations[0].train)
 
     def _first_states(self):
         def first(settings, keys):
@@ -489,7 +489,7 @@ def _seed_axes(federation: Federation) -> Federation:
 
 def _stack(federations: list[Federation]) -> Federation:
     stacked = [
-        rows[0] if axis is None or rows[0] is None else jnp.stack(rows)
+        rows[0] if axis is None else jax.tree.map(lambda *a: jnp.stack(a), *rows)
         for axis, rows in zip(_AXES, zip(*federations, strict=True), strict=True)
     ]
     return Federation._make(stacked)

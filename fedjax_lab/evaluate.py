@@ -15,7 +15,7 @@ from fedjax_lab import streams, tree
 from fedjax_lab.local import fetch, make_work, num_batches
 from fedjax_lab.parallel import in_groups
 from fedjax_lab.simulate import Lane, Program
-from fedjax_lab.types import Array, Client, Federation, PyTree, State
+from fedjax_lab.types import Array, Client, Federation, PyTree, Rows, State
 
 GLOBAL_CLIENTS = 100  # where no newcomer is defined, `global` is the mean over at most so many
 
@@ -59,34 +59,34 @@ def score(program: Program, lane: Lane, state: State, t: Array) -> Scores:
 def _score_clients(program, lane, state, t, rows, at_most=None):
     """Counts [C, D] for the clients' own models; with `at_most`, for so many evenly spaced clients.
 
-    rows: each client's own [C, T], or the same for all of them [T].
+    rows: each client's own, or the same for all of them [T].
     """
     federation, num_clients = lane.federation, len(lane.population.id)
     clients = lane.population._replace(private=state.private)
     k_clients = streams.clients(lane.keys.score, t, clients.id)
-    shared_rows, client_rows = (rows, None) if rows.ndim == 1 else (None, rows)
-    stacked = clients, federation.train, k_clients, client_rows
+    stacked = clients, k_clients
     if at_most is not None and at_most < num_clients:
         chosen = np.linspace(0, num_clients - 1, at_most).round().astype(int)
         stacked = tree.take(stacked, chosen)
     send = program.method.scored or program.method.round[-1].send
 
     def one(shared, one_client):
-        (server, federation, shared_rows), (client, train, key, client_rows) = shared, one_client
-        message, client = _tuned(program, federation, send(server, client.id), client, train, key)
-        rows = shared_rows if client_rows is None else client_rows
+        (server, federation, rows), (client, key) = shared, one_client
+        message, client = _tuned(program, federation, send(server, client.id), client, key)
+        rows = rows[client.id] if isinstance(rows, Rows) else rows
         return count_correct(program, federation, message, client, rows)
 
     each = in_groups(program.strategy, min(program.plan.cohort, num_clients))
-    return each(one)((state.server, federation, shared_rows), stacked)
+    return each(one)((state.server, federation, rows), stacked)
 
 
-def _tuned(program, federation, message, client, train, key):
+def _tuned(program, federation, message, client, key):
     """Message and client after what the method lets a client do before it is scored."""
     method, plan, _ = program
     if method.tune is None:
         return message, client
-    work, _ = make_work(federation, train, plan._replace(equal_steps=False), key)
+    rows, plan = federation.train[client.id], plan._replace(equal_steps=False)
+    work, _ = make_work(federation, rows, plan, key)
     message, private = method.tune(message, client, work)
     return message, client._replace(private=private)
 

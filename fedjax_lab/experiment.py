@@ -201,9 +201,9 @@ def make_plan(training: Sequence[Federation], *, cohort: int, batch_size: int, *
 
     cohort: clients of a round; 0: all. A batch has no more examples than the largest client.
     """
-    num_clients, width = training[0].train.shape
+    num_clients, width = len(training[0].train), training[0].train.longest
     size = min(batch_size, width)  # the same batches
-    sizes = np.concatenate([np.asarray(f.train >= 0).sum(1) for f in training])
+    sizes = np.concatenate([f.train.count for f in training])
     return Plan(
         cohort=min(cohort or num_clients, num_clients),
         batch_size=size,

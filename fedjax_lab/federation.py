@@ -1,15 +1,15 @@
 """From a dataset to federations: which client holds which of its examples."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 
 from fedjax_lab.data import partition
 from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.data.normalize import center_and_scale
 from fedjax_lab.errors import BadInput, nearest
-from fedjax_lab.types import Federation
+from fedjax_lab.types import Federation, Rows
 
 
 def make_federations(
@@ -24,7 +24,7 @@ def make_federations(
     shots: int = 0,
     shots_per: str = "client",
 ) -> list[Federation]:
-    """One federation per seed over one pool of examples, with rows padded to the same width.
+    """One federation per seed over one pool of examples, as NumPy arrays of the same shapes.
 
     deal: (y, domain, num_clients, rng) -> each client's positions; see partition.py.
     validation: the fraction of each client's training examples that is held out.
@@ -40,7 +40,7 @@ def make_federations(
     test = np.flatnonzero(~in_unseen & dataset.test)
     parts = [_deal_rows(dataset, deal, train, test, shot_rows, validation, seed) for seed in seeds]
     pool = _make_pool(dataset, normalize, test, np.setdiff1d(unseen_rows, shot_rows))
-    rows = zip(*(_same_width(of_seeds) for of_seeds in zip(*parts, strict=True)), strict=True)
+    rows = zip(*(make_rows(of_seeds) for of_seeds in zip(*parts, strict=True)), strict=True)
     return [pool._replace(train=a, validation=b, test=c) for a, b, c in rows]
 
 
@@ -66,31 +66,35 @@ def check_scored(federation: Federation) -> None:
 
 def pool(federations: Sequence[Federation]) -> list[Federation]:
     """The same examples with one client that holds them all."""
-    of_all = [np.asarray(f.train).ravel() for f in federations]
-    rows = _same_width([[rows[rows >= 0]] for rows in of_all])
+    rows = make_rows([[np.asarray(f.train.list)] for f in federations])
     return [f._replace(train=r) for f, r in zip(federations, rows, strict=True)]
 
 
 def class_counts(federation: Federation, num_classes: int) -> np.ndarray:
     """How many training examples of each class each client holds, [C, K]."""
-    parts = [rows[rows >= 0] for rows in np.asarray(federation.train)]
-    return partition.counts(parts, federation.y, num_classes)
+    return partition.counts(parts_of(federation.train), federation.y, num_classes)
+
+
+def parts_of(rows: Rows) -> partition.Parts:
+    """The rows of each client; the inverse of `make_rows`."""
+    start, count, held = (np.asarray(a) for a in (rows.start, rows.count, rows.list))
+    return [held[begin : begin + n] for begin, n in zip(start, count, strict=True)]
 
 
 def _make_pool(dataset, normalize, test, unseen):
     """A federation whose clients hold nothing yet."""
     center, scale = center_and_scale(dataset.x, normalize)
     return Federation(
-        x=jnp.asarray(dataset.x.reshape(len(dataset.x), -1)),
-        y=jnp.asarray(dataset.y, jnp.int32),
-        domain=jnp.asarray(dataset.domain, jnp.int32),
+        x=dataset.x.reshape(len(dataset.x), -1),
+        y=np.asarray(dataset.y, np.int32),
+        domain=np.asarray(dataset.domain, np.int32),
         center=center,
         scale=scale,
         train=None,
         validation=None,
         test=None,
-        global_test=jnp.asarray(test, jnp.int32) if len(test) else None,
-        unseen=jnp.asarray(unseen, jnp.int32) if len(unseen) else None,
+        global_test=test.astype(np.int32) if len(test) else None,
+        unseen=unseen.astype(np.int32) if len(unseen) else None,
     )
 
 
@@ -142,11 +146,17 @@ def _deal_rows(dataset, deal, train, test, shot_rows, validation, seed):
     return kept, [train[p] for p in held_out], [test[p] for p in tests]
 
 
-def _same_width(parts_by_seed):
-    """Parts [seed][client] as int32 rows [seed][C, N]; None where no client has any."""
-    padded = [partition.pad(parts) for parts in parts_by_seed]
-    width = max(p.shape[1] for p in padded)
-    if all((p < 0).all() for p in padded):
-        return [None] * len(padded)
-    wide = [np.pad(p, ((0, 0), (0, width - p.shape[1])), constant_values=-1) for p in padded]
-    return [jnp.asarray(p, jnp.int32) for p in wide]
+def make_rows(parts_by_seed: Sequence[partition.Parts]) -> list[Any]:
+    """The rows of each seed, equal in shape, from parts [seed][client]; None if nobody has any."""
+    counts = np.array([[len(part) for part in parts] for parts in parts_by_seed], np.int32)
+    if not counts.any():
+        return [None] * len(counts)
+    longest, length = int(counts.max()), counts.sum(1).max()
+
+    def of_seed(parts, count):
+        held = np.full(length, -1, np.int32)
+        np.concatenate(parts, out=held[: count.sum()], casting="unsafe")
+        start = np.cumsum(count, dtype=np.int32) - count
+        return Rows(start, count, held, longest)
+
+    return [of_seed(*each) for each in zip(parts_by_seed, counts, strict=True)]

@@ -21,11 +21,16 @@ class Program(NamedTuple):
 
 
 class Lane(NamedTuple):
-    """What it is played with: the clients of one seed, and its random numbers."""
+    """What it is played with: the clients of one seed, and its random numbers.
+
+    Where only some clients take part, their rows and their private state are enough: `held` says
+    whose those of the federation and of the state are.
+    """
 
     federation: Federation
     population: Client  # [C], without private state
     keys: Keys
+    held: Array | None = None  # [U] int32, ascending; None: everybody's
 
 
 class Progress(NamedTuple):
@@ -41,14 +46,15 @@ class Progress(NamedTuple):
 def population(federation: Federation, num_classes: int) -> Client:
     """All clients [C], without private state."""
     rows = federation.train
-    n = jnp.sum(rows >= 0, axis=1).astype(jnp.float32)
-    labels = jnp.where(rows >= 0, federation.y[rows], num_classes)
-    count = jax.vmap(lambda y: jnp.bincount(y, length=num_classes + 1)[:-1])(labels)
+    n = rows.count.astype(jnp.float32)
+    of_row = jnp.searchsorted(rows.start, jnp.arange(rows.list.shape[0]), side="right") - 1
+    label = jnp.where(rows.list < 0, num_classes, federation.y[rows.list])  # dropped: out of range
+    count = jnp.zeros((len(rows), num_classes)).at[of_row, label].add(1)
     return Client(
         id=jnp.arange(n.shape[0], dtype=jnp.int32),
         n=n,
         weight=n / jnp.sum(n),
-        label_count=count.astype(jnp.float32),
+        label_count=count,
         private=(),
         num_clients=jnp.full_like(n, n.shape[0]),
         mean_n=jnp.full_like(n, jnp.mean(n)),
@@ -110,7 +116,8 @@ def play_round(program: Program, lane: Lane, state: State, t: Array) -> tuple[St
     exchanges, federation, server = program.method.round, lane.federation, state.server
     with jax.named_scope("sample"):
         cohort = _sample(program, lane, state, t)
-    rows = federation.train[cohort.id]
+    places = _places(lane, cohort.id)
+    rows = federation.train[places]
     k_clients = streams.clients(lane.keys.local, t, cohort.id)
     trainings, lane_steps = [], 0
     for left, exchange in zip(reversed(range(len(exchanges))), exchanges, strict=True):
@@ -123,7 +130,7 @@ def play_round(program: Program, lane: Lane, state: State, t: Array) -> tuple[St
         trainings += done
         lane_steps += executed
     measured = _measure(trainings, lane_steps, cohort, server)
-    return State(server, tree.put(state.private, cohort.id, cohort.private)), measured
+    return State(server, tree.put(state.private, places, cohort.private)), measured
 
 
 def _sample(program, lane, state, t):
@@ -136,7 +143,13 @@ def _sample(program, lane, state, t):
         order = strategy.deal(num_batches(lane.population.n[ids], plan.batch_size))
         ids, share = ids[order], share[order]
     clients = tree.take(lane.population, ids)
-    return clients._replace(weight=share, private=tree.take(state.private, ids))
+    private = tree.take(state.private, _places(lane, ids))
+    return clients._replace(weight=share, private=private)
+
+
+def _places(lane, ids):
+    """Where rows and private state of clients `ids` [M] are."""
+    return ids if lane.held is None else jnp.searchsorted(lane.held, ids).astype(ids.dtype)
 
 
 def _at_once(program, exchange, server, federation, stacked):
@@ -231,7 +244,8 @@ def message_bytes(program: Program, lane: Lane, state: State) -> tuple[int, int]
 
     client = first(lane.population)._replace(private=first(state.private))
     shared = state.server, lane.federation
-    stacked = client, first(lane.federation.train), jax.eval_shape(lambda: jax.random.key(0))
+    rows = jax.ShapeDtypeStruct((lane.federation.train.longest,), jnp.int32)
+    stacked = client, rows, jax.eval_shape(lambda: jax.random.key(0))
     up = down = 0
     for exchange in program.method.round:
         run = _one_client(exchange, program.plan)

@@ -55,7 +55,7 @@ def repeat(a: PyTree, count: int) -> PyTree:
 
 def take(a: PyTree, ids: Array | int) -> PyTree:
     """Entries `ids` of the leading axis; of one number, that entry without the axis."""
-    return jax.tree.map(lambda x: x[ids], a)
+    return jax.tree.map(lambda x: jnp.asarray(x)[ids], a)
 
 
 def put(a: PyTree, ids: Array, new: PyTree) -> PyTree:

@@ -1,9 +1,12 @@
 """The nouns of the simulator. Shapes: B batch, K classes, C clients, M sampled clients, R rows."""
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 
 Array = jax.Array
 PyTree = Any
@@ -174,8 +177,46 @@ class Stage(NamedTuple):
 Stages = Callable[[int], tuple[Stage, ...]]  # config.run.rounds -> the stages of a method
 
 
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Rows:
+    """Which rows of the pool each client holds, in one list: its memory is their number.
+
+    `rows[ids]` gives those of clients `ids` [M] padded with -1 to the longest client of all
+    [M, longest], and `np.asarray(rows)` those of everybody, on the host. With a leading axis on
+    each array one for each seed.
+    """
+
+    start: Array  # [C] int32, where those of a client begin in the list; ascending
+    count: Array  # [C] int32, how many a client holds
+    list: Array  # [E] int32; -1 where it is padded
+    longest: int = field(metadata={"static": True})
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Of the padded rows of everybody."""
+        return len(self), self.longest
+
+    def __len__(self) -> int:
+        return self.start.shape[-1]
+
+    def __getitem__(self, ids) -> Array:
+        place = jnp.arange(self.longest, dtype=jnp.int32)
+        start, count = (jnp.asarray(a)[ids][..., None] for a in (self.start, self.count))
+        return jnp.where(place < count, jnp.asarray(self.list)[start + place], -1)
+
+    def __iter__(self):
+        return iter(np.asarray(self))
+
+    def __array__(self, dtype=None, copy=None) -> np.ndarray:
+        start, count, rows = (np.asarray(a) for a in (self.start, self.count, self.list))
+        place = np.arange(self.longest)
+        held = rows[np.minimum(start[:, None] + place, len(rows) - 1)]
+        return np.where(place < count[:, None], held, -1).astype(dtype or np.int32)
+
+
 class Federation(NamedTuple):
-    """One flat pool of examples, and the rows of it that each client owns (-1: padding).
+    """One flat pool of examples, and the rows of it that each client holds.
 
     A set of rows that this federation does not have is None.
     """
@@ -185,9 +226,9 @@ class Federation(NamedTuple):
     domain: Array  # [R] int32
     center: Array  # the model sees (x - center) * scale
     scale: Array
-    train: Array  # [C, N] int32
-    validation: Array | None  # [C, V]
-    test: Array | None  # [C, T]
+    train: Rows
+    validation: Rows | None
+    test: Rows | None
     global_test: Array | None  # [G] the global test set
     unseen: Array | None  # [U] the domain that no client holds
     frozen: PyTree = ()  # what `View.frozen` has chosen; `Plan.view` and `Work` take it

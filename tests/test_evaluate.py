@@ -43,8 +43,8 @@ def test_scores_against_numpy():
     test[4, :] = -1  # a client without test rows is left out
     domain = np.arange(600) % 3
     federation = toys.FEDERATION._replace(
-        test=jnp.asarray(test),
-        validation=jnp.asarray(test[:, :9]),
+        test=toys.as_rows(test),
+        validation=toys.as_rows(test[:, :9]),
         unseen=jnp.arange(500, 533),
         domain=jnp.asarray(domain, jnp.int32),
     )

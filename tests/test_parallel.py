@@ -78,13 +78,14 @@ def test_a_cohort_that_the_devices_do_not_divide_needs_no_more_memory(name):
 
     def temporary(cohort):
         plan = toys.PLAN._replace(cohort=cohort, equal_steps=True)
-        clients = tree.take((big.train, big.test, toys.POPULATION), jnp.arange(cohort))
-        few = big._replace(train=clients[0], test=clients[1])
+        train, test = (toys.as_rows(np.asarray(rows)[:cohort]) for rows in (big.train, big.test))
+        few = big._replace(train=train, test=test)
+        tested = tree.take(toys.POPULATION, jnp.arange(cohort))
         play = jax.jit(partial(simulate.play_round, simulate.Program(method, plan, strategy)))
         score = jax.jit(partial(evaluate.score, simulate.Program(method, plan, strategy)))
         programs = [
             play.lower(simulate.Lane(big, toys.POPULATION, KEYS), state, 0).compile(),
-            score.lower(simulate.Lane(few, clients[2], KEYS), state, 0).compile(),
+            score.lower(simulate.Lane(few, tested, KEYS), state, 0).compile(),
         ]
         return [program.memory_analysis().temp_size_in_bytes for program in programs]
 

@@ -33,7 +33,7 @@ def test_population_counts():
 
 def test_clients_and_rounds_have_streams_of_their_own():
     """Everyone holds the same rows and draws one: not the same one, and another next round."""
-    federation = toys.FEDERATION._replace(train=jnp.tile(jnp.arange(400), (toys.C, 1)))
+    federation = toys.FEDERATION._replace(train=toys.as_rows(np.tile(np.arange(400), (toys.C, 1))))
     population = simulate.population(federation, toys.K)
     drawn = Exchange(
         send=lambda server, id: (),

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_lab import optim, parallel, registry, simulate
+from fedjax_lab.federation import make_rows
 from fedjax_lab.models import nets
 from fedjax_lab.models.task import make_task
 from fedjax_lab.running.checkpoint import numbers
@@ -14,6 +15,12 @@ from fedjax_lab.types import Batch, Federation, Plan, Weights
 
 C, N, K, D = 8, 37, 4, 6  # clients, most examples of one, classes, features
 PLAN = Plan(rounds=6, cohort=5, batch_size=8, epochs=2, optimizer=optim.sgd(0.05, 0.9, 1e-4))
+
+
+def as_rows(table):
+    """Those of a table [C, N], padded with -1."""
+    (of_seed,) = make_rows([[row[row >= 0] for row in np.asarray(table)]])
+    return jax.tree.map(jnp.asarray, of_seed)
 
 
 def make_federation(seed=0):
@@ -32,9 +39,9 @@ def make_federation(seed=0):
         jnp.zeros(600, jnp.int32),
         jnp.float32(0),
         jnp.float32(1),
-        train=jnp.asarray(train, jnp.int32),
+        train=as_rows(train),
         validation=None,
-        test=jnp.asarray(test, jnp.int32),
+        test=as_rows(test),
         global_test=jnp.arange(400, 600),
         unseen=None,
     )
@@ -49,7 +56,7 @@ def skewed(federation, seed=1):
         classes = rng.choice(K, rng.integers(2, 4), replace=False)
         rows = old[(old >= 0) & np.isin(y[old], classes)]
         row[: len(rows)] = rows
-    return federation._replace(train=jnp.asarray(kept))
+    return federation._replace(train=as_rows(kept))
 
 
 FEDERATION = make_federation()
@@ -124,8 +131,8 @@ def pooled(method, federation=FEDERATION):
     """The federation that a method trains on, its clients, and the plan for it."""
     if not method.pooled:
         return federation, simulate.population(federation, K), PLAN
-    rows = federation.train.reshape(1, -1)
-    federation = federation._replace(train=jnp.sort(rows, descending=True))
+    everybody = np.sort(np.asarray(federation.train).reshape(1, -1))[:, ::-1]
+    federation = federation._replace(train=as_rows(everybody))
     return federation, simulate.population(federation, K), PLAN._replace(cohort=1)
 
 

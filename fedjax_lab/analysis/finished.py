@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 
 from fedjax_lab import experiment, simulate, tree
 from fedjax_lab.config import resolve
@@ -69,13 +70,14 @@ def load(workdir: Path, seed: int | None = None) -> Finished:
         raise BadInput(f"{workdir} has no seed {seed}, but {seeds}")
     e, i = experiment.build(resolve(config), seeds), seeds.index(seed)
     state = runner.run(e, workdir, resume=True, quiet=True).states[i]
-    population = simulate.population(e.simulation.federations[i], e.task.num_classes)
+    federation = jax.tree.map(jnp.asarray, e.simulation.federations[i])
+    population = simulate.population(federation, e.task.num_classes)
     population = population._replace(private=state.private)
     return Finished(
         seed=seed,
         experiment=e,
         hyper=config["method"],
-        federation=e.simulation.federations[i],
+        federation=federation,
         state=state,
         population=population,
     )

@@ -18,7 +18,7 @@ from fedjax_lab.config import load_config, resolve
 from fedjax_lab.engine import Engine, Simulation
 from fedjax_lab.models import kernels
 from fedjax_lab.models.task import has_convolutions
-from fedjax_lab.types import Batch, Task
+from fedjax_lab.types import Batch, Rows, Task
 
 PROGRAMS = {"rounds": "play", "evaluation": "score"}
 BY_CYCLES = "dispatch, collectives and most transfers (cycles that the compiler estimates)"
@@ -117,10 +117,14 @@ def trips(engine: Engine, program: str) -> tuple[float, ...]:
 
 def evaluation_batches(engine: Engine) -> float:
     """Batches in a call of `evaluate.count_correct`: the mean over the calls of an evaluation."""
+
+    def length(rows):
+        return rows.longest if isinstance(rows, Rows) else rows.shape[-1]
+
     federation, size = engine.lanes[0].scoring.federation, engine.plan.eval_batch
-    clients = federation.train.shape[-2]
+    clients = len(federation.train)
     sets = [federation.validation, federation.test, federation.unseen]
-    calls = [(clients, rows.shape[-1]) for rows in sets if rows is not None]  # number, rows of each
+    calls = [(clients, length(rows)) for rows in sets if rows is not None]  # number, rows of each
     if federation.global_test is not None:
         count = federation.global_test.shape[-1]
         if engine.stage.method.newcomer is None:
@@ -134,7 +138,7 @@ def evaluation_batches(engine: Engine) -> float:
 def cohort_batches(engine: Engine) -> np.ndarray:
     """Batches in a pass of each client of a cohort whose sizes are spread as the population's."""
     federation, plan = engine.simulation.training[0], engine.plan
-    sizes = np.sort((np.asarray(federation.train) >= 0).sum(1))
+    sizes = np.sort(federation.train.count)
     places = np.linspace(0, len(sizes) - 1, min(plan.cohort, len(sizes))).round().astype(int)
     return -(-sizes[places] // plan.batch_size)
 

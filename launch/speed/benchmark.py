@@ -28,8 +28,8 @@ import numpy as np
 from workloads import WORKLOADS, Workload, load
 
 from fedjax_lab import losses, optim, sampling
-from fedjax_lab.data import partition
 from fedjax_lab.engine import Engine, Simulation
+from fedjax_lab.federation import make_rows
 from fedjax_lab.local import fetch, shuffle
 from fedjax_lab.methods.fedavg import fedavg
 from fedjax_lab.models import conv, kernels
@@ -103,7 +103,7 @@ def make_model(
 
 def make_federation(work: Workload) -> Federation:
     """The pool, and who holds what. A single test set is the global one."""
-    rows = partition.pad(work.rows)
+    (train,) = make_rows([work.rows])
     test = global_test = None
     if len(work.test) == 1:
         global_test = jnp.asarray(work.test[0], jnp.int32)
@@ -112,14 +112,14 @@ def make_federation(work: Workload) -> Federation:
             np.concatenate(pair) if work.score_train else pair[1]
             for pair in zip(work.rows, work.test, strict=True)
         ]
-        test = jnp.asarray(partition.pad(scored))
+        (test,) = make_rows([scored])
     return Federation(
         jnp.asarray(work.x.reshape(len(work.x), -1)),
         jnp.asarray(work.y),
         jnp.zeros(len(work.y), jnp.int32),
         jnp.float32(0),
         jnp.float32(1),
-        train=jnp.asarray(rows),
+        train=train,
         validation=None,
         test=test,
         global_test=global_test,

@@ -102,7 +102,7 @@ def test_index_is_found(index):
 WEIGHTS = {"div": 0.5, "sim": 2.0, "orth": 0.3, "recon": 1.5}
 
 
-ALONE = EMBEDDED._replace(train=EMBEDDED.train[5:6])  # one client
+ALONE = EMBEDDED._replace(train=toys.as_rows(np.asarray(EMBEDDED.train)[5:6]))  # one client
 
 
 def adam_steps(psi, count):

@@ -251,7 +251,7 @@ def test_memory_does_not_hold_a_model_for_every_pair():
     """With twice the clients the round's memory about doubles (16 to 32: at most 2.6 times)."""
 
     def temporary(count):
-        rows = jnp.tile(toys.FEDERATION.train, (count // toys.C, 1))
+        rows = toys.as_rows(np.tile(toys.FEDERATION.train, (count // toys.C, 1)))
         federation = toys.FEDERATION._replace(train=rows)
         population = simulate.population(federation, toys.K)
         method = toys.make("fedc2i", big)

@@ -1,6 +1,7 @@
 """FedConcat's runs, with -ID and -IB: stages, bytes, settings, clusters that are found."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import toys
@@ -77,13 +78,14 @@ def test_one_cluster_with_its_classifier_is_fedavg(data):
 def played(e, rounds, stage=0, state=None):
     """The state after so many rounds of a stage, without the engine."""
     keys = streams.make_keys(jax.random.key(e.simulation.seeds[0]))
-    population = simulate.population(e.simulation.federations[0], CLASSES)
+    federation = jax.tree.map(jnp.asarray, e.simulation.federations[0])
+    population = simulate.population(federation, CLASSES)
     chosen = e.simulation.stages[stage]
     if state is None:
         facts = chosen.prepare(jax.random.key(1), jax.device_get(population), None)
         state = chosen.start(keys.init, len(population.n), None, facts)
     args = (
-        simulate.Lane(e.simulation.federations[0], population, keys),
+        simulate.Lane(federation, population, keys),
         state,
         simulate.no_progress(),
         0,

@@ -1,6 +1,5 @@
 """FedNova: identities, then naive NumPy."""
 
-import jax.numpy as jnp
 import naive
 import numpy as np
 import toys
@@ -40,7 +39,7 @@ def test_fednova_against_numpy():
     for i in ids:
         alone = np.asarray(toys.FEDERATION.train).copy()
         alone[[j for j in ids if j != i]] = -1
-        federation = toys.FEDERATION._replace(train=jnp.asarray(alone))
+        federation = toys.FEDERATION._replace(train=toys.as_rows(alone))
         models.append(naive.weights_of(rounds(plain, 1, plan, federation).server))
     d = [[x / ai for x in naive.sub(w, m)] for m, ai in zip(models, a, strict=True)]
     expected = naive.add(w, naive.mean(p, d), -float(p @ a))

@@ -1,5 +1,7 @@
 """FedProto: an identity, then naive NumPy, its prototypes."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import naive
@@ -94,8 +96,8 @@ def test_fedproto_may_predict_by_the_nearest_prototype_of_the_clients_classes():
 def test_padding_has_no_part_in_prototypes():
     """Full-batch steps: nothing depends on how wide the rows are padded."""
     method = toys.make("fedproto", toys.TASK)
-    wide = jnp.pad(toys.FEDERATION.train, ((0, 0), (0, 40)), constant_values=-1)
-    wide = toys.FEDERATION._replace(train=wide)
+    train = toys.FEDERATION.train
+    wide = toys.FEDERATION._replace(train=replace(train, longest=train.longest + 40))
     plan = naive.FULL._replace(batch_size=toys.N + 40)
     one, _ = toys.player(method, plan=naive.FULL)(KEYS, 0, 2)
     other, _ = toys.player(method, plan=plan, federation=wide)(KEYS, 0, 2)

@@ -277,7 +277,7 @@ def test_memory_grows_slowly_with_the_clients():
     task = make_task(nets.mlp(toys.K, width=512), (toys.D,), toys.K)
 
     def memory(count):
-        rows = jnp.tile(toys.FEDERATION.train, (3, 1))[:count]
+        rows = toys.as_rows(np.tile(toys.FEDERATION.train, (3, 1))[:count])
         federation = toys.FEDERATION._replace(train=rows)
         population = simulate.population(federation, toys.K)
         method = hfedf(task)

@@ -74,7 +74,7 @@ def test_with_one_client_it_is_hfedf(monkeypatch):
     """Adam in the place of its SGD, nothing clipped; hFedF with ReLU and without EMA."""
     monkeypatch.setattr(optim, "sgd", lambda lr, momentum, decay: optim.adam(lr, decay))
     monkeypatch.setattr(hfedf, "ACTIVATION", jax.nn.relu)
-    alone = toys.FEDERATION._replace(train=toys.FEDERATION.train[:1])
+    alone = toys.FEDERATION._replace(train=toys.as_rows(toys.FEDERATION.train[:1]))
     plan = toys.PLAN._replace(cohort=1)
     step = {"server_lr": 0.01, "server_decay": 1e-3}
     one = toys.make("pfedhn", clip=0.0, **step)
