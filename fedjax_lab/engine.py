@@ -1,9 +1,11 @@
 """The compiled functions of a run, and what its seeds have on the devices."""
 
 import itertools
+import tempfile
 import time
 from collections.abc import Callable, Hashable
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -11,7 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_lab import evaluate, parallel, processes, simulate, streams, tree
+from fedjax_lab.blocks import Tools
 from fedjax_lab.errors import BadInput
+from fedjax_lab.hosted import Host, Hosted, Seed
 from fedjax_lab.simulate import Lane, Program
 from fedjax_lab.types import Array, Federation, Method, Plan, Stage, State, View
 
@@ -43,6 +47,7 @@ class Simulation(NamedTuple):
     precision: str | None = None  # of float32 products, as JAX names it; None: JAX's default
     embeddings: Callable[[], Any] | None = None  # () -> embedding.Embeddings, for embedded stages
     joint: Joint | None = None
+    host: Host | None = None  # what is kept there; None: all is on the devices
 
 
 class Lanes(NamedTuple):
@@ -57,7 +62,7 @@ class Programs(NamedTuple):
     """What one stage runs, lowered or compiled."""
 
     play: Any  # (settings, lane, state, sums, start, count): a block of rounds
-    score: Any  # (settings, lane, state, t): the evaluation
+    score: Any  # (settings, lane, state, t): the evaluation; of a hosted lane several, in a list
     message_bytes: tuple[int, int]  # up and down, of one round of one seed
 
 
@@ -75,11 +80,16 @@ class Engine:
 
     An abstract engine has the shapes of its arrays alone. It plays nothing; its programs can be
     lowered for devices that are not there. A stage that has `prepare` needs its facts handed in:
-    `facts` are those of the first stage.
+    `facts` are those of the first stage. Files that the engine needs for itself are in `folder`;
+    None: where temporary files are.
     """
 
     def __init__(
-        self, simulation: Simulation, abstract: bool = False, facts: list[dict] | None = None
+        self,
+        simulation: Simulation,
+        abstract: bool = False,
+        facts: list[dict] | None = None,
+        folder: Path | None = None,
     ):
         began = time.perf_counter()
         self.simulation, self.abstract = simulation, abstract
@@ -96,6 +106,7 @@ class Engine:
         self._seed_fields = ()  # fields of a federation that a view makes differ between seeds
         self.stage_number = -1
         self.states: list[Any] = [None] * len(self.lanes)
+        self._folder, self._hosted = folder or Path(tempfile.gettempdir()), []
         self.compile_seconds = time.perf_counter() - began  # of all that happens once
         self.first_facts = self.next_stage(facts)
 
@@ -108,7 +119,10 @@ class Engine:
         began = time.perf_counter()
         lowered = self.lower()
         compiled = {shapes: _compiled(programs) for shapes, programs in lowered.items()}
-        self._compiled = [compiled[_shapes(state)] for state in self.states]
+        self._compiled = [compiled[self._shapes(i)] for i in range(len(self.lanes))]
+        for hosted, programs in zip(self._hosted, self._compiled, strict=False):
+            hosted.use(programs.play, programs.score)
+        self._players = self._hosted or self._compiled
         self._play(0)
         self.compile_seconds += time.perf_counter() - began
 
@@ -116,10 +130,18 @@ class Engine:
         """The programs of this stage before they are compiled, by the shapes of a lane's state."""
         self._apply_view()
         lowered = {}
-        for lanes, state, sums in zip(self.lanes, self.states, self.sums, strict=True):
-            if (shapes := _shapes(state)) not in lowered:
-                lowered[shapes] = self._lower(lanes, state, sums)
+        for i, of_lane in enumerate(zip(self.lanes, self.states, self.sums, strict=True)):
+            if (shapes := self._shapes(i)) in lowered:
+                continue
+            if self._hosted:
+                lowered[shapes] = Programs(*self._hosted[i].lower(of_lane[1].server, of_lane[2]))
+            else:
+                lowered[shapes] = self._lower(*of_lane)
         return lowered
+
+    def _shapes(self, lane):
+        """In which the programs of lanes differ."""
+        return _shapes(self._hosted[lane].shapes if self._hosted else self.states[lane])
 
     def _lower(self, lanes, state, sums):
         number = np.int32(0)
@@ -276,6 +298,10 @@ class Engine:
         return len(self.simulation.federations[0].train)
 
     def _first_states(self):
+        if self.simulation.host is not None:
+            self._hosted = list(map(self._make_hosted, range(len(self.lanes))))
+            return [self._first_server(hosted) for hosted in self._hosted]
+
         def first(settings, keys):
             return simulate.init(self._program(settings).method, keys, self._num_clients)
 
@@ -285,6 +311,19 @@ class Engine:
             size = tree.num_bytes(jax.eval_shape(init, *args[0]))
             parallel.check_memory(size, "the model and the clients' states need")
         return [init(*of_lane) for of_lane in args]
+
+    def _make_hosted(self, i):
+        lanes, simulation = self.lanes[i], self.simulation
+        wholes = simulation.training[i], simulation.federations[i]
+        seed = Seed(lanes.training, lanes.scoring, *wholes)
+        tools = Tools(lambda function, **options: self._jit(function, (), **options), self._put)
+        return Hosted(self._program({}), seed, simulation.host, self._folder, tools)
+
+    def _first_server(self, hosted):
+        """The server's part of the first state; that of the clients is stored."""
+        if not self.abstract:
+            hosted.fill()
+        return State(self._run(hosted.first_server, ())(hosted.keys), ())
 
     def play(self, at_most: int) -> None:
         """A block of rounds, about a second long."""
@@ -307,7 +346,7 @@ class Engine:
         numbers = np.int32(self.played), np.int32(count)
         for i, lanes in enumerate(self.lanes):
             args = lanes.settings, lanes.training, self.states[i], self.sums[i]
-            self.states[i], self.sums[i] = self._compiled[i].play(*args, *numbers)
+            self.states[i], self.sums[i] = self._players[i].play(*args, *numbers)
         jax.block_until_ready(self.sums)
 
     def progress(self) -> simulate.Progress:
@@ -321,10 +360,10 @@ class Engine:
         self.sums = self._no_progress()
         began = time.perf_counter()
         scores = []
-        for lanes, state, compiled in zip(self.lanes, self.states, self._compiled, strict=True):
+        for lanes, state, player in zip(self.lanes, self.states, self._players, strict=True):
             args = lanes.settings, lanes.scoring, state, np.int32(self.played)
             with jax.profiler.TraceAnnotation("evaluate"):
-                scores.append(jax.device_get(compiled.score(*args)))
+                scores.append(jax.device_get(player.score(*args)))
         self.evaluate_seconds += time.perf_counter() - began
         return self._each_seed(scores)
 
@@ -359,7 +398,10 @@ class Engine:
         return [{name: np.asarray(a).tolist() for name, a in each.items()} for each in arrays]
 
     def final_states(self) -> list[State]:
-        """The state of each seed."""
+        """The state of each seed. What is kept on the host is NumPy arrays, maybe of a file."""
+        if self._hosted:
+            kept = [hosted.kept().everything() for hosted in self._hosted]
+            return list(map(State, (state.server for state in self.states), kept))
         return self._each_seed(self.states)
 
     def snapshot(self) -> Snapshot:
@@ -382,7 +424,8 @@ class Engine:
         keys = [streams.make_keys(jax.random.key(seed)) for seed in simulation.seeds]
         settings = simulation.joint.settings if simulation.joint else [{}] * len(keys)
         scoring, training = simulation.federations, simulation.training
-        pool = self._put(scoring[0]._replace(**dict.fromkeys(_ROWS)))
+        put = self._put if simulation.host is None or not simulation.host.stream else _as_it_is
+        pool = put(scoring[0]._replace(**dict.fromkeys(_ROWS)))
         of_seeds = list(zip(settings, keys, strict=True))
         if self.together:
             scoring, training = [_stack(scoring)], [_stack(training)]
@@ -392,8 +435,9 @@ class Engine:
 
         def lane(federation, keys):
             rows = {name: getattr(federation, name) for name in _ROWS}
-            federation = pool._replace(**self._put(rows))  # one pool for all
-            return Lane(federation, population(federation), keys)
+            federation = pool._replace(**put(rows))  # one pool for all
+            of_clients = population(federation._replace(x=(), domain=()))
+            return Lane(federation, of_clients, keys)
 
         lanes = []
         for of_seed, to_train, to_score in zip(of_seeds, training, scoring, strict=True):
@@ -443,6 +487,10 @@ class Engine:
         return [jax.tree.map(lambda a, i=i: a[i], trees[0]) for i in seeds]
 
 
+def _as_it_is(a):
+    return a
+
+
 def _changed(lane, fields):
     """The lane with other fields of its federation."""
     return lane._replace(federation=lane.federation._replace(**fields))
@@ -458,7 +506,8 @@ def _compiled(programs):
     play = programs.play.compile()
     if (sizes := play.memory_analysis()) is not None:
         parallel.check_memory(sizes.temp_size_in_bytes, "a round needs")
-    return programs._replace(play=play, score=programs.score.compile())
+    score = jax.tree.map(lambda lowered: lowered.compile(), programs.score)
+    return programs._replace(play=play, score=score)
 
 
 class _Session(NamedTuple):

@@ -61,31 +61,37 @@ def _score_clients(program, lane, state, t, rows, at_most=None):
 
     rows: each client's own, or the same for all of them [T].
     """
-    federation, num_clients = lane.federation, len(lane.population.id)
-    clients = lane.population._replace(private=state.private)
-    k_clients = streams.clients(lane.keys.score, t, clients.id)
-    stacked = clients, k_clients
-    if at_most is not None and at_most < num_clients:
-        chosen = np.linspace(0, num_clients - 1, at_most).round().astype(int)
-        stacked = tree.take(stacked, chosen)
+    federation = lane.federation
+    clients, places = lane.population, jnp.arange(len(lane.population.id))
+    if lane.held is not None:
+        clients, places = tree.take(clients, lane.held), jnp.arange(len(lane.held))
+    clients = clients._replace(private=state.private)
+    stacked = clients, places, streams.clients(lane.keys.score, t, clients.id)
+    if at_most is not None and at_most < len(places):
+        stacked = tree.take(stacked, of_everybody(len(places), at_most))
     send = program.method.scored or program.method.round[-1].send
 
     def one(shared, one_client):
-        (server, federation, rows), (client, key) = shared, one_client
-        message, client = _tuned(program, federation, send(server, client.id), client, key)
-        rows = rows[client.id] if isinstance(rows, Rows) else rows
+        (server, federation, rows), (client, place, key) = shared, one_client
+        message, client = _tuned(program, federation, send(server, client.id), client, place, key)
+        rows = rows[place] if isinstance(rows, Rows) else rows
         return count_correct(program, federation, message, client, rows)
 
-    each = in_groups(program.strategy, min(program.plan.cohort, num_clients))
+    each = in_groups(program.strategy, min(program.plan.cohort, len(places)))
     return each(one)((state.server, federation, rows), stacked)
 
 
-def _tuned(program, federation, message, client, key):
+def of_everybody(num_clients: int, at_most: int = GLOBAL_CLIENTS) -> np.ndarray:
+    """At most so many clients, evenly spaced among all."""
+    return np.linspace(0, num_clients - 1, min(at_most, num_clients)).round().astype(int)
+
+
+def _tuned(program, federation, message, client, place, key):
     """Message and client after what the method lets a client do before it is scored."""
     method, plan, _ = program
     if method.tune is None:
         return message, client
-    rows, plan = federation.train[client.id], plan._replace(equal_steps=False)
+    rows, plan = federation.train[place], plan._replace(equal_steps=False)
     work, _ = make_work(federation, rows, plan, key)
     message, private = method.tune(message, client, work)
     return message, client._replace(private=private)

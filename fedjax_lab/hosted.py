@@ -118,9 +118,7 @@ class Hosted:
         cohort = simulate.cohort_size(self._program, lane, self._like)
         size = blocks.block_size(self._program, self._num_clients, cohort, fitting)
         part = self._part(lane, whole, ("train",), size.clients)
-        return blocks.Player(
-            self._program, lane, self._store, self._like, part, size, self._tools
-        )
+        return blocks.Player(self._program, lane, self._store, self._like, part, size, self._tools)
 
     def _make_scorer(self):
         whole, lane, batch = self._seed.to_score, self._seed.scoring, self._program.plan.eval_batch

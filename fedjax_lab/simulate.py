@@ -9,7 +9,7 @@ from fedjax_lab import streams, tree
 from fedjax_lab.local import fetch, make_work, num_batches
 from fedjax_lab.parallel import Strategy, in_groups
 from fedjax_lab.streams import Keys
-from fedjax_lab.types import Array, Client, Federation, Method, Plan, State
+from fedjax_lab.types import Array, Client, Federation, Method, Plan, PyTree, State
 
 
 class Program(NamedTuple):
@@ -133,11 +133,16 @@ def play_round(program: Program, lane: Lane, state: State, t: Array) -> tuple[St
     return State(server, tree.put(state.private, places, cohort.private)), measured
 
 
+def draw(program: Program, lane: Lane, server: PyTree, t: Array) -> tuple[Array, Array]:
+    """The clients of round t, and their shares in the server's mean: [M] each."""
+    k_cohort = jax.random.fold_in(lane.keys.cohort, t)
+    return program.method.sample(k_cohort, server, lane.population, program.plan.cohort)
+
+
 def _sample(program, lane, state, t):
     """The cohort [M] of round t, in the order in which the strategy lines its clients up."""
     method, plan, strategy = program
-    k_cohort = jax.random.fold_in(lane.keys.cohort, t)
-    ids, share = method.sample(k_cohort, state.server, lane.population, plan.cohort)
+    ids, share = draw(program, lane, state.server, t)
     in_order = any(exchange.one_by_one for exchange in method.round)
     if not plan.equal_steps and not in_order:
         order = strategy.deal(num_batches(lane.population.n[ids], plan.batch_size))
