@@ -80,6 +80,8 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "precision": "default",  # of float32 products; on a TPU the default is one pass in bfloat16
         "convolution": "auto",
         "seeds": "auto",
+        "state": "auto",  # what clients keep: on the devices, or on the host (in memory, on disk)
+        "data": "auto",  # the examples: on the devices, or streamed from where the dataset has them
     },
 }
 
@@ -93,6 +95,8 @@ CHOICES = {
     "engine.precision": ("default", "high", "highest"),
     "engine.convolution": ("auto", "unrolled", "grouped", "im2col", "mapped"),
     "engine.seeds": ("auto", "vectorized", "sequential"),
+    "engine.state": ("auto", "host", "disk"),
+    "engine.data": ("auto", "stream"),
 }
 
 POSITIVE = (

@@ -19,6 +19,7 @@ from fedjax_lab.embedding import Embeddings
 from fedjax_lab.engine import Joint, Simulation
 from fedjax_lab.errors import BadInput, quoted
 from fedjax_lab.federation import check_scored, class_counts, is_of_domain, make_federations, pool
+from fedjax_lab.hosted import Host
 from fedjax_lab.models import kernels
 from fedjax_lab.models.task import has_convolutions, make_task
 from fedjax_lab.registry import bind, make_method
@@ -104,6 +105,8 @@ def _check_joinable(first):
     simulation = first.simulation
     if len(simulation.stages) > 1 or simulation.stages[0].start is not None:
         raise BadInput(f"method {first.config.method.name} has stages")
+    if simulation.host is not None:
+        raise BadInput("private state or examples are on the host (config.engine.state, data)")
     if not (simulation.vectorized_seeds or len(simulation.seeds) == 1):
         raise BadInput("the seeds of a run are not vectorized here (config.engine.seeds)")
 
@@ -238,7 +241,8 @@ def _plan(config, training, stages, dataset):
 def _engine_fields(engine, plan, stages, task, seeds, devices):
     """The fields of a simulation that a config's section `engine` decides."""
     convolutional = has_convolutions(task)
-    together = vectorizes_seeds(engine.seeds, stages, convolutional, _platform(devices))
+    host = _host(engine, stages)
+    together = vectorizes_seeds(engine.seeds, stages, convolutional, _platform(devices), host)
     at_once = len(seeds) if together else 1
     strategy = parallel.choose(
         engine.strategy,
@@ -250,7 +254,29 @@ def _engine_fields(engine, plan, stages, task, seeds, devices):
         devices=devices,
     )
     precision = None if engine.precision == "default" else engine.precision
-    return {"strategy": strategy, "vectorized_seeds": together, "precision": precision}
+    return {
+        "strategy": strategy,
+        "vectorized_seeds": together,
+        "precision": precision,
+        "host": host,
+    }
+
+
+def _host(engine, stages):
+    """What the run keeps on the host; None: nothing. BadInput where its method cannot do that."""
+    stream, keeps = engine.data == "stream", engine.state in ("host", "disk")
+    if not (stream or keeps):
+        return None
+    asked = f"config.engine.{'data=stream' if stream else f'state={engine.state}'}"
+    if len(stages) > 1 or stages[0].start or stages[0].view:
+        raise BadInput(f"{asked} needs a method without stages; this one has {len(stages)}")
+    if stages[0].method.pooled:
+        raise BadInput(f"{asked} needs clients; this method trains on everybody's examples at once")
+    if engine.seeds == "vectorized":
+        raise BadInput(f"{asked} plays one seed after another: config.engine.seeds=sequential")
+    if jax.process_count() > 1:
+        raise BadInput(f"{asked} is for a run of one process")
+    return Host(on_disk=engine.state == "disk", stream=stream)
 
 
 def _platform(devices):
@@ -274,9 +300,15 @@ def _augmentation(name: str, x: np.ndarray) -> Callable | None:
 
 
 def vectorizes_seeds(
-    choice: str, stages: Sequence[Stage], convolutional: bool, platform: str
+    choice: str,
+    stages: Sequence[Stage],
+    convolutional: bool,
+    platform: str,
+    host: Host | None = None,
 ) -> bool:
     """Whether all seeds are one computation; choice: config.engine.seeds."""
+    if host is not None:
+        return False
     if choice != "auto":
         return choice == "vectorized"
     if any(stage.prepare for stage in stages):  # its facts may differ in size between seeds
