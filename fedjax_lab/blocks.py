@@ -25,7 +25,7 @@ from fedjax_lab.simulate import Lane, Program, Progress
 from fedjax_lab.tracing import depends
 from fedjax_lab.types import PyTree, State
 
-BLOCK_BYTES = 1 << 27  # of private state and streamed examples; the devices hold up to four blocks
+BLOCK_BYTES = 1 << 24  # of private state and streamed examples; the devices hold up to four blocks
 MOST_ROUNDS = 256  # of a block
 
 

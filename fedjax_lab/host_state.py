@@ -6,13 +6,16 @@ an entry [N, ...] of every leaf is a view of the records that were read.
 """
 
 import errno
+import hashlib
 import math
+import mmap
 import os
 import shutil
 import tempfile
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
+from typing import BinaryIO
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +26,7 @@ from fedjax_lab.parts import pieces
 from fedjax_lab.types import PyTree
 
 ALIGNMENT = 64  # bytes, of each leaf of a record
-PIECE_BYTES = 1 << 26  # of the records that are handled at a time
+PIECE_BYTES = 1 << 24  # of the records that are handled at a time
 
 
 class HostState:
@@ -58,6 +61,35 @@ class HostState:
     def everything(self) -> PyTree:
         """Everybody's entries, not copied: they change when some are written."""
         return self._leaves(self._records.all())
+
+    def save(self, file: BinaryIO) -> str:
+        """Writes everybody's records to an empty file, zeros as holes; returns their SHA-256."""
+        digest, done = hashlib.sha256(), 0
+        for ids in self.pieces():
+            records = self._records.read(ids[ids >= done])
+            digest.update(records)
+            if records.any():
+                file.seek(done * self.bytes_of_one)
+                file.write(records)
+            done = int(ids[-1]) + 1
+        file.truncate(done * self.bytes_of_one)
+        return digest.hexdigest()
+
+    def load(self, file: BinaryIO) -> None:
+        """Reads everybody's records from a file that `save` has written."""
+        for ids in self.pieces():
+            records = np.empty((len(ids), self.bytes_of_one), np.uint8)
+            file.seek(int(ids[0]) * self.bytes_of_one)
+            if file.readinto(records) != records.nbytes:
+                raise ValueError("it is too short")
+            if not np.array_equal(records, self._records.read(ids)):  # zeros stay holes
+                self._records.write(ids, records)
+
+    @property
+    def layout(self) -> dict:
+        """What makes the records of two stores comparable."""
+        leaves = [[list(shape), str(dtype)] for shape, dtype in self._shapes]
+        return {"clients": self.num_clients, "alignment": ALIGNMENT, "leaves": leaves}
 
     def _leaves(self, records):
         parts = zip(self._ends, self._sizes, self._shapes, strict=False)
@@ -116,7 +148,10 @@ class _Memory:
     def __init__(self, count, size, _):
         if count * size > safe.free_memory():
             raise MemoryError(_too_large(count * size, safe.free_memory(), "memory"))
-        self._all = np.zeros((count, size), np.uint8)
+        pages = mmap.mmap(-1, max(1, count * size), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        if hasattr(mmap, "MADV_NOHUGEPAGE"):  # one client would take a page of 2 MiB
+            pages.madvise(mmap.MADV_NOHUGEPAGE)
+        self._all = np.frombuffer(pages, np.uint8, count * size).reshape(count, size)
 
     def all(self):
         return self._all
