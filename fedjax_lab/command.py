@@ -14,8 +14,9 @@ import errno
 import io
 import os
 import sys
+import tempfile
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any, BinaryIO, NoReturn
 
 from fedjax_lab import interrupts
 
@@ -27,6 +28,7 @@ def _no_words() -> str:
 
 
 _how_to_continue: Callable[[], str] = _no_words  # see `continue_with`
+_what_is_saved: Callable[[], str] = _no_words
 
 
 class Outlet(io.RawIOBase):
@@ -146,10 +148,32 @@ def call(
         raise
 
 
-def continue_with(how: Callable[[], str]) -> None:
-    """`how` gives what the user can do after an interrupt or a failure, asked when one comes."""
-    global _how_to_continue
-    _how_to_continue = how
+def continue_with(how: Callable[[], str], saved: Callable[[], str] = _no_words) -> None:
+    """`how` gives what the user can do after an interrupt or a failure, asked when one comes.
+
+    `saved` gives what was saved until then, for failures that come while rounds are played.
+    """
+    global _how_to_continue, _what_is_saved
+    _how_to_continue, _what_is_saved = how, saved
+
+
+def fail(text: str) -> NoReturn:
+    """Ends this process at once with a line and exit code 1, from any thread."""
+    line = _joined(f"error: {text}", _what_is_saved(), _how_to_continue())
+    interrupts.tell(line, interrupts.stderr)
+    os._exit(1)
+
+
+def divert_libraries() -> BinaryIO:
+    """The file to which from now on goes what libraries write to stderr past Python.
+
+    What Python writes stays where it was.
+    """
+    stream: Any = sys.stderr.buffer  # around an `Outlet`
+    stream.raw.descriptor = interrupts.stderr = os.dup(2)
+    file = tempfile.TemporaryFile()
+    os.dup2(file.fileno(), 2)
+    return file
 
 
 def machine_failure(error: BaseException | None) -> str | None:

@@ -11,9 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_lab import streams, tree
+from fedjax_lab import simulate, streams
 from fedjax_lab.local import fetch, make_work, num_batches
-from fedjax_lab.parallel import in_groups
 from fedjax_lab.simulate import Lane, Program
 from fedjax_lab.types import Array, Client, Federation, PyTree, Rows, State
 
@@ -61,38 +60,46 @@ def _score_clients(program, lane, state, t, rows, at_most=None):
 
     rows: each client's own, or the same for all of them [T].
     """
-    federation = lane.federation
-    clients, places = lane.population, jnp.arange(len(lane.population.id))
+    (method, plan, strategy), federation = program, lane.federation
+    clients = lane.population
     if lane.held is not None:
-        clients, places = tree.take(clients, lane.held), jnp.arange(len(lane.held))
+        clients = strategy.take(clients, lane.held)
+    num_clients = plan.num_clients or len(clients.id)
     clients = clients._replace(private=state.private)
-    stacked = clients, places, streams.clients(lane.keys.score, t, clients.id)
-    if at_most is not None and at_most < len(places):
-        stacked = tree.take(stacked, of_everybody(len(places), at_most))
-    send = program.method.scored or program.method.round[-1].send
+    train = () if method.tune is None else federation.train
+    everybody = None
+    if not isinstance(rows, Rows):
+        everybody, rows = strategy.collect(federation, rows), ()
+    if at_most is not None and at_most < num_clients:
+        chosen = jnp.asarray(evenly_spaced(num_clients, at_most))
+        clients, train, rows = strategy.take((clients, train, rows), chosen)
+    k_clients = streams.clients(lane.keys.score, t, clients.id)
+    send = method.scored or method.round[-1].send
 
-    def one(shared, one_client):
-        (server, federation, rows), (client, place, key) = shared, one_client
-        message, client = _tuned(program, federation, send(server, client.id), client, place, key)
-        rows = rows[place] if isinstance(rows, Rows) else rows
+    def one(shared, federation, rows, entry):
+        (server, everybody), (train, rows), (client, key) = shared, rows, entry
+        message, client = _tuned(program, federation, send(server, client.id), client, train, key)
+        if everybody is not None:
+            federation, rows = everybody
         return count_correct(program, federation, message, client, rows)
 
-    each = in_groups(program.strategy, min(program.plan.cohort, len(places)))
-    return each(one)((state.server, federation, rows), stacked)
+    run = strategy.everyone(one, min(plan.cohort, num_clients))
+    counts = run((state.server, everybody), federation, (train, rows), (clients, k_clients))
+    return simulate.without_padding(plan, counts)
 
 
-def of_everybody(num_clients: int, at_most: int = GLOBAL_CLIENTS) -> np.ndarray:
-    """At most so many clients, evenly spaced among all."""
-    return np.linspace(0, num_clients - 1, min(at_most, num_clients)).round().astype(int)
+def evenly_spaced(num_clients: int, at_most: int = GLOBAL_CLIENTS) -> np.ndarray:
+    """At most so many clients among all, as numbers."""
+    count = min(at_most, num_clients)
+    return np.linspace(0, num_clients - 1, count).round().astype(np.int32)
 
 
-def _tuned(program, federation, message, client, place, key):
+def _tuned(program, federation, message, client, train, key):
     """Message and client after what the method lets a client do before it is scored."""
     method, plan, _ = program
     if method.tune is None:
         return message, client
-    rows, plan = federation.train[place], plan._replace(equal_steps=False)
-    work, _ = make_work(federation, rows, plan, key)
+    work, _ = make_work(federation, train, plan._replace(equal_steps=False), key)
     message, private = method.tune(message, client, work)
     return message, client._replace(private=private)
 
@@ -100,17 +107,18 @@ def _tuned(program, federation, message, client, place, key):
 def _score_newcomer(program, lane, state, rows):
     """Counts [blocks, D] of an unseen client's model on rows [G]."""
     plan, strategy = program.plan, program.strategy
-    message, private = program.method.newcomer(state)
+    private = simulate.without_padding(plan, state.private)
+    message, private = program.method.newcomer(state._replace(private=private))
     nobody = jax.tree.map(lambda a: jnp.zeros_like(a[0]), lane.population)
     client = nobody._replace(id=jnp.int32(-1), private=private)
 
-    def block(shared, rows):
-        message, client, federation = shared
+    def block(shared, federation, rows, entry):
+        message, client = shared
         return count_correct(program, federation, message, client, rows)
 
     blocks = _pad(rows, plan.eval_batch).reshape(-1, plan.eval_batch)
-    each = in_groups(strategy, min(plan.cohort, len(lane.population.id)))
-    return each(block)((message, client, lane.federation), blocks)
+    run = strategy.everyone(block, min(plan.cohort, len(lane.population.id)))
+    return run((message, client), lane.federation, blocks, ())
 
 
 def count_correct(

@@ -22,6 +22,7 @@ STOPPING = "stopping after the rounds under way; once more to stop at once"
 
 _watching = False
 _delayed: list[tuple[threading.Event, str]] = []  # of the `delayed` blocks under way
+stderr = 2  # the descriptor of the last words
 children: set = set()  # of subprocess.Popen, which `stop` kills: they end with this process
 
 
@@ -74,7 +75,7 @@ def stop() -> None:
         for child in list(children):
             child.kill()
         if words := _last_words():  # else they have been said
-            tell(words, descriptor=2)
+            tell(words, descriptor=stderr)
         for child in list(children):
             child.wait(timeout=5)  # so that its folder is free
     finally:

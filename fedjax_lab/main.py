@@ -57,11 +57,12 @@ def _main(argv):
         return 0
     overrides, seeds, profile = _parse(argv)
 
-    from fedjax_lab import processes
+    from fedjax_lab import lost_process, processes
     from fedjax_lab.running import compilation_cache
 
     if DISTRIBUTED.value is not None:
         processes.connect(DISTRIBUTED.value)
+        lost_process.watch()
     if COMPILATION_CACHE.value:
         compilation_cache.enable()
 
@@ -78,7 +79,7 @@ def _main(argv):
     is_new = path is not None and not path.exists()
     with workdir.owned(path, config, seeds, RESUME.value):  # before anything is loaded
         if path is not None:
-            command.continue_with(partial(_how_to_continue, path, is_new))
+            command.continue_with(partial(_how_to_continue, path, is_new), partial(_saved, path))
         return _train(config, seeds, profile)
 
 
@@ -105,7 +106,8 @@ def _train(config, seeds, profile):
     job = experiment.build(config, seeds)
     folder = processes.of_first(lambda: _folder(config))
     if not WORKDIR.value:
-        command.continue_with(partial(_how_to_continue, folder, is_new=True))
+        how = partial(_how_to_continue, folder, is_new=True)
+        command.continue_with(how, partial(_saved, folder))
     try:
         result = runner.run(job, folder, RESUME.value, profile=profile)
     except runner.Diverged as error:
@@ -129,6 +131,12 @@ def _how_to_continue(folder, is_new):
     if is_new and processes.is_first():
         lock.discard(folder)
     return "nothing was saved"
+
+
+def _saved(folder):
+    """Which checkpoint of the run is the newest."""
+    rounds = [int(path.name) for path in folder.glob("checkpoints/[0-9]*") if path.name.isdigit()]
+    return f"the state after round {max(rounds)} is saved" if rounds else ""
 
 
 def _parse_flags(argv):

@@ -1,7 +1,6 @@
 """How one function runs for every client. The only module that knows of devices.
 
-fn(shared, entry) is written for one client; `Strategy.each(fn)` gives run(shared, stacked), where
-`entry` is one entry of the leading axis [M] of `stacked`. All strategies give the same numbers.
+All strategies give the same numbers.
 """
 
 import os
@@ -16,44 +15,70 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, Sharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
-from fedjax_lab import processes, tree
+from fedjax_lab import processes, shards, tree
 from fedjax_lab.data import safe
 from fedjax_lab.errors import BadInput
-from fedjax_lab.types import Array, PyTree
+from fedjax_lab.types import Array, Federation, PyTree, Rows
 from fedjax_lab.width import width
 
 
 class Strategy(NamedTuple):
-    """A way to run a cohort."""
+    """A way to run a cohort.
+
+    `each` and `everyone` take a function written for one client, fn(shared, federation, rows,
+    entry), and give run(shared, federation, rows, stacked). `shared` is for all clients alike; what
+    the client may look at is `rows` (a tree of arrays [N] of rows of this federation), and `entry`
+    is its entry of the leading axis of `stacked`.
+
+    Of a population whose number the devices do not divide, `stacked` has entries beyond the last
+    client, whose results mean nothing.
+    """
 
     name: str
-    each: Callable[[Callable], Callable]
+    each: Callable[[Callable], Callable]  # (fn) -> run for a cohort; rows [M, N], stacked [M]
+    everyone: Callable[[Callable, int], Callable]
+    # (fn, size) -> run for all [C], at most `size` at a time; rows: `Rows`, or arrays [C, N]
     deal: Callable[[Array], Array]  # steps [M] -> the order [M] in which to line the clients up
     lane_steps: Callable[[Array], Array]  # steps [M] so ordered -> steps that are executed
-    sharding: Sharding | None = None  # where the run's arrays lie; None: the default device
     one_by_one: bool = False  # clients run one after another, so that one can be left out for free
     split: Callable[[PyTree], PyTree] = lambda rows: rows  # as `Exchange.alone` is given it
+    take: Callable[[PyTree, Array], PyTree] = lambda stacked, ids: _take(stacked, ids)
+    # (what is kept by client [C, ...], ids [M]) -> [M, ...]; of `Rows` [M, N]
+    put: Callable[[PyTree, Array, PyTree], PyTree] = tree.put  # the inverse, for arrays
+    collect: Callable[[Federation, Array], tuple[Federation, Array]] = lambda *pool: pool
+    # (federation, rows [...]) -> a federation that all devices have, with these rows; the rows
+    sharding: Sharding | None = None  # of what every device has; None: the default device
+    by_client: Sharding | None = None  # of what is kept by client, where that is another one
+    by_row: Sharding | None = None  # of the pool of examples, where that is another one
+
+
+def _take(stacked, ids):
+    return jax.tree.map(lambda a: a[ids], stacked, is_leaf=_is_rows)
 
 
 def vectorized() -> Strategy:
     """All clients at once on one device: each runs for as long as the longest."""
 
     def each(fn):
-        return jax.vmap(fn, (None, 0))
+        return jax.vmap(fn, (None, None, 0, 0))
 
     def lane_steps(steps):
         return steps.shape[0] * jnp.max(steps)
 
-    return Strategy("vectorized", each, _as_they_come, lane_steps)
+    return Strategy("vectorized", each, _in_groups(each), _as_they_come, lane_steps)
 
 
 def sequential() -> Strategy:
     """One client after another: no step is wasted."""
 
     def each(fn):
-        return lambda shared, stacked: jax.lax.map(lambda entry: fn(shared, entry), stacked)
+        def run(shared, federation, rows, stacked):
+            return jax.lax.map(lambda client: fn(shared, federation, *client), (rows, stacked))
 
-    return Strategy("sequential", each, _as_they_come, jnp.sum, one_by_one=True)
+        return run
+
+    everyone = _in_groups(each)
+    return Strategy("sequential", each, everyone, _as_they_come, jnp.sum, one_by_one=True)
 
 
 def chunked(size: int) -> Strategy:
@@ -63,12 +88,43 @@ def chunked(size: int) -> Strategy:
         lanes = _groups(steps, size)
         return lanes.shape[1] * jnp.sum(jnp.max(lanes, axis=1))
 
-    each = in_groups(vectorized(), size)
-    return Strategy(f"chunked({size})", each, _longest_first, lane_steps)
+    everyone = vectorized().everyone
+    return Strategy(
+        name=f"chunked({size})",
+        each=lambda fn: everyone(fn, size),
+        everyone=lambda fn, at_most: everyone(fn, min(size, at_most)),
+        deal=_longest_first,
+        lane_steps=lane_steps,
+    )
 
 
-def on_mesh(mesh: Mesh, inner: Strategy) -> Strategy:
+def _in_groups(each):
+    """An `everyone` that runs groups of clients with this `each`."""
+
+    def everyone(fn, size):
+        def run(shared, federation, rows, stacked):
+            def group(clients):
+                places, stacked = clients
+                return each(fn)(shared, federation, _take(rows, places), stacked)
+
+            m = _length((stacked, rows))
+            if m <= size:
+                return group((jnp.arange(m), stacked))
+            groups = jax.tree.map(lambda a: _groups(a, size), (jnp.arange(m), stacked))
+            out = jax.lax.map(group, groups)
+            return jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:])[:m], out)
+
+        return run
+
+    return everyone
+
+
+def on_mesh(mesh: Mesh, inner: Strategy, by_client: bool = False, by_row: bool = False) -> Strategy:
     """The cohort dealt over the mesh's `client` axis by size; `inner` runs a device's share.
+
+    by_client: each device holds its share of what is kept by client, and not all of it.
+    by_row: and of the examples. A device then gets those of the clients that it trains at the
+        beginning of a round.
 
     A cohort that the devices do not divide is filled up with copies of its last client, whose
     results are dropped. Where clients run one by one a copy is skipped instead; under `vmap` it
@@ -79,28 +135,74 @@ def on_mesh(mesh: Mesh, inner: Strategy) -> Strategy:
     """
     devices = mesh.shape["client"]
     clients = NamedSharding(mesh, P("client"))
-    return Strategy(
+    strategy = Strategy(
         name=f"mesh({devices}) x {inner.name}",
-        each=partial(_each_on_mesh, mesh, inner),
+        each=partial(_each_on_mesh, mesh, inner, by_row),
+        everyone=partial(_everyone_on_mesh, mesh, inner, by_client, by_row),
         deal=lambda steps: _by_load(steps, devices),
         lane_steps=lambda steps: _lane_steps_on_mesh(inner, devices, steps),
-        sharding=NamedSharding(mesh, P()),
         split=lambda rows: jax.lax.with_sharding_constraint(rows, clients),
+        sharding=NamedSharding(mesh, P()),
     )
+    if by_client:
+        take, put = partial(_take_on_mesh, mesh), partial(_put_on_mesh, mesh)
+        strategy = strategy._replace(take=take, put=put, by_client=clients)
+    if by_row:
+        strategy = strategy._replace(collect=partial(_collect_on_mesh, mesh), by_row=clients)
+    return strategy
 
 
-def _each_on_mesh(mesh, inner, fn):
+def _each_on_mesh(mesh, inner, by_row, fn):
     devices = mesh.shape["client"]
 
-    def run(shared, stacked):
-        m = _length(stacked)
-        filled = jax.tree.map(lambda a: _fill(a, devices), stacked)
+    def run(shared, federation, rows, stacked):
+        m = _length(rows)
+        rows, stacked = _filled((rows, stacked), devices)
+        spread = _spread(mesh, partial(_with_examples, inner.each, by_row), by_row)
         if inner.one_by_one and m % devices:
-            is_copy = jnp.arange(_length(filled)) >= m
-            out = _spread(mesh, inner, _unless_copy(fn))(shared, (is_copy, filled))
+            is_copy = jnp.arange(_length(rows)) >= m
+            out = spread(_unless_copy(fn))(shared, federation, rows, (is_copy, stacked))
         else:
-            out = _spread(mesh, inner, fn)(shared, filled)
+            out = spread(fn)(shared, federation, rows, stacked)
         return jax.tree.map(lambda a: a[:m], out)
+
+    return run
+
+
+def _everyone_on_mesh(mesh, inner, by_client, by_row, fn, size):
+    """Each device runs its share of the clients, in groups."""
+    devices = mesh.shape["client"]
+    each = _in_groups(partial(_with_examples, inner.each, by_row))
+
+    def on_device(fn):
+        def run(shared, federation, rows, stacked):
+            rows = shards.local(rows, _length(stacked), by_client)
+            return each(fn, -(-size // devices))(shared, federation, rows, stacked[1])
+
+        return run
+
+    def run(shared, federation, rows, stacked):
+        m = _length((stacked, rows))
+        rows, stacked = _filled((rows, (jnp.arange(m), stacked)), devices)
+        spread = _spread(mesh, on_device, by_row, rows_whole=not by_client)
+        return jax.tree.map(lambda a: a[:m], spread(fn)(shared, federation, rows, stacked))
+
+    return run
+
+
+def _with_examples(each, by_row, fn):
+    """`each` on a device that first gets the examples of its clients from those that hold them."""
+    if not by_row:
+        return each(fn)
+
+    def of_client(shared, federation, brought, entry):
+        pool, rows = brought
+        return fn(shared, federation._replace(**pool), rows, entry)
+
+    def run(shared, federation, rows, stacked):
+        if not jax.tree.leaves(rows):
+            return each(fn)(shared, federation, rows, stacked)
+        return each(of_client)(shared, federation, shards.bring(federation, rows), stacked)
 
     return run
 
@@ -108,23 +210,73 @@ def _each_on_mesh(mesh, inner, fn):
 def _unless_copy(fn):
     """fn for an entry with a flag; zeros where the flag says that the entry is a copy."""
 
-    def run(shared, flagged):
+    def run(shared, federation, rows, flagged):
         is_copy, entry = flagged
-        out = jax.eval_shape(fn, shared, entry)
-        return jax.lax.cond(is_copy, lambda: tree.zeros(out), lambda: fn(shared, entry))
+        args = shared, federation, rows, entry
+        out = jax.eval_shape(fn, *args)
+        return jax.lax.cond(is_copy, lambda: tree.zeros(out), lambda: fn(*args))
 
     return run
 
 
-def _spread(mesh, inner, fn):
-    """A share of the leading axis on each device, which `inner` runs there."""
-    return jax.shard_map(
-        inner.each(fn),
-        mesh=mesh,
-        in_specs=(P(), P("client")),
-        out_specs=P("client"),
-        check_vma=False,
-    )
+def _spread(mesh, each, by_row, rows_whole=False):
+    """`each` with a share of the leading axes on each device.
+
+    rows_whole: all devices have the same `Rows`.
+    """
+    clients, everything = P("client"), P()
+    pool = Federation._make(everything for _ in Federation._fields)
+    if by_row:
+        pool = pool._replace(**dict.fromkeys(shards.POOL, clients))
+
+    def spread(fn):
+        def run(shared, federation, rows, stacked):
+            whole = everything if rows_whole else clients
+            of_rows = jax.tree.map(
+                lambda a: whole if _is_rows(a) else clients, rows, is_leaf=_is_rows
+            )
+            return jax.shard_map(
+                each(fn),
+                mesh=mesh,
+                in_specs=(everything, pool, of_rows, clients),
+                out_specs=clients,
+                check_vma=False,
+            )(shared, _without_rows(federation), rows, stacked)
+
+        return run
+
+    return spread
+
+
+def _without_rows(federation):
+    nobody = dict.fromkeys(("train", "validation", "test", "global_test", "unseen"))
+    return federation._replace(**nobody)
+
+
+def _is_rows(a):
+    return isinstance(a, Rows)
+
+
+def _take_on_mesh(mesh, stacked, ids):
+    m, ids = len(ids), _fill(ids, mesh.shape["client"])
+    run = partial(jax.shard_map, mesh=mesh, out_specs=P("client"), check_vma=False)
+    out = run(shards.take, in_specs=(P("client"), P()))(stacked, ids)
+    return jax.tree.map(lambda a: a[:m], out)
+
+
+def _put_on_mesh(mesh, stacked, ids, new):
+    devices = mesh.shape["client"]
+    new = _filled(tree.typed_like(new, stacked), devices)
+    ids = jnp.pad(ids, (0, -len(ids) % devices), constant_values=-1)
+    run = partial(jax.shard_map, mesh=mesh, out_specs=P("client"), check_vma=False)
+    return run(shards.put, in_specs=(P("client"), P(), P("client")))(stacked, ids, new)
+
+
+def _collect_on_mesh(mesh, federation, rows):
+    pool = Federation._make(P() for _ in Federation._fields)
+    divided = pool._replace(**dict.fromkeys(shards.POOL, P("client")))
+    run = partial(jax.shard_map, mesh=mesh, out_specs=(pool, P()), check_vma=False)
+    return run(shards.collect, in_specs=(divided, P()))(_without_rows(federation), rows)
 
 
 def _lane_steps_on_mesh(inner, devices, steps):
@@ -198,23 +350,6 @@ def put(a: PyTree, sharding: Sharding | None) -> PyTree:
     return jax.tree.map(one, a)
 
 
-def in_groups(strategy: Strategy, size: int) -> Callable[[Callable], Callable]:
-    """An `each` that runs at most `size` clients at a time, with `strategy`."""
-
-    def each(fn):
-        def run(shared, stacked):
-            m = _length(stacked)
-            if m <= size:
-                return strategy.each(fn)(shared, stacked)
-            groups = jax.tree.map(lambda a: _groups(a, size), stacked)
-            out = jax.lax.map(lambda group: strategy.each(fn)(shared, group), groups)
-            return jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:])[:m], out)
-
-        return run
-
-    return each
-
-
 def _groups(a, size):
     """[M, ...] in as few groups of at most `size` as there can be, of one length: [G, g, ...]."""
     groups = -(-len(a) // size)
@@ -230,6 +365,11 @@ def _fill(a, multiple):
     """[M, ...] made a multiple long by repeating the last entry (if sorted, the shortest)."""
     missing = -a.shape[0] % multiple
     return jnp.concatenate([a, jnp.repeat(a[-1:], missing, axis=0)]) if missing else a
+
+
+def _filled(a, multiple):
+    """The tree with each array so filled, but not what is in a `Rows`."""
+    return jax.tree.map(lambda a: a if _is_rows(a) else _fill(a, multiple), a, is_leaf=_is_rows)
 
 
 def _as_they_come(steps):

@@ -43,7 +43,7 @@ def kinds(method: Method, whole: Federation, clients: int, rows: int) -> list[Ki
     everybody = parts.pieces(len(whole.train), clients)
     average = np.arange(1)  # a newcomer needs nothing of any client
     if method.newcomer is None:
-        average = evaluate.of_everybody(len(whole.train))
+        average = evaluate.evenly_spaced(len(whole.train))
     out = [Kind(tuned + own, everybody, [{}])] if own else []
     for name, of_clients in (("unseen", everybody), ("global_test", [average])):
         if (shared := getattr(whole, name)) is not None:

@@ -9,7 +9,9 @@ import os
 import pickle
 import re
 import sys
+import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NoReturn, TypeVar
 
 import jax
@@ -20,6 +22,8 @@ from fedjax_lab.errors import BadInput
 
 T = TypeVar("T")
 PIECE = 1 << 28  # bytes that are sent at a time
+HEARTBEAT_SECONDS = 20  # without a sign of life until a process is given up; not its work is late,
+# but a thread of JAX's runtime that needs neither the interpreter nor a device
 
 
 def connect(place: str) -> None:
@@ -30,14 +34,27 @@ def connect(place: str) -> None:
     on only the first process prints.
     """
     try:
-        jax.distributed.initialize(**parse(place))
+        jax.distributed.initialize(**parse(place), heartbeat_timeout_seconds=HEARTBEAT_SECONDS)
     except (ValueError, RuntimeError) as error:
         raise BadInput(f"--distributed={place}: {error}") from error
-    tell = sys.excepthook
-    sys.excepthook = lambda *error: (tell(*error), leave(1))
+    sys.excepthook = partial(_leave_with, sys.excepthook)
     if not is_first():
         sys.stdout.flush()
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _leave_with(tell, kind, error, trace):
+    """After an exception. One that another process has caused by its end is not what to tell."""
+    if _of_runtime(error):
+        time.sleep(HEARTBEAT_SECONDS + 10)  # the runtime tells of that by then and ends this one
+    tell(kind, error, trace)
+    leave(1)
+
+
+def _of_runtime(error):
+    while error is not None and not isinstance(error, jax.errors.JaxRuntimeError):
+        error = error.__cause__ or error.__context__
+    return error is not None
 
 
 def leave(code: int) -> NoReturn:

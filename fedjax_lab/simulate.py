@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from fedjax_lab import streams, tree
 from fedjax_lab.local import fetch, make_work, num_batches
-from fedjax_lab.parallel import Strategy, in_groups
+from fedjax_lab.parallel import Strategy
 from fedjax_lab.streams import Keys
 from fedjax_lab.types import Array, Client, Federation, Method, Plan, PyTree, State
 
@@ -115,79 +115,87 @@ def play_round(program: Program, lane: Lane, state: State, t: Array) -> tuple[St
     """Round t: sample a cohort, then every exchange of the method."""
     exchanges, federation, server = program.method.round, lane.federation, state.server
     with jax.named_scope("sample"):
-        cohort = _sample(program, lane, state, t)
-    places = _places(lane, cohort.id)
-    rows = federation.train[places]
+        cohort, rows, places = _sample(program, lane, state, t)
     k_clients = streams.clients(lane.keys.local, t, cohort.id)
     trainings, lane_steps = [], 0
     for left, exchange in zip(reversed(range(len(exchanges))), exchanges, strict=True):
-        stacked = cohort, rows, streams.exchange(k_clients, left)
+        stacked = cohort, streams.exchange(k_clients, left)
         carry_out = _in_turn if exchange.one_by_one else _at_once
-        server, private, done, executed = carry_out(program, exchange, server, federation, stacked)
+        with_whom = federation, rows, stacked
+        server, private, done, executed = carry_out(program, exchange, server, *with_whom)
         if exchange.alone is not None:
             server = exchange.alone(server, program.strategy.split)
         cohort = cohort._replace(private=private)
         trainings += done
         lane_steps += executed
     measured = _measure(trainings, lane_steps, cohort, server)
-    return State(server, tree.put(state.private, places, cohort.private)), measured
+    return State(server, program.strategy.put(state.private, places, cohort.private)), measured
 
 
 def draw(program: Program, lane: Lane, server: PyTree, t: Array) -> tuple[Array, Array]:
     """The clients of round t, and their shares in the server's mean: [M] each."""
+    method, plan, _ = program
     k_cohort = jax.random.fold_in(lane.keys.cohort, t)
-    return program.method.sample(k_cohort, server, lane.population, program.plan.cohort)
+    clients = without_padding(plan, lane.population)
+    return method.sample(k_cohort, server, clients, plan.cohort)
 
 
 def _sample(program, lane, state, t):
-    """The cohort [M] of round t, in the order in which the strategy lines its clients up."""
+    """The cohort [M] of round t, in the order in which the strategy lines its clients up.
+
+    With its rows [M, N], and the places [M] of its private state.
+    """
     method, plan, strategy = program
     ids, share = draw(program, lane, state.server, t)
     in_order = any(exchange.one_by_one for exchange in method.round)
     if not plan.equal_steps and not in_order:
         order = strategy.deal(num_batches(lane.population.n[ids], plan.batch_size))
         ids, share = ids[order], share[order]
-    clients = tree.take(lane.population, ids)
-    private = tree.take(state.private, _places(lane, ids))
-    return clients._replace(weight=share, private=private)
+    places = ids if lane.held is None else jnp.searchsorted(lane.held, ids).astype(ids.dtype)
+    clients = strategy.take(lane.population, ids)
+    rows, private = strategy.take((lane.federation.train, state.private), places)
+    return clients._replace(weight=share, private=private), rows, places
 
 
-def _places(lane, ids):
-    """Where rows and private state of clients `ids` [M] are."""
-    return ids if lane.held is None else jnp.searchsorted(lane.held, ids).astype(ids.dtype)
+def without_padding(plan: Plan, stacked: PyTree) -> PyTree:
+    """What is kept by client [C, ...], without what makes its length a multiple of the devices."""
+    count = plan.num_clients
+    return stacked if count is None else jax.tree.map(lambda a: a[:count], stacked)
 
 
-def _at_once(program, exchange, server, federation, stacked):
+def _at_once(program, exchange, server, federation, rows, stacked):
     """All clients are sent the same; gives server, private state, trainings, steps executed."""
     each = program.strategy.each(_one_client(exchange, program.plan))
-    uploads, private, trainings = each((server, federation), stacked)
+    uploads, private, trainings = each(server, federation, rows, stacked)
     with jax.named_scope("aggregate"):
         server = exchange.aggregate(server, uploads, stacked[0])
     executed = sum(program.strategy.lane_steps(training.steps) for training in trainings)
     return server, private, trainings, executed
 
 
-def _in_turn(program, exchange, server, federation, stacked):
+def _in_turn(program, exchange, server, federation, rows, stacked):
     """As `_at_once`, but each client is sent what the server has learned from the last."""
     run = _one_client(exchange, program.plan)
+    federation, rows = program.strategy.collect(federation, rows)
 
-    def step(server, client):
-        upload, private, trainings = run((server, federation), client)
-        uploads, cohort = jax.tree.map(lambda a: a[None], (upload, client[0]))
+    def step(server, one_client):
+        rows, entry = one_client
+        upload, private, trainings = run(server, federation, rows, entry)
+        uploads, cohort = jax.tree.map(lambda a: a[None], (upload, entry[0]))
         with jax.named_scope("aggregate"):
             after = exchange.aggregate(server, uploads, cohort._replace(weight=jnp.ones(1)))
         return tree.typed_like(after, server), (private, trainings)
 
-    server, (private, trainings) = jax.lax.scan(step, server, stacked)
+    server, (private, trainings) = jax.lax.scan(step, server, (rows, stacked))
     executed = sum(jnp.sum(training.steps) for training in trainings)
     return server, private, trainings, executed
 
 
 def _one_client(exchange, plan):
-    """What a strategy runs for each client: ((server, federation), (client, rows, key))."""
+    """What a strategy runs for each client: (server, federation, rows, (client, key))."""
 
-    def run(shared, one_client):
-        (server, federation), (client, rows, key) = shared, one_client
+    def run(server, federation, rows, entry):
+        client, key = entry
         with jax.named_scope("send"):
             message = exchange.send(server, client.id)
         work, trainings = make_work(federation, rows, plan, key)
@@ -218,11 +226,11 @@ def view_pool(plan: Plan, strategy: Strategy, federation: Federation) -> Array:
     count, size = federation.x.shape[0], plan.eval_batch
     rows = jnp.arange(-(-count // size) * size) % count
 
-    def block(federation, rows):
+    def block(shared, federation, rows, entry):
         return fetch(federation, rows, plan).x
 
-    each = in_groups(strategy, plan.cohort)
-    seen = each(block)(federation, rows.reshape(-1, size))
+    everyone = strategy.everyone(block, plan.cohort)
+    seen = everyone((), federation, rows.reshape(-1, size), ())
     return seen.reshape(-1, *seen.shape[2:])[:count]
 
 
@@ -248,13 +256,12 @@ def message_bytes(program: Program, lane: Lane, state: State) -> tuple[int, int]
         return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), a)
 
     client = first(lane.population)._replace(private=first(state.private))
-    shared = state.server, lane.federation
     rows = jax.ShapeDtypeStruct((lane.federation.train.longest,), jnp.int32)
-    stacked = client, rows, jax.eval_shape(lambda: jax.random.key(0))
+    entry = client, jax.eval_shape(lambda: jax.random.key(0))
     up = down = 0
     for exchange in program.method.round:
         run = _one_client(exchange, program.plan)
-        upload, _, _ = jax.eval_shape(run, shared, stacked)
+        upload, _, _ = jax.eval_shape(run, state.server, lane.federation, rows, entry)
         up += tree.num_bytes(upload)
         down += tree.num_bytes(jax.eval_shape(exchange.send, state.server, client.id))
     return up, down

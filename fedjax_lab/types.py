@@ -244,6 +244,7 @@ class Plan(NamedTuple):
     optimizer: Any  # optax.GradientTransformation, used where a method names none
     clip: float | Array = 0.0  # largest norm of the gradient of a client's step; 0: none
     num_domains: int = 1
+    num_clients: int | None = None  # of a population that is padded; None: it is not
     example_shape: tuple[int, ...] | None = None  # of one, flat in the pool; None: it is a vector
     equal_steps: bool = False  # every client has as many batches as the longest: no masking
     eval_batch: int = 100

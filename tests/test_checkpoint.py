@@ -4,16 +4,23 @@ import errno
 import logging
 import random
 import shutil
+from functools import partial
 from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import orbax.checkpoint as ocp
 import pytest
 import toys
+from jax.sharding import NamedSharding, SingleDeviceSharding
+from jax.sharding import PartitionSpec as P
 
+from fedjax_lab import parallel
+from fedjax_lab.data.cache import checksum
 from fedjax_lab.errors import BadInput
-from fedjax_lab.running.checkpoint import Checkpoints, restored
+from fedjax_lab.running import checkpoint, digest
+from fedjax_lab.running.checkpoint import Checkpoints, numbers, placed
 
 STATE = {"w": jnp.arange(12.0), "n": jnp.int32(3), "none": None, "empty": (), "f": np.ones(1)}
 
@@ -42,9 +49,10 @@ def folder(saved, tmp_path):
 def newest(folder):
     checkpoints = Checkpoints(folder)
     try:
-        rounds, leaves = checkpoints.newest()
+        rounds, saved = checkpoints.newest()
     finally:
         checkpoints.close()
+    leaves = placed(saved, jax.tree.leaves(STATE))
     toys.same(leaves, jax.tree.leaves(state_after(rounds)))
     dtypes = [np.asarray(a).dtype for a in jax.tree.leaves(STATE)]
     assert [a.dtype for a in leaves] == dtypes
@@ -72,7 +80,7 @@ def test_typed_keys_are_restored_with_their_type_and_seeds_axis(tmp_path):
     saved = checkpoints.newest()[1]
     checkpoints.close()
     like, tree = jax.tree.flatten(state)
-    again = tree.unflatten(map(restored, saved, like))
+    again = tree.unflatten(placed(saved, like))
     assert jax.tree.map(lambda a: a.dtype, again) == jax.tree.map(lambda a: a.dtype, state)
     toys.same(again, state)
     assert jax.random.normal(again["one"]) == jax.random.normal(keys[0, 0])
@@ -163,3 +171,182 @@ def test_what_orbax_raises_is_not_logged_as_well(tmp_path, caplog):
     for path, count in (("site-packages/orbax/checkpoint/x.py", 0), ("mine.py", 1)):
         log.handle(log.makeRecord("absl", logging.ERROR, path, 1, "raised", (), None))
         assert len(caplog.records) == count
+
+
+# Several devices.
+
+CLIENTS = 10
+
+
+def spread(devices, wide=1):
+    """A state of 10 clients on so many devices, filled up with zeros to a multiple of them."""
+    rows = CLIENTS + -CLIENTS % devices
+    private = np.zeros((rows, 3 * wide), np.float32)
+    private[:CLIENTS] = np.arange(CLIENTS * 3 * wide).reshape(CLIENTS, -1) + 1
+    keys = jax.random.key_data(jax.random.split(jax.random.key(1), CLIENTS))
+    keys = np.pad(keys, ((0, rows - CLIENTS), (0, 0)))
+    state = {
+        "server": np.arange(800_000, dtype=np.float32),
+        "private": private,
+        "seeds": np.stack([private, 2 * private]),
+        "keys": keys,
+        "t": np.int32(3),
+    }
+    state = {name: jax.device_put(a, place(devices, name)) for name, a in state.items()}
+    state["keys"] = jax.random.wrap_key_data(state["keys"])
+    return {**state, "seconds": np.array([1 / 3])}
+
+
+def place(devices, name):
+    specs = {"private": P("client"), "keys": P("client"), "seeds": P(None, "client")}
+    if devices == 1:
+        return SingleDeviceSharding(jax.devices()[0])
+    return NamedSharding(parallel.make_mesh(devices), specs.get(name, P()))
+
+
+def everywhere(devices):
+    return place(devices, "server")
+
+
+def save(folder, state):
+    checkpoints = Checkpoints(folder / "checkpoints")
+    checkpoints.save(4, state)
+    checkpoints.close()
+
+
+def restore(folder, like, sharding):
+    checkpoints = Checkpoints(folder / "checkpoints")
+    try:
+        rounds, saved = checkpoints.newest(sharding)
+    finally:
+        checkpoints.close()
+    assert rounds == 4
+    leaves, tree = jax.tree.flatten(like)
+    return jax.tree.unflatten(tree, placed(saved, leaves))
+
+
+@pytest.fixture(scope="module", params=[8, 1])
+def by_devices(request, tmp_path_factory):
+    """The folder of a checkpoint that so many devices have saved."""
+    folder = tmp_path_factory.mktemp("spread")
+    save(folder, spread(request.param))
+    return folder
+
+
+@pytest.mark.parametrize("devices", [8, 4, 3, 2, 1])
+def test_restored_on_another_number_of_devices(by_devices, devices):
+    like = spread(devices)
+    again = restore(by_devices, like, everywhere(devices))
+    toys.same(again, like)
+    for name, a in like.items():
+        assert type(again[name]) is type(a)
+        if isinstance(a, jax.Array):
+            assert again[name].sharding.is_equivalent_to(a.sharding, a.ndim), name
+
+
+def test_restored_to_a_replicated_state(by_devices):
+    state = spread(1)
+    like = {
+        name: jax.device_put(a, everywhere(4)) if isinstance(a, jax.Array) else a
+        for name, a in state.items()
+    }
+    again = restore(by_devices, like, everywhere(4))
+    toys.same(again, state)
+    assert again["private"].sharding.is_fully_replicated
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"private": jnp.zeros((16, 4))},
+        {"server": jnp.zeros(800_008)},
+        {"private": jnp.zeros((16, 3), jnp.int32)},
+        {"private": jnp.zeros((16, 3, 1))},
+        {"more": jnp.zeros(3)},
+        {"private": jax.device_put(np.zeros((8, 3), np.float32), place(8, "private"))},
+    ],
+)
+def test_arrays_of_another_run_are_refused(change, tmp_path):
+    """Only zeros may be added to, or left out of, an axis of clients."""
+    save(tmp_path, spread(8))
+    with pytest.raises(BadInput, match="its arrays"):
+        restore(tmp_path, spread(8) | change, everywhere(8))
+
+
+def flipped(a):
+    bits = a.view(np.uint32).copy()
+    bits.flat[5] ^= 1 << 31
+    bits.flat[7] ^= 1 << 31
+    return bits.view(a.dtype)
+
+
+def swapped(a):
+    return a[[1, 0, *range(2, len(a))]]
+
+
+@pytest.mark.parametrize(
+    "name, change", [("private", flipped), ("private", swapped), ("server", flipped)]
+)
+def test_changed_entries_are_found(name, change, tmp_path, monkeypatch):
+    """Files that are whole, but not of this state: what orbax itself cannot tell."""
+    state = spread(8)
+    wrong = state | {name: jax.device_put(change(np.asarray(state[name])), place(8, name))}
+    description = checkpoint._description
+    leaves = [numbers(a) for a in jax.tree.leaves(state)]
+    monkeypatch.setattr(checkpoint, "_description", lambda rounds, _: description(rounds, leaves))
+    save(tmp_path, wrong)
+    with pytest.raises(BadInput, match="the arrays are not those that were saved"):
+        restore(tmp_path, state, everywhere(8))
+
+
+def test_files_that_are_cut_off_are_found(by_devices, tmp_path):
+    folder = shutil.copytree(by_devices, tmp_path / "copy")
+    path = max(folder.rglob("d/*"), key=lambda path: path.stat().st_size)
+    with path.open("ab") as file:
+        file.truncate(path.stat().st_size // 2)
+    with pytest.raises(BadInput, match="no checkpoint in .* is whole"):
+        restore(folder, spread(4), everywhere(4))
+
+
+@pytest.mark.parametrize("devices", [8, 1])
+def test_what_is_saved_may_be_given_away_at_once(devices, tmp_path):
+    """The next rounds reuse the state's memory while it is still written."""
+    state = {name: a for name, a in spread(devices, wide=50_000).items() if name != "keys"}
+    like = jax.tree.map(np.array, state)
+    play = jax.jit(partial(jax.tree.map, lambda a: a + 1), donate_argnums=0)
+    play(jax.tree.map(jnp.copy, state))  # compiled
+    checkpoints = Checkpoints(tmp_path / "checkpoints")
+    checkpoints.save(4, state)
+    for _ in range(5):
+        state = play(state)
+    checkpoints.close()
+    toys.same(restore(tmp_path, like, everywhere(devices)), like)
+
+
+def test_no_process_holds_a_spread_array_whole(tmp_path, monkeypatch):
+    """Neither saving nor restoring brings it to the host."""
+    state = {name: a for name, a in spread(8).items() if name in ("private", "seeds")}
+    monkeypatch.setattr(digest, "PIECE", 0)
+    shape, asarray = state["seeds"].shape, np.asarray
+
+    def watched(a, *args, **options):
+        assert getattr(a, "shape", ()) != shape
+        return asarray(a, *args, **options)
+
+    monkeypatch.setattr(np, "asarray", watched)
+    save(tmp_path, state)
+    again = restore(tmp_path, state, everywhere(8))
+    monkeypatch.undo()
+    toys.same(again, state)
+
+
+def test_a_checkpoint_of_version_0_1_0_is_restored(tmp_path):
+    """Whole arrays of the host, with one digest."""
+    state = spread(1)
+    leaves = {str(i): np.asarray(numbers(a)) for i, a in enumerate(jax.tree.leaves(state))}
+    whole = {"sha256": checksum({"rounds": np.array(4), **leaves})}
+    with ocp.CheckpointManager(tmp_path / "checkpoints") as manager:
+        arrays, whole = ocp.args.StandardSave(leaves), ocp.args.JsonSave(whole)
+        manager.save(4, args=ocp.args.Composite(leaves=arrays, digest=whole))
+    toys.same(restore(tmp_path, state, everywhere(1)), state)
+    toys.same(restore(tmp_path, spread(8), everywhere(8)), spread(8))

@@ -44,22 +44,32 @@ def test_devices_get_equal_shares():
 
 
 @pytest.mark.parametrize("m", [1, 4, 5, 8])
-@pytest.mark.parametrize("name", ["chunked(3)", "sequential", "mesh(4)", "mesh(2) of chunks"])
+@pytest.mark.parametrize(
+    "name",
+    ["chunked(3)", "sequential", "mesh(4)", "mesh(2) of chunks", "divided", "chunks divided"],
+)
 def test_strategies_give_what_vmap_gives(name, m):
+    four, two = parallel.make_mesh(4), parallel.make_mesh(2)
     inner = {
         "chunked(3)": parallel.chunked(3),
         "sequential": parallel.sequential(),
-        "mesh(4)": parallel.on_mesh(parallel.make_mesh(4), parallel.sequential()),
-        "mesh(2) of chunks": parallel.on_mesh(parallel.make_mesh(2), parallel.chunked(2)),
+        "mesh(4)": parallel.on_mesh(four, parallel.sequential()),
+        "mesh(2) of chunks": parallel.on_mesh(two, parallel.chunked(2)),
+        "divided": parallel.on_mesh(four, parallel.sequential(), by_client=True, by_row=True),
+        "chunks divided": parallel.on_mesh(two, parallel.chunked(2), by_row=True),
     }[name]
 
-    def fn(shared, entry):
-        return {"sum": shared + entry[0], "row": entry[1] * 2}
+    def fn(shared, federation, rows, entry):
+        x = jnp.where(rows[:, None] < 0, 0, federation.x[rows])
+        return {"sum": shared + entry[0], "row": entry[1] * 2, "x": x}
 
     stacked = jnp.arange(m), jnp.arange(m * 3.0).reshape(m, 3)
-    expected = jax.vmap(fn, (None, 0))(10, stacked)
-    toys.same(jax.jit(inner.each(fn))(10, stacked), expected)
-    toys.same(jax.jit(parallel.in_groups(inner, 2)(fn))(10, stacked), expected)
+    rows = toys.FEDERATION.train[jnp.arange(m)]
+    federation = toys.FEDERATION._replace(train=None, test=None)
+    expected = jax.vmap(fn, (None, None, 0, 0))(10, federation, rows, stacked)
+    args = 10, federation, rows, stacked
+    toys.same(jax.jit(inner.each(fn))(*args), expected)
+    toys.same(jax.jit(inner.everyone(fn, 2))(*args), expected)
 
 
 INNER = {"vectorized": parallel.vectorized(), "chunked": parallel.chunked(2)}

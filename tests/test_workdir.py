@@ -64,11 +64,11 @@ def refused(folder, capsys, *more):
 
 
 def damage(checkpoint):
-    """A bit of the largest file, which holds arrays."""
-    path = max(checkpoint.rglob("*"), key=lambda path: path.stat().st_size * path.is_file())
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(data)
+    """A bit of each file that holds arrays."""
+    for path in checkpoint.rglob("d/*"):
+        data = bytearray(path.read_bytes())
+        data[len(data) // 2] ^= 1
+        path.write_bytes(data)
 
 
 # Other data.

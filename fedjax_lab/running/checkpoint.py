@@ -1,37 +1,54 @@
 """Saving and restoring the state of a run with orbax: asynchronous, atomic, the newest two kept.
 
 A checkpoint is the state's leaves by number; the tree itself follows from the config, whose copy in
-the workdir is compared before anything is restored. Beside them a digest is saved, of the number of
-rounds and of all leaves, because the array files of orbax have no checksums.
+the workdir is compared before anything is restored. Each process writes and reads the shards that
+its devices hold. Beside the leaves a description is saved: the number of rounds, and the shape,
+type and digest of each leaf, because the array files of orbax have no checksums.
 """
 
 import contextlib
 import errno
 import gc
+import hashlib
 import io
+import json
 import logging
+import math
 import os
 import shutil
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import NamedSharding, Sharding, SingleDeviceSharding
+from jax.sharding import PartitionSpec as P
 
-from fedjax_lab import parallel
+from fedjax_lab import parallel, processes
 from fedjax_lab.data.cache import checksum
 from fedjax_lab.errors import BadInput, warn
+from fedjax_lab.running import digest
 from fedjax_lab.types import Array, PyTree
 
 ROOM = 1 << 20  # bytes of a checkpoint besides its arrays, at most
+SMALL = 1 << 20  # bytes of an array that is read whole to every device
+
+
+class Saved(NamedTuple):
+    """A leaf that was read, on the devices or (`host`) in host memory."""
+
+    array: Any  # may have more zeros at the end of an axis than were saved
+    shape: tuple[int, ...]  # as it was saved
+    clients: int | None  # the axis that was spread over the devices by client
+    digest: str
 
 
 class Checkpoints:
     """The checkpoints of one workdir, each under the number of rounds it comes after.
 
-    For the first process of a run alone, which may wait for no other in here.
+    All processes of a run have one, and call the same functions of it in the same order.
     """
 
     def __init__(self, folder: Path):
@@ -40,43 +57,46 @@ class Checkpoints:
         for name in ("absl", "asyncio"):  # all errors that its threads log are raised here as well
             logging.getLogger(name).addFilter(_not_of_orbax)
         self._args, self._folder = ocp.args, folder
+        self._arrays, self._json = ocp.StandardCheckpointHandler(), ocp.JsonCheckpointHandler()
         folder.mkdir(exist_ok=True)
-        alone = ocp.options.MultiprocessingOptions(primary_host=0, active_processes={0})
         options = ocp.CheckpointManagerOptions(
             max_to_keep=2,
             create=False,
             cleanup_tmp_directories=True,  # what a process that was killed has left
-            multiprocessing_options=alone,
         )
         with _hushed():
             self._manager = ocp.CheckpointManager(folder.absolute(), options=options)
 
     def save(self, rounds: int, state: PyTree) -> None:
-        """Returns when the state has been copied; it is written in the background."""
+        """Returns when the state may be changed or given away; it is written in the background.
+
+        Orbax has copied it to the host by then. On a CPU it keeps views of the arrays instead, and
+        JAX does not reuse memory that somebody still views.
+        """
         if self._manager.latest_step() == rounds:
             return
-        # Copied here because the next block of rounds reuses the state's memory.
-        leaves = {str(i): np.array(numbers(a)) for i, a in enumerate(jax.tree.leaves(state))}
-        _check_room(self._folder, sum(a.nbytes for a in leaves.values()))
-        digest = self._args.JsonSave({"sha256": _digest(rounds, leaves)})
-        leaves = self._args.StandardSave(leaves)
-        self._manager.save(rounds, args=self._args.Composite(leaves=leaves, digest=digest))
+        leaves = [numbers(a) for a in jax.tree.leaves(state)]
+        size = sum(a.nbytes for a in leaves)
+        processes.of_first(lambda: _check_room(self._folder, size))
+        description = self._args.JsonSave(_description(rounds, leaves))
+        arrays = self._args.StandardSave({str(i): a for i, a in enumerate(leaves)})
+        self._manager.save(rounds, args=self._args.Composite(leaves=arrays, digest=description))
 
-    def newest(self) -> tuple[int, list[np.ndarray]]:
+    def newest(self, sharding: Sharding | None = None) -> tuple[int, list[Saved]]:
         """The number of rounds and the leaves of the newest checkpoint that is whole.
 
         Returns (0, []) where there is no checkpoint. Tells of each newer one that is damaged.
         BadInput if all are. Nothing is changed.
+
+        sharding: of what lies on all devices of the run; None: on the default device.
         """
         damaged = {}
-        for rounds in sorted(self._manager.all_steps(), reverse=True):
-            if not any((self._folder / str(rounds)).iterdir()):
-                continue  # an empty folder is no checkpoint
-            leaves, reason = self._try_to_read(rounds)
+        for rounds in processes.of_first(self._numbers):
+            leaves, reason = self._try_to_read(rounds, sharding)
             if reason:
                 damaged[rounds] = reason
                 continue
-            for number, reason in damaged.items():
+            for number, reason in damaged.items() if processes.is_first() else ():
                 warn(
                     f"checkpoint {number} in {self._folder} is damaged; {rounds} is used: {reason}"
                 )
@@ -88,30 +108,60 @@ class Checkpoints:
             )
         return 0, []
 
-    def _try_to_read(self, rounds):
+    def _numbers(self):
+        """The newest first. An empty folder is no checkpoint."""
+        steps = sorted(self._manager.all_steps(), reverse=True)
+        return [rounds for rounds in steps if any((self._folder / str(rounds)).iterdir())]
+
+    def _try_to_read(self, rounds, sharding):
         """The leaves of a checkpoint, and why they cannot be had if that is so."""
+        leaves, reason = [], ""
         with _hushed():
             try:
-                return self._read(rounds), ""
+                leaves = self._read(rounds, sharding)
             except MemoryError:
                 raise
             except Exception as error:  # orbax and tensorstore raise any
                 reason = f"{' '.join(str(error).split())[:200]} ({type(error).__name__})"
-            time.sleep(0.1)  # the threads that read other arrays of the checkpoint fail as well,
-            gc.collect()  # and asyncio tells of it when their tasks are deleted
-            return [], reason
+            if reason:
+                time.sleep(0.1)  # the threads that read other arrays of it fail as well,
+                gc.collect()  # and asyncio tells of it when their tasks are deleted
+        if processes.anywhere(bool(reason)):
+            return [], reason or "another process cannot read it"
+        if [leaf.digest for leaf in leaves] != digest.of([leaf.array for leaf in leaves]):
+            return [], "the arrays are not those that were saved"
+        return leaves, ""
 
-    def _read(self, rounds):
-        leaves, digest = self._args.StandardRestore(), self._args.JsonRestore()
-        args = self._args.Composite(leaves=leaves, digest=digest)
-        saved = self._manager.restore(rounds, args=args)
-        if saved["digest"]["sha256"] != _digest(rounds, saved["leaves"]):
+    def _read(self, rounds, sharding):
+        """Reads what the devices of this process hold; waits for no other process."""
+        folder = self._folder.absolute() / str(rounds)
+        description = self._json.restore(folder / "digest")
+        if "arrays" not in description:
+            return self._read_unsharded(rounds, folder, description)
+        arrays = description["arrays"]
+        if description != _signed(rounds, arrays):
+            raise ValueError("the description is not the one that was saved")
+        targets = {str(i): _target(sharding, **array) for i, array in enumerate(arrays)}
+        args = self._args.StandardRestore(targets, strict=False)  # fills up with zeros
+        found = self._arrays.restore(folder / "leaves", args=args)
+        return [
+            Saved(found[str(i)], tuple(array["shape"]), array["clients"], array["digest"])
+            for i, array in enumerate(arrays)
+        ]
+
+    def _read_unsharded(self, rounds, folder, description):
+        """The leaves of a checkpoint of version 0.1.0, in host memory."""
+        arrays = self._arrays.restore(folder / "leaves", args=self._args.StandardRestore())
+        if description["sha256"] != checksum({"rounds": np.array(rounds), **arrays}):
             raise ValueError("the arrays are not those that were saved")
-        return [saved["leaves"][str(i)] for i in range(len(saved["leaves"]))]
+        leaves = [arrays[str(i)] for i in range(len(arrays))]
+        return [
+            Saved(a, a.shape, None, of) for a, of in zip(leaves, digest.of(leaves), strict=True)
+        ]
 
     def forget_after(self, rounds: int) -> None:
         """Removes later checkpoints, which would be in the way of those that a run saves."""
-        for later in self._manager.all_steps():
+        for later in processes.of_first(lambda: sorted(self._manager.all_steps())):
             if later > rounds:
                 self._manager.delete(later)
 
@@ -127,17 +177,117 @@ class Checkpoints:
 
 def numbers(leaf: Any) -> Array | np.ndarray:
     """A leaf as it is saved: typed random keys, which have no files, as the integers in them."""
-    if not _is_key(leaf):
-        return leaf
-    return jax.random.key_data(leaf.addressable_data(0) if leaf.is_fully_replicated else leaf)
+    return jax.random.key_data(leaf) if _is_key(leaf) else leaf
 
 
-def restored(saved: Any, like: Any) -> Array | np.ndarray:
-    """A saved leaf as it was before, where and of the kind that `like` is."""
-    if _is_key(like):
-        saved = jax.random.wrap_key_data(saved, impl=jax.random.key_impl(like))
-    sharding: Any = getattr(like, "sharding", None)
-    return parallel.put(saved, sharding) if isinstance(like, jax.Array) else saved
+def placed(leaves: list[Saved], like: list) -> list:
+    """The leaves of the kinds that `like` has, and where those lie.
+
+    An axis of clients, on which zeros fill up what the devices do not divide, is made as long as it
+    is there. BadInput where anything else differs in shape or type, so that the leaves are another
+    run's.
+    """
+    shapes = [jax.eval_shape(numbers, a) if isinstance(a, jax.Array) else a for a in like]
+    if len(leaves) != len(like) or not all(map(_fits, leaves, shapes, like)):
+        raise BadInput("its arrays differ in shape or type")
+    arrays = [_on_host(leaf.array, a) for leaf, a in zip(leaves, shapes, strict=True)]
+    arrays = _on_devices(arrays, shapes, like)
+    if any(leaf.shape > a.shape for leaf, a in zip(leaves, shapes, strict=True)):
+        if digest.of(arrays) != [leaf.digest for leaf in leaves]:
+            raise BadInput("its arrays have more clients")
+    return [_as_key(a, old) if _is_key(old) else a for a, old in zip(arrays, like, strict=True)]
+
+
+def _fits(leaf, shape, like):
+    """Whether a leaf has the type and the shape, but for an axis that is filled up with zeros."""
+    if leaf.array.dtype != shape.dtype or len(leaf.shape) != len(shape.shape):
+        return False
+    lengths = zip(leaf.shape, shape.shape, strict=True)
+    return {i for i, (a, b) in enumerate(lengths) if a != b} <= {leaf.clients, _clients(like)}
+
+
+def _on_host(array, shape):
+    """An array of host memory with the shape; others as they are."""
+    if isinstance(array, jax.Array) or array.shape == shape.shape:
+        return array
+    return np.asarray(_resized(np, array, shape.shape))
+
+
+def _on_devices(arrays, shapes, like):
+    """Those that belong there, with their shapes, each device holding what `like` says."""
+    moving = {}
+    for i, (array, old) in enumerate(zip(arrays, like, strict=True)):
+        if not isinstance(old, jax.Array):
+            arrays[i] = np.asarray(array)
+        elif not isinstance(array, jax.Array):
+            arrays[i] = parallel.put(array, old.sharding)
+        elif not (
+            array.shape == shapes[i].shape
+            and array.sharding.is_equivalent_to(old.sharding, array.ndim)
+        ):
+            moving[i] = array
+    shardings = {i: like[i].sharding for i in moving}
+
+    def resize(moving):
+        return {i: _resized(jnp, a, shapes[i].shape) for i, a in moving.items()}
+
+    moved = jax.jit(resize, out_shardings=shardings)(moving) if moving else {}
+    return [moved.get(i, a) for i, a in enumerate(arrays)]
+
+
+def _resized(xp, array, shape):
+    """Zeros added to the end of an axis, or what stands there left out."""
+    kept = array[tuple(slice(length) for length in shape)]
+    return xp.pad(kept, [(0, new - old) for new, old in zip(shape, kept.shape, strict=True)])
+
+
+def _as_key(bits, like):
+    return jax.random.wrap_key_data(bits, impl=jax.random.key_impl(like))
+
+
+def _description(rounds, leaves):
+    """What is saved beside the leaves."""
+    arrays = [
+        {
+            "shape": list(a.shape),
+            "dtype": str(a.dtype),
+            "clients": _clients(a),
+            "host": not isinstance(a, jax.Array),
+            "digest": of,
+        }
+        for a, of in zip(leaves, digest.of(leaves), strict=True)
+    ]
+    return _signed(rounds, arrays)
+
+
+def _signed(rounds, arrays):
+    content = json.dumps([rounds, arrays], sort_keys=True)
+    sha256 = hashlib.sha256(content.encode()).hexdigest()
+    return {"rounds": rounds, "arrays": arrays, "sha256": sha256}
+
+
+def _clients(array):
+    """The axis that is spread over the devices by client; None where there is none."""
+    spec = getattr(getattr(array, "sharding", None), "spec", ())
+    return next((i for i, names in enumerate(spec) if names in ("client", ("client",))), None)
+
+
+def _target(sharding, shape, dtype, clients, host, **_):
+    """Where an array is read to: each device reads a part of it, unless it is small.
+
+    The axis of clients, or else the longest one, is spread over all devices.
+    """
+    size = math.prod(shape) * np.dtype(dtype).itemsize
+    if host:
+        return np.broadcast_to(np.zeros((), dtype), shape)
+    if sharding is None:
+        sharding = SingleDeviceSharding(jax.local_devices()[0])
+    if isinstance(sharding, NamedSharding) and (size > SMALL or clients is not None):
+        axis = int(np.argmax(shape)) if clients is None else clients
+        mesh, shape = sharding.mesh, list(shape)
+        shape[axis] += -shape[axis] % mesh.size
+        sharding = NamedSharding(mesh, P(*[None] * axis, mesh.axis_names))
+    return jax.ShapeDtypeStruct(tuple(shape), dtype, sharding=sharding)
 
 
 def _is_key(leaf):
@@ -165,7 +315,3 @@ def _hushed():
             yield
     finally:
         logging.disable(logging.NOTSET)
-
-
-def _digest(rounds, leaves):
-    return checksum({"rounds": np.array(rounds), **leaves})

@@ -8,6 +8,7 @@ import contextlib
 import functools
 import hashlib
 import io
+import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,7 +22,7 @@ from fedjax_lab.engine import Engine
 from fedjax_lab.errors import BadInput
 from fedjax_lab.experiment import Experiment
 from fedjax_lab.running import files, fingerprint, lock, metrics
-from fedjax_lab.running.checkpoint import Checkpoints, numbers, restored
+from fedjax_lab.running.checkpoint import Checkpoints, placed
 
 BEFORE = ("partition.png", "error.txt", "fingerprint.json")  # may be there before a run begins
 SAVE_SECONDS = 5.0  # at least so long between two checkpoints
@@ -39,17 +40,31 @@ def owned(path: Path | None, config, seeds: list[int], resume: bool) -> Iterator
 
     Raises:
       BadInput: another command runs there, the folder holds another run or one that was not asked
-        to be resumed, or nothing can be written there.
+        to be resumed, nothing can be written there, or not all processes see the same folder.
     """
     with contextlib.ExitStack() as until_the_end:
         if path is not None:
             processes.of_first(lambda: _take(until_the_end, path, config, seeds, resume))
+            _check_shared(path)
         yield
 
 
 def _take(until_the_end, path, config, seeds, resume):
     until_the_end.enter_context(lock.owned(path))
     _check_content(path, config, seeds, resume)
+
+
+def _check_shared(path):
+    """BadInput unless every process sees what the first one writes there."""
+    token = processes.of_first(lambda: path / f".seen-by-all-{os.urandom(4).hex()}.tmp")
+    processes.of_first(token.touch)
+    is_missing = processes.anywhere(not token.exists())
+    processes.of_first(token.unlink)
+    if is_missing:
+        raise BadInput(
+            f"{path} is not the same folder for all processes of the run: each one writes its share"
+            " of a checkpoint there, so it has to be on a file system that their hosts share"
+        )
 
 
 def _check_content(path, config, seeds, resume):
@@ -76,7 +91,8 @@ def saved_config(config, seeds: list[int]) -> dict:
 class Workdir:
     """A folder that is `owned`, and its files; without a path nothing is written.
 
-    The first process alone reads and writes them; the others are told what it has read.
+    The first process alone reads and writes them, and tells the others what it has read;
+    checkpoints alone are read and written by all.
     """
 
     def __init__(self, path: Path | None, experiment: Experiment):
@@ -114,6 +130,7 @@ class Workdir:
         """Begins to write, once nothing is wrong with the run that the folder is for."""
         if self.path is not None:
             processes.of_first(self._open)
+            self._checkpoints = Checkpoints(self._file("checkpoints"))
 
     def _open(self):
         for folder in (self.path, self._file("stages"), self._file("plots")):
@@ -122,7 +139,6 @@ class Workdir:
             metrics.write_json(self._file("fingerprint.json"), self._fingerprint)
             saved = saved_config(self._experiment.config, self._experiment.simulation.seeds)
             metrics.write_json(self._file("config.json"), saved)
-        self._checkpoints = Checkpoints(self._file("checkpoints"))
 
     def restore(self, engine: Engine, evaluations: list[int]) -> list[dict]:
         """Puts the engine where the newest whole checkpoint was; returns the rows until there.
@@ -136,45 +152,48 @@ class Workdir:
         """
         if self.path is None:
             return []
-        self.saved, rows = processes.of_first(lambda: self._newest(evaluations))
+        rows = processes.of_first(lambda: self._verified(evaluations))
+        self.saved, leaves = self._checkpoints.newest(self._experiment.simulation.strategy.sharding)
+        rows = self._until_saved(rows, evaluations)
         while self.saved > engine.ends[engine.stage_number]:
             engine.next_stage(processes.of_first(lambda: self._read_facts(engine)))
         if self.saved:
             like, treedef = jax.tree.flatten(engine.snapshot())
-            leaves = processes.of_first(lambda: self._leaves_for(like))
-            engine.go_on(jax.tree.unflatten(treedef, map(restored, leaves, like)), self.saved)
-        processes.of_first(self._cut_to_saved)
+            engine.go_on(jax.tree.unflatten(treedef, self._placed(leaves, like)), self.saved)
+        self._cut_to_saved()
         return rows
 
-    def _newest(self, evaluations):
-        path, seeds = self._file("metrics.jsonl"), self._experiment.simulation.seeds
-        expected = [(rounds, seed) for rounds in evaluations for seed in seeds]
-        rows = metrics.verified(path, expected)
-        self.saved, self._leaves = self._checkpoints.newest()
+    def _expected(self, evaluations):
+        seeds = self._experiment.simulation.seeds
+        return [(rounds, seed) for rounds in evaluations for seed in seeds]
+
+    def _verified(self, evaluations):
+        return metrics.verified(self._file("metrics.jsonl"), self._expected(evaluations))
+
+    def _until_saved(self, rows, evaluations):
+        expected = self._expected(evaluations)
         needed = sum(rounds <= self.saved for rounds, _ in expected)
         if len(rows) < needed:
             raise BadInput(
-                f"{path} lacks round {expected[len(rows)][0]}, which checkpoint {self.saved} has;"
-                " without the folder checkpoints the run starts anew"
+                f"{self._file('metrics.jsonl')} lacks round {expected[len(rows)][0]}, which"
+                f" checkpoint {self.saved} has; without the folder checkpoints the run starts anew"
             )
-        return self.saved, rows[:needed]
+        return rows[:needed]
 
-    def _leaves_for(self, like):
-        leaves, self._leaves = self._leaves, None
-        expected = [numbers(a) for a in like]
-        if [(a.shape, a.dtype) for a in leaves] != [(a.shape, a.dtype) for a in expected]:
+    def _placed(self, leaves, like):
+        try:
+            return placed(leaves, like)
+        except BadInput as error:
             raise BadInput(
-                f"checkpoint {self.saved} of {self.path} is another run's: its arrays differ in"
-                " shape or type"
-            )
-        return leaves
+                f"checkpoint {self.saved} of {self.path} is another run's: {error}"
+            ) from error
 
     def _cut_to_saved(self):
         """Removes what the run is going to write again."""
         if self.saved < self._experiment.simulation.plan.rounds:
-            self._file("summary.json").unlink(missing_ok=True)
+            processes.of_first(lambda: self._file("summary.json").unlink(missing_ok=True))
         self._checkpoints.forget_after(self.saved)
-        metrics.keep_until(self._file("metrics.jsonl"), self.saved)
+        processes.of_first(lambda: metrics.keep_until(self._file("metrics.jsonl"), self.saved))
 
     def finished(self, all_rounds: bool) -> bool:
         """Whether an earlier process has left nothing to do."""
@@ -211,14 +230,18 @@ class Workdir:
 
     def save(self, engine: Engine, force: bool, part: Callable = lambda whole: whole) -> None:
         """Saves a checkpoint of `part` of the snapshot, unless the last one is only seconds old."""
+        if self._checkpoints is None:
+            return
         now = time.monotonic()
-        if self._checkpoints and (force or now - self._last_save >= SAVE_SECONDS):
+        if processes.of_first(lambda: force or now - self._last_save >= SAVE_SECONDS):
             self._checkpoints.save(engine.played, part(engine.snapshot()))
             self.saved, self._last_save = engine.played, now
 
     def finish(self, summarize: Callable[[Experiment, list[dict]], dict], rows, **more) -> dict:
         """Writes the plots and then summary.json, which it returns."""
         summary = {**summarize(self._experiment, rows), **more}
+        if self._checkpoints:
+            self._checkpoints.wait()
         if self._writes:
             from fedjax_lab.analysis import plots
 
@@ -227,8 +250,6 @@ class Workdir:
             curve.savefig(picture, format="png", dpi=120)
             metrics.make_folder(self._file("plots"))
             metrics.replace(self._file("plots/learning_curve.png"), picture.getvalue())
-            if self._checkpoints:
-                self._checkpoints.wait()
             metrics.write_json(self._file("summary.json"), summary)
         return summary
 

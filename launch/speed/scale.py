@@ -44,7 +44,9 @@ HOSTS = {"auto": None, "host": Host(), "disk": Host(on_disk=True), "stream": Hos
 
 def main() -> None:
     """Reads the flags and prints the line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     commands = parser.add_subparsers(dest="command", required=True)
     state, pool = (commands.add_parser(name) for name in ("state", "pool"))
     state.add_argument("--clients", type=int, default=300_000)
@@ -111,9 +113,7 @@ def simulate(federation, method, task, plan, host) -> Simulation:
         client_bytes=lambda: client_bytes(task, plan),
     )
     stages = (Stage("train", method, plan.rounds),)
-    return Simulation(
-        [0], [federation], [federation], CLASSES, stages, plan, strategy, host=host
-    )
+    return Simulation([0], [federation], [federation], CLASSES, stages, plan, strategy, host=host)
 
 
 def make_file(file: Path, count: int, size: int) -> None:

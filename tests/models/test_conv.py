@@ -208,6 +208,7 @@ import jax, jax.numpy as jnp
 from fedjax_lab import parallel
 parallel.use_every_core()
 from fedjax_lab.models import nets
+from fedjax_lab.types import Federation
 
 net = nets.digit_cnn(10)
 x = jax.random.normal(jax.random.key(0), (32, 28, 28, 3))
@@ -218,7 +219,7 @@ def loss(params, x):
     (logits, _), _ = net.apply(weights, x, train=True, mutable="batch_stats")
     return (jax.nn.logsumexp(logits, axis=1) - logits[:, 0]).mean()
 
-def largest_difference(_, x):
+def largest_difference(shared, federation, rows, x):
     def step(i, carry):
         first, largest = carry
         g = jax.grad(loss)(variables["params"], x + 0.0 * i)["Conv_0"]["kernel"]
@@ -229,7 +230,8 @@ def largest_difference(_, x):
 
 strategy = parallel.on_mesh(parallel.make_mesh(jax.devices()), parallel.sequential())
 xs = jnp.stack([x] * len(jax.devices()))
-print(len(xs), jax.jit(strategy.each(largest_difference))(0, xs).max())
+nothing = Federation(*[None] * len(Federation._fields))
+print(len(xs), jax.jit(strategy.each(largest_difference))(0, nothing, xs, xs).max())
 """
 
 

@@ -1,0 +1,167 @@
+"""What is kept by client, and the pool of examples, divided over the `client` axis of a mesh.
+
+Device d of D holds the d-th part of the leading axis, which ends in zeros where D does not divide
+it. All functions but `deal` and `put_rows` run inside `jax.shard_map` over that axis; a part there
+is what this device holds. Numbers travel as their bits, so that they arrive unchanged.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_lab.types import Array, Federation, PyTree, Rows
+
+AXIS = "client"
+AT_ONCE = 1 << 28  # bytes that a device prepares for the others at a time
+POOL = ("x", "y", "domain")  # the fields of a federation that have an entry for each example
+
+
+def take(part: PyTree, ids: Array) -> PyTree:
+    """Of entries `ids` [M] of the whole this device's share [M / D]; those below 0 are zeros.
+
+    M is a multiple of D, and `ids` is the same on all devices. A `Rows` gives padded rows.
+    """
+
+    def share(a):
+        if isinstance(a, Rows):
+            rows = local(a, len(a), divided=True)[_places(ids, len(a))[0]]
+            return _share(rows + 1, ids, len(a)) - 1
+        return _share(a[_places(ids, len(a))[0]], ids, len(a))
+
+    return jax.tree.map(share, part, is_leaf=lambda a: isinstance(a, Rows))
+
+
+def put(part: PyTree, ids: Array, new: PyTree) -> PyTree:
+    """The part with entries `ids` [M] of the whole replaced; `new` is this device's share of them.
+
+    An id that is nobody's is left out.
+    """
+
+    def replaced(a, new):
+        place, held = _places(ids, a.shape[0])
+        everyone = jax.lax.all_gather(_bits(new), AXIS, tiled=True)
+        place = jnp.where(held, place, a.shape[0])  # out of range: dropped
+        return a.at[place].set(_of_bits(everyone, a), mode="drop")
+
+    return jax.tree.map(replaced, part, new)
+
+
+def bring(federation: Federation, rows: PyTree) -> tuple[dict[str, Array], PyTree]:
+    """The examples of each of this device's clients, as fields of a federation, and their rows.
+
+    rows: arrays [m, .] for m clients, -1: padding. The fields are [m, n, ...]; n is the number
+    of rows of a client in all arrays together.
+    """
+    leaves, treedef = jax.tree.flatten(rows)
+    together = jnp.concatenate(leaves, axis=1)
+    pool = [getattr(federation, name) for name in POOL]
+    brought = [_in_pieces(a, together) for a in pool]
+    positions = jnp.where(together < 0, -1, jnp.arange(together.shape[1], dtype=jnp.int32))
+    ends = np.cumsum([a.shape[1] for a in leaves])[:-1]
+    positions = jax.tree.unflatten(treedef, jnp.split(positions, ends, axis=1))
+    return dict(zip(POOL, brought, strict=True)), positions
+
+
+def _in_pieces(a, rows):
+    """The entries of a [R, ...] that each of these clients asks for: [m, n, ...]."""
+    clients = rows.shape[0]
+    size = math.prod(a.shape[1:]) * a.dtype.itemsize * rows.shape[1] * jax.lax.axis_size(AXIS)
+    pieces = min(clients, -(-clients * size // AT_ONCE))
+    missing = -clients % pieces
+    rows = jnp.pad(rows, ((0, missing), (0, 0)), constant_values=-1).reshape(pieces, -1)
+    out = jax.lax.map(lambda r: take(a, jax.lax.all_gather(r, AXIS, tiled=True)), rows)
+    return out.reshape(clients + missing, -1, *a.shape[1:])[:clients]
+
+
+def local(rows: PyTree, clients: int, divided: bool) -> PyTree:
+    """Each `Rows` with this device's so many clients alone; other arrays as they are.
+
+    divided: the device has its part of the arrays already, in which `start` is that of the whole.
+    """
+
+    def one(a):
+        if not isinstance(a, Rows):
+            return a
+        if divided:
+            return replace(a, start=a.start - jax.lax.axis_index(AXIS) * a.list.shape[0])
+        ids = jax.lax.axis_index(AXIS) * clients + jnp.arange(clients)
+        return replace(a, start=a.start[ids], count=a.count[ids])
+
+    return jax.tree.map(one, rows, is_leaf=lambda a: isinstance(a, Rows))
+
+
+def collect(federation: Federation, rows: Array) -> tuple[Federation, Array]:
+    """A federation of these rows alone, the same on all devices, and the rows in it."""
+
+    def everywhere(a):
+        place, held = _places(rows.reshape(-1), a.shape[0])
+        bits = _bits(a[place])
+        return _of_bits(jax.lax.psum(_zero_unless(held, bits), AXIS), a)
+
+    pool = {name: everywhere(getattr(federation, name)) for name in POOL}
+    positions = jnp.arange(rows.size, dtype=jnp.int32).reshape(rows.shape)
+    return federation._replace(**pool), jnp.where(rows < 0, -1, positions)
+
+
+def _places(ids, length):
+    """Where entries `ids` are in a part of this length, and whether they are."""
+    place = ids - jax.lax.axis_index(AXIS) * length
+    held = (ids >= 0) & (place >= 0) & (place < length)
+    return jnp.where(held, place, 0), held
+
+
+def _share(entries, ids, length):
+    """This device's share of entries [M], each of which the device that holds it contributes."""
+    bits = _zero_unless(_places(ids, length)[1], _bits(entries))
+    return _of_bits(jax.lax.psum_scatter(bits, AXIS, scatter_dimension=0, tiled=True), entries)
+
+
+def _zero_unless(held, bits):
+    return jnp.where(held.reshape(-1, *(1,) * (bits.ndim - 1)), bits, 0)
+
+
+def _bits(a):
+    """The array as unsigned integers, which a sum with zeros leaves unchanged."""
+    if jnp.issubdtype(a.dtype, jax.dtypes.prng_key):
+        return jax.random.key_data(a)
+    if a.dtype == bool:
+        return a.astype(jnp.uint8)
+    return jax.lax.bitcast_convert_type(a, f"uint{8 * a.dtype.itemsize}")
+
+
+def _of_bits(bits, like):
+    if jnp.issubdtype(like.dtype, jax.dtypes.prng_key):
+        return jax.random.wrap_key_data(bits, impl=jax.random.key_impl(like))
+    if like.dtype == bool:
+        return bits.astype(bool)
+    return jax.lax.bitcast_convert_type(bits, like.dtype)
+
+
+def deal(rows_by_seed: Sequence[Rows], devices: int) -> list[Rows]:
+    """The rows of each seed, with the clients and the part of the list that each device holds.
+
+    NumPy in and out. There are as many clients as a multiple of the devices, the last ones without
+    rows, and each device's part of the list has the same length.
+    """
+    dealt = []
+    for rows in rows_by_seed:
+        missing = -len(rows) % devices
+        count = np.pad(rows.count, (0, missing)).reshape(devices, -1)
+        dealt.append((rows, count, np.cumsum(count.sum(1))))
+    length = max(int(count.sum(1).max()) for _, count, _ in dealt)
+    return [_deal_one(*each, max(length, 1)) for each in dealt]
+
+
+def _deal_one(rows, count, ends, length):
+    devices = len(count)
+    held = np.full((devices, length), -1, np.int32)
+    for d, end in enumerate(ends):
+        of_device = rows.list[end - count[d].sum() : end]
+        held[d, : len(of_device)] = of_device
+    start = np.cumsum(count, axis=1, dtype=np.int32) - count
+    start = start + length * np.arange(devices, dtype=np.int32)[:, None]
+    return Rows(start.ravel(), count.astype(np.int32).ravel(), held.ravel(), rows.longest)
