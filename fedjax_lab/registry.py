@@ -12,9 +12,11 @@ from fedjax_lab.data.digits_five import digits_five
 from fedjax_lab.data.domainnet import domainnet, domainnet_full
 from fedjax_lab.data.idx import fashion_mnist, idx
 from fedjax_lab.data.image_folders import image_folders, office_home, pacs, vlcs
+from fedjax_lab.data.mapped import mapped
 from fedjax_lab.data.office_caltech import office_caltech
 from fedjax_lab.data.partition import PARTITIONS
 from fedjax_lab.data.prepared import tfds
+from fedjax_lab.data.records import records
 from fedjax_lab.data.shakespeare import shakespeare
 from fedjax_lab.data.svhn import svhn
 from fedjax_lab.data.tiny_imagenet import tiny_imagenet
@@ -126,6 +128,8 @@ NAMED = {
         office_home,
         image_folders,
         tfds,
+        records,
+        mapped,
     ),
     "partition": PARTITIONS,
     "model": _table(

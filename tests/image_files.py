@@ -5,6 +5,9 @@ import pickle
 import struct
 
 import numpy as np
+import pytest
+
+from fedjax_lab.data import images
 
 
 def check_one_domain(data, name: str, training: int, total: int):
@@ -13,6 +16,16 @@ def check_one_domain(data, name: str, training: int, total: int):
     assert data.x.flags.c_contiguous and len(data.x) == len(data.y) == total
     assert data.test.tolist() == [False] * training + [True] * (total - training)
     assert data.domain.tolist() == [0] * total and data.domains == (name,)
+
+
+def check_listing(source, **settings):
+    """The source can list its files without decoding any; decoded, they are its examples."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(images, "decode", None)
+        listed = source.listing(**settings)
+        assert listed.x.dtype == np.uint8
+    for lazy, whole in zip(listed, source(**settings), strict=True):
+        np.testing.assert_array_equal(np.asarray(lazy), whole)
 
 
 class Python2Pickler(pickle._Pickler):

@@ -34,9 +34,7 @@ def arrays(*, path: str) -> Dataset:
     y = labels(file, members["y"], classes)
     domain, domains = domain_of(file, members.get("domain", np.zeros(len(x), np.int32)))
     test = is_test(file, members["split"]) if "split" in members else random_test_rows(len(x))
-    for name, count in (("training", np.sum(~test)), ("test", np.sum(test))):
-        if count == 0:
-            raise BadInput(f"{file}: there are no {name} examples among its {len(x)}")
+    check_both_splits(file, test)
     return Dataset(x=x, y=y, domain=domain, test=test, classes=classes, domains=domains)
 
 
@@ -116,6 +114,13 @@ def is_test(file: Path, split: np.ndarray) -> np.ndarray:
         row = bad.argmax()
         raise BadInput(f"{file}: split is {split[row]} in row {row}, not {train} or {test}")
     return split == test
+
+
+def check_both_splits(file: Path, test: np.ndarray) -> None:
+    """BadInput unless there are examples for tests [R] bool, and others."""
+    for name, count in (("training", np.sum(~test)), ("test", np.sum(test))):
+        if count == 0:
+            raise BadInput(f"{file}: there are no {name} examples among its {len(test)}")
 
 
 def random_test_rows(count: int) -> np.ndarray:

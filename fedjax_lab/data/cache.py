@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from fedjax_lab.data import safe
+from fedjax_lab.data.lazy import LazyArray
 
 
 def cache_folder(folder: str = "") -> Path:
@@ -48,11 +49,15 @@ def save(path: Path, arrays: dict[str, Any]) -> None:
             scratch.unlink(missing_ok=True)
 
 
-def checksum(arrays: dict[str, np.ndarray]) -> str:
-    """SHA-256 of names, types, shapes and contents, as hexadecimal digits."""
+def checksum(arrays: dict[str, Any]) -> str:
+    """SHA-256 of names, types, shapes and contents, as hexadecimal digits.
+
+    Of a lazy array its digest stands for the content.
+    """
     digest = hashlib.sha256()
     for key, array in sorted(arrays.items()):
         digest.update(f"{key} {array.dtype.str} {array.shape} ".encode())
-        content: Any = np.ascontiguousarray(array)  # a buffer; its type says so from Python 3.12 on
-        digest.update(content)
+        lazy = isinstance(array, LazyArray)
+        content: Any = array.digest.encode() if lazy else np.ascontiguousarray(array)
+        digest.update(content)  # a buffer; its type says so from Python 3.12 on
     return digest.hexdigest()

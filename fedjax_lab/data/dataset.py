@@ -1,4 +1,4 @@
-"""What every data source returns: NumPy arrays in one flat pool."""
+"""What every data source returns: arrays in one flat pool."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -8,9 +8,12 @@ from numpy.typing import ArrayLike
 
 
 class Dataset(NamedTuple):
-    """R examples. The pool keeps the type of x: they become floats when a batch is fetched."""
+    """R examples. The pool keeps the type of x: they become floats when a batch is fetched.
 
-    x: np.ndarray  # [R, H, W, channels] uint8, or [R, ...] int8 or float32
+    x may be lazy: a memory-mapped array, or a `LazyArray`.
+    """
+
+    x: Any  # [R, H, W, channels] uint8, or [R, ...] int8 or float32
     y: np.ndarray  # [R] int32, 0 .. len(classes) - 1
     domain: np.ndarray  # [R] int32, 0 .. len(domains) - 1
     test: np.ndarray  # [R] bool
@@ -19,10 +22,10 @@ class Dataset(NamedTuple):
     files: tuple[str, ...] = ()  # paths of the original images, one for each row, where there are
 
 
-def pooled(x: np.ndarray, train: Sequence[ArrayLike], test: Sequence[ArrayLike]) -> dict[str, Any]:
+def pooled(x: Any, train: Sequence[ArrayLike], test: Sequence[ArrayLike]) -> dict[str, Any]:
     """The arrays of a Dataset whose training examples come first, domain after domain.
 
-    x [R, ...]: the examples in that order; train, test: the labels of each domain.
+    x [R, ...]: the examples in that order, maybe lazy; train, test: the labels of each domain.
     """
     parts = [np.asarray(labels, np.int32) for labels in (*train, *test)]
     counts = [len(labels) for labels in parts]

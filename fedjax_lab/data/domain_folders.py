@@ -32,7 +32,7 @@ class Release(NamedTuple):
 
 
 def read(release: Release, folder: str, size: int, choose: Callable) -> Dataset:
-    """Images [R, size, size, 3] of all domains, training examples first.
+    """Images [R, size, size, 3] of all domains, training examples first; x is that of `arrays`.
 
     `folder` is the data set's or the one around it; without it the usual places are searched.
     `choose(labels)` gives the positions of the training examples that are kept. The lists may lie

@@ -12,7 +12,7 @@ import numpy as np
 from fedjax_lab.data import safe
 from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.data.domain_folders import PARTS, Release, inside, read
-from fedjax_lab.data.images import Split, arrays, check_size, rgb
+from fedjax_lab.data.images import Split, arrays, check_size, decoded, rgb
 from fedjax_lab.data.places import locate
 from fedjax_lab.errors import BadInput, check_not_negative, quoted
 
@@ -60,17 +60,19 @@ class Line(NamedTuple):
     label: int  # of 345
 
 
+@decoded
 def domainnet(*, folder: str = "", size: int = 256) -> Dataset:
     """DomainNet: images [R, size, size, 3] of ten classes in six domains, as FedPick has them.
 
     The first 500 images of each training list, all test images: 526, 657, 619, 1000, 1217, 554.
-    `folder` and the cache: as `domain_folders.read` and `images.arrays` say. Raises BadInput for
+    `folder` and the cache: as `domain_folders.read` and `images.decoded` say. Raises BadInput for
     what is missing or damaged.
     """
     check_size(size)
     return read(RELEASE, folder, size, lambda labels: np.arange(min(TRAINING, len(labels))))
 
 
+@decoded
 def domainnet_full(
     *, folder: str = "", size: int = 64, classes: int = 50, classes_seed: int = 0
 ) -> Dataset:
@@ -78,7 +80,7 @@ def domainnet_full(
 
     The classes are drawn at random with `classes_seed` and keep their order; training and test
     images are those of the official lists. `folder` is the one with the domains, or around it;
-    without it the usual places are searched. The cache is as `images.arrays` says. Raises BadInput
+    without it the usual places are searched. The cache is as `images.decoded` says. Raises BadInput
     for what is missing or damaged.
     """
     check_size(size)

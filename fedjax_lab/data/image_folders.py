@@ -5,14 +5,13 @@ domain generalization all of an unseen domain (config.data.unseen) is the test, 
 (config.partition.validation) are held out of each client's examples.
 """
 
-import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from fedjax_lab.data import places
 from fedjax_lab.data.dataset import Dataset
-from fedjax_lab.data.images import Split, arrays, check_size, rgb
+from fedjax_lab.data.images import Split, arrays, check_size, decoded, rgb
 from fedjax_lab.errors import BadInput
 
 VERSION = 1  # of the pixels: to be raised with every change that alters one
@@ -50,6 +49,7 @@ OFFICE_HOME = Published(
 )
 
 
+@decoded
 def pacs(*, folder: str = "", size: int = 32) -> Dataset:
     """PACS (Li et al. 2017): images [size, size, 3] of 7 classes.
 
@@ -62,6 +62,7 @@ def pacs(*, folder: str = "", size: int = 32) -> Dataset:
     return _published(PACS, folder, size)
 
 
+@decoded
 def vlcs(*, folder: str = "", size: int = 32) -> Dataset:
     """VLCS (Fang et al. 2013): images [size, size, 3] of 5 classes.
 
@@ -70,6 +71,7 @@ def vlcs(*, folder: str = "", size: int = 32) -> Dataset:
     return _published(VLCS, folder, size)
 
 
+@decoded
 def office_home(*, folder: str = "", size: int = 32) -> Dataset:
     """Office-Home (Venkateswara et al. 2017): images [size, size, 3] of 65 classes.
 
@@ -78,6 +80,7 @@ def office_home(*, folder: str = "", size: int = 32) -> Dataset:
     return _published(OFFICE_HOME, folder, size)
 
 
+@decoded
 def image_folders(*, folder: str, size: int = 32) -> Dataset:
     """A set of one's own, `folder`/DOMAIN/CLASS/IMAGE: images [size, size, 3], .jpg or .png.
 
@@ -132,25 +135,8 @@ def _read(
     classes = tuple(sorted({path.name for folder in folders for path in _subfolders(folder)}))
     groups = [_images(folder, classes, remedy) for folder in folders]
     nothing = [Split([], [])] * len(groups)
-    with truncated_allowed():
-        made = arrays(f"{title}-v{VERSION}", groups, nothing, size, rgb, remedy)
+    made = arrays(f"{title}-v{VERSION}", groups, nothing, size, rgb, remedy, truncated=True)
     return Dataset(**made, classes=classes, domains=tuple(domains))
-
-
-@contextlib.contextmanager
-def truncated_allowed():
-    """Inside, images whose files end too early are read as far as they go.
-
-    Pillow has one switch for all threads; on leaving it is as before.
-    """
-    from PIL import ImageFile
-
-    before = ImageFile.LOAD_TRUNCATED_IMAGES
-    ImageFile.LOAD_TRUNCATED_IMAGES = True
-    try:
-        yield
-    finally:
-        ImageFile.LOAD_TRUNCATED_IMAGES = before
 
 
 def _images(folder: Path, classes: Sequence[str], remedy: str) -> Split:

@@ -1,18 +1,20 @@
-"""Image files: decoded and made smaller once, then read from the cache."""
+"""Image files: listed without being decoded, or decoded once and then read from the cache."""
 
+import contextlib
+import functools
 import hashlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from tqdm import tqdm
 
 from fedjax_lab.data import safe
 from fedjax_lab.data.cache import cache_folder, load, save
-from fedjax_lab.data.dataset import pooled
+from fedjax_lab.data.dataset import Dataset, pooled
+from fedjax_lab.data.lazy import LazyArray, read_all
 from fedjax_lab.errors import BadInput
 
 PIXEL = 4  # bytes of a pixel, while an image is read
@@ -31,6 +33,28 @@ def check_size(size: int) -> None:
         raise BadInput(f"data.size is {size}: from 8 to 512 pixels")
 
 
+def decoded(listing: Callable[..., Dataset]) -> Callable[..., Dataset]:
+    """A data source that decodes all images at once, from one whose x is that of `arrays`.
+
+    The result is kept in $FEDJAX_LAB_CACHE, else in ~/.cache/fedjax_lab, until names or sizes of
+    files or the labels change. Whoever reads piece by piece takes the attribute `listing`.
+    """
+
+    @functools.wraps(listing)
+    def source(**settings):
+        dataset = listing(**settings)
+        kept = cache_folder() / f"{dataset.x.digest}.npz"
+        made = load(kept)
+        if made is None:
+            x = read_all(dataset.x, "decoding")
+            made = {"x": x, "y": dataset.y, "domain": dataset.domain, "test": dataset.test}
+            save(kept, made)
+        return dataset._replace(**made)
+
+    source.listing = listing  # type: ignore[attr-defined]
+    return source
+
+
 def arrays(
     name: str,
     train: Sequence[Split],
@@ -38,23 +62,35 @@ def arrays(
     size: int,
     colors: Callable,
     remedy: str,
+    truncated: bool = False,
 ) -> dict:
     """A Dataset's arrays x [R, size, size, 3] uint8, y, domain, test; one split of each a domain.
 
-    With them `files`, the paths of the original images.
+    With them `files`, the paths of the original images. x is lazy: it decodes the images that it is
+    asked for.
 
-    Kept in $FEDJAX_LAB_CACHE, else in ~/.cache/fedjax_lab, as `name`, until names or sizes of
-    files or the labels change. `colors` makes RGB of what PIL has opened. Raises BadInput for a
-    file that is missing or damaged.
+    Args:
+      name: what is in x is called this in the cache.
+      train: the files of each domain for training.
+      test: those for tests.
+      size: the side of an image in x.
+      colors: makes RGB of what PIL has opened.
+      remedy: how to get the files, for messages.
+      truncated: files that end too early are read as far as they go.
+
+    Raises:
+      BadInput: a file is missing, or, once it is decoded, damaged.
     """
     splits = (*train, *test)
     files = [file for split in splits for file in split.files]
-    kept = cache_folder() / f"{name}-{size}px-{fingerprint(splits, remedy)}.npz"
-    made = load(kept)
-    if made is None:
-        x = decode(files, size, colors, remedy)
-        made = pooled(x, [split.labels for split in train], [split.labels for split in test])
-        save(kept, made)
+
+    def read(rows):
+        with truncated_allowed() if truncated else contextlib.nullcontext():
+            return decode([files[row] for row in rows], size, colors, remedy)
+
+    digest = f"{name}-{size}px-{fingerprint(splits, remedy)}"
+    x = LazyArray(read, (len(files), size, size, 3), np.uint8, digest)
+    made = pooled(x, [split.labels for split in train], [split.labels for split in test])
     return made | {"files": tuple(map(str, files))}
 
 
@@ -77,8 +113,7 @@ def decode(files: Sequence[Path], size: int, colors: Callable, remedy: str) -> n
     made = np.empty((len(files), size, size, 3), np.uint8)
     with ThreadPool() as threads:
         images = threads.imap(lambda file: _image(file, size, colors, remedy), files, chunksize=64)
-        shown = tqdm(images, "decoding", len(files), unit=" images", delay=2)
-        for row, image in enumerate(shown):
+        for row, image in enumerate(images):
             made[row] = image
     return made
 
@@ -102,6 +137,22 @@ def _image(file: Path, size: int, colors: Callable, remedy: str) -> np.ndarray:
 
     image = read(file, colors, remedy)
     return np.asarray(image.resize((size, size), Image.Resampling.BILINEAR))
+
+
+@contextlib.contextmanager
+def truncated_allowed() -> Iterator[None]:
+    """Inside, images whose files end too early are read as far as they go.
+
+    Pillow has one switch for all threads; on leaving it is as before.
+    """
+    from PIL import ImageFile
+
+    before = ImageFile.LOAD_TRUNCATED_IMAGES
+    ImageFile.LOAD_TRUNCATED_IMAGES = True
+    try:
+        yield
+    finally:
+        ImageFile.LOAD_TRUNCATED_IMAGES = before
 
 
 def rgb(image):

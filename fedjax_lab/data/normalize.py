@@ -3,6 +3,7 @@
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_lab.data.lazy import LazyArray, limits
 from fedjax_lab.errors import BadInput
 from fedjax_lab.types import Array
 
@@ -13,7 +14,7 @@ CHANNELS = {  # mean and standard deviation of red, green and blue
 NORMALIZATIONS = ("unit", "half", *CHANNELS)  # unit: pixels in 0..1; half: in -1..1
 
 
-def center_and_scale(x: np.ndarray, normalize: str) -> tuple[Array, Array]:
+def center_and_scale(x: np.ndarray | LazyArray, normalize: str) -> tuple[Array, Array]:
     """Those of the named normalization for examples x [R, ...]; [] or [channels]."""
     if x.dtype != np.uint8:
         return jnp.float32(0), jnp.float32(1)
@@ -27,8 +28,8 @@ def center_and_scale(x: np.ndarray, normalize: str) -> tuple[Array, Array]:
     return jnp.float32(0), jnp.float32(1 / 255)
 
 
-def input_range(x: np.ndarray, normalize: str) -> tuple[Array, Array]:
+def input_range(x: np.ndarray | LazyArray, normalize: str) -> tuple[Array, Array]:
     """The lowest and the highest input of a model: of images 0 and 255, else what occurs in x."""
     center, scale = center_and_scale(x, normalize)
-    low, high = (0.0, 255.0) if x.dtype == np.uint8 else (float(x.min()), float(x.max()))
+    low, high = (0.0, 255.0) if x.dtype == np.uint8 else limits(x)
     return (low - center) * scale, (high - center) * scale

@@ -4,7 +4,7 @@ import numpy as np
 
 from fedjax_lab.data.dataset import Dataset, first_of_each
 from fedjax_lab.data.domain_folders import Release, read
-from fedjax_lab.data.images import check_size
+from fedjax_lab.data.images import check_size, decoded
 from fedjax_lab.errors import check_choice
 
 RELEASE = Release(
@@ -34,12 +34,13 @@ SAMPLINGS = {
 }
 
 
+@decoded
 def office_caltech(*, folder: str = "", size: int = 256, sampling: str = "fedpick") -> Dataset:
     """Office-Caltech-10: images [R, size, size, 3] of amazon, caltech, dslr and webcam.
 
     `sampling` is of the training lists: "fedpick" the first 125 images of a site, "fedc2i" the
     first 20 of each class there (200, 200, 125, 197). All test images: 192, 225, 32, 59.
-    `folder` and the cache: as `domain_folders.read` and `images.arrays` say. Raises BadInput for
+    `folder` and the cache: as `domain_folders.read` and `images.decoded` say. Raises BadInput for
     what is missing or damaged.
     """
     check_choice("data.sampling", sampling, SAMPLINGS)

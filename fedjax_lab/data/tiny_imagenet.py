@@ -8,7 +8,7 @@ from pathlib import Path
 
 from fedjax_lab.data import safe
 from fedjax_lab.data.dataset import Dataset
-from fedjax_lab.data.images import Split, arrays, rgb
+from fedjax_lab.data.images import Split, arrays, decoded, rgb
 from fedjax_lab.data.places import locate
 from fedjax_lab.errors import BadInput, quoted
 
@@ -20,6 +20,7 @@ HELP = (
 )
 
 
+@decoded
 def tiny_imagenet(*, folder: str = "", size: int = 32) -> Dataset:
     """Tiny-ImageNet: 100,000 + 10,000 images [size, size, 3]; the classes are sorted WordNet ids.
 

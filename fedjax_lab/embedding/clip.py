@@ -17,8 +17,7 @@ from tqdm import tqdm
 
 from fedjax_lab.data.cache import cache_folder, checksum, load, save
 from fedjax_lab.data.dataset import Dataset
-from fedjax_lab.data.image_folders import truncated_allowed
-from fedjax_lab.data.images import Split, fingerprint, read, rgb
+from fedjax_lab.data.images import Split, fingerprint, read, rgb, truncated_allowed
 from fedjax_lab.embedding import Embeddings
 from fedjax_lab.embedding.prompts import is_text, of_examples, of_labels
 from fedjax_lab.errors import BadInput, check_positive

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from domain_files import naive_resize, write
+from image_files import check_listing
 from inputs import complaint
 from PIL import Image
 
@@ -200,6 +201,13 @@ def test_pictures_are_resized_with_antialiasing(tmp_path, empty_cache):
     Image.fromarray(half).save(tmp_path / path_of(release, "clipart", 0))
     made = source(folder=str(tmp_path), size=16).x[0]
     assert np.abs(made - naive_resize(half, 16)).max() < 1.6
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_pictures_can_be_listed(name, tmp_path, empty_cache):
+    source, release = SETS[name]
+    make_set(release, tmp_path)
+    check_listing(source, folder=str(tmp_path), size=8)
 
 
 def test_pictures_are_decoded_once_until_something_changes(tmp_path, empty_cache, monkeypatch):

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from image_files import check_listing
 from inputs import complaint
 from PIL import Image
 
@@ -71,6 +72,10 @@ def test_the_lists_say_what_trains_and_what_tests(lists, tmp_path):
                         assert actual == (kept.index(label), DOMAINS.index(domain), test)
                         row += 1
         assert row == len(data.x) == len(data.y)
+
+
+def test_the_images_can_be_listed(tmp_path):
+    check_listing(domainnet_full, folder=str(make_set(tmp_path)), size=8, classes=3)
 
 
 def test_classes_are_drawn_with_their_seed(tmp_path, monkeypatch):

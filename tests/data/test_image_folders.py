@@ -4,6 +4,7 @@ from functools import partial
 
 import numpy as np
 import pytest
+from image_files import check_listing
 from inputs import complaint
 from pacs import CLASSES, DOMAINS, SIZES, make_folders
 from PIL import Image, ImageFile
@@ -44,6 +45,15 @@ def test_the_images_of_folders(pacs, empty_cache):
         assert names == (path.parent.parent.name, path.parent.name)
     gray = data.x[data.domain == 3]
     assert np.array_equal(gray[..., 0], gray[..., 1]) and np.array_equal(gray[..., 0], gray[..., 2])
+
+
+def test_the_images_can_be_listed(pacs, empty_cache):
+    """Those whose files end too early among them."""
+    file = pacs / "kfold" / "photo" / "dog" / "pic_000.JPG"
+    file.write_bytes(file.read_bytes()[:-80])
+    check_listing(image_folders.pacs, folder=str(pacs), size=16)
+    check_listing(image_folders.image_folders, folder=str(pacs / "kfold"))
+    assert not ImageFile.LOAD_TRUNCATED_IMAGES
 
 
 def test_an_image_is_shrunk_with_antialiasing(tmp_path, empty_cache):

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from image_files import check_one_domain
+from image_files import check_listing, check_one_domain
 from inputs import complaint
 
 from fedjax_lab.data import images, places, tiny_imagenet
@@ -68,6 +68,10 @@ def test_tiny_imagenet_at_full_size(tiny, empty_cache):
     assert data.y.tolist() == [0, 0, 1, 1, 2, 2, 2] + [2, 1, 1]
     gray = data.x[TRAINING.index("train/n10/images/n10_0.JPEG")]
     assert np.array_equal(gray[..., 0], gray[..., 1]) and np.array_equal(gray[..., 0], gray[..., 2])
+
+
+def test_tiny_imagenet_can_be_listed(tiny, empty_cache):
+    check_listing(tiny_imagenet.tiny_imagenet, folder=str(tiny))
 
 
 def test_tiny_imagenet_resizes_with_antialiasing(tiny, empty_cache):

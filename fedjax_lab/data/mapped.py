@@ -1,0 +1,100 @@
+"""A user's own arrays, one .npy file each; the examples are mapped and read when they are used."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+
+from fedjax_lab.data import arrays, safe
+from fedjax_lab.data.dataset import Dataset
+from fedjax_lab.errors import BadInput, nearest, quoted
+
+NAMES = ("x.npy", "y.npy", "domain.npy", "test.npy", "classes.json")
+TYPES = ("uint8", "int8", "float32")
+REMEDY = "write its arrays with numpy.save"
+
+
+def mapped(*, path: str) -> Dataset:
+    """The examples of a folder with x.npy and y.npy; x stays on the disk until it is used.
+
+    `x` holds images [R, H, W] or [R, H, W, channels], or vectors [R, D], as uint8 0..255, int8 or
+    float32; `y` [R] integers from 0. Optional: `domain` [R], integers or names; `test` [R], True or
+    1 for tests (without it a fifth drawn at random, the same at every call); classes.json, a list
+    of their names. Raises BadInput for anything else.
+    """
+    if not path:
+        raise BadInput("data.path is empty: name a folder with x.npy by --config.data.path")
+    folder = Path(path).expanduser()
+    check_names(folder)
+    x = examples(folder / "x.npy")
+    y, domain, test = (of_each(folder / name, len(x)) for name in NAMES[1:4])
+    assert y is not None  # `check_names` has seen it
+    classes = arrays.class_names(folder, names_in(folder / "classes.json"), y)
+    y = arrays.labels(folder / "y.npy", y, classes)
+    domain = np.zeros(len(x), np.int32) if domain is None else domain
+    domain, domains = arrays.domain_of(folder / "domain.npy", domain)
+    test = arrays.random_test_rows(len(x)) if test is None else flags(folder / "test.npy", test)
+    arrays.check_both_splits(folder, test)
+    return Dataset(x=x, y=y, domain=domain, test=test, classes=classes, domains=domains)
+
+
+def check_names(folder: Path) -> None:
+    """BadInput unless the folder has x.npy and y.npy, and no other arrays than those of NAMES."""
+    if not folder.is_dir():
+        raise BadInput(f"{folder} is not a folder: name one with x.npy by --config.data.path")
+    for name in NAMES[:2]:
+        if not (folder / name).exists():
+            raise BadInput(f"{folder} has no {name}: {REMEDY}")
+    for file in sorted(folder.glob("*.npy")):
+        if file.name not in NAMES:
+            raise BadInput(
+                f"{folder} has a file {quoted(file.name)}, which nothing reads;"
+                f" {nearest(file.name, NAMES)}"
+            )
+
+
+def examples(file: Path) -> np.ndarray:
+    """The memory-mapped examples of a file; images [R, H, W] get a channel axis."""
+    x = opened(file)
+    if x.dtype not in map(np.dtype, TYPES):
+        raise BadInput(f"{file}: its type is {x.dtype}, not {', '.join(TYPES)}")
+    if x.ndim < 2:
+        raise BadInput(f"{file} has shape {list(x.shape)}: [R, D] or [R, H, W, channels]")
+    if not x.flags.c_contiguous:
+        raise BadInput(f"{file} is in Fortran's order: write it as numpy.ascontiguousarray(x)")
+    return x[..., None] if x.ndim == 3 else x
+
+
+def of_each(file: Path, count: int) -> np.ndarray | None:
+    """The array of a file with one entry for each of so many examples; None without a file."""
+    if not file.exists():
+        return None
+    array = np.array(opened(file))
+    if array.shape != (count,):
+        raise BadInput(f"{file} has shape {list(array.shape)}, but x.npy has {count} examples")
+    return array
+
+
+def flags(file: Path, test: np.ndarray) -> np.ndarray:
+    """Which examples [R] bool are for tests."""
+    if test.dtype.kind not in "bui" or not np.isin(test, (0, 1)).all():
+        raise BadInput(f"{file}: its entries must be False and True, or 0 and 1")
+    return test.astype(bool)
+
+
+def opened(file: Path) -> np.ndarray:
+    """The memory-mapped array of a file; BadInput where that is not possible."""
+    with safe.reading(file, REMEDY):
+        safe.check_regular(file)
+        return np.load(file, mmap_mode="r", allow_pickle=False)
+
+
+def names_in(file: Path) -> np.ndarray | None:
+    """The list of names in a JSON file; None where there is no file."""
+    if not file.exists():
+        return None
+    with safe.reading(file, "write it with json.dump"):
+        names = json.loads(safe.content(file))
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise ValueError("it is not a list of names")
+    return np.array(names, object)

@@ -1,0 +1,176 @@
+"""Examples in ArrayRecord files, read when they are asked for. Needs the extra `stream`.
+
+A folder that `python -m fedjax_lab.data prepare` writes holds
+
+    index.json                 what an example is, how many each shard has, the names of the classes
+    labels.npz                 y, domain and test of each example
+    shard-00000.array_record   an example is a record: its numbers in C order
+    ..
+    SHA256SUMS                 of all these files, written last; `sha256sum --check` reads it
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedjax_lab.data import npz, safe
+from fedjax_lab.data.dataset import Dataset
+from fedjax_lab.data.lazy import LazyArray
+from fedjax_lab.errors import MACHINE, BadInput
+
+FORMAT = 1  # of the folder
+INDEX, LABELS, SUMS = "index.json", "labels.npz", "SHA256SUMS"
+TYPES = ("uint8", "int8", "float32")  # of the examples
+EACH = {"y": np.int32, "domain": np.int32, "test": bool}  # in labels.npz, and their types
+REMEDY = "write it with `python -m fedjax_lab.data prepare`, which mends a damaged folder too"
+
+
+class Index(NamedTuple):
+    """The content of index.json."""
+
+    format: int
+    source: str  # the config.data.name that the examples were read from
+    content: str  # a digest of all that was read there
+    shape: tuple[int, ...]  # of all examples [R, ...]
+    dtype: str
+    shards: tuple[int, ...]  # how many examples each has
+    classes: tuple[str, ...]
+    domains: tuple[str, ...]
+
+
+def records(*, path: str) -> Dataset:
+    """The examples of a folder that `python -m fedjax_lab.data prepare` has written; x is lazy.
+
+    Raises BadInput for what is missing or damaged: shards that are cut off or not there at once,
+    others when what is damaged is read.
+    """
+    if not path:
+        raise BadInput("data.path is empty: name a folder of records with --config.data.path")
+    folder = Path(path).expanduser()
+    if not folder.is_dir():
+        raise BadInput(f"{folder} is not a folder: {REMEDY}")
+    with safe.reading(folder, REMEDY):
+        sums = read_sums(folder)
+        index = read_index(folder)
+        labels: Any = npz.read(folder / LABELS, EACH, REMEDY, "is damaged")
+        check_labels(index, labels)
+    digest = hashlib.sha256("".join(sums).encode()).hexdigest()
+    x = LazyArray(reader(folder, index), index.shape, index.dtype, digest)
+    return Dataset(x=x, **labels, classes=index.classes, domains=index.domains)
+
+
+def shard_name(number: int) -> str:
+    """The name of a shard's file."""
+    return f"shard-{number:05}.array_record"
+
+
+def read_index(folder: Path) -> Index:
+    """The index of a folder; any exception where it is not there or does not hold one."""
+    content = json.loads(safe.content(folder / INDEX))
+    fields: Any = {k: tuple(v) if isinstance(v, list) else v for k, v in content.items()}
+    index = Index(**fields)
+    numbers = (*index.shape, *index.shards)
+    if index.format != FORMAT or index.dtype not in TYPES:
+        raise ValueError(f"{INDEX} is of format {index.format} and type {index.dtype}")
+    if min(numbers) < 1 or len(index.shape) < 2 or sum(index.shards) != index.shape[0]:
+        raise ValueError(f"the numbers in {INDEX} do not fit together")
+    return index
+
+
+def read_sums(folder: Path) -> list[str]:
+    """The lines of SHA256SUMS. ValueError where the folder is not whole, or what is small differs.
+
+    What is small are the index and the labels; the shards are not read.
+    """
+    if not (folder / SUMS).exists():
+        raise ValueError(f"it has no {SUMS}, so it is not whole")
+    sums = safe.content(folder / SUMS).decode().splitlines(keepends=True)
+    for name in (INDEX, LABELS):
+        if sum_of(folder / name) not in sums:
+            raise ValueError(f"{name} is not the file of {SUMS}")
+    return sums
+
+
+def sum_of(file: Path) -> str:
+    """The line of a file in SHA256SUMS."""
+    safe.check_regular(file)
+    with file.open("rb") as content:
+        return f"{hashlib.file_digest(content, 'sha256').hexdigest()}  {file.name}\n"
+
+
+def check_labels(index: Index, labels: dict[str, np.ndarray]) -> None:
+    """ValueError unless these are y, domain and test of the examples."""
+    for name, array in labels.items():
+        if array.shape != index.shape[:1] or array.dtype != EACH[name]:
+            raise ValueError(f"{name} in {LABELS} does not fit {INDEX}")
+    for name, names in (("y", index.classes), ("domain", index.domains)):
+        if not 0 <= labels[name].min() <= labels[name].max() < len(names):
+            raise ValueError(f"{name} in {LABELS} is not within the names in {INDEX}")
+
+
+def reader(folder: Path, index: Index) -> Callable[[np.ndarray], np.ndarray]:
+    """Numbers of examples [n] -> these examples. BadInput where a shard is not whole."""
+    files = [folder / shard_name(number) for number in range(len(index.shards))]
+    readers = [opened(file, size) for file, size in zip(files, index.shards, strict=True)]
+    ends = np.cumsum(index.shards)
+    begins = ends - index.shards
+
+    def read(numbers):
+        made = np.empty((len(numbers), *index.shape[1:]), index.dtype)
+        shard = np.searchsorted(ends, numbers, side="right")
+        for each in np.unique(shard).tolist():
+            at = np.flatnonzero(shard == each)
+            places = (numbers[at] - begins[each]).tolist()
+            with safe.reading(files[each], REMEDY, "is damaged"), named_errors(files[each]):
+                content = b"".join(readers[each].read(places))
+                made[at] = np.frombuffer(content, index.dtype).reshape(-1, *index.shape[1:])
+        return made
+
+    return read
+
+
+def opened(file: Path, size: int) -> Any:
+    """A reader, which threads may share, of a shard with so many examples; else BadInput."""
+    module = array_record("array_record_module")
+    with safe.reading(file, REMEDY), named_errors(file):
+        safe.check_regular(file)
+        shard = module.ArrayRecordReader(
+            str(file), "readahead_buffer_size:0", file_reader_buffer_size=2**15
+        )
+        if shard.num_records() != size:
+            raise ValueError(f"it holds {shard.num_records()} of {size} examples")
+    return shard
+
+
+def array_record(module: str) -> ModuleType:
+    """A module of the package array_record, imported now; BadInput where it is not installed."""
+    import importlib
+
+    try:
+        return importlib.import_module(f"array_record.python.{module}")
+    except ImportError as error:
+        raise needs_stream(error) from error
+
+
+def needs_stream(error: ImportError) -> BadInput:
+    """What to raise where a package of the extra `stream` is missing."""
+    return BadInput(f"a package is missing ({error}): pip install 'fedjax_lab[stream]'")
+
+
+@contextlib.contextmanager
+def named_errors(path: Path) -> Iterator[None]:
+    """Inside, a failure of the machine that array_record tells in words becomes its OSError."""
+    try:
+        yield
+    except RuntimeError as error:
+        for number in MACHINE:
+            if os.strerror(number) in str(error):
+                raise OSError(number, os.strerror(number), str(path)) from error
+        raise

@@ -1,0 +1,106 @@
+"""Arrays whose examples are read when they are asked for."""
+
+import numpy as np
+import pytest
+from inputs import complaint
+
+from fedjax_lab.data import lazy, safe
+from fedjax_lab.data.cache import checksum
+from fedjax_lab.data.lazy import LazyArray
+from fedjax_lab.data.normalize import input_range
+
+
+def counting(content):
+    """A lazy array with this content, and the numbers of all examples that it has read."""
+    read = []
+
+    def rows(numbers):
+        read.extend(numbers.tolist())
+        return content[numbers]
+
+    return LazyArray(rows, content.shape, content.dtype, "the digest"), read
+
+
+CONTENT = np.random.default_rng(0).normal(size=(11, 2, 3)).astype(np.float32)
+ROWS = {
+    "a slice": slice(2, 9, 3),
+    "backward": slice(None, None, -2),
+    "one": 4,
+    "the last": -1,
+    "integers": np.array([7, 0, 7, -2]),
+    "a list": [3, 1],
+    "a table": np.array([[1, 2], [10, 0]]),
+    "flags": np.arange(11) % 4 == 0,
+    "nothing": np.array([], int),
+}
+
+
+@pytest.mark.parametrize("rows", ROWS.values(), ids=ROWS)
+def test_rows_are_those_of_numpy_and_no_others_are_read(rows):
+    x, read = counting(CONTENT)
+    np.testing.assert_array_equal(x[rows], CONTENT[rows])
+    assert x[rows].shape == CONTENT[rows].shape
+    assert set(read) == set(np.arange(11)[rows].ravel().tolist())
+
+
+def test_it_says_what_it_is_without_being_read():
+    x, read = counting(CONTENT)
+    assert (len(x), x.shape, x.ndim, x.dtype) == (11, (11, 2, 3), 3, np.float32)
+    assert checksum({"x": x}) != checksum({"x": LazyArray(x._read, x.shape, x.dtype, "another")})
+    assert not read
+
+
+def test_a_pool_of_flat_examples_is_lazy_too():
+    x, read = counting(CONTENT)
+    flat = x.reshape(11, -1)
+    assert flat.shape == (11, 6) and not read
+    np.testing.assert_array_equal(flat[[3, 4]], CONTENT.reshape(11, 6)[[3, 4]])
+    np.testing.assert_array_equal(flat.reshape(11, 3, 2)[5], CONTENT.reshape(11, 3, 2)[5])
+    with pytest.raises(ValueError, match="keeps them"):
+        x.reshape(-1)
+    with pytest.raises(ValueError, match="reshape"):
+        x.reshape(11, 4)
+
+
+@pytest.mark.parametrize("rows", [11, -12, [0, 11]])
+def test_rows_that_are_not_there(rows):
+    x, read = counting(CONTENT)
+    with pytest.raises(IndexError, match="not among 11"):
+        x[rows]
+    assert not read
+
+
+def test_all_of_it_is_read_in_pieces(monkeypatch):
+    x, read = counting(CONTENT)
+    monkeypatch.setattr(lazy, "PIECE", 2 * 24 + 5)  # two examples and a bit
+    assert [rows.stop - rows.start for rows in lazy.pieces(x)] == [2, 2, 2, 2, 2, 1]
+    np.testing.assert_array_equal(np.asarray(x), CONTENT)
+    assert read == list(range(11)) and np.asarray(x, np.float64).dtype == np.float64
+    with pytest.raises(ValueError, match="without a copy"):
+        np.array(x, copy=False)
+    monkeypatch.setattr(lazy, "PIECE", 1)  # less than one example
+    np.testing.assert_array_equal(np.asarray(x), CONTENT)
+
+
+def test_the_range_of_a_models_inputs_is_found_in_pieces(monkeypatch):
+    monkeypatch.setattr(lazy, "PIECE", 50)
+    lowest, highest = input_range(counting(CONTENT)[0], "unit")
+    assert (lowest, highest) == (CONTENT.min(), CONTENT.max()) == input_range(CONTENT, "unit")
+    pixels, read = counting(np.zeros((3, 4, 4, 1), np.uint8))
+    assert input_range(pixels, "unit") == (0, 1) and not read
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_numbers_that_are_not_finite(value):
+    content = CONTENT.copy()
+    content[6, 1, 1] = value
+    assert "NaN or infinite" in complaint(input_range, counting(content)[0], "unit")
+
+
+def test_what_does_not_fit_in_memory_is_refused_before_it_is_read(monkeypatch):
+    monkeypatch.setattr(safe, "free_memory", lambda: 2**30)
+    x, read = counting(CONTENT)
+    x.shape = (2**24, 256)
+    message = complaint(np.asarray, x)
+    assert "16777216 examples of 256 float32 do not fit in memory" in message and not read
+    assert "python -m fedjax_lab.data prepare" in message

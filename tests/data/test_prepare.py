@@ -1,0 +1,241 @@
+"""python -m fedjax_lab.data prepare: image files become records, however often it is cut short."""
+
+import hashlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from record_files import make
+
+from fedjax_lab.data import __main__ as command
+from fedjax_lab.data import image_folders, images, lazy, record_writer, records
+from fedjax_lab.errors import BadInput
+from fedjax_lab.running import lock
+
+CONFIG = Path(__file__).parents[2] / "configs/hfedf_pacs.py"
+SIDE = 12
+OF_SHARD, OF_PIECE = 7, 3  # examples
+
+
+@pytest.fixture
+def small_shards(monkeypatch):
+    monkeypatch.setattr(record_writer, "SHARD", OF_SHARD * SIDE * SIDE * 3)
+    monkeypatch.setattr(lazy, "PIECE", OF_PIECE * SIDE * SIDE * 3)
+
+
+@pytest.fixture
+def prepare(pacs, small_shards):
+    """Calls the command on 47 images of PACS; more arguments may follow."""
+
+    def call(out, *more):
+        of_data = f"--config.data.folder={pacs}", f"--config.data.size={SIDE}"
+        return command.main(
+            ["data", "prepare", f"--config={CONFIG}", f"--out={out}", *of_data, *more]
+        )
+
+    return call
+
+
+def content(folder):
+    """{name: bytes} of all files, hidden ones too."""
+    return {file.name: file.read_bytes() for file in folder.iterdir()}
+
+
+def test_records_hold_what_the_source_decodes(prepare, pacs, tmp_path, empty_cache, capsys):
+    assert prepare(tmp_path / "out") == 0
+    assert not empty_cache.exists()  # nothing was decoded as a whole
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == f"47 examples [{SIDE}, {SIDE}, 3] uint8 to {tmp_path / 'out'}"
+    assert [line.split()[0] for line in lines[1:-1]] == [f"{n}/47" for n in (*range(7, 47, 7), 47)]
+    assert f"--config.data.name=records --config.data.path={tmp_path / 'out'}" in lines[-1]
+    data = records.records(path=str(tmp_path / "out"))
+    for a, b in zip(data[:6], image_folders.pacs(folder=str(pacs), size=SIDE)[:6], strict=True):
+        np.testing.assert_array_equal(a, b)
+    for line in (tmp_path / "out" / "SHA256SUMS").read_text().splitlines():
+        digest, name = line.split("  ")
+        assert hashlib.sha256((tmp_path / "out" / name).read_bytes()).hexdigest() == digest
+
+
+def test_no_more_than_a_piece_is_decoded_at_a_time(prepare, tmp_path, monkeypatch):
+    sizes, decode = [], images.decode
+    monkeypatch.setattr(images, "decode", lambda *a: sizes.append(len(a[0])) or decode(*a))
+    assert prepare(tmp_path / "out") == 0
+    assert max(sizes) == OF_PIECE and sum(sizes) == 47
+
+
+def stopping_at(step, monkeypatch):
+    """The process dies before its `step`-th piece is decoded or its `step`-th file gets a name."""
+    count = 0
+
+    class Killed(BaseException):
+        pass
+
+    def before(function):
+        def counted(*args):
+            nonlocal count
+            count += 1
+            if count == step:
+                monkeypatch.setattr(
+                    record_writer.Path, "unlink", lambda *a, **b: None
+                )  # as if killed
+                raise Killed
+            return function(*args)
+
+        return counted
+
+    monkeypatch.setattr(images, "decode", before(images.decode))
+    monkeypatch.setattr(record_writer.os, "replace", before(os.replace))
+    return Killed
+
+
+def test_a_call_that_was_cut_short_anywhere_goes_on(prepare, tmp_path):
+    assert prepare(tmp_path / "whole") == 0
+    whole, step, decoded = content(tmp_path / "whole"), 0, []
+    while True:
+        step += 1
+        out = tmp_path / f"out{step}"
+        with pytest.MonkeyPatch.context() as patch:
+            killed = stopping_at(step, patch)
+            try:
+                prepare(out)
+                break
+            except killed:
+                pass
+        there = set(content(out)) if out.exists() else set()
+        with pytest.MonkeyPatch.context() as patch:
+            decode, files = images.decode, []
+            patch.setattr(images, "decode", lambda *a: files.extend(a[0]) or decode(*a))  # noqa: B023
+            assert prepare(out) == 0
+        assert content(out) == whole
+        finished = len([name for name in there if name.endswith(".array_record")])
+        assert len(files) == max(0, 47 - OF_SHARD * finished)
+        decoded.append(len(files))
+    assert step == 2 + 7 + 7 * 3 - 1 + 1 + 1 and decoded[0] == 47 and decoded[-1] == 0
+
+
+@pytest.mark.parametrize("finished", [True, False])
+@pytest.mark.parametrize("damage", ["cut", "changed", "lost"])
+def test_the_same_command_mends_a_damaged_folder(damage, finished, prepare, tmp_path):
+    out = tmp_path / "out"
+    assert prepare(out) == 0
+    whole, file = content(out), out / records.shard_name(3)
+    first = records.records(path=str(out)).x[3 * OF_SHARD].tobytes()
+    changed = bytearray(whole[file.name])
+    changed[changed.index(first)] ^= 1
+    if damage == "lost":
+        file.unlink()
+    else:
+        file.write_bytes(changed if damage == "changed" else changed[:-1])
+    if not finished:
+        (out / "SHA256SUMS").unlink()
+    assert prepare(out) == 0 and content(out) == whole
+
+
+def test_other_data_are_not_written_beside_them(prepare, pacs, tmp_path, capsys):
+    out = tmp_path / "out"
+    assert prepare(out) == 0
+    whole = content(out)
+    capsys.readouterr()
+    assert prepare(out, "--config.data.size=8") == 2
+    assert f"{out} holds other data: content in index.json differs" in capsys.readouterr().err
+    (pacs / "kfold" / "photo" / "dog" / "pic_901.png").unlink()
+    assert prepare(out) == 2
+    assert "holds other data" in capsys.readouterr().err and content(out) == whole
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "a.txt").touch()
+    assert prepare(tmp_path / "notes") == 2
+    assert "is not empty and has no index.json" in capsys.readouterr().err
+    assert content(tmp_path / "notes") == {"a.txt": b""}
+
+
+def test_a_second_command_on_the_folder_is_refused(tmp_path):
+    """And the command starts as a user starts it."""
+    with lock.owned(tmp_path / "out"):
+        words = ["prepare", f"--config={CONFIG}", f"--out={tmp_path / 'out'}"]
+        call = [sys.executable, "-m", "fedjax_lab.data", *words]
+        second = subprocess.run(call, capture_output=True, text=True)
+    assert second.returncode == 2 and "is in use by another command" in second.stderr
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs a full device")
+def test_a_full_disk(prepare, tmp_path, monkeypatch, capsys):
+    """What is there stays, and the same command continues."""
+    assert prepare(tmp_path / "whole") == 0
+    module, out = records.array_record("array_record_module"), tmp_path / "out"
+    writer, opened = module.ArrayRecordWriter, []
+
+    def full(path, options):
+        opened.append(path)
+        return writer("/dev/full" if len(opened) > 2 else path, options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "ArrayRecordWriter", full)
+        capsys.readouterr()
+        assert prepare(out) == 1
+    told = capsys.readouterr().err
+    assert told.startswith("error: No space left on device") and told.count("\n") == 1
+    assert "the same command continues" in told
+    assert sorted(content(out)) == ["index.json", "labels.npz", *map(records.shard_name, (0, 1))]
+    assert prepare(out) == 0 and content(out) == content(tmp_path / "whole")
+
+
+def test_a_damaged_image_is_told_and_what_was_written_stays(prepare, pacs, tmp_path, capsys):
+    file = pacs / "kfold" / "sketch" / "horse" / "pic_004.png"
+    good = file.read_bytes()
+    file.write_bytes(b"<html>" + good[6:])
+    assert prepare(tmp_path / "out") == 2
+    assert capsys.readouterr().err.startswith(f"error: {file} is damaged or no image")
+    assert (tmp_path / "out" / records.shard_name(5)).exists()
+    file.write_bytes(good)
+    assert prepare(tmp_path / "out") == 0
+
+
+REFUSED = {
+    "": "which command?; valid: prepare",
+    "prepar": "no command 'prepar'; did you mean 'prepare'?",
+    "prepare": "--config is missing; for example --config=configs/hfedf_pacs.py",
+    "prepare --config=configs/quickstart.py": "--out is missing",
+    "prepare --config=configs/nothing.py --out=o": "no config file",
+    "prepare --confg=a --out=o": "unexpected argument '--confg=a'; did you mean '--config'?",
+    "prepare b --config=a --out=o": "unexpected argument 'b'",
+}
+
+
+@pytest.mark.parametrize("words", REFUSED)
+def test_bad_arguments_are_told_in_one_line(words, capsys):
+    assert command.main(["data", *words.split()]) == 2
+    out, err = capsys.readouterr()
+    assert not out and err.startswith("error: ") and err.count("\n") == 1 and REFUSED[words] in err
+
+
+def test_help(capsys):
+    assert command.main(["data", "--help"]) == 0
+    assert "python -m fedjax_lab.data prepare --config=" in capsys.readouterr().out
+
+
+def test_examples_in_memory_are_written_too(tmp_path, small_shards):
+    data = make(20)
+    progress = []
+    (tmp_path / "out").mkdir()
+    for done in record_writer.write(data, tmp_path / "out", "toy"):
+        progress.append(done)
+    assert progress[-1].examples == 20 and progress == sorted(progress)
+    for a, b in zip(records.records(path=str(tmp_path / "out")), data, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_types_that_records_cannot_hold(tmp_path):
+    data = make()._replace(x=np.zeros((23, 2)))
+    with pytest.raises(BadInput, match="the examples are float64"):
+        list(record_writer.write(data, tmp_path, "toy"))
+
+
+def test_large_examples_do_not_make_too_many_shards(monkeypatch):
+    """All shards are open at once while examples are read."""
+    monkeypatch.setattr(record_writer, "SHARD", 1)
+    monkeypatch.setattr(record_writer, "MOST_SHARDS", 10)
+    index = record_writer.make_index(make(95), "toy")
+    assert index.shards == (10,) * 9 + (5,)
