@@ -15,6 +15,7 @@ import numpy as np
 from fedjax_lab import evaluate, parallel, processes, simulate, streams, tree
 from fedjax_lab.blocks import Tools
 from fedjax_lab.errors import BadInput
+from fedjax_lab.host_state import HostState
 from fedjax_lab.hosted import Host, Hosted, Seed
 from fedjax_lab.simulate import Lane, Program
 from fedjax_lab.types import Array, Federation, Method, Plan, Stage, State, View
@@ -400,18 +401,27 @@ class Engine:
     def final_states(self) -> list[State]:
         """The state of each seed. What is kept on the host is NumPy arrays, maybe of a file."""
         if self._hosted:
-            kept = [hosted.kept().everything() for hosted in self._hosted]
-            return list(map(State, (state.server for state in self.states), kept))
+            private = [store.everything() for store in self.kept()]
+            return list(map(State, (state.server for state in self.states), private))
         return self._each_seed(self.states)
 
     def snapshot(self) -> Snapshot:
         """The state of the run after the rounds played so far."""
         return Snapshot(self.states, self.sums, np.array([self.seconds]), self.bytes)
 
+    def kept(self) -> list[HostState]:
+        """What the clients keep on the host after the rounds played, one of each lane.
+
+        After `go_on` they are to be filled with what belongs to that snapshot.
+        """
+        return [hosted.kept() for hosted in self._hosted]
+
     def go_on(self, snapshot: Snapshot, played: int) -> None:
         """Takes back a snapshot after so many rounds, in the stage where it was taken."""
         self.states, self.sums, (self.seconds,), self.bytes = snapshot
         self.played = played
+        for hosted in self._hosted:
+            hosted.forget()
         # What an earlier process did since the last evaluation is not this session's.
         self.session = self.session._replace(totals=-self._done())
 
@@ -425,7 +435,9 @@ class Engine:
         settings = simulation.joint.settings if simulation.joint else [{}] * len(keys)
         scoring, training = simulation.federations, simulation.training
         put = self._put if simulation.host is None or not simulation.host.stream else _as_it_is
-        pool = put(scoring[0]._replace(**dict.fromkeys(_ROWS)))
+        pool = scoring[0]._replace(**dict.fromkeys(_ROWS))
+        if put is self._put:
+            pool = put(pool._replace(x=np.asarray(pool.x)))
         of_seeds = list(zip(settings, keys, strict=True))
         if self.together:
             scoring, training = [_stack(scoring)], [_stack(training)]

@@ -54,6 +54,11 @@ class HostState:
         """How many bytes a client takes."""
         return self._ends[-1]
 
+    @property
+    def nbytes(self) -> int:
+        """How many bytes everybody takes, zeros included."""
+        return self.num_clients * self.bytes_of_one
+
     def read(self, ids: np.ndarray) -> PyTree:
         """The entries of clients `ids` [N], ascending: NumPy leaves [N, ...]."""
         return self._leaves(self._records.read(ids))

@@ -109,6 +109,10 @@ class Hosted:
         self._player.flush()
         return self._store
 
+    def forget(self) -> None:
+        """Goes on with what is stored, whatever was played."""
+        self._player.forget()
+
     def _init(self, keys):
         return simulate.init(self._program.method, keys, self._num_clients)
 

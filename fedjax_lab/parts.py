@@ -7,15 +7,19 @@ padded with -1. All parts of one kind have the same shapes.
 
 import math
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from fedjax_lab.data import stream
 from fedjax_lab.types import Federation, Rows
 
 SETS = ("train", "validation", "test")  # of rows that a client has of its own
 NO_ROWS: Any = dict.fromkeys((*SETS, "global_test", "unseen"))
+
+READERS = 4  # threads that read the examples of a part: a disk serves several requests at once
 
 Part = Callable[..., Federation]
 
@@ -44,6 +48,7 @@ def with_examples(whole: Federation, sets: Sequence[str], clients: int, shared: 
     clients: in a part.
     shared: rows that all of them see.
     """
+    readers = ThreadPoolExecutor(READERS)
     rooms = {name: most_rows(getattr(whole, name), clients) for name in sets}
     room = min(len(whole.y), sum(rooms.values()) + shared)
 
@@ -56,9 +61,11 @@ def with_examples(whole: Federation, sets: Sequence[str], clients: int, shared: 
             name: replace(rows, list=_places(needed, rows.list)) for name, rows in asked.items()
         }
         shared = {name: _places(needed, rows) for name, rows in shared.items()}
-        x = np.asarray(whole.x[needed])
+        x = np.zeros((room, example_size(whole)), whole.x.dtype)
+        lots = (np.array_split(a, READERS) for a in (x[: len(needed)], needed))
+        list(readers.map(lambda made, rows: stream.fill(made, whole.x, rows), *lots))
         return whole._replace(
-            x=_filled(x.reshape(len(needed), -1), room),
+            x=x,
             y=_filled(whole.y[needed], room),
             domain=_filled(whole.domain[needed], room),
             **{**NO_ROWS, **rows, **shared},
@@ -76,7 +83,12 @@ def pieces(count: int, length: int) -> list[np.ndarray]:
 
 def example_bytes(whole: Federation) -> int:
     """Of one example in the pool, and of what the pool says of it."""
-    return math.prod(whole.x.shape[1:]) * whole.x.dtype.itemsize + 2 * whole.y.itemsize
+    return example_size(whole) * whole.x.dtype.itemsize + 2 * whole.y.itemsize
+
+
+def example_size(whole: Federation) -> int:
+    """How many numbers an example has."""
+    return math.prod(whole.x.shape[1:])
 
 
 def most_rows(rows: Rows, clients: int) -> int:

@@ -17,6 +17,7 @@ import math
 import os
 import shutil
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,6 +30,7 @@ from jax.sharding import PartitionSpec as P
 from fedjax_lab import parallel, processes
 from fedjax_lab.data.cache import checksum
 from fedjax_lab.errors import BadInput, warn
+from fedjax_lab.host_state import HostState
 from fedjax_lab.running import digest
 from fedjax_lab.types import Array, PyTree
 
@@ -54,9 +56,11 @@ class Checkpoints:
     def __init__(self, folder: Path):
         import orbax.checkpoint as ocp  # not needed by those who save nothing
 
+        from fedjax_lab.running import kept
+
         for name in ("absl", "asyncio"):  # all errors that its threads log are raised here as well
             logging.getLogger(name).addFilter(_not_of_orbax)
-        self._args, self._folder = ocp.args, folder
+        self._args, self._folder, self._kept = ocp.args, folder, kept
         self._arrays, self._json = ocp.StandardCheckpointHandler(), ocp.JsonCheckpointHandler()
         folder.mkdir(exist_ok=True)
         options = ocp.CheckpointManagerOptions(
@@ -67,8 +71,10 @@ class Checkpoints:
         with _hushed():
             self._manager = ocp.CheckpointManager(folder.absolute(), options=options)
 
-    def save(self, rounds: int, state: PyTree) -> None:
+    def save(self, rounds: int, state: PyTree, stores: Sequence[HostState] = ()) -> None:
         """Returns when the state may be changed or given away; it is written in the background.
+
+        stores: what the clients keep on the host; written at once.
 
         Orbax has copied it to the host by then. On a CPU it keeps views of the arrays instead, and
         JAX does not reuse memory that somebody still views.
@@ -76,11 +82,23 @@ class Checkpoints:
         if self._manager.latest_step() == rounds:
             return
         leaves = [numbers(a) for a in jax.tree.leaves(state)]
-        size = sum(a.nbytes for a in leaves)
+        size = sum(a.nbytes for a in leaves) + sum(store.nbytes for store in stores)
         processes.of_first(lambda: _check_room(self._folder, size))
         description = self._args.JsonSave(_description(rounds, leaves))
         arrays = self._args.StandardSave({str(i): a for i, a in enumerate(leaves)})
-        self._manager.save(rounds, args=self._args.Composite(leaves=arrays, digest=description))
+        beside = {"kept": self._kept.Save(list(stores))} if stores else {}
+        args = self._args.Composite(leaves=arrays, digest=description, **beside)
+        self._manager.save(rounds, args=args)
+
+    def load(self, rounds: int, stores: Sequence[HostState]) -> None:
+        """Reads what the clients keep on the host. BadInput where that is another run's."""
+        if stores:
+            try:
+                self._kept.load(self._folder / str(rounds) / "kept", stores)
+            except (ValueError, FileNotFoundError) as error:
+                raise BadInput(
+                    f"checkpoint {rounds} in {self._folder} is another run's: {error}"
+                ) from error
 
     def newest(self, sharding: Sharding | None = None) -> tuple[int, list[Saved]]:
         """The number of rounds and the leaves of the newest checkpoint that is whole.
@@ -136,6 +154,8 @@ class Checkpoints:
         """Reads what the devices of this process hold; waits for no other process."""
         folder = self._folder.absolute() / str(rounds)
         description = self._json.restore(folder / "digest")
+        if (folder / "kept").exists():
+            self._kept.check(folder / "kept")
         if "arrays" not in description:
             return self._read_unsharded(rounds, folder, description)
         arrays = description["arrays"]

@@ -32,7 +32,7 @@ class Handler(ocp.CheckpointHandler):
         """Nothing: `load` reads into stores that are there already."""
 
 
-@ocp.args.register_with_handler(Handler, for_save=True)
+@ocp.args.register_with_handler(Handler, for_save=True, for_restore=True)  # orbax wants both
 @dataclass
 class Save(ocp.args.CheckpointArgs):
     """What is saved: a store for each seed."""
