@@ -76,6 +76,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "engine": {
         "strategy": "auto",
         "chunk": 0,  # clients at a time, where the strategy is auto or chunked; 0: as many as fit
+        "fsdp": 1,  # devices that hold a model together and train a client together
         "dtype": "float32",  # of the model's products; weights, sums and losses are float32
         "precision": "default",  # of float32 products; on a TPU the default is one pass in bfloat16
         "convolution": "auto",
@@ -106,6 +107,7 @@ POSITIVE = (
     "local.epochs",
     "run.rounds",
     "run.eval_every",
+    "engine.fsdp",
 )
 NOT_NEGATIVE = (
     "data.shots",

@@ -17,6 +17,8 @@ from fedjax_lab.blocks import Tools
 from fedjax_lab.errors import BadInput
 from fedjax_lab.host_state import HostState
 from fedjax_lab.hosted import Host, Hosted, Seed
+from fedjax_lab.placement import Placement
+from fedjax_lab.shards import POOL
 from fedjax_lab.simulate import Lane, Program
 from fedjax_lab.types import Array, Federation, Method, Plan, Stage, State, View
 
@@ -95,8 +97,14 @@ class Engine:
         began = time.perf_counter()
         self.simulation, self.abstract = simulation, abstract
         self.together = simulation.vectorized_seeds and len(simulation.seeds) > 1
+        self.place = Placement(
+            strategy=simulation.strategy,
+            num_clients=len(simulation.federations[0].train),
+            seeds=len(simulation.seeds) if self.together else 0,
+            abstract=abstract,
+        )
         self.lanes = self._image_lanes = self._make_lanes()
-        self.plan = simulation.plan
+        self.plan = self._first_plan
         self.ends = list(itertools.accumulate(stage.rounds for stage in simulation.stages))
         self.sums = self._no_progress()
         self.played = 0  # rounds
@@ -154,11 +162,12 @@ class Engine:
             return evaluate.score(self._program(settings), *args)
 
         axes = 0, self._axes(lanes.training), 0
-        block = self._jit(play, (*axes, 0, None, None), donate_argnums=(2, 3))
+        out = self.place.of_state(state), self._sharding
+        block = self._jit(play, (*axes, 0, None, None), out, donate_argnums=(2, 3))
         args = lanes.settings, lanes.training, state, sums, number, number
         block = block.lower(*args)
         args = lanes.settings, lanes.scoring, state, number
-        scored = self._jit(score, (*axes, None)).lower(*args)
+        scored = self._jit(score, (*axes, None), self._sharding).lower(*args)
         return Programs(block, scored, self._message_bytes(lanes.training, state))
 
     def _program(self, settings):
@@ -205,13 +214,15 @@ class Engine:
         """The states with which this stage starts, one of each lane."""
 
         def start(keys, last, facts):
-            number = self.stage_number
+            number, last = self.stage_number, self.place.without_padding(last)
             key = streams.stage(keys.init, number)[1] if number else keys.init
-            return self.stage.start(key, self._num_clients, last, facts)
+            state = self.stage.start(key, self._num_clients, last, facts)
+            return self.place.padded(state)
 
-        run = self._run(start, (0, 0, 0))
         each = zip(self.lanes, self.states, facts, strict=True)
-        return [run(lanes.training.keys, state, of_lane) for lanes, state, of_lane in each]
+        args = [(lanes.training.keys, state, of_lane) for lanes, state, of_lane in each]
+        run = self._run(start, (0, 0, 0), self.place.of_state(self._shapes_of(start, args[0])))
+        return [run(*of_lane) for of_lane in args]
 
     def _frozen_bytes(self, state):
         """Of what a stage sends to each client of one seed, once."""
@@ -219,14 +230,14 @@ class Engine:
 
     def _apply_view(self):
         """Sets lanes and plan of this stage: what its clients have to work with."""
-        self.lanes, self.plan, self._seed_fields = self._image_lanes, self.simulation.plan, ()
+        self.lanes, self.plan, self._seed_fields = self._image_lanes, self._first_plan, ()
         view = self.stage.view or View()
         if view.batch_size:
             longest = self.lanes[0].training.federation.train.longest
             size = min(view.batch_size, longest)
             self.plan = self.plan._replace(batch_size=size, equal_steps=False)
         if view.embedded:
-            x = self._put(self.simulation.embeddings().examples)
+            x = self.place.put_pool(self.simulation.embeddings().examples)
             self._change_federations([{"x": x, **_PLAIN, **_NOT_SCORED}] * len(self.lanes))
             self.plan = self.plan._replace(augment=None, example_shape=None)
         if view.frozen is not None:
@@ -244,9 +255,10 @@ class Engine:
             return
         whole = partial(simulate.view_pool, transformed, self.simulation.strategy)
         axes = (self._axes(self.lanes[0].scoring).federation,)
-        flat = self._run(lambda federation: _flat(whole(federation)), axes)
+        out = self.place.of_viewed_pool
+        flat = self._run(lambda federation: _flat(whole(federation)), axes, out)
         federations = [lanes.scoring.federation for lanes in self.lanes]
-        viewed = self._one_seed(jax.eval_shape(self._jit(whole, axes), federations[0]))
+        viewed = self._one_seed(jax.eval_shape(self._jit(whole, axes, out), federations[0]))
         self._change_federations([{"x": flat(each), **_PLAIN} for each in federations])
         self._seed_fields = ("frozen", "x")
         self.plan = self.plan._replace(augment=None, example_shape=viewed.shape[1:])
@@ -287,8 +299,13 @@ class Engine:
     def _facts(self, keys, population, state):
         """What `prepare` of this stage finds for one seed."""
         key, _ = streams.stage(keys.init, self.stage_number)
-        facts = self.stage.prepare(key, *jax.device_get((population, state)))
+        facts = self.stage.prepare(key, *processes.on_host((population, state)))
         return {name: np.asarray(fact) for name, fact in facts.items()}
+
+    @property
+    def _streams(self):
+        host = self.simulation.host
+        return host is not None and host.stream
 
     @property
     def _sharding(self):
@@ -296,7 +313,12 @@ class Engine:
 
     @property
     def _num_clients(self):
-        return len(self.simulation.federations[0].train)
+        return self.place.num_clients
+
+    @property
+    def _first_plan(self):
+        count = self._num_clients if self.place.padding else None
+        return self.simulation.plan._replace(num_clients=count)
 
     def _first_states(self):
         if self.simulation.host is not None:
@@ -304,12 +326,14 @@ class Engine:
             return [self._first_server(hosted) for hosted in self._hosted]
 
         def first(settings, keys):
-            return simulate.init(self._program(settings).method, keys, self._num_clients)
+            method = self._program(settings).method
+            return self.place.padded(simulate.init(method, keys, self._num_clients))
 
-        init = self._run(first, (0, 0))
         args = [(lanes.settings, lanes.training.keys) for lanes in self.lanes]
+        state = self._shapes_of(first, args[0])
+        init = self._run(first, (0, 0), self.place.of_state(state))
         if not self.abstract:
-            size = tree.num_bytes(jax.eval_shape(init, *args[0]))
+            size = self.place.num_bytes(state)
             parallel.check_memory(size, "the model and the clients' states need")
         return [init(*of_lane) for of_lane in args]
 
@@ -317,7 +341,10 @@ class Engine:
         lanes, simulation = self.lanes[i], self.simulation
         wholes = simulation.training[i], simulation.federations[i]
         seed = Seed(lanes.training, lanes.scoring, *wholes)
-        tools = Tools(lambda function, **options: self._jit(function, (), **options), self._put)
+        tools = Tools(
+            lambda function, **options: self._jit(function, (), self._sharding, **options),
+            self._put,
+        )
         return Hosted(self._program({}), seed, simulation.host, self._folder, tools)
 
     def _first_server(self, hosted):
@@ -403,7 +430,10 @@ class Engine:
         if self._hosted:
             private = [store.everything() for store in self.kept()]
             return list(map(State, (state.server for state in self.states), private))
-        return self._each_seed(self.states)
+        if not self.place.padding:
+            return self._each_seed(self.states)
+        real = self._run(self.place.without_padding, (0,))
+        return self._each_seed([state and real(state) for state in self.states])
 
     def snapshot(self) -> Snapshot:
         """The state of the run after the rounds played so far."""
@@ -433,29 +463,36 @@ class Engine:
         simulation = self.simulation
         keys = [streams.make_keys(jax.random.key(seed)) for seed in simulation.seeds]
         settings = simulation.joint.settings if simulation.joint else [{}] * len(keys)
-        scoring, training = simulation.federations, simulation.training
-        put = self._put if simulation.host is None or not simulation.host.stream else _as_it_is
-        pool = scoring[0]._replace(**dict.fromkeys(_ROWS))
-        if put is self._put:
-            pool = put(pool._replace(x=np.asarray(pool.x)))
+        pool = self._make_pool(simulation.federations[0])
         of_seeds = list(zip(settings, keys, strict=True))
+        groups = [slice(i, i + 1) for i in range(len(keys))]
         if self.together:
-            scoring, training = [_stack(scoring)], [_stack(training)]
             of_seeds = [jax.tree.map(lambda *a: jnp.stack(a), *of_seeds)]
-        population = partial(simulate.population, num_classes=simulation.num_classes)
-        population = self._run(population, (_seed_axes(scoring[0]),))
-
-        def lane(federation, keys):
-            rows = {name: getattr(federation, name) for name in _ROWS}
-            federation = pool._replace(**put(rows))  # one pool for all
-            of_clients = population(federation._replace(x=(), domain=()))
-            return Lane(federation, of_clients, keys)
-
+            groups = [slice(None)]
         lanes = []
-        for of_seed, to_train, to_score in zip(of_seeds, training, scoring, strict=True):
+        for of_seed, group in zip(of_seeds, groups, strict=True):
             settings, keys = self._put(of_seed)
-            lanes.append(Lanes(settings, lane(to_train, keys), lane(to_score, keys)))
+            parts = simulation.training[group], simulation.federations[group]
+            training, scoring = (self._lane(pool, federations, keys) for federations in parts)
+            lanes.append(Lanes(settings, training, scoring))
         return lanes
+
+    def _make_pool(self, federation):
+        """All but the rows that clients own; in NumPy where examples are streamed."""
+        nobody = federation._replace(**dict.fromkeys(_ROWS))
+        if self._streams:
+            return nobody
+        pool = {name: self.place.put_pool(getattr(federation, name)) for name in POOL}
+        return self.place.put(nobody._replace(**dict.fromkeys(POOL)))._replace(**pool)
+
+    def _lane(self, pool, federations, keys):
+        """That of these seeds, over the one pool of examples for all."""
+        rows = {name: [getattr(f, name) for f in federations] for name in _ROWS}
+        if not self._streams:
+            rows = {name: [self.place.put_rows(of_seeds)] for name, of_seeds in rows.items()}
+        rows = {name: of_seeds[0] for name, of_seeds in rows.items()}
+        people = [simulate.population_on_host(f, self.simulation.num_classes) for f in federations]
+        return Lane(pool._replace(**rows), self.place.put_clients(people), keys)
 
     def _no_progress(self):
         def one(lanes):  # never shared between lanes: their memory is given away
@@ -468,39 +505,34 @@ class Engine:
 
     def _put(self, a):
         """What every process has, on the devices of the run."""
-        return self._described(a) if self.abstract else parallel.put(a, self._sharding)
+        return self.place.put(a)
 
-    def _run(self, function, seed_axes):
-        """The function over all seeds of a call, compiled when it is called."""
-        jitted = self._jit(function, seed_axes)
+    def _run(self, function, seed_axes, out=None):
+        """The function over all seeds of a call, compiled when it is called.
+
+        out: where what it gives lies; None: on all devices.
+        """
+        out = self._sharding if out is None else out
+        jitted = self._jit(function, seed_axes, out)
         if not self.abstract:
             return jitted
-        return lambda *args: self._described(jax.eval_shape(jitted, *args))
+        return lambda *args: self.place.described(jax.eval_shape(jitted, *args), out)
 
-    def _described(self, a):
-        """The shapes of arrays that lie on the devices of the run."""
-
-        def one(x):
-            x = x if hasattr(x, "dtype") else np.asarray(x, np.float32)
-            return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=self._sharding)
-
-        return jax.tree.map(one, a)
-
-    def _jit(self, function, seed_axes, **options):
+    def _jit(self, function, seed_axes, out, **options):
         function = jax.vmap(function, seed_axes) if self.together else function
         if self.simulation.precision is not None:
             function = jax.default_matmul_precision(self.simulation.precision)(function)
-        return jax.jit(function, out_shardings=self._sharding, **options)
+        return jax.jit(function, out_shardings=out, **options)
+
+    def _shapes_of(self, function, args):
+        """Of what the function gives for the seeds of a call."""
+        return jax.eval_shape(self._jit(function, (0,) * len(args), None), *args)
 
     def _each_seed(self, trees):
         if not self.together:
             return list(trees)
         seeds = range(len(self.simulation.seeds))
         return [jax.tree.map(lambda a, i=i: a[i], trees[0]) for i in seeds]
-
-
-def _as_it_is(a):
-    return a
 
 
 def _changed(lane, fields):
@@ -546,11 +578,3 @@ def _seed_axes(federation: Federation) -> Federation:
     return Federation._make(
         None if a is None else axis for a, axis in zip(federation, _AXES, strict=True)
     )
-
-
-def _stack(federations: list[Federation]) -> Federation:
-    stacked = [
-        rows[0] if axis is None else jax.tree.map(lambda *a: jnp.stack(a), *rows)
-        for axis, rows in zip(_AXES, zip(*federations, strict=True), strict=True)
-    ]
-    return Federation._make(stacked)

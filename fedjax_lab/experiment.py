@@ -10,7 +10,7 @@ import ml_collections
 import numpy as np
 import optax
 
-from fedjax_lab import optim, parallel
+from fedjax_lab import fsdp, optim, parallel
 from fedjax_lab.config import value_at
 from fedjax_lab.data.augment import AUGMENTATIONS
 from fedjax_lab.data.dataset import Dataset
@@ -70,6 +70,7 @@ def build(
         embeddings=embeddings,
         **_engine_fields(config.engine, plan, stages, task, seeds, devices),
     )
+    _check_fsdp(config, plan, stages)
     return Experiment(config, dataset, task, simulation)
 
 
@@ -225,7 +226,7 @@ def make_optimizer(
 
 
 def _plan(config, training, stages, dataset):
-    return make_plan(
+    plan = make_plan(
         training,
         rounds=sum(stage.rounds for stage in stages),
         cohort=config.run.cohort,
@@ -236,6 +237,7 @@ def _plan(config, training, stages, dataset):
         augment=_augmentation(config.data.augment, dataset.x),
         **_step_fields(config.local),
     )
+    return plan._replace(eval_batch=fsdp.even(plan.eval_batch, config.engine.fsdp))
 
 
 def _engine_fields(engine, plan, stages, task, seeds, devices):
@@ -243,6 +245,7 @@ def _engine_fields(engine, plan, stages, task, seeds, devices):
     convolutional = has_convolutions(task)
     host = _host(engine, stages)
     together = vectorizes_seeds(engine.seeds, stages, convolutional, _platform(devices), host)
+    together = together and (engine.fsdp == 1 or engine.seeds == "vectorized")
     at_once = len(seeds) if together else 1
     strategy = parallel.choose(
         engine.strategy,
@@ -251,6 +254,7 @@ def _engine_fields(engine, plan, stages, task, seeds, devices):
         equal_steps=plan.equal_steps,
         client_bytes=lambda: at_once * client_bytes(task, plan),
         chunk=engine.chunk,
+        group=engine.fsdp,
         devices=devices,
     )
     precision = None if engine.precision == "default" else engine.precision
@@ -274,6 +278,8 @@ def _host(engine, stages):
         raise BadInput(f"{asked} needs clients; this method trains on everybody's examples at once")
     if engine.seeds == "vectorized":
         raise BadInput(f"{asked} plays one seed after another: config.engine.seeds=sequential")
+    if engine.fsdp > 1:
+        raise BadInput(f"{asked} needs devices that each hold a model: config.engine.fsdp=1")
     if jax.process_count() > 1:
         raise BadInput(f"{asked} is for a run of one process")
     return Host(on_disk=engine.state == "disk", stream=stream)
@@ -314,6 +320,22 @@ def vectorizes_seeds(
     if any(stage.prepare for stage in stages):  # its facts may differ in size between seeds
         return False
     return platform != "cpu" or not convolutional
+
+
+def _check_fsdp(config, plan, stages):
+    """BadInput where a group of devices could not share a client's work."""
+    group = config.engine.fsdp
+    if plan.batch_size % group:
+        raise BadInput(
+            f"config.engine.fsdp={group} does not divide a batch of {plan.batch_size} examples"
+            " (config.local.batch_size, or all that the largest client holds)"
+        )
+    in_turn = any(exchange.one_by_one for stage in stages for exchange in stage.method.round)
+    if in_turn and group > 1:
+        raise BadInput(
+            f"method {config.method.name} trains its clients one by one on all devices;"
+            f" config.engine.fsdp must be 1, got {group}"
+        )
 
 
 def _check_seeds(seeds):

@@ -10,15 +10,13 @@ import ctypes
 import os
 import re
 import signal
-import time
 
 import jax
 
-from fedjax_lab import command, interrupts
+from fedjax_lab import command, interrupts, processes
 
 NOTICE = "JAX distributed service detected fatal errors"
 MISSED = re.compile(r"stopped sending heartbeats\):\s*([\d,\s]+)")
-GRACE_SECONDS = 2.0  # for which the first process, whose end would be noticed too, lets others tell
 
 _kept: list = []  # what must not be collected: the file, and the handler, which C code calls
 
@@ -36,8 +34,7 @@ def _aborted(file):
     if NOTICE not in printed:  # an abort of another kind
         interrupts.tell(printed, interrupts.stderr)
         return
-    if jax.process_index() == 0:
-        time.sleep(GRACE_SECONDS)
+    processes.let_others_end()
     command.fail(what_ended(printed, jax.process_count()))
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, Sharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
-from fedjax_lab import processes, shards, tree
+from fedjax_lab import fsdp, processes, shards, tree
 from fedjax_lab.data import safe
 from fedjax_lab.errors import BadInput
 from fedjax_lab.types import Array, Federation, PyTree, Rows
@@ -50,6 +50,7 @@ class Strategy(NamedTuple):
     sharding: Sharding | None = None  # of what every device has; None: the default device
     by_client: Sharding | None = None  # of what is kept by client, where that is another one
     by_row: Sharding | None = None  # of the pool of examples, where that is another one
+    group: int = 1  # devices that hold a model together: see `fsdp`
 
 
 def _take(stacked, ids):
@@ -144,6 +145,9 @@ def on_mesh(mesh: Mesh, inner: Strategy, by_client: bool = False, by_row: bool =
         split=lambda rows: jax.lax.with_sharding_constraint(rows, clients),
         sharding=NamedSharding(mesh, P()),
     )
+    if (group := fsdp.group_size(mesh)) > 1:
+        name = f"mesh({devices} x fsdp {group}) x {inner.name}"
+        strategy = strategy._replace(name=name, group=group)
     if by_client:
         take, put = partial(_take_on_mesh, mesh), partial(_put_on_mesh, mesh)
         strategy = strategy._replace(take=take, put=put, by_client=clients)
@@ -235,17 +239,21 @@ def _spread(mesh, each, by_row, rows_whole=False):
             of_rows = jax.tree.map(
                 lambda a: whole if _is_rows(a) else clients, rows, is_leaf=_is_rows
             )
-            return jax.shard_map(
-                each(fn),
-                mesh=mesh,
+            return _on_shares(
+                mesh,
+                fsdp.in_group(each(fn), fsdp.group_size(mesh)),
                 in_specs=(everything, pool, of_rows, clients),
                 out_specs=clients,
-                check_vma=False,
             )(shared, _without_rows(federation), rows, stacked)
 
         return run
 
     return spread
+
+
+# The function for each share of the clients; the axis `fsdp` is the compiler's.
+def _on_shares(mesh, fn, **specs):
+    return jax.shard_map(fn, mesh=mesh, axis_names={"client"}, check_vma=False, **specs)
 
 
 def _without_rows(federation):
@@ -259,8 +267,8 @@ def _is_rows(a):
 
 def _take_on_mesh(mesh, stacked, ids):
     m, ids = len(ids), _fill(ids, mesh.shape["client"])
-    run = partial(jax.shard_map, mesh=mesh, out_specs=P("client"), check_vma=False)
-    out = run(shards.take, in_specs=(P("client"), P()))(stacked, ids)
+    specs = {"in_specs": (P("client"), P()), "out_specs": P("client")}
+    out = _on_shares(mesh, shards.take, **specs)(stacked, ids)
     return jax.tree.map(lambda a: a[:m], out)
 
 
@@ -268,15 +276,15 @@ def _put_on_mesh(mesh, stacked, ids, new):
     devices = mesh.shape["client"]
     new = _filled(tree.typed_like(new, stacked), devices)
     ids = jnp.pad(ids, (0, -len(ids) % devices), constant_values=-1)
-    run = partial(jax.shard_map, mesh=mesh, out_specs=P("client"), check_vma=False)
-    return run(shards.put, in_specs=(P("client"), P(), P("client")))(stacked, ids, new)
+    specs = {"in_specs": (P("client"), P(), P("client")), "out_specs": P("client")}
+    return _on_shares(mesh, shards.put, **specs)(stacked, ids, new)
 
 
 def _collect_on_mesh(mesh, federation, rows):
     pool = Federation._make(P() for _ in Federation._fields)
     divided = pool._replace(**dict.fromkeys(shards.POOL, P("client")))
-    run = partial(jax.shard_map, mesh=mesh, out_specs=(pool, P()), check_vma=False)
-    return run(shards.collect, in_specs=(divided, P()))(_without_rows(federation), rows)
+    specs = {"in_specs": (divided, P()), "out_specs": (pool, P())}
+    return _on_shares(mesh, shards.collect, **specs)(_without_rows(federation), rows)
 
 
 def _lane_steps_on_mesh(inner, devices, steps):
@@ -326,14 +334,21 @@ def check_memory(size: int, what: str) -> None:
         raise MemoryError(f"{what} {total / 2**30:,.1f} GiB, and {free / 2**30:,.1f} GiB are free")
 
 
-def make_mesh(devices: int | Sequence[jax.Device]) -> Mesh:
-    """A mesh with one axis, `client`, over these devices, or over so many of JAX's first."""
+def make_mesh(devices: int | Sequence[jax.Device], group: int = 1) -> Mesh:
+    """A mesh with the axis `client` over these devices, or over so many of JAX's first.
+
+    With a `group` above 1, which must divide their number, so many of them hold a model together,
+    along the axis `fsdp`.
+    """
     chosen = jax.devices()[:devices] if isinstance(devices, int) else devices
-    axes = {"axis_types": (AxisType.Auto,)}
+    shape, names = (len(chosen),), ("client",)
+    if group > 1:
+        shape, names = (len(chosen) // group, group), ("client", fsdp.AXIS)
+    axes = {"axis_types": (AxisType.Auto,) * len(names)}
     try:
-        return jax.make_mesh((len(chosen),), ("client",), devices=chosen, **axes)
+        return jax.make_mesh(shape, names, devices=chosen, **axes)
     except AssertionError:  # JAX orders the chips of a TPU only if they form a box
-        return Mesh(np.array(chosen), ("client",), **axes)
+        return Mesh(np.array(chosen).reshape(shape), names, **axes)
 
 
 def put(a: PyTree, sharding: Sharding | None) -> PyTree:
@@ -348,6 +363,31 @@ def put(a: PyTree, sharding: Sharding | None) -> PyTree:
         return jax.random.wrap_key_data(bits, impl=jax.random.key_impl(a))
 
     return jax.tree.map(one, a)
+
+
+def num_parts(sharding: Sharding) -> int:
+    """How many devices, or groups of devices, divide what is kept by client or by row."""
+    return sharding.mesh.shape["client"]
+
+
+def put_divided(a: np.ndarray, sharding: Sharding, axis: int) -> Array:
+    """A host array whose axis the sharding divides, padded there with zeros to a multiple.
+
+    Each process reads only the entries of its devices.
+    """
+    parts = num_parts(sharding)
+    length = -(-a.shape[axis] // parts) * parts
+
+    def part(index):
+        piece = np.asarray(a[index if axis else index[0]])  # what is beyond the end is cut off
+        begin, end, _ = index[axis].indices(length)
+        missing = end - begin - piece.shape[axis]
+        widths = [(0, missing if i == axis else 0) for i in range(a.ndim)]
+        return np.pad(piece, widths) if missing else piece
+
+    return jax.make_array_from_callback(
+        (*a.shape[:axis], length, *a.shape[axis + 1 :]), sharding, part
+    )
 
 
 def _groups(a, size):
@@ -406,22 +446,27 @@ def choose(
     equal_steps: bool,
     client_bytes: Callable[[], int],
     chunk: int = 0,
+    group: int = 1,
     devices: Sequence[jax.Device] | None = None,
 ) -> Strategy:
     """The named strategy on these devices, by default all of this machine; `auto` picks one.
 
     On a CPU a convolutional model goes through its clients one after another, since its kernels
-    cannot be batched over clients. Otherwise `chunk` clients run at a time; where it is 0, `width`
-    decides from client_bytes(), the memory that a step of one client works on. Several devices
-    share the cohort.
+    cannot be batched over clients; so does a `group` of more than one device, which trains one
+    client together, since a model that needs it fills the devices alone. Otherwise `chunk` clients
+    run at a time; where it is 0, `width` decides from client_bytes(), the memory that a step of one
+    client works on. Several devices, or groups of them, share the cohort.
     """
-    chosen = (jax.devices() if devices is None else devices)[:cohort]
-    line = -(-cohort // len(chosen))  # clients of one device
-    if name == "auto" and not chunk and convolutional and chosen[0].platform == "cpu":
+    chosen = jax.devices() if devices is None else devices
+    _check_group(group, len(chosen))
+    chosen = chosen[: cohort * group]
+    line = -(-cohort * group // len(chosen))  # clients of one device, or of one group
+    on_cpu = convolutional and chosen[0].platform == "cpu"
+    if name == "auto" and not chunk and (on_cpu or group > 1):
         name = "sequential"
     if name in ("auto", "chunked") and not chunk:
         memory = _memory() if devices is None else 0
-        chunk = width(chosen[0].platform, line, client_bytes(), equal_steps, memory)
+        chunk = width(chosen[0].platform, line, client_bytes() // group, equal_steps, memory)
     if name == "auto":
         name = "vectorized" if chunk >= line else "sequential" if chunk == 1 else "chunked"
     inner = {"vectorized": vectorized, "sequential": sequential, "chunked": lambda: chunked(chunk)}
@@ -429,7 +474,7 @@ def choose(
     _check_processes(cohort, chosen)
     _check_workers(chosen)
     if len(chosen) > 1:
-        return on_mesh(make_mesh(chosen), strategy)
+        return on_mesh(make_mesh(chosen, group), strategy)
     return (
         strategy if devices is None else strategy._replace(sharding=SingleDeviceSharding(chosen[0]))
     )
@@ -439,6 +484,14 @@ def _memory():
     """Bytes that JAX may allocate on a device, the same in every process; 0: that is not known."""
     stats = processes.of_first(lambda: jax.local_devices()[0].memory_stats())
     return (stats or {}).get("bytes_limit", 0)
+
+
+def _check_group(group, devices):
+    if devices % group:
+        divisors = " or ".join(str(n) for n in range(1, devices + 1) if devices % n == 0)
+        raise BadInput(
+            f"config.engine.fsdp={group} does not divide the {devices} devices; take {divisors}"
+        )
 
 
 def _check_workers(devices):

@@ -19,9 +19,11 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from fedjax_lab.errors import BadInput
+from fedjax_lab.types import PyTree
 
 T = TypeVar("T")
 PIECE = 1 << 28  # bytes that are sent at a time
+GRACE_SECONDS = 2.0
 HEARTBEAT_SECONDS = 20  # without a sign of life until a process is given up; not its work is late,
 # but a thread of JAX's runtime that needs neither the interpreter nor a device
 
@@ -62,8 +64,15 @@ def leave(code: int) -> NoReturn:
     if code and not _alone():
         sys.stdout.flush()
         sys.stderr.flush()
+        let_others_end()
         os._exit(code)
     sys.exit(code)
+
+
+def let_others_end() -> None:
+    """In the first process, whose end ends all others at once, time for what they have to say."""
+    if is_first():
+        time.sleep(GRACE_SECONDS)
 
 
 def parse(place: str) -> dict:
@@ -110,6 +119,11 @@ def of_first(make: Callable[[], T]) -> T:
     if isinstance(value, BadInput):
         raise value
     return value
+
+
+def on_host(a: PyTree) -> PyTree:
+    """The arrays as NumPy's, of which each process may hold a part. All must ask."""
+    return jax.device_get(a) if _alone() else multihost_utils.process_allgather(a, tiled=True)
 
 
 def anywhere(flag: bool) -> bool:

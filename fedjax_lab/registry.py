@@ -65,6 +65,7 @@ from fedjax_lab.models import (
     nets,
     resnet,
     vgg,
+    vit,
 )
 from fedjax_lab.types import Method, Stages, Task
 
@@ -150,6 +151,7 @@ NAMED = {
         char_lstm.char_lstm,
         alexnet.alexnet_bn,
         inception.hfedf_cnn,
+        vit.vit,
     ),
     "embedding": _table(stand_in, clip, precomputed),
     "method": METHODS,

@@ -1,5 +1,7 @@
 """Which clients take part in a round, and their shares in the server's mean."""
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 
@@ -28,6 +30,43 @@ def equal(key: Array, server: PyTree, population: Client, m: int) -> tuple[Array
 def all_clients(key: Array, server: PyTree, population: Client, m: int) -> tuple[Array, Array]:
     """All clients, whatever m is; share n_i / sum_j n_j."""
     return jnp.arange(population.n.shape[0]), population.n / jnp.sum(population.n)
+
+
+def in_strata(
+    sample: Callable,
+    key: Array,
+    server: PyTree,
+    population: Client,
+    m: int,
+    strata: int,
+    each: Callable[[Callable], Callable] = jax.vmap,
+) -> tuple[Array, Array]:
+    """m clients, as many from each stratum: so many equal parts of the population, by id.
+
+    Every set of m / strata clients of a stratum is equally likely. A stratum has the share that its
+    clients have together when all take part; within it `sample` decides. Of clients of one size all
+    strata have the same share, and so have all clients of the cohort.
+
+    sample: `by_size` or `equal`. Both m and the number of clients are multiples of strata.
+    each: runs a function for every stratum, as `vmap` does.
+    """
+    parts = jax.tree.map(lambda a: a.reshape(strata, -1, *a.shape[1:]), population)
+    whole = jnp.sum(AT_RANDOM[sample](parts), axis=1, keepdims=True)  # [strata, 1]
+    whole = whole / jnp.sum(whole)
+    numbers = jnp.arange(strata, dtype=jnp.int32)
+
+    def draw(number, part):
+        return sample(streams.extra(key, number), server, part, m // strata)
+
+    ids, share = each(draw)(numbers, parts)
+    first = numbers[:, None] * (population.n.shape[0] // strata)
+    return (first + ids).reshape(m), (whole * share).reshape(m)
+
+
+AT_RANDOM = {  # what `in_strata` takes: clients -> to what their shares are proportional
+    by_size: lambda clients: clients.n,
+    equal: lambda clients: jnp.ones_like(clients.n),
+}
 
 
 def without_replacement(key: Array, count: int, m: int) -> Array:

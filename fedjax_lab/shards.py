@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_lab.errors import BadInput
 from fedjax_lab.types import Array, Federation, PyTree, Rows
 
 AXIS = "client"
@@ -48,6 +49,32 @@ def put(part: PyTree, ids: Array, new: PyTree) -> PyTree:
         return a.at[place].set(_of_bits(everyone, a), mode="drop")
 
     return jax.tree.map(replaced, part, new)
+
+
+def take_here(part: PyTree, ids: Array) -> PyTree:
+    """Entries `ids` [m] of the whole, all of which this device holds."""
+
+    def entries(a):
+        if isinstance(a, Rows):
+            return local(a, len(a), divided=True)[_here(ids, len(a))]
+        return a[_here(ids, a.shape[0])]
+
+    return jax.tree.map(entries, part, is_leaf=lambda a: isinstance(a, Rows))
+
+
+def put_here(part: PyTree, ids: Array, new: PyTree) -> PyTree:
+    """The part with entries `ids` [m] of the whole replaced, all of which this device holds."""
+    return jax.tree.map(lambda a, b: a.at[_here(ids, a.shape[0])].set(b), part, new)
+
+
+def rows_here(federation: Federation, rows: PyTree) -> PyTree:
+    """Rows of the whole pool, all of which this device holds, as rows of its part."""
+    length = federation.x.shape[0]
+    return jax.tree.map(lambda r: jnp.where(r < 0, -1, _here(r, length)), rows)
+
+
+def _here(ids, length):
+    return ids - jax.lax.axis_index(AXIS) * length
 
 
 def bring(federation: Federation, rows: PyTree) -> tuple[dict[str, Array], PyTree]:
@@ -165,3 +192,66 @@ def _deal_one(rows, count, ends, length):
     start = np.cumsum(count, axis=1, dtype=np.int32) - count
     start = start + length * np.arange(devices, dtype=np.int32)[:, None]
     return Rows(start.ravel(), count.astype(np.int32).ravel(), held.ravel(), rows.longest)
+
+
+def arrange(federation: Federation, devices: int) -> Federation:
+    """The federation with the pool in such an order that each device holds its clients' examples.
+
+    NumPy in and out; the examples are read when they are asked for. What no client holds is spread
+    over the devices. BadInput where clients of two devices hold one example.
+    """
+    device = _device_of_rows(federation, devices)
+    free = np.flatnonzero(device < 0)
+    held = np.bincount(device[device >= 0], minlength=devices)
+    length = max(-(-len(device) // devices), int(held.max()))
+    device[free] = np.repeat(np.arange(devices), length - held)[: len(free)]
+    order = np.full((devices, length), -1)
+    for d in range(devices):
+        of_device = np.flatnonzero(device == d)
+        order[d, : len(of_device)] = of_device
+    place = np.empty(len(device), np.int32)
+    place[order[order >= 0]] = np.flatnonzero(order.ravel() >= 0)
+
+    def renumbered(rows):
+        if isinstance(rows, Rows):
+            return replace(rows, list=np.where(rows.list < 0, -1, place[rows.list]))
+        return None if rows is None else place[rows]
+
+    names = ("train", "validation", "test", "global_test", "unseen")
+    rows = {name: renumbered(getattr(federation, name)) for name in names}
+    pool = {name: Ordered(getattr(federation, name), order.ravel()) for name in POOL}
+    return federation._replace(**pool, **rows)
+
+
+def _device_of_rows(federation, devices):
+    """Which device's clients hold each example of the pool [R], -1: nobody's."""
+    device = np.full(len(federation.y), -1)
+    for rows in (federation.train, federation.validation, federation.test):
+        if rows is None:
+            continue
+        clients = np.repeat(np.arange(len(rows)), rows.count)
+        held, of = rows.list[: len(clients)], clients // (len(rows) // devices)
+        if ((device[held] >= 0) & (device[held] != of)).any():
+            raise BadInput(
+                "config.engine.sampling=device: some examples belong to several clients, which lie"
+                " on different devices; use config.engine.sampling=exact"
+            )
+        device[held] = of
+    return device
+
+
+class Ordered:
+    """An array [R, ...] in another order, which is read when entries are asked for; -1: zeros."""
+
+    def __init__(self, a, order: np.ndarray):
+        self._a, self._order = a, order
+        self.shape, self.dtype = (len(order), *a.shape[1:]), a.dtype
+
+    def __getitem__(self, places: slice) -> np.ndarray:
+        order = self._order[places]
+        entries = np.zeros((len(order), *self.shape[1:]), self.dtype)
+        entries[order >= 0] = self._a[order[order >= 0]]
+        return entries
+
+    def __array__(self, dtype=None, copy=None) -> np.ndarray:
+        return self[slice(None)]

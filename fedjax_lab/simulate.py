@@ -1,9 +1,10 @@
 """One round, and many. Knows no method by name and no device."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fedjax_lab import streams, tree
 from fedjax_lab.local import fetch, make_work, num_batches
@@ -45,20 +46,26 @@ class Progress(NamedTuple):
 
 def population(federation: Federation, num_classes: int) -> Client:
     """All clients [C], without private state."""
-    rows = federation.train
-    n = rows.count.astype(jnp.float32)
-    of_row = jnp.searchsorted(rows.start, jnp.arange(rows.list.shape[0]), side="right") - 1
-    label = jnp.where(rows.list < 0, num_classes, federation.y[rows.list])  # dropped: out of range
-    count = jnp.zeros((len(rows), num_classes)).at[of_row, label].add(1)
-    return Client(
-        id=jnp.arange(n.shape[0], dtype=jnp.int32),
-        n=n,
-        weight=n / jnp.sum(n),
-        label_count=count,
-        private=(),
-        num_clients=jnp.full_like(n, n.shape[0]),
-        mean_n=jnp.full_like(n, jnp.mean(n)),
-    )
+    return jax.tree.map(jnp.asarray, population_on_host(federation, num_classes))
+
+
+def population_on_host(federation: Federation, num_classes: int) -> Client:
+    """The same as NumPy arrays."""
+    count, held = np.asarray(federation.train.count), np.asarray(federation.train.list)
+    n = count.astype(np.float32)
+    client = np.repeat(np.arange(len(n)), count)
+    cell = client * num_classes + np.asarray(federation.y)[held[: len(client)]]
+    label_count = np.bincount(cell, minlength=len(n) * num_classes).reshape(-1, num_classes)
+    fields: dict[str, Any] = {
+        "id": np.arange(len(n), dtype=np.int32),
+        "n": n,
+        "weight": n / np.float32(count.sum()),
+        "label_count": label_count.astype(np.float32),
+        "private": (),
+        "num_clients": np.full_like(n, len(n)),
+        "mean_n": np.full_like(n, count.mean()),
+    }
+    return Client(**fields)
 
 
 def no_progress() -> Progress:

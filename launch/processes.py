@@ -4,8 +4,8 @@
 
 The numbers are those of one process with as many devices. `devices`: CPU devices of each process;
 its share of the cores by default. The exit code is that of fedjax_lab.main. Ctrl-C and SIGTERM are
-passed on: once to stop with the state saved, twice to stop at once. When a process fails, those
-that still wait for it after a few seconds are killed.
+passed on: once to stop with the state saved, twice to stop at once. When a process fails, the
+others notice and end; those that still wait for it after 40 seconds are killed.
 """
 
 import argparse
@@ -16,7 +16,7 @@ import subprocess
 import sys
 import time
 
-POLL_SECONDS, GRACE_SECONDS = 0.1, 10.0
+POLL_SECONDS, GRACE_SECONDS = 0.1, 40.0  # the others notice within 20 s, and say so
 
 
 def main() -> int:

@@ -36,10 +36,10 @@ def use_device():
     os.environ["JAX_PLATFORMS"] = "cpu"  # jax has read it; this is for processes that tests start
     make_mesh = parallel.make_mesh
 
-    def make_mesh_or_skip(devices):
+    def make_mesh_or_skip(devices, group=1):
         if isinstance(devices, int) and devices > number:
             pytest.skip(f"needs {devices} devices", allow_module_level=True)
-        return make_mesh(devices)
+        return make_mesh(devices, group)
 
     parallel.make_mesh = make_mesh_or_skip
 

@@ -5,9 +5,10 @@ from functools import cache
 import jax
 import jax.numpy as jnp
 import numpy as np
+from scipy.special import erf, softmax
 from toys import normal, random_weights
 
-from fedjax_lab.models import cct, char_lstm, mobilenet, resnet
+from fedjax_lab.models import cct, char_lstm, mobilenet, resnet, vit
 from fedjax_lab.models.task import make_task
 from fedjax_lab.types import Weights
 
@@ -32,6 +33,9 @@ MOBILENET = mobilenet.MobileNetV2(3, 4, STAGES, 5, dropout=0.0)
 CCT = cct.CCT(3, width=6, blocks=2, heads=2, hidden=5, attention_dropout=0.0, skip=0.0)
 
 
+VIT = vit.ViT(3, width=6, depth=2, heads=2, patch=2)
+
+
 LSTM = char_lstm.CharLSTM(5, embedding=2, width=3)
 
 
@@ -40,6 +44,7 @@ SMALL = {
     "group_norm": (BATCH_RESNET.clone(norm=resnet.group_norm), (9, 9, 2)),
     "mobilenet": (MOBILENET, (8, 8, 2)),
     "cct": (CCT, (5, 4, 2)),
+    "vit": (VIT, (4, 6, 2)),
     "lstm": (LSTM, (4,)),
 }
 
@@ -100,3 +105,18 @@ def layer_norm(x, p):
 
 def dense(x, p):
     return x @ p["kernel"] + p.get("bias", 0)
+
+
+def attention(x, p, heads):
+    """One example and one head after the other. x [B, N, D]."""
+    q, k, v = np.split(dense(x, p["qkv"]), 3, axis=-1)
+    seen, size = np.empty_like(x), x.shape[-1] // heads
+    for b in range(len(x)):
+        for part in (slice(h * size, (h + 1) * size) for h in range(heads)):
+            weights = softmax(q[b, :, part] @ k[b, :, part].T / np.sqrt(size), axis=-1)
+            seen[b, :, part] = weights @ v[b, :, part]
+    return dense(seen, p["out"])
+
+
+def gelu(x):
+    return x * (1 + erf(x / np.sqrt(2))) / 2

@@ -144,3 +144,28 @@ def test_vectorized_seeds_share_the_memory_of_a_device(data):
     many = {"partition": {"num_clients": 240}, "local": {"batch_size": 1, "epochs": 1}}
     names = [build(data, seeds, **many).simulation.strategy.name for seeds in ((0,), range(100))]
     assert names[0].endswith("vectorized") and not names[1].endswith("vectorized")
+
+
+@pytest.mark.parametrize(
+    ("fsdp", "more", "message"),
+    [
+        (3, {}, "config.engine.fsdp=3 does not divide the 8 devices; take 1 or 2 or 4 or 8"),
+        (16, {}, "config.engine.fsdp=16 does not divide the 8 devices"),
+        (0, {}, "config.engine.fsdp must be above 0, got 0"),
+        (4, {"local": {"batch_size": 6}}, "config.engine.fsdp=4 does not divide a batch of 6"),
+        (2, {"method": {"name": "pfedhn"}}, "method pfedhn trains its clients one by one"),
+    ],
+)
+def test_groups_that_cannot_share_a_clients_work_are_refused(data, fsdp, more, message):
+    more = {"local": {"batch_size": 48}, **more}
+    with pytest.raises(BadInput, match=message):
+        build(data, engine={"fsdp": fsdp}, **more)
+
+
+def test_a_group_of_devices_takes_as_much_as_a_client_needs(data):
+    """Eight devices as groups of four train two clients at a time."""
+    job = build(data, engine={"fsdp": 4}, local={"batch_size": 16})
+    assert job.simulation.strategy.name == "mesh(2 x fsdp 4) x sequential"
+    assert job.simulation.plan.eval_batch == 100
+    assert build(data, engine={"fsdp": 8}).simulation.plan.eval_batch == 104
+    assert not build(data, (0, 1), engine={"fsdp": 8}).simulation.vectorized_seeds

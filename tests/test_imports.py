@@ -11,7 +11,9 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "fedjax_lab"
 ROOMS = {  # room: the modules and folders that it has
     "tools": "types tree losses optim sampling clusters streams errors",  # to write methods with
-    "core": "local simulate evaluate parallel width engine",  # runs methods
+    "core": (
+        "local simulate evaluate parallel shards fsdp placement sizes width engine"
+    ),  # runs methods
     "data": "data",
     "models": "models",
     "embedding": "embedding",

@@ -46,7 +46,15 @@ def test_devices_get_equal_shares():
 @pytest.mark.parametrize("m", [1, 4, 5, 8])
 @pytest.mark.parametrize(
     "name",
-    ["chunked(3)", "sequential", "mesh(4)", "mesh(2) of chunks", "divided", "chunks divided"],
+    [
+        "chunked(3)",
+        "sequential",
+        "mesh(4)",
+        "mesh(2) of chunks",
+        "divided",
+        "chunks divided",
+        "divided groups",
+    ],
 )
 def test_strategies_give_what_vmap_gives(name, m):
     four, two = parallel.make_mesh(4), parallel.make_mesh(2)
@@ -57,6 +65,9 @@ def test_strategies_give_what_vmap_gives(name, m):
         "mesh(2) of chunks": parallel.on_mesh(two, parallel.chunked(2)),
         "divided": parallel.on_mesh(four, parallel.sequential(), by_client=True, by_row=True),
         "chunks divided": parallel.on_mesh(two, parallel.chunked(2), by_row=True),
+        "divided groups": parallel.on_mesh(
+            parallel.make_mesh(8, 2), parallel.sequential(), by_client=True, by_row=True
+        ),
     }[name]
 
     def fn(shared, federation, rows, entry):

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -14,7 +15,7 @@ import pytest
 import toys
 from processes_beside import another_process
 
-from fedjax_lab import experiment, parallel, processes
+from fedjax_lab import experiment, lost_process, parallel, processes
 from fedjax_lab.config import load_config, resolve
 from fedjax_lab.errors import BadInput
 from fedjax_lab.running import metrics, runner
@@ -54,6 +55,33 @@ def launched(*arguments):
         while process.poll() is None:  # twice: at once
             process.terminate()
             time.sleep(0.1)
+
+
+@contextlib.contextmanager
+def two(*arguments, folders=(None, None)):
+    """Two processes with two devices each, which nobody watches, in their current folders."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    quick = {"JAX_NUM_CPU_DEVICES": "2", "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
+    command = [sys.executable, "-m", "fedjax_lab.main", *arguments]
+    both = [
+        subprocess.Popen(
+            [*command, f"--distributed={i}/2@{address}"],
+            env={**os.environ, "PYTHONPATH": str(ROOT), **quick},
+            cwd=folder,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        for i, folder in enumerate(folders)
+    ]
+    try:
+        yield both
+    finally:
+        for process in both:
+            process.kill()
+            process.communicate()
 
 
 def finish(process, code):
@@ -110,6 +138,73 @@ def test_interrupted_in_the_second_stage_and_resumed(toy, tmp_path):
     with launched(*arguments, "--resume") as process:
         finish(process, 0)
     close(metrics.read_metrics(path / "metrics.jsonl"), by_one(toy, [0], overrides))
+
+
+@pytest.mark.slow
+def test_resumed_by_another_number_of_processes(toy, tmp_path):
+    """SCAFFOLD keeps private state, of six clients on four devices, on one, or on six."""
+    rounds = [("run.rounds", "30")]
+    arguments = [f"--config={toy}:scaffold", f"--workdir={tmp_path / 'run'}"]
+    with two(*arguments, "--config.run.rounds=30") as both:
+        wait_for_checkpoint(tmp_path / "run", both)
+        for process in both:
+            process.send_signal(signal.SIGINT)
+        for process in both:
+            process.communicate(timeout=100)
+            assert process.returncode == 130
+    job = experiment.build(resolve(load_config(f"{toy}:scaffold"), rounds), [0])
+    whole = runner.run(job, quiet=True).metrics
+    for devices in (1, 4, 6):
+        strategy = parallel.on_mesh(parallel.make_mesh(devices), parallel.sequential())
+        of_devices = toys.changed(job, strategy=strategy)
+        folder = shutil.copytree(tmp_path / "run", tmp_path / str(devices))
+        close(runner.run(of_devices, folder, resume=True, quiet=True).metrics, whole)
+
+
+def wait_for_checkpoint(folder, running):
+    deadline = time.monotonic() + 300
+    while time.monotonic() < deadline and all(process.poll() is None for process in running):
+        if any(path.name.isdigit() for path in folder.glob("checkpoints/*")):
+            return
+        time.sleep(0.01)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", [0, 1])
+def test_the_end_of_a_process_ends_the_others_with_one_line(victim, toy, tmp_path):
+    folder = tmp_path / "run"
+    with two(f"--config={toy}", f"--workdir={folder}", "--config.run.rounds=1000000") as both:
+        wait_for_checkpoint(folder, both)
+        both[victim].kill()
+        _, said = both[1 - victim].communicate(timeout=100)
+        assert both[1 - victim].returncode == 1
+    assert said.count("\n") == 1
+    assert f"error: another process of the run has ended: number {victim}/2; the state" in said
+    assert f"is saved; continue with the same command and --workdir={folder} --resume" in said
+
+
+def test_the_runtime_tells_which_processes_have_ended():
+    """As the coordination service of jaxlib 0.10.2 prints it."""
+    one = "tasks are unhealthy (stopped sending heartbeats):\n{}\nThe tasks have crashed. Check 3"
+    assert lost_process.what_ended(one.format("1"), 4).endswith("has ended: number 1/4")
+    assert lost_process.what_ended(one.format("3, 1"), 4).endswith("number 1/4, 3/4")
+    lost = "UNAVAILABLE: Failed to send RPC to coordination service. Either the leader task was"
+    assert lost_process.what_ended(lost, 4).endswith("number 0/4")
+
+
+@pytest.mark.slow
+def test_processes_that_do_not_share_the_folder_are_refused(toy, tmp_path):
+    """As on two hosts without a common file system."""
+    folders = tmp_path / "a", tmp_path / "b"
+    for folder in folders:
+        (folder / "run").mkdir(parents=True)
+    with two(f"--config={toy}", "--workdir=run", folders=folders) as both:
+        for process in both:
+            _, said = process.communicate(timeout=100)
+            assert process.returncode == 2
+            assert said.count("\n") == 1
+            assert "error: run is not the same folder for all processes of the run" in said
+    assert not [path for folder in folders for path in (folder / "run").glob("[!.]*")]
 
 
 @pytest.mark.slow

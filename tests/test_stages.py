@@ -5,6 +5,7 @@ import threading
 from contextlib import contextmanager
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import toys
@@ -93,12 +94,14 @@ def test_a_run_is_a_fold_over_its_stages(data):
     e = staged(data)
     result = runner.run(e, quiet=True)
     keys = streams.make_keys(jax.random.key(0))
-    population = simulate.population(e.simulation.federations[0], 3)
+    federation = e.simulation.federations[0]
+    population = simulate.population(federation, 3)
+    federation, population = jax.tree.map(jnp.asarray, (federation, population))
     state = simulate.init(e.simulation.stages[0].method, keys, 6)
 
     def play(stage, state, start):
         args = (
-            simulate.Lane(e.simulation.federations[0], population, keys),
+            simulate.Lane(federation, population, keys),
             state,
             simulate.no_progress(),
             start,

@@ -70,8 +70,9 @@ def load(workdir: Path, seed: int | None = None) -> Finished:
         raise BadInput(f"{workdir} has no seed {seed}, but {seeds}")
     e, i = experiment.build(resolve(config), seeds), seeds.index(seed)
     state = runner.run(e, workdir, resume=True, quiet=True).states[i]
-    federation = jax.tree.map(jnp.asarray, e.simulation.federations[i])
+    federation = e.simulation.federations[i]
     population = simulate.population(federation, e.task.num_classes)
+    federation, population = jax.tree.map(jnp.asarray, (federation, population))
     population = population._replace(private=state.private)
     return Finished(
         seed=seed,

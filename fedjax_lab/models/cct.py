@@ -34,12 +34,12 @@ class Attention(nn.Module):
     def __call__(self, tokens: Array, train: bool) -> Array:
         """[B, N, D] -> [B, N, D]."""
         b, n, d = tokens.shape
-        qkv = _dense(tokens, 3 * d, "qkv", use_bias=False)
+        qkv = dense(tokens, 3 * d, "qkv", use_bias=False)
         q, k, v = jnp.moveaxis(qkv.reshape(b, n, 3, self.heads, d // self.heads), 2, 0)
         weights = nn.softmax(jnp.einsum("bnhd,bmhd->bhnm", q, k) * (d // self.heads) ** -0.5)
         weights = nn.Dropout(self.dropout)(weights, deterministic=not train)
         y = jnp.einsum("bhnm,bmhd->bnhd", weights, v).reshape(b, n, d)
-        return _dense(y, d, "out")
+        return dense(y, d, "out")
 
 
 class Block(nn.Module):
@@ -61,9 +61,9 @@ class Block(nn.Module):
             return nn.Dropout(self.skip, broadcast_dims=(1, 2))(y, deterministic=not train)
 
         attention = Attention(self.heads, self.attention_dropout)
-        s = _layer_norm(tokens + kept(attention(_layer_norm(tokens), train)))
-        y = nn.gelu(_dense(s, self.hidden, "mlp_0"), approximate=False)
-        return s + kept(_dense(y, s.shape[-1], "mlp_1"))
+        s = layer_norm(tokens + kept(attention(layer_norm(tokens), train)))
+        y = nn.gelu(dense(s, self.hidden, "mlp_0"), approximate=False)
+        return s + kept(dense(y, s.shape[-1], "mlp_1"))
 
 
 class CCT(nn.Module):
@@ -97,10 +97,10 @@ class CCT(nn.Module):
             skip = self.skip * i / max(self.blocks - 1, 1)
             block = Block(self.heads, self.hidden, self.attention_dropout, skip)
             tokens = block(tokens, train)
-        tokens = _layer_norm(tokens)
-        share = nn.softmax(_dense(tokens, 1, "pool"), axis=1)  # [B, N, 1]
+        tokens = layer_norm(tokens)
+        share = nn.softmax(dense(tokens, 1, "pool"), axis=1)  # [B, N, 1]
         z = (share * tokens).sum(1)
-        return _dense(z, self.num_classes, "head"), z
+        return dense(z, self.num_classes, "head"), z
 
 
 def cct7(num_classes: int) -> CCT:
@@ -108,11 +108,13 @@ def cct7(num_classes: int) -> CCT:
     return CCT(num_classes, width=256, blocks=7, heads=4, hidden=512, name="cct7")
 
 
-def _dense(x: Array, features: int, name: str, use_bias: bool = True) -> Array:
+def dense(x: Array, features: int, name: str, use_bias: bool = True) -> Array:
+    """An affine layer whose weights start normal (0.02), made inside a compact module."""
     return nn.Dense(
         features, use_bias=use_bias, kernel_init=nn.initializers.normal(0.02), name=name
     )(x)
 
 
-def _layer_norm(x: Array) -> Array:
+def layer_norm(x: Array) -> Array:
+    """Layer normalization over the last axis, made inside a compact module."""
     return nn.LayerNorm(epsilon=1e-5, use_fast_variance=False)(x)

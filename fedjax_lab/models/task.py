@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jax.extend.core import get_opaque_trace_state
 
 from fedjax_lab import tree
 from fedjax_lab.errors import BadInput, nearest
@@ -124,12 +125,19 @@ def uniform_noise(
 def inputs_of(layer: str, instead: Array | None = None):
     """A list that fills with what the layer at this path is given by all that is applied inside.
 
-    With `instead` the layer gets that.
+    With `instead` the layer gets that. BadInput where the layer is inside a loop of the model,
+    which gives it many inputs.
     """
     seen = []
+    level = get_opaque_trace_state()
 
     def tap(call, args, kwargs, context):
         if "/".join(context.module.path) == layer and context.method_name == "__call__":
+            if get_opaque_trace_state() != level:
+                raise BadInput(
+                    f"layer {layer!r} is inside a loop of the model, so that its input cannot be"
+                    " read or replaced; choose another model or another layer"
+                )
             seen.append(args[0])
             args = args if instead is None else (instead.astype(args[0].dtype), *args[1:])
         return call(*args, **kwargs)

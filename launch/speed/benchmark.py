@@ -30,6 +30,7 @@ from workloads import WORKLOADS, Workload, load
 from fedjax_lab import losses, optim, sampling
 from fedjax_lab.engine import Engine, Simulation
 from fedjax_lab.federation import make_rows
+from fedjax_lab.fsdp import even
 from fedjax_lab.local import fetch, shuffle
 from fedjax_lab.methods.fedavg import fedavg
 from fedjax_lab.models import conv, kernels
@@ -50,6 +51,7 @@ def build(
     convolution: str = "auto",
     chunk: int = 0,
     dtype: str = "float32",
+    fsdp: int = 1,
     devices: Sequence[jax.Device] | None = None,
 ) -> Simulation:
     """A workload as the engine sees it, for these devices (None: all that there are)."""
@@ -66,6 +68,7 @@ def build(
         example_shape=work.x.shape[1:],
         equal_steps=bool((batches == batches.max()).all()),
     )
+    plan = plan._replace(eval_batch=even(plan.eval_batch, int(fsdp)))
     method = fedavg(task)
     if work.weighting == "equal":
         method = method._replace(sample=sampling.equal)
@@ -78,6 +81,7 @@ def build(
         equal_steps=plan.equal_steps,
         client_bytes=lambda: client_bytes(task, plan),
         chunk=int(chunk),
+        group=int(fsdp),
         devices=devices,
     )
     return Simulation(
@@ -95,7 +99,7 @@ def make_model(
     work: Workload, convolution: str = "auto", dtype: str = "float32", platform: str = ""
 ) -> Task:
     """The workload's net, as it runs on a platform ("": this machine's)."""
-    net = NAMED["model"][work.model](10)
+    net = NAMED["model"][work.model](10, **work.settings)
     if hasattr(net, "kernels"):
         net = net.clone(kernels=kernels.choose(platform or jax.default_backend(), convolution))
     return make_task(net, work.x.shape[1:], 10, compute_dtype=jnp.dtype(dtype))

@@ -73,7 +73,22 @@ class _Program:
         """The cost of a computation whose instructions run one by one."""
         instructions = self.computations.get(name, [])
         table = {each.name: each for each in instructions}
-        return _sum(self._of_one(each, table, depth) for each in instructions)
+        total = _sum(self._of_one(each, table, depth) for each in instructions)
+        return total._replace(collectives=total.collectives + self._fused_collectives(instructions))
+
+    def _fused_collectives(self, instructions):
+        """Bytes by kind of what is fused; a collective that several kernels share counts once."""
+        sent = {}
+        for each in instructions:
+            name = _called(each, "calls") if each.opcode == "fusion" else ""
+            table = {one.name: one for one in self.computations.get(name, [])}
+            for one in table.values():
+                kind = one.opcode.removesuffix("-start")
+                if kind in COLLECTIVES:
+                    kind = "reduce-scatter" if name.startswith("all-reduce-scatter") else kind
+                    channel = re.search(r"channel_id=\d+", one.rest)
+                    sent[channel[0] if channel else one.name] = kind, _sent(one, table)
+        return sum((Counter({kind: size}) for kind, size in sent.values()), Counter())
 
     def _of_one(self, each, table, depth):
         if each.opcode == "while":

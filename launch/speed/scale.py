@@ -28,6 +28,7 @@ import psutil
 
 from fedjax_lab import optim
 from fedjax_lab.engine import Engine, Simulation
+from fedjax_lab.host_state import HostState
 from fedjax_lab.hosted import Host
 from fedjax_lab.methods.fedavg import fedavg
 from fedjax_lab.methods.scaffold import scaffold
@@ -51,6 +52,7 @@ def main() -> None:
     state, pool = (commands.add_parser(name) for name in ("state", "pool"))
     state.add_argument("--clients", type=int, default=300_000)
     state.add_argument("--state", choices=("auto", "host", "disk"), default="host")
+    state.add_argument("--full", action="store_true", help="everybody has something from the start")
     pool.add_argument("--file", type=Path, required=True)
     pool.add_argument("--gigabytes", type=float, default=20)
     pool.add_argument("--data", choices=("auto", "stream"), default="stream")
@@ -127,6 +129,12 @@ def make_file(file: Path, count: int, size: int) -> None:
         os.fsync(out.fileno())
 
 
+def fill(store: HostState) -> None:
+    """Gives each client a state that is not zero, as after many rounds."""
+    for ids in store.pieces():
+        store.write(ids, jax.tree.map(lambda a: a + a.dtype.type(1e-6), store.read(ids)))
+
+
 def drop(file: Path) -> None:
     """Takes a file out of the system's cache."""
     with file.open("rb") as content:
@@ -137,6 +145,8 @@ def measure(simulation: Simulation, args) -> dict:
     """Plays so many rounds after as many to warm up, and evaluates."""
     began = time.perf_counter()
     engine = Engine(simulation, folder=args.folder)
+    if getattr(args, "full", False):
+        fill(engine.kept()[0])
     engine.compile()
     ready = time.perf_counter() - began
     device, seconds = 0, 0.0

@@ -9,6 +9,8 @@ Where the numbers come from:
 - A2 has the sizes of PFLlib's quick start: MNIST on 20 clients, all of which train, each scored in
   every round on its training and its test images (a quarter of what it holds).
 - R18 and CCT are this project's own: two large models, ten clients, small images.
+- VIT is this project's own: a model that several devices hold together (config.engine.fsdp), a
+  vision transformer of 1,007,618,058 parameters, on 16 of 32 clients a round.
 
 The images are synthetic, of the true shapes: standard normal noise plus a class mean of standard
 deviation 0.5, seed 0, 10 classes.
@@ -16,8 +18,9 @@ deviation 0.5, seed 0, 10 classes.
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -47,6 +50,7 @@ class Workload(NamedTuple):
     rounds: int | None = None  # of the benchmark's whole run, where it has a length
     eval_every: int = 0  # rounds between evaluations, 0: none
     score_train: bool = False  # an evaluation scores the training examples too
+    settings: Mapping[str, Any] = MappingProxyType({})  # of the model
 
 
 def images(count: int, shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
@@ -128,6 +132,14 @@ def _large(model: str) -> Workload:
     return _build([500] * 10, (32, 32, 3), cohort=10, batch=50, epochs=1, lr=0.01, model=model)
 
 
+def _vit() -> Workload:
+    """A model of 1e9 parameters, of which a client's group of devices divides the batches."""
+    settings = {"width": 2048, "depth": 20, "heads": 16, "patch": 2, "remat": True}
+    model = {"model": "vit", "settings": settings, "lr": 0.1}
+    scores = {"tests": [1024], "eval_every": 1}
+    return _build([512] * 32, (32, 32, 3), cohort=16, batch=256, epochs=1, **model, **scores)
+
+
 WORKLOADS = {
     "W1": _w1,
     "W2": _w2,
@@ -138,6 +150,7 @@ WORKLOADS = {
     "A2": _a2,
     "R18": partial(_large, "resnet18"),
     "CCT": partial(_large, "cct7"),
+    "VIT": _vit,
 }
 
 

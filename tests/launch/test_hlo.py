@@ -63,6 +63,36 @@ def test_collectives_count_what_is_sent(collective, sent):
     assert hlo.cost(text, never).collectives == {kind.removesuffix("-start"): sent}
 
 
+FUSED = """
+%first (a: f32[8]) -> f32[32] {
+  %a = f32[8] parameter(0)
+  ROOT %gather = f32[32] all-gather(%a), channel_id=3, dimensions={0}
+}
+
+%second (a.1: f32[8]) -> f32[32] {
+  %a.1 = f32[8] parameter(0)
+  ROOT %gather.1 = f32[32] all-gather(%a.1), channel_id=3, dimensions={0}
+}
+
+%all-reduce-scatter.5 (a.2: f32[32]) -> f32[8] {
+  %a.2 = f32[32] parameter(0)
+  %sum = f32[32] all-reduce(%a.2), channel_id=4
+  ROOT %part = f32[8] dynamic-slice(%sum, %place), dynamic_slice_sizes={8}
+}
+
+ENTRY %main (x: f32[8]) -> f32[8] {
+  %x = f32[8] parameter(0)
+  %begin = f32[32] fusion(%x), kind=kLoop, calls=%first
+  %end = f32[32] fusion(%begin), kind=kLoop, calls=%second
+  ROOT %y = f32[8] fusion(%end), kind=kCustom, calls=%all-reduce-scatter.5
+}
+"""
+
+
+def test_a_collective_that_several_fused_kernels_share_counts_once():
+    assert hlo.cost(FUSED, never).collectives == {"all-gather": 128, "reduce-scatter": 128}
+
+
 def test_a_loop_without_a_fixed_end_turns_as_often_as_it_is_said():
     text = LOOP.replace("s32[] constant(7)", "s32[] get-tuple-element(%state), index=0")
     assert hlo.cost(text, lambda depth: 3 if depth == 0 else 100).cycles == 30

@@ -78,8 +78,9 @@ def test_one_cluster_with_its_classifier_is_fedavg(data):
 def played(e, rounds, stage=0, state=None):
     """The state after so many rounds of a stage, without the engine."""
     keys = streams.make_keys(jax.random.key(e.simulation.seeds[0]))
-    federation = jax.tree.map(jnp.asarray, e.simulation.federations[0])
+    federation = e.simulation.federations[0]
     population = simulate.population(federation, CLASSES)
+    federation, population = jax.tree.map(jnp.asarray, (federation, population))
     chosen = e.simulation.stages[stage]
     if state is None:
         facts = chosen.prepare(jax.random.key(1), jax.device_get(population), None)

@@ -7,8 +7,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from naive_layers import convolve, dense, layer_norm, one_client, random_variables, relu, small
-from scipy.special import erf, softmax
+from naive_layers import (
+    attention,
+    convolve,
+    dense,
+    gelu,
+    layer_norm,
+    one_client,
+    random_variables,
+    relu,
+    small,
+)
+from scipy.special import softmax
 from toys import normal
 
 from fedjax_lab.models import cct
@@ -21,17 +31,10 @@ close = partial(np.testing.assert_allclose, rtol=2e-4, atol=2e-4)
 
 
 def cct_block_by_hand(x, p, heads):
-    """One example and one head after the other. x [B, N, D]."""
-    y = layer_norm(x, p["LayerNorm_0"])
-    q, k, v = np.split(dense(y, p["Attention_0"]["qkv"]), 3, axis=-1)
-    seen, size = np.empty_like(x), x.shape[-1] // heads
-    for b in range(len(x)):
-        for part in (slice(h * size, (h + 1) * size) for h in range(heads)):
-            weights = softmax(q[b, :, part] @ k[b, :, part].T / np.sqrt(size), axis=-1)
-            seen[b, :, part] = weights @ v[b, :, part]
-    s = layer_norm(x + dense(seen, p["Attention_0"]["out"]), p["LayerNorm_1"])
-    y = dense(s, p["mlp_0"])
-    return s + dense(y * (1 + erf(y / np.sqrt(2))) / 2, p["mlp_1"])
+    """x [B, N, D]."""
+    seen = attention(layer_norm(x, p["LayerNorm_0"]), p["Attention_0"], heads)
+    s = layer_norm(x + seen, p["LayerNorm_1"])
+    return s + dense(gelu(dense(s, p["mlp_0"])), p["mlp_1"])
 
 
 @pytest.mark.slow

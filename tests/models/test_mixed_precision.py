@@ -13,6 +13,7 @@ from fedjax_lab.models.cct import CCT
 from fedjax_lab.models.char_lstm import CharLSTM
 from fedjax_lab.models.mixed_precision import computing_in
 from fedjax_lab.models.task import make_task
+from fedjax_lab.models.vit import ViT
 from fedjax_lab.registry import NAMED
 from fedjax_lab.types import Batch
 
@@ -22,6 +23,7 @@ NETS = {
     "cnn": nets.digit_cnn(K, width=4),
     "dropout": nets.pfl_cnn(K).clone(channels=(4, 4), widths=(8,)),
     "cct": CCT(K, width=16, blocks=2, heads=2, hidden=16),
+    "vit": ViT(K, width=16, depth=2, heads=2, patch=8, remat=True),
     "lstm": CharLSTM(K, width=16),
 }
 

@@ -1,0 +1,89 @@
+"""Vision transformers (Dosovitskiy et al. 2021, arXiv 2010.11929) of any size.
+
+Instead of a class token the head reads the mean of the tokens (Beyer et al. 2022, arXiv
+2205.01580). First weights are those of `cct`. There is no dropout.
+
+The blocks are one loop over stacked weights (`params/blocks`, with a leading axis [depth]), so that
+the time to compile does not grow with the depth. To methods that choose layers, such as FedPer, a
+layer of the loop is one layer: that of every block.
+"""
+
+import flax.linen as nn
+
+from fedjax_lab.errors import BadInput, check_positive
+from fedjax_lab.models import layers
+from fedjax_lab.models.cct import Attention, Positions, dense, layer_norm
+from fedjax_lab.types import Array
+
+
+class Block(nn.Module):
+    """s = x + attention(LN(x)), s + MLP(LN(s)); the MLP is four times as wide as the tokens."""
+
+    heads: int
+
+    @nn.compact
+    def __call__(self, tokens: Array, _=None) -> tuple[Array, None]:
+        """[B, N, D] -> [B, N, D], as the step of a loop."""
+        width = tokens.shape[-1]
+        s = tokens + Attention(self.heads, dropout=0.0)(layer_norm(tokens), False)
+        y = nn.gelu(dense(layer_norm(s), 4 * width, "mlp_0"), approximate=False)
+        return s + dense(y, width, "mlp_1"), None
+
+
+class ViT(nn.Module):
+    """Patches of an image are tokens; transformer blocks; the mean of the tokens."""
+
+    num_classes: int
+    width: int  # D
+    depth: int  # blocks
+    heads: int
+    patch: int
+    remat: bool = False  # the backward pass computes a block again instead of keeping its values
+
+    @nn.compact
+    def __call__(self, x: Array, train: bool = False, mask: Array | None = None):
+        """x [B, H, W, C]; mask [B] is not needed -> logits [B, K], features [B, D].
+
+        Raises BadInput where the examples are not images that the patches tile.
+        """
+        tokens = dense(self._patches(x), self.width, "patches")
+        block = nn.remat(Block, prevent_cse=False) if self.remat else Block
+        blocks = nn.scan(
+            block, variable_axes={"params": 0}, split_rngs={"params": True}, length=self.depth
+        )
+        tokens, _ = blocks(self.heads, name="blocks")(Positions()(tokens), None)
+        z = layer_norm(tokens).mean(1)
+        return dense(z, self.num_classes, "head"), z
+
+    def _patches(self, x):
+        """[B, H, W, C] -> [B, N, patch * patch * C], row by row."""
+        layers.check_images(self.name or "ViT", x.shape[1:], self.patch)
+        b, height, width, channels = x.shape
+        p = self.patch
+        if height % p or width % p:
+            raise BadInput(
+                f"config.model.patch={p} does not divide images of {height}x{width}; take a divisor"
+            )
+        x = x.reshape(b, height // p, p, width // p, p, channels).swapaxes(2, 3)
+        return x.reshape(b, -1, p * p * channels)
+
+
+def vit(
+    num_classes: int,
+    *,
+    width: int = 192,
+    depth: int = 12,
+    heads: int = 3,
+    patch: int = 4,
+    remat: bool = False,
+) -> ViT:
+    """By default ViT-Ti with patches of 4x4 pixels: 5,355,466 parameters at 10 classes and 32x32x3.
+
+    remat: save memory in training. Only what goes from block to block is kept for the backward
+    pass, which computes each block once more: about a third more arithmetic.
+    """
+    for name, value in {"width": width, "depth": depth, "heads": heads, "patch": patch}.items():
+        check_positive(f"model.{name}", value)
+    if width % heads:
+        raise BadInput(f"config.model.heads={heads} does not divide config.model.width={width}")
+    return ViT(num_classes, width, depth, heads, patch, remat, name="vit")

@@ -1,0 +1,137 @@
+"""Where the arrays of a run lie: which every device has, and which the devices divide."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec, Sharding
+
+from fedjax_lab import fsdp, parallel, shards, tree
+from fedjax_lab.types import Array, PyTree, State
+
+
+class Placement(NamedTuple):
+    """Puts the arrays of a run on its devices, or describes them there.
+
+    What is kept by client is padded with zeros to a multiple of the devices that divide it, and so
+    is the pool of examples.
+    """
+
+    strategy: parallel.Strategy
+    num_clients: int  # without padding
+    seeds: int  # on a leading axis of what differs between seeds; 0: there is no such axis
+    abstract: bool  # describe only
+
+    @property
+    def parts(self) -> int:
+        """How many devices divide what is kept by client."""
+        sharding = self.strategy.by_client
+        return 1 if sharding is None else parallel.num_parts(sharding)
+
+    @property
+    def padding(self) -> int:
+        """How many entries beyond the last client there are."""
+        return -self.num_clients % self.parts
+
+    def put(self, a: PyTree) -> PyTree:
+        """What every process has, on all devices."""
+        if self.abstract:
+            return self.described(a, self.strategy.sharding)
+        return parallel.put(a, self.strategy.sharding)
+
+    def put_pool(self, a: Any) -> Array:
+        """An array with an entry for each example, [R, ...] alike for all seeds."""
+        if self.strategy.by_row is None:
+            return self.put(a if self.abstract else np.asarray(a))
+        return self._put_divided(a, self.strategy.by_row, axis=0)
+
+    def put_rows(self, rows_by_seed: Sequence[Any]) -> Any:
+        """The `Rows` of these seeds, or None, as one tree."""
+        if rows_by_seed[0] is None:
+            return None
+        if self.strategy.by_client is not None:
+            rows_by_seed = shards.deal(rows_by_seed, self.parts)
+        return self.put_clients(rows_by_seed)
+
+    def put_clients(self, of_seeds: Sequence[PyTree]) -> PyTree:
+        """What is kept by client, NumPy arrays [C, ...] of each of these seeds, as one tree."""
+        joined = jax.tree.map(lambda *a: np.stack(a), *of_seeds) if self.seeds else of_seeds[0]
+        sharding = self.of_clients
+        if sharding is None:
+            return self.put(joined)
+        axis = int(self.seeds > 0)
+        return jax.tree.map(lambda a: self._put_divided(a, sharding, axis), joined)
+
+    def _put_divided(self, a, sharding, axis):
+        if self.abstract:
+            parts = parallel.num_parts(sharding)
+            length = -(-a.shape[axis] // parts) * parts
+            shape = (*a.shape[:axis], length, *a.shape[axis + 1 :])
+            return jax.ShapeDtypeStruct(shape, a.dtype, sharding=sharding)
+        return parallel.put_divided(a, sharding, axis)
+
+    @property
+    def of_clients(self) -> Sharding | None:
+        """Of what is kept by client; None: as everything else."""
+        return self._behind_seeds(self.strategy.by_client)
+
+    def of_state(self, state: State) -> Any:
+        """Of the parts of a state (arrays or their shapes)."""
+        whole, by_client = self.strategy.sharding, self.of_clients
+        if self.strategy.group > 1:
+            leading = int(self.seeds > 0)
+            server = fsdp.shardings(whole, state.server, leading)
+            private = fsdp.shardings(by_client or whole, state.private, leading + 1)
+            return State(server, private)
+        return whole if by_client is None else State(whole, by_client)
+
+    def num_bytes(self, state: State) -> int:
+        """What a device holds of a state, padding and small arrays aside."""
+        parts = tree.num_bytes(state.server), tree.num_bytes(state.private) // self.parts
+        return sum(parts) // self.strategy.group
+
+    @property
+    def of_viewed_pool(self) -> Sharding | None:
+        """Of the pool of examples that a view makes for each seed."""
+        if self.strategy.by_row is None:
+            return self.strategy.sharding
+        return self._behind_seeds(self.strategy.by_row)
+
+    def _behind_seeds(self, sharding):
+        if sharding is None or not self.seeds:
+            return sharding
+        return NamedSharding(sharding.mesh, PartitionSpec(None, *sharding.spec))
+
+    def padded(self, state: State) -> State:
+        """A state of one seed whose private part is [C, ...], as it lies on the devices."""
+        if not self.padding:
+            return state
+
+        def longer(a):
+            if jnp.issubdtype(a.dtype, jax.dtypes.prng_key):
+                return jnp.concatenate([a, jnp.repeat(a[-1:], self.padding)])
+            return jnp.pad(a, ((0, self.padding), *((0, 0),) * (a.ndim - 1)))
+
+        return state._replace(private=jax.tree.map(longer, state.private))
+
+    def without_padding(self, state: State | None) -> State | None:
+        """The inverse of `padded`."""
+        if not self.padding or state is None:
+            return state
+        return state._replace(private=jax.tree.map(lambda a: a[: self.num_clients], state.private))
+
+    def described(self, a: PyTree, sharding: Any) -> PyTree:
+        """The shapes of arrays that lie so; `sharding` is one, or a tree of them."""
+
+        def one(x, sharding):
+            x = x if hasattr(x, "dtype") else np.asarray(x, np.float32)
+            return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
+
+        def of_part(sharding, part):
+            return jax.tree.map(lambda x: one(x, sharding), part)
+
+        if sharding is None or isinstance(sharding, Sharding):
+            return of_part(sharding, a)
+        return jax.tree.map(of_part, sharding, a)

@@ -1,0 +1,110 @@
+"""Kills one of two processes of a run at random moments, resumes it, and compares the results.
+
+    python launch/kill_stress.py [--tries=10] [--devices=4] [--seed=0] -- --config=FILE.py ...
+
+The arguments after -- are those of fedjax_lab.main; the run should last some ten seconds. A line
+for each try: when and which process was killed, what the other one said, and whether the resumed
+run has the rows and the final state of an undisturbed one, bit for bit. The exit code is 1 where
+one has not, or where the other process did not end with one line and exit code 1.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from processes import free_port
+
+COUNT = 2  # processes
+
+
+@contextlib.contextmanager
+def started(words, folder, devices):
+    """The processes of one run."""
+    command = [sys.executable, "-m", "fedjax_lab.main", *words, f"--workdir={folder}"]
+    address = f"127.0.0.1:{free_port()}"
+    options = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
+    options["env"] = {**os.environ, "JAX_NUM_CPU_DEVICES": str(devices)}
+    processes = [
+        subprocess.Popen([*command, f"--distributed={i}/{COUNT}@{address}"], **options)
+        for i in range(COUNT)
+    ]
+    try:
+        yield processes
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
+def finish(words, folder, devices):
+    """Runs to the end; returns the seconds since the run began to write."""
+    with started(words, folder, devices) as processes:
+        began = beginning(processes, folder)
+        for process in processes:
+            _, said = process.communicate(timeout=600)
+            if process.returncode:
+                sys.exit(f"exit code {process.returncode}: {said}")
+    return time.monotonic() - began
+
+
+def beginning(processes, folder):
+    """The moment when the run begins to write."""
+    while not (folder / "config.json").exists() and all(p.poll() is None for p in processes):
+        time.sleep(0.01)
+    return time.monotonic()
+
+
+def results(folder):
+    """The rows without the clock, and the digests of the final state's arrays on the devices."""
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    last = max((folder / "checkpoints").iterdir(), key=lambda path: int(path.name))
+    arrays = json.loads((last / "digest/metadata").read_text())["arrays"]
+    rows = [{key: value for key, value in row.items() if key != "seconds"} for row in rows]
+    return rows, [array for array in arrays if not array["host"]]
+
+
+def attempt(words, folder, devices, choose, seconds):
+    """Kills a process after up to `seconds`; returns whether the other ended as it should."""
+    after, victim = choose.uniform(0, seconds), choose.randrange(COUNT)
+    with started(words, folder, devices) as processes:
+        beginning(processes, folder)
+        time.sleep(after)
+        processes[victim].kill()
+        killed = time.monotonic()
+        _, said = processes[1 - victim].communicate(timeout=120)
+        code, took = processes[1 - victim].returncode, time.monotonic() - killed
+    fine = code == 0 and not said or code == 1 and said.count("\n") == 1
+    print(f"{after:5.1f} s: {victim} killed; {took:4.1f} s later exit code {code}: {said.strip()}")
+    return fine
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    for flag, default in (("tries", 10), ("devices", 4), ("seed", 0)):
+        parser.add_argument(f"--{flag}", type=int, default=default)
+    parser.add_argument("words", nargs="+", help="of fedjax_lab.main, after --")
+    args = parser.parse_args()
+    choose, bad = random.Random(args.seed), 0
+    with tempfile.TemporaryDirectory() as scratch:
+        whole = Path(scratch) / "undisturbed"
+        seconds = finish(args.words, whole, args.devices)
+        for number in range(args.tries):
+            folder = Path(scratch) / str(number)
+            fine = attempt(args.words, folder, args.devices, choose, seconds)
+            finish([*args.words, "--resume"], folder, args.devices)
+            equal = results(folder) == results(whole)
+            bad += not (fine and equal)
+            print(f"         resumed: {'equal' if equal else 'DIFFERENT'}", flush=True)
+    print(f"{bad} of {args.tries} tries ended otherwise")
+    return int(bad > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
