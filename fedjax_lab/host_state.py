@@ -26,7 +26,7 @@ from fedjax_lab.parts import pieces
 from fedjax_lab.types import PyTree
 
 ALIGNMENT = 64  # bytes, of each leaf of a record
-PIECE_BYTES = 1 << 24  # of the records that are handled at a time
+PIECE_BYTES = 1 << 22  # of the records that are handled at a time
 
 
 class HostState:

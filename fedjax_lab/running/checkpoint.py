@@ -31,7 +31,7 @@ from fedjax_lab import parallel, processes
 from fedjax_lab.data.cache import checksum
 from fedjax_lab.errors import BadInput, warn
 from fedjax_lab.host_state import HostState
-from fedjax_lab.running import digest
+from fedjax_lab.running import digest, kept
 from fedjax_lab.types import Array, PyTree
 
 ROOM = 1 << 20  # bytes of a checkpoint besides its arrays, at most
@@ -56,11 +56,9 @@ class Checkpoints:
     def __init__(self, folder: Path):
         import orbax.checkpoint as ocp  # not needed by those who save nothing
 
-        from fedjax_lab.running import kept
-
         for name in ("absl", "asyncio"):  # all errors that its threads log are raised here as well
             logging.getLogger(name).addFilter(_not_of_orbax)
-        self._args, self._folder, self._kept = ocp.args, folder, kept
+        self._args, self._folder, self._kept = ocp.args, folder, folder.with_name("kept")
         self._arrays, self._json = ocp.StandardCheckpointHandler(), ocp.JsonCheckpointHandler()
         folder.mkdir(exist_ok=True)
         options = ocp.CheckpointManagerOptions(
@@ -74,7 +72,7 @@ class Checkpoints:
     def save(self, rounds: int, state: PyTree, stores: Sequence[HostState] = ()) -> None:
         """Returns when the state may be changed or given away; it is written in the background.
 
-        stores: what the clients keep on the host; written at once.
+        stores: what the clients keep on the host; written before it returns.
 
         Orbax has copied it to the host by then. On a CPU it keeps views of the arrays instead, and
         JAX does not reuse memory that somebody still views.
@@ -84,21 +82,17 @@ class Checkpoints:
         leaves = [numbers(a) for a in jax.tree.leaves(state)]
         size = sum(a.nbytes for a in leaves) + sum(store.nbytes for store in stores)
         processes.of_first(lambda: _check_room(self._folder, size))
-        description = self._args.JsonSave(_description(rounds, leaves))
+        described = kept.save(self._kept / str(rounds), stores) if stores else []
+        description = self._args.JsonSave(_description(rounds, leaves, described))
         arrays = self._args.StandardSave({str(i): a for i, a in enumerate(leaves)})
-        beside = {"kept": self._kept.Save(list(stores))} if stores else {}
-        args = self._args.Composite(leaves=arrays, digest=description, **beside)
-        self._manager.save(rounds, args=args)
+        self._manager.save(rounds, args=self._args.Composite(leaves=arrays, digest=description))
+        if stores:
+            kept.remove_others(self._kept, [rounds, *self._manager.all_steps()])
 
     def load(self, rounds: int, stores: Sequence[HostState]) -> None:
-        """Reads what the clients keep on the host. BadInput where that is another run's."""
-        if stores:
-            try:
-                self._kept.load(self._folder / str(rounds) / "kept", stores)
-            except (ValueError, FileNotFoundError) as error:
-                raise BadInput(
-                    f"checkpoint {rounds} in {self._folder} is another run's: {error}"
-                ) from error
+        """Reads what the clients keep on the host. ValueError where that is another run's."""
+        description = self._json.restore(self._folder.absolute() / str(rounds) / "digest")
+        kept.load(self._kept / str(rounds), description.get("kept", []), stores)
 
     def newest(self, sharding: Sharding | None = None) -> tuple[int, list[Saved]]:
         """The number of rounds and the leaves of the newest checkpoint that is whole.
@@ -154,13 +148,12 @@ class Checkpoints:
         """Reads what the devices of this process hold; waits for no other process."""
         folder = self._folder.absolute() / str(rounds)
         description = self._json.restore(folder / "digest")
-        if (folder / "kept").exists():
-            self._kept.check(folder / "kept")
         if "arrays" not in description:
             return self._read_unsharded(rounds, folder, description)
         arrays = description["arrays"]
-        if description != _signed(rounds, arrays):
+        if description != _signed(rounds, arrays, description["kept"]):
             raise ValueError("the description is not the one that was saved")
+        kept.check(self._kept / str(rounds), description["kept"])
         targets = {str(i): _target(sharding, **array) for i, array in enumerate(arrays)}
         args = self._args.StandardRestore(targets, strict=False)  # fills up with zeros
         found = self._arrays.restore(folder / "leaves", args=args)
@@ -257,15 +250,15 @@ def _on_devices(arrays, shapes, like):
 
 def _resized(xp, array, shape):
     """Zeros added to the end of an axis, or what stands there left out."""
-    kept = array[tuple(slice(length) for length in shape)]
-    return xp.pad(kept, [(0, new - old) for new, old in zip(shape, kept.shape, strict=True)])
+    left = array[tuple(slice(length) for length in shape)]
+    return xp.pad(left, [(0, new - old) for new, old in zip(shape, left.shape, strict=True)])
 
 
 def _as_key(bits, like):
     return jax.random.wrap_key_data(bits, impl=jax.random.key_impl(like))
 
 
-def _description(rounds, leaves):
+def _description(rounds, leaves, described):
     """What is saved beside the leaves."""
     arrays = [
         {
@@ -277,13 +270,13 @@ def _description(rounds, leaves):
         }
         for a, of in zip(leaves, digest.of(leaves), strict=True)
     ]
-    return _signed(rounds, arrays)
+    return _signed(rounds, arrays, described)
 
 
-def _signed(rounds, arrays):
-    content = json.dumps([rounds, arrays], sort_keys=True)
+def _signed(rounds, arrays, described):
+    content = json.dumps([rounds, arrays, described], sort_keys=True)
     sha256 = hashlib.sha256(content.encode()).hexdigest()
-    return {"rounds": rounds, "arrays": arrays, "sha256": sha256}
+    return {"rounds": rounds, "arrays": arrays, "kept": described, "sha256": sha256}
 
 
 def _clients(array):

@@ -1,60 +1,57 @@
-"""The private state of a hosted run in a checkpoint: beside orbax's arrays, in files of records.
+"""What clients keep on the host, beside the checkpoints of a run: `kept/ROUNDS/` has a file of each
+seed's records.
 
-Orbax would copy arrays of host memory before it writes them, and private state may be as large as
-the memory. So this is written in pieces, while no round is played. Orbax makes it a part of its
-checkpoint, which is there as a whole or not at all.
+Orbax would copy arrays of host memory before it writes them, and these may be as large as the
+memory. So they are written in pieces, while no round is played. A folder is there as a whole or not
+at all, and before the checkpoint whose description names its digests.
 """
 
+import contextlib
 import hashlib
-import json
-from dataclasses import dataclass
+import os
+import shutil
+from collections.abc import Sequence
 from pathlib import Path
-
-import orbax.checkpoint as ocp
 
 from fedjax_lab.host_state import HostState
 
-LAYOUT = "layout.json"
+
+def save(folder: Path, stores: Sequence[HostState]) -> list[dict]:
+    """Writes a new folder; returns what `check` and `load` need to know of it."""
+    new = folder.with_name(f"{folder.name}.tmp")
+    shutil.rmtree(new, ignore_errors=True)
+    new.mkdir(parents=True)
+    described = []
+    for i, store in enumerate(stores):
+        with open(new / str(i), "xb", buffering=0) as file:
+            described.append({**store.layout, "sha256": store.save(file)})
+            os.fsync(file.fileno())
+    shutil.rmtree(folder, ignore_errors=True)
+    new.rename(folder)
+    return described
 
 
-class Handler(ocp.CheckpointHandler):
-    """Writes stores to the folder of a checkpoint. They are read by `load`."""
-
-    def save(self, directory, args):
-        """Writes a file for each store, and what is in them."""
-        layouts = []
-        for i, store in enumerate(args.stores):
-            with open(directory / str(i), "xb", buffering=0) as file:
-                layouts.append({**store.layout, "sha256": store.save(file)})
-        (directory / LAYOUT).write_text(json.dumps(layouts))
-
-    def restore(self, directory, args=None):
-        """Nothing: `load` reads into stores that are there already."""
-
-
-@ocp.args.register_with_handler(Handler, for_save=True, for_restore=True)  # orbax wants both
-@dataclass
-class Save(ocp.args.CheckpointArgs):
-    """What is saved: a store for each seed."""
-
-    stores: list[HostState]
-
-
-def check(folder: Path) -> None:
-    """ValueError unless all files of a checkpoint are those that were saved."""
-    for i, layout in enumerate(json.loads((folder / LAYOUT).read_text())):
+def check(folder: Path, described: list[dict]) -> None:
+    """ValueError or OSError unless the files are those that were saved."""
+    for i, of_store in enumerate(described):
         with open(folder / str(i), "rb") as file:
-            if hashlib.file_digest(file, "sha256").hexdigest() != layout["sha256"]:
-                raise ValueError("the clients' private state is not the one that was saved")
+            if hashlib.file_digest(file, "sha256").hexdigest() != of_store["sha256"]:
+                raise ValueError("what the clients keep is not what was saved")
 
 
-def load(folder: Path, stores: list[HostState]) -> None:
-    """Reads the files of a checkpoint. ValueError where they are of other clients or methods."""
-    layouts = json.loads((folder / LAYOUT).read_text())
-    for layout in layouts:
-        del layout["sha256"]
+def load(folder: Path, described: list[dict], stores: Sequence[HostState]) -> None:
+    """Reads the files. ValueError where they are of other clients or of another method."""
+    layouts = [{k: v for k, v in of_store.items() if k != "sha256"} for of_store in described]
     if layouts != [store.layout for store in stores]:
-        raise ValueError("the clients' private state is another run's")
+        raise ValueError("what the clients keep differs in number, shape or type")
     for i, store in enumerate(stores):
         with open(folder / str(i), "rb", buffering=0) as file:
             store.load(file)
+
+
+def remove_others(folder: Path, rounds: Sequence[int]) -> None:
+    """Removes what belongs to other checkpoints than those after so many rounds."""
+    with contextlib.suppress(FileNotFoundError):
+        for path in folder.iterdir():
+            if path.name not in map(str, rounds):
+                shutil.rmtree(path, ignore_errors=True)
