@@ -14,7 +14,14 @@ ALIASES = {  # SECTION.KEY or SECTION.KEY=VALUE of an earlier version: what it i
 }
 
 ADDED = {  # keys that earlier versions did not have, and what those did
-    "engine": {"dtype": "float32", "precision": "default"},
+    "engine": {
+        "dtype": "float32",
+        "precision": "default",
+        "state": "auto",
+        "data": "auto",
+        "sampling": "exact",
+        "fsdp": 1,
+    },
 }
 
 

@@ -76,13 +76,14 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "engine": {
         "strategy": "auto",
         "chunk": 0,  # clients at a time, where the strategy is auto or chunked; 0: as many as fit
+        "state": "auto",  # what is kept by client: on every device, divided among them, beyond them
+        "data": "auto",  # the examples: the same
+        "sampling": "exact",  # device: each device draws from the clients that it holds
         "fsdp": 1,  # devices that hold a model together and train a client together
         "dtype": "float32",  # of the model's products; weights, sums and losses are float32
         "precision": "default",  # of float32 products; on a TPU the default is one pass in bfloat16
         "convolution": "auto",
         "seeds": "auto",
-        "state": "auto",  # what clients keep: on the devices, or on the host (in memory, on disk)
-        "data": "auto",  # the examples: on the devices, or streamed from where the dataset has them
     },
 }
 
@@ -92,12 +93,13 @@ CHOICES = {
     "data.shots_per": ("client", "class"),
     "local.optimizer": ("sgd", "adam"),
     "engine.strategy": ("auto", "vectorized", "chunked", "sequential"),
+    "engine.state": ("auto", "replicated", "sharded", "host", "disk"),
+    "engine.data": ("auto", "replicated", "sharded", "stream"),
+    "engine.sampling": ("exact", "device"),
     "engine.dtype": ("float32", "bfloat16"),
     "engine.precision": ("default", "high", "highest"),
     "engine.convolution": ("auto", "unrolled", "grouped", "im2col", "mapped"),
     "engine.seeds": ("auto", "vectorized", "sequential"),
-    "engine.state": ("auto", "host", "disk"),
-    "engine.data": ("auto", "stream"),
 }
 
 POSITIVE = (

@@ -46,6 +46,7 @@ class Simulation(NamedTuple):
     stages: tuple[Stage, ...]  # a plain method is one; their rounds sum to the plan's
     plan: Plan
     strategy: parallel.Strategy
+    placement: str = ""  # where state and examples lie and why, in words
     vectorized_seeds: bool = False
     precision: str | None = None  # of float32 products, as JAX names it; None: JAX's default
     embeddings: Callable[[], Any] | None = None  # () -> embedding.Embeddings, for embedded stages
@@ -463,7 +464,10 @@ class Engine:
         simulation = self.simulation
         keys = [streams.make_keys(jax.random.key(seed)) for seed in simulation.seeds]
         settings = simulation.joint.settings if simulation.joint else [{}] * len(keys)
-        pool = self._make_pool(simulation.federations[0])
+        scoring, training = simulation.federations, simulation.training
+        scoring = [simulation.strategy.arrange(federation) for federation in scoring]
+        training = scoring if training is simulation.federations else training
+        pool = self._make_pool(scoring[0])
         of_seeds = list(zip(settings, keys, strict=True))
         groups = [slice(i, i + 1) for i in range(len(keys))]
         if self.together:
@@ -472,9 +476,8 @@ class Engine:
         lanes = []
         for of_seed, group in zip(of_seeds, groups, strict=True):
             settings, keys = self._put(of_seed)
-            parts = simulation.training[group], simulation.federations[group]
-            training, scoring = (self._lane(pool, federations, keys) for federations in parts)
-            lanes.append(Lanes(settings, training, scoring))
+            parts = training[group], scoring[group]
+            lanes.append(Lanes(settings, *(self._lane(pool, part, keys) for part in parts)))
         return lanes
 
     def _make_pool(self, federation):

@@ -10,7 +10,7 @@ import ml_collections
 import numpy as np
 import optax
 
-from fedjax_lab import fsdp, optim, parallel
+from fedjax_lab import fsdp, optim, parallel, sizes
 from fedjax_lab.config import value_at
 from fedjax_lab.data.augment import AUGMENTATIONS
 from fedjax_lab.data.dataset import Dataset
@@ -68,7 +68,7 @@ def build(
         stages=stages,
         plan=plan,
         embeddings=embeddings,
-        **_engine_fields(config.engine, plan, stages, task, seeds, devices),
+        **_engine_fields(config.engine, plan, stages, task, federations, devices),
     )
     _check_fsdp(config, plan, stages)
     return Experiment(config, dataset, task, simulation)
@@ -240,13 +240,14 @@ def _plan(config, training, stages, dataset):
     return plan._replace(eval_batch=fsdp.even(plan.eval_batch, config.engine.fsdp))
 
 
-def _engine_fields(engine, plan, stages, task, seeds, devices):
+def _engine_fields(engine, plan, stages, task, federations, devices):
     """The fields of a simulation that a config's section `engine` decides."""
     convolutional = has_convolutions(task)
-    host = _host(engine, stages)
+    division = _divide(engine, plan, stages, task, federations, devices)
+    host = _host(division, engine, stages)
     together = vectorizes_seeds(engine.seeds, stages, convolutional, _platform(devices), host)
     together = together and (engine.fsdp == 1 or engine.seeds == "vectorized")
-    at_once = len(seeds) if together else 1
+    at_once = len(federations) if together else 1
     strategy = parallel.choose(
         engine.strategy,
         cohort=plan.cohort,
@@ -256,22 +257,39 @@ def _engine_fields(engine, plan, stages, task, seeds, devices):
         chunk=engine.chunk,
         group=engine.fsdp,
         devices=devices,
+        **division.divided,
     )
     precision = None if engine.precision == "default" else engine.precision
     return {
         "strategy": strategy,
         "vectorized_seeds": together,
         "precision": precision,
+        "placement": division.words,
         "host": host,
     }
 
 
-def _host(engine, stages):
+def _divide(engine, plan, stages, task, federations, devices):
+    """What is on every device, what the devices divide, and what is on the host."""
+    chosen = parallel.choose_devices(plan.cohort, engine.fsdp, devices)
+    return sizes.divide(
+        stages[0].method,
+        federations,
+        task.num_classes,
+        plan.cohort,
+        sizes.Devices(len(chosen) // engine.fsdp, parallel.free_memory(devices)),
+        state=engine.state,
+        data=engine.data,
+        sampling=engine.sampling,
+    )
+
+
+def _host(division, engine, stages):
     """What the run keeps on the host; None: nothing. BadInput where its method cannot do that."""
-    stream, keeps = engine.data == "stream", engine.state in ("host", "disk")
-    if not (stream or keeps):
+    if not division.on_host:
         return None
-    asked = f"config.engine.{'data=stream' if stream else f'state={engine.state}'}"
+    stream = division.data.where == "stream"
+    asked = f"config.engine.{'data=stream' if stream else f'state={division.state.where}'}"
     if len(stages) > 1 or stages[0].start or stages[0].view:
         raise BadInput(f"{asked} needs a method without stages; this one has {len(stages)}")
     if stages[0].method.pooled:
@@ -282,7 +300,7 @@ def _host(engine, stages):
         raise BadInput(f"{asked} needs devices that each hold a model: config.engine.fsdp=1")
     if jax.process_count() > 1:
         raise BadInput(f"{asked} is for a run of one process")
-    return Host(on_disk=engine.state == "disk", stream=stream)
+    return Host(on_disk=division.state.where == "disk", stream=stream)
 
 
 def _platform(devices):

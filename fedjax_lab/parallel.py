@@ -15,7 +15,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, Sharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
-from fedjax_lab import fsdp, processes, shards, tree
+from fedjax_lab import fsdp, processes, sampling, shards, tree
 from fedjax_lab.data import safe
 from fedjax_lab.errors import BadInput
 from fedjax_lab.types import Array, Federation, PyTree, Rows
@@ -45,11 +45,16 @@ class Strategy(NamedTuple):
     take: Callable[[PyTree, Array], PyTree] = lambda stacked, ids: _take(stacked, ids)
     # (what is kept by client [C, ...], ids [M]) -> [M, ...]; of `Rows` [M, N]
     put: Callable[[PyTree, Array, PyTree], PyTree] = tree.put  # the inverse, for arrays
+    take_any: Callable[[PyTree, Array], PyTree] = lambda stacked, ids: _take(stacked, ids)
+    # as `take`, of clients that `draw` has not drawn
+    draw: Callable[[Callable], Callable] = lambda sample: sample  # what is used of `Method.sample`
     collect: Callable[[Federation, Array], tuple[Federation, Array]] = lambda *pool: pool
     # (federation, rows [...]) -> a federation that all devices have, with these rows; the rows
+    arrange: Callable[[Federation], Federation] = lambda federation: federation
+    # (NumPy arrays of one seed) -> the same with the pool in the order in which devices hold it
     sharding: Sharding | None = None  # of what every device has; None: the default device
-    by_client: Sharding | None = None  # of what is kept by client, where that is another one
-    by_row: Sharding | None = None  # of the pool of examples, where that is another one
+    by_client: NamedSharding | None = None  # of what is kept by client, where that is another one
+    by_row: NamedSharding | None = None  # of the pool of examples, where that is another one
     group: int = 1  # devices that hold a model together: see `fsdp`
 
 
@@ -120,12 +125,21 @@ def _in_groups(each):
     return everyone
 
 
-def on_mesh(mesh: Mesh, inner: Strategy, by_client: bool = False, by_row: bool = False) -> Strategy:
+def on_mesh(
+    mesh: Mesh,
+    inner: Strategy,
+    by_client: bool = False,
+    by_row: bool = False,
+    by_device: bool = False,
+) -> Strategy:
     """The cohort dealt over the mesh's `client` axis by size; `inner` runs a device's share.
 
     by_client: each device holds its share of what is kept by client, and not all of it.
     by_row: and of the examples. A device then gets those of the clients that it trains at the
         beginning of a round.
+    by_device: each device draws its part of the cohort from the clients that it holds, whose
+        examples it holds too (`shards.arrange`): nothing but sums travels. Needs both of the above;
+        the devices divide the clients and the cohort.
 
     A cohort that the devices do not divide is filled up with copies of its last client, whose
     results are dropped. Where clients run one by one a copy is skipped instead; under `vmap` it
@@ -138,9 +152,9 @@ def on_mesh(mesh: Mesh, inner: Strategy, by_client: bool = False, by_row: bool =
     clients = NamedSharding(mesh, P("client"))
     strategy = Strategy(
         name=f"mesh({devices}) x {inner.name}",
-        each=partial(_each_on_mesh, mesh, inner, by_row),
-        everyone=partial(_everyone_on_mesh, mesh, inner, by_client, by_row),
-        deal=lambda steps: _by_load(steps, devices),
+        each=partial(_each_on_mesh, mesh, inner, by_row, by_device),
+        everyone=partial(_everyone_on_mesh, mesh, inner, by_client, by_row, by_device),
+        deal=partial(_longest_first_of_each if by_device else _by_load, devices=devices),
         lane_steps=lambda steps: _lane_steps_on_mesh(inner, devices, steps),
         split=lambda rows: jax.lax.with_sharding_constraint(rows, clients),
         sharding=NamedSharding(mesh, P()),
@@ -150,19 +164,40 @@ def on_mesh(mesh: Mesh, inner: Strategy, by_client: bool = False, by_row: bool =
         strategy = strategy._replace(name=name, group=group)
     if by_client:
         take, put = partial(_take_on_mesh, mesh), partial(_put_on_mesh, mesh)
-        strategy = strategy._replace(take=take, put=put, by_client=clients)
+        strategy = strategy._replace(take=take, put=put, take_any=take, by_client=clients)
     if by_row:
         strategy = strategy._replace(collect=partial(_collect_on_mesh, mesh), by_row=clients)
+    if by_device:
+        spread = partial(_on_shares, mesh, in_specs=P("client"), out_specs=P("client"))
+        strategy = strategy._replace(
+            take=lambda *args: spread(shards.take_here)(*args),
+            put=lambda *args: spread(shards.put_here)(*args),
+            draw=partial(_drawn_by_device, devices, spread),
+            arrange=partial(shards.arrange, devices=devices),
+        )
     return strategy
 
 
-def _each_on_mesh(mesh, inner, by_row, fn):
+def _drawn_by_device(devices, spread, sample):
+    """`sample`, with which each device draws from the clients that it holds."""
+
+    def draw(key, server, population, m):
+        def each(fn):
+            return spread(jax.vmap(fn))
+
+        return sampling.in_strata(sample, key, server, population, m, devices, each)
+
+    return draw
+
+
+def _each_on_mesh(mesh, inner, by_row, by_device, fn):
     devices = mesh.shape["client"]
+    each = partial(_with_examples, inner.each, by_row, by_device)
 
     def run(shared, federation, rows, stacked):
         m = _length(rows)
         rows, stacked = _filled((rows, stacked), devices)
-        spread = _spread(mesh, partial(_with_examples, inner.each, by_row), by_row)
+        spread = _spread(mesh, each, by_row)
         if inner.one_by_one and m % devices:
             is_copy = jnp.arange(_length(rows)) >= m
             out = spread(_unless_copy(fn))(shared, federation, rows, (is_copy, stacked))
@@ -173,13 +208,14 @@ def _each_on_mesh(mesh, inner, by_row, fn):
     return run
 
 
-def _everyone_on_mesh(mesh, inner, by_client, by_row, fn, size):
+def _everyone_on_mesh(mesh, inner, by_client, by_row, by_device, fn, size):
     """Each device runs its share of the clients, in groups."""
     devices = mesh.shape["client"]
-    each = _in_groups(partial(_with_examples, inner.each, by_row))
 
     def on_device(fn):
         def run(shared, federation, rows, stacked):
+            here = by_device and all(map(_is_rows, jax.tree.leaves(rows, is_leaf=_is_rows)))
+            each = _in_groups(partial(_with_examples, inner.each, by_row, here))
             rows = shards.local(rows, _length(stacked), by_client)
             return each(fn, -(-size // devices))(shared, federation, rows, stacked[1])
 
@@ -194,10 +230,17 @@ def _everyone_on_mesh(mesh, inner, by_client, by_row, fn, size):
     return run
 
 
-def _with_examples(each, by_row, fn):
-    """`each` on a device that first gets the examples of its clients from those that hold them."""
+def _with_examples(each, by_row, here, fn):
+    """`each` on a device that first gets the examples of its clients from those that hold them.
+
+    here: it holds them itself.
+    """
     if not by_row:
         return each(fn)
+    if here:
+        return lambda shared, federation, rows, stacked: each(fn)(
+            shared, federation, shards.rows_here(federation, rows), stacked
+        )
 
     def of_client(shared, federation, brought, entry):
         pool, rows = brought
@@ -341,7 +384,8 @@ def make_mesh(devices: int | Sequence[jax.Device], group: int = 1) -> Mesh:
     along the axis `fsdp`.
     """
     chosen = jax.devices()[:devices] if isinstance(devices, int) else devices
-    shape, names = (len(chosen),), ("client",)
+    shape: tuple[int, ...] = (len(chosen),)
+    names: tuple[str, ...] = ("client",)
     if group > 1:
         shape, names = (len(chosen) // group, group), ("client", fsdp.AXIS)
     axes = {"axis_types": (AxisType.Auto,) * len(names)}
@@ -365,12 +409,12 @@ def put(a: PyTree, sharding: Sharding | None) -> PyTree:
     return jax.tree.map(one, a)
 
 
-def num_parts(sharding: Sharding) -> int:
+def num_parts(sharding: NamedSharding) -> int:
     """How many devices, or groups of devices, divide what is kept by client or by row."""
     return sharding.mesh.shape["client"]
 
 
-def put_divided(a: np.ndarray, sharding: Sharding, axis: int) -> Array:
+def put_divided(a: np.ndarray, sharding: NamedSharding, axis: int) -> Array:
     """A host array whose axis the sharding divides, padded there with zeros to a multiple.
 
     Each process reads only the entries of its devices.
@@ -382,7 +426,7 @@ def put_divided(a: np.ndarray, sharding: Sharding, axis: int) -> Array:
         piece = np.asarray(a[index if axis else index[0]])  # what is beyond the end is cut off
         begin, end, _ = index[axis].indices(length)
         missing = end - begin - piece.shape[axis]
-        widths = [(0, missing if i == axis else 0) for i in range(a.ndim)]
+        widths = [(0, missing if i == axis else 0) for i in range(piece.ndim)]
         return np.pad(piece, widths) if missing else piece
 
     return jax.make_array_from_callback(
@@ -420,6 +464,13 @@ def _longest_first(steps):
     return jnp.argsort(-steps, stable=True)
 
 
+def _longest_first_of_each(steps, devices):
+    """The longest first among the clients of each device, which lie one device after another."""
+    lines = steps.reshape(devices, -1)
+    first = lines.shape[1] * jnp.arange(devices)[:, None]
+    return (first + jnp.argsort(-lines, axis=1, stable=True)).reshape(-1)
+
+
 def _by_load(steps, devices):
     """The longest first, each to the device with the least to do that has a place left."""
     m = len(steps)
@@ -448,6 +499,7 @@ def choose(
     chunk: int = 0,
     group: int = 1,
     devices: Sequence[jax.Device] | None = None,
+    **divided: bool,
 ) -> Strategy:
     """The named strategy on these devices, by default all of this machine; `auto` picks one.
 
@@ -455,11 +507,10 @@ def choose(
     cannot be batched over clients; so does a `group` of more than one device, which trains one
     client together, since a model that needs it fills the devices alone. Otherwise `chunk` clients
     run at a time; where it is 0, `width` decides from client_bytes(), the memory that a step of one
-    client works on. Several devices, or groups of them, share the cohort.
+    client works on. Several devices, or groups of them, share the cohort, and what `divided` says:
+    arguments of `on_mesh`.
     """
-    chosen = jax.devices() if devices is None else devices
-    _check_group(group, len(chosen))
-    chosen = chosen[: cohort * group]
+    chosen = choose_devices(cohort, group, devices)
     line = -(-cohort * group // len(chosen))  # clients of one device, or of one group
     on_cpu = convolutional and chosen[0].platform == "cpu"
     if name == "auto" and not chunk and (on_cpu or group > 1):
@@ -471,13 +522,39 @@ def choose(
         name = "vectorized" if chunk >= line else "sequential" if chunk == 1 else "chunked"
     inner = {"vectorized": vectorized, "sequential": sequential, "chunked": lambda: chunked(chunk)}
     strategy = inner[name]()
-    _check_processes(cohort, chosen)
     _check_workers(chosen)
     if len(chosen) > 1:
-        return on_mesh(make_mesh(chosen, group), strategy)
+        return on_mesh(make_mesh(chosen, group), strategy, **divided)
     return (
         strategy if devices is None else strategy._replace(sharding=SingleDeviceSharding(chosen[0]))
     )
+
+
+def choose_devices(
+    cohort: int, group: int = 1, devices: Sequence[jax.Device] | None = None
+) -> Sequence[jax.Device]:
+    """Those that a run takes: no more than a cohort needs, but of several processes all.
+
+    Where a cohort has fewer clients, the others train copies. A process must not stand idle, and
+    the compiler for TPUs wants all chips of a slice of several hosts.
+    """
+    every = jax.devices() if devices is None else devices
+    _check_group(group, len(every))
+    several = len({device.process_index for device in every}) > 1
+    return every if several else every[: cohort * group]
+
+
+def free_memory(devices: Sequence[jax.Device] | None = None) -> int:
+    """Bytes that each of this machine's devices can take, the least of all processes.
+
+    0: not known, as of devices that are not there.
+    """
+    if devices is not None:
+        return 0
+    if jax.default_backend() == "cpu":
+        of_process = safe.free_memory() // len(jax.local_devices())
+        return processes.least(of_process)
+    return _memory()
 
 
 def _memory():
@@ -501,13 +578,4 @@ def _check_workers(devices):
             f"{local} CPU devices without a spare thread: gradients of convolutions can be wrong;"
             " call fedjax_lab.parallel.use_every_core() before jax starts",
             stacklevel=3,
-        )
-
-
-def _check_processes(cohort, devices):
-    busy = {device.process_index for device in devices}
-    if len(busy) < jax.process_count():
-        raise BadInput(
-            f"{cohort} clients a round leave the devices of {jax.process_count() - len(busy)} of"
-            f" {jax.process_count()} processes idle; use no more than {len(busy)}"
         )

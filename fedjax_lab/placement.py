@@ -73,7 +73,7 @@ class Placement(NamedTuple):
         return parallel.put_divided(a, sharding, axis)
 
     @property
-    def of_clients(self) -> Sharding | None:
+    def of_clients(self) -> NamedSharding | None:
         """Of what is kept by client; None: as everything else."""
         return self._behind_seeds(self.strategy.by_client)
 
@@ -81,6 +81,7 @@ class Placement(NamedTuple):
         """Of the parts of a state (arrays or their shapes)."""
         whole, by_client = self.strategy.sharding, self.of_clients
         if self.strategy.group > 1:
+            assert isinstance(whole, NamedSharding)
             leading = int(self.seeds > 0)
             server = fsdp.shardings(whole, state.server, leading)
             private = fsdp.shardings(by_client or whole, state.private, leading + 1)

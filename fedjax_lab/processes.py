@@ -126,6 +126,14 @@ def on_host(a: PyTree) -> PyTree:
     return jax.device_get(a) if _alone() else multihost_utils.process_allgather(a, tiled=True)
 
 
+def least(number: int) -> int:
+    """The smallest of all processes' numbers of bytes. All must ask, in the same order."""
+    if _alone():
+        return number
+    megabytes = np.array(number >> 20, np.int32)
+    return int(multihost_utils.process_allgather(megabytes).min()) << 20
+
+
 def anywhere(flag: bool) -> bool:
     """Whether it is set in any process. All must ask, in the same order."""
     if _alone():

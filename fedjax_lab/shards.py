@@ -8,6 +8,7 @@ is what this device holds. Numbers travel as their bits, so that they arrive unc
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -218,8 +219,10 @@ def arrange(federation: Federation, devices: int) -> Federation:
         return None if rows is None else place[rows]
 
     names = ("train", "validation", "test", "global_test", "unseen")
-    rows = {name: renumbered(getattr(federation, name)) for name in names}
-    pool = {name: Ordered(getattr(federation, name), order.ravel()) for name in POOL}
+    rows: dict[str, Any] = {name: renumbered(getattr(federation, name)) for name in names}
+    pool: dict[str, Any] = {
+        name: Ordered(getattr(federation, name), order.ravel()) for name in POOL
+    }
     return federation._replace(**pool, **rows)
 
 
@@ -231,12 +234,13 @@ def _device_of_rows(federation, devices):
             continue
         clients = np.repeat(np.arange(len(rows)), rows.count)
         held, of = rows.list[: len(clients)], clients // (len(rows) // devices)
-        if ((device[held] >= 0) & (device[held] != of)).any():
+        first = device[held] < 0
+        device[held[first]] = of[first]
+        if (device[held] != of).any():
             raise BadInput(
                 "config.engine.sampling=device: some examples belong to several clients, which lie"
                 " on different devices; use config.engine.sampling=exact"
             )
-        device[held] = of
     return device
 
 

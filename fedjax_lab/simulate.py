@@ -51,10 +51,12 @@ def population(federation: Federation, num_classes: int) -> Client:
 
 def population_on_host(federation: Federation, num_classes: int) -> Client:
     """The same as NumPy arrays."""
-    count, held = np.asarray(federation.train.count), np.asarray(federation.train.list)
+    rows = federation.train
+    start, count, held = (np.asarray(a) for a in (rows.start, rows.count, rows.list))
     n = count.astype(np.float32)
     client = np.repeat(np.arange(len(n)), count)
-    cell = client * num_classes + np.asarray(federation.y)[held[: len(client)]]
+    place = np.arange(len(client)) + np.repeat(start - (np.cumsum(count) - count), count)
+    cell = client * num_classes + np.asarray(federation.y)[held[place]]
     label_count = np.bincount(cell, minlength=len(n) * num_classes).reshape(-1, num_classes)
     fields: dict[str, Any] = {
         "id": np.arange(len(n), dtype=np.int32),
@@ -141,10 +143,10 @@ def play_round(program: Program, lane: Lane, state: State, t: Array) -> tuple[St
 
 def draw(program: Program, lane: Lane, server: PyTree, t: Array) -> tuple[Array, Array]:
     """The clients of round t, and their shares in the server's mean: [M] each."""
-    method, plan, _ = program
+    method, plan, strategy = program
     k_cohort = jax.random.fold_in(lane.keys.cohort, t)
     clients = without_padding(plan, lane.population)
-    return method.sample(k_cohort, server, clients, plan.cohort)
+    return strategy.draw(method.sample)(k_cohort, server, clients, plan.cohort)
 
 
 def _sample(program, lane, state, t):

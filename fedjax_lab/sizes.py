@@ -3,6 +3,7 @@
 What `auto` chooses follows from sizes alone, before anything is compiled.
 """
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -10,9 +11,11 @@ import numpy as np
 
 from fedjax_lab import tree
 from fedjax_lab.errors import BadInput
+from fedjax_lab.sampling import AT_RANDOM
 from fedjax_lab.types import Federation, Method
 
 SMALL = 64 * 2**20  # bytes: what is no larger is on every device, which saves a collective a round
+ON_HOST = {"host", "disk", "stream"}  # where something is when it is not on the devices
 SHARE = 0.5  # of a device's memory that the clients' state and the examples may take, each
 
 
@@ -28,6 +31,94 @@ class Choice(NamedTuple):
 
     where: str  # "replicated", "sharded", or what is beyond the devices
     reason: str
+
+
+class Division(NamedTuple):
+    """What the devices of a run divide."""
+
+    state: Choice
+    data: Choice
+    by_device: bool  # whether each draws from the clients that it holds
+
+    @property
+    def on_host(self) -> bool:
+        """Whether rounds are played on a part of the clients at a time."""
+        return bool({self.state.where, self.data.where} & ON_HOST)
+
+    @property
+    def divided(self) -> dict[str, bool]:
+        """As arguments of `parallel.on_mesh`."""
+        return {
+            "by_client": self.state.where == "sharded",
+            "by_row": self.data.where == "sharded",
+            "by_device": self.by_device,
+        }
+
+    @property
+    def words(self) -> str:
+        """One line that says where everything is, and why."""
+        parts = {"what clients keep": self.state, "the examples": self.data}
+        return "; ".join(f"{what} {part.where} ({part.reason})" for what, part in parts.items())
+
+
+def divide(
+    method: Method,
+    federations: Sequence[Federation],
+    num_classes: int,
+    cohort: int,
+    devices: Devices,
+    *,
+    state: str = "auto",
+    data: str = "auto",
+    sampling: str = "exact",
+) -> Division:
+    """Where a run keeps what it has, by the keys of config.engine; BadInput if that cannot be."""
+    first = federations[0]
+    by_device = sampling == "device" and devices.number > 1
+    if by_device:
+        if not {state, data} <= {"auto", "sharded"}:
+            raise BadInput(f"{BY_DEVICE} divides both; leave config.engine.state and data at auto")
+        _check_by_device(method, first, cohort, len(federations), devices.number)
+        state = data = "sharded"
+    of_state = len(federations) * state_bytes(method, first, num_classes)
+    division = Division(
+        choose("state", state, of_state, devices, beyond="host"),
+        choose("data", data, pool_bytes(first), devices, beyond="stream"),
+        by_device,
+    )
+    return _undivided(division, state, data) if division.on_host else division
+
+
+def _undivided(division, state, data):
+    """With what is not on the host on every device; BadInput where it was asked to be divided."""
+    if data == "sharded" or state in ("replicated", "sharded"):
+        raise BadInput(
+            f"config.engine.state={state} and data={data} do not go together: where one of them is"
+            " on the host, the devices divide nothing, and streamed examples need the state there"
+            " too; leave the other one at auto"
+        )
+    if division.state.where not in ON_HOST:
+        division = division._replace(state=Choice("host", "examples are streamed"))
+    if division.data.where not in ON_HOST:
+        division = division._replace(data=Choice("replicated", "what clients keep is on the host"))
+    return division
+
+
+BY_DEVICE = "config.engine.sampling=device"
+
+
+def _check_by_device(method, federation, cohort, seeds, devices):
+    """BadInput where devices cannot each draw from the clients that they hold."""
+    if seeds > 1:
+        raise BadInput(f"{BY_DEVICE} is for one seed, whose examples are divided; got {seeds}")
+    if method.sample not in AT_RANDOM:
+        raise BadInput(f"{BY_DEVICE} needs a method that draws its clients at random")
+    for what, count in (("clients", len(federation.train)), ("clients a round", cohort)):
+        if count % devices:
+            raise BadInput(
+                f"{BY_DEVICE} divides {count} {what} among {devices} devices; take a multiple of"
+                f" {devices}"
+            )
 
 
 def state_bytes(method: Method, federation: Federation, num_classes: int) -> int:

@@ -93,6 +93,10 @@ def test_a_method_that_reads_everybodys_state_is_refused(part):
     [
         ({"method.name": "central"}, "config.engine.state=host needs clients"),
         ({"method.name": "fedconcat"}, "config.engine.state=host needs a method without stages"),
+        (
+            {"engine.data": "sharded"},
+            "config.engine.state=host and data=sharded do not go together",
+        ),
         ({"engine.seeds": "vectorized"}, "config.engine.state=host plays one seed after another"),
     ],
 )

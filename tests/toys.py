@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_lab import optim, parallel, registry, simulate
+from fedjax_lab import optim, parallel, registry, shards, simulate
 from fedjax_lab.federation import make_rows
 from fedjax_lab.models import nets
 from fedjax_lab.models.task import make_task
@@ -57,6 +57,12 @@ def skewed(federation, seed=1):
         rows = old[(old >= 0) & np.isin(y[old], classes)]
         row[: len(rows)] = rows
     return federation._replace(train=as_rows(kept))
+
+
+def divided(devices):
+    """The federation with its rows as devices divide them."""
+    (train,) = shards.deal([jax.device_get(FEDERATION.train)], devices)
+    return FEDERATION._replace(train=jax.tree.map(jnp.asarray, train))
 
 
 FEDERATION = make_federation()

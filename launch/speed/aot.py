@@ -5,7 +5,8 @@
 
 The target is a TPU slice (v5e:2x2, v5e:2x4, v5e:16x16, v6e:2x2, v5p:2x2x1, ...) or h100; --devices
 takes its first N devices. A config takes the overrides and --seeds of `fedjax_lab.main`; a
-workload of workloads.py takes --config.engine.strategy, .convolution, .chunk, .dtype and .fsdp.
+workload of workloads.py takes --config.engine.strategy, .convolution, .chunk, .dtype, .fsdp,
+.state, .data and .sampling.
 
 Prints one JSON line for each program of each stage:
 
@@ -42,7 +43,8 @@ from fedjax_lab.errors import BadInput, cut, nearest, parse
 from fedjax_lab.main import parse_seeds, split_overrides
 
 PROGRAMS = ("rounds", "evaluation")
-WORKLOAD_SETTINGS = ("strategy", "convolution", "chunk", "dtype", "fsdp")
+OF_CLIENTS = ("strategy", "chunk", "fsdp", "state", "data", "sampling")
+WORKLOAD_SETTINGS = (*OF_CLIENTS, "convolution", "dtype")
 
 
 def main(argv: list[str]) -> int:

@@ -43,6 +43,7 @@ def print_figures(request: dict) -> int:
         line |= {"stage": stage.name} if len(simulation.stages) > 1 else {}
         line |= {"program": request["program"], "target": request["target"]}
         line |= {"devices": len(devices), "strategy": simulation.strategy.name}
+        line |= {"placement": simulation.placement}
         line |= {"convolution": convolution if has_convolutions(task) else None}
         for programs in engine.lower().values():
             print(json.dumps(line | measure(programs, engine, task, request)), flush=True)

@@ -27,22 +27,26 @@ import jax.numpy as jnp
 import numpy as np
 from workloads import WORKLOADS, Workload, load
 
-from fedjax_lab import losses, optim, sampling
+from fedjax_lab import losses, optim
 from fedjax_lab.engine import Engine, Simulation
 from fedjax_lab.federation import make_rows
 from fedjax_lab.fsdp import even
 from fedjax_lab.local import fetch, shuffle
 from fedjax_lab.methods.fedavg import fedavg
+from fedjax_lab.methods.scaffold import scaffold
 from fedjax_lab.models import conv, kernels
 from fedjax_lab.models.task import has_convolutions, make_task
 from fedjax_lab.registry import NAMED
 from fedjax_lab.running.runner import peak_memory
+from fedjax_lab.sampling import equal
+from fedjax_lab.sizes import Devices, divide
 from fedjax_lab.types import Federation, Plan, Stage, Task, Weights
 from fedjax_lab.width import client_bytes
 
 STRATEGIES = ("auto", "vectorized", "chunked", "sequential", "central")
 CONVOLUTIONS = ("auto", *conv.FORMULATIONS)
 CENTRAL_ROUNDS = 50
+METHODS = {"fedavg": fedavg, "scaffold": scaffold}
 
 
 def build(
@@ -52,6 +56,9 @@ def build(
     chunk: int = 0,
     dtype: str = "float32",
     fsdp: int = 1,
+    state: str = "auto",
+    data: str = "auto",
+    sampling: str = "exact",
     devices: Sequence[jax.Device] | None = None,
 ) -> Simulation:
     """A workload as the engine sees it, for these devices (None: all that there are)."""
@@ -69,11 +76,22 @@ def build(
         equal_steps=bool((batches == batches.max()).all()),
     )
     plan = plan._replace(eval_batch=even(plan.eval_batch, int(fsdp)))
-    method = fedavg(task)
+    method = METHODS[work.method](task)
     if work.weighting == "equal":
-        method = method._replace(sample=sampling.equal)
+        method = method._replace(sample=equal)
     stages = (Stage("train", method, plan.rounds),)
     federation = make_federation(work)
+    used = parallel.choose_devices(work.cohort, int(fsdp), devices)
+    division = divide(
+        method,
+        [federation],
+        task.num_classes,
+        work.cohort,
+        Devices(len(used) // int(fsdp), parallel.free_memory(devices)),
+        state=state,
+        data=data,
+        sampling=sampling,
+    )
     chosen = parallel.choose(
         strategy,
         cohort=work.cohort,
@@ -83,6 +101,7 @@ def build(
         chunk=int(chunk),
         group=int(fsdp),
         devices=devices,
+        **division.divided,
     )
     return Simulation(
         seeds=[0],
@@ -92,6 +111,7 @@ def build(
         stages=stages,
         plan=plan,
         strategy=chosen,
+        placement=division.words,
     )
 
 
@@ -118,9 +138,9 @@ def make_federation(work: Workload) -> Federation:
         ]
         (test,) = make_rows([scored])
     return Federation(
-        jnp.asarray(work.x.reshape(len(work.x), -1)),
-        jnp.asarray(work.y),
-        jnp.zeros(len(work.y), jnp.int32),
+        work.x.reshape(len(work.x), -1),
+        work.y,
+        np.zeros(len(work.y), np.int32),
         jnp.float32(0),
         jnp.float32(1),
         train=train,
@@ -188,7 +208,8 @@ def play_whole(engine: Engine, work: Workload) -> float:
 def time_central(work: Workload, args) -> dict:
     """One model, batches of cohort x batch, as many examples a round as a mean cohort has."""
     task = make_model(work, args.convolution, args.dtype)
-    federation, risk = make_federation(work), losses.risk(task)
+    federation = jax.tree.map(jnp.asarray, make_federation(work))
+    risk = losses.risk(task)
     size, plan = work.cohort * work.batch, build(work, "sequential", args.convolution, 0).plan
     per_round = work.epochs * work.cohort * np.mean([len(rows) for rows in work.rows])
     steps = max(1, round(per_round / size))

@@ -11,6 +11,8 @@ Where the numbers come from:
 - R18 and CCT are this project's own: two large models, ten clients, small images.
 - VIT is this project's own: a model that several devices hold together (config.engine.fsdp), a
   vision transformer of 1,007,618,058 parameters, on 16 of 32 clients a round.
+- P5 and P6 are this project's own: SCAFFOLD, whose clients keep a control variate, on 100,000
+  clients (1,000 a round) and on 1,000,192 (10,240 a round, multiples of 256) of 20 examples.
 
 The images are synthetic, of the true shapes: standard normal noise plus a class mean of standard
 deviation 0.5, seed 0, 10 classes.
@@ -51,6 +53,7 @@ class Workload(NamedTuple):
     eval_every: int = 0  # rounds between evaluations, 0: none
     score_train: bool = False  # an evaluation scores the training examples too
     settings: Mapping[str, Any] = MappingProxyType({})  # of the model
+    method: str = "fedavg"
 
 
 def images(count: int, shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
@@ -140,6 +143,16 @@ def _vit() -> Workload:
     return _build([512] * 32, (32, 32, 3), cohort=16, batch=256, epochs=1, **model, **scores)
 
 
+def _population(clients: int, cohort: int) -> Workload:
+    """Clients that keep as much as the model, for memory: all examples are the same zeros."""
+    count = 20 * clients
+    x = np.broadcast_to(np.zeros(64, np.uint8), (count, 64))
+    rows = list(np.arange(count, dtype=np.int32).reshape(clients, 20))
+    settings = {"model": "mlp", "lr": 0.1, "method": "scaffold"}
+    y = np.zeros(count, np.int32)
+    return Workload(x, y, rows, cohort=cohort, batch=10, epochs=1, test=[rows[0]], **settings)
+
+
 WORKLOADS = {
     "W1": _w1,
     "W2": _w2,
@@ -151,6 +164,8 @@ WORKLOADS = {
     "R18": partial(_large, "resnet18"),
     "CCT": partial(_large, "cct7"),
     "VIT": _vit,
+    "P5": partial(_population, 100_000, 1_000),
+    "P6": partial(_population, 1_000_192, 10_240),
 }
 
 

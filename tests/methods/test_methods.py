@@ -86,13 +86,15 @@ def test_rounds_may_be_cut_into_blocks(name):
 def test_a_seed_alone_on_a_mesh_with_chunks_gives_the_same_numbers(name):
     """Four devices, each with chunks of two, some places empty: equal to one vmap on one device.
 
-    And vmap over two seeds equals each seed alone.
+    The devices divide the clients' state and the examples. And vmap over two seeds equals each seed
+    alone.
     """
-    method = toys.make(name)
-    strategy = parallel.on_mesh(parallel.make_mesh(4), parallel.chunked(2))
+    method, federation = toys.make(name), toys.divided(4)
+    mesh = parallel.make_mesh(4)
+    strategy = parallel.on_mesh(mesh, parallel.chunked(2), by_client=True, by_row=True)
     if method.pooled:
-        strategy = parallel.sequential()
-    state, sums = toys.player(method, strategy)(KEYS, 0, 3)
+        strategy, federation = parallel.sequential(), toys.FEDERATION
+    state, sums = toys.player(method, strategy, federation=federation)(KEYS, 0, 3)
     expected, expected_sums = tree.take(player(name)(0, 3), 1)
     toys.close(state, expected, rtol=5e-4, atol=5e-5)
     toys.close(sums._replace(lane_steps=0), expected_sums._replace(lane_steps=0))

@@ -1,0 +1,213 @@
+"""What the devices of a mesh divide: nothing changes but where it lies and what travels."""
+
+import re
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import toys
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from fedjax_lab import optim, parallel, sampling, shards, simulate, streams
+from fedjax_lab.errors import BadInput
+from fedjax_lab.federation import make_rows
+from fedjax_lab.methods.fedavg import fedavg
+from fedjax_lab.methods.scaffold import scaffold
+from fedjax_lab.placement import Placement
+from fedjax_lab.types import Federation, Plan
+
+MESH = parallel.make_mesh(4)
+KEYS = streams.make_keys(jax.random.key(3))
+
+
+def on_shares(fn, **specs):
+    return jax.jit(jax.shard_map(fn, mesh=MESH, check_vma=False, **specs))
+
+
+ODD = {  # values that a sum with zeros could change, in every type that a state may have
+    "floats": np.array([[-0.0, np.inf, np.nan], [1e-45, -1.5, 3]] * 4, np.float32),
+    "halves": jnp.arange(8, dtype=jnp.bfloat16) - 3,
+    "flags": np.arange(8) % 3 == 0,
+    "numbers": np.arange(8, dtype=np.int32) - 4,
+    "bytes": np.arange(8, dtype=np.uint8) + 200,
+}
+
+
+def bits(a):
+    return jax.tree.map(lambda x: np.asarray(x).tobytes(), a)
+
+
+def test_entries_travel_with_all_their_bits():
+    ids = np.array([7, 0, 3, 3, 5, 1, 6, 2])
+    take = on_shares(shards.take, in_specs=(P("client"), P()), out_specs=P("client"))
+    taken = take(ODD, ids)
+    assert bits(taken) == bits(jax.tree.map(lambda a: a[ids], ODD))
+    put = on_shares(shards.put, in_specs=(P("client"), P(), P("client")), out_specs=P("client"))
+    nobody = np.array([7, 0, 3, -1, 5, 1, 6, -1])  # those of -1 are left out
+    new = jax.tree.map(lambda a: a[::-1], ODD)
+    expected = jax.tree.map(lambda a: np.array(a), ODD)
+    for name, a in new.items():
+        expected[name][nobody[nobody >= 0]] = np.asarray(a)[nobody >= 0]
+    assert bits(put(ODD, nobody, new)) == bits(expected)
+
+
+def test_typed_keys_travel():
+    keys = jax.random.split(jax.random.key(0), 8)
+    take = on_shares(shards.take, in_specs=(P("client"), P()), out_specs=P("client"))
+    toys.same(take(keys, np.arange(8)[::-1]), keys[::-1])
+
+
+@pytest.mark.parametrize("sizes", [[3, 0, 5, 1, 2], [1] * 8, [0, 0, 0, 7, 0, 0]])
+def test_rows_of_a_device_are_those_of_its_clients(sizes):
+    """Dealt and taken again, rows are what they were; each part of the list has one length."""
+    ends = np.cumsum(sizes)
+    (rows,) = make_rows([np.split(np.arange(100, 100 + ends[-1]), ends[:-1])])
+    (dealt,) = shards.deal([rows], 4)
+    assert len(dealt) % 4 == 0 and len(dealt.list) % 4 == 0
+    np.testing.assert_array_equal(np.asarray(dealt)[: len(sizes)], rows)
+    of_device = dealt.list.reshape(4, -1)
+    share = len(dealt) // 4
+    for d, part in enumerate(of_device):
+        mine = np.asarray(rows)[d * share : (d + 1) * share]
+        assert sorted(part[part >= 0]) == sorted(mine[mine >= 0])
+    take = on_shares(shards.take, in_specs=(P("client"), P()), out_specs=P("client"))
+    ids = np.resize(np.arange(len(sizes))[::-1], 8)
+    np.testing.assert_array_equal(take(dealt, ids), np.asarray(rows)[ids])
+
+
+@pytest.mark.parametrize("at_once", [1 << 28, 1])
+def test_clients_get_the_examples_of_their_rows(monkeypatch, at_once):
+    """At once and client by client; two arrays of rows together."""
+    monkeypatch.setattr(shards, "AT_ONCE", at_once)
+    federation = toys.FEDERATION._replace(train=None, test=None, global_test=None)
+    rows = toys.FEDERATION.train[jnp.arange(8)], toys.FEDERATION.test[jnp.arange(8)]
+    specs = {"in_specs": (divided_pool(), P("client")), "out_specs": P("client")}
+    pool, positions = on_shares(shards.bring, **specs)(federation, rows)
+    for i in range(8):
+        for of_set, at in zip(rows, positions, strict=True):
+            real = np.asarray(of_set[i] >= 0)
+            np.testing.assert_array_equal(np.asarray(at[i] >= 0), real)
+            for name in shards.POOL:
+                expected = np.asarray(getattr(federation, name))[of_set[i][real]]
+                np.testing.assert_array_equal(pool[name][i][at[i][real]], expected)
+
+
+def divided_pool():
+    pool = Federation._make(P() for _ in Federation._fields)
+    return pool._replace(**dict.fromkeys(shards.POOL, P("client")))
+
+
+def test_rows_for_everybody_are_collected():
+    federation = toys.FEDERATION._replace(train=None, test=None, global_test=None)
+    rows = jnp.array([[599, 3, -1], [0, 150, 300]])
+    pool = Federation._make(P() for _ in Federation._fields)
+    specs = {"in_specs": (divided_pool(), P()), "out_specs": (pool, P())}
+    small, at = on_shares(shards.collect, **specs)(federation, rows)
+    np.testing.assert_array_equal(np.asarray(at) < 0, np.asarray(rows) < 0)
+    np.testing.assert_array_equal(small.x[at[1]], federation.x[rows[1]])
+
+
+@pytest.mark.parametrize("name", ["by_size", "equal"])
+def test_every_stratum_sends_as_many_clients(name):
+    """The shares are the stated ones; every client of a stratum is drawn equally often."""
+    sample, strata, m = getattr(sampling, name), 4, 8
+    rng = np.random.default_rng(0)
+    n = rng.integers(1, 50, 24).astype(np.float32)
+    population = toys.POPULATION._replace(
+        **{f: jnp.zeros(24) for f in ("id", "weight", "label_count", "num_clients", "mean_n")}, n=n
+    )
+    draw = partial(
+        sampling.in_strata, sample, server=None, population=population, m=m, strata=strata
+    )
+    keys = jax.random.split(jax.random.key(0), 3000)
+    ids, share = jax.tree.map(np.asarray, jax.jit(jax.vmap(lambda key: draw(key)))(keys))
+    np.testing.assert_array_equal(ids // 6, np.tile(np.repeat(np.arange(4), 2), (3000, 1)))
+    assert (ids[:, ::2] != ids[:, 1::2]).all()
+    times = np.bincount(ids.ravel(), minlength=24)  # binomial(3000, 1 / 3)
+    assert (abs(times - 1000) < 5 * np.sqrt(3000 * 2 / 9)).all()
+    weight = n if name == "by_size" else np.ones(24)
+    of_pair = weight[ids].reshape(-1, 4, 2)
+    within = of_pair / of_pair.sum(2, keepdims=True)
+    whole = weight.reshape(4, 6).sum(1) / weight.sum()
+    np.testing.assert_allclose(share, (whole[:, None] * within).reshape(-1, 8), rtol=1e-5)
+
+
+def disjoint(clients=8, each=12):
+    """A federation whose clients share no example, in an order that mixes devices."""
+    rng = np.random.default_rng(1)
+    rows = rng.permutation(400)[: clients * each].reshape(clients, each)
+    fields = {"train": toys.as_rows(rows), "test": None}
+    return jax.device_get(toys.FEDERATION._replace(**fields))
+
+
+def placed(federation, strategy):
+    """What the engine has on the devices of a strategy."""
+    federation = strategy.arrange(federation)
+    place = Placement(strategy, len(federation.train), seeds=0, abstract=False)
+    pool = {name: place.put_pool(getattr(federation, name)) for name in shards.POOL}
+    population = place.put_clients([simulate.population_on_host(federation, toys.K)])
+    rest = place.put(federation._replace(train=None, **dict.fromkeys(shards.POOL)))
+    return rest._replace(train=place.put_rows([federation.train]), **pool), population
+
+
+PLAN = Plan(rounds=3, cohort=4, batch_size=4, epochs=1, optimizer=optim.sgd(0.05))
+
+
+def by_device(method):
+    return method._replace(
+        sample=lambda *args: sampling.in_strata(sampling.by_size, *args, strata=4)
+    )
+
+
+def test_devices_that_draw_their_clients_do_what_one_does():
+    """SCAFFOLD: equal to one device that draws by strata."""
+    method, federation = scaffold(toys.TASK), disjoint()
+    options = {"by_client": True, "by_row": True, "by_device": True}
+    strategy = parallel.on_mesh(MESH, parallel.vectorized(), **options)
+    of_devices = play(method, strategy, federation)
+    of_one = play(by_device(method), parallel.vectorized(), federation)
+    toys.close(of_devices, of_one, rtol=1e-5, atol=1e-6)
+
+
+def play(method, strategy, federation):
+    federation, population = placed(federation, strategy)
+    program = simulate.Program(method, PLAN, strategy)
+    lane = simulate.Lane(federation, population, KEYS)
+    state = simulate.init(method, KEYS, 8)
+    run = jax.jit(partial(simulate.play, program))
+    return run(lane, state, simulate.no_progress(), 0, 3)[0]
+
+
+def test_a_round_of_fedavg_by_device_sends_the_model_once():
+    """All that travels is one sum of the model, and a few numbers."""
+    options = {"by_client": True, "by_row": True, "by_device": True}
+    strategy = parallel.on_mesh(MESH, parallel.vectorized(), **options)
+    federation, population = placed(disjoint(), strategy)
+    method = fedavg(toys.TASK)
+    program = simulate.Program(method, PLAN._replace(equal_steps=True), strategy)
+    state = simulate.init(method, KEYS, 8)
+    run = jax.jit(partial(simulate.play, program), out_shardings=NamedSharding(MESH, P()))
+    lane = simulate.Lane(federation, population, KEYS)
+    text = run.lower(lane, state, simulate.no_progress(), 0, 3).compile().as_text()
+    assert "reduce-scatter" not in text and "all-to-all" not in text
+    sent = travels(text)
+    model = sum(a.size for a in jax.tree.leaves(state.server))
+    assert model <= sent <= model + 64
+
+
+def travels(text):
+    """How many numbers the collectives of a compiled program give."""
+    results = re.findall(r"= (.+?) (?:all-reduce|all-gather|collective-permute)(?:-start)?\(", text)
+    shapes = re.findall(r"\w+\[([\d,]*)\]", " ".join(results))
+    return sum(np.prod([int(n) for n in shape.split(",") if n], dtype=int) for shape in shapes)
+
+
+def test_examples_of_clients_on_two_devices_cannot_be_arranged():
+    shared = disjoint()
+    rows = np.asarray(shared.train)
+    rows[7] = rows[0]
+    with pytest.raises(BadInput, match="some examples belong to several clients"):
+        shards.arrange(shared._replace(train=jax.device_get(toys.as_rows(rows))), 4)
