@@ -11,13 +11,16 @@ import toys
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from fedjax_lab import optim, parallel, sampling, shards, simulate, streams
+from fedjax_lab import optim, parallel, sampling, shards, simulate, streams, tree
+from fedjax_lab.engine import Engine, Simulation
 from fedjax_lab.errors import BadInput
 from fedjax_lab.federation import make_rows
 from fedjax_lab.methods.fedavg import fedavg
 from fedjax_lab.methods.scaffold import scaffold
+from fedjax_lab.models import nets
+from fedjax_lab.models.task import make_task
 from fedjax_lab.placement import Placement
-from fedjax_lab.types import Federation, Plan
+from fedjax_lab.types import Federation, Plan, Stage
 
 MESH = parallel.make_mesh(4)
 KEYS = streams.make_keys(jax.random.key(3))
@@ -211,3 +214,32 @@ def test_examples_of_clients_on_two_devices_cannot_be_arranged():
     rows[7] = rows[0]
     with pytest.raises(BadInput, match="some examples belong to several clients"):
         shards.arrange(shared._replace(train=jax.device_get(toys.as_rows(rows))), 4)
+
+
+@pytest.mark.slow
+def test_a_device_holds_its_share_and_the_model():
+    """SCAFFOLD on eight devices: an eighth of what all hold where each has everything."""
+    task = make_task(nets.mlp(toys.K, width=16), (toys.D,), toys.K)
+    method, clients = scaffold(task), 4096
+    rows = [np.arange(10 * i, 10 * i + 10) for i in range(clients)]
+    count, (train,) = 10 * clients, make_rows([rows])
+    x, y = np.zeros((count, toys.D), np.float32), np.zeros(count, np.int32)
+    federation = jax.device_get(toys.FEDERATION)
+    federation = federation._replace(x=x, y=y, domain=y, train=train, test=None)
+    plan = PLAN._replace(cohort=16, rounds=2)
+
+    def held(**divided):
+        strategy = parallel.on_mesh(parallel.make_mesh(8), parallel.vectorized(), **divided)
+        stages = (Stage("train", method, 2),)
+        fields = {"seeds": [0], "federations": [federation], "training": [federation]}
+        fields |= {"num_classes": toys.K, "stages": stages, "plan": plan, "strategy": strategy}
+        engine = Engine(Simulation(**fields), abstract=True)
+        (programs,) = engine.lower().values()
+        sizes = programs.play.compile().memory_analysis()
+        return sizes.argument_size_in_bytes, sizes.temp_size_in_bytes
+
+    replicated, divided = held(), held(by_client=True, by_row=True)
+    model = tree.num_bytes(jax.eval_shape(lambda: method.init(KEYS.init, 1).server))
+    everybody = 2 * model + federation.global_test.nbytes + 1024  # and keys, numbers
+    assert divided[0] <= replicated[0] / 8 + everybody
+    assert divided[1] <= replicated[1] / 8 + 64 * model  # the cohort's
