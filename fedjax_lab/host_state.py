@@ -36,7 +36,7 @@ class HostState:
     folder: where to keep it in a file, which vanishes with the process; None: in memory.
 
     OSError or MemoryError where there is no room for it. A pass over all clients holds no more than
-    `PIECE_BYTES` of a file in memory. Not for several threads at once.
+    `PIECE_BYTES` of a file in memory. Threads may read at the same time, but not while one writes.
     """
 
     def __init__(self, like: PyTree, num_clients: int, folder: Path | None = None):
@@ -184,13 +184,17 @@ class _File:
         self._file.truncate(count * size)
 
     def all(self):
+        if not self._size:  # no file without content can be mapped
+            return np.zeros((self._count, 0), np.uint8)
         return np.memmap(self._file, np.uint8, "r", shape=(self._count, self._size))
 
     def read(self, ids):
         records = np.empty((len(ids), self._size), np.uint8)
         for run, at in self._runs(ids, records):
-            if os.preadv(self._file.fileno(), [run], at) != run.nbytes:
+            content = os.pread(self._file.fileno(), run.nbytes, at)
+            if len(content) != run.nbytes:
                 raise OSError(errno.EIO, os.strerror(errno.EIO))
+            run[...] = np.frombuffer(content, np.uint8).reshape(run.shape)
         return records
 
     def write(self, ids, records):

@@ -1,5 +1,6 @@
 """The private state of a population outside the devices."""
 
+import hashlib
 import os
 
 import jax
@@ -41,6 +42,29 @@ def test_what_was_written_is_read(on_disk, tmp_path, monkeypatch):
     toys.same(store.read(ids), entries(ids[::-1]))
     toys.same(store.read(others), entries(others))
     assert not list(tmp_path.iterdir())  # the file has no name, so that nobody need remove it
+
+
+@pytest.mark.parametrize("on_disk", [False, True])
+def test_a_method_may_keep_nothing(on_disk, tmp_path):
+    store = HostState((), C, tmp_path if on_disk else None)
+    store.write(np.arange(3), ())
+    assert store.read(np.arange(3)) == store.everything() == ()
+
+
+@pytest.mark.parametrize("on_disk", [False, True])
+def test_what_is_saved_is_loaded(on_disk, tmp_path, monkeypatch):
+    """Over what is there, in pieces; the digest is that of the file."""
+    folder = tmp_path if on_disk else None
+    old, new = (HostState(STATE, C, folder) for _ in range(2))
+    monkeypatch.setattr(host_state, "PIECE_BYTES", 4 * old.bytes_of_one)
+    old.write(np.array([2, 3, 9]), entries(np.array([2, 3, 9])))
+    new.fill(entries)
+    with (tmp_path / "file").open("w+b") as file:
+        digest = old.save(file)
+        assert hashlib.sha256((tmp_path / "file").read_bytes()).hexdigest() == digest
+        new.load(file)
+    toys.same(new.everything(), old.everything())
+    assert old.layout == new.layout != HostState(STATE["wide"], C).layout
 
 
 def test_zeros_take_no_room_on_disk(tmp_path):

@@ -23,8 +23,9 @@ def save(folder: Path, stores: Sequence[HostState]) -> list[dict]:
     new.mkdir(parents=True)
     described = []
     for i, store in enumerate(stores):
-        with open(new / str(i), "xb", buffering=0) as file:
+        with open(new / str(i), "xb") as file:
             described.append({**store.layout, "sha256": store.save(file)})
+            file.flush()
             os.fsync(file.fileno())
     shutil.rmtree(folder, ignore_errors=True)
     new.rename(folder)
@@ -45,7 +46,7 @@ def load(folder: Path, described: list[dict], stores: Sequence[HostState]) -> No
     if layouts != [store.layout for store in stores]:
         raise ValueError("what the clients keep differs in number, shape or type")
     for i, store in enumerate(stores):
-        with open(folder / str(i), "rb", buffering=0) as file:
+        with open(folder / str(i), "rb") as file:
             store.load(file)
 
 
