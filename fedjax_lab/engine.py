@@ -1,9 +1,11 @@
 """The compiled functions of a run, and what its seeds have on the devices."""
 
 import itertools
+import tempfile
 import time
 from collections.abc import Callable, Hashable
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -11,7 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_lab import evaluate, parallel, processes, simulate, streams, tree
+from fedjax_lab.blocks import Tools
 from fedjax_lab.errors import BadInput
+from fedjax_lab.host_state import HostState
+from fedjax_lab.hosted import Host, Hosted, Seed
 from fedjax_lab.placement import Placement
 from fedjax_lab.shards import POOL
 from fedjax_lab.simulate import Lane, Program
@@ -46,6 +51,7 @@ class Simulation(NamedTuple):
     precision: str | None = None  # of float32 products, as JAX names it; None: JAX's default
     embeddings: Callable[[], Any] | None = None  # () -> embedding.Embeddings, for embedded stages
     joint: Joint | None = None
+    host: Host | None = None  # what is kept there; None: all is on the devices
 
 
 class Lanes(NamedTuple):
@@ -60,7 +66,7 @@ class Programs(NamedTuple):
     """What one stage runs, lowered or compiled."""
 
     play: Any  # (settings, lane, state, sums, start, count): a block of rounds
-    score: Any  # (settings, lane, state, t): the evaluation
+    score: Any  # (settings, lane, state, t): the evaluation; of a hosted lane several, in a list
     message_bytes: tuple[int, int]  # up and down, of one round of one seed
 
 
@@ -78,11 +84,16 @@ class Engine:
 
     An abstract engine has the shapes of its arrays alone. It plays nothing; its programs can be
     lowered for devices that are not there. A stage that has `prepare` needs its facts handed in:
-    `facts` are those of the first stage.
+    `facts` are those of the first stage. Files that the engine needs for itself are in `folder`;
+    None: where temporary files are.
     """
 
     def __init__(
-        self, simulation: Simulation, abstract: bool = False, facts: list[dict] | None = None
+        self,
+        simulation: Simulation,
+        abstract: bool = False,
+        facts: list[dict] | None = None,
+        folder: Path | None = None,
     ):
         began = time.perf_counter()
         self.simulation, self.abstract = simulation, abstract
@@ -105,6 +116,7 @@ class Engine:
         self._seed_fields = ()  # fields of a federation that a view makes differ between seeds
         self.stage_number = -1
         self.states: list[Any] = [None] * len(self.lanes)
+        self._folder, self._hosted = folder or Path(tempfile.gettempdir()), []
         self.compile_seconds = time.perf_counter() - began  # of all that happens once
         self.first_facts = self.next_stage(facts)
 
@@ -117,7 +129,10 @@ class Engine:
         began = time.perf_counter()
         lowered = self.lower()
         compiled = {shapes: _compiled(programs) for shapes, programs in lowered.items()}
-        self._compiled = [compiled[_shapes(state)] for state in self.states]
+        self._compiled = [compiled[self._shapes(i)] for i in range(len(self.lanes))]
+        for hosted, programs in zip(self._hosted, self._compiled, strict=False):
+            hosted.use(programs.play, programs.score)
+        self._players = self._hosted or self._compiled
         self._play(0)
         self.compile_seconds += time.perf_counter() - began
 
@@ -125,10 +140,18 @@ class Engine:
         """The programs of this stage before they are compiled, by the shapes of a lane's state."""
         self._apply_view()
         lowered = {}
-        for lanes, state, sums in zip(self.lanes, self.states, self.sums, strict=True):
-            if (shapes := _shapes(state)) not in lowered:
-                lowered[shapes] = self._lower(lanes, state, sums)
+        for i, of_lane in enumerate(zip(self.lanes, self.states, self.sums, strict=True)):
+            if (shapes := self._shapes(i)) in lowered:
+                continue
+            if self._hosted:
+                lowered[shapes] = Programs(*self._hosted[i].lower(of_lane[1].server, of_lane[2]))
+            else:
+                lowered[shapes] = self._lower(*of_lane)
         return lowered
+
+    def _shapes(self, lane):
+        """In which the programs of lanes differ."""
+        return _shapes(self._hosted[lane].shapes if self._hosted else self.states[lane])
 
     def _lower(self, lanes, state, sums):
         number = np.int32(0)
@@ -281,6 +304,11 @@ class Engine:
         return {name: np.asarray(fact) for name, fact in facts.items()}
 
     @property
+    def _streams(self):
+        host = self.simulation.host
+        return host is not None and host.stream
+
+    @property
     def _sharding(self):
         return self.simulation.strategy.sharding
 
@@ -294,6 +322,10 @@ class Engine:
         return self.simulation.plan._replace(num_clients=count)
 
     def _first_states(self):
+        if self.simulation.host is not None:
+            self._hosted = list(map(self._make_hosted, range(len(self.lanes))))
+            return [self._first_server(hosted) for hosted in self._hosted]
+
         def first(settings, keys):
             method = self._program(settings).method
             return self.place.padded(simulate.init(method, keys, self._num_clients))
@@ -305,6 +337,22 @@ class Engine:
             size = self.place.num_bytes(state)
             parallel.check_memory(size, "the model and the clients' states need")
         return [init(*of_lane) for of_lane in args]
+
+    def _make_hosted(self, i):
+        lanes, simulation = self.lanes[i], self.simulation
+        wholes = simulation.training[i], simulation.federations[i]
+        seed = Seed(lanes.training, lanes.scoring, *wholes)
+        tools = Tools(
+            lambda function, **options: self._jit(function, (), self._sharding, **options),
+            self._put,
+        )
+        return Hosted(self._program({}), seed, simulation.host, self._folder, tools)
+
+    def _first_server(self, hosted):
+        """The server's part of the first state; that of the clients is stored."""
+        if not self.abstract:
+            hosted.fill()
+        return State(self._run(hosted.first_server, ())(hosted.keys), ())
 
     def play(self, at_most: int) -> None:
         """A block of rounds, about a second long."""
@@ -327,7 +375,7 @@ class Engine:
         numbers = np.int32(self.played), np.int32(count)
         for i, lanes in enumerate(self.lanes):
             args = lanes.settings, lanes.training, self.states[i], self.sums[i]
-            self.states[i], self.sums[i] = self._compiled[i].play(*args, *numbers)
+            self.states[i], self.sums[i] = self._players[i].play(*args, *numbers)
         jax.block_until_ready(self.sums)
 
     def progress(self) -> simulate.Progress:
@@ -341,10 +389,10 @@ class Engine:
         self.sums = self._no_progress()
         began = time.perf_counter()
         scores = []
-        for lanes, state, compiled in zip(self.lanes, self.states, self._compiled, strict=True):
+        for lanes, state, player in zip(self.lanes, self.states, self._players, strict=True):
             args = lanes.settings, lanes.scoring, state, np.int32(self.played)
             with jax.profiler.TraceAnnotation("evaluate"):
-                scores.append(jax.device_get(compiled.score(*args)))
+                scores.append(jax.device_get(player.score(*args)))
         self.evaluate_seconds += time.perf_counter() - began
         return self._each_seed(scores)
 
@@ -379,7 +427,10 @@ class Engine:
         return [{name: np.asarray(a).tolist() for name, a in each.items()} for each in arrays]
 
     def final_states(self) -> list[State]:
-        """The state of each seed."""
+        """The state of each seed. What is kept on the host is NumPy arrays, maybe of a file."""
+        if self._hosted:
+            private = [store.everything() for store in self.kept()]
+            return list(map(State, (state.server for state in self.states), private))
         if not self.place.padding:
             return self._each_seed(self.states)
         real = self._run(self.place.without_padding, (0,))
@@ -389,10 +440,19 @@ class Engine:
         """The state of the run after the rounds played so far."""
         return Snapshot(self.states, self.sums, np.array([self.seconds]), self.bytes)
 
+    def kept(self) -> list[HostState]:
+        """What the clients keep on the host after the rounds played, one of each lane.
+
+        After `go_on` they are to be filled with what belongs to that snapshot.
+        """
+        return [hosted.kept() for hosted in self._hosted]
+
     def go_on(self, snapshot: Snapshot, played: int) -> None:
         """Takes back a snapshot after so many rounds, in the stage where it was taken."""
         self.states, self.sums, (self.seconds,), self.bytes = snapshot
         self.played = played
+        for hosted in self._hosted:
+            hosted.forget()
         # What an earlier process did since the last evaluation is not this session's.
         self.session = self.session._replace(totals=-self._done())
 
@@ -407,9 +467,7 @@ class Engine:
         scoring, training = simulation.federations, simulation.training
         scoring = [simulation.strategy.arrange(federation) for federation in scoring]
         training = scoring if training is simulation.federations else training
-        first = scoring[0]
-        pool = {name: self.place.put_pool(getattr(first, name)) for name in POOL}
-        pool = self.place.put(first._replace(**dict.fromkeys((*_ROWS, *POOL))))._replace(**pool)
+        pool = self._make_pool(scoring[0])
         of_seeds = list(zip(settings, keys, strict=True))
         groups = [slice(i, i + 1) for i in range(len(keys))]
         if self.together:
@@ -422,10 +480,20 @@ class Engine:
             lanes.append(Lanes(settings, *(self._lane(pool, part, keys) for part in parts)))
         return lanes
 
+    def _make_pool(self, federation):
+        """All but the rows that clients own; in NumPy where examples are streamed."""
+        nobody = federation._replace(**dict.fromkeys(_ROWS))
+        if self._streams:
+            return nobody
+        pool = {name: self.place.put_pool(getattr(federation, name)) for name in POOL}
+        return self.place.put(nobody._replace(**dict.fromkeys(POOL)))._replace(**pool)
+
     def _lane(self, pool, federations, keys):
         """That of these seeds, over the one pool of examples for all."""
         rows = {name: [getattr(f, name) for f in federations] for name in _ROWS}
-        rows = {name: self.place.put_rows(of_seeds) for name, of_seeds in rows.items()}
+        if not self._streams:
+            rows = {name: [self.place.put_rows(of_seeds)] for name, of_seeds in rows.items()}
+        rows = {name: of_seeds[0] for name, of_seeds in rows.items()}
         people = [simulate.population_on_host(f, self.simulation.num_classes) for f in federations]
         return Lane(pool._replace(**rows), self.place.put_clients(people), keys)
 
@@ -485,7 +553,8 @@ def _compiled(programs):
     play = programs.play.compile()
     if (sizes := play.memory_analysis()) is not None:
         parallel.check_memory(sizes.temp_size_in_bytes, "a round needs")
-    return programs._replace(play=play, score=programs.score.compile())
+    score = jax.tree.map(lambda lowered: lowered.compile(), programs.score)
+    return programs._replace(play=play, score=score)
 
 
 class _Session(NamedTuple):

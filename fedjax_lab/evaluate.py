@@ -61,15 +61,18 @@ def _score_clients(program, lane, state, t, rows, at_most=None):
     rows: each client's own, or the same for all of them [T].
     """
     (method, plan, strategy), federation = program, lane.federation
-    num_clients = plan.num_clients or len(lane.population.id)
-    clients = lane.population._replace(private=state.private)
+    clients = lane.population
+    if lane.held is not None:
+        clients = strategy.take(clients, lane.held)
+    num_clients = plan.num_clients or len(clients.id)
+    clients = clients._replace(private=state.private)
     train = () if method.tune is None else federation.train
     everybody = None
     if not isinstance(rows, Rows):
         everybody, rows = strategy.collect(federation, rows), ()
     if at_most is not None and at_most < num_clients:
-        chosen = np.linspace(0, num_clients - 1, at_most).round().astype(np.int32)
-        clients, train, rows = strategy.take_any((clients, train, rows), jnp.asarray(chosen))
+        chosen = jnp.asarray(evenly_spaced(num_clients, at_most))
+        clients, train, rows = strategy.take_any((clients, train, rows), chosen)
     k_clients = streams.clients(lane.keys.score, t, clients.id)
     send = method.scored or method.round[-1].send
 
@@ -83,6 +86,12 @@ def _score_clients(program, lane, state, t, rows, at_most=None):
     run = strategy.everyone(one, min(plan.cohort, num_clients))
     counts = run((state.server, everybody), federation, (train, rows), (clients, k_clients))
     return simulate.without_padding(plan, counts)
+
+
+def evenly_spaced(num_clients: int, at_most: int = GLOBAL_CLIENTS) -> np.ndarray:
+    """At most so many clients among all, as numbers."""
+    count = min(at_most, num_clients)
+    return np.linspace(0, num_clients - 1, count).round().astype(np.int32)
 
 
 def _tuned(program, federation, message, client, train, key):

@@ -19,6 +19,7 @@ from fedjax_lab.embedding import Embeddings
 from fedjax_lab.engine import Joint, Simulation
 from fedjax_lab.errors import BadInput, quoted
 from fedjax_lab.federation import check_scored, class_counts, is_of_domain, make_federations, pool
+from fedjax_lab.hosted import Host
 from fedjax_lab.models import kernels
 from fedjax_lab.models.task import has_convolutions, make_task
 from fedjax_lab.registry import bind, make_method
@@ -105,6 +106,8 @@ def _check_joinable(first):
     simulation = first.simulation
     if len(simulation.stages) > 1 or simulation.stages[0].start is not None:
         raise BadInput(f"method {first.config.method.name} has stages")
+    if simulation.host is not None:
+        raise BadInput("private state or examples are on the host (config.engine.state, data)")
     if not (simulation.vectorized_seeds or len(simulation.seeds) == 1):
         raise BadInput("the seeds of a run are not vectorized here (config.engine.seeds)")
 
@@ -240,20 +243,11 @@ def _plan(config, training, stages, dataset):
 def _engine_fields(engine, plan, stages, task, federations, devices):
     """The fields of a simulation that a config's section `engine` decides."""
     convolutional = has_convolutions(task)
-    together = vectorizes_seeds(engine.seeds, stages, convolutional, _platform(devices))
+    division = _divide(engine, plan, stages, task, federations, devices)
+    host = _host(division, engine, stages)
+    together = vectorizes_seeds(engine.seeds, stages, convolutional, _platform(devices), host)
     together = together and (engine.fsdp == 1 or engine.seeds == "vectorized")
     at_once = len(federations) if together else 1
-    chosen = parallel.choose_devices(plan.cohort, engine.fsdp, devices)
-    division = sizes.divide(
-        stages[0].method,
-        federations,
-        task.num_classes,
-        plan.cohort,
-        sizes.Devices(len(chosen) // engine.fsdp, parallel.free_memory(devices)),
-        state=engine.state,
-        data=engine.data,
-        sampling=engine.sampling,
-    )
     strategy = parallel.choose(
         engine.strategy,
         cohort=plan.cohort,
@@ -271,7 +265,42 @@ def _engine_fields(engine, plan, stages, task, federations, devices):
         "vectorized_seeds": together,
         "precision": precision,
         "placement": division.words,
+        "host": host,
     }
+
+
+def _divide(engine, plan, stages, task, federations, devices):
+    """What is on every device, what the devices divide, and what is on the host."""
+    chosen = parallel.choose_devices(plan.cohort, engine.fsdp, devices)
+    return sizes.divide(
+        stages[0].method,
+        federations,
+        task.num_classes,
+        plan.cohort,
+        sizes.Devices(len(chosen) // engine.fsdp, parallel.free_memory(devices)),
+        state=engine.state,
+        data=engine.data,
+        sampling=engine.sampling,
+    )
+
+
+def _host(division, engine, stages):
+    """What the run keeps on the host; None: nothing. BadInput where its method cannot do that."""
+    if not division.on_host:
+        return None
+    stream = division.data.where == "stream"
+    asked = f"config.engine.{'data=stream' if stream else f'state={division.state.where}'}"
+    if len(stages) > 1 or stages[0].start or stages[0].view:
+        raise BadInput(f"{asked} needs a method without stages; this one has {len(stages)}")
+    if stages[0].method.pooled:
+        raise BadInput(f"{asked} needs clients; this method trains on everybody's examples at once")
+    if engine.seeds == "vectorized":
+        raise BadInput(f"{asked} plays one seed after another: config.engine.seeds=sequential")
+    if engine.fsdp > 1:
+        raise BadInput(f"{asked} needs devices that each hold a model: config.engine.fsdp=1")
+    if jax.process_count() > 1:
+        raise BadInput(f"{asked} is for a run of one process")
+    return Host(on_disk=division.state.where == "disk", stream=stream)
 
 
 def _platform(devices):
@@ -295,9 +324,15 @@ def _augmentation(name: str, x: np.ndarray) -> Callable | None:
 
 
 def vectorizes_seeds(
-    choice: str, stages: Sequence[Stage], convolutional: bool, platform: str
+    choice: str,
+    stages: Sequence[Stage],
+    convolutional: bool,
+    platform: str,
+    host: Host | None = None,
 ) -> bool:
     """Whether all seeds are one computation; choice: config.engine.seeds."""
+    if host is not None:
+        return False
     if choice != "auto":
         return choice == "vectorized"
     if any(stage.prepare for stage in stages):  # its facts may differ in size between seeds

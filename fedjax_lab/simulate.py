@@ -141,16 +141,21 @@ def play_round(program: Program, lane: Lane, state: State, t: Array) -> tuple[St
     return State(server, program.strategy.put(state.private, places, cohort.private)), measured
 
 
+def draw(program: Program, lane: Lane, server: PyTree, t: Array) -> tuple[Array, Array]:
+    """The clients of round t, and their shares in the server's mean: [M] each."""
+    method, plan, strategy = program
+    k_cohort = jax.random.fold_in(lane.keys.cohort, t)
+    clients = without_padding(plan, lane.population)
+    return strategy.draw(method.sample)(k_cohort, server, clients, plan.cohort)
+
+
 def _sample(program, lane, state, t):
     """The cohort [M] of round t, in the order in which the strategy lines its clients up.
 
     With its rows [M, N], and the places [M] of its private state.
     """
     method, plan, strategy = program
-    k_cohort = jax.random.fold_in(lane.keys.cohort, t)
-    clients = without_padding(plan, lane.population)
-    sample = strategy.draw(method.sample)
-    ids, share = sample(k_cohort, state.server, clients, plan.cohort)
+    ids, share = draw(program, lane, state.server, t)
     in_order = any(exchange.one_by_one for exchange in method.round)
     if not plan.equal_steps and not in_order:
         order = strategy.deal(num_batches(lane.population.n[ids], plan.batch_size))

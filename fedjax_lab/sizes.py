@@ -15,6 +15,7 @@ from fedjax_lab.sampling import AT_RANDOM
 from fedjax_lab.types import Federation, Method
 
 SMALL = 64 * 2**20  # bytes: what is no larger is on every device, which saves a collective a round
+ON_HOST = {"host", "disk", "stream"}  # where something is when it is not on the devices
 SHARE = 0.5  # of a device's memory that the clients' state and the examples may take, each
 
 
@@ -38,6 +39,11 @@ class Division(NamedTuple):
     state: Choice
     data: Choice
     by_device: bool  # whether each draws from the clients that it holds
+
+    @property
+    def on_host(self) -> bool:
+        """Whether rounds are played on a part of the clients at a time."""
+        return bool({self.state.where, self.data.where} & ON_HOST)
 
     @property
     def divided(self) -> dict[str, bool]:
@@ -70,16 +76,32 @@ def divide(
     first = federations[0]
     by_device = sampling == "device" and devices.number > 1
     if by_device:
-        if "replicated" in (state, data):
+        if not {state, data} <= {"auto", "sharded"}:
             raise BadInput(f"{BY_DEVICE} divides both; leave config.engine.state and data at auto")
         _check_by_device(method, first, cohort, len(federations), devices.number)
         state = data = "sharded"
     of_state = len(federations) * state_bytes(method, first, num_classes)
-    return Division(
+    division = Division(
         choose("state", state, of_state, devices, beyond="host"),
         choose("data", data, pool_bytes(first), devices, beyond="stream"),
         by_device,
     )
+    return _undivided(division, state, data) if division.on_host else division
+
+
+def _undivided(division, state, data):
+    """With what is not on the host on every device; BadInput where it was asked to be divided."""
+    if data == "sharded" or state in ("replicated", "sharded"):
+        raise BadInput(
+            f"config.engine.state={state} and data={data} do not go together: where one of them is"
+            " on the host, the devices divide nothing, and streamed examples need the state there"
+            " too; leave the other one at auto"
+        )
+    if division.state.where not in ON_HOST:
+        division = division._replace(state=Choice("host", "examples are streamed"))
+    if division.data.where not in ON_HOST:
+        division = division._replace(data=Choice("replicated", "what clients keep is on the host"))
+    return division
 
 
 BY_DEVICE = "config.engine.sampling=device"

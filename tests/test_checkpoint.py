@@ -312,7 +312,9 @@ def test_changed_entries_are_found(name, change, tmp_path, monkeypatch):
     wrong = state | {name: jax.device_put(change(np.asarray(state[name])), place(8, name))}
     description = checkpoint._description
     leaves = [numbers(a) for a in jax.tree.leaves(state)]
-    monkeypatch.setattr(checkpoint, "_description", lambda rounds, _: description(rounds, leaves))
+    monkeypatch.setattr(
+        checkpoint, "_description", lambda rounds, _, kept: description(rounds, leaves, kept)
+    )
     save(tmp_path, wrong)
     with pytest.raises(BadInput, match="the arrays are not those that were saved"):
         restore(tmp_path, state, everywhere(8))

@@ -13,6 +13,7 @@ ROOMS = {  # room: the modules and folders that it has
     "tools": "types tree losses optim sampling clusters streams errors",  # to write methods with
     "core": (
         "local simulate evaluate parallel shards fsdp placement sizes width engine"
+        " host_state tracing parts blocks pieces hosted"  # what is kept on the host
     ),  # runs methods
     "data": "data",
     "models": "models",
@@ -28,7 +29,7 @@ ROOMS = {  # room: the modules and folders that it has
 }
 MAY_IMPORT = {  # room: other rooms, and single modules of rooms that it must not import as a whole
     "tools": "",
-    "core": "tools data.safe processes",  # the free memory; what all processes agree on
+    "core": "tools data.safe data.stream processes",  # free memory, examples; what all agree on
     "data": "tools",
     "models": "tools data.safe",  # first weights are read from files
     "embedding": "tools data models",

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import shutil
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -399,3 +400,23 @@ def test_stale_files_are_no_obstacle_to_a_sweep(run, tmp_path):
         "fedavg",
         "sweep.json",
     ]
+
+
+def test_what_takes_long_is_saved_less_often(monkeypatch):
+    """Of 1,000 rounds of a second, checkpoints of 20 seconds take about a tenth."""
+    now, saved = [0.0], []
+
+    class Slow:
+        def save(self, rounds, state, kept):
+            now[0] += 20
+            saved.append(rounds)
+
+    monkeypatch.setattr(workdir.time, "monotonic", lambda: now[0])
+    folder = workdir.Workdir(None, None)
+    folder._checkpoints = Slow()
+    for played in range(1, 1001):
+        now[0] += 1
+        engine = SimpleNamespace(played=played, snapshot=lambda: None, kept=list)
+        folder.save(engine, force=False)
+    assert saved[0] == 1 and len(saved) == 6
+    assert 0.08 < 20 * len(saved) / now[0] < 0.12

@@ -17,6 +17,7 @@ import math
 import os
 import shutil
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,7 +30,8 @@ from jax.sharding import PartitionSpec as P
 from fedjax_lab import parallel, processes
 from fedjax_lab.data.cache import checksum
 from fedjax_lab.errors import BadInput, warn
-from fedjax_lab.running import digest
+from fedjax_lab.host_state import HostState
+from fedjax_lab.running import digest, kept
 from fedjax_lab.types import Array, PyTree
 
 ROOM = 1 << 20  # bytes of a checkpoint besides its arrays, at most
@@ -56,7 +58,7 @@ class Checkpoints:
 
         for name in ("absl", "asyncio"):  # all errors that its threads log are raised here as well
             logging.getLogger(name).addFilter(_not_of_orbax)
-        self._ocp, self._folder = ocp, folder
+        self._ocp, self._folder, self._kept = ocp, folder, folder.with_name("kept")
         self._arrays, self._json = _array_handler(ocp), ocp.JsonCheckpointHandler()
         folder.mkdir(exist_ok=True)
         options = ocp.CheckpointManagerOptions(
@@ -71,8 +73,10 @@ class Checkpoints:
                 item_handlers={"leaves": self._arrays, "digest": self._json},
             )
 
-    def save(self, rounds: int, state: PyTree) -> None:
+    def save(self, rounds: int, state: PyTree, stores: Sequence[HostState] = ()) -> None:
         """Returns when the state may be changed or given away; it is written in the background.
+
+        stores: what the clients keep on the host; written before it returns.
 
         Orbax has copied it to the host by then. On a CPU it keeps views of the arrays instead, and
         JAX does not reuse memory that somebody still views.
@@ -80,12 +84,20 @@ class Checkpoints:
         if self._manager.latest_step() == rounds:
             return
         leaves = [numbers(a) for a in jax.tree.leaves(state)]
-        size = sum(a.nbytes for a in leaves)
+        size = sum(a.nbytes for a in leaves) + sum(store.nbytes for store in stores)
         processes.of_first(lambda: _check_room(self._folder, size))
+        described = kept.save(self._kept / str(rounds), stores) if stores else []
         args = self._ocp.args
-        description = args.JsonSave(_description(rounds, leaves))
+        description = args.JsonSave(_description(rounds, leaves, described))
         arrays = args.PyTreeSave({str(i): a for i, a in enumerate(leaves)})
         self._manager.save(rounds, args=args.Composite(leaves=arrays, digest=description))
+        if stores:
+            kept.remove_others(self._kept, [rounds, *self._manager.all_steps()])
+
+    def load(self, rounds: int, stores: Sequence[HostState]) -> None:
+        """Reads what the clients keep on the host. ValueError where that is another run's."""
+        description = self._json.restore(self._folder.absolute() / str(rounds) / "digest")
+        kept.load(self._kept / str(rounds), description.get("kept", []), stores)
 
     def newest(self, sharding: Sharding | None = None) -> tuple[int, list[Saved]]:
         """The number of rounds and the leaves of the newest checkpoint that is whole.
@@ -146,8 +158,9 @@ class Checkpoints:
         if "arrays" not in description:
             return self._read_unsharded(rounds, folder, description)
         arrays = description["arrays"]
-        if description != _signed(rounds, arrays):
+        if description != _signed(rounds, arrays, description["kept"]):
             raise ValueError("the description is not the one that was saved")
+        kept.check(self._kept / str(rounds), description["kept"])
         read = self._read_arrays(folder, [_target(sharding, **array) for array in arrays])
         return [
             Saved(read[str(i)], tuple(array["shape"]), array["clients"], array["digest"])
@@ -265,15 +278,15 @@ def _lies_so(array, like):
 
 def _resized(xp, array, shape):
     """Zeros added to the end of an axis, or what stands there left out."""
-    kept = array[tuple(slice(length) for length in shape)]
-    return xp.pad(kept, [(0, new - old) for new, old in zip(shape, kept.shape, strict=True)])
+    left = array[tuple(slice(length) for length in shape)]
+    return xp.pad(left, [(0, new - old) for new, old in zip(shape, left.shape, strict=True)])
 
 
 def _as_key(bits, like):
     return jax.random.wrap_key_data(bits, impl=jax.random.key_impl(like))
 
 
-def _description(rounds, leaves):
+def _description(rounds, leaves, described):
     """What is saved beside the leaves."""
     arrays = [
         {
@@ -285,13 +298,13 @@ def _description(rounds, leaves):
         }
         for a, of in zip(leaves, digest.of(leaves), strict=True)
     ]
-    return _signed(rounds, arrays)
+    return _signed(rounds, arrays, described)
 
 
-def _signed(rounds, arrays):
-    content = json.dumps([rounds, arrays], sort_keys=True)
+def _signed(rounds, arrays, described):
+    content = json.dumps([rounds, arrays, described], sort_keys=True)
     sha256 = hashlib.sha256(content.encode()).hexdigest()
-    return {"rounds": rounds, "arrays": arrays, "sha256": sha256}
+    return {"rounds": rounds, "arrays": arrays, "kept": described, "sha256": sha256}
 
 
 def _clients(array):

@@ -88,7 +88,7 @@ def write_for_perfetto(folder: Path, engine: Engine) -> None:
     """Writes perfetto_trace.json.gz beside the newest trace: the same, with `op_name`s."""
     newest = max(folder.glob("plugins/profile/*/*.trace.json.gz"), key=os.path.getmtime)
     trace = json.loads(gzip.decompress(newest.read_bytes()))
-    programs = [program for each in engine.programs for program in (each.play, each.score)]
+    programs = jax.tree.leaves([(each.play, each.score) for each in engine.programs])
     add_names(trace["traceEvents"], (program.as_text() for program in programs))
     trace.pop("metadata", None)  # Perfetto refuses what is in it
     content = gzip.compress(json.dumps(trace).encode())

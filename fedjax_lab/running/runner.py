@@ -63,7 +63,7 @@ def run(
 
 
 def _run(experiment, folder, quiet, profile):
-    engine = Engine(experiment.simulation)
+    engine = Engine(experiment.simulation, folder=folder.path)
     folder.open()
     rows = folder.restore(engine, _evaluations(experiment, engine)[1:])
     profile.check(experiment.simulation, engine.played)

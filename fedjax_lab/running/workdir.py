@@ -26,6 +26,7 @@ from fedjax_lab.running.checkpoint import Checkpoints, placed
 
 BEFORE = ("partition.png", "error.txt", "fingerprint.json")  # may be there before a run begins
 SAVE_SECONDS = 5.0  # at least so long between two checkpoints
+SAVE_SHARE = 0.1  # of a run's time that checkpoints may take
 
 
 # Who may write in it.
@@ -103,7 +104,7 @@ class Workdir:
         self.saved = 0
         self._experiment = experiment
         self._checkpoints = None
-        self._last_save = -np.inf
+        self._next_save = -np.inf
         self._writes = path is not None and processes.is_first()
         if path is not None:
             processes.of_first(self._check_data)
@@ -161,7 +162,9 @@ class Workdir:
             engine.next_stage(processes.of_first(lambda: self._read_facts(engine)))
         if self.saved:
             like, treedef = jax.tree.flatten(engine.snapshot())
-            engine.go_on(jax.tree.unflatten(treedef, self._placed(leaves, like)), self.saved)
+            leaves = self._of_this_run(placed, leaves, like)
+            engine.go_on(jax.tree.unflatten(treedef, leaves), self.saved)
+            self._of_this_run(self._checkpoints.load, self.saved, engine.kept())
         self._cut_to_saved()
         return rows
 
@@ -182,10 +185,10 @@ class Workdir:
             )
         return rows[:needed]
 
-    def _placed(self, leaves, like):
+    def _of_this_run(self, read, *args):
         try:
-            return placed(leaves, like)
-        except BadInput as error:
+            return read(*args)
+        except (BadInput, ValueError) as error:
             raise BadInput(
                 f"checkpoint {self.saved} of {self.path} is another run's: {error}"
             ) from error
@@ -231,13 +234,18 @@ class Workdir:
             metrics.append(self._file("metrics.jsonl"), rows)
 
     def save(self, engine: Engine, force: bool, part: Callable = lambda whole: whole) -> None:
-        """Saves a checkpoint of `part` of the snapshot, unless the last one is only seconds old."""
+        """Saves a checkpoint of `part` of the snapshot, unless the last one is only seconds old.
+
+        What takes long is done less often (`SAVE_SHARE`).
+        """
         if self._checkpoints is None:
             return
-        now = time.monotonic()
-        if processes.of_first(lambda: force or now - self._last_save >= SAVE_SECONDS):
-            self._checkpoints.save(engine.played, part(engine.snapshot()))
-            self.saved, self._last_save = engine.played, now
+        began = time.monotonic()
+        if processes.of_first(lambda: force or began >= self._next_save):
+            self._checkpoints.save(engine.played, part(engine.snapshot()), engine.kept())
+            now = time.monotonic()
+            pause = max(SAVE_SECONDS, (now - began) * (1 / SAVE_SHARE - 1))
+            self.saved, self._next_save = engine.played, now + pause
 
     def finish(self, summarize: Callable[[Experiment, list[dict]], dict], rows, **more) -> dict:
         """Writes the plots and then summary.json, which it returns."""

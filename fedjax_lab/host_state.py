@@ -1,0 +1,217 @@
+"""What all clients keep between rounds, in this machine's memory or in a file instead of a device.
+
+Private state may be far larger than the memory of a device: a round needs that of its cohort alone.
+Here each client has one record of bytes, so that a cohort is read by one copy for each client, and
+an entry [N, ...] of every leaf is a view of the records that were read.
+"""
+
+import errno
+import hashlib
+import math
+import mmap
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import BinaryIO
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_lab.data import safe
+from fedjax_lab.parts import pieces
+from fedjax_lab.types import PyTree
+
+ALIGNMENT = 64  # bytes, of each leaf of a record
+PIECE_BYTES = 1 << 22  # of the records that are handled at a time
+
+
+class HostState:
+    """The private state of C clients, zeros at first.
+
+    like: the shapes of everybody's state, leaves [C, ...].
+    folder: where to keep it in a file, which vanishes with the process; None: in memory.
+
+    OSError or MemoryError where there is no room for it. A pass over all clients holds no more than
+    `PIECE_BYTES` of a file in memory. Threads may read at the same time, but not while one writes.
+    """
+
+    def __init__(self, like: PyTree, num_clients: int, folder: Path | None = None):
+        leaves, self._tree = jax.tree.flatten(jax.eval_shape(to_bits, like))
+        self._shapes = [(a.shape[1:], np.dtype(a.dtype)) for a in leaves]
+        sizes = [math.prod(shape) * dtype.itemsize for shape, dtype in self._shapes]
+        self._sizes = sizes
+        self._ends = [0, *np.cumsum([-(-size // ALIGNMENT) * ALIGNMENT for size in sizes]).tolist()]
+        self.num_clients = num_clients
+        make = _Memory if folder is None else _File
+        self._records = make(num_clients, self._ends[-1], folder)
+
+    @property
+    def bytes_of_one(self) -> int:
+        """How many bytes a client takes."""
+        return self._ends[-1]
+
+    @property
+    def nbytes(self) -> int:
+        """How many bytes everybody takes, zeros included."""
+        return self.num_clients * self.bytes_of_one
+
+    def read(self, ids: np.ndarray) -> PyTree:
+        """The entries of clients `ids` [N], ascending: NumPy leaves [N, ...]."""
+        return self._leaves(self._records.read(ids))
+
+    def everything(self) -> PyTree:
+        """Everybody's entries, not copied: they change when some are written."""
+        return self._leaves(self._records.all())
+
+    def save(self, file: BinaryIO) -> str:
+        """Writes everybody's records to an empty file, zeros as holes; returns their SHA-256."""
+        digest, done = hashlib.sha256(), 0
+        for ids in self.pieces():
+            records = self._records.read(ids[ids >= done])
+            digest.update(records)
+            if records.any():
+                file.seek(done * self.bytes_of_one)
+                file.write(records)
+            done = int(ids[-1]) + 1
+        file.truncate(done * self.bytes_of_one)
+        return digest.hexdigest()
+
+    def load(self, file: BinaryIO) -> None:
+        """Reads everybody's records from a file that `save` has written."""
+        for ids in self.pieces():
+            records = np.empty((len(ids), self.bytes_of_one), np.uint8)
+            file.seek(int(ids[0]) * self.bytes_of_one)
+            if file.readinto(records) != records.nbytes:
+                raise ValueError("it is too short")
+            if not np.array_equal(records, self._records.read(ids)):  # zeros stay holes
+                self._records.write(ids, records)
+
+    @property
+    def layout(self) -> dict:
+        """What makes the records of two stores comparable."""
+        leaves = [[list(shape), str(dtype)] for shape, dtype in self._shapes]
+        return {"clients": self.num_clients, "alignment": ALIGNMENT, "leaves": leaves}
+
+    def _leaves(self, records):
+        parts = zip(self._ends, self._sizes, self._shapes, strict=False)
+        leaves = [
+            records[:, begin : begin + size].view(dtype).reshape(len(records), *shape)
+            for begin, size, (shape, dtype) in parts
+        ]
+        return jax.tree.unflatten(self._tree, leaves)
+
+    def write(self, ids: np.ndarray, entries: PyTree) -> None:
+        """Replaces the entries of clients `ids` [N], ascending and distinct."""
+        records = np.zeros((len(ids), self.bytes_of_one), np.uint8)
+        leaves = jax.tree.leaves(entries)
+        for begin, leaf in zip(self._ends, leaves, strict=False):
+            flat = np.ascontiguousarray(leaf).reshape(len(ids), -1).view(np.uint8)
+            records[:, begin : begin + flat.shape[1]] = flat
+        self._records.write(ids, records)
+
+    def fill(self, entries: Callable[[np.ndarray], PyTree]) -> None:
+        """Sets everybody's state, a piece of the clients at a time, where it is not zero.
+
+        entries: (ids [N], ascending, of the same length at every call) -> leaves [N, ...].
+        """
+        for ids in self.pieces():
+            new = jax.device_get(entries(ids))
+            if any(leaf.any() for leaf in jax.tree.leaves(new)):
+                self.write(ids, new)
+
+    def pieces(self) -> list[np.ndarray]:
+        """All clients as pieces of equal length; the last one may overlap the one before."""
+        return pieces(self.num_clients, max(1, PIECE_BYTES // max(1, self.bytes_of_one)))
+
+
+def to_bits(entries: PyTree) -> PyTree:
+    """Entries as they are kept: typed keys, which NumPy lacks, as the integers in them."""
+    return jax.tree.map(lambda a: jax.random.key_data(a) if _is_key(a) else a, entries)
+
+
+def from_bits(bits: PyTree, like: PyTree) -> PyTree:
+    """The inverse of `to_bits`, for entries of the types in `like`."""
+
+    def one(bits, like):
+        key = _is_key(like)
+        return jax.random.wrap_key_data(bits, impl=jax.random.key_impl(like)) if key else bits
+
+    return jax.tree.map(one, bits, like)
+
+
+def _is_key(a):
+    return jnp.issubdtype(a.dtype, jax.dtypes.prng_key)
+
+
+class _Memory:
+    """Records [C, size] in memory. What was never written takes none."""
+
+    def __init__(self, count, size, _):
+        if count * size > safe.free_memory():
+            raise MemoryError(_too_large(count * size, safe.free_memory(), "memory"))
+        pages = mmap.mmap(-1, max(1, count * size), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        if hasattr(mmap, "MADV_NOHUGEPAGE"):  # one client would take a page of 2 MiB
+            pages.madvise(mmap.MADV_NOHUGEPAGE)
+        self._all = np.frombuffer(pages, np.uint8, count * size).reshape(count, size)
+
+    def all(self):
+        return self._all
+
+    def read(self, ids):
+        return self._all.take(ids, axis=0)
+
+    def write(self, ids, records):
+        self._all[ids] = records
+
+
+class _File:
+    """Records [C, size] in a file without a name. What was never written takes no room.
+
+    Read and written by calls of the system. In a file that is mapped into memory, every page that
+    was touched counts as memory of the process, and a full disk would kill it.
+    """
+
+    def __init__(self, count, size, folder):
+        free = shutil.disk_usage(folder).free
+        if count * size > free:
+            raise OSError(errno.ENOSPC, _too_large(count * size, free, "the disk"), str(folder))
+        self._count, self._size = count, size
+        self._file = tempfile.TemporaryFile(dir=folder, buffering=0)
+        self._file.truncate(count * size)
+
+    def all(self):
+        if not self._size:  # no file without content can be mapped
+            return np.zeros((self._count, 0), np.uint8)
+        return np.memmap(self._file, np.uint8, "r", shape=(self._count, self._size))
+
+    def read(self, ids):
+        records = np.empty((len(ids), self._size), np.uint8)
+        for run, at in self._runs(ids, records):
+            content = os.pread(self._file.fileno(), run.nbytes, at)
+            if len(content) != run.nbytes:
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+            run[...] = np.frombuffer(content, np.uint8).reshape(run.shape)
+        return records
+
+    def write(self, ids, records):
+        for run, at in self._runs(ids, records):
+            while run.nbytes:
+                written = os.pwrite(self._file.fileno(), run, at)
+                run, at = run.reshape(-1)[written:], at + written
+
+    def _runs(self, ids, records):
+        """The parts of the records that lie side by side in the file, and where they begin."""
+        starts = np.flatnonzero(np.diff(ids, prepend=-2) != 1)
+        for begin, end in pairwise([*starts.tolist(), len(ids)]):
+            yield records[begin:end], int(ids[begin]) * self._size
+
+
+def _too_large(size, free, where):
+    return (
+        f"the clients' private state needs {size / 2**30:,.1f} GiB, and {free / 2**30:,.1f} GiB"
+        f" of {where} are free"
+    )

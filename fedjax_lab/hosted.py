@@ -1,0 +1,165 @@
+"""A seed of a run whose private state, and with a stream whose examples, are on the host."""
+
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from fedjax_lab import blocks, evaluate, parallel, parts, pieces, simulate
+from fedjax_lab.blocks import Tools
+from fedjax_lab.errors import BadInput
+from fedjax_lab.host_state import HostState, to_bits
+from fedjax_lab.simulate import Lane, Program, Progress
+from fedjax_lab.tracing import depends
+from fedjax_lab.types import Federation, Method, State
+
+
+class Host(NamedTuple):
+    """What is kept on the host: private state, and with `stream` the examples."""
+
+    on_disk: bool = False  # the private state
+    stream: bool = False
+
+
+class Seed(NamedTuple):
+    """What one seed has, for training and for scoring.
+
+    Where examples are streamed, the federations of the lanes are not used.
+    """
+
+    training: Lane
+    scoring: Lane
+    to_train: Federation  # in NumPy
+    to_score: Federation
+
+
+class Hosted:
+    """Plays and scores a seed as the engine's programs do, once `use` has them compiled.
+
+    The states that go in and out have the server's part alone.
+
+    folder: for a file of the private state.
+    """
+
+    def __init__(self, program: Program, seed: Seed, host: Host, folder: Path, tools: Tools):
+        self._program, self._seed, self._stream, self._tools = program, seed, host.stream, tools
+        self.keys = seed.training.keys
+        self._num_clients = len(seed.to_train.train)
+        self._like = jax.eval_shape(self._init, self.keys)
+        check(program.method, self._like)
+        place = folder if host.on_disk else None
+        self._store = HostState(self._like.private, self._num_clients, place)
+        self._player, self._scorer = self._make_player(), self._make_scorer()
+        block, pieces = self._player.first_block(), self._scorer.first_pieces()
+        self.shapes = _described(((block.lane, block.private), pieces))  # of what programs get
+
+    def first_server(self, keys: Any) -> Any:
+        """The server's part of the first state."""
+        return self._init(keys).server
+
+    def fill(self) -> None:
+        """Stores everybody's first private state, made for a piece of the clients at a time.
+
+        MemoryError where the method's `init` can only make everybody's at once, and that does not
+        fit.
+        """
+        keys, length = self.keys, len(self._store.pieces()[0])
+
+        def entries(keys, start):
+            private = self._init(keys).private
+            cut = partial(jax.lax.dynamic_slice_in_dim, start_index=start, slice_size=length)
+            return to_bits(jax.tree.map(cut, private))
+
+        piece = self._tools.jit(entries).lower(keys, np.int32(0)).compile()
+        if (sizes := piece.memory_analysis()) is not None:
+            parallel.check_memory(sizes.temp_size_in_bytes, "the clients' first state needs")
+        self._store.fill(lambda ids: piece(keys, np.int32(ids[0])))
+
+    def lower(self, server: Any, sums: Progress) -> tuple[Any, list[Any], tuple[int, int]]:
+        """Rounds, the scores of each kind, and the bytes of a round, as in `engine.Programs`."""
+        (lane, private), pieces = self.shapes
+        state, number = State(server, private), np.int32(0)
+        play = self._tools.jit(partial(simulate.play, self._program), donate_argnums=(1, 2))
+        score = self._tools.jit(partial(evaluate.score, self._program))
+        scores = [
+            score.lower(of_piece, State(server, private), number) for of_piece, private in pieces
+        ]
+        clients = simulate.cohort_size(self._program, lane, state)
+        up, down = simulate.message_bytes(self._program, lane, state)
+        sent = clients * up, clients * down
+        return play.lower(lane, state, sums, number, number), scores, sent
+
+    def use(self, play: Any, score: list[Any]) -> None:
+        """Takes what `lower` gave, compiled."""
+        self._player.compiled, self._scorer.compiled = play, score
+
+    def play(self, settings, lane, state: State, sums: Progress, start, count):
+        """A block of rounds, as `engine.Programs.play`."""
+        return self._player.play(state, sums, int(start), int(count))
+
+    def score(self, settings, lane, state: State, t) -> evaluate.Scores:
+        """An evaluation, as `engine.Programs.score`."""
+        self._player.flush()
+        return self._scorer.score(state.server, int(t))
+
+    def kept(self) -> HostState:
+        """What everybody keeps after the rounds played."""
+        self._player.flush()
+        return self._store
+
+    def forget(self) -> None:
+        """Goes on with what is stored, whatever was played."""
+        self._player.forget()
+
+    def _init(self, keys):
+        return simulate.init(self._program.method, keys, self._num_clients)
+
+    def _make_player(self):
+        whole, lane = self._seed.to_train, self._seed.training
+        fitting = self._clients_that_fit(whole, ("train",))
+        cohort = simulate.cohort_size(self._program, lane, self._like)
+        size = blocks.block_size(self._program, self._num_clients, cohort, fitting)
+        part = self._part(lane, whole, ("train",), size.clients)
+        return blocks.Player(self._program, lane, self._store, self._like, part, size, self._tools)
+
+    def _make_scorer(self):
+        whole, lane, batch = self._seed.to_score, self._seed.scoring, self._program.plan.eval_batch
+        clients, rows = self._clients_that_fit(whole, parts.SETS), len(whole.y)
+        if self._stream:  # in whole batches
+            rows = max(1, blocks.BLOCK_BYTES // parts.example_bytes(whole) // batch) * batch
+        kinds = [
+            (kind, self._part(lane, whole, kind.sets, len(kind.clients[0]), kind.num_rows))
+            for kind in pieces.kinds(self._program.method, whole, clients, rows)
+        ]
+        return pieces.Scorer(lane, self._store, self._like, kinds, self._tools)
+
+    def _clients_that_fit(self, whole, sets):
+        size = parts.example_bytes(whole) if self._stream else 0
+        counts = [rows.count for name in sets if (rows := getattr(whole, name)) is not None]
+        return blocks.clients_that_fit(self._store.bytes_of_one, size, counts)
+
+    def _part(self, lane, whole, sets, clients, shared=0):
+        if self._stream:
+            return parts.with_examples(whole, sets, clients, shared)
+        return parts.of_rows(lane.federation, whole, sets)
+
+
+def _described(a):
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), a)
+
+
+def check(method: Method, like: State) -> None:
+    """BadInput where a method needs everybody's private state at once. like: shapes."""
+    for name, function in (("newcomer", method.newcomer), ("record", method.record)):
+        if function is not None and depends(partial(_of_parts, function), *like[::-1]):
+            raise BadInput(
+                f"the method's `{name}` reads the private state of all clients at once, which"
+                " config.engine.state=host and disk do not have together; use"
+                " config.engine.state=auto"
+            )
+
+
+def _of_parts(function, private, server):
+    return function(State(server, private))

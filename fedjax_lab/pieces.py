@@ -1,0 +1,137 @@
+"""The evaluation with the clients on the devices a piece at a time.
+
+What it counts is counted for one client or one example, so that the pieces give what everybody at
+once gives.
+"""
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import product
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from fedjax_lab import evaluate, parts, tree
+from fedjax_lab.blocks import Tools
+from fedjax_lab.evaluate import Scores
+from fedjax_lab.host_state import HostState, from_bits
+from fedjax_lab.simulate import Lane
+from fedjax_lab.types import Federation, Method, PyTree, State
+
+
+class Kind(NamedTuple):
+    """Some sets of rows, and who is scored on them."""
+
+    sets: tuple[str, ...]  # of each client's own rows, those that it needs
+    clients: list[np.ndarray]  # in pieces of one length
+    shared: list[dict[str, np.ndarray]]  # rows that all of them see, in pieces of one length
+
+    @property
+    def num_rows(self) -> int:
+        """How many of them a piece has."""
+        return sum(len(rows) for rows in self.shared[0].values())
+
+
+def kinds(method: Method, whole: Federation, clients: int, rows: int) -> list[Kind]:
+    """The clients on their own rows, on the unseen domain, and the average one on the global set.
+
+    whole: a federation in NumPy. clients, rows: of a piece.
+    """
+    tuned = ("train",) if method.tune else ()
+    own = tuple(name for name in ("validation", "test") if getattr(whole, name) is not None)
+    everybody = parts.pieces(len(whole.train), clients)
+    average = np.arange(1)  # a newcomer needs nothing of any client
+    if method.newcomer is None:
+        average = evaluate.evenly_spaced(len(whole.train))
+    out = [Kind(tuned + own, everybody, [{}])] if own else []
+    for name, of_clients in (("unseen", everybody), ("global_test", [average])):
+        if (shared := getattr(whole, name)) is not None:
+            cut = [{name: some} for some in _cut(shared, rows)]
+            out.append(Kind(tuned, of_clients, cut))
+    return out
+
+
+class Scorer:
+    """Scores a lane as `evaluate.score` does, but reads private state from `store`.
+
+    Args:
+      lane: with the population and the keys on the devices; its federation is not used.
+      store: what everybody keeps.
+      like: the shapes of everybody's state.
+      kinds: what is scored, each with what makes the federation of a piece.
+      tools: of the engine.
+    """
+
+    def __init__(
+        self,
+        lane: Lane,
+        store: HostState,
+        like: State,
+        kinds: list[tuple[Kind, parts.Part]],
+        tools: Tools,
+    ):
+        self._lane, self._store, self._like = lane._replace(federation=None), store, like
+        self._kinds, self._put = kinds, tools.put
+        self.compiled: list[Callable[..., Any]]  # `evaluate.score` for the shapes of each kind
+
+    def first_pieces(self) -> list[tuple[Lane, PyTree]]:
+        """Lane and private state of a piece of each kind, with the shapes of any."""
+        return [self._read(part, kind.clients[0], kind.shared[0]) for kind, part in self._kinds]
+
+    def score(self, server: PyTree, played: int) -> Scores:
+        """The scores after so many rounds."""
+        scores = [
+            self._score(*kind, compiled, server, np.int32(played))
+            for kind, compiled in zip(self._kinds, self.compiled, strict=True)
+        ]
+        return Scores(*(_the_one(values) for values in zip(*scores, strict=True)))
+
+    def _score(self, kind, part, compiled, server, t):
+        pieces, together = list(product(kind.clients, kind.shared)), len(kind.shared)
+        counts = [
+            jax.device_get(compiled(lane, State(server, private), t))
+            for lane, private in self._each(part, pieces)
+        ]
+        sums = [
+            jax.tree.map(lambda *a: sum(a), *counts[i : i + together])
+            for i in range(0, len(counts), together)
+        ]
+        return _joined(kind.clients, sums)
+
+    def _each(self, part, pieces) -> Iterator[tuple[Lane, PyTree]]:
+        """Lane and private state of each piece, read while the one before is scored."""
+        with ThreadPoolExecutor(1) as worker:
+            reading = worker.submit(self._read, part, *pieces[0])
+            for following in [*pieces[1:], None]:
+                piece = reading.result()
+                if following is not None:
+                    reading = worker.submit(self._read, part, *following)
+                yield piece
+
+    def _read(self, part, ids, shared):
+        lane = self._lane._replace(federation=part(ids, **shared), held=ids.astype(np.int32))
+        lane, private = self._put((lane, self._store.read(ids)))
+        return lane, from_bits(private, self._like.private)
+
+
+def _joined(clients, counts):
+    """The counts of pieces in one; a client that is in two counts once."""
+    firsts = [0, *(ids[-1] + 1 for ids in clients[:-1])]
+    new = [
+        tree.take(of_piece, slice(first - ids[0] if len(clients) > 1 else 0, None))
+        for first, ids, of_piece in zip(firsts, clients, counts, strict=True)
+    ]
+    return jax.tree.map(lambda *a: np.concatenate(a), *new)
+
+
+def _cut(rows, length):
+    """Rows [S] in pieces of one length, the last one padded with -1."""
+    length = min(length, len(rows))
+    padded = np.pad(rows, (0, -len(rows) % length), constant_values=-1)
+    return list(padded.reshape(-1, length))
+
+
+def _the_one(values):
+    """The one of these that is not None, if any is."""
+    return next((value for value in values if value is not None), None)

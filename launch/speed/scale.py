@@ -1,0 +1,176 @@
+"""Memory and time where private state or examples are larger than a device: one JSON line each.
+
+    python launch/speed/scale.py state --clients=300000 [--state=auto|host|disk] [--rounds=300]
+    python launch/speed/scale.py pool --file=/scratch/pool.bin --gigabytes=20 [--data=auto|stream]
+
+`state`: SCAFFOLD with the small MLP (64-64-10), 20 of the clients a round, 20 examples each, of a
+pool that they share. `pool`: FedAvg with an MLP on images 32x32x3 in a file, which is made where it
+is not there, 50 examples a client, 50 clients a round. One process measures one case, because
+`peak_bytes` is the most memory that the process has had; `anonymous_bytes` leaves out pages of
+files, which the system takes back when it needs them. `device_bytes`: arrays on the devices.
+`--cold` drops the file from the system's cache first.
+"""
+
+import argparse
+import json
+import os
+import time
+from pathlib import Path
+
+from fedjax_lab import parallel
+
+if __name__ == "__main__":
+    parallel.use_every_core()
+
+import jax
+import numpy as np
+import psutil
+
+from fedjax_lab import optim
+from fedjax_lab.engine import Engine, Simulation
+from fedjax_lab.host_state import HostState
+from fedjax_lab.hosted import Host
+from fedjax_lab.methods.fedavg import fedavg
+from fedjax_lab.methods.scaffold import scaffold
+from fedjax_lab.models import nets
+from fedjax_lab.models.task import make_task
+from fedjax_lab.running.runner import peak_memory
+from fedjax_lab.types import Federation, Plan, Rows, Stage
+from fedjax_lab.width import client_bytes
+
+CLASSES = 10
+IMAGE = (32, 32, 3)
+HOSTS = {"auto": None, "host": Host(), "disk": Host(on_disk=True), "stream": Host(stream=True)}
+
+
+def main() -> None:
+    """Reads the flags and prints the line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    state, pool = (commands.add_parser(name) for name in ("state", "pool"))
+    state.add_argument("--clients", type=int, default=300_000)
+    state.add_argument("--state", choices=("auto", "host", "disk"), default="host")
+    state.add_argument("--full", action="store_true", help="everybody has something from the start")
+    pool.add_argument("--file", type=Path, required=True)
+    pool.add_argument("--gigabytes", type=float, default=20)
+    pool.add_argument("--data", choices=("auto", "stream"), default="stream")
+    pool.add_argument("--cold", action="store_true")
+    for command in (state, pool):
+        command.add_argument("--rounds", type=int, default=300)
+        command.add_argument("--folder", type=Path, help="for files of the engine's own")
+    args = parser.parse_args()
+    simulation = of_state(args) if args.command == "state" else of_pool(args)
+    print(json.dumps(vars(args) | measure(simulation, args), default=str), flush=True)
+
+
+def of_state(args) -> Simulation:
+    """A large population whose method keeps a model for each client."""
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((20_000, 64), np.float32)
+    federation = make_federation(x, args.clients, 20)
+    task = make_task(nets.mlp(CLASSES), (64,), CLASSES)
+    plan = Plan(10**6, 20, 10, 1, optim.sgd(0.01), equal_steps=True)
+    return simulate(federation, scaffold(task), task, plan, HOSTS[args.state])
+
+
+def of_pool(args) -> Simulation:
+    """Many examples, each of one client."""
+    size = int(np.prod(IMAGE))
+    count = int(args.gigabytes * 1e9 / size) // 50 * 50
+    make_file(args.file, count, size)
+    x = np.memmap(args.file, np.uint8, "r", shape=(count, size))
+    if args.cold:
+        drop(args.file)
+    if args.data == "auto":
+        x = np.array(x)
+    federation = make_federation(x, count // 50, 50)._replace(scale=np.float32(1 / 255))
+    task = make_task(nets.mlp(CLASSES), IMAGE, CLASSES)
+    plan = Plan(10**6, 50, 10, 1, optim.sgd(0.01), example_shape=IMAGE, equal_steps=True)
+    return simulate(federation, fedavg(task), task, plan, HOSTS[args.data])
+
+
+def make_federation(x: np.ndarray, clients: int, examples: int) -> Federation:
+    """So many examples for each client, in turn; random labels."""
+    count = clients * examples
+    rows = Rows(
+        start=np.arange(0, count, examples, dtype=np.int32),
+        count=np.full(clients, examples, np.int32),
+        list=(np.arange(count) % len(x)).astype(np.int32),
+        longest=examples,
+    )
+    y = np.random.default_rng(0).integers(CLASSES, size=len(x), dtype=np.int32)
+    domain, test = np.zeros(len(x), np.int32), np.arange(1000, dtype=np.int32)
+    return Federation(x, y, domain, np.float32(0), np.float32(1), rows, None, None, test, None)
+
+
+def simulate(federation, method, task, plan, host) -> Simulation:
+    """One seed of these."""
+    strategy = parallel.choose(
+        "auto",
+        cohort=plan.cohort,
+        convolutional=False,
+        equal_steps=True,
+        client_bytes=lambda: client_bytes(task, plan),
+    )
+    stages = (Stage("train", method, plan.rounds),)
+    return Simulation([0], [federation], [federation], CLASSES, stages, plan, strategy, host=host)
+
+
+def make_file(file: Path, count: int, size: int) -> None:
+    """Random bytes, unless a file of this length is there."""
+    if file.exists() and file.stat().st_size >= count * size:
+        return
+    block = np.random.default_rng(0).bytes(1 << 26)
+    with file.open("wb") as out:
+        for start in range(0, count * size, len(block)):
+            out.write(block[: count * size - start])
+        os.fsync(out.fileno())
+
+
+def fill(store: HostState) -> None:
+    """Gives each client a state that is not zero, as after many rounds."""
+    for ids in store.pieces():
+        store.write(ids, jax.tree.map(lambda a: a + a.dtype.type(1e-6), store.read(ids)))
+
+
+def drop(file: Path) -> None:
+    """Takes a file out of the system's cache."""
+    with file.open("rb") as content:
+        os.posix_fadvise(content.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def measure(simulation: Simulation, args) -> dict:
+    """Plays so many rounds after as many to warm up, and evaluates."""
+    began = time.perf_counter()
+    engine = Engine(simulation, folder=args.folder)
+    if getattr(args, "full", False):
+        fill(engine.kept()[0])
+    engine.compile()
+    ready = time.perf_counter() - began
+    device, seconds = 0, 0.0
+    for goal in (args.rounds, 2 * args.rounds):
+        began = time.perf_counter()
+        while engine.played < goal:
+            engine.play(goal - engine.played)
+            device = max(device, sum(a.nbytes for a in jax.live_arrays()))
+        seconds = time.perf_counter() - began
+    peak = peak_memory()
+    engine.evaluate()
+    examples = engine.session.totals[0] / (2 * args.rounds)
+    memory = psutil.Process().memory_full_info()
+    return {
+        "strategy": simulation.strategy.name,
+        "seconds_until_ready": round(ready, 2),
+        "ms_per_round": round(1e3 * seconds / args.rounds, 3),
+        "examples_per_second": round(examples * args.rounds / seconds),
+        "peak_bytes": peak,
+        "peak_bytes_after_evaluation": peak_memory(),
+        "anonymous_bytes": memory.rss - memory.shared,
+        "device_bytes": device,
+    }
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,72 @@
+"""Rounds on the clients of a block: the numbers of those with everybody on the devices."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import toys
+
+from fedjax_lab import blocks, parts, sampling, simulate, streams
+from fedjax_lab.host_state import HostState, from_bits, to_bits
+from fedjax_lab.types import State
+
+KEYS = streams.make_keys(jax.random.key(0))
+TOOLS = blocks.Tools(jax.jit, jax.device_put)
+WHOLE = jax.tree.map(np.asarray, toys.FEDERATION)
+
+
+def make_part(stream, clients):
+    if stream:
+        return parts.with_examples(WHOLE, ["train"], clients)
+    return parts.of_rows(toys.FEDERATION, WHOLE, ["train"])
+
+
+def make_player(method, rounds, stream=False, folder=None, plan=toys.PLAN, cohort=5):
+    """A player and the first state."""
+    program = simulate.Program(method, plan, toys.VECTORIZED)
+    lane = simulate.Lane(toys.FEDERATION, toys.POPULATION, KEYS)
+    state = simulate.init(method, KEYS, toys.C)
+    store = HostState(state.private, toys.C, folder)
+    store.write(np.arange(toys.C), to_bits(state.private))
+    size = blocks.Size(rounds, min(toys.C, rounds * cohort))
+    part = make_part(stream, size.clients)
+    player = blocks.Player(program, lane, store, state, part, size, TOOLS)
+    player.compiled = jax.jit(partial(simulate.play, program), donate_argnums=(1, 2))
+    return player, store, State(jax.tree.map(jnp.copy, state.server), ())
+
+
+def everything(player, store, state, like):
+    player.flush()
+    return State(state.server, from_bits(store.read(np.arange(toys.C)), like.private))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("rounds", [1, 2, 4])
+def test_same_numbers_where_consecutive_blocks_share_clients(rounds, stream):
+    """Five of eight clients a round: every block has clients of the one before. Calls of any
+    length, with a flush between them, as before an evaluation or a checkpoint."""
+    method = toys.make("scaffold")
+    expected, sums_expected = toys.player(method)(KEYS, 0, 6)
+    player, store, state = make_player(method, rounds, stream)
+    sums = simulate.no_progress()
+    for start, count in ((0, 0), (0, 1), (1, 3), (4, 0), (4, 2)):
+        state, sums = player.play(state, sums, start, count)
+        player.flush()
+    toys.same(everything(player, store, state, expected), expected)
+    toys.same(sums, sums_expected)
+
+
+def test_a_cohort_that_depends_on_the_server_is_drawn_when_it_is_known():
+    method = toys.make("moon")
+
+    def sample(key, server, population, m):
+        bits = jax.lax.bitcast_convert_type(jax.tree.leaves(server.params)[0], jnp.uint32)
+        return sampling.by_size(jax.random.fold_in(key, jnp.sum(bits)), server, population, m)
+
+    method = method._replace(sample=sample)
+    expected, _ = toys.player(method)(KEYS, 0, 4)
+    player, store, state = make_player(method, 1)
+    state, _ = player.play(state, simulate.no_progress(), 0, 4)
+    toys.same(everything(player, store, state, expected), expected)

@@ -1,0 +1,84 @@
+"""The private state of a population outside the devices."""
+
+import hashlib
+import os
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import toys
+
+from fedjax_lab import host_state
+from fedjax_lab.host_state import HostState, from_bits, to_bits
+
+C = 11
+KEYS = jax.random.split(jax.random.key(3), C)
+STATE = {
+    "wide": np.arange(C * 6, dtype=np.float32).reshape(C, 2, 3),
+    "half": jnp.arange(C * 3, dtype=jnp.bfloat16).reshape(C, 3),
+    "one": np.arange(C, dtype=np.int32),
+    "flag": np.arange(C) % 3 == 0,
+    "key": KEYS,
+}
+
+
+def entries(ids):
+    return to_bits(jax.tree.map(lambda a: a[ids], STATE))
+
+
+@pytest.mark.parametrize("on_disk", [False, True])
+def test_what_was_written_is_read(on_disk, tmp_path, monkeypatch):
+    """In pieces of a few clients, the last of which overlaps; typed keys and odd types among it."""
+    store = HostState(STATE, C, tmp_path if on_disk else None)
+    monkeypatch.setattr(host_state, "PIECE_BYTES", 4 * store.bytes_of_one)
+    everybody = np.arange(C)
+    assert not any(np.any(leaf) for leaf in jax.tree.leaves(store.read(everybody)))
+    assert [ids.tolist() for ids in store.pieces()] == [[0, 1, 2, 3], [4, 5, 6, 7], [7, 8, 9, 10]]
+    store.fill(entries)
+    toys.same(from_bits(store.read(everybody), STATE), STATE)
+    ids, others = np.array([1, 2, 3, 7, 10]), np.array([0, 4, 5, 6, 8, 9])
+    store.write(ids, entries(ids[::-1]))
+    toys.same(store.read(ids), entries(ids[::-1]))
+    toys.same(store.read(others), entries(others))
+    assert not list(tmp_path.iterdir())  # the file has no name, so that nobody need remove it
+
+
+@pytest.mark.parametrize("on_disk", [False, True])
+def test_a_method_may_keep_nothing(on_disk, tmp_path):
+    store = HostState((), C, tmp_path if on_disk else None)
+    store.write(np.arange(3), ())
+    assert store.read(np.arange(3)) == store.everything() == ()
+
+
+@pytest.mark.parametrize("on_disk", [False, True])
+def test_what_is_saved_is_loaded(on_disk, tmp_path, monkeypatch):
+    """Over what is there, in pieces; the digest is that of the file."""
+    folder = tmp_path if on_disk else None
+    old, new = (HostState(STATE, C, folder) for _ in range(2))
+    monkeypatch.setattr(host_state, "PIECE_BYTES", 4 * old.bytes_of_one)
+    old.write(np.array([2, 3, 9]), entries(np.array([2, 3, 9])))
+    new.fill(entries)
+    with (tmp_path / "file").open("w+b") as file:
+        digest = old.save(file)
+        assert hashlib.sha256((tmp_path / "file").read_bytes()).hexdigest() == digest
+        new.load(file)
+    toys.same(new.everything(), old.everything())
+    assert old.layout == new.layout != HostState(STATE["wide"], C).layout
+
+
+def test_zeros_take_no_room_on_disk(tmp_path):
+    store = HostState({"w": np.zeros((1000, 5000), np.float32)}, 1000, tmp_path)
+    file = store._records._file
+    store.fill(lambda ids: {"w": np.zeros((len(ids), 5000), np.float32)})
+    store.write(np.array([500]), {"w": np.ones((1, 5000), np.float32)})
+    status = os.fstat(file.fileno())
+    assert status.st_size == 1000 * store.bytes_of_one
+    assert status.st_blocks * 512 < 10 * store.bytes_of_one
+
+
+@pytest.mark.parametrize(("on_disk", "error"), [(False, MemoryError), (True, OSError)])
+def test_what_does_not_fit_is_refused_at_once(on_disk, error, tmp_path):
+    like = {"w": jax.ShapeDtypeStruct((2**31 - 1, 2**16), jnp.float32)}
+    with pytest.raises(error, match=r"private state needs 524,288.0 GiB"):
+        HostState(like, 2**31 - 1, tmp_path if on_disk else None)

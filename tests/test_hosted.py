@@ -1,0 +1,117 @@
+"""Runs with private state and examples on the host: the numbers of those on the devices."""
+
+import jax
+import numpy as np
+import pytest
+import toys
+
+from fedjax_lab import blocks, parallel, tree
+from fedjax_lab.config import resolve
+from fedjax_lab.engine import Engine, Simulation
+from fedjax_lab.errors import BadInput
+from fedjax_lab.experiment import build
+from fedjax_lab.hosted import Host
+from fedjax_lab.types import Stage, State
+
+FEDERATION = jax.tree.map(np.asarray, toys.FEDERATION._replace(domain=toys.FEDERATION.y // 2))
+HOSTS = {"memory": Host(), "disk": Host(on_disk=True), "stream": Host(stream=True)}
+
+
+def simulation(method, host, seeds=(0, 1), strategy=toys.VECTORIZED):
+    return Simulation(
+        seeds=list(seeds),
+        federations=[FEDERATION] * len(seeds),
+        training=[FEDERATION] * len(seeds),
+        num_classes=toys.K,
+        stages=(Stage("train", method, 6),),
+        plan=toys.PLAN._replace(num_domains=2, eval_batch=50),
+        strategy=strategy,
+        host=host,
+    )
+
+
+def run(*args, folder=None, **options):
+    """States, scores and sums of a run that is evaluated in its middle."""
+    engine = Engine(simulation(*args, **options), folder=folder)
+    engine.compile()
+    out = []
+    for goal in (3, 6):
+        while engine.played < goal:
+            engine.play(goal - engine.played)
+        out += [engine.progress(), engine.evaluate(), engine.recorded()]
+    return engine.final_states(), out, engine.bytes
+
+
+@pytest.fixture
+def small_blocks(monkeypatch):
+    """Blocks of two rounds of the toy population."""
+    monkeypatch.setattr(blocks, "MOST_ROUNDS", 2)
+
+
+@pytest.mark.parametrize("kept", HOSTS)
+@pytest.mark.parametrize("name", ["scaffold", "fedper"])
+def test_same_numbers(name, kept, small_blocks, tmp_path):
+    method = toys.make(name)
+    toys.same(run(method, HOSTS[kept], folder=tmp_path), run(method, None))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["fedavg", "moon", "fedproto", "feddyn", "ifca", "local"])
+def test_same_numbers_of_every_kind_of_method(name, small_blocks):
+    """No private state, several leaves, all clients in every round."""
+    method = toys.make(name)
+    host = Host(stream=True)
+    toys.same(run(method, host, seeds=[0]), run(method, None, seeds=[0]))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("inner", [parallel.vectorized(), parallel.sequential()])
+def test_same_numbers_on_a_mesh(inner, small_blocks):
+    method, mesh = toys.make("scaffold"), parallel.on_mesh(parallel.make_mesh(4), inner)
+    alone = run(method, Host(stream=True), seeds=[0], strategy=mesh)
+    toys.same(alone, run(method, None, seeds=[0], strategy=mesh))
+
+
+@pytest.mark.parametrize("part", ["newcomer", "record"])
+def test_a_method_that_reads_everybodys_state_is_refused(part):
+    """What only looks at its shape is not."""
+    method = toys.make("scaffold")
+
+    def reads(state):
+        return {"mean": jax.tree.map(lambda a: a.mean(0), state.private)}
+
+    def looks(state):
+        return {"zero": tree.zeros(jax.tree.map(lambda a: a[0], state.private))}
+
+    Engine(simulation(method._replace(record=looks), Host()))
+    with pytest.raises(BadInput, match=f"`{part}` reads the private state of all clients"):
+        Engine(simulation(method._replace(**{part: reads}), Host()))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"method.name": "central"}, "config.engine.state=host needs clients"),
+        ({"method.name": "fedconcat"}, "config.engine.state=host needs a method without stages"),
+        (
+            {"engine.data": "sharded"},
+            "config.engine.state=host and data=sharded do not go together",
+        ),
+        ({"engine.seeds": "vectorized"}, "config.engine.state=host plays one seed after another"),
+    ],
+)
+def test_what_cannot_be_is_refused(options, message, tmp_path):
+    toys.write_examples(tmp_path / "data.npz")
+    data = {"data": {"name": "arrays", "path": str(tmp_path / "data.npz")}}
+    config = resolve(data, [("engine.state", "host"), *options.items()])
+    with pytest.raises(BadInput, match=message):
+        build(config, [0, 1])
+
+
+def test_the_state_is_as_large_as_what_was_played(small_blocks):
+    """Nothing of the size of the population is in the states that go through the rounds."""
+    engine = Engine(simulation(toys.make("scaffold"), Host(), seeds=[0]))
+    engine.compile()
+    engine.play(1)
+    assert isinstance(engine.states[0], State)
+    assert not jax.tree.leaves(engine.states[0].private)

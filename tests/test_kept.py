@@ -1,0 +1,91 @@
+"""Checkpoints of runs whose clients keep their state on the host."""
+
+import errno
+import os
+import shutil
+
+import pytest
+import toys
+
+from fedjax_lab import blocks
+from fedjax_lab.config import load_config, resolve
+from fedjax_lab.errors import BadInput
+from fedjax_lab.experiment import build
+from fedjax_lab.host_state import HostState
+from fedjax_lab.running import runner, workdir
+
+
+@pytest.fixture(autouse=True)
+def every_evaluation(monkeypatch):
+    """A checkpoint after each; blocks of two rounds."""
+    monkeypatch.setattr(workdir, "SAVE_SECONDS", 0)
+    monkeypatch.setattr(workdir, "SAVE_SHARE", 1)
+    monkeypatch.setattr(blocks, "MOST_ROUNDS", 2)
+
+
+def play(folder, name, resume=False, **engine):
+    """The rows of a run of SCAFFOLD, and its states."""
+    toys.write_examples(folder / "data.npz")
+    file = toys.write_config(folder, run={"rounds": 6, "eval_every": 2, "cohort": 3})
+    overrides = [(f"engine.{key}", value) for key, value in engine.items()]
+    config = resolve(load_config(f"{file}:scaffold"), overrides)
+    result = runner.run(build(config, [0, 1]), folder / name, resume=resume, quiet=True)
+    rows = [{k: v for k, v in row.items() if k != "seconds"} for row in result.metrics]
+    return rows, result.states
+
+
+def back_to(folder, rounds, last):
+    """As it was before the checkpoint of the last round was there."""
+    (folder / "summary.json").unlink()
+    shutil.rmtree(folder / "checkpoints" / str(last))
+    assert (folder / "checkpoints" / str(rounds)).exists()
+
+
+@pytest.mark.parametrize("state", ["host", "disk"])
+def test_resumed_as_if_uninterrupted(state, tmp_path):
+    """With the numbers of a run on the devices; the newest two checkpoints are kept."""
+    expected = play(tmp_path, "devices", seeds="sequential")
+    toys.same(play(tmp_path, "run", state=state)[1], expected[1])
+    assert sorted(os.listdir(tmp_path / "run" / "kept")) == ["4", "6"]
+    back_to(tmp_path / "run", 4, last=6)
+    rows, states = play(tmp_path, "run", resume=True, state=state)
+    assert rows == expected[0]
+    toys.same(states, expected[1])
+
+
+def test_damaged_files_are_not_taken(tmp_path, capsys):
+    """The checkpoint before is; where that is damaged as well, one line says so."""
+    expected = play(tmp_path, "run", state="host")
+    kept = tmp_path / "run" / "kept"
+    (tmp_path / "run" / "summary.json").unlink()
+    damage(kept / "6" / "1")
+    toys.same(play(tmp_path, "run", resume=True, state="host"), expected)
+    assert "checkpoint 6" in capsys.readouterr().err
+    (tmp_path / "run" / "summary.json").unlink()
+    shutil.rmtree(kept / "4")
+    damage(kept / "6" / "0")
+    with pytest.raises(BadInput, match="no checkpoint in .* is whole"):
+        play(tmp_path, "run", resume=True, state="host")
+
+
+def damage(file):
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+
+
+def test_a_full_disk_leaves_the_checkpoints_before(tmp_path, monkeypatch):
+    expected = play(tmp_path, "whole", state="host")
+    save, calls = HostState.save, []
+
+    def failing(self, file):
+        calls.append(0)
+        if len(calls) > 3:  # the second file of the second checkpoint
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return save(self, file)
+
+    monkeypatch.setattr(HostState, "save", failing)
+    with pytest.raises(OSError, match="No space left"):
+        play(tmp_path, "run", state="host")
+    monkeypatch.undo()
+    toys.same(play(tmp_path, "run", resume=True, state="host"), expected)

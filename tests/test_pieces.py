@@ -1,0 +1,46 @@
+"""The evaluation a piece of the clients at a time: the counts of everybody at once."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import toys
+
+from fedjax_lab import blocks, evaluate, parts, pieces, simulate, streams
+from fedjax_lab.host_state import HostState, to_bits
+
+KEYS = streams.make_keys(jax.random.key(0))
+TOOLS = blocks.Tools(jax.jit, jax.device_put)
+FEDERATION = toys.FEDERATION._replace(
+    validation=toys.FEDERATION.train, unseen=jnp.arange(150, 290), domain=jnp.arange(600) % 2
+)
+WHOLE = jax.tree.map(np.asarray, FEDERATION)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("name", ["scaffold", "fedper", "finetune"])
+def test_same_counts(name, stream):
+    """Pieces of three of eight clients, of 60 of 140 and 200 rows; newcomers, average clients where
+    a method has none, and clients that train before they are scored."""
+    method = toys.make(name)
+    program = simulate.Program(
+        method, toys.PLAN._replace(eval_batch=20, num_domains=2), toys.VECTORIZED
+    )
+    lane = simulate.Lane(FEDERATION, toys.POPULATION, KEYS)
+    state = toys.player(method)(KEYS, 0, 3)[0]
+    store = HostState(state.private, toys.C)
+    store.write(np.arange(toys.C), to_bits(state.private))
+    score = jax.jit(partial(evaluate.score, program))
+    expected = evaluate.summarize(score(lane, state, 3), ("only", "other"))
+
+    scored = []
+    for kind in pieces.kinds(method, WHOLE, 3, 60):
+        part = parts.of_rows(FEDERATION, WHOLE, kind.sets)
+        if stream:
+            part = parts.with_examples(WHOLE, kind.sets, len(kind.clients[0]), 60)
+        scored.append((kind, part))
+    scorer = pieces.Scorer(lane, store, state, scored, TOOLS)
+    scorer.compiled = [score] * len(scored)
+    assert evaluate.summarize(scorer.score(state.server, 3), ("only", "other")) == expected
