@@ -6,7 +6,9 @@ python -m fedjax_lab.main --config=configs/quickstart.py[:METHOD] [--config.meth
                           [--nocompilation_cache]
 
 With --distributed this is one of several processes that together make one run: number I of N, where
-number 0 can be reached at HOST:PORT, or as Slurm, a TPU pod or MPI says. Number 0 writes the files.
+number 0 can be reached at HOST:PORT, or as Slurm, a TPU pod or MPI says. Number 0 writes the files,
+but each process writes its share of a checkpoint, so that all must see the same WORKDIR. Where one
+of them ends too early, the others end within half a minute, and --resume goes on.
 
 With --profile=N the run records N rounds, after the first three, in WORKDIR/profile: a trace that
 TensorBoard (xprof) and Perfetto open. The results do not depend on it.
@@ -14,8 +16,9 @@ TensorBoard (xprof) and Perfetto open. The results do not depend on it.
 Compiled programs are kept in the user's cache folder for later runs ($FEDJAX_LAB_CACHE/programs, by
 default in ~/.cache/fedjax_lab), unless JAX_COMPILATION_CACHE_DIR or --nocompilation_cache is given.
 
-Exit codes: 0 done; 1 the machine failed (disk, memory): what was saved is kept; 2 a usage, config
-or data error; 3 diverged; 130 interrupted. Each but 0 comes with one line.
+Exit codes: 0 done; 1 the machine failed (disk, memory, another process of the run): what was saved
+is kept; 2 a usage, config or data error; 3 diverged; 130 interrupted. Each but 0 comes with one
+line.
 """
 
 if __name__ == "__main__":  # before the imports, which an interrupt may meet

@@ -112,7 +112,8 @@ class Placement(NamedTuple):
 
         def longer(a):
             if jnp.issubdtype(a.dtype, jax.dtypes.prng_key):
-                return jnp.concatenate([a, jnp.repeat(a[-1:], self.padding)])
+                bits = longer(jax.random.key_data(a))
+                return jax.random.wrap_key_data(bits, impl=jax.random.key_impl(a))
             return jnp.pad(a, ((0, self.padding), *((0, 0),) * (a.ndim - 1)))
 
         return state._replace(private=jax.tree.map(longer, state.private))

@@ -13,6 +13,7 @@ import contextlib
 import json
 import os
 import random
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -71,11 +72,16 @@ def results(folder):
 
 
 def attempt(words, folder, devices, choose, seconds):
-    """Kills a process after up to `seconds`; returns whether the other ended as it should."""
+    """Kills a process after up to `seconds`; returns whether the other ended as it should.
+
+    None where the run had come to its end by then.
+    """
     after, victim = choose.uniform(0, seconds), choose.randrange(COUNT)
     with started(words, folder, devices) as processes:
         beginning(processes, folder)
         time.sleep(after)
+        if processes[victim].poll() is not None:
+            return None
         processes[victim].kill()
         killed = time.monotonic()
         _, said = processes[1 - victim].communicate(timeout=120)
@@ -97,7 +103,8 @@ def main() -> int:
         seconds = finish(args.words, whole, args.devices)
         for number in range(args.tries):
             folder = Path(scratch) / str(number)
-            fine = attempt(args.words, folder, args.devices, choose, seconds)
+            while (fine := attempt(args.words, folder, args.devices, choose, seconds)) is None:
+                shutil.rmtree(folder)
             finish([*args.words, "--resume"], folder, args.devices)
             equal = results(folder) == results(whole)
             bad += not (fine and equal)

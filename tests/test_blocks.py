@@ -76,7 +76,7 @@ def test_a_block_has_the_rounds_that_fit(monkeypatch):
     """By the private state, by the largest clients' examples, and never less than one round."""
     monkeypatch.setattr(blocks, "STATE_BYTES", 100)
     monkeypatch.setattr(blocks, "EXAMPLE_BYTES", 60)
-    counts = [np.array([1, 5, 2]), np.array([0, 3, 4])]  # the largest clients have at most 9, 5 and 1
+    counts = [np.array([1, 5, 2]), np.array([0, 3, 4])]  # the largest have 9, 5 and 1
     assert blocks.clients_that_fit(10, 0, []) == 10
     assert blocks.clients_that_fit(10, 4, counts) == 3
     assert blocks.clients_that_fit(10, 5, counts) == 1

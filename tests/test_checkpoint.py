@@ -255,6 +255,25 @@ def test_restored_to_a_replicated_state(by_devices):
     assert again["private"].sharding.is_fully_replicated
 
 
+def test_restored_to_the_host(by_devices):
+    """Where the new run keeps there what the earlier one had on its devices, and back."""
+    state = spread(1)
+    like = state | {name: np.asarray(state[name]) for name in ("server", "private", "seeds")}
+    again = restore(by_devices, like, everywhere(1))
+    toys.same(again, state)
+    assert all(isinstance(again[name], np.ndarray) for name in ("server", "private", "seeds"))
+
+
+def test_a_device_without_room_is_no_damage(by_devices, monkeypatch):
+    def full(*_):
+        error = jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory")
+        raise ValueError("while reading array index") from error
+
+    monkeypatch.setattr(Checkpoints, "_read_arrays", full)
+    with pytest.raises(ValueError, match="while reading"):
+        restore(by_devices, spread(1), everywhere(1))
+
+
 @pytest.mark.parametrize(
     "change",
     [

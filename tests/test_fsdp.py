@@ -5,11 +5,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import toys
+from commands import call
 from jax.sharding import PartitionSpec as P
+from stops import stopping_after
 
-from fedjax_lab import fsdp, parallel, simulate, streams
+from fedjax_lab import experiment, fsdp, optim, parallel, simulate, streams, tree
+from fedjax_lab.config import resolve
+from fedjax_lab.engine import Engine
 from fedjax_lab.models import char_lstm, nets, vit
 from fedjax_lab.models.task import make_task
+from fedjax_lab.running import runner
 
 KEYS = streams.make_keys(jax.random.key(0))
 NETS = {
@@ -30,6 +35,7 @@ def even_small_arrays_are_divided(monkeypatch):
     [
         ((20, 512, 2048), P(None, None, "fsdp")),
         ((64, 30), P("fsdp")),
+        ((64, 64), P(None, "fsdp")),
         ((16, 30), P("fsdp")),  # 4 does not divide the longest
         ((30, 6), P()),
         ((4,), P()),  # small
@@ -73,3 +79,102 @@ def test_clients_of_a_group_may_run_at_once(inner):
     _, alone = player("vit", toys.VECTORIZED)
     _, together = player("vit", on_groups(2, inner))
     toys.close(together(KEYS, 0, 2)[0], alone(KEYS, 0, 2)[0], rtol=1e-3, atol=1e-4)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("data")
+    toys.write_examples(folder / "data.npz")
+    return folder
+
+
+def build(data_folder, method="fedavg", run_seeds=(0,), width=8, **engine):
+    """A run on six clients, four a round."""
+    config = {
+        "data": {"name": "arrays", "path": str(data_folder / "data.npz")},
+        "partition": {"name": "iid", "num_clients": 6},
+        "model": {"name": "mlp", "width": width},
+        "method": {"name": method},
+        "local": {"lr": 0.1, "batch_size": 16},
+        "run": {"rounds": 3, "cohort": 4},
+        "engine": engine,
+    }
+    return experiment.build(resolve(config), list(run_seeds))
+
+
+def alone(job):
+    return toys.changed(job, strategy=parallel.sequential())
+
+
+@pytest.mark.parametrize("method", ["fedavg", "scaffold", "fedopt", "fedconcat"])
+def test_a_run_on_groups_is_the_run_on_one_device(data, method):
+    job = build(data, method, fsdp=2)
+    result, expected = (runner.run(e, quiet=True) for e in (job, alone(job)))
+    toys.close(result.states, expected.states, rtol=1e-3, atol=1e-4)
+    for row, other in zip(result.metrics, expected.metrics, strict=True):
+        assert row["accuracy"] == other["accuracy"]
+
+
+@pytest.mark.slow
+def test_an_interrupted_run_on_groups_goes_on_as_if_it_had_not_been(data, tmp_path, monkeypatch):
+    whole = runner.run(build(data, "scaffold", fsdp=4), quiet=True)
+    with monkeypatch.context() as patch:
+        stopping_after(2, patch)
+        with pytest.raises(runner.Interrupted):
+            runner.run(build(data, "scaffold", fsdp=4), tmp_path / "cut", quiet=True)
+    result = runner.run(build(data, "scaffold", fsdp=4), tmp_path / "cut", resume=True, quiet=True)
+    toys.same(result.states, whole.states)
+
+
+def test_the_command_runs_on_groups(data, tmp_path, capsys):
+    config = toys.write_config(data, run={"rounds": 2, "cohort": 3}, engine={"fsdp": 4})
+    assert call(f"--config={config}", f"--workdir={tmp_path / 'run'}") == 0
+    assert "mesh(2 x fsdp 4)" in (tmp_path / "run/summary.json").read_text()
+    assert call(f"--config={config}", "--config.engine.fsdp=3") == 2
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert (
+        said == "error: config.engine.fsdp=3 does not divide the 8 devices; take 1 or 2 or 4 or 8"
+    )
+
+
+def test_seeds_of_groups_can_be_one_computation(data):
+    job = build(data, run_seeds=(0, 1), fsdp=4, seeds="vectorized")
+    assert job.simulation.vectorized_seeds
+    result, expected = (runner.run(e, quiet=True) for e in (job, alone(job)))
+    toys.close(result.states, expected.states, rtol=1e-3, atol=1e-4)
+
+
+def test_a_device_holds_its_part_of_the_states(data):
+    """SCAFFOLD keeps a model for each client: eight devices as four groups of two divide them."""
+    job = build(data, "scaffold", fsdp=2, width=64, state="sharded", data="sharded")
+    (state,) = Engine(job.simulation).states
+    whole = tree.num_bytes(state.server) / 2 + tree.num_bytes(state.private) / 8
+    held = tree.num_bytes([a.addressable_shards[0].data for a in jax.tree.leaves(state)])
+    assert held < 1.1 * whole  # the head's bias has three numbers
+    result, expected = (runner.run(e, quiet=True) for e in (job, alone(job)))
+    toys.close(result.states, expected.states, rtol=1e-3, atol=1e-4)
+
+
+def test_a_device_works_on_its_part_of_a_model():
+    """One client of a transformer on a group of eight: weights, gradients and moments of Adam."""
+    net = vit.vit(toys.K, width=64, depth=4, heads=2, patch=3, remat=True)
+    method = toys.make("fedavg", task=make_task(net, (6, 6, 1), toys.K))
+    federation = toys.FEDERATION._replace(x=jnp.zeros((600, 36)))
+    plan = toys.PLAN._replace(cohort=1, example_shape=(6, 6, 1), optimizer=optim.adam(0.01))
+    state = simulate.init(method, KEYS, toys.C)
+    model = tree.num_bytes(state.server)
+
+    def memory(strategy, server):
+        run = toys.compiled(method, plan, strategy)
+        lane = simulate.Lane(federation, toys.POPULATION, KEYS)
+        none, number = simulate.no_progress(), jnp.int32(0)
+        lowered = run.lower(lane, state._replace(server=server), none, number, number)
+        sizes = lowered.compile().memory_analysis()
+        return sizes.argument_size_in_bytes, sizes.temp_size_in_bytes
+
+    strategy = on_groups(8, parallel.sequential())
+    divided = jax.device_put(state.server, fsdp.shardings(strategy.sharding, state.server))
+    arguments, temporary = memory(strategy, divided)
+    whole_arguments, whole_temporary = memory(parallel.sequential(), state.server)
+    assert whole_arguments - arguments > 0.85 * model
+    assert temporary < 0.3 * whole_temporary

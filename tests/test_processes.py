@@ -154,8 +154,9 @@ def test_resumed_by_another_number_of_processes(toy, tmp_path):
             assert process.returncode == 130
     job = experiment.build(resolve(load_config(f"{toy}:scaffold"), rounds), [0])
     whole = runner.run(job, quiet=True).metrics
-    for devices in (1, 4, 6):
-        strategy = parallel.on_mesh(parallel.make_mesh(devices), parallel.sequential())
+    for devices, by_client in ((1, False), (4, True), (6, False)):
+        mesh = parallel.make_mesh(devices)
+        strategy = parallel.on_mesh(mesh, parallel.sequential(), by_client)
         of_devices = toys.changed(job, strategy=strategy)
         folder = shutil.copytree(tmp_path / "run", tmp_path / str(devices))
         close(runner.run(of_devices, folder, resume=True, quiet=True).metrics, whole)

@@ -5,18 +5,19 @@ import json
 import shutil
 from types import SimpleNamespace
 
+import jax
 import numpy as np
 import pytest
 import toys
 from commands import call, comparable
 from processes_beside import another_process
 
-from fedjax_lab import experiment, sweep
+from fedjax_lab import experiment, parallel, sweep
 from fedjax_lab.config import load_config, resolve
 from fedjax_lab.embedding import Embeddings
 from fedjax_lab.engine import Engine
 from fedjax_lab.errors import BadInput
-from fedjax_lab.running import fingerprint, metrics, workdir
+from fedjax_lab.running import fingerprint, metrics, runner, workdir
 from fedjax_lab.types import View
 
 RUN = {"rounds": 8, "eval_every": 3, "cohort": 3}
@@ -191,6 +192,34 @@ def test_a_run_goes_on_from_its_checkpoint_with_the_rows_as_they_were(run, finis
     assert call(*arguments(run), "--resume") == 0
     assert lines_of(run)[:4] == before[:4]
     assert comparable(run / "run") == comparable(finished / "run")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seeds", [[0], [0, 1]])
+def test_a_run_whose_state_is_divided_goes_on_on_other_devices(seeds, tmp_path, monkeypatch):
+    """Six clients are eight entries of state where four or eight devices divide them, else six."""
+    toys.write_examples(tmp_path / "data.npz")
+    config = toys.write_config(tmp_path, run=RUN, engine={"seeds": "vectorized"})
+    job = experiment.build(resolve(load_config(f"{config}:scaffold")), seeds)
+
+    def rows(devices, divided, folder):
+        mesh = parallel.make_mesh(devices)
+        strategy = parallel.on_mesh(mesh, parallel.sequential(), by_client=divided)
+        runner.run(toys.changed(job, strategy=strategy), folder, resume=True, quiet=True)
+        return comparable(folder)
+
+    monkeypatch.setattr(workdir, "SAVE_SECONDS", 0)
+    whole = rows(4, True, tmp_path / "whole")
+    last = tmp_path / "whole"
+    for devices, divided in ((1, False), (8, True)):
+        folder = shutil.copytree(last, tmp_path / f"{devices}-{divided}-after-{last.name}")
+        shutil.rmtree(folder / "checkpoints/8")
+        toys.close(numbers_in(rows(devices, divided, folder)), numbers_in(whole))
+        last = folder
+
+
+def numbers_in(rows):
+    return [a for a in jax.tree.leaves(rows) if not isinstance(a, str)]
 
 
 def test_a_run_of_an_earlier_version_goes_on(run):

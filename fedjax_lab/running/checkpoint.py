@@ -35,13 +35,13 @@ from fedjax_lab.running import digest, kept
 from fedjax_lab.types import Array, PyTree
 
 ROOM = 1 << 20  # bytes of a checkpoint besides its arrays, at most
-SMALL = 1 << 20  # bytes of an array that is read whole to every device
+SMALL = 1 << 20  # bytes of an array that is written by one device and read whole by all
 
 
 class Saved(NamedTuple):
-    """A leaf that was read, on the devices or (`host`) in host memory."""
+    """A leaf that was read."""
 
-    array: Any  # may have more zeros at the end of an axis than were saved
+    array: Any  # NumPy's where such a one was saved; an axis may end in more zeros than were saved
     shape: tuple[int, ...]  # as it was saved
     clients: int | None  # the axis that was spread over the devices by client
     digest: str
@@ -58,8 +58,8 @@ class Checkpoints:
 
         for name in ("absl", "asyncio"):  # all errors that its threads log are raised here as well
             logging.getLogger(name).addFilter(_not_of_orbax)
-        self._args, self._folder, self._kept = ocp.args, folder, folder.with_name("kept")
-        self._arrays, self._json = ocp.StandardCheckpointHandler(), ocp.JsonCheckpointHandler()
+        self._ocp, self._folder, self._kept = ocp, folder, folder.with_name("kept")
+        self._arrays, self._json = _array_handler(ocp), ocp.JsonCheckpointHandler()
         folder.mkdir(exist_ok=True)
         options = ocp.CheckpointManagerOptions(
             max_to_keep=2,
@@ -67,7 +67,11 @@ class Checkpoints:
             cleanup_tmp_directories=True,  # what a process that was killed has left
         )
         with _hushed():
-            self._manager = ocp.CheckpointManager(folder.absolute(), options=options)
+            self._manager = ocp.CheckpointManager(
+                folder.absolute(),
+                options=options,
+                item_handlers={"leaves": self._arrays, "digest": self._json},
+            )
 
     def save(self, rounds: int, state: PyTree, stores: Sequence[HostState] = ()) -> None:
         """Returns when the state may be changed or given away; it is written in the background.
@@ -83,9 +87,10 @@ class Checkpoints:
         size = sum(a.nbytes for a in leaves) + sum(store.nbytes for store in stores)
         processes.of_first(lambda: _check_room(self._folder, size))
         described = kept.save(self._kept / str(rounds), stores) if stores else []
-        description = self._args.JsonSave(_description(rounds, leaves, described))
-        arrays = self._args.StandardSave({str(i): a for i, a in enumerate(leaves)})
-        self._manager.save(rounds, args=self._args.Composite(leaves=arrays, digest=description))
+        args = self._ocp.args
+        description = args.JsonSave(_description(rounds, leaves, described))
+        arrays = args.PyTreeSave({str(i): a for i, a in enumerate(leaves)})
+        self._manager.save(rounds, args=args.Composite(leaves=arrays, digest=description))
         if stores:
             kept.remove_others(self._kept, [rounds, *self._manager.all_steps()])
 
@@ -134,6 +139,8 @@ class Checkpoints:
             except MemoryError:
                 raise
             except Exception as error:  # orbax and tensorstore raise any
+                if _is_no_room(error):
+                    raise
                 reason = f"{' '.join(str(error).split())[:200]} ({type(error).__name__})"
             if reason:
                 time.sleep(0.1)  # the threads that read other arrays of it fail as well,
@@ -154,17 +161,32 @@ class Checkpoints:
         if description != _signed(rounds, arrays, description["kept"]):
             raise ValueError("the description is not the one that was saved")
         kept.check(self._kept / str(rounds), description["kept"])
-        targets = {str(i): _target(sharding, **array) for i, array in enumerate(arrays)}
-        args = self._args.StandardRestore(targets, strict=False)  # fills up with zeros
-        found = self._arrays.restore(folder / "leaves", args=args)
+        read = self._read_arrays(folder, [_target(sharding, **array) for array in arrays])
         return [
-            Saved(found[str(i)], tuple(array["shape"]), array["clients"], array["digest"])
+            Saved(read[str(i)], tuple(array["shape"]), array["clients"], array["digest"])
             for i, array in enumerate(arrays)
         ]
 
+    def _read_arrays(self, folder, targets=()):
+        """Those of a checkpoint by their number, of the shapes and where `targets` say."""
+
+        def how(target):
+            if target is None:
+                return self._ocp.RestoreArgs(restore_type=np.ndarray)
+            return self._ocp.ArrayRestoreArgs(
+                sharding=target.sharding,
+                global_shape=target.shape,
+                dtype=target.dtype,
+                strict=False,  # fills up with zeros
+            )
+
+        how_to = {str(i): how(target) for i, target in enumerate(targets)} or None
+        args = self._ocp.args.PyTreeRestore(restore_args=how_to)
+        return self._arrays.restore(folder / "leaves", args=args)
+
     def _read_unsharded(self, rounds, folder, description):
         """The leaves of a checkpoint of version 0.1.0, in host memory."""
-        arrays = self._arrays.restore(folder / "leaves", args=self._args.StandardRestore())
+        arrays = self._read_arrays(folder)
         if description["sha256"] != checksum({"rounds": np.array(rounds), **arrays}):
             raise ValueError("the arrays are not those that were saved")
         leaves = [arrays[str(i)] for i in range(len(arrays))]
@@ -204,7 +226,7 @@ def placed(leaves: list[Saved], like: list) -> list:
     if len(leaves) != len(like) or not all(map(_fits, leaves, shapes, like)):
         raise BadInput("its arrays differ in shape or type")
     arrays = [_on_host(leaf.array, a) for leaf, a in zip(leaves, shapes, strict=True)]
-    arrays = _on_devices(arrays, shapes, like)
+    arrays = _on_devices(arrays, like)
     if any(leaf.shape > a.shape for leaf, a in zip(leaves, shapes, strict=True)):
         if digest.of(arrays) != [leaf.digest for leaf in leaves]:
             raise BadInput("its arrays have more clients")
@@ -220,32 +242,38 @@ def _fits(leaf, shape, like):
 
 
 def _on_host(array, shape):
-    """An array of host memory with the shape; others as they are."""
-    if isinstance(array, jax.Array) or array.shape == shape.shape:
-        return array
-    return np.asarray(_resized(np, array, shape.shape))
+    """A NumPy array with the shape, where the leaf was or will be one; else as it is."""
+    if isinstance(array, jax.Array):
+        if not isinstance(shape, np.ndarray):
+            return array
+        array = processes.on_host(array)
+    return array if array.shape == shape.shape else _resized(np, array, shape.shape)
 
 
-def _on_devices(arrays, shapes, like):
-    """Those that belong there, with their shapes, each device holding what `like` says."""
+def _on_devices(arrays, like):
+    """The arrays with the shapes and shardings of `like`; NumPy's stay where they belong."""
     moving = {}
     for i, (array, old) in enumerate(zip(arrays, like, strict=True)):
-        if not isinstance(old, jax.Array):
-            arrays[i] = np.asarray(array)
-        elif not isinstance(array, jax.Array):
+        if isinstance(array, jax.Array):
+            if not _lies_so(array, old):
+                moving[i] = array
+        elif isinstance(old, jax.Array):
             arrays[i] = parallel.put(array, old.sharding)
-        elif not (
-            array.shape == shapes[i].shape
-            and array.sharding.is_equivalent_to(old.sharding, array.ndim)
-        ):
-            moving[i] = array
-    shardings = {i: like[i].sharding for i in moving}
 
     def resize(moving):
-        return {i: _resized(jnp, a, shapes[i].shape) for i, a in moving.items()}
+        return {
+            i: _resized(jnp, a, (*like[i].shape, *a.shape[like[i].ndim :]))  # keys are longer
+            for i, a in moving.items()
+        }
 
+    shardings = {i: like[i].sharding for i in moving}
     moved = jax.jit(resize, out_shardings=shardings)(moving) if moving else {}
     return [moved.get(i, a) for i, a in enumerate(arrays)]
+
+
+def _lies_so(array, like):
+    same = array.shape[: like.ndim] == like.shape
+    return same and array.sharding.is_equivalent_to(like.sharding, array.ndim)
 
 
 def _resized(xp, array, shape):
@@ -286,13 +314,13 @@ def _clients(array):
 
 
 def _target(sharding, shape, dtype, clients, host, **_):
-    """Where an array is read to: each device reads a part of it, unless it is small.
+    """Where an array is read to, None for host memory: each device reads a part of a large one.
 
     The axis of clients, or else the longest one, is spread over all devices.
     """
     size = math.prod(shape) * np.dtype(dtype).itemsize
     if host:
-        return np.broadcast_to(np.zeros((), dtype), shape)
+        return None
     if sharding is None:
         sharding = SingleDeviceSharding(jax.local_devices()[0])
     if isinstance(sharding, NamedSharding) and (size > SMALL or clients is not None):
@@ -303,8 +331,30 @@ def _target(sharding, shape, dtype, clients, host, **_):
     return jax.ShapeDtypeStruct(tuple(shape), dtype, sharding=sharding)
 
 
+def _is_no_room(error):
+    """Whether a device has too little memory, which is no fault of the files."""
+    while error is not None:
+        if isinstance(error, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" in str(error):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
 def _is_key(leaf):
     return jnp.issubdtype(getattr(leaf, "dtype", None), jax.dtypes.prng_key)
+
+
+def _array_handler(ocp):
+    """Writes and reads the leaves.
+
+    What all devices have is divided between them only where that is worth the program that does it.
+    """
+    types = ocp.type_handlers
+    arrays = types.ArrayHandler(min_slice_bytes_for_replica_parallel=SMALL)
+    each = types.create_type_handler_registry(
+        (np.ndarray, types.NumpyHandler()), (jax.Array, arrays)
+    )
+    return ocp.PyTreeCheckpointHandler(type_handler_registry=each)
 
 
 def _not_of_orbax(record):
