@@ -78,7 +78,8 @@ class Player:
         tools: Tools,
     ):
         self._program, self._store, self._like = program, store, like
-        self._lane = lane._replace(federation=None)
+        nothing: Any = None  # a block has examples of its own
+        self._lane = lane._replace(federation=nothing)
         self._part, self._size, self._put = part, size, tools.put
         self._draw = tools.jit(self._cohorts)
         self._replace = tools.jit(_replaced, donate_argnums=0)

@@ -116,7 +116,8 @@ class Engine:
         self._seed_fields = ()  # fields of a federation that a view makes differ between seeds
         self.stage_number = -1
         self.states: list[Any] = [None] * len(self.lanes)
-        self._folder, self._hosted = folder or Path(tempfile.gettempdir()), []
+        self._folder = folder or Path(tempfile.gettempdir())
+        self._hosted: list[Hosted] = []
         self.compile_seconds = time.perf_counter() - began  # of all that happens once
         self.first_facts = self.next_stage(facts)
 
@@ -470,12 +471,24 @@ class Engine:
         if self.together:
             of_seeds = [jax.tree.map(lambda *a: jnp.stack(a), *of_seeds)]
             groups = [slice(None)]
-        lanes = []
-        for of_seed, group in zip(of_seeds, groups, strict=True):
-            settings, keys = self._put(of_seed)
-            parts = training[group], scoring[group]
-            lanes.append(Lanes(settings, *(self._lane(pool, part, keys) for part in parts)))
-        return lanes
+        of_seeds = [self._put(of_seed) for of_seed in of_seeds]
+        parts = [self._each_lane(pool, part, groups) for part in (training, scoring)]
+        return [
+            Lanes(settings, *(Lane(*of_lane, keys) for of_lane in both))
+            for (settings, keys), *both in zip(of_seeds, *parts, strict=True)
+        ]
+
+    def _each_lane(self, pool, federations, groups):
+        """Federation and population of these groups of seeds, over one pool of examples for all."""
+        dealt = federations if self._streams else self.place.dealt(federations)
+        for group in groups:
+            rows = {name: [getattr(f, name) for f in dealt[group]] for name in _ROWS}
+            if not self._streams:
+                rows = {name: [self.place.put_rows(of_seeds)] for name, of_seeds in rows.items()}
+            rows = {name: of_seeds[0] for name, of_seeds in rows.items()}
+            count = partial(simulate.population_on_host, num_classes=self.simulation.num_classes)
+            people = self.place.put_clients([count(f) for f in federations[group]])
+            yield pool._replace(**rows), people
 
     def _make_pool(self, federation):
         """All but the rows that clients own; in NumPy where examples are streamed."""
@@ -484,15 +497,6 @@ class Engine:
             return nobody
         pool = {name: self.place.put_pool(getattr(federation, name)) for name in POOL}
         return self.place.put(nobody._replace(**dict.fromkeys(POOL)))._replace(**pool)
-
-    def _lane(self, pool, federations, keys):
-        """That of these seeds, over the one pool of examples for all."""
-        rows = {name: [getattr(f, name) for f in federations] for name in _ROWS}
-        if not self._streams:
-            rows = {name: [self.place.put_rows(of_seeds)] for name, of_seeds in rows.items()}
-        rows = {name: of_seeds[0] for name, of_seeds in rows.items()}
-        people = [simulate.population_on_host(f, self.simulation.num_classes) for f in federations]
-        return Lane(pool._replace(**rows), self.place.put_clients(people), keys)
 
     def _no_progress(self):
         def one(lanes):  # never shared between lanes: their memory is given away

@@ -13,6 +13,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable
+from io import BufferedReader
 from itertools import pairwise
 from pathlib import Path
 from typing import BinaryIO
@@ -80,12 +81,12 @@ class HostState:
         file.truncate(done * self.bytes_of_one)
         return digest.hexdigest()
 
-    def load(self, file: BinaryIO) -> None:
+    def load(self, file: BufferedReader) -> None:
         """Reads everybody's records from a file that `save` has written."""
         for ids in self.pieces():
             records = np.empty((len(ids), self.bytes_of_one), np.uint8)
             file.seek(int(ids[0]) * self.bytes_of_one)
-            if file.readinto(records) != records.nbytes:
+            if file.readinto(memoryview(records)) != records.nbytes:
                 raise ValueError("it is too short")
             if not np.array_equal(records, self._records.read(ids)):  # zeros stay holes
                 self._records.write(ids, records)

@@ -71,7 +71,8 @@ class Scorer:
         kinds: list[tuple[Kind, parts.Part]],
         tools: Tools,
     ):
-        self._lane, self._store, self._like = lane._replace(federation=None), store, like
+        nothing: Any = None  # a piece has examples of its own
+        self._lane, self._store, self._like = lane._replace(federation=nothing), store, like
         self._kinds, self._put = kinds, tools.put
         self.compiled: list[Callable[..., Any]]  # `evaluate.score` for the shapes of each kind
 

@@ -9,7 +9,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
 from fedjax_lab import fsdp, parallel, shards, tree
-from fedjax_lab.types import Array, PyTree, State
+from fedjax_lab.types import Array, Federation, PyTree, State
 
 
 class Placement(NamedTuple):
@@ -47,13 +47,21 @@ class Placement(NamedTuple):
             return self.put(a if self.abstract else np.asarray(a))
         return self._put_divided(a, self.strategy.by_row, axis=0)
 
+    def dealt(self, federations: Sequence[Federation]) -> list[Federation]:
+        """The federations of all seeds, with rows as the devices divide them."""
+        if self.strategy.by_client is None:
+            return list(federations)
+        names = ("train", "validation", "test")
+        rows = {name: [getattr(f, name) for f in federations] for name in names}
+        for name, of_seeds in rows.items():
+            if of_seeds[0] is not None:
+                rows[name] = shards.deal(of_seeds, self.parts)
+        each = zip(federations, zip(*rows.values(), strict=True), strict=True)
+        return [f._replace(**dict(zip(names, of_seed, strict=True))) for f, of_seed in each]
+
     def put_rows(self, rows_by_seed: Sequence[Any]) -> Any:
         """The `Rows` of these seeds, or None, as one tree."""
-        if rows_by_seed[0] is None:
-            return None
-        if self.strategy.by_client is not None:
-            rows_by_seed = shards.deal(rows_by_seed, self.parts)
-        return self.put_clients(rows_by_seed)
+        return None if rows_by_seed[0] is None else self.put_clients(rows_by_seed)
 
     def put_clients(self, of_seeds: Sequence[PyTree]) -> PyTree:
         """What is kept by client, NumPy arrays [C, ...] of each of these seeds, as one tree."""

@@ -31,6 +31,7 @@ def finished(tmp_path_factory):
     toys.write_config(folder, run=RUN)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(workdir, "SAVE_SECONDS", 0)
+        patch.setattr(workdir, "SAVE_SHARE", 1)
         assert call(*arguments(folder)) == 0
     return folder
 
@@ -209,6 +210,7 @@ def test_a_run_whose_state_is_divided_goes_on_on_other_devices(seeds, tmp_path, 
         return comparable(folder)
 
     monkeypatch.setattr(workdir, "SAVE_SECONDS", 0)
+    monkeypatch.setattr(workdir, "SAVE_SHARE", 1)
     whole = rows(4, True, tmp_path / "whole")
     last = tmp_path / "whole"
     for devices, divided in ((1, False), (8, True)):

@@ -103,7 +103,7 @@ class Workdir:
         self.path = path
         self.saved = 0
         self._experiment = experiment
-        self._checkpoints = None
+        self._checkpoints: Any = None  # until `open`
         self._next_save = -np.inf
         self._writes = path is not None and processes.is_first()
         if path is not None:

@@ -42,3 +42,29 @@ def test_a_round_needs_little_more_than_its_training(as_users_compile, chips):
     for instructions in hlo.parse(text)[0].values():
         for each in instructions:
             assert each.opcode in CARRIERS or hlo.num_bytes(each.shape) < pool, each
+
+
+def test_a_group_of_chips_gathers_a_layer_when_it_is_used(as_users_compile):
+    """In a step the weights come twice and the gradients are summed once, in bfloat16; no more.
+
+    Eight chips as two groups of four; a chip works on a fraction of the model.
+    """
+    work = workloads.load("VIT")
+    small = {**work.settings, "width": 512, "depth": 8, "heads": 4, "patch": 4}
+    work = work._replace(settings=small, cohort=2)
+    devices = targets.topology("v5e:2x4", 8)
+    simulation = benchmark.build(work, dtype="bfloat16", fsdp=4, devices=devices)
+    engine = Engine(simulation, abstract=True)
+    (programs,) = engine.lower().values()
+    compiled = programs.play.compile()
+    turns = aot_program.trips(engine, "rounds")
+    cost = hlo.cost(compiled.as_text(), lambda depth: turns[min(depth, 1)])
+
+    sizes, model = compiled.memory_analysis(), tree.num_bytes(engine.states[0].server)
+    steps, sent, examples = 2, cost.collectives, work.x.nbytes // 16  # of 2 of 32 clients
+    assert sizes.argument_size_in_bytes < 0.3 * model + work.x.nbytes
+    assert sizes.temp_size_in_bytes < 4 * model
+    assert sent["all-gather"] <= 1.1 * steps * model
+    summed = sent["all-reduce"] + sent["reduce-scatter"]  # and the uploads of two groups
+    assert summed <= 1.1 * (steps / 2 + 1 / 4) * model + examples
+    assert sent["collective-permute"] < 0.1 * model
