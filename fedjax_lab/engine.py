@@ -343,10 +343,7 @@ class Engine:
         lanes, simulation = self.lanes[i], self.simulation
         wholes = simulation.training[i], simulation.federations[i]
         seed = Seed(lanes.training, lanes.scoring, *wholes)
-        tools = Tools(
-            lambda function, **options: self._jit(function, (), self._sharding, **options),
-            self._put,
-        )
+        tools = Tools(partial(self._jit, seed_axes=(), out=self._sharding), self._put)
         return Hosted(self._program({}), seed, simulation.host, self._folder, tools)
 
     def _first_server(self, hosted):
@@ -430,8 +427,8 @@ class Engine:
     def final_states(self) -> list[State]:
         """The state of each seed. What is kept on the host is NumPy arrays, maybe of a file."""
         if self._hosted:
-            private = [store.everything() for store in self.kept()]
-            return list(map(State, (state.server for state in self.states), private))
+            each = zip(self._hosted, self.states, strict=True)
+            return [hosted.whole_state(state) for hosted, state in each]
         if not self.place.padding:
             return self._each_seed(self.states)
         real = self._run(self.place.without_padding, (0,))

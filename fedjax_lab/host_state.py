@@ -138,8 +138,10 @@ def from_bits(bits: PyTree, like: PyTree) -> PyTree:
     """The inverse of `to_bits`, for entries of the types in `like`."""
 
     def one(bits, like):
-        key = _is_key(like)
-        return jax.random.wrap_key_data(bits, impl=jax.random.key_impl(like)) if key else bits
+        if not _is_key(like):
+            return bits
+        impl = jax.random.key_impl(jnp.empty(0, like.dtype))  # `like` may be a shape
+        return jax.random.wrap_key_data(bits, impl=impl)
 
     return jax.tree.map(one, bits, like)
 
