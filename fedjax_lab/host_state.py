@@ -86,7 +86,7 @@ class HostState:
         for ids in self.pieces():
             records = np.empty((len(ids), self.bytes_of_one), np.uint8)
             file.seek(int(ids[0]) * self.bytes_of_one)
-            if file.readinto(memoryview(records)) != records.nbytes:
+            if file.readinto(records.data) != records.nbytes:
                 raise ValueError("it is too short")
             if not np.array_equal(records, self._records.read(ids)):  # zeros stay holes
                 self._records.write(ids, records)
