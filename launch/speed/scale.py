@@ -5,10 +5,10 @@
     python launch/speed/scale.py pool --file=/scratch/pool.bin --gigabytes=20 [--data=auto|stream]
 
 `state`: SCAFFOLD (or FedAvg) with the small MLP (64-64-10), 20 of the clients a round, 20 examples
-each, of a pool that they share. `pool`: FedAvg with an MLP on images 32x32x3 in a file, which is made
-where it is not there, 50 examples a client, 50 clients a round. One process measures one case, because
-`peak_bytes` is the most memory that the process has had; `anonymous_bytes` leaves out pages of
-files, which the system takes back when it needs them. `device_bytes`: arrays on the devices.
+each, of a pool that they share. `pool`: FedAvg with an MLP on images 32x32x3 in a file, which is
+made where it is not there, 50 examples a client, 50 clients a round. One process measures one case,
+because `peak_bytes` is the most memory that the process has had; `anonymous_bytes` leaves out pages
+of files, which the system takes back when it needs them. `device_bytes`: arrays on the devices.
 `--cold` drops the file from the system's cache first.
 """
 
@@ -100,7 +100,7 @@ def make_federation(x: np.ndarray, clients: int, examples: int) -> Federation:
     rows = Rows(
         start=np.arange(0, count, examples, dtype=np.int32),
         count=np.full(clients, examples, np.int32),
-        list=(np.arange(count) % len(x)).astype(np.int32),
+        list=np.arange(count, dtype=np.int32) % np.int32(len(x)),
         longest=examples,
     )
     y = np.random.default_rng(0).integers(CLASSES, size=len(x), dtype=np.int32)
