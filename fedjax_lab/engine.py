@@ -463,8 +463,8 @@ class Engine:
         keys = [streams.make_keys(jax.random.key(seed)) for seed in simulation.seeds]
         settings = simulation.joint.settings if simulation.joint else [{}] * len(keys)
         scoring, training = simulation.federations, simulation.training
+        alike = all(a is b for a, b in zip(training, scoring, strict=True))
         scoring = [simulation.strategy.arrange(federation) for federation in scoring]
-        training = scoring if training is simulation.federations else training
         pool = self._make_pool(scoring[0])
         of_seeds = list(zip(settings, keys, strict=True))
         groups = [slice(i, i + 1) for i in range(len(keys))]
@@ -472,10 +472,11 @@ class Engine:
             of_seeds = [jax.tree.map(lambda *a: jnp.stack(a), *of_seeds)]
             groups = [slice(None)]
         of_seeds = [self._put(of_seed) for of_seed in of_seeds]
-        parts = [self._each_lane(pool, part, groups) for part in (training, scoring)]
+        scored = list(self._each_lane(pool, scoring, groups))
+        trained = scored if alike else self._each_lane(pool, training, groups)
         return [
             Lanes(settings, *(Lane(*of_lane, keys) for of_lane in both))
-            for (settings, keys), *both in zip(of_seeds, *parts, strict=True)
+            for (settings, keys), *both in zip(of_seeds, trained, scored, strict=True)
         ]
 
     def _each_lane(self, pool, federations, groups):
