@@ -8,7 +8,7 @@ import numpy as np
 
 from fedjax_lab import streams, tree
 from fedjax_lab.local import fetch, make_work, num_batches
-from fedjax_lab.parallel import Strategy
+from fedjax_lab.strategies import Strategy
 from fedjax_lab.streams import Keys
 from fedjax_lab.types import Array, Client, Federation, Method, Plan, PyTree, State
 
