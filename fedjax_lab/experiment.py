@@ -41,6 +41,7 @@ def build(
     seeds: Sequence[int] | None = None,
     dataset: Dataset | None = None,
     devices: Sequence[jax.Device] | None = None,
+    memory: int = 0,
 ) -> Experiment:
     """All that a run of a resolved config needs. Nothing is compiled yet.
 
@@ -48,6 +49,7 @@ def build(
     dataset: what `load_data` gives for this config, where that is at hand.
     devices: those that the run is made for; None: all that JAX finds. They need not be there for
         an engine that only describes its arrays.
+    memory: bytes of each of these devices, where they are not there; 0: that is not known.
     """
     seeds = [config.run.seed] if seeds is None else [int(seed) for seed in seeds]
     _check_seeds(seeds)
@@ -68,7 +70,7 @@ def build(
         stages=stages,
         plan=plan,
         embeddings=embeddings,
-        **_engine_fields(config.engine, plan, stages, task, federations, devices),
+        **_engine_fields(config.engine, plan, stages, task, federations, devices, memory),
     )
     _check_fsdp(config, plan, stages)
     return Experiment(config, dataset, task, simulation)
@@ -240,10 +242,10 @@ def _plan(config, training, stages, dataset):
     return plan._replace(eval_batch=fsdp.even(plan.eval_batch, config.engine.fsdp))
 
 
-def _engine_fields(engine, plan, stages, task, federations, devices):
+def _engine_fields(engine, plan, stages, task, federations, devices, memory):
     """The fields of a simulation that a config's section `engine` decides."""
     convolutional = has_convolutions(task)
-    division = _divide(engine, plan, stages, task, federations, devices)
+    division = _divide(engine, plan, stages, task, federations, devices, memory)
     host = _host(division, engine, stages)
     together = vectorizes_seeds(engine.seeds, stages, convolutional, _platform(devices), host)
     together = together and (engine.fsdp == 1 or engine.seeds == "vectorized")
@@ -269,12 +271,12 @@ def _engine_fields(engine, plan, stages, task, federations, devices):
     }
 
 
-def _divide(engine, plan, stages, task, federations, devices):
+def _divide(engine, plan, stages, task, federations, devices, memory):
     """What is on every device, what the devices divide, and what is on the host."""
     chosen = parallel.choose_devices(plan.cohort, engine.fsdp, devices)
     lent = sizes.Devices(
         number=len(chosen) // engine.fsdp,
-        memory=parallel.free_memory(devices),
+        memory=memory or parallel.free_memory(devices),
         of_host=chosen[0].platform == "cpu",
     )
     sizes.check_model(stages[0].method, engine.fsdp, lent)

@@ -15,7 +15,8 @@ from fedjax_lab.errors import BadInput
 from fedjax_lab.sampling import AT_RANDOM
 from fedjax_lab.types import Federation, Method
 
-SMALL = 64 * 2**20  # bytes: what is no larger is on every device, which saves a collective a round
+SMALL = 64 * 2**20  # bytes: what is no larger is on every device, which saves a collective a round,
+PART = 16  # and so is what is no more than such a part of an accelerator's memory
 ON_HOST = {"host", "disk", "stream"}  # where something is when it is not on the devices
 SHARE = 0.5  # of a device's memory that the clients' state and the examples may take, each
 
@@ -176,7 +177,8 @@ def choose(what: str, asked: str, size: int, devices: Devices, beyond: str) -> C
     room = SHARE * devices.memory if devices.memory else float("inf")
     share = -(-size // devices.number)
     if asked == "auto":
-        if size <= min(SMALL, room) or (devices.number == 1 and size <= room):
+        small = SMALL if devices.of_host else max(SMALL, devices.memory // PART)
+        if size <= min(small, room) or (devices.number == 1 and size <= room):
             return Choice("replicated", f"{_amount(size)} on each device")
         if share <= room:
             return Choice("sharded", f"{_amount(size)}, {_amount(share)} on each device")

@@ -17,8 +17,10 @@ EIGHT = sizes.Devices(8, 16 * GIB)
 @pytest.mark.parametrize(
     "size, devices, where",
     [
-        (64 * MIB, EIGHT, "replicated"),
-        (65 * MIB, EIGHT, "sharded"),
+        (1024 * MIB, EIGHT, "replicated"),  # a sixteenth of a device's memory
+        (1025 * MIB, EIGHT, "sharded"),
+        (64 * MIB, sizes.Devices(8, 16 * GIB, of_host=True), "replicated"),
+        (65 * MIB, sizes.Devices(8, 16 * GIB, of_host=True), "sharded"),
         (64 * GIB, EIGHT, "sharded"),
         (65 * GIB, EIGHT, "host"),
         (8 * GIB, sizes.Devices(1, 16 * GIB), "replicated"),

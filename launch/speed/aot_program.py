@@ -53,15 +53,17 @@ def print_figures(request: dict) -> int:
 
 def make(request: dict, devices: list) -> tuple[Simulation, Task, str]:
     """What the engine plays on these devices, the model's task, and the formulation chosen."""
+    memory = targets.chip(request["target"]).memory
     if "workload" in request:
         work = workloads.load(request["workload"])
         settings = {key.removeprefix("engine."): value for key, value in request["overrides"]}
         asked, task = settings.get("convolution", "auto"), benchmark.make_model(work)
-        simulation = benchmark.build(work, devices=devices, **settings)
+        simulation = benchmark.build(work, devices=devices, memory=memory, **settings)
     else:
         config = resolve(load_config(request["config"]), request["overrides"])
         asked = config.engine.convolution
-        _, _, task, simulation = experiment.build(config, request["seeds"], devices=devices)
+        built = experiment.build(config, request["seeds"], devices=devices, memory=memory)
+        task, simulation = built.task, built.simulation
     convolution = kernels.choose(devices[0].platform, asked).convolution
     return simulation, task, convolution.__name__
 

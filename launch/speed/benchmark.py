@@ -60,8 +60,12 @@ def build(
     data: str = "auto",
     sampling: str = "exact",
     devices: Sequence[jax.Device] | None = None,
+    memory: int = 0,
 ) -> Simulation:
-    """A workload as the engine sees it, for these devices (None: all that there are)."""
+    """A workload as the engine sees it, for these devices (None: all that there are).
+
+    memory: bytes of each of them, where they are not there; 0: that is not known.
+    """
     platform = (jax.devices() if devices is None else devices)[0].platform
     task = make_model(work, convolution, dtype, platform)
     sizes = np.array([len(rows) for rows in work.rows])
@@ -87,7 +91,11 @@ def build(
         [federation],
         task.num_classes,
         work.cohort,
-        Devices(len(used) // int(fsdp), parallel.free_memory(devices)),
+        Devices(
+            number=len(used) // int(fsdp),
+            memory=memory or parallel.free_memory(devices),
+            of_host=used[0].platform == "cpu",
+        ),
         state=state,
         data=data,
         sampling=sampling,

@@ -3,6 +3,8 @@
 Needs libtpu (the extra aot-tpu), no device.
 """
 
+from typing import NamedTuple
+
 import aot_program
 import benchmark
 import hlo
@@ -18,13 +20,33 @@ pytestmark = [
     pytest.mark.skipif(not targets.installed("v5e:2x4"), reason="libtpu is not installed"),
 ]
 
+
+class Round(NamedTuple):
+    """What a chip holds, and what it sends in a round, in bytes."""
+
+    held: int
+    sent: float
+
+
+def compiled_round(work, **settings):
+    """That of a workload on eight chips."""
+    devices = targets.topology("v5e:2x4", 8)
+    engine = Engine(benchmark.build(work, devices=devices, **settings), abstract=True)
+    (programs,) = engine.lower().values()
+    compiled = programs.play.compile()
+    turns = aot_program.trips(engine, "rounds")
+    cost = hlo.cost(compiled.as_text(), lambda depth: turns[min(depth, 1)])
+    return Round(compiled.memory_analysis().argument_size_in_bytes, sum(cost.collectives.values()))
+
+
 CARRIERS = hlo.FREE | {"while", "conditional", "call"}  # they hand on what is there
 
 
 @pytest.mark.parametrize("chips", [1, 8])
 def test_a_round_needs_little_more_than_its_training(as_users_compile, chips):
     work = workloads.load("A1")
-    simulation = benchmark.build(work, devices=targets.topology("v5e:2x4", chips))
+    memory = targets.chip("v5e:2x4").memory
+    simulation = benchmark.build(work, devices=targets.topology("v5e:2x4", chips), memory=memory)
     engine = Engine(simulation, abstract=True)
     (programs,) = engine.lower().values()
     compiled = programs.play.compile()
@@ -68,3 +90,18 @@ def test_a_group_of_chips_gathers_a_layer_when_it_is_used(as_users_compile):
     summed = sent["all-reduce"] + sent["reduce-scatter"]  # and the uploads of two groups
     assert summed <= 1.1 * (steps / 2 + 1 / 4) * model + examples
     assert sent["collective-permute"] < 0.1 * model
+
+
+def test_chips_divide_what_clients_keep(as_users_compile):
+    """SCAFFOLD with 100,000 clients: an eighth a chip; the cohort's state and examples come and go.
+
+    Where each chip draws its own clients, little more than the model is sent.
+    """
+    work = workloads.load("P5")
+    whole, exact = compiled_round(work, state="replicated", data="replicated"), compiled_round(work)
+    by_device = compiled_round(work, sampling="device")
+    assert exact.held <= whole.held / 7.5 and by_device.held <= whole.held / 7.5
+    model = 4 * 4810
+    cohort = work.cohort * (model + 20 * (64 + 4 + 4))
+    assert exact.sent <= 2.2 * cohort
+    assert by_device.sent <= 4 * model
