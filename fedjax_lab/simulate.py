@@ -247,6 +247,7 @@ def cohort_size(program: Program, lane: Lane, state: State) -> int:
     """How many clients take part in a round; a method may ask for more than the plan."""
 
     def ids(key, server, population):
+        population = without_padding(program.plan, population)
         return program.method.sample(key, server, population, program.plan.cohort)[0]
 
     key = jax.random.key(0)
