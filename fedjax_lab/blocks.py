@@ -25,7 +25,8 @@ from fedjax_lab.simulate import Lane, Program, Progress
 from fedjax_lab.tracing import depends
 from fedjax_lab.types import PyTree, State
 
-BLOCK_BYTES = 1 << 24  # of private state and streamed examples; the devices hold up to four blocks
+STATE_BYTES = 1 << 24  # of the private state in a block; the devices hold up to four blocks
+EXAMPLE_BYTES = 1 << 26  # of streamed examples in a block
 MOST_ROUNDS = 256  # of a block
 
 
@@ -210,15 +211,16 @@ def block_size(
 
 
 def clients_that_fit(state_bytes: int, example_bytes: int, counts: Sequence[np.ndarray]) -> int:
-    """How many clients, the largest ones, have no more than `BLOCK_BYTES`; at least one.
+    """How many clients fit in a block, even if they are the largest; at least one.
 
     Args:
       state_bytes: private state of one.
       example_bytes: of an example; 0 where the examples are on the devices.
       counts: how many examples each client has [C], of each set of rows that is needed.
     """
-    if not (example_bytes and counts):
-        return max(1, BLOCK_BYTES // max(1, state_bytes))
-    largest = sum(np.sort(count)[::-1].astype(np.int64) for count in counts)
-    total = np.cumsum(state_bytes + example_bytes * largest)
-    return max(1, int(np.searchsorted(total, BLOCK_BYTES, side="right")))
+    fitting = STATE_BYTES // max(1, state_bytes)
+    if example_bytes and counts:
+        largest = sum(np.sort(count)[::-1].astype(np.int64) for count in counts)
+        total = np.cumsum(example_bytes * largest)
+        fitting = min(fitting, int(np.searchsorted(total, EXAMPLE_BYTES, side="right")))
+    return max(1, fitting)

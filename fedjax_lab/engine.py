@@ -345,10 +345,7 @@ class Engine:
         lanes, simulation = self.lanes[i], self.simulation
         wholes = simulation.training[i], simulation.federations[i]
         seed = Seed(lanes.training, lanes.scoring, *wholes)
-        tools = Tools(
-            lambda function, **options: self._jit(function, (), self._sharding, **options),
-            self._put,
-        )
+        tools = Tools(partial(self._jit, seed_axes=(), out=self._sharding), self._put)
         return Hosted(self._program({}), seed, simulation.host, self._folder, tools)
 
     def _first_server(self, hosted):
@@ -432,8 +429,8 @@ class Engine:
     def final_states(self) -> list[State]:
         """The state of each seed. What is kept on the host is NumPy arrays, maybe of a file."""
         if self._hosted:
-            private = [store.everything() for store in self.kept()]
-            return list(map(State, (state.server for state in self.states), private))
+            each = zip(self._hosted, self.states, strict=True)
+            return [hosted.whole_state(state) for hosted, state in each]
         if not self.place.padding:
             return self._each_seed(self.states)
         real = self._run(self.place.without_padding, (0,))
@@ -468,8 +465,8 @@ class Engine:
         keys = [streams.make_keys(jax.random.key(seed)) for seed in simulation.seeds]
         settings = simulation.joint.settings if simulation.joint else [{}] * len(keys)
         scoring, training = simulation.federations, simulation.training
+        alike = all(a is b for a, b in zip(training, scoring, strict=True))
         scoring = [simulation.strategy.arrange(federation) for federation in scoring]
-        training = scoring if training is simulation.federations else training
         pool = self._make_pool(scoring[0])
         of_seeds = list(zip(settings, keys, strict=True))
         groups = [slice(i, i + 1) for i in range(len(keys))]
@@ -477,10 +474,11 @@ class Engine:
             of_seeds = [jax.tree.map(lambda *a: jnp.stack(a), *of_seeds)]
             groups = [slice(None)]
         of_seeds = [self._put(of_seed) for of_seed in of_seeds]
-        parts = [self._each_lane(pool, part, groups) for part in (training, scoring)]
+        scored = list(self._each_lane(pool, scoring, groups))
+        trained = scored if alike else self._each_lane(pool, training, groups)
         return [
             Lanes(settings, *(Lane(*of_lane, keys) for of_lane in both))
-            for (settings, keys), *both in zip(of_seeds, *parts, strict=True)
+            for (settings, keys), *both in zip(of_seeds, trained, scored, strict=True)
         ]
 
     def _each_lane(self, pool, federations, groups):

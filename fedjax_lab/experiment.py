@@ -272,12 +272,18 @@ def _engine_fields(engine, plan, stages, task, federations, devices):
 def _divide(engine, plan, stages, task, federations, devices):
     """What is on every device, what the devices divide, and what is on the host."""
     chosen = parallel.choose_devices(plan.cohort, engine.fsdp, devices)
+    lent = sizes.Devices(
+        number=len(chosen) // engine.fsdp,
+        memory=parallel.free_memory(devices),
+        of_host=chosen[0].platform == "cpu",
+    )
+    sizes.check_model(stages[0].method, engine.fsdp, lent)
     return sizes.divide(
-        stages[0].method,
+        [stage.method for stage in stages],
         federations,
         task.num_classes,
         plan.cohort,
-        sizes.Devices(len(chosen) // engine.fsdp, parallel.free_memory(devices)),
+        lent,
         state=engine.state,
         data=engine.data,
         sampling=engine.sampling,

@@ -86,7 +86,7 @@ class HostState:
         for ids in self.pieces():
             records = np.empty((len(ids), self.bytes_of_one), np.uint8)
             file.seek(int(ids[0]) * self.bytes_of_one)
-            if file.readinto(memoryview(records)) != records.nbytes:
+            if file.readinto(records.data) != records.nbytes:
                 raise ValueError("it is too short")
             if not np.array_equal(records, self._records.read(ids)):  # zeros stay holes
                 self._records.write(ids, records)
@@ -138,8 +138,10 @@ def from_bits(bits: PyTree, like: PyTree) -> PyTree:
     """The inverse of `to_bits`, for entries of the types in `like`."""
 
     def one(bits, like):
-        key = _is_key(like)
-        return jax.random.wrap_key_data(bits, impl=jax.random.key_impl(like)) if key else bits
+        if not _is_key(like):
+            return bits
+        impl = jax.random.key_impl(jnp.empty(0, like.dtype))  # `like` may be a shape
+        return jax.random.wrap_key_data(bits, impl=impl)
 
     return jax.tree.map(one, bits, like)
 

@@ -10,7 +10,7 @@ import numpy as np
 from fedjax_lab import blocks, evaluate, parallel, parts, pieces, simulate
 from fedjax_lab.blocks import Tools
 from fedjax_lab.errors import BadInput
-from fedjax_lab.host_state import HostState, to_bits
+from fedjax_lab.host_state import HostState, from_bits, to_bits
 from fedjax_lab.simulate import Lane, Program, Progress
 from fedjax_lab.tracing import depends
 from fedjax_lab.types import Federation, Method, State
@@ -109,6 +109,10 @@ class Hosted:
         self._player.flush()
         return self._store
 
+    def whole_state(self, state: State) -> State:
+        """A state with everybody's private part, which is not copied."""
+        return state._replace(private=from_bits(self.kept().everything(), self._like.private))
+
     def forget(self) -> None:
         """Goes on with what is stored, whatever was played."""
         self._player.forget()
@@ -129,7 +133,7 @@ class Hosted:
         whole, lane, batch = self._seed.to_score, self._seed.scoring, self._program.plan.eval_batch
         clients, rows = self._clients_that_fit(whole, parts.SETS), len(whole.y)
         if self._stream:  # in whole batches
-            rows = max(1, blocks.BLOCK_BYTES // parts.example_bytes(whole) // batch) * batch
+            rows = max(1, blocks.EXAMPLE_BYTES // parts.example_bytes(whole) // batch) * batch
         kinds = [
             (kind, self._part(lane, whole, kind.sets, len(kind.clients[0]), kind.num_rows))
             for kind in pieces.kinds(self._program.method, whole, clients, rows)

@@ -8,9 +8,11 @@ import numpy as np
 
 from fedjax_lab import streams, tree
 from fedjax_lab.local import fetch, make_work, num_batches
-from fedjax_lab.parallel import Strategy
+from fedjax_lab.strategies import Strategy
 from fedjax_lab.streams import Keys
 from fedjax_lab.types import Array, Client, Federation, Method, Plan, PyTree, State
+
+PIECE = 1 << 16  # clients whose labels are counted at a time
 
 
 class Program(NamedTuple):
@@ -51,23 +53,32 @@ def population(federation: Federation, num_classes: int) -> Client:
 
 def population_on_host(federation: Federation, num_classes: int) -> Client:
     """The same as NumPy arrays."""
-    rows = federation.train
-    start, count, held = (np.asarray(a) for a in (rows.start, rows.count, rows.list))
+    count = np.asarray(federation.train.count)
     n = count.astype(np.float32)
-    client = np.repeat(np.arange(len(n)), count)
-    place = np.arange(len(client)) + np.repeat(start - (np.cumsum(count) - count), count)
-    cell = client * num_classes + np.asarray(federation.y)[held[place]]
-    label_count = np.bincount(cell, minlength=len(n) * num_classes).reshape(-1, num_classes)
     fields: dict[str, Any] = {
         "id": np.arange(len(n), dtype=np.int32),
         "n": n,
         "weight": n / np.float32(count.sum()),
-        "label_count": label_count.astype(np.float32),
+        "label_count": _label_counts(federation.train, np.asarray(federation.y), num_classes),
         "private": (),
         "num_clients": np.full_like(n, len(n)),
         "mean_n": np.full_like(n, count.mean()),
     }
     return Client(**fields)
+
+
+def _label_counts(rows, y, num_classes):
+    """How many examples of each class each client holds, [C, K]; some clients at a time."""
+    start, count, held = (np.asarray(a) for a in (rows.start, rows.count, rows.list))
+    out = np.empty((len(rows), num_classes), np.float32)
+    for begin in range(0, len(rows), PIECE):
+        part = slice(begin, begin + PIECE)
+        n = count[part]
+        client = np.repeat(np.arange(len(n)), n)
+        place = np.arange(len(client)) + np.repeat(start[part] - (np.cumsum(n) - n), n)
+        cell = client * num_classes + y[held[place]]
+        out[part] = np.bincount(cell, minlength=len(n) * num_classes).reshape(-1, num_classes)
+    return out
 
 
 def no_progress() -> Progress:

@@ -3,6 +3,7 @@
 What `auto` chooses follows from sizes alone, before anything is compiled.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -24,6 +25,7 @@ class Devices(NamedTuple):
 
     number: int
     memory: int  # bytes of one that are free; 0: that is not known
+    of_host: bool = False  # whether that memory is the host's, as a CPU's is
 
 
 class Choice(NamedTuple):
@@ -62,7 +64,7 @@ class Division(NamedTuple):
 
 
 def divide(
-    method: Method,
+    methods: Sequence[Method],
     federations: Sequence[Federation],
     num_classes: int,
     cohort: int,
@@ -78,11 +80,11 @@ def divide(
     if by_device:
         if not {state, data} <= {"auto", "sharded"}:
             raise BadInput(f"{BY_DEVICE} divides both; leave config.engine.state and data at auto")
-        _check_by_device(method, first, cohort, len(federations), devices.number)
+        _check_by_device(methods, first, cohort, len(federations), devices.number)
         state = data = "sharded"
-    of_state = len(federations) * state_bytes(method, first, num_classes)
+    of_state = len(federations) * max(state_bytes(m, first, num_classes) for m in methods)
     division = Division(
-        choose("state", state, of_state, devices, beyond="host"),
+        choose("state", state, of_state, devices, beyond="disk" if devices.of_host else "host"),
         choose("data", data, pool_bytes(first), devices, beyond="stream"),
         by_device,
     )
@@ -107,11 +109,11 @@ def _undivided(division, state, data):
 BY_DEVICE = "config.engine.sampling=device"
 
 
-def _check_by_device(method, federation, cohort, seeds, devices):
+def _check_by_device(methods, federation, cohort, seeds, devices):
     """BadInput where devices cannot each draw from the clients that they hold."""
     if seeds > 1:
         raise BadInput(f"{BY_DEVICE} is for one seed, whose examples are divided; got {seeds}")
-    if method.sample not in AT_RANDOM:
+    if not all(method.sample in AT_RANDOM for method in methods):
         raise BadInput(f"{BY_DEVICE} needs a method that draws its clients at random")
     for what, count in (("clients", len(federation.train)), ("clients a round", cohort)):
         if count % devices:
@@ -119,6 +121,23 @@ def _check_by_device(method, federation, cohort, seeds, devices):
                 f"{BY_DEVICE} divides {count} {what} among {devices} devices; take a multiple of"
                 f" {devices}"
             )
+
+
+def check_model(method: Method, group: int, devices: Devices) -> None:
+    """BadInput where the server's state is more than the memory of a group of devices.
+
+    A CPU's memory is checked when the state is made.
+    """
+    if devices.of_host or not devices.memory or method.init is None:
+        return
+    first = method.init
+    size = tree.num_bytes(jax.eval_shape(lambda: first(jax.random.key(0), 1)).server)
+    if size > group * devices.memory:
+        raise BadInput(
+            f"the server's state needs {_amount(-(-size // group))} on each device, which has"
+            f" {_amount(devices.memory)} free; use at least"
+            f" config.engine.fsdp={2 ** math.ceil(math.log2(size / devices.memory))}"
+        )
 
 
 def state_bytes(method: Method, federation: Federation, num_classes: int) -> int:
@@ -149,7 +168,7 @@ def choose(what: str, asked: str, size: int, devices: Devices, beyond: str) -> C
 
     what: "state" or "data", the key of config.engine that decides.
     asked: its value: "auto", "replicated", "sharded", or something beyond the devices.
-    beyond: what does without the devices' memory: "host" or "stream".
+    beyond: what does without the devices' memory: "host", "disk" or "stream".
 
     Raises:
       BadInput: it does not fit where it was asked to be.

@@ -70,3 +70,19 @@ def test_a_cohort_that_depends_on_the_server_is_drawn_when_it_is_known():
     player, store, state = make_player(method, 1)
     state, _ = player.play(state, simulate.no_progress(), 0, 4)
     toys.same(everything(player, store, state, expected), expected)
+
+
+def test_a_block_has_the_rounds_that_fit(monkeypatch):
+    """By the private state, by the largest clients' examples, and never less than one round."""
+    monkeypatch.setattr(blocks, "STATE_BYTES", 100)
+    monkeypatch.setattr(blocks, "EXAMPLE_BYTES", 60)
+    counts = [np.array([1, 5, 2]), np.array([0, 3, 4])]  # the largest have 9, 5 and 1
+    assert blocks.clients_that_fit(10, 0, []) == 10
+    assert blocks.clients_that_fit(10, 4, counts) == 3
+    assert blocks.clients_that_fit(10, 5, counts) == 1
+    assert blocks.clients_that_fit(1000, 5, counts) == 1
+    program = simulate.Program(toys.make("fedavg"), toys.PLAN, toys.VECTORIZED)
+    assert blocks.block_size(program, 1000, 5, 12) == (2, 10)
+    assert blocks.block_size(program, 8, 5, 12) == (2, 8)
+    assert blocks.block_size(program, 1000, 5, 3) == (1, 5)
+    assert blocks.block_size(program, 1000, 5, 10**6) == (toys.PLAN.rounds, 30)

@@ -66,6 +66,15 @@ def test_same_numbers_of_every_kind_of_method(name, small_blocks):
 
 
 @pytest.mark.slow
+def test_what_is_kept_may_be_typed_keys(small_blocks, tmp_path):
+    method = toys.with_keys(toys.TASK)
+    method = method._replace(
+        predict=lambda message, client, x: toys.TASK.apply(message[0], x).logits
+    )
+    toys.same(run(method, Host(on_disk=True), folder=tmp_path), run(method, None))
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("inner", [parallel.vectorized(), parallel.sequential()])
 def test_same_numbers_on_a_mesh(inner, small_blocks):
     method, mesh = toys.make("scaffold"), parallel.on_mesh(parallel.make_mesh(4), inner)

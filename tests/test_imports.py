@@ -12,7 +12,7 @@ PACKAGE = Path(__file__).parents[1] / "fedjax_lab"
 ROOMS = {  # room: the modules and folders that it has
     "tools": "types tree losses optim sampling clusters streams errors",  # to write methods with
     "core": (
-        "local simulate evaluate parallel shards fsdp placement sizes width engine"
+        "local simulate evaluate parallel strategies mesh shards fsdp placement sizes width engine"
         " host_state tracing parts blocks pieces hosted"  # what is kept on the host
     ),  # runs methods
     "data": "data",

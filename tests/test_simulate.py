@@ -91,7 +91,6 @@ def test_nothing_returns_to_the_host_inside_a_block():
 @pytest.mark.slow
 def test_measured_work_is_what_the_method_did():
     """A second training of two steps counts, with its loss and its examples."""
-    from fedjax_lab import losses
 
     risk = losses.risk(toys.TASK)
 
@@ -117,36 +116,13 @@ def test_divergence_names_its_round():
     assert 5 <= int(sums.diverged) <= 6
 
 
-def with_keys(task):
-    """FedAvg whose server and clients keep a typed key each, and change it in every round."""
-    plain = fedavg(task)
-    (exchange,) = plain.round
-
-    def init(key, num_clients):
-        return State((task.init(key), key), jax.random.split(key, num_clients))
-
-    def local(message, client, work):
-        weights, key = message
-        noise = jax.random.normal(key) + jax.random.normal(client.private)
-        weights = jax.tree.map(lambda a: a + 1e-3 * noise, weights)
-        return work.train(weights, losses.risk(task)), jax.random.fold_in(client.private, 1)
-
-    def aggregate(server, uploads, cohort):
-        return exchange.aggregate(server[0], uploads, cohort), jax.random.fold_in(server[1], 1)
-
-    def send(server, id):
-        return server
-
-    return plain._replace(init=init, round=(Exchange(send, local, aggregate),))
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "inner", [parallel.chunked(2), parallel.sequential()], ids=lambda s: s.name
 )
 def test_a_state_may_hold_typed_keys(inner):
     """Five clients on four devices, some of them copies; two seeds at once; bytes are counted."""
-    method = with_keys(toys.TASK)
+    method = toys.with_keys(toys.TASK)
     expected, sums = toys.player(method)(KEYS, 0, 2)
     assert int(sums.diverged) == -1
     strategy = parallel.on_mesh(parallel.make_mesh(4), inner)
@@ -158,7 +134,7 @@ def test_a_state_may_hold_typed_keys(inner):
 
 
 def test_seeds_at_once_may_hold_typed_keys():
-    method = with_keys(toys.TASK)
+    method = toys.with_keys(toys.TASK)
     program = simulate.Program(method, toys.PLAN, toys.VECTORIZED)
 
     def one(keys):

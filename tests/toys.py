@@ -6,12 +6,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_lab import optim, parallel, registry, shards, simulate
+from fedjax_lab import losses, optim, parallel, registry, shards, simulate
 from fedjax_lab.federation import make_rows
+from fedjax_lab.methods.fedavg import fedavg
 from fedjax_lab.models import nets
 from fedjax_lab.models.task import make_task
 from fedjax_lab.running.checkpoint import numbers
-from fedjax_lab.types import Batch, Federation, Plan, Weights
+from fedjax_lab.types import Batch, Exchange, Federation, Plan, State, Weights
 
 C, N, K, D = 8, 37, 4, 6  # clients, most examples of one, classes, features
 PLAN = Plan(rounds=6, cohort=5, batch_size=8, epochs=2, optimizer=optim.sgd(0.05, 0.9, 1e-4))
@@ -165,6 +166,29 @@ def player(method, strategy=VECTORIZED, plan=None, federation=FEDERATION):
 def make(name, task=NORM, **hyper):
     """A method by name on a toy task."""
     return registry.make_method(name, task, **hyper)
+
+
+def with_keys(task):
+    """FedAvg whose server and clients keep a typed key each, and change it in every round."""
+    plain = fedavg(task)
+    (exchange,) = plain.round
+
+    def init(key, num_clients):
+        return State((task.init(key), key), jax.random.split(key, num_clients))
+
+    def local(message, client, work):
+        weights, key = message
+        noise = jax.random.normal(key) + jax.random.normal(client.private)
+        weights = jax.tree.map(lambda a: a + 1e-3 * noise, weights)
+        return work.train(weights, losses.risk(task)), jax.random.fold_in(client.private, 1)
+
+    def aggregate(server, uploads, cohort):
+        return exchange.aggregate(server[0], uploads, cohort), jax.random.fold_in(server[1], 1)
+
+    def send(server, id):
+        return server
+
+    return plain._replace(init=init, round=(Exchange(send, local, aggregate),))
 
 
 def same(a, b):

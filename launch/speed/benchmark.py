@@ -83,7 +83,7 @@ def build(
     federation = make_federation(work)
     used = parallel.choose_devices(work.cohort, int(fsdp), devices)
     division = divide(
-        method,
+        [method],
         [federation],
         task.num_classes,
         work.cohort,

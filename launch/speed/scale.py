@@ -1,13 +1,14 @@
 """Memory and time where private state or examples are larger than a device: one JSON line each.
 
-    python launch/speed/scale.py state --clients=300000 [--state=auto|host|disk] [--rounds=300]
+    python launch/speed/scale.py state --clients=300000 [--state=auto|host|disk]
+                                       [--method=scaffold|fedavg] [--rounds=300]
     python launch/speed/scale.py pool --file=/scratch/pool.bin --gigabytes=20 [--data=auto|stream]
 
-`state`: SCAFFOLD with the small MLP (64-64-10), 20 of the clients a round, 20 examples each, of a
-pool that they share. `pool`: FedAvg with an MLP on images 32x32x3 in a file, which is made where it
-is not there, 50 examples a client, 50 clients a round. One process measures one case, because
-`peak_bytes` is the most memory that the process has had; `anonymous_bytes` leaves out pages of
-files, which the system takes back when it needs them. `device_bytes`: arrays on the devices.
+`state`: SCAFFOLD (or FedAvg) with the small MLP (64-64-10), 20 of the clients a round, 20 examples
+each, of a pool that they share. `pool`: FedAvg with an MLP on images 32x32x3 in a file, which is
+made where it is not there, 50 examples a client, 50 clients a round. One process measures one case,
+because `peak_bytes` is the most memory that the process has had; `anonymous_bytes` leaves out pages
+of files, which the system takes back when it needs them. `device_bytes`: arrays on the devices.
 `--cold` drops the file from the system's cache first.
 """
 
@@ -35,12 +36,12 @@ from fedjax_lab.methods.scaffold import scaffold
 from fedjax_lab.models import nets
 from fedjax_lab.models.task import make_task
 from fedjax_lab.running.runner import peak_memory
+from fedjax_lab.sizes import Devices, divide
 from fedjax_lab.types import Federation, Plan, Rows, Stage
 from fedjax_lab.width import client_bytes
 
 CLASSES = 10
 IMAGE = (32, 32, 3)
-HOSTS = {"auto": None, "host": Host(), "disk": Host(on_disk=True), "stream": Host(stream=True)}
 
 
 def main() -> None:
@@ -52,6 +53,7 @@ def main() -> None:
     state, pool = (commands.add_parser(name) for name in ("state", "pool"))
     state.add_argument("--clients", type=int, default=300_000)
     state.add_argument("--state", choices=("auto", "host", "disk"), default="host")
+    state.add_argument("--method", choices=("scaffold", "fedavg"), default="scaffold")
     state.add_argument("--full", action="store_true", help="everybody has something from the start")
     pool.add_argument("--file", type=Path, required=True)
     pool.add_argument("--gigabytes", type=float, default=20)
@@ -72,7 +74,8 @@ def of_state(args) -> Simulation:
     federation = make_federation(x, args.clients, 20)
     task = make_task(nets.mlp(CLASSES), (64,), CLASSES)
     plan = Plan(10**6, 20, 10, 1, optim.sgd(0.01), equal_steps=True)
-    return simulate(federation, scaffold(task), task, plan, HOSTS[args.state])
+    method = {"scaffold": scaffold, "fedavg": fedavg}[args.method](task)
+    return simulate(federation, method, task, plan, state=args.state)
 
 
 def of_pool(args) -> Simulation:
@@ -88,7 +91,7 @@ def of_pool(args) -> Simulation:
     federation = make_federation(x, count // 50, 50)._replace(scale=np.float32(1 / 255))
     task = make_task(nets.mlp(CLASSES), IMAGE, CLASSES)
     plan = Plan(10**6, 50, 10, 1, optim.sgd(0.01), example_shape=IMAGE, equal_steps=True)
-    return simulate(federation, fedavg(task), task, plan, HOSTS[args.data])
+    return simulate(federation, fedavg(task), task, plan, data=args.data)
 
 
 def make_federation(x: np.ndarray, clients: int, examples: int) -> Federation:
@@ -97,7 +100,7 @@ def make_federation(x: np.ndarray, clients: int, examples: int) -> Federation:
     rows = Rows(
         start=np.arange(0, count, examples, dtype=np.int32),
         count=np.full(clients, examples, np.int32),
-        list=(np.arange(count) % len(x)).astype(np.int32),
+        list=np.arange(count, dtype=np.int32) % np.int32(len(x)),
         longest=examples,
     )
     y = np.random.default_rng(0).integers(CLASSES, size=len(x), dtype=np.int32)
@@ -105,14 +108,20 @@ def make_federation(x: np.ndarray, clients: int, examples: int) -> Federation:
     return Federation(x, y, domain, np.float32(0), np.float32(1), rows, None, None, test, None)
 
 
-def simulate(federation, method, task, plan, host) -> Simulation:
+def simulate(federation, method, task, plan, state="auto", data="auto") -> Simulation:
     """One seed of these."""
+    lent = Devices(len(jax.devices()), parallel.free_memory(), of_host=True)
+    asked = {"state": state, "data": data}
+    division = divide([method], [federation], CLASSES, plan.cohort, lent, **asked)
+    on_disk, stream = division.state.where == "disk", division.data.where == "stream"
+    host = Host(on_disk=on_disk, stream=stream) if division.on_host else None
     strategy = parallel.choose(
         "auto",
         cohort=plan.cohort,
         convolutional=False,
         equal_steps=True,
         client_bytes=lambda: client_bytes(task, plan),
+        **division.divided,
     )
     stages = (Stage("train", method, plan.rounds),)
     return Simulation([0], [federation], [federation], CLASSES, stages, plan, strategy, host=host)

@@ -1,0 +1,96 @@
+"""What `auto` decides from sizes, and what is refused."""
+
+import jax
+import pytest
+import toys
+
+from fedjax_lab import sizes
+from fedjax_lab.errors import BadInput
+from fedjax_lab.methods.fedavg import fedavg
+from fedjax_lab.methods.local import local
+from fedjax_lab.methods.scaffold import scaffold
+
+MIB, GIB = 2**20, 2**30
+EIGHT = sizes.Devices(8, 16 * GIB)
+
+
+@pytest.mark.parametrize(
+    "size, devices, where",
+    [
+        (64 * MIB, EIGHT, "replicated"),
+        (65 * MIB, EIGHT, "sharded"),
+        (64 * GIB, EIGHT, "sharded"),
+        (65 * GIB, EIGHT, "host"),
+        (8 * GIB, sizes.Devices(1, 16 * GIB), "replicated"),
+        (9 * GIB, sizes.Devices(1, 16 * GIB), "host"),
+        (900 * GIB, sizes.Devices(1, 0), "replicated"),  # memory is not known
+        (900 * GIB, sizes.Devices(8, 0), "sharded"),
+    ],
+)
+def test_auto_decides_from_sizes(size, devices, where):
+    choice = sizes.choose("state", "auto", size, devices, "host")
+    assert choice.where == where and "iB" in choice.reason
+
+
+@pytest.mark.parametrize("where", ["replicated", "sharded", "host"])
+def test_what_was_asked_for_is_done(where):
+    assert sizes.choose("state", where, MIB, EIGHT, "host") == (where, "as asked for")
+
+
+@pytest.mark.parametrize(
+    "asked, size, remedy",
+    [("replicated", 9, "sharded"), ("replicated", 65, "host"), ("sharded", 65, "host")],
+)
+def test_what_does_not_fit_is_refused_with_a_remedy(asked, size, remedy):
+    with pytest.raises(BadInput, match=f"state={asked} needs .* use config.engine.state={remedy}$"):
+        sizes.choose("state", asked, size * GIB, EIGHT, "host")
+
+
+def test_sizes_are_those_of_the_arrays():
+    """Rows, the description of the clients, and private state of SCAFFOLD: a model for each."""
+    federation = jax.device_get(toys.FEDERATION)
+    rows = federation.train.list.size + federation.test.list.size + 4 * toys.C
+    plain = 4 * (rows + toys.C * (toys.K + 5))
+    assert sizes.state_bytes(fedavg(toys.TASK), federation, toys.K) == plain
+    weights = jax.eval_shape(toys.TASK.init, jax.random.key(0)).params
+    model = 4 * sum(a.size for a in jax.tree.leaves(weights))
+    assert sizes.state_bytes(scaffold(toys.TASK), federation, toys.K) == plain + toys.C * model
+    assert sizes.pool_bytes(federation) == 600 * (4 * toys.D + 8)
+
+
+def divide(method=None, cohort=4, seeds=1, devices=4, **asked):
+    methods = [fedavg(toys.TASK), method or fedavg(toys.TASK)]
+    federations = [jax.device_get(toys.FEDERATION)] * seeds
+    lent = sizes.Devices(devices, GIB)
+    return sizes.divide(methods, federations, toys.K, cohort, lent, **asked)
+
+
+def test_sampling_by_device_divides_both():
+    division = divide(sampling="device")
+    assert division.divided == {"by_client": True, "by_row": True, "by_device": True}
+    assert "what clients keep sharded" in division.words
+    assert not divide(sampling="device", devices=1).by_device
+
+
+@pytest.mark.parametrize(
+    "asked, complaint",
+    [
+        ({"cohort": 6}, "divides 6 clients a round among 4 devices; take a multiple of 4"),
+        ({"devices": 5, "cohort": 5}, "divides 8 clients among 5 devices"),
+        ({"seeds": 2}, "is for one seed"),
+        ({"state": "replicated"}, "leave config.engine.state and data at auto"),
+        ({"method": local(toys.TASK)}, "draws its clients at random"),
+    ],
+)
+def test_what_devices_cannot_draw_by_themselves_is_refused(asked, complaint):
+    with pytest.raises(BadInput, match=f"config.engine.sampling=device.*{complaint}"):
+        divide(sampling="device", **asked)
+
+
+def test_a_model_larger_than_a_device_is_refused_with_a_remedy():
+    method = fedavg(toys.TASK)
+    small = sizes.Devices(4, 100)  # bytes
+    with pytest.raises(BadInput, match=r"use at least config\.engine\.fsdp=8"):
+        sizes.check_model(method, 1, small)
+    sizes.check_model(method, 8, small)
+    sizes.check_model(method, 1, sizes.Devices(4, 100, of_host=True))
