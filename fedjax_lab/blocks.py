@@ -83,7 +83,7 @@ class Player:
         self._part, self._size, self._put = part, size, tools.put
         self._draw = tools.jit(self._cohorts)
         self._replace = tools.jit(_replaced, donate_argnums=0)
-        self._ahead = not _samples_by_server(program, self._lane, like.server)
+        self._ahead = draws_ahead(program, self._lane, like.server)
         self._worker = ThreadPoolExecutor(1)
         self._block: Block | None = None  # the one being played
         self._next: Future | None = None  # the one after it
@@ -185,24 +185,28 @@ def _replaced(new, old, here, there):
     return jax.tree.map(lambda a, b: a.at[here].set(b[there], mode="drop"), new, old)
 
 
-def _samples_by_server(program, lane, server):
-    """Whether it depends on the server's state which clients take part in a round."""
+def draws_ahead(program: Program, lane: Lane, server: PyTree) -> bool:
+    """Whether cohorts can be drawn before their rounds: not where they depend on the server."""
 
     def ids(server, lane):
         return simulate.draw(program, lane, server, jnp.int32(0))[0]
 
-    return depends(ids, server, lane)
+    return not depends(ids, server, lane)
 
 
-def block_size(program: Program, num_clients: int, cohort: int, fitting: int) -> Size:
+def block_size(
+    program: Program, num_clients: int, cohort: int, fitting: int, ahead: bool = True
+) -> Size:
     """As many rounds as cohorts fit, at least one and at most `MOST_ROUNDS`.
 
     No two cohorts of a block need have a client in common, so it has room for all of them, or for
     everybody.
 
-    cohort: clients of a round. fitting: `clients_that_fit`.
+    cohort: clients of a round. fitting: `clients_that_fit`. ahead: `draws_ahead`; where it does not
+    hold, a block is one round.
     """
-    rounds = max(1, min(fitting // cohort, MOST_ROUNDS, program.plan.rounds))
+    most = MOST_ROUNDS if ahead else 1
+    rounds = max(1, min(fitting // cohort, most, program.plan.rounds))
     return Size(rounds, min(num_clients, rounds * cohort))
 
 

@@ -301,7 +301,9 @@ class Engine:
     def _facts(self, keys, population, state):
         """What `prepare` of this stage finds for one seed."""
         key, _ = streams.stage(keys.init, self.stage_number)
-        facts = self.stage.prepare(key, *processes.on_host((population, state)))
+        population, state = processes.on_host((population, state))
+        population = simulate.without_padding(self._first_plan, population)
+        facts = self.stage.prepare(key, population, state)
         return {name: np.asarray(fact) for name, fact in facts.items()}
 
     @property

@@ -124,7 +124,8 @@ class Hosted:
         whole, lane = self._seed.to_train, self._seed.training
         fitting = self._clients_that_fit(whole, ("train",))
         cohort = simulate.cohort_size(self._program, lane, self._like)
-        size = blocks.block_size(self._program, self._num_clients, cohort, fitting)
+        ahead = blocks.draws_ahead(self._program, lane, self._like.server)
+        size = blocks.block_size(self._program, self._num_clients, cohort, fitting, ahead)
         part = self._part(lane, whole, ("train",), size.clients)
         return blocks.Player(self._program, lane, self._store, self._like, part, size, self._tools)
 

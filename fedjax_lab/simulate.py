@@ -156,7 +156,7 @@ def draw(program: Program, lane: Lane, server: PyTree, t: Array) -> tuple[Array,
     """The clients of round t, and their shares in the server's mean: [M] each."""
     method, plan, strategy = program
     k_cohort = jax.random.fold_in(lane.keys.cohort, t)
-    clients = without_padding(plan, lane.population)
+    clients = _who_train(program, lane.population)
     return strategy.draw(method.sample)(k_cohort, server, clients, plan.cohort)
 
 
@@ -175,6 +175,12 @@ def _sample(program, lane, state, t):
     clients = strategy.take(lane.population, ids)
     rows, private = strategy.take((lane.federation.train, state.private), places)
     return clients._replace(weight=share, private=private), rows, places
+
+
+def _who_train(program, population):
+    """The population without padding; of a pooled method one client, not those that are scored."""
+    method, plan, _ = program
+    return without_padding(plan._replace(num_clients=1) if method.pooled else plan, population)
 
 
 def without_padding(plan: Plan, stacked: PyTree) -> PyTree:
@@ -258,7 +264,8 @@ def cohort_size(program: Program, lane: Lane, state: State) -> int:
     """How many clients take part in a round; a method may ask for more than the plan."""
 
     def ids(key, server, population):
-        return program.method.sample(key, server, population, program.plan.cohort)[0]
+        clients = _who_train(program, population)
+        return program.method.sample(key, server, clients, program.plan.cohort)[0]
 
     key = jax.random.key(0)
     return jax.eval_shape(ids, key, state.server, lane.population).shape[0]

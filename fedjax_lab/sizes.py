@@ -89,10 +89,10 @@ def divide(
         choose("data", data, pool_bytes(first), devices, beyond="stream"),
         by_device,
     )
-    return _undivided(division, state, data) if division.on_host else division
+    return _undivided(division, state, data, first, devices) if division.on_host else division
 
 
-def _undivided(division, state, data):
+def _undivided(division, state, data, federation, devices):
     """With what is not on the host on every device; BadInput where it was asked to be divided."""
     if data == "sharded" or state in ("replicated", "sharded"):
         raise BadInput(
@@ -102,9 +102,9 @@ def _undivided(division, state, data):
         )
     if division.state.where not in ON_HOST:
         division = division._replace(state=Choice("host", "examples are streamed"))
-    if division.data.where not in ON_HOST:
-        division = division._replace(data=Choice("replicated", "what clients keep is on the host"))
-    return division
+    alone = devices._replace(number=1)
+    of_data = choose("data", data, pool_bytes(federation), alone, beyond="stream")
+    return division._replace(data=of_data)
 
 
 BY_DEVICE = "config.engine.sampling=device"

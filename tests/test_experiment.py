@@ -5,8 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+import toys
 
-from fedjax_lab import experiment
+from fedjax_lab import experiment, parallel
 from fedjax_lab.config import resolve
 from fedjax_lab.engine import Engine
 from fedjax_lab.errors import BadInput
@@ -97,6 +98,18 @@ def test_a_pooled_method_trains_on_everything(data):
     (row,) = np.asarray(e.simulation.training[0].train)
     assert sorted(row) == sorted(held(e.simulation.federations[0].train))
     assert e.simulation.plan.cohort == 1 and e.simulation.plan.equal_steps
+
+
+@pytest.mark.parametrize("num_clients", [6, 8])
+def test_a_pooled_method_trains_on_everything_on_divided_devices(data, num_clients):
+    """As where there are several processes, each of which must take part."""
+    e = build(data, method={"name": "central"}, partition={"num_clients": num_clients})
+    mesh = parallel.on_mesh(parallel.make_mesh(4), parallel.sequential(), by_client=True)
+    engine = Engine(toys.changed(e, strategy=mesh).simulation)
+    engine.compile()
+    while engine.played < 6:
+        engine.play(6 - engine.played)
+    assert engine.progress().examples.tolist() == [6 * 240]
 
 
 @pytest.mark.parametrize(

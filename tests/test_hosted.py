@@ -1,11 +1,12 @@
 """Runs with private state and examples on the host: the numbers of those on the devices."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import toys
 
-from fedjax_lab import blocks, parallel, tree
+from fedjax_lab import blocks, parallel, sampling, tree
 from fedjax_lab.config import resolve
 from fedjax_lab.engine import Engine, Simulation
 from fedjax_lab.errors import BadInput
@@ -17,14 +18,14 @@ FEDERATION = jax.tree.map(np.asarray, toys.FEDERATION._replace(domain=toys.FEDER
 HOSTS = {"memory": Host(), "disk": Host(on_disk=True), "stream": Host(stream=True)}
 
 
-def simulation(method, host, seeds=(0, 1), strategy=toys.VECTORIZED):
+def simulation(method, host, seeds=(0, 1), strategy=toys.VECTORIZED, cohort=5):
     return Simulation(
         seeds=list(seeds),
         federations=[FEDERATION] * len(seeds),
         training=[FEDERATION] * len(seeds),
         num_classes=toys.K,
         stages=(Stage("train", method, 6),),
-        plan=toys.PLAN._replace(num_domains=2, eval_batch=50),
+        plan=toys.PLAN._replace(num_domains=2, eval_batch=50, cohort=cohort),
         strategy=strategy,
         host=host,
     )
@@ -79,6 +80,18 @@ def test_same_numbers_on_a_mesh(inner, small_blocks):
     method, mesh = toys.make("scaffold"), parallel.on_mesh(parallel.make_mesh(4), inner)
     alone = run(method, Host(stream=True), seeds=[0], strategy=mesh)
     toys.same(alone, run(method, None, seeds=[0], strategy=mesh))
+
+
+def test_a_block_is_one_round_where_cohorts_depend_on_the_server(small_blocks):
+    method = toys.make("moon")
+
+    def sample(key, server, population, m):
+        bits = jax.lax.bitcast_convert_type(jax.tree.leaves(server.params)[0], jnp.uint32)
+        return sampling.by_size(jax.random.fold_in(key, jnp.sum(bits)), server, population, m)
+
+    method = method._replace(sample=sample)
+    few = {"seeds": [0], "cohort": 2}
+    toys.same(run(method, Host(stream=True), **few), run(method, None, **few))
 
 
 @pytest.mark.parametrize("part", ["newcomer", "record"])

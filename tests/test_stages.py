@@ -11,7 +11,7 @@ import pytest
 import toys
 from stops import stopping_after
 
-from fedjax_lab import engine, experiment, simulate, streams, tree
+from fedjax_lab import engine, experiment, parallel, sampling, simulate, streams, tree
 from fedjax_lab.config import resolve
 from fedjax_lab.engine import Engine
 from fedjax_lab.errors import BadInput
@@ -163,6 +163,22 @@ def test_bytes_are_those_of_each_stages_messages(data):
     for row in rows:
         each = min(2, row["round"]) * model + max(0, row["round"] - 2) * head
         assert row["bytes_up"] == row["bytes_down"] == 3 * each
+
+
+def test_padding_of_the_clients_reaches_no_stage(data):
+    """Six clients on four devices, which hold eight: `prepare`, `sample` and bytes know of six."""
+    e = staged(data)
+    stages = [
+        stage._replace(method=stage.method._replace(sample=sampling.all_clients))
+        for stage in e.simulation.stages
+    ]
+
+    def rows(by_client):
+        strategy = parallel.on_mesh(parallel.make_mesh(4), parallel.vectorized(), by_client)
+        ran = runner.run(toys.changed(e, stages=tuple(stages), strategy=strategy), quiet=True)
+        return comparable(ran.metrics)
+
+    assert rows(by_client=True) == rows(by_client=False)
 
 
 @pytest.mark.slow
