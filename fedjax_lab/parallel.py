@@ -83,12 +83,20 @@ def put(a: PyTree, sharding: Sharding | None) -> PyTree:
         return jax.device_put(a, sharding)
 
     def one(a):
-        if not jnp.issubdtype(getattr(a, "dtype", None), jax.dtypes.prng_key):
+        if not isinstance(a, jax.Array) or _is_divided(a):
             return jax.device_put(a, sharding)
+        if not jnp.issubdtype(a.dtype, jax.dtypes.prng_key):
+            # An array on the only device of a process would become one that cannot be read.
+            return jax.device_put(np.asarray(a), sharding)
         bits = jax.device_put(np.asarray(jax.random.key_data(a)), sharding)
         return jax.random.wrap_key_data(bits, impl=jax.random.key_impl(a))
 
     return jax.tree.map(one, a)
+
+
+def _is_divided(a):
+    """Whether this process cannot read all of it."""
+    return not (a.is_fully_addressable or a.is_fully_replicated)
 
 
 def num_parts(sharding: NamedSharding) -> int:

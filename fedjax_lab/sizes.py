@@ -61,7 +61,7 @@ class Division(NamedTuple):
     def words(self) -> str:
         """One line that says where everything is, and why."""
         parts = {"what clients keep": self.state, "the examples": self.data}
-        return "; ".join(f"{what} {part.where} ({part.reason})" for what, part in parts.items())
+        return "; ".join(f"{what}: {part.where} ({part.reason})" for what, part in parts.items())
 
 
 def divide(
@@ -80,7 +80,10 @@ def divide(
     by_device = sampling == "device" and devices.number > 1
     if by_device:
         if not {state, data} <= {"auto", "sharded"}:
-            raise BadInput(f"{BY_DEVICE} divides both; leave config.engine.state and data at auto")
+            raise BadInput(
+                f"{BY_DEVICE} divides what clients keep and the examples among the devices; leave"
+                " config.engine.state and config.engine.data at auto"
+            )
         _check_by_device(methods, first, cohort, len(federations), devices.number)
         state = data = "sharded"
     of_state = len(federations) * max(state_bytes(m, first, num_classes) for m in methods)
@@ -94,11 +97,17 @@ def divide(
 
 def _undivided(division, state, data, federation, devices):
     """With what is not on the host on every device; BadInput where it was asked to be divided."""
-    if data == "sharded" or state in ("replicated", "sharded"):
+    if division.data.where in ON_HOST and state in ("replicated", "sharded"):
         raise BadInput(
-            f"config.engine.state={state} and data={data} do not go together: where one of them is"
-            " on the host, the devices divide nothing, and streamed examples need the state there"
-            " too; leave the other one at auto"
+            f"config.engine.state={state} does not go with examples that are streamed"
+            f" ({division.data.reason}): what clients keep is on the host then too; use auto, host"
+            " or disk"
+        )
+    if data == "sharded":
+        raise BadInput(
+            "config.engine.data=sharded does not go with clients whose state is on the host"
+            f" ({division.state.reason}): the devices divide nothing then; use auto, replicated or"
+            " stream"
         )
     if division.state.where not in ON_HOST:
         division = division._replace(state=Choice("host", "examples are streamed"))
@@ -113,14 +122,17 @@ BY_DEVICE = "config.engine.sampling=device"
 def _check_by_device(methods, federation, cohort, seeds, devices):
     """BadInput where devices cannot each draw from the clients that they hold."""
     if seeds > 1:
-        raise BadInput(f"{BY_DEVICE} is for one seed, whose examples are divided; got {seeds}")
+        raise BadInput(
+            f"{BY_DEVICE} is for one seed, because the examples are divided as its clients are; got"
+            f" {seeds} seeds"
+        )
     if not all(method.sample in AT_RANDOM for method in methods):
         raise BadInput(f"{BY_DEVICE} needs a method that draws its clients at random")
     for what, count in (("clients", len(federation.train)), ("clients a round", cohort)):
         if count % devices:
             raise BadInput(
-                f"{BY_DEVICE} divides {count} {what} among {devices} devices; take a multiple of"
-                f" {devices}"
+                f"{BY_DEVICE} divides {count} {what} among {devices} devices, which are no more"
+                f" than the clients of a round; take a multiple of {devices}"
             )
 
 

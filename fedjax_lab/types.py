@@ -209,10 +209,14 @@ class Rows:
         return iter(np.asarray(self))
 
     def __array__(self, dtype=None, copy=None) -> np.ndarray:
-        start, count, rows = (np.asarray(a) for a in (self.start, self.count, self.list))
-        place = np.arange(self.longest)
-        held = rows[np.minimum(start[:, None] + place, len(rows) - 1)]
-        return np.where(place < count[:, None], held, -1).astype(dtype or np.int32)
+        return self.on_host(np.arange(len(self))).astype(dtype or np.int32, copy=False)
+
+    def on_host(self, ids: np.ndarray) -> np.ndarray:
+        """`rows[ids]` of arrays in NumPy."""
+        rows, place = np.asarray(self.list), np.arange(self.longest)
+        start, count = (np.asarray(a)[ids][:, None] for a in (self.start, self.count))
+        held = rows[np.minimum(start + place, len(rows) - 1)]
+        return np.where(place < count, held, -1).astype(np.int32, copy=False)
 
 
 class Federation(NamedTuple):

@@ -117,7 +117,11 @@ def test_a_method_that_reads_everybodys_state_is_refused(part):
         ({"method.name": "fedconcat"}, "config.engine.state=host needs a method without stages"),
         (
             {"engine.data": "sharded"},
-            "config.engine.state=host and data=sharded do not go together",
+            r"data=sharded does not go with clients whose state is on the host \(as asked for\)",
+        ),
+        (
+            {"engine.data": "stream", "engine.state": "replicated"},
+            "state=replicated does not go with examples that are streamed",
         ),
         ({"engine.seeds": "vectorized"}, "config.engine.state=host plays one seed after another"),
     ],

@@ -12,7 +12,7 @@ from fedjax_lab.config import load_config, resolve
 from fedjax_lab.errors import BadInput
 from fedjax_lab.experiment import build
 from fedjax_lab.host_state import HostState
-from fedjax_lab.running import runner, workdir
+from fedjax_lab.running import kept, runner, workdir
 
 
 @pytest.fixture(autouse=True)
@@ -56,16 +56,23 @@ def test_resumed_as_if_uninterrupted(state, tmp_path):
 def test_damaged_files_are_not_taken(tmp_path, capsys):
     """The checkpoint before is; where that is damaged as well, one line says so."""
     expected = play(tmp_path, "run", state="host")
-    kept = tmp_path / "run" / "kept"
+    folder = tmp_path / "run" / "kept"
     (tmp_path / "run" / "summary.json").unlink()
-    damage(kept / "6" / "1")
+    damage(folder / "6" / "1")
     toys.same(play(tmp_path, "run", resume=True, state="host"), expected)
     assert "checkpoint 6" in capsys.readouterr().err
     (tmp_path / "run" / "summary.json").unlink()
-    shutil.rmtree(kept / "4")
-    damage(kept / "6" / "0")
+    shutil.rmtree(folder / "4")
+    damage(folder / "6" / "0")
     with pytest.raises(BadInput, match="no checkpoint in .* is whole"):
         play(tmp_path, "run", resume=True, state="host")
+
+
+def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(tmp_path):
+    (tmp_path / "6").mkdir()
+    os.mkfifo(tmp_path / "6" / "0")
+    with pytest.raises(OSError, match="it is a pipe"):
+        kept.check(tmp_path / "6", [{"sha256": ""}])
 
 
 def damage(file):

@@ -38,12 +38,12 @@ def toy(tmp_path_factory):
 
 
 @contextlib.contextmanager
-def launched(*arguments):
-    """launch/processes.py: two processes with two devices each."""
+def launched(*arguments, devices=2):
+    """launch/processes.py: two processes with so many devices each."""
     quick = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
-    script = [sys.executable, str(ROOT / "launch/processes.py"), "--processes=2", "--devices=2"]
+    script = [sys.executable, str(ROOT / "launch/processes.py")]
     process = subprocess.Popen(
-        [*script, "--", *arguments],
+        [*script, "--processes=2", f"--devices={devices}", "--", *arguments],
         env={**os.environ, "PYTHONPATH": str(ROOT), **quick},
         text=True,
         stdout=subprocess.PIPE,
@@ -115,6 +115,15 @@ def test_two_processes_give_the_numbers_of_one(toy, tmp_path):
         out = finish(process, 0)
     assert out.count("round 3/3") == 1 and "on 4 x cpu" in out  # one of the two speaks
     close(metrics.read_metrics(tmp_path / "run/metrics.jsonl"), by_one(toy, [0, 1]))
+
+
+@pytest.mark.slow
+def test_processes_with_one_device_each(toy, tmp_path):
+    """Checkpoints right after evaluations, when the sums are new: JAX cannot read these there."""
+    arguments = f"--config={toy}", f"--workdir={tmp_path / 'run'}"
+    with launched(*arguments, devices=1) as process:
+        assert "on 2 x cpu" in finish(process, 0)
+    close(metrics.read_metrics(tmp_path / "run/metrics.jsonl"), by_one(toy, [0]))
 
 
 @pytest.mark.slow

@@ -81,17 +81,17 @@ def test_examples_that_only_all_devices_could_hold_are_streamed_beside_state_on_
 def test_sampling_by_device_divides_both():
     division = divide(sampling="device")
     assert division.divided == {"by_client": True, "by_row": True, "by_device": True}
-    assert "what clients keep sharded" in division.words
+    assert "what clients keep: sharded" in division.words
     assert not divide(sampling="device", devices=1).by_device
 
 
 @pytest.mark.parametrize(
     "asked, complaint",
     [
-        ({"cohort": 6}, "divides 6 clients a round among 4 devices; take a multiple of 4"),
+        ({"cohort": 6}, "divides 6 clients a round among 4 devices.*take a multiple of 4"),
         ({"devices": 5, "cohort": 5}, "divides 8 clients among 5 devices"),
         ({"seeds": 2}, "is for one seed"),
-        ({"state": "replicated"}, "leave config.engine.state and data at auto"),
+        ({"state": "replicated"}, "leave config.engine.state and config.engine.data at auto"),
         ({"method": local(toys.TASK)}, "draws its clients at random"),
     ],
 )

@@ -14,11 +14,12 @@ from processes_beside import another_process
 
 from fedjax_lab import experiment, parallel, sweep
 from fedjax_lab.config import load_config, resolve
+from fedjax_lab.data import cache, lazy
 from fedjax_lab.embedding import Embeddings
 from fedjax_lab.engine import Engine
 from fedjax_lab.errors import BadInput
 from fedjax_lab.running import fingerprint, metrics, runner, workdir
-from fedjax_lab.types import View
+from fedjax_lab.types import Rows, View
 
 RUN = {"rounds": 8, "eval_every": 3, "cohort": 3}
 
@@ -128,6 +129,32 @@ def test_embeddings_are_part_of_the_data_where_they_are_used(run):
     assert {name: digests[0][name] for name in plain} == plain
     with pytest.raises(BadInput, match="began: embeddings;"):
         fingerprint.check_same(*digests, run)
+
+
+def test_a_fingerprint_takes_no_table_of_all_clients(run, monkeypatch):
+    """Padded to the largest client it may be far larger than the examples."""
+    job = experiment.build(resolve(load_config(str(run / "toy.py"))), [0])
+    (federation,) = job.simulation.federations
+    parts = {"train": federation.train, "test": federation.test, "world": federation.global_test}
+    whole = cache.checksum({name: np.asarray(rows) for name, rows in parts.items()})
+    monkeypatch.setattr(lazy, "PIECE", 500)
+    monkeypatch.delattr(Rows, "__array__")
+    assert fingerprint.of(job)["partition of seed 0"] == whole
+
+
+def test_devices_that_draw_clients_cannot_become_more(tmp_path):
+    """The cohorts would be others."""
+    toys.write_examples(tmp_path / "data.npz")
+    run = {"rounds": 1, "cohort": 4}
+    file = toys.write_config(tmp_path, run=run, partition={"num_clients": 8})
+    config = resolve(load_config(file), [("engine.sampling", "device")])
+    digests = [
+        fingerprint.of(experiment.build(config, [0], devices=jax.devices()[:count]))
+        for count in (2, 4)
+    ]
+    fingerprint.check_same(digests[0], digests[0], tmp_path)
+    with pytest.raises(BadInput, match="clients on 2 devices .*, and 4 would do so now"):
+        fingerprint.check_same(*digests, tmp_path)
 
 
 # Damaged files.

@@ -4,13 +4,14 @@ import hashlib
 import logging
 import os
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from fedjax_lab.data import safe
-from fedjax_lab.data.lazy import LazyArray
+from fedjax_lab.data.lazy import LazyArray, pieces
 
 
 def cache_folder(folder: str = "") -> Path:
@@ -52,12 +53,20 @@ def save(path: Path, arrays: dict[str, Any]) -> None:
 def checksum(arrays: dict[str, Any]) -> str:
     """SHA-256 of names, types, shapes and contents, as hexadecimal digits.
 
-    Of a lazy array its digest stands for the content.
+    Of a lazy array its digest stands for the content; one without a digest is read piece by piece.
     """
     digest = hashlib.sha256()
     for key, array in sorted(arrays.items()):
         digest.update(f"{key} {array.dtype.str} {array.shape} ".encode())
-        lazy = isinstance(array, LazyArray)
-        content: Any = array.digest.encode() if lazy else np.ascontiguousarray(array)
-        digest.update(content)  # a buffer; its type says so from Python 3.12 on
+        for part in _content(array):
+            digest.update(part)
     return digest.hexdigest()
+
+
+def _content(array) -> Iterator[Any]:  # buffers; their types say so from Python 3.12 on
+    if not isinstance(array, LazyArray):
+        yield np.ascontiguousarray(array)
+    elif array.digest is not None:
+        yield array.digest.encode()
+    else:
+        yield from (array[rows] for rows in pieces(array))

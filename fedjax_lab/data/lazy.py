@@ -29,7 +29,7 @@ class LazyArray:
         read: Callable[[np.ndarray], np.ndarray],
         shape: tuple[int, ...],
         dtype: DTypeLike,
-        digest: str,
+        digest: str | None,
     ):
         """An array of this shape and type.
 
@@ -37,7 +37,8 @@ class LazyArray:
           read: numbers of examples [n], from 0 to R - 1 -> these examples [n, ...].
           shape: R and the shape of an example.
           dtype: the type of its numbers.
-          digest: a text that is another one for other content.
+          digest: a text that is another one for other content; None: there is none, and who needs
+            one reads the content.
         """
         self._read = read
         self.shape = tuple(shape)

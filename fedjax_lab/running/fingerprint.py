@@ -2,9 +2,12 @@
 
 import numpy as np
 
+from fedjax_lab import parallel
 from fedjax_lab.data.cache import checksum
+from fedjax_lab.data.lazy import LazyArray
 from fedjax_lab.errors import BadInput
 from fedjax_lab.experiment import Experiment
+from fedjax_lab.types import Rows
 
 ROWS = {  # of a federation, by the names that are part of the digests
     "train": "train",
@@ -13,10 +16,14 @@ ROWS = {  # of a federation, by the names that are part of the digests
     "world": "global_test",
     "unseen": "unseen",
 }
+DRAWING = "devices that draw clients"  # not a digest but their number
 
 
 def of(experiment: Experiment) -> dict[str, str]:
-    """A digest of each part of the data: examples, labels, who holds which, embeddings."""
+    """A digest of each part of the data: examples, labels, who holds which, embeddings.
+
+    Where each device draws from the clients that it holds, also how many devices do that.
+    """
     data, simulation = experiment.dataset, experiment.simulation
     parts = {
         "examples": {"x": data.x},
@@ -26,16 +33,34 @@ def of(experiment: Experiment) -> dict[str, str]:
     }
     for seed, federation in zip(simulation.seeds, simulation.federations, strict=True):
         rows = {name: getattr(federation, field) for name, field in ROWS.items()}
-        rows = {name: np.asarray(held) for name, held in rows.items() if held is not None}
+        rows = {name: _array(held) for name, held in rows.items() if held is not None}
         parts[f"partition of seed {seed}"] = rows
     if any(stage.view and stage.view.embedded for stage in simulation.stages):
         assert simulation.embeddings is not None  # an embedded stage has them
         parts["embeddings"] = simulation.embeddings()._asdict()
-    return {name: checksum(arrays) for name, arrays in parts.items()}
+    digests = {name: checksum(arrays) for name, arrays in parts.items()}
+    if experiment.config.engine.sampling == "device":
+        divided = simulation.strategy.by_client
+        digests[DRAWING] = str(1 if divided is None else parallel.num_parts(divided))
+    return digests
+
+
+def _array(rows):
+    """Those of clients as a table padded with -1, of which only a piece is made at a time."""
+    if not isinstance(rows, Rows):
+        return np.asarray(rows)
+    return LazyArray(rows.on_host, rows.shape, np.int32, digest=None)
 
 
 def check_same(saved: dict[str, str], today: dict[str, str], folder) -> None:
     """BadInput names the parts of the data in which the folder's run differs from `today`."""
+    before, now = (digests.get(DRAWING) for digests in (saved, today))
+    if before != now:
+        raise BadInput(
+            f"{folder} holds a run that draws its clients on {before} devices"
+            f" (config.engine.sampling=device), and {now} would do so now, with other cohorts; go"
+            f" on with {before} devices, or name another folder"
+        )
     differing = [name for name in {**saved, **today} if saved.get(name) != today.get(name)]
     if differing:
         raise BadInput(

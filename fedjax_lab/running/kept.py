@@ -13,6 +13,7 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
+from fedjax_lab.data import safe
 from fedjax_lab.host_state import HostState
 
 
@@ -35,8 +36,9 @@ def save(folder: Path, stores: Sequence[HostState]) -> list[dict]:
 def check(folder: Path, described: list[dict]) -> None:
     """ValueError or OSError unless the files are those that were saved."""
     for i, of_store in enumerate(described):
-        with open(folder / str(i), "rb") as file:
-            if hashlib.file_digest(file, "sha256").hexdigest() != of_store["sha256"]:
+        with safe.opened(folder / str(i)) as file:
+            digest = hashlib.file_digest(file, "sha256")  # type: ignore[arg-type]  # it reads
+            if digest.hexdigest() != of_store["sha256"]:
                 raise ValueError("what the clients keep is not what was saved")
 
 

@@ -104,8 +104,9 @@ def _play(experiment, engine, folder, rows, quiet, profile):
         engine.compile()
         progress.start_clock()
         progress.say(f"{experiment.config.method.name}, {experiment.simulation.strategy.name}")
-        if experiment.simulation.strategy.sharding is not None:
-            progress.say(experiment.simulation.placement)
+        simulation = experiment.simulation
+        if simulation.strategy.sharding is not None or simulation.host is not None:
+            progress.say(simulation.placement)
         _play_stage(experiment, engine, folder, rows, progress, profile)
         while engine.stage_is_over:
             folder.keep_facts(engine.next_stage(), engine)

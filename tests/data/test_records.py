@@ -7,10 +7,13 @@ import sys
 
 import numpy as np
 import pytest
+import toys
+from commands import call, comparable
 from inputs import complaint
 from record_files import make, write
 
 from fedjax_lab import experiment
+from fedjax_lab.data import __main__ as prepare
 from fedjax_lab.data import records
 from fedjax_lab.data.cache import checksum
 
@@ -146,3 +149,17 @@ def test_without_the_extra(toy, monkeypatch):
     monkeypatch.setitem(sys.modules, "array_record.python.array_record_module", None)
     message = complaint(records.records, path=str(toy))
     assert "array_record" in message and "pip install 'fedjax_lab[stream]'" in message
+
+
+@pytest.mark.slow
+def test_a_run_on_them_has_the_same_numbers(tmp_path):
+    """In memory, and read by the cohort with what clients keep in a file."""
+    toys.write_examples(tmp_path / "data.npz")
+    run = {"rounds": 4, "eval_every": 2, "cohort": 2}
+    config = f"--config={toys.write_config(tmp_path, run=run)}:scaffold"
+    assert prepare.main(["data", "prepare", config, f"--out={tmp_path / 'own'}"]) == 0
+    own = f"--config.data.name=records --config.data.path={tmp_path / 'own'}".split()
+    beyond = "--config.engine.state=disk --config.engine.data=stream".split()
+    for name, flags in {"a": [], "b": own, "c": own + beyond}.items():
+        assert call(config, f"--workdir={tmp_path / name}", *flags) == 0
+        assert comparable(tmp_path / name) == comparable(tmp_path / "a")
