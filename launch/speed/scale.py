@@ -63,6 +63,10 @@ def main() -> None:
         command.add_argument("--rounds", type=int, default=300)
         command.add_argument("--folder", type=Path, help="for files of the engine's own")
     args = parser.parse_args()
+    if args.command == "state" and args.clients < 20:
+        parser.error(f"--clients must be at least 20, those of a round, got {args.clients}")
+    if args.command == "pool" and not args.file.parent.is_dir():
+        parser.error(f"--file: there is no folder {args.file.parent}")
     simulation = of_state(args) if args.command == "state" else of_pool(args)
     print(json.dumps(vars(args) | measure(simulation, args), default=str), flush=True)
 
