@@ -60,9 +60,7 @@ def on_groups(group, inner, **divided):
     return parallel.on_mesh(parallel.make_mesh(8, group), inner, **divided)
 
 
-@pytest.mark.parametrize(
-    ("name", "group"), [("mlp", 2), ("vit", 2), ("vit", 4), ("vit", 8), ("cnn", 4), ("lstm", 2)]
-)
+@pytest.mark.parametrize(("name", "group"), [("mlp", 2), ("vit", 8), ("cnn", 4)])
 def test_groups_of_devices_give_what_one_device_gives(name, group):
     method, alone = player(name, toys.VECTORIZED)
     strategy = on_groups(group, parallel.sequential())
@@ -74,10 +72,9 @@ def test_groups_of_devices_give_what_one_device_gives(name, group):
     toys.close(together(KEYS, 0, 2, parted)[0], alone(KEYS, 0, 2)[0], rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("inner", [parallel.vectorized(), parallel.chunked(2)])
-def test_clients_of_a_group_may_run_at_once(inner):
+def test_clients_of_a_group_may_run_at_once():
     _, alone = player("vit", toys.VECTORIZED)
-    _, together = player("vit", on_groups(2, inner))
+    _, together = player("vit", on_groups(2, parallel.chunked(2)))
     toys.close(together(KEYS, 0, 2)[0], alone(KEYS, 0, 2)[0], rtol=1e-3, atol=1e-4)
 
 
@@ -106,7 +103,7 @@ def alone(job):
     return toys.changed(job, strategy=parallel.sequential())
 
 
-@pytest.mark.parametrize("method", ["fedavg", "scaffold", "fedopt", "fedconcat"])
+@pytest.mark.parametrize("method", ["scaffold", "fedconcat"])
 def test_a_run_on_groups_is_the_run_on_one_device(data, method):
     job = build(data, method, fsdp=2)
     result, expected = (runner.run(e, quiet=True) for e in (job, alone(job)))

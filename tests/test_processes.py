@@ -235,16 +235,13 @@ def test_places_are_read():
             processes.parse(wrong)
 
 
-def test_a_process_without_a_client_is_refused(monkeypatch):
-    """The first devices, which are of one process, would do all the work."""
+def test_a_cohort_smaller_than_the_devices_of_several_processes_takes_them_all():
+    """No process stands idle. Of one process only as many are taken as there are clients."""
 
     class Device:
         def __init__(self, process_index):
             self.process_index = process_index
 
-    monkeypatch.setattr(jax, "devices", lambda: [Device(i // 2) for i in range(4)])
-    monkeypatch.setattr(jax, "process_count", lambda: 2)
-    with pytest.raises(BadInput, match="2 clients a round .* use no more than 1"):
-        parallel.choose(
-            "sequential", cohort=2, convolutional=False, equal_steps=True, client_bytes=lambda: 1
-        )
+    one, two = ([Device(i // count) for i in range(4)] for count in (4, 2))
+    assert parallel.choose_devices(2, devices=one) == one[:2]
+    assert parallel.choose_devices(2, devices=two) == two

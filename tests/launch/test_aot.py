@@ -88,7 +88,7 @@ def test_what_only_building_finds_is_bad_usage_too(capsys, monkeypatch, every_co
 
 
 def engine_of(config, devices, *overrides, seeds=None):
-    request = {"config": config, "overrides": overrides, "seeds": seeds}
+    request = {"config": config, "overrides": overrides, "seeds": seeds, "target": "v5e:2x2"}
     simulation, task, _ = aot_program.make(request, jax.devices()[:devices])
     engine = Engine(simulation, abstract=True)
     engine.lower()

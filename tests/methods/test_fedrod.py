@@ -1,6 +1,5 @@
 """FedRoD: an identity, then naive NumPy."""
 
-import jax.numpy as jnp
 import naive
 import numpy as np
 import pytest
@@ -17,7 +16,7 @@ def test_fedrod_with_equal_counts_trains_the_generic_model_as_fedavg():
     rng = np.random.default_rng(0)
     y = np.asarray(toys.FEDERATION.y[:400])
     rows = [rng.choice(np.flatnonzero(y == k), (toys.C, 5)) for k in range(toys.K)]
-    federation = toys.FEDERATION._replace(train=jnp.asarray(np.concatenate(rows, 1)))
+    federation = toys.FEDERATION._replace(train=toys.as_rows(np.concatenate(rows, 1)))
     one, _ = toys.player(toys.make("fedrod"), federation=federation)(KEYS, 0, 3)
     other, _ = toys.player(toys.make("fedavg"), federation=federation)(KEYS, 0, 3)
     toys.close(one.server, other.server)
