@@ -180,16 +180,16 @@ def wait_for_checkpoint(folder, running):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("victim", [0, 1])
-def test_the_end_of_a_process_ends_the_others_with_one_line(victim, toy, tmp_path):
+def test_the_end_of_a_process_ends_the_others_with_one_line(toy, tmp_path):
+    """Here the first one's. Another's takes 20 s to be noticed; `launch/kill_stress.py` tries it."""
     folder = tmp_path / "run"
     with two(f"--config={toy}", f"--workdir={folder}", "--config.run.rounds=1000000") as both:
         wait_for_checkpoint(folder, both)
-        both[victim].kill()
-        _, said = both[1 - victim].communicate(timeout=100)
-        assert both[1 - victim].returncode == 1
+        both[0].kill()
+        _, said = both[1].communicate(timeout=100)
+        assert both[1].returncode == 1
     assert said.count("\n") == 1
-    assert f"error: another process of the run has ended: number {victim}/2; the state" in said
+    assert f"error: another process of the run has ended: number 0/2; the state" in said
     assert f"is saved; continue with the same command and --workdir={folder} --resume" in said
 
 
