@@ -181,7 +181,7 @@ def wait_for_checkpoint(folder, running):
 
 @pytest.mark.slow
 def test_the_end_of_a_process_ends_the_others_with_one_line(toy, tmp_path):
-    """Here the first one's. Another's takes 20 s to be noticed; `launch/kill_stress.py` tries it."""
+    """The first one's. Another's takes 20 s to be noticed; `launch/kill_stress.py` tries it."""
     folder = tmp_path / "run"
     with two(f"--config={toy}", f"--workdir={folder}", "--config.run.rounds=1000000") as both:
         wait_for_checkpoint(folder, both)
@@ -189,7 +189,7 @@ def test_the_end_of_a_process_ends_the_others_with_one_line(toy, tmp_path):
         _, said = both[1].communicate(timeout=100)
         assert both[1].returncode == 1
     assert said.count("\n") == 1
-    assert f"error: another process of the run has ended: number 0/2; the state" in said
+    assert "error: another process of the run has ended: number 0/2; the state" in said
     assert f"is saved; continue with the same command and --workdir={folder} --resume" in said
 
 
