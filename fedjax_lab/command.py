@@ -114,7 +114,10 @@ def run(
 
 
 def call(
-    function: Callable[[list[str]], int], arguments: list[str], how_to_continue: str = ""
+    function: Callable[[list[str]], int],
+    arguments: list[str],
+    how_to_continue: str = "",
+    help_text: str | None = None,
 ) -> int:
     """The exit code of function(arguments); what goes wrong is told in one line.
 
@@ -126,12 +129,16 @@ def call(
       arguments: of the function.
       how_to_continue: what the user can do after an interrupt or a failure of the machine; see
         `continue_with`.
+      help_text: printed instead, where the arguments ask for help.
     """
     from fedjax_lab.errors import BadInput, tell
 
     continue_with(lambda: how_to_continue)
     interrupts.set_last_words(lambda: _joined("interrupted", _how_to_continue()))
     try:
+        if help_text is not None and {"-h", "--help"} & set(arguments):
+            print(help_text)
+            return 0
         return function(arguments)
     except KeyboardInterrupt as error:
         interrupts.set_last_words(_no_words)  # a second signal has nothing to add

@@ -1,6 +1,7 @@
 """The compiled functions of a run, and what its seeds have on the devices."""
 
 import itertools
+import operator
 import tempfile
 import time
 from collections.abc import Callable, Hashable
@@ -18,9 +19,19 @@ from fedjax_lab.errors import BadInput
 from fedjax_lab.host_state import HostState
 from fedjax_lab.hosted import Host, Hosted, Seed
 from fedjax_lab.placement import Placement
-from fedjax_lab.shards import POOL
 from fedjax_lab.simulate import Lane, Program
-from fedjax_lab.types import Array, Federation, Method, Plan, Stage, State, View
+from fedjax_lab.types import (
+    CLIENT_ROWS,
+    POOL,
+    ROWS,
+    Array,
+    Federation,
+    Method,
+    Plan,
+    Stage,
+    State,
+    View,
+)
 
 BLOCK_SECONDS = 1.0  # rounds between two looks at the keyboard
 
@@ -483,19 +494,18 @@ class Engine:
 
     def _each_lane(self, pool, federations, groups):
         """Federation and population of these groups of seeds, over one pool of examples for all."""
-        dealt = federations if self._streams else self.place.dealt(federations)
+        dealt, put = self.place.dealt(federations), self.place.put_rows
+        if self._streams:  # one seed at a time, and rows in NumPy
+            dealt, put = federations, operator.itemgetter(0)
         for group in groups:
-            rows = {name: [getattr(f, name) for f in dealt[group]] for name in _ROWS}
-            if not self._streams:
-                rows = {name: [self.place.put_rows(of_seeds)] for name, of_seeds in rows.items()}
-            rows = {name: of_seeds[0] for name, of_seeds in rows.items()}
+            rows = {name: put([getattr(f, name) for f in dealt[group]]) for name in CLIENT_ROWS}
             count = partial(simulate.population_on_host, num_classes=self.simulation.num_classes)
             people = self.place.put_clients([count(f) for f in federations[group]])
             yield pool._replace(**rows), people
 
     def _make_pool(self, federation):
         """All but the rows that clients own; in NumPy where examples are streamed."""
-        nobody = federation._replace(**dict.fromkeys(_ROWS))
+        nobody = federation._replace(**dict.fromkeys(CLIENT_ROWS))
         if self._streams:
             return nobody
         pool = {name: self.place.put_pool(getattr(federation, name)) for name in POOL}
@@ -575,9 +585,8 @@ def _shapes(a):
 
 
 _PLAIN = {"center": np.float32(0), "scale": np.float32(1)}  # of examples that are no images
-_NOT_SCORED = dict.fromkeys(("validation", "test", "global_test", "unseen"))
-_ROWS = ("train", "validation", "test")  # what differs between seeds
-_AXES = Federation._make(0 if name in _ROWS else None for name in Federation._fields)
+_NOT_SCORED = dict.fromkeys(ROWS[1:])  # all but the rows to train on
+_AXES = Federation._make(0 if name in CLIENT_ROWS else None for name in Federation._fields)
 
 
 def _seed_axes(federation: Federation) -> Federation:

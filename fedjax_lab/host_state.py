@@ -24,6 +24,7 @@ import numpy as np
 
 from fedjax_lab.data import safe
 from fedjax_lab.parts import pieces
+from fedjax_lab.tree import is_key
 from fedjax_lab.types import PyTree
 
 ALIGNMENT = 64  # bytes, of each leaf of a record
@@ -131,23 +132,19 @@ class HostState:
 
 def to_bits(entries: PyTree) -> PyTree:
     """Entries as they are kept: typed keys, which NumPy lacks, as the integers in them."""
-    return jax.tree.map(lambda a: jax.random.key_data(a) if _is_key(a) else a, entries)
+    return jax.tree.map(lambda a: jax.random.key_data(a) if is_key(a) else a, entries)
 
 
 def from_bits(bits: PyTree, like: PyTree) -> PyTree:
     """The inverse of `to_bits`, for entries of the types in `like`."""
 
     def one(bits, like):
-        if not _is_key(like):
+        if not is_key(like):
             return bits
         impl = jax.random.key_impl(jnp.empty(0, like.dtype))  # `like` may be a shape
         return jax.random.wrap_key_data(bits, impl=impl)
 
     return jax.tree.map(one, bits, like)
-
-
-def _is_key(a):
-    return jnp.issubdtype(a.dtype, jax.dtypes.prng_key)
 
 
 class _Memory:

@@ -13,7 +13,7 @@ from fedjax_lab.errors import BadInput
 from fedjax_lab.host_state import HostState, from_bits, to_bits
 from fedjax_lab.simulate import Lane, Program, Progress
 from fedjax_lab.tracing import depends
-from fedjax_lab.types import Federation, Method, State
+from fedjax_lab.types import CLIENT_ROWS, Federation, Method, State
 
 
 class Host(NamedTuple):
@@ -131,7 +131,7 @@ class Hosted:
 
     def _make_scorer(self):
         whole, lane, batch = self._seed.to_score, self._seed.scoring, self._program.plan.eval_batch
-        clients, rows = self._clients_that_fit(whole, parts.SETS), len(whole.y)
+        clients, rows = self._clients_that_fit(whole, CLIENT_ROWS), len(whole.y)
         if self._stream:  # in whole batches
             rows = max(1, blocks.EXAMPLE_BYTES // parts.example_bytes(whole) // batch) * batch
         kinds = [

@@ -9,7 +9,7 @@ from jax.sharding import PartitionSpec as P
 
 from fedjax_lab import fsdp, sampling, shards, tree
 from fedjax_lab.strategies import Strategy, fill, filled, in_groups, is_rows, length, longest_first
-from fedjax_lab.types import Federation
+from fedjax_lab.types import POOL, ROWS, Federation
 
 
 def on_mesh(
@@ -159,9 +159,6 @@ def _spread(mesh, each, by_row, rows_whole=False):
     rows_whole: all devices have the same `Rows`.
     """
     clients, everything = P("client"), P()
-    pool = Federation._make(everything for _ in Federation._fields)
-    if by_row:
-        pool = pool._replace(**dict.fromkeys(shards.POOL, clients))
 
     def spread(fn):
         def run(shared, federation, rows, stacked):
@@ -172,7 +169,7 @@ def _spread(mesh, each, by_row, rows_whole=False):
             return _on_shares(
                 mesh,
                 fsdp.in_group(each(fn), fsdp.group_size(mesh)),
-                in_specs=(everything, pool, of_rows, clients),
+                in_specs=(everything, _specs(by_row), of_rows, clients),
                 out_specs=clients,
             )(shared, _without_rows(federation), rows, stacked)
 
@@ -181,14 +178,19 @@ def _spread(mesh, each, by_row, rows_whole=False):
     return spread
 
 
-# The function for each share of the clients; the axis `fsdp` is the compiler's.
 def _on_shares(mesh, fn, **specs):
+    """The function on each device's share of the clients; the axis `fsdp` is the compiler's."""
     return jax.shard_map(fn, mesh=mesh, axis_names={"client"}, check_vma=False, **specs)
 
 
 def _without_rows(federation):
-    nobody = dict.fromkeys(("train", "validation", "test", "global_test", "unseen"))
-    return federation._replace(**nobody)
+    return federation._replace(**dict.fromkeys(ROWS))
+
+
+def _specs(by_row):
+    """Of a federation without rows whose pool every device has, or which the devices divide."""
+    whole = Federation._make(P() for _ in Federation._fields)
+    return whole._replace(**dict.fromkeys(POOL, P("client"))) if by_row else whole
 
 
 def _take_on_mesh(mesh, stacked, ids):
@@ -207,9 +209,7 @@ def _put_on_mesh(mesh, stacked, ids, new):
 
 
 def _collect_on_mesh(mesh, federation, rows):
-    pool = Federation._make(P() for _ in Federation._fields)
-    divided = pool._replace(**dict.fromkeys(shards.POOL, P("client")))
-    specs = {"in_specs": (divided, P()), "out_specs": (pool, P())}
+    specs = {"in_specs": (_specs(True), P()), "out_specs": (_specs(False), P())}
     return _on_shares(mesh, shards.collect, **specs)(_without_rows(federation), rows)
 
 

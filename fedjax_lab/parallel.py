@@ -5,11 +5,10 @@ import warnings
 from collections.abc import Callable, Sequence
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, Sharding, SingleDeviceSharding
 
-from fedjax_lab import fsdp, processes
+from fedjax_lab import fsdp, processes, tree
 from fedjax_lab.data import safe
 from fedjax_lab.errors import BadInput
 from fedjax_lab.mesh import on_mesh
@@ -85,7 +84,7 @@ def put(a: PyTree, sharding: Sharding | None) -> PyTree:
     def one(a):
         if not isinstance(a, jax.Array) or _is_divided(a):
             return jax.device_put(a, sharding)
-        if not jnp.issubdtype(a.dtype, jax.dtypes.prng_key):
+        if not tree.is_key(a):
             # An array on the only device of a process would become one that cannot be read.
             return jax.device_put(np.asarray(a), sharding)
         bits = jax.device_put(np.asarray(jax.random.key_data(a)), sharding)
@@ -104,24 +103,27 @@ def num_parts(sharding: NamedSharding) -> int:
     return sharding.mesh.shape["client"]
 
 
+def padded_shape(shape: Sequence[int], sharding: NamedSharding, axis: int) -> tuple[int, ...]:
+    """The shape with this axis as long as a multiple of what divides it."""
+    length = shape[axis] + -shape[axis] % num_parts(sharding)
+    return (*shape[:axis], length, *shape[axis + 1 :])
+
+
 def put_divided(a: np.ndarray, sharding: NamedSharding, axis: int) -> Array:
     """A host array whose axis the sharding divides, padded there with zeros to a multiple.
 
     Each process reads only the entries of its devices.
     """
-    parts = num_parts(sharding)
-    length = -(-a.shape[axis] // parts) * parts
+    shape = padded_shape(a.shape, sharding, axis)
 
     def part(index):
         piece = np.asarray(a[index if axis else index[0]])  # what is beyond the end is cut off
-        begin, end, _ = index[axis].indices(length)
+        begin, end, _ = index[axis].indices(shape[axis])
         missing = end - begin - piece.shape[axis]
         widths = [(0, missing if i == axis else 0) for i in range(piece.ndim)]
         return np.pad(piece, widths) if missing else piece
 
-    return jax.make_array_from_callback(
-        (*a.shape[:axis], length, *a.shape[axis + 1 :]), sharding, part
-    )
+    return jax.make_array_from_callback(shape, sharding, part)
 
 
 def choose(

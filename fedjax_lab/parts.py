@@ -14,10 +14,9 @@ from typing import Any
 import numpy as np
 
 from fedjax_lab.data import stream
-from fedjax_lab.types import Federation, Rows
+from fedjax_lab.types import ROWS, Federation, Rows
 
-SETS = ("train", "validation", "test")  # of rows that a client has of its own
-NO_ROWS: Any = dict.fromkeys((*SETS, "global_test", "unseen"))
+NO_ROWS: Any = dict.fromkeys(ROWS)
 
 READERS = 4  # threads that read the examples of a part: a disk serves several requests at once
 

@@ -9,7 +9,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
 from fedjax_lab import fsdp, parallel, shards, tree
-from fedjax_lab.types import Array, Federation, PyTree, State
+from fedjax_lab.types import CLIENT_ROWS, Array, Federation, PyTree, State
 
 
 class Placement(NamedTuple):
@@ -51,13 +51,12 @@ class Placement(NamedTuple):
         """The federations of all seeds, with rows as the devices divide them."""
         if self.strategy.by_client is None:
             return list(federations)
-        names = ("train", "validation", "test")
-        rows = {name: [getattr(f, name) for f in federations] for name in names}
+        rows = {name: [getattr(f, name) for f in federations] for name in CLIENT_ROWS}
         for name, of_seeds in rows.items():
             if of_seeds[0] is not None:
                 rows[name] = shards.deal(of_seeds, self.parts)
         each = zip(federations, zip(*rows.values(), strict=True), strict=True)
-        return [f._replace(**dict(zip(names, of_seed, strict=True))) for f, of_seed in each]
+        return [f._replace(**dict(zip(rows, of_seed, strict=True))) for f, of_seed in each]
 
     def put_rows(self, rows_by_seed: Sequence[Any]) -> Any:
         """The `Rows` of these seeds, or None, as one tree."""
@@ -74,9 +73,7 @@ class Placement(NamedTuple):
 
     def _put_divided(self, a, sharding, axis):
         if self.abstract:
-            parts = parallel.num_parts(sharding)
-            length = -(-a.shape[axis] // parts) * parts
-            shape = (*a.shape[:axis], length, *a.shape[axis + 1 :])
+            shape = parallel.padded_shape(a.shape, sharding, axis)
             return jax.ShapeDtypeStruct(shape, a.dtype, sharding=sharding)
         return parallel.put_divided(a, sharding, axis)
 
@@ -119,7 +116,7 @@ class Placement(NamedTuple):
             return state
 
         def longer(a):
-            if jnp.issubdtype(a.dtype, jax.dtypes.prng_key):
+            if tree.is_key(a):
                 bits = longer(jax.random.key_data(a))
                 return jax.random.wrap_key_data(bits, impl=jax.random.key_impl(a))
             return jnp.pad(a, ((0, self.padding), *((0, 0),) * (a.ndim - 1)))

@@ -75,10 +75,7 @@ def _line(name, cells):
 
 def main(argv: list[str]) -> int:
     """The command, without its name; returns the exit code."""
-    if {"-h", "--help"} & set(argv):
-        print(__doc__)
-        return 0
-    return command.call(_main, argv)
+    return command.call(_main, argv, help_text=__doc__)
 
 
 def _main(argv):

@@ -1,7 +1,7 @@
 """What is kept by client, and the pool of examples, divided over the `client` axis of a mesh.
 
 Device d of D holds the d-th part of the leading axis, which ends in zeros where D does not divide
-it. All functions but `deal` and `put_rows` run inside `jax.shard_map` over that axis; a part there
+it. All functions but `deal` and `arrange` run inside `jax.shard_map` over that axis; a part there
 is what this device holds. Numbers travel as their bits, so that they arrive unchanged.
 """
 
@@ -14,12 +14,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_lab import tree
 from fedjax_lab.errors import BadInput
-from fedjax_lab.types import Array, Federation, PyTree, Rows
+from fedjax_lab.strategies import is_rows
+from fedjax_lab.types import CLIENT_ROWS, POOL, ROWS, Array, Federation, PyTree, Rows
 
 AXIS = "client"
 AT_ONCE = 1 << 28  # bytes that a device prepares for the others at a time
-POOL = ("x", "y", "domain")  # the fields of a federation that have an entry for each example
 
 
 def take(part: PyTree, ids: Array) -> PyTree:
@@ -29,12 +30,12 @@ def take(part: PyTree, ids: Array) -> PyTree:
     """
 
     def share(a):
-        if isinstance(a, Rows):
+        if is_rows(a):
             rows = local(a, len(a), divided=True)[_places(ids, len(a))[0]]
             return _share(rows + 1, ids, len(a)) - 1
         return _share(a[_places(ids, len(a))[0]], ids, len(a))
 
-    return jax.tree.map(share, part, is_leaf=lambda a: isinstance(a, Rows))
+    return jax.tree.map(share, part, is_leaf=is_rows)
 
 
 def put(part: PyTree, ids: Array, new: PyTree) -> PyTree:
@@ -56,11 +57,11 @@ def take_here(part: PyTree, ids: Array) -> PyTree:
     """Entries `ids` [m] of the whole, all of which this device holds."""
 
     def entries(a):
-        if isinstance(a, Rows):
+        if is_rows(a):
             return local(a, len(a), divided=True)[_here(ids, len(a))]
         return a[_here(ids, a.shape[0])]
 
-    return jax.tree.map(entries, part, is_leaf=lambda a: isinstance(a, Rows))
+    return jax.tree.map(entries, part, is_leaf=is_rows)
 
 
 def put_here(part: PyTree, ids: Array, new: PyTree) -> PyTree:
@@ -112,14 +113,14 @@ def local(rows: PyTree, clients: int, divided: bool) -> PyTree:
     """
 
     def one(a):
-        if not isinstance(a, Rows):
+        if not is_rows(a):
             return a
         if divided:
             return replace(a, start=a.start - jax.lax.axis_index(AXIS) * a.list.shape[0])
         ids = jax.lax.axis_index(AXIS) * clients + jnp.arange(clients)
         return replace(a, start=a.start[ids], count=a.count[ids])
 
-    return jax.tree.map(one, rows, is_leaf=lambda a: isinstance(a, Rows))
+    return jax.tree.map(one, rows, is_leaf=is_rows)
 
 
 def collect(federation: Federation, rows: Array) -> tuple[Federation, Array]:
@@ -154,7 +155,7 @@ def _zero_unless(held, bits):
 
 def _bits(a):
     """The array as unsigned integers, which a sum with zeros leaves unchanged."""
-    if jnp.issubdtype(a.dtype, jax.dtypes.prng_key):
+    if tree.is_key(a):
         return jax.random.key_data(a)
     if a.dtype == bool:
         return a.astype(jnp.uint8)
@@ -162,7 +163,7 @@ def _bits(a):
 
 
 def _of_bits(bits, like):
-    if jnp.issubdtype(like.dtype, jax.dtypes.prng_key):
+    if tree.is_key(like):
         return jax.random.wrap_key_data(bits, impl=jax.random.key_impl(like))
     if like.dtype == bool:
         return bits.astype(bool)
@@ -214,12 +215,11 @@ def arrange(federation: Federation, devices: int) -> Federation:
     place[order[order >= 0]] = np.flatnonzero(order.ravel() >= 0)
 
     def renumbered(rows):
-        if isinstance(rows, Rows):
+        if is_rows(rows):
             return replace(rows, list=np.where(rows.list < 0, -1, place[rows.list]))
         return None if rows is None else place[rows]
 
-    names = ("train", "validation", "test", "global_test", "unseen")
-    rows: dict[str, Any] = {name: renumbered(getattr(federation, name)) for name in names}
+    rows: dict[str, Any] = {name: renumbered(getattr(federation, name)) for name in ROWS}
     pool: dict[str, Any] = {
         name: Ordered(getattr(federation, name), order.ravel()) for name in POOL
     }
@@ -229,7 +229,7 @@ def arrange(federation: Federation, devices: int) -> Federation:
 def _device_of_rows(federation, devices):
     """Which device's clients hold each example of the pool [R], -1: nobody's."""
     device = np.full(len(federation.y), -1)
-    for rows in (federation.train, federation.validation, federation.test):
+    for rows in (getattr(federation, name) for name in CLIENT_ROWS):
         if rows is None:
             continue
         clients = np.repeat(np.arange(len(rows)), rows.count)

@@ -50,7 +50,7 @@ class Division(NamedTuple):
 
     @property
     def divided(self) -> dict[str, bool]:
-        """As arguments of `parallel.on_mesh`."""
+        """As arguments of `mesh.on_mesh`."""
         return {
             "by_client": self.state.where == "sharded",
             "by_row": self.data.where == "sharded",
@@ -131,8 +131,8 @@ def _check_by_device(methods, federation, cohort, seeds, devices):
     for what, count in (("clients", len(federation.train)), ("clients a round", cohort)):
         if count % devices:
             raise BadInput(
-                f"{BY_DEVICE} divides {count} {what} among {devices} devices, which are no more"
-                f" than the clients of a round; take a multiple of {devices}"
+                f"{BY_DEVICE} divides {count} {what} among {devices} devices; take a multiple of"
+                f" {devices} (a run has no more devices than clients a round)"
             )
 
 

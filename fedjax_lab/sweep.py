@@ -198,13 +198,10 @@ def table(cells: dict[str, Cell], keys: list[str], out: Path) -> str:
 
 def main(argv: list[str]) -> int:
     """Runs the command line; returns the exit code."""
-    return command.call(_main, argv, "the same command continues")
+    return command.call(_main, argv, "the same command continues", __doc__)
 
 
 def _main(argv):
-    if {"--help", "-h"} & set(argv):
-        print(__doc__)
-        return 0
     args, methods, shared = _parse(argv)
     out = Path(args.out)
     grid = parse_grid(args.grid)

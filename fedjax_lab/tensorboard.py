@@ -56,10 +56,7 @@ class Written(NamedTuple):
 
 def main(argv: list[str]) -> int:
     """The command, without its name; returns the exit code."""
-    if {"-h", "--help"} & set(argv):
-        print(__doc__)
-        return 0
-    return command.call(_main, argv, "the same command writes all anew")
+    return command.call(_main, argv, "the same command writes all anew", __doc__)
 
 
 def _main(argv):

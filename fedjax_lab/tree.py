@@ -89,6 +89,12 @@ def finite(a: PyTree) -> Array:
     return jnp.all(jnp.array([jnp.all(jnp.isfinite(x)) for x in leaves] or [True]))
 
 
+def is_key(a: Any) -> bool:
+    """Whether an array, or its shape, holds typed random keys, which NumPy and files lack."""
+    dtype: Any = getattr(a, "dtype", None)
+    return jnp.issubdtype(dtype, jax.dtypes.prng_key)
+
+
 def num_bytes(a: PyTree) -> int:
     """Bytes of all leaves (arrays or their shapes)."""
     return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(a))

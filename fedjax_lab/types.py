@@ -238,6 +238,11 @@ class Federation(NamedTuple):
     frozen: PyTree = ()  # what `View.frozen` has chosen; `Plan.view` and `Work` take it
 
 
+POOL = ("x", "y", "domain")  # the fields of a federation with an entry for each example
+CLIENT_ROWS = ("train", "validation", "test")  # those with rows of each client
+ROWS = (*CLIENT_ROWS, "global_test", "unseen")  # and all that have rows
+
+
 class Plan(NamedTuple):
     """The sizes of a run: static Python numbers."""
 

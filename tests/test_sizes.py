@@ -88,7 +88,7 @@ def test_sampling_by_device_divides_both():
 @pytest.mark.parametrize(
     "asked, complaint",
     [
-        ({"cohort": 6}, "divides 6 clients a round among 4 devices.*take a multiple of 4"),
+        ({"cohort": 6}, "divides 6 clients a round among 4 devices; take a multiple of 4"),
         ({"devices": 5, "cohort": 5}, "divides 8 clients among 5 devices"),
         ({"seeds": 2}, "is for one seed"),
         ({"state": "replicated"}, "leave config.engine.state and config.engine.data at auto"),

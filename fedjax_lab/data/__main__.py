@@ -39,13 +39,10 @@ COMMANDS = ("prepare",)
 
 def main(argv: list[str]) -> int:
     """Runs the command line; returns the exit code."""
-    return command.call(_main, argv, "the same command continues")
+    return command.call(_main, argv, "the same command continues", __doc__)
 
 
 def _main(argv):
-    if {"--help", "-h"} & set(argv):
-        print(__doc__)
-        return 0
     config, out = _parse(argv[1:])
     with lock.owned(out):  # before anything is loaded
         dataset = undecoded(config.data)

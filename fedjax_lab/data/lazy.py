@@ -94,8 +94,8 @@ def pieces(x: np.ndarray | LazyArray, rows: range | None = None) -> list[slice]:
 
 def limits(x: np.ndarray | LazyArray) -> tuple[float, float]:
     """The lowest and the highest number in x [R, ...]; BadInput where one is not finite."""
-    found = np.array([(part.min(), part.max()) for part in (x[rows] for rows in pieces(x))])
-    low, high = float(found[:, 0].min()), float(found[:, 1].max())
+    each = np.array([(part.min(), part.max()) for part in (x[rows] for rows in pieces(x))])
+    low, high = float(each[:, 0].min()), float(each[:, 1].max())
     if not (math.isfinite(low) and math.isfinite(high)):
         raise BadInput(f"the examples have NaN or infinite values: they are from {low} to {high}")
     return low, high

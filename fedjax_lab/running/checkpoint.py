@@ -32,6 +32,7 @@ from fedjax_lab.data.cache import checksum
 from fedjax_lab.errors import BadInput, warn
 from fedjax_lab.host_state import HostState
 from fedjax_lab.running import digest, kept
+from fedjax_lab.tree import is_key
 from fedjax_lab.types import Array, PyTree
 
 ROOM = 1 << 20  # bytes of a checkpoint besides its arrays, at most
@@ -212,7 +213,7 @@ class Checkpoints:
 
 def numbers(leaf: Any) -> Array | np.ndarray:
     """A leaf as it is saved: typed random keys, which have no files, as the integers in them."""
-    return jax.random.key_data(leaf) if _is_key(leaf) else leaf
+    return jax.random.key_data(leaf) if is_key(leaf) else leaf
 
 
 def placed(leaves: list[Saved], like: list) -> list:
@@ -230,7 +231,7 @@ def placed(leaves: list[Saved], like: list) -> list:
     if any(leaf.shape > a.shape for leaf, a in zip(leaves, shapes, strict=True)):
         if digest.of(arrays) != [leaf.digest for leaf in leaves]:
             raise BadInput("its arrays have more clients")
-    return [_as_key(a, old) if _is_key(old) else a for a, old in zip(arrays, like, strict=True)]
+    return [_as_key(a, old) if is_key(old) else a for a, old in zip(arrays, like, strict=True)]
 
 
 def _fits(leaf, shape, like):
@@ -338,10 +339,6 @@ def _is_no_room(error):
             return True
         error = error.__cause__ or error.__context__
     return False
-
-
-def _is_key(leaf):
-    return jnp.issubdtype(getattr(leaf, "dtype", None), jax.dtypes.prng_key)
 
 
 def _array_handler(ocp):

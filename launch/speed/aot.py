@@ -49,10 +49,7 @@ WORKLOAD_SETTINGS = (*OF_CLIENTS, "convolution", "dtype")
 
 def main(argv: list[str]) -> int:
     """The command, without its name; returns the exit code."""
-    if {"-h", "--help"} & set(argv):
-        print(__doc__)
-        return 0
-    return command.call(_main, argv)
+    return command.call(_main, argv, help_text=__doc__)
 
 
 def _main(argv):

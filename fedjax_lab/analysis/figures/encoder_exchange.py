@@ -44,7 +44,7 @@ from fedjax_lab.errors import BadInput
 from fedjax_lab.local import fetch, make_work
 from fedjax_lab.models import nets
 from fedjax_lab.models.task import make_task
-from fedjax_lab.types import Array, Batch, Federation, Plan, Task, Weights
+from fedjax_lab.types import ROWS, Array, Batch, Federation, Plan, Task, Weights
 
 Losses = tuple[float, float]  # classification, reconstruction
 PUBLISHED = {  # task -> encoder -> losses; which row is which is inferred from their order
@@ -130,9 +130,7 @@ def probe(num_classes: int, plan: Plan, features: Array, data: Batch, key: Array
 
 def fit(task: Task, loss: losses.Loss, x: Array, y: Array, plan: Plan, key: Array) -> Array:
     """Trains the task on examples (x [R, D], y [R, ...]) and gives its mean loss on them."""
-    none: dict[str, Any] = dict.fromkeys(
-        ("domain", "train", "validation", "test", "global_test", "unseen")
-    )
+    none: dict[str, Any] = dict.fromkeys(("domain", *ROWS))
     pool = Federation(x=x, y=y, center=jnp.float32(0), scale=jnp.float32(1), **none)
     k_init, k_train = jax.random.split(key)
     plan = plan._replace(example_shape=None)
