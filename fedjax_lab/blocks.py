@@ -2,7 +2,8 @@
 
 A block is some rounds whose cohorts are drawn ahead, from the streams that draw them in the rounds
 themselves. On the devices are the private state, and where examples are streamed the examples, of
-the clients in those cohorts. What a round computes is what it computes with everybody there.
+the clients in those cohorts: the devices divide them, and each process reads and writes those of
+its segment (`owners`). What a round computes is what it computes with everybody there.
 
 One thread besides the main one reads from the host and writes to it, in the order of its tasks:
 while a block is played, it writes what the block before has left, and reads what the next one
@@ -12,18 +13,20 @@ are replaced on the devices when that block is over.
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_lab import simulate, tree
+from fedjax_lab import parallel, simulate, tree
 from fedjax_lab.host_state import HostState, from_bits, to_bits
+from fedjax_lab.owners import Owners
 from fedjax_lab.parts import Part
 from fedjax_lab.simulate import Lane, Program, Progress
 from fedjax_lab.tracing import depends
-from fedjax_lab.types import PyTree, State
+from fedjax_lab.types import CLIENT_ROWS, POOL, Federation, PyTree, State
 
 STATE_BYTES = 1 << 24  # of the private state in a block; the devices hold up to four blocks
 EXAMPLE_BYTES = 1 << 26  # of streamed examples in a block
@@ -34,7 +37,7 @@ class Size(NamedTuple):
     """Of blocks, which all have the same shapes."""
 
     rounds: int
-    clients: int
+    clients: int  # of each segment
 
 
 class Block(NamedTuple):
@@ -42,16 +45,29 @@ class Block(NamedTuple):
 
     start: int
     end: int
-    clients: np.ndarray  # [N] whose private state it has, ascending
+    clients: np.ndarray  # [U] whose private state it has, as `Owners.line_up` gives them
     lane: Lane
-    private: PyTree  # leaves [U, ...]; those behind the first N are copies that nobody uses
+    private: PyTree  # leaves [U, ...]; where a client is repeated, nobody uses it
 
 
 class Tools(NamedTuple):
     """How functions are compiled, and arrays put on the devices."""
 
-    jit: Callable[..., Any]
-    put: Callable[[PyTree], PyTree]
+    jit: Callable[..., Any]  # as `jax.jit`; out: where the results lie, by default on all devices
+    everywhere: Any  # the sharding of what every device has; None: the default device
+    of_segments: Any  # and of what the devices divide
+    put: Callable[[PyTree], PyTree]  # what every process has
+    put_segment: Callable[[PyTree], PyTree]  # this process's segment of what the devices divide
+
+    def put_part(self, part: Federation) -> Federation:
+        """A part (`parts`), whose pool may be on the devices already."""
+        pool: dict[str, Any] = {name: getattr(part, name) for name in POOL}
+        rows: dict[str, Any] = {name: getattr(part, name) for name in CLIENT_ROWS}
+        nothing: Any = dict.fromkeys((*POOL, *CLIENT_ROWS))
+        if isinstance(part.x, np.ndarray):
+            pool = self.put_segment(pool)
+        rest = self.put(part._replace(**nothing))
+        return rest._replace(**pool, **self.put_segment(rows))
 
 
 class Player:
@@ -64,6 +80,7 @@ class Player:
       like: the shapes of everybody's state.
       part: gives the federation of a block's clients.
       size: of the blocks.
+      owners: of the clients.
       tools: of the engine.
     """
 
@@ -75,14 +92,16 @@ class Player:
         like: State,
         part: Part,
         size: Size,
+        owners: Owners,
         tools: Tools,
     ):
         self._program, self._store, self._like = program, store, like
         nothing: Any = None  # a block has examples of its own
         self._lane = lane._replace(federation=nothing)
-        self._part, self._size, self._put = part, size, tools.put
+        self._part, self._size, self._owners, self._tools = part, size, owners, tools
         self._draw = tools.jit(self._cohorts)
-        self._replace = tools.jit(_replaced, donate_argnums=0)
+        replaced = partial(_replaced, program.strategy)
+        self._replace = tools.jit(replaced, out=tools.of_segments, donate_argnums=0)
         self._ahead = draws_ahead(program, self._lane, like.server)
         self._worker = ThreadPoolExecutor(1)
         self._block: Block | None = None  # the one being played
@@ -91,7 +110,8 @@ class Player:
 
     def first_block(self) -> Block:
         """One with the shapes of any."""
-        return self._read(0, np.arange(self._size.clients))
+        clients = np.arange(min(self._size.clients, len(self._owners.segments[0])))
+        return self._read(0, clients)
 
     def play(self, state: State, sums: Progress, start: int, count: int) -> tuple[State, Progress]:
         """Rounds start .. start + count - 1. The states have only the server's part.
@@ -148,27 +168,26 @@ class Player:
         return None if ids is None else self._read(start, np.unique(jax.device_get(ids)))
 
     def _write(self, block):
-        count = len(block.clients)
-        private = jax.device_get(to_bits(block.private))
-        self._store.write(block.clients, tree.take(private, slice(count)))
+        ids, first = np.unique(self._owners.own(block.clients), return_index=True)
+        private = jax.tree.map(parallel.of_process, to_bits(block.private))
+        self._store.write(ids, tree.take(private, first))
 
     def _read(self, start, clients):
-        ids = np.pad(clients, (0, self._size.clients - len(clients)), mode="edge").astype(np.int32)
-        lane = self._lane._replace(federation=self._part(ids), held=ids)
-        lane, private = self._put((lane, self._store.read(ids)))
+        clients = self._owners.line_up(clients, self._size.clients)
+        ids = self._owners.own(clients)
+        federation = self._tools.put_part(self._part(ids))
+        lane = self._lane._replace(federation=federation, held=self._tools.put(clients))
+        private = self._tools.put_segment(self._store.read(ids))
         private = from_bits(private, self._like.private)
         return Block(start, start + self._size.rounds, clients, lane, private)
 
     def _patched(self, block, last):
         """The block with the private state that clients have after the last one."""
-        common, here, there = np.intersect1d(
-            block.clients, last.clients, assume_unique=True, return_indices=True
-        )
-        if not len(common):
-            return block
-        missing = self._size.clients - len(common)
-        here = np.pad(here, (0, missing), constant_values=self._size.clients)  # in no entry
-        private = self._replace(block.private, last.private, here, np.pad(there, (0, missing)))
+        _, here, there = np.intersect1d(block.clients, last.clients, return_indices=True)
+        missing = len(block.clients) - len(here)
+        here = np.pad(here, (0, missing), constant_values=len(block.clients))  # in no entry
+        places = np.stack([here, np.pad(there, (0, missing))]).astype(np.int32)
+        private = self._replace(block.private, last.private, self._tools.put(places))
         return block._replace(private=private)
 
     def _cohorts(self, lane, server, start):
@@ -180,9 +199,10 @@ class Player:
         return jax.lax.map(cohort, start + jnp.arange(self._size.rounds, dtype=jnp.int32))
 
 
-def _replaced(new, old, here, there):
-    """`new` with its entries `here` as the entries `there` of `old`."""
-    return jax.tree.map(lambda a, b: a.at[here].set(b[there], mode="drop"), new, old)
+def _replaced(strategy, new, old, places):
+    """`new` with its entries places[0] as the entries places[1] of `old`."""
+    here, there = places
+    return strategy.put(new, here, strategy.take(old, there))
 
 
 def draws_ahead(program: Program, lane: Lane, server: PyTree) -> bool:
@@ -195,19 +215,19 @@ def draws_ahead(program: Program, lane: Lane, server: PyTree) -> bool:
 
 
 def block_size(
-    program: Program, num_clients: int, cohort: int, fitting: int, ahead: bool = True
+    program: Program, owners: Owners, cohort: int, fitting: int, ahead: bool = True
 ) -> Size:
     """As many rounds as cohorts fit, at least one and at most `MOST_ROUNDS`.
 
-    No two cohorts of a block need have a client in common, so it has room for all of them, or for
-    everybody.
+    No two cohorts of a block need have a client in common, and all may be of one segment, so it has
+    room for all of them, or for everybody, in each segment.
 
     cohort: clients of a round. fitting: `clients_that_fit`. ahead: `draws_ahead`; where it does not
     hold, a block is one round.
     """
     most = MOST_ROUNDS if ahead else 1
     rounds = max(1, min(fitting // cohort, most, program.plan.rounds))
-    return Size(rounds, min(num_clients, rounds * cohort))
+    return Size(rounds, owners.even(min(owners.largest, rounds * cohort)))
 
 
 def clients_that_fit(state_bytes: int, example_bytes: int, counts: Sequence[np.ndarray]) -> int:

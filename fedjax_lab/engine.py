@@ -18,6 +18,7 @@ from fedjax_lab.blocks import Tools
 from fedjax_lab.errors import BadInput
 from fedjax_lab.host_state import HostState
 from fedjax_lab.hosted import Host, Hosted, Seed
+from fedjax_lab.owners import divide
 from fedjax_lab.placement import Placement
 from fedjax_lab.simulate import Lane, Program
 from fedjax_lab.types import (
@@ -355,9 +356,17 @@ class Engine:
     def _make_hosted(self, i):
         lanes, simulation = self.lanes[i], self.simulation
         wholes = simulation.training[i], simulation.federations[i]
-        seed = Seed(lanes.training, lanes.scoring, *wholes)
-        tools = Tools(partial(self._jit, seed_axes=(), out=self._sharding), self._put)
-        return Hosted(self._program({}), seed, simulation.host, self._folder, tools)
+        keys = streams.make_keys(jax.random.key(simulation.seeds[i]))
+        seed = Seed(lanes.training, lanes.scoring, keys, *wholes)
+        tools = Tools(
+            jit=partial(self._jit, seed_axes=(), out=self._sharding),
+            everywhere=self._sharding,
+            of_segments=self.place.of_clients or self._sharding,
+            put=partial(self.place.put, compared=False),
+            put_segment=self.place.put_segment,
+        )
+        owners = divide(self._num_clients, self.place.of_clients)
+        return Hosted(self._program({}), seed, simulation.host, owners, self._folder, tools)
 
     def _first_server(self, hosted):
         """The server's part of the first state; that of the clients is stored."""
@@ -494,9 +503,9 @@ class Engine:
 
     def _each_lane(self, pool, federations, groups):
         """Federation and population of these groups of seeds, over one pool of examples for all."""
-        dealt, put = self.place.dealt(federations), self.place.put_rows
-        if self._streams:  # one seed at a time, and rows in NumPy
-            dealt, put = federations, operator.itemgetter(0)
+        dealt, put = federations, operator.itemgetter(0)
+        if self.simulation.host is None:  # where rows are in NumPy, and seeds one by one
+            dealt, put = self.place.dealt(federations), self.place.put_rows
         for group in groups:
             rows = {name: put([getattr(f, name) for f in dealt[group]]) for name in CLIENT_ROWS}
             count = partial(simulate.population_on_host, num_classes=self.simulation.num_classes)

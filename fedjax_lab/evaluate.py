@@ -62,8 +62,9 @@ def _score_clients(program, lane, state, t, rows, at_most=None):
     """
     (method, plan, strategy), federation = program, lane.federation
     clients = lane.population
-    if lane.held is not None:
-        clients = strategy.take(clients, lane.held)
+    if lane.held is not None:  # these are meant
+        clients, at_most = strategy.take(clients, lane.held), None
+        plan = plan._replace(num_clients=None)
     num_clients = plan.num_clients or len(clients.id)
     clients = clients._replace(private=state.private)
     train = () if method.tune is None else federation.train

@@ -306,8 +306,6 @@ def _host(division, engine, stages):
         raise BadInput(f"{asked} plays one seed after another: config.engine.seeds=sequential")
     if engine.fsdp > 1:
         raise BadInput(f"{asked} needs devices that each hold a model: config.engine.fsdp=1")
-    if jax.process_count() > 1:
-        raise BadInput(f"{asked} is for a run of one process")
     return Host(on_disk=division.state.where == "disk", stream=stream)
 
 

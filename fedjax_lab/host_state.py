@@ -23,7 +23,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_lab.data import safe
-from fedjax_lab.parts import pieces
 from fedjax_lab.tree import is_key
 from fedjax_lab.types import PyTree
 
@@ -32,24 +31,32 @@ PIECE_BYTES = 1 << 22  # of the records that are handled at a time
 
 
 class HostState:
-    """The private state of C clients, zeros at first.
+    """The private state of C clients, or of those that this process keeps; zeros at first.
 
     like: the shapes of everybody's state, leaves [C, ...].
     folder: where to keep it in a file, which vanishes with the process; None: in memory.
+    segment: the clients that this process keeps; None: all.
 
     OSError or MemoryError where there is no room for it. A pass over all clients holds no more than
     `PIECE_BYTES` of a file in memory. Threads may read at the same time, but not while one writes.
     """
 
-    def __init__(self, like: PyTree, num_clients: int, folder: Path | None = None):
+    def __init__(
+        self,
+        like: PyTree,
+        num_clients: int,
+        folder: Path | None = None,
+        segment: range | None = None,
+    ):
         leaves, self._tree = jax.tree.flatten(jax.eval_shape(to_bits, like))
         self._shapes = [(a.shape[1:], np.dtype(a.dtype)) for a in leaves]
         sizes = [math.prod(shape) * dtype.itemsize for shape, dtype in self._shapes]
         self._sizes = sizes
         self._ends = [0, *np.cumsum([-(-size // ALIGNMENT) * ALIGNMENT for size in sizes]).tolist()]
         self.num_clients = num_clients
+        self.segment = range(num_clients) if segment is None else segment
         make = _Memory if folder is None else _File
-        self._records = make(num_clients, self._ends[-1], folder)
+        self._records = make(len(self.segment), self._ends[-1], folder)
 
     @property
     def bytes_of_one(self) -> int:
@@ -63,34 +70,38 @@ class HostState:
 
     def read(self, ids: np.ndarray) -> PyTree:
         """The entries of clients `ids` [N], ascending: NumPy leaves [N, ...]."""
-        return self._leaves(self._records.read(ids))
+        return self._leaves(self._read(ids))
 
     def everything(self) -> PyTree:
-        """Everybody's entries, not copied: they change when some are written."""
+        """The entries of all clients that are kept here, not copied: they change when written."""
         return self._leaves(self._records.all())
 
     def save(self, file: BinaryIO) -> str:
-        """Writes everybody's records to an empty file, zeros as holes; returns their SHA-256."""
-        digest, done = hashlib.sha256(), 0
+        """Writes all records to an empty file, zeros as holes; returns their SHA-256."""
+        digest, first = hashlib.sha256(), self.segment.start
+        done = first
         for ids in self.pieces():
-            records = self._records.read(ids[ids >= done])
+            records = self._read(ids[ids >= done])
             digest.update(records)
             if records.any():
-                file.seek(done * self.bytes_of_one)
+                file.seek((done - first) * self.bytes_of_one)
                 file.write(records)
             done = int(ids[-1]) + 1
-        file.truncate(done * self.bytes_of_one)
+        file.truncate((done - first) * self.bytes_of_one)
         return digest.hexdigest()
 
-    def load(self, file: BufferedReader) -> None:
-        """Reads everybody's records from a file that `save` has written."""
+    def load(self, file: BufferedReader, saved: range) -> None:
+        """Reads what is kept here of the clients `saved` from the file that `save` has written."""
         for ids in self.pieces():
+            ids = ids[(ids >= saved.start) & (ids < saved.stop)]
+            if not len(ids):
+                continue
             records = np.empty((len(ids), self.bytes_of_one), np.uint8)
-            file.seek(int(ids[0]) * self.bytes_of_one)
+            file.seek((int(ids[0]) - saved.start) * self.bytes_of_one)
             if file.readinto(records.data) != records.nbytes:
                 raise ValueError("it is too short")
-            if not np.array_equal(records, self._records.read(ids)):  # zeros stay holes
-                self._records.write(ids, records)
+            if not np.array_equal(records, self._read(ids)):  # zeros stay holes
+                self._records.write(ids - self.segment.start, records)
 
     @property
     def layout(self) -> dict:
@@ -113,10 +124,10 @@ class HostState:
         for begin, leaf in zip(self._ends, leaves, strict=False):
             flat = np.ascontiguousarray(leaf).reshape(len(ids), -1).view(np.uint8)
             records[:, begin : begin + flat.shape[1]] = flat
-        self._records.write(ids, records)
+        self._records.write(ids - self.segment.start, records)
 
     def fill(self, entries: Callable[[np.ndarray], PyTree]) -> None:
-        """Sets everybody's state, a piece of the clients at a time, where it is not zero.
+        """Sets all that is kept here, a piece of the clients at a time, where it is not zero.
 
         entries: (ids [N], ascending, of the same length at every call) -> leaves [N, ...].
         """
@@ -127,7 +138,13 @@ class HostState:
 
     def pieces(self) -> list[np.ndarray]:
         """All clients as pieces of equal length; the last one may overlap the one before."""
-        return pieces(self.num_clients, max(1, PIECE_BYTES // max(1, self.bytes_of_one)))
+        count, first = len(self.segment), self.segment.start
+        length = min(count, max(1, PIECE_BYTES // max(1, self.bytes_of_one)))
+        starts = [min(start, count - length) for start in range(0, count, length)]
+        return [first + np.arange(start, start + length) for start in starts]
+
+    def _read(self, ids):
+        return self._records.read(ids - self.segment.start)
 
 
 def to_bits(entries: PyTree) -> PyTree:

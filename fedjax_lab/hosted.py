@@ -11,7 +11,9 @@ from fedjax_lab import blocks, evaluate, parallel, parts, pieces, simulate
 from fedjax_lab.blocks import Tools
 from fedjax_lab.errors import BadInput
 from fedjax_lab.host_state import HostState, from_bits, to_bits
+from fedjax_lab.owners import Owners
 from fedjax_lab.simulate import Lane, Program, Progress
+from fedjax_lab.streams import Keys
 from fedjax_lab.tracing import depends
 from fedjax_lab.types import CLIENT_ROWS, Federation, Method, State
 
@@ -26,11 +28,12 @@ class Host(NamedTuple):
 class Seed(NamedTuple):
     """What one seed has, for training and for scoring.
 
-    Where examples are streamed, the federations of the lanes are not used.
+    The rows in the lanes' federations are not used, nor are the examples where they are streamed.
     """
 
     training: Lane
     scoring: Lane
+    keys: Keys  # those of the lanes, on the default device of this process
     to_train: Federation  # in NumPy
     to_score: Federation
 
@@ -40,17 +43,26 @@ class Hosted:
 
     The states that go in and out have the server's part alone.
 
+    owners: of the clients.
     folder: for a file of the private state.
     """
 
-    def __init__(self, program: Program, seed: Seed, host: Host, folder: Path, tools: Tools):
+    def __init__(
+        self,
+        program: Program,
+        seed: Seed,
+        host: Host,
+        owners: Owners,
+        folder: Path,
+        tools: Tools,
+    ):
         self._program, self._seed, self._stream, self._tools = program, seed, host.stream, tools
-        self.keys = seed.training.keys
+        self._owners, self.keys = owners, seed.training.keys
         self._num_clients = len(seed.to_train.train)
         self._like = jax.eval_shape(self._init, self.keys)
         check(program.method, self._like)
         place = folder if host.on_disk else None
-        self._store = HostState(self._like.private, self._num_clients, place)
+        self._store = HostState(self._like.private, self._num_clients, place, owners.segment)
         self._player, self._scorer = self._make_player(), self._make_scorer()
         block, pieces = self._player.first_block(), self._scorer.first_pieces()
         self.shapes = _described(((block.lane, block.private), pieces))  # of what programs get
@@ -60,19 +72,19 @@ class Hosted:
         return self._init(keys).server
 
     def fill(self) -> None:
-        """Stores everybody's first private state, made for a piece of the clients at a time.
+        """Stores the first private state of this process's clients, a piece of them at a time.
 
         MemoryError where the method's `init` can only make everybody's at once, and that does not
         fit.
         """
-        keys, length = self.keys, len(self._store.pieces()[0])
+        keys, length = self._seed.keys, len(self._store.pieces()[0])
 
         def entries(keys, start):
             private = self._init(keys).private
             cut = partial(jax.lax.dynamic_slice_in_dim, start_index=start, slice_size=length)
             return to_bits(jax.tree.map(cut, private))
 
-        piece = self._tools.jit(entries).lower(keys, np.int32(0)).compile()
+        piece = self._tools.jit(entries, out=None).lower(keys, np.int32(0)).compile()
         if (sizes := piece.memory_analysis()) is not None:
             parallel.check_memory(sizes.temp_size_in_bytes, "the clients' first state needs")
         self._store.fill(lambda ids: piece(keys, np.int32(ids[0])))
@@ -81,7 +93,11 @@ class Hosted:
         """Rounds, the scores of each kind, and the bytes of a round, as in `engine.Programs`."""
         (lane, private), pieces = self.shapes
         state, number = State(server, private), np.int32(0)
-        play = self._tools.jit(partial(simulate.play, self._program), donate_argnums=(1, 2))
+        everywhere, of_segments = self._tools.everywhere, self._tools.of_segments
+        out = State(everywhere, of_segments), everywhere
+        play = self._tools.jit(
+            partial(simulate.play, self._program), out=out, donate_argnums=(1, 2)
+        )
         score = self._tools.jit(partial(evaluate.score, self._program))
         scores = [
             score.lower(of_piece, State(server, private), number) for of_piece, private in pieces
@@ -105,12 +121,12 @@ class Hosted:
         return self._scorer.score(state.server, int(t))
 
     def kept(self) -> HostState:
-        """What everybody keeps after the rounds played."""
+        """What the clients of this process keep after the rounds played."""
         self._player.flush()
         return self._store
 
     def whole_state(self, state: State) -> State:
-        """A state with everybody's private part, which is not copied."""
+        """A state with the private part of this process's clients, which is not copied."""
         return state._replace(private=from_bits(self.kept().everything(), self._like.private))
 
     def forget(self) -> None:
@@ -125,9 +141,10 @@ class Hosted:
         fitting = self._clients_that_fit(whole, ("train",))
         cohort = simulate.cohort_size(self._program, lane, self._like)
         ahead = blocks.draws_ahead(self._program, lane, self._like.server)
-        size = blocks.block_size(self._program, self._num_clients, cohort, fitting, ahead)
+        size = blocks.block_size(self._program, self._owners, cohort, fitting, ahead)
         part = self._part(lane, whole, ("train",), size.clients)
-        return blocks.Player(self._program, lane, self._store, self._like, part, size, self._tools)
+        of_state = self._program, lane, self._store, self._like
+        return blocks.Player(*of_state, part, size, self._owners, self._tools)
 
     def _make_scorer(self):
         whole, lane, batch = self._seed.to_score, self._seed.scoring, self._program.plan.eval_batch
@@ -135,10 +152,15 @@ class Hosted:
         if self._stream:  # in whole batches
             rows = max(1, blocks.EXAMPLE_BYTES // parts.example_bytes(whole) // batch) * batch
         kinds = [
-            (kind, self._part(lane, whole, kind.sets, len(kind.clients[0]), kind.num_rows))
-            for kind in pieces.kinds(self._program.method, whole, clients, rows)
+            (
+                kind,
+                self._part(
+                    lane, whole, kind.sets, len(self._owners.own(kind.clients[0])), kind.num_rows
+                ),
+            )
+            for kind in pieces.kinds(self._program.method, whole, self._owners, clients, rows)
         ]
-        return pieces.Scorer(lane, self._store, self._like, kinds, self._tools)
+        return pieces.Scorer(lane, self._store, self._like, kinds, self._owners, self._tools)
 
     def _clients_that_fit(self, whole, sets):
         size = parts.example_bytes(whole) if self._stream else 0
@@ -147,8 +169,8 @@ class Hosted:
 
     def _part(self, lane, whole, sets, clients, shared=0):
         if self._stream:
-            return parts.with_examples(whole, sets, clients, shared)
-        return parts.of_rows(lane.federation, whole, sets)
+            return parts.with_examples(whole, sets, clients, shared, self._owners)
+        return parts.of_rows(lane.federation, whole, sets, self._owners)
 
 
 def _described(a):

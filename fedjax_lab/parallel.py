@@ -3,6 +3,7 @@
 import os
 import warnings
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import jax
 import numpy as np
@@ -76,21 +77,29 @@ def make_mesh(devices: int | Sequence[jax.Device], group: int = 1) -> Mesh:
         return Mesh(np.array(chosen).reshape(shape), names, **axes)
 
 
-def put(a: PyTree, sharding: Sharding | None) -> PyTree:
-    """A copy of what every process has on all devices of the mesh; keys of random numbers too."""
+def put(a: PyTree, sharding: Sharding | None, compared: bool = True) -> PyTree:
+    """A copy of what every process has on all devices of the mesh; keys of random numbers too.
+
+    compared: the processes make sure that theirs are equal, which only the main thread may do.
+    """
     if sharding is None or sharding.is_fully_addressable:
         return jax.device_put(a, sharding)
+    place = jax.device_put if compared else _from_host
 
     def one(a):
-        if not isinstance(a, jax.Array) or _is_divided(a):
+        if isinstance(a, jax.Array) and (_is_divided(a) or a.sharding == sharding):
             return jax.device_put(a, sharding)
         if not tree.is_key(a):
             # An array on the only device of a process would become one that cannot be read.
-            return jax.device_put(np.asarray(a), sharding)
-        bits = jax.device_put(np.asarray(jax.random.key_data(a)), sharding)
+            return place(np.asarray(a), sharding)
+        bits = place(np.asarray(jax.random.key_data(a)), sharding)
         return jax.random.wrap_key_data(bits, impl=jax.random.key_impl(a))
 
     return jax.tree.map(one, a)
+
+
+def _from_host(a, sharding):
+    return jax.make_array_from_callback(a.shape, sharding, lambda index: a[index])
 
 
 def _is_divided(a):
@@ -124,6 +133,22 @@ def put_divided(a: np.ndarray, sharding: NamedSharding, axis: int) -> Array:
         return np.pad(piece, widths) if missing else piece
 
     return jax.make_array_from_callback(shape, sharding, part)
+
+
+def put_segment(a: PyTree, sharding: NamedSharding) -> PyTree:
+    """This process's segment of host arrays whose leading axis the sharding divides.
+
+    The segments of all processes have one length, a multiple of its devices.
+    """
+    return jax.tree.map(partial(jax.make_array_from_process_local_data, sharding), a)
+
+
+def of_process(a: Array) -> np.ndarray:
+    """The segment of an array that the devices of this process hold; all if it is not divided."""
+    if a.is_fully_replicated:
+        return np.asarray(a)
+    shards = sorted(a.addressable_shards, key=lambda shard: shard.index[0].start or 0)
+    return np.concatenate([shard.data for shard in shards])
 
 
 def choose(

@@ -1,8 +1,10 @@
 """Federations of some of the clients, for a block of rounds or of scores: on the host, in NumPy.
 
-A part is made by part(ids, **shared). Its clients are those of `ids` [N], ascending, the last of
-which may be repeated; `shared` are the rows that all of them see, `global_test` or `unseen` [S],
-padded with -1. All parts of one kind have the same shapes.
+A part is made by part(ids, **shared). Its clients are those of `ids` [N], ascending, which may be
+repeated; `shared` are the rows that all of them see, `global_test` or `unseen` [S], padded with -1.
+What has an entry for each client or each example is this process's segment of that (`owners`): of
+what is lined up for all segments, the N clients of its own. All parts of one kind have the same
+shapes.
 """
 
 import math
@@ -14,71 +16,72 @@ from typing import Any
 import numpy as np
 
 from fedjax_lab.data import stream
+from fedjax_lab.owners import Owners
 from fedjax_lab.types import ROWS, Federation, Rows
 
 NO_ROWS: Any = dict.fromkeys(ROWS)
 
 READERS = 4  # threads that read the examples of a part: a disk serves several requests at once
+LOTS = 4 * READERS  # which they read, since lots are not equally full
 
 Part = Callable[..., Federation]
 
 
-def of_rows(pool: Federation, whole: Federation, sets: Sequence[str]) -> Part:
+def of_rows(pool: Federation, whole: Federation, sets: Sequence[str], owners: Owners) -> Part:
     """Parts with rows alone: the examples are those of `pool`, which all parts share.
 
-    pool: examples and lists of rows, on the devices.
+    pool: examples, on the devices.
     whole: the same federation in NumPy.
     sets: of each client's own rows, those that are needed.
     """
 
     def part(ids, **shared):
-        held = {name: _of_clients(getattr(whole, name), ids) for name in sets}
-        lists = {name: replace(held[name], list=getattr(pool, name).list) for name in sets}
-        return pool._replace(**{**NO_ROWS, **lists, **shared})
+        held = {name: _dealt(getattr(whole, name), ids, owners) for name in sets}
+        return pool._replace(**{**NO_ROWS, **held, **shared})
 
     return part
 
 
-def with_examples(whole: Federation, sets: Sequence[str], clients: int, shared: int = 0) -> Part:
+def with_examples(
+    whole: Federation, sets: Sequence[str], clients: int, shared: int, owners: Owners
+) -> Part:
     """Parts whose pool has the examples that their clients need, and no others.
+
+    Each process reads the examples of its clients, and its share of those that all see.
 
     whole: a federation in NumPy; of its x only `x[rows]` is asked, for ascending rows.
     sets: of each client's own rows, those that are needed.
-    clients: in a part.
+    clients: of a segment.
     shared: rows that all of them see.
     """
     readers = ThreadPoolExecutor(READERS)
-    rooms = {name: most_rows(getattr(whole, name), clients) for name in sets}
-    room = min(len(whole.y), sum(rooms.values()) + shared)
+    own_room = min(len(whole.y), sum(most_rows(getattr(whole, s), clients) for s in sets))
+    share = -(-shared // len(owners.segments))
+    room = owners.even(own_room + share)
 
     def part(ids, **shared):
-        asked = {name: _packed(getattr(whole, name), ids, rooms[name]) for name in sets}
-        lists = [rows.list for rows in asked.values()] + list(shared.values())
-        needed = np.unique(np.concatenate(lists))
-        needed = needed[needed >= 0]
-        rows = {
-            name: replace(rows, list=_places(needed, rows.list)) for name, rows in asked.items()
-        }
-        shared = {name: _places(needed, rows) for name, rows in shared.items()}
-        x = np.empty((room, example_size(whole)), whole.x.dtype)
-        x[len(needed) :] = 0
-        lots = (np.array_split(a, READERS) for a in (x[: len(needed)], needed))
-        list(readers.map(lambda made, rows: stream.fill(made, whole.x, rows), *lots))
-        return whole._replace(
-            x=x,
-            y=_filled(whole.y[needed], room),
-            domain=_filled(whole.domain[needed], room),
-            **{**NO_ROWS, **rows, **shared},
-        )
+        held = {name: _dealt(getattr(whole, name), ids, owners) for name in sets}
+        needed = np.unique(np.concatenate([[-1], *(rows.list for rows in held.values())]))[1:]
+        first = owners.process * room
+        rows = {name: replace(a, list=_places(needed, a.list, first)) for name, a in held.items()}
+        seen = {name: _in_shares(rows, share, room, own_room) for name, rows in shared.items()}
+        asked = np.full(room, -1)
+        asked[: len(needed)] = needed
+        for of_all in shared.values():  # one kind at most
+            mine = of_all[owners.process * share :][:share]
+            asked[own_room : own_room + len(mine)] = mine
+        return whole._replace(**_examples(whole, asked, readers), **{**NO_ROWS, **rows, **seen})
 
     return part
 
 
-def pieces(count: int, length: int) -> list[np.ndarray]:
-    """The numbers below `count` in pieces of one length; the last may overlap the one before."""
-    length = min(length, count)
-    starts = [min(start, count - length) for start in range(0, count, length)]
-    return [np.arange(start, start + length) for start in starts]
+def _examples(whole, rows, readers):
+    """The pool of these rows, zeros for -1: fields of a federation."""
+    x = np.empty((len(rows), example_size(whole)), whole.x.dtype)
+    lots = (np.array_split(a, LOTS) for a in (x, rows))
+    list(readers.map(lambda made, rows: stream.fill(made, whole.x, rows), *lots))
+    y, domain = (np.where(rows < 0, 0, a[rows]) for a in (whole.y, whole.domain))
+    return {"x": x, "y": y, "domain": domain}
 
 
 def example_bytes(whole: Federation) -> int:
@@ -96,27 +99,30 @@ def most_rows(rows: Rows, clients: int) -> int:
     return int(np.sort(rows.count)[::-1][:clients].sum())
 
 
-def _of_clients(rows, ids):
-    """The rows of clients `ids` in the list that all have."""
-    return replace(rows, start=rows.start[ids], count=rows.count[ids])
+def _dealt(rows, ids, owners):
+    """The rows of clients `ids` in lists for the devices of this process, padded with -1.
+
+    A client that is repeated has them once.
+    """
+    devices, clients = owners.devices, len(ids) // owners.devices
+    room = max(1, most_rows(rows, clients))
+    count = np.where(np.diff(ids, prepend=-1) > 0, rows.count[ids], 0).reshape(devices, clients)
+    begin = np.cumsum(count, axis=1) - count + room * np.arange(devices)[:, None]
+    begin, count = begin.ravel(), count.ravel()
+    within = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count)
+    held = np.full(devices * room, -1, np.int32)
+    held[np.repeat(begin, count) + within] = rows.list[np.repeat(rows.start[ids], count) + within]
+    start = begin + owners.process * len(held)
+    return Rows(start.astype(np.int32), count.astype(np.int32), held, rows.longest)
 
 
-def _packed(rows, ids, room):
-    """The rows of clients `ids` in a list of their own, padded with -1."""
-    clients, places = np.unique(ids, return_inverse=True)
-    start, count = rows.start[clients], rows.count[clients]
-    begin = np.cumsum(count, dtype=np.int32) - count
-    held = rows.list[np.repeat(start - begin, count) + np.arange(count.sum())]
-    padded = np.pad(held, (0, room - len(held)), constant_values=-1)
-    return Rows(begin[places], count[places], padded, rows.longest)
+def _places(needed, rows, first):
+    """Where each row is in a pool whose entries from `first` on are the ascending `needed`."""
+    return np.where(rows < 0, -1, first + np.searchsorted(needed, rows)).astype(np.int32)
 
 
-def _places(needed, rows):
-    """Where each row is in the ascending `needed`; -1 stays."""
-    return np.where(rows < 0, -1, np.searchsorted(needed, rows)).astype(np.int32)
-
-
-def _filled(a, room):
-    full = np.zeros((room, *a.shape[1:]), a.dtype)
-    full[: len(a)] = a
-    return full
+def _in_shares(rows, share, room, own_room):
+    """Where rows that all see are: each process has `room` examples, which end in its share."""
+    number = np.arange(len(rows))
+    places = number // share * room + own_room + number % share
+    return np.where(rows < 0, -1, places).astype(np.int32)

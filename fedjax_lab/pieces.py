@@ -12,10 +12,11 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from fedjax_lab import evaluate, parts, tree
+from fedjax_lab import evaluate, parts
 from fedjax_lab.blocks import Tools
 from fedjax_lab.evaluate import Scores
 from fedjax_lab.host_state import HostState, from_bits
+from fedjax_lab.owners import Owners
 from fedjax_lab.simulate import Lane
 from fedjax_lab.types import Federation, Method, PyTree, State
 
@@ -24,32 +25,44 @@ class Kind(NamedTuple):
     """Some sets of rows, and who is scored on them."""
 
     sets: tuple[str, ...]  # of each client's own rows, those that it needs
-    clients: list[np.ndarray]  # in pieces of one length
+    clients: list[np.ndarray]  # in pieces of one length, as `Owners.line_up` gives them
     shared: list[dict[str, np.ndarray]]  # rows that all of them see, in pieces of one length
+    by_client: bool = True  # what is counted; a newcomer's counts are by batch
 
     @property
     def num_rows(self) -> int:
-        """How many of them a piece has."""
+        """How many rows that all see a piece has."""
         return sum(len(rows) for rows in self.shared[0].values())
 
+    def room(self, owners: Owners) -> int:
+        """How many places a piece has for the clients of a segment."""
+        return len(owners.own(self.clients[0]))
 
-def kinds(method: Method, whole: Federation, clients: int, rows: int) -> list[Kind]:
+
+def kinds(method: Method, whole: Federation, owners: Owners, clients: int, rows: int) -> list[Kind]:
     """The clients on their own rows, on the unseen domain, and the average one on the global set.
 
-    whole: a federation in NumPy. clients, rows: of a piece.
+    whole: a federation in NumPy. clients: of a segment, and rows, of a piece.
     """
     tuned = ("train",) if method.tune else ()
     own = tuple(name for name in ("validation", "test") if getattr(whole, name) is not None)
-    everybody = parts.pieces(len(whole.train), clients)
-    average = np.arange(1)  # a newcomer needs nothing of any client
-    if method.newcomer is None:
-        average = evaluate.evenly_spaced(len(whole.train))
+    everybody = owners.pieces(clients)
     out = [Kind(tuned + own, everybody, [{}])] if own else []
-    for name, of_clients in (("unseen", everybody), ("global_test", [average])):
+    for name, of_clients in (("unseen", everybody), ("global_test", [_average(method, owners)])):
         if (shared := getattr(whole, name)) is not None:
             cut = [{name: some} for some in _cut(shared, rows)]
-            out.append(Kind(tuned, of_clients, cut))
+            by_client = name == "unseen" or method.newcomer is None
+            out.append(Kind(tuned, of_clients, cut, by_client))
     return out
+
+
+def _average(method, owners):
+    """Those who are scored on the global set; a newcomer needs nothing of any client."""
+    some = np.arange(1)
+    if method.newcomer is None:
+        some = evaluate.evenly_spaced(owners.bounds[-1])
+    most = np.diff(np.searchsorted(some, owners.bounds)).max()
+    return owners.line_up(some, owners.even(int(most)))
 
 
 class Scorer:
@@ -60,6 +73,7 @@ class Scorer:
       store: what everybody keeps.
       like: the shapes of everybody's state.
       kinds: what is scored, each with what makes the federation of a piece.
+      owners: of the clients.
       tools: of the engine.
     """
 
@@ -69,11 +83,12 @@ class Scorer:
         store: HostState,
         like: State,
         kinds: list[tuple[Kind, parts.Part]],
+        owners: Owners,
         tools: Tools,
     ):
         nothing: Any = None  # a piece has examples of its own
         self._lane, self._store, self._like = lane._replace(federation=nothing), store, like
-        self._kinds, self._put = kinds, tools.put
+        self._kinds, self._owners, self._tools = kinds, owners, tools
         self.compiled: list[Callable[..., Any]]  # `evaluate.score` for the shapes of each kind
 
     def first_pieces(self) -> list[tuple[Lane, PyTree]]:
@@ -98,7 +113,7 @@ class Scorer:
             jax.tree.map(lambda *a: sum(a), *counts[i : i + together])
             for i in range(0, len(counts), together)
         ]
-        return _joined(kind.clients, sums)
+        return _joined(kind.clients, sums) if kind.by_client else sums[0]
 
     def _each(self, part, pieces) -> Iterator[tuple[Lane, PyTree]]:
         """Lane and private state of each piece, read while the one before is scored."""
@@ -110,20 +125,18 @@ class Scorer:
                     reading = worker.submit(self._read, part, *following)
                 yield piece
 
-    def _read(self, part, ids, shared):
-        lane = self._lane._replace(federation=part(ids, **shared), held=ids.astype(np.int32))
-        lane, private = self._put((lane, self._store.read(ids)))
+    def _read(self, part, clients, shared):
+        ids, put = self._owners.own(clients), self._tools.put
+        federation = self._tools.put_part(part(ids, **shared))
+        lane = self._lane._replace(federation=federation, held=put(clients))
+        private = self._tools.put_segment(self._store.read(ids))
         return lane, from_bits(private, self._like.private)
 
 
 def _joined(clients, counts):
-    """The counts of pieces in one; a client that is in two counts once."""
-    firsts = [0, *(ids[-1] + 1 for ids in clients[:-1])]
-    new = [
-        tree.take(of_piece, slice(first - ids[0] if len(clients) > 1 else 0, None))
-        for first, ids, of_piece in zip(firsts, clients, counts, strict=True)
-    ]
-    return jax.tree.map(lambda *a: np.concatenate(a), *new)
+    """The counts of pieces in one; a client that is in several places counts once."""
+    _, first = np.unique(np.concatenate(clients), return_index=True)
+    return jax.tree.map(lambda *a: np.concatenate(a)[first], *counts)
 
 
 def _cut(rows, length):

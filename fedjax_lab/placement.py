@@ -35,11 +35,11 @@ class Placement(NamedTuple):
         """How many entries beyond the last client there are."""
         return -self.num_clients % self.parts
 
-    def put(self, a: PyTree) -> PyTree:
-        """What every process has, on all devices."""
+    def put(self, a: PyTree, compared: bool = True) -> PyTree:
+        """What every process has, on all devices; as `parallel.put`."""
         if self.abstract:
             return self.described(a, self.strategy.sharding)
-        return parallel.put(a, self.strategy.sharding)
+        return parallel.put(a, self.strategy.sharding, compared)
 
     def put_pool(self, a: Any) -> Array:
         """An array with an entry for each example, [R, ...] alike for all seeds."""
@@ -70,6 +70,15 @@ class Placement(NamedTuple):
             return self.put(joined)
         axis = int(self.seeds > 0)
         return jax.tree.map(lambda a: self._put_divided(a, sharding, axis), joined)
+
+    def put_segment(self, a: PyTree) -> PyTree:
+        """What this process has of arrays whose entries the devices divide (`owners`)."""
+        sharding = self.strategy.by_client
+        if sharding is None:
+            return self.put(a)
+        if self.abstract:
+            return self.described(a, sharding)
+        return parallel.put_segment(a, sharding)
 
     def _put_divided(self, a, sharding, axis):
         if self.abstract:

@@ -93,7 +93,17 @@ def parse(place: str) -> dict:
 
 def is_first() -> bool:
     """Whether this process writes files and prints."""
-    return _alone() or jax.process_index() == 0
+    return number() == 0
+
+
+def number() -> int:
+    """This one's, from 0."""
+    return 0 if _alone() else jax.process_index()
+
+
+def count() -> int:
+    """How many processes the run has."""
+    return 1 if _alone() else jax.process_count()
 
 
 def of_first(make: Callable[[], T]) -> T:
@@ -124,6 +134,11 @@ def of_first(make: Callable[[], T]) -> T:
 def on_host(a: PyTree) -> PyTree:
     """The arrays as NumPy's, of which each process may hold a part. All must ask."""
     return jax.device_get(a) if _alone() else multihost_utils.process_allgather(a, tiled=True)
+
+
+def of_each(a: np.ndarray) -> np.ndarray:
+    """The arrays of all processes, equal in shape and type, [processes, ...]. All must ask."""
+    return a[None] if _alone() else multihost_utils.process_allgather(a)
 
 
 def least(number: int) -> int:

@@ -52,8 +52,8 @@ class Division(NamedTuple):
     def divided(self) -> dict[str, bool]:
         """As arguments of `mesh.on_mesh`."""
         return {
-            "by_client": self.state.where == "sharded",
-            "by_row": self.data.where == "sharded",
+            "by_client": self.state.where in ("sharded", "host", "disk"),
+            "by_row": self.data.where in ("sharded", "stream"),
             "by_device": self.by_device,
         }
 
@@ -92,28 +92,20 @@ def divide(
         choose("data", data, pool_bytes(first), devices, beyond="stream"),
         by_device,
     )
-    return _undivided(division, state, data, first, devices) if division.on_host else division
+    if division.data.where in ON_HOST and division.state.where not in ON_HOST:
+        division = division._replace(state=_beside_stream(division, state))
+    return division
 
 
-def _undivided(division, state, data, federation, devices):
-    """With what is not on the host on every device; BadInput where it was asked to be divided."""
-    if division.data.where in ON_HOST and state in ("replicated", "sharded"):
+def _beside_stream(division, state):
+    """Where state is when examples are streamed: on the host. BadInput if it was asked for else."""
+    if state in ("replicated", "sharded"):
         raise BadInput(
             f"config.engine.state={state} does not go with examples that are streamed"
             f" ({division.data.reason}): what clients keep is on the host then too; use auto, host"
             " or disk"
         )
-    if data == "sharded":
-        raise BadInput(
-            "config.engine.data=sharded does not go with clients whose state is on the host"
-            f" ({division.state.reason}): the devices divide nothing then; use auto, replicated or"
-            " stream"
-        )
-    if division.state.where not in ON_HOST:
-        division = division._replace(state=Choice("host", "examples are streamed"))
-    alone = devices._replace(number=1)
-    of_data = choose("data", data, pool_bytes(federation), alone, beyond="stream")
-    return division._replace(data=of_data)
+    return Choice("host", "examples are streamed")
 
 
 BY_DEVICE = "config.engine.sampling=device"

@@ -10,17 +10,18 @@ import toys
 
 from fedjax_lab import blocks, parts, sampling, simulate, streams
 from fedjax_lab.host_state import HostState, from_bits, to_bits
+from fedjax_lab.owners import Owners
 from fedjax_lab.types import State
 
 KEYS = streams.make_keys(jax.random.key(0))
-TOOLS = blocks.Tools(jax.jit, jax.device_put)
+ALONE = Owners((0, toys.C))
 WHOLE = jax.tree.map(np.asarray, toys.FEDERATION)
 
 
 def make_part(stream, clients):
     if stream:
-        return parts.with_examples(WHOLE, ["train"], clients)
-    return parts.of_rows(toys.FEDERATION, WHOLE, ["train"])
+        return parts.with_examples(WHOLE, ["train"], clients, 0, ALONE)
+    return parts.of_rows(toys.FEDERATION, WHOLE, ["train"], ALONE)
 
 
 def make_player(method, rounds, stream=False, folder=None, plan=toys.PLAN, cohort=5):
@@ -32,7 +33,7 @@ def make_player(method, rounds, stream=False, folder=None, plan=toys.PLAN, cohor
     store.write(np.arange(toys.C), to_bits(state.private))
     size = blocks.Size(rounds, min(toys.C, rounds * cohort))
     part = make_part(stream, size.clients)
-    player = blocks.Player(program, lane, store, state, part, size, TOOLS)
+    player = blocks.Player(program, lane, store, state, part, size, ALONE, toys.TOOLS)
     player.compiled = jax.jit(partial(simulate.play, program), donate_argnums=(1, 2))
     return player, store, State(jax.tree.map(jnp.copy, state.server), ())
 
@@ -82,7 +83,7 @@ def test_a_block_has_the_rounds_that_fit(monkeypatch):
     assert blocks.clients_that_fit(10, 5, counts) == 1
     assert blocks.clients_that_fit(1000, 5, counts) == 1
     program = simulate.Program(toys.make("fedavg"), toys.PLAN, toys.VECTORIZED)
-    assert blocks.block_size(program, 1000, 5, 12) == (2, 10)
-    assert blocks.block_size(program, 8, 5, 12) == (2, 8)
-    assert blocks.block_size(program, 1000, 5, 3) == (1, 5)
-    assert blocks.block_size(program, 1000, 5, 10**6) == (toys.PLAN.rounds, 30)
+    assert blocks.block_size(program, Owners((0, 1000)), 5, 12) == (2, 10)
+    assert blocks.block_size(program, ALONE, 5, 12) == (2, 8)
+    assert blocks.block_size(program, Owners((0, 1000)), 5, 3) == (1, 5)
+    assert blocks.block_size(program, Owners((0, 1000)), 5, 10**6) == (toys.PLAN.rounds, 30)

@@ -62,9 +62,26 @@ def test_what_is_saved_is_loaded(on_disk, tmp_path, monkeypatch):
     with (tmp_path / "file").open("w+b") as file:
         digest = old.save(file)
         assert hashlib.sha256((tmp_path / "file").read_bytes()).hexdigest() == digest
-        new.load(file)
+        new.load(file, range(C))
     toys.same(new.everything(), old.everything())
     assert old.layout == new.layout != HostState(STATE["wide"], C).layout
+
+
+def test_segments_are_saved_and_loaded_by_other_segments(tmp_path, monkeypatch):
+    """Two processes have saved what three read."""
+    old = [HostState(STATE, C, segment=segment) for segment in (range(5), range(5, C))]
+    monkeypatch.setattr(host_state, "PIECE_BYTES", 2 * old[0].bytes_of_one)
+    for i, store in enumerate(old):
+        store.fill(entries)
+        with (tmp_path / str(i)).open("xb") as file:
+            store.save(file)
+    for segment in (range(3), range(3, 7), range(7, C)):
+        new = HostState(STATE, C, segment=segment)
+        for i, store in enumerate(old):
+            with (tmp_path / str(i)).open("rb") as file:
+                new.load(file, store.segment)
+        toys.same(new.everything(), entries(np.array(segment)))
+        assert new.layout == old[0].layout and new.nbytes == old[0].nbytes
 
 
 def test_zeros_take_no_room_on_disk(tmp_path):

@@ -76,10 +76,16 @@ def test_what_is_kept_may_be_typed_keys(small_blocks, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("inner", [parallel.vectorized(), parallel.sequential()])
-def test_same_numbers_on_a_mesh(inner, small_blocks):
-    method, mesh = toys.make("scaffold"), parallel.on_mesh(parallel.make_mesh(4), inner)
-    alone = run(method, Host(stream=True), seeds=[0], strategy=mesh)
-    toys.same(alone, run(method, None, seeds=[0], strategy=mesh))
+@pytest.mark.parametrize("stream", [False, True])
+def test_same_numbers_on_a_mesh(inner, stream, small_blocks):
+    """Three devices divide eight clients, and a cohort of five."""
+    method, mesh = toys.make("scaffold"), parallel.make_mesh(3)
+    whole, divided = (
+        parallel.on_mesh(mesh, inner, by_client, by_client and stream)
+        for by_client in (False, True)
+    )
+    alone = run(method, Host(stream=stream), seeds=[0], strategy=divided)
+    toys.same(alone, run(method, None, seeds=[0], strategy=whole))
 
 
 def test_a_block_is_one_round_where_cohorts_depend_on_the_server(small_blocks):
@@ -115,10 +121,6 @@ def test_a_method_that_reads_everybodys_state_is_refused(part):
     [
         ({"method.name": "central"}, "config.engine.state=host needs clients"),
         ({"method.name": "fedconcat"}, "config.engine.state=host needs a method without stages"),
-        (
-            {"engine.data": "sharded"},
-            r"data=sharded does not go with clients whose state is on the host \(as asked for\)",
-        ),
         (
             {"engine.data": "stream", "engine.state": "replicated"},
             "state=replicated does not go with examples that are streamed",

@@ -58,21 +58,21 @@ def test_damaged_files_are_not_taken(tmp_path, capsys):
     expected = play(tmp_path, "run", state="host")
     folder = tmp_path / "run" / "kept"
     (tmp_path / "run" / "summary.json").unlink()
-    damage(folder / "6" / "1")
+    damage(folder / "6" / "1-0")
     toys.same(play(tmp_path, "run", resume=True, state="host"), expected)
     assert "checkpoint 6" in capsys.readouterr().err
     (tmp_path / "run" / "summary.json").unlink()
     shutil.rmtree(folder / "4")
-    damage(folder / "6" / "0")
+    damage(folder / "6" / "0-0")
     with pytest.raises(BadInput, match="no checkpoint in .* is whole"):
         play(tmp_path, "run", resume=True, state="host")
 
 
 def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(tmp_path):
     (tmp_path / "6").mkdir()
-    os.mkfifo(tmp_path / "6" / "0")
+    os.mkfifo(tmp_path / "6" / "0-0")
     with pytest.raises(OSError, match="it is a pipe"):
-        kept.check(tmp_path / "6", [{"sha256": ""}])
+        kept.check(tmp_path / "6", [{"files": [[0, 1, ""]]}])
 
 
 def damage(file):

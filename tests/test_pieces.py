@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 import toys
 
-from fedjax_lab import blocks, evaluate, parts, pieces, simulate, streams
+from fedjax_lab import evaluate, parts, pieces, simulate, streams
 from fedjax_lab.host_state import HostState, to_bits
+from fedjax_lab.owners import Owners
 
 KEYS = streams.make_keys(jax.random.key(0))
-TOOLS = blocks.Tools(jax.jit, jax.device_put)
+ALONE = Owners((0, toys.C))
 FEDERATION = toys.FEDERATION._replace(
     validation=toys.FEDERATION.train, unseen=jnp.arange(150, 290), domain=jnp.arange(600) % 2
 )
@@ -36,11 +37,11 @@ def test_same_counts(name, stream):
     expected = evaluate.summarize(score(lane, state, 3), ("only", "other"))
 
     scored = []
-    for kind in pieces.kinds(method, WHOLE, 3, 60):
-        part = parts.of_rows(FEDERATION, WHOLE, kind.sets)
+    for kind in pieces.kinds(method, WHOLE, ALONE, 3, 60):
+        part = parts.of_rows(FEDERATION, WHOLE, kind.sets, ALONE)
         if stream:
-            part = parts.with_examples(WHOLE, kind.sets, len(kind.clients[0]), 60)
+            part = parts.with_examples(WHOLE, kind.sets, len(kind.clients[0]), 60, ALONE)
         scored.append((kind, part))
-    scorer = pieces.Scorer(lane, store, state, scored, TOOLS)
+    scorer = pieces.Scorer(lane, store, state, scored, ALONE, toys.TOOLS)
     scorer.compiled = [score] * len(scored)
     assert evaluate.summarize(scorer.score(state.server, 3), ("only", "other")) == expected

@@ -171,6 +171,27 @@ def test_resumed_by_another_number_of_processes(toy, tmp_path):
         close(runner.run(of_devices, folder, resume=True, quiet=True).metrics, whole)
 
 
+@pytest.mark.slow
+def test_what_is_on_the_hosts_is_resumed_by_one_process(toy, tmp_path):
+    """Two processes keep the state of three clients each, and read the examples of those alone."""
+    folder, config = tmp_path / "run", f"{toy}:scaffold"
+    beyond = [("run.rounds", "30"), ("engine.state", "host"), ("engine.data", "stream")]
+    flags = [f"--config.{key}={value}" for key, value in beyond]
+    with two(f"--config={config}", f"--workdir={folder}", *flags) as both:
+        wait_for_checkpoint(folder, both)
+        for process in both:
+            process.send_signal(signal.SIGINT)
+        for process in both:
+            process.communicate(timeout=100)
+            assert process.returncode == 130
+    newest = max((folder / "kept").iterdir(), key=lambda path: int(path.name))
+    assert sorted(path.name for path in newest.iterdir()) == ["0-0", "0-3"]
+    job = experiment.build(resolve(load_config(config), beyond), [0])
+    resumed = runner.run(job, folder, resume=True, quiet=True)
+    whole = by_one(config, [0], beyond[:1])
+    close(resumed.metrics, whole)
+
+
 def wait_for_checkpoint(folder, running):
     deadline = time.monotonic() + 300
     while time.monotonic() < deadline and all(process.poll() is None for process in running):

@@ -67,15 +67,11 @@ def divide(method=None, cohort=4, seeds=1, devices=4, **asked):
     return sizes.divide(methods, federations, toys.K, cohort, lent, **asked)
 
 
-@pytest.mark.parametrize("memory, where", [(100_000, "replicated"), (30_000, "stream")])
-def test_examples_that_only_all_devices_could_hold_are_streamed_beside_state_on_the_host(
-    memory, where
-):
-    """19,200 bytes of examples on devices that take half of their memory."""
-    federations = [jax.device_get(toys.FEDERATION)]
-    lent = sizes.Devices(4, memory)
-    division = sizes.divide([fedavg(toys.TASK)], federations, toys.K, 4, lent, state="host")
-    assert division.data.where == where and not division.divided["by_row"]
+def test_what_is_beyond_the_devices_is_divided_where_it_comes_to_them():
+    assert divide(state="host").divided == {"by_client": True, "by_row": False, "by_device": False}
+    assert divide(data="stream").divided == {"by_client": True, "by_row": True, "by_device": False}
+    both = divide(state="host", data="sharded")
+    assert both.data.where == "sharded" and both.divided["by_row"]
 
 
 def test_sampling_by_device_divides_both():

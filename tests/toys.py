@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_lab import losses, optim, parallel, registry, shards, simulate
+from fedjax_lab.blocks import Tools
 from fedjax_lab.federation import make_rows
 from fedjax_lab.methods.fedavg import fedavg
 from fedjax_lab.models import nets
@@ -73,6 +74,13 @@ NORM = make_task(nets.mlp(K, width=16, norm=True), (D,), K)
 NORM = NORM._replace(labels=lambda: jnp.eye(K, 32))
 POPULATION = simulate.population(FEDERATION, K)
 VECTORIZED = parallel.vectorized()
+
+
+def jit(function, out=None, **options):
+    return jax.jit(function, out_shardings=out, **options)
+
+
+TOOLS = Tools(jit, None, None, jax.device_put, jax.device_put)
 SCORES = {"round": 4, "train_loss": 0.5, "accuracy": {"mean": 81.5, "worst10": 51.5}}
 SUMMARY = {  # what the summary.json of a finished run holds
     "method": "fedavg",

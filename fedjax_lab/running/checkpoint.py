@@ -92,7 +92,7 @@ class Checkpoints:
         description = args.JsonSave(_description(rounds, leaves, described))
         arrays = args.PyTreeSave({str(i): a for i, a in enumerate(leaves)})
         self._manager.save(rounds, args=args.Composite(leaves=arrays, digest=description))
-        if stores:
+        if stores and processes.is_first():
             kept.remove_others(self._kept, [rounds, *self._manager.all_steps()])
 
     def load(self, rounds: int, stores: Sequence[HostState]) -> None:
