@@ -63,12 +63,12 @@ def beginning(processes, folder):
 
 
 def results(folder):
-    """The rows without the clock, and the digests of the final state's arrays on the devices."""
+    """The rows without the clock, and the digests of the final state on the devices and hosts."""
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     last = max((folder / "checkpoints").iterdir(), key=lambda path: int(path.name))
-    arrays = json.loads((last / "digest/metadata").read_text())["arrays"]
+    saved = json.loads((last / "digest/metadata").read_text())
     rows = [{key: value for key, value in row.items() if key != "seconds"} for row in rows]
-    return rows, [array for array in arrays if not array["host"]]
+    return rows, [array for array in saved["arrays"] if not array["host"]], saved["kept"]
 
 
 def attempt(words, folder, devices, choose, seconds):
