@@ -51,8 +51,11 @@ else:
     jax.config.update("jax_num_cpu_devices", 8)
     jax.config.update("jax_disable_most_optimizations", True)
 
-programs = tempfile.TemporaryDirectory()  # one and the same program is compiled once in a session
-jax.config.update("jax_compilation_cache_dir", programs.name)
+PROGRAMS = "FEDJAX_LAB_TEST_PROGRAMS"  # one and the same program is compiled once in a session
+if PROGRAMS not in os.environ:  # in the first process, before its workers start
+    programs = tempfile.TemporaryDirectory()
+    os.environ[PROGRAMS] = programs.name
+jax.config.update("jax_compilation_cache_dir", os.environ[PROGRAMS])
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
 jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 

@@ -1,0 +1,17 @@
+"""Checks that a method, model, partition or data source of one's own is what the simulator expects.
+
+    from fedjax_lab.testing import check_method
+
+    def test_my_method():
+        check_method(my_method, mu=0.1)
+
+Each check trains on a toy for a moment and raises `CheckFailed`, which says in words what is wrong.
+"""
+
+from fedjax_lab.testing.failure import CheckFailed
+from fedjax_lab.testing.methods import check_method
+from fedjax_lab.testing.models import check_model
+from fedjax_lab.testing.partitions import check_partition
+from fedjax_lab.testing.sources import check_source
+
+__all__ = ["CheckFailed", "check_method", "check_model", "check_partition", "check_source"]

@@ -1,0 +1,47 @@
+"""What a check raises, and how arrays are compared."""
+
+import jax
+import numpy as np
+
+from fedjax_lab.running.checkpoint import numbers
+from fedjax_lab.types import PyTree
+
+
+class CheckFailed(AssertionError):
+    """What is wrong with the part that was checked, in words."""
+
+
+def check(holds: bool, what: str) -> None:
+    """CheckFailed unless it holds. what: what is wrong otherwise."""
+    if not holds:
+        raise CheckFailed(what)
+
+
+def check_same(actual: PyTree, expected: PyTree, what: str, rtol=0.0, atol=0.0) -> None:
+    """CheckFailed unless both trees agree: in every bit, or with tolerances up to these.
+
+    The message begins with `what` and names the leaf that differs most.
+    """
+    check(
+        jax.tree.structure(actual) == jax.tree.structure(expected),
+        f"{what}: the results are trees of different structure",
+    )
+    pairs = zip(jax.tree_util.tree_leaves_with_path(actual), jax.tree.leaves(expected), strict=True)
+    for (path, a), b in pairs:
+        a, b = (np.asarray(numbers(x)) for x in (a, b))
+        if a.shape != b.shape or a.dtype != b.dtype:
+            raise CheckFailed(
+                f"{what}: {jax.tree_util.keystr(path)} is {a.dtype}{list(a.shape)} in one case and"
+                f" {b.dtype}{list(b.shape)} in the other"
+            )
+        if not _agree(a, b, rtol, atol):
+            difference = np.max(np.abs(a.astype(float) - b.astype(float)))
+            raise CheckFailed(
+                f"{what}: {jax.tree_util.keystr(path)} differs by up to {difference:.3g}"
+            )
+
+
+def _agree(a, b, rtol, atol):
+    if not (rtol or atol):
+        return np.array_equal(a, b, equal_nan=a.dtype.kind == "f")
+    return np.allclose(a, b, rtol, atol, equal_nan=True)

@@ -1,0 +1,78 @@
+"""The check of a model."""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_lab import losses, tree
+from fedjax_lab.errors import BadInput
+from fedjax_lab.models.task import make_task
+from fedjax_lab.registry import bind
+from fedjax_lab.testing.failure import CheckFailed, check, check_same
+from fedjax_lab.types import Batch, Task
+
+
+def check_model(
+    model: str | Callable,
+    shape: tuple[int, ...] = (16, 16, 1),
+    num_classes: int = 4,
+    **settings,
+) -> Task:
+    """Raises CheckFailed unless methods can train the model. Returns its task.
+
+    model: (num_classes, *, settings) -> module.
+    shape: of an example.
+    """
+    try:
+        module = bind("model", {"name": model, **settings})(num_classes)
+        task = make_task(module, shape, num_classes)
+    except BadInput as error:
+        raise CheckFailed(str(error)) from error
+    weights = jax.jit(task.init)(jax.random.key(0))
+    x = jax.random.normal(jax.random.key(1), (6, *shape))
+    _check_passes(task, weights, x)
+    _check_training(task, weights, x, num_classes)
+    return task
+
+
+def _check_passes(task, weights, x):
+    """Evaluation depends on nothing but weights and example, also for several clients at once."""
+    out = jax.jit(task.apply)(weights, x)
+    check(bool(jnp.isfinite(out.logits).all()), "first weights give logits that are not finite")
+    alone = jax.jit(task.apply)(weights, x[:2])
+    what = "in evaluation an example's logits depend on the others of its batch"
+    check_same(alone.logits, out.logits[:2], what, rtol=1e-3, atol=1e-4)
+    both = jax.jit(jax.vmap(task.apply))(tree.repeat(weights, 2), jnp.stack([x, x]))
+    what = "under jax.vmap over clients it gives other logits"
+    check_same(both.logits[1], out.logits, what, rtol=1e-3, atol=1e-4)
+
+
+def _check_training(task, weights, x, num_classes):
+    """A step changes the weights, and nothing of their structure."""
+    y = jnp.arange(len(x)) % num_classes
+    batch = Batch(x, y, jnp.ones(len(x)))
+
+    @jax.jit
+    def step(weights, key):
+        def risk(params):
+            out = task.apply(weights._replace(params=params), x, key, batch.mask)
+            return losses.cross_entropy(out.logits, batch), out.stats
+
+        (_, stats), gradient = jax.value_and_grad(risk, has_aux=True)(weights.params)
+        return gradient, stats
+
+    gradient, stats = step(weights, jax.random.key(2))
+    check(bool(tree.finite(gradient)), "the gradient is not finite at the first weights")
+    check(
+        jax.tree.structure(stats) == jax.tree.structure(weights.stats),
+        "a training pass changes the structure of the running statistics",
+    )
+    still = [
+        jax.tree_util.keystr(path)
+        for path, g in jax.tree_util.tree_leaves_with_path(gradient)
+        if not jnp.any(g)
+    ]
+    check(len(still) < len(jax.tree.leaves(gradient)), "no parameter has a gradient")
+    again = step(weights, jax.random.key(2))[0]
+    check_same(again, gradient, "the same key gives other gradients")

@@ -1,0 +1,71 @@
+"""The check of a method with stages, by the engine that plays them in a run."""
+
+import jax
+import numpy as np
+
+from fedjax_lab import evaluate, parallel, tree
+from fedjax_lab.embedding import Embeddings
+from fedjax_lab.engine import Engine, Simulation
+from fedjax_lab.errors import BadInput
+from fedjax_lab.experiment import lay_out
+from fedjax_lab.testing import toy
+from fedjax_lab.testing.failure import CheckFailed, check, check_same
+from fedjax_lab.testing.trial import pooled
+from fedjax_lab.types import Stages
+
+ROUNDS = 40
+
+
+def check_stages(method: Stages) -> None:
+    """Raises CheckFailed unless the stages learn, whatever strategy plays them and in what blocks.
+
+    BadInput, as of a run, where the rounds do not fit the stages.
+    """
+    whole = _play(method, parallel.vectorized(), at_most=ROUNDS)
+    check(bool(tree.finite(whole[0])), "its state is not finite after the last round")
+    accuracy = whole[1]["accuracy"]["mean"]
+    check(
+        accuracy > 60,
+        f"clients' own models classify {accuracy:.1f} % of their test examples, where chance is"
+        f" {100 / toy.K:.0f} % and FedAvg has more than 60 %",
+    )
+    cut = _play(method, parallel.vectorized(), at_most=3)
+    check_same(cut[0], whole[0], "blocks of three rounds give other numbers than longer ones")
+    chunked = _play(method, parallel.chunked(2), at_most=ROUNDS)
+    what = "two clients at a time give other numbers than all at once"
+    check_same(chunked[0], whole[0], what, rtol=5e-3, atol=5e-4)
+
+
+def _play(method, strategy, at_most):
+    """The final state of a run, and its scores."""
+    engine = Engine(_simulation(method, strategy))
+    engine.compile()
+    while engine.played < ROUNDS:
+        end = engine.ends[engine.stage_number]
+        engine.play(min(at_most, end - engine.played))
+        if engine.stage_is_over:
+            engine.next_stage()
+            engine.compile()
+    (scores,), (state,) = engine.evaluate(), engine.final_states()
+    return state, evaluate.summarize(scores, ("only",))
+
+
+def _simulation(method, strategy):
+    try:
+        stages = lay_out(method, ROUNDS)
+    except BadInput as error:
+        raise CheckFailed(str(error)) from error
+    federation = jax.device_get(toy.federation())
+    training, _, plan = pooled(stages[0].method, toy.federation())
+    x = np.asarray(federation.x)
+    embedded = Embeddings(np.pad(x, ((0, 0), (0, 32 - toy.D))), np.eye(toy.K, 32, dtype=x.dtype))
+    return Simulation(
+        seeds=[0],
+        federations=[federation],
+        training=[jax.device_get(training)],
+        num_classes=toy.K,
+        stages=stages,
+        plan=plan._replace(rounds=ROUNDS),
+        strategy=strategy,
+        embeddings=lambda: embedded,
+    )

@@ -1,0 +1,59 @@
+"""A federation on which a method trains in a moment: unequal clients of four clusters of points."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_lab import optim
+from fedjax_lab.federation import make_rows
+from fedjax_lab.models import nets
+from fedjax_lab.models.task import make_task
+from fedjax_lab.types import Federation, Plan, Rows, Task
+
+C, N, K, D = 8, 37, 4, 6  # clients, most examples of one, classes, features
+PLAN = Plan(rounds=6, cohort=5, batch_size=8, epochs=2, optimizer=optim.sgd(0.05, 0.9, 1e-4))
+
+
+def as_rows(table) -> Rows:
+    """Those of a table [C, N], padded with -1."""
+    (of_seed,) = make_rows([[row[row >= 0] for row in np.asarray(table)]])
+    return jax.tree.map(jnp.asarray, of_seed)
+
+
+def make_federation(seed: int = 0) -> Federation:
+    """600 examples: 400 to train on, 200 to test on; clients hold 10 to 37."""
+    rng = np.random.default_rng(seed)
+    y = rng.integers(0, K, 600)
+    x = (rng.normal(size=(K, D)) * 2)[y] + rng.normal(size=(600, D))
+    sizes = rng.permutation(np.linspace(10, N, C).astype(int))
+    train = np.full((C, N), -1)
+    for row, n in zip(train, sizes, strict=True):
+        row[:n] = rng.choice(400, n, replace=False)
+    test = 400 + np.stack([rng.choice(200, 20, replace=False) for _ in range(C)])
+    return Federation(
+        jnp.asarray(x, jnp.float32),
+        jnp.asarray(y, jnp.int32),
+        jnp.zeros(600, jnp.int32),
+        jnp.float32(0),
+        jnp.float32(1),
+        train=as_rows(train),
+        validation=None,
+        test=as_rows(test),
+        global_test=jnp.arange(400, 600),
+        unseen=None,
+    )
+
+
+@functools.cache
+def federation() -> Federation:
+    """The one that checks use."""
+    return make_federation()
+
+
+@functools.cache
+def task() -> Task:
+    """An MLP with batch normalization, and embeddings of the labels."""
+    task = make_task(nets.mlp(K, width=16, norm=True), (D,), K)
+    return task._replace(labels=lambda: jnp.eye(K, 32))

@@ -1,0 +1,86 @@
+"""A method on the toy federation, and what its rounds give."""
+
+import functools
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_lab import evaluate, parallel, shards, simulate, streams, tree
+from fedjax_lab.simulate import Lane, Program
+from fedjax_lab.testing import toy
+from fedjax_lab.types import Client, Federation, Method, Plan, State
+
+SEEDS = (5, 0)
+ROUNDS = toy.PLAN.rounds
+
+
+def keys_of(seed: int) -> streams.Keys:
+    """All random numbers of one seed."""
+    return streams.make_keys(jax.random.key(seed))
+
+
+def pooled(
+    method: Method, federation: Federation, plan: Plan = toy.PLAN
+) -> tuple[Federation, Client, Plan]:
+    """The federation that a method trains on, its clients, and the plan for it."""
+    if method.pooled:
+        everybody = np.sort(np.asarray(federation.train).reshape(1, -1))[:, ::-1]
+        federation = federation._replace(train=toy.as_rows(everybody))
+        plan = plan._replace(cohort=1)
+    return federation, simulate.population(federation, toy.K), plan
+
+
+class Trial:
+    """Plays a method of one stage. Two seeds, vectorized, are one program for all calls."""
+
+    def __init__(self, method: Method):
+        self.method = method
+        self.federation, self.population, self.plan = pooled(method, toy.federation())
+        self._play = jax.jit(jax.vmap(self._of_seed, (0, 0, None, None)))
+        self._keys = jax.vmap(streams.make_keys)(jnp.stack([jax.random.key(s) for s in SEEDS]))
+
+    def play(self, start: int, count: int, state: Any = None) -> tuple[Any, Any]:
+        """States and sums [seeds] of these rounds; state: that of both before, None: the first."""
+        if state is None:
+            state = jax.vmap(lambda keys: simulate.init(self.method, keys, toy.C))(self._keys)
+        return self._play(self._keys, state, jnp.int32(start), jnp.int32(count))
+
+    @functools.cached_property
+    def played(self) -> tuple[Any, Any]:
+        """States and sums after all rounds of the plan."""
+        return self.play(0, ROUNDS)
+
+    def _of_seed(self, keys, state, start, count):
+        lane = Lane(self.federation, self.population, keys)
+        program = Program(self.method, self.plan, parallel.vectorized())
+        return simulate.play(program, lane, state, simulate.no_progress(), start, count)
+
+    def alone(self, devices: int, count: int) -> tuple[State, simulate.Progress]:
+        """The last of the seeds alone with two clients at a time on so many devices.
+
+        More than one device divide the state and the examples.
+        """
+        strategy, federation = parallel.chunked(2), self.federation
+        if devices > 1 and not self.method.pooled:
+            mesh = parallel.make_mesh(devices)
+            strategy = parallel.on_mesh(mesh, strategy, by_client=True, by_row=True)
+            (train,) = shards.deal([jax.device_get(federation.train)], devices)
+            federation = federation._replace(train=jax.tree.map(jnp.asarray, train))
+        program = Program(self.method, self.plan, strategy)
+        lane = Lane(federation, self.population, keys_of(SEEDS[-1]))
+        state = simulate.init(self.method, lane.keys, toy.C)
+        run: Callable[..., Any] = jax.jit(partial(simulate.play, program))
+        return run(lane, state, simulate.no_progress(), jnp.int32(0), jnp.int32(count))
+
+    def scores(self, states: Any, after: int) -> dict:
+        """The evaluation of the last seed."""
+        program = Program(self.method, toy.PLAN, parallel.vectorized())
+        federation = toy.federation()
+        population = simulate.population(federation, toy.K)
+        lane = Lane(federation, population, keys_of(SEEDS[-1]))
+        score = jax.jit(partial(evaluate.score, program))
+        return evaluate.summarize(score(lane, tree.take(states, -1), after), ("only",))
