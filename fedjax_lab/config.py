@@ -1,19 +1,16 @@
-"""Configs: their sections, keys and defaults; config files, overrides; every check of a value.
+"""Configs: their sections, keys and defaults; overrides; every check of a value.
 
 A config has eight sections. `data`, `partition`, `model`, `embedding` and `method` name a function
 of the registry; its settings are the section's further keys. What a config leaves out takes the
-defaults below and those of the named functions. Only this file reads config files.
+defaults below and those of the named functions. `config_files` reads config files.
 """
 
 import ast
-import importlib.machinery
-import importlib.util
 import inspect
 import math
 import os
 import warnings
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import ml_collections
@@ -23,12 +20,10 @@ from fedjax_lab.aliases import current, current_config
 from fedjax_lab.data.augment import AUGMENTATIONS
 from fedjax_lab.data.normalize import NORMALIZATIONS
 from fedjax_lab.errors import (
-    MACHINE,
     BadInput,
     check_choice,
     check_not_negative,
     check_positive,
-    cut,
     nearest,
     quoted,
 )
@@ -128,46 +123,12 @@ def value_at(config: Mapping, key: str) -> Any:
     return config[section][rest]
 
 
-def load_config(path: str) -> dict:
-    """The config of a file, `configs/quickstart.py` or `configs/quickstart.py:METHOD`."""
-    path, _, method = path.partition(":")
-    _check_file(path)
-    if method:
-        look_up("method", method)  # BadInput where there is none
-    try:
-        loader = importlib.machinery.SourceFileLoader("config_file", path)
-        spec = importlib.util.spec_from_loader("config_file", loader)
-        assert spec is not None  # the loader makes one of any path
-        module = importlib.util.module_from_spec(spec)
-        loader.exec_module(module)
-        return _as_dict(module.get_config(method) if method else module.get_config())
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:  # sys.exit among them: it would end the command without a word
-        if isinstance(error, OSError) and error.errno in MACHINE:
-            raise
-        reason = cut(f"{type(error).__name__}: {error}", 300)
-        raise BadInput(f"{path} cannot be loaded: {reason}") from error
-
-
-def _check_file(path):
-    """BadInput unless the path is that of a file; it names the nearest config file."""
-    try:
-        if Path(path).is_file():
-            return
-        nearby = [str(p) for p in Path(path).parent.glob("*.py") if p.is_file()]
-    except (OSError, ValueError) as error:  # too long, not allowed to be read, with a NUL byte
-        reason = getattr(error, "strerror", error)
-        raise BadInput(f"no config file {quoted(path)}: {reason}") from error
-    raise BadInput(f"no config file {quoted(path)}; {nearest(path, nearby)}")
-
-
 def resolve(config: dict, overrides: Sequence[tuple[str, str]] = ()) -> ml_collections.ConfigDict:
     """The whole, checked and locked config. Overrides are (dotted key, text), as from a shell.
 
     Keys and values may have the names of earlier versions (`aliases.ALIASES`).
     """
-    config = _as_dict(config)
+    config = as_dict(config)
     if not isinstance(config, dict) or not all(isinstance(v, dict) for v in config.values()):
         raise BadInput(f"a config is a dict of sections, each a dict; got {quoted(config)}")
     for name, values in config.items():
@@ -210,7 +171,8 @@ def _with_base(values, base):
     return {**kept, "base": base}
 
 
-def _as_dict(config):
+def as_dict(config: Any) -> Any:
+    """A ConfigDict as a dict; anything else as it is."""
     return config.to_dict() if isinstance(config, ml_collections.ConfigDict) else config
 
 

@@ -70,7 +70,8 @@ def _main(argv):
         compilation_cache.enable()
 
     from fedjax_lab import parallel
-    from fedjax_lab.config import load_config, resolve
+    from fedjax_lab.config import resolve
+    from fedjax_lab.config_files import load_config
     from fedjax_lab.running import workdir
 
     parallel.check_devices()

@@ -9,7 +9,8 @@ from typing import NamedTuple
 import ml_collections
 
 from fedjax_lab.aliases import ALIASES
-from fedjax_lab.config import load_config, resolve
+from fedjax_lab.config import resolve
+from fedjax_lab.config_files import load_config
 from fedjax_lab.errors import BadInput, cut, nearest, quoted
 from fedjax_lab.running import workdir
 
