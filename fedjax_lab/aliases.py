@@ -22,6 +22,7 @@ ADDED = {  # keys that earlier versions did not have, and what those did
         "sampling": "exact",
         "fsdp": 1,
     },
+    "run": {"sampling": ""},
 }
 
 

@@ -1,43 +1,32 @@
 """Reads config files: Python files with a function `get_config`."""
 
-import importlib.machinery
-import importlib.util
-from pathlib import Path
-
+from fedjax_lab import references
 from fedjax_lab.config import as_dict
-from fedjax_lab.errors import MACHINE, BadInput, cut, nearest, quoted
-from fedjax_lab.registry import look_up
+from fedjax_lab.registry import look_up, names
 
 
 def load_config(path: str) -> dict:
-    """The config of a file, `configs/quickstart.py` or `configs/quickstart.py:METHOD`."""
+    """The config of a file, FILE.py or FILE.py:METHOD.
+
+    METHOD: the name of a method or of a function of this file, MODULE:FUNCTION, or
+    PATH/FILE.py:FUNCTION.
+    """
     path, _, method = path.partition(":")
-    _check_file(path)
+    references.check_file(path, "config file")
+    module = references.execute(path)
+    reference = method
+    if method.isidentifier() and hasattr(module, method) and method not in names("method"):
+        reference = f"{path}:{method}"
     if method:
-        look_up("method", method)  # BadInput where there is none
-    try:
-        loader = importlib.machinery.SourceFileLoader("config_file", path)
-        spec = importlib.util.spec_from_loader("config_file", loader)
-        assert spec is not None  # the loader makes one of any path
-        module = importlib.util.module_from_spec(spec)
-        loader.exec_module(module)
-        return as_dict(module.get_config(method) if method else module.get_config())
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:  # sys.exit among them: it would end the command without a word
-        if isinstance(error, OSError) and error.errno in MACHINE:
-            raise
-        reason = cut(f"{type(error).__name__}: {error}", 300)
-        raise BadInput(f"{path} cannot be loaded: {reason}") from error
+        look_up("method", reference)  # BadInput where there is none
+    with references.told(path):
+        config = as_dict(module.get_config(method) if method else module.get_config())
+    return _with_method(config, method, reference)
 
 
-def _check_file(path):
-    """BadInput unless the path is that of a file; it names the nearest config file."""
-    try:
-        if Path(path).is_file():
-            return
-        nearby = [str(p) for p in Path(path).parent.glob("*.py") if p.is_file()]
-    except (OSError, ValueError) as error:  # too long, not allowed to be read, with a NUL byte
-        reason = getattr(error, "strerror", error)
-        raise BadInput(f"no config file {quoted(path)}: {reason}") from error
-    raise BadInput(f"no config file {quoted(path)}; {nearest(path, nearby)}")
+def _with_method(config, method, reference):
+    """The config with the reference of a method that it has under a name of its own file."""
+    section = config.get("method") if isinstance(config, dict) else None
+    if method == reference or not isinstance(section, dict) or section.get("name") != method:
+        return config
+    return {**config, "method": {**section, "name": reference}}

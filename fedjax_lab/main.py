@@ -202,7 +202,7 @@ def _folder(config):
 
     metrics.make_folder(Path("runs"))
     name = Path(CONFIG.value.partition(":")[0]).stem
-    stem = f"{name}-{config.method.name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    stem = f"{name}-{config.method.name.rpartition(':')[2]}-{time.strftime('%Y%m%d-%H%M%S')}"
     for ending in ("", *(f"-{i}" for i in range(2, 1000))):
         path = Path("runs") / (stem + ending)
         try:

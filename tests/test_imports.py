@@ -19,6 +19,7 @@ ROOMS = {  # room: the modules and folders that it has
     "models": "models",
     "embedding": "embedding",
     "methods": "methods",
+    "references": "references",
     "registry": "registry",
     "aliases": "aliases",  # earlier names in configs
     "config": "config config_files",
@@ -34,13 +35,14 @@ MAY_IMPORT = {  # room: other rooms, and single modules of rooms that it must no
     "models": "tools data.safe",  # first weights are read from files
     "embedding": "tools data models",
     "methods": "tools models local",  # the number of batches of a client
-    "registry": "tools data models embedding methods",
+    "references": "tools",
+    "registry": "tools data models embedding methods references",
     "aliases": "tools",
-    "config": "tools data registry aliases",  # the choices of normalizations and augmentations
+    "config": "tools data registry aliases references",  # the choices of normalizations
     "federation": "tools data",
     "experiment": "tools core data models embedding registry config federation",
     "running": (
-        "tools core data models registry aliases config federation experiment processes"
+        "tools core data models references registry aliases config federation experiment processes"
         " interrupts analysis.plots"  # the learning curve of a run
     ),
     "analysis": (

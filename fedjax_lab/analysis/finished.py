@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from fedjax_lab import experiment, simulate, tree
 from fedjax_lab.config import resolve
 from fedjax_lab.errors import BadInput
-from fedjax_lab.running import files, runner
+from fedjax_lab.running import files, provenance, runner
 from fedjax_lab.types import Client, Federation, Plan, PyTree, State, Weights
 
 
@@ -68,7 +68,7 @@ def load(workdir: Path, seed: int | None = None) -> Finished:
     seed = seeds[0] if seed is None else seed
     if seed not in seeds:
         raise BadInput(f"{workdir} has no seed {seed}, but {seeds}")
-    e, i = experiment.build(resolve(config), seeds), seeds.index(seed)
+    e, i = experiment.build(resolve(provenance.recalled(config)), seeds), seeds.index(seed)
     state = runner.run(e, workdir, resume=True, quiet=True).states[i]
     federation = e.simulation.federations[i]
     population = simulate.population(federation, e.task.num_classes)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedjax_lab.errors import BadInput
-from fedjax_lab.running import files, metrics
+from fedjax_lab.running import files, metrics, provenance
 
 _TESTED = ("accuracy.mean", "global", "ood")  # measured on test examples
 HEADLINES = (*_TESTED, "id")  # what a run is known by: the first it has
@@ -93,6 +93,7 @@ def read(folder: Path) -> Run:
     config = files.read_config(folder / "config.json")
     if config is None:
         raise files.Damaged(f"{folder} holds no run: there is no config.json in it")
+    config = provenance.with_digests(config)
     seeds = config.pop("seeds")
     config["run"].pop("seed", None)
     config["data"].pop("cache", None)

@@ -62,6 +62,7 @@ CONFIG = {  # config.json
     "method": {"name": TEXT},
     "run": OBJECT,
     "seeds": [COUNT],
+    "parts?": {"*": OBJECT},  # where the user's own functions came from
 }
 _SCORES = {
     "round?": NUMBER,

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from fedjax_lab.errors import MACHINE, BadInput, quoted
-from fedjax_lab.running import files
+from fedjax_lab.running import files, provenance
 
 
 def make_folder(path: Path) -> None:
@@ -61,7 +61,11 @@ def check_same_config(path: Path, config: dict) -> None:
 
 
 def check_same(folder: Path, saved: dict, config: dict) -> None:
-    """BadInput names the first key in which the folder's saved config differs from `config`."""
+    """BadInput names the first key in which the folder's saved config differs from `config`.
+
+    Or the function of the user's own whose source has changed.
+    """
+    saved, config = provenance.aligned(folder, saved, config)
     old, new = _flat(saved), _flat(json.loads(json.dumps(config)))
     for key in sorted(old.keys() | new.keys()):
         if old.get(key) != new.get(key):
