@@ -2,7 +2,8 @@
 
 from fedjax_lab import references
 from fedjax_lab.config import as_dict
-from fedjax_lab.registry import look_up, names
+from fedjax_lab.errors import BadInput, nearest, quoted
+from fedjax_lab.registry import is_method, look_up, names
 
 
 def load_config(path: str) -> dict:
@@ -14,14 +15,21 @@ def load_config(path: str) -> dict:
     path, _, method = path.partition(":")
     references.check_file(path, "config file")
     module = references.execute(path)
-    reference = method
-    if method.isidentifier() and hasattr(module, method) and method not in names("method"):
-        reference = f"{path}:{method}"
-    if method:
-        look_up("method", reference)  # BadInput where there is none
+    reference = _reference(path, module, method) if method else ""
     with references.told(path):
         config = as_dict(module.get_config(method) if method else module.get_config())
     return _with_method(config, method, reference)
+
+
+def _reference(path, module, method):
+    """The method under which it is looked up. BadInput where there is none."""
+    if references.is_reference(method) or method in names("method"):
+        look_up("method", method)  # BadInput
+        return method
+    of_file = [name for name, value in vars(module).items() if is_method(value)]
+    if method not in of_file:
+        raise BadInput(f"no method {quoted(method)}; {nearest(method, names('method') + of_file)}")
+    return f"{path}:{method}"
 
 
 def _with_method(config, method, reference):

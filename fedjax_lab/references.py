@@ -289,10 +289,11 @@ def digest(path: str) -> str:
 def recalled(text: str, source: Source) -> str:
     """A reference to the function that came from there, whatever the current folder is now."""
     path, module = source.get("file"), source.get("module")
-    if not path or not os.path.isfile(path) or not is_reference(text):
+    where, _, name = text.rpartition(":")
+    if not path or not where:
         return text
     if module is None:
-        return f"{path}:{text.rpartition(':')[2]}"
+        return text if os.path.isfile(where) and not os.path.isfile(path) else f"{path}:{name}"
     for folder in Path(path).parents:
         stem = folder.joinpath(*module.split("."))
         if stem.with_suffix(".py").is_file() or (stem / "__init__.py").is_file():

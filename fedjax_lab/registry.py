@@ -315,6 +315,11 @@ def is_wrapper(function: Callable) -> bool:
     return list(_signature(function).parameters)[1:2] == ["make_base"]
 
 
+def is_method(value: object) -> bool:
+    """Whether it is a function whose first argument is a task."""
+    return inspect.isfunction(value) and next(iter(_signature(value).parameters), "") == "task"
+
+
 def default_settings(function: Callable, chosen: dict | None = None) -> dict:
     """The settings of a method (or data source, partition, model) and their defaults.
 
