@@ -50,7 +50,10 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "num_clients": 10,
         "validation": 0.0,  # fraction of each client's training examples
     },
-    "model": {"name": "mlp"},
+    "model": {
+        "name": "mlp",
+        "pretrained": "",  # file or folder of the first weights; see models/pretrained.py
+    },
     "embedding": {"name": "stand_in"},  # of examples and labels, for methods that take them
     "method": {"name": "fedavg"},
     "local": {

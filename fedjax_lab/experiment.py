@@ -20,7 +20,7 @@ from fedjax_lab.engine import Joint, Simulation
 from fedjax_lab.errors import BadInput, quoted
 from fedjax_lab.federation import check_scored, class_counts, is_of_domain, make_federations, pool
 from fedjax_lab.hosted import Host
-from fedjax_lab.models import kernels
+from fedjax_lab.models import kernels, modules
 from fedjax_lab.models.task import has_convolutions, make_task
 from fedjax_lab.registry import bind, look_up, make_method
 from fedjax_lab.types import Federation, Method, Plan, Stage, Stages, Task
@@ -205,6 +205,7 @@ def make_model(
     platform: of the devices that will run it: "cpu", "gpu" or "tpu"; None: of those that JAX finds.
     """
     net = bind("model", config.model)(len(dataset.classes))
+    modules.check_module(net)
     if hasattr(net, "kernels"):
         net = net.clone(
             kernels=kernels.choose(platform or _platform(None), config.engine.convolution)
@@ -212,7 +213,15 @@ def make_model(
     lowest, highest = input_range(dataset.x, config.data.normalize)
     shape, count = dataset.x.shape[1:], len(dataset.classes)
     dtype = jnp.dtype(config.engine.dtype)
-    return make_task(net, shape, count, lowest=lowest, highest=highest, compute_dtype=dtype)
+    return make_task(
+        net,
+        shape,
+        count,
+        lowest=lowest,
+        highest=highest,
+        compute_dtype=dtype,
+        pretrained_file=config.model.pretrained,
+    )
 
 
 def make_plan(training: Sequence[Federation], *, cohort: int, batch_size: int, **fields) -> Plan:

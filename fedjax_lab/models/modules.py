@@ -1,0 +1,246 @@
+"""Any Flax module as two pure functions: its first variables, and a pass over a batch.
+
+A linen module may be called as `module(x)`, or with more arguments that say what kind of pass it
+is: `train`, `training` or `is_training`, or the opposite, `deterministic` or
+`use_running_average`; a field of such a name is set as well. `mask` [B] has 1 where a row is real.
+Where a module does not take it, the padded rows are kept out of the moments of Flax's BatchNorm.
+
+An NNX module is made by `nnx.bridge.ToLinen`, of which each pass gets one in the right mode.
+"""
+
+import contextlib
+import dataclasses
+import inspect
+import sys
+import traceback
+from collections.abc import Callable
+from functools import partial, update_wrapper
+from pathlib import Path
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+import fedjax_lab
+from fedjax_lab.errors import BadInput, cut
+from fedjax_lab.models import calls
+from fedjax_lab.types import Array
+
+MODES = {  # arguments and fields that say whether a pass is one of training; the value if it is
+    "train": True,
+    "training": True,
+    "is_training": True,
+    "deterministic": False,
+    "use_running_average": False,
+}
+SETTINGS = (bool, int, float, str, tuple)  # types of the defaults of what a config can set
+
+
+# From what a config names to a module.
+
+
+def as_function(part: Callable) -> Callable[..., nn.Module]:
+    """A model's class or function as a function (num_classes, *, settings) to a linen module.
+
+    A class is called with `num_classes` first; its other fields or arguments with a default of a
+    config's types are its settings. What has an argument `rngs` makes an NNX module. Any other
+    function is returned as it is. BadInput where a class needs more than that.
+    """
+    if not isinstance(part, type) and not _takes_rngs(part):
+        return part
+    _check_class(part)
+    settings = _settings(part)
+    make = part if _is_linen(part) else partial(_bridged, part)
+
+    def model(num_classes, **chosen):
+        return make(num_classes, **chosen)
+
+    update_wrapper(model, part, updated=())
+    del model.__wrapped__  # `inspect.signature` would follow it
+    first = inspect.Parameter("num_classes", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    model.__signature__ = inspect.Signature([first, *settings])  # type: ignore[attr-defined]
+    return model
+
+
+def _check_class(part):
+    if isinstance(part, type) and not (_is_linen(part) or _is_nnx(part)):
+        raise BadInput(
+            f"model {part.__name__} is no Flax module; name a subclass of flax.linen.Module or of"
+            " flax.nnx.Module, or a function (num_classes, *, settings) that returns one"
+        )
+
+
+def _settings(part):
+    """The parameters of a class, or of an NNX function, that a config can set; keyword-only."""
+    _, *others = _parameters(part)
+    settings = []
+    for parameter in others:
+        default = parameter.default
+        if default is inspect.Parameter.empty:
+            raise BadInput(
+                f"model {part.__name__} is called with num_classes alone, but {parameter.name!r}"
+                " has no default: give it one, or name a function (num_classes, *, settings)"
+            )
+        if isinstance(default, SETTINGS):
+            settings.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
+    return settings
+
+
+def _parameters(part):
+    """Those that are not Flax's own, the number of classes first."""
+    not_users = ("parent", "name") if _is_linen(part) else ("rngs",)
+    various = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+    parameters = [p for p in _arguments(part) if p.name not in not_users and p.kind not in various]
+    if not parameters:
+        raise BadInput(f"model {part.__name__} has no first argument for the number of classes")
+    return parameters
+
+
+def _arguments(part):
+    """The parameters of a call; NNX's metaclass hides those of a class."""
+    if isinstance(part, type):
+        _, *parameters = inspect.signature(part.__init__).parameters.values()
+        return parameters
+    return list(inspect.signature(part).parameters.values())
+
+
+def _takes_rngs(part):
+    return any(p.name == "rngs" for p in _arguments(part))
+
+
+def _is_linen(part):
+    return isinstance(part, type) and issubclass(part, nn.Module)
+
+
+def _is_nnx(part):
+    return isinstance(part, type) and issubclass(part, calls.with_nnx((), "Module"))
+
+
+def _bridged(part, num_classes, **settings):
+    from flax.nnx import bridge
+
+    return bridge.to_linen(part, num_classes, skip_rng=not _takes_rngs(part), **settings)
+
+
+def check_module(made: Any) -> None:
+    """BadInput unless what a model's function has made is a linen module."""
+    if isinstance(made, nn.Module):
+        return
+    kind = type(made).__name__
+    if _is_nnx(type(made)):
+        raise BadInput(
+            f"the model's function returns an NNX {kind} with weights of its own; give the function"
+            " an argument `rngs` and make the module with it, so that each seed has its first"
+            " weights"
+        )
+    raise BadInput(f"a model must be a Flax module, not {cut(kind, 80)}")
+
+
+# The two functions.
+
+
+def init(module: nn.Module, key: Array, x: Array) -> tuple[Any, dict]:
+    """What the module makes of a batch in evaluation mode, and its first variables."""
+    rngs: Any = key
+    if _is_bridge(module):
+        rngs = {"params": key, **_streams(jax.random.fold_in(key, 1))}
+    with told(module):
+        ready, arguments = _in_mode(module, False, None)
+        outputs, variables = ready.init_with_output(rngs, x, **arguments)
+    return outputs, nn.meta.unbox(variables)
+
+
+def apply(
+    module: nn.Module, variables: dict, x: Array, key: Array | None, mask: Array | None
+) -> tuple[Any, dict]:
+    """What the module makes of a batch, and the variables that it has changed.
+
+    A key means training mode.
+    """
+    with told(module):
+        ready, arguments = _in_mode(module, key is not None, mask)
+        if key is None:
+            return ready.apply(variables, x, **arguments), {}
+        with _masked(mask):
+            return ready.apply(
+                variables, x, **arguments, rngs=_streams(key), mutable=["batch_stats"]
+            )
+
+
+def _streams(key):
+    """Of random numbers: dropout's, and one for streams of any other name."""
+    other = jax.random.fold_in(key, 1)
+    return {"dropout": key, "params": other, "default": other}
+
+
+def _in_mode(module, train, mask):
+    """The module, and the arguments beside x with which it makes a pass of this mode."""
+    modes = {name: train is in_training for name, in_training in MODES.items()}
+    if _is_bridge(module):
+        make = partial(_make_nnx, module.nnx_class, train)
+        return module.clone(nnx_class=make, metadata_fn=None), {**modes, "mask": mask}
+    arguments = calls.taken(type(module).__call__, {**modes, "mask": mask})
+    fields = {field.name for field in dataclasses.fields(module)} - arguments.keys()
+    fields = {name: value for name, value in modes.items() if name in fields}
+    return module.clone(**fields) if fields else module, arguments
+
+
+def _make_nnx(make, train, *args, **kwargs):
+    """A new NNX module in this mode."""
+    net = make(*args, **kwargs)
+    net.train() if train else net.eval()
+    return calls.tapped(net)
+
+
+def _is_bridge(module):
+    bridge: Any = sys.modules.get("flax.nnx.bridge")
+    return bridge is not None and isinstance(module, bridge.ToLinen)
+
+
+@contextlib.contextmanager
+def _masked(mask):
+    """BatchNorm's moments are those of the real rows, where the module does not see to that."""
+    norms = () if mask is None else calls.with_nnx((nn.BatchNorm,), "BatchNorm")
+
+    def hook(layer, call, args, kwargs):
+        if isinstance(layer.module, norms) and layer.method == "__call__":
+            x = args[0] if args else kwargs["x"]
+            if len(x) == len(mask):
+                rows = (mask > 0) | ~mask.any()  # no moments of nothing
+                kwargs = {"mask": rows.reshape(-1, *(1,) * (x.ndim - 1)), **kwargs}
+        return call(*args, **kwargs)
+
+    with calls.intercepted(hook):
+        yield
+
+
+# Its errors.
+
+
+def name_of(module: nn.Module) -> str:
+    """Of the model, as messages call it."""
+    made_by = module.nnx_class if _is_bridge(module) else type(module)
+    return module.name or getattr(made_by, "__name__", "of NNX")
+
+
+@contextlib.contextmanager
+def told(module: nn.Module):
+    """What a module raises becomes BadInput, which names the model and the line of its code."""
+    try:
+        yield
+    except (BadInput, MemoryError, OSError, jax.errors.JaxRuntimeError):
+        raise
+    except Exception as error:
+        reason = cut(" ".join(f"{type(error).__name__}: {error}".split()), 300)
+        raise BadInput(f"model {name_of(module)}{_place(error)} failed: {reason}") from error
+
+
+def _place(error):
+    """Where in the user's code it was raised, in words; "" where that is not known."""
+    libraries = [Path(m.__file__).parent for m in (jax, jax.numpy, sys.modules["flax"], fedjax_lab)]
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        file = Path(frame.filename)
+        if file.is_file() and not any(file.is_relative_to(library) for library in libraries):
+            return f" ({file.name}, line {frame.lineno})"
+    return ""
