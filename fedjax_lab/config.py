@@ -71,6 +71,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "rounds": 50,  # fedconcat: of FedAvg, whose bytes it spends
         "cohort": 0,  # clients a round; 0: all
         "eval_every": 10,
+        "metrics": (),  # besides accuracy and loss: names of metrics
         "seed": 0,
     },
     "engine": {
@@ -246,6 +247,8 @@ def _override(full, key, text):
     default = defaults[rest]
     is_text = isinstance(default, str) or default is inspect.Parameter.empty
     value = text if is_text else _literal(text)
+    if default == () and isinstance(value, str):
+        value = tuple(value.split(","))  # names need no quotes and brackets
     key = f"config.{section}.{rest}"
     full[section][rest] = _typed(key, value, default, words.get(rest, ()))
 
@@ -307,6 +310,10 @@ def _check_values(full):
         check_positive(key, value_at(full, key))
     for key in NOT_NEGATIVE:
         check_not_negative(key, value_at(full, key))
+    for name in full["run"]["metrics"]:
+        if not isinstance(name, str):
+            raise BadInput(f"a value of config.run.metrics must be text, got {quoted(name)}")
+        look_up("metric", name)  # BadInput where there is none
     _check_clients(**full["partition"], cohort=full["run"]["cohort"])
 
 

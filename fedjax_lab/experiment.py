@@ -10,7 +10,7 @@ import ml_collections
 import numpy as np
 import optax
 
-from fedjax_lab import fsdp, optim, parallel, sizes
+from fedjax_lab import fsdp, metrics, optim, parallel, sizes
 from fedjax_lab.config import value_at
 from fedjax_lab.data.augment import AUGMENTATIONS
 from fedjax_lab.data.dataset import Dataset
@@ -22,7 +22,7 @@ from fedjax_lab.federation import check_scored, class_counts, is_of_domain, make
 from fedjax_lab.hosted import Host
 from fedjax_lab.models import kernels
 from fedjax_lab.models.task import has_convolutions, make_task
-from fedjax_lab.registry import bind, make_method
+from fedjax_lab.registry import bind, look_up, make_method
 from fedjax_lab.types import Federation, Method, Plan, Stage, Stages, Task
 from fedjax_lab.width import client_bytes
 
@@ -237,6 +237,9 @@ def _plan(config, training, stages, dataset):
         num_domains=len(dataset.domains),
         example_shape=dataset.x.shape[1:],
         augment=_augmentation(config.data.augment, dataset.x),
+        metrics=metrics.make(
+            (look_up("metric", name) for name in config.run.metrics), len(dataset.classes)
+        ),
         **_step_fields(config.local),
     )
     return plan._replace(eval_batch=fsdp.even(plan.eval_batch, config.engine.fsdp))

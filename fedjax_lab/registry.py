@@ -56,6 +56,7 @@ from fedjax_lab.methods.local import local
 from fedjax_lab.methods.moon import moon
 from fedjax_lab.methods.pfedhn import pfedhn
 from fedjax_lab.methods.scaffold import scaffold
+from fedjax_lab.metrics import BUILT_IN
 from fedjax_lab.models import (
     alexnet,
     cct,
@@ -155,6 +156,7 @@ NAMED = {
     ),
     "embedding": _table(stand_in, clip, precomputed),
     "method": METHODS,
+    "metric": BUILT_IN,
 }
 
 DEFAULT_BASE = "fedavg"  # the method that a wrapper wraps unless its setting `base` says otherwise
