@@ -29,6 +29,7 @@ from fedjax_lab.errors import (
 from fedjax_lab.references import PARTS, Source, parts_of
 from fedjax_lab.registry import (
     default_settings,
+    is_part,
     keyword_defaults,
     look_up,
     name_of,
@@ -69,6 +70,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "rounds": 50,  # fedconcat: of FedAvg, whose bytes it spends
         "cohort": 0,  # clients a round; 0: all
         "eval_every": 10,
+        "metrics": (),  # besides accuracy and loss: names of metrics
         "seed": 0,
         "sampling": "",  # who takes part in a round; empty: as the method says
     },
@@ -190,7 +192,7 @@ def _as_text(kind, value):
     """The value with names or references in the place of functions and classes."""
     if isinstance(value, (list, tuple)):
         return tuple(_as_text(kind, each) for each in value)
-    return name_of(kind, value) if callable(value) else value
+    return name_of(kind, value) if is_part(kind, value) else value
 
 
 def _with_base(values, base):
@@ -239,6 +241,8 @@ def _override(full, key, text):
     default = defaults[rest]
     is_text = isinstance(default, str) or default is inspect.Parameter.empty
     value = text if is_text else _literal(text)
+    if default == () and isinstance(value, str):
+        value = tuple(value.split(","))  # names need no quotes and brackets
     key = f"config.{section}.{rest}"
     full[section][rest] = _typed(key, value, default, words.get(rest, ()))
 
@@ -295,7 +299,7 @@ def _check_values(full):
             for each in value if isinstance(value, tuple) else (value,):
                 _check_value(f"config.{section}.{key}", each)
     for _, kind, name in parts_of(full):
-        look_up(kind, name)
+        look_up(kind, name)  # BadInput where there is none
     for key, choices in CHOICES.items():
         check_choice(key, value_at(full, key), choices)
     for key in POSITIVE:

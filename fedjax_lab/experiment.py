@@ -11,7 +11,7 @@ import ml_collections
 import numpy as np
 import optax
 
-from fedjax_lab import fsdp, parallel, sizes
+from fedjax_lab import fsdp, metrics, parallel, sizes
 from fedjax_lab.config import value_at
 from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.data.normalize import input_range
@@ -264,6 +264,9 @@ def _plan(config, training, stages, dataset):
         num_domains=len(dataset.domains),
         example_shape=dataset.x.shape[1:],
         augment=_augmentation(config.data.augment, dataset.x),
+        metrics=metrics.make(
+            (look_up("metric", name) for name in config.run.metrics), len(dataset.classes)
+        ),
         **_step_fields(config.local),
     )
     return plan._replace(eval_batch=fsdp.even(plan.eval_batch, config.engine.fsdp))

@@ -80,12 +80,10 @@ def find(text: str) -> Callable:
     try:
         function = functools.reduce(getattr, name.split("."), module)
     except AttributeError as error:
-        callables = [key for key, value in vars(module).items() if _is_part(key, value, module)]
+        callables = [key for key, value in vars(module).items() if _offers(module, key, value)]
         raise BadInput(
             f"{where} has no function {quoted(name)}; {nearest(name, callables)}"
         ) from error
-    if not callable(function):
-        raise BadInput(f"{text} is not a function but of type {type(function).__name__}")
     return function
 
 
@@ -99,7 +97,7 @@ def is_file(where: str) -> bool:
     return where.endswith(".py") or not all(word.isidentifier() for word in where.split("."))
 
 
-def _is_part(key, value, module):
+def _offers(module, key, value):
     """Whether a module defines a function or class of that name for others."""
     defined_here = getattr(value, "__module__", module.__name__) == module.__name__
     return callable(value) and defined_here and not key.startswith("_")

@@ -62,18 +62,19 @@ from fedjax_lab.methods.local import local
 from fedjax_lab.methods.moon import moon
 from fedjax_lab.methods.pfedhn import pfedhn
 from fedjax_lab.methods.scaffold import scaffold
+from fedjax_lab.metrics import BUILT_IN, Metric
 from fedjax_lab.models import (
     alexnet,
     cct,
     char_lstm,
     inception,
     mobilenet,
+    modules,
     nets,
     resnet,
     vgg,
     vit,
 )
-from fedjax_lab.models.of_class import of_class
 from fedjax_lab.types import Method, Stages, Task
 
 
@@ -162,7 +163,7 @@ NAMED: dict[str, dict] = {
     ),
     "embedding": _table(stand_in, clip, precomputed),
     "method": METHODS,
-    "metric": {},
+    "metric": BUILT_IN,
     "augmentation": AUGMENTATIONS,
     "optimizer": _table(optim.sgd, optim.adam),
     "sampling": _table(sampling.by_size, sampling.equal, sampling.shuffled, sampling.all_clients),
@@ -219,6 +220,11 @@ def name_of(kind: str, part: Callable) -> str:
     return references.text_of(part)
 
 
+def is_part(kind: str, value: object) -> bool:
+    """Whether it is a function, a class, or another object that a config may have for a name."""
+    return callable(value) or (kind == "metric" and isinstance(value, Metric))
+
+
 def names(kind: str) -> list[str]:
     """All names of that kind, those that installed packages offer among them."""
     return sorted({*NAMED[kind], *_offered(kind)})
@@ -241,8 +247,12 @@ def _offered(kind):
 
 def _checked(kind, name, function):
     """The function, or one that makes modules of a class, where it takes what its kind does."""
-    if inspect.isclass(function) and kind == "model":
-        return of_class(function)
+    if not is_part(kind, function):
+        raise BadInput(f"{name} is no {kind} but of type {type(function).__name__}")
+    if not callable(function):
+        return function
+    if kind == "model":
+        function = modules.as_function(function)
     wraps = kind == "method" and is_wrapper(function)
     takes = (*TAKES[kind], "make_base") if wraps else TAKES[kind]
     signature = _signature(function)

@@ -10,7 +10,9 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "fedjax_lab"
 ROOMS = {  # room: the modules and folders that it has
-    "tools": "types tree losses optim sampling clusters streams errors",  # to write methods with
+    "tools": (  # to write methods with, and metrics
+        "types tree losses optim sampling clusters streams errors measures metrics"
+    ),
     "core": (
         "local simulate evaluate parallel strategies mesh shards fsdp placement sizes width engine"
         " host_state tracing parts blocks pieces hosted"  # what is kept on the host

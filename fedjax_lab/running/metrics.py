@@ -6,10 +6,12 @@ import re
 import secrets
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from fedjax_lab.errors import MACHINE, BadInput, quoted
+from fedjax_lab.measures import NO_MEASURES, PER_CLIENT
 from fedjax_lab.running import files, provenance
 
 
@@ -189,7 +191,9 @@ def summarize(rows: list[dict], seeds: list[int]) -> dict:
 
     `max_over_rounds` is the round whose headline is highest, so its other numbers are that round's.
     `max_per_domain` takes each domain's own best round; its mean is over the clients' own maxima.
-    The std is the sample's, with its ddof beside it; both are absent for one seed.
+    The std is the sample's, with its ddof beside it; both are absent for one seed. No way goes by
+    the loss or by a metric that a config names: theirs are the numbers of the round that accuracy
+    has chosen.
     """
     per_seed = {seed: pick_rounds([row for row in rows if row["seed"] == seed]) for seed in seeds}
     out = {}
@@ -203,10 +207,19 @@ def summarize(rows: list[dict], seeds: list[int]) -> dict:
 
 
 def _numbers(row):
-    kept = ("round", "train_loss", "global", "id", "ood", "domains")
-    out = {key: row[key] for key in kept if key in row}
-    if "accuracy" in row:
-        out["accuracy"] = {k: v for k, v in row["accuracy"].items() if k != "per_client"}
+    out = {key: row[key] for key in ("round", "train_loss") if key in row}
+    return out | numbers(row)
+
+
+def numbers(row: dict) -> dict[str, Any]:
+    """What an evaluation measured, without the values of single clients."""
+    out = {}
+    for key, value in row.items():
+        if key in NO_MEASURES or key.endswith(PER_CLIENT):
+            continue
+        if isinstance(value, dict):
+            value = {k: v for k, v in value.items() if k != "per_client"}
+        out[key] = value
     return out
 
 
@@ -217,6 +230,6 @@ def _over_seeds(chosen, statistic):
         if isinstance(values[0], dict):
             shared = [key for key in values[0] if all(key in v for v in values)]
             return {key: merge([v[key] for v in values]) for key in shared}
-        return float(statistic(values))
+        return None if None in values else float(statistic(values))
 
     return merge(rows)

@@ -121,7 +121,7 @@ def trips(engine: Engine, program: str) -> tuple[float, ...]:
 
 
 def evaluation_batches(engine: Engine) -> float:
-    """Batches in a call of `evaluate.count_correct`: the mean over the calls of an evaluation."""
+    """Batches in a call of `evaluate.count`: the mean over the calls of an evaluation."""
 
     def length(rows):
         return rows.longest if isinstance(rows, Rows) else rows.shape[-1]
