@@ -3,7 +3,7 @@
 from fedjax_lab import references
 from fedjax_lab.config import as_dict
 from fedjax_lab.errors import BadInput, nearest, quoted
-from fedjax_lab.registry import is_method, look_up, names
+from fedjax_lab.registry import METHODS, is_method, look_up, names
 
 
 def load_config(path: str) -> dict:
@@ -23,13 +23,17 @@ def load_config(path: str) -> dict:
 
 def _reference(path, module, method):
     """The method under which it is looked up. BadInput where there is none."""
-    if references.is_reference(method) or method in names("method"):
-        look_up("method", method)  # BadInput
-        return method
     of_file = [name for name, value in vars(module).items() if is_method(value)]
-    if method not in of_file:
-        raise BadInput(f"no method {quoted(method)}; {nearest(method, names('method') + of_file)}")
-    return f"{path}:{method}"
+    if method in of_file and method not in METHODS:
+        method = f"{path}:{method}"
+    try:
+        look_up("method", method)
+    except BadInput as error:
+        if references.is_reference(method):
+            raise
+        known = [*names("method"), *of_file]
+        raise BadInput(f"no method {quoted(method)}; {nearest(method, known)}") from error
+    return method
 
 
 def _with_method(config, method, reference):

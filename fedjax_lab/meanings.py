@@ -130,7 +130,7 @@ def described_in(docstring: str, keys: list[str]) -> dict[str, str]:
     for match, end in zip(begins, ends, strict=False):
         meaning = docstring[match.end() : end].split("\n\n")[0]
         said |= dict.fromkeys(match[1].split(", "), _one_line(meaning))
-    sentences = re.split(r"(?<=\.)\s+", docstring)
+    sentences = re.split(r"(?<=\.)\s+|\n\s*\n", docstring)
     for key in keys:
         mentions = (_one_line(sentence) for sentence in sentences if f"`{key}`" in sentence)
         said[key] = said[key] or next(mentions, "")

@@ -266,8 +266,8 @@ def _checked(kind, name, function):
     except TypeError:
         fits = False
     if not fits:
-        wanted, there = ", ".join(takes) or "no", cut(str(signature), 80)
-        raise BadInput(f"{name} is no {kind}: it must take ({wanted}), then settings, not {there}")
+        wanted = f"take ({', '.join(takes)}), then settings" if takes else "take settings alone"
+        raise BadInput(f"{name} is no {kind}: it must {wanted}, not {cut(str(signature), 80)}")
     return function
 
 
@@ -381,7 +381,9 @@ def _base(wrapper, chosen):
     name = (chosen or {}).get("base", DEFAULT_BASE)
     if references.is_reference(name):
         return look_up("method", name)
-    bases = [key for key in names("method") if METHODS.get(key) is not wrapper]
-    if name not in bases:
-        raise BadInput(f"config.method.base cannot be {name!r}; {nearest(name, bases)}")
+    base = METHODS.get(name)
+    if base is None or base is wrapper:
+        bases = [key for key in names("method") if METHODS.get(key) is not wrapper]
+        if name not in bases:
+            raise BadInput(f"config.method.base cannot be {name!r}; {nearest(name, bases)}")
     return look_up("method", name)
