@@ -16,6 +16,7 @@ from typing import Any
 import ml_collections
 import numpy as np
 
+from fedjax_lab import references
 from fedjax_lab.aliases import current, current_config
 from fedjax_lab.data.normalize import NORMALIZATIONS
 from fedjax_lab.errors import (
@@ -143,6 +144,7 @@ def resolve(config: dict, overrides: Sequence[tuple[str, str]] = ()) -> ml_colle
     What names a function (`references.PARTS`) may be that function itself; here it becomes text.
     Keys and values may have the names of earlier versions (`aliases.ALIASES`).
     """
+    references.refresh()
     config = as_dict(config)
     if not isinstance(config, dict) or not all(isinstance(v, dict) for v in config.values()):
         raise BadInput(f"a config is a dict of sections, each a dict; got {quoted(config)}")
@@ -298,8 +300,7 @@ def _check_values(full):
                 raise BadInput(f"{owner} needs config.{section}.{key}")
             for each in value if isinstance(value, tuple) else (value,):
                 _check_value(f"config.{section}.{key}", each)
-    for _, kind, name in parts_of(full):
-        look_up(kind, name)  # BadInput where there is none
+    sources_of(full)  # BadInput where there is no such function
     for key, choices in CHOICES.items():
         check_choice(key, value_at(full, key), choices)
     for key in POSITIVE:

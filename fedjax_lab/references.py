@@ -1,7 +1,7 @@
 """References: text that names a function or class outside of the registry, and back.
 
 A reference is MODULE:FUNCTION or PATH/FILE.py:FUNCTION. A path is seen from the current folder. A
-file is executed once in a process, and again when its content has changed.
+file is executed once in a process, and again where its content has changed before `refresh`.
 """
 
 import contextlib
@@ -41,9 +41,11 @@ class _Execution(NamedTuple):
 
     digest: str  # of what was executed
     module: ModuleType
+    is_current: bool = True  # the file had the same content when `refresh` was called last
 
 
 _executions: dict[str, _Execution] = {}  # by absolute path
+_first_digests: dict[tuple[str, int], str] = {}  # of a module's file, when a function was found
 _nameless: dict[str, Callable] = {}  # by their text: functions that no module has under a name
 
 
@@ -111,9 +113,19 @@ def of_file(path: str) -> ModuleType:
     if absolute == _main_file():
         return main
     last = _executions.get(absolute)
-    if last is not None and last.digest == digest(absolute):
+    if last is not None and last.is_current:
         return last.module
     return execute(path)
+
+
+def refresh() -> None:
+    """Files that have changed are executed anew when they are asked for again.
+
+    Between two calls all functions of a file are of one content, which `source_of` tells.
+    """
+    for path, last in list(_executions.items()):
+        if os.path.isfile(path):
+            _executions[path] = last._replace(is_current=digest(path) == last.digest)
 
 
 def execute(path: str) -> ModuleType:
@@ -259,7 +271,8 @@ def source_of(text: str, function: Callable) -> Source:
     path = _defining_file(where, function)
     if path is None:
         return {"module": where, "file": None, "sha256": _digest_of_code(function)}
-    return {"module": where, "file": path, "sha256": digest(path)}
+    first = _first_digests.setdefault((path, id(function)), digest(path))
+    return {"module": where, "file": path, "sha256": first}
 
 
 def _defining_file(module, function):

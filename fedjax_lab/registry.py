@@ -231,7 +231,11 @@ def names(kind: str) -> list[str]:
 
 
 def source_of(kind: str, name: str) -> references.Source | None:
-    """Where the function of that name came from; None of what is built in."""
+    """Where the function of that name came from; None of what is built in.
+
+    BadInput as of `look_up`.
+    """
+    look_up(kind, name)
     if name in NAMED[kind]:
         return None
     if references.is_reference(name):

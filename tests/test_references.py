@@ -41,7 +41,11 @@ def test_a_file_is_executed_once_and_again_when_it_has_changed(own):
     first = references.find("own.py:near")
     assert references.find(f"{own}:near") is first
     own.write_text(own.read_text() + "\n")
+    assert references.find("own.py:near") is first  # a run is of one content of the file
+    digest = references.source_of("own.py:near", first)["sha256"]
+    references.refresh()
     assert references.find("own.py:near") is not first
+    assert references.source_of("own.py:near", first)["sha256"] != digest
 
 
 def test_a_module_is_found_beside_the_current_folder_and_may_have_parts_of_its_own(own):
@@ -98,6 +102,7 @@ def test_a_file_that_fails_is_told_with_the_line(own):
     assert said.endswith("(line 2)")
     with pytest.raises(BadInput, match="SystemExit"):
         own.write_text("import sys\nsys.exit(0)\n")
+        references.refresh()
         references.find("own.py:near")
 
 
