@@ -82,6 +82,10 @@ def find(text: str) -> Callable:
     try:
         function = functools.reduce(getattr, name.split("."), module)
     except AttributeError as error:
+        if where == "__main__":
+            raise BadInput(
+                f"{name} was defined in a notebook, and is not defined here; define it in a file"
+            ) from error
         callables = [key for key, value in vars(module).items() if _offers(module, key, value)]
         raise BadInput(
             f"{where} has no function {quoted(name)}; {nearest(name, callables)}"
@@ -251,9 +255,13 @@ def _path_of(module):
     return next((path for path, last in _executions.items() if last.module is module), None)
 
 
+def _as_file(path):
+    """The absolute path of a file; None where there is none, as of <stdin>."""
+    return os.path.abspath(path) if path and os.path.isfile(path) else None
+
+
 def _main_file():
-    path = getattr(sys.modules["__main__"], "__file__", None)
-    return path and os.path.abspath(path)
+    return _as_file(getattr(sys.modules["__main__"], "__file__", None))
 
 
 # Where functions came from.
@@ -278,10 +286,10 @@ def source_of(text: str, function: Callable) -> Source:
 def _defining_file(module, function):
     """The file with the function's code; None of what a notebook defines."""
     with contextlib.suppress(TypeError, OSError):
-        path = inspect.getsourcefile(inspect.unwrap(function))
-        if path and os.path.isfile(path) and module != "__main__":
-            return os.path.abspath(path)
-    return getattr(sys.modules.get(module), "__file__", None)
+        path = _as_file(inspect.getsourcefile(inspect.unwrap(function)))
+        if path and module != "__main__":
+            return path
+    return _as_file(getattr(sys.modules.get(module), "__file__", None))
 
 
 def _digest_of_code(function):

@@ -307,6 +307,8 @@ def test_a_function_of_a_notebook_is_known_by_its_code(own, monkeypatch):
     assert config.method.name == "__main__:in_notebook" and config.method.pull == 0.5
     source = workdir.saved_config(config, [0])["parts"]["__main__:in_notebook"]
     assert source["module"] == "__main__" and len(source["sha256"]) == 64
+    monkeypatch.delattr(sys.modules["__main__"], "in_notebook")
+    assert "defined in a notebook" in complaint(references.find, "__main__:in_notebook")
 
 
 def test_a_report_reads_runs_whose_source_is_gone_and_tells_versions_apart(own, run):
