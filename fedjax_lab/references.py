@@ -111,14 +111,13 @@ def _offers(module, key, value):
 
 def of_file(path: str) -> ModuleType:
     """What a file defines. BadInput where there is no such file, or executing it fails."""
-    check_file(path, "file")
     absolute = os.path.abspath(path)
-    main = sys.modules["__main__"]
     if absolute == _main_file():
-        return main
+        return sys.modules["__main__"]
     last = _executions.get(absolute)
     if last is not None and last.is_current:
         return last.module
+    check_file(path, "file")
     return execute(path)
 
 
@@ -128,8 +127,8 @@ def refresh() -> None:
     Between two calls all functions of a file are of one content, which `source_of` tells.
     """
     for path, last in list(_executions.items()):
-        if os.path.isfile(path):
-            _executions[path] = last._replace(is_current=digest(path) == last.digest)
+        is_current = os.path.isfile(path) and digest(path) == last.digest
+        _executions[path] = last._replace(is_current=is_current)
 
 
 def execute(path: str) -> ModuleType:
