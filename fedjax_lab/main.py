@@ -95,7 +95,7 @@ def _parse(argv):
     argv, overrides = split_overrides(argv)
     _parse_flags(argv)
     if not CONFIG.value:
-        raise BadInput("--config is missing; for example --config=configs/quickstart.py")
+        raise BadInput("--config is missing; for example --config=quickstart")
     check_path("--workdir", WORKDIR.value)
     seeds, profile = parse_seeds(SEEDS.value), parse_profile(PROFILE.value)
     if RESUME.value and not WORKDIR.value:

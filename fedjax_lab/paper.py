@@ -12,7 +12,7 @@ and FedPick: its cells, how many of them have their data on this machine, and wh
 --seeds    default: 0, 1, .. as many as the paper has
 --out      folder of the runs; default: runs/PAPER-TABLE
 --dry_run  show the commands of the runs (after # those that cannot start here); train nothing
---configs  folder of the repository's configs, which an installed package does not have
+--configs  folder of the config files; default: those that come with the package
 
 A run is one of fedjax_lab.main in a folder of its own; columns of a table that one run measures
 share it. The same command goes on with what is not finished. --config.KEY=VALUE goes to all runs,
@@ -39,7 +39,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedjax_lab import command, parallel, sweep
+from fedjax_lab import command, configs, parallel, sweep
 from fedjax_lab.analysis import published, requirements, runs, tables
 from fedjax_lab.analysis.published import Recipe, Result
 from fedjax_lab.config import resolve
@@ -354,14 +354,10 @@ def _parse(argv):
 
 
 def _configs(wanted):
-    places = [wanted] if wanted else [Path(__file__).parents[1] / "configs", "configs"]
-    for place in map(Path, places):
-        if (place / "fedconcat_small.py").is_file():
-            return place
-    raise BadInput(
-        f"{wanted or 'this installation'} has not the configs of the repository: name their folder"
-        " with --configs=DIR"
-    )
+    for folder in map(Path, [wanted] if wanted else configs.__path__):
+        if (folder / "fedconcat_small.py").is_file():
+            return folder
+    raise BadInput(f"{wanted} has not the configs of the papers: name their folder: --configs=DIR")
 
 
 if __name__ == "__main__":
