@@ -42,7 +42,7 @@ import numpy as np
 from fedjax_lab import command, configs, parallel, sweep
 from fedjax_lab.analysis import published, requirements, runs, tables
 from fedjax_lab.analysis.published import Recipe, Result
-from fedjax_lab.config import resolve
+from fedjax_lab.config import Override, resolve
 from fedjax_lab.config_files import load_config
 from fedjax_lab.errors import BadInput, check_path, cut, nearest, parse
 from fedjax_lab.main import parse_seeds, split_overrides
@@ -78,7 +78,7 @@ class Request(NamedTuple):
     """What a command line says about every cell."""
 
     configs: Path
-    overrides: Sequence[tuple[str, str]] = ()
+    overrides: Sequence[Override] = ()
     seeds: list[int] | None = None  # None: as many as the paper has
 
 
@@ -236,7 +236,7 @@ def damaged(cells: Sequence[Cell], out: Path) -> list[str]:
     return list(notes)
 
 
-def remarks(cells: Sequence[Cell], overrides: Sequence[tuple[str, str]]) -> list[str]:
+def remarks(cells: Sequence[Cell], overrides: Sequence[Override]) -> list[str]:
     """What differs from the paper, what it contradicts, and which cells are not run and why."""
     out = [f"--config.{key}={value}: not the paper's setting" for key, value in overrides]
     there = [cell for cell in cells if not cell.missing]
