@@ -50,7 +50,8 @@ def read(path: str) -> dict[str, np.ndarray]:
         import safetensors  # noqa: F401
         from safetensors.numpy import load_file
     except ImportError:
-        raise BadInput("pretrained weights need safetensors: pip install -e '.[clip]'") from None
+        remedy = "pip install 'fedjax_lab[clip]'"
+        raise BadInput(f"pretrained weights need safetensors: {remedy}") from None
     file = Path(path).expanduser()
     if not file.is_file():
         raise BadInput("no such file; name one with --config.model.pretrained")
