@@ -132,13 +132,22 @@ def count_correct(
     def step(s, counts):
         at = jax.lax.dynamic_slice(padded, (s * size,), (size,))
         batch = fetch(federation, at, plan)
-        correct = jnp.argmax(program.method.predict(message, client, batch.x), -1) == batch.y
+        logits = program.method.predict(message, client, batch.x)
+        _check_logits(logits, batch)
+        correct = jnp.argmax(logits, -1) == batch.y
         domain = jax.nn.one_hot(federation.domain[at], plan.num_domains) * batch.mask[:, None]
         return Counts(counts.correct + correct @ domain, counts.total + jnp.sum(domain, 0))
 
     zero = jnp.zeros(plan.num_domains)
     batches = num_batches(jnp.sum(rows >= 0), size)
     return jax.lax.fori_loop(0, batches, step, Counts(zero, zero))
+
+
+def _check_logits(logits, batch):
+    """AssertionError, while tracing, unless there are logits [B, K], which else would broadcast."""
+    import chex  # here, so that importing the package takes no longer
+
+    chex.assert_shape(logits, (len(batch.y), None))
 
 
 def _pad(rows, multiple):

@@ -108,3 +108,14 @@ def test_scores_do_not_depend_on_the_strategy(strategy):
         for s in (strategy, toys.VECTORIZED)
     )
     toys.same(a, b)
+
+
+def test_a_method_that_predicts_classes_for_logits_is_found():
+    """Their argmax would be one class for the whole batch, and the accuracy nonsense."""
+    plain = fedavg(toys.TASK)
+    method = plain._replace(predict=lambda *args: jnp.argmax(plain.predict(*args), -1))
+    program = simulate.Program(method, toys.PLAN, toys.VECTORIZED)
+    lane = simulate.Lane(toys.FEDERATION, toys.POPULATION, KEYS)
+    state = simulate.init(method, KEYS, toys.C)
+    with pytest.raises(AssertionError, match="assert_shape"):
+        jax.eval_shape(partial(evaluate.score, program), lane, state, jnp.int32(0))
