@@ -12,7 +12,7 @@ import inspect
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -170,8 +170,11 @@ def told(path: str) -> Iterator[None]:
         raise BadInput(f"{path} cannot be loaded: {reason}{place}") from error
 
 
-def check_file(path: str, what: str) -> None:
-    """BadInput unless the path is that of a file; it names the nearest one. what: "config file"."""
+def check_file(path: str, what: str, names: Iterable[str] = ()) -> None:
+    """BadInput unless the path is that of a file; it has the nearest path or one of other names.
+
+    what: what the file is, in words: "config file".
+    """
     try:
         if Path(path).is_file():
             return
@@ -179,7 +182,7 @@ def check_file(path: str, what: str) -> None:
     except (OSError, ValueError) as error:  # too long, not allowed to be read, with a NUL byte
         reason = getattr(error, "strerror", error)
         raise BadInput(f"no {what} {quoted(path)}: {reason}") from error
-    raise BadInput(f"no {what} {quoted(path)}; {nearest(path, nearby)}")
+    raise BadInput(f"no {what} {quoted(path)}; {nearest(path, [*nearby, *names])}")
 
 
 def _imported(name):

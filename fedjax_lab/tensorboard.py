@@ -82,7 +82,7 @@ def _arguments(argv):
     try:
         import tensorboardX  # noqa: F401
     except ImportError as error:
-        remedy = "pip install -e '.[tensorboard]'"
+        remedy = "pip install 'fedjax_lab[tensorboard]'"
         raise BadInput(f"a package is missing ({error}): {remedy}") from error
     return args
 

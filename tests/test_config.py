@@ -9,7 +9,7 @@ from inputs import complaint
 from fedjax_lab import aliases
 from fedjax_lab.config import CHOICES, DEFAULTS, resolve, value_at
 from fedjax_lab.errors import BadInput
-from fedjax_lab.registry import METHODS
+from fedjax_lab.registry import METHODS, NAMED
 
 
 def str_of(value):
@@ -51,6 +51,48 @@ def test_a_config_with_a_mistake_is_told(config, said):
 def test_a_path_is_taken_as_it_is_written():
     config = resolve({"data": {"name": "arrays"}}, [("data.path", "1e3")])
     assert config.data.path == "1e3"
+
+
+@pytest.mark.parametrize("number", ["10", "1e1", "10.0"])
+def test_a_whole_number_may_be_written_as_a_float(number):
+    rounds = resolve({}, [("run.rounds", number)]).run.rounds
+    assert rounds == 10 and type(rounds) is int
+    assert resolve({"run": {"rounds": 1e1}}).run.rounds == 10
+    for wrong in ("1.5", "inf", "1e400"):
+        assert "must be of type int" in complaint(resolve, {}, [("run.rounds", wrong)])
+
+
+@pytest.mark.parametrize("given", [True, "True", "true", "T", "1"])
+def test_what_is_true_or_false_is_written_as_for_absl(given):
+    fedlc = {"method": {"name": "fedlc"}}
+    assert resolve(fedlc, [("method.exclude_true", given)]).method.exclude_true is True
+    opposite = {True: False, "True": "False", "true": "false", "T": "F", "1": "0"}[given]
+    assert resolve(fedlc, [("method.exclude_true", opposite)]).method.exclude_true is False
+    said = complaint(resolve, fedlc, [("method.exclude_true", "yes")])
+    assert said == "config.method.exclude_true must be of type bool, got 'yes'"
+
+
+@pytest.mark.parametrize("key", ["local.lr", "method.name", "data.unseen", "run.rounds"])
+def test_a_flag_without_a_value_is_for_what_is_true_or_false(key):
+    value = f"--config.{key}=VALUE"
+    assert complaint(resolve, {}, [(key, True)]) == f"--config.{key} needs a value: {value}"
+    assert complaint(resolve, {}, [(key, False)]) == f"no --noconfig.{key} but a value: {value}"
+
+
+@pytest.mark.parametrize(
+    "text, value",
+    [
+        *(("(1,2)", (1, 2)), ("1,2", (1, 2)), ("[1, 2]", (1, 2)), ("3", (3,)), ("()", ())),
+        *(("(a, b)", ("a", "b")), ("a", ("a",)), ("'a','b'", ("a", "b")), ("", ())),
+    ],
+)
+def test_a_tuple_is_written_as_for_config_flags(text, value, monkeypatch):
+    def toy(num_classes, *, sizes: tuple = ()):
+        pass
+
+    monkeypatch.setitem(NAMED["model"], "toy", toy)
+    config = {"model": {"name": "toy"}}
+    assert resolve(config, [("model.sizes", text)]).model.sizes == value
 
 
 @pytest.mark.parametrize("key", ["strategy", "seeds"])
@@ -113,7 +155,8 @@ def test_any_config_is_resolved_or_told_in_one_line(config):
 @given(
     st.lists(
         st.tuples(
-            st.builds("{}.{}".format, SECTIONS, KEYS), st.one_of(st.text(), VALUES.map(str_of))
+            st.builds("{}.{}".format, SECTIONS, KEYS),
+            st.one_of(st.text(), VALUES.map(str_of), st.booleans()),
         ),
         max_size=3,
     )

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -12,10 +13,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import toys
+from absl.flags import FLAGS
 from commands import call, comparable
 
 import fedjax_lab
-from fedjax_lab import experiment
+from fedjax_lab import experiment, main
 from fedjax_lab.config import resolve
 from fedjax_lab.config_files import load_config
 from fedjax_lab.errors import BadInput
@@ -144,6 +146,15 @@ BAD = [
     (["--config={toy}:ifca", "--config.method.num_clusters=0"], "config.method.num_clusters"),
     (["--config={toy}:ifca", "--config.method.num_clusters=99"], "must be from 1 to the"),
     (["--config={toy}", "--config.method.name=fedprox", "--config.method.mu"], "needs a value"),
+    (["--config={toy}", "--config.local.lr", "--resume"], "--config.local.lr needs a value"),
+    (["--config={toy}", "--noconfig.local.lr"], "no --noconfig.local.lr but a value"),
+    (["--config={toy}", "--noconfig.local.lr=1"], "--noconfig.local.lr takes no value"),
+    (["--config={toy}", "--seeds=0-"], "--seeds must be whole numbers"),
+    (["--config={toy}", "--seeds=4-0"], "got 4-0; for example 0,1,2 or 0-4, a range"),
+    (["--config={toy}", "--seeds=0-9999999999"], "a range of at most 10000"),
+    (["--config={toy}", "--seeds=1.5"], "got 1.5"),
+    (["--config={toy}", "--flagfile=/no/such"], "/no/such"),
+    (["--config=quickstrat"], "no config file 'quickstrat'; did you mean 'quickstart'?"),
     (["--config="], "--config is missing"),
     (["--config=" + "x" * 5000], "File name too long"),
     (["--config={toy}", "--" + "x" * 5000], "Unknown command line flag 'xxx"),
@@ -238,6 +249,51 @@ def test_help_and_a_resume_without_a_folder(toy, capsys):
     assert "--workdir=DIR" in capsys.readouterr().out
     assert call(f"--config={toy}", "--resume") == 2
     assert "--workdir" in capsys.readouterr().err
+
+
+def test_help_explains_every_flag(capsys):
+    assert call("--help") == 0
+    text = capsys.readouterr().out
+    flags = [flag for flag in FLAGS.get_flags_for_module(main.__name__)]
+    assert len(flags) > 7
+    for flag in flags:
+        name = f"no{flag.name}" if flag.value is True else flag.name
+        assert re.search(rf"^--{name}\b( |$)", text, re.M), name
+
+
+def test_overrides_are_written_as_for_config_flags():
+    words = [
+        "--config.a.x=1",
+        "--config.a.y",
+        "-2",
+        "--config.a.b",
+        "-config.a.c",
+        "--noconfig.a.d",
+    ]
+    pairs = [("a.x", "1"), ("a.y", "-2"), ("a.b", True), ("a.c", True), ("a.d", False)]
+    assert main.split_overrides(["main", "--resume", *words]) == (["main", "--resume"], pairs)
+
+
+def test_a_flagfile_may_set_every_flag(toy, tmp_path, monkeypatch):
+    (tmp_path / "more.flags").write_text(
+        "--config.method.name=fedlc\n--config.method.exclude_true\n"
+    )
+    (tmp_path / "all.flags").write_text(
+        f"# a comment\n\n--config={toy}\n--seeds=0-2\n--flagfile={tmp_path}/more.flags\n"
+        "--config.local.lr=0.5\n"
+    )
+    given = []
+    monkeypatch.setattr(main, "_train", lambda *job: given.append(job) or 0)
+    assert call(f"--flagfile={tmp_path}/all.flags", "--config.local.lr=0.25") == 0
+    ((config, seeds, _),) = given
+    assert (seeds, config.local.lr, config.method.exclude_true) == ([0, 1, 2], 0.25, True)
+
+
+@pytest.mark.parametrize(
+    "text, seeds", [("0-4", [0, 1, 2, 3, 4]), ("7,1-2", [7, 1, 2]), ("3-3", [3]), ("1e1", [10])]
+)
+def test_seeds_may_be_ranges(text, seeds):
+    assert main.parse_seeds(text.split(",")) == seeds
 
 
 @pytest.mark.slow

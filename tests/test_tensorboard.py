@@ -388,7 +388,7 @@ def test_ctrl_c_before_all_is_written(sweep, logdir, capsys, monkeypatch):
 def test_the_package_is_optional(sweep, logdir, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorboardX", None)
     said = refusal(capsys, sweep, f"--logdir={logdir}")
-    assert "tensorboardX" in said and "pip install -e '.[tensorboard]'" in said
+    assert "tensorboardX" in said and "pip install 'fedjax_lab[tensorboard]'" in said
     assert not logdir.exists()
     code = "import sys, fedjax_lab.tensorboard; sys.exit('tensorboardX' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
