@@ -33,6 +33,7 @@ from pathlib import Path
 from fedjax_lab import command
 from fedjax_lab.analysis import compare, runs, tables
 from fedjax_lab.errors import MACHINE, BadInput, parse
+from fedjax_lab.running import cloud
 
 FORMATS = ("terminal", "markdown", "latex", "csv", "html")
 
@@ -80,7 +81,8 @@ def main(argv: list[str]) -> int:
 
 def _main(argv):
     args = _arguments(argv)
-    text = report(args)
+    with cloud.read(args.folders) as args.folders:
+        text = cloud.named(report(args))
     if args.out is None:
         print(text)
     else:
@@ -100,6 +102,7 @@ def _arguments(argv):
     parser.add_argument("--format", default="terminal", choices=FORMATS)
     parser.add_argument("--out", type=Path)
     args = parse(parser, argv)
+    cloud.check_local("--out", args.out)
     if args.target is not None and not math.isfinite(args.target):
         raise BadInput(f"--target must be a finite number, got {args.target}")
     if not args.folders:

@@ -38,7 +38,7 @@ from PIL import Image
 from fedjax_lab import command, interrupts
 from fedjax_lab.analysis import runs
 from fedjax_lab.errors import MACHINE, BadInput, parse
-from fedjax_lab.running import files, metrics
+from fedjax_lab.running import cloud, files, metrics
 
 POLL_SECONDS = 5
 _ENDING = ".fedjax_lab"  # of the event files that are ours to replace
@@ -61,12 +61,13 @@ def main(argv: list[str]) -> int:
 
 def _main(argv):
     args = _arguments(argv)
-    written = update(args.folders, args.logdir, {})
-    count = sum(bool(run.lines) for run in written.values())
-    shown = f"{count} run{'s' * (count > 1)} in {args.logdir}"
-    print(f"{shown}; see tensorboard --logdir={args.logdir}", flush=True)
-    if args.follow:
-        _follow(args, written)
+    with cloud.read(args.folders) as args.folders:
+        written = update(args.folders, args.logdir, {})
+        count = sum(bool(run.lines) for run in written.values())
+        shown = f"{count} run{'s' * (count > 1)} in {args.logdir}"
+        print(f"{shown}; see tensorboard --logdir={args.logdir}", flush=True)
+        if args.follow:
+            _follow(args, written)
     return 0
 
 
@@ -76,6 +77,7 @@ def _arguments(argv):
     parser.add_argument("--logdir", type=Path, default=Path("runs/tensorboard"))
     parser.add_argument("--follow", action="store_true")
     args = parse(parser, argv)
+    cloud.check_local("--logdir", args.logdir)
     if not args.folders:
         raise BadInput("which runs? python -m fedjax_lab.tensorboard DIR...; --help tells the rest")
     try:
@@ -89,6 +91,8 @@ def _arguments(argv):
 def _follow(args, written):
     with interrupts.delayed("no longer following") as stop:
         while not stop.wait(POLL_SECONDS):
+            for folder in args.folders:
+                cloud.refresh(folder)
             written = update(args.folders, args.logdir, written)
 
 
@@ -123,7 +127,7 @@ def update(
     if faults and not any(run.lines for run in new.values()):
         raise faults[0]
     for fault in faults:
-        print(f"{fault}; left out", file=sys.stderr)
+        print(cloud.named(f"{fault}; left out"), file=sys.stderr)
     return new
 
 
