@@ -1,30 +1,26 @@
 """Folders in the cloud: a local working copy, and its upload whenever a run is saved.
 
 An object store cannot append to a file, rename a folder or lock it. So a command works in a local
-copy, to which all applies that holds for local folders, and `publish` makes the store equal to it.
-The store takes each file as a whole, and they come in such an order that after a kill at any moment
-the store holds a run that can be resumed: a file comes before those that rely on it. A checkpoint
-counts once its `commit_success.txt` is there, which is also what orbax writes on object stores.
+copy, for which all holds that is promised for local folders, and `publish` makes the store equal to
+it (see `working_copy.py`). What was not published when a process is killed is lost: a run publishes
+with every checkpoint. The functions do nothing for a path that is not in a working copy.
 
-Nothing can be locked there either. A run writes its mark into its folder, and looks for it before
-every upload: where another command has written its own since then, the earlier one ends.
+A run writes a mark into its folder in the store, and looks for it before every upload. Where
+another command has written its own since then, the earlier one ends: the later has taken the run.
 """
 
 import contextlib
-import errno
 import functools
-import json
 import os
-import platform
 import re
-import secrets
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
-from fedjax_lab.errors import MACHINE, BadInput, check_path, cut, quoted
+from fedjax_lab.errors import BadInput, check_path, cut, quoted
+from fedjax_lab.running.working_copy import WorkingCopy
 
 PACKAGES = {  # of each scheme: what fsspec needs for it
     "gs": "gcsfs",
@@ -34,18 +30,8 @@ PACKAGES = {  # of each scheme: what fsspec needs for it
     "file": "",
     "memory": "",  # of this process
 }
-COMMITTED = "commit_success.txt"  # in a checkpoint that was uploaded as a whole
-OWNER = ".owner"  # in the folder of a run
-LARGE = {"checkpoints", "kept", "profile"}  # folders that are read by nobody but their run
-ORDER = {  # in which files are uploaded; 0: others and what clients keep, 2 and 3: checkpoints
-    "fingerprint.json": -3,
-    "sweep.json": -2,
-    "config.json": -1,
-    "metrics.jsonl": 1,
-    "summary.json": 4,
-}
-
-_copies: dict[Path, "_Copy"] = {}  # by their local folders
+ROOT = "fedjax_lab-"  # of the names of folders for working copies
+_copies: dict[Path, WorkingCopy] = {}  # by their local folders
 
 
 # Addresses.
@@ -120,11 +106,11 @@ def staged(place: str | Path | None, writes: bool = True) -> Iterator[Any]:
     if parts is None:
         yield None if place is None else Path(place)
         return
-    local = Path(_root(), *parts[0:1], *filter(None, parts[1].split("/")))
+    local = Path(_root(), parts[0], *filter(None, parts[1].split("/")))
     if local in _copies:
         yield local
         return
-    copy = _copies[local] = _Copy(*parts, local, writes)
+    copy = _copies[local] = _open(*parts, local, writes)
     try:
         copy.refresh("")
         yield local
@@ -133,8 +119,7 @@ def staged(place: str | Path | None, writes: bool = True) -> Iterator[Any]:
         error.args = (named(str(error)),)
         raise
     finally:
-        del _copies[local]
-        copy.remove()
+        _remove(_copies.pop(local))
 
 
 @contextlib.contextmanager
@@ -145,10 +130,7 @@ def read(places: Sequence[str | Path]) -> Iterator[list[Path]]:
 
 
 def take(path: Path) -> None:
-    """Makes this command the one that writes in a run's folder, and fetches all of its files.
-
-    Like what follows, for a path that is not in a working copy it does nothing.
-    """
+    """Makes this command the one that writes in a run's folder, and fetches all of its files."""
     copy, name = _place(path)
     if copy is not None:
         copy.take(name)
@@ -204,212 +186,32 @@ def _place(path):
 @functools.cache
 def _root():
     """The folder of this process for its working copies."""
-    return os.path.realpath(tempfile.mkdtemp(prefix="fedjax_lab-"))
+    return os.path.realpath(tempfile.mkdtemp(prefix=ROOT))
 
 
-class _Copy:
-    """A local folder and the place in a store that it is a copy of. Names are relative to both."""
+def _open(scheme, place, local, writes):
+    import fsspec  # not needed by those who stay on the disk
 
-    def __init__(self, scheme, place, local, writes):
-        self.url, self.local, self._writes = f"{scheme}://{place}", local, writes
-        self._seen: dict[str, str] = {}  # what the store says of files that were fetched
-        self._same: dict[str, str] = {}  # the stamps of local files as they are in the store
-        self._marks: dict[str, bytes] = {}  # of the runs that were taken
-        self._failed = False
-        options = {"auto_mkdir": True} if scheme == "file" else {}
-        try:
-            import fsspec  # not needed by those who stay on the disk
+    url, options = f"{scheme}://{place}", {"auto_mkdir": True} if scheme == "file" else {}
+    try:
+        store, base = fsspec.core.url_to_fs(url, **options)
+    except ImportError as error:
+        package = PACKAGES[scheme]
+        raise BadInput(f"{url} needs the package {package}: pip install {package}") from error
+    except Exception as error:  # about credentials: each store has errors of its own
+        raise BadInput(f"{url} cannot be used: {error} ({type(error).__name__})") from error
+    return WorkingCopy(url, store, base.rstrip("/"), local, writes)
 
-            self._fs, root = fsspec.core.url_to_fs(self.url, **options)
-        except ImportError as error:
-            package = PACKAGES[scheme]
-            raise BadInput(
-                f"{self.url} needs the package {package}: pip install {package}"
-            ) from error
-        except Exception as error:  # wrong credentials: each store has errors of its own
-            raise BadInput(f"{self.url} cannot be used: {_reason(error)}") from error
-        self._base = root.rstrip("/")
 
-    def refresh(self, folder, whole=False):
-        """Fetches what has changed in the store; large files only where `whole` is true."""
-        with self._reading():
-            self._fs.invalidate_cache()
-            listed = self._fs.find(self._remote(folder), detail=True)
-            found = {path[len(self._base) + 1 :]: info for path, info in listed.items()}
-            if "" in found:
-                raise BadInput(f"{self.url} is a file, not a folder")
-            for name, info in found.items():
-                if _is_working(PurePosixPath(name).parts) or name.endswith("/"):
-                    continue
-                path = self.local / name
-                path.parent.mkdir(parents=True, exist_ok=True)
-                if _is_torn(name, found):
-                    self._same[name] = ""  # so that it is removed
-                elif whole or LARGE.isdisjoint(path.relative_to(self.local).parts[:-1]):
-                    self._fetch(name, info)
-
-    def _fetch(self, name, info):
-        path, seen = self.local / name, repr(info)
-        if self._seen.get(name) == seen and path.exists():
-            return
-        temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")
-        self._fs.get_file(self._remote(name), str(temporary))
-        if temporary.stat().st_size != info["size"]:
-            raise OSError(f"{name} was cut off")
-        os.replace(temporary, path)
-        self._seen[name], self._same[name] = seen, _stamp(path)
-
-    def take(self, folder):
-        if self._writes:
-            mark = {"process": os.getpid(), "host": platform.node(), "token": secrets.token_hex(8)}
-            self._marks[folder] = json.dumps(mark).encode()
-            with self._writing():
-                self._fs.pipe_file(self._owner(folder), self._marks[folder])
-        self.refresh(folder, whole=True)
-
-    def release(self, folder):
-        with contextlib.suppress(Exception):  # the work is done, or another failure is under way
-            if folder in self._marks and not self.other_owner(folder):
-                self._fs.rm_file(self._owner(folder))
-                del self._marks[folder]
-
-    def other_owner(self, folder):
-        """Who has taken a run that this command had taken before; "" where nobody has."""
-        if folder not in self._marks:
-            return ""
-        with self._writing():
-            try:
-                there = self._fs.cat_file(self._owner(folder))
-            except FileNotFoundError:  # it was taken, and is finished
-                return "which has ended"
-        if there == self._marks[folder]:
-            return ""
-        return cut(" ".join(there.decode(errors="replace").split()), 120)
-
-    def publish(self, folder):
-        if not self._writes:
-            return
-        taken = {run for run in self._marks if _is_in(run, folder) and self.other_owner(run)}
-        there = {name: stamp for name, stamp in self._files(folder) if not _in_any(name, taken)}
-        new = sorted((name for name in there if self._same.get(name) != there[name]), key=_rank)
-        gone = [n for n in self._same if _is_in(n, folder) and n not in there]
-        gone = [name for name in gone if not _in_any(name, taken)]
-        gone.sort(key=_rank, reverse=True)
-        late = [name for name in gone if _is_superseded(name, there)]
-        with self._writing():
-            for name in gone:
-                if name not in late:
-                    self._delete(name)
-            for name in new:
-                self._fs.put_file(str(self.local / name), self._remote(name))
-                self._same[name] = there[name]
-            for name in late:
-                self._delete(name)
-
-    def _delete(self, name):
-        with contextlib.suppress(FileNotFoundError):
-            self._fs.rm_file(self._remote(name))
-        del self._same[name]
-        self._seen.pop(name, None)
-
-    def _files(self, folder):
-        """(name, stamp) of what belongs into the store. Marks checkpoints as whole."""
-        for path in sorted(self.local.joinpath(folder).rglob("checkpoints/[0-9]*")):
-            if path.name.isdigit() and not (path / COMMITTED).exists() and any(path.iterdir()):
-                (path / COMMITTED).touch()
-        for path in sorted(self.local.joinpath(folder).rglob("*")):
-            parts = path.relative_to(self.local).parts
-            if path.is_file() and not _is_working(parts):
-                yield "/".join(parts), _stamp(path)
-
-    def remove(self):
-        """Removes the working copy, unless it has what could not be uploaded."""
-        if not self._failed:
-            shutil.rmtree(self.local, ignore_errors=True)
-            with contextlib.suppress(OSError):  # others have copies in the same folders
-                for path in self.local.parents[: len(self.local.relative_to(_root()).parts)]:
-                    path.rmdir()
+def _remove(copy):
+    """Removes a working copy, unless it has what could not be uploaded."""
+    if copy.failed:
+        _root.cache_clear()  # so that the next copy does not find it
+        return
+    shutil.rmtree(copy.local, ignore_errors=True)
+    with contextlib.suppress(OSError):  # other copies are in the same folders
+        for path in copy.local.parents:
+            path.rmdir()
+            if path.name.startswith(ROOT):
                 _root.cache_clear()
-
-    def _remote(self, name):
-        return f"{self._base}/{name}".rstrip("/")
-
-    def _owner(self, folder):
-        return self._remote(f"{folder}/{OWNER}".lstrip("/"))
-
-    @contextlib.contextmanager
-    def _reading(self):
-        try:
-            yield
-        except Exception as error:
-            if isinstance(error, (BadInput, MemoryError)) or getattr(error, "errno", 0) in MACHINE:
-                raise
-            raise BadInput(f"{self.url} cannot be read: {_reason(error)}") from error
-
-    @contextlib.contextmanager
-    def _writing(self):
-        try:
-            yield
-        except Exception as error:
-            self._failed = True
-            text = f"{self.url} cannot be written: {_reason(error)}; all files are in {self.local}"
-            raise OSError(errno.EIO, text) from error
-
-
-def _reason(error):
-    return cut(f"{' '.join(str(error).split())} ({type(error).__name__})", 200)
-
-
-def _stamp(path):
-    stat = path.stat()
-    return f"{stat.st_ino} {stat.st_size} {stat.st_mtime_ns}"
-
-
-def _is_in(name, folder):
-    return not folder or name == folder or name.startswith(f"{folder}/")
-
-
-def _in_any(name, folders):
-    return any(_is_in(name, folder) for folder in folders)
-
-
-def _is_working(parts):
-    """Whether a file is only of interest to processes that write: a lock, or half written."""
-    hidden = parts[: parts.index("checkpoints")] if "checkpoints" in parts else parts
-    return any(part.startswith(".") for part in hidden) or any(
-        part.endswith(".tmp") or "orbax-checkpoint-tmp" in part for part in parts
-    )
-
-
-def _checkpoint(name):
-    """The run's folder and the number of the checkpoint that a file belongs to; else None."""
-    match = re.match(r"(.*?)(checkpoints|kept)/(\d+)/", name)
-    return (match[1], int(match[3])) if match else None
-
-
-def _committed(run, number):
-    """The file that comes last of a checkpoint."""
-    return f"{run}checkpoints/{number}/{COMMITTED}"
-
-
-def _is_torn(name, names):
-    """Whether a file is of a checkpoint that a kill has kept from being uploaded as a whole."""
-    of = _checkpoint(name)
-    return of is not None and _committed(*of) not in names
-
-
-def _is_superseded(name, names):
-    """Whether a file is of an older checkpoint than one of `names` of the same run."""
-    of = _checkpoint(name)
-    others = [] if of is None else filter(None, map(_checkpoint, names))
-    return any(run == of[0] and number > of[1] for run, number in others)
-
-
-def _rank(name):
-    """The order of uploads, in which no file comes before what it relies on."""
-    of, file = _checkpoint(name), name.rpartition("/")[2]
-    if of is None:
-        return ORDER.get(file, 0), name
-    if name == _committed(*of):
-        return 3, name
-    return (2 if "checkpoints/" in name else 0), name
+                return

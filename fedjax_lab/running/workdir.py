@@ -284,7 +284,7 @@ class Workdir:
         """Waits for a checkpoint that is being written."""
         if self._checkpoints:
             self._checkpoints.close()
-        if self._writes:
+        if self.path is not None and self._writes:
             cloud.release(self.path)
 
 
