@@ -10,8 +10,8 @@ fedconcat         accuracy by megabytes, the clusters and their number
 fedpick           sparsity and Fisher scores of features; what FedPick selects
 hfedf             weights, embeddings, the spread of the clients' models and their calibration
 
-FOLDER: of a finished run; client2vec, fedconcat and hfedf take several. `NAME --help` tells what is
-drawn and which options there are.
+FOLDER: of a finished run, also gs://BUCKET/FOLDER; client2vec, fedconcat and hfedf take several.
+`NAME --help` tells what is drawn and which options there are.
 
 --out  folder of the pictures, and of numbers.json where there are numbers; default: FOLDER/figures,
        in the first one

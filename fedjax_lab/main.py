@@ -13,6 +13,11 @@ of them ends too early, the others end within half a minute, and --resume goes o
 With --profile=N the run records N rounds, after the first three, in WORKDIR/profile: a trace that
 TensorBoard (xprof) and Perfetto open. The results do not depend on it.
 
+DIR may be in the cloud: gs://BUCKET/FOLDER (package gcsfs), s3://... (s3fs), az://... (adlfs). The
+run then works in a copy in $TMPDIR, which it uploads with every checkpoint and at its end, so that
+--resume goes on from another machine. Such a folder has no lock: where a second command resumes the
+run, the first one ends at its next upload. A run of several processes cannot be there.
+
 Compiled programs are kept in the user's cache folder for later runs ($FEDJAX_LAB_CACHE/programs, by
 default in ~/.cache/fedjax_lab), unless JAX_COMPILATION_CACHE_DIR or --nocompilation_cache is given.
 
@@ -39,7 +44,9 @@ from fedjax_lab.errors import BadInput, cut, quoted
 from fedjax_lab.running import cloud
 
 CONFIG = flags.DEFINE_string("config", None, "a file with get_config, FILE.py or FILE.py:METHOD")
-WORKDIR = flags.DEFINE_string("workdir", None, "folder for all results; default: a new one in runs")
+WORKDIR = flags.DEFINE_string(
+    "workdir", None, "folder or gs://... for all results; default: in runs"
+)
 SEEDS = flags.DEFINE_list("seeds", None, "comma-separated; default: config.run.seed")
 RESUME = flags.DEFINE_bool("resume", False, "go on from the newest checkpoint of the workdir")
 PARTITION_ONLY = flags.DEFINE_bool("partition_only", False, "show who holds what; train nothing")

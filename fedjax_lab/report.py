@@ -4,8 +4,8 @@ python -m fedjax_lab.report DIR... [--way=last] [--measure=accuracy.mean] [--bas
                             [--target=80] [--ddof=1] [--bold] [--format=terminal]
                             [--out=FILE]
 
-DIR: folders of runs, finished or not, or folders that hold such (a sweep's). Runs of one config are
-one row, whatever their seeds; seeds are paired with the baseline's.
+DIR: folders of runs, finished or not, or folders that hold such (a sweep's), also gs://BUCKET/DIR.
+Runs of one config are one row, whatever their seeds; seeds are paired with the baseline's.
 
 --way       how the round of each number is chosen: last, best_by_validation, max_over_rounds,
             max_per_domain; the two maxima peek at the test set, where there is one

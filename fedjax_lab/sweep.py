@@ -16,6 +16,10 @@ each with its share of the cores, on GPUs each on one of them. With --together n
 in numbers of `method` and `local` alone run as one vmapped computation; where that fails (memory,
 a number that a method does not let be traced, a cell that diverges) they go on one by one.
 
+DIR may be in the cloud (gs://BUCKET/FOLDER, see fedjax_lab.main), where a sweep has no lock: start
+it once, or with --share. Where two commands run the same cell, the one that began first gives it
+up.
+
 With --share=I/N only every N-th cell is run, from number I on (0 is the first), so that N commands,
 on hosts that all see DIR, share a sweep.
 

@@ -3,10 +3,11 @@
 python -m fedjax_lab.tensorboard DIR... [--logdir=runs/tensorboard] [--follow]
 tensorboard --logdir=runs/tensorboard         # the viewer: pip install tensorboard
 
-DIR: folders of runs, finished or not, or folders that hold such (a sweep's). RUN is a run's folder
-as seen from DIR (from what several DIRs have in common); of a single run, its name. TensorBoard's
-run RUN/seed-0 has that seed's evaluations by round, RUN what its seeds share: its config.json as
-text, its pictures. Wall times are seconds of training of one seed after config.json was written.
+DIR: folders of runs, finished or not, or folders that hold such (a sweep's), also gs://BUCKET/DIR.
+RUN is a run's folder as seen from DIR (from what several DIRs have in common); of a single run, its
+name. TensorBoard's run RUN/seed-0 has that seed's evaluations by round, RUN what its seeds share:
+its config.json as text, its pictures. Wall times are seconds of training of one seed after
+config.json was written (from the cloud: fetched).
 
 --logdir    where to; what this command wrote there of runs of these names before is replaced (a
             viewer with --load_fast=false sees that after a restart)

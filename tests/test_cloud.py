@@ -2,6 +2,7 @@
 
 import json
 import re
+import tempfile
 from pathlib import Path
 
 import fsspec
@@ -13,7 +14,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from stops import stopping_after
 
 import fedjax_lab
-from fedjax_lab import report, sweep, tensorboard
+from fedjax_lab import figures, report, sweep, tensorboard
 from fedjax_lab.config import load_config
 from fedjax_lab.errors import BadInput
 from fedjax_lab.running import checkpoint, cloud, metrics, workdir
@@ -111,6 +112,19 @@ def at_rest(before):
         return rounds
 
 
+def taken_after_round(number, store, monkeypatch):
+    """Another command takes the run, after this one's evaluation of a round."""
+    append = workdir.Workdir.append
+
+    def appended(self, new):
+        append(self, new)
+        if new[0]["round"] == number:
+            (mark,) = (path for path in store() if path.endswith(".owner"))
+            fsspec.filesystem("memory").pipe_file(mark, b"process 7 on other")
+
+    monkeypatch.setattr(workdir.Workdir, "append", appended)
+
+
 # A run.
 
 
@@ -198,16 +212,8 @@ def test_files_that_are_cut_off_on_their_way_are_not_used(folder, monkeypatch, c
 def test_an_earlier_command_ends_where_another_one_takes_its_run(
     folder, undisturbed, store, monkeypatch, capsys
 ):
-    append = workdir.Workdir.append
-
-    def taken(self, new):
-        append(self, new)
-        if new[0]["round"] == 6:
-            (mark,) = (path for path in store() if path.endswith(".owner"))
-            fsspec.filesystem("memory").pipe_file(mark, b"process 7 on other")
-
     with monkeypatch.context() as patch:
-        patch.setattr(workdir.Workdir, "append", taken)
+        taken_after_round(6, store, patch)
         assert run(folder) == 2
     said = capsys.readouterr().err
     assert "memory://bucket/run was taken by another command, process 7 on other; this" in said
@@ -265,6 +271,11 @@ def test_a_sweep_in_the_cloud_and_its_readers(folder, store, tmp_path, capsys):
     assert "fedprox" in capsys.readouterr().out
     assert report.main([f"{BUCKET}/nothing"]) == 2
     assert "memory://bucket/nothing is not there" in capsys.readouterr().err
+    assert figures.main(["domain_gap", f"{BUCKET}/sweep/fedavg"]) == 0
+    assert "memory://bucket/sweep/fedavg/figures/domain_gap.png" in capsys.readouterr().out
+    (picture,) = store().keys() - before.keys()
+    assert picture == "/bucket/sweep/fedavg/figures/domain_gap.png"
+    before = store()
     pytest.importorskip("tensorboardX")
     assert tensorboard.main([f"{BUCKET}/sweep", f"--logdir={tmp_path / 'logs'}"]) == 0
     assert {path.parent.name for path in tmp_path.rglob("*tfevents*")} >= {*plan["cells"], "seed-0"}
@@ -281,6 +292,44 @@ def test_a_cell_that_failed_in_the_cloud_is_tried_again(folder, store, monkeypat
     assert sweep.main(["sweep", *words]) == 0
     assert failed not in store()
     (summary,) = (path for path in store() if path.endswith("summary.json"))
+
+
+def test_a_cell_that_another_command_takes_is_left_to_it(folder, store, monkeypatch, capsys):
+    words = [f"--config={folder / 'toy.py'}", f"--out={BUCKET}/sweep"]
+    with monkeypatch.context() as patch:
+        taken_after_round(6, store, patch)
+        assert sweep.main(["sweep", *words]) == 1
+    assert "was taken by another command, process 7 on other" in capsys.readouterr().out
+    assert store()["/bucket/sweep/fedavg/.owner"] == b"process 7 on other"
+    assert store()["/bucket/sweep/fedavg/metrics.jsonl"].count(b"\n") == 2
+    assert "/bucket/sweep/fedavg/error.txt" not in store()
+
+
+def test_cells_that_run_together_and_shares_are_in_the_cloud(folder, store, capsys):
+    words = [f"--config={folder / 'toy.py'}", f"--out={BUCKET}/sweep", "--grid=local.lr=0.1,0.2"]
+    assert sweep.main(["sweep", *words, "--together"]) == 0
+    assert "not together" not in capsys.readouterr().out
+    names = [path for path in store() if path.endswith("summary.json")]
+    assert len(names) == 2 and all(b'"runs_together": 2' in store()[name] for name in names)
+    words[-1] += ",0.3,0.4"
+    for share in (0, 1):
+        assert sweep.main(["sweep", *words, f"--share={share}/2"]) == 0
+    assert sum(path.endswith("summary.json") for path in store()) == 4
+
+
+def test_what_others_write_is_fetched_again(store):
+    bucket = fsspec.filesystem("memory")
+    bucket.pipe_file("/bucket/run/config.json", b"1")
+    bucket.pipe_file("/bucket/run/checkpoints/2/d/a", b"1")
+    with cloud.read([f"{BUCKET}/run"]) as (local,):
+        first = (local / "config.json").stat()
+        bucket.pipe_file("/bucket/run/metrics.jsonl", b"2")
+        cloud.refresh(local)
+        assert (local / "metrics.jsonl").read_text() == "2"
+        assert (local / "config.json").stat() == first
+        assert not list(local.glob("checkpoints/*"))
+        (local / "more").write_text("")
+    assert "/bucket/run/more" not in store()
 
 
 @pytest.mark.slow
@@ -324,7 +373,10 @@ def test_a_package_that_is_missing_is_named(folder, monkeypatch, capsys):
     assert "needs the package gcsfs: pip install gcsfs" in capsys.readouterr().err
 
 
-def test_credentials_that_are_missing_are_one_line(folder, monkeypatch, capsys):
+def test_credentials_that_are_missing_are_one_line(folder, monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    cloud._root.cache_clear()
+
     def refused(*_, **__):
         raise RuntimeError("Your default credentials\nwere not found")
 
@@ -332,11 +384,13 @@ def test_credentials_that_are_missing_are_one_line(folder, monkeypatch, capsys):
     assert run(folder) == 2
     said = capsys.readouterr().err
     assert "cannot be read: Your default credentials were not found (RuntimeError)" in said
+    assert not list(tmp_path.iterdir())
 
 
 def test_local_paths_are_no_addresses():
     for path in ("runs/a", "/tmp/x:y", "a:b/c", "C:/x", None, ""):
         assert cloud.split(path) is None
+    assert cloud.split("file:///b/x") == cloud.split(Path("file:///b/x")) == ("file", "/b/x")
     assert cloud.split("gs://b/x/") == cloud.split(Path("gs://b/x")) == ("gs", "b/x")
 
 

@@ -53,7 +53,7 @@ def split(address: str | Path | None) -> tuple[str, str] | None:
         raise BadInput(f"{quoted(str(address))} names no bucket: {scheme}://BUCKET/FOLDER")
     if {".", ".."} & set(place.split("/")) or "\0" in place:
         raise BadInput(f"{quoted(str(address))} must not have '.', '..' or NUL in it")
-    return scheme, place
+    return scheme, f"/{place.lstrip('/')}" if scheme == "file" else place
 
 
 def check(flag: str, address: str | Path | None) -> None:
@@ -211,7 +211,8 @@ def _remove(copy):
     shutil.rmtree(copy.local, ignore_errors=True)
     with contextlib.suppress(OSError):  # other copies are in the same folders
         for path in copy.local.parents:
-            path.rmdir()
+            with contextlib.suppress(FileNotFoundError):  # nothing was in the copy
+                path.rmdir()
             if path.name.startswith(ROOT):
                 _root.cache_clear()
                 return
