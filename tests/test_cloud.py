@@ -317,6 +317,20 @@ def test_cells_that_run_together_and_shares_are_in_the_cloud(folder, store, caps
     assert sum(path.endswith("summary.json") for path in store()) == 4
 
 
+@pytest.mark.parametrize("fails_at", [20, 60, 90])
+def test_cells_go_on_one_by_one_after_an_upload_that_failed(
+    fails_at, folder, undisturbed, store, monkeypatch, tmp_path, capsys
+):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    cloud._root.cache_clear()
+    Journal(store, monkeypatch, fails_at)
+    words = [f"--config={folder / 'toy.py'}", "--grid=local.lr=0.1,0.2", "--together"]
+    assert sweep.main(["sweep", *words, f"--out={BUCKET}/sweep"]) == 0
+    assert "not together but one by one" in capsys.readouterr().out
+    assert rows(f"{BUCKET}/sweep/fedavg,local.lr=0.1") == undisturbed
+    assert not list(tmp_path.iterdir())
+
+
 def test_what_others_write_is_fetched_again(store):
     bucket = fsspec.filesystem("memory")
     bucket.pipe_file("/bucket/run/config.json", b"1")

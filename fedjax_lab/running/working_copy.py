@@ -67,8 +67,10 @@ class WorkingCopy:
 
     def _fetch(self, name, info):
         path, seen = self.local / name, repr(info)
-        if self._seen.get(name) == seen and path.exists():
-            return
+        if path.exists():
+            is_new = self._same.get(name) != _stamp(path)  # and was not uploaded yet
+            if is_new or self._seen.get(name) == seen:
+                return
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")
         self._store.get_file(self._remote(name), str(temporary))
@@ -129,6 +131,7 @@ class WorkingCopy:
                 self._same[name] = there[name]
             for name in late:
                 self._delete(name)
+        self.failed &= bool(folder or taken)  # nothing is left that is not in the store
 
     def _delete(self, name):
         with contextlib.suppress(FileNotFoundError):
