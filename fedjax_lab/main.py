@@ -34,6 +34,11 @@ as Slurm, a TPU pod or MPI says. Number 0 writes the files, but each process wri
 checkpoint, so that all must see the same workdir. Where one of them ends too early, the others end
 within half a minute, and --resume goes on.
 
+DIR may be in the cloud: gs://BUCKET/FOLDER (package gcsfs), s3://... (s3fs), az://... (adlfs). The
+run then works in a copy in $TMPDIR, which it uploads with every checkpoint and at its end, so that
+--resume goes on from another machine. Such a folder has no lock: where a second command resumes the
+run, the first one ends at its next upload. A run of several processes cannot be there.
+
 Exit codes: 0 done; 1 the machine failed (disk, memory, another process of the run): what was saved
 is kept; 2 a usage, config or data error; 3 diverged; 130 interrupted. Each but 0 comes with one
 line.
@@ -54,10 +59,13 @@ from pathlib import Path
 from absl import flags
 
 from fedjax_lab import command
-from fedjax_lab.errors import BadInput, check_path, cut, quoted
+from fedjax_lab.errors import BadInput, cut, quoted
+from fedjax_lab.running import cloud
 
 CONFIG = flags.DEFINE_string("config", None, "NAME or FILE.py, or with :METHOD behind it")
-WORKDIR = flags.DEFINE_string("workdir", None, "folder for all results; default: a new one in runs")
+WORKDIR = flags.DEFINE_string(
+    "workdir", None, "folder or gs://... for all results; default: in runs"
+)
 SEEDS = flags.DEFINE_list("seeds", None, "such as 0,1,2 or 0-2; default: config.run.seed")
 RESUME = flags.DEFINE_bool("resume", False, "go on from the newest checkpoint of the workdir")
 PARTITION_ONLY = flags.DEFINE_bool("partition_only", False, "show who holds what; train nothing")
@@ -105,13 +113,13 @@ def _main(argv):
     config = resolve(load_config(CONFIG.value), overrides)
     seeds = seeds or [config.run.seed]
     if PARTITION_ONLY.value:
-        return processes.of_first(lambda: _show_partition(config, seeds[0]))
-    path = Path(WORKDIR.value) if WORKDIR.value else None
-    is_new = path is not None and not path.exists()
-    with workdir.owned(path, config, seeds, RESUME.value):  # before anything is loaded
-        if path is not None:
-            command.continue_with(partial(_how_to_continue, path, is_new), partial(_saved, path))
-        return _train(config, seeds, profile)
+        with cloud.staged(WORKDIR.value or None) as path:
+            return processes.of_first(lambda: _show_partition(config, seeds[0], path))
+    with cloud.staged(WORKDIR.value or None) as path:
+        is_new = path is not None and not path.exists()
+        with workdir.owned(path, config, seeds, RESUME.value):  # before anything is loaded
+            with _telling(path, is_new):
+                return _train(config, seeds, profile, path)
 
 
 def _parse(argv):
@@ -123,7 +131,7 @@ def _parse(argv):
     _parse_flags([re.sub("^--?help-method", "--help_method", argument) for argument in argv])
     if not CONFIG.value and not HELP_METHOD.value:
         raise BadInput("--config is missing; for example --config=quickstart")
-    check_path("--workdir", WORKDIR.value)
+    cloud.check("--workdir", WORKDIR.value)
     seeds, profile = parse_seeds(SEEDS.value), parse_profile(PROFILE.value)
     if RESUME.value and not WORKDIR.value:
         raise BadInput("--resume needs the folder of the run: --workdir=DIR")
@@ -143,13 +151,29 @@ def _explain(overrides):
     return 0
 
 
-def _train(config, seeds, profile):
+@contextlib.contextmanager
+def _telling(folder, is_new):
+    """What ends the run tells how to continue it, also once a working copy of it is gone."""
+    if folder is None:
+        yield
+        return
+    how = partial(_how_to_continue, folder, is_new)
+    command.continue_with(how, partial(_saved, folder))
+    try:
+        yield
+    finally:
+        if cloud.is_remote(folder):
+            words = how()
+            command.continue_with(lambda: words)
+
+
+def _train(config, seeds, profile, path):
     from fedjax_lab import experiment, processes
     from fedjax_lab.running import runner
 
     job = experiment.build(config, seeds)
-    folder = processes.of_first(lambda: _folder(config))
-    if not WORKDIR.value:
+    folder = path or processes.of_first(lambda: _new_folder(config))
+    if path is None:
         how = partial(_how_to_continue, folder, is_new=True)
         command.continue_with(how, partial(_saved, folder))
     try:
@@ -158,7 +182,7 @@ def _train(config, seeds, profile):
         print(f"error: {error}", file=sys.stderr)
         return 3
     finally:
-        if not WORKDIR.value and processes.is_first():
+        if path is None and processes.is_first():
             with contextlib.suppress(OSError):
                 folder.rmdir()  # made for this run, and empty if that has not begun
     _show(result)
@@ -171,7 +195,7 @@ def _how_to_continue(folder, is_new):
     from fedjax_lab.running import lock
 
     if (folder / "config.json").exists():
-        return f"continue with the same command and --workdir={folder} --resume"
+        return f"continue with the same command and --workdir={cloud.address(folder)} --resume"
     if is_new and processes.is_first():
         lock.discard(folder)
     return "nothing was saved"
@@ -271,10 +295,8 @@ def _whole_number(text):
         return int(number)
 
 
-def _folder(config):
-    """The one that was named, or one in runs that nobody else has, made here and now."""
-    if WORKDIR.value:
-        return Path(WORKDIR.value)
+def _new_folder(config):
+    """One in runs that nobody else has, made here and now."""
     from fedjax_lab.running import metrics
 
     metrics.make_folder(Path("runs"))
@@ -289,19 +311,19 @@ def _folder(config):
         return path
 
 
-def _show_partition(config, seed):
+def _show_partition(config, seed, path):
     from fedjax_lab import experiment
     from fedjax_lab.analysis import plots
     from fedjax_lab.data import partition
     from fedjax_lab.running import metrics
 
-    workdir = _folder(config)
+    workdir = path or _new_folder(config)
     counts, dataset = experiment.partition_counts(config, seed)
     print(partition.table(counts, dataset.classes))
     metrics.make_folder(workdir)
     names = [partition.printable(name) for name in dataset.classes]
     plots.save(plots.draw_partition(counts, names), workdir / "partition.png")
-    print(f"picture: {workdir / 'partition.png'}")
+    print(f"picture: {cloud.address(workdir / 'partition.png')}")
     return 0
 
 
@@ -315,7 +337,8 @@ def _show(result):
         f"\n{summary['rounds']} rounds in {summary['seconds']:.1f} s"
         f" (compiled in {summary['compile_seconds']:.1f} s) on {summary['device']}"
     )
-    print(f"results: {result.workdir}  (curve: {result.workdir / 'plots/learning_curve.png'})")
+    folder, curve = result.workdir, result.workdir / "plots/learning_curve.png"
+    print(f"results: {cloud.address(folder)}  (curve: {cloud.address(curve)})")
 
 
 def _leave(code):

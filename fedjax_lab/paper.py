@@ -46,7 +46,7 @@ from fedjax_lab.config import Override, resolve
 from fedjax_lab.config_files import load_config
 from fedjax_lab.errors import BadInput, check_path, cut, nearest, parse
 from fedjax_lab.main import parse_seeds, split_overrides
-from fedjax_lab.running import files, sweep_folder, sweep_plan
+from fedjax_lab.running import cloud, files, sweep_folder, sweep_plan
 
 SPEED = {"simple_cnn": 10_000}  # examples/s of one seed on two shared CPU cores, FedAvg, measured
 
@@ -297,7 +297,10 @@ def _costs(cells):
 def command_line(run: Run, out: Path) -> str:
     """The run as a command line."""
     words = ["python", "-m", "fedjax_lab.main", f"--config={run.path}:{run.cell.method}"]
-    words += [f"--workdir={out / run.cell.name}", f"--seeds={','.join(map(str, run.cell.seeds))}"]
+    words += [
+        f"--workdir={cloud.address(out / run.cell.name)}",
+        f"--seeds={','.join(map(str, run.cell.seeds))}",
+    ]
     words += [f"--config.{key}={value}" for key, value in run.settings]
     return shlex.join(words)
 
@@ -321,7 +324,11 @@ def _main(argv):
     rows = published.find(*args.what)
     cells = choose(plan(rows, request), args.cells.split(",") if args.cells else [])
     name = f"{rows[0].paper}-table{rows[0].table}"
-    out = Path(args.out or f"runs/{name}")
+    with cloud.staged(args.out or f"runs/{name}") as out:
+        return _carry_out(args, request, cells, out)
+
+
+def _carry_out(args, request, cells, out):
     todo = {run.cell.name: run for cell in cells if not cell.missing for run in cell.runs}
     if args.dry_run:
         for run in todo.values():
@@ -333,7 +340,7 @@ def _main(argv):
     code = sweep.train([run.cell for run in todo.values()], out)
     print(f"\n{show(cells, out)}\n")
     notes = [*remarks(cells, request.overrides), *damaged(cells, out)]
-    print("\n".join([*notes, f"runs: {out}"]))
+    print("\n".join([*notes, f"runs: {cloud.address(out)}"]))
     return code
 
 
@@ -345,7 +352,7 @@ def _parse(argv):
         parser.add_argument(flag)
     parser.add_argument("--dry_run", action="store_true")
     args = parse(parser, argv)
-    check_path("--out", args.out)
+    cloud.check("--out", args.out)
     check_path("--configs", args.configs)
     if args.what != ["list"] and len(args.what) != 2:
         raise BadInput("name a table, for example fedconcat table1; `list` has all of them")
