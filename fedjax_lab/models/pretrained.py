@@ -120,7 +120,9 @@ def match(tensors: dict[str, np.ndarray], shapes: Weights, head: str = HEAD) -> 
     given = {_as_head(_plain(name), head, names): array for name, array in tensors.items()}
     _check_names(given, names)
     leaves, structure = jax.tree.flatten(shapes)
-    kernel, needed = (a[f"{HEAD}/kernel"].shape for a in (given, dict(zip(names, leaves))))
+    kernel, needed = (
+        a[f"{HEAD}/kernel"].shape for a in (given, dict(zip(names, leaves, strict=True)))
+    )
     other_classes = kernel[:-1] == needed[:-1] and kernel != needed
     fitted = [
         None
