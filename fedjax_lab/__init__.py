@@ -21,3 +21,13 @@ def run(config, *, workdir=None, seeds=None, resume=False, quiet=False, profile=
     path = Path(workdir) if workdir else None
     with owned(path, config, seeds, resume):  # before anything is loaded
         return runner.run(experiment.build(config, seeds), path, resume, quiet, profile)
+
+
+def load(folder, *, rounds=None):
+    """A finished or running folder, read without a change to it: a `loaded.Run`.
+
+    rounds: of the checkpoint to take; None: the newest one. Raises `errors.BadInput`.
+    """
+    from fedjax_lab import loaded
+
+    return loaded.load(folder, rounds)

@@ -108,6 +108,33 @@ def _read_orbax(folder):
     }
 
 
+def write(path: Path, weights: Weights) -> None:
+    """Writes weights to a .safetensors file, or else to a folder of Orbax, that `read` reads."""
+    variables = {"params": weights.params, "batch_stats": weights.stats}
+    arrays = map(np.asarray, jax.tree.leaves(variables))
+    tensors = dict(zip(tree.names(variables), arrays, strict=True))
+    if path.suffix == ".safetensors":
+        contiguous = {name: np.ascontiguousarray(array) for name, array in tensors.items()}
+        path.write_bytes(safetensors().save(contiguous))
+        return
+    import orbax.checkpoint as ocp
+
+    with ocp.PyTreeCheckpointer() as checkpointer:
+        checkpointer.save(path.absolute(), _nested(tensors))
+
+
+def _nested(tensors):
+    """Arrays by path as nested dicts."""
+    nested: dict[str, Any] = {}
+    for name, array in tensors.items():
+        *folders, last = name.split("/")
+        inside = nested
+        for folder in folders:
+            inside = inside.setdefault(folder, {})
+        inside[last] = array
+    return nested
+
+
 # By the names of the model's own layers.
 
 
