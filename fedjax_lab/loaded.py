@@ -276,7 +276,7 @@ class Run:
         if seed is None:
             return 0
         if seed not in self.seeds:
-            raise BadInput(f"no seed {quoted(seed)}; there are {self.seeds}")
+            raise BadInput(f"{self.folder} has no seed {quoted(seed)}, but {self.seeds}")
         return self.seeds.index(seed)
 
 

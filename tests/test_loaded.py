@@ -55,7 +55,12 @@ def runs(folder):
     return run
 
 
-@pytest.mark.parametrize("name", METHODS)
+SLOW = "fedconcat", "hfedf"
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n in SLOW)) for n in METHODS]
+)
 def test_states_rows_and_scores_are_those_of_the_run(name, runs):
     path, result = runs(name)
     run = fedjax_lab.load(path)
@@ -134,7 +139,7 @@ def test_what_cannot_be_loaded_or_asked_is_said_in_one_line(runs, tmp_path):
     run = fedjax_lab.load(path)
     x, y = run.experiment.dataset.x, run.experiment.dataset.y
     assert "no client 4; there are 0 .. 3" in complaint(run.predict, x, 4)
-    assert "no seed 1; there are [0, 3]" in complaint(run.predict, x, seed=1)
+    assert "has no seed 1, but [0, 3]" in complaint(run.predict, x, seed=1)
     assert "shape [N, 5] of the run's, not [300, 4]" in complaint(run.predict, x[:, 1:])
     assert "labels must be 0 .. 2, not 1 .. 3" in complaint(run.score, (x, y + 1))
     assert "one for each of the 300 examples" in complaint(run.score, (x, y[1:]))
