@@ -1,44 +1,41 @@
-"""Configs: their sections, keys and defaults; config files, overrides; every check of a value.
+"""Configs: their sections, keys and defaults; overrides; every check of a value.
 
 A config has eight sections. `data`, `partition`, `model`, `embedding` and `method` name a function
 of the registry; its settings are the section's further keys. What a config leaves out takes the
-defaults below and those of the named functions. Only this file reads config files.
+defaults below and those of the named functions. `config_files` reads config files.
 """
 
 import ast
-import importlib.machinery
-import importlib.util
 import inspect
 import math
 import os
 import warnings
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import ml_collections
 import numpy as np
 
+from fedjax_lab import references
 from fedjax_lab.aliases import current, current_config
-from fedjax_lab.data.augment import AUGMENTATIONS
 from fedjax_lab.data.normalize import NORMALIZATIONS
 from fedjax_lab.errors import (
-    MACHINE,
     BadInput,
     check_choice,
     check_not_negative,
     check_positive,
-    cut,
     nearest,
     quoted,
 )
+from fedjax_lab.references import PARTS, Source, parts_of
 from fedjax_lab.registry import (
-    METHODS,
-    NAMED,
     default_settings,
+    is_part,
     keyword_defaults,
     look_up,
+    name_of,
     setting_words,
+    source_of,
 )
 
 DEFAULTS: dict[str, dict[str, Any]] = {
@@ -74,7 +71,9 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "rounds": 50,  # fedconcat: of FedAvg, whose bytes it spends
         "cohort": 0,  # clients a round; 0: all
         "eval_every": 10,
+        "metrics": (),  # besides accuracy and loss: names of metrics
         "seed": 0,
+        "sampling": "",  # who takes part in a round; empty: as the method says
     },
     "engine": {
         "strategy": "auto",
@@ -92,9 +91,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
 
 CHOICES = {
     "data.normalize": NORMALIZATIONS,
-    "data.augment": tuple(AUGMENTATIONS),
     "data.shots_per": ("client", "class"),
-    "local.optimizer": ("sgd", "adam"),
     "engine.strategy": ("auto", "vectorized", "chunked", "sequential"),
     "engine.state": ("auto", "replicated", "sharded", "host", "disk"),
     "engine.data": ("auto", "replicated", "sharded", "stream"),
@@ -103,6 +100,16 @@ CHOICES = {
     "engine.precision": ("default", "high", "highest"),
     "engine.convolution": ("auto", "unrolled", "grouped", "im2col", "mapped"),
     "engine.seeds": ("auto", "vectorized", "sequential"),
+}
+
+SETTINGS_OF = {  # the key in a section that names the function whose settings stand beside it
+    "data": "name",
+    "partition": "name",
+    "model": "name",
+    "embedding": "name",
+    "method": "name",
+    "local": "optimizer",
+    "run": "sampling",
 }
 
 POSITIVE = (
@@ -131,57 +138,25 @@ def value_at(config: Mapping, key: str) -> Any:
     return config[section][rest]
 
 
-def load_config(path: str) -> dict:
-    """The config of a file, `configs/quickstart.py` or `configs/quickstart.py:METHOD`."""
-    path, _, method = path.partition(":")
-    _check_file(path)
-    if method:
-        look_up("method", method)  # BadInput where there is none
-    try:
-        loader = importlib.machinery.SourceFileLoader("config_file", path)
-        spec = importlib.util.spec_from_loader("config_file", loader)
-        assert spec is not None  # the loader makes one of any path
-        module = importlib.util.module_from_spec(spec)
-        loader.exec_module(module)
-        return _as_dict(module.get_config(method) if method else module.get_config())
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:  # sys.exit among them: it would end the command without a word
-        if isinstance(error, OSError) and error.errno in MACHINE:
-            raise
-        reason = cut(f"{type(error).__name__}: {error}", 300)
-        raise BadInput(f"{path} cannot be loaded: {reason}") from error
-
-
-def _check_file(path):
-    """BadInput unless the path is that of a file; it names the nearest config file."""
-    try:
-        if Path(path).is_file():
-            return
-        nearby = [str(p) for p in Path(path).parent.glob("*.py") if p.is_file()]
-    except (OSError, ValueError) as error:  # too long, not allowed to be read, with a NUL byte
-        reason = getattr(error, "strerror", error)
-        raise BadInput(f"no config file {quoted(path)}: {reason}") from error
-    raise BadInput(f"no config file {quoted(path)}; {nearest(path, nearby)}")
-
-
 def resolve(config: dict, overrides: Sequence[tuple[str, str]] = ()) -> ml_collections.ConfigDict:
     """The whole, checked and locked config. Overrides are (dotted key, text), as from a shell.
 
+    What names a function (`references.PARTS`) may be that function itself; here it becomes text.
     Keys and values may have the names of earlier versions (`aliases.ALIASES`).
     """
-    config = _as_dict(config)
+    references.refresh()
+    config = as_dict(config)
     if not isinstance(config, dict) or not all(isinstance(v, dict) for v in config.values()):
         raise BadInput(f"a config is a dict of sections, each a dict; got {quoted(config)}")
-    for name, values in config.items():
-        _check_section(name, values)
+    config = {name: _checked_section(name, values) for name, values in config.items()}
     sections = {**{name: {} for name in DEFAULTS}, **current_config(config)}
     overrides = [current(key, text) for key, text in overrides]
     for key, text in overrides:  # names first: they decide which other keys there are
         section, _, rest = key.partition(".")
-        if rest == "name" and section in NAMED and text != sections[section].get("name"):
+        names_settings = section in DEFAULTS and SETTINGS_OF.get(section) == rest
+        if names_settings and text != sections[section].get(rest):
             general = {k: v for k, v in sections[section].items() if k in DEFAULTS[section]}
-            sections[section] = {**general, "name": text}
+            sections[section] = {**general, rest: text}
     for key, text in overrides:
         if key == "method.base":  # and so does the method that is wrapped
             sections["method"] = _with_base(sections["method"], text)
@@ -193,27 +168,45 @@ def resolve(config: dict, overrides: Sequence[tuple[str, str]] = ()) -> ml_colle
     return resolved.lock()
 
 
-def _check_section(name, values):
-    """BadInput unless the section is known, its keys are text, and so is what names a function."""
-    if name not in DEFAULTS:
-        raise BadInput(f"no config section {quoted(name)}; {nearest(str(name), DEFAULTS)}")
-    for key in values:
+def sources_of(config: Mapping) -> dict[str, Source]:
+    """Where the functions came from that a resolved config names and that are not built in."""
+    each = {name: source_of(kind, name) for _, kind, name in parts_of(config)}
+    return {name: source for name, source in each.items() if source is not None}
+
+
+def _checked_section(section, values):
+    """The section, with text for functions. BadInput unless the section is known and its keys are
+    text, and so is what names a function."""
+    if section not in DEFAULTS:
+        raise BadInput(f"no config section {quoted(section)}; {nearest(str(section), DEFAULTS)}")
+    checked = {}
+    for key, value in values.items():
         if not isinstance(key, str):
-            raise BadInput(f"a key of config.{name} must be text, got {quoted(key)}")
-    for key in sorted({"name", "base"} & values.keys()):
-        if not isinstance(values[key], str):
-            raise BadInput(f"config.{name}.{key} must be text, got {quoted(values[key])}")
+            raise BadInput(f"a key of config.{section} must be text, got {quoted(key)}")
+        kind = PARTS.get(f"{section}.{key}")
+        checked[key] = _as_text(kind, value) if kind else value
+        if key in ("name", "base") and not isinstance(checked[key], str):
+            raise BadInput(f"config.{section}.{key} must be text, got {quoted(value)}")
+    return checked
+
+
+def _as_text(kind, value):
+    """The value with names or references in the place of functions and classes."""
+    if isinstance(value, (list, tuple)):
+        return tuple(_as_text(kind, each) for each in value)
+    return name_of(kind, value) if is_part(kind, value) else value
 
 
 def _with_base(values, base):
     """Without the settings of the base method that they had."""
     name = values.get("name", DEFAULTS["method"]["name"])
-    settings = keyword_defaults(METHODS[name]) if name in METHODS else {}
+    settings = keyword_defaults(look_up("method", name))
     kept = {key: value for key, value in values.items() if key == "name" or key in settings}
     return {**kept, "base": base}
 
 
-def _as_dict(config):
+def as_dict(config: Any) -> Any:
+    """A ConfigDict as a dict; anything else as it is."""
     return config.to_dict() if isinstance(config, ml_collections.ConfigDict) else config
 
 
@@ -231,12 +224,13 @@ def _fill(section, values):
 def _defaults(section, values):
     """The defaults of a section's keys, and the words that some take besides their type."""
     defaults = dict(DEFAULTS[section])
-    if section not in NAMED:
+    key = SETTINGS_OF.get(section)
+    name = key and values.get(key, defaults[key])
+    if not name or not isinstance(name, str):
         return defaults, {}
-    name = values.get("name", defaults["name"])
-    function = look_up(section, name)
+    function = look_up(PARTS[f"{section}.{key}"], name)
     settings = default_settings(function, values)
-    return defaults | {"name": name, **settings}, setting_words(function, values)
+    return defaults | {key: name, **settings}, setting_words(function, values)
 
 
 def _override(full, key, text):
@@ -249,6 +243,8 @@ def _override(full, key, text):
     default = defaults[rest]
     is_text = isinstance(default, str) or default is inspect.Parameter.empty
     value = text if is_text else _literal(text)
+    if default == () and isinstance(value, str):
+        value = tuple(value.split(","))  # names need no quotes and brackets
     key = f"config.{section}.{rest}"
     full[section][rest] = _typed(key, value, default, words.get(rest, ()))
 
@@ -304,6 +300,7 @@ def _check_values(full):
                 raise BadInput(f"{owner} needs config.{section}.{key}")
             for each in value if isinstance(value, tuple) else (value,):
                 _check_value(f"config.{section}.{key}", each)
+    sources_of(full)  # BadInput where there is no such function
     for key, choices in CHOICES.items():
         check_choice(key, value_at(full, key), choices)
     for key in POSITIVE:

@@ -3,7 +3,11 @@
 python -m fedjax_lab.main --config=configs/quickstart.py[:METHOD] [--config.method.mu=0.1]
                           [--workdir=DIR] [--seeds=0,1,2] [--resume] [--partition_only]
                           [--profile=ROUNDS] [--distributed=auto|I/N@HOST:PORT]
-                          [--nocompilation_cache]
+                          [--nocompilation_cache] [--show_config]
+python -m fedjax_lab.main --help-method NAME
+
+With --show_config every key of the config is printed as a flag, with its value and its meaning, and
+nothing is run. --help-method prints the settings of a method, their defaults and meanings.
 
 With --distributed this is one of several processes that together make one run: number I of N, where
 number 0 can be reached at HOST:PORT, or as Slurm, a TPU pod or MPI says. Number 0 writes the files,
@@ -27,6 +31,7 @@ if __name__ == "__main__":  # before the imports, which an interrupt may meet
     command.begin()
 
 import contextlib
+import re
 import sys
 import time
 from functools import partial
@@ -46,6 +51,9 @@ PROFILE = flags.DEFINE_string("profile", None, "rounds to record for TensorBoard
 COMPILATION_CACHE = flags.DEFINE_bool("compilation_cache", True, "keep compiled programs on disk")
 DISTRIBUTED = flags.DEFINE_string("distributed", None, "one of many processes: auto, I/N@HOST:PORT")
 
+SHOW_CONFIG = flags.DEFINE_bool("show_config", False, "print all keys; train nothing")
+HELP_METHOD = flags.DEFINE_string("help_method", None, "print what a method is and its settings")
+
 LONGEST_FLAG = 100  # characters; no flag's name has more
 
 
@@ -56,9 +64,13 @@ def main(argv: list[str]) -> int:
 
 def _main(argv):
     if {"--help", "-h", "--helpfull"} & set(argv):
-        print(__doc__)
+        from fedjax_lab import meanings
+
+        print(f"{__doc__}\n{meanings.of_names()}")
         return 0
     overrides, seeds, profile = _parse(argv)
+    if HELP_METHOD.value or SHOW_CONFIG.value:
+        return _explain(overrides)
 
     from fedjax_lab import lost_process, processes
     from fedjax_lab.running import compilation_cache
@@ -70,7 +82,8 @@ def _main(argv):
         compilation_cache.enable()
 
     from fedjax_lab import parallel
-    from fedjax_lab.config import load_config, resolve
+    from fedjax_lab.config import resolve
+    from fedjax_lab.config_files import load_config
     from fedjax_lab.running import workdir
 
     parallel.check_devices()
@@ -92,14 +105,27 @@ def _parse(argv):
     Of the last two each is None where it is not given.
     """
     argv, overrides = split_overrides(argv)
-    _parse_flags(argv)
-    if not CONFIG.value:
+    _parse_flags([re.sub("^--?help-method", "--help_method", argument) for argument in argv])
+    if not CONFIG.value and not HELP_METHOD.value:
         raise BadInput("--config is missing; for example --config=configs/quickstart.py")
     check_path("--workdir", WORKDIR.value)
     seeds, profile = parse_seeds(SEEDS.value), parse_profile(PROFILE.value)
     if RESUME.value and not WORKDIR.value:
         raise BadInput("--resume needs the folder of the run: --workdir=DIR")
     return overrides, seeds, profile
+
+
+def _explain(overrides):
+    """Prints what --help-method or --show_config asks for."""
+    from fedjax_lab import meanings
+    from fedjax_lab.config import resolve
+    from fedjax_lab.config_files import load_config
+
+    if HELP_METHOD.value:
+        print(meanings.of_method(HELP_METHOD.value))
+    else:
+        print(meanings.of_config(resolve(load_config(CONFIG.value), overrides)))
+    return 0
 
 
 def _train(config, seeds, profile):
@@ -201,7 +227,7 @@ def _folder(config):
 
     metrics.make_folder(Path("runs"))
     name = Path(CONFIG.value.partition(":")[0]).stem
-    stem = f"{name}-{config.method.name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    stem = f"{name}-{config.method.name.rpartition(':')[2]}-{time.strftime('%Y%m%d-%H%M%S')}"
     for ending in ("", *(f"-{i}" for i in range(2, 1000))):
         path = Path("runs") / (stem + ending)
         try:

@@ -42,7 +42,8 @@ import numpy as np
 from fedjax_lab import command, parallel, sweep
 from fedjax_lab.analysis import published, requirements, runs, tables
 from fedjax_lab.analysis.published import Recipe, Result
-from fedjax_lab.config import load_config, resolve
+from fedjax_lab.config import resolve
+from fedjax_lab.config_files import load_config
 from fedjax_lab.errors import BadInput, check_path, cut, nearest, parse
 from fedjax_lab.main import parse_seeds, split_overrides
 from fedjax_lab.running import files, sweep_folder, sweep_plan

@@ -38,6 +38,7 @@ from PIL import Image
 from fedjax_lab import command, interrupts
 from fedjax_lab.analysis import runs
 from fedjax_lab.errors import MACHINE, BadInput, parse
+from fedjax_lab.measures import metric_of
 from fedjax_lab.running import files, metrics
 
 POLL_SECONDS = 5
@@ -167,22 +168,28 @@ def _begin(target):
 
 
 def scalars(row: dict) -> dict[str, float]:
-    """{tag: value} of an evaluation: accuracies in percent, the loss, bytes of all clients."""
-    accuracies = {
-        name.replace(".", "/", 1) if "." in name else f"accuracy/{name}": value
-        for name, value in runs.measures(row).items()
-    }
-    return accuracies | {tag: row[key] for key, tag in _TAGS.items() if key in row}
+    """{tag: value} of an evaluation: metrics, the loss of training, bytes of all clients."""
+    measured = {_tag(name): value for name, value in runs.measures(row).items()}
+    return measured | {tag: row[key] for key, tag in _TAGS.items() if key in row}
+
+
+def _tag(measure):
+    """accuracy/mean, accuracy/global, domains/a; loss/mean, loss/global, domains_loss/a"""
+    if "." in measure:
+        return measure.replace(".", "/", 1)
+    metric = metric_of(measure)
+    return f"{metric}/{measure.removesuffix(f'_{metric}')}"
 
 
 def _numbers(row):
     from tensorboardX.summary import Summary, make_histogram
 
     values = [Summary.Value(tag=tag, simple_value=value) for tag, value in scalars(row).items()]
-    clients = row.get("accuracy", {}).get("per_client", [])
-    if clients := [value for value in clients if value is not None]:
-        histogram = make_histogram(np.array(clients), _BARS)
-        values.append(Summary.Value(tag="accuracy/per_client", histo=histogram))
+    for metric, numbers in row.items():
+        clients = numbers.get("per_client") if isinstance(numbers, dict) else None
+        if clients := [value for value in clients or [] if files.NUMBER.fits(value)]:
+            histogram = make_histogram(np.array(clients), _BARS)
+            values.append(Summary.Value(tag=f"{metric}/per_client", histo=histogram))
     return Summary(value=values)
 
 

@@ -16,7 +16,8 @@ from commands import call, comparable
 
 import fedjax_lab
 from fedjax_lab import experiment
-from fedjax_lab.config import load_config, resolve
+from fedjax_lab.config import resolve
+from fedjax_lab.config_files import load_config
 from fedjax_lab.errors import BadInput
 from fedjax_lab.running import metrics
 

@@ -158,7 +158,9 @@ def _rows(experiment, engine, since):
                 "seed": seed,
                 "stage": engine.stage.name,
                 "train_loss": float(sums.train_loss[i] / since),
-                **evaluate.summarize(scores, experiment.dataset.domains),
+                **evaluate.summarize(
+                    scores, experiment.dataset.domains, experiment.simulation.plan.metrics
+                ),
                 "bytes_up": int(up),
                 "bytes_down": int(down),
                 "seconds": engine.seconds,
@@ -191,6 +193,11 @@ def _summary(engine, experiment, rows):
         "seeds": seeds,
         "rounds": engine.played,
         **metrics.summarize(rows, seeds),
+        "lower_is_better": [
+            metric.name
+            for metric in evaluate.all_metrics(experiment.simulation.plan)
+            if metric.lower_is_better
+        ],
         "seconds": engine.seconds,
         "evaluate_seconds": engine.evaluate_seconds,
         "compile_seconds": engine.compile_seconds,

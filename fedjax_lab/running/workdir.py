@@ -18,10 +18,11 @@ import jax
 import numpy as np
 
 from fedjax_lab import processes
+from fedjax_lab.config import sources_of
 from fedjax_lab.engine import Engine
 from fedjax_lab.errors import BadInput
 from fedjax_lab.experiment import Experiment
-from fedjax_lab.running import files, fingerprint, lock, metrics
+from fedjax_lab.running import files, fingerprint, lock, metrics, provenance
 from fedjax_lab.running.checkpoint import Checkpoints, placed
 
 BEFORE = ("partition.png", "error.txt", "fingerprint.json")  # may be there before a run begins
@@ -85,7 +86,9 @@ def _of_a_run(file):
 
 def saved_config(config, seeds: list[int]) -> dict:
     """The content of a run's config.json."""
-    return {**config.to_dict(), "seeds": list(seeds)}
+    saved = {**config.to_dict(), "seeds": list(seeds)}
+    sources = sources_of(config)
+    return {**saved, provenance.SOURCES: sources} if sources else saved
 
 
 # Its files.
