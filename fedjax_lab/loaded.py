@@ -114,7 +114,7 @@ class Run:
         pool = self._pool(data.x, data.y, data.domain, self.index(seed))
         plan = self._plan._replace(num_domains=len(data.domains))
         program = self._program._replace(plan=plan)
-        counted = jax.jit(functools.partial(evaluate.count_correct, program))
+        counted = jax.jit(functools.partial(evaluate.count_model, program))
         rows = jnp.arange(len(data.y))
 
         def count(clients):
@@ -127,7 +127,8 @@ class Run:
             average = jax.tree.map(lambda a: a[some], everybody)
         else:
             average = count([None])
-        return evaluate.summarize(evaluate.Scores(None, everybody, average, None), data.domains)
+        scores = evaluate.Scores(None, everybody, average, None)
+        return evaluate.summarize(scores, data.domains, plan.metrics)
 
     def model(self, client: int | None = None, seed: int | None = None) -> Weights:
         """The weights of `experiment.task`: what the client is sent, what it keeps, or both.
