@@ -18,8 +18,8 @@ from fedjax_lab.errors import BadInput, quoted
 from fedjax_lab.experiment import Experiment
 from fedjax_lab.local import fetch, make_work
 from fedjax_lab.models import pretrained
-from fedjax_lab.running import files, provenance, runner
-from fedjax_lab.running.workdir import Workdir
+from fedjax_lab.running import files, metrics, provenance, runner
+from fedjax_lab.running.workdir import Workdir, saved_config
 from fedjax_lab.simulate import Program
 from fedjax_lab.types import Client, Federation, PyTree, Stage, State, Weights
 
@@ -38,7 +38,9 @@ def load(folder: str | Path, rounds: int | None = None) -> "Run":
     if config is None:
         raise BadInput(f"{folder} holds no run: it has no config.json")
     seeds = config.pop("seeds")
-    built = experiment.build(resolve(provenance.recalled(config)), seeds)
+    resolved = resolve(provenance.recalled(config))
+    metrics.check_same_config(folder / "config.json", saved_config(resolved, seeds))
+    built = experiment.build(resolved, seeds)
     for attempt in range(1, ATTEMPTS + 1):
         before = _checkpoints(folder)
         try:

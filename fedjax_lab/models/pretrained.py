@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from fedjax_lab import tree
@@ -56,7 +57,7 @@ def starting_from(
             first = match(tensors, shapes, head)
     except BadInput as error:
         raise BadInput(f"{path}: {error}") from None
-    return lambda key: tree.join(first, init(key))
+    return lambda key: jax.tree.map(jnp.asarray, tree.join(first, init(key)))
 
 
 def read(path: str) -> dict[str, np.ndarray]:
@@ -94,7 +95,10 @@ def _read_orbax(folder):
 
     try:
         with ocp.PyTreeCheckpointer() as checkpointer:
-            whole = jax.device_get(checkpointer.restore(folder.absolute()))
+            described = checkpointer.metadata(folder.absolute()).item_metadata.tree
+            to_host = ocp.RestoreArgs(restore_type=np.ndarray)  # whatever devices have written it
+            how = jax.tree.map(lambda _: to_host, described)
+            whole = checkpointer.restore(folder.absolute(), restore_args=how)
     except MemoryError:
         raise
     except Exception as error:  # orbax and tensorstore raise any
