@@ -20,3 +20,13 @@ def run(config, *, workdir=None, seeds=None, resume=False, quiet=False, profile=
         with owned(path, config, seeds, resume):  # before anything is loaded
             result = runner.run(experiment.build(config, seeds), path, resume, quiet, profile)
         return result._replace(workdir=workdir) if cloud.is_remote(path) else result
+
+
+def load(folder, *, rounds=None):
+    """A finished or running folder, read without a change to it: a `loaded.Run`.
+
+    rounds: of the checkpoint to take; None: the newest one. Raises `errors.BadInput`.
+    """
+    from fedjax_lab import loaded
+
+    return loaded.load(folder, rounds)

@@ -97,7 +97,7 @@ def _score_clients(program, lane, state, t, rows, at_most=None):
         message, client = _tuned(program, federation, send(server, client.id), client, train, key)
         if everybody is not None:
             federation, rows = everybody
-        return _with_whole(plan, *count(program, federation, message, client, rows))
+        return count_model(program, federation, message, client, rows)
 
     run = strategy.everyone(one, min(plan.cohort, num_clients))
     counts = run((state.server, everybody), federation, (train, rows), (clients, k_clients))
@@ -138,6 +138,13 @@ def _score_newcomer(program, lane, state, rows):
     counts = jax.tree.map(lambda a: jnp.sum(a, 0), counts)
     answers = jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), answers)
     return jax.tree.map(lambda a: a[None], _with_whole(plan, counts, answers))
+
+
+def count_model(
+    program: Program, federation: Federation, message: PyTree, client: Client, rows: Array
+) -> Counts:
+    """The counts [D] of one client's model on rows [T], -1 padded at the end."""
+    return _with_whole(program.plan, *count(program, federation, message, client, rows))
 
 
 def count(

@@ -28,6 +28,7 @@ ROOMS = {  # room: the modules and folders that it has
     "federation": "federation",
     "experiment": "experiment",
     "running": "running",  # a run and its folder
+    "loaded": "loaded",  # one that is read again
     "analysis": "analysis",  # what is made of many runs
 }
 MAY_IMPORT = {  # room: other rooms, and single modules of rooms that it must not import as a whole
@@ -47,8 +48,10 @@ MAY_IMPORT = {  # room: other rooms, and single modules of rooms that it must no
         "tools core data models references registry aliases config federation experiment processes"
         " interrupts analysis.plots"  # the learning curve of a run
     ),
+    "loaded": "tools core data models config experiment running",
     "analysis": (
         "tools core data models embedding methods registry config federation experiment running"
+        " loaded"
     ),
 }
 

@@ -3,9 +3,10 @@
 import contextlib
 import inspect
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from functools import cache, partial
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -22,7 +23,7 @@ class Layer(NamedTuple):
 Hook = Callable[[Layer, Callable, tuple, dict], Any]  # (layer, call, args, kwargs) -> what it gives
 
 _HOOKS: ContextVar[tuple[Hook, ...]] = ContextVar("_HOOKS", default=())
-_NAMES: ContextVar[dict[str, str]] = ContextVar("_NAMES", default={})
+_NAMES: ContextVar[Mapping[str, str]] = ContextVar("_NAMES", default=MappingProxyType({}))
 
 
 @contextlib.contextmanager

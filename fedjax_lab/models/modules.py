@@ -14,13 +14,13 @@ import inspect
 import sys
 import traceback
 from collections.abc import Callable
-from functools import partial, update_wrapper
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+import flax
 import flax.linen as nn
 import jax
-import jax.numpy as jnp
 
 import fedjax_lab
 from fedjax_lab.errors import BadInput, cut
@@ -34,93 +34,79 @@ MODES = {  # arguments and fields that say whether a pass is one of training; th
     "deterministic": False,
     "use_running_average": False,
 }
+OF_FLAX = ("parent", "name", "rngs")  # arguments of every module
 SETTINGS = (bool, int, float, str, tuple)  # types of the defaults of what a config can set
 
 
 # From what a config names to a module.
 
 
+@cache
 def as_function(part: Callable) -> Callable[..., nn.Module]:
-    """A model's class or function as a function (num_classes, *, settings) to a linen module.
+    """The function (num_classes, *, settings) that makes linen modules of a class.
 
-    A class is called with `num_classes` first; its other fields or arguments with a default of a
-    config's types are its settings. What has an argument `rngs` makes an NNX module. Any other
-    function is returned as it is. BadInput where a class needs more than that.
+    The number of classes goes to the argument `num_classes`, or else to the first one without a
+    default. The other arguments whose default a config can hold are settings. An NNX class, or a
+    function with an argument `rngs`, makes an NNX module inside a linen one. Any other function is
+    returned as it is. BadInput where a class is not Flax's or another argument has no default.
     """
-    if not isinstance(part, type) and not _takes_rngs(part):
+    arguments = _arguments(part)
+    if not isinstance(part, type) and "rngs" not in arguments:
         return part
+    name = part.__qualname__
     _check_class(part)
-    settings = _settings(part)
-    make = part if _is_linen(part) else partial(_bridged, part)
+    chosen = {k: p for k, p in arguments.items() if k not in OF_FLAX and _is_named(p)}
+    needed = [key for key, p in chosen.items() if p.default is p.empty]
+    target = "num_classes" if "num_classes" in chosen else next(iter(needed), None)
+    if target is None:
+        raise BadInput(f"the model class {name} needs a field num_classes: int")
+    if lacking := [key for key in needed if key != target]:
+        raise BadInput(f"the model class {name}: its field {lacking[0]} needs a default")
+    make: Any = part if _is_linen(part) else partial(_bridged, part, "rngs" in arguments)
 
-    def model(num_classes, **chosen):
-        return make(num_classes, **chosen)
+    def model(num_classes, **settings):
+        return make(**{target: num_classes}, **settings)
 
-    update_wrapper(model, part, updated=())
-    del model.__wrapped__  # `inspect.signature` would follow it
+    settings = [
+        p.replace(kind=p.KEYWORD_ONLY)
+        for key, p in chosen.items()
+        if key != target and isinstance(p.default, SETTINGS)
+    ]
     first = inspect.Parameter("num_classes", inspect.Parameter.POSITIONAL_OR_KEYWORD)
     model.__signature__ = inspect.Signature([first, *settings])  # type: ignore[attr-defined]
+    model.__name__ = model.__qualname__ = name
+    model.__module__, model.__doc__ = part.__module__, part.__doc__
     return model
 
 
+def _arguments(part):
+    """Those of a call, by name. NNX's metaclass hides those of a class."""
+    if not isinstance(part, type):
+        return inspect.signature(part).parameters
+    _, *arguments = inspect.signature(part.__init__).parameters.values()
+    return {argument.name: argument for argument in arguments}
+
+
 def _check_class(part):
-    if isinstance(part, type) and not (_is_linen(part) or _is_nnx(part)):
+    if isinstance(part, type) and not issubclass(part, calls.with_nnx((nn.Module,), "Module")):
         raise BadInput(
             f"model {part.__name__} is no Flax module; name a subclass of flax.linen.Module or of"
             " flax.nnx.Module, or a function (num_classes, *, settings) that returns one"
         )
 
 
-def _settings(part):
-    """The parameters of a class, or of an NNX function, that a config can set; keyword-only."""
-    _, *others = _parameters(part)
-    settings = []
-    for parameter in others:
-        default = parameter.default
-        if default is inspect.Parameter.empty:
-            raise BadInput(
-                f"model {part.__name__} is called with num_classes alone, but {parameter.name!r}"
-                " has no default: give it one, or name a function (num_classes, *, settings)"
-            )
-        if isinstance(default, SETTINGS):
-            settings.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
-    return settings
-
-
-def _parameters(part):
-    """Those that are not Flax's own, the number of classes first."""
-    not_users = ("parent", "name") if _is_linen(part) else ("rngs",)
-    various = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
-    parameters = [p for p in _arguments(part) if p.name not in not_users and p.kind not in various]
-    if not parameters:
-        raise BadInput(f"model {part.__name__} has no first argument for the number of classes")
-    return parameters
-
-
-def _arguments(part):
-    """The parameters of a call; NNX's metaclass hides those of a class."""
-    if isinstance(part, type):
-        _, *parameters = inspect.signature(part.__init__).parameters.values()
-        return parameters
-    return list(inspect.signature(part).parameters.values())
-
-
-def _takes_rngs(part):
-    return any(p.name == "rngs" for p in _arguments(part))
-
-
 def _is_linen(part):
     return isinstance(part, type) and issubclass(part, nn.Module)
 
 
-def _is_nnx(part):
-    return isinstance(part, type) and issubclass(part, calls.with_nnx((), "Module"))
+def _is_named(parameter):
+    return parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
 
 
-def _bridged(part, num_classes, **settings):
+def _bridged(part, takes_rngs, **settings):
     from flax.nnx import bridge
 
-    return bridge.to_linen(part, num_classes, skip_rng=not _takes_rngs(part), **settings)
+    return bridge.to_linen(part, skip_rng=not takes_rngs, **settings)
 
 
 def check_module(made: Any) -> None:
@@ -128,7 +114,7 @@ def check_module(made: Any) -> None:
     if isinstance(made, nn.Module):
         return
     kind = type(made).__name__
-    if _is_nnx(type(made)):
+    if isinstance(made, calls.with_nnx((), "Module")):
         raise BadInput(
             f"the model's function returns an NNX {kind} with weights of its own; give the function"
             " an argument `rngs` and make the module with it, so that each seed has its first"
@@ -221,7 +207,7 @@ def _masked(mask):
 def name_of(module: nn.Module) -> str:
     """Of the model, as messages call it."""
     made_by = module.nnx_class if _is_bridge(module) else type(module)
-    return module.name or getattr(made_by, "__name__", "of NNX")
+    return str(module.name or getattr(made_by, "__name__", "of NNX"))
 
 
 @contextlib.contextmanager
@@ -238,7 +224,7 @@ def told(module: nn.Module):
 
 def _place(error):
     """Where in the user's code it was raised, in words; "" where that is not known."""
-    libraries = [Path(m.__file__).parent for m in (jax, jax.numpy, sys.modules["flax"], fedjax_lab)]
+    libraries = [Path(m.__file__).parent for m in (jax, flax, fedjax_lab)]
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         file = Path(frame.filename)
         if file.is_file() and not any(file.is_relative_to(library) for library in libraries):

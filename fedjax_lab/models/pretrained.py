@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from fedjax_lab import tree
@@ -56,7 +57,7 @@ def starting_from(
             first = match(tensors, shapes, head)
     except BadInput as error:
         raise BadInput(f"{path}: {error}") from None
-    return lambda key: tree.join(first, init(key))
+    return lambda key: jax.tree.map(jnp.asarray, tree.join(first, init(key)))
 
 
 def read(path: str) -> dict[str, np.ndarray]:
@@ -96,7 +97,10 @@ def _read_orbax(folder):
 
     try:
         with ocp.PyTreeCheckpointer() as checkpointer:
-            whole = jax.device_get(checkpointer.restore(folder.absolute()))
+            described = checkpointer.metadata(folder.absolute()).item_metadata.tree
+            to_host = ocp.RestoreArgs(restore_type=np.ndarray)  # whatever devices have written it
+            how = jax.tree.map(lambda _: to_host, described)
+            whole = checkpointer.restore(folder.absolute(), restore_args=how)
     except MemoryError:
         raise
     except Exception as error:  # orbax and tensorstore raise any
@@ -108,6 +112,33 @@ def _read_orbax(folder):
         name: np.asarray(leaf)
         for name, leaf in zip(tree.names(whole), jax.tree.leaves(whole), strict=True)
     }
+
+
+def write(path: Path, weights: Weights) -> None:
+    """Writes weights to a .safetensors file, or else to a folder of Orbax, that `read` reads."""
+    variables = {"params": weights.params, "batch_stats": weights.stats}
+    arrays = map(np.asarray, jax.tree.leaves(variables))
+    tensors = dict(zip(tree.names(variables), arrays, strict=True))
+    if path.suffix == ".safetensors":
+        contiguous = {name: np.ascontiguousarray(array) for name, array in tensors.items()}
+        path.write_bytes(safetensors().save(contiguous))
+        return
+    import orbax.checkpoint as ocp
+
+    with ocp.PyTreeCheckpointer() as checkpointer:
+        checkpointer.save(path.absolute(), _nested(tensors))
+
+
+def _nested(tensors):
+    """Arrays by path as nested dicts."""
+    nested: dict[str, Any] = {}
+    for name, array in tensors.items():
+        *folders, last = name.split("/")
+        inside = nested
+        for folder in folders:
+            inside = inside.setdefault(folder, {})
+        inside[last] = array
+    return nested
 
 
 # By the names of the model's own layers.
@@ -122,7 +153,9 @@ def match(tensors: dict[str, np.ndarray], shapes: Weights, head: str = HEAD) -> 
     given = {_as_head(_plain(name), head, names): array for name, array in tensors.items()}
     _check_names(given, names)
     leaves, structure = jax.tree.flatten(shapes)
-    kernel, needed = (a[f"{HEAD}/kernel"].shape for a in (given, dict(zip(names, leaves))))
+    kernel, needed = (
+        a[f"{HEAD}/kernel"].shape for a in (given, dict(zip(names, leaves, strict=True)))
+    )
     other_classes = kernel[:-1] == needed[:-1] and kernel != needed
     fitted = [
         None

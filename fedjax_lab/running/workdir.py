@@ -165,8 +165,34 @@ class Workdir:
         """
         if self.path is None:
             return []
+        rows = self._restore(engine, evaluations)
+        self._cut_to_saved()
+        self._publish()
+        return rows
+
+    def look(self, engine: Engine, evaluations: list[int], rounds: int | None) -> list[dict]:
+        """The same without being the folder's owner: nothing in it is changed.
+
+        rounds: of the checkpoint to take; None: the newest. BadInput where there is none.
+        """
+        folder = self._file("checkpoints")
+        saved = []
+        if folder.is_dir():
+            self._checkpoints = Checkpoints(folder, read_only=True)
+            saved = self._checkpoints.numbers()
+        if not saved:
+            raise BadInput(f"{self.path} has no checkpoint yet")
+        if rounds is not None and rounds not in saved:
+            raise BadInput(
+                f"{self.path} has no checkpoint after {rounds} rounds, only after"
+                f" {' and '.join(map(str, sorted(saved)))}"
+            )
+        return self._restore(engine, evaluations, rounds)
+
+    def _restore(self, engine, evaluations, rounds=None):
         rows = processes.of_first(lambda: self._verified(evaluations))
-        self.saved, leaves = self._checkpoints.newest(self._experiment.simulation.strategy.sharding)
+        sharding = self._experiment.simulation.strategy.sharding
+        self.saved, leaves = self._checkpoints.newest(sharding, rounds)
         rows = self._until_saved(rows, evaluations)
         while self.saved > engine.ends[engine.stage_number]:
             engine.next_stage(processes.of_first(lambda: self._read_facts(engine)))
@@ -175,8 +201,6 @@ class Workdir:
             leaves = self._of_this_run(placed, leaves, like)
             engine.go_on(jax.tree.unflatten(treedef, leaves), self.saved)
             self._of_this_run(self._checkpoints.load, self.saved, engine.kept())
-        self._cut_to_saved()
-        self._publish()
         return rows
 
     def _expected(self, evaluations):

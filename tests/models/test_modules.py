@@ -13,7 +13,7 @@ from flax import nnx
 from inputs import complaint
 
 from fedjax_lab import losses, tree
-from fedjax_lab.models import modules
+from fedjax_lab.models.modules import as_function
 from fedjax_lab.models.task import encode, make_task, split_head
 from fedjax_lab.types import Batch
 
@@ -82,7 +82,7 @@ PARTS = {"plain": Plain, "deep": Deep, "nnx": Net, "nnx function": build_net}
 
 @functools.cache
 def task_of(name, **settings):
-    return make_task(modules.as_function(PARTS[name])(K, **settings), (D,), K)
+    return make_task(as_function(PARTS[name])(K, **settings), (D,), K)
 
 
 @pytest.mark.parametrize("name", PARTS)
@@ -134,7 +134,7 @@ def test_training_mode_is_dropout_and_moments_of_real_rows(name):
 
 @pytest.mark.parametrize("name", ["plain", "nnx"])
 def test_products_of_a_model_of_ones_own_are_made_in_bfloat16(name):
-    part = modules.as_function(PARTS[name])(K)
+    part = as_function(PARTS[name])(K)
     task = make_task(part, (D,), K, compute_dtype=jnp.bfloat16)
     text = str(jax.make_jaxpr(task.apply)(task.init(KEY), jnp.zeros((2, D))))
     products = [line for line in text.splitlines() if "dot_general" in line]
@@ -142,7 +142,7 @@ def test_products_of_a_model_of_ones_own_are_made_in_bfloat16(name):
 
 
 def test_classes_become_functions_with_settings():
-    functions = {name: modules.as_function(part) for name, part in PARTS.items()}
+    functions = {name: as_function(part) for name, part in PARTS.items()}
     parameters = {name: inspect.signature(f).parameters for name, f in functions.items()}
     defaults = {
         name: {key: p.default for key, p in each.items() if p.kind == p.KEYWORD_ONLY}
@@ -235,7 +235,7 @@ class NoDefault(nn.Module):
 
 @pytest.mark.parametrize(
     ("part", "said"),
-    [(NoDefault, "'depth' has no default"), (dict, "model dict is no Flax module")],
+    [(NoDefault, "its field depth needs a default"), (dict, "model dict is no Flax module")],
 )
 def test_what_cannot_be_made_with_the_number_of_classes_is_refused(part, said):
-    assert said in complaint(modules.as_function, part)
+    assert said in complaint(as_function, part)
