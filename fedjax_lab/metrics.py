@@ -167,8 +167,8 @@ def _of_function(function, num_classes):
     name = getattr(function, "__name__", type(function).__name__)
     if not measures.is_free(name) or name in BUILT_IN:
         raise BadInput(
-            f"a metric cannot have the name {quoted(name)}, which means something else in"
-            " metrics.jsonl; rename the function"
+            f"a metric cannot have the name {quoted(name)}: it must be a plain word that means"
+            " nothing else in metrics.jsonl; rename the function"
         )
     lower = bool(getattr(function, "lower_is_better", False))
     if _given_shape(name, function, num_classes) == ():
