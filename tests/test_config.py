@@ -102,6 +102,14 @@ def test_the_earlier_name_of_a_value_goes_on_working(key):
     assert in_file.engine[key] == given.engine[key] == "vectorized"
 
 
+def test_metrics_are_named_with_and_without_brackets():
+    for text in ("ece,top5", "('ece', 'top5')", "['ece', 'top5']"):
+        assert resolve({}, [("run.metrics", text)]).run.metrics == ("ece", "top5")
+    assert resolve({"run": {"metrics": ["ece"]}}).run.metrics == ("ece",)
+    assert resolve({}).run.metrics == ()
+    assert complaint(resolve, {"run": {"metrics": (1,)}}).endswith("must be text, got 1")
+
+
 def test_the_earlier_name_of_a_key_goes_on_working(monkeypatch):
     monkeypatch.setitem(aliases.ALIASES, "local.rate", "local.lr")
     assert resolve({"local": {"rate": 0.5}}).local.lr == 0.5

@@ -63,7 +63,9 @@ def test_a_run_leaves_its_files(toy, tmp_path, capsys):
     assert [(r["round"], r["seed"]) for r in rows] == [(r, s) for r in (3, 6, 8) for s in (0, 1)]
     row = rows[-1]
     assert set(row["accuracy"]) == {"mean", "weighted", "worst10", "min", "max", "per_client"}
-    assert set(row["domains"]) == {"north", "south"}
+    assert set(row["loss"]) == set(row["accuracy"])
+    assert set(row["domains"]) == set(row["domains_loss"]) == {"north", "south"}
+    assert 0 < row["global_loss"] < 2 and 0 < row["id_loss"] < 2
     assert 0 < row["global"] <= 100 and 0 < row["id"] <= 100
     per_round = 3 * 4 * (5 * 8 + 8 + 8 * 3 + 3)  # three clients, four bytes, the net's parameters
     assert row["bytes_up"] == row["bytes_down"] == 8 * per_round
@@ -134,6 +136,7 @@ BAD = [
     (["--config={toy}", "--config.engine.dtype=bf16"], "did you mean 'bfloat16'?"),
     (["--config={toy}", "--config.engine.precision=higher"], "did you mean 'high"),
     (["--config={toy}", "--config.data.name=mnsit"], "no dataset 'mnsit'"),
+    (["--config={toy}", "--config.run.metrics=ece,top6"], "no metric 'top6'; did you mean 'top5'?"),
     (["--config={toy}", "--config.data.path=/no/such.npz"], "/no/such.npz"),
     (["--config={toy}", "--config.data.unseen=nroth"], "did you mean 'north'?"),
     (["--config={toy}", "--config.model.name=lenet"], "images"),
@@ -383,3 +386,22 @@ def test_killed_or_interrupted_and_resumed(number, code, toy, tmp_path, uninterr
     assert process.wait(300) == 0, process.stderr.read()
     assert comparable(workdir) == uninterrupted
     assert json.loads((workdir / "summary.json").read_text())["rounds"] == 60
+
+
+def test_a_run_that_an_earlier_version_began_goes_on_with_the_loss(toy, tmp_path, capsys):
+    """It had neither config.run.metrics nor a loss; its accuracies stay."""
+    folder = tmp_path / "run"
+    arguments = f"--config={toy}", f"--workdir={folder}", "--config.run.rounds=4"
+    assert call(*arguments) == 0
+    rows = metrics.read_metrics(folder / "metrics.jsonl")
+    config = json.loads((folder / "config.json").read_text())
+    assert config["run"].pop("metrics") == []
+    (folder / "config.json").write_text(json.dumps(config))
+    shutil.rmtree(folder / "checkpoints/4")
+    (folder / "summary.json").unlink()
+    old = {key: rows[0][key] for key in rows[0] if key == "train_loss" or "loss" not in key}
+    (folder / "metrics.jsonl").write_text(json.dumps(old) + "\n")
+    assert call(*arguments, "--resume") == 0
+    new = metrics.read_metrics(folder / "metrics.jsonl")
+    assert "loss" not in new[0] and new[1]["loss"] == rows[1]["loss"]
+    assert new[1]["accuracy"] == rows[1]["accuracy"]
