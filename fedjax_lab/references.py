@@ -80,7 +80,7 @@ def find(text: str) -> Callable:
     where, _, name = text.rpartition(":")
     module = of_file(where) if is_file(where) else _imported(where)
     try:
-        function = functools.reduce(getattr, name.split("."), module)
+        function: Any = functools.reduce(getattr, name.split("."), module)
     except AttributeError as error:
         if where == "__main__":
             raise BadInput(
