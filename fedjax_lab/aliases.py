@@ -14,6 +14,8 @@ ALIASES = {  # SECTION.KEY or SECTION.KEY=VALUE of an earlier version: what it i
 }
 
 ADDED = {  # keys that earlier versions did not have, and what those did
+    "model": {"pretrained": ""},
+    "run": {"metrics": [], "sampling": ""},
     "engine": {
         "dtype": "float32",
         "precision": "default",

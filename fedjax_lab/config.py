@@ -1,44 +1,41 @@
-"""Configs: their sections, keys and defaults; config files, overrides; every check of a value.
+"""Configs: their sections, keys and defaults; overrides; every check of a value.
 
 A config has eight sections. `data`, `partition`, `model`, `embedding` and `method` name a function
 of the registry; its settings are the section's further keys. What a config leaves out takes the
-defaults below and those of the named functions. Only this file reads config files.
+defaults below and those of the named functions. `config_files` reads config files.
 """
 
 import ast
-import importlib.machinery
-import importlib.util
 import inspect
 import math
 import os
 import warnings
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import ml_collections
 import numpy as np
 
+from fedjax_lab import references
 from fedjax_lab.aliases import current, current_config
-from fedjax_lab.data.augment import AUGMENTATIONS
 from fedjax_lab.data.normalize import NORMALIZATIONS
 from fedjax_lab.errors import (
-    MACHINE,
     BadInput,
     check_choice,
     check_not_negative,
     check_positive,
-    cut,
     nearest,
     quoted,
 )
+from fedjax_lab.references import PARTS, Source, parts_of
 from fedjax_lab.registry import (
-    METHODS,
-    NAMED,
     default_settings,
+    is_part,
     keyword_defaults,
     look_up,
+    name_of,
     setting_words,
+    source_of,
 )
 
 DEFAULTS: dict[str, dict[str, Any]] = {
@@ -55,7 +52,10 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "num_clients": 10,
         "validation": 0.0,  # fraction of each client's training examples
     },
-    "model": {"name": "mlp"},
+    "model": {
+        "name": "mlp",
+        "pretrained": "",  # file or folder of the first weights; see models/pretrained.py
+    },
     "embedding": {"name": "stand_in"},  # of examples and labels, for methods that take them
     "method": {"name": "fedavg"},
     "local": {
@@ -71,7 +71,9 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "rounds": 50,  # fedconcat: of FedAvg, whose bytes it spends
         "cohort": 0,  # clients a round; 0: all
         "eval_every": 10,
+        "metrics": (),  # besides accuracy and loss: names of metrics
         "seed": 0,
+        "sampling": "",  # who takes part in a round; empty: as the method says
     },
     "engine": {
         "strategy": "auto",
@@ -89,9 +91,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
 
 CHOICES = {
     "data.normalize": NORMALIZATIONS,
-    "data.augment": tuple(AUGMENTATIONS),
     "data.shots_per": ("client", "class"),
-    "local.optimizer": ("sgd", "adam"),
     "engine.strategy": ("auto", "vectorized", "chunked", "sequential"),
     "engine.state": ("auto", "replicated", "sharded", "host", "disk"),
     "engine.data": ("auto", "replicated", "sharded", "stream"),
@@ -100,6 +100,16 @@ CHOICES = {
     "engine.precision": ("default", "high", "highest"),
     "engine.convolution": ("auto", "unrolled", "grouped", "im2col", "mapped"),
     "engine.seeds": ("auto", "vectorized", "sequential"),
+}
+
+SETTINGS_OF = {  # the key in a section that names the function whose settings stand beside it
+    "data": "name",
+    "partition": "name",
+    "model": "name",
+    "embedding": "name",
+    "method": "name",
+    "local": "optimizer",
+    "run": "sampling",
 }
 
 POSITIVE = (
@@ -122,95 +132,86 @@ NOT_NEGATIVE = (
 )
 
 
+Override = tuple[str, str | bool]  # a dotted key; text or, of --config.KEY alone, a truth value
+BOOLEANS = {"true": True, "t": True, "1": True, "false": False, "f": False, "0": False}
+
+
 def value_at(config: Mapping, key: str) -> Any:
     """The value of a dotted key, such as "local.lr"."""
     section, rest = key.split(".")
     return config[section][rest]
 
 
-def load_config(path: str) -> dict:
-    """The config of a file, `configs/quickstart.py` or `configs/quickstart.py:METHOD`."""
-    path, _, method = path.partition(":")
-    _check_file(path)
-    if method:
-        look_up("method", method)  # BadInput where there is none
-    try:
-        loader = importlib.machinery.SourceFileLoader("config_file", path)
-        spec = importlib.util.spec_from_loader("config_file", loader)
-        assert spec is not None  # the loader makes one of any path
-        module = importlib.util.module_from_spec(spec)
-        loader.exec_module(module)
-        return _as_dict(module.get_config(method) if method else module.get_config())
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:  # sys.exit among them: it would end the command without a word
-        if isinstance(error, OSError) and error.errno in MACHINE:
-            raise
-        reason = cut(f"{type(error).__name__}: {error}", 300)
-        raise BadInput(f"{path} cannot be loaded: {reason}") from error
+def resolve(config: dict, overrides: Sequence[Override] = ()) -> ml_collections.ConfigDict:
+    """The whole, checked and locked config, with overrides as a command line gives them.
 
-
-def _check_file(path):
-    """BadInput unless the path is that of a file; it names the nearest config file."""
-    try:
-        if Path(path).is_file():
-            return
-        nearby = [str(p) for p in Path(path).parent.glob("*.py") if p.is_file()]
-    except (OSError, ValueError) as error:  # too long, not allowed to be read, with a NUL byte
-        reason = getattr(error, "strerror", error)
-        raise BadInput(f"no config file {quoted(path)}: {reason}") from error
-    raise BadInput(f"no config file {quoted(path)}; {nearest(path, nearby)}")
-
-
-def resolve(config: dict, overrides: Sequence[tuple[str, str]] = ()) -> ml_collections.ConfigDict:
-    """The whole, checked and locked config. Overrides are (dotted key, text), as from a shell.
-
+    What names a function (`references.PARTS`) may be that function itself; here it becomes text.
     Keys and values may have the names of earlier versions (`aliases.ALIASES`).
     """
-    config = _as_dict(config)
+    references.refresh()
+    config = as_dict(config)
     if not isinstance(config, dict) or not all(isinstance(v, dict) for v in config.values()):
         raise BadInput(f"a config is a dict of sections, each a dict; got {quoted(config)}")
-    for name, values in config.items():
-        _check_section(name, values)
+    config = {name: _checked_section(name, values) for name, values in config.items()}
     sections = {**{name: {} for name in DEFAULTS}, **current_config(config)}
-    overrides = [current(key, text) for key, text in overrides]
-    for key, text in overrides:  # names first: they decide which other keys there are
+    pairs = [current(key, given) for key, given in overrides]
+    texts = [(key, given) for key, given in pairs if isinstance(given, str)]
+    for key, text in texts:  # names first: they decide which other keys there are
         section, _, rest = key.partition(".")
-        if rest == "name" and section in NAMED and text != sections[section].get("name"):
+        names_settings = section in DEFAULTS and SETTINGS_OF.get(section) == rest
+        if names_settings and text != sections[section].get(rest):
             general = {k: v for k, v in sections[section].items() if k in DEFAULTS[section]}
-            sections[section] = {**general, "name": text}
-    for key, text in overrides:
+            sections[section] = {**general, rest: text}
+    for key, text in texts:
         if key == "method.base":  # and so does the method that is wrapped
             sections["method"] = _with_base(sections["method"], text)
     full = {name: _fill(name, values) for name, values in sections.items()}
-    for key, text in overrides:
-        _override(full, key, text)
+    for key, given in pairs:
+        _override(full, key, given)
     _check_values(full)
     resolved = ml_collections.ConfigDict(full)
     return resolved.lock()
 
 
-def _check_section(name, values):
-    """BadInput unless the section is known, its keys are text, and so is what names a function."""
-    if name not in DEFAULTS:
-        raise BadInput(f"no config section {quoted(name)}; {nearest(str(name), DEFAULTS)}")
-    for key in values:
+def sources_of(config: Mapping) -> dict[str, Source]:
+    """Where the functions came from that a resolved config names and that are not built in."""
+    each = {name: source_of(kind, name) for _, kind, name in parts_of(config)}
+    return {name: source for name, source in each.items() if source is not None}
+
+
+def _checked_section(section, values):
+    """The section, with text for functions. BadInput unless the section is known and its keys are
+    text, and so is what names a function."""
+    if section not in DEFAULTS:
+        raise BadInput(f"no config section {quoted(section)}; {nearest(str(section), DEFAULTS)}")
+    checked = {}
+    for key, value in values.items():
         if not isinstance(key, str):
-            raise BadInput(f"a key of config.{name} must be text, got {quoted(key)}")
-    for key in sorted({"name", "base"} & values.keys()):
-        if not isinstance(values[key], str):
-            raise BadInput(f"config.{name}.{key} must be text, got {quoted(values[key])}")
+            raise BadInput(f"a key of config.{section} must be text, got {quoted(key)}")
+        kind = PARTS.get(f"{section}.{key}")
+        checked[key] = _as_text(kind, value) if kind else value
+        if key in ("name", "base") and not isinstance(checked[key], str):
+            raise BadInput(f"config.{section}.{key} must be text, got {quoted(value)}")
+    return checked
+
+
+def _as_text(kind, value):
+    """The value with names or references in the place of functions and classes."""
+    if isinstance(value, (list, tuple)):
+        return tuple(_as_text(kind, each) for each in value)
+    return name_of(kind, value) if is_part(kind, value) else value
 
 
 def _with_base(values, base):
     """Without the settings of the base method that they had."""
     name = values.get("name", DEFAULTS["method"]["name"])
-    settings = keyword_defaults(METHODS[name]) if name in METHODS else {}
+    settings = keyword_defaults(look_up("method", name))
     kept = {key: value for key, value in values.items() if key == "name" or key in settings}
     return {**kept, "base": base}
 
 
-def _as_dict(config):
+def as_dict(config: Any) -> Any:
+    """A ConfigDict as a dict; anything else as it is."""
     return config.to_dict() if isinstance(config, ml_collections.ConfigDict) else config
 
 
@@ -228,15 +229,16 @@ def _fill(section, values):
 def _defaults(section, values):
     """The defaults of a section's keys, and the words that some take besides their type."""
     defaults = dict(DEFAULTS[section])
-    if section not in NAMED:
+    key = SETTINGS_OF.get(section)
+    name = key and values.get(key, defaults[key])
+    if not name or not isinstance(name, str):
         return defaults, {}
-    name = values.get("name", defaults["name"])
-    function = look_up(section, name)
+    function = look_up(PARTS[f"{section}.{key}"], name)
     settings = default_settings(function, values)
-    return defaults | {"name": name, **settings}, setting_words(function, values)
+    return defaults | {key: name, **settings}, setting_words(function, values)
 
 
-def _override(full, key, text):
+def _override(full, key, given):
     section, _, rest = key.partition(".")
     if section not in full:
         raise BadInput(f"no config section {quoted(section)}; {nearest(section, full)}")
@@ -244,10 +246,11 @@ def _override(full, key, text):
         raise BadInput(_unknown(section, rest, full[section], full[section]))
     defaults, words = _defaults(section, full[section])
     default = defaults[rest]
-    is_text = isinstance(default, str) or default is inspect.Parameter.empty
-    value = text if is_text else _literal(text)
-    key = f"config.{section}.{rest}"
-    full[section][rest] = _typed(key, value, default, words.get(rest, ()))
+    if isinstance(given, bool) and not isinstance(default, bool):
+        flag = f"--config.{key} needs a value" if given else f"no --noconfig.{key} but a value"
+        raise BadInput(f"{flag}: --config.{key}=VALUE")
+    value = _from_text(given, default) if isinstance(given, str) else given
+    full[section][rest] = _typed(f"config.{key}", value, default, words.get(rest, ()))
 
 
 def _unknown(section, key, defaults, values):
@@ -256,17 +259,34 @@ def _unknown(section, key, defaults, values):
     return f"{owner} has no setting {quoted(key)}; {nearest(key, settings)}"
 
 
+def _from_text(text, default):
+    """The value that a text writes for a setting with that default, as config_flags reads it."""
+    if isinstance(default, str) or default is inspect.Parameter.empty:
+        return text
+    if isinstance(default, bool):
+        return BOOLEANS.get(text.lower(), text)
+    value = _literal(text)
+    if not isinstance(default, tuple):
+        return value
+    if isinstance(value, str):  # words without quotation marks: `a,b` or `(a,b)`
+        value = [word.strip() for word in text.strip("()[] ").split(",") if word.strip()]
+    return tuple(value) if isinstance(value, (tuple, list)) else (value,)
+
+
 def _literal(text):
     """The Python value that the text writes; the text itself where it writes none."""
     try:
         with warnings.catch_warnings(action="ignore"):  # of the text's syntax
-            return ast.literal_eval({"true": "True", "false": "False"}.get(text.lower(), text))
+            return ast.literal_eval(text)
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         return text  # the last two: nested too deep for the parser
 
 
 def _typed(key, value, default, words):
-    """The value in the type of the default, or one of the words; an int may stand for a float."""
+    """The value in the type of the default, or one of the words.
+
+    An int may stand for a float, and a float such as 1e3 for an int.
+    """
     if isinstance(value, str) and value in words:
         return value
     if default is inspect.Parameter.empty:  # a setting without default: a path
@@ -276,6 +296,8 @@ def _typed(key, value, default, words):
     kind = type(default)
     if kind is float and type(value) is int:
         value = _as_float(value)
+    if kind is int and type(value) is float and value.is_integer():
+        value = int(value)
     if kind is tuple and type(value) is list:
         value = tuple(value)
     if type(value) is not kind:
@@ -301,6 +323,7 @@ def _check_values(full):
                 raise BadInput(f"{owner} needs config.{section}.{key}")
             for each in value if isinstance(value, tuple) else (value,):
                 _check_value(f"config.{section}.{key}", each)
+    sources_of(full)  # BadInput where there is no such function
     for key, choices in CHOICES.items():
         check_choice(key, value_at(full, key), choices)
     for key in POSITIVE:

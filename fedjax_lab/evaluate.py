@@ -1,29 +1,45 @@
 """The evaluation contract: every method is scored alike, on all the rows that a federation has.
 
 A client's model is what it has after aggregation and broadcast, before any further training, except
-where a method's `tune` says otherwise. All accuracies are percent, 0..100.
+where a method's `tune` says otherwise. All accuracies are percent, 0..100. Beside them there are
+the loss and the metrics that a config names: see `metrics`.
 """
 
+from collections.abc import Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_lab import simulate, streams
+from fedjax_lab import simulate, streams, tree
 from fedjax_lab.local import fetch, make_work, num_batches
+from fedjax_lab.metrics import LOSS, Metric, Summed, Whole, by_domain
 from fedjax_lab.simulate import Lane, Program
-from fedjax_lab.types import Array, Client, Federation, PyTree, Rows, State
+from fedjax_lab.types import Array, Client, Federation, Plan, PyTree, Rows, State
 
 GLOBAL_CLIENTS = 100  # where no newcomer is defined, `global` is the mean over at most so many
 
 
 class Counts(NamedTuple):
-    """Examples that were classified correctly, and all, by domain [..., D]."""
+    """Examples that were classified correctly, and all, by domain [..., D]; and other metrics.
+
+    `measured` has, by the name of a metric, its sums by domain [..., D, ...], or its values [...]
+    where it is a `Whole`.
+    """
 
     correct: Array
     total: Array
+    measured: dict[str, PyTree]
+
+
+class Answers(NamedTuple):
+    """What a model says of rows [T]: the arguments of a metric."""
+
+    logits: Array  # [T, K]
+    labels: Array  # [T]
+    mask: Array  # [T]
 
 
 class Scores(NamedTuple):
@@ -31,7 +47,7 @@ class Scores(NamedTuple):
 
     validation: Counts | None  # [C, D]
     test: Counts | None  # [C, D]
-    global_test: Counts | None  # [blocks or clients, D]
+    global_test: Counts | None  # [1 or clients, D]
     unseen: Counts | None  # [C, D]
 
 
@@ -82,7 +98,7 @@ def _score_clients(program, lane, state, t, rows, at_most=None):
         message, client = _tuned(program, federation, send(server, client.id), client, train, key)
         if everybody is not None:
             federation, rows = everybody
-        return count_correct(program, federation, message, client, rows)
+        return count_model(program, federation, message, client, rows)
 
     run = strategy.everyone(one, min(plan.cohort, num_clients))
     counts = run((state.server, everybody), federation, (train, rows), (clients, k_clients))
@@ -106,7 +122,7 @@ def _tuned(program, federation, message, client, train, key):
 
 
 def _score_newcomer(program, lane, state, rows):
-    """Counts [blocks, D] of an unseen client's model on rows [G]."""
+    """Counts [1, D] of an unseen client's model on rows [G]."""
     plan, strategy = program.plan, program.strategy
     private = simulate.without_padding(plan, state.private)
     message, private = program.method.newcomer(state._replace(private=private))
@@ -115,87 +131,218 @@ def _score_newcomer(program, lane, state, rows):
 
     def block(shared, federation, rows, entry):
         message, client = shared
-        return count_correct(program, federation, message, client, rows)
+        return count(program, federation, message, client, rows)
 
     blocks = _pad(rows, plan.eval_batch).reshape(-1, plan.eval_batch)
     run = strategy.everyone(block, min(plan.cohort, len(lane.population.id)))
-    return run((message, client), lane.federation, blocks, ())
+    counts, answers = run((message, client), lane.federation, blocks, ())
+    counts = jax.tree.map(lambda a: jnp.sum(a, 0), counts)
+    answers = jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), answers)
+    if strategy.sharding is not None:  # sorting what devices divide takes ten times as long
+        answers = jax.lax.with_sharding_constraint(answers, strategy.sharding)
+    return jax.tree.map(lambda a: a[None], _with_whole(plan, counts, answers))
 
 
-def count_correct(
+def count_model(
     program: Program, federation: Federation, message: PyTree, client: Client, rows: Array
 ) -> Counts:
-    """One client's model on rows [T], -1 padded at the end."""
+    """The counts [D] of one client's model on rows [T], -1 padded at the end."""
+    return _with_whole(program.plan, *count(program, federation, message, client, rows))
+
+
+def count(
+    program: Program, federation: Federation, message: PyTree, client: Client, rows: Array
+) -> tuple[Counts, Answers | None]:
+    """One client's model on rows [T], -1 padded at the end.
+
+    The answers are None where no metric needs all of them.
+    """
     plan = program.plan
-    size = min(plan.eval_batch, rows.shape[0])
+    size, num_classes = min(plan.eval_batch, rows.shape[0]), client.label_count.shape[-1]
     padded = _pad(rows, size)
 
-    def step(s, counts):
+    def step(s, carry):
+        counts, kept = carry
         at = jax.lax.dynamic_slice(padded, (s * size,), (size,))
         batch = fetch(federation, at, plan)
-        correct = jnp.argmax(program.method.predict(message, client, batch.x), -1) == batch.y
+        logits = program.method.predict(message, client, batch.x)
+        _check_logits(logits, batch)
         domain = jax.nn.one_hot(federation.domain[at], plan.num_domains) * batch.mask[:, None]
-        return Counts(counts.correct + correct @ domain, counts.total + jnp.sum(domain, 0))
+        counts = jax.tree.map(jnp.add, counts, _count_batch(plan, logits, batch.y, domain))
+        if kept is not None:
+            kept = jax.lax.dynamic_update_slice(kept, logits.astype(kept.dtype), (s * size, 0))
+        return counts, kept
 
-    zero = jnp.zeros(plan.num_domains)
+    kept = jnp.zeros((len(padded), num_classes)) if _needs_answers(plan) else None
     batches = num_batches(jnp.sum(rows >= 0), size)
-    return jax.lax.fori_loop(0, batches, step, Counts(zero, zero))
+    start = _no_counts(plan, size, num_classes), kept
+    counts, logits = jax.lax.fori_loop(0, batches, step, start)
+    if logits is None:
+        return counts, None
+    return counts, Answers(logits, federation.y[padded], (padded >= 0).astype(jnp.float32))
+
+
+def _count_batch(plan, logits, labels, domain):
+    """The counts [D] of a batch. domain: [B, D], all 0 for padding."""
+    correct = jnp.argmax(logits, -1) == labels
+    measured = {
+        metric.name: by_domain(metric, logits.astype(jnp.float32), labels, domain)
+        for metric in all_metrics(plan)
+        if isinstance(metric, Summed)
+    }
+    return Counts(correct @ domain, jnp.sum(domain, 0), measured)
+
+
+def _no_counts(plan, size, num_classes):
+    """The counts before the first batch of `size` examples."""
+    like = jax.ShapeDtypeStruct
+    logits, labels = like((size, num_classes), jnp.float32), like((size,), jnp.int32)
+    domain = like((size, plan.num_domains), jnp.float32)
+    return tree.zeros(jax.eval_shape(partial(_count_batch, plan), logits, labels, domain))
+
+
+def _with_whole(plan, counts, answers):
+    """The counts of a client, with the metrics that need all its answers at once."""
+    if answers is None:
+        return counts
+    values = {
+        metric.name: jnp.asarray(metric.value(*answers), jnp.float32)
+        for metric in plan.metrics
+        if isinstance(metric, Whole)
+    }
+    return counts._replace(measured={**counts.measured, **values})
+
+
+def all_metrics(plan: Plan) -> tuple[Metric, ...]:
+    """What an evaluation has besides the accuracy."""
+    return (LOSS, *plan.metrics)
+
+
+def _needs_answers(plan: Plan) -> bool:
+    """Whether a metric needs all answers of a client at once."""
+    return any(isinstance(metric, Whole) for metric in plan.metrics)
+
+
+def _check_logits(logits, batch):
+    """AssertionError, while tracing, unless there are logits [B, K], which else would broadcast."""
+    import chex  # here, so that importing the package takes no longer
+
+    chex.assert_shape(logits, (len(batch.y), None))
 
 
 def _pad(rows, multiple):
     return jnp.pad(rows, (0, -rows.shape[0] % multiple), constant_values=-1)
 
 
-def summarize(scores: Scores, domains: tuple[str, ...]) -> dict:
+def summarize(
+    scores: Scores, domains: tuple[str, ...], named: Sequence[Metric] = ()
+) -> dict[str, Any]:
     """The contract's numbers of one evaluation (host side). NaN-free: what is absent is left out.
 
     accuracy: over the clients' own test rows. global: the model an average client gets, on the
     global test set. id: validation rows. ood: each client's model on the unseen domain. domains: by
     the clients' own test rows, or by the global test set where there are none. id and ood are means
     over clients; id_per_client and ood_per_client hold theirs, None for one without such rows.
+
+    The loss and the named metrics follow in the same forms: loss, domains_loss, global_loss, ...;
+    None stands for a value that is not finite. A mean over clients leaves out those for which a
+    metric is not defined, and `weighted` is that of all clients' examples together, or, of a
+    `Whole`, the mean weighted by examples. A `Whole` has no domains.
     """
-    out = {}
+    out: dict[str, Any] = {}
+    split = scores.test if scores.test is not None else scores.global_test
     if scores.test is not None:
         out["accuracy"] = _clients(scores.test)
-    split = scores.test if scores.test is not None else scores.global_test
     if split is not None and len(domains) > 1:
         out["domains"] = _by_domain(split, domains)
     if scores.global_test is not None:
         out["global"] = _pooled(scores.global_test)
     if scores.validation is not None:
-        out |= _mean_and_each("id", scores.validation)
+        out |= _mean_and_each("id", "", _clients(scores.validation))
     if scores.unseen is not None:
-        out |= _mean_and_each("ood", scores.unseen)
+        out |= _mean_and_each("ood", "", _clients(scores.unseen))
+    with np.errstate(all="ignore"):
+        for metric in (LOSS, *named):
+            out |= _summarize_metric(metric, scores, split, domains)
     return out
 
 
-def _mean_and_each(name, counts):
-    clients = _clients(counts)
-    return {name: clients["mean"], f"{name}_per_client": clients["per_client"]}
+def _mean_and_each(form, metric, clients):
+    key = f"{form}{metric}"
+    return {key: clients["mean"], f"{key}_per_client": clients["per_client"]}
 
 
 def _clients(counts):
-    correct, total = (np.asarray(a, float).sum(-1) for a in counts)
+    correct, total = (np.asarray(a, float).sum(-1) for a in (counts.correct, counts.total))
     tested = total > 0
-    each = 100 * correct[tested] / total[tested]
-    scored = iter(each.tolist())
-    worst = np.sort(each)[: max(1, len(each) // 10)]
+    each = np.full(len(total), np.nan)
+    each[tested] = 100 * correct[tested] / total[tested]
+    return _spread(each, 100 * correct.sum() / total.sum())
+
+
+def _spread(each, weighted, lower_is_better=False):
+    """The values of clients [C] and what sums them up; those that are not a number have none."""
+    there = each[~np.isnan(each)]
+    ascending, tenth = np.sort(there), max(1, len(there) // 10)
+    worst = ascending[-tenth:] if lower_is_better else ascending[:tenth]
+    parts = {"worst10": worst, "min": ascending[:1], "max": ascending[-1:]}
     return {
-        "mean": float(each.mean()),
-        "weighted": float(100 * correct.sum() / total.sum()),
-        "worst10": float(worst.mean()),
-        "min": float(each.min()),
-        "max": float(each.max()),
-        "per_client": [next(scored) if t else None for t in tested],
+        "mean": _mean(there),
+        "weighted": _finite(weighted),
+        **{name: _mean(values) for name, values in parts.items()},
+        "per_client": np.where(np.isfinite(each), each, None).tolist(),
     }
 
 
+def _mean(values):
+    return _finite(values.mean()) if len(values) else None
+
+
+def _finite(value):
+    return float(value) if np.isfinite(value) else None
+
+
 def _by_domain(counts, domains):
-    correct, total = (np.asarray(a, float).sum(0) for a in counts)
+    correct, total = (np.asarray(a, float).sum(0) for a in (counts.correct, counts.total))
     rows = zip(domains, correct, total, strict=True)
     return {name: float(100 * c / n) for name, c, n in rows if n}
 
 
 def _pooled(counts):
-    correct, total = (np.asarray(a, float).sum() for a in counts)
+    correct, total = (np.asarray(a, float).sum() for a in (counts.correct, counts.total))
     return float(100 * correct / total)
+
+
+def _summarize_metric(metric, scores, split, domains):
+    """The numbers of one metric; its keys end in its name."""
+    name, out = metric.name, {}
+    if scores.test is not None:
+        out[name] = _metric_of_clients(metric, scores.test)
+    if split is not None and len(domains) > 1 and isinstance(metric, Summed):
+        rows = zip(domains, _value(metric, split, 0), split.total.sum(0), strict=True)
+        out[f"domains_{name}"] = {domain: _finite(value) for domain, value, n in rows if n}
+    if scores.global_test is not None:
+        out[f"global_{name}"] = _metric_of_clients(metric, scores.global_test)["mean"]
+    for form, counts in (("id", scores.validation), ("ood", scores.unseen)):
+        if counts is not None:
+            out |= _mean_and_each(form, f"_{name}", _metric_of_clients(metric, counts))
+    return out
+
+
+def _metric_of_clients(metric, counts):
+    total = np.asarray(counts.total, float).sum(-1)
+    if isinstance(metric, Summed):
+        each, weighted = _value(metric, counts, 1), _value(metric, counts, (0, 1))
+    else:
+        each = np.where(total > 0, np.asarray(counts.measured[metric.name], float), np.nan)
+        there = ~np.isnan(each)
+        weighted = (each * total)[there].sum() / total[there].sum()
+    return _spread(each, weighted, metric.lower_is_better)
+
+
+def _value(metric, counts, axis):
+    """The value of a `Summed` for what is left when these axes of [C, D] are summed up."""
+    sums, total = jax.tree.map(
+        lambda a: np.asarray(a, float).sum(axis), (counts.measured[metric.name], counts.total)
+    )
+    return metric.value(sums, total)

@@ -1,6 +1,7 @@
 """From a config to what a run needs: reads the config's keys and hands on their values."""
 
 import functools
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -10,9 +11,9 @@ import ml_collections
 import numpy as np
 import optax
 
-from fedjax_lab import fsdp, optim, parallel, sizes
+from fedjax_lab import fsdp, metrics, parallel, sizes
 from fedjax_lab.config import value_at
-from fedjax_lab.data.augment import AUGMENTATIONS
+from fedjax_lab.data import partition
 from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.data.normalize import input_range
 from fedjax_lab.embedding import Embeddings
@@ -20,9 +21,9 @@ from fedjax_lab.engine import Joint, Simulation
 from fedjax_lab.errors import BadInput, quoted
 from fedjax_lab.federation import check_scored, class_counts, is_of_domain, make_federations, pool
 from fedjax_lab.hosted import Host
-from fedjax_lab.models import kernels
+from fedjax_lab.models import kernels, modules
 from fedjax_lab.models.task import has_convolutions, make_task
-from fedjax_lab.registry import bind, make_method
+from fedjax_lab.registry import NAMED, bind, look_up, make_method
 from fedjax_lab.types import Federation, Method, Plan, Stage, Stages, Task
 from fedjax_lab.width import client_bytes
 
@@ -60,6 +61,7 @@ def build(
     task = make_model(config, dataset, _platform(devices))
     task = task._replace(labels=lambda: jnp.asarray(embeddings().labels))
     stages = lay_out(make_method(task=task, **config.method), config.run.rounds)
+    stages = tuple(_with_sampling(stage, config.run) for stage in stages)
     training = pool(federations) if stages[0].method.pooled else federations
     plan = _plan(config, training, stages, dataset)
     simulation = Simulation(
@@ -92,7 +94,8 @@ def join(parts: Sequence[Experiment]) -> Experiment:
     ]
     configs = [part.config for part in parts for _ in part.simulation.seeds]
     settings = [{key: value_at(config, key) for key in differing} for config in configs]
-    vary = functools.partial(_vary, first.task, {**first.config.method}, {**first.config.local})
+    sections = ({**first.config[name]} for name in ("run", "method", "local"))
+    vary = functools.partial(_vary, first.task, *sections)
     together = first.simulation._replace(
         seeds=[seed for each in simulations for seed in each.seeds],
         federations=[federation for each in simulations for federation in each.federations],
@@ -114,11 +117,20 @@ def _check_joinable(first):
         raise BadInput("the seeds of a run are not vectorized here (config.engine.seeds)")
 
 
-def _vary(task, method, local, settings):
+def _vary(task, run, method, local, settings):
     """Of the sections with these traced settings: the method, and fields of the plan."""
     method = {key: settings.get(f"method.{key}", value) for key, value in method.items()}
     local = {key: settings.get(f"local.{key}", value) for key, value in local.items()}
-    return make_method(task=task, **method), _step_fields(local)
+    (stage,) = lay_out(make_method(task=task, **method), run["rounds"])
+    return _with_sampling(stage, run).method, _step_fields(local)
+
+
+def _with_sampling(stage, run):
+    """The stage with the clients that a config's section `run` draws, where it says how."""
+    if not run["sampling"] or stage.method.pooled:
+        return stage
+    method = stage.method._replace(sample=bind("sampling", run, "sampling"))
+    return stage._replace(method=method)
 
 
 def lay_out(method: Method | Stages, rounds: int) -> tuple[Stage, ...]:
@@ -142,6 +154,12 @@ def lay_out(method: Method | Stages, rounds: int) -> tuple[Stage, ...]:
 def load_data(section: Mapping) -> Dataset:
     """The examples of the source that a config's section `data` names."""
     dataset = bind("data", section)()
+    if not isinstance(dataset, Dataset):
+        raise BadInput(f"data {section['name']} must return a Dataset, not {quoted(dataset)}")
+    for field in ("y", "domain", "test"):
+        if np.shape(getattr(dataset, field)) != (len(dataset.x),):
+            shape = list(np.shape(getattr(dataset, field)))
+            raise BadInput(f"the dataset has {len(dataset.x)} examples, but its {field} is {shape}")
     if len(dataset.x) == 0:
         raise BadInput("the dataset is empty")
     bad = (dataset.y < 0) | (dataset.y >= len(dataset.classes))
@@ -157,9 +175,12 @@ def deal_dataset(
     config: ml_collections.ConfigDict, dataset: Dataset, seeds: Sequence[int]
 ) -> list[Federation]:
     """One federation for each seed, as the config's sections `data` and `partition` say."""
+    deal = bind("partition", config.partition)
+    if config.partition.name not in NAMED["partition"]:
+        deal = functools.partial(partition.checked, config.partition.name, deal)
     return make_federations(
         dataset,
-        bind("partition", config.partition),
+        deal,
         seeds,
         num_clients=config.partition.num_clients,
         validation=config.partition.validation,
@@ -181,7 +202,11 @@ def load_embeddings(config: ml_collections.ConfigDict, dataset: Dataset) -> Embe
     """Those of the named source, of all examples that clients may train on."""
     unseen = is_of_domain(dataset, config.data.unseen)
     dataset = dataset._replace(test=np.where(unseen, config.data.shots == 0, dataset.test))
-    return bind("embedding", config.embedding)(dataset)
+    made = bind("embedding", config.embedding)(dataset)
+    if not isinstance(made, Embeddings):
+        name = config.embedding.name
+        raise BadInput(f"embedding {name} must return Embeddings, not {quoted(made)}")
+    return made
 
 
 def make_model(
@@ -192,6 +217,7 @@ def make_model(
     platform: of the devices that will run it: "cpu", "gpu" or "tpu"; None: of those that JAX finds.
     """
     net = bind("model", config.model)(len(dataset.classes))
+    modules.check_module(net)
     if hasattr(net, "kernels"):
         net = net.clone(
             kernels=kernels.choose(platform or _platform(None), config.engine.convolution)
@@ -199,7 +225,15 @@ def make_model(
     lowest, highest = input_range(dataset.x, config.data.normalize)
     shape, count = dataset.x.shape[1:], len(dataset.classes)
     dtype = jnp.dtype(config.engine.dtype)
-    return make_task(net, shape, count, lowest=lowest, highest=highest, compute_dtype=dtype)
+    return make_task(
+        net,
+        shape,
+        count,
+        lowest=lowest,
+        highest=highest,
+        compute_dtype=dtype,
+        pretrained_file=config.model.pretrained,
+    )
 
 
 def make_plan(training: Sequence[Federation], *, cohort: int, batch_size: int, **fields) -> Plan:
@@ -218,13 +252,18 @@ def make_plan(training: Sequence[Federation], *, cohort: int, batch_size: int, *
     )
 
 
-def make_optimizer(
-    name: str, lr: float, momentum: float = 0.0, weight_decay: float = 0.0
-) -> optax.GradientTransformation:
-    """The clients' optimizer: sgd, or adam, which has no momentum to set."""
-    if name == "adam":
-        return optim.adam(lr, weight_decay)
-    return optim.sgd(lr, momentum, weight_decay)
+def make_optimizer(local: Mapping) -> optax.GradientTransformation:
+    """The clients' optimizer, of a config's section `local`.
+
+    Its function gets the learning rate, and by name the keys of the section that it takes.
+    """
+    function = look_up("optimizer", local["optimizer"])
+    _, *settings = inspect.signature(function).parameters
+    made = function(local["lr"], **{key: local[key] for key in settings if key in local})
+    if not (hasattr(made, "init") and hasattr(made, "update")):
+        name = local["optimizer"]
+        raise BadInput(f"optimizer {name} must return a GradientTransformation, not {quoted(made)}")
+    return made
 
 
 def _plan(config, training, stages, dataset):
@@ -237,6 +276,9 @@ def _plan(config, training, stages, dataset):
         num_domains=len(dataset.domains),
         example_shape=dataset.x.shape[1:],
         augment=_augmentation(config.data.augment, dataset.x),
+        metrics=metrics.make(
+            (look_up("metric", name) for name in config.run.metrics), len(dataset.classes)
+        ),
         **_step_fields(config.local),
     )
     return plan._replace(eval_batch=fsdp.even(plan.eval_batch, config.engine.fsdp))
@@ -316,17 +358,16 @@ def _platform(devices):
 
 def _step_fields(local):
     """The fields of a plan that make a client's step, of a config's section `local`."""
-    of_optimizer = (local[key] for key in ("optimizer", "lr", "momentum", "weight_decay"))
-    return {"optimizer": make_optimizer(*of_optimizer), "clip": local["clip"]}
+    return {"optimizer": make_optimizer(local), "clip": local["clip"]}
 
 
 def _augmentation(name: str, x: np.ndarray) -> Callable | None:
     """The named change of training images; BadInput where the examples x have no use for it."""
-    if name != "none" and x.ndim != 4:
+    if name in NAMED["augmentation"] and name != "none" and x.ndim != 4:
         raise BadInput(f"config.data.augment={name} needs images")
     if name == "domainbed" and not (x.dtype == np.uint8 and x.shape[3:] == (3,)):
         raise BadInput("config.data.augment=domainbed needs color images of 8 bits")
-    return AUGMENTATIONS[name]
+    return look_up("augmentation", name)
 
 
 def vectorizes_seeds(

@@ -11,6 +11,7 @@ from fedjax_lab import blocks, evaluate, parallel, parts, pieces, simulate
 from fedjax_lab.blocks import Tools
 from fedjax_lab.errors import BadInput
 from fedjax_lab.host_state import HostState, from_bits, to_bits
+from fedjax_lab.metrics import Whole
 from fedjax_lab.owners import Owners
 from fedjax_lab.simulate import Lane, Program, Progress
 from fedjax_lab.streams import Keys
@@ -152,14 +153,10 @@ class Hosted:
         if self._stream:  # in whole batches
             rows = max(1, blocks.EXAMPLE_BYTES // parts.example_bytes(whole) // batch) * batch
         kinds = [
-            (
-                kind,
-                self._part(
-                    lane, whole, kind.sets, len(self._owners.own(kind.clients[0])), kind.num_rows
-                ),
-            )
+            (kind, self._part(lane, whole, kind.sets, kind.room(self._owners), kind.num_rows))
             for kind in pieces.kinds(self._program.method, whole, self._owners, clients, rows)
         ]
+        _check_metrics(self._program.plan, [kind for kind, _ in kinds])
         return pieces.Scorer(lane, self._store, self._like, kinds, self._owners, self._tools)
 
     def _clients_that_fit(self, whole, sets):
@@ -186,6 +183,17 @@ def check(method: Method, like: State) -> None:
                 " config.engine.state=host and disk do not have together; use"
                 " config.engine.state=auto"
             )
+
+
+def _check_metrics(plan, kinds):
+    """BadInput where a metric needs all examples at once, but they are scored in pieces."""
+    in_pieces = any(len(kind.shared) > 1 for kind in kinds)
+    names = [metric.name for metric in plan.metrics if isinstance(metric, Whole)]
+    if in_pieces and names:
+        raise BadInput(
+            f"metric {names[0]!r} needs a model's answers to all test examples at once, which"
+            " config.engine.data=stream scores in pieces; use config.engine.data=auto"
+        )
 
 
 def _of_parts(function, private, server):

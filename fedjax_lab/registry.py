@@ -1,11 +1,17 @@
-"""From names to functions: what a config can name, with its settings and the words these take."""
+"""From names to functions: what a config can name, with its settings and the words these take.
+
+A name is one of NAMED, one that an installed package offers (GROUPS), or a reference to a function
+or class of the user's own: see `references`.
+"""
 
 import inspect
 from collections.abc import Callable, Mapping
 from functools import partial, update_wrapper
 from typing import Literal, get_args, get_origin
 
+from fedjax_lab import optim, references, sampling
 from fedjax_lab.data.arrays import arrays
+from fedjax_lab.data.augment import AUGMENTATIONS
 from fedjax_lab.data.cifar import cifar10, cifar100
 from fedjax_lab.data.digit_domains import digit_domains
 from fedjax_lab.data.digits_five import digits_five
@@ -23,7 +29,7 @@ from fedjax_lab.data.tiny_imagenet import tiny_imagenet
 from fedjax_lab.embedding.clip import clip
 from fedjax_lab.embedding.precomputed import precomputed
 from fedjax_lab.embedding.stand_in import stand_in
-from fedjax_lab.errors import BadInput, check_not_negative, nearest, quoted
+from fedjax_lab.errors import BadInput, check_not_negative, cut, nearest, quoted
 from fedjax_lab.methods.central import central
 from fedjax_lab.methods.client2vec import client2vec
 from fedjax_lab.methods.fedavg import fedavg
@@ -56,12 +62,14 @@ from fedjax_lab.methods.local import local
 from fedjax_lab.methods.moon import moon
 from fedjax_lab.methods.pfedhn import pfedhn
 from fedjax_lab.methods.scaffold import scaffold
+from fedjax_lab.metrics import BUILT_IN, Metric
 from fedjax_lab.models import (
     alexnet,
     cct,
     char_lstm,
     inception,
     mobilenet,
+    modules,
     nets,
     resnet,
     vgg,
@@ -109,7 +117,7 @@ METHODS: dict[str, Callable[..., Method | Stages]] = _table(
     scaffold,
 )
 
-NAMED = {
+NAMED: dict[str, dict] = {
     "data": _table(
         digit_domains,
         fashion_mnist,
@@ -155,27 +163,126 @@ NAMED = {
     ),
     "embedding": _table(stand_in, clip, precomputed),
     "method": METHODS,
+    "metric": BUILT_IN,
+    "augmentation": AUGMENTATIONS,
+    "optimizer": _table(optim.sgd, optim.adam),
+    "sampling": _table(sampling.by_size, sampling.equal, sampling.shuffled, sampling.all_clients),
 }
+
+GROUPS = {  # of the entry points with which installed packages offer parts
+    "data": "fedjax_lab.data",
+    "partition": "fedjax_lab.partitions",
+    "model": "fedjax_lab.models",
+    "embedding": "fedjax_lab.embeddings",
+    "method": "fedjax_lab.methods",
+    "metric": "fedjax_lab.metrics",
+}
+
+TAKES = {  # what a function is called with, besides its settings
+    "data": (),
+    "partition": ("y", "domain", "num_clients", "rng"),
+    "model": ("num_classes",),
+    "embedding": ("dataset",),
+    "method": ("task",),
+    "metric": ("logits", "labels", "mask"),
+    "augmentation": ("key", "x"),
+    "optimizer": ("lr",),
+    "sampling": ("key", "server", "population", "m"),
+}
+
+WITH_PATHS = "data", "embedding"  # whose settings without a default are paths
 
 DEFAULT_BASE = "fedavg"  # the method that a wrapper wraps unless its setting `base` says otherwise
 
 
 def look_up(kind: str, name: str) -> Callable:
-    """The function of that name; kind: a key of NAMED. BadInput has the nearest name."""
-    if name not in NAMED[kind]:
-        what = {"data": "dataset"}.get(kind, kind)
-        raise BadInput(f"no {what} {quoted(name)}; {nearest(name, NAMED[kind])}")
-    return NAMED[kind][name]
+    """The function of that name or reference; kind: a key of NAMED.
+
+    BadInput has the nearest name, or says what is missing or wrong in a function that is not built
+    in.
+    """
+    if name in NAMED[kind]:
+        return NAMED[kind][name]
+    if references.is_reference(name):
+        return _checked(kind, name, references.find(name))
+    offered = _offered(kind)
+    if name in offered:
+        return _checked(kind, name, references.load_offered(offered[name]))
+    what = {"data": "dataset"}.get(kind, kind)
+    raise BadInput(f"no {what} {quoted(name)}; {nearest(name, names(kind))}")
 
 
-def bind(kind: str, section: Mapping) -> Callable:
+def name_of(kind: str, part: Callable) -> str:
+    """The name or reference with which `look_up` finds a function or class."""
+    for name, function in NAMED[kind].items():
+        if function is part:
+            return name
+    return references.text_of(part)
+
+
+def is_part(kind: str, value: object) -> bool:
+    """Whether it is a function, a class, or another object that a config may have for a name."""
+    return callable(value) or (kind == "metric" and isinstance(value, Metric))
+
+
+def names(kind: str) -> list[str]:
+    """All names of that kind, those that installed packages offer among them."""
+    return sorted({*NAMED[kind], *_offered(kind)})
+
+
+def source_of(kind: str, name: str) -> references.Source | None:
+    """Where the function of that name came from; None of what is built in.
+
+    BadInput as of `look_up`.
+    """
+    look_up(kind, name)
+    if name in NAMED[kind]:
+        return None
+    if references.is_reference(name):
+        return references.source_of(name, references.find(name))
+    point = _offered(kind)[name]
+    return references.source_of(point.value, references.load_offered(point))
+
+
+def _offered(kind):
+    """The entry points of that kind by name."""
+    return references.offered(GROUPS[kind]) if kind in GROUPS else {}
+
+
+def _checked(kind, name, function):
+    """The function, or one that makes modules of a class, where it takes what its kind does."""
+    if not is_part(kind, function):
+        raise BadInput(f"{name} is no {kind} but of type {type(function).__name__}")
+    if not callable(function):
+        return function
+    if kind == "model":
+        function = modules.as_function(function)
+    wraps = kind == "method" and is_wrapper(function)
+    takes = (*TAKES[kind], "make_base") if wraps else TAKES[kind]
+    signature = _signature(function)
+    settings = keyword_defaults(function)
+    needed = [key for key, value in settings.items() if value is inspect.Parameter.empty]
+    if needed and kind not in WITH_PATHS:
+        raise BadInput(f"{name}: its setting {needed[0]} needs a default")
+    try:
+        signature.bind(*takes, **dict.fromkeys(needed))
+        fits = kind != "method" or next(iter(signature.parameters)) == "task"
+    except TypeError:
+        fits = False
+    if not fits:
+        wanted = f"take ({', '.join(takes)}), then settings" if takes else "take settings alone"
+        raise BadInput(f"{name} is no {kind}: it must {wanted}, not {cut(str(signature), 80)}")
+    return function
+
+
+def bind(kind: str, section: Mapping, key: str = "name") -> Callable:
     """The function that a section of a config names, with the settings that stand beside it.
 
     Keys of the section that are no settings of that function are left out.
     """
-    function = look_up(kind, section["name"])
+    function = look_up(kind, section[key])
     settings = {key: section[key] for key in keyword_defaults(function)}
-    return update_wrapper(partial(function, **settings), function)
+    return update_wrapper(partial(function, **settings), function) if settings else function
 
 
 def make_method(name: str, task: Task, **settings) -> Method | Stages:
@@ -190,11 +297,21 @@ def make_method(name: str, task: Task, **settings) -> Method | Stages:
             raise BadInput(f"method {name} has no setting {key!r}; {nearest(key, defaults)}")
         check_not_negative(f"method.{key}", settings[key])
     if not is_wrapper(function):
-        return function(task, **settings)
+        return _method(name, function(task, **settings))
     base, of_wrapper = settings.pop("base", DEFAULT_BASE), keyword_defaults(function)
     of_base = {key: value for key, value in settings.items() if key not in of_wrapper}
     of_wrapper = {key: value for key, value in settings.items() if key in of_wrapper}
-    return function(task, partial(_make_base, base, of_base), **of_wrapper)
+    return _method(name, function(task, partial(_make_base, base, of_base), **of_wrapper))
+
+
+def _method(name, made):
+    """What a method's function has made. BadInput where that is nothing that can be played."""
+    if name not in METHODS and not isinstance(made, Method) and not callable(made):
+        raise BadInput(
+            f"method {name} must return a Method, or a function that gives the stages of so many"
+            f" rounds, not {quoted(made)}"
+        )
+    return made
 
 
 def _make_base(name, settings, task):
@@ -209,7 +326,12 @@ def _make_base(name, settings, task):
 
 def is_wrapper(function: Callable) -> bool:
     """Whether a method improves another one: its second argument is then a factory of that."""
-    return list(inspect.signature(function).parameters)[1:2] == ["make_base"]
+    return list(_signature(function).parameters)[1:2] == ["make_base"]
+
+
+def is_method(value: object) -> bool:
+    """Whether it is a function whose first argument is a task."""
+    return inspect.isfunction(value) and next(iter(_signature(value).parameters), "") == "task"
 
 
 def default_settings(function: Callable, chosen: dict | None = None) -> dict:
@@ -228,7 +350,7 @@ def setting_words(function: Callable, chosen: dict | None = None) -> dict[str, t
     """The words that settings take besides values of their default's type (`Literal`)."""
     words = {}
     for part in (function, _base(function, chosen)) if is_wrapper(function) else (function,):
-        for key, parameter in inspect.signature(part).parameters.items():
+        for key, parameter in _signature(part).parameters.items():
             literals = [a for a in get_args(parameter.annotation) if get_origin(a) is Literal]
             if literals:
                 words[key] = sum(map(get_args, literals), ())
@@ -236,14 +358,36 @@ def setting_words(function: Callable, chosen: dict | None = None) -> dict[str, t
 
 
 def keyword_defaults(function: Callable) -> dict:
-    """The keyword-only arguments of a function and their defaults."""
-    parameters = inspect.signature(function).parameters
-    return {key: p.default for key, p in parameters.items() if p.kind == p.KEYWORD_ONLY}
+    """The keyword-only arguments of a function and their defaults, if a config can hold these."""
+    parameters = _signature(function).parameters
+    keywords = {key: p.default for key, p in parameters.items() if p.kind == p.KEYWORD_ONLY}
+    return {key: default for key, default in keywords.items() if _is_setting(default)}
+
+
+def _is_setting(default):
+    plain = isinstance(default, (bool, int, float, str, tuple))
+    return plain or default is inspect.Parameter.empty
+
+
+def _signature(function):
+    """With annotations as objects, also where their file keeps them as text."""
+    try:
+        return inspect.signature(function, eval_str=True)
+    except Exception:  # of a name that is there for a type checker alone
+        pass
+    try:
+        return inspect.signature(function)
+    except (TypeError, ValueError) as error:  # written in C
+        raise BadInput(f"{quoted(function)} does not tell its arguments") from error
 
 
 def _base(wrapper, chosen):
     name = (chosen or {}).get("base", DEFAULT_BASE)
-    bases = {key: method for key, method in METHODS.items() if method is not wrapper}
-    if name not in bases:
-        raise BadInput(f"config.method.base cannot be {name!r}; {nearest(name, bases)}")
-    return bases[name]
+    if references.is_reference(name):
+        return look_up("method", name)
+    base = METHODS.get(name)
+    if base is None or base is wrapper:
+        bases = [key for key in names("method") if METHODS.get(key) is not wrapper]
+        if name not in bases:
+            raise BadInput(f"config.method.base cannot be {name!r}; {nearest(name, bases)}")
+    return look_up("method", name)

@@ -4,15 +4,16 @@ python -m fedjax_lab.report DIR... [--way=last] [--measure=accuracy.mean] [--bas
                             [--target=80] [--ddof=1] [--bold] [--format=terminal]
                             [--out=FILE]
 
-DIR: folders of runs, finished or not, or folders that hold such (a sweep's). Runs of one config are
-one row, whatever their seeds; seeds are paired with the baseline's.
+DIR: folders of runs, finished or not, or folders that hold such (a sweep's), also gs://BUCKET/DIR.
+Runs of one config are one row, whatever their seeds; seeds are paired with the baseline's.
 
 --way       how the round of each number is chosen: last, best_by_validation, max_over_rounds,
             max_per_domain; the two maxima peek at the test set, where there is one
 --measure   what is compared: accuracy.mean (the default, where there is one), accuracy.worst10,
-            global, ood, id, domains.NAME, ...
+            global, ood, id, domains.NAME, ..., loss.mean, global_loss, ood_top5, ...; of the loss,
+            ece and perplexity, and of metrics that say so of themselves, lower is better
 --baseline  a row's name, or a method's
---target    percent: the rounds, bytes and seconds until the measure first reached it
+--target    in the unit of the measure: the rounds, bytes and seconds until it was first reached
 --ddof      0: the population's std, for tables beside published ones that used it
 --bold      the best mean of each column in bold: in markdown and latex
 --format    terminal, markdown, latex, csv, html
@@ -33,12 +34,14 @@ from pathlib import Path
 from fedjax_lab import command
 from fedjax_lab.analysis import compare, runs, tables
 from fedjax_lab.errors import MACHINE, BadInput, parse
+from fedjax_lab.measures import metric_of
+from fedjax_lab.running import cloud
 
 FORMATS = ("terminal", "markdown", "latex", "csv", "html")
 
 
 def closing_table(summary: dict) -> str:
-    """Accuracy in percent, by the ways to choose a round."""
+    """Accuracy in percent, then the other metrics, by the ways to choose a round."""
     ways = [way for way in tables.WAYS if way in summary]
     lines = [_line("accuracy, %", [tables.WAYS[way] for way in ways])]
     lines.append("-" * len(lines[0]))
@@ -58,15 +61,20 @@ def _flat(chosen):
 
 
 def _measures(measured):
-    """(name, label) of each accuracy that was measured and is shown."""
+    """(name, label) of each measure that is shown."""
     domains = [(m, m.removeprefix("domains.")) for m in measured if m.startswith("domains.")]
-    return domains + [(m, label) for m, label in tables.MEASURES.items() if m in measured]
+    accuracies = [(m, label) for m, label in tables.MEASURES.items() if m in measured]
+    headlines = runs.headlines(measured).items()
+    others = [(m, tables.with_unit(m)) for name, m in headlines if name != "accuracy"]
+    return domains + accuracies + others
 
 
 def _cell(name, mean, std):
     if name not in mean:
         return ""
-    return f"{mean[name]:.2f} +- {std[name]:.2f}" if name in std else f"{mean[name]:.2f}"
+    digits = tables.digits(name)
+    text = f"{mean[name]:.{digits}f}"
+    return f"{text} +- {std[name]:.{digits}f}" if name in std else text
 
 
 def _line(name, cells):
@@ -80,7 +88,8 @@ def main(argv: list[str]) -> int:
 
 def _main(argv):
     args = _arguments(argv)
-    text = report(args)
+    with cloud.read(args.folders) as args.folders:
+        text = cloud.named(report(args))
     if args.out is None:
         print(text)
     else:
@@ -100,6 +109,7 @@ def _arguments(argv):
     parser.add_argument("--format", default="terminal", choices=FORMATS)
     parser.add_argument("--out", type=Path)
     args = parse(parser, argv)
+    cloud.check_local("--out", args.out)
     if args.target is not None and not math.isfinite(args.target):
         raise BadInput(f"--target must be a finite number, got {args.target}")
     if not args.folders:
@@ -122,13 +132,21 @@ def report(args) -> str:
     blocks, notes = runs.arrange(whole)
     notes += damaged
     measure = compare.choose(blocks, args.way, args.measure)
+    lower = runs.lower_is_better(blocks)
     choice = tables.Choice(
-        way=args.way, measure=measure, target=args.target, ddof=args.ddof, bold=args.bold
+        way=args.way,
+        measure=measure,
+        target=args.target,
+        ddof=args.ddof,
+        bold=args.bold,
+        lower_is_better=lower,
     )
     sections = []
     baselines = compare.find_baseline(blocks, args.baseline)
     for block, baseline in zip(blocks, baselines, strict=True):
-        numbers = compare.entries(block, args.way, measure, baseline, args.target, args.ddof)
+        numbers = compare.entries(
+            block, args.way, measure, baseline, args.target, args.ddof, metric_of(measure) in lower
+        )
         sections.append(tables.Section(block, baseline, numbers))
         if baseline is None and len(block.rows) > 1:
             notes.append(f"{block.name}: no baseline, --baseline=ROW names one")

@@ -257,5 +257,6 @@ class Plan(NamedTuple):
     example_shape: tuple[int, ...] | None = None  # of one, flat in the pool; None: it is a vector
     equal_steps: bool = False  # every client has as many batches as the longest: no masking
     eval_batch: int = 100
+    metrics: tuple[Any, ...] = ()  # `metrics.Metric`s that an evaluation has besides the loss
     augment: Callable[[Array, Array], Array] | None = None  # (key, raw x) -> raw x, in training
     view: Callable[[PyTree, Array], Array] | None = None  # a stage's `View.transform`

@@ -29,7 +29,8 @@ import numpy as np
 
 from fedjax_lab import command, parallel, sweep
 from fedjax_lab.analysis import runs, tables
-from fedjax_lab.config import load_config, resolve
+from fedjax_lab.config import resolve
+from fedjax_lab.config_files import load_config
 from fedjax_lab.errors import parse
 from fedjax_lab.main import parse_seeds, split_overrides
 from fedjax_lab.running import sweep_folder

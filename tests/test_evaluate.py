@@ -7,14 +7,20 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import toys
+from scipy.special import softmax
+from sklearn.calibration import calibration_curve
+from sklearn.metrics import f1_score, log_loss, roc_auc_score
 
-from fedjax_lab import evaluate, parallel, simulate, streams
+from fedjax_lab import evaluate, metrics, parallel, simulate, streams
+from fedjax_lab.engine import Engine, Simulation
 from fedjax_lab.methods.fedavg import fedavg
+from fedjax_lab.types import Stage
 
 
 def test_clients_are_told_apart():
     def hits(right, asked):
-        return evaluate.Counts(jnp.array(right, float), jnp.array(asked, float))
+        right, asked = np.array(right, float), np.array(asked, float)
+        return evaluate.Counts(right, asked, {"loss": right / 2})
 
     validation = hits([[1, 0], [0, 3], [0, 0]], [[2, 0], [0, 4], [0, 0]])
     unseen = hits([[0, 5], [0, 1], [0, 3]], [[0, 10]] * 3)
@@ -24,6 +30,10 @@ def test_clients_are_told_apart():
         "id_per_client": [50, 75, None],
         "ood": pytest.approx(30),
         "ood_per_client": pytest.approx([50, 10, 30]),
+        "id_loss": 0.3125,
+        "id_loss_per_client": [0.25, 0.375, None],
+        "ood_loss": pytest.approx(0.15),
+        "ood_loss_per_client": pytest.approx([0.25, 0.05, 0.15]),
     }
 
 
@@ -77,10 +87,11 @@ def test_scores_against_numpy():
 
 
 def test_worst_tenth_of_many_clients():
-    right = jnp.arange(25.0)[:, None]
-    hits = evaluate.Counts(right, jnp.full((25, 1), 100.0))
+    right = np.arange(25.0)[:, None]
+    hits = evaluate.Counts(right, np.full((25, 1), 100.0), {"loss": right})
     got = evaluate.summarize(evaluate.Scores(None, hits, None, None), ("all",))
     assert got["accuracy"]["worst10"] == 0.5  # the two lowest: 0 and 1
+    assert got["loss"]["worst10"] == pytest.approx(0.235)  # the two highest: 0.23 and 0.24
     assert "domains" not in got and "global" not in got
 
 
@@ -100,11 +111,182 @@ def test_global_of_a_personal_method_is_the_mean_over_clients():
     "strategy", [parallel.sequential(), parallel.chunked(3)], ids=lambda strategy: strategy.name
 )
 def test_scores_do_not_depend_on_the_strategy(strategy):
-    method = toys.make("ifca")
+    method, plan = toys.make("ifca"), toys.PLAN._replace(metrics=all_metrics())
     state = simulate.init(method, KEYS, toys.C)
     args = simulate.Lane(toys.FEDERATION, toys.POPULATION, KEYS), state, 0
     a, b = (
-        jax.jit(partial(evaluate.score, simulate.Program(method, toys.PLAN, s)))(*args)
+        jax.jit(partial(evaluate.score, simulate.Program(method, plan, s)))(*args)
         for s in (strategy, toys.VECTORIZED)
     )
-    toys.same(a, b)
+    toys.same((a.test[:2], a.global_test[:2]), (b.test[:2], b.global_test[:2]))
+    toys.close(a, b, rtol=1e-5)  # sums of losses may be rounded otherwise
+
+
+def brier(logits, labels, mask):
+    """A metric of one's own that has a value for each example."""
+    return jnp.sum((jax.nn.softmax(logits) - jax.nn.one_hot(labels, toys.K)) ** 2, 1)
+
+
+def hardest(logits, labels, mask):
+    """One that needs all of them."""
+    margin = jnp.take_along_axis(logits, labels[:, None], 1)[:, 0] - jnp.max(logits, 1)
+    return jnp.min(jnp.where(mask > 0, margin, jnp.inf))
+
+
+def all_metrics():
+    return metrics.make([*metrics.BUILT_IN.values(), brier, hardest], toys.K)
+
+
+def in_sklearn(w, rows):
+    """Every metric of a model on rows, as scikit-learn and NumPy have it."""
+    logits = np.asarray(toys.TASK.apply(w, np.asarray(toys.FEDERATION.x)[rows]).logits, float)
+    y, classes = np.asarray(toys.FEDERATION.y)[rows], np.arange(toys.K)
+    p = softmax(logits, 1)
+    areas = [roc_auc_score(y == k, p[:, k]) for k in classes if 0 < (y == k).sum() < len(y)]
+    true, predicted = calibration_curve(p.argmax(1) == y, p.max(1), n_bins=15)
+    share = np.histogram(p.max(1), np.linspace(0, 1, 16))[0] / len(y)
+    loss = log_loss(y, p, labels=classes)
+    return {
+        "loss": loss,
+        "top5": 100.0,  # of four classes
+        "macro_f1": 100 * f1_score(y, p.argmax(1), average="macro"),
+        "auroc": 100 * np.mean(areas) if areas else None,
+        "ece": 100 * share[share > 0] @ abs(true - predicted),
+        "perplexity": np.exp(loss),
+        "brier": ((p - np.eye(toys.K)[y]) ** 2).sum(1).mean(),
+        "hardest": (logits[np.arange(len(y)), y] - logits.max(1)).min(),
+    }
+
+
+@pytest.fixture(scope="module")
+def with_all_metrics():
+    """FedAvg after five rounds, and its scores in all metrics: state, rows of clients, summary."""
+    test = np.asarray(toys.FEDERATION.test).copy()
+    test[1, 7:] = -1
+    test[4] = -1
+    test[5, 1:] = -1  # one example: no class has both positives and negatives
+    federation = toys.FEDERATION._replace(
+        test=toys.as_rows(test),
+        unseen=jnp.arange(500, 533),
+        domain=jnp.asarray(np.arange(600) % 2, jnp.int32),
+    )
+    method = fedavg(toys.TASK)
+    state = toys.player(method)(KEYS, 0, 5)[0]
+    plan = toys.PLAN._replace(num_domains=2, eval_batch=8, metrics=all_metrics())
+    run = jax.jit(partial(evaluate.score, simulate.Program(method, plan, toys.VECTORIZED)))
+    scores = run(simulate.Lane(federation, toys.POPULATION, KEYS), state, 5)
+    got = evaluate.summarize(jax.device_get(scores), ("a", "b"), plan.metrics)
+    return state, [rows[rows >= 0] for rows in test], got
+
+
+def test_metrics_equal_scikit_learn(with_all_metrics):
+    """By client, in the global test set (eight examples at a time), on an unseen domain."""
+    state, rows, got = with_all_metrics
+    of_clients = [in_sklearn(state.server, r) if len(r) else None for r in rows]
+    world, unseen = (in_sklearn(state.server, np.arange(*r)) for r in ((400, 600), (500, 533)))
+    for name in world:
+        each = [None if client is None else client[name] for client in of_clients]
+        near = partial(pytest.approx, rel=2e-5, abs=2e-5)
+        assert got[name]["per_client"] == [None if v is None else near(v) for v in each], name
+        there = [value for value in each if value is not None]
+        assert got[name]["mean"] == near(np.mean(there))
+        worst = max if name in ("loss", "perplexity", "ece") else min
+        assert got[name]["worst10"] == near(worst(there))
+        assert got[f"global_{name}"] == near(world[name])
+        assert got[f"ood_{name}"] == near(unseen[name])
+        assert got[f"ood_{name}_per_client"][0] == near(unseen[name])
+
+
+def test_metrics_of_all_examples_and_of_domains(with_all_metrics):
+    """`weighted` and the domains are of all clients' examples together where sums are enough."""
+    state, rows, got = with_all_metrics
+    every = np.concatenate(rows)
+    expected = in_sklearn(state.server, every)
+    of_domains = {
+        name: in_sklearn(state.server, every[every % 2 == i]) for i, name in enumerate("ab")
+    }
+    for name in ("loss", "macro_f1", "ece", "perplexity", "brier"):
+        assert got[name]["weighted"] == pytest.approx(expected[name], rel=2e-5)
+        of_domain = {domain: pytest.approx(of[name], rel=2e-5) for domain, of in of_domains.items()}
+        assert got[f"domains_{name}"] == of_domain
+    pairs = zip(got["auroc"]["per_client"], map(len, rows), strict=True)
+    value, size = np.transpose([pair for pair in pairs if pair[0] is not None])
+    assert got["auroc"]["weighted"] == pytest.approx(np.average(value, weights=size))
+    assert "domains_auroc" not in got
+
+
+def test_metrics_leave_the_accuracy_alone(with_all_metrics):
+    state, rows, got = with_all_metrics
+    each = [100 * hits_of(state.server, r).mean() for r in rows if len(r)]
+    assert got["accuracy"]["mean"] == np.mean(each)
+
+
+def test_a_loss_that_is_not_finite_is_null():
+    """One client's is infinite: its own value and the mean are null, the numbers of others stay."""
+    counts = evaluate.Counts(
+        np.ones((3, 1)), np.full((3, 1), 2.0), {"loss": np.array([[1.0], [np.inf], [4.0]])}
+    )
+    got = evaluate.summarize(evaluate.Scores(None, counts, None, None), ("all",))
+    assert got["loss"]["per_client"] == [0.5, None, 2.0]
+    assert got["loss"]["mean"] is None and got["loss"]["min"] == 0.5
+
+
+def test_numbers_of_many_clients_are_vectorized():
+    """100,000 clients: as many calls of NumPy as for three."""
+    made = all_metrics()
+    totals = np.ones((100_000, 1))
+
+    def sums(metric):
+        if isinstance(metric, metrics.Whole):
+            return totals[:, 0]
+        like = (jnp.zeros((1, toys.K)), jnp.zeros(1, int), jnp.ones((1, 1)))
+        one = metrics.by_domain(metric, *like)
+        return jax.tree.map(lambda a: np.ones((100_000, *a.shape), np.float32), one)
+
+    counts = evaluate.Counts(totals, totals, {m.name: sums(m) for m in (metrics.LOSS, *made)})
+    calls = []
+    made = tuple(m._replace(value=lambda *a, m=m: calls.append(m) or m.value(*a)) for m in made)
+    got = evaluate.summarize(evaluate.Scores(None, counts, None, None), ("all",), made)
+    assert len(got["top5"]["per_client"]) == 100_000
+    assert len(calls) < 5 * len(made)
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedper"])
+def test_metrics_do_not_depend_on_devices_and_seeds(name):
+    """On a mesh that divides clients and examples, for two seeds at once; a method has newcomers
+    or has none."""
+    method = toys.make(name)
+    federation = jax.tree.map(np.asarray, toys.FEDERATION._replace(domain=toys.FEDERATION.y // 2))
+    mesh = parallel.on_mesh(parallel.make_mesh(4), parallel.chunked(2), by_client=True, by_row=True)
+
+    def summaries(strategy, together):
+        engine = Engine(
+            Simulation(
+                seeds=[0, 1],
+                federations=[federation] * 2,
+                training=[federation] * 2,
+                num_classes=toys.K,
+                stages=(Stage("train", method, 1),),
+                plan=toys.PLAN._replace(num_domains=2, eval_batch=8, metrics=all_metrics()),
+                strategy=strategy,
+                vectorized_seeds=together,
+            )
+        )
+        engine.compile()
+        return [evaluate.summarize(s, ("a", "b"), all_metrics()) for s in engine.evaluate()]
+
+    for ours, theirs in zip(summaries(mesh, True), summaries(toys.VECTORIZED, False), strict=True):
+        assert ours.keys() == theirs.keys() >= {"global_auroc", "domains_ece", "hardest"}
+        assert ours["accuracy"] == theirs["accuracy"] and ours["global"] == theirs["global"]
+        toys.close(ours, theirs, rtol=1e-5)
+
+
+def test_a_method_that_predicts_classes_for_logits_is_found():
+    """Their argmax would be one class for the whole batch, and the accuracy nonsense."""
+    plain = fedavg(toys.TASK)
+    method = plain._replace(predict=lambda *args: jnp.argmax(plain.predict(*args), -1))
+    program = simulate.Program(method, toys.PLAN, toys.VECTORIZED)
+    lane = simulate.Lane(toys.FEDERATION, toys.POPULATION, KEYS)
+    state = simulate.init(method, KEYS, toys.C)
+    with pytest.raises(AssertionError, match="assert_shape"):
+        jax.eval_shape(partial(evaluate.score, program), lane, state, jnp.int32(0))

@@ -12,20 +12,21 @@ from fedjax_lab.engine import Engine, Simulation
 from fedjax_lab.errors import BadInput
 from fedjax_lab.experiment import build
 from fedjax_lab.hosted import Host
+from fedjax_lab.metrics import BUILT_IN
 from fedjax_lab.types import Stage, State
 
 FEDERATION = jax.tree.map(np.asarray, toys.FEDERATION._replace(domain=toys.FEDERATION.y // 2))
 HOSTS = {"memory": Host(), "disk": Host(on_disk=True), "stream": Host(stream=True)}
 
 
-def simulation(method, host, seeds=(0, 1), strategy=toys.VECTORIZED, cohort=5):
+def simulation(method, host, seeds=(0, 1), strategy=toys.VECTORIZED, cohort=5, metrics=()):
     return Simulation(
         seeds=list(seeds),
         federations=[FEDERATION] * len(seeds),
         training=[FEDERATION] * len(seeds),
         num_classes=toys.K,
         stages=(Stage("train", method, 6),),
-        plan=toys.PLAN._replace(num_domains=2, eval_batch=50, cohort=cohort),
+        plan=toys.PLAN._replace(num_domains=2, eval_batch=50, cohort=cohort, metrics=metrics),
         strategy=strategy,
         host=host,
     )
@@ -143,3 +144,13 @@ def test_the_state_is_as_large_as_what_was_played(small_blocks):
     engine.play(1)
     assert isinstance(engine.states[0], State)
     assert not jax.tree.leaves(engine.states[0].private)
+
+
+def test_a_metric_of_all_answers_is_refused_where_they_come_in_pieces(monkeypatch):
+    """The global test set has 200 rows; a mean over them has no such need."""
+    monkeypatch.setattr(blocks, "EXAMPLE_BYTES", 60 * 32)
+    metrics = tuple(BUILT_IN[name] for name in ("ece", "auroc"))
+    options = {"method": toys.make("fedavg"), "seeds": [0], "host": Host(stream=True)}
+    with pytest.raises(BadInput, match="^metric 'auroc' needs a model's answers to all test"):
+        Engine(simulation(**options, metrics=metrics))
+    Engine(simulation(**options, metrics=metrics[:1]))

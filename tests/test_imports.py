@@ -10,7 +10,9 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "fedjax_lab"
 ROOMS = {  # room: the modules and folders that it has
-    "tools": "types tree losses optim sampling clusters streams errors",  # to write methods with
+    "tools": (  # to write methods with, and metrics
+        "types tree losses optim sampling clusters streams errors measures metrics"
+    ),
     "core": (
         "local simulate evaluate parallel strategies mesh shards fsdp placement sizes width engine"
         " host_state tracing parts blocks pieces hosted"  # what is kept on the host
@@ -19,12 +21,14 @@ ROOMS = {  # room: the modules and folders that it has
     "models": "models",
     "embedding": "embedding",
     "methods": "methods",
+    "references": "references",
     "registry": "registry",
     "aliases": "aliases",  # earlier names in configs
-    "config": "config",
+    "config": "config config_files configs",
     "federation": "federation",
     "experiment": "experiment",
     "running": "running",  # a run and its folder
+    "loaded": "loaded",  # one that is read again
     "analysis": "analysis",  # what is made of many runs
 }
 MAY_IMPORT = {  # room: other rooms, and single modules of rooms that it must not import as a whole
@@ -34,17 +38,20 @@ MAY_IMPORT = {  # room: other rooms, and single modules of rooms that it must no
     "models": "tools data.safe",  # first weights are read from files
     "embedding": "tools data models",
     "methods": "tools models local",  # the number of batches of a client
-    "registry": "tools data models embedding methods",
+    "references": "tools",
+    "registry": "tools data models embedding methods references",
     "aliases": "tools",
-    "config": "tools data registry aliases",  # the choices of normalizations and augmentations
+    "config": "tools data registry aliases references",  # the choices of normalizations
     "federation": "tools data",
     "experiment": "tools core data models embedding registry config federation",
     "running": (
-        "tools core data models registry aliases config federation experiment processes"
+        "tools core data models references registry aliases config federation experiment processes"
         " interrupts analysis.plots"  # the learning curve of a run
     ),
+    "loaded": "tools core data models config experiment running",
     "analysis": (
         "tools core data models embedding methods registry config federation experiment running"
+        " loaded"
     ),
 }
 

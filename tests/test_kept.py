@@ -8,7 +8,8 @@ import pytest
 import toys
 
 from fedjax_lab import blocks
-from fedjax_lab.config import load_config, resolve
+from fedjax_lab.config import resolve
+from fedjax_lab.config_files import load_config
 from fedjax_lab.errors import BadInput
 from fedjax_lab.experiment import build
 from fedjax_lab.host_state import HostState

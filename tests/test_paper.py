@@ -13,7 +13,8 @@ from inputs import complaint
 from fedjax_lab import experiment, paper
 from fedjax_lab.analysis import published, requirements, tables
 from fedjax_lab.analysis.published import Recipe, Result, Rule
-from fedjax_lab.config import load_config, resolve, value_at
+from fedjax_lab.config import resolve, value_at
+from fedjax_lab.config_files import load_config
 from fedjax_lab.data import at_hand
 from fedjax_lab.main import split_overrides
 from fedjax_lab.running import runner, sweep_plan

@@ -16,7 +16,8 @@ import toys
 from processes_beside import another_process
 
 from fedjax_lab import experiment, lost_process, parallel, processes
-from fedjax_lab.config import load_config, resolve
+from fedjax_lab.config import resolve
+from fedjax_lab.config_files import load_config
 from fedjax_lab.errors import BadInput
 from fedjax_lab.running import metrics, runner
 

@@ -10,7 +10,7 @@ from stops import stopping_after
 
 import fedjax_lab
 from fedjax_lab import sweep
-from fedjax_lab.config import load_config
+from fedjax_lab.config_files import load_config
 from fedjax_lab.engine import Engine
 from fedjax_lab.errors import BadInput
 from fedjax_lab.running import profile

@@ -8,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 
+import own_parts
 import pytest
 import toys
 
@@ -83,6 +84,51 @@ def test_names_are_folders():
     names = list(sweep.plan(QUICK, [""], grid))
     assert len(names) == 2 and not any("/" in name for name in names)
     assert names[1] == "fedavg,data.unseen=a_b,partition.name=iid"
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    """The current folder has a file own.py with parts of the user's own and a config."""
+    monkeypatch.chdir(tmp_path)
+    return own_parts.write(tmp_path)
+
+
+def test_methods_and_values_of_a_grid_may_be_ones_own(own):
+    methods = ["fedprox", "near", "own.py:near", f"{own}:near"]
+    grid = {"method.pull": ["1"], "model.name": ["mlp", "own.py:Net"]}
+    cells = sweep.plan(Shared("own.py"), methods, grid)
+    assert list(cells)[:4] == [
+        "fedprox,model.name=mlp",
+        "fedprox,model.name=own.py:Net",
+        "own.py:near,pull=1.0,model.name=mlp",
+        "own.py:near,pull=1.0,model.name=own.py:Net",
+    ]
+    assert len(cells) == 6 and not any("/" in name for name in cells)
+    assert cells["own.py:near,pull=1.0,model.name=mlp"].saved["parts"]["own.py:near"]
+
+
+def test_a_sweep_refuses_what_its_workers_cannot_find_and_another_source(own, tmp_path):
+    own.write_text(own.read_text().replace('"name": halves', '"name": lambda *of: halves(*of)'))
+    with pytest.raises(BadInput, match="config.partition.name=.*<lambda>.* is a lambda or a local"):
+        sweep.plan(Shared("own.py"), ["near"], {})
+    own_parts.write(tmp_path)
+    cells = sweep.plan(Shared("own.py"), ["near"], {})
+    sweep.write_plan({}, cells, tmp_path / "out")
+    assert list(sweep.check_folder(Shared("own.py"), cells, tmp_path / "out")) == list(cells)
+    own.write_text(own.read_text() + "# changed\n")
+    with pytest.raises(BadInput, match="own.py has changed since it began"):
+        sweep.check_folder(Shared("own.py"), cells, tmp_path / "out")
+
+
+@pytest.mark.slow
+def test_workers_find_parts_of_ones_own(own, tmp_path):
+    quick = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1", "JAX_NUM_CPU_DEVICES": "1"}
+    environment = {**os.environ, **quick, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "fedjax_lab.sweep", "--config=own.py", "--workers=2"]
+    command += ["--out=out", "--methods=near,own.py:twice", "--config.run.rounds=1"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0 and "2 cells in out, 0 of them done" in done.stdout, done.stderr
+    assert all(sweep.ended(tmp_path / "out" / name) for name in ("own.py:near", "own.py:twice"))
 
 
 def test_a_sweep_of_an_earlier_version_goes_on(tmp_path, monkeypatch):

@@ -13,7 +13,8 @@ from commands import call, comparable
 from processes_beside import another_process
 
 from fedjax_lab import experiment, parallel, sweep
-from fedjax_lab.config import load_config, resolve
+from fedjax_lab.config import resolve
+from fedjax_lab.config_files import load_config
 from fedjax_lab.data import cache, lazy
 from fedjax_lab.embedding import Embeddings
 from fedjax_lab.engine import Engine

@@ -72,9 +72,18 @@ def choose(blocks: Sequence[Block], way: str, wanted: str | None) -> str:
 
 
 def entries(
-    block: Block, way: str, measure: str, baseline: str | None, target: float | None, ddof: int = 1
+    block: Block,
+    way: str,
+    measure: str,
+    baseline: str | None,
+    target: float | None,
+    ddof: int = 1,
+    lower_is_better: bool = False,
 ) -> list[Entry]:
-    """The numbers of a block. The baseline is a row's name; `ddof` is that of every std."""
+    """The numbers of a block. The baseline is a row's name; `ddof` is that of every std.
+
+    lower_is_better: of the measure, so that it reaches the target from above.
+    """
     scores = {row.name: measured(row, way) for row in block.rows}
     values = {
         name: {seed: m[measure] for seed, m in seeds.items() if measure in m}
@@ -88,7 +97,7 @@ def entries(
             values=values[row.name],
             paired=pairs.get(row.name),
             cost=_cost([rows[-1] for rows in row.seeds.values()]),
-            goal=None if target is None else goal(row, measure, target),
+            goal=None if target is None else goal(row, measure, target, lower_is_better),
         )
         for row in block.rows
     ]
@@ -155,12 +164,14 @@ def holm(p: Sequence[float | None]) -> list[float | None]:
     return out
 
 
-def goal(row: Row, measure: str, target: float) -> Goal:
-    """When `measure` was first at least `target`, in the last stage that was reached."""
+def goal(row: Row, measure: str, target: float, lower_is_better: bool = False) -> Goal:
+    """When `measure` was first as good as `target`, in the last stage that was reached."""
+    sign = -1 if lower_is_better else 1
     reached = []
     for rows in row.seeds.values():
         last = [r for r in rows if r.get("stage") == rows[-1].get("stage")]
-        reached += [r for r in last if measures(r).get(measure, -np.inf) >= target][:1]
+        values = [sign * measures(r).get(measure, -sign * np.inf) for r in last]
+        reached += [r for r, value in zip(last, values, strict=True) if value >= sign * target][:1]
     every = len(reached) == len(row.seeds)
     return Goal(len(reached), len(row.seeds), _cost(reached) if every else None)
 

@@ -6,10 +6,9 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_lab import experiment, simulate, tree
-from fedjax_lab.config import resolve
+from fedjax_lab import experiment, loaded, simulate, tree
 from fedjax_lab.errors import BadInput
-from fedjax_lab.running import files, runner
+from fedjax_lab.running import files
 from fedjax_lab.types import Client, Federation, Plan, PyTree, State, Weights
 
 
@@ -50,35 +49,27 @@ class Finished(NamedTuple):
         BadInput where these are more or less than one model.
         """
         client, message = self.client(i)
-        parts = [part for part in (message, client.private) if jax.tree.leaves(part)]
-        if not parts or not all(isinstance(part, Weights) for part in parts):
-            raise BadInput(f"a client of {self.hyper['name']} has more or less than a model")
-        return parts[0] if len(parts) == 1 else tree.join(*parts)
+        return loaded.join_model(self.hyper["name"], message, client.private)
 
 
 def load(workdir: Path, seed: int | None = None) -> Finished:
     """A seed of a run (the first by default), from its last checkpoint. BadInput if unfinished."""
     summary = files.read_json(workdir / "summary.json", files.FINISHED)
-    config = files.read_config(workdir / "config.json")
-    if summary is None or config is None:
+    if summary is None or not (workdir / "config.json").is_file():
         raise BadInput(f"{workdir} holds no finished run")
     if "diverged" in summary:
         raise BadInput(f"the run of {workdir} diverged")
-    seeds = config.pop("seeds")
-    seed = seeds[0] if seed is None else seed
-    if seed not in seeds:
-        raise BadInput(f"{workdir} has no seed {seed}, but {seeds}")
-    e, i = experiment.build(resolve(config), seeds), seeds.index(seed)
-    state = runner.run(e, workdir, resume=True, quiet=True).states[i]
-    federation = e.simulation.federations[i]
-    population = simulate.population(federation, e.task.num_classes)
+    run = loaded.load(workdir)
+    i = run.index(seed)
+    federation = run.experiment.simulation.federations[i]
+    population = simulate.population(federation, run.experiment.task.num_classes)
     federation, population = jax.tree.map(jnp.asarray, (federation, population))
-    population = population._replace(private=state.private)
+    state = run.states[i]
     return Finished(
-        seed=seed,
-        experiment=e,
-        hyper=config["method"],
+        seed=run.seeds[i],
+        experiment=run.experiment,
+        hyper=run.config.method.to_dict(),
         federation=federation,
         state=state,
-        population=population,
+        population=population._replace(private=state.private),
     )

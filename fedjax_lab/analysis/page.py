@@ -5,7 +5,8 @@ import json
 from collections.abc import Sequence
 
 from fedjax_lab.analysis import plots, runs
-from fedjax_lab.analysis.tables import WAYS, Choice, Section, Table, subtitle, tables
+from fedjax_lab.analysis.tables import WAYS, Choice, Section, Table, subtitle, tables, with_unit
+from fedjax_lab.measures import is_percent, metric_of
 
 _STYLE = """
 :root { color-scheme: light dark; --paper: #fff; --ink: #222; --soft: #595959; --grid: #ccc;
@@ -107,7 +108,7 @@ def _curves(section, choice):
     yield f'<h3>Curves</h3>\n<ul class="key">{"".join(keys)}</ul>\n<div class="grid">'
     for axis, label in _AXES.items():
         points = [(curve[axis], curve["values"]) for curve in curves]
-        figure = plots.draw_curves(points, label, f"{choice.measure}, %")
+        figure = plots.draw_curves(points, label, with_unit(choice.measure))
         yield _figure(figure, f"{choice.measure} against {label}")
     yield '</div>\n<p class="how">Means over seeds, shaded from the lowest seed to the highest.</p>'
 
@@ -127,8 +128,10 @@ def _distributions(section, choice):
     clients = {r.name: runs.per_client(r, choice.way, choice.measure) for r in rows}
     if any(map(len, clients.values())):
         yield '<h3>Clients</h3>\n<div class="grid">'
-        figure = plots.draw_strips(clients, "accuracy of a client, %", f"clients, {way}", True)
-        yield _figure(figure, f"accuracy of each client by row, {way}")
+        metric = metric_of(choice.measure)
+        unit = ", %" if is_percent(metric) else ""
+        figure = plots.draw_strips(clients, f"{metric} of a client{unit}", f"clients, {way}", True)
+        yield _figure(figure, f"{metric} of each client by row, {way}")
         yield (
             '</div>\n<p class="how">Clients of all seeds: median, quartiles, whiskers from 5 to 95'
             f" % of them; every client is a point where a row has at most {plots.DOTS}.</p>"

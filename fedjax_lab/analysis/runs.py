@@ -14,10 +14,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedjax_lab.errors import BadInput
-from fedjax_lab.running import files, metrics
+from fedjax_lab.measures import LOWER_IS_BETTER, PER_CLIENT, metric_of
+from fedjax_lab.running import files, metrics, provenance
 
 _TESTED = ("accuracy.mean", "global", "ood")  # measured on test examples
 HEADLINES = (*_TESTED, "id")  # what a run is known by: the first it has
+_ACCURACY = ("accuracy", "domains", *HEADLINES[1:])  # keys of an evaluation
 _FREE = {"data.normalize", "data.augment"}  # settings of data that leave the federation as it is
 
 
@@ -25,7 +27,7 @@ class Run(NamedTuple):
     """A run's folder."""
 
     folder: Path
-    config: dict  # without the seeds, and without where data are cached
+    config: dict  # without the seeds, the metrics, and where data are cached
     seeds: tuple[int, ...]
     rows: list[dict]  # the evaluations that all seeds have; seconds: of one seed
     summary: dict  # {} while it goes on
@@ -93,8 +95,10 @@ def read(folder: Path) -> Run:
     config = files.read_config(folder / "config.json")
     if config is None:
         raise files.Damaged(f"{folder} holds no run: there is no config.json in it")
+    config = provenance.with_digests(config)
     seeds = config.pop("seeds")
-    config["run"].pop("seed", None)
+    for key in ("seed", "metrics"):  # what is measured leaves the run as it is
+        config["run"].pop(key, None)
     config["data"].pop("cache", None)
     rows = metrics.read_metrics(folder / "metrics.jsonl")
     there = {(row["round"], row["seed"]) for row in rows}
@@ -227,10 +231,33 @@ def shown(value: Any) -> str:
 
 
 def measures(evaluation: dict) -> dict[str, float]:
-    """{"accuracy.worst10": percent, "global": ..., "domains.NAME": ...} of one evaluation."""
-    nested = {key: evaluation[key] for key in ("accuracy", "domains") if key in evaluation}
-    flat = {key: value for key, value in flatten(nested).items() if not isinstance(value, list)}
-    return flat | {key: evaluation[key] for key in HEADLINES if key in evaluation}
+    """{"accuracy.worst10": percent, "global": ..., "domains.NAME": ...} of one evaluation.
+
+    After the accuracies the loss and the named metrics: "loss.mean", "global_loss", ... A value
+    that is no finite number is left out.
+    """
+    numbers = metrics.numbers(evaluation)
+    firsts = {key: numbers.pop(key) for key in _ACCURACY if key in numbers}
+    flat = flatten({**firsts, **numbers})
+    return {key: value for key, value in flat.items() if files.NUMBER.fits(value)}
+
+
+def headlines(measured: Iterable[str]) -> dict[str, str]:
+    """By metric the measure that it is known by, the first in the order of HEADLINES."""
+    there, chosen = list(measured), {}
+    for metric in dict.fromkeys(map(metric_of, there)):
+        forms = HEADLINES
+        if metric != "accuracy":
+            forms = (f"{metric}.mean", *(f"{form}_{metric}" for form in HEADLINES[1:]))
+        headline = next((form for form in forms if form in there), None)
+        chosen |= {} if headline is None else {metric: headline}
+    return chosen
+
+
+def lower_is_better(blocks: Iterable[Block]) -> frozenset[str]:
+    """The metrics of which a lower value is better; those of one's own as summaries say."""
+    summaries = [run.summary for block in blocks for row in block.rows for run in row.runs]
+    return LOWER_IS_BETTER.union(*(summary.get("lower_is_better", ()) for summary in summaries))
 
 
 def peeks(way: str, measured: Iterable[str]) -> bool:
@@ -270,10 +297,12 @@ def curve(row: Row, measure: str) -> dict[str, np.ndarray]:
 
 
 def per_client(row: Row, way: str, measure: str) -> list[float]:
-    """The accuracies behind a measure: of all clients of all seeds, in the chosen round."""
+    """The values behind a measure: of all clients of all seeds, in the chosen round."""
     out = []
     for evaluation in picked(row, way).values():
-        of_measure = evaluation.get(f"{measure}_per_client")
-        each = of_measure or evaluation.get("accuracy", {}).get("per_client", [])
-        out += [value for value in each if value is not None]
+        of_measure = evaluation.get(f"{measure}{PER_CLIENT}")
+        of_metric = evaluation.get(metric_of(measure))
+        if of_measure is None and isinstance(of_metric, dict):
+            of_measure = of_metric.get("per_client")
+        out += [value for value in of_measure or [] if files.NUMBER.fits(value)]
     return out

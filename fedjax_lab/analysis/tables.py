@@ -8,6 +8,7 @@ from typing import NamedTuple
 from fedjax_lab.analysis import runs
 from fedjax_lab.analysis.compare import Cost, Entry, Spread
 from fedjax_lab.analysis.runs import Block, shown
+from fedjax_lab.measures import LOWER_IS_BETTER, is_percent, metric_of
 
 WAYS = {
     "last": "last round",
@@ -40,6 +41,7 @@ class Choice(NamedTuple):
     target: float | None
     ddof: int
     bold: bool = False  # the best mean of each column, where the format can
+    lower_is_better: Collection[str] = LOWER_IS_BETTER  # metrics
 
 
 class Table(NamedTuple):
@@ -65,34 +67,65 @@ def subtitle(sections: Sequence[Section], choice: Choice) -> str:
     peeks = any(runs.peeks(choice.way, entry.measures) for entry in entries)
     peek = " (chosen on the test set itself)" if peeks else ""
     kind = "sample" if choice.ddof else "population"
+    metric = metric_of(choice.measure)
+    what = "" if metric == "accuracy" else f", {choice.measure}"
+    if metric in choice.lower_is_better:
+        what += " (lower is better)"
     return (
-        f"accuracies in percent, {WAYS[choice.way]}{peek}; mean +- {kind} standard deviation (ddof"
-        f" {choice.ddof}) over n seeds; 95 % intervals by Student's t"
+        f"accuracies in percent{what}, {WAYS[choice.way]}{peek}; mean +- {kind} standard deviation"
+        f" (ddof {choice.ddof}) over n seeds; 95 % intervals by Student's t"
     )
 
 
 def tables(section: Section, choice: Choice) -> list[Table]:
-    """Accuracy; differences to the baseline; domains; costs: those that there are."""
-    made = [_accuracy(section, choice)]
+    """What is compared; differences to the baseline; domains; other metrics; costs: those that
+    there are."""
+    metric = metric_of(choice.measure)
+    prefix = "domains." if metric == "accuracy" else f"domains_{metric}."
+    made = [_compared(section, choice, metric)]
     made += [_paired(section, choice)] if section.baseline else []
-    made += [_domains(section, choice)] if _shared(section, "domains.") else []
+    made += [_domains(section, choice, metric, prefix)] if _shared(section, prefix) else []
+    others = [m for name, m in runs.headlines(_shared(section)).items() if name != metric]
+    made += [_others(section, choice, others)] if others else []
     return [*made, _costs(section, choice)]
 
 
-def _accuracy(section, choice):
-    others = [m for m in _SHORT if m in _shared(section) and m != choice.measure]
-    head = _SHORT.get(choice.measure, choice.measure)
-    header = ["", "n", head, "95 % interval", *(_SHORT[m] for m in others)]
+def _compared(section, choice, metric):
+    forms = _SHORT
+    if metric != "accuracy":
+        measured = [f"{metric}.mean", f"{metric}.worst10"]
+        measured += [f"{form}_{metric}" for form in ("global", "id", "ood")]
+        forms = dict(zip(measured, [metric, *list(_SHORT.values())[1:]], strict=True))
+    others = [m for m in forms if m in _shared(section) and m != choice.measure]
+    head = forms.get(choice.measure, choice.measure)
+    header = ["", "n", head, "95 % interval", *(forms[m] for m in others)]
     cells = []
     for entry in section.entries:
         main = entry.measures.get(
             choice.measure, Spread(n=0, mean=None, std=None, low=None, high=None)
         )
-        rest = [_spread(entry.measures.get(m)) for m in others]
-        cells.append([entry.row.name, str(main.n), _spread(main), _interval(main), *rest])
+        places = digits(choice.measure)
+        rest = [_spread(entry.measures.get(m), places) for m in others]
+        numbers = [_spread(main, places), _interval(main, places)]
+        cells.append([entry.row.name, str(main.n), *numbers, *rest])
     measures = dict(enumerate([choice.measure, None, *others], 2))
-    bold = best(section.entries, measures) if choice.bold else ()
-    return Table(f"accuracy, %, {WAYS[choice.way]}", header, cells, bold)
+    return Table(
+        f"{with_unit(metric)}, {WAYS[choice.way]}", header, cells, _bold(section, choice, measures)
+    )
+
+
+def _bold(section, choice, measures):
+    return best(section.entries, measures, choice.lower_is_better) if choice.bold else ()
+
+
+def with_unit(measure: str) -> str:
+    """The measure, or metric, and "%" where it is in percent."""
+    return f"{measure}, %" if is_percent(measure) else measure
+
+
+def digits(measure: str) -> int:
+    """How many digits behind the point a measure is shown with."""
+    return 2 if is_percent(measure) else 4
 
 
 def _paired(section, choice):
@@ -103,27 +136,48 @@ def _paired(section, choice):
             continue
         d, p = entry.paired.difference, entry.paired
         tests = [_p(x) for x in (p.t, p.t_holm, p.wilcoxon, p.wilcoxon_holm)]
-        cells.append([entry.row.name, str(d.n), _spread(d), _interval(d), *tests])
+        places = digits(choice.measure)
+        numbers = [_spread(d, places), _interval(d, places)]
+        cells.append([entry.row.name, str(d.n), *numbers, *tests])
     title = f"{choice.measure}, {WAYS[choice.way]}: row minus {section.baseline}, seed by seed"
     return Table(title, header, cells)
 
 
-def _domains(section, choice):
-    names = _shared(section, "domains.")
-    cells = [[e.row.name, *(_spread(e.measures.get(m)) for m in names)] for e in section.entries]
-    header = ["", *(shown(m.removeprefix("domains.")) for m in names)]
-    bold = best(section.entries, dict(enumerate(names, 1))) if choice.bold else ()
-    return Table(f"accuracy by domain, %, {WAYS[choice.way]}", header, cells, bold)
+def _domains(section, choice, metric, prefix):
+    names = _shared(section, prefix)
+    header = ["", *(shown(m.removeprefix(prefix)) for m in names)]
+    unit = ", %" if is_percent(metric) else ""
+    title = f"{metric} by domain{unit}, {WAYS[choice.way]}"
+    return _columns(section, choice, names, title, header)
 
 
-def best(entries: Sequence[Entry], measures: dict[int, str | None]) -> set[tuple[int, int]]:
-    """(row, column) of the highest mean of each column's measure."""
+def _others(section, choice, names):
+    header = ["", *(with_unit(shown(m)) for m in names)]
+    return _columns(section, choice, names, f"other metrics, {WAYS[choice.way]}", header)
+
+
+def _columns(section, choice, names, title, header):
+    """A table with a measure in each column."""
+    cells = [
+        [entry.row.name, *(_spread(entry.measures.get(m), digits(m)) for m in names)]
+        for entry in section.entries
+    ]
+    return Table(title, header, cells, _bold(section, choice, dict(enumerate(names, 1))))
+
+
+def best(
+    entries: Sequence[Entry],
+    measures: dict[int, str | None],
+    lower_is_better: Collection[str] = LOWER_IS_BETTER,
+) -> set[tuple[int, int]]:
+    """(row, column) of the best mean of each column's measure; lower_is_better: metrics."""
     bold = set()
     for column, measure in measures.items():
         spreads = [entry.measures.get(measure or "") for entry in entries]
         means = {i: s.mean for i, s in enumerate(spreads) if s is not None and s.mean is not None}
-        highest = max(means.values(), default=None)
-        bold |= {(i, column) for i, mean in means.items() if mean == highest}
+        choose = min if metric_of(measure or "") in lower_is_better else max
+        chosen = choose(means.values(), default=None)
+        bold |= {(i, column) for i, mean in means.items() if mean == chosen}
     return bold
 
 
@@ -132,7 +186,8 @@ def _costs(section, choice):
     title = "cost of a seed: MB of all clients both ways, seconds of training"
     if choice.target is not None:
         header += ["reached", "rounds to", "MB to", "s to"]
-        title += f"; until {choice.measure} is {choice.target:g} % in the last stage"
+        unit = " %" if is_percent(choice.measure) else ""
+        title += f"; until {choice.measure} is {choice.target:g}{unit} in the last stage"
     cells = []
     for entry in section.entries:
         goal = entry.goal
@@ -147,14 +202,15 @@ def _shared(section, prefix=""):
     return [name for name in names if name.startswith(prefix)]
 
 
-def _spread(s):
+def _spread(s, places):
     if s is None or s.mean is None:
         return NONE
-    return f"{s.mean:.2f}" if s.std is None else f"{s.mean:.2f} +- {s.std:.2f}"
+    mean = f"{s.mean:.{places}f}"
+    return mean if s.std is None else f"{mean} +- {s.std:.{places}f}"
 
 
-def _interval(s):
-    return NONE if s.low is None else f"{s.low:.2f} to {s.high:.2f}"
+def _interval(s, places):
+    return NONE if s.low is None else f"{s.low:.{places}f} to {s.high:.{places}f}"
 
 
 def _p(p):

@@ -26,7 +26,8 @@ import ml_collections
 from tqdm import tqdm
 
 from fedjax_lab import command
-from fedjax_lab.config import load_config, resolve
+from fedjax_lab.config import resolve
+from fedjax_lab.config_files import load_config
 from fedjax_lab.data import record_writer
 from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.errors import BadInput, check_path, nearest, parse, quoted

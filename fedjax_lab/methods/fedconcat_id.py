@@ -41,8 +41,9 @@ def fedconcat_id(
     classifier_init: str = "random",
     feature_cache: str = "exact",
 ) -> Stages:
-    """Settings as FedConcat's, and:
-
+    """num_clusters: K (equal clients share a cluster unless balanced), or "elbow".
+    encoder_rounds, classifier_rounds: T_1, T_2; 0: as FedConcat's.
+    balanced, encoder_decay, classifier_init, feature_cache: as FedConcat's.
     infer_from: outputs (-ID), or bias (-IB).
     num_noise: R, noise images; rounded up to hundreds above one hundred.
     """

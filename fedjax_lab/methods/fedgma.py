@@ -31,6 +31,7 @@ def fedgma(
 ) -> Method:
     """tau: agreement from which on nothing is masked. weights: p, uniform or by size.
 
+    server_lr: the step of the server; in average_plus_masked_step that of the masked step alone.
     mode: masked_average, average_plus_masked_step.
     """
     check_share("method.tau", tau)

@@ -19,7 +19,9 @@ from fedjax_lab.types import Method, Task
 
 
 def fedlc(task: Task, *, tau: float = 1.0, exclude_true: bool = False) -> Method:
-    """tau: scale of the margins; 0 is FedAvg, but for exclude_true."""
+    """tau: scale of the margins; 0 is FedAvg, but for exclude_true.
+
+    exclude_true: leave out the true class in the denominator of the loss."""
 
     def unbounded(logits, batch):
         true = jax.nn.one_hot(batch.y, task.num_classes, dtype=bool)

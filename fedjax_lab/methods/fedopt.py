@@ -52,7 +52,8 @@ def fedopt(
     beta2: float = 0.99,
     tau: float = 1e-3,
 ) -> Method:
-    """server_optimizer: adam, yogi or adagrad; tau: its degree of adaptivity, the epsilon.
+    """server_optimizer: adam, yogi or adagrad; server_lr: its learning rate; tau: its degree of
+    adaptivity, the epsilon.
 
     beta1, beta2: decay of the two moments, below 1; Adagrad has no use for them.
     """

@@ -23,7 +23,9 @@ def fedrep(
     body_epochs: int = 1,
     head_in_eval_mode: bool = False,
 ) -> Method:
-    """head_layers: as in FedPer. The epochs take the place of config.local.epochs.
+    """head_layers: as in FedPer.
+
+    head_epochs, body_epochs: passes of a round, in the place of config.local.epochs.
 
     head_in_eval_mode: train the head without batch statistics and dropout.
     """

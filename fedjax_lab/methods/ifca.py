@@ -20,7 +20,7 @@ from fedjax_lab.types import Array, Exchange, Method, State, Task, Weights, Work
 def ifca(
     task: Task, *, num_clusters: int = 2, by_size: bool = False, distinct_starts: bool = True
 ) -> Method:
-    """num_clusters: K. distinct_starts: off in FedConcat's released code."""
+    """num_clusters: K. by_size: clients count by size. distinct_starts: off in FedConcat's code."""
     risk = losses.risk(task)
     K = num_clusters
 

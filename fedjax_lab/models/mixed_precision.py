@@ -14,26 +14,34 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_lab import tree
-from fedjax_lab.models import layers
+from fedjax_lab.models import calls, layers
 from fedjax_lab.types import Array, Output, PyTree, Weights
 
-PRODUCTS = nn.Dense, nn.Conv, layers.Conv
-NORMALIZATIONS = layers.BatchNorm, nn.BatchNorm, nn.LayerNorm, nn.GroupNorm
+
+def products() -> tuple[type, ...]:
+    """The types of layers that multiply."""
+    return calls.with_nnx((nn.Dense, nn.Conv, layers.Conv), "Linear", "Conv")
+
+
+def normalizations() -> tuple[type, ...]:
+    """The types of layers that normalize."""
+    types = layers.BatchNorm, nn.BatchNorm, nn.LayerNorm, nn.GroupNorm
+    return calls.with_nnx(types, "BatchNorm", "LayerNorm", "GroupNorm")
 
 
 def computing_in(
-    dtype: Any, apply: Callable[..., Output], normalizations: tuple[str, ...]
+    dtype: Any, apply: Callable[..., Output], exact_layers: tuple[str, ...]
 ) -> Callable[..., Output]:
     """`Task.apply` with the products of `apply` in `dtype`; float32 goes in and comes out.
 
-    normalizations: the paths of the layers whose weights stay as they are.
+    exact_layers: the paths of the layers whose weights stay as they are.
     """
 
     def mixed(
         weights: Weights, x: Array, key: Array | None = None, mask: Array | None = None
     ) -> Output:
-        exact, rest = tree.split(tree.within(normalizations), weights)
-        with nn.intercept_methods(partial(_in_types, dtype)):
+        exact, rest = tree.split(tree.within(exact_layers), weights)
+        with calls.intercepted(partial(_in_types, dtype)):
             out = apply(tree.join(exact, floats_as(dtype, rest)), x, key, mask)
         return floats_as(jnp.float32, out)
 
@@ -49,13 +57,13 @@ def floats_as(dtype: Any, a: PyTree) -> PyTree:
     return jax.tree.map(cast, a)
 
 
-def _in_types(dtype, call, args, kwargs, context):
+def _in_types(dtype, layer, call, args, kwargs):
     """A layer's call: a product gets its input in `dtype`, a normalization computes in float32."""
-    if context.method_name != "__call__":
+    if layer.method != "__call__":
         return call(*args, **kwargs)
-    if isinstance(context.module, NORMALIZATIONS):
+    if isinstance(layer.module, normalizations()):
         exact = floats_as(jnp.float32, args[0])
         return floats_as(dtype, call(exact, *args[1:], **kwargs))
-    if isinstance(context.module, PRODUCTS):
+    if isinstance(layer.module, products()):
         args = floats_as(dtype, args[0]), *args[1:]
     return call(*args, **kwargs)

@@ -11,8 +11,9 @@ import jax.numpy as jnp
 from jax.extend.core import get_opaque_trace_state
 
 from fedjax_lab import tree
-from fedjax_lab.errors import BadInput, nearest
-from fedjax_lab.models import layers, mixed_precision, pretrained
+from fedjax_lab.errors import BadInput, nearest, quoted
+from fedjax_lab.models import calls, head, layers, mixed_precision, modules, pretrained
+from fedjax_lab.models.head import HEAD, Head
 from fedjax_lab.types import Array, Output, Task, Weights
 
 
@@ -24,34 +25,43 @@ def make_task(
     lowest: Array | float = 0.0,
     highest: Array | float = 1.0,
     compute_dtype=jnp.float32,
+    pretrained_file: str = "",
 ) -> Task:
     """The task of a classifier whose examples have `sample_shape` (no batch axis).
 
-    `module(x, train=, mask=)` gives (logits [B, K], features [B, D]). Bad shapes raise here, and a
-    bad file of first weights (`module.pretrained`).
+    `module(x)` gives logits [B, K], or (logits, features [B, D]). The features are the input of its
+    last layer, a Dense; whatever the module calls that layer, the task calls it `head`. What else
+    the module may take is in `models.modules`.
+
     Inputs are from `lowest` to `highest`, [] or [channels], the range of `Task.noise`.
     A `compute_dtype` other than float32 is that of the products: see `models.mixed_precision`.
-    """
+    The first weights are those of a file (see `models.pretrained`): of the one that the module's
+    field `pretrained` names, or else of `pretrained_file`; "": new ones.
 
-    init = partial(first_weights, module, sample_shape, dtype)
-    kinds = _layers(init)
-    if getattr(module, "pretrained", ""):
-        names = module.published_names()
-        init = pretrained.starting_from(module.pretrained, names, init)  # type: ignore[assignment]
-    dense = _of_type(kinds, nn.Dense)
-    if not tuple(kinds)[-1:] == dense[-1:] == ("head",):
-        raise BadInput("the last layer of a model must be a Dense named 'head'")
-    apply: Callable[..., Output] = partial(forward, module)
+    Raises BadInput where the module, its shapes or that file are not such.
+    """
+    modules.check_module(module)
+    survey = _survey(module, sample_shape, dtype)
+    last = _check(module, survey, num_classes)
+    init: Callable[[Array], Weights] = partial(first_weights, module, last, sample_shape, dtype)
+    kinds = {HEAD if path == last.path else path: kind for path, kind in survey.kinds.items()}
+    if file := getattr(module, "pretrained", "") or pretrained_file:
+        published = module.published_names() if hasattr(module, "published_names") else ()
+        init = pretrained.starting_from(file, published, init, last.path)
+    apply: Callable[..., Output] = partial(forward, module, last, survey.gives_features)
+    if not survey.gives_features:
+        _check_features(apply, init, module, x=jnp.zeros((2, *sample_shape), dtype))
     if compute_dtype != jnp.float32:
-        normalizations = _of_type(kinds, *mixed_precision.NORMALIZATIONS)
-        apply = mixed_precision.computing_in(compute_dtype, apply, normalizations)
+        exact = _of_type(kinds, mixed_precision.normalizations())
+        apply = mixed_precision.computing_in(compute_dtype, apply, exact)
+    norms = calls.with_nnx((layers.BatchNorm, nn.BatchNorm), "BatchNorm")
     return Task(
         init=init,
         apply=apply,
         num_classes=num_classes,
         layers=tuple(kinds),
-        batch_norms=_of_type(kinds, layers.BatchNorm, nn.BatchNorm),
-        dense=dense,
+        batch_norms=_of_type(kinds, norms),
+        dense=_of_type(kinds, _dense_types()),
         input_shape=tuple(sample_shape),
         noise=partial(uniform_noise, sample_shape, dtype, lowest, highest),
         apply_at=partial(forward_at, apply, tuple(kinds)),
@@ -60,31 +70,140 @@ def make_task(
     )
 
 
+# What a module is like.
+
+
+class Survey(NamedTuple):
+    """What one pass over two examples shows of a module."""
+
+    kinds: dict[str, type]  # path and type of each layer with weights, in the order of the pass
+    outputs: Any  # the shapes of what the module gives
+    variables: Any  # and of what it has, by collection
+
+    @property
+    def gives_features(self) -> bool:
+        """Whether it gives more than logits."""
+        return isinstance(self.outputs, (tuple, list))
+
+
+def _survey(module, sample_shape, dtype):
+    kinds: dict[str, type] = {}
+
+    def note(layer, call, args, kwargs):
+        kinds.setdefault(layer.path, type(layer.module))
+        return call(*args, **kwargs)
+
+    x = jnp.zeros((2, *sample_shape), dtype)
+    with calls.intercepted(note):
+        shapes = jax.eval_shape(partial(modules.init, module), jax.random.key(0), x)
+    outputs, variables = shapes
+    holders = {name.split("/", 1)[1].rsplit("/", 1)[0] for name in tree.names(variables)}
+    kinds = {path: kind for path, kind in kinds.items() if path in holders}
+    return Survey(kinds, outputs, {"params": {}, **variables})
+
+
+def _check(module, survey, num_classes):
+    """The head. BadInput unless the module is a classifier that methods can train."""
+    name, kinds, params = modules.name_of(module), survey.kinds, survey.variables["params"]
+    for other in sorted(survey.variables.keys() - {"params", "batch_stats"}):
+        raise BadInput(
+            f"model {name} has variables of the collection {other!r}; only params and batch_stats"
+            " can be trained and averaged"
+        )
+    last = next(reversed(kinds), "")
+    dense = f"nn.Dense(num_classes, name={HEAD!r})"
+    if not (last and issubclass(kinds[last], _dense_types())):
+        what = f"is {last!r}, a {kinds[last].__name__}" if last else "is missing"
+        raise BadInput(
+            f"the last layer with weights of model {name} {what}; it must be the Dense that gives"
+            f" the logits: {dense}"
+        )
+    if last != HEAD and HEAD in params:
+        raise BadInput(
+            f"the last layer of model {name} is {last!r}, but another part of it is named {HEAD!r};"
+            f" give the last layer that name: {dense}"
+        )
+    found = head.find(params, last)
+    _check_outputs(name, survey.outputs, last, head.layer_of(found, params), num_classes)
+    return found
+
+
+def _check_outputs(name, outputs, last, layer, num_classes):
+    """BadInput unless the outputs for two examples are logits, maybe with features."""
+    shapes = tuple(getattr(a, "shape", None) for a in _pair(outputs))
+    logits, features = shapes if len(shapes) == 2 else (None, None)
+    floats = logits and jnp.issubdtype(_pair(outputs)[0].dtype, jnp.floating)
+    if logits != (2, num_classes) or not floats:
+        shown = jax.tree.map(lambda a: f"{a.dtype}{list(a.shape)}", outputs)
+        raise BadInput(
+            f"model {name} must give logits, float32[2, {num_classes}] for 2 examples of"
+            f" {num_classes} classes, alone or with features; it gives {quoted(shown, 200)}"
+        )
+    width, gives = layer["kernel"].shape[-2:]
+    if layer["kernel"].ndim != 2 or gives != num_classes:
+        raise BadInput(
+            f"the last layer {last!r} of model {name} must give the logits of {num_classes}"
+            f" classes, but its kernel has the shape {list(layer['kernel'].shape)}"
+        )
+    if features not in (None, (2, width)):
+        raise BadInput(
+            f"the features of model {name} must be the input of its last layer {last!r},"
+            f" [2, {width}] for 2 examples; it gives {list(features)}"
+        )
+
+
+def _pair(outputs):
+    """(logits, features), or (logits, None) where a module gives logits alone."""
+    return outputs if isinstance(outputs, (tuple, list)) else (outputs, None)
+
+
+def _check_features(apply, init, module, x):
+    """BadInput unless a pass of training finds the features in the input of the head."""
+    key = jax.random.key(0)
+    out = jax.eval_shape(lambda: apply(init(key), x, key, jnp.ones(len(x))))
+    if out.features.ndim != 2:
+        raise BadInput(
+            f"the input of the last layer of model {modules.name_of(module)} has the shape"
+            f" {list(out.features.shape)} for 2 examples, not [2, D]; pool before that layer"
+        )
+
+
+def _dense_types():
+    return calls.with_nnx((nn.Dense,), "Linear")
+
+
+def _of_type(kinds: dict[str, type], types: tuple[type, ...]) -> tuple[str, ...]:
+    return tuple(path for path, kind in kinds.items() if issubclass(kind, types))
+
+
 # The functions of a task.
 
 
-def first_weights(module: nn.Module, sample_shape: tuple[int, ...], dtype, key: Array) -> Weights:
+def first_weights(
+    module: nn.Module, last: Head, sample_shape: tuple[int, ...], dtype, key: Array
+) -> Weights:
     """The module's first weights."""
-    variables = module.init(key, jnp.zeros((1, *sample_shape), dtype))
-    return Weights(variables["params"], variables.get("batch_stats", {}))
+    _, variables = modules.init(module, key, jnp.zeros((1, *sample_shape), dtype))
+    return Weights(head.named(last, variables["params"]), variables.get("batch_stats", {}))
 
 
 def forward(
     module: nn.Module,
+    last: Head,
+    gives_features: bool,
     weights: Weights,
     x: Array,
     key: Array | None = None,
     mask: Array | None = None,
 ) -> Output:
     """One pass of a batch x [B, ...]; a key means training mode."""
-    variables = {"params": weights.params, "batch_stats": weights.stats}
-    if key is None:
-        outputs: Any = module.apply(variables, x)
-        logits, features = outputs
-        return Output(logits, features, weights.stats)
-    (logits, features), new = module.apply(
-        variables, x, train=True, mask=mask, rngs={"dropout": key}, mutable=["batch_stats"]
-    )
+    params = head.as_in_module(last, weights.params)
+    variables = {"params": params, "batch_stats": weights.stats}
+    with contextlib.ExitStack() as during:
+        during.enter_context(calls.renamed({last.path: HEAD}))
+        seen = [] if gives_features else during.enter_context(inputs_of(HEAD))
+        outputs, new = modules.apply(module, variables, x, key, mask)
+    logits, features = outputs if gives_features else (outputs, seen[-1])
     return Output(logits, features, new.get("batch_stats", weights.stats))
 
 
@@ -131,25 +250,25 @@ def inputs_of(layer: str, instead: Array | None = None):
     seen = []
     level = get_opaque_trace_state()
 
-    def tap(call, args, kwargs, context):
-        if "/".join(context.module.path) == layer and context.method_name == "__call__":
+    def tap(called, call, args, kwargs):
+        if called.path == layer and called.method == "__call__":
             if get_opaque_trace_state() != level:
                 raise BadInput(
-                    f"layer {layer!r} is inside a loop of the model, so that its input cannot be"
-                    " read or replaced; choose another model or another layer"
+                    f"layer {layer!r} is inside a loop of the model or a remat, so that its input"
+                    " cannot be read or replaced; choose another model or another layer"
                 )
             seen.append(args[0])
             args = args if instead is None else (instead.astype(args[0].dtype), *args[1:])
         return call(*args, **kwargs)
 
-    with nn.intercept_methods(tap):
+    with calls.intercepted(tap):
         yield seen
 
 
 def split_head(task: Task, weights: Weights) -> tuple[Weights, Weights]:
     """(encoder, head): the model without its last dense layer, and that layer; None fills gaps."""
-    head, encoder = tree.split(tree.within(task.dense[-1:]), weights)
-    return encoder, head
+    of_head, encoder = tree.split(tree.within(task.dense[-1:]), weights)
+    return encoder, of_head
 
 
 def encode(task: Task, encoder: Weights, x: Array) -> Array:
@@ -162,8 +281,8 @@ def with_projection(task: Task, width: int) -> Task:
 
     The features are then the output of the second, [B, width].
     """
-    head = _no_head(task).params["head"]
-    top = Projection(task.num_classes, head["kernel"].shape[0], width)
+    old_head = _no_head(task).params[HEAD]
+    top = Projection(task.num_classes, old_head["kernel"].shape[0], width)
 
     def init(key: Array) -> Weights:
         body = task.init(key)
@@ -173,7 +292,7 @@ def with_projection(task: Task, width: int) -> Task:
         )
 
     def apply(weights, x, key=None, mask=None) -> Output:
-        body = weights._replace(params={**weights.params, "head": head})
+        body = weights._replace(params={**weights.params, HEAD: old_head})
         out = task.apply(body, x, key, mask)
         top_output: Any = top.apply({"params": weights.params}, out.features)
         logits, z = top_output
@@ -248,24 +367,6 @@ def _no_head(task):
     """Zeros where a model's head is, None elsewhere."""
     shapes = jax.eval_shape(task.init, jax.random.key(0))
     return tree.zeros(split_head(task, shapes)[1])
-
-
-def _layers(init) -> dict[str, type]:
-    """Path and type of each module with weights of its own, in the order of the forward pass."""
-    kinds: dict[str, type] = {}
-
-    def note(call, args, kwargs, context):
-        kinds.setdefault("/".join(context.module.path), type(context.module))
-        return call(*args, **kwargs)
-
-    with nn.intercept_methods(note):
-        shapes = jax.eval_shape(init, jax.random.key(0))
-    holders = {name.split("/", 1)[1].rsplit("/", 1)[0] for name in tree.names(shapes)}
-    return {path: kind for path, kind in kinds.items() if path in holders}
-
-
-def _of_type(kinds: dict[str, type], *types: type) -> tuple[str, ...]:
-    return tuple(path for path, kind in kinds.items() if issubclass(kind, types))
 
 
 def has_convolutions(task: Task) -> bool:

@@ -54,18 +54,21 @@ class Checkpoints:
     All processes of a run have one, and call the same functions of it in the same order.
     """
 
-    def __init__(self, folder: Path):
+    def __init__(self, folder: Path, read_only: bool = False):
+        """read_only: nothing in the folder is changed, so that another process may write there."""
         import orbax.checkpoint as ocp  # not needed by those who save nothing
 
         for name in ("absl", "asyncio"):  # all errors that its threads log are raised here as well
             logging.getLogger(name).addFilter(_not_of_orbax)
         self._ocp, self._folder, self._kept = ocp, folder, folder.with_name("kept")
         self._arrays, self._json = _array_handler(ocp), ocp.JsonCheckpointHandler()
-        folder.mkdir(exist_ok=True)
+        if not read_only:
+            folder.mkdir(exist_ok=True)
         options = ocp.CheckpointManagerOptions(
             max_to_keep=2,
             create=False,
-            cleanup_tmp_directories=True,  # what a process that was killed has left
+            cleanup_tmp_directories=not read_only,  # what a process that was killed has left
+            read_only=read_only,
         )
         with _hushed():
             self._manager = ocp.CheckpointManager(
@@ -100,16 +103,19 @@ class Checkpoints:
         description = self._json.restore(self._folder.absolute() / str(rounds) / "digest")
         kept.load(self._kept / str(rounds), description.get("kept", []), stores)
 
-    def newest(self, sharding: Sharding | None = None) -> tuple[int, list[Saved]]:
+    def newest(
+        self, sharding: Sharding | None = None, only: int | None = None
+    ) -> tuple[int, list[Saved]]:
         """The number of rounds and the leaves of the newest checkpoint that is whole.
 
         Returns (0, []) where there is no checkpoint. Tells of each newer one that is damaged.
         BadInput if all are. Nothing is changed.
 
         sharding: of what lies on all devices of the run; None: on the default device.
+        only: the number of the one to look at; None: all of them.
         """
-        damaged = {}
-        for rounds in processes.of_first(self._numbers):
+        damaged: dict[int, str] = {}
+        for rounds in processes.of_first(self.numbers) if only is None else [only]:
             leaves, reason = self._try_to_read(rounds, sharding)
             if reason:
                 damaged[rounds] = reason
@@ -126,8 +132,8 @@ class Checkpoints:
             )
         return 0, []
 
-    def _numbers(self):
-        """The newest first. An empty folder is no checkpoint."""
+    def numbers(self) -> list[int]:
+        """After how many rounds there is one, the newest first. An empty folder is none."""
         steps = sorted(self._manager.all_steps(), reverse=True)
         return [rounds for rounds in steps if any((self._folder / str(rounds)).iterdir())]
 

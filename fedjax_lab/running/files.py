@@ -40,7 +40,14 @@ TEXT = Kind("text", lambda value: isinstance(value, str))
 SCORE = Kind("a finite number or null", lambda value: value is None or _is_number(value))
 OBJECT: dict[str, Any] = {}  # with any keys
 
-EVALUATION = {  # a line of metrics.jsonl
+LOSS = {  # the loss, in the forms of the accuracy
+    "loss?": {"per_client?": [SCORE], "*": SCORE},
+    "domains_loss?": {"*": SCORE},
+    "global_loss?": SCORE,
+    "id_loss?": SCORE,
+    "ood_loss?": SCORE,
+}
+EVALUATION = {  # a line of metrics.jsonl; metrics that a config names may have any keys besides
     "round": COUNT,
     "seed": COUNT,
     "stage?": TEXT,
@@ -52,6 +59,9 @@ EVALUATION = {  # a line of metrics.jsonl
     "id_per_client?": [SCORE],
     "ood?": NUMBER,
     "ood_per_client?": [SCORE],
+    **LOSS,
+    "id_loss_per_client?": [SCORE],
+    "ood_loss_per_client?": [SCORE],
     "bytes_up": NUMBER,
     "bytes_down": NUMBER,
     "seconds": NUMBER,
@@ -62,6 +72,7 @@ CONFIG = {  # config.json
     "method": {"name": TEXT},
     "run": OBJECT,
     "seeds": [COUNT],
+    "parts?": {"*": OBJECT},  # where the user's own functions came from
 }
 _SCORES = {
     "round?": NUMBER,
@@ -71,10 +82,12 @@ _SCORES = {
     "global?": NUMBER,
     "id?": NUMBER,
     "ood?": NUMBER,
+    **LOSS,
 }
 _WAY = {"per_seed": {"*": _SCORES}, "mean": _SCORES, "std?": _SCORES}
 SUMMARY = {  # summary.json, as far as comparisons read it
     "diverged?": {"*": COUNT},
+    "lower_is_better?": [TEXT],
     "device?": TEXT,
     "strategy?": TEXT,
     "versions?": {"*": TEXT},

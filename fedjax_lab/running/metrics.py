@@ -6,15 +6,18 @@ import re
 import secrets
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from fedjax_lab.errors import MACHINE, BadInput, quoted
-from fedjax_lab.running import files
+from fedjax_lab.measures import NO_MEASURES, PER_CLIENT
+from fedjax_lab.running import cloud, files, provenance
 
 
 def make_folder(path: Path) -> None:
-    """The folder and its parents; BadInput where that cannot be."""
+    """The folder and its parents; BadInput where that cannot be, or the path is in the cloud."""
+    cloud.check_local("the folder", path)
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -61,7 +64,11 @@ def check_same_config(path: Path, config: dict) -> None:
 
 
 def check_same(folder: Path, saved: dict, config: dict) -> None:
-    """BadInput names the first key in which the folder's saved config differs from `config`."""
+    """BadInput names the first key in which the folder's saved config differs from `config`.
+
+    Or the function of the user's own whose source has changed.
+    """
+    saved, config = provenance.aligned(folder, saved, config)
     old, new = _flat(saved), _flat(json.loads(json.dumps(config)))
     for key in sorted(old.keys() | new.keys()):
         if old.get(key) != new.get(key):
@@ -185,7 +192,9 @@ def summarize(rows: list[dict], seeds: list[int]) -> dict:
 
     `max_over_rounds` is the round whose headline is highest, so its other numbers are that round's.
     `max_per_domain` takes each domain's own best round; its mean is over the clients' own maxima.
-    The std is the sample's, with its ddof beside it; both are absent for one seed.
+    The std is the sample's, with its ddof beside it; both are absent for one seed. No way goes by
+    the loss or by a metric that a config names: theirs are the numbers of the round that accuracy
+    has chosen.
     """
     per_seed = {seed: pick_rounds([row for row in rows if row["seed"] == seed]) for seed in seeds}
     out = {}
@@ -199,10 +208,19 @@ def summarize(rows: list[dict], seeds: list[int]) -> dict:
 
 
 def _numbers(row):
-    kept = ("round", "train_loss", "global", "id", "ood", "domains")
-    out = {key: row[key] for key in kept if key in row}
-    if "accuracy" in row:
-        out["accuracy"] = {k: v for k, v in row["accuracy"].items() if k != "per_client"}
+    out = {key: row[key] for key in ("round", "train_loss") if key in row}
+    return out | numbers(row)
+
+
+def numbers(row: dict) -> dict[str, Any]:
+    """What an evaluation measured, without the values of single clients."""
+    out = {}
+    for key, value in row.items():
+        if key in NO_MEASURES or key.endswith(PER_CLIENT):
+            continue
+        if isinstance(value, dict):
+            value = {k: v for k, v in value.items() if k != "per_client"}
+        out[key] = value
     return out
 
 
@@ -213,6 +231,6 @@ def _over_seeds(chosen, statistic):
         if isinstance(values[0], dict):
             shared = [key for key in values[0] if all(key in v for v in values)]
             return {key: merge([v[key] for v in values]) for key in shared}
-        return float(statistic(values))
+        return None if None in values else float(statistic(values))
 
     return merge(rows)

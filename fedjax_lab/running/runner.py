@@ -65,7 +65,7 @@ def run(
 def _run(experiment, folder, quiet, profile):
     engine = Engine(experiment.simulation, folder=folder.path)
     folder.open()
-    rows = folder.restore(engine, _evaluations(experiment, engine)[1:])
+    rows = folder.restore(engine, evaluations(experiment, engine)[1:])
     profile.check(experiment.simulation, engine.played)
     profile.open()
     if engine.played == 0:
@@ -119,7 +119,7 @@ def _play(experiment, engine, folder, rows, quiet, profile):
 def _play_stage(experiment, engine, folder, rows, progress, profile):
     """Plays the rounds of a stage that are left. An interrupt waits until the state is saved."""
     profile.begin_stage(engine)
-    rounds, times = experiment.simulation.plan.rounds, _evaluations(experiment, engine)
+    rounds, times = experiment.simulation.plan.rounds, evaluations(experiment, engine)
     with interrupts.delayed() as stop:
         while engine.played < engine.ends[engine.stage_number]:
             upcoming = np.searchsorted(times, engine.played, "right")
@@ -139,8 +139,8 @@ def _play_stage(experiment, engine, folder, rows, progress, profile):
                 raise Interrupted(f"interrupted after round {engine.played} of {rounds}")
 
 
-def _evaluations(experiment, engine):
-    """0, then after how many rounds there is one: every eval_every, and where a stage ends."""
+def evaluations(experiment, engine):
+    """0, then after how many rounds one is made: every eval_every, and where a stage ends."""
     every = experiment.config.run.eval_every
     return sorted({*range(0, engine.ends[-1], every), *engine.ends})
 
@@ -158,7 +158,9 @@ def _rows(experiment, engine, since):
                 "seed": seed,
                 "stage": engine.stage.name,
                 "train_loss": float(sums.train_loss[i] / since),
-                **evaluate.summarize(scores, experiment.dataset.domains),
+                **evaluate.summarize(
+                    scores, experiment.dataset.domains, experiment.simulation.plan.metrics
+                ),
                 "bytes_up": int(up),
                 "bytes_down": int(down),
                 "seconds": engine.seconds,
@@ -191,6 +193,11 @@ def _summary(engine, experiment, rows):
         "seeds": seeds,
         "rounds": engine.played,
         **metrics.summarize(rows, seeds),
+        "lower_is_better": [
+            metric.name
+            for metric in evaluate.all_metrics(experiment.simulation.plan)
+            if metric.lower_is_better
+        ],
         "seconds": engine.seconds,
         "evaluate_seconds": engine.evaluate_seconds,
         "compile_seconds": engine.compile_seconds,

@@ -8,8 +8,10 @@ from typing import NamedTuple
 
 import ml_collections
 
+from fedjax_lab import references
 from fedjax_lab.aliases import ALIASES
-from fedjax_lab.config import load_config, resolve
+from fedjax_lab.config import Override, resolve
+from fedjax_lab.config_files import load_config
 from fedjax_lab.errors import BadInput, cut, nearest, quoted
 from fedjax_lab.running import workdir
 
@@ -20,7 +22,7 @@ class Shared(NamedTuple):
     """What all cells of a sweep have in common."""
 
     path: str  # of the config file
-    overrides: Sequence[tuple[str, str]] = ()  # dotted key and text
+    overrides: Sequence[Override] = ()
     seeds: list[int] | None = None  # None: config.run.seed
     compilation_cache: bool = True  # keep compiled programs on disk
 
@@ -92,18 +94,28 @@ def make_cell(shared: Shared, method: str, point: dict[str, str]) -> Cell:
     _check_keys(point, shared.overrides)
     loaded = load_config(f"{shared.path}:{method}")
     config = resolve(loaded, [*shared.overrides, *point.items()])
-    parts = [config.method.name]
+    for key, _, part in references.parts_of(config):
+        if not references.lasts(part):
+            raise BadInput(
+                f"config.{key}={part} is a lambda or a local function, which a sweep cannot find"
+                " again; define it at the top of a file"
+            )
+    parts = [_in_name(config.method.name)]
     for key, text in point.items():
         section, _, rest = key.partition(".")
         value = config[section][rest]
         value = text if isinstance(value, str) else str(value)  # an earlier name stays in use
-        value = urllib.parse.quote(value.replace(" ", ""), safe="+()[],")  # a folder's name
-        parts.append(f"{rest if _of_method(key) else key}={value}")
+        parts.append(f"{rest if _of_method(key) else key}={_in_name(value.replace(' ', ''))}")
     name = ",".join(parts)
     if len(name) > LONGEST_NAME:
         raise BadInput(f"the values of --grid make too long a folder name: {quoted(name)}")
     seeds = [config.run.seed] if shared.seeds is None else shared.seeds
     return Cell(name=name, method=method, grid=point, config=config, seeds=seeds)
+
+
+def _in_name(text):
+    """The text without what cannot be in the name of a folder."""
+    return urllib.parse.quote(text, safe="+()[],:")
 
 
 def _check_keys(grid, overrides):

@@ -38,7 +38,8 @@ import targets
 import workloads
 
 from fedjax_lab import command
-from fedjax_lab.config import load_config, resolve
+from fedjax_lab.config import resolve
+from fedjax_lab.config_files import load_config
 from fedjax_lab.errors import BadInput, cut, nearest, parse
 from fedjax_lab.main import parse_seeds, split_overrides
 

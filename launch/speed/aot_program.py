@@ -15,7 +15,8 @@ import workloads
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun, jaxprs_in_params
 
 from fedjax_lab import command, evaluate, experiment, losses
-from fedjax_lab.config import load_config, resolve
+from fedjax_lab.config import resolve
+from fedjax_lab.config_files import load_config
 from fedjax_lab.engine import Engine, Simulation
 from fedjax_lab.models import kernels
 from fedjax_lab.models.task import has_convolutions
@@ -120,7 +121,7 @@ def trips(engine: Engine, program: str) -> tuple[float, ...]:
 
 
 def evaluation_batches(engine: Engine) -> float:
-    """Batches in a call of `evaluate.count_correct`: the mean over the calls of an evaluation."""
+    """Batches in a call of `evaluate.count`: the mean over the calls of an evaluation."""
 
     def length(rows):
         return rows.longest if isinstance(rows, Rows) else rows.shape[-1]

@@ -26,7 +26,7 @@ import jaxlib
 import numpy as np
 
 import fedjax_lab
-from fedjax_lab.config import load_config
+from fedjax_lab.config_files import load_config
 
 QUICKSTART = Path(__file__).parents[2] / "configs/quickstart.py"
 SIZE = 1024

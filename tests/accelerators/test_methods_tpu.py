@@ -10,7 +10,8 @@ import targets
 import toys
 
 from fedjax_lab import registry, tree
-from fedjax_lab.config import load_config, resolve
+from fedjax_lab.config import resolve
+from fedjax_lab.config_files import load_config
 
 pytestmark = [
     pytest.mark.compilers,

@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import pytest
 
 from fedjax_lab import experiment, registry
-from fedjax_lab.config import load_config, resolve
+from fedjax_lab.config import resolve
+from fedjax_lab.config_files import load_config
 from fedjax_lab.models.task import make_task
 from fedjax_lab.registry import METHODS
 

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from fedjax_lab.config import load_config, resolve
+from fedjax_lab.config import resolve
+from fedjax_lab.config_files import load_config
 
 ROOT = Path(__file__).parents[2]
 

@@ -11,7 +11,8 @@ from image_files import check_listing
 from inputs import complaint
 from PIL import Image
 
-from fedjax_lab.config import load_config, resolve
+from fedjax_lab.config import resolve
+from fedjax_lab.config_files import load_config
 from fedjax_lab.data import domainnet, images, office_caltech
 from fedjax_lab.data import places as places_module
 from fedjax_lab.registry import NAMED

@@ -14,7 +14,8 @@ from inputs import complaint
 
 from fedjax_lab import experiment, figures, registry, simulate
 from fedjax_lab.analysis.figures import client2vec as drawing
-from fedjax_lab.config import load_config, resolve
+from fedjax_lab.config import resolve
+from fedjax_lab.config_files import load_config
 from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.methods import _client_index as client_index
 from fedjax_lab.models import dsa_ign

@@ -3,19 +3,24 @@
 import sys
 from functools import cache, partial
 
+import flax.linen as nn
 import jax
 import numpy as np
+import orbax.checkpoint as ocp
 import pytest
 import torch_models
+from flax.traverse_util import flatten_dict
+from inputs import complaint
 from naive_layers import STAGES
 from toys import random_weights
 
 from fedjax_lab import tree
 from fedjax_lab.errors import BadInput
-from fedjax_lab.models import mobilenet, pretrained, resnet
+from fedjax_lab.models import mobilenet, nets, pretrained, resnet
 from fedjax_lab.models.task import make_task
 
 KEY = jax.random.key(0)
+KEY_DATA = np.arange(2)
 
 
 FULL = {
@@ -126,6 +131,72 @@ def test_a_task_starts_from_a_file(tmp_path):
             jax.tree.map(np.testing.assert_array_equal, started.params[name], whole.params[name])
 
 
+OWN = nets.mlp(3, width=4, norm=True)
+SHAPES = jax.eval_shape(make_task(OWN, (5,), 3).init, KEY)
+
+
+@pytest.mark.parametrize(
+    "rename",
+    [
+        lambda name: name,
+        lambda name: name.split("/", 1)[1].replace("/", "."),
+        lambda name: name.replace("/", ".") + ".value",
+    ],
+)
+def test_weights_are_found_by_the_names_of_the_models_layers(rename):
+    weights = random_weights(SHAPES)
+    named = zip(tree.names(weights), jax.tree.leaves(weights), strict=True)
+    tensors = {rename(name): leaf for name, leaf in named}
+    jax.tree.map(np.testing.assert_array_equal, pretrained.match(tensors, SHAPES), weights)
+
+
+@pytest.mark.parametrize("file", ["weights.safetensors", "weights"])
+def test_a_file_of_flax_variables_starts_a_model_whose_head_has_another_name(file, tmp_path):
+    """As Flax and Orbax write it, with more beside the variables."""
+
+    class Net(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            return nn.Dense(3)(nn.BatchNorm(use_running_average=True)(nn.Dense(4)(x)))
+
+    variables = {**Net().init(KEY, np.zeros((1, 5)))}
+    path = tmp_path / file
+    if file.endswith("s"):
+        ocp.PyTreeCheckpointer().save(path, {**variables, "step": 3, "opt_state": {"mu": KEY_DATA}})
+    else:
+        flat = flatten_dict(variables, sep=".")
+        pytest.importorskip("safetensors.numpy").save_file(jax.device_get(flat), path)
+    task = make_task(Net(), (5,), 3, pretrained_file=str(path))
+    x = np.ones((2, 5), np.float32)
+    logits = task.apply(task.init(jax.random.key(1)), x).logits
+    np.testing.assert_array_equal(logits, Net().apply(variables, x))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"Dense_0/kernel": None}, "it lacks 1 of 8 (Dense_0/kernel)"),
+        (
+            dict.fromkeys(["Dense_0/kernel", "Dense_0/bias", "head/bias", "head/kernel"])
+            | {"fc": np.zeros(3)},
+            "it lacks 4 of 8 (Dense_0/bias, Dense_0/kernel, head/bias, ...); the model has no place"
+            " for 1 of 5 (fc)",
+        ),
+        ({"Dense_0/bias": np.zeros(3)}, "'Dense_0/bias' is 3, the model needs 4"),
+    ],
+)
+def test_names_that_do_not_match_are_listed_on_both_sides(change, said):
+    names = [name.split("/", 1)[1] for name in tree.names(SHAPES)]
+    tensors = dict(zip(names, jax.tree.leaves(random_weights(SHAPES)), strict=True)) | change
+    tensors = {name: a for name, a in tensors.items() if a is not None}
+    assert said in complaint(pretrained.match, tensors, SHAPES)
+
+
+def test_a_folder_that_is_not_orbaxs_is_named(tmp_path):
+    said = complaint(make_task, OWN, (5,), 3, pretrained_file=str(tmp_path))
+    assert f"{tmp_path}: not a folder that Orbax has written" in said
+
+
 def test_bad_files_are_named(tmp_path):
     pytest.importorskip("safetensors")
     path = tmp_path / "weights.pth"
@@ -138,5 +209,5 @@ def test_bad_files_are_named(tmp_path):
 
 def test_without_safetensors_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "safetensors", None)
-    with pytest.raises(BadInput, match=r"pip install -e '.\[clip\]'"):
+    with pytest.raises(BadInput, match=r"pip install 'fedjax_lab\[clip\]'"):
         make_task(TINY["resnet"].clone(pretrained="any"), (8, 8, 3), 3)

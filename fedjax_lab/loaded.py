@@ -1,0 +1,311 @@
+"""A run of a folder, read again: its states, predictions, scores on other data, models as files."""
+
+import functools
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_collections
+import numpy as np
+
+from fedjax_lab import evaluate, experiment, simulate, streams, tree
+from fedjax_lab.config import resolve
+from fedjax_lab.data.dataset import Dataset
+from fedjax_lab.engine import Engine
+from fedjax_lab.errors import BadInput, quoted
+from fedjax_lab.experiment import Experiment
+from fedjax_lab.local import fetch, make_work
+from fedjax_lab.models import pretrained
+from fedjax_lab.running import files, metrics, provenance, runner
+from fedjax_lab.running.workdir import Workdir, saved_config
+from fedjax_lab.simulate import Program
+from fedjax_lab.types import Client, Federation, PyTree, Stage, State, Weights
+
+ATTEMPTS = 3  # at reading a folder in which a run replaces its checkpoints
+
+
+def load(folder: str | Path, rounds: int | None = None) -> "Run":
+    """The run of a folder at its checkpoint after so many rounds; None: at the newest one.
+
+    Nothing in the folder is changed, and a run may go on in it. The data are read again, as the
+    config says. BadInput where the folder holds no run or no such checkpoint, or where data or
+    files are not those of the run.
+    """
+    folder = Path(folder)
+    config = files.read_config(folder / "config.json")
+    if config is None:
+        raise BadInput(f"{folder} holds no run: it has no config.json")
+    seeds = config.pop("seeds")
+    resolved = resolve(provenance.recalled(config))
+    metrics.check_same_config(folder / "config.json", saved_config(resolved, seeds))
+    built = experiment.build(resolved, seeds)
+    for attempt in range(1, ATTEMPTS + 1):
+        before = _checkpoints(folder)
+        try:
+            return _look(folder, built, rounds)
+        except (BadInput, FileNotFoundError):
+            if attempt == ATTEMPTS or _checkpoints(folder) == before:
+                raise
+    raise AssertionError  # the last attempt returns or raises
+
+
+def _checkpoints(folder):
+    return sorted(path.name for path in (folder / "checkpoints").glob("*"))
+
+
+def _look(folder, built, rounds):
+    engine, workdir = Engine(built.simulation), Workdir(folder, built)
+    try:
+        rows = workdir.look(engine, runner.evaluations(built, engine)[1:], rounds)
+    finally:
+        workdir.close()
+    return Run(
+        folder=folder,
+        config=built.config,
+        experiment=built,
+        rounds=engine.played,
+        rows=rows,
+        states=engine.final_states(),
+        stage=engine.stage,
+    )
+
+
+@dataclass(frozen=True, repr=False)
+class Run:
+    """What a run has come to. `client` is a number from 0, or None for the global model.
+
+    The global model is the one of a newcomer: of a client that took no part. A client's model is
+    the one that it is scored with. `seed` is one of the run's; None: the first one.
+    """
+
+    folder: Path
+    config: ml_collections.ConfigDict
+    experiment: Experiment  # with the dataset, the task and the federation of each seed
+    rounds: int  # so many were played
+    rows: list[dict]  # of metrics.jsonl, until then
+    states: list[State]  # one of each seed; what was kept on the host is NumPy arrays
+    stage: Stage  # of the method, that was under way
+
+    @property
+    def seeds(self) -> list[int]:
+        """Those of the run, in the order of `states`."""
+        return self.experiment.simulation.seeds
+
+    def predict(self, x: Any, client: int | None = None, seed: int | None = None) -> np.ndarray:
+        """Logits [N, K] of examples x [N, ...], which are as those of the run's dataset."""
+        x = np.asarray(x)
+        self._check_examples(x)
+        message, who = self.of_client(client, seed)
+        nothing = np.zeros(len(x), np.int32)
+        pool, size = self._pool(x, nothing, nothing, self.index(seed)), self._plan.eval_batch
+        batches = [np.arange(i, min(i + size, len(x))) for i in range(0, len(x), size)]
+        return np.concatenate([self._logits(pool, message, who, rows) for rows in batches])
+
+    def score(self, data: Dataset | tuple[Any, Any], seed: int | None = None) -> dict:
+        """Accuracies in percent on all examples of other data, as a row of metrics has them.
+
+        data: a dataset, or examples [N, ...] and labels [N].
+
+        Returns `accuracy`, over the clients' own models, and `global`; `domains`, if there are
+        several.
+        """
+        data = data if isinstance(data, Dataset) else _as_dataset(*data, self.experiment.dataset)
+        self._check_examples(data.x)
+        pool = self._pool(data.x, data.y, data.domain, self.index(seed))
+        plan = self._plan._replace(num_domains=len(data.domains))
+        program = self._program._replace(plan=plan)
+        counted = jax.jit(functools.partial(evaluate.count_model, program))
+        rows = jnp.arange(len(data.y))
+
+        def count(clients):
+            each = [jax.device_get(counted(pool, *self.of_client(i, seed), rows)) for i in clients]
+            return jax.tree.map(lambda *a: np.stack(a), *each)
+
+        everybody = count(range(self.num_clients))
+        if self.stage.method.newcomer is None:
+            some = evaluate.evenly_spaced(self.num_clients)
+            average = jax.tree.map(lambda a: a[some], everybody)
+        else:
+            average = count([None])
+        scores = evaluate.Scores(None, everybody, average, None)
+        return evaluate.summarize(scores, data.domains, plan.metrics)
+
+    def model(self, client: int | None = None, seed: int | None = None) -> Weights:
+        """The weights of `experiment.task`: what the client is sent, what it keeps, or both.
+
+        BadInput where these are more or less than one model.
+        """
+        message, who = self.of_client(client, seed)
+        weights = join_model(self.config.method.name, message, who.private)
+        needed = tree.names(jax.eval_shape(self.experiment.task.init, jax.random.key(0)))
+        if not set(needed) <= set(tree.names(weights)):
+            raise no_model(self.config.method.name)
+        return weights
+
+    def export(self, path: str | Path, client: int | None = None, seed: int | None = None) -> None:
+        """Writes the weights of `model` to a new .safetensors file, or else to a folder of Orbax.
+
+        `config.model.pretrained` takes either. Their names are `params/LAYER/kernel` and the like.
+        """
+        path = Path(path)
+        if path.exists():
+            raise BadInput(f"{path} exists; name a new file or folder")
+        pretrained.write(path, self.model(client, seed))
+
+    def of_client(self, client: int | None, seed: int | None = None) -> tuple[PyTree, Client]:
+        """The message that the client predicts with, and the client with what it keeps."""
+        i, method = self.index(seed), self.stage.method
+        if method.predict is None:
+            raise BadInput(
+                f"stage {self.stage.name} of {self.config.method.name}, after {self.rounds} rounds,"
+                " has no model to predict with"
+            )
+        if client is None:
+            return self._newcomer(i)
+        if isinstance(client, bool) or client not in range(self.num_clients):
+            raise BadInput(f"no client {quoted(client)}; there are 0 .. {self.num_clients - 1}")
+        private = jax.tree.map(lambda a: jnp.asarray(a[client]), self.states[i].private)
+        person = tree.take(self._populations[i], client)._replace(private=private)
+        message = self._send(self.states[i].server, person.id)
+        if method.tune is None:
+            return message, person
+        message, private = self._tune(message, person, *self._held(i, client))
+        return message, person._replace(private=private)
+
+    @property
+    def num_clients(self) -> int:
+        """How many there are; of a pooled method those that are scored."""
+        return len(self.experiment.simulation.federations[0].train)
+
+    def _newcomer(self, i):
+        newcomer = self.stage.method.newcomer
+        if newcomer is None:
+            raise BadInput(
+                f"method {self.config.method.name} has no global model; name a client of 0 .."
+                f" {self.num_clients - 1}"
+            )
+        message, private = newcomer(self.states[i])
+        nobody = jax.tree.map(lambda a: jnp.zeros_like(a[0]), self._populations[i])
+        return message, nobody._replace(id=jnp.int32(-1), private=private)
+
+    def _held(self, i, client):
+        """The training examples of one client as a federation and rows; and its stream."""
+        federation = self.experiment.simulation.federations[i]
+        rows = federation.train.on_host(np.array([client]))[0]
+        at = np.maximum(rows, 0)
+        held = self._pool(federation.x[at], federation.y[at], federation.domain[at], i)
+        keys = streams.make_keys(jax.random.key(self.seeds[i]))
+        (key,) = streams.clients(keys.score, jnp.int32(self.rounds), jnp.array([client]))
+        return held, jnp.where(rows < 0, -1, jnp.arange(len(rows))), key
+
+    def _pool(self, x, y, domain, i):
+        """Examples as a federation, which the run's models see as they see those of seed i."""
+        federation, view = self.experiment.simulation.federations[i], self.stage.view
+        frozen: PyTree = ()
+        if view is not None and view.frozen is not None:
+            frozen = view.frozen(self.states[i].server)
+        x, y, domain = (jnp.asarray(a) for a in (x, np.asarray(y, np.int32), domain))
+        return Federation(
+            x=x.reshape(len(x), -1),
+            y=y,
+            domain=domain,
+            center=federation.center,
+            scale=federation.scale,
+            train=None,
+            validation=None,
+            test=None,
+            global_test=None,
+            unseen=None,
+            frozen=frozen,
+        )
+
+    @functools.cached_property
+    def _plan(self):
+        """The run's, where a view of the stage is taken of each batch."""
+        plan, view = self.experiment.simulation.plan._replace(equal_steps=False), self.stage.view
+        if view is None:
+            return plan
+        return plan._replace(
+            view=view.transform,
+            augment=None if view.before_augmentation else plan.augment,
+            batch_size=view.batch_size or plan.batch_size,
+        )
+
+    @property
+    def _program(self):
+        return Program(self.stage.method, self._plan, self.experiment.simulation.strategy)
+
+    @functools.cached_property
+    def _populations(self):
+        simulation = self.experiment.simulation
+        return [
+            simulate.population_on_host(federation, simulation.num_classes)
+            for federation in simulation.federations
+        ]
+
+    @functools.cached_property
+    def _logits(self):
+        def logits(pool, message, client, rows):
+            batch = fetch(pool, rows, self._plan)
+            return self.stage.method.predict(message, client, batch.x)
+
+        return jax.jit(logits)
+
+    @functools.cached_property
+    def _send(self):
+        method = self.stage.method
+        return jax.jit(method.scored or method.round[-1].send)
+
+    @functools.cached_property
+    def _tune(self):
+        def tune(message, client, held, rows, key):
+            work, _ = make_work(held, rows, self._plan, key)
+            return self.stage.method.tune(message, client, work)
+
+        return jax.jit(tune)
+
+    def _check_examples(self, x):
+        shape = self.experiment.dataset.x.shape[1:]
+        if x.shape[1:] != shape or not len(x):
+            wanted = ", ".join(map(str, ("N", *shape)))
+            raise BadInput(
+                f"examples must have the shape [{wanted}] of the run's, not {list(x.shape)}"
+            )
+
+    def index(self, seed: int | None) -> int:
+        """The place of a seed in `seeds`; None: the first one."""
+        if seed is None:
+            return 0
+        if seed not in self.seeds:
+            raise BadInput(f"{self.folder} has no seed {quoted(seed)}, but {self.seeds}")
+        return self.seeds.index(seed)
+
+
+def no_model(method: str) -> BadInput:
+    """The error about a method whose clients predict with something else."""
+    return BadInput(f"a client of {method} has more or less than a model")
+
+
+def join_model(method: str, message: PyTree, private: PyTree) -> Weights:
+    """One model of what a client is sent and what it keeps. BadInput where they are not one."""
+    parts = [part for part in (message, private) if jax.tree.leaves(part)]
+    if not parts or not all(isinstance(part, Weights) for part in parts):
+        raise no_model(method)
+    return parts[0] if len(parts) == 1 else tree.join(*parts)
+
+
+def _as_dataset(x, y, like):
+    """Examples and labels as a dataset with the classes of `like`."""
+    x, y = np.asarray(x), np.asarray(y)
+    classes = len(like.classes)
+    if y.shape != x.shape[:1] or not np.issubdtype(y.dtype, np.integer):
+        raise BadInput(
+            f"labels must be whole numbers, one for each of the {len(x)} examples, not"
+            f" {y.dtype}{list(y.shape)}"
+        )
+    if len(y) and not (0 <= y.min() and y.max() < classes):
+        raise BadInput(f"labels must be 0 .. {classes - 1}, not {y.min()} .. {y.max()}")
+    nothing = np.zeros(len(y), np.int32)
+    return Dataset(x, y, nothing, nothing > 0, like.classes, ("",))

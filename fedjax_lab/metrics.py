@@ -1,0 +1,212 @@
+"""What an evaluation measures besides accuracy: the loss always, the others where a config says so.
+
+A metric is a function of a model's logits [N, K], the labels [N] and a mask [N], 0 where an example
+is padding. Where it gives [N], one value for each example, the metric is the mean over examples.
+Where it gives one number, it sees all examples of a client at once (of the global test set, all of
+that), so that all their logits are held on the device while a client is scored: N * K float32.
+
+A metric that is no mean, but that follows from sums over examples, is a `Summed`: only its sums are
+held, so that it costs no more memory for more examples.
+
+Definitions are scikit-learn's; those that are shares are in percent.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from fedjax_lab import measures
+from fedjax_lab.errors import BadInput, cut, quoted
+from fedjax_lab.types import Array, PyTree
+
+BINS = 15  # of the calibration error: equally wide, each without its lower edge
+
+
+class Summed(NamedTuple):
+    """A metric that follows from sums over examples.
+
+    `value` is computed on the host for many clients at once: the leaves of its first argument are
+    the sums [C, ...] in float64, the second is the number of examples [C].
+    """
+
+    name: str
+    statistics: Callable[[Array, Array, Array], PyTree]  # (logits, labels, mask) -> [N, ...]
+    value: Callable[[Any, np.ndarray], np.ndarray]  # (sums, total) -> [C]
+    lower_is_better: bool = False
+
+
+class Whole(NamedTuple):
+    """A metric that needs all logits of a client at once."""
+
+    name: str
+    value: Callable[[Array, Array, Array], Array]  # (logits, labels, mask) -> one number
+    lower_is_better: bool = False
+
+
+Metric = Summed | Whole
+
+
+def _mean(sums, total):
+    return sums / total
+
+
+def _percent(sums, total):
+    return 100 * sums / total
+
+
+def _cross_entropy(logits, labels, mask):
+    """logsumexp(o) - o_y of each example; infinite where the logits are not finite."""
+    loss = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
+    return jnp.where(jnp.isnan(loss), jnp.inf, loss)
+
+
+def _in_top5(logits, labels, mask):
+    """Whether fewer than five classes come before the label; of equal logits the last comes first,
+    as in `top_k_accuracy_score`."""
+    label = labels[:, None]
+    logit = jnp.take_along_axis(logits, label, 1)
+    is_after = jnp.arange(logits.shape[1]) > label
+    comes_before = jnp.where(is_after, ~(logits < logit), ~(logits <= logit))
+    return jnp.sum(comes_before, 1) < 5
+
+
+def _by_class(logits, labels, mask):
+    """Of each class: predicted, actual, and both [N, K]."""
+    num_classes = logits.shape[1]
+    predicted = jax.nn.one_hot(jnp.argmax(logits, 1), num_classes)
+    actual = jax.nn.one_hot(labels, num_classes)
+    return {"predicted": predicted, "actual": actual, "both": predicted * actual}
+
+
+def _macro_f1(sums, total):
+    """The mean of F1 over the classes that are predicted or actual at least once."""
+    either = sums["predicted"] + sums["actual"]
+    f1 = 2 * sums["both"] / np.maximum(either, 1)
+    return 100 * f1.sum(-1) / (either > 0).sum(-1)
+
+
+def _by_confidence(logits, labels, mask):
+    """Of each bin of the highest probability: that probability, and whether it is right [N, B]."""
+    confidence = jnp.max(jax.nn.softmax(logits), 1)
+    place = jnp.clip(jnp.ceil(confidence * BINS) - 1, 0, BINS - 1)
+    member = jax.nn.one_hot(place.astype(jnp.int32), BINS)
+    right = jnp.argmax(logits, 1) == labels
+    return {"confidence": member * confidence[:, None], "right": member * right[:, None]}
+
+
+def _calibration_error(sums, total):
+    gap = np.abs(sums["right"] - sums["confidence"])
+    return 100 * gap.sum(-1) / total
+
+
+def _perplexity(sums, total):
+    return np.exp(sums / total)
+
+
+def _auroc(logits: Array, labels: Array, mask: Array) -> Array:
+    """Area under the ROC curve, one class against the rest: the mean over classes with both.
+
+    The share of pairs of a positive and a negative example that are ranked rightly by their
+    probability; of equal ones half. Not a number where no class has both.
+    """
+    log_p = jax.nn.log_softmax(logits)  # in the order of the probabilities, but not rounded to 1
+    log_p = jnp.where(jnp.isnan(log_p), -jnp.inf, log_p)
+
+    def of_class(score, is_positive):  # [N] each
+        ranked, positive, negative = jax.lax.sort(
+            (score, mask * is_positive, mask * (1 - is_positive)), num_keys=1
+        )
+        differs, end = ranked[1:] != ranked[:-1], jnp.ones(1, bool)
+        is_first, is_last = jnp.append(end, differs), jnp.append(differs, end)  # of equal ones
+        upto = jnp.cumsum(negative)
+        below = jax.lax.cummax(jnp.where(is_first, upto - negative, 0))
+        upto = jax.lax.cummin(jnp.where(is_last, upto, jnp.inf), reverse=True)
+        share = (below + upto) / (2 * jnp.sum(negative))
+        return jnp.sum(jnp.where(positive > 0, share, 0)) / jnp.sum(positive)
+
+    areas = jax.vmap(of_class, 1)(log_p, jax.nn.one_hot(labels, logits.shape[1]))
+    return 100 * jnp.nanmean(jnp.where(jnp.isfinite(areas), areas, jnp.nan))
+
+
+LOSS = Summed("loss", _cross_entropy, _mean, lower_is_better=True)
+
+BUILT_IN: dict[str, Metric] = {
+    metric.name: metric
+    for metric in (
+        LOSS,
+        Summed("top5", _in_top5, _percent),
+        Summed("macro_f1", _by_class, _macro_f1),
+        Whole("auroc", _auroc),
+        Summed("ece", _by_confidence, _calibration_error, lower_is_better=True),
+        Summed("perplexity", _cross_entropy, _perplexity, lower_is_better=True),
+    )
+}
+
+
+def make(parts: Iterable[Metric | Callable], num_classes: int) -> tuple[Metric, ...]:
+    """The metrics of a run besides the loss, which is always there.
+
+    Args:
+      parts: built-in metrics, and functions (logits, labels, mask) -> [N] or one number. A lower
+        value of a function is better where it has an attribute `lower_is_better` that is true.
+      num_classes: of the run's task.
+
+    Raises BadInput for a name that a row has already, and for a function that JAX cannot trace or
+    that gives something else.
+    """
+    made: dict[str, Metric] = {LOSS.name: LOSS}
+    for part in parts:
+        metric = part if isinstance(part, Metric) else _of_function(part, num_classes)
+        if made.get(metric.name, metric) != metric:
+            raise BadInput(f"config.run.metrics has two metrics with the name {metric.name!r}")
+        made[metric.name] = metric
+    return tuple(metric for metric in made.values() if metric != LOSS)
+
+
+def _of_function(function, num_classes):
+    """The metric that a function of one's own is, by the shape of what it gives."""
+    name = getattr(function, "__name__", type(function).__name__)
+    if not measures.is_free(name) or name in BUILT_IN:
+        raise BadInput(
+            f"a metric cannot have the name {quoted(name)}: it must be a plain word that means"
+            " nothing else in metrics.jsonl; rename the function"
+        )
+    lower = bool(getattr(function, "lower_is_better", False))
+    if _given_shape(name, function, num_classes) == ():
+        return Whole(name, function, lower)
+    return Summed(name, function, _mean, lower)
+
+
+def _given_shape(name, function, num_classes):
+    """() or (N,), the shape of what the function gives for N examples."""
+    count = num_classes + 1  # not to be mistaken for the number of classes
+    like = jax.ShapeDtypeStruct
+    labels, mask = like((count,), jnp.int32), like((count,), jnp.float32)
+    try:
+        given = jax.eval_shape(function, like((count, num_classes), jnp.float32), labels, mask)
+    except Exception as error:  # whatever a stranger's function raises
+        reason = cut(f"{type(error).__name__}: {error}".partition("\n")[0], 300)
+        raise BadInput(
+            f"metric {name!r} fails on (logits [N, K], labels [N], mask [N]): {reason}"
+        ) from error
+    shape = getattr(given, "shape", None)
+    if shape not in ((), (count,)):
+        what = "no array" if shape is None else f"an array of shape {shape} for N={count}"
+        raise BadInput(f"metric {name!r} must give [N] values or one number, but gives {what}")
+    return shape
+
+
+def by_domain(metric: Summed, logits: Array, labels: Array, domain: Array) -> PyTree:
+    """The sums of a batch by domain [D, ...]. domain: [N, D], all 0 for padding."""
+    mask = jnp.sum(domain, 1)
+
+    def summed(a):
+        a = jnp.expand_dims(a.astype(jnp.float32), 1)  # [N, 1, ...]
+        member = domain.reshape(*domain.shape, *(1,) * (a.ndim - 2))
+        return jnp.sum(jnp.where(member > 0, a, 0), 0)
+
+    return jax.tree.map(summed, metric.statistics(logits, labels, mask))

@@ -1,0 +1,232 @@
+"""Any Flax module as two pure functions: its first variables, and a pass over a batch.
+
+A linen module may be called as `module(x)`, or with more arguments that say what kind of pass it
+is: `train`, `training` or `is_training`, or the opposite, `deterministic` or
+`use_running_average`; a field of such a name is set as well. `mask` [B] has 1 where a row is real.
+Where a module does not take it, the padded rows are kept out of the moments of Flax's BatchNorm.
+
+An NNX module is made by `nnx.bridge.ToLinen`, of which each pass gets one in the right mode.
+"""
+
+import contextlib
+import dataclasses
+import inspect
+import sys
+import traceback
+from collections.abc import Callable
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import flax
+import flax.linen as nn
+import jax
+
+import fedjax_lab
+from fedjax_lab.errors import BadInput, cut
+from fedjax_lab.models import calls
+from fedjax_lab.types import Array
+
+MODES = {  # arguments and fields that say whether a pass is one of training; the value if it is
+    "train": True,
+    "training": True,
+    "is_training": True,
+    "deterministic": False,
+    "use_running_average": False,
+}
+OF_FLAX = ("parent", "name", "rngs")  # arguments of every module
+SETTINGS = (bool, int, float, str, tuple)  # types of the defaults of what a config can set
+
+
+# From what a config names to a module.
+
+
+@cache
+def as_function(part: Callable) -> Callable[..., nn.Module]:
+    """The function (num_classes, *, settings) that makes linen modules of a class.
+
+    The number of classes goes to the argument `num_classes`, or else to the first one without a
+    default. The other arguments whose default a config can hold are settings. An NNX class, or a
+    function with an argument `rngs`, makes an NNX module inside a linen one. Any other function is
+    returned as it is. BadInput where a class is not Flax's or another argument has no default.
+    """
+    arguments = _arguments(part)
+    if not isinstance(part, type) and "rngs" not in arguments:
+        return part
+    name = part.__qualname__
+    _check_class(part)
+    chosen = {k: p for k, p in arguments.items() if k not in OF_FLAX and _is_named(p)}
+    needed = [key for key, p in chosen.items() if p.default is p.empty]
+    target = "num_classes" if "num_classes" in chosen else next(iter(needed), None)
+    if target is None:
+        raise BadInput(f"the model class {name} needs a field num_classes: int")
+    if lacking := [key for key in needed if key != target]:
+        raise BadInput(f"the model class {name}: its field {lacking[0]} needs a default")
+    make: Any = part if _is_linen(part) else partial(_bridged, part, "rngs" in arguments)
+
+    def model(num_classes, **settings):
+        return make(**{target: num_classes}, **settings)
+
+    settings = [
+        p.replace(kind=p.KEYWORD_ONLY)
+        for key, p in chosen.items()
+        if key != target and isinstance(p.default, SETTINGS)
+    ]
+    first = inspect.Parameter("num_classes", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    model.__signature__ = inspect.Signature([first, *settings])  # type: ignore[attr-defined]
+    model.__name__ = model.__qualname__ = name
+    model.__module__, model.__doc__ = part.__module__, part.__doc__
+    return model
+
+
+def _arguments(part):
+    """Those of a call, by name. NNX's metaclass hides those of a class."""
+    if not isinstance(part, type):
+        return inspect.signature(part).parameters
+    _, *arguments = inspect.signature(part.__init__).parameters.values()
+    return {argument.name: argument for argument in arguments}
+
+
+def _check_class(part):
+    if isinstance(part, type) and not issubclass(part, calls.with_nnx((nn.Module,), "Module")):
+        raise BadInput(
+            f"model {part.__name__} is no Flax module; name a subclass of flax.linen.Module or of"
+            " flax.nnx.Module, or a function (num_classes, *, settings) that returns one"
+        )
+
+
+def _is_linen(part):
+    return isinstance(part, type) and issubclass(part, nn.Module)
+
+
+def _is_named(parameter):
+    return parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+
+
+def _bridged(part, takes_rngs, **settings):
+    from flax.nnx import bridge
+
+    return bridge.to_linen(part, skip_rng=not takes_rngs, **settings)
+
+
+def check_module(made: Any) -> None:
+    """BadInput unless what a model's function has made is a linen module."""
+    if isinstance(made, nn.Module):
+        return
+    kind = type(made).__name__
+    if isinstance(made, calls.with_nnx((), "Module")):
+        raise BadInput(
+            f"the model's function returns an NNX {kind} with weights of its own; give the function"
+            " an argument `rngs` and make the module with it, so that each seed has its first"
+            " weights"
+        )
+    raise BadInput(f"a model must be a Flax module, not {cut(kind, 80)}")
+
+
+# The two functions.
+
+
+def init(module: nn.Module, key: Array, x: Array) -> tuple[Any, dict]:
+    """What the module makes of a batch in evaluation mode, and its first variables."""
+    rngs: Any = key
+    if _is_bridge(module):
+        rngs = {"params": key, **_streams(jax.random.fold_in(key, 1))}
+    with told(module):
+        ready, arguments = _in_mode(module, False, None)
+        outputs, variables = ready.init_with_output(rngs, x, **arguments)
+    return outputs, nn.meta.unbox(variables)
+
+
+def apply(
+    module: nn.Module, variables: dict, x: Array, key: Array | None, mask: Array | None
+) -> tuple[Any, dict]:
+    """What the module makes of a batch, and the variables that it has changed.
+
+    A key means training mode.
+    """
+    with told(module):
+        ready, arguments = _in_mode(module, key is not None, mask)
+        if key is None:
+            return ready.apply(variables, x, **arguments), {}
+        with _masked(mask):
+            return ready.apply(
+                variables, x, **arguments, rngs=_streams(key), mutable=["batch_stats"]
+            )
+
+
+def _streams(key):
+    """Of random numbers: dropout's, and one for streams of any other name."""
+    other = jax.random.fold_in(key, 1)
+    return {"dropout": key, "params": other, "default": other}
+
+
+def _in_mode(module, train, mask):
+    """The module, and the arguments beside x with which it makes a pass of this mode."""
+    modes = {name: train is in_training for name, in_training in MODES.items()}
+    if _is_bridge(module):
+        make = partial(_make_nnx, module.nnx_class, train)
+        return module.clone(nnx_class=make, metadata_fn=None), {**modes, "mask": mask}
+    arguments = calls.taken(type(module).__call__, {**modes, "mask": mask})
+    fields = {field.name for field in dataclasses.fields(module)} - arguments.keys()
+    fields = {name: value for name, value in modes.items() if name in fields}
+    return module.clone(**fields) if fields else module, arguments
+
+
+def _make_nnx(make, train, *args, **kwargs):
+    """A new NNX module in this mode."""
+    net = make(*args, **kwargs)
+    net.train() if train else net.eval()
+    return calls.tapped(net)
+
+
+def _is_bridge(module):
+    bridge: Any = sys.modules.get("flax.nnx.bridge")
+    return bridge is not None and isinstance(module, bridge.ToLinen)
+
+
+@contextlib.contextmanager
+def _masked(mask):
+    """BatchNorm's moments are those of the real rows, where the module does not see to that."""
+    norms = () if mask is None else calls.with_nnx((nn.BatchNorm,), "BatchNorm")
+
+    def hook(layer, call, args, kwargs):
+        if isinstance(layer.module, norms) and layer.method == "__call__":
+            x = args[0] if args else kwargs["x"]
+            if len(x) == len(mask):
+                rows = (mask > 0) | ~mask.any()  # no moments of nothing
+                kwargs = {"mask": rows.reshape(-1, *(1,) * (x.ndim - 1)), **kwargs}
+        return call(*args, **kwargs)
+
+    with calls.intercepted(hook):
+        yield
+
+
+# Its errors.
+
+
+def name_of(module: nn.Module) -> str:
+    """Of the model, as messages call it."""
+    made_by = module.nnx_class if _is_bridge(module) else type(module)
+    return str(module.name or getattr(made_by, "__name__", "of NNX"))
+
+
+@contextlib.contextmanager
+def told(module: nn.Module):
+    """What a module raises becomes BadInput, which names the model and the line of its code."""
+    try:
+        yield
+    except (BadInput, MemoryError, OSError, jax.errors.JaxRuntimeError):
+        raise
+    except Exception as error:
+        reason = cut(" ".join(f"{type(error).__name__}: {error}".split()), 300)
+        raise BadInput(f"model {name_of(module)}{_place(error)} failed: {reason}") from error
+
+
+def _place(error):
+    """Where in the user's code it was raised, in words; "" where that is not known."""
+    libraries = [Path(m.__file__).parent for m in (jax, flax, fedjax_lab)]
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        file = Path(frame.filename)
+        if file.is_file() and not any(file.is_relative_to(library) for library in libraries):
+            return f" ({file.name}, line {frame.lineno})"
+    return ""

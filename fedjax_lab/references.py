@@ -1,0 +1,341 @@
+"""References: text that names a function or class outside of the registry, and back.
+
+A reference is MODULE:FUNCTION or PATH/FILE.py:FUNCTION. A path is seen from the current folder. A
+file is executed once in a process, and again where its content has changed before `refresh`.
+"""
+
+import contextlib
+import functools
+import hashlib
+import importlib
+import inspect
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+from fedjax_lab.errors import MACHINE, BadInput, cut, nearest, quoted
+
+Source = dict[str, str | None]  # `module`, `file` and `sha256` (of the file) of a function
+
+
+PARTS = {  # keys of a config whose values name functions: of which kind of the registry
+    "data.name": "data",
+    "data.augment": "augmentation",
+    "partition.name": "partition",
+    "model.name": "model",
+    "embedding.name": "embedding",
+    "method.name": "method",
+    "method.base": "method",
+    "local.optimizer": "optimizer",
+    "run.sampling": "sampling",
+    "run.metrics": "metric",  # several
+}
+
+
+class _Execution(NamedTuple):
+    """The last one of a file."""
+
+    digest: str  # of what was executed
+    module: ModuleType
+    is_current: bool = True  # the file had the same content when `refresh` was called last
+
+
+_executions: dict[str, _Execution] = {}  # by absolute path
+_first_digests: dict[tuple[str, int], str] = {}  # of a module's file, when a function was found
+_nameless: dict[str, Callable] = {}  # by their text: functions that no module has under a name
+
+
+def parts_of(config: Mapping) -> Iterator[tuple[str, str, str]]:
+    """(dotted key, kind, name) of each function that a config names."""
+    for key, kind in PARTS.items():
+        section, _, rest = key.partition(".")
+        names = config.get(section, {}).get(rest) or ()
+        for name in (names,) if isinstance(names, str) else names:
+            if not isinstance(name, str):
+                raise BadInput(f"a value of config.{key} must be text, got {quoted(name)}")
+            yield key, kind, name
+
+
+# From text to functions.
+
+
+def is_reference(text: str) -> bool:
+    """Whether the text is not a plain name."""
+    return ":" in text
+
+
+def find(text: str) -> Callable:
+    """The function or class that a reference names. BadInput says in one line what is missing."""
+    if text in _nameless:
+        return _nameless[text]
+    if not lasts(text):
+        raise BadInput(
+            f"{text} is a lambda or a local function, which is known only where it was given;"
+            " define it at the top of a file"
+        )
+    where, _, name = text.rpartition(":")
+    module = of_file(where) if is_file(where) else _imported(where)
+    try:
+        function: Any = functools.reduce(getattr, name.split("."), module)
+    except AttributeError as error:
+        if where == "__main__":
+            raise BadInput(
+                f"{name} was defined in a notebook, and is not defined here; define it in a file"
+            ) from error
+        callables = [key for key, value in vars(module).items() if _offers(module, key, value)]
+        raise BadInput(
+            f"{where} has no function {quoted(name)}; {nearest(name, callables)}"
+        ) from error
+    return function
+
+
+def lasts(text: str) -> bool:
+    """Whether a reference means the same in another process."""
+    return "<" not in text.rpartition(":")[2]
+
+
+def is_file(where: str) -> bool:
+    """Whether what stands before the colon of a reference is a path and not a module."""
+    return where.endswith(".py") or not all(word.isidentifier() for word in where.split("."))
+
+
+def _offers(module, key, value):
+    """Whether a module defines a function or class of that name for others."""
+    defined_here = getattr(value, "__module__", module.__name__) == module.__name__
+    return callable(value) and defined_here and not key.startswith("_")
+
+
+def of_file(path: str) -> ModuleType:
+    """What a file defines. BadInput where there is no such file, or executing it fails."""
+    absolute = os.path.abspath(path)
+    if absolute == _main_file():
+        return sys.modules["__main__"]
+    last = _executions.get(absolute)
+    if last is not None and last.is_current:
+        return last.module
+    check_file(path, "file")
+    return execute(path)
+
+
+def refresh() -> None:
+    """Files that have changed are executed anew when they are asked for again.
+
+    Between two calls all functions of a file are of one content, which `source_of` tells.
+    """
+    for path, last in list(_executions.items()):
+        is_current = os.path.isfile(path) and digest(path) == last.digest
+        _executions[path] = last._replace(is_current=is_current)
+
+
+def execute(path: str) -> ModuleType:
+    """Executes a file, which can import modules that lie beside it. BadInput where that fails."""
+    absolute = os.path.abspath(path)
+    of_path = hashlib.sha256(absolute.encode(errors="surrogateescape")).hexdigest()[:8]
+    module = ModuleType(f"{Path(path).stem}_{of_path}")  # no other module's name
+    module.__file__ = absolute
+    _search(os.path.dirname(absolute))
+    before = sys.modules.get(module.__name__)
+    sys.modules[module.__name__] = module  # where dataclasses look for the types of fields
+    try:
+        with told(path):
+            content = Path(absolute).read_bytes()
+            exec(compile(content, absolute, "exec"), vars(module))
+    except BaseException:
+        sys.modules.pop(module.__name__)
+        if before is not None:
+            sys.modules[module.__name__] = before
+        raise
+    _executions[absolute] = _Execution(hashlib.sha256(content).hexdigest(), module)
+    return module
+
+
+@contextlib.contextmanager
+def told(path: str) -> Iterator[None]:
+    """Turns what a user's code raises into BadInput, in one line with the place in that file."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # sys.exit among them: it would end the command without a word
+        if isinstance(error, OSError) and error.errno in MACHINE:
+            raise
+        frames = traceback.extract_tb(error.__traceback__)
+        lines = [frame.lineno for frame in frames if frame.filename == os.path.abspath(path)]
+        place = f" (line {lines[-1]})" if lines else ""
+        reason = cut(" ".join(f"{type(error).__name__}: {error}".split()), 300)
+        raise BadInput(f"{path} cannot be loaded: {reason}{place}") from error
+
+
+def check_file(path: str, what: str, names: Iterable[str] = ()) -> None:
+    """BadInput unless the path is that of a file; it has the nearest path or one of other names.
+
+    what: what the file is, in words: "config file".
+    """
+    try:
+        if Path(path).is_file():
+            return
+        nearby = [str(p) for p in Path(path).parent.glob("*.py") if p.is_file()]
+    except (OSError, ValueError) as error:  # too long, not allowed to be read, with a NUL byte
+        reason = getattr(error, "strerror", error)
+        raise BadInput(f"no {what} {quoted(path)}: {reason}") from error
+    raise BadInput(f"no {what} {quoted(path)}; {nearest(path, [*nearby, *names])}")
+
+
+def _imported(name):
+    _search(os.getcwd())
+    try:
+        with told(name):
+            return importlib.import_module(name)
+    except BadInput as error:
+        absent = error.__cause__
+        if isinstance(absent, ModuleNotFoundError) and f"{name}.".startswith(f"{absent.name}."):
+            where = "neither the current folder nor PYTHONPATH has it"
+            raise BadInput(f"no module {quoted(absent.name)}; {where}") from error
+        raise
+
+
+def _search(folder):
+    """Modules in that folder can be imported, unless others of their names can."""
+    if folder not in sys.path:
+        sys.path.append(folder)
+
+
+# From functions to text.
+
+
+def text_of(function: Callable) -> str:
+    """The reference of a function or class; one for this process alone where it has no name."""
+    own = sys.modules.get(getattr(function, "__module__", None) or "")
+    executed = [last.module for last in _executions.values()]
+    for module in filter(None, (own, *executed, sys.modules["__main__"])):
+        if name := _name_in(module, function):
+            return f"{_where(module)}:{name}"
+    name = getattr(function, "__qualname__", "")
+    name = name if "<" in name else f"<{name or type(function).__name__}>"
+    text = first = f"{_where(own) if own else 'python'}:{name}"
+    count = 1
+    while _nameless.get(text, function) is not function:
+        count += 1
+        text = f"{first}-{count}"
+    _nameless[text] = function
+    return text
+
+
+def _name_in(module, function):
+    """The name under which the module has the function; None where it has it not."""
+    name = getattr(function, "__qualname__", "")
+    with contextlib.suppress(AttributeError):
+        found = functools.reduce(getattr, name.split("."), module)
+        if found is function or (_path_of(module) and _is_same(found, function)):
+            return name
+    return next((key for key, value in vars(module).items() if value is function), None)
+
+
+def _is_same(one, other):
+    """Whether both are of one place in a file, which may have been executed more than once."""
+    names = ("__module__", "__qualname__")
+    return all(getattr(one, name, 1) == getattr(other, name, 2) for name in names)
+
+
+def _where(module):
+    """What stands before the colon in references to what the module defines."""
+    path = _path_of(module)
+    if path is None:
+        return module.__name__
+    beside = os.path.relpath(path)
+    return path if beside.startswith(os.pardir) else beside
+
+
+def _path_of(module):
+    """The absolute path of a module that was executed as a file."""
+    if module is sys.modules["__main__"]:
+        return _main_file()
+    return next((path for path, last in _executions.items() if last.module is module), None)
+
+
+def _as_file(path):
+    """The absolute path of a file; None where there is none, as of <stdin>."""
+    return os.path.abspath(path) if path and os.path.isfile(path) else None
+
+
+def _main_file():
+    return _as_file(getattr(sys.modules["__main__"], "__file__", None))
+
+
+# Where functions came from.
+
+
+def source_of(text: str, function: Callable) -> Source:
+    """Where the function of that reference came from; `sha256` is None where nobody can tell."""
+    where = text.rpartition(":")[0]
+    if not lasts(text):
+        return {"module": None, "file": None, "sha256": None}
+    if is_file(where):
+        path = os.path.abspath(where)
+        last = _executions.get(path)
+        return {"module": None, "file": path, "sha256": last.digest if last else digest(path)}
+    path = _defining_file(where, function)
+    if path is None:
+        return {"module": where, "file": None, "sha256": _digest_of_code(function)}
+    first = _first_digests.setdefault((path, id(function)), digest(path))
+    return {"module": where, "file": path, "sha256": first}
+
+
+def _defining_file(module, function):
+    """The file with the function's code; None of what a notebook defines."""
+    with contextlib.suppress(TypeError, OSError):
+        path = _as_file(inspect.getsourcefile(inspect.unwrap(function)))
+        if path and module != "__main__":
+            return path
+    return _as_file(getattr(sys.modules.get(module), "__file__", None))
+
+
+def _digest_of_code(function):
+    try:
+        return hashlib.sha256(inspect.getsource(function).encode()).hexdigest()
+    except (OSError, TypeError):
+        return None
+
+
+def digest(path: str) -> str:
+    """The SHA-256 of a file, as sha256sum prints it."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def recalled(text: str, source: Source) -> str:
+    """A reference to the function that came from there, whatever the current folder is now."""
+    path, module = source.get("file"), source.get("module")
+    where, _, name = text.rpartition(":")
+    if not path or not where:
+        return text
+    if module is None:
+        return text if os.path.isfile(where) and not os.path.isfile(path) else f"{path}:{name}"
+    for folder in Path(path).parents:
+        stem = folder.joinpath(*module.split("."))
+        if stem.with_suffix(".py").is_file() or (stem / "__init__.py").is_file():
+            _search(str(folder))
+            break
+    return text
+
+
+# What installed packages offer.
+
+
+def offered(group: str) -> dict[str, Any]:
+    """The entry points of that group by name. Two packages may offer one name: the first has it."""
+    from importlib import metadata  # read only where a name is not built in
+
+    points = sorted(metadata.entry_points(group=group), key=lambda point: point.value)
+    return {point.name: point for point in reversed(points)}
+
+
+def load_offered(point: Any) -> Callable:
+    """The function of an entry point. BadInput where it cannot be loaded."""
+    package = point.dist.name if point.dist else "a package"
+    with told(f"{point.name!r} of {package} ({point.value})"):
+        return point.load()

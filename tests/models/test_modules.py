@@ -1,0 +1,241 @@
+"""Any Flax module as a model: what it gives and takes, linen and NNX alike, and its complaints."""
+
+import functools
+import inspect
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import toys
+from flax import nnx
+from inputs import complaint
+
+from fedjax_lab import losses, tree
+from fedjax_lab.models.modules import as_function
+from fedjax_lab.models.task import encode, make_task, split_head
+from fedjax_lab.types import Batch
+
+KEY = jax.random.key(0)
+K, D = toys.K, toys.D
+
+
+class Plain(nn.Module):
+    """Logits alone, no arguments, no names."""
+
+    num_classes: int
+    width: int = 8
+
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(self.num_classes)(nn.relu(nn.Dense(self.width)(x)))
+
+
+class Deep(nn.Module):
+    """BatchNorm and dropout, a loop and a remat; its last layer is inside another module."""
+
+    num_classes: int
+    rate: float = 0.5
+
+    @nn.compact
+    def __call__(self, x, *, deterministic):
+        x = nn.BatchNorm(use_running_average=deterministic)(nn.Dense(8)(x))
+        x = nn.Dropout(self.rate, deterministic=deterministic)(x)
+        x = nn.remat(Step)(8)(x, None)[0]
+        loop = nn.scan(Step, variable_axes={"params": 0}, split_rngs={"params": True}, length=2)
+        x, _ = loop(8)(x, None)
+        return nn.Sequential([nn.relu, nn.Dense(self.num_classes)], name="top")(x)
+
+
+class Step(nn.Module):
+    width: int
+
+    @nn.compact
+    def __call__(self, x, _):
+        return x + nn.Dense(self.width)(x), None
+
+
+class Net(nnx.Module):
+    """The same in NNX."""
+
+    def __init__(self, num_classes, *, width=8, rate=0.5, rngs: nnx.Rngs):
+        self.first = nnx.Linear(D, width, rngs=rngs)
+        self.norm = nnx.BatchNorm(width, rngs=rngs)
+        self.drop = nnx.Dropout(rate, rngs=rngs)
+        self.blocks = nnx.List([nnx.Linear(width, width, rngs=rngs) for _ in range(2)])
+        self.out = nnx.Linear(width, num_classes, rngs=rngs)
+
+    def __call__(self, x):
+        x = self.drop(self.norm(self.first(x)))
+        for block in self.blocks:
+            x = nnx.relu(block(x))
+        return self.out(x)
+
+
+def build_net(num_classes, *, rngs, width=8):
+    return Net(num_classes, width=width, rngs=rngs)
+
+
+PARTS = {"plain": Plain, "deep": Deep, "nnx": Net, "nnx function": build_net}
+
+
+@functools.cache
+def task_of(name, **settings):
+    return make_task(as_function(PARTS[name])(K, **settings), (D,), K)
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_features_are_the_input_of_the_last_layer(name):
+    task = task_of(name)
+    assert task.layers[-1] == task.dense[-1] == "head"
+    w = toys.random_weights(jax.eval_shape(task.init, KEY))
+    x = toys.normal(1, 5, D)
+    out = task.apply(w, x)
+    head = w.params["head"]
+    np.testing.assert_allclose(out.features @ head["kernel"] + head["bias"], out.logits, rtol=1e-5)
+    encoder, _ = split_head(task, w)
+    toys.same(encode(task, encoder, x), out.features)
+    for layer in ("head", task.layers[0]):
+        seen = task.apply_at(layer, w, x).features
+        again = task.apply_at(layer, w, jnp.zeros_like(x), seen)
+        toys.close(again.logits, out.logits)
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_training_lowers_the_loss(name):
+    task = task_of(name)
+    batch = Batch(toys.FEDERATION.x[:64], toys.FEDERATION.y[:64], jnp.ones(64))
+    loss = jax.jit(jax.value_and_grad(losses.risk(task), has_aux=True))
+    w = task.init(KEY)
+    before = losses.cross_entropy(task.apply(w, batch.x).logits, batch)
+    for step in range(40):
+        (_, out), grads = loss(w, batch, jax.random.key(step))
+        w = w._replace(params=tree.add(w.params, grads.params, -0.3), stats=out.stats)
+    assert losses.cross_entropy(task.apply(w, batch.x).logits, batch) < 0.8 * before
+
+
+@pytest.mark.parametrize("name", ["deep", "nnx"])
+def test_training_mode_is_dropout_and_moments_of_real_rows(name):
+    task, still = task_of(name), task_of(name, rate=0.0)
+    w = task.init(KEY)
+    x = toys.normal(1, 6, D)
+    logits = [task.apply(w, x, jax.random.key(i)).logits for i in (1, 1, 2)]
+    toys.same(logits[0], logits[1])
+    assert not np.allclose(logits[0], logits[2])
+    toys.same(task.apply(w, x).stats, w.stats)  # evaluation
+
+    mask = jnp.array([1.0, 1, 1, 1, 0, 0])
+    padded, alone = still.apply(w, x, KEY, mask), still.apply(w, x[:4], KEY, mask[:4])
+    toys.close(padded.logits[:4], alone.logits)
+    toys.close(padded.stats, alone.stats)
+    assert all(np.isfinite(a).all() for a in jax.tree.leaves(still.apply(w, x, KEY, 0 * mask)))
+
+
+@pytest.mark.parametrize("name", ["plain", "nnx"])
+def test_products_of_a_model_of_ones_own_are_made_in_bfloat16(name):
+    part = as_function(PARTS[name])(K)
+    task = make_task(part, (D,), K, compute_dtype=jnp.bfloat16)
+    text = str(jax.make_jaxpr(task.apply)(task.init(KEY), jnp.zeros((2, D))))
+    products = [line for line in text.splitlines() if "dot_general" in line]
+    assert products and all("bf16" in line.split("=")[0] for line in products)
+
+
+def test_classes_become_functions_with_settings():
+    functions = {name: as_function(part) for name, part in PARTS.items()}
+    parameters = {name: inspect.signature(f).parameters for name, f in functions.items()}
+    defaults = {
+        name: {key: p.default for key, p in each.items() if p.kind == p.KEYWORD_ONLY}
+        for name, each in parameters.items()
+    }
+    assert defaults["plain"] == {"width": 8} and defaults["deep"] == {"rate": 0.5}
+    assert defaults["nnx"] == {"width": 8, "rate": 0.5}
+    assert defaults["nnx function"] == {"width": 8}
+    assert functions["plain"].__name__ == "Plain" and functions["plain"](3, width=5).width == 5
+    wide = make_task(functions["nnx function"](K, width=5), (D,), K)
+    assert wide.init(KEY).params["first"]["kernel"].shape == (D, 5)
+
+
+class Headless(Plain):
+    @nn.compact
+    def __call__(self, x):
+        return nn.LayerNorm(name="last")(nn.Dense(self.num_classes)(x))
+
+
+class TwoHeads(Plain):
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(self.num_classes)(nn.Dense(5, name="head")(x))
+
+
+class Cached(Plain):
+    @nn.compact
+    def __call__(self, x):
+        self.variable("cache", "last", jnp.zeros, ())
+        return nn.Dense(self.num_classes)(x)
+
+
+class PerToken(Plain):
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(self.num_classes)(x[:, None]).mean(1)
+
+
+class Scores(Plain):
+    @nn.compact
+    def __call__(self, x):
+        return {"scores": nn.Dense(self.num_classes)(x)}
+
+
+class OtherFeatures(Plain):
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(self.num_classes)(x), x[:, :2]
+
+
+class Broken(Plain):
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(self.num_classes)(x.reshape(7, 7))
+
+
+class Hidden(Plain):
+    @nn.compact
+    def __call__(self, x):
+        return nn.remat(nn.Dense)(self.num_classes)(x)
+
+
+@pytest.mark.parametrize(
+    ("module", "said"),
+    [
+        (Headless(K), "model Headless is 'last', a LayerNorm; .* name='head'"),
+        (TwoHeads(K), "'Dense_0', but another part of it is named 'head'; .* name='head'"),
+        (Cached(K), "variables of the collection 'cache'; only params and batch_stats"),
+        (PerToken(K), r"the shape \[2, 1, 6\] for 2 examples.*pool before"),
+        (Scores(K), r"must give logits, float32\[2, 4\] .* it gives {'scores': 'float32\[2, 4\]'}"),
+        (OtherFeatures(K), r"the input of its last layer 'Dense_0', \[2, 6\] .* gives \[2, 2\]"),
+        (Plain(K + 1), r"must give logits, float32\[2, 4\] .* it gives 'float32\[2, 5\]'"),
+        (Broken(K), r"model Broken \(test_modules.py, line \d+\) failed: TypeError: "),
+        (Hidden(K), "'head' is inside a loop of the model or a remat"),
+        (nn.Dense(K), "last layer with weights of model Dense is missing"),
+        (Net(K, rngs=nnx.Rngs(0)), "returns an NNX Net with weights of its own; .* `rngs`"),
+        (Plain, "a model must be a Flax module, not type"),
+    ],
+)
+def test_what_cannot_be_a_model_is_refused(module, said):
+    import re
+
+    assert re.search(said, complaint(make_task, module, (D,), K))
+
+
+class NoDefault(nn.Module):
+    num_classes: int
+    depth: int
+
+
+@pytest.mark.parametrize(
+    ("part", "said"),
+    [(NoDefault, "its field depth needs a default"), (dict, "model dict is no Flax module")],
+)
+def test_what_cannot_be_made_with_the_number_of_classes_is_refused(part, said):
+    assert said in complaint(as_function, part)

@@ -1,0 +1,71 @@
+"""Config files: how they are read, mistakes told in one line."""
+
+import pytest
+from inputs import complaint
+
+from fedjax_lab.config import resolve
+from fedjax_lab.config_files import load_config, packaged
+from fedjax_lab.configs import hfedf_digits, quickstart
+
+NESTED = "x = []\n    for _ in range(10**5): x = [x]\n    "
+
+
+FILES = {  # what a config file holds, and what is said of it
+    "import sys; sys.exit(0)": "cannot be loaded: SystemExit: 0",
+    "def get_config():\n    raise SystemExit": "cannot be loaded: SystemExit",
+    "def get_config(:": "SyntaxError",
+    "x = 1": "has no attribute 'get_config'",
+    "get_config = 1": "not callable",
+    "raise ValueError('long ' * 10**5)": "cannot be loaded: ValueError: long",
+    "x = " + "-" * 20000 + "1": "cannot be loaded",
+    "def get_config():\n    return get_config()": "RecursionError",
+    "def get_config():\n    return None": "a config is a dict of sections, each a dict; got None",
+    f"def get_config():\n    {NESTED}return x": "got [[[...]]]",
+    f"def get_config():\n    {NESTED}return {{'run': {{'rounds': x}}}}": "config.run.rounds must",
+    "x = '\udcff'": "UTF-8",
+    "x = 1\0": "null bytes",
+}
+
+
+@pytest.mark.parametrize("text", FILES, ids=range(len(FILES)))
+def test_a_config_file_with_a_mistake_is_told_in_one_line(tmp_path, text):
+    path = tmp_path / "config.py"
+    path.write_bytes(text.replace("\udcff", "\xff").encode("latin-1"))
+    said = complaint(lambda: resolve(load_config(str(path))))
+    assert FILES[text].lower() in said.lower() and len(said) < 500
+
+
+def test_a_config_path_that_is_no_file(tmp_path):
+    (tmp_path / "folder.py").mkdir()
+    (tmp_path / "folders.py").touch()
+    said = complaint(load_config, str(tmp_path / "folder.py"))
+    assert said.startswith("no config file ") and "did you mean" in said and "folders.py'?" in said
+    for path in ("a" * 5000, "a\0b"):
+        assert len(complaint(load_config, path)) < 500
+
+
+def test_a_config_file_may_have_any_ending_and_ctrl_c_stays_one(tmp_path):
+    path = tmp_path / "config.txt"
+    path.write_text("def get_config():\n    return {'run': {'rounds': 3}}")
+    assert load_config(str(path)) == {"run": {"rounds": 3}}
+    path.write_text("raise KeyboardInterrupt")
+    with pytest.raises(KeyboardInterrupt):
+        load_config(str(path))
+
+
+def test_a_packaged_config_is_found_by_name_and_a_path_wins(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert {"quickstart", "hfedf_digits"} <= packaged().keys() and "__init__" not in packaged()
+    assert load_config("quickstart") == quickstart.get_config()
+    assert load_config("hfedf_digits:fedprox") == hfedf_digits.get_config("fedprox")
+    (tmp_path / "quickstart").mkdir()  # a folder is no config
+    assert load_config("quickstart") == quickstart.get_config()
+    (tmp_path / "quickstart").rmdir()
+    (tmp_path / "quickstart").write_text("def get_config():\n    return {'run': {'rounds': 3}}")
+    assert load_config("quickstart") == {"run": {"rounds": 3}}
+
+
+@pytest.mark.parametrize("name", ["quickstrat", "quickstrat:fedavg", "configs/quickstart.py"])
+def test_a_mistyped_name_gets_the_nearest_packaged_config(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert complaint(load_config, name).endswith("did you mean 'quickstart'?")

@@ -1,0 +1,153 @@
+"""`fedjax_lab.load`: a folder read again gives the run's own states, predictions and scores."""
+
+import json
+import shutil
+
+import jax
+import numpy as np
+import pytest
+import toys
+from inputs import complaint
+
+import fedjax_lab
+from fedjax_lab import experiment
+from fedjax_lab.config import resolve
+from fedjax_lab.config_files import load_config
+from fedjax_lab.running import runner, workdir
+
+RUN = {"run": {"rounds": 4, "eval_every": 2}, "partition": {"num_clients": 4}}
+METHODS = {
+    "fedavg": {},
+    "fedper": {},
+    "fedper on the host": {"engine.state": "host"},
+    "fedper on the disk": {"engine.state": "disk"},
+    "fedper on eight devices": {"engine.state": "sharded", "run.cohort": "3"},
+    "finetune": {},
+    "fedconcat": {"method.num_clusters": "2", "method.encoder_rounds": "2"},
+    "hfedf": {},
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("loaded")
+    toys.write_examples(folder / "data.npz")
+    return folder
+
+
+def config_of(folder, name, *overrides):
+    path = toys.write_config(folder, **RUN)
+    return resolve(load_config(f"{path}:{name.split()[0]}"), overrides)
+
+
+@pytest.fixture(scope="module")
+def runs(folder):
+    """(path, result) of a run of each name, played once."""
+    played = {}
+
+    def run(name):
+        if name not in played:
+            config = config_of(folder, name, *METHODS[name].items())
+            path = folder / name.replace(" ", "-")
+            result = fedjax_lab.run(config, workdir=path, seeds=[0, 3], quiet=True)
+            played[name] = path, result
+        return played[name]
+
+    return run
+
+
+SLOW = "fedconcat", "hfedf"
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n in SLOW)) for n in METHODS]
+)
+def test_states_rows_and_scores_are_those_of_the_run(name, runs):
+    path, result = runs(name)
+    run = fedjax_lab.load(path)
+    assert (run.rounds, run.seeds, run.rows) == (result.summary["rounds"], [0, 3], result.metrics)
+    toys.same(run.states, result.states)
+    for i, seed in enumerate(run.seeds):
+        federation = run.experiment.simulation.federations[i]
+        rows, dataset = np.asarray(federation.global_test), run.experiment.dataset
+        scores = run.score((dataset.x[rows], dataset.y[rows]), seed=seed)
+        last = result.metrics[i - 2]
+        for key in ("global", "global_loss"):
+            assert scores[key] == pytest.approx(last[key], rel=1e-4)
+
+
+def test_predictions_are_those_of_the_named_model(runs):
+    run = fedjax_lab.load(runs("fedper")[0])
+    x, task = run.experiment.dataset.x[:150], run.experiment.task  # more than a batch
+    for client, seed in ((0, 3), (2, None)):
+        logits = task.apply(run.model(client, seed), x).logits
+        np.testing.assert_allclose(run.predict(x, client, seed), logits, atol=1e-5)
+    assert not np.allclose(run.predict(x, 0), run.predict(x, 1))
+    assert not np.allclose(run.predict(x, 0), run.predict(x, 0, seed=3))
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "model"])
+def test_an_exported_model_is_what_another_run_starts_from(file, runs, folder, tmp_path):
+    if "." in file:
+        pytest.importorskip("safetensors")
+    run = fedjax_lab.load(runs("fedper")[0])
+    run.export(tmp_path / file, client=1)
+    config = config_of(folder, "fedavg", ("model.pretrained", str(tmp_path / file)))
+    first = experiment.build(config).task.init(jax.random.key(7))
+    toys.same(first, run.model(1))
+    assert "exists; name a new" in complaint(run.export, tmp_path / file)
+
+
+def test_a_folder_is_read_while_its_run_goes_on(folder, monkeypatch, tmp_path):
+    """Under the lock of its owner, at either checkpoint, with nothing in it changed."""
+    monkeypatch.setattr(workdir, "SAVE_SECONDS", 0)
+    monkeypatch.setattr(workdir, "SAVE_SHARE", 1)
+    config, path, seen = config_of(folder, "fedavg"), tmp_path / "run", []
+    append = workdir.Workdir.append
+
+    def look(self, rows):
+        append(self, rows)
+        if rows[0]["round"] == 4:
+            self._checkpoints.wait()
+            (path / "checkpoints" / "9.orbax-checkpoint-tmp").mkdir()  # being written
+            before = contents(path)
+            seen.append(fedjax_lab.load(path))
+            assert contents(path) == before
+            shutil.rmtree(path / "checkpoints" / "9.orbax-checkpoint-tmp")
+
+    monkeypatch.setattr(workdir.Workdir, "append", look)
+    runner.run(experiment.build(config), path, quiet=True)
+    (early,), late = seen, fedjax_lab.load(path)
+    assert early.rounds < 4 and late.rounds == 4
+    toys.same(fedjax_lab.load(path, rounds=early.rounds).states, early.states)
+    assert "no checkpoint after 9 rounds, only after" in complaint(fedjax_lab.load, path, rounds=9)
+
+
+def contents(path):
+    return {file: file.stat().st_mtime_ns for file in path.rglob("*")}
+
+
+def test_what_cannot_be_loaded_or_asked_is_said_in_one_line(runs, tmp_path):
+    assert "holds no run: it has no config.json" in complaint(fedjax_lab.load, tmp_path)
+    path, _ = runs("fedavg")
+    begun = shutil.copytree(path, tmp_path / "begun", ignore=lambda *_: ["checkpoints"])
+    assert "has no checkpoint yet" in complaint(fedjax_lab.load, begun)
+    saved = json.loads((path / "config.json").read_text())
+    saved["model"]["width"] = 5
+    other = shutil.copytree(path, tmp_path / "other")
+    (other / "config.json").write_text(json.dumps(saved))
+    assert "another run's" in complaint(fedjax_lab.load, other)
+
+    run = fedjax_lab.load(path)
+    x, y = run.experiment.dataset.x, run.experiment.dataset.y
+    assert "no client 4; there are 0 .. 3" in complaint(run.predict, x, 4)
+    assert "has no seed 1, but [0, 3]" in complaint(run.predict, x, seed=1)
+    assert "shape [N, 5] of the run's, not [300, 4]" in complaint(run.predict, x[:, 1:])
+    assert "labels must be 0 .. 2, not 1 .. 3" in complaint(run.score, (x, y + 1))
+    assert "one for each of the 300 examples" in complaint(run.score, (x, y[1:]))
+
+
+def test_a_client_that_has_no_one_model_cannot_be_exported(runs, tmp_path):
+    run = fedjax_lab.load(runs("fedconcat")[0])
+    assert "more or less than a model" in complaint(run.export, tmp_path / "m", 0)
+    assert run.predict(run.experiment.dataset.x[:3], 0).shape == (3, 3)

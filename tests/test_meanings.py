@@ -1,0 +1,82 @@
+"""What keys of a config mean, in words."""
+
+import own_parts
+import pytest
+from commands import call
+from inputs import complaint
+
+from fedjax_lab import meanings, registry
+from fedjax_lab.config import DEFAULTS, resolve
+from fedjax_lab.methods.fedavg import fedavg
+
+
+def test_every_key_has_a_meaning():
+    general = {f"{section}.{key}" for section, keys in DEFAULTS.items() for key in keys}
+    assert general <= meanings.MEANINGS.keys()
+
+
+@pytest.mark.parametrize("name", registry.METHODS)
+def test_every_setting_of_a_method_has_a_meaning(name):
+    words = meanings.of_section("method", resolve({"method": {"name": name}}).method)
+    assert [key for key, meaning in words.items() if not meaning] == []
+
+
+def test_entries_of_docstrings_are_found():
+    said = """Summary, in which tau is not: described.
+
+    mu: weight of the term; 0 is
+        FedAvg. tau, rho: both
+        temperatures.
+
+    Args:
+      k (int): a number: of clusters.
+      mode : a or b
+
+    All is kept in `folder`. The end.
+    """
+    keys = ["mu", "tau", "rho", "k", "mode", "folder", "absent"]
+    assert meanings.described_in(said, keys) == {
+        "mu": "weight of the term; 0 is FedAvg",
+        "tau": "both temperatures",
+        "rho": "both temperatures",
+        "k": "a number: of clusters",
+        "mode": "a or b",
+        "folder": "All is kept in `folder`",
+        "absent": "",
+    }
+
+
+def test_help_of_a_method_has_its_settings_and_docstrings(tmp_path, monkeypatch, capsys):
+    assert call("--help-method", "fedprox") == 0
+    said = capsys.readouterr().out
+    assert "--config.method.mu=0.01\n      weight of the proximal term; 0 is FedAvg\n" in said
+    assert "FedProx (Li et al., MLSys 2020" in said
+    own_parts.write(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    assert call("--help-method=own.py:near") == 0
+    assert "--config.method.pull=0.5\n      weight of the term" in capsys.readouterr().out
+    assert call("--help-method", "fedprx") == 2
+    assert "did you mean 'fedprox'?" in capsys.readouterr().err
+
+
+def test_a_config_is_shown_as_flags_with_meanings(tmp_path, capsys, monkeypatch):
+    own = own_parts.write(tmp_path)
+    assert call(f"--config={own}", "--show_config", "--config.method.pull=2") == 0
+    said = capsys.readouterr().out
+    flags = [line for line in said.splitlines() if line.startswith("--config.")]
+    assert "--config.method.pull=2.0" in flags and "--config.local.nesterov=False" in flags
+    assert any(line.startswith("--config.run.metrics=") for line in flags)
+    assert "clients that take part in a round; 0: all" in said
+
+
+def test_help_lists_all_names(capsys):
+    assert call("--help") == 0
+    said = capsys.readouterr().out
+    for kind in ("method", "data", "model", "partition"):
+        assert all(name in said for name in registry.names(kind))
+
+
+def test_no_method_is_told_with_the_nearest():
+    assert "did you mean 'fedavg'?" in complaint(meanings.of_method, "fedavq")
+    assert meanings.of_settings(fedavg, []) == {}
+    assert "It has no settings" in meanings.of_method("fedavg")

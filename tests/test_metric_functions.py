@@ -1,0 +1,166 @@
+"""Definitions of metrics against scikit-learn, and functions of one's own."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy.special import softmax
+from sklearn.calibration import calibration_curve
+from sklearn.metrics import f1_score, log_loss, roc_auc_score, top_k_accuracy_score
+
+from fedjax_lab import measures, metrics
+from fedjax_lab.errors import BadInput
+
+N, K = 300, 12
+
+
+def example(seed, ties=False, lacking=0):
+    """Logits, labels and a mask with holes; `lacking` classes are in no real example."""
+    rng = np.random.default_rng(seed)
+    logits = rng.normal(size=(N, K)) * 2
+    if ties:  # between the classes of an example, and between examples
+        logits[:, K // 2 :] = logits[:, : K // 2]
+        logits = logits[rng.integers(0, N // 4, N)]
+    mask = (rng.random(N) < 0.7).astype(np.float32)
+    labels = np.where(mask > 0, rng.integers(lacking, K, N), 0)
+    return logits.astype(np.float32), labels, mask
+
+
+def compute(metric, logits, labels, mask, domains=1):
+    """As an evaluation does: of padding and of one domain."""
+    if isinstance(metric, metrics.Whole):
+        return float(jax.jit(metric.value)(logits, labels, mask))
+    domain = jnp.asarray(mask)[:, None]
+    sums = metrics.by_domain(metric, jnp.asarray(logits), jnp.asarray(labels), domain)
+    return float(metric.value(jax.tree.map(lambda a: np.asarray(a, float)[0], sums), mask.sum()))
+
+
+def in_sklearn(logits, y):
+    p, every = softmax(logits.astype(float), 1), np.arange(K)
+    right, sure = p.argmax(1) == y, p.max(1)
+    areas = [roc_auc_score(y == k, p[:, k]) for k in every if 0 < (y == k).sum() < len(y)]
+    true, predicted = calibration_curve(right, sure, n_bins=metrics.BINS)
+    edges = np.linspace(0, 1, metrics.BINS + 1)
+    share = np.bincount(np.searchsorted(edges[1:-1], sure), minlength=metrics.BINS) / len(y)
+    return {
+        "loss": log_loss(y, p, labels=every),
+        "top5": 100 * top_k_accuracy_score(y, logits, k=5, labels=every),
+        "macro_f1": 100 * f1_score(y, p.argmax(1), average="macro"),
+        "auroc": 100 * np.mean(areas),
+        "ece": 100 * share[share > 0] @ abs(true - predicted),
+        "perplexity": np.exp(log_loss(y, p, labels=every)),
+    }
+
+
+@pytest.mark.parametrize("options", [{}, {"ties": True}, {"lacking": 3}], ids=str)
+@pytest.mark.parametrize("name", metrics.BUILT_IN)
+def test_definitions_are_scikit_learns(name, options):
+    """With padding; with equal logits; with classes that no example has."""
+    for seed in range(3):
+        logits, labels, mask = example(seed, **options)
+        real = mask > 0
+        expected = in_sklearn(logits[real], labels[real])[name]
+        got = compute(metrics.BUILT_IN[name], logits, labels, mask)
+        assert got == pytest.approx(expected, rel=1e-5), (name, seed)
+
+
+def test_auroc_of_two_classes_is_that_of_the_second():
+    rng = np.random.default_rng(0)
+    logits, y = rng.normal(size=(50, 2)).astype(np.float32), rng.integers(0, 2, 50)
+    expected = 100 * roc_auc_score(y, softmax(logits, 1)[:, 1])
+    got = compute(metrics.BUILT_IN["auroc"], logits, y, np.ones(50, np.float32))
+    assert got == pytest.approx(expected, rel=1e-5)
+    with_one_class = compute(metrics.BUILT_IN["auroc"], logits, 0 * y, np.ones(50, np.float32))
+    assert np.isnan(with_one_class)
+
+
+def test_logits_that_are_not_finite_are_no_hits_and_an_infinite_loss():
+    logits = np.full((2, K), np.nan, np.float32)
+    arguments = logits, np.array([0, 11]), np.ones(2, np.float32)
+    assert compute(metrics.BUILT_IN["top5"], *arguments) == 0
+    assert compute(metrics.LOSS, *arguments) == np.inf
+    logits = np.zeros((2, K), np.float32)
+    logits[0, 0] = -np.inf  # the label's: its loss is infinite, but that of padding does not count
+    arguments = logits, np.array([0, 11]), np.array([0, 1], np.float32)
+    assert compute(metrics.LOSS, *arguments) == pytest.approx(np.log(K))
+
+
+def margin(logits, labels, mask):
+    return jnp.max(logits, 1) - jnp.min(logits, 1)
+
+
+def spread(logits, labels, mask):
+    return jnp.max(logits) - jnp.min(logits)
+
+
+spread.lower_is_better = True
+
+
+def test_a_function_of_ones_own_is_a_mean_or_sees_everything():
+    made = metrics.make([metrics.BUILT_IN["ece"], margin, spread, metrics.LOSS], K)
+    assert [type(metric) for metric in made] == [metrics.Summed, metrics.Summed, metrics.Whole]
+    assert [metric.name for metric in made] == ["ece", "margin", "spread"]
+    assert [metric.lower_is_better for metric in made] == [True, False, True]
+    logits, labels, mask = example(0)
+    expected = (logits.max(1) - logits.min(1))[mask > 0].mean()
+    assert compute(made[1], logits, labels, mask) == pytest.approx(expected, rel=1e-5)
+
+
+def on_host(logits, labels, mask):
+    return float(np.asarray(logits).mean())
+
+
+def by_class(logits, labels, mask):
+    return jnp.mean(logits, 0)
+
+
+def two(logits, labels):
+    return jnp.mean(logits)
+
+
+def text(logits, labels, mask):
+    return {"mean": jnp.mean(logits)}
+
+
+def top5(logits, labels, mask):
+    return jnp.mean(logits)
+
+
+def global_loss(logits, labels, mask):
+    return jnp.mean(logits)
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (on_host, r"metric 'on_host' fails on .*: TracerArrayConversionError"),
+        (by_class, r"metric 'by_class' must give \[N\] values or one number, .*\(12,\) for N=13"),
+        (two, "metric 'two' fails on .*: TypeError: two.. takes 2 positional arguments"),
+        (text, "metric 'text' must give .* but gives no array"),
+        (top5, "a metric cannot have the name 'top5'"),
+        (global_loss, "a metric cannot have the name 'global_loss'"),
+        (lambda logits, labels, mask: mask, "a metric cannot have the name '<lambda>'"),
+    ],
+)
+def test_a_function_that_is_no_metric_gets_one_line(function, message):
+    with pytest.raises(BadInput, match=message) as refused:
+        metrics.make([function], K)
+    assert "\n" not in str(refused.value)
+
+
+def test_two_functions_of_one_name_are_refused():
+    other = jax.tree_util.Partial(margin)
+    other.__name__ = "margin"
+    with pytest.raises(BadInput, match="two metrics with the name 'margin'"):
+        metrics.make([margin, other], K)
+
+
+def test_what_is_known_of_names_is_what_the_metrics_say():
+    lower = {name for name, metric in metrics.BUILT_IN.items() if metric.lower_is_better}
+    assert lower == measures.LOWER_IS_BETTER
+    assert measures.PERCENT <= {"accuracy", *metrics.BUILT_IN}
+    assert [measures.metric_of(m) for m in ("global", "domains.a", "accuracy.mean", "id")] == (
+        ["accuracy"] * 4
+    )
+    names = ("loss.mean", "global_loss", "domains_loss.a_b.c", "ood_loss")
+    assert {measures.metric_of(name) for name in names} == {"loss"}

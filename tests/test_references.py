@@ -1,0 +1,372 @@
+"""Functions of the user's own in a config: found, described in text, and found again."""
+
+import json
+import os
+import sys
+
+import jax.numpy as jnp
+import own_parts
+import pytest
+from inputs import complaint
+
+import fedjax_lab
+from fedjax_lab import experiment, references, registry
+from fedjax_lab.analysis import finished, runs
+from fedjax_lab.config import resolve
+from fedjax_lab.config_files import load_config
+from fedjax_lab.errors import BadInput
+from fedjax_lab.experiment import make_optimizer
+from fedjax_lab.methods.fedavg import fedavg
+from fedjax_lab.methods.fedprox import fedprox
+from fedjax_lab.running import metrics, workdir
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    """The current folder has a file own.py with a part of each kind."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    return own_parts.write(tmp_path)
+
+
+def in_notebook(task, *, pull: float = 0.5):
+    """What a cell of a notebook defines."""
+    return fedprox(task, mu=pull)
+
+
+# From text to functions.
+
+
+def test_a_file_is_executed_once_and_again_when_it_has_changed(own):
+    first = references.find("own.py:near")
+    assert references.find(f"{own}:near") is first
+    own.write_text(own.read_text() + "\n")
+    assert references.find("own.py:near") is first  # a run is of one content of the file
+    digest = references.source_of("own.py:near", first)["sha256"]
+    references.refresh()
+    assert references.find("own.py:near") is not first
+    assert references.source_of("own.py:near", first)["sha256"] != digest
+
+
+def test_a_module_is_found_beside_the_current_folder_and_may_have_parts_of_its_own(own):
+    package = own.parent / "my_lab_of_tests"
+    (package / "ideas").mkdir(parents=True)
+    (package / "ideas" / "__init__.py").write_text("class Best:\n    near = print\n")
+    assert references.find("my_lab_of_tests.ideas:Best.near") is print
+
+
+def test_a_file_can_import_what_lies_beside_it(own):
+    inner = own.parent / "inner"
+    inner.mkdir()
+    (inner / "helper_of_tests.py").write_text("def near(task):\n    return 1\n")
+    (inner / "mine.py").write_text("from helper_of_tests import near\n")
+    assert references.find("inner/mine.py:near")(None) == 1
+
+
+@pytest.mark.parametrize(
+    "kind, name, said",
+    [
+        ("method", "owm.py:near", "no file 'owm.py'; did you mean 'own.py'?"),
+        ("method", "there/own.py:near", "no file 'there/own.py'; there are none"),
+        ("method", "own.py:neer", "own.py has no function 'neer'; did you mean 'near'?"),
+        ("method", "own.py:NUMBER", "own.py:NUMBER is no method but of type int"),
+        (
+            "method",
+            "no_such_module:f",
+            "no module 'no_such_module'; neither the current",
+        ),
+        ("method", "fedjax_lab.nothing:f", "no module 'fedjax_lab.nothing'"),
+        (
+            "method",
+            "own.py:net",
+            "own.py:net is no method: it must take (task), then settings",
+        ),
+        ("method", "own.py:shift", "own.py:shift is no method: it must take (task), then"),
+        ("method", "own.py:no_default", "own.py:no_default: its setting pull needs a default"),
+        ("partition", "own.py:near", "it must take (y, domain, num_clients, rng), then settings"),
+        ("data", "own.py:near", "own.py:near is no data: it must take settings alone, not"),
+        ("optimizer", "own.py:blobs", "own.py:blobs is no optimizer: it must take (lr), then"),
+        ("method", "own.py:<lambda>", "own.py:<lambda> is a lambda or a local function"),
+        ("method", ":near", "no file ''"),
+        ("method", "own.py:", "own.py has no function ''"),
+    ],
+)
+def test_what_is_missing_or_wrong_is_told_in_one_line(own, kind, name, said):
+    assert said in complaint(registry.look_up, kind, name)
+
+
+def test_a_file_that_fails_is_told_with_the_line(own):
+    own.write_text("x = 1\nimport no_such_module_of_tests\n")
+    said = complaint(references.find, "own.py:near")
+    assert said.startswith("own.py cannot be loaded: ModuleNotFoundError: ")
+    assert said.endswith("(line 2)")
+    with pytest.raises(BadInput, match="SystemExit"):
+        own.write_text("import sys\nsys.exit(0)\n")
+        references.refresh()
+        references.find("own.py:near")
+
+
+# From functions to text.
+
+
+def test_the_text_of_a_function_finds_it_again(own, monkeypatch):
+    assert registry.name_of("method", fedprox) == "fedprox"
+    near = references.find("own.py:near")
+    assert registry.name_of("method", near) == "own.py:near"
+    assert references.find(references.text_of(references.find("own.py:PARTIAL"))).keywords
+    text = references.text_of(in_notebook)
+    assert text == f"{__name__}:in_notebook" and references.find(text) is in_notebook
+    monkeypatch.chdir(own.parent.parent)
+    assert references.find(references.text_of(near)) is near
+
+
+def test_a_function_of_an_earlier_execution_has_the_same_text(own):
+    first, second = load_config("own.py"), load_config("own.py")
+    assert first["method"]["name"] is not second["method"]["name"]
+    assert [resolve(config).method.name for config in (first, second)] == ["own.py:near"] * 2
+
+
+def test_a_lambda_is_found_in_this_process_alone():
+    def make(mu):
+        return lambda task: fedprox(task, mu=mu)
+
+    one, other = make(0.1), make(0.2)
+    texts = [references.text_of(one), references.text_of(other), references.text_of(one)]
+    assert texts[0] == texts[2] != texts[1] and not references.lasts(texts[0])
+    assert [references.find(text) for text in texts] == [one, other, one]
+
+
+# In a config.
+
+
+def test_every_name_of_a_config_may_be_a_function(own):
+    config = resolve(load_config("own.py"), [("embedding.name", "own.py:flat")])
+    assert config.data.to_dict().items() >= {"name": "own.py:blobs", "count": 240}.items()
+    assert config.partition.shuffle is True and config.model.width == 4
+    assert config.method.pull == 0.5 and config.embedding.size == 32
+    assert (config.local.nesterov, config.local.momentum) == (False, 0.5)
+    assert list(config.run.metrics) == ["own.py:right"]
+    more = [("data.augment", "own.py:brighter"), ("run.sampling", "own.py:first_ones")]
+    config = resolve(load_config("own.py"), [*more, ("local.optimizer", "optax:adamw")])
+    assert config.local.nesterov is False and config.local.momentum == 0.0
+
+
+@pytest.mark.parametrize(
+    "overrides, said",
+    [
+        ([("method.pul", "1")], "method 'own.py:near' has no setting 'pul'; did you mean 'pull'?"),
+        ([("method.pull", "far")], "config.method.pull must be of type float, got 'far'"),
+        ([("model.activation", "tanh")], "model 'own.py:Net' has no setting 'activation'"),
+        ([("local.optimizer", "own.py:stps")], "own.py has no function 'stps'; did you mean"),
+        ([("local.optimizer", "sdg")], "no optimizer 'sdg'; did you mean 'sgd'?"),
+        ([("run.sampling", "by_sise")], "no sampling 'by_sise'; did you mean 'by_size'?"),
+        ([("data.augment", "cifar1")], "no augmentation 'cifar1'; did you mean 'cifar10"),
+        ([("run.metrics", "own.py:near")], "own.py:near is no metric: it must take (logits,"),
+    ],
+)
+def test_a_mistake_in_the_settings_of_an_own_part_is_told(own, overrides, said):
+    assert said in complaint(resolve, load_config("own.py"), overrides)
+
+
+def test_a_wrapper_and_its_base_may_be_ones_own(own):
+    config = {"method": {"name": "own.py:twice", "base": references.find("own.py:near")}}
+    resolved = resolve(config, [("method.pull", "0.25")])
+    assert resolved.method.base == "own.py:near" and resolved.method.pull == 0.25
+    assert resolve({"method": {"name": "client2vec", "base": "own.py:near"}}).method.pull == 0.5
+    assert resolve({"method": {"name": "own.py:twice"}}, [("method.base", "moon")]).method.tau
+
+
+def test_an_optimizer_of_ones_own_takes_the_keys_that_it_names(own, monkeypatch):
+    local = {"optimizer": "own.py:steps", "lr": 0.5, "momentum": 0.9, "nesterov": True, "clip": 1}
+    made = make_optimizer(local)
+    state = made.init(jnp.ones(2))
+    update, _ = made.update(jnp.ones(2), state, jnp.ones(2))
+    assert update.tolist() == pytest.approx([-0.5 * 1.9] * 2)
+    local["optimizer"] = "own.py:brighter"
+    assert "must take (lr)" in complaint(make_optimizer, local)
+
+
+def test_a_run_has_the_parts_that_its_config_names(own):
+    config = load_config("own.py")
+    more = {"data": {"augment": "own.py:brighter"}, "run": {"sampling": "own.py:first_ones"}}
+    config = {name: {**values, **more.get(name, {})} for name, values in config.items()}
+    simulation = experiment.build(resolve(config)).simulation
+    assert simulation.plan.augment is references.find("own.py:brighter")
+    method = simulation.stages[0].method
+    assert method.sample is references.find("own.py:first_ones")
+    assert [len(held) for held in simulation.federations[0].train] == [48] * 4
+
+
+@pytest.mark.parametrize(
+    "section, made, said",
+    [
+        ("partition", None, "must return a list of 4 arrays, the positions that each client"),
+        ("partition", [[0]] * 3, "must return a list of 4 arrays"),
+        (
+            "partition",
+            [[0.5]] * 4,
+            "must give integers [N], but client 0 gets float64 of shape [1]",
+        ),
+        ("partition", [[0], [1], [2], [999]], "gives client 3 the position 999, which is not in"),
+        ("method", None, "must return a Method, or a function that gives the stages"),
+        ("data", None, "must return a Dataset, not None"),
+        ("model", None, "must be a Flax module, not NoneType"),
+        ("optimizer", None, "must return a GradientTransformation, not None"),
+    ],
+)
+def test_what_a_part_must_return_is_told(own, section, made, said):
+    arguments = ", ".join(registry.TAKES[section])
+    own.write_text(own.read_text() + f"\n\ndef bad({arguments}):\n    return {made}\n")
+    key = "local.optimizer" if section == "optimizer" else f"{section}.name"
+    config = resolve(load_config("own.py"), [(key, "own.py:bad")])
+    assert said in complaint(experiment.build, config)
+
+
+@pytest.mark.parametrize("method", ["near", "own.py:near", "other.py:near", "helper_of_own:near"])
+def test_the_method_of_a_config_file_may_be_any_reference(own, method):
+    own_parts.write(own.parent, "other.py")
+    own_parts.write(own.parent, "helper_of_own.py")
+    name = resolve(load_config(f"own.py:{method}")).method.name
+    assert name == ("own.py:near" if method == "near" else method)
+
+
+def test_a_config_file_takes_the_plain_name_of_its_own_function(own):
+    own.write_text(
+        own.read_text() + "\n\ndef get_config(method):\n"
+        "    return {'method': {'name': method, **{'near': {'pull': 2.0}}.get(method, {})}}\n"
+    )
+    method = resolve(load_config("own.py:near")).method
+    assert method.to_dict() == {"name": "own.py:near", "pull": 2.0, "epochs_of_start": 1}
+    assert "did you mean 'near'?" in complaint(load_config, "own.py:neat")
+    assert resolve(load_config("own.py:fedprox")).method.name == "fedprox"
+
+
+# Of installed packages.
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch):
+    """An installed package that offers parts."""
+    info = tmp_path / "site" / "lab_extra-1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: lab-extra\nVersion: 1.0\n")
+    points = ["[fedjax_lab.methods]", "near = lab_extra:near", "fedavg = lab_extra:near"]
+    points += ["broken = lab_extra:nothing", "[fedjax_lab.data]", "blobs = lab_extra:blobs"]
+    (info / "entry_points.txt").write_text("\n".join(points))
+    own_parts.write(tmp_path / "site", "lab_extra.py")
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    yield
+    sys.modules.pop("lab_extra", None)
+
+
+def test_installed_packages_offer_parts_by_plain_names(package):
+    config = resolve({"method": {"name": "near"}, "data": {"name": "blobs", "count": 9}})
+    assert (config.method.name, config.method.pull, config.data.spread) == ("near", 0.5, 1.0)
+    assert registry.source_of("method", "near")["module"] == "lab_extra"
+    assert registry.look_up("method", "fedavg") is fedavg  # what is built in wins
+    assert "near" in registry.names("method")
+    assert "did you mean 'near'?" in complaint(registry.look_up, "method", "neear")
+    said = complaint(registry.look_up, "method", "broken")
+    assert said.startswith("'broken' of lab-extra (lab_extra:nothing) cannot be loaded: Attribute")
+
+
+def test_built_in_names_ask_no_package(monkeypatch):
+    monkeypatch.setattr(references, "offered", lambda group: pytest.fail(group))
+    resolve({"method": {"name": "client2vec", "base": "fedprox"}}, [("local.optimizer", "adam")])
+
+
+# In a run's folder.
+
+
+@pytest.fixture
+def run(own):
+    """config.json of a run of own.py that has begun."""
+    return begin(own.parent / "run", resolve(load_config("own.py")))
+
+
+def begin(folder, config):
+    folder.mkdir()
+    metrics.write_json(folder / "config.json", workdir.saved_config(config, [0]))
+    (folder / "metrics.jsonl").touch()
+    return folder
+
+
+def resume(folder, config):
+    with workdir.owned(folder, config, [0], resume=True):
+        pass
+
+
+def test_config_json_says_where_parts_came_from(own, run):
+    saved = json.loads((run / "config.json").read_text())
+    assert saved["method"]["name"] == "own.py:near"
+    source = {"module": None, "file": str(own), "sha256": references.digest(str(own))}
+    assert saved["parts"]["own.py:near"] == source
+    of_module = workdir.saved_config(resolve({"local": {"optimizer": "optax:adamw"}}), [0])
+    assert list(of_module["parts"]) == ["optax:adamw"]
+    assert of_module["parts"]["optax:adamw"]["module"] == "optax"
+    assert of_module["parts"]["optax:adamw"]["file"].endswith("alias.py")
+    assert "parts" not in workdir.saved_config(resolve({}), [0])
+
+
+def test_a_run_goes_on_with_the_same_source_however_it_is_named(own, run, monkeypatch):
+    resume(run, resolve(load_config("own.py")))
+    (own.parent / "inner").mkdir()
+    monkeypatch.chdir(own.parent / "inner")
+    resume(run, resolve(load_config("../own.py")))
+    own.rename(own.parent / "inner" / "moved.py")
+    resume(run, resolve(load_config("moved.py")))
+
+
+def test_a_run_does_not_go_on_with_another_source(own, run):
+    own.write_text(own.read_text() + "# changed\n")
+    said = complaint(resume, run, resolve(load_config("own.py")))
+    assert f"{run} holds a run with another own.py:" in said
+    assert f"{own} has changed since it began; restore it" in said
+    other = resolve(load_config("own.py"), [("method.name", "fedavg")])
+    assert "own.py has changed" in complaint(resume, run, other)
+    plain = resolve({"method": {"name": "fedavg"}})
+    assert "holds another run: config." in complaint(resume, run, plain)
+
+
+def test_a_run_with_a_lambda_does_not_go_on(tmp_path):
+    config = resolve({"method": {"name": lambda task: fedprox(task)}})
+    folder = begin(tmp_path / "run", config)
+    said = complaint(resume, folder, config)
+    assert "nobody can tell whether that is the same now; define it in a file" in said
+
+
+def test_a_function_of_a_notebook_is_known_by_its_code(own, monkeypatch):
+    monkeypatch.setattr(sys.modules["__main__"], "in_notebook", in_notebook, raising=False)
+    monkeypatch.delattr(sys.modules["__main__"], "__file__", raising=False)
+    monkeypatch.setattr(in_notebook, "__module__", "__main__")
+    config = resolve({"method": {"name": in_notebook}})
+    assert config.method.name == "__main__:in_notebook" and config.method.pull == 0.5
+    source = workdir.saved_config(config, [0])["parts"]["__main__:in_notebook"]
+    assert source["module"] == "__main__" and len(source["sha256"]) == 64
+    monkeypatch.delattr(sys.modules["__main__"], "in_notebook")
+    assert "defined in a notebook" in complaint(references.find, "__main__:in_notebook")
+
+
+def test_a_report_reads_runs_whose_source_is_gone_and_tells_versions_apart(own, run):
+    own.write_text(own.read_text() + "# changed\n")
+    again = begin(own.parent / "again", resolve(load_config("own.py")))
+    own.unlink()
+    one, other = (runs.read(folder).config for folder in (run, again))
+    assert one["method"]["name"] == "own.py:near" == other["method"]["name"]
+    assert one["method"]["name_source"] != other["method"]["name_source"]
+    assert "parts" not in one
+
+
+@pytest.mark.slow
+def test_a_run_of_own_parts_alone_is_resumed_and_read_from_another_folder(own, monkeypatch):
+    config = load_config("own.py")
+    more = {"augment": "none"}
+    config["data"] |= more
+    whole = fedjax_lab.run(config, workdir="run", quiet=True)
+    assert whole.metrics[-1]["right"]["mean"] > 0.5
+    (own.parent / "run/summary.json").unlink()
+    fedjax_lab.run(load_config("own.py"), workdir="run", resume=True, quiet=True)
+    monkeypatch.chdir(os.path.sep)
+    assert finished.load(own.parent / "run").method.predict is not None
+    own.unlink()
+    assert f"no file '{own}'" in complaint(finished.load, own.parent / "run")
