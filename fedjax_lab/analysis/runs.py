@@ -244,13 +244,14 @@ def measures(evaluation: dict) -> dict[str, float]:
 
 def headlines(measured: Iterable[str]) -> dict[str, str]:
     """By metric the measure that it is known by, the first in the order of HEADLINES."""
-    there, chosen = list(measured), {}
+    there = dict.fromkeys(measured)
+    chosen: dict[str, str] = {}
     for metric in dict.fromkeys(map(metric_of, there)):
-        forms = HEADLINES
+        mean, *others = HEADLINES
         if metric != "accuracy":
-            forms = (f"{metric}.mean", *(f"{form}_{metric}" for form in HEADLINES[1:]))
-        headline = next((form for form in forms if form in there), None)
-        chosen |= {} if headline is None else {metric: headline}
+            mean, *others = f"{metric}.mean", *(f"{form}_{metric}" for form in others)
+        headline = next((form for form in (mean, *others) if form in there), None)
+        chosen |= {metric: headline} if headline else {}
     return chosen
 
 
