@@ -32,6 +32,16 @@ def save_often():
 
 
 @pytest.fixture(autouse=True)
+def copies(tmp_path_factory, monkeypatch):
+    """The folder for working copies."""
+    folder = tmp_path_factory.mktemp("copies")
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    cloud._root.cache_clear()
+    yield folder
+    cloud._root.cache_clear()
+
+
+@pytest.fixture(autouse=True)
 def store():
     """{path: bytes} of the files in the store, read anew by each call."""
     MemoryFileSystem.store.clear()
@@ -128,7 +138,7 @@ def taken_after_round(number, store, monkeypatch):
 # A run.
 
 
-def test_a_run_in_the_cloud_is_that_of_a_local_folder(folder, undisturbed, store, capsys):
+def test_a_run_in_the_cloud_is_that_of_a_local_folder(folder, undisturbed, store, copies, capsys):
     assert run(folder) == 0
     assert (
         "results: memory://bucket/run  (curve: memory://bucket/run/plots" in capsys.readouterr()[0]
@@ -139,7 +149,7 @@ def test_a_run_in_the_cloud_is_that_of_a_local_folder(folder, undisturbed, store
     assert without_random(name.removeprefix("/bucket/run/") for name in store()) == (
         without_random(names)
     )
-    assert not list(Path().glob("memory:*")) and not list(Path(cloud._root()).glob("*"))
+    assert not list(Path().glob("memory:*")) and not list(copies.iterdir())
 
 
 def test_a_run_goes_on_where_nothing_local_is_left(folder, undisturbed, monkeypatch, capsys):
@@ -319,16 +329,14 @@ def test_cells_that_run_together_and_shares_are_in_the_cloud(folder, store, caps
 
 @pytest.mark.parametrize("fails_at", [20, 60, 90])
 def test_cells_go_on_one_by_one_after_an_upload_that_failed(
-    fails_at, folder, undisturbed, store, monkeypatch, tmp_path, capsys
+    fails_at, folder, undisturbed, store, monkeypatch, copies, capsys
 ):
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    cloud._root.cache_clear()
     Journal(store, monkeypatch, fails_at)
     words = [f"--config={folder / 'toy.py'}", "--grid=local.lr=0.1,0.2", "--together"]
     assert sweep.main(["sweep", *words, f"--out={BUCKET}/sweep"]) == 0
     assert "not together but one by one" in capsys.readouterr().out
     assert rows(f"{BUCKET}/sweep/fedavg,local.lr=0.1") == undisturbed
-    assert not list(tmp_path.iterdir())
+    assert not list(copies.iterdir())
 
 
 def test_what_others_write_is_fetched_again(store):
@@ -387,10 +395,7 @@ def test_a_package_that_is_missing_is_named(folder, monkeypatch, capsys):
     assert "needs the package gcsfs: pip install gcsfs" in capsys.readouterr().err
 
 
-def test_credentials_that_are_missing_are_one_line(folder, monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    cloud._root.cache_clear()
-
+def test_credentials_that_are_missing_are_one_line(folder, monkeypatch, copies, capsys):
     def refused(*_, **__):
         raise RuntimeError("Your default credentials\nwere not found")
 
@@ -398,7 +403,7 @@ def test_credentials_that_are_missing_are_one_line(folder, monkeypatch, tmp_path
     assert run(folder) == 2
     said = capsys.readouterr().err
     assert "cannot be read: Your default credentials were not found (RuntimeError)" in said
-    assert not list(tmp_path.iterdir())
+    assert not list(copies.iterdir())
 
 
 def test_local_paths_are_no_addresses():
