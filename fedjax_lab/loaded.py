@@ -56,11 +56,9 @@ def _checkpoints(folder):
 
 
 def _look(folder, built, rounds):
-    engine, workdir = Engine(built.simulation), Workdir(folder, built)
-    try:
-        rows = workdir.look(engine, runner.evaluations(built, engine)[1:], rounds)
-    finally:
-        workdir.close()
+    engine = Engine(built.simulation)
+    evaluations = runner.evaluations(built, engine)[1:]
+    rows = Workdir(folder, built).look(engine, evaluations, rounds)
     return Run(
         folder=folder,
         config=built.config,
@@ -152,6 +150,8 @@ class Run:
         path = Path(path)
         if path.exists():
             raise BadInput(f"{path} exists; name a new file or folder")
+        if not path.absolute().parent.is_dir():
+            raise BadInput(f"no folder {path.parent} to write {path.name} in")
         pretrained.write(path, self.model(client, seed))
 
     def of_client(self, client: int | None, seed: int | None = None) -> tuple[PyTree, Client]:
@@ -166,8 +166,8 @@ class Run:
             return self._newcomer(i)
         if isinstance(client, bool) or client not in range(self.num_clients):
             raise BadInput(f"no client {quoted(client)}; there are 0 .. {self.num_clients - 1}")
-        private = jax.tree.map(lambda a: jnp.asarray(a[client]), self.states[i].private)
-        person = tree.take(self._populations[i], client)._replace(private=private)
+        everybody = self._populations[i]._replace(private=self.states[i].private)
+        person = jax.tree.map(lambda a: jnp.asarray(a[client]), everybody)
         message = self._send(self.states[i].server, person.id)
         if method.tune is None:
             return message, person
