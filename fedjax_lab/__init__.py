@@ -9,18 +9,17 @@ def run(config, *, workdir=None, seeds=None, resume=False, quiet=False, profile=
     The same as the command line; with no workdir nothing is written. Raises `errors.BadInput`,
     `runner.Diverged` or `runner.Interrupted`.
     """
-    from pathlib import Path
-
     from fedjax_lab import experiment
     from fedjax_lab.config import resolve
-    from fedjax_lab.running import runner
+    from fedjax_lab.running import cloud, runner
     from fedjax_lab.running.workdir import owned
 
     config = resolve(config)
     seeds = [config.run.seed] if seeds is None else list(seeds)
-    path = Path(workdir) if workdir else None
-    with owned(path, config, seeds, resume):  # before anything is loaded
-        return runner.run(experiment.build(config, seeds), path, resume, quiet, profile)
+    with cloud.staged(workdir or None) as path:
+        with owned(path, config, seeds, resume):  # before anything is loaded
+            result = runner.run(experiment.build(config, seeds), path, resume, quiet, profile)
+        return result._replace(workdir=workdir) if cloud.is_remote(path) else result
 
 
 def load(folder, *, rounds=None):

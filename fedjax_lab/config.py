@@ -132,14 +132,18 @@ NOT_NEGATIVE = (
 )
 
 
+Override = tuple[str, str | bool]  # a dotted key; text or, of --config.KEY alone, a truth value
+BOOLEANS = {"true": True, "t": True, "1": True, "false": False, "f": False, "0": False}
+
+
 def value_at(config: Mapping, key: str) -> Any:
     """The value of a dotted key, such as "local.lr"."""
     section, rest = key.split(".")
     return config[section][rest]
 
 
-def resolve(config: dict, overrides: Sequence[tuple[str, str]] = ()) -> ml_collections.ConfigDict:
-    """The whole, checked and locked config. Overrides are (dotted key, text), as from a shell.
+def resolve(config: dict, overrides: Sequence[Override] = ()) -> ml_collections.ConfigDict:
+    """The whole, checked and locked config, with overrides as a command line gives them.
 
     What names a function (`references.PARTS`) may be that function itself; here it becomes text.
     Keys and values may have the names of earlier versions (`aliases.ALIASES`).
@@ -150,19 +154,20 @@ def resolve(config: dict, overrides: Sequence[tuple[str, str]] = ()) -> ml_colle
         raise BadInput(f"a config is a dict of sections, each a dict; got {quoted(config)}")
     config = {name: _checked_section(name, values) for name, values in config.items()}
     sections = {**{name: {} for name in DEFAULTS}, **current_config(config)}
-    overrides = [current(key, text) for key, text in overrides]
-    for key, text in overrides:  # names first: they decide which other keys there are
+    pairs = [current(key, given) for key, given in overrides]
+    texts = [(key, given) for key, given in pairs if isinstance(given, str)]
+    for key, text in texts:  # names first: they decide which other keys there are
         section, _, rest = key.partition(".")
         names_settings = section in DEFAULTS and SETTINGS_OF.get(section) == rest
         if names_settings and text != sections[section].get(rest):
             general = {k: v for k, v in sections[section].items() if k in DEFAULTS[section]}
             sections[section] = {**general, rest: text}
-    for key, text in overrides:
+    for key, text in texts:
         if key == "method.base":  # and so does the method that is wrapped
             sections["method"] = _with_base(sections["method"], text)
     full = {name: _fill(name, values) for name, values in sections.items()}
-    for key, text in overrides:
-        _override(full, key, text)
+    for key, given in pairs:
+        _override(full, key, given)
     _check_values(full)
     resolved = ml_collections.ConfigDict(full)
     return resolved.lock()
@@ -233,7 +238,7 @@ def _defaults(section, values):
     return defaults | {key: name, **settings}, setting_words(function, values)
 
 
-def _override(full, key, text):
+def _override(full, key, given):
     section, _, rest = key.partition(".")
     if section not in full:
         raise BadInput(f"no config section {quoted(section)}; {nearest(section, full)}")
@@ -241,12 +246,11 @@ def _override(full, key, text):
         raise BadInput(_unknown(section, rest, full[section], full[section]))
     defaults, words = _defaults(section, full[section])
     default = defaults[rest]
-    is_text = isinstance(default, str) or default is inspect.Parameter.empty
-    value = text if is_text else _literal(text)
-    if default == () and isinstance(value, str):
-        value = tuple(value.split(","))  # names need no quotes and brackets
-    key = f"config.{section}.{rest}"
-    full[section][rest] = _typed(key, value, default, words.get(rest, ()))
+    if isinstance(given, bool) and not isinstance(default, bool):
+        flag = f"--config.{key} needs a value" if given else f"no --noconfig.{key} but a value"
+        raise BadInput(f"{flag}: --config.{key}=VALUE")
+    value = _from_text(given, default) if isinstance(given, str) else given
+    full[section][rest] = _typed(f"config.{key}", value, default, words.get(rest, ()))
 
 
 def _unknown(section, key, defaults, values):
@@ -255,17 +259,34 @@ def _unknown(section, key, defaults, values):
     return f"{owner} has no setting {quoted(key)}; {nearest(key, settings)}"
 
 
+def _from_text(text, default):
+    """The value that a text writes for a setting with that default, as config_flags reads it."""
+    if isinstance(default, str) or default is inspect.Parameter.empty:
+        return text
+    if isinstance(default, bool):
+        return BOOLEANS.get(text.lower(), text)
+    value = _literal(text)
+    if not isinstance(default, tuple):
+        return value
+    if isinstance(value, str):  # words without quotation marks: `a,b` or `(a,b)`
+        value = [word.strip() for word in text.strip("()[] ").split(",") if word.strip()]
+    return tuple(value) if isinstance(value, (tuple, list)) else (value,)
+
+
 def _literal(text):
     """The Python value that the text writes; the text itself where it writes none."""
     try:
         with warnings.catch_warnings(action="ignore"):  # of the text's syntax
-            return ast.literal_eval({"true": "True", "false": "False"}.get(text.lower(), text))
+            return ast.literal_eval(text)
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         return text  # the last two: nested too deep for the parser
 
 
 def _typed(key, value, default, words):
-    """The value in the type of the default, or one of the words; an int may stand for a float."""
+    """The value in the type of the default, or one of the words.
+
+    An int may stand for a float, and a float such as 1e3 for an int.
+    """
     if isinstance(value, str) and value in words:
         return value
     if default is inspect.Parameter.empty:  # a setting without default: a path
@@ -275,6 +296,8 @@ def _typed(key, value, default, words):
     kind = type(default)
     if kind is float and type(value) is int:
         value = _as_float(value)
+    if kind is int and type(value) is float and value.is_integer():
+        value = int(value)
     if kind is tuple and type(value) is list:
         value = tuple(value)
     if type(value) is not kind:

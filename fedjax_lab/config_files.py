@@ -1,19 +1,32 @@
-"""Reads config files: Python files with a function `get_config`."""
+"""Finds and reads config files: Python files with a function `get_config`."""
 
-from fedjax_lab import references
+from pathlib import Path
+
+from fedjax_lab import configs, references
 from fedjax_lab.config import as_dict
 from fedjax_lab.errors import BadInput, nearest, quoted
 from fedjax_lab.registry import METHODS, is_method, look_up, names
 
 
-def load_config(path: str) -> dict:
-    """The config of a file, FILE.py or FILE.py:METHOD.
+def packaged() -> dict[str, Path]:
+    """The files of the configs that come with the package, by name."""
+    files = (path for folder in configs.__path__ for path in sorted(Path(folder).glob("*.py")))
+    return {path.stem: path for path in files if path.stem != "__init__"}
 
-    METHOD: the name of a method or of a function of this file, MODULE:FUNCTION, or
-    PATH/FILE.py:FUNCTION.
+
+def load_config(text: str) -> dict:
+    """The config that a command line names, as the function `get_config` of its file returns it.
+
+    Args:
+      text: the path of a file, `configs/quickstart.py`, or the name of a config that comes with the
+        package, `quickstart`, where no file has that path. Either may be followed by `:METHOD`: the
+        name of a method or of a function of that file, MODULE:FUNCTION, or PATH/FILE.py:FUNCTION.
+
+    Raises:
+      BadInput: there is no such file or method, or the file cannot be executed.
     """
-    path, _, method = path.partition(":")
-    references.check_file(path, "config file")
+    name, _, method = text.partition(":")
+    path = _find(name)
     module = references.execute(path)
     reference = _reference(path, module, method) if method else ""
     with references.told(path):
@@ -21,8 +34,17 @@ def load_config(path: str) -> dict:
     return _with_method(config, method, reference)
 
 
+def _find(name):
+    """The path of the file with that path or, else, of the packaged config with that name."""
+    by_name = packaged()
+    if name in by_name and not Path(name).is_file():
+        return str(by_name[name])
+    references.check_file(name, "config file", by_name)
+    return name
+
+
 def _reference(path, module, method):
-    """The method under which it is looked up. BadInput where there is none."""
+    """The name or reference of the method. BadInput where there is none."""
     of_file = [name for name, value in vars(module).items() if is_method(value)]
     if method in of_file and method not in METHODS:
         method = f"{path}:{method}"

@@ -70,7 +70,9 @@ def parse(parser: argparse.ArgumentParser, argv: list[str]) -> argparse.Namespac
 
 
 def check_path(flag: str, path: str | Path | None) -> None:
-    """BadInput where no file could have that path: it is too long, or has a NUL byte."""
+    """BadInput where no local file could have that path: SCHEME://, too long, or a NUL byte."""
+    if "://" in str(path):
+        raise BadInput(f"{flag} must be a local path, got {cut(str(path), 80)}")
     try:
         os.lstat(path or ".")
     except ValueError as error:

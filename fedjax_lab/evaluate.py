@@ -137,6 +137,8 @@ def _score_newcomer(program, lane, state, rows):
     counts, answers = run((message, client), lane.federation, blocks, ())
     counts = jax.tree.map(lambda a: jnp.sum(a, 0), counts)
     answers = jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), answers)
+    if strategy.sharding is not None:  # sorting what devices divide takes ten times as long
+        answers = jax.lax.with_sharding_constraint(answers, strategy.sharding)
     return jax.tree.map(lambda a: a[None], _with_whole(plan, counts, answers))
 
 
@@ -163,6 +165,7 @@ def count(
         at = jax.lax.dynamic_slice(padded, (s * size,), (size,))
         batch = fetch(federation, at, plan)
         logits = program.method.predict(message, client, batch.x)
+        _check_logits(logits, batch)
         domain = jax.nn.one_hot(federation.domain[at], plan.num_domains) * batch.mask[:, None]
         counts = jax.tree.map(jnp.add, counts, _count_batch(plan, logits, batch.y, domain))
         if kept is not None:
@@ -217,6 +220,13 @@ def all_metrics(plan: Plan) -> tuple[Metric, ...]:
 def _needs_answers(plan: Plan) -> bool:
     """Whether a metric needs all answers of a client at once."""
     return any(isinstance(metric, Whole) for metric in plan.metrics)
+
+
+def _check_logits(logits, batch):
+    """AssertionError, while tracing, unless there are logits [B, K], which else would broadcast."""
+    import chex  # here, so that importing the package takes no longer
+
+    chex.assert_shape(logits, (len(batch.y), None))
 
 
 def _pad(rows, multiple):

@@ -13,6 +13,7 @@ import optax
 
 from fedjax_lab import fsdp, metrics, parallel, sizes
 from fedjax_lab.config import value_at
+from fedjax_lab.data import partition
 from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.data.normalize import input_range
 from fedjax_lab.embedding import Embeddings
@@ -22,7 +23,7 @@ from fedjax_lab.federation import check_scored, class_counts, is_of_domain, make
 from fedjax_lab.hosted import Host
 from fedjax_lab.models import kernels, modules
 from fedjax_lab.models.task import has_convolutions, make_task
-from fedjax_lab.registry import bind, look_up, make_method
+from fedjax_lab.registry import NAMED, bind, look_up, make_method
 from fedjax_lab.types import Federation, Method, Plan, Stage, Stages, Task
 from fedjax_lab.width import client_bytes
 
@@ -155,6 +156,10 @@ def load_data(section: Mapping) -> Dataset:
     dataset = bind("data", section)()
     if not isinstance(dataset, Dataset):
         raise BadInput(f"data {section['name']} must return a Dataset, not {quoted(dataset)}")
+    for field in ("y", "domain", "test"):
+        if np.shape(getattr(dataset, field)) != (len(dataset.x),):
+            shape = list(np.shape(getattr(dataset, field)))
+            raise BadInput(f"the dataset has {len(dataset.x)} examples, but its {field} is {shape}")
     if len(dataset.x) == 0:
         raise BadInput("the dataset is empty")
     bad = (dataset.y < 0) | (dataset.y >= len(dataset.classes))
@@ -170,9 +175,12 @@ def deal_dataset(
     config: ml_collections.ConfigDict, dataset: Dataset, seeds: Sequence[int]
 ) -> list[Federation]:
     """One federation for each seed, as the config's sections `data` and `partition` say."""
+    deal = bind("partition", config.partition)
+    if config.partition.name not in NAMED["partition"]:
+        deal = functools.partial(partition.checked, config.partition.name, deal)
     return make_federations(
         dataset,
-        bind("partition", config.partition),
+        deal,
         seeds,
         num_clients=config.partition.num_clients,
         validation=config.partition.validation,
@@ -194,7 +202,11 @@ def load_embeddings(config: ml_collections.ConfigDict, dataset: Dataset) -> Embe
     """Those of the named source, of all examples that clients may train on."""
     unseen = is_of_domain(dataset, config.data.unseen)
     dataset = dataset._replace(test=np.where(unseen, config.data.shots == 0, dataset.test))
-    return bind("embedding", config.embedding)(dataset)
+    made = bind("embedding", config.embedding)(dataset)
+    if not isinstance(made, Embeddings):
+        name = config.embedding.name
+        raise BadInput(f"embedding {name} must return Embeddings, not {quoted(made)}")
+    return made
 
 
 def make_model(
@@ -353,7 +365,7 @@ def _step_fields(local):
 
 def _augmentation(name: str, x: np.ndarray) -> Callable | None:
     """The named change of training images; BadInput where the examples x have no use for it."""
-    if name != "none" and x.ndim != 4:
+    if name in NAMED["augmentation"] and name != "none" and x.ndim != 4:
         raise BadInput(f"config.data.augment={name} needs images")
     if name == "domainbed" and not (x.dtype == np.uint8 and x.shape[3:] == (3,)):
         raise BadInput("config.data.augment=domainbed needs color images of 8 bits")

@@ -10,8 +10,8 @@ fedconcat         accuracy by megabytes, the clusters and their number
 fedpick           sparsity and Fisher scores of features; what FedPick selects
 hfedf             weights, embeddings, the spread of the clients' models and their calibration
 
-FOLDER: of a finished run; client2vec, fedconcat and hfedf take several. `NAME --help` tells what is
-drawn and which options there are.
+FOLDER: of a finished run, also gs://BUCKET/FOLDER; client2vec, fedconcat and hfedf take several.
+`NAME --help` tells what is drawn and which options there are.
 
 --out  folder of the pictures, and of numbers.json where there are numbers; default: FOLDER/figures,
        in the first one
@@ -42,8 +42,8 @@ from fedjax_lab.analysis.figures import (
     hfedf,
 )
 from fedjax_lab.analysis.figures.drawn import Drawn
-from fedjax_lab.errors import BadInput, check_path, nearest, parse, quoted
-from fedjax_lab.running import metrics
+from fedjax_lab.errors import BadInput, nearest, parse, quoted
+from fedjax_lab.running import cloud, metrics
 
 # Each takes the folder of a run, or several, and as keyword-only arguments its options.
 FIGURES: dict[str, Callable[..., Drawn]] = {
@@ -76,7 +76,11 @@ def _main(argv):
         return 0
     folders, out, options = _parse(name, rest)
     parallel.check_devices()
-    write(FIGURES[name](*folders, **options), out)
+    with cloud.read(folders) as local, cloud.staged(out) as target:
+        for folder in local:
+            if not folder.is_dir():
+                raise BadInput(f"{folder} is {'not a folder' if folder.exists() else 'not there'}")
+        write(FIGURES[name](*local, **options), target)
     return 0
 
 
@@ -96,10 +100,8 @@ def _parse(name, arguments):
     if len(folders) > 1 and not takes_several(draw):
         raise BadInput(f"{name} is drawn of one run, not of {len(folders)}")
     for folder in folders:
-        check_path("FOLDER", folder)
-        if not folder.is_dir():
-            raise BadInput(f"{folder} is {'not a folder' if folder.exists() else 'not there'}")
-    check_path("--out", out)
+        cloud.check("FOLDER", folder)
+    cloud.check("--out", out)
     return folders, out or folders[0] / "figures", args
 
 
@@ -122,9 +124,9 @@ def write(drawn: Drawn, out: Path) -> None:
     metrics.make_folder(out)
     if drawn.numbers is not None:
         metrics.write_json(out / "numbers.json", drawn.numbers)
-        print(out / "numbers.json")
+        print(cloud.address(out / "numbers.json"))
     for name, figure in drawn.pictures.items():
-        print(plots.save(figure, out / f"{name}.png"))
+        print(cloud.address(plots.save(figure, out / f"{name}.png")))
 
 
 if __name__ == "__main__":

@@ -1,24 +1,43 @@
 """The command line of a run. The only file with absl flags.
 
-python -m fedjax_lab.main --config=configs/quickstart.py[:METHOD] [--config.method.mu=0.1]
+python -m fedjax_lab.main --config=quickstart[:METHOD] [--config.method.mu=0.1 ...]
                           [--workdir=DIR] [--seeds=0,1,2] [--resume] [--partition_only]
                           [--profile=ROUNDS] [--distributed=auto|I/N@HOST:PORT]
-                          [--nocompilation_cache] [--show_config]
+                          [--nocompilation_cache] [--flagfile=FILE] [--show_config]
 python -m fedjax_lab.main --help-method NAME
 
-With --show_config every key of the config is printed as a flag, with its value and its meaning, and
-nothing is run. --help-method prints the settings of a method, their defaults and meanings.
+--config          a config that comes with the package, or the path of a file with a function
+                  get_config, which wins; :METHOD is the argument of get_config: a name, that of a
+                  function of the file, MODULE:FUNCTION or PATH/FILE.py:FUNCTION
+--config.KEY      overrides a key of the config, --config.local.lr=0.1; where the value is true or
+                  false also --config.KEY and --noconfig.KEY alone; given twice, the last one holds
+--workdir         folder for all results; default: a new one in runs/
+--seeds           whole numbers and ranges of them, 0,1,2 or 0-2, which are trained together;
+                  default: config.run.seed
+--resume          goes on from the newest checkpoint of the workdir
+--partition_only  shows who holds what, as a table and a picture, and trains nothing
+--profile         rounds to record, after the first three, in DIR/profile: a trace that TensorBoard
+                  (xprof) and Perfetto open; the results do not depend on it
+--distributed     this is one of several processes that together make one run; see below
+--nocompilation_cache
+                  compiles all programs anew. Otherwise they are kept for later runs in the user's
+                  cache folder ($FEDJAX_LAB_CACHE/programs, by default in ~/.cache/fedjax_lab, or
+                  JAX_COMPILATION_CACHE_DIR)
+--show_config     prints each key of the config as a flag, with its value and its meaning, and
+                  trains nothing
+--help_method     prints what a method is, and the defaults and meanings of its settings; also
+                  written --help-method
+--flagfile        a file with a flag in each line, read in the place of this one
 
-With --distributed this is one of several processes that together make one run: number I of N, where
-number 0 can be reached at HOST:PORT, or as Slurm, a TPU pod or MPI says. Number 0 writes the files,
-but each process writes its share of a checkpoint, so that all must see the same WORKDIR. Where one
-of them ends too early, the others end within half a minute, and --resume goes on.
+With --distributed this is number I of N processes, where number 0 can be reached at HOST:PORT, or
+as Slurm, a TPU pod or MPI says. Number 0 writes the files, but each process writes its share of a
+checkpoint, so that all must see the same workdir. Where one of them ends too early, the others end
+within half a minute, and --resume goes on.
 
-With --profile=N the run records N rounds, after the first three, in WORKDIR/profile: a trace that
-TensorBoard (xprof) and Perfetto open. The results do not depend on it.
-
-Compiled programs are kept in the user's cache folder for later runs ($FEDJAX_LAB_CACHE/programs, by
-default in ~/.cache/fedjax_lab), unless JAX_COMPILATION_CACHE_DIR or --nocompilation_cache is given.
+DIR may be in the cloud: gs://BUCKET/FOLDER (package gcsfs), s3://... (s3fs), az://... (adlfs). The
+run then works in a copy in $TMPDIR, which it uploads with every checkpoint and at its end, so that
+--resume goes on from another machine. Such a folder has no lock: where a second command resumes the
+run, the first one ends at its next upload. A run of several processes cannot be there.
 
 Exit codes: 0 done; 1 the machine failed (disk, memory, another process of the run): what was saved
 is kept; 2 a usage, config or data error; 3 diverged; 130 interrupted. Each but 0 comes with one
@@ -40,11 +59,14 @@ from pathlib import Path
 from absl import flags
 
 from fedjax_lab import command
-from fedjax_lab.errors import BadInput, check_path, cut, quoted
+from fedjax_lab.errors import BadInput, cut, quoted
+from fedjax_lab.running import cloud
 
-CONFIG = flags.DEFINE_string("config", None, "a file with get_config, FILE.py or FILE.py:METHOD")
-WORKDIR = flags.DEFINE_string("workdir", None, "folder for all results; default: a new one in runs")
-SEEDS = flags.DEFINE_list("seeds", None, "comma-separated; default: config.run.seed")
+CONFIG = flags.DEFINE_string("config", None, "NAME or FILE.py, or with :METHOD behind it")
+WORKDIR = flags.DEFINE_string(
+    "workdir", None, "folder or gs://... for all results; default: in runs"
+)
+SEEDS = flags.DEFINE_list("seeds", None, "such as 0,1,2 or 0-2; default: config.run.seed")
 RESUME = flags.DEFINE_bool("resume", False, "go on from the newest checkpoint of the workdir")
 PARTITION_ONLY = flags.DEFINE_bool("partition_only", False, "show who holds what; train nothing")
 PROFILE = flags.DEFINE_string("profile", None, "rounds to record for TensorBoard and Perfetto")
@@ -55,6 +77,7 @@ SHOW_CONFIG = flags.DEFINE_bool("show_config", False, "print all keys; train not
 HELP_METHOD = flags.DEFINE_string("help_method", None, "print what a method is and its settings")
 
 LONGEST_FLAG = 100  # characters; no flag's name has more
+MOST_SEEDS = 10_000  # of a range
 
 
 def main(argv: list[str]) -> int:
@@ -63,7 +86,7 @@ def main(argv: list[str]) -> int:
 
 
 def _main(argv):
-    if {"--help", "-h", "--helpfull"} & set(argv):
+    if {"--help", "-help", "-h", "--helpfull", "--helpshort"} & set(argv):
         from fedjax_lab import meanings
 
         print(f"{__doc__}\n{meanings.of_names()}")
@@ -90,13 +113,13 @@ def _main(argv):
     config = resolve(load_config(CONFIG.value), overrides)
     seeds = seeds or [config.run.seed]
     if PARTITION_ONLY.value:
-        return processes.of_first(lambda: _show_partition(config, seeds[0]))
-    path = Path(WORKDIR.value) if WORKDIR.value else None
-    is_new = path is not None and not path.exists()
-    with workdir.owned(path, config, seeds, RESUME.value):  # before anything is loaded
-        if path is not None:
-            command.continue_with(partial(_how_to_continue, path, is_new), partial(_saved, path))
-        return _train(config, seeds, profile)
+        with cloud.staged(WORKDIR.value or None) as path:
+            return processes.of_first(lambda: _show_partition(config, seeds[0], path))
+    with cloud.staged(WORKDIR.value or None) as path:
+        is_new = path is not None and not path.exists()
+        with workdir.owned(path, config, seeds, RESUME.value):  # before anything is loaded
+            with _telling(path, is_new):
+                return _train(config, seeds, profile, path)
 
 
 def _parse(argv):
@@ -107,8 +130,8 @@ def _parse(argv):
     argv, overrides = split_overrides(argv)
     _parse_flags([re.sub("^--?help-method", "--help_method", argument) for argument in argv])
     if not CONFIG.value and not HELP_METHOD.value:
-        raise BadInput("--config is missing; for example --config=configs/quickstart.py")
-    check_path("--workdir", WORKDIR.value)
+        raise BadInput("--config is missing; for example --config=quickstart")
+    cloud.check("--workdir", WORKDIR.value)
     seeds, profile = parse_seeds(SEEDS.value), parse_profile(PROFILE.value)
     if RESUME.value and not WORKDIR.value:
         raise BadInput("--resume needs the folder of the run: --workdir=DIR")
@@ -128,13 +151,29 @@ def _explain(overrides):
     return 0
 
 
-def _train(config, seeds, profile):
+@contextlib.contextmanager
+def _telling(folder, is_new):
+    """What ends the run tells how to continue it, also once a working copy of it is gone."""
+    if folder is None:
+        yield
+        return
+    how = partial(_how_to_continue, folder, is_new)
+    command.continue_with(how, partial(_saved, folder))
+    try:
+        yield
+    finally:
+        if cloud.is_remote(folder):
+            words = how()
+            command.continue_with(lambda: words)
+
+
+def _train(config, seeds, profile, path):
     from fedjax_lab import experiment, processes
     from fedjax_lab.running import runner
 
     job = experiment.build(config, seeds)
-    folder = processes.of_first(lambda: _folder(config))
-    if not WORKDIR.value:
+    folder = path or processes.of_first(lambda: _new_folder(config))
+    if path is None:
         how = partial(_how_to_continue, folder, is_new=True)
         command.continue_with(how, partial(_saved, folder))
     try:
@@ -143,7 +182,7 @@ def _train(config, seeds, profile):
         print(f"error: {error}", file=sys.stderr)
         return 3
     finally:
-        if not WORKDIR.value and processes.is_first():
+        if path is None and processes.is_first():
             with contextlib.suppress(OSError):
                 folder.rmdir()  # made for this run, and empty if that has not begun
     _show(result)
@@ -156,7 +195,7 @@ def _how_to_continue(folder, is_new):
     from fedjax_lab.running import lock
 
     if (folder / "config.json").exists():
-        return f"continue with the same command and --workdir={folder} --resume"
+        return f"continue with the same command and --workdir={cloud.address(folder)} --resume"
     if is_new and processes.is_first():
         lock.discard(folder)
     return "nothing was saved"
@@ -182,31 +221,57 @@ def _parse_flags(argv):
         raise BadInput(f"unexpected argument {quoted(rest[0])}; everything is a --flag")
 
 
-def split_overrides(argv: list[str]) -> tuple[list[str], list[tuple[str, str]]]:
-    """The arguments without --config.KEY=VALUE (or --config.KEY VALUE), and those as pairs."""
+def split_overrides(argv: list[str]) -> tuple[list[str], list[tuple[str, str | bool]]]:
+    """The arguments that are not about a key of the config, and the overrides that the others give.
+
+    Overrides are --config.KEY=VALUE, --config.KEY VALUE and, where the value is true or false,
+    --config.KEY and --noconfig.KEY. Files that --flagfile names are read first.
+    """
+    try:
+        argv = flags.FLAGS.read_flags_from_files(argv)
+    except (flags.Error, UnicodeError) as error:
+        raise BadInput(str(error)) from error
     kept, overrides = [], []
-    rest = iter(argv)
-    for argument in rest:
-        if not argument.startswith(("--config.", "-config.")):
+    while argv:
+        argument, *argv = argv
+        match = re.fullmatch(r"--?(no)?config\.([^=]*)(=.*)?", argument, re.DOTALL)
+        if match is None:
             kept.append(argument)
             continue
-        key, equals, text = argument.lstrip("-").removeprefix("config.").partition("=")
-        value = text if equals else next(rest, None)
-        if value is None or (not equals and value.startswith("--")):
-            flag = f"--config.{cut(key, 80)}"
-            raise BadInput(f"{flag} needs a value: {flag}=VALUE")
-        overrides.append((key, value))
+        negated, key, value = match.groups()
+        if value is not None and not negated:
+            overrides.append((key, value.removeprefix("=")))
+        elif value is None and not negated and argv and not re.match(r"--?[A-Za-z]", argv[0]):
+            overrides.append((key, argv.pop(0)))
+        elif value is None:
+            overrides.append((key, not negated))
+        else:
+            raise BadInput(f"--noconfig.{cut(key, 80)} takes no value")
     return kept, overrides
 
 
 def parse_seeds(texts: list[str] | None) -> list[int] | None:
-    """The numbers; None where the flag is not given. BadInput where one is no whole number."""
+    """The numbers of texts such as 3 and 0-4; None where the flag is not given.
+
+    BadInput where a text is neither a whole number nor a range of them.
+    """
     try:
-        seeds = [int(text) for text in texts or []]
+        seeds = [seed for text in texts or [] for seed in _range(text)]
     except ValueError as error:
         given = cut(",".join(texts or []), 80)
-        raise BadInput(f"--seeds must be whole numbers, got {given}") from error
+        example = f"for example 0,1,2 or 0-4, a range of at most {MOST_SEEDS}"
+        raise BadInput(f"--seeds must be whole numbers, got {given}; {example}") from error
     return seeds or None
+
+
+def _range(text):
+    ends = re.fullmatch(r"(\d{1,10})-(\d{1,10})", text.strip())
+    if ends is None:
+        return [_whole_number(text)]
+    seeds = range(int(ends[1]), int(ends[2]) + 1)
+    if not 0 < len(seeds) <= MOST_SEEDS:
+        raise ValueError("no range, or too long")
+    return seeds
 
 
 def parse_profile(text: str | None) -> int | None:
@@ -214,15 +279,24 @@ def parse_profile(text: str | None) -> int | None:
     if text is None:
         return None
     try:
-        return int(text)
+        return _whole_number(text)
     except ValueError as error:
         raise BadInput(f"--profile must be a number of rounds, got {cut(text, 80)}") from error
 
 
-def _folder(config):
-    """The one that was named, or one in runs that nobody else has, made here and now."""
-    if WORKDIR.value:
-        return Path(WORKDIR.value)
+def _whole_number(text):
+    """Of 10 or 1e1. ValueError where the text is no whole number."""
+    try:
+        return int(text)
+    except ValueError:
+        number = float(text)
+        if not number.is_integer():
+            raise
+        return int(number)
+
+
+def _new_folder(config):
+    """One in runs that nobody else has, made here and now."""
     from fedjax_lab.running import metrics
 
     metrics.make_folder(Path("runs"))
@@ -237,19 +311,19 @@ def _folder(config):
         return path
 
 
-def _show_partition(config, seed):
+def _show_partition(config, seed, path):
     from fedjax_lab import experiment
     from fedjax_lab.analysis import plots
     from fedjax_lab.data import partition
     from fedjax_lab.running import metrics
 
-    workdir = _folder(config)
+    workdir = path or _new_folder(config)
     counts, dataset = experiment.partition_counts(config, seed)
     print(partition.table(counts, dataset.classes))
     metrics.make_folder(workdir)
     names = [partition.printable(name) for name in dataset.classes]
     plots.save(plots.draw_partition(counts, names), workdir / "partition.png")
-    print(f"picture: {workdir / 'partition.png'}")
+    print(f"picture: {cloud.address(workdir / 'partition.png')}")
     return 0
 
 
@@ -263,7 +337,8 @@ def _show(result):
         f"\n{summary['rounds']} rounds in {summary['seconds']:.1f} s"
         f" (compiled in {summary['compile_seconds']:.1f} s) on {summary['device']}"
     )
-    print(f"results: {result.workdir}  (curve: {result.workdir / 'plots/learning_curve.png'})")
+    folder, curve = result.workdir, result.workdir / "plots/learning_curve.png"
+    print(f"results: {cloud.address(folder)}  (curve: {cloud.address(curve)})")
 
 
 def _leave(code):

@@ -117,9 +117,14 @@ def _auroc(logits: Array, labels: Array, mask: Array) -> Array:
     log_p = jnp.where(jnp.isnan(log_p), -jnp.inf, log_p)
 
     def of_class(score, is_positive):  # [N] each
-        positive, negative = mask * is_positive, mask * (1 - is_positive)
-        ranked = jnp.sort(jnp.where(negative > 0, score, jnp.inf))
-        below, upto = (jnp.searchsorted(ranked, score, side=side) for side in ("left", "right"))
+        ranked, positive, negative = jax.lax.sort(
+            (score, mask * is_positive, mask * (1 - is_positive)), num_keys=1
+        )
+        differs, end = ranked[1:] != ranked[:-1], jnp.ones(1, bool)
+        is_first, is_last = jnp.append(end, differs), jnp.append(differs, end)  # of equal ones
+        upto = jnp.cumsum(negative)
+        below = jax.lax.cummax(jnp.where(is_first, upto - negative, 0))
+        upto = jax.lax.cummin(jnp.where(is_last, upto, jnp.inf), reverse=True)
         share = (below + upto) / (2 * jnp.sum(negative))
         return jnp.sum(jnp.where(positive > 0, share, 0)) / jnp.sum(positive)
 
@@ -167,8 +172,8 @@ def _of_function(function, num_classes):
     name = getattr(function, "__name__", type(function).__name__)
     if not measures.is_free(name) or name in BUILT_IN:
         raise BadInput(
-            f"a metric cannot have the name {quoted(name)}, which means something else in"
-            " metrics.jsonl; rename the function"
+            f"a metric cannot have the name {quoted(name)}: it must be a plain word that means"
+            " nothing else in metrics.jsonl; rename the function"
         )
     lower = bool(getattr(function, "lower_is_better", False))
     if _given_shape(name, function, num_classes) == ():

@@ -12,7 +12,7 @@ and FedPick: its cells, how many of them have their data on this machine, and wh
 --seeds    default: 0, 1, .. as many as the paper has
 --out      folder of the runs; default: runs/PAPER-TABLE
 --dry_run  show the commands of the runs (after # those that cannot start here); train nothing
---configs  folder of the repository's configs, which an installed package does not have
+--configs  folder of the config files; default: those that come with the package
 
 A run is one of fedjax_lab.main in a folder of its own; columns of a table that one run measures
 share it. The same command goes on with what is not finished. --config.KEY=VALUE goes to all runs,
@@ -39,14 +39,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedjax_lab import command, parallel, sweep
+from fedjax_lab import command, configs, parallel, sweep
 from fedjax_lab.analysis import published, requirements, runs, tables
 from fedjax_lab.analysis.published import Recipe, Result
-from fedjax_lab.config import resolve
+from fedjax_lab.config import Override, resolve
 from fedjax_lab.config_files import load_config
 from fedjax_lab.errors import BadInput, check_path, cut, nearest, parse
 from fedjax_lab.main import parse_seeds, split_overrides
-from fedjax_lab.running import files, sweep_folder, sweep_plan
+from fedjax_lab.running import cloud, files, sweep_folder, sweep_plan
 
 SPEED = {"simple_cnn": 10_000}  # examples/s of one seed on two shared CPU cores, FedAvg, measured
 
@@ -78,7 +78,7 @@ class Request(NamedTuple):
     """What a command line says about every cell."""
 
     configs: Path
-    overrides: Sequence[tuple[str, str]] = ()
+    overrides: Sequence[Override] = ()
     seeds: list[int] | None = None  # None: as many as the paper has
 
 
@@ -236,7 +236,7 @@ def damaged(cells: Sequence[Cell], out: Path) -> list[str]:
     return list(notes)
 
 
-def remarks(cells: Sequence[Cell], overrides: Sequence[tuple[str, str]]) -> list[str]:
+def remarks(cells: Sequence[Cell], overrides: Sequence[Override]) -> list[str]:
     """What differs from the paper, what it contradicts, and which cells are not run and why."""
     out = [f"--config.{key}={value}: not the paper's setting" for key, value in overrides]
     there = [cell for cell in cells if not cell.missing]
@@ -297,7 +297,10 @@ def _costs(cells):
 def command_line(run: Run, out: Path) -> str:
     """The run as a command line."""
     words = ["python", "-m", "fedjax_lab.main", f"--config={run.path}:{run.cell.method}"]
-    words += [f"--workdir={out / run.cell.name}", f"--seeds={','.join(map(str, run.cell.seeds))}"]
+    words += [
+        f"--workdir={cloud.address(out / run.cell.name)}",
+        f"--seeds={','.join(map(str, run.cell.seeds))}",
+    ]
     words += [f"--config.{key}={value}" for key, value in run.settings]
     return shlex.join(words)
 
@@ -321,7 +324,11 @@ def _main(argv):
     rows = published.find(*args.what)
     cells = choose(plan(rows, request), args.cells.split(",") if args.cells else [])
     name = f"{rows[0].paper}-table{rows[0].table}"
-    out = Path(args.out or f"runs/{name}")
+    with cloud.staged(args.out or f"runs/{name}") as out:
+        return _carry_out(args, request, cells, out)
+
+
+def _carry_out(args, request, cells, out):
     todo = {run.cell.name: run for cell in cells if not cell.missing for run in cell.runs}
     if args.dry_run:
         for run in todo.values():
@@ -333,7 +340,7 @@ def _main(argv):
     code = sweep.train([run.cell for run in todo.values()], out)
     print(f"\n{show(cells, out)}\n")
     notes = [*remarks(cells, request.overrides), *damaged(cells, out)]
-    print("\n".join([*notes, f"runs: {out}"]))
+    print("\n".join([*notes, f"runs: {cloud.address(out)}"]))
     return code
 
 
@@ -345,7 +352,7 @@ def _parse(argv):
         parser.add_argument(flag)
     parser.add_argument("--dry_run", action="store_true")
     args = parse(parser, argv)
-    check_path("--out", args.out)
+    cloud.check("--out", args.out)
     check_path("--configs", args.configs)
     if args.what != ["list"] and len(args.what) != 2:
         raise BadInput("name a table, for example fedconcat table1; `list` has all of them")
@@ -354,14 +361,10 @@ def _parse(argv):
 
 
 def _configs(wanted):
-    places = [wanted] if wanted else [Path(__file__).parents[1] / "configs", "configs"]
-    for place in map(Path, places):
-        if (place / "fedconcat_small.py").is_file():
-            return place
-    raise BadInput(
-        f"{wanted or 'this installation'} has not the configs of the repository: name their folder"
-        " with --configs=DIR"
-    )
+    for folder in map(Path, [wanted] if wanted else configs.__path__):
+        if (folder / "fedconcat_small.py").is_file():
+            return folder
+    raise BadInput(f"{wanted} has not the configs of the papers: name their folder: --configs=DIR")
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import inspect
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -80,8 +80,12 @@ def find(text: str) -> Callable:
     where, _, name = text.rpartition(":")
     module = of_file(where) if is_file(where) else _imported(where)
     try:
-        function = functools.reduce(getattr, name.split("."), module)
+        function: Any = functools.reduce(getattr, name.split("."), module)
     except AttributeError as error:
+        if where == "__main__":
+            raise BadInput(
+                f"{name} was defined in a notebook, and is not defined here; define it in a file"
+            ) from error
         callables = [key for key, value in vars(module).items() if _offers(module, key, value)]
         raise BadInput(
             f"{where} has no function {quoted(name)}; {nearest(name, callables)}"
@@ -107,14 +111,13 @@ def _offers(module, key, value):
 
 def of_file(path: str) -> ModuleType:
     """What a file defines. BadInput where there is no such file, or executing it fails."""
-    check_file(path, "file")
     absolute = os.path.abspath(path)
-    main = sys.modules["__main__"]
     if absolute == _main_file():
-        return main
+        return sys.modules["__main__"]
     last = _executions.get(absolute)
     if last is not None and last.is_current:
         return last.module
+    check_file(path, "file")
     return execute(path)
 
 
@@ -124,8 +127,8 @@ def refresh() -> None:
     Between two calls all functions of a file are of one content, which `source_of` tells.
     """
     for path, last in list(_executions.items()):
-        if os.path.isfile(path):
-            _executions[path] = last._replace(is_current=digest(path) == last.digest)
+        is_current = os.path.isfile(path) and digest(path) == last.digest
+        _executions[path] = last._replace(is_current=is_current)
 
 
 def execute(path: str) -> ModuleType:
@@ -167,8 +170,11 @@ def told(path: str) -> Iterator[None]:
         raise BadInput(f"{path} cannot be loaded: {reason}{place}") from error
 
 
-def check_file(path: str, what: str) -> None:
-    """BadInput unless the path is that of a file; it names the nearest one. what: "config file"."""
+def check_file(path: str, what: str, names: Iterable[str] = ()) -> None:
+    """BadInput unless the path is that of a file; it has the nearest path or one of other names.
+
+    what: what the file is, in words: "config file".
+    """
     try:
         if Path(path).is_file():
             return
@@ -176,7 +182,7 @@ def check_file(path: str, what: str) -> None:
     except (OSError, ValueError) as error:  # too long, not allowed to be read, with a NUL byte
         reason = getattr(error, "strerror", error)
         raise BadInput(f"no {what} {quoted(path)}: {reason}") from error
-    raise BadInput(f"no {what} {quoted(path)}; {nearest(path, nearby)}")
+    raise BadInput(f"no {what} {quoted(path)}; {nearest(path, [*nearby, *names])}")
 
 
 def _imported(name):
@@ -251,9 +257,13 @@ def _path_of(module):
     return next((path for path, last in _executions.items() if last.module is module), None)
 
 
+def _as_file(path):
+    """The absolute path of a file; None where there is none, as of <stdin>."""
+    return os.path.abspath(path) if path and os.path.isfile(path) else None
+
+
 def _main_file():
-    path = getattr(sys.modules["__main__"], "__file__", None)
-    return path and os.path.abspath(path)
+    return _as_file(getattr(sys.modules["__main__"], "__file__", None))
 
 
 # Where functions came from.
@@ -278,10 +288,10 @@ def source_of(text: str, function: Callable) -> Source:
 def _defining_file(module, function):
     """The file with the function's code; None of what a notebook defines."""
     with contextlib.suppress(TypeError, OSError):
-        path = inspect.getsourcefile(inspect.unwrap(function))
-        if path and os.path.isfile(path) and module != "__main__":
-            return os.path.abspath(path)
-    return getattr(sys.modules.get(module), "__file__", None)
+        path = _as_file(inspect.getsourcefile(inspect.unwrap(function)))
+        if path and module != "__main__":
+            return path
+    return _as_file(getattr(sys.modules.get(module), "__file__", None))
 
 
 def _digest_of_code(function):

@@ -4,8 +4,8 @@ python -m fedjax_lab.report DIR... [--way=last] [--measure=accuracy.mean] [--bas
                             [--target=80] [--ddof=1] [--bold] [--format=terminal]
                             [--out=FILE]
 
-DIR: folders of runs, finished or not, or folders that hold such (a sweep's). Runs of one config are
-one row, whatever their seeds; seeds are paired with the baseline's.
+DIR: folders of runs, finished or not, or folders that hold such (a sweep's), also gs://BUCKET/DIR.
+Runs of one config are one row, whatever their seeds; seeds are paired with the baseline's.
 
 --way       how the round of each number is chosen: last, best_by_validation, max_over_rounds,
             max_per_domain; the two maxima peek at the test set, where there is one
@@ -35,6 +35,7 @@ from fedjax_lab import command
 from fedjax_lab.analysis import compare, runs, tables
 from fedjax_lab.errors import MACHINE, BadInput, parse
 from fedjax_lab.measures import metric_of
+from fedjax_lab.running import cloud
 
 FORMATS = ("terminal", "markdown", "latex", "csv", "html")
 
@@ -87,7 +88,8 @@ def main(argv: list[str]) -> int:
 
 def _main(argv):
     args = _arguments(argv)
-    text = report(args)
+    with cloud.read(args.folders) as args.folders:
+        text = cloud.named(report(args))
     if args.out is None:
         print(text)
     else:
@@ -107,6 +109,7 @@ def _arguments(argv):
     parser.add_argument("--format", default="terminal", choices=FORMATS)
     parser.add_argument("--out", type=Path)
     args = parse(parser, argv)
+    cloud.check_local("--out", args.out)
     if args.target is not None and not math.isfinite(args.target):
         raise BadInput(f"--target must be a finite number, got {args.target}")
     if not args.folders:

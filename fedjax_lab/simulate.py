@@ -227,9 +227,17 @@ def _one_client(exchange, plan):
         work, trainings = make_work(federation, rows, plan, key)
         with jax.named_scope("local"):
             upload, private = exchange.local(message, client, work)
+        _check_kept(private, client)
         return upload, private, trainings
 
     return run
+
+
+def _check_kept(private, client):
+    """AssertionError, while tracing, unless a client returns all that it keeps in its shapes."""
+    import chex  # here, so that importing the package takes no longer
+
+    chex.assert_trees_all_equal_shapes(private, client.private)
 
 
 def _measure(trainings, lane_steps, cohort, server):

@@ -16,6 +16,10 @@ each with its share of the cores, on GPUs each on one of them. With --together n
 in numbers of `method` and `local` alone run as one vmapped computation; where that fails (memory,
 a number that a method does not let be traced, a cell that diverges) they go on one by one.
 
+DIR may be in the cloud (gs://BUCKET/FOLDER, see fedjax_lab.main), where a sweep has no lock: start
+it once, or with --share. Where two commands run the same cell, the one that began first gives it
+up.
+
 With --share=I/N only every N-th cell is run, from number I on (0 is the first), so that N commands,
 on hosts that all see DIR, share a sweep.
 
@@ -45,9 +49,9 @@ from tqdm import tqdm
 
 from fedjax_lab import command, experiment, parallel
 from fedjax_lab.data.dataset import Dataset
-from fedjax_lab.errors import BadInput, check_path, cut, parse, quoted
+from fedjax_lab.errors import BadInput, cut, parse, quoted
 from fedjax_lab.main import parse_seeds, split_overrides
-from fedjax_lab.running import compilation_cache, lock, runner, workdir
+from fedjax_lab.running import cloud, compilation_cache, lock, runner, workdir
 from fedjax_lab.running.sweep_folder import (
     DIVERGED,
     Outcome,
@@ -152,7 +156,8 @@ def train(cells: Sequence[Cell], out: Path) -> int:
     with lock.owned_share(out):
         todo = [cell for cell in cells if not ended(out / cell.name)]
         lock.check_free([out / cell.name for cell in todo])
-        print(f"{len(cells)} runs in {out}, {len(cells) - len(todo)} of them done", flush=True)
+        done = len(cells) - len(todo)
+        print(f"{len(cells)} runs in {cloud.address(out)}, {done} of them done", flush=True)
         compilation_cache.enable()
         parallel.check_devices()
         results = run_here([[cell] for cell in todo], out, load_once())
@@ -203,16 +208,15 @@ def main(argv: list[str]) -> int:
 
 def _main(argv):
     args, methods, shared = _parse(argv)
-    out = Path(args.out)
     grid = parse_grid(args.grid)
     cells = plan(shared, methods, grid)
     chosen = share_of(cells, args.share)
-    with lock.owned_share(out, args.share):  # before anything is loaded
-        return _sweep(args, shared, cells, chosen, list(grid))
+    with cloud.staged(args.out) as out, lock.owned_share(out, args.share):  # before data are loaded
+        return _sweep(args, shared, cells, chosen, list(grid), out)
 
 
-def _sweep(args, shared, cells, chosen, keys):
-    out, load = Path(args.out), load_once()
+def _sweep(args, shared, cells, chosen, keys, out):
+    load = load_once()
     check_folder(shared, cells, out)
     todo = [cell for cell in chosen.values() if not ended(out / cell.name)]
     lock.check_free([out / cell.name for cell in todo])
@@ -226,26 +230,31 @@ def _sweep(args, shared, cells, chosen, keys):
         planned = check_folder(shared, cells, out)  # with the cells of other shares
         workdir.remove_temporary(out)
         write_plan(planned, cells, out)
-    print(f"{len(chosen)} cells in {out}, {len(chosen) - len(todo)} of them done", flush=True)
+    place = cloud.address(out)
+    print(f"{len(chosen)} cells in {place}, {len(chosen) - len(todo)} of them done", flush=True)
     if args.workers:
         results = run_in_workers(todo, out, shared, args.workers)
     else:
         groups = alike(todo, out) if args.together else [[cell] for cell in todo]
         results = run_here(groups, out, load)
     follow(results, len(todo), len(chosen), out)
-    print(f"\nafter the last round\n{table(chosen, keys, out)}\n\nresults: {out}")
+    print(f"\nafter the last round\n{table(chosen, keys, out)}\n\nresults: {place}")
     return int(any(ended(out / name) is None for name in chosen))
 
 
 def _parse(argv):
     argv, overrides = split_overrides(argv)
     args = parse(_parser(), argv[1:])
-    check_path("--out", args.out)
+    cloud.check("--out", args.out)
     for flag, example in (("config", "configs/quickstart.py"), ("out", "runs/sweep")):
         if not getattr(args, flag):
             raise BadInput(f"--{flag} is missing; for example --{flag}={example}")
     if args.workers and args.together:
         raise BadInput("--together runs cells in one process, --workers in many; drop one")
+    if args.workers and (cloud.split(args.out) or "")[:1] == ("memory",):
+        raise BadInput(
+            "--workers needs an --out that other processes see; memory:// is of this one"
+        )
     if not 0 <= args.workers <= MOST_WORKERS:
         raise BadInput(f"--workers must be from 0 to {MOST_WORKERS}, got {quoted(args.workers)}")
     path, methods = _methods(args)

@@ -3,10 +3,11 @@
 python -m fedjax_lab.tensorboard DIR... [--logdir=runs/tensorboard] [--follow]
 tensorboard --logdir=runs/tensorboard         # the viewer: pip install tensorboard
 
-DIR: folders of runs, finished or not, or folders that hold such (a sweep's). RUN is a run's folder
-as seen from DIR (from what several DIRs have in common); of a single run, its name. TensorBoard's
-run RUN/seed-0 has that seed's evaluations by round, RUN what its seeds share: its config.json as
-text, its pictures. Wall times are seconds of training of one seed after config.json was written.
+DIR: folders of runs, finished or not, or folders that hold such (a sweep's), also gs://BUCKET/DIR.
+RUN is a run's folder as seen from DIR (from what several DIRs have in common); of a single run, its
+name. TensorBoard's run RUN/seed-0 has that seed's evaluations by round, RUN what its seeds share:
+its config.json as text, its pictures. Wall times are seconds of training of one seed after
+config.json was written (from the cloud: fetched).
 
 --logdir    where to; what this command wrote there of runs of these names before is replaced (a
             viewer with --load_fast=false sees that after a restart)
@@ -39,7 +40,7 @@ from fedjax_lab import command, interrupts
 from fedjax_lab.analysis import runs
 from fedjax_lab.errors import MACHINE, BadInput, parse
 from fedjax_lab.measures import metric_of
-from fedjax_lab.running import files, metrics
+from fedjax_lab.running import cloud, files, metrics
 
 POLL_SECONDS = 5
 _ENDING = ".fedjax_lab"  # of the event files that are ours to replace
@@ -62,12 +63,13 @@ def main(argv: list[str]) -> int:
 
 def _main(argv):
     args = _arguments(argv)
-    written = update(args.folders, args.logdir, {})
-    count = sum(bool(run.lines) for run in written.values())
-    shown = f"{count} run{'s' * (count > 1)} in {args.logdir}"
-    print(f"{shown}; see tensorboard --logdir={args.logdir}", flush=True)
-    if args.follow:
-        _follow(args, written)
+    with cloud.read(args.folders) as args.folders:
+        written = update(args.folders, args.logdir, {})
+        count = sum(bool(run.lines) for run in written.values())
+        shown = f"{count} run{'s' * (count > 1)} in {args.logdir}"
+        print(f"{shown}; see tensorboard --logdir={args.logdir}", flush=True)
+        if args.follow:
+            _follow(args, written)
     return 0
 
 
@@ -77,12 +79,13 @@ def _arguments(argv):
     parser.add_argument("--logdir", type=Path, default=Path("runs/tensorboard"))
     parser.add_argument("--follow", action="store_true")
     args = parse(parser, argv)
+    cloud.check_local("--logdir", args.logdir)
     if not args.folders:
         raise BadInput("which runs? python -m fedjax_lab.tensorboard DIR...; --help tells the rest")
     try:
         import tensorboardX  # noqa: F401
     except ImportError as error:
-        remedy = "pip install -e '.[tensorboard]'"
+        remedy = "pip install 'fedjax_lab[tensorboard]'"
         raise BadInput(f"a package is missing ({error}): {remedy}") from error
     return args
 
@@ -90,6 +93,8 @@ def _arguments(argv):
 def _follow(args, written):
     with interrupts.delayed("no longer following") as stop:
         while not stop.wait(POLL_SECONDS):
+            for folder in args.folders:
+                cloud.refresh(folder)
             written = update(args.folders, args.logdir, written)
 
 
@@ -124,7 +129,7 @@ def update(
     if faults and not any(run.lines for run in new.values()):
         raise faults[0]
     for fault in faults:
-        print(f"{fault}; left out", file=sys.stderr)
+        print(cloud.named(f"{fault}; left out"), file=sys.stderr)
     return new
 
 

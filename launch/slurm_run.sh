@@ -1,5 +1,6 @@
 #!/bin/bash
 #SBATCH --job-name=fedjax_lab
+#SBATCH --output=slurm-%j.out
 #SBATCH --signal=TERM@60
 # One run over several hosts: a process on each, one mesh over the devices of all.
 #

@@ -1,18 +1,66 @@
 #!/bin/bash
-# One run over all hosts of a TPU pod slice: the same command on each; jax finds the others.
+# One run over all hosts of a TPU slice, or a sweep whose cells several slices share.
 #
-#   launch/tpu_pod.sh NAME ZONE --config=configs/fashion_mnist.py --workdir=runs/large
+#   launch/tpu_pod.sh NAME ZONE [run] --config=fashion_mnist --workdir=/shared/large
+#   launch/tpu_pod.sh NAME,NAME,... ZONE sweep --config=fashion_mnist --methods=fedavg,fedprox \
+#       --out=/shared/sweep
 #
 # Needs gcloud, and on every host the repository in the folder fedjax_lab of the home, with an
-# environment .venv in it:
+# environment .venv in it. The slices of a sweep have one host each, and slice I of N runs the cells
+# of --share=I/N. All hosts must see the workdir, or the folder of the sweep, under the same path.
 #
-#   gcloud compute tpus tpu-vm ssh NAME --zone=ZONE --worker=all --command='git clone REPOSITORY
-#       fedjax_lab && cd fedjax_lab && python3 -m venv .venv && .venv/bin/pip install -e . "jax[tpu]"'
+# A slice that is preempted ends this command, unless CREATE and SETUP say how to get it again: the
+# options of `gcloud compute tpus tpu-vm create`, and what its new hosts have to run. Then the slice
+# is deleted, asked for every PAUSE seconds (60) until it is there, and goes on where it was.
 #
-# The workdir is written on worker 0. Add --resume to go on.
+#   export CREATE='--accelerator-type=v4-32 --version=tpu-ubuntu2204-base --spot'
+#   export SETUP='git clone REPOSITORY fedjax_lab && cd fedjax_lab && python3 -m venv .venv &&
+#       .venv/bin/pip install -e ".[tpu]"'
+#
+# The exit code is that of gcloud; of a sweep, that of the last slice that failed.
 
-set -eu
-name=$1 zone=$2
+set -um  # m: each slice of a sweep is a process group, to which Ctrl-C is passed on
+usage="usage: $0 NAME[,NAME...] ZONE [run|sweep] ARGUMENTS"
+IFS=, read -ra slices <<< "${1:?$usage}"
+zone=${2:?$usage}
 shift 2
-exec gcloud compute tpus tpu-vm ssh "$name" --zone="$zone" --worker=all --command \
-    "cd fedjax_lab && exec .venv/bin/python -m fedjax_lab.main --distributed=auto $(printf '%q ' "$@")"
+what=run
+case ${1:-} in run | sweep) what=$1 && shift ;; esac
+
+tpu() { # COMMAND NAME OPTIONS
+    gcloud compute tpus tpu-vm "$@" --zone="$zone"
+}
+
+start() { # NAME WORKERS COMMAND ARGUMENTS: returns when that ends other than by preemption
+    local name=$1 workers=$2 code state
+    shift 2
+    until tpu ssh "$name" --worker="$workers" --command \
+        "cd fedjax_lab && exec .venv/bin/fedjax-lab $(printf '%q ' "$@")"; do
+        code=$?
+        state=$(tpu describe "$name" --format='value(state)')
+        if [[ -z ${CREATE:-} || ! $state =~ ^(PREEMPTED|TERMINATED)$ ]]; then return "$code"; fi
+        replace "$name"
+        if [[ $what == run && $* != *--resume* ]]; then set -- "$@" --resume; fi
+    done
+}
+
+replace() { # NAME: where SETUP fails, so does the command that comes after it
+    echo "$1 was preempted; asking for it again" >&2
+    tpu delete "$1" --quiet
+    # shellcheck disable=SC2086  # the options are words
+    until tpu create "$1" $CREATE; do sleep "${PAUSE:-60}"; done
+    tpu ssh "$1" --worker=all --command "${SETUP:-true}"
+}
+
+if [[ $what == run ]]; then
+    start "${slices[0]}" all run --distributed=auto "$@"
+    exit
+fi
+jobs=() code=0
+for i in "${!slices[@]}"; do
+    start "${slices[i]}" 0 sweep "--share=$i/${#slices[@]}" "$@" < /dev/null &
+    jobs+=($!)
+done
+trap 'for job in "${jobs[@]}"; do kill -INT -- "-$job"; done 2> /dev/null' INT TERM
+for job in "${jobs[@]}"; do wait "$job" || code=$?; done
+exit "$code"

@@ -9,7 +9,7 @@ from inputs import complaint
 from fedjax_lab import aliases
 from fedjax_lab.config import CHOICES, DEFAULTS, resolve, value_at
 from fedjax_lab.errors import BadInput
-from fedjax_lab.registry import METHODS
+from fedjax_lab.registry import METHODS, NAMED
 
 
 def str_of(value):
@@ -53,11 +53,61 @@ def test_a_path_is_taken_as_it_is_written():
     assert config.data.path == "1e3"
 
 
+@pytest.mark.parametrize("number", ["10", "1e1", "10.0"])
+def test_a_whole_number_may_be_written_as_a_float(number):
+    rounds = resolve({}, [("run.rounds", number)]).run.rounds
+    assert rounds == 10 and type(rounds) is int
+    assert resolve({"run": {"rounds": 1e1}}).run.rounds == 10
+    for wrong in ("1.5", "inf", "1e400"):
+        assert "must be of type int" in complaint(resolve, {}, [("run.rounds", wrong)])
+
+
+@pytest.mark.parametrize("given", [True, "True", "true", "T", "1"])
+def test_what_is_true_or_false_is_written_as_for_absl(given):
+    fedlc = {"method": {"name": "fedlc"}}
+    assert resolve(fedlc, [("method.exclude_true", given)]).method.exclude_true is True
+    opposite = {True: False, "True": "False", "true": "false", "T": "F", "1": "0"}[given]
+    assert resolve(fedlc, [("method.exclude_true", opposite)]).method.exclude_true is False
+    said = complaint(resolve, fedlc, [("method.exclude_true", "yes")])
+    assert said == "config.method.exclude_true must be of type bool, got 'yes'"
+
+
+@pytest.mark.parametrize("key", ["local.lr", "method.name", "data.unseen", "run.rounds"])
+def test_a_flag_without_a_value_is_for_what_is_true_or_false(key):
+    value = f"--config.{key}=VALUE"
+    assert complaint(resolve, {}, [(key, True)]) == f"--config.{key} needs a value: {value}"
+    assert complaint(resolve, {}, [(key, False)]) == f"no --noconfig.{key} but a value: {value}"
+
+
+@pytest.mark.parametrize(
+    "text, value",
+    [
+        *(("(1,2)", (1, 2)), ("1,2", (1, 2)), ("[1, 2]", (1, 2)), ("3", (3,)), ("()", ())),
+        *(("(a, b)", ("a", "b")), ("a", ("a",)), ("'a','b'", ("a", "b")), ("", ())),
+    ],
+)
+def test_a_tuple_is_written_as_for_config_flags(text, value, monkeypatch):
+    def toy(num_classes, *, sizes: tuple = ()):
+        pass
+
+    monkeypatch.setitem(NAMED["model"], "toy", toy)
+    config = {"model": {"name": "toy"}}
+    assert resolve(config, [("model.sizes", text)]).model.sizes == value
+
+
 @pytest.mark.parametrize("key", ["strategy", "seeds"])
 def test_the_earlier_name_of_a_value_goes_on_working(key):
     in_file = resolve({"engine": {key: "vectorised"}})
     given = resolve({}, [(f"engine.{key}", "vectorised")])
     assert in_file.engine[key] == given.engine[key] == "vectorized"
+
+
+def test_metrics_are_named_with_and_without_brackets():
+    for text in ("ece,top5", "('ece', 'top5')", "['ece', 'top5']"):
+        assert resolve({}, [("run.metrics", text)]).run.metrics == ("ece", "top5")
+    assert resolve({"run": {"metrics": ["ece"]}}).run.metrics == ("ece",)
+    assert resolve({}).run.metrics == ()
+    assert complaint(resolve, {"run": {"metrics": (1,)}}).endswith("must be text, got 1")
 
 
 def test_the_earlier_name_of_a_key_goes_on_working(monkeypatch):
@@ -113,7 +163,8 @@ def test_any_config_is_resolved_or_told_in_one_line(config):
 @given(
     st.lists(
         st.tuples(
-            st.builds("{}.{}".format, SECTIONS, KEYS), st.one_of(st.text(), VALUES.map(str_of))
+            st.builds("{}.{}".format, SECTIONS, KEYS),
+            st.one_of(st.text(), VALUES.map(str_of), st.booleans()),
         ),
         max_size=3,
     )

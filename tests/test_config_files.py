@@ -4,7 +4,8 @@ import pytest
 from inputs import complaint
 
 from fedjax_lab.config import resolve
-from fedjax_lab.config_files import load_config
+from fedjax_lab.config_files import load_config, packaged
+from fedjax_lab.configs import hfedf_digits, quickstart
 
 NESTED = "x = []\n    for _ in range(10**5): x = [x]\n    "
 
@@ -40,7 +41,7 @@ def test_a_config_path_that_is_no_file(tmp_path):
     said = complaint(load_config, str(tmp_path / "folder.py"))
     assert said.startswith("no config file ") and "did you mean" in said and "folders.py'?" in said
     for path in ("a" * 5000, "a\0b"):
-        assert len(complaint(load_config, path)) < 200
+        assert len(complaint(load_config, path)) < 500
 
 
 def test_a_config_file_may_have_any_ending_and_ctrl_c_stays_one(tmp_path):
@@ -50,3 +51,21 @@ def test_a_config_file_may_have_any_ending_and_ctrl_c_stays_one(tmp_path):
     path.write_text("raise KeyboardInterrupt")
     with pytest.raises(KeyboardInterrupt):
         load_config(str(path))
+
+
+def test_a_packaged_config_is_found_by_name_and_a_path_wins(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert {"quickstart", "hfedf_digits"} <= packaged().keys() and "__init__" not in packaged()
+    assert load_config("quickstart") == quickstart.get_config()
+    assert load_config("hfedf_digits:fedprox") == hfedf_digits.get_config("fedprox")
+    (tmp_path / "quickstart").mkdir()  # a folder is no config
+    assert load_config("quickstart") == quickstart.get_config()
+    (tmp_path / "quickstart").rmdir()
+    (tmp_path / "quickstart").write_text("def get_config():\n    return {'run': {'rounds': 3}}")
+    assert load_config("quickstart") == {"run": {"rounds": 3}}
+
+
+@pytest.mark.parametrize("name", ["quickstrat", "quickstrat:fedavg", "configs/quickstart.py"])
+def test_a_mistyped_name_gets_the_nearest_packaged_config(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert complaint(load_config, name).endswith("did you mean 'quickstart'?")

@@ -279,3 +279,14 @@ def test_metrics_do_not_depend_on_devices_and_seeds(name):
         assert ours.keys() == theirs.keys() >= {"global_auroc", "domains_ece", "hardest"}
         assert ours["accuracy"] == theirs["accuracy"] and ours["global"] == theirs["global"]
         toys.close(ours, theirs, rtol=1e-5)
+
+
+def test_a_method_that_predicts_classes_for_logits_is_found():
+    """Their argmax would be one class for the whole batch, and the accuracy nonsense."""
+    plain = fedavg(toys.TASK)
+    method = plain._replace(predict=lambda *args: jnp.argmax(plain.predict(*args), -1))
+    program = simulate.Program(method, toys.PLAN, toys.VECTORIZED)
+    lane = simulate.Lane(toys.FEDERATION, toys.POPULATION, KEYS)
+    state = simulate.init(method, KEYS, toys.C)
+    with pytest.raises(AssertionError, match="assert_shape"):
+        jax.eval_shape(partial(evaluate.score, program), lane, state, jnp.int32(0))

@@ -24,7 +24,7 @@ ROOMS = {  # room: the modules and folders that it has
     "references": "references",
     "registry": "registry",
     "aliases": "aliases",  # earlier names in configs
-    "config": "config config_files",
+    "config": "config config_files configs",
     "federation": "federation",
     "experiment": "experiment",
     "running": "running",  # a run and its folder

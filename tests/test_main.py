@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -12,10 +13,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import toys
+from absl.flags import FLAGS
 from commands import call, comparable
 
 import fedjax_lab
-from fedjax_lab import experiment
+from fedjax_lab import experiment, main
 from fedjax_lab.config import resolve
 from fedjax_lab.config_files import load_config
 from fedjax_lab.errors import BadInput
@@ -61,7 +63,9 @@ def test_a_run_leaves_its_files(toy, tmp_path, capsys):
     assert [(r["round"], r["seed"]) for r in rows] == [(r, s) for r in (3, 6, 8) for s in (0, 1)]
     row = rows[-1]
     assert set(row["accuracy"]) == {"mean", "weighted", "worst10", "min", "max", "per_client"}
-    assert set(row["domains"]) == {"north", "south"}
+    assert set(row["loss"]) == set(row["accuracy"])
+    assert set(row["domains"]) == set(row["domains_loss"]) == {"north", "south"}
+    assert 0 < row["global_loss"] < 2 and 0 < row["id_loss"] < 2
     assert 0 < row["global"] <= 100 and 0 < row["id"] <= 100
     per_round = 3 * 4 * (5 * 8 + 8 + 8 * 3 + 3)  # three clients, four bytes, the net's parameters
     assert row["bytes_up"] == row["bytes_down"] == 8 * per_round
@@ -132,6 +136,7 @@ BAD = [
     (["--config={toy}", "--config.engine.dtype=bf16"], "did you mean 'bfloat16'?"),
     (["--config={toy}", "--config.engine.precision=higher"], "did you mean 'high"),
     (["--config={toy}", "--config.data.name=mnsit"], "no dataset 'mnsit'"),
+    (["--config={toy}", "--config.run.metrics=ece,top6"], "no metric 'top6'; did you mean 'top5'?"),
     (["--config={toy}", "--config.data.path=/no/such.npz"], "/no/such.npz"),
     (["--config={toy}", "--config.data.unseen=nroth"], "did you mean 'north'?"),
     (["--config={toy}", "--config.model.name=lenet"], "images"),
@@ -144,6 +149,15 @@ BAD = [
     (["--config={toy}:ifca", "--config.method.num_clusters=0"], "config.method.num_clusters"),
     (["--config={toy}:ifca", "--config.method.num_clusters=99"], "must be from 1 to the"),
     (["--config={toy}", "--config.method.name=fedprox", "--config.method.mu"], "needs a value"),
+    (["--config={toy}", "--config.local.lr", "--resume"], "--config.local.lr needs a value"),
+    (["--config={toy}", "--noconfig.local.lr"], "no --noconfig.local.lr but a value"),
+    (["--config={toy}", "--noconfig.local.lr=1"], "--noconfig.local.lr takes no value"),
+    (["--config={toy}", "--seeds=0-"], "--seeds must be whole numbers"),
+    (["--config={toy}", "--seeds=4-0"], "got 4-0; for example 0,1,2 or 0-4, a range"),
+    (["--config={toy}", "--seeds=0-9999999999"], "a range of at most 10000"),
+    (["--config={toy}", "--seeds=1.5"], "got 1.5"),
+    (["--config={toy}", "--flagfile=/no/such"], "/no/such"),
+    (["--config=quickstrat"], "no config file 'quickstrat'; did you mean 'quickstart'?"),
     (["--config="], "--config is missing"),
     (["--config=" + "x" * 5000], "File name too long"),
     (["--config={toy}", "--" + "x" * 5000], "Unknown command line flag 'xxx"),
@@ -240,6 +254,51 @@ def test_help_and_a_resume_without_a_folder(toy, capsys):
     assert "--workdir" in capsys.readouterr().err
 
 
+def test_help_explains_every_flag(capsys):
+    assert call("--help") == 0
+    text = capsys.readouterr().out
+    flags = [flag for flag in FLAGS.get_flags_for_module(main.__name__)]
+    assert len(flags) > 7
+    for flag in flags:
+        name = f"no{flag.name}" if flag.value is True else flag.name
+        assert re.search(rf"^--{name}\b( |$)", text, re.M), name
+
+
+def test_overrides_are_written_as_for_config_flags():
+    words = [
+        "--config.a.x=1",
+        "--config.a.y",
+        "-2",
+        "--config.a.b",
+        "-config.a.c",
+        "--noconfig.a.d",
+    ]
+    pairs = [("a.x", "1"), ("a.y", "-2"), ("a.b", True), ("a.c", True), ("a.d", False)]
+    assert main.split_overrides(["main", "--resume", *words]) == (["main", "--resume"], pairs)
+
+
+def test_a_flagfile_may_set_every_flag(toy, tmp_path, monkeypatch):
+    (tmp_path / "more.flags").write_text(
+        "--config.method.name=fedlc\n--config.method.exclude_true\n"
+    )
+    (tmp_path / "all.flags").write_text(
+        f"# a comment\n\n--config={toy}\n--seeds=0-2\n--flagfile={tmp_path}/more.flags\n"
+        "--config.local.lr=0.5\n"
+    )
+    given = []
+    monkeypatch.setattr(main, "_train", lambda *job: given.append(job) or 0)
+    assert call(f"--flagfile={tmp_path}/all.flags", "--config.local.lr=0.25") == 0
+    ((config, seeds, *_),) = given
+    assert (seeds, config.local.lr, config.method.exclude_true) == ([0, 1, 2], 0.25, True)
+
+
+@pytest.mark.parametrize(
+    "text, seeds", [("0-4", [0, 1, 2, 3, 4]), ("7,1-2", [7, 1, 2]), ("3-3", [3]), ("1e1", [10])]
+)
+def test_seeds_may_be_ranges(text, seeds):
+    assert main.parse_seeds(text.split(",")) == seeds
+
+
 @pytest.mark.slow
 def test_default_folders_never_clash(toy, tmp_path, monkeypatch):
     """Two runs of one second: each in a folder of its own."""
@@ -327,3 +386,22 @@ def test_killed_or_interrupted_and_resumed(number, code, toy, tmp_path, uninterr
     assert process.wait(300) == 0, process.stderr.read()
     assert comparable(workdir) == uninterrupted
     assert json.loads((workdir / "summary.json").read_text())["rounds"] == 60
+
+
+def test_a_run_that_an_earlier_version_began_goes_on_with_the_loss(toy, tmp_path, capsys):
+    """It had neither config.run.metrics nor a loss; its accuracies stay."""
+    folder = tmp_path / "run"
+    arguments = f"--config={toy}", f"--workdir={folder}", "--config.run.rounds=4"
+    assert call(*arguments) == 0
+    rows = metrics.read_metrics(folder / "metrics.jsonl")
+    config = json.loads((folder / "config.json").read_text())
+    assert config["run"].pop("metrics") == []
+    (folder / "config.json").write_text(json.dumps(config))
+    shutil.rmtree(folder / "checkpoints/4")
+    (folder / "summary.json").unlink()
+    old = {key: rows[0][key] for key in rows[0] if key == "train_loss" or "loss" not in key}
+    (folder / "metrics.jsonl").write_text(json.dumps(old) + "\n")
+    assert call(*arguments, "--resume") == 0
+    new = metrics.read_metrics(folder / "metrics.jsonl")
+    assert "loss" not in new[0] and new[1]["loss"] == rows[1]["loss"]
+    assert new[1]["accuracy"] == rows[1]["accuracy"]

@@ -10,7 +10,7 @@ import pytest
 from inputs import complaint
 
 import fedjax_lab
-from fedjax_lab import references, registry
+from fedjax_lab import experiment, references, registry
 from fedjax_lab.analysis import finished, runs
 from fedjax_lab.config import resolve
 from fedjax_lab.config_files import load_config
@@ -186,6 +186,42 @@ def test_an_optimizer_of_ones_own_takes_the_keys_that_it_names(own, monkeypatch)
     assert "must take (lr)" in complaint(make_optimizer, local)
 
 
+def test_a_run_has_the_parts_that_its_config_names(own):
+    config = load_config("own.py")
+    more = {"data": {"augment": "own.py:brighter"}, "run": {"sampling": "own.py:first_ones"}}
+    config = {name: {**values, **more.get(name, {})} for name, values in config.items()}
+    simulation = experiment.build(resolve(config)).simulation
+    assert simulation.plan.augment is references.find("own.py:brighter")
+    method = simulation.stages[0].method
+    assert method.sample is references.find("own.py:first_ones")
+    assert [len(held) for held in simulation.federations[0].train] == [48] * 4
+
+
+@pytest.mark.parametrize(
+    "section, made, said",
+    [
+        ("partition", None, "must return a list of 4 arrays, the positions that each client"),
+        ("partition", [[0]] * 3, "must return a list of 4 arrays"),
+        (
+            "partition",
+            [[0.5]] * 4,
+            "must give integers [N], but client 0 gets float64 of shape [1]",
+        ),
+        ("partition", [[0], [1], [2], [999]], "gives client 3 the position 999, which is not in"),
+        ("method", None, "must return a Method, or a function that gives the stages"),
+        ("data", None, "must return a Dataset, not None"),
+        ("model", None, "must be a Flax module, not NoneType"),
+        ("optimizer", None, "must return a GradientTransformation, not None"),
+    ],
+)
+def test_what_a_part_must_return_is_told(own, section, made, said):
+    arguments = ", ".join(registry.TAKES[section])
+    own.write_text(own.read_text() + f"\n\ndef bad({arguments}):\n    return {made}\n")
+    key = "local.optimizer" if section == "optimizer" else f"{section}.name"
+    config = resolve(load_config("own.py"), [(key, "own.py:bad")])
+    assert said in complaint(experiment.build, config)
+
+
 @pytest.mark.parametrize("method", ["near", "own.py:near", "other.py:near", "helper_of_own:near"])
 def test_the_method_of_a_config_file_may_be_any_reference(own, method):
     own_parts.write(own.parent, "other.py")
@@ -307,6 +343,8 @@ def test_a_function_of_a_notebook_is_known_by_its_code(own, monkeypatch):
     assert config.method.name == "__main__:in_notebook" and config.method.pull == 0.5
     source = workdir.saved_config(config, [0])["parts"]["__main__:in_notebook"]
     assert source["module"] == "__main__" and len(source["sha256"]) == 64
+    monkeypatch.delattr(sys.modules["__main__"], "in_notebook")
+    assert "defined in a notebook" in complaint(references.find, "__main__:in_notebook")
 
 
 def test_a_report_reads_runs_whose_source_is_gone_and_tells_versions_apart(own, run):

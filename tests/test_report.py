@@ -523,3 +523,76 @@ def test_folders_in_folders_are_found_and_text_is_one_line_each(pair):
     assert runs.find([pair, pair / "a"]) == [pair / "a", pair / "b"]
     assert complaint(runs.find, [pair / "b/none"])
     assert tables.MEASURES.keys() >= set(runs.HEADLINES)
+
+
+def with_metrics(folder, losses, method, brier=None):
+    """Folders of runs with a loss of each seed in the last of two evaluations; NaN-free."""
+    write(folder, {seed: (50, 60) for seed in losses}, method=method)
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    for row in rows:
+        loss = losses[row["seed"]] + (row["round"] == ROUNDS[0])
+        row["loss"] = {"mean": loss, "worst10": 2 * loss, "per_client": [loss, None, loss]}
+        row |= {"global_loss": None, "domains_loss": {"north": loss}, "global_top5": 90.0}
+        row |= {"brier": {"mean": loss / 8, "per_client": [loss / 8] * 3}} if brier else {}
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    if brier:
+        (folder / "summary.json").write_text(json.dumps({"lower_is_better": ["loss", "brier"]}))
+
+
+@pytest.fixture
+def losses(tmp_path):
+    with_metrics(tmp_path / "a", {0: 0.5, 1: 0.7}, "fedavg", brier=True)
+    with_metrics(tmp_path / "b", {0: 0.25, 1: 0.35}, "fedprox")
+    return tmp_path
+
+
+def test_a_loss_is_compared_and_lower_is_better(losses, capsys):
+    out = call(capsys, losses, "--measure=loss.mean", "--bold", "--format=markdown", "--target=0.4")
+    assert "loss.mean (lower is better)" in out and "loss, last round" in out
+    assert re.search(r"fedprox.*\| \*\*0.3000 \+- 0.0707\*\*", out)
+    assert re.search(r"fedavg.*\| 0.6000 \+- 0.1414 ", out)
+    assert re.search(r"fedavg.*\| 0 of 2 \|", out) and re.search(r"fedprox.*\| 2 of 2 \| 10 ", out)
+    assert "until loss.mean is 0.4 in the last stage" in out
+    assert "accuracy.mean, %" in out  # beside the other metrics
+    page = call(capsys, losses, "--measure=loss.mean", "--format=html")
+    assert "loss of a client" in page and "loss.mean, %" not in page
+
+
+def test_other_metrics_stand_beside_the_accuracy(losses, capsys):
+    out = call(capsys, losses, "--bold", "--format=markdown")
+    assert "accuracies in percent, last round" in out
+    header = next(line for line in out.splitlines() if "loss.mean" in line)
+    cells = [cell.strip() for cell in header.split("|")]
+    assert cells[2:5] == ["loss.mean", r"global\_top5, %", "brier.mean"]  # a null is left out
+    assert re.search(r"`fedavg` \| 0.6000 \+- 0.1414 \| \*\*90.00 \+- 0.00\*\* \| \*\*0.0750", out)
+
+
+def test_a_metric_of_ones_own_says_which_direction_is_better(losses):
+    blocks, _ = blocks_of(losses)
+    assert runs.lower_is_better(blocks) == {"loss", "perplexity", "ece", "brier"}
+    ((block,), _) = blocks_of(losses)
+    assert runs.per_client(block.rows[0], "last", "brier.mean") == pytest.approx(
+        [0.0625] * 3 + [0.0875] * 3
+    )
+
+
+def test_the_closing_table_has_every_metric(losses):
+    rows = [json.loads(line) for line in (losses / "a/metrics.jsonl").read_text().splitlines()]
+    summary = {**metrics.summarize(rows, [0, 1]), "seeds": [0, 1]}
+    assert summary["last"]["mean"]["global_loss"] is None
+    assert summary["max_over_rounds"]["mean"]["loss"] == {"mean": 0.6, "worst10": 1.2}
+    table = report.closing_table(summary)
+    assert re.search(r"^loss.mean +0.6000 \+- 0.1414", table, re.MULTILINE)
+    assert re.search(r"^global_top5, % +90.00 \+- 0.00", table, re.MULTILINE)
+    assert "global_loss" not in table
+
+
+def test_runs_that_measure_other_things_are_one_row(tmp_path):
+    write(tmp_path / "a", {0: (50, 60)})
+    write(tmp_path / "b", {1: (50, 60)})
+    path = tmp_path / "b/config.json"
+    written = json.loads(path.read_text())
+    written["run"]["metrics"] = ["ece"]
+    path.write_text(json.dumps(written))
+    ((block,), _) = blocks_of(tmp_path)
+    assert list(block.rows[0].seeds) == [0, 1]

@@ -145,3 +145,21 @@ def test_seeds_at_once_may_hold_typed_keys():
     other = streams.make_keys(jax.random.key(7))
     both = jax.jit(jax.vmap(one))(jax.tree.map(lambda *a: jnp.stack(a), other, KEYS))
     toys.close(tree.take(both, 1), toys.player(method)(KEYS, 0, 2)[0])
+
+
+@pytest.mark.parametrize("returned", [(), np.zeros(()), np.zeros(2), (np.zeros(3),)])
+def test_what_a_client_keeps_must_have_the_shapes_of_what_it_kept(returned):
+    """Found when the method is traced, with both shapes, and not by a broadcast."""
+    plain = fedavg(toys.TASK)
+    (exchange,) = plain.round
+
+    def init(key, num_clients):
+        return plain.init(key, num_clients)._replace(private=jnp.zeros((num_clients, 3)))
+
+    def local(message, client, work):
+        upload, _ = exchange.local(message, client, work)
+        return upload, jax.tree.map(jnp.asarray, returned)
+
+    method = plain._replace(init=init, round=(exchange._replace(local=local),))
+    with pytest.raises(AssertionError, match="assert_trees_all_equal_shapes"):
+        toys.player(method)(KEYS, 0, 1)

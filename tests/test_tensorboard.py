@@ -30,6 +30,9 @@ def row(seed, after, mean, seeds=2):
         "global": mean / 2,
         "id": mean + 0.25,
         "id_per_client": [mean, mean],
+        "loss": {"mean": mean / 90, "per_client": [mean / 90, None]},
+        "domains_loss": {"north": mean / 80, "sød v.2/a": None},
+        "global_loss": mean / 70,
         "bytes_up": 1000 * after,
         "bytes_down": 3000 * after,
         "seconds": 2.0 * after * seeds,
@@ -163,11 +166,14 @@ def test_every_value_stands_at_its_round(sweep, logdir, capsys):
                 "accuracy/id": [r["id"] for r in rows],
                 "domains/north": [r["domains"]["north"] for r in rows],
                 "domains/sød v.2/a": [r["domains"]["sød v.2/a"] for r in rows],
+                "loss/mean": [r["loss"]["mean"] for r in rows],
+                "loss/global": [r["global_loss"] for r in rows],
+                "domains_loss/north": [r["domains_loss"]["north"] for r in rows],
                 "train/loss": [r["train_loss"] for r in rows],
                 "bytes/up": [r["bytes_up"] for r in rows],
                 "bytes/down": [r["bytes_down"] for r in rows],
             }
-            assert got.keys() == expected.keys() | {"accuracy/per_client"}
+            assert got.keys() == expected.keys() | {"accuracy/per_client", "loss/per_client"}
             for tag, values in expected.items():
                 steps, times, there = zip(*got[tag], strict=True)
                 assert steps == ROUNDS and there == tuple(map(np.float32, values))
@@ -388,7 +394,7 @@ def test_ctrl_c_before_all_is_written(sweep, logdir, capsys, monkeypatch):
 def test_the_package_is_optional(sweep, logdir, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorboardX", None)
     said = refusal(capsys, sweep, f"--logdir={logdir}")
-    assert "tensorboardX" in said and "pip install -e '.[tensorboard]'" in said
+    assert "tensorboardX" in said and "pip install 'fedjax_lab[tensorboard]'" in said
     assert not logdir.exists()
     code = "import sys, fedjax_lab.tensorboard; sys.exit('tensorboardX' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -27,7 +27,7 @@ class Run(NamedTuple):
     """A run's folder."""
 
     folder: Path
-    config: dict  # without the seeds, and without where data are cached
+    config: dict  # without the seeds, the metrics, and where data are cached
     seeds: tuple[int, ...]
     rows: list[dict]  # the evaluations that all seeds have; seconds: of one seed
     summary: dict  # {} while it goes on
@@ -97,7 +97,8 @@ def read(folder: Path) -> Run:
         raise files.Damaged(f"{folder} holds no run: there is no config.json in it")
     config = provenance.with_digests(config)
     seeds = config.pop("seeds")
-    config["run"].pop("seed", None)
+    for key in ("seed", "metrics"):  # what is measured leaves the run as it is
+        config["run"].pop(key, None)
     config["data"].pop("cache", None)
     rows = metrics.read_metrics(folder / "metrics.jsonl")
     there = {(row["round"], row["seed"]) for row in rows}

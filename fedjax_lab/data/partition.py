@@ -14,7 +14,7 @@ from math import isfinite
 import numpy as np
 from scipy.special import betaincc
 
-from fedjax_lab.errors import BadInput
+from fedjax_lab.errors import BadInput, quoted
 
 Parts = list[np.ndarray]  # per client: positions [N_i] int32
 
@@ -204,6 +204,26 @@ PARTITIONS: dict[str, Callable[..., Parts]] = {
         domains_per_client,
     )
 }
+
+
+def checked(name: str, deal: Callable[..., Parts], y, domain, num_clients: int, rng) -> Parts:
+    """What the named partition of one's own gives. BadInput unless that is such as ours give."""
+    parts = deal(y, domain, num_clients, rng)
+    if not isinstance(parts, (Sequence, np.ndarray)) or len(parts) != num_clients:
+        raise BadInput(
+            f"partition {name} must return a list of {num_clients} arrays, the positions that each"
+            f" client holds, not {quoted(parts)}"
+        )
+    parts = [np.asarray(part) for part in parts]
+    for i, part in enumerate(parts):
+        if part.ndim != 1 or part.dtype.kind not in "iu":
+            what = f"{part.dtype} of shape {list(part.shape)}"
+            raise BadInput(f"partition {name} must give integers [N], but client {i} gets {what}")
+        beyond = part[(part < 0) | (part >= len(y))]
+        if len(beyond):
+            there = f"the position {beyond[0]}, which is not in 0..{len(y) - 1}"
+            raise BadInput(f"partition {name} gives client {i} {there}")
+    return [part.astype(np.int32) for part in parts]
 
 
 def check(parts: Parts, name: str = "") -> None:

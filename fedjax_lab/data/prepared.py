@@ -43,7 +43,7 @@ def tfds(*, dataset: str = "cifar10", folder: str = "") -> Dataset:
         train, test = (_examples(builder.as_data_source(split)) for split in ("train", "test"))
         classes = tuple(builder.info.features["label"].names)
     except ImportError as error:
-        raise BadInput(f"a package is missing ({error}): pip install -e '.[tfds]'") from error
+        raise BadInput(f"a package is missing ({error}): pip install 'fedjax_lab[tfds]'") from error
     except Exception as error:  # TFDS and array_record raise any
         reason = " ".join(str(error).split())[:200]
         raise BadInput(f"{version} cannot be read ({reason}): {remedy}") from error

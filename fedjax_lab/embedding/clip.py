@@ -134,7 +134,8 @@ def check_packages() -> None:
         from transformers import CLIPImageProcessorPil, CLIPTokenizer  # noqa: F401
     except ImportError as error:
         reason = " ".join(str(error).split())[:200]
-        raise BadInput(f"a package is missing ({reason}): pip install -e '.[clip]'") from error
+        remedy = "pip install 'fedjax_lab[clip]'"
+        raise BadInput(f"a package is missing ({reason}): {remedy}") from error
 
 
 def find_model(folder: str, model: str) -> Path:

@@ -86,7 +86,9 @@ def safetensors() -> Any:
     try:
         import safetensors.numpy
     except ImportError:
-        raise BadInput("pretrained weights need safetensors: pip install -e '.[clip]'") from None
+        raise BadInput(
+            "pretrained weights need safetensors: pip install 'fedjax_lab[clip]'"
+        ) from None
     return safetensors.numpy
 
 

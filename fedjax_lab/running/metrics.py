@@ -12,11 +12,12 @@ import numpy as np
 
 from fedjax_lab.errors import MACHINE, BadInput, quoted
 from fedjax_lab.measures import NO_MEASURES, PER_CLIENT
-from fedjax_lab.running import files, provenance
+from fedjax_lab.running import cloud, files, provenance
 
 
 def make_folder(path: Path) -> None:
-    """The folder and its parents; BadInput where that cannot be."""
+    """The folder and its parents; BadInput where that cannot be, or the path is in the cloud."""
+    cloud.check_local("the folder", path)
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fedjax_lab.errors import BadInput, quoted
-from fedjax_lab.running import files, metrics
+from fedjax_lab.running import cloud, files, metrics
 from fedjax_lab.running.sweep_plan import Cell, Shared, make_cell
 
 DIVERGED = 3  # the exit code of main
@@ -61,6 +61,7 @@ def write_plan(planned: dict, cells: dict[str, Cell], out: Path) -> None:
     metrics.make_folder(out)
     new = {c.name: {"method": c.method, "grid": c.grid, "config": c.saved} for c in cells.values()}
     metrics.write_json(out / "sweep.json", {"cells": planned | new})
+    cloud.publish(out)
 
 
 def ended(folder: Path) -> Outcome | None:
@@ -95,6 +96,7 @@ def record(outcome: Outcome, folder: Path) -> None:
         metrics.make_folder(folder)
         text = f"exit code {outcome.code}\n{outcome.said}\n"
         metrics.write_text(folder / "error.txt", text)
+        cloud.publish(folder)
 
 
 def tail(text: str) -> str:
@@ -105,6 +107,7 @@ def tail(text: str) -> str:
 def make_ready(folder: Path) -> Path:
     """The folder of a cell that is run now, without what an earlier try said."""
     (folder / "error.txt").unlink(missing_ok=True)
+    cloud.publish(folder)
     return folder
 
 

@@ -10,7 +10,7 @@ import ml_collections
 
 from fedjax_lab import references
 from fedjax_lab.aliases import ALIASES
-from fedjax_lab.config import resolve
+from fedjax_lab.config import Override, resolve
 from fedjax_lab.config_files import load_config
 from fedjax_lab.errors import BadInput, cut, nearest, quoted
 from fedjax_lab.running import workdir
@@ -22,7 +22,7 @@ class Shared(NamedTuple):
     """What all cells of a sweep have in common."""
 
     path: str  # of the config file
-    overrides: Sequence[tuple[str, str]] = ()  # dotted key and text
+    overrides: Sequence[Override] = ()
     seeds: list[int] | None = None  # None: config.run.seed
     compilation_cache: bool = True  # keep compiled programs on disk
 

@@ -12,6 +12,7 @@ from typing import IO, NamedTuple
 
 from fedjax_lab import interrupts
 from fedjax_lab.errors import BadInput
+from fedjax_lab.running import cloud
 from fedjax_lab.running.sweep_folder import Outcome, make_ready, tail
 from fedjax_lab.running.sweep_plan import Cell, Shared
 
@@ -52,6 +53,7 @@ def run_in_workers(
                 for job in [job for job in jobs if job.process.poll() is not None]:
                     jobs.remove(job)
                     free.append(job.worker)
+                    cloud.refresh(out / job.cell.name)
                     yield job.cell, _end(job)
         finally:
             _stop(jobs)
@@ -81,7 +83,7 @@ def _stop(jobs):
 
 def _command(cell, folder, shared):
     words = [sys.executable, "-m", "fedjax_lab.main", f"--config={shared.path}:{cell.method}"]
-    words += [f"--workdir={folder}", f"--seeds={','.join(map(str, cell.seeds))}"]
+    words += [f"--workdir={cloud.address(folder)}", f"--seeds={','.join(map(str, cell.seeds))}"]
     words += ["--nocompilation_cache"] * (not shared.compilation_cache)
     settings = [*shared.overrides, *cell.grid.items()]
     words += [f"--config.{key}={text}" for key, text in settings]

@@ -22,7 +22,7 @@ from fedjax_lab.config import sources_of
 from fedjax_lab.engine import Engine
 from fedjax_lab.errors import BadInput
 from fedjax_lab.experiment import Experiment
-from fedjax_lab.running import files, fingerprint, lock, metrics, provenance
+from fedjax_lab.running import cloud, files, fingerprint, lock, metrics, provenance
 from fedjax_lab.running.checkpoint import Checkpoints, placed
 
 BEFORE = ("partition.png", "error.txt", "fingerprint.json")  # may be there before a run begins
@@ -60,6 +60,11 @@ def _check_shared(path):
     """BadInput unless every process sees what the first one writes there."""
     if not jax.distributed.is_initialized():
         return
+    if cloud.is_remote(path):
+        raise BadInput(
+            f"{path} cannot hold a run of several processes, each of which writes its share of a"
+            " checkpoint: mount it as a folder that their hosts share, and name that"
+        )
     token = processes.of_first(lambda: path / f".seen-by-all-{os.urandom(4).hex()}.tmp")
     processes.of_first(token.touch)
     is_missing = processes.anywhere(not token.exists())
@@ -139,12 +144,14 @@ class Workdir:
             self._checkpoints = Checkpoints(self._file("checkpoints"))
 
     def _open(self):
+        cloud.take(self.path)
         for folder in (self.path, self._file("stages"), self._file("plots")):
             remove_temporary(folder)
         if not self._file("config.json").exists():  # else both are the same
             metrics.write_json(self._file("fingerprint.json"), self._fingerprint)
             saved = saved_config(self._experiment.config, self._experiment.simulation.seeds)
             metrics.write_json(self._file("config.json"), saved)
+            cloud.publish(self.path)
 
     def restore(self, engine: Engine, evaluations: list[int]) -> list[dict]:
         """Puts the engine where the newest whole checkpoint was; returns the rows until there.
@@ -160,6 +167,7 @@ class Workdir:
             return []
         rows = self._restore(engine, evaluations)
         self._cut_to_saved()
+        self._publish()
         return rows
 
     def look(self, engine: Engine, evaluations: list[int], rounds: int | None) -> list[dict]:
@@ -276,6 +284,7 @@ class Workdir:
         began = time.monotonic()
         if processes.of_first(lambda: force or began >= self._next_save):
             self._checkpoints.save(engine.played, part(engine.snapshot()), engine.kept())
+            self._publish()
             now = time.monotonic()
             pause = max(SAVE_SECONDS, (now - began) * (1 / SAVE_SHARE - 1))
             self.saved, self._next_save = engine.played, now + pause
@@ -294,12 +303,22 @@ class Workdir:
             metrics.make_folder(self._file("plots"))
             metrics.replace(self._file("plots/learning_curve.png"), picture.getvalue())
             metrics.write_json(self._file("summary.json"), summary)
+            self._publish()
         return summary
+
+    def _publish(self):
+        """Uploads what is new in a folder in the cloud, with the checkpoint that is being saved."""
+        if self._writes and cloud.is_remote(self.path):
+            self._checkpoints.wait()
+            cloud.check_owner(self.path)
+            cloud.publish(self.path)
 
     def close(self) -> None:
         """Waits for a checkpoint that is being written."""
         if self._checkpoints:
             self._checkpoints.close()
+        if self.path is not None and self._writes:
+            cloud.release(self.path)
 
 
 def remove_temporary(folder: Path) -> None:

@@ -112,4 +112,4 @@ def test_tfds_without_the_extra(tmp_path, monkeypatch):
     (tmp_path / "cifar10" / "3.0.2" / "dataset_info.json").write_text("{}")
     monkeypatch.setitem(sys.modules, "tensorflow_datasets", None)
     message = complaint(prepared.tfds, folder=str(tmp_path))
-    assert "tensorflow_datasets" in message and "pip install -e '.[tfds]'" in message
+    assert "tensorflow_datasets" in message and "pip install 'fedjax_lab[tfds]'" in message

@@ -534,7 +534,7 @@ def test_batches_of_nothing(model):
 def test_the_extra_is_named_where_it_lacks(monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers", None)
     said = complaint(source.clip, pictures())
-    assert "pip install -e '.[clip]'" in said
+    assert "pip install 'fedjax_lab[clip]'" in said
 
 
 def test_the_package_alone_imports_none_of_the_extra():

@@ -209,5 +209,5 @@ def test_bad_files_are_named(tmp_path):
 
 def test_without_safetensors_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "safetensors", None)
-    with pytest.raises(BadInput, match=r"pip install -e '.\[clip\]'"):
+    with pytest.raises(BadInput, match=r"pip install 'fedjax_lab\[clip\]'"):
         make_task(TINY["resnet"].clone(pretrained="any"), (8, 8, 3), 3)

@@ -1,0 +1,48 @@
+"""All commands of the package by name: `fedjax-lab NAME ...` or `python -m fedjax_lab NAME ...`.
+
+`fedjax-lab sweep ...` runs the module fedjax_lab.sweep as `python -m fedjax_lab.sweep ...` does.
+"""
+
+import runpy
+import sys
+from typing import NoReturn
+
+from fedjax_lab import command
+
+COMMANDS = {  # the module of each, and what it does
+    "run": ("fedjax_lab.main", "trains one config"),
+    "sweep": ("fedjax_lab.sweep", "trains every method at every point of a grid"),
+    "report": ("fedjax_lab.report", "compares runs"),
+    "paper": ("fedjax_lab.paper", "measures the published tables of five papers again"),
+    "figures": ("fedjax_lab.figures", "draws the analyses of five papers from finished runs"),
+    "data": ("fedjax_lab.data", "prepares data that are too large to be decoded at once"),
+    "tensorboard": (
+        "fedjax_lab.tensorboard",
+        "writes runs as event files, also while they train",
+    ),
+}
+
+
+def main() -> NoReturn:
+    """Runs the command that the first argument names, as if its module had been called."""
+    if sys.argv[1:2] and sys.argv[1] in COMMANDS:
+        module, _ = COMMANDS[sys.argv.pop(1)]
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+    command.begin()
+    command.run(lambda argv: command.call(_refuse, argv, help_text=_help()), sys.argv[1:] or ["-h"])
+
+
+def _refuse(argv):
+    from fedjax_lab.errors import BadInput, nearest, quoted
+
+    raise BadInput(f"no command {quoted(argv[0])}; {nearest(argv[0], COMMANDS)}")
+
+
+def _help():
+    lines = [f"  {name:12}{what}" for name, (_, what) in COMMANDS.items()]
+    closing = "`fedjax-lab COMMAND --help` explains a command."
+    return "\n".join(["fedjax-lab COMMAND ...", "", *lines, "", closing])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,415 @@
+"""Folders in the cloud: what the store holds, in which order it comes there, and who writes."""
+
+import json
+import re
+import tempfile
+from pathlib import Path
+
+import fsspec
+import jax
+import pytest
+import toys
+from commands import call, comparable
+from fsspec.implementations.memory import MemoryFileSystem
+from stops import stopping_after
+
+import fedjax_lab
+from fedjax_lab import figures, report, sweep, tensorboard
+from fedjax_lab.config import load_config
+from fedjax_lab.errors import BadInput
+from fedjax_lab.running import checkpoint, cloud, metrics, workdir
+
+RUN = {"rounds": 8, "eval_every": 2, "cohort": 3}
+BUCKET = "memory://bucket"
+
+
+@pytest.fixture(autouse=True, scope="module")
+def save_often():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(workdir, "SAVE_SECONDS", 0)
+        patch.setattr(workdir, "SAVE_SHARE", 1)
+        yield
+
+
+@pytest.fixture(autouse=True)
+def store():
+    """{path: bytes} of the files in the store, read anew by each call."""
+    MemoryFileSystem.store.clear()
+    MemoryFileSystem.pseudo_dirs[:] = [""]
+    return lambda: {path: file.getvalue() for path, file in MemoryFileSystem.store.items()}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A folder with data and a config on them."""
+    folder = tmp_path_factory.mktemp("cloud")
+    toys.write_examples(folder / "data.npz")
+    toys.write_config(folder, run=RUN)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def undisturbed(folder):
+    """The rows of a run in a local folder."""
+    assert call(f"--config={folder / 'toy.py'}", f"--workdir={folder / 'local'}") == 0
+    return comparable(folder / "local")
+
+
+def run(folder, *more, place=f"{BUCKET}/run"):
+    return call(f"--config={folder / 'toy.py'}", f"--workdir={place}", *more)
+
+
+def rows(place=f"{BUCKET}/run"):
+    with cloud.staged(place, writes=False) as local:
+        return comparable(local)
+
+
+def put_back(before):
+    """Makes the store what it was."""
+    MemoryFileSystem.store.clear()
+    for path, content in before.items():
+        fsspec.filesystem("memory").pipe_file(path, content)
+
+
+class Journal:
+    """Counts what is written and removed in the store; keeps what it held before each of it."""
+
+    def __init__(self, store, monkeypatch, fails_at=None):
+        self.before, self.fails_at = [], fails_at
+        for name in ("put_file", "pipe_file", "rm_file"):
+            monkeypatch.setattr(MemoryFileSystem, name, self.noted(name, store))
+
+    def noted(self, name, store):
+        write = getattr(MemoryFileSystem, name)
+
+        def noted(fs, *args, **kwargs):
+            self.before.append(store())
+            if len(self.before) - 1 == self.fails_at:
+                raise ConnectionError("the network is down")
+            return write(fs, *args, **kwargs)
+
+        return noted
+
+
+def without_random(names):
+    """Those that are the same in every run."""
+    return {name for name in names if "/d/" not in name}
+
+
+def at_rest(before):
+    """After how many rounds a run would go on, of which rows are there, from a store."""
+    put_back(before)
+    with cloud.staged(f"{BUCKET}/run", writes=False) as local:
+        if not (local / "config.json").exists():
+            return -1
+        cloud.take(local)
+        (local / "checkpoints").mkdir(exist_ok=True)
+        saved = checkpoint.Checkpoints(local / "checkpoints")
+        rounds, _ = saved.newest()
+        saved.close()
+        there = [row["round"] for row in metrics.read_metrics(local / "metrics.jsonl")]
+        assert there[: rounds // 2] == list(range(2, rounds + 1, 2))
+        return rounds
+
+
+def taken_after_round(number, store, monkeypatch):
+    """Another command takes the run, after this one's evaluation of a round."""
+    append = workdir.Workdir.append
+
+    def appended(self, new):
+        append(self, new)
+        if new[0]["round"] == number:
+            (mark,) = (path for path in store() if path.endswith(".owner"))
+            fsspec.filesystem("memory").pipe_file(mark, b"process 7 on other")
+
+    monkeypatch.setattr(workdir.Workdir, "append", appended)
+
+
+# A run.
+
+
+def test_a_run_in_the_cloud_is_that_of_a_local_folder(folder, undisturbed, store, capsys):
+    assert run(folder) == 0
+    assert (
+        "results: memory://bucket/run  (curve: memory://bucket/run/plots" in capsys.readouterr()[0]
+    )
+    assert rows() == undisturbed
+    local = folder / "local"
+    names = {path.relative_to(local).as_posix() for path in local.rglob("*") if path.is_file()}
+    assert without_random(name.removeprefix("/bucket/run/") for name in store()) == (
+        without_random(names)
+    )
+    assert not list(Path().glob("memory:*")) and not list(Path(cloud._root()).glob("*"))
+
+
+def test_a_run_goes_on_where_nothing_local_is_left(folder, undisturbed, monkeypatch, capsys):
+    with monkeypatch.context() as patch:
+        stopping_after(5, patch)
+        assert run(folder) == 130
+    assert "--workdir=memory://bucket/run --resume" in capsys.readouterr().err
+    assert run(folder) == 2
+    assert "memory://bucket/run is not empty; use --resume" in capsys.readouterr().err
+    assert run(folder, "--resume", "--config.local.lr=0.2") == 2
+    assert "memory://bucket/run holds another run: config.local.lr" in capsys.readouterr().err
+    assert run(folder, "--resume") == 0
+    assert rows() == undisturbed
+    assert "round 2/8" not in capsys.readouterr().out
+    assert run(folder, "--resume") == 0
+
+
+@pytest.mark.parametrize("begins", ["anew", "from a damaged checkpoint"])
+def test_a_kill_between_any_two_uploads_loses_no_checkpoint(
+    begins, folder, undisturbed, store, monkeypatch, capsys
+):
+    if begins != "anew":
+        assert run(folder) == 0
+        for path, content in store().items():
+            if "checkpoints/8/leaves" in path and "/d/" in path:
+                fsspec.filesystem("memory").pipe_file(path, content[:-5])
+    with monkeypatch.context() as patch:
+        journal = Journal(store, patch)
+        assert run(folder, *["--resume"] * (begins != "anew")) == 0
+    states = [at_rest(before) for before in journal.before]
+    least = {"anew": -1, "from a damaged checkpoint": 6}[begins]
+    assert states == sorted(states) and states[0] == least and states[-1] == 8
+    assert "damaged" not in capsys.readouterr().err or begins != "anew"
+    for rounds in set(states) - {-1}:  # with as much as possible of the next checkpoint
+        put_back(journal.before[len(states) - 1 - states[::-1].index(rounds)])
+        assert run(folder, "--resume") == 0 and rows() == undisturbed
+
+
+@pytest.mark.parametrize("fails_at", [0, 2, 30])
+def test_a_store_that_fails_ends_a_run_with_one_line(
+    fails_at, folder, undisturbed, store, monkeypatch, capsys
+):
+    with monkeypatch.context() as patch:
+        Journal(store, patch, fails_at)
+        assert run(folder) == 1
+    said = capsys.readouterr().err
+    assert said.startswith("error: memory://bucket/run cannot be written: the network is down")
+    assert said.count("\n") == 1
+    copy = re.search("all files are in ([^;\n]+)", said)[1]
+    if (Path(copy) / "config.json").exists():
+        assert run(folder, "--resume", place=copy) == 0 and comparable(copy) == undisturbed
+    if fails_at == 30:
+        assert run(folder, "--resume") == 0 and rows() == undisturbed
+
+
+def test_files_that_are_cut_off_on_their_way_are_not_used(folder, monkeypatch, capsys):
+    assert run(folder) == 0
+    get_file = MemoryFileSystem.get_file
+
+    def cut(fs, remote, local, **more):
+        get_file(fs, remote, local, **more)
+        Path(local).write_bytes(Path(local).read_bytes()[:-1])
+
+    monkeypatch.setattr(MemoryFileSystem, "get_file", cut)
+    capsys.readouterr()
+    assert run(folder, "--resume") == 2
+    assert re.match("error: memory://bucket/run cannot be read: .* cut off", capsys.readouterr()[1])
+
+
+def test_an_earlier_command_ends_where_another_one_takes_its_run(
+    folder, undisturbed, store, monkeypatch, capsys
+):
+    with monkeypatch.context() as patch:
+        taken_after_round(6, store, patch)
+        assert run(folder) == 2
+    said = capsys.readouterr().err
+    assert "memory://bucket/run was taken by another command, process 7 on other; this" in said
+    assert [row["round"] for row in rows()] == [2, 4]  # what it had uploaded before
+    assert [path for path in store() if path.endswith(".owner")]
+    assert run(folder, "--resume") == 0 and rows() == undisturbed
+    assert not [path for path in store() if path.endswith(".owner")]
+
+
+def test_what_clients_keep_on_the_host_is_in_the_cloud_too(folder, undisturbed, monkeypatch):
+    more = ["--config.method.name=scaffold", "--config.engine.state=host"]
+    with monkeypatch.context() as patch:
+        stopping_after(5, patch)
+        assert run(folder, *more) == 130
+    assert run(folder, *more, "--resume") == 0
+    assert call(f"--config={folder / 'toy.py'}", *more, f"--workdir={folder / 'host'}") == 0
+    assert rows() == comparable(folder / "host")
+
+
+def test_from_python_too(folder):
+    config = load_config(str(folder / "toy.py"))
+    result = fedjax_lab.run(config, workdir=Path(f"{BUCKET}/run"), quiet=True)  # memory:/bucket
+    assert str(result.workdir) == "memory:/bucket/run"
+    assert rows() == [{k: v for k, v in row.items() if k != "seconds"} for row in result.metrics]
+
+
+def test_a_partition_is_drawn_into_the_cloud(folder, store, capsys):
+    assert run(folder, "--partition_only") == 0
+    assert list(store()) == ["/bucket/run/partition.png"]
+    assert "picture: memory://bucket/run/partition.png" in capsys.readouterr().out
+    assert run(folder) == 0
+
+
+def test_one_process_alone_writes_into_the_cloud(folder, monkeypatch):
+    with cloud.staged(f"{BUCKET}/run") as local:
+        monkeypatch.setattr(jax.distributed, "is_initialized", lambda: True)
+        with pytest.raises(BadInput, match="cannot hold a run of several processes"):
+            workdir._check_shared(local)
+
+
+# Many runs.
+
+
+def test_a_sweep_in_the_cloud_and_its_readers(folder, store, tmp_path, capsys):
+    words = [f"--config={folder / 'toy.py'}", f"--out={BUCKET}/sweep", "--methods=fedavg,fedprox"]
+    assert sweep.main(["sweep", *words]) == 0
+    assert "results: memory://bucket/sweep" in capsys.readouterr().out
+    plan = json.loads(store()["/bucket/sweep/sweep.json"])
+    assert len(plan["cells"]) == 2
+    before = store()
+    assert sweep.main(["sweep", *words]) == 0
+    assert "2 cells in memory://bucket/sweep, 2 of them done" in capsys.readouterr().out
+    assert store() == before
+    assert report.main([f"{BUCKET}/sweep", "--baseline=fedavg"]) == 0
+    assert "fedprox" in capsys.readouterr().out
+    assert report.main([f"{BUCKET}/nothing"]) == 2
+    assert "memory://bucket/nothing is not there" in capsys.readouterr().err
+    assert figures.main(["domain_gap", f"{BUCKET}/sweep/fedavg"]) == 0
+    assert "memory://bucket/sweep/fedavg/figures/domain_gap.png" in capsys.readouterr().out
+    (picture,) = store().keys() - before.keys()
+    assert picture == "/bucket/sweep/fedavg/figures/domain_gap.png"
+    before = store()
+    pytest.importorskip("tensorboardX")
+    assert tensorboard.main([f"{BUCKET}/sweep", f"--logdir={tmp_path / 'logs'}"]) == 0
+    assert {path.parent.name for path in tmp_path.rglob("*tfevents*")} >= {*plan["cells"], "seed-0"}
+    assert store() == before
+
+
+def test_a_cell_that_failed_in_the_cloud_is_tried_again(folder, store, monkeypatch):
+    words = [f"--config={folder / 'toy.py'}", f"--out={BUCKET}/sweep"]
+    with monkeypatch.context() as patch:
+        patch.setattr(sweep.runner, "run", lambda *args, **more: 1 / 0)
+        assert sweep.main(["sweep", *words]) == 1
+    (failed,) = (path for path in store() if path.endswith("error.txt"))
+    assert b"ZeroDivisionError" in store()[failed]
+    assert sweep.main(["sweep", *words]) == 0
+    assert failed not in store()
+    (summary,) = (path for path in store() if path.endswith("summary.json"))
+
+
+def test_a_cell_that_another_command_takes_is_left_to_it(folder, store, monkeypatch, capsys):
+    words = [f"--config={folder / 'toy.py'}", f"--out={BUCKET}/sweep"]
+    with monkeypatch.context() as patch:
+        taken_after_round(6, store, patch)
+        assert sweep.main(["sweep", *words]) == 1
+    assert "was taken by another command, process 7 on other" in capsys.readouterr().out
+    assert store()["/bucket/sweep/fedavg/.owner"] == b"process 7 on other"
+    assert store()["/bucket/sweep/fedavg/metrics.jsonl"].count(b"\n") == 2
+    assert "/bucket/sweep/fedavg/error.txt" not in store()
+
+
+def test_cells_that_run_together_and_shares_are_in_the_cloud(folder, store, capsys):
+    words = [f"--config={folder / 'toy.py'}", f"--out={BUCKET}/sweep", "--grid=local.lr=0.1,0.2"]
+    assert sweep.main(["sweep", *words, "--together"]) == 0
+    assert "not together" not in capsys.readouterr().out
+    names = [path for path in store() if path.endswith("summary.json")]
+    assert len(names) == 2 and all(b'"runs_together": 2' in store()[name] for name in names)
+    words[-1] += ",0.3,0.4"
+    for share in (0, 1):
+        assert sweep.main(["sweep", *words, f"--share={share}/2"]) == 0
+    assert sum(path.endswith("summary.json") for path in store()) == 4
+
+
+@pytest.mark.parametrize("fails_at", [20, 60, 90])
+def test_cells_go_on_one_by_one_after_an_upload_that_failed(
+    fails_at, folder, undisturbed, store, monkeypatch, tmp_path, capsys
+):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    cloud._root.cache_clear()
+    Journal(store, monkeypatch, fails_at)
+    words = [f"--config={folder / 'toy.py'}", "--grid=local.lr=0.1,0.2", "--together"]
+    assert sweep.main(["sweep", *words, f"--out={BUCKET}/sweep"]) == 0
+    assert "not together but one by one" in capsys.readouterr().out
+    assert rows(f"{BUCKET}/sweep/fedavg,local.lr=0.1") == undisturbed
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_others_write_is_fetched_again(store):
+    bucket = fsspec.filesystem("memory")
+    bucket.pipe_file("/bucket/run/config.json", b"1")
+    bucket.pipe_file("/bucket/run/checkpoints/2/d/a", b"1")
+    with cloud.read([f"{BUCKET}/run"]) as (local,):
+        first = (local / "config.json").stat()
+        bucket.pipe_file("/bucket/run/metrics.jsonl", b"2")
+        cloud.refresh(local)
+        assert (local / "metrics.jsonl").read_text() == "2"
+        assert (local / "config.json").stat() == first
+        assert not list(local.glob("checkpoints/*"))
+        (local / "more").write_text("")
+    assert "/bucket/run/more" not in store()
+
+
+@pytest.mark.slow
+def test_workers_write_their_cells_into_the_cloud(folder, tmp_path, capsys):
+    words = [f"--config={folder / 'toy.py'}", "--methods=fedavg,fedprox", "--workers=2"]
+    assert sweep.main(["sweep", *words, f"--out=file://{tmp_path}/sweep"]) == 0
+    said = capsys.readouterr().out
+    assert "failed" not in said and "not finished" not in said
+    assert len(list(tmp_path.glob("sweep/*/summary.json"))) == 2
+    assert not list(tmp_path.glob("sweep/**/.owner"))
+    assert sweep.main(["sweep", *words, f"--out={BUCKET}/sweep"]) == 2
+
+
+# Addresses.
+
+
+@pytest.mark.parametrize(
+    "place, said",
+    [
+        ("gs://", "names no bucket: gs://BUCKET/FOLDER"),
+        ("s3:///folder", "names no bucket: s3://BUCKET/FOLDER"),
+        ("foo://bucket/run", "there is no foo://, but gs://, s3://"),
+        ("gs://bucket/../run", "must not have"),
+        ("memory://bucket/file", "is a file, not a folder"),
+    ],
+)
+def test_a_place_that_cannot_be_is_one_line(place, said, folder, capsys):
+    fsspec.filesystem("memory").pipe_file("/bucket/file", b"1")
+    assert run(folder, place=place) == 2
+    error = capsys.readouterr().err
+    assert said in error and error.count("\n") == 1
+    assert not list(Path().glob("*:"))
+
+
+def test_a_package_that_is_missing_is_named(folder, monkeypatch, capsys):
+    def missing(*_, **__):
+        raise ImportError("no gcsfs")
+
+    monkeypatch.setattr(fsspec.core, "url_to_fs", missing)
+    assert run(folder, place="gs://bucket/run") == 2
+    assert "needs the package gcsfs: pip install gcsfs" in capsys.readouterr().err
+
+
+def test_credentials_that_are_missing_are_one_line(folder, monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    cloud._root.cache_clear()
+
+    def refused(*_, **__):
+        raise RuntimeError("Your default credentials\nwere not found")
+
+    monkeypatch.setattr(MemoryFileSystem, "find", refused)
+    assert run(folder) == 2
+    said = capsys.readouterr().err
+    assert "cannot be read: Your default credentials were not found (RuntimeError)" in said
+    assert not list(tmp_path.iterdir())
+
+
+def test_local_paths_are_no_addresses():
+    for path in ("runs/a", "/tmp/x:y", "a:b/c", "C:/x", None, ""):
+        assert cloud.split(path) is None
+    assert cloud.split("file:///b/x") == cloud.split(Path("file:///b/x")) == ("file", "/b/x")
+    assert cloud.split("gs://b/x/") == cloud.split(Path("gs://b/x")) == ("gs", "b/x")
+
+
+def test_commands_that_need_a_local_folder_say_so(capsys):
+    assert report.main(["runs", "--out=gs://bucket/table.md"]) == 2
+    assert "--out must be a local path, got gs:" in capsys.readouterr().err
+    with pytest.raises(BadInput, match="must be a local path"):
+        metrics.make_folder(Path("gs://bucket/x"))
