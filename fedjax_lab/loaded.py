@@ -1,7 +1,7 @@
 """A run of a folder, read again: its states, predictions, scores on other data, models as files."""
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from fedjax_lab.errors import BadInput, quoted
 from fedjax_lab.experiment import Experiment
 from fedjax_lab.local import fetch, make_work
 from fedjax_lab.models import pretrained
-from fedjax_lab.running import files, metrics, provenance, runner
+from fedjax_lab.running import cloud, files, metrics, provenance, runner
 from fedjax_lab.running.workdir import Workdir, saved_config
 from fedjax_lab.simulate import Program
 from fedjax_lab.types import Client, Federation, PyTree, Stage, State, Weights
@@ -33,7 +33,13 @@ def load(folder: str | Path, rounds: int | None = None) -> "Run":
     config says. BadInput where the folder holds no run or no such checkpoint, or where data or
     files are not those of the run.
     """
-    folder = Path(folder)
+    with cloud.staged(folder, writes=False) as path:
+        cloud.take(path)
+        run = _load(path, rounds)
+        return replace(run, folder=str(folder)) if cloud.is_remote(path) else run
+
+
+def _load(folder, rounds):
     config = files.read_config(folder / "config.json")
     if config is None:
         raise BadInput(f"{folder} holds no run: it has no config.json")
@@ -56,11 +62,9 @@ def _checkpoints(folder):
 
 
 def _look(folder, built, rounds):
-    engine, workdir = Engine(built.simulation), Workdir(folder, built)
-    try:
-        rows = workdir.look(engine, runner.evaluations(built, engine)[1:], rounds)
-    finally:
-        workdir.close()
+    engine = Engine(built.simulation)
+    evaluations = runner.evaluations(built, engine)[1:]
+    rows = Workdir(folder, built).look(engine, evaluations, rounds)
     return Run(
         folder=folder,
         config=built.config,
@@ -80,7 +84,7 @@ class Run:
     the one that it is scored with. `seed` is one of the run's; None: the first one.
     """
 
-    folder: Path
+    folder: Path | str  # text where it is in the cloud
     config: ml_collections.ConfigDict
     experiment: Experiment  # with the dataset, the task and the federation of each seed
     rounds: int  # so many were played
@@ -152,6 +156,8 @@ class Run:
         path = Path(path)
         if path.exists():
             raise BadInput(f"{path} exists; name a new file or folder")
+        if not path.absolute().parent.is_dir():
+            raise BadInput(f"no folder {path.parent} to write {path.name} in")
         pretrained.write(path, self.model(client, seed))
 
     def of_client(self, client: int | None, seed: int | None = None) -> tuple[PyTree, Client]:
@@ -166,8 +172,8 @@ class Run:
             return self._newcomer(i)
         if isinstance(client, bool) or client not in range(self.num_clients):
             raise BadInput(f"no client {quoted(client)}; there are 0 .. {self.num_clients - 1}")
-        private = jax.tree.map(lambda a: jnp.asarray(a[client]), self.states[i].private)
-        person = tree.take(self._populations[i], client)._replace(private=private)
+        everybody = self._populations[i]._replace(private=self.states[i].private)
+        person = jax.tree.map(lambda a: jnp.asarray(a[client]), everybody)
         message = self._send(self.states[i].server, person.id)
         if method.tune is None:
             return message, person

@@ -136,7 +136,7 @@ def join(a: PyTree, b: PyTree) -> PyTree:
 def at(a: PyTree, path: str) -> PyTree:
     """The part of nested dicts at a path such as 'Dense_0/kernel'."""
     for key in path.split("/"):
-        a = a[key]
+        a = a[key if key in a else int(key)]  # NNX numbers the parts of a list
     return a
 
 

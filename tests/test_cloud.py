@@ -15,7 +15,7 @@ from stops import stopping_after
 
 import fedjax_lab
 from fedjax_lab import figures, report, sweep, tensorboard
-from fedjax_lab.config import load_config
+from fedjax_lab.config_files import load_config
 from fedjax_lab.errors import BadInput
 from fedjax_lab.running import checkpoint, cloud, metrics, workdir
 
@@ -418,3 +418,12 @@ def test_commands_that_need_a_local_folder_say_so(capsys):
     assert "--out must be a local path, got gs:" in capsys.readouterr().err
     with pytest.raises(BadInput, match="must be a local path"):
         metrics.make_folder(Path("gs://bucket/x"))
+
+
+def test_a_run_in_the_cloud_is_loaded_and_its_store_stays_as_it_is(folder, store):
+    assert run(folder) == 0
+    before = store()
+    loaded = fedjax_lab.load(f"{BUCKET}/run")
+    assert (loaded.rounds, loaded.folder) == (8, f"{BUCKET}/run")
+    assert loaded.predict(loaded.experiment.dataset.x[:2]).shape == (2, 3)
+    assert store() == before

@@ -96,6 +96,36 @@ def test_an_exported_model_is_what_another_run_starts_from(file, runs, folder, t
     first = experiment.build(config).task.init(jax.random.key(7))
     toys.same(first, run.model(1))
     assert "exists; name a new" in complaint(run.export, tmp_path / file)
+    assert "no folder" in complaint(run.export, tmp_path / "nowhere" / file)
+
+
+MINE = """
+from flax import nnx
+
+class Net(nnx.Module):
+    def __init__(self, num_classes, *, width=4, rngs):
+        self.norm = nnx.BatchNorm(5, rngs=rngs)
+        self.layers = nnx.List([nnx.Linear(5, width, rngs=rngs)])
+        self.drop = nnx.Dropout(0.1, rngs=rngs)
+        self.out = nnx.Linear(width, num_classes, rngs=rngs)
+
+    def __call__(self, x):
+        return self.out(self.drop(nnx.relu(self.layers[0](self.norm(x)))))
+"""
+
+
+def test_an_nnx_class_of_a_file_is_run_loaded_exported_and_gone_on_from(folder, tmp_path):
+    (tmp_path / "mine.py").write_text(MINE)
+    name = ("model.name", f"{tmp_path}/mine.py:Net"), ("model.width", "3")
+    fedjax_lab.run(config_of(folder, "fedbn", *name), workdir=tmp_path / "run", quiet=True)
+    run = fedjax_lab.load(tmp_path / "run")
+    run.export(tmp_path / "model", client=2)
+    more = *name, ("model.pretrained", str(tmp_path / "model"))
+    task = experiment.build(config_of(folder, "fedavg", *more)).task
+    first = task.init(jax.random.key(9))
+    toys.same(first, run.model(2))
+    x = run.experiment.dataset.x[:20]
+    np.testing.assert_allclose(task.apply(first, x).logits, run.predict(x, 2), atol=1e-5)
 
 
 def test_a_folder_is_read_while_its_run_goes_on(folder, monkeypatch, tmp_path):

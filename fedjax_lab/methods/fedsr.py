@@ -64,7 +64,7 @@ def first_weights(task: Task, layer: str, key: Array) -> Weights:
     """net: the task's model; spread: the layer s; prior: r_mu, r_sigma before softplus, log c."""
     net = task.init(key)
     k_kernel, k_bias = jax.random.split(streams.extra(key))
-    n, D = tree.at(net.params, layer)["kernel"].shape
+    n, D = tree.at(net.params, layer)["kernel"].shape[-2:]  # of a loop: its layers are stacked
     D = n if layer == "head" else D
     spread = first_affine(k_kernel, k_bias, n, D)
     classes = (task.num_classes, D)

@@ -10,6 +10,7 @@ class Head(NamedTuple):
 
     path: str  # as its calls have it
     keys: tuple[Any, ...]  # in its nested parameters; those of NNX may be numbers
+    parts: tuple[str, ...]  # all that the module has parameters of
 
 
 def find(params: dict, path: str) -> Head:
@@ -18,7 +19,7 @@ def find(params: dict, path: str) -> Head:
     for name in path.split("/"):
         keys.append(next(key for key in inside if str(key) == name))
         inside = inside[keys[-1]]
-    return Head(path, tuple(keys))
+    return Head(path, tuple(keys), tuple(params))
 
 
 def layer_of(head: Head, params: dict) -> dict:
@@ -36,11 +37,10 @@ def named(head: Head, params: dict) -> dict:
 
 
 def as_in_module(head: Head, params: dict) -> dict:
-    """The parameters with the layer where the module has it."""
-    if head.path == HEAD:
-        return params
-    rest = {key: value for key, value in params.items() if key != HEAD}
-    return _with(rest, head.keys, params[HEAD])
+    """The parameters with the layer where the module has it, without those that methods add."""
+    if head.path != HEAD:
+        params = _with({**params, HEAD: None}, head.keys, params[HEAD])
+    return {key: value for key, value in params.items() if key in head.parts}
 
 
 def _without(params, keys):

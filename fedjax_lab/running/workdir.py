@@ -176,18 +176,24 @@ class Workdir:
         rounds: of the checkpoint to take; None: the newest. BadInput where there is none.
         """
         folder = self._file("checkpoints")
-        saved = []
-        if folder.is_dir():
-            self._checkpoints = Checkpoints(folder, read_only=True)
-            saved = self._checkpoints.numbers()
-        if not saved:
+        if not folder.is_dir():
             raise BadInput(f"{self.path} has no checkpoint yet")
-        if rounds is not None and rounds not in saved:
+        self._checkpoints = Checkpoints(folder, read_only=True)
+        try:
+            self._check_saved(self._checkpoints.numbers(), rounds)
+            return self._restore(engine, evaluations, rounds)
+        finally:
+            self._checkpoints.close()
+            self._checkpoints = None
+
+    def _check_saved(self, numbers, rounds):
+        if not numbers:
+            raise BadInput(f"{self.path} has no checkpoint yet")
+        if rounds is not None and rounds not in numbers:
             raise BadInput(
                 f"{self.path} has no checkpoint after {rounds} rounds, only after"
-                f" {' and '.join(map(str, sorted(saved)))}"
+                f" {' and '.join(map(str, sorted(numbers)))}"
             )
-        return self._restore(engine, evaluations, rounds)
 
     def _restore(self, engine, evaluations, rounds=None):
         rows = processes.of_first(lambda: self._verified(evaluations))
