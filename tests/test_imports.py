@@ -15,7 +15,7 @@ ROOMS = {  # room: the modules and folders that it has
     ),
     "core": (
         "local simulate evaluate parallel strategies mesh shards fsdp placement sizes width engine"
-        " host_state tracing parts blocks pieces hosted"  # what is kept on the host
+        " host_state tracing owners parts blocks pieces hosted"  # what is kept on the host
     ),  # runs methods
     "data": "data",
     "models": "models",
@@ -30,6 +30,7 @@ ROOMS = {  # room: the modules and folders that it has
     "running": "running",  # a run and its folder
     "loaded": "loaded",  # one that is read again
     "analysis": "analysis",  # what is made of many runs
+    "testing": "testing checks",  # checks of parts of one's own
 }
 MAY_IMPORT = {  # room: other rooms, and single modules of rooms that it must not import as a whole
     "tools": "",
@@ -53,6 +54,7 @@ MAY_IMPORT = {  # room: other rooms, and single modules of rooms that it must no
         "tools core data models embedding methods registry config federation experiment running"
         " loaded"
     ),
+    "testing": "tools core data models embedding registry federation experiment running",
 }
 
 

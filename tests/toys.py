@@ -6,47 +6,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_lab import losses, optim, parallel, registry, shards, simulate
+from fedjax_lab import losses, parallel, registry, shards, simulate
 from fedjax_lab.blocks import Tools
-from fedjax_lab.federation import make_rows
+from fedjax_lab.checks import toy
+from fedjax_lab.checks.toy import PLAN, C, D, K, N, as_rows, make_federation  # noqa: F401
+from fedjax_lab.checks.trial import pooled
 from fedjax_lab.methods.fedavg import fedavg
 from fedjax_lab.models import nets
 from fedjax_lab.models.task import make_task
 from fedjax_lab.running.checkpoint import numbers
-from fedjax_lab.types import Batch, Exchange, Federation, Plan, State, Weights
-
-C, N, K, D = 8, 37, 4, 6  # clients, most examples of one, classes, features
-PLAN = Plan(rounds=6, cohort=5, batch_size=8, epochs=2, optimizer=optim.sgd(0.05, 0.9, 1e-4))
-
-
-def as_rows(table):
-    """Those of a table [C, N], padded with -1."""
-    (of_seed,) = make_rows([[row[row >= 0] for row in np.asarray(table)]])
-    return jax.tree.map(jnp.asarray, of_seed)
-
-
-def make_federation(seed=0):
-    """600 examples: 400 to train on, 200 to test on; clients hold 10 to 37."""
-    rng = np.random.default_rng(seed)
-    y = rng.integers(0, K, 600)
-    x = (rng.normal(size=(K, D)) * 2)[y] + rng.normal(size=(600, D))
-    sizes = rng.permutation(np.linspace(10, N, C).astype(int))
-    train = np.full((C, N), -1)
-    for row, n in zip(train, sizes, strict=True):
-        row[:n] = rng.choice(400, n, replace=False)
-    test = 400 + np.stack([rng.choice(200, 20, replace=False) for _ in range(C)])
-    return Federation(
-        jnp.asarray(x, jnp.float32),
-        jnp.asarray(y, jnp.int32),
-        jnp.zeros(600, jnp.int32),
-        jnp.float32(0),
-        jnp.float32(1),
-        train=as_rows(train),
-        validation=None,
-        test=as_rows(test),
-        global_test=jnp.arange(400, 600),
-        unseen=None,
-    )
+from fedjax_lab.types import Batch, Exchange, State, Weights
 
 
 def skewed(federation, seed=1):
@@ -67,11 +36,10 @@ def divided(devices):
     return FEDERATION._replace(train=jax.tree.map(jnp.asarray, train))
 
 
-FEDERATION = make_federation()
+FEDERATION = toy.toy_federation()
 SKEWED = skewed(FEDERATION)
 TASK = make_task(nets.mlp(K, width=16), (D,), K)
-NORM = make_task(nets.mlp(K, width=16, norm=True), (D,), K)
-NORM = NORM._replace(labels=lambda: jnp.eye(K, 32))
+NORM = toy.toy_task()
 POPULATION = simulate.population(FEDERATION, K)
 VECTORIZED = parallel.vectorized()
 
@@ -140,15 +108,6 @@ def example(count=9):
     """A batch whose last two rows are padding."""
     x, y = FEDERATION.x[:count], FEDERATION.y[:count]
     return Batch(x, y, (jnp.arange(count) < count - 2).astype(jnp.float32))
-
-
-def pooled(method, federation=FEDERATION):
-    """The federation that a method trains on, its clients, and the plan for it."""
-    if not method.pooled:
-        return federation, simulate.population(federation, K), PLAN
-    everybody = np.sort(np.asarray(federation.train).reshape(1, -1))[:, ::-1]
-    federation = federation._replace(train=as_rows(everybody))
-    return federation, simulate.population(federation, K), PLAN._replace(cohort=1)
 
 
 @lru_cache(maxsize=8)

@@ -11,6 +11,17 @@ import pytest
 import toys
 
 from fedjax_lab import evaluate, parallel, registry, simulate, streams, tree
+from fedjax_lab.checks.methods import (
+    CHECKS,
+    check_blocks,
+    check_compiles_for_tpu,
+    check_learns,
+    check_repeats,
+    check_resumes,
+    check_strategies,
+    check_types,
+)
+from fedjax_lab.checks.trial import Trial
 from fedjax_lab.simulate import Program
 from fedjax_lab.types import Method
 
@@ -19,114 +30,27 @@ KEYS = streams.make_keys(jax.random.key(0))
 BOTH = jax.vmap(streams.make_keys)(jnp.stack([jax.random.key(5), jax.random.key(0)]))
 
 
-@functools.cache
-def player(name):
-    """play(start, count, state=None) of two vectorized seeds: one compilation for most tests."""
-    method = toys.make(name)
-    federation, population, plan = toys.pooled(method)
-
-    @jax.jit
-    def run(start, count, state):
-        def one(keys, state):
-            args = (
-                simulate.Lane(federation, population, keys),
-                state,
-                simulate.no_progress(),
-                start,
-                count,
-            )
-            return simulate.play(simulate.Program(method, plan, toys.VECTORIZED), *args)
-
-        return jax.vmap(one)(BOTH, state)
-
-    def play(start, count, state=None):
-        if state is None:
-            state = jax.vmap(lambda keys: simulate.init(method, keys, toys.C))(BOTH)
-        return run(jnp.int32(start), jnp.int32(count), state)
-
-    return play
+SLOW = [check_blocks, check_strategies, check_learns]
+QUICK = [check_types, check_repeats, check_resumes]
+MARKED = [pytest.param(check, marks=pytest.mark.slow) for check in SLOW]
 
 
 @functools.cache
-def played(name):
-    """The states and sums after six rounds."""
-    return player(name)(0, 6)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", PLAIN)
-def test_learns_and_stays_finite(name):
-    """60 rounds: everything finite, the loss falls, clients are scored well above chance."""
-    method = toys.make(name)
-    state, sums = player(name)(6, 54, played(name)[0])
-    assert (np.asarray(sums.diverged) == -1).all()
-    assert tree.finite(state)
-    assert (sums.train_loss / 54 < played(name)[1].train_loss / 6).all()
-    score = functools.partial(evaluate.score, simulate.Program(method, toys.PLAN, toys.VECTORIZED))
-    state = tree.take(state, 1)
-    scores = jax.jit(score)(simulate.Lane(toys.FEDERATION, toys.POPULATION, KEYS), state, 60)
-    numbers = evaluate.summarize(scores, ("only",))
-    assert numbers["accuracy"]["mean"] > 60
-    assert 0 <= numbers["accuracy"]["worst10"] <= numbers["accuracy"]["mean"] <= 100
-    assert len(numbers["accuracy"]["per_client"]) == toys.C
-    assert numbers["global"] > 50
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", PLAIN)
-def test_rounds_may_be_cut_into_blocks(name):
-    """Two rounds and then four are six, bit for bit; the sums too where they are handed on."""
-    play = player(name)
-    state, _ = play(0, 2)
-    toys.same(play(2, 4, state)[0], played(name)[0])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", PLAIN)
-def test_a_seed_alone_on_a_mesh_with_chunks_gives_the_same_numbers(name):
-    """Four devices, each with chunks of two, some places empty: equal to one vmap on one device.
-
-    The devices divide the clients' state and the examples. And vmap over two seeds equals each seed
-    alone.
-    """
-    method, federation = toys.make(name), toys.divided(4)
-    mesh = parallel.make_mesh(4)
-    strategy = parallel.on_mesh(mesh, parallel.chunked(2), by_client=True, by_row=True)
-    if method.pooled:
-        strategy, federation = parallel.sequential(), toys.FEDERATION
-    state, sums = toys.player(method, strategy, federation=federation)(KEYS, 0, 3)
-    expected, expected_sums = tree.take(player(name)(0, 3), 1)
-    toys.close(state, expected, rtol=5e-4, atol=5e-5)
-    toys.close(sums._replace(lane_steps=0), expected_sums._replace(lane_steps=0))
-
-
-def test_a_seed_alone_gives_the_same_numbers():
-    """The same without a mesh, to tell which of the two is wrong; all sums."""
-    alone = toys.player(toys.make("fedavg"))(KEYS, 0, 3)
-    toys.close(alone, tree.take(player("fedavg")(0, 3), 1))
+def trial(name):
+    """Two vectorized seeds: one compilation for most checks."""
+    return Trial(toys.make(name))
 
 
 @pytest.mark.parametrize("name", PLAIN)
-def test_64_bit_mode_keeps_the_types_of_the_state(name):
-    """Traced, not compiled: a loop over rounds refuses a state whose types change."""
-    method = toys.make(name)
-    federation, population, plan = toys.pooled(method)
+@pytest.mark.parametrize(
+    "check", [*QUICK, *(pytest.param(c, marks=pytest.mark.slow) for c in SLOW)]
+)
+def test_what_every_method_is_held_to(name, check):
+    check(trial(name))
 
-    def play(keys, start, count):
-        state = simulate.init(method, keys, toys.C)
-        args = (
-            simulate.Lane(federation, population, keys),
-            state,
-            simulate.no_progress(),
-            start,
-            count,
-        )
-        return simulate.play(simulate.Program(method, plan, toys.VECTORIZED), *args)
 
-    with jax.enable_x64(True):
-        state, sums = jax.eval_shape(play, KEYS, jnp.int32(0), jnp.int32(2))
-    assert sums.train_loss.shape == ()
-    assert jax.tree.leaves(state)
+def test_all_checks_are_made():
+    assert {*QUICK, *SLOW, check_compiles_for_tpu} == {*CHECKS}  # the last: tests/accelerators
 
 
 @pytest.mark.slow
@@ -159,11 +83,6 @@ def test_the_pool_of_examples_is_never_copied(name):
     sizes = {(shape, kind): np.prod([int(n) for n in shape.split("x")]) for shape, kind in types}
     large = [of for of, size in sizes.items() if size >= federation.x.size]
     assert large == [("x".join(map(str, federation.x.shape)), "ui8")]
-
-
-@pytest.mark.parametrize("name", PLAIN)
-def test_the_same_seed_gives_the_same_numbers(name):
-    toys.same(player(name)(0, 6), played(name))
 
 
 @pytest.mark.parametrize("name", registry.METHODS)

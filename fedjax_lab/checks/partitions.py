@@ -4,10 +4,10 @@ from collections.abc import Callable
 
 import numpy as np
 
+from fedjax_lab.checks.failure import CheckFailed, check, section
 from fedjax_lab.data import partition as partitions
 from fedjax_lab.errors import BadInput
 from fedjax_lab.registry import bind
-from fedjax_lab.testing.failure import CheckFailed, check
 
 
 def check_partition(
@@ -18,7 +18,7 @@ def check_partition(
     partition: (y [R], domain [R], num_clients, rng, *, settings) -> rows of each client.
     num_clients, num_domains: of the toy, which has 600 examples of 10 classes.
     """
-    deal = bind("partition", {"name": partition, **settings})
+    deal = bind("partition", section("partition", partition, settings))
     rng = np.random.default_rng(0)
     y = rng.integers(0, 10, 600).astype(np.int32)
     domain = np.arange(600, dtype=np.int32) % num_domains

@@ -1,8 +1,13 @@
-"""What a check raises, and how arrays are compared."""
+"""What all checks share: what they raise, and how arrays are compared."""
+
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import numpy as np
 
+from fedjax_lab import registry
+from fedjax_lab.errors import BadInput, nearest
 from fedjax_lab.running.checkpoint import numbers
 from fedjax_lab.types import PyTree
 
@@ -17,15 +22,28 @@ def check(holds: bool, what: str) -> None:
         raise CheckFailed(what)
 
 
+def section(kind: str, part: str | Callable, settings: dict[str, Any]) -> dict[str, Any]:
+    """The section of a config with this part, its settings and the defaults of the others.
+
+    kind: a key of `registry.NAMED`. CheckFailed where the part is not such, or lacks a setting.
+    """
+    try:
+        name = part if isinstance(part, str) else registry.name_of(kind, part)
+        defaults = registry.keyword_defaults(registry.look_up(kind, name))
+    except BadInput as error:
+        raise CheckFailed(str(error)) from error
+    for key in settings:
+        check(key in defaults, f"{kind} {name} has no setting {key!r}; {nearest(key, defaults)}")
+    return {"name": name, **defaults, **settings}
+
+
 def check_same(actual: PyTree, expected: PyTree, what: str, rtol=0.0, atol=0.0) -> None:
     """CheckFailed unless both trees agree: in every bit, or with tolerances up to these.
 
     The message begins with `what` and names the leaf that differs most.
     """
-    check(
-        jax.tree.structure(actual) == jax.tree.structure(expected),
-        f"{what}: the results are trees of different structure",
-    )
+    structures = [str(jax.tree.structure(a)) for a in (actual, expected)]
+    check(structures[0] == structures[1], f"{what}: the results are trees of different structure")
     pairs = zip(jax.tree_util.tree_leaves_with_path(actual), jax.tree.leaves(expected), strict=True)
     for (path, a), b in pairs:
         a, b = (np.asarray(numbers(x)) for x in (a, b))

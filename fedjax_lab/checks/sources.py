@@ -4,10 +4,10 @@ from collections.abc import Callable
 
 import numpy as np
 
+from fedjax_lab.checks.failure import CheckFailed, check, section
 from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.errors import BadInput
 from fedjax_lab.experiment import load_data
-from fedjax_lab.testing.failure import CheckFailed, check
 
 EXAMPLES = 64  # of a lazy source, that are read
 
@@ -18,7 +18,7 @@ def check_source(source: str | Callable, **settings) -> Dataset:
     source: (*, settings) -> Dataset. Returns what it gave.
     """
     try:
-        dataset, again = (load_data({"name": source, **settings}) for _ in range(2))
+        dataset, again = (load_data(section("data", source, settings)) for _ in range(2))
     except BadInput as error:
         raise CheckFailed(str(error)) from error
     count = len(dataset.x)

@@ -8,10 +8,10 @@
 Each check trains on a toy for a moment and raises `CheckFailed`, which says in words what is wrong.
 """
 
-from fedjax_lab.testing.failure import CheckFailed
-from fedjax_lab.testing.methods import check_method
-from fedjax_lab.testing.models import check_model
-from fedjax_lab.testing.partitions import check_partition
-from fedjax_lab.testing.sources import check_source
+from fedjax_lab.checks.failure import CheckFailed
+from fedjax_lab.checks.methods import check_method
+from fedjax_lab.checks.models import check_model
+from fedjax_lab.checks.partitions import check_partition
+from fedjax_lab.checks.sources import check_source
 
 __all__ = ["CheckFailed", "check_method", "check_model", "check_partition", "check_source"]

@@ -6,10 +6,10 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_lab import losses, tree
+from fedjax_lab.checks.failure import CheckFailed, check, check_same, section
 from fedjax_lab.errors import BadInput
 from fedjax_lab.models.task import make_task
 from fedjax_lab.registry import bind
-from fedjax_lab.testing.failure import CheckFailed, check, check_same
 from fedjax_lab.types import Batch, Task
 
 
@@ -25,7 +25,7 @@ def check_model(
     shape: of an example.
     """
     try:
-        module = bind("model", {"name": model, **settings})(num_classes)
+        module = bind("model", section("model", model, settings))(num_classes)
         task = make_task(module, shape, num_classes)
     except BadInput as error:
         raise CheckFailed(str(error)) from error

@@ -47,13 +47,13 @@ def make_federation(seed: int = 0) -> Federation:
 
 
 @functools.cache
-def federation() -> Federation:
+def toy_federation() -> Federation:
     """The one that checks use."""
     return make_federation()
 
 
 @functools.cache
-def task() -> Task:
+def toy_task() -> Task:
     """An MLP with batch normalization, and embeddings of the labels."""
-    task = make_task(nets.mlp(K, width=16, norm=True), (D,), K)
-    return task._replace(labels=lambda: jnp.eye(K, 32))
+    made = make_task(nets.mlp(K, width=16, norm=True), (D,), K)
+    return made._replace(labels=lambda: jnp.eye(K, 32))

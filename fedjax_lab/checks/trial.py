@@ -10,12 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_lab import evaluate, parallel, shards, simulate, streams, tree
+from fedjax_lab.checks.toy import PLAN, C, K, as_rows, toy_federation
 from fedjax_lab.simulate import Lane, Program
-from fedjax_lab.testing import toy
 from fedjax_lab.types import Client, Federation, Method, Plan, State
 
 SEEDS = (5, 0)
-ROUNDS = toy.PLAN.rounds
+ROUNDS = PLAN.rounds
 
 
 def keys_of(seed: int) -> streams.Keys:
@@ -24,14 +24,15 @@ def keys_of(seed: int) -> streams.Keys:
 
 
 def pooled(
-    method: Method, federation: Federation, plan: Plan = toy.PLAN
+    method: Method, federation: Federation | None = None, plan: Plan = PLAN
 ) -> tuple[Federation, Client, Plan]:
-    """The federation that a method trains on, its clients, and the plan for it."""
+    """The federation (by default the toy's) as a method trains on it, its clients, and the plan."""
+    federation = toy_federation() if federation is None else federation
     if method.pooled:
         everybody = np.sort(np.asarray(federation.train).reshape(1, -1))[:, ::-1]
-        federation = federation._replace(train=toy.as_rows(everybody))
+        federation = federation._replace(train=as_rows(everybody))
         plan = plan._replace(cohort=1)
-    return federation, simulate.population(federation, toy.K), plan
+    return federation, simulate.population(federation, K), plan
 
 
 class Trial:
@@ -39,14 +40,14 @@ class Trial:
 
     def __init__(self, method: Method):
         self.method = method
-        self.federation, self.population, self.plan = pooled(method, toy.federation())
+        self.federation, self.population, self.plan = pooled(method)
         self._play = jax.jit(jax.vmap(self._of_seed, (0, 0, None, None)))
         self._keys = jax.vmap(streams.make_keys)(jnp.stack([jax.random.key(s) for s in SEEDS]))
 
     def play(self, start: int, count: int, state: Any = None) -> tuple[Any, Any]:
         """States and sums [seeds] of these rounds; state: that of both before, None: the first."""
         if state is None:
-            state = jax.vmap(lambda keys: simulate.init(self.method, keys, toy.C))(self._keys)
+            state = jax.vmap(lambda keys: simulate.init(self.method, keys, C))(self._keys)
         return self._play(self._keys, state, jnp.int32(start), jnp.int32(count))
 
     @functools.cached_property
@@ -72,15 +73,15 @@ class Trial:
             federation = federation._replace(train=jax.tree.map(jnp.asarray, train))
         program = Program(self.method, self.plan, strategy)
         lane = Lane(federation, self.population, keys_of(SEEDS[-1]))
-        state = simulate.init(self.method, lane.keys, toy.C)
+        state = simulate.init(self.method, lane.keys, C)
         run: Callable[..., Any] = jax.jit(partial(simulate.play, program))
         return run(lane, state, simulate.no_progress(), jnp.int32(0), jnp.int32(count))
 
     def scores(self, states: Any, after: int) -> dict:
         """The evaluation of the last seed."""
-        program = Program(self.method, toy.PLAN, parallel.vectorized())
-        federation = toy.federation()
-        population = simulate.population(federation, toy.K)
+        program = Program(self.method, PLAN, parallel.vectorized())
+        federation = toy_federation()
+        population = simulate.population(federation, K)
         lane = Lane(federation, population, keys_of(SEEDS[-1]))
         score = jax.jit(partial(evaluate.score, program))
         return evaluate.summarize(score(lane, tree.take(states, -1), after), ("only",))

@@ -4,13 +4,13 @@ import jax
 import numpy as np
 
 from fedjax_lab import evaluate, parallel, tree
+from fedjax_lab.checks.failure import CheckFailed, check, check_same
+from fedjax_lab.checks.toy import D, K, toy_federation
+from fedjax_lab.checks.trial import pooled
 from fedjax_lab.embedding import Embeddings
 from fedjax_lab.engine import Engine, Simulation
 from fedjax_lab.errors import BadInput
 from fedjax_lab.experiment import lay_out
-from fedjax_lab.testing import toy
-from fedjax_lab.testing.failure import CheckFailed, check, check_same
-from fedjax_lab.testing.trial import pooled
 from fedjax_lab.types import Stages
 
 ROUNDS = 40
@@ -27,7 +27,7 @@ def check_stages(method: Stages) -> None:
     check(
         accuracy > 60,
         f"clients' own models classify {accuracy:.1f} % of their test examples, where chance is"
-        f" {100 / toy.K:.0f} % and FedAvg has more than 60 %",
+        f" {100 / K:.0f} % and FedAvg has more than 60 %",
     )
     cut = _play(method, parallel.vectorized(), at_most=3)
     check_same(cut[0], whole[0], "blocks of three rounds give other numbers than longer ones")
@@ -40,7 +40,7 @@ def _play(method, strategy, at_most):
     """The final state of a run, and its scores."""
     engine = Engine(_simulation(method, strategy))
     engine.compile()
-    while engine.played < ROUNDS:
+    while engine.played < engine.ends[-1]:
         end = engine.ends[engine.stage_number]
         engine.play(min(at_most, end - engine.played))
         if engine.stage_is_over:
@@ -55,17 +55,17 @@ def _simulation(method, strategy):
         stages = lay_out(method, ROUNDS)
     except BadInput as error:
         raise CheckFailed(str(error)) from error
-    federation = jax.device_get(toy.federation())
-    training, _, plan = pooled(stages[0].method, toy.federation())
+    federation = jax.device_get(toy_federation())
+    training, _, plan = pooled(stages[0].method)
     x = np.asarray(federation.x)
-    embedded = Embeddings(np.pad(x, ((0, 0), (0, 32 - toy.D))), np.eye(toy.K, 32, dtype=x.dtype))
+    embedded = Embeddings(np.pad(x, ((0, 0), (0, 32 - D))), np.eye(K, 32, dtype=x.dtype))
     return Simulation(
         seeds=[0],
         federations=[federation],
         training=[jax.device_get(training)],
-        num_classes=toy.K,
+        num_classes=K,
         stages=stages,
-        plan=plan._replace(rounds=ROUNDS),
+        plan=plan._replace(rounds=sum(stage.rounds for stage in stages)),
         strategy=strategy,
         embeddings=lambda: embedded,
     )

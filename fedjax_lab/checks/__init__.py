@@ -1,0 +1,1 @@
+"""What `fedjax_lab.testing` offers."""

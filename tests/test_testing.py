@@ -1,0 +1,160 @@
+"""The checks of parts of one's own: what is right passes, and what is wrong is named."""
+
+import re
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_lab import losses
+from fedjax_lab.data.dataset import Dataset
+from fedjax_lab.methods.fedavg import fedavg
+from fedjax_lab.testing import (
+    CheckFailed,
+    check_method,
+    check_model,
+    check_partition,
+    check_source,
+)
+from fedjax_lab.types import Exchange, State
+
+
+def fails(message):
+    return pytest.raises(CheckFailed, match=re.escape(message))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name, settings", [("fedprox", {"mu": 0.1}), ("fedconcat", {})])
+def test_methods_of_the_registry_pass(name, settings):
+    """One with stages among them. `tests/methods/test_methods.py` checks the others."""
+    check_method(name, **settings)
+
+
+def with_round(task, **functions):
+    """FedAvg with other functions in its exchange."""
+    plain = fedavg(task)
+    return plain._replace(round=(plain.round[0]._replace(**functions),))
+
+
+def never_trains(task):
+    return with_round(task, local=lambda message, client, work: (message, ()))
+
+
+def divides_by_zero(task):
+    (exchange,) = fedavg(task).round
+
+    def aggregate(server, uploads, cohort):
+        new = exchange.aggregate(server, uploads, cohort)
+        return jax.tree.map(lambda a: a / jnp.sum(0 * cohort.n), new)
+
+    return with_round(task, aggregate=aggregate)
+
+
+def keeps_one_for_all(task):
+    plain = fedavg(task)
+    return plain._replace(init=lambda key, c: State(task.init(key), jnp.zeros(3)))
+
+
+def depends_on_the_order(task):
+    """The first client that the devices line up counts twice."""
+
+    def local(message, client, work):
+        return work.train(message, losses.risk(task)), ()
+
+    def aggregate(server, uploads, cohort):
+        share = cohort.weight.at[0].mul(2)
+        return jax.tree.map(lambda a: jnp.tensordot(share / share.sum(), a, 1), uploads)
+
+    plain = fedavg(task)
+    return plain._replace(round=(Exchange(plain.round[0].send, local, aggregate),))
+
+
+@pytest.mark.parametrize(
+    ("method", "message"),
+    [
+        (keeps_one_for_all, "must have one entry for each of the 8 clients"),
+        (divides_by_zero, "its numbers are not finite in round 1"),
+        pytest.param(never_trains, "the training loss does not fall", marks=pytest.mark.slow),
+        pytest.param(
+            depends_on_the_order, "gives other numbers than 2 seeds", marks=pytest.mark.slow
+        ),
+    ],
+)
+def test_what_is_wrong_with_a_method_is_named(method, message):
+    with fails(message):
+        check_method(method)
+
+
+def test_settings_are_those_of_a_run():
+    with fails("method fedprox has no setting 'mü'"):
+        check_method("fedprox", mü=1.0)
+
+
+class LogitsAlone(nn.Module):
+    num_classes: int
+    width: int = 8
+    centered: bool = False
+
+    @nn.compact
+    def __call__(self, x):
+        x = x.reshape(len(x), -1)
+        x = x - x.mean(0) * self.centered
+        return nn.Dense(self.num_classes)(nn.relu(nn.Dense(self.width)(x)))
+
+
+def test_models():
+    assert check_model("mlp", shape=(5,)).num_classes == 4
+    assert check_model(LogitsAlone, shape=(4, 4, 1), width=4).dense[-1] == "head"
+    with fails("in evaluation an example's logits depend on the others of its batch"):
+        check_model(LogitsAlone, shape=(5,), centered=True)
+
+
+def own_random_numbers(y, domain, num_clients, rng):
+    return np.array_split(np.random.permutation(len(y)), num_clients)
+
+
+def twice_the_same(y, domain, num_clients, rng):
+    return [np.array([0, 1, 1])] * num_clients
+
+
+def too_few(y, domain, num_clients, rng):
+    return [np.arange(3)]
+
+
+@pytest.mark.parametrize(
+    ("partition", "message"),
+    [
+        (own_random_numbers, "all random numbers must come from `rng`"),
+        (twice_the_same, "client 0 holds an example more than once"),
+        (too_few, "it gives rows for 1 clients, where 5 are asked for"),
+    ],
+)
+def test_what_is_wrong_with_a_partition_is_named(partition, message):
+    check_partition("dirichlet", alpha=0.5)
+    check_partition("by_domain", num_domains=5)
+    with fails(message):
+        check_partition(partition)
+
+
+def blobs(*, seed: int = 0, low: int = 0, kind: str = "float32"):
+    rng = np.random.default_rng(seed if seed >= 0 else None)
+    y = rng.integers(low, 3, 60).astype(np.int32)
+    x = rng.normal(size=(60, 5)).astype(kind)
+    test = np.arange(60) % 5 == 0
+    return Dataset(x, y, np.zeros(60, np.int32), test, ("a", "b", "c"), ("all",))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"seed": -1}, "two calls give different examples"),
+        ({"low": -2}, "out of range 0..2"),
+        ({"kind": "float64"}, "x must be images [R, H, W, channels] in uint8"),
+    ],
+)
+def test_what_is_wrong_with_a_data_source_is_named(settings, message):
+    assert len(check_source(blobs, seed=3).x) == 60
+    with fails(message):
+        check_source(blobs, **settings)
