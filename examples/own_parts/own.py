@@ -53,23 +53,23 @@ class SmallCNN(nn.Module):
         return nn.Dense(self.num_classes)(x)
 
 
-def rotated_digits(*, angles: tuple = (0, 90, 180, 270), imbalance: float = 2.0) -> Dataset:
-    """Scikit-learn's 1,797 digits, each turned by one of the angles, which are multiples of 90.
+def rotated_digits(*, imbalance: float = 2.0) -> Dataset:
+    """Scikit-learn's 1,797 digits, each turned by 0, 90, 180 or 270 degrees, which are the domains.
 
-    imbalance: how many times as many digits an angle has as the next one.
+    imbalance: how many times as many digits a domain has as the next one.
     """
     digits, rng = load_digits(), np.random.default_rng(0)
-    share = float(imbalance) ** -np.arange(len(angles))
-    domain = rng.choice(len(angles), len(digits.target), p=share / share.sum())
+    share = imbalance ** -np.arange(4.0)
+    domain = rng.choice(4, len(digits.target), p=share / share.sum())
     images = (digits.images * (255 / 16)).astype(np.uint8)  # [R, 8, 8]
-    turned = [np.rot90(x, angles[z] // 90) for x, z in zip(images, domain, strict=True)]
+    turned = [np.rot90(x, quarters) for x, quarters in zip(images, domain, strict=True)]
     return Dataset(
         x=np.stack(turned)[..., None],
         y=digits.target.astype(np.int32),
         domain=domain.astype(np.int32),
         test=rng.random(len(domain)) < 0.25,
         classes=tuple("0123456789"),
-        domains=tuple(f"{angle} degrees" for angle in angles),
+        domains=tuple(f"{90 * quarters} degrees" for quarters in range(4)),
     )
 
 
