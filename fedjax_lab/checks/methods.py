@@ -1,7 +1,9 @@
 """The check of a method: what every method of the registry is held to."""
 
 import importlib.util
+import os
 import tempfile
+import warnings
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -149,14 +151,18 @@ def check_learns(trial: Trial) -> None:
 
 
 def check_compiles_for_tpu(trial: Trial) -> None:
-    """A round compiles for four chips, where their compiler is installed."""
+    """A round compiles for four chips, where their compiler is installed and can be started."""
     if importlib.util.find_spec("libtpu") is None:
         return
     from jax.experimental import topologies
 
-    devices = topologies.get_topology_desc(CHIPS, "tpu").devices
-    mesh = parallel.make_mesh(devices)
-    strategy = parallel.on_mesh(mesh, parallel.vectorized())
+    os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")  # no question to the server of a cloud
+    try:
+        devices = topologies.get_topology_desc(CHIPS, "tpu").devices
+    except Exception as error:  # another process may have the library
+        warnings.warn(f"the round was not compiled for a TPU: {error}", stacklevel=2)
+        return
+    strategy = parallel.on_mesh(parallel.make_mesh(devices), parallel.vectorized())
     keys = keys_of(0)
     state = jax.eval_shape(lambda: simulate.init(trial.method, keys, C))
     lane = Lane(trial.federation, trial.population, keys)
@@ -165,7 +171,11 @@ def check_compiles_for_tpu(trial: Trial) -> None:
         (lane, state, simulate.no_progress(), jnp.int32(0), jnp.int32(1)),
     )
     play = partial(simulate.play, Program(trial.method, trial.plan, strategy))
-    jax.jit(play, out_shardings=strategy.sharding).lower(*args).compile()
+    lowered = jax.jit(play, out_shardings=strategy.sharding).lower(*args)
+    try:
+        lowered.compile()
+    except jax.errors.JaxRuntimeError as error:
+        raise CheckFailed(f"a round does not compile for four chips of a TPU: {error}") from error
 
 
 CHECKS = (
