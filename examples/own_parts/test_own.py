@@ -17,12 +17,12 @@ def test_parts():
 
 def test_clients_with_larger_losses_count_more():
     """Of the weights of two clients; without a tilt their mean is FedAvg's."""
-    share, loss, w = np.array([0.75, 0.25]), np.array([0.0, 1.0]), np.array([1.0, 5.0])
+    share, loss, w = np.float32([[0.75, 0.25], [0, 1], [1, 5]])
     for tilt in (0.0, 2.0):
         a = share * np.exp(tilt * loss)
         (exchange,) = tilted(None, tilt=tilt).round
         mean = exchange.aggregate(None, (w, loss), SimpleNamespace(weight=share))
-        np.testing.assert_allclose(mean, a @ w / a.sum(), rtol=1e-6)
+        np.testing.assert_allclose(mean, a @ w / a.sum(), rtol=1e-5)
 
 
 def test_power_law():
