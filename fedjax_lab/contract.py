@@ -77,6 +77,19 @@ def first_state(method: Method, key: Array, num_clients: int) -> State:
     return state
 
 
+def check_sample(drawn: Any) -> tuple[Array, Array]:
+    """(ids, shares), which `sample` has returned. BadInput unless these are arrays [M]."""
+    if isinstance(drawn, tuple) and len(drawn) == 2:
+        ids, shares = drawn
+        are_whole = jnp.issubdtype(jnp.result_type(ids), jnp.integer)
+        if are_whole and jnp.ndim(ids) == 1 and jnp.shape(ids) == jnp.shape(shares):
+            return drawn
+    raise BadInput(
+        "the sampling of a method must return (ids, shares), whole numbers [M] and numbers [M], not"
+        f" {shown(drawn)}"
+    )
+
+
 def check_local(returned: Any, private: PyTree) -> tuple[PyTree, PyTree]:
     """(upload, private), which `local` has returned. BadInput unless it returned both, and the
     second in the shapes of the private state that the client had."""
@@ -107,8 +120,20 @@ def check_logits(logits: Any, count: int) -> None:
         )
 
 
+def check_augmented(augmented: Any, x: Array) -> Array:
+    """What an augmentation made of examples x. BadInput unless these are as many in their shape."""
+    if jnp.shape(augmented) != x.shape:
+        raise BadInput(
+            f"an augmentation must give examples {list(x.shape)} as it gets them, not"
+            f" {shown(augmented)}"
+        )
+    return augmented
+
+
 def shown(tree: PyTree) -> str:
     """A tree with the types and shapes of its arrays in their place, shortened."""
+    if tree is None:
+        return "None"
     return cut(str(jax.tree.map(_shown, tree)), 120)
 
 

@@ -158,7 +158,8 @@ def draw(program: Program, lane: Lane, server: PyTree, t: Array) -> tuple[Array,
     method, plan, strategy = program
     k_cohort = jax.random.fold_in(lane.keys.cohort, t)
     clients = _who_train(program, lane.population)
-    return strategy.draw(method.sample)(k_cohort, server, clients, plan.cohort)
+    drawn = strategy.draw(method.sample)(k_cohort, server, clients, plan.cohort)
+    return contract.check_sample(drawn)
 
 
 def _sample(program, lane, state, t):
@@ -268,7 +269,8 @@ def cohort_size(program: Program, lane: Lane, state: State) -> int:
 
     def ids(key, server, population):
         clients = _who_train(program, population)
-        return program.method.sample(key, server, clients, program.plan.cohort)[0]
+        drawn = program.method.sample(key, server, clients, program.plan.cohort)
+        return contract.check_sample(drawn)[0]
 
     key = jax.random.key(0)
     return jax.eval_shape(ids, key, state.server, lane.population).shape[0]

@@ -6,7 +6,7 @@ import pytest
 import toys
 from inputs import complaint
 
-from fedjax_lab import contract, simulate, streams
+from fedjax_lab import contract, local, simulate, streams
 from fedjax_lab.methods.fedavg import fedavg
 from fedjax_lab.types import Stage, State
 
@@ -81,3 +81,27 @@ def test_the_first_state(state, said):
 )
 def test_what_a_round_gives_is_like_what_it_was_given(fields, said):
     assert said in complaint(toys.player(with_exchange(**fields)), KEYS, 0, 1)
+
+
+@pytest.mark.parametrize(
+    "drawn, said",
+    [
+        (jnp.arange(5), "not int32[5]"),
+        ((jnp.zeros(5), jnp.zeros(5)), "not ('float32[5]', 'float32[5]')"),
+        ((jnp.arange(5), jnp.zeros(6)), "not ('int32[5]', 'float32[6]')"),
+    ],
+)
+def test_a_sampling_draws_ids_and_shares(drawn, said):
+    method = PLAIN._replace(sample=lambda key, server, population, m: drawn)
+    program = simulate.Program(method, toys.PLAN, toys.VECTORIZED)
+    lane = simulate.Lane(toys.FEDERATION, toys.POPULATION, KEYS)
+    state = simulate.init(method, KEYS, toys.C)
+    assert said in complaint(simulate.cohort_size, program, lane, state)
+    assert said in complaint(simulate.draw, program, lane, state.server, jnp.int32(0))
+
+
+@pytest.mark.parametrize("made, said", [(None, "None"), (jnp.zeros((2, 3)), "float32[2, 3]")])
+def test_an_augmentation_keeps_the_shape_of_the_examples(made, said):
+    plan = toys.PLAN._replace(augment=lambda key, x: made)
+    fetched = complaint(local.fetch, toys.FEDERATION, jnp.arange(2), plan, jax.random.key(0))
+    assert fetched.endswith(f"[2, {toys.D}] as it gets them, not {said}")
