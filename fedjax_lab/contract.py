@@ -113,7 +113,7 @@ def check_alike(what: str, given: PyTree, expected: PyTree) -> None:
 
 def check_logits(logits: Any, count: int) -> None:
     """BadInput unless there are logits [count, K], which else would broadcast."""
-    if len(jnp.shape(logits)) != 2 or len(logits) != count:
+    if getattr(logits, "shape", ())[:1] != (count,) or logits.ndim != 2:
         raise BadInput(
             f"`predict` of a method must give logits [B, K], for {count} examples [{count}, K], not"
             f" {shown(logits)}"
@@ -122,7 +122,7 @@ def check_logits(logits: Any, count: int) -> None:
 
 def check_augmented(augmented: Any, x: Array) -> Array:
     """What an augmentation made of examples x. BadInput unless these are as many in their shape."""
-    if jnp.shape(augmented) != x.shape:
+    if getattr(augmented, "shape", None) != x.shape:
         raise BadInput(
             f"an augmentation must give examples {list(x.shape)} as it gets them, not"
             f" {shown(augmented)}"
