@@ -121,8 +121,9 @@ def call(
 ) -> int:
     """The exit code of function(arguments); what goes wrong is told in one line.
 
-    2 after BadInput, or where a path cannot be used; 1 after a failure of the machine, such as a
-    full disk; 130 after an interrupt. Other exceptions are faults of the program: they pass.
+    2 after BadInput, where a path cannot be used, or where the user's own code fails; 1 after a
+    failure of the machine, such as a full disk; 130 after an interrupt. Other exceptions are faults
+    of the program: they pass.
 
     Args:
       function: returns the exit code.
@@ -144,12 +145,14 @@ def call(
         interrupts.set_last_words(_no_words)  # a second signal has nothing to add
         print(_joined(str(error) or "interrupted", _how_to_continue()), file=sys.stderr)
         return interrupts.CODE
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         if failure := machine_failure(error):
             what = str(error) if isinstance(error, BadInput) else failure
             return report_failure(_joined(what, _how_to_continue()))
         if isinstance(error, BadInput):
             return tell(error)
+        if said := users_mistake(error):
+            return tell(BadInput(said))
         if isinstance(error, OSError) and error.filename is not None:
             return tell(BadInput(f"{os.fsdecode(error.filename)}: {error.strerror}"))
         raise
@@ -203,6 +206,14 @@ def machine_failure(error: BaseException | None) -> str | None:
             return next(line.strip() for line in lines if any(sign in line for sign in SIGNS))
         error = error.__cause__ or error.__context__
     return None
+
+
+def users_mistake(error: BaseException) -> str:
+    """What a user's own code raised, and where; "" where the error comes from elsewhere."""
+    from fedjax_lab.errors import place_of, reason_of
+
+    place = place_of(error)
+    return f"{place}: {reason_of(error)}" if place else ""
 
 
 def report_failure(text: str) -> int:

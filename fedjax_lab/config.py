@@ -269,7 +269,7 @@ def _from_text(text, default):
     if not isinstance(default, tuple):
         return value
     if isinstance(value, str):  # words without quotation marks: `a,b` or `(a,b)`
-        value = [word.strip() for word in text.strip("()[] ").split(",") if word.strip()]
+        value = [word.strip() for word in value.strip("()[] ").split(",") if word.strip()]
     return tuple(value) if isinstance(value, (tuple, list)) else (value,)
 
 

@@ -1,5 +1,6 @@
 """Finds and reads config files: Python files with a function `get_config`."""
 
+import os
 from pathlib import Path
 
 from fedjax_lab import configs, references
@@ -25,13 +26,21 @@ def load_config(text: str) -> dict:
     Raises:
       BadInput: there is no such file or method, or the file cannot be executed.
     """
-    name, _, method = text.partition(":")
+    name, method = split(text)
     path = _find(name)
     module = references.execute(path)
     reference = _reference(path, module, method) if method else ""
     with references.told(path):
         config = as_dict(module.get_config(method) if method else module.get_config())
     return _with_method(config, method, reference)
+
+
+def split(text: str) -> tuple[str, str]:
+    """The file or name of a config, and what stands behind its colon; a path may have colons."""
+    words = text.split(":")
+    ends = [n for n in range(1, len(words) + 1) if os.path.isfile(":".join(words[:n]))]
+    end = ends[0] if ends else 1
+    return ":".join(words[:end]), ":".join(words[end:])
 
 
 def _find(name):

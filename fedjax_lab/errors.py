@@ -6,6 +6,8 @@ import errno
 import os
 import reprlib
 import sys
+import sysconfig
+import traceback
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NoReturn
@@ -119,3 +121,24 @@ def nearest(word: str, valid: Iterable[str]) -> str:
     if close:
         return f"did you mean {close[0]!r}?"
     return f"valid: {', '.join(valid)}" if valid else "there are none"
+
+
+def place_of(error: BaseException) -> str:
+    """Where in a user's code an error was raised, as "own.py, line 3"; "" where in none of that.
+
+    The file that was started as a program is left out: it is a command, or it sees the error.
+    """
+    installed = {sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")}
+    libraries = (os.path.dirname(__file__), *installed)
+    program = os.path.abspath(getattr(sys.modules["__main__"], "__file__", None) or ".")
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        file = Path(frame.filename)
+        of_library = any(file.is_relative_to(folder) for folder in libraries)
+        if file.is_file() and not of_library and str(file.absolute()) != program:
+            return f"{file.name}, line {frame.lineno}"
+    return ""
+
+
+def reason_of(error: BaseException) -> str:
+    """The type and the message of an error in one line."""
+    return cut(" ".join(f"{type(error).__name__}: {error}".split()), 300)

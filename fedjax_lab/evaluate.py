@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_lab import simulate, streams, tree
+from fedjax_lab import contract, simulate, streams, tree
 from fedjax_lab.local import fetch, make_work, num_batches
 from fedjax_lab.metrics import LOSS, Metric, Summed, Whole, by_domain
 from fedjax_lab.simulate import Lane, Program
@@ -166,7 +166,7 @@ def count(
         at = jax.lax.dynamic_slice(padded, (s * size,), (size,))
         batch = fetch(federation, at, plan)
         logits = program.method.predict(message, client, batch.x)
-        _check_logits(logits, batch)
+        contract.check_logits(logits, len(batch.y))
         domain = jax.nn.one_hot(federation.domain[at], plan.num_domains) * batch.mask[:, None]
         counts = jax.tree.map(jnp.add, counts, _count_batch(plan, logits, batch.y, domain))
         if kept is not None:
@@ -221,13 +221,6 @@ def all_metrics(plan: Plan) -> tuple[Metric, ...]:
 def _needs_answers(plan: Plan) -> bool:
     """Whether a metric needs all answers of a client at once."""
     return any(isinstance(metric, Whole) for metric in plan.metrics)
-
-
-def _check_logits(logits, batch):
-    """AssertionError, while tracing, unless there are logits [B, K], which else would broadcast."""
-    import chex  # here, so that importing the package takes no longer
-
-    chex.assert_shape(logits, (len(batch.y), None))
 
 
 def _pad(rows, multiple):

@@ -11,7 +11,7 @@ import ml_collections
 import numpy as np
 import optax
 
-from fedjax_lab import fsdp, metrics, parallel, sizes
+from fedjax_lab import contract, fsdp, metrics, parallel, sizes
 from fedjax_lab.config import value_at
 from fedjax_lab.data import partition
 from fedjax_lab.data.dataset import Dataset
@@ -138,9 +138,8 @@ def lay_out(method: Method | Stages, rounds: int) -> tuple[Stage, ...]:
 
     Last stages without a round are left out. BadInput where another one has none.
     """
-    if isinstance(method, Method):
-        return (Stage("train", method, rounds),)
-    stages = method(rounds)
+    stages = (Stage("train", method, rounds),) if isinstance(method, Method) else method(rounds)
+    contract.check_stages(stages)
     while stages and stages[-1].rounds == 0:
         stages = stages[:-1]
     named = " + ".join(f"{stage.rounds} of {stage.name}" for stage in stages)
@@ -156,19 +155,36 @@ def load_data(section: Mapping) -> Dataset:
     dataset = bind("data", section)()
     if not isinstance(dataset, Dataset):
         raise BadInput(f"data {section['name']} must return a Dataset, not {quoted(dataset)}")
-    for field in ("y", "domain", "test"):
-        if np.shape(getattr(dataset, field)) != (len(dataset.x),):
-            shape = list(np.shape(getattr(dataset, field)))
-            raise BadInput(f"the dataset has {len(dataset.x)} examples, but its {field} is {shape}")
+    _check_arrays(dataset)
     if len(dataset.x) == 0:
         raise BadInput("the dataset is empty")
-    bad = (dataset.y < 0) | (dataset.y >= len(dataset.classes))
+    _check_numbers("label", dataset.y, dataset.classes)
+    _check_numbers("domain", dataset.domain, dataset.domains)
+    return dataset
+
+
+def _check_arrays(dataset):
+    """BadInput unless the fields of the dataset are arrays of numbers with an entry per example."""
+    for field, kinds in (("x", "biuf"), ("y", "biu"), ("domain", "biu"), ("test", "biu")):
+        array = getattr(dataset, field)
+        if not (hasattr(array, "dtype") and np.ndim(array)):
+            raise BadInput(f"the dataset's {field} must be an array, not {quoted(array)}")
+        if np.dtype(array.dtype).kind not in kinds:
+            numbers = "numbers" if field == "x" else "whole numbers"
+            raise BadInput(f"the dataset's {field} must be {numbers}, not {array.dtype}")
+        if field != "x" and np.shape(array) != (len(dataset.x),):
+            shape = list(np.shape(array))
+            raise BadInput(f"the dataset has {len(dataset.x)} examples, but its {field} is {shape}")
+
+
+def _check_numbers(what, numbers, names):
+    """BadInput unless each of an example's numbers is that of a name."""
+    if not isinstance(names, (list, tuple)):
+        raise BadInput(f"the names of each {what} must be a tuple of text, not {quoted(names)}")
+    bad = (numbers < 0) | (numbers >= len(names))
     if bad.any():
         row = int(np.argmax(bad))
-        raise BadInput(
-            f"row {row} has label {dataset.y[row]}, out of range 0..{len(dataset.classes) - 1}"
-        )
-    return dataset
+        raise BadInput(f"row {row} has {what} {numbers[row]}, out of range 0..{len(names) - 1}")
 
 
 def deal_dataset(

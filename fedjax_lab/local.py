@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import optax
 from jax.extend.core import get_opaque_trace_state
 
-from fedjax_lab import optim, streams, tree
+from fedjax_lab import contract, optim, streams, tree
 from fedjax_lab.errors import BadInput
 from fedjax_lab.types import Array, Batch, Federation, Plan, PyTree, Weights, Work
 
@@ -29,7 +29,7 @@ def fetch(federation: Federation, rows: Array, plan: Plan, key: Array | None = N
     if plan.example_shape is not None:
         x = x.reshape(*rows.shape, *plan.example_shape)
     if key is not None and plan.augment is not None:
-        x = plan.augment(streams.augmentation(key), x)
+        x = contract.check_augmented(plan.augment(streams.augmentation(key), x), x)
     x = (x - federation.center) * federation.scale
     if plan.view is not None:
         x = plan.view(federation.frozen, x)

@@ -297,10 +297,11 @@ def _whole_number(text):
 
 def _new_folder(config):
     """One in runs that nobody else has, made here and now."""
+    from fedjax_lab.config_files import split
     from fedjax_lab.running import metrics
 
     metrics.make_folder(Path("runs"))
-    name = Path(CONFIG.value.partition(":")[0]).stem
+    name = Path(split(CONFIG.value)[0]).stem
     stem = f"{name}-{config.method.name.rpartition(':')[2]}-{time.strftime('%Y%m%d-%H%M%S')}"
     for ending in ("", *(f"-{i}" for i in range(2, 1000))):
         path = Path("runs") / (stem + ending)

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from fedjax_lab.errors import MACHINE, BadInput, cut, nearest, quoted
+from fedjax_lab.errors import MACHINE, BadInput, nearest, quoted, reason_of
 
 Source = dict[str, str | None]  # `module`, `file` and `sha256` (of the file) of a function
 
@@ -166,8 +166,7 @@ def told(path: str) -> Iterator[None]:
         frames = traceback.extract_tb(error.__traceback__)
         lines = [frame.lineno for frame in frames if frame.filename == os.path.abspath(path)]
         place = f" (line {lines[-1]})" if lines else ""
-        reason = cut(" ".join(f"{type(error).__name__}: {error}".split()), 300)
-        raise BadInput(f"{path} cannot be loaded: {reason}{place}") from error
+        raise BadInput(f"{path} cannot be loaded: {reason_of(error)}{place}") from error
 
 
 def check_file(path: str, what: str, names: Iterable[str] = ()) -> None:

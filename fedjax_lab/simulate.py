@@ -6,13 +6,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_lab import streams, tree
+from fedjax_lab import contract, streams, tree
 from fedjax_lab.local import fetch, make_work, num_batches
 from fedjax_lab.strategies import Strategy
 from fedjax_lab.streams import Keys
 from fedjax_lab.types import Array, Client, Federation, Method, Plan, PyTree, State
 
 PIECE = 1 << 16  # clients whose labels are counted at a time
+AGGREGATED = "the last `aggregate` of a method's round must return the server's state"
 
 
 class Program(NamedTuple):
@@ -95,8 +96,7 @@ def no_progress() -> Progress:
 
 def init(method: Method, keys: Keys, num_clients: int) -> State:
     """The state before round 1; first weights depend on the seed alone."""
-    assert method.init is not None  # only a method whose stage has a `start` has none
-    return method.init(keys.init, num_clients)
+    return contract.first_state(method, keys.init, num_clients)
 
 
 def play(
@@ -148,6 +148,7 @@ def play_round(program: Program, lane: Lane, state: State, t: Array) -> tuple[St
         cohort = cohort._replace(private=private)
         trainings += done
         lane_steps += executed
+    contract.check_alike(AGGREGATED, server, state.server)
     measured = _measure(trainings, lane_steps, cohort, server)
     return State(server, program.strategy.put(state.private, places, cohort.private)), measured
 
@@ -157,7 +158,8 @@ def draw(program: Program, lane: Lane, server: PyTree, t: Array) -> tuple[Array,
     method, plan, strategy = program
     k_cohort = jax.random.fold_in(lane.keys.cohort, t)
     clients = _who_train(program, lane.population)
-    return strategy.draw(method.sample)(k_cohort, server, clients, plan.cohort)
+    drawn = strategy.draw(method.sample)(k_cohort, server, clients, plan.cohort)
+    return contract.check_sample(drawn)
 
 
 def _sample(program, lane, state, t):
@@ -210,6 +212,7 @@ def _in_turn(program, exchange, server, federation, rows, stacked):
         uploads, cohort = jax.tree.map(lambda a: a[None], (upload, entry[0]))
         with jax.named_scope("aggregate"):
             after = exchange.aggregate(server, uploads, cohort._replace(weight=jnp.ones(1)))
+        contract.check_alike(AGGREGATED, after, server)
         return tree.typed_like(after, server), (private, trainings)
 
     server, (private, trainings) = jax.lax.scan(step, server, (rows, stacked))
@@ -226,18 +229,11 @@ def _one_client(exchange, plan):
             message = exchange.send(server, client.id)
         work, trainings = make_work(federation, rows, plan, key)
         with jax.named_scope("local"):
-            upload, private = exchange.local(message, client, work)
-        _check_kept(private, client)
+            returned = exchange.local(message, client, work)
+        upload, private = contract.check_local(returned, client.private)
         return upload, private, trainings
 
     return run
-
-
-def _check_kept(private, client):
-    """AssertionError, while tracing, unless a client returns all that it keeps in its shapes."""
-    import chex  # here, so that importing the package takes no longer
-
-    chex.assert_trees_all_equal_shapes(private, client.private)
 
 
 def _measure(trainings, lane_steps, cohort, server):
@@ -273,7 +269,8 @@ def cohort_size(program: Program, lane: Lane, state: State) -> int:
 
     def ids(key, server, population):
         clients = _who_train(program, population)
-        return program.method.sample(key, server, clients, program.plan.cohort)[0]
+        drawn = program.method.sample(key, server, clients, program.plan.cohort)
+        return contract.check_sample(drawn)[0]
 
     key = jax.random.key(0)
     return jax.eval_shape(ids, key, state.server, lane.population).shape[0]

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from fedjax_lab import tree
+from fedjax_lab import contract, tree
 from fedjax_lab.errors import BadInput
 from fedjax_lab.sampling import AT_RANDOM
 from fedjax_lab.types import Federation, Method
@@ -135,8 +135,8 @@ def check_model(method: Method, group: int, devices: Devices) -> None:
     """
     if devices.of_host or not devices.memory or method.init is None:
         return
-    first = method.init
-    size = tree.num_bytes(jax.eval_shape(lambda: first(jax.random.key(0), 1)).server)
+    state = jax.eval_shape(lambda: contract.first_state(method, jax.random.key(0), 1))
+    size = tree.num_bytes(state.server)
     if size > group * devices.memory:
         raise BadInput(
             f"the server's state needs {_amount(-(-size // group))} on each device, which has"
@@ -156,8 +156,7 @@ def state_bytes(method: Method, federation: Federation, num_classes: int) -> int
     described = clients * 4 * (num_classes + 5)
     private = 0
     if method.init is not None:
-        first = method.init
-        state = jax.eval_shape(lambda: first(jax.random.key(0), clients))
+        state = jax.eval_shape(lambda: contract.first_state(method, jax.random.key(0), clients))
         private = tree.num_bytes(state.private)
     return described + tree.num_bytes(rows) + private
 

@@ -48,6 +48,7 @@ import ml_collections
 from tqdm import tqdm
 
 from fedjax_lab import command, experiment, parallel
+from fedjax_lab.config_files import split
 from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.errors import BadInput, cut, parse, quoted
 from fedjax_lab.main import parse_seeds, split_overrides
@@ -92,7 +93,7 @@ def check(cells: Iterable[Cell], load: Callable[..., Dataset]) -> None:
             experiment.build(cell.config, cell.seeds, load(cell.config))
         except BadInput as error:
             raise BadInput(f"{cell.name}: {error}") from error
-        except Exception:
+        except (Exception, SystemExit):
             continue  # it comes again when the cell is run, and is recorded
 
 
@@ -128,7 +129,7 @@ def _try_together(group, out, load):
     try:
         parts = [experiment.build(c.config, c.seeds, load(c.config)) for c in group]
         runner.run_together(parts, [make_ready(out / c.name) for c in group])
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         tqdm.write(f"not together but one by one: {group[0].name} ...: {reason:.200}")
 
@@ -141,8 +142,12 @@ def _run_one(cell, folder, load):
         return Outcome(2, str(error))
     except runner.Diverged as error:
         return Outcome(DIVERGED, str(error))
-    except Exception as error:
-        return Outcome(1, command.machine_failure(error) or tail(traceback.format_exc()))
+    except (Exception, SystemExit) as error:
+        if failure := command.machine_failure(error):
+            return Outcome(1, failure)
+        if said := command.users_mistake(error):
+            return Outcome(2, said)
+        return Outcome(1, tail(traceback.format_exc()))
     return Outcome(0)
 
 
@@ -276,7 +281,7 @@ def _parser():
 
 def _methods(args):
     """The path of the config file, and the methods: one that the path names, or --methods."""
-    path, _, of_config = args.config.partition(":")
+    path, of_config = split(args.config)
     methods = [of_config] if args.methods is None else args.methods.split(",")
     if args.methods is not None and (of_config or not all(methods)):
         named = f"--config={cut(args.config, 80)} and --methods={cut(args.methods, 80)}"

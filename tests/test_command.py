@@ -298,10 +298,43 @@ def test_mistakes_in_data_and_faults_of_the_program_are_not_the_machines(capsys)
     too_large = caused(BadInput("x.npz claims 64 GB"), MemoryError())
     assert command.call(failing(too_large), []) == 2
     assert capsys.readouterr().err == "error: x.npz claims 64 GB\n"
-    with pytest.raises(ZeroDivisionError):
-        command.call(lambda _: 1 // 0, [])
-    with pytest.raises(OSError, match="no name"):
-        command.call(failing(OSError("no name")), [])
+    with pytest.raises(ZeroDivisionError):  # of text: a file beside the package is a user's
+        command.call(eval("lambda _: 1 // 0"), [])
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        command.call(eval("lambda _: os.fstat(-1)"), [])
+
+
+OWN = """
+import sys
+from fedjax_lab.methods.fedavg import fedavg
+
+def raises(task):
+    return task.nothing
+
+def leaves(task):
+    sys.exit("bye")
+
+def while_traced(task):
+    return fedavg(task, lambda message, client, work: work.trian(message))
+"""
+
+
+@pytest.mark.parametrize(
+    "name, said",
+    [
+        ("raises", "line 6: AttributeError: 'Task' object has no attribute 'nothing'"),
+        ("leaves", "line 9: SystemExit: bye"),
+        ("while_traced", "line 12: AttributeError: 'Work' object has no attribute 'trian'"),
+    ],
+)
+def test_what_code_of_the_users_own_raises_is_told_with_its_place(
+    name, said, toy, tmp_path, monkeypatch, capsys
+):
+    (tmp_path / "own.py").write_text(OWN)
+    method = f"--config.method.name={tmp_path / 'own.py'}:{name}"
+    assert call(f"--config={toy}", method, f"--workdir={tmp_path / 'run'}") == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert [line for line in lines if line != "compiling"] == [f"error: own.py, {said}"]
 
 
 def test_a_path_that_cannot_be_used_is_named(capsys):

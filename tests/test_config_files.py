@@ -44,6 +44,19 @@ def test_a_config_path_that_is_no_file(tmp_path):
         assert len(complaint(load_config, path)) < 500
 
 
+def test_a_config_path_may_have_colons(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "at 10:30"
+    folder.mkdir()
+    path = folder / "config.py"
+    path.write_text("def get_config(method='moon'):\n    return {'method': {'name': method}}")
+    for text, method in ((f"{path}", "moon"), (f"{path}:fedavg", "fedavg")):
+        assert load_config(text) == {"method": {"name": method}}
+    (tmp_path / "near.py").write_text("def near(task): return task")
+    name = load_config(f"{path}:near.py:near")["method"]["name"]
+    assert name == "near.py:near"
+
+
 def test_a_config_file_may_have_any_ending_and_ctrl_c_stays_one(tmp_path):
     path = tmp_path / "config.txt"
     path.write_text("def get_config():\n    return {'run': {'rounds': 3}}")

@@ -13,6 +13,7 @@ from sklearn.metrics import f1_score, log_loss, roc_auc_score
 
 from fedjax_lab import evaluate, metrics, parallel, simulate, streams
 from fedjax_lab.engine import Engine, Simulation
+from fedjax_lab.errors import BadInput
 from fedjax_lab.methods.fedavg import fedavg
 from fedjax_lab.types import Stage
 
@@ -288,5 +289,5 @@ def test_a_method_that_predicts_classes_for_logits_is_found():
     program = simulate.Program(method, toys.PLAN, toys.VECTORIZED)
     lane = simulate.Lane(toys.FEDERATION, toys.POPULATION, KEYS)
     state = simulate.init(method, KEYS, toys.C)
-    with pytest.raises(AssertionError, match="assert_shape"):
+    with pytest.raises(BadInput, match="must give logits"):
         jax.eval_shape(partial(evaluate.score, program), lane, state, jnp.int32(0))

@@ -4,10 +4,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import own_parts
 import pytest
 import toys
+from inputs import complaint
 
-from fedjax_lab import experiment, parallel
+from fedjax_lab import experiment, parallel, references
 from fedjax_lab.config import resolve
 from fedjax_lab.engine import Engine
 from fedjax_lab.errors import BadInput
@@ -182,3 +184,21 @@ def test_a_group_of_devices_takes_as_much_as_a_client_needs(data):
     assert job.simulation.plan.eval_batch == 100
     assert build(data, engine={"fsdp": 8}).simulation.plan.eval_batch == 104
     assert not build(data, (0, 1), engine={"fsdp": 8}).simulation.vectorized_seeds
+
+
+@pytest.mark.parametrize(
+    "fields, said",
+    [
+        ({"x": [[0.0]]}, "the dataset's x must be an array, not [[0.0]]"),
+        ({"x": np.array([object()] * 240)}, "the dataset's x must be numbers, not object"),
+        ({"y": np.full(240, 0.5)}, "the dataset's y must be whole numbers, not float64"),
+        ({"domain": np.ones(240, int)}, "row 0 has domain 1, out of range 0..0"),
+        ({"classes": 3}, "the names of each label must be a tuple of text, not 3"),
+    ],
+)
+def test_a_dataset_of_ones_own_is_checked(fields, said, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    own_parts.write(tmp_path)
+    blobs = references.find("own.py:blobs")
+    config = resolve({"data": {"name": lambda: blobs()._replace(**fields)}})
+    assert complaint(experiment.load_data, config.data) == said

@@ -11,6 +11,7 @@ import pytest
 import toys
 
 from fedjax_lab import losses, parallel, simulate, streams, tree
+from fedjax_lab.errors import BadInput
 from fedjax_lab.methods.fedavg import fedavg
 from fedjax_lab.types import Exchange, State
 
@@ -161,5 +162,5 @@ def test_what_a_client_keeps_must_have_the_shapes_of_what_it_kept(returned):
         return upload, jax.tree.map(jnp.asarray, returned)
 
     method = plain._replace(init=init, round=(exchange._replace(local=local),))
-    with pytest.raises(AssertionError, match="assert_trees_all_equal_shapes"):
+    with pytest.raises(BadInput, match="in the shapes that `init` gave"):
         toys.player(method)(KEYS, 0, 1)

@@ -12,18 +12,14 @@ import contextlib
 import dataclasses
 import inspect
 import sys
-import traceback
 from collections.abc import Callable
 from functools import cache, partial
-from pathlib import Path
 from typing import Any
 
-import flax
 import flax.linen as nn
 import jax
 
-import fedjax_lab
-from fedjax_lab.errors import BadInput, cut
+from fedjax_lab.errors import BadInput, cut, place_of, reason_of
 from fedjax_lab.models import calls
 from fedjax_lab.types import Array
 
@@ -218,15 +214,7 @@ def told(module: nn.Module):
     except (BadInput, MemoryError, OSError, jax.errors.JaxRuntimeError):
         raise
     except Exception as error:
-        reason = cut(" ".join(f"{type(error).__name__}: {error}".split()), 300)
-        raise BadInput(f"model {name_of(module)}{_place(error)} failed: {reason}") from error
-
-
-def _place(error):
-    """Where in the user's code it was raised, in words; "" where that is not known."""
-    libraries = [Path(m.__file__).parent for m in (jax, flax, fedjax_lab)]
-    for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        file = Path(frame.filename)
-        if file.is_file() and not any(file.is_relative_to(library) for library in libraries):
-            return f" ({file.name}, line {frame.lineno})"
-    return ""
+        place = place_of(error)
+        where = f" ({place})" if place else ""
+        reason = reason_of(error)
+        raise BadInput(f"model {name_of(module)}{where} failed: {reason}") from error

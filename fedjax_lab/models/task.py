@@ -112,11 +112,15 @@ def _check(module, survey, num_classes):
         )
     last = next(reversed(kinds), "")
     dense = f"nn.Dense(num_classes, name={HEAD!r})"
-    if not (last and issubclass(kinds[last], _dense_types())):
-        what = f"is {last!r}, a {kinds[last].__name__}" if last else "is missing"
+    if not last:
         raise BadInput(
-            f"the last layer with weights of model {name} {what}; it must be the Dense that gives"
-            f" the logits: {dense}"
+            f"model {name} has no layer with weights inside of it; its last one must be the Dense"
+            f" that gives the logits, for example nn.Sequential([{dense}])"
+        )
+    if not issubclass(kinds[last], _dense_types()):
+        raise BadInput(
+            f"the last layer with weights of model {name} is {last!r}, a {kinds[last].__name__}; it"
+            f" must be the Dense that gives the logits: {dense}"
         )
     if last != HEAD and HEAD in params:
         raise BadInput(

@@ -100,8 +100,9 @@ def record(outcome: Outcome, folder: Path) -> None:
 
 
 def tail(text: str) -> str:
-    """The last lines of what a failed cell said."""
-    return "\n".join(text.strip().splitlines()[-TAIL:])
+    """The last lines of what a failed cell said, without what JAX appends to each error."""
+    said = text.partition("\n--------------------\nFor simplicity, JAX has removed")[0]
+    return "\n".join(said.strip().splitlines()[-TAIL:])
 
 
 def make_ready(folder: Path) -> Path:

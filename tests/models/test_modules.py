@@ -236,7 +236,7 @@ class Hidden(Plain):
         (Plain(K + 1), r"must give logits, float32\[2, 4\] .* it gives 'float32\[2, 5\]'"),
         (Broken(K), r"model Broken \(test_modules.py, line \d+\) failed: TypeError: "),
         (Hidden(K), "'head' is inside a loop of the model or a remat"),
-        (nn.Dense(K), "last layer with weights of model Dense is missing"),
+        (nn.Dense(K), "model Dense has no layer with weights inside of it"),
         (Net(K, rngs=nnx.Rngs(0)), "returns an NNX Net with weights of its own; .* `rngs`"),
         (Plain, "a model must be a Flax module, not type"),
     ],

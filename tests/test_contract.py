@@ -1,0 +1,107 @@
+"""What a method's functions must take and return, told in one line before anything is compiled."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+import toys
+from inputs import complaint
+
+from fedjax_lab import contract, local, simulate, streams
+from fedjax_lab.methods.fedavg import fedavg
+from fedjax_lab.types import Stage, State
+
+PLAIN = fedavg(toys.TASK)
+KEYS = streams.make_keys(jax.random.key(0))
+
+
+def with_exchange(**fields):
+    (exchange,) = PLAIN.round
+    return PLAIN._replace(round=(exchange._replace(**fields),))
+
+
+def stages_of(method):
+    return (Stage("train", method, 1),)
+
+
+def test_what_a_method_of_ours_takes_is_right():
+    for name in ("fedavg", "scaffold", "hfedf", "fediir", "pfedhn", "fedrep", "client2vec"):
+        method = toys.make(name)
+        stages = method(4) if callable(method) else stages_of(method)
+        contract.check_stages(stages)
+
+
+@pytest.mark.parametrize(
+    "method, said",
+    [
+        (
+            with_exchange(local=lambda w, client: w),
+            "`local` of a method must take (message, client, work)",
+        ),
+        (with_exchange(send=3), "`send` of a method must be a function, not 3"),
+        (PLAIN._replace(predict=lambda x: x), "must take (message, client, x), but"),
+        (PLAIN._replace(round=()), "at least one Exchange"),
+        (3, "must be a Method, not 3"),
+    ],
+)
+def test_a_function_that_cannot_be_called_is_named(method, said):
+    assert said in complaint(contract.check_stages, stages_of(method))
+
+
+def test_stages_are_a_tuple_of_stages():
+    assert "must be a tuple of Stage, not 3" in complaint(contract.check_stages, 3)
+
+
+@pytest.mark.parametrize(
+    "state, said",
+    [
+        (3, "must return a State, not 3"),
+        (State((), jnp.zeros(toys.C + 1)), "each array [8, ...], not [9]"),
+        (State((), 0.5), "each array [8, ...], not []"),
+    ],
+)
+def test_the_first_state(state, said):
+    method = PLAIN._replace(init=lambda key, num_clients: state)
+    assert said in complaint(simulate.init, method, KEYS, toys.C)
+
+
+@pytest.mark.parametrize(
+    "fields, said",
+    [
+        (
+            {"local": lambda w, client, work: jnp.zeros(3)},
+            "(upload, private), not float32[3]",
+        ),
+        ({"local": lambda w, client, work: (w, {"a": 1.0})}, "(), not {'a': 'float32[]'}"),
+        (
+            {"aggregate": lambda server, uploads, cohort: (server, 1)},
+            "must return the server's state",
+        ),
+        ({"aggregate": lambda server, uploads, cohort: 1}, "must return the server's state"),
+    ],
+)
+def test_what_a_round_gives_is_like_what_it_was_given(fields, said):
+    assert said in complaint(toys.player(with_exchange(**fields)), KEYS, 0, 1)
+
+
+@pytest.mark.parametrize(
+    "drawn, said",
+    [
+        (jnp.arange(5), "not int32[5]"),
+        ((jnp.zeros(5), jnp.zeros(5)), "not ('float32[5]', 'float32[5]')"),
+        ((jnp.arange(5), jnp.zeros(6)), "not ('int32[5]', 'float32[6]')"),
+    ],
+)
+def test_a_sampling_draws_ids_and_shares(drawn, said):
+    method = PLAIN._replace(sample=lambda key, server, population, m: drawn)
+    program = simulate.Program(method, toys.PLAN, toys.VECTORIZED)
+    lane = simulate.Lane(toys.FEDERATION, toys.POPULATION, KEYS)
+    state = simulate.init(method, KEYS, toys.C)
+    assert said in complaint(simulate.cohort_size, program, lane, state)
+    assert said in complaint(simulate.draw, program, lane, state.server, jnp.int32(0))
+
+
+@pytest.mark.parametrize("made, said", [(None, "None"), (jnp.zeros((2, 3)), "float32[2, 3]")])
+def test_an_augmentation_keeps_the_shape_of_the_examples(made, said):
+    plan = toys.PLAN._replace(augment=lambda key, x: made)
+    fetched = complaint(local.fetch, toys.FEDERATION, jnp.arange(2), plan, jax.random.key(0))
+    assert fetched.endswith(f"[2, {toys.D}] as it gets them, not {said}")
