@@ -33,6 +33,10 @@ def load(folder: str | Path, rounds: int | None = None) -> "Run":
     config says. BadInput where the folder holds no run or no such checkpoint, or where data or
     files are not those of the run.
     """
+    if not isinstance(folder, (str, Path)):
+        raise BadInput(f"a folder must be text or a Path, got {quoted(folder)}")
+    if rounds is not None and not _is_whole(rounds):
+        raise BadInput(f"rounds must be a whole number, got {quoted(rounds)}")
     with cloud.staged(folder, writes=False) as path:
         cloud.take(path)
         run = _load(path, rounds)
@@ -115,7 +119,10 @@ class Run:
         Returns `accuracy`, over the clients' own models, and `global`; `domains`, if there are
         several.
         """
-        data = data if isinstance(data, Dataset) else _as_dataset(*data, self.experiment.dataset)
+        if not isinstance(data, Dataset):
+            if not isinstance(data, (tuple, list)) or len(data) != 2:
+                raise BadInput("data must be a Dataset, or a pair of examples and labels")
+            data = _as_dataset(*data, self.experiment.dataset)
         self._check_examples(data.x)
         pool = self._pool(data.x, data.y, data.domain, self.index(seed))
         plan = self._plan._replace(num_domains=len(data.domains))
@@ -170,7 +177,7 @@ class Run:
             )
         if client is None:
             return self._newcomer(i)
-        if isinstance(client, bool) or client not in range(self.num_clients):
+        if not _is_whole(client) or client not in range(self.num_clients):
             raise BadInput(f"no client {quoted(client)}; there are 0 .. {self.num_clients - 1}")
         everybody = self._populations[i]._replace(private=self.states[i].private)
         person = jax.tree.map(lambda a: jnp.asarray(a[client]), everybody)
@@ -300,6 +307,10 @@ def join_model(method: str, message: PyTree, private: PyTree) -> Weights:
     if not parts or not all(isinstance(part, Weights) for part in parts):
         raise no_model(method)
     return parts[0] if len(parts) == 1 else tree.join(*parts)
+
+
+def _is_whole(number):
+    return isinstance(number, (int, np.integer)) and not isinstance(number, bool)
 
 
 def _as_dataset(x, y, like):

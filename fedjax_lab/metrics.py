@@ -169,7 +169,8 @@ def make(parts: Iterable[Metric | Callable], num_classes: int) -> tuple[Metric, 
 
 def _of_function(function, num_classes):
     """The metric that a function of one's own is, by the shape of what it gives."""
-    name = getattr(function, "__name__", type(function).__name__)
+    named = getattr(function, "func", function)  # that of a functools.partial
+    name = getattr(named, "__name__", type(named).__name__)
     if not measures.is_free(name) or name in BUILT_IN:
         raise BadInput(
             f"a metric cannot have the name {quoted(name)}: it must be a plain word that means"
@@ -197,6 +198,8 @@ def _given_shape(name, function, num_classes):
     if shape not in ((), (count,)):
         what = "no array" if shape is None else f"an array of shape {shape} for N={count}"
         raise BadInput(f"metric {name!r} must give [N] values or one number, but gives {what}")
+    if jnp.issubdtype(given.dtype, jnp.complexfloating):
+        raise BadInput(f"metric {name!r} must give real numbers, but gives {given.dtype}")
     return shape
 
 

@@ -1,5 +1,7 @@
 """Definitions of metrics against scikit-learn, and functions of one's own."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -130,6 +132,10 @@ def global_loss(logits, labels, mask):
     return jnp.mean(logits)
 
 
+def imaginary(logits, labels, mask):
+    return 1j * mask
+
+
 @pytest.mark.parametrize(
     ("function", "message"),
     [
@@ -137,6 +143,8 @@ def global_loss(logits, labels, mask):
         (by_class, r"metric 'by_class' must give \[N\] values or one number, .*\(12,\) for N=13"),
         (two, "metric 'two' fails on .*: TypeError: two.. takes 2 positional arguments"),
         (text, "metric 'text' must give .* but gives no array"),
+        (imaginary, "metric 'imaginary' must give real numbers, but gives complex64"),
+        (partial(imaginary), "metric 'imaginary' must give real numbers"),
         (top5, "a metric cannot have the name 'top5'"),
         (global_loss, "a metric cannot have the name 'global_loss'"),
         (lambda logits, labels, mask: mask, "a metric cannot have the name '<lambda>'"),
