@@ -74,7 +74,7 @@ def depends_on_the_order(task):
 @pytest.mark.parametrize(
     ("method", "message"),
     [
-        (keeps_one_for_all, "must have one entry for each of the 8 clients"),
+        (keeps_one_for_all, "`init` of a method must give private state to 8 clients"),
         (divides_by_zero, "its numbers are not finite in round 1"),
         pytest.param(never_trains, "the training loss does not fall", marks=pytest.mark.slow),
         pytest.param(
