@@ -119,16 +119,13 @@ class Run:
         Returns `accuracy`, over the clients' own models, and `global`; `domains`, if there are
         several.
         """
-        if not isinstance(data, Dataset):
-            if not isinstance(data, (tuple, list)) or len(data) != 2:
-                raise BadInput("data must be a Dataset, or a pair of examples and labels")
-            data = _as_dataset(*data, self.experiment.dataset)
-        self._check_examples(data.x)
-        pool = self._pool(data.x, data.y, data.domain, self.index(seed))
-        plan = self._plan._replace(num_domains=len(data.domains))
+        dataset = _as_dataset(data, self.experiment.dataset)
+        self._check_examples(dataset.x)
+        pool = self._pool(dataset.x, dataset.y, dataset.domain, self.index(seed))
+        plan = self._plan._replace(num_domains=len(dataset.domains))
         program = self._program._replace(plan=plan)
         counted = jax.jit(functools.partial(evaluate.count_model, program))
-        rows = jnp.arange(len(data.y))
+        rows = jnp.arange(len(dataset.y))
 
         def count(clients):
             each = [jax.device_get(counted(pool, *self.of_client(i, seed), rows)) for i in clients]
@@ -141,7 +138,7 @@ class Run:
         else:
             average = count([None])
         scores = evaluate.Scores(None, everybody, average, None)
-        return evaluate.summarize(scores, data.domains, plan.metrics)
+        return evaluate.summarize(scores, dataset.domains, plan.metrics)
 
     def model(self, client: int | None = None, seed: int | None = None) -> Weights:
         """The weights of `experiment.task`: what the client is sent, what it keeps, or both.
@@ -313,9 +310,13 @@ def _is_whole(number):
     return isinstance(number, (int, np.integer)) and not isinstance(number, bool)
 
 
-def _as_dataset(x, y, like):
-    """Examples and labels as a dataset with the classes of `like`."""
-    x, y = np.asarray(x), np.asarray(y)
+def _as_dataset(data, like):
+    """A dataset as it is; examples and labels as one with the classes of `like`."""
+    if isinstance(data, Dataset):
+        return data
+    if not isinstance(data, (tuple, list)) or len(data) != 2:
+        raise BadInput("data must be a Dataset, or a pair of examples and labels")
+    x, y = map(np.asarray, data)
     classes = len(like.classes)
     if y.shape != x.shape[:1] or not np.issubdtype(y.dtype, np.integer):
         raise BadInput(
