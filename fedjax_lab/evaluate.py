@@ -78,7 +78,7 @@ def _score_clients(program, lane, state, t, rows, at_most=None):
     """
     (method, plan, strategy), federation = program, lane.federation
     clients = lane.population
-    if lane.held is not None:  # these are meant
+    if lane.held is not None:  # the clients to score were chosen when the lane was made
         clients, at_most = strategy.take(clients, lane.held), None
         plan = plan._replace(num_clients=None)
     num_clients = plan.num_clients or len(clients.id)

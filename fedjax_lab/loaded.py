@@ -21,7 +21,7 @@ from fedjax_lab.models import pretrained
 from fedjax_lab.running import cloud, files, metrics, provenance, runner
 from fedjax_lab.running.workdir import Workdir, saved_config
 from fedjax_lab.simulate import Program
-from fedjax_lab.types import Client, Federation, PyTree, Stage, State, Weights
+from fedjax_lab.types import ROWS, Client, PyTree, Stage, State, Weights
 
 ATTEMPTS = 3  # at reading a folder in which a run replaces its checkpoints
 
@@ -217,19 +217,9 @@ class Run:
         if view is not None and view.frozen is not None:
             frozen = view.frozen(self.states[i].server)
         x, y, domain = (jnp.asarray(a) for a in (x, np.asarray(y, np.int32), domain))
-        return Federation(
-            x=x.reshape(len(x), -1),
-            y=y,
-            domain=domain,
-            center=federation.center,
-            scale=federation.scale,
-            train=None,
-            validation=None,
-            test=None,
-            global_test=None,
-            unseen=None,
-            frozen=frozen,
-        )
+        no_rows: Any = dict.fromkeys(ROWS)
+        pool = federation._replace(x=x.reshape(len(x), -1), y=y, domain=domain, frozen=frozen)
+        return pool._replace(**no_rows)
 
     @functools.cached_property
     def _plan(self):

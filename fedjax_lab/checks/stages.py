@@ -4,12 +4,11 @@ import jax
 import numpy as np
 
 from fedjax_lab import evaluate, parallel, tree
-from fedjax_lab.checks.failure import CheckFailed, check, check_same
+from fedjax_lab.checks.failure import check, check_same
 from fedjax_lab.checks.toy import D, K, toy_federation
 from fedjax_lab.checks.trial import pooled
 from fedjax_lab.embedding import Embeddings
 from fedjax_lab.engine import Engine, Simulation
-from fedjax_lab.errors import BadInput
 from fedjax_lab.experiment import lay_out
 from fedjax_lab.types import Stages
 
@@ -51,10 +50,7 @@ def _play(method, strategy, at_most):
 
 
 def _simulation(method, strategy):
-    try:
-        stages = lay_out(method, ROUNDS)
-    except BadInput as error:
-        raise CheckFailed(str(error)) from error
+    stages = lay_out(method, ROUNDS)
     federation = jax.device_get(toy_federation())
     training, _, plan = pooled(stages[0].method)
     x = np.asarray(federation.x)
