@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_lab import evaluate, parallel, processes, simulate, streams, tree
+from fedjax_lab import evaluate, flops, parallel, processes, simulate, streams, tree
 from fedjax_lab.blocks import Tools
 from fedjax_lab.errors import BadInput
 from fedjax_lab.host_state import HostState
@@ -146,6 +146,7 @@ class Engine:
         for hosted, programs in zip(self._hosted, self._compiled, strict=False):
             hosted.use(programs.play, programs.score)
         self._players = self._hosted or self._compiled
+        self.round_cost = self._count_flops()
         self._play(0)
         self.compile_seconds += time.perf_counter() - began
 
@@ -416,18 +417,31 @@ class Engine:
         self.evaluate_seconds += time.perf_counter() - began
         return self._each_seed(scores)
 
+    def _count_flops(self):
+        """The cost of a round of this stage of one seed."""
+        if self._hosted:
+            lane, private = self._hosted[0].shapes[0]
+            state = State(self.states[0].server, private)
+        else:
+            lane, state = self._lane_of_one_seed(self.lanes[0].training, self.states[0])
+        return flops.of_round(self._program({}), lane, state)
+
     def _message_bytes(self, lane, state):
         """Bytes (up, down) of one round of one seed, all clients that take part."""
+        lane, state = self._lane_of_one_seed(lane, state)
+        program = self._program({})
+        clients = simulate.cohort_size(program, lane, state)
+        up, down = simulate.message_bytes(program, lane, state)
+        return clients * up, clients * down
+
+    def _lane_of_one_seed(self, lane, state):
+        """The shapes of one seed's part of a lane and of its state."""
         federation = [
             self._one_seed(a) if axis == 0 else a
             for a, axis in zip(lane.federation, self._axes(lane).federation, strict=True)
         ]
         population, keys, state = self._one_seed((lane.population, lane.keys, state))
-        lane = Lane(Federation(*federation), population, keys)
-        program = self._program({})
-        clients = simulate.cohort_size(program, lane, state)
-        up, down = simulate.message_bytes(program, lane, state)
-        return clients * up, clients * down
+        return Lane(Federation(*federation), population, keys), state
 
     def _one_seed(self, a):
         """The shapes of one seed's part of what a lane has."""

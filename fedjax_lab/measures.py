@@ -16,6 +16,7 @@ NO_MEASURES = (  # keys of a row that say where it comes from and what it cost
     "bytes_up",
     "bytes_down",
     "seconds",
+    "flops",
     "recorded",
 )
 PERCENT = frozenset({"accuracy", "top5", "macro_f1", "auroc", "ece"})

@@ -193,7 +193,7 @@ def without_padding(plan: Plan, stacked: PyTree) -> PyTree:
 
 def _at_once(program, exchange, server, federation, rows, stacked):
     """All clients are sent the same; gives server, private state, trainings, steps executed."""
-    each = program.strategy.each(_one_client(exchange, program.plan))
+    each = program.strategy.each(one_client(exchange, program.plan))
     uploads, private, trainings = each(server, federation, rows, stacked)
     with jax.named_scope("aggregate"):
         server = exchange.aggregate(server, uploads, stacked[0])
@@ -203,7 +203,7 @@ def _at_once(program, exchange, server, federation, rows, stacked):
 
 def _in_turn(program, exchange, server, federation, rows, stacked):
     """As `_at_once`, but each client is sent what the server has learned from the last."""
-    run = _one_client(exchange, program.plan)
+    run = one_client(exchange, program.plan)
     federation, rows = program.strategy.collect(federation, rows)
 
     def step(server, one_client):
@@ -220,7 +220,7 @@ def _in_turn(program, exchange, server, federation, rows, stacked):
     return server, private, trainings, executed
 
 
-def _one_client(exchange, plan):
+def one_client(exchange, plan):
     """What a strategy runs for each client: (server, federation, rows, (client, key))."""
 
     def run(server, federation, rows, entry):
@@ -292,7 +292,7 @@ def message_bytes(program: Program, lane: Lane, state: State) -> tuple[int, int]
     entry = client, jax.eval_shape(lambda: jax.random.key(0))
     up = down = 0
     for exchange in program.method.round:
-        run = _one_client(exchange, program.plan)
+        run = one_client(exchange, program.plan)
         upload, _, _ = jax.eval_shape(run, state.server, lane.federation, rows, entry)
         up += tree.num_bytes(upload)
         down += tree.num_bytes(jax.eval_shape(exchange.send, state.server, client.id))

@@ -1,5 +1,6 @@
 """The files of a workdir that hold numbers: config.json, metrics.jsonl, summary.json."""
 
+import itertools
 import json
 import os
 import re
@@ -234,3 +235,38 @@ def _over_seeds(chosen, statistic):
         return None if None in values else float(statistic(values))
 
     return merge(rows)
+
+
+def pace(rows: list[dict], seeds: list[int]) -> dict[str, Any]:
+    """How long a round takes, how many operations were made, and how many of these a second.
+
+    What is measured are the intervals between evaluations. The first one of a stage warms up: it is
+    left out of a stage that has others. `round_seconds` are of one seed: the median over intervals,
+    the quartiles, and how many intervals there are. `flops` are those of all seeds; None where not
+    every row has them.
+    """
+    intervals = _intervals([row for row in rows if row["seed"] == seeds[0]])
+    paces = [(b["seconds"] - a["seconds"]) / (b["round"] - a["round"]) for a, b in intervals]
+    low, median, high = np.percentile(np.array(paces) / len(seeds), (25, 50, 75)).tolist()
+    made = [row.get("flops") for row in rows if row["round"] == rows[-1]["round"]]
+    rate = None
+    if None not in made:
+        later = sum(b["flops"] - a.get("flops", 0.0) for a, b in intervals)
+        seconds = sum(b["seconds"] - a["seconds"] for a, b in intervals)
+        rate = len(seeds) * later / seconds if seconds else None
+    return {
+        "round_seconds": {"median": median, "low": low, "high": high, "intervals": len(paces)},
+        "flops": None if None in made else sum(made),
+        "flops_per_second": rate,
+    }
+
+
+def _intervals(rows):
+    """Pairs of successive evaluations of one seed, the start of the run among them."""
+    start = {"round": 0, "seconds": 0.0, "stage": rows[0].get("stage")}
+    out = []
+    pairs = list(itertools.pairwise([start, *rows]))
+    for _, of_stage in itertools.groupby(pairs, lambda pair: pair[1].get("stage")):
+        warm_up, *others = of_stage
+        out += others or [warm_up]
+    return out

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from fedjax_lab import evaluate, interrupts, processes
+from fedjax_lab import evaluate, flops, interrupts, processes
 from fedjax_lab.engine import Engine
 from fedjax_lab.experiment import Experiment, join
 from fedjax_lab.running import metrics
@@ -129,7 +129,7 @@ def _play_stage(experiment, engine, folder, rows, progress, profile):
                 progress.rounds(engine.played)
                 _check_finite(experiment, engine, folder, rows)
             if engine.played == goal:
-                new = _rows(experiment, engine, since)
+                new = _rows(experiment, engine, since, rows)
                 rows += new
                 folder.append(new)
                 progress.evaluated(new)
@@ -145,13 +145,17 @@ def evaluations(experiment, engine):
     return sorted({*range(0, engine.ends[-1], every), *engine.ends})
 
 
-def _rows(experiment, engine, since):
+def _rows(experiment, engine, since, earlier):
     """One metrics row per seed, for the `since` rounds from the last evaluation on."""
-    sums = engine.progress()
+    sums, cost = engine.progress(), engine.round_cost
+    before = {row["seed"]: row.get("flops") for row in earlier}  # None: of an earlier version
     rows = []
     scored = zip(experiment.simulation.seeds, engine.evaluate(), engine.recorded(), strict=True)
     for i, (seed, scores, recorded) in enumerate(scored):
         up, down = engine.bytes[i]
+        operations = before.get(seed, 0.0)
+        if operations is not None:
+            operations += cost.of(since, float(sums.steps[i]))
         rows.append(
             {
                 "round": engine.played,
@@ -164,6 +168,7 @@ def _rows(experiment, engine, since):
                 "bytes_up": int(up),
                 "bytes_down": int(down),
                 "seconds": engine.seconds,
+                **({} if operations is None else {"flops": operations}),
                 **({"recorded": recorded} if recorded else {}),
             }
         )
@@ -202,6 +207,7 @@ def _summary(engine, experiment, rows):
         "evaluate_seconds": engine.evaluate_seconds,
         "compile_seconds": engine.compile_seconds,
         "rounds_per_second": _ratio(played * len(seeds), seconds),
+        **_pace(rows, seeds),
         "examples_per_second": _ratio(examples, seconds),
         "utilisation": _ratio(steps, lane_steps),
         "peak_memory_bytes": peak_memory(),
@@ -210,11 +216,22 @@ def _summary(engine, experiment, rows):
         "strategy": experiment.simulation.strategy.name,
         "seeds_vectorised": engine.together,
         "device": f"{len(jax.devices())} x {jax.devices()[0].device_kind}",
-        "versions": {
-            "python": platform.python_version(),
-            **{name: metadata.version(name) for name in ("jax", "flax", "optax", "numpy")},
-        },
+        "versions": _versions(),
     }
+
+
+def _versions():
+    packages = {name: metadata.version(name) for name in ("jax", "flax", "optax", "numpy")}
+    return {"python": platform.python_version(), **packages}
+
+
+def _pace(rows, seeds):
+    """Seconds of a round, operations, and how many of these a second."""
+    pace = metrics.pace(rows, seeds)
+    peak = flops.PEAKS.get(jax.devices()[0].device_kind)
+    rate = pace["flops_per_second"]
+    used = _ratio(rate, len(jax.devices()) * peak) if rate and peak else None
+    return {**pace, "flops_utilization": used}
 
 
 def _ratio(a, b):

@@ -12,9 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 import targets
 import workloads
-from jax.extend.core import ClosedJaxpr, jaxpr_as_fun, jaxprs_in_params
 
-from fedjax_lab import command, evaluate, experiment, losses
+from fedjax_lab import command, evaluate, experiment, flops, losses
 from fedjax_lab.config import resolve
 from fedjax_lab.config_files import load_config
 from fedjax_lab.engine import Engine, Simulation
@@ -157,33 +156,11 @@ def plain_flops(engine: Engine, task: Task) -> float:
     key = jax.eval_shape(lambda: jax.random.key(0))
     weights = jax.eval_shape(task.init, key)
     gradient = jax.grad(losses.risk(task), has_aux=True, allow_int=True)
-    step = flops(jax.make_jaxpr(gradient)(weights, batch, key))
+    step = flops.count(jax.make_jaxpr(gradient)(weights, batch, key))
     sharding = engine.simulation.strategy.sharding
     seeds = len(engine.simulation.seeds) if engine.together else 1
     batches = seeds * plan.epochs * float(cohort_batches(engine).sum())
     return round(step * batches / sharding.num_devices)
-
-
-def flops(program: ClosedJaxpr) -> float:
-    """As XLA counts them, but each loop as often as it turns, where that is known."""
-    more = (turns * flops(body) - _flops_once(body) for turns, body in _loops(program.jaxpr))
-    return _flops_once(program) + sum(more)
-
-
-def _flops_once(program):
-    """As XLA counts them: the body of a loop once."""
-    lowered = jax.jit(jaxpr_as_fun(program)).lower(*program.in_avals)
-    return lowered.cost_analysis()["flops"]
-
-
-def _loops(jaxpr):
-    """(turns, body) of each `scan` that is inside no other."""
-    for each in jaxpr.eqns:
-        if each.primitive.name == "scan":
-            yield each.params["length"], each.params["jaxpr"]
-        else:
-            for inner in jaxprs_in_params(each.params):
-                yield from _loops(inner)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ import subprocess
 import aot
 import aot_program
 import jax
-import jax.numpy as jnp
 import pytest
 import targets
 import toys
@@ -105,22 +104,6 @@ def test_copies_that_fill_a_chunk_or_a_device_take_as_many_batches_as_a_client(
     engine, _ = engine_of(config, devices, *EQUAL, ("engine.chunk", chunk))
     (batches,) = set(aot_program.cohort_batches(engine))
     assert aot_program.trips(engine, "rounds") == (1, batches)
-
-
-def test_the_turns_of_a_loop_inside_a_loop_count():
-    """Three turns of two products 4x8 by 8x8, the second of them in a loop of five turns."""
-
-    def inner(x, w):
-        return x @ w, None
-
-    def outer(x, w):
-        return jax.checkpoint(lambda x: jax.lax.scan(inner, x, w)[0])(x @ w[0]), None
-
-    like = jax.ShapeDtypeStruct
-    shapes = like((4, 8), jnp.float32), like((3, 5, 8, 8), jnp.float32)
-    program = jax.make_jaxpr(lambda x, w: jax.lax.scan(outer, x, w)[0])(*shapes)
-    products = 3 * (1 + 5) * 2 * 4 * 8 * 8
-    assert products <= aot_program.flops(program) < 1.05 * products  # the counters of the loops
 
 
 def test_the_plain_model_trains_for_every_seed_of_a_program(config):

@@ -1,0 +1,97 @@
+"""The floating-point operations of rounds, against products that are counted by hand."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import toys
+
+from fedjax_lab import flops, main, simulate, streams
+from fedjax_lab.models import nets
+from fedjax_lab.models.task import make_task
+from fedjax_lab.running import metrics
+
+like = jax.ShapeDtypeStruct
+WIDE = make_task(nets.mlp(toys.K, width=256), (toys.D,), toys.K)
+BATCH = 8
+
+
+def lane():
+    keys = streams.make_keys(jax.random.key(0))
+    return simulate.Lane(toys.FEDERATION, toys.POPULATION, keys)
+
+
+def cost(method, **fields):
+    """Of a round of four clients."""
+    plan = toys.PLAN._replace(cohort=4, batch_size=BATCH, **fields)
+    program = simulate.Program(method, plan, toys.VECTORIZED)
+    state = jax.eval_shape(lambda: simulate.init(method, lane().keys, toys.C))
+    return flops.of_round(program, lane(), state), program, lane(), state
+
+
+def products(task, batch):
+    """Of a step of plain training: forward, and backward without the gradient of the input."""
+    params = jax.eval_shape(task.init, jax.random.key(0)).params
+    first, *others = [a.size for a in jax.tree.leaves(params) if a.ndim == 2]
+    first, others = max(first, *others), min(first, *others)
+    assert first == toys.D * 256 and others == 256 * toys.K
+    return 2 * batch * (2 * first + 3 * others)
+
+
+def test_the_turns_of_a_loop_inside_a_loop_count():
+    """Three turns of two products 4x8 by 8x8, the second of them in a loop of five turns."""
+
+    def inner(x, w):
+        return x @ w, None
+
+    def outer(x, w):
+        return jax.checkpoint(lambda x: jax.lax.scan(inner, x, w)[0])(x @ w[0]), None
+
+    shapes = like((4, 8), jnp.float32), like((3, 5, 8, 8), jnp.float32)
+    program = jax.make_jaxpr(lambda x, w: jax.lax.scan(outer, x, w)[0])(*shapes)
+    made = 3 * (1 + 5) * 2 * 4 * 8 * 8
+    assert made <= flops.count(program) < 1.05 * made  # the counters of the loops
+
+
+def test_a_step_of_fedavg_is_its_products():
+    made = products(WIDE, BATCH)
+    of_round, *_ = cost(toys.make("fedavg", WIDE))
+    assert made <= of_round.step < 1.4 * made  # activations, the loss, the update
+    parameters = 256 * toys.D + 256 + 256 * toys.K + toys.K
+    assert 2 * 4 * parameters <= of_round.fixed < 4 * 4 * parameters  # the mean of four clients
+
+
+@pytest.mark.parametrize("epochs", [1, 3])
+@pytest.mark.parametrize("name", ["fedavg", "scaffold", "fedrep", "fediir", "moon", "hfedf"])
+def test_a_client_with_five_batches_costs_what_one_and_two_batches_predict(name, epochs):
+    """All but the order of the examples, whose cost is not linear."""
+    _, *played = cost(toys.make(name), epochs=epochs)
+    one, two, five = (flops.of_client(*played, batches) for batches in (1, 2, 5))
+    assert five.steps == 5 * one.steps > 0
+    more = two.operations - one.operations
+    np.testing.assert_allclose(five.operations, one.operations + 4 * more, rtol=0.01)
+
+
+def test_rows_add_up_the_steps_that_clients_made(tmp_path, capsys):
+    """Of unequal clients, of whom three take part; two seeds together and each alone."""
+    toys.write_examples(tmp_path / "data.npz")
+    config = toys.write_config(tmp_path, run={"rounds": 5, "cohort": 3, "eval_every": 2})
+    rows = {}
+    for seeds in ("0,1", "0", "1"):
+        folder = tmp_path / seeds
+        flags = f"--config={config}", f"--workdir={folder}", f"--seeds={seeds}"
+        assert main.main(["main", *flags]) == 0
+        rows[seeds] = [
+            (row["seed"], row["round"], row["flops"])
+            for row in metrics.read_metrics(folder / "metrics.jsonl")
+        ]
+    assert sorted(rows["0,1"]) == rows["0"] + rows["1"]
+    made = [row[2] for row in rows["0"]]
+    assert 0 < made[0] < made[1] < made[2]
+    assert made[0] != made[1] - made[0]  # other clients took part
+    summary = json.loads((tmp_path / "0,1/summary.json").read_text())
+    assert summary["flops"] == rows["0"][-1][2] + rows["1"][-1][2]
+    assert summary["flops_per_second"] > 0 and summary["flops_utilization"] is None
+    assert summary["round_seconds"]["intervals"] == 2
