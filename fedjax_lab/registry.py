@@ -10,6 +10,7 @@ from functools import partial, update_wrapper
 from typing import Literal, get_args, get_origin
 
 from fedjax_lab import optim, references, sampling
+from fedjax_lab.data import label_skews
 from fedjax_lab.data.arrays import arrays
 from fedjax_lab.data.augment import AUGMENTATIONS
 from fedjax_lab.data.cifar import cifar10, cifar100
@@ -140,7 +141,7 @@ NAMED: dict[str, dict] = {
         records,
         mapped,
     ),
-    "partition": PARTITIONS,
+    "partition": PARTITIONS | _table(label_skews.shards, label_skews.extended_dirichlet),
     "model": _table(
         nets.mlp,
         nets.simple_cnn,

@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 
 from fedjax_lab.analysis import plots
-from fedjax_lab.data import partition
+from fedjax_lab.data import label_skews, partition
 from fedjax_lab.errors import BadInput
+from fedjax_lab.registry import NAMED
 
+PARTITIONS = NAMED["partition"]
 PACS = {"art": 2048, "cartoon": 2344, "sketch": 3929}
 
 
@@ -41,25 +43,27 @@ CASES = {
     "quantity": {"alpha": 2.0},
     "by_domain": {},
     "domains_per_client": {"domains": 2},
+    "shards": {"shards_per_client": 3},
+    "extended_dirichlet": {"classes": 4, "alpha": 1.0},
 }
 
 
 def make(name, num_clients=9, seed=0, **settings):
     y, domain = examples()
     settings = CASES[name] | settings
-    return partition.PARTITIONS[name](y, domain, num_clients, rng(seed), **settings)
+    return PARTITIONS[name](y, domain, num_clients, rng(seed), **settings)
 
 
 # What holds for all of them
 
 
 def test_every_partitioner_has_a_case():
-    assert set(CASES) == set(partition.PARTITIONS)
+    assert set(CASES) == set(PARTITIONS)
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_signature_is_four_arguments_and_settings_with_defaults(name):
-    parameters = list(inspect.signature(partition.PARTITIONS[name]).parameters.values())
+    parameters = list(inspect.signature(PARTITIONS[name]).parameters.values())
     assert [p.name for p in parameters[:4]] == ["y", "domain", "num_clients", "rng"]
     assert all(p.kind == p.KEYWORD_ONLY and p.default is not p.empty for p in parameters[4:])
 
@@ -496,7 +500,7 @@ def test_table_of_many_clients_and_classes_is_short():
     lines = text.splitlines()
     assert lines[21] == "... and 480 more clients"
     assert lines[22].split() == ["all", *["500"] * 12, "100000"]
-    assert lines[23] == "... and 188 more classes" and len(lines) == 25
+    assert lines[23] == "... and 188 more classes" and len(lines) == 26
     assert max(map(len, lines)) <= 170
     assert "more" not in partition.table(np.ones((20, 12), int), ["a"] * 12)
 
@@ -568,3 +572,78 @@ def test_table_shows_unprintable_classes():
     """The first class of Shakespeare's characters is the line feed."""
     text = partition.table(np.array([[1, 2]]), ["\n", "a"])
     assert r"\n" in text and text.splitlines()[0].split() == ["client", r"\n", "a", "all"]
+
+
+# Shards, the extended Dirichlet distribution, and measures of skew
+
+
+def test_shards_are_runs_of_the_sorted_labels():
+    """The federation of McMahan et al.: two shards each, most of them of one label."""
+    y = rng().permutation(np.repeat(np.arange(10), 60))
+    parts = label_skews.shards(y, y, 10, rng(1))
+    assert_each_once(parts, 600)
+    assert [len(part) for part in parts] == [60] * 10  # 20 shards of 30
+    held = partition.counts(parts, y, 10)
+    assert set(np.unique(held)) <= {0, 30, 60}
+    assert ((held > 0).sum(1) <= 2).all() and (held > 0).sum(1).mean() > 1.5
+
+
+def test_a_shard_may_reach_over_labels_and_be_one_larger():
+    y = rng().permutation(np.repeat(np.arange(3), [7, 7, 6]))
+    parts = label_skews.shards(y, y, 3, rng(1), shards_per_client=1)
+    assert sorted(len(part) for part in parts) == [6, 7, 7]
+    assert sorted(map(tuple, partition.counts(parts, y, 3))) == [(0, 0, 6), (0, 7, 0), (7, 0, 0)]
+
+
+@pytest.mark.parametrize("classes", [1, 2, 3, 10])
+def test_extended_dirichlet_gives_each_class_equally_many_owners(classes):
+    y = np.repeat(np.arange(10), 1000)
+    parts = label_skews.extended_dirichlet(y, y, 25, rng(), classes=classes, alpha=50.0)
+    assert_each_once(parts, 10_000)
+    held = partition.counts(parts, y, 10)
+    assert ((held > 0).sum(1) == classes).all()  # a large alpha leaves nobody without examples
+    owners = (held > 0).sum(0)
+    assert owners.max() - owners.min() <= 1 and owners.sum() == 25 * classes
+
+
+def test_a_small_alpha_divides_a_class_unevenly():
+    y = np.repeat(np.arange(4), 500)
+
+    def spread(alpha):
+        parts = label_skews.extended_dirichlet(y, y, 20, rng(), classes=2, alpha=alpha)
+        return partition.counts(parts, y, 4).std()
+
+    assert spread(0.3) > 1.5 * spread(100.0)
+
+
+def test_what_skews_cannot_be_is_said():
+    y = np.repeat(np.arange(10), 6)
+    with pytest.raises(BadInput, match="shards_per_client must be from 1 to 6 for 60 examples"):
+        label_skews.shards(y, y, 10, rng(), shards_per_client=7)
+    with pytest.raises(BadInput, match="classes must be from 1 to 10, got 11"):
+        label_skews.extended_dirichlet(y, y, 10, rng(), classes=11)
+    with pytest.raises(BadInput, match="cannot hold all 10 classes"):
+        label_skews.extended_dirichlet(y, y, 4, rng(), classes=2)
+    with pytest.raises(BadInput, match="alpha must be above 0"):
+        label_skews.extended_dirichlet(y, y, 10, rng(), alpha=0.0)
+
+
+def test_skew_of_equal_clients_is_nothing():
+    assert partition.skew(np.full((4, 3), 5)) == (0.0, 3.0, 0.0)
+
+
+def test_skew_against_its_definitions():
+    held = np.array([[8, 0, 0], [0, 4, 2], [1, 1, 0]])
+    n, p = held.sum(1), held.sum(0) / held.sum()
+    emd = sum(
+        n[i] / n.sum() * sum(abs(held[i, k] / n[i] - p[k]) for k in range(3)) for i in range(3)
+    )
+    gini = sum(abs(a - b) for a in n for b in n) / (2 * 3 * n.sum())
+    np.testing.assert_allclose(partition.skew(held), (emd, (1 + 2 + 2) / 3, gini))
+
+
+def test_the_table_says_how_skewed_it_is():
+    text = partition.table(np.array([[10, 0], [0, 30]]), ["a", "b"])
+    assert text.splitlines()[-1] == (
+        "skew: EMD to the labels of all 0.750 (of 2), 1.0 classes per client, Gini of sizes 0.250"
+    )

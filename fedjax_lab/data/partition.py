@@ -4,12 +4,13 @@ Every partitioner has the signature `name(y, domain, num_clients, rng, *, settin
 domain [R] are the integer labels and domains of the training examples; the keyword-only settings
 are the keys of `config.partition`. It returns one int32 array of positions into y per client. It
 decides how many examples of each group (class, domain, or all) each client gets, counts [G, n];
-`_deal` then draws which. All randomness comes from the NumPy generator. A bad setting is a
+`deal_counts` then draws which. All randomness comes from the NumPy generator. A bad setting is a
 `BadInput`. An empty client is possible with few examples per client: see `check`.
 """
 
 from collections.abc import Callable, Sequence
 from math import isfinite
+from typing import NamedTuple
 
 import numpy as np
 from scipy.special import betaincc
@@ -26,9 +27,9 @@ SHOWN_CLIENTS, SHOWN_CLASSES, NAME_WIDTH = 20, 12, 10  # what `table` fits on a 
 
 def iid(y, domain, num_clients: int, rng: np.random.Generator) -> Parts:
     """A random permutation in equal parts (NIID-Bench `homo`); sizes differ by one at most."""
-    _check_clients(num_clients, len(y))
+    check_clients(num_clients, len(y))
     counts = _even(len(y), num_clients)[None]  # [1, n]
-    return _deal(np.zeros(len(y), int), counts, rng)
+    return deal_counts(np.zeros(len(y), int), counts, rng)
 
 
 def dirichlet(
@@ -47,7 +48,7 @@ def dirichlet(
     floor of the cumulative shares can still give it one example). Repeated until the smallest
     client holds min_size examples, at most `tries` times and for a few seconds (MOST_DRAWN).
     """
-    _check_clients(num_clients, len(y))
+    check_clients(num_clients, len(y))
     _check_tries(alpha, min_size, tries, num_clients, len(y))
     _, group, sizes = _groups(y)
 
@@ -58,7 +59,7 @@ def dirichlet(
 
     numbers = num_clients * len(sizes)
     counts = _first_accepted(draw, numbers, tries, min_size, alpha, num_clients)
-    return _deal(group, counts, rng)
+    return deal_counts(group, counts, rng)
 
 
 def classes_per_client(
@@ -69,7 +70,7 @@ def classes_per_client(
     Client i owns class i mod C, the others at random; a class is divided evenly among its owners.
     With k = C every class is divided over all clients.
     """
-    _check_clients(num_clients, len(y))
+    check_clients(num_clients, len(y))
     _at_least("classes", classes, 1)
     ids, group, sizes = _groups(y)
     if classes > len(ids):
@@ -89,7 +90,7 @@ def classes_per_client(
                 f"{ids[c]} among {len(owners)} clients; lower classes or num_clients"
             )
         counts[c, owners] = _even(size, len(owners))
-    return _deal(group, counts, rng)
+    return deal_counts(group, counts, rng)
 
 
 def client_dirichlet(
@@ -101,15 +102,15 @@ def client_dirichlet(
     mass left on classes that remain goes on uniformly over these (the original divides by zero).
     The R mod n examples that remain are left out.
     """
-    _check_clients(num_clients, len(y))
-    _check_alpha(alpha)
+    check_clients(num_clients, len(y))
+    check_alpha(alpha)
     _, group, left = _groups(y)
     mixes = rng.dirichlet(np.full(len(left), alpha), num_clients)  # [n, C]
     counts = np.zeros((len(left), num_clients), int)
     for i, mix in enumerate(mixes):
         counts[:, i] = _fill(len(y) // num_clients, mix, left, rng)
         left = left - counts[:, i]
-    return _deal(group, counts, rng)
+    return deal_counts(group, counts, rng)
 
 
 def quantity(
@@ -127,7 +128,7 @@ def quantity(
     The shares are redrawn until the smallest is worth min_size examples, at most `tries` times and
     for a few seconds (MOST_DRAWN); not at all where that is hopeless from the start.
     """
-    _check_clients(num_clients, len(y))
+    check_clients(num_clients, len(y))
     _check_tries(alpha, min_size, tries, num_clients, len(y))
     if tries * _most_likely(alpha, min_size / len(y), num_clients) < HOPELESS:
         raise BadInput(
@@ -138,10 +139,10 @@ def quantity(
 
     def draw(count):
         shares = rng.dirichlet(np.full(num_clients, alpha), (count, 1))  # [B, 1, n]
-        return _cut(shares, len(y)), np.floor(shares.min((1, 2)) * len(y)).astype(int)
+        return cut(shares, len(y)), np.floor(shares.min((1, 2)) * len(y)).astype(int)
 
     counts = _first_accepted(draw, num_clients, tries, min_size, alpha, num_clients)
-    return _deal(np.zeros(len(y), int), counts, rng)
+    return deal_counts(np.zeros(len(y), int), counts, rng)
 
 
 def by_domain(y, domain, num_clients: int, rng: np.random.Generator) -> Parts:
@@ -149,7 +150,7 @@ def by_domain(y, domain, num_clients: int, rng: np.random.Generator) -> Parts:
 
     With one client per domain FedC2I's split; with ten Client2Vec's: a domain is dealt evenly.
     """
-    _check_clients(num_clients, len(y))
+    check_clients(num_clients, len(y))
     ids, group, sizes = _groups(domain)
     if num_clients % len(ids):
         raise BadInput(
@@ -160,7 +161,7 @@ def by_domain(y, domain, num_clients: int, rng: np.random.Generator) -> Parts:
     counts = np.zeros((len(ids), num_clients), int)
     for z, size in enumerate(sizes):
         counts[z, z * each : (z + 1) * each] = _even(size, each)
-    return _deal(group, counts, rng)
+    return deal_counts(group, counts, rng)
 
 
 def domains_per_client(
@@ -172,7 +173,7 @@ def domains_per_client(
     (ties: the lower id). The parts, in order of domain, go to clients 0 .. n-1 in turn, d times:
     a domain has at most n parts in a row, so nobody gets two of one domain.
     """
-    _check_clients(num_clients, len(y))
+    check_clients(num_clients, len(y))
     _at_least("domains", domains, 1)
     ids, group, sizes = _groups(domain)
     if domains > len(ids):
@@ -189,7 +190,7 @@ def domains_per_client(
     for z, first in enumerate(np.cumsum(cuts) - cuts):
         clients = (first + np.arange(cuts[z])) % num_clients
         counts[z, clients] = _even(sizes[z], cuts[z])
-    return _deal(group, counts, rng)
+    return deal_counts(group, counts, rng)
 
 
 PARTITIONS: dict[str, Callable[..., Parts]] = {
@@ -263,7 +264,7 @@ def deal_like(parts: Parts, y, domain, test_y, test_domain, rng: np.random.Gener
     cuts = cumulated * size // np.maximum(cumulated[:, -1:], 1)
     dealt = np.zeros_like(held)
     np.put_along_axis(dealt, order, np.diff(cuts, axis=1, prepend=0), 1)
-    return _deal(test_cell, dealt, rng)
+    return deal_counts(test_cell, dealt, rng)
 
 
 def hold_out(parts: Parts, fraction: float, rng: np.random.Generator) -> tuple[Parts, Parts]:
@@ -318,7 +319,36 @@ def table(counts: np.ndarray, class_names: Sequence[str]) -> str:
     if classes > SHOWN_CLASSES:
         lines.append(f"... and {classes - SHOWN_CLASSES} more classes")
     spread = f"min {sizes.min()}, median {np.median(sizes):g}, max {sizes.max()}"
-    return "\n".join([*lines, f"examples per client: {spread}"])
+    return "\n".join([*lines, f"examples per client: {spread}", _skew_line(skew(counts))])
+
+
+def _skew_line(skewed):
+    return (
+        f"skew: EMD to the labels of all {skewed.emd:.3f} (of 2), {skewed.classes:.1f} classes per"
+        f" client, Gini of sizes {skewed.gini:.3f}"
+    )
+
+
+class Skew(NamedTuple):
+    """How far clients differ."""
+
+    emd: float  # mean over examples of sum_k |p_i(k) - p(k)|, from 0 to 2 (Zhao et al. 2018)
+    classes: float  # mean number of classes of a client
+    gini: float  # of the clients' sizes: 0 where all are equal, near 1 where one holds everything
+
+
+def skew(counts: np.ndarray) -> Skew:
+    """Of counts [C, K]: how many examples of each class each client holds."""
+    sizes = counts.sum(1)
+    shares = counts / np.maximum(sizes, 1)[:, None]
+    distance = np.abs(shares - counts.sum(0) / sizes.sum()).sum(1)
+    rank = np.arange(1, len(sizes) + 1)
+    gini = ((2 * rank - len(sizes) - 1) * np.sort(sizes)).sum() / (len(sizes) * sizes.sum())
+    return Skew(
+        emd=float((distance * sizes).sum() / sizes.sum()),
+        classes=float((counts > 0).sum(1).mean()),
+        gini=float(gini),
+    )
 
 
 def printable(name: str) -> str:
@@ -331,7 +361,7 @@ def _groups(code) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return np.unique(np.asarray(code), return_inverse=True, return_counts=True)
 
 
-def _deal(group: np.ndarray, counts: np.ndarray, rng: np.random.Generator) -> Parts:
+def deal_counts(group: np.ndarray, counts: np.ndarray, rng: np.random.Generator) -> Parts:
     """Gives client i counts[g, i] random examples of each group g, in random order.
 
     group [R] with values 0 .. G-1, counts [G, n]; what the counts leave is dealt to nobody.
@@ -351,7 +381,7 @@ def _even(total: int, parts: int) -> np.ndarray:
     return total // parts + (np.arange(parts) < total % parts)
 
 
-def _cut(shares: np.ndarray, total: int) -> np.ndarray:
+def cut(shares: np.ndarray, total: int) -> np.ndarray:
     """Sizes [..., n] between cuts at floor(cumsum(shares) * total); the last gets the rest."""
     cuts = np.floor(np.cumsum(shares, -1) * total).astype(int)
     cuts[..., -1] = total
@@ -370,7 +400,7 @@ def _balanced_counts(shares: np.ndarray, sizes: np.ndarray) -> np.ndarray:
         room = held < fair
         share = shares[:, g] * room
         share = np.where(share.sum(-1, keepdims=True) > 0, share, room)
-        result[:, g] = _cut(share / share.sum(-1, keepdims=True), size)
+        result[:, g] = cut(share / share.sum(-1, keepdims=True), size)
         held += result[:, g]
     return result
 
@@ -431,7 +461,7 @@ def _fill(slots: int, mix: np.ndarray, left: np.ndarray, rng: np.random.Generato
     return taken
 
 
-def _check_clients(num_clients: int, examples: int) -> None:
+def check_clients(num_clients: int, examples: int) -> None:
     _at_least("num_clients", num_clients, 1)
     if num_clients > examples:
         raise BadInput(
@@ -440,7 +470,7 @@ def _check_clients(num_clients: int, examples: int) -> None:
 
 
 def _check_tries(alpha, min_size, tries, num_clients: int, examples: int) -> None:
-    _check_alpha(alpha)
+    check_alpha(alpha)
     _at_least("min_size", min_size, 1)
     _at_least("tries", tries, 1)
     if min_size * num_clients > examples:
@@ -450,7 +480,7 @@ def _check_tries(alpha, min_size, tries, num_clients: int, examples: int) -> Non
         )
 
 
-def _check_alpha(alpha: float) -> None:
+def check_alpha(alpha: float) -> None:
     if not alpha > 0:
         raise BadInput(f"config.partition.alpha must be above 0, got {alpha}")
     if not isfinite(alpha):

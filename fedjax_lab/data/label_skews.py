@@ -1,0 +1,72 @@
+"""Partitions by label: shards of sorted examples, and the extended Dirichlet distribution."""
+
+import numpy as np
+
+from fedjax_lab.data import partition
+from fedjax_lab.data.partition import Parts
+from fedjax_lab.errors import BadInput
+
+
+def shards(
+    y, domain, num_clients: int, rng: np.random.Generator, *, shards_per_client: int = 2
+) -> Parts:
+    """The examples in the order of their labels, cut into n s shards, s for each client at random.
+
+    McMahan et al., AISTATS 2017, Section 3: MNIST in 200 shards of 300 examples, two for each of
+    100 clients. Where the examples do not divide evenly, shards differ in size by one. Which
+    examples of a class are in a shard is random.
+    """
+    partition.check_clients(num_clients, len(y))
+    count = num_clients * shards_per_client
+    if not 1 <= shards_per_client or count > len(y):
+        raise BadInput(
+            f"config.partition.shards_per_client must be from 1 to {len(y) // num_clients} for"
+            f" {len(y)} examples and {num_clients} clients, got {shards_per_client}"
+        )
+    rows = rng.permutation(len(y))
+    rows = rows[np.argsort(np.asarray(y)[rows], kind="stable")]
+    pieces = np.array_split(rows.astype(np.int32), count)
+    owned = rng.permutation(count).reshape(num_clients, shards_per_client)
+    return [rng.permutation(np.concatenate([pieces[i] for i in of_client])) for of_client in owned]
+
+
+def extended_dirichlet(
+    y,
+    domain,
+    num_clients: int,
+    rng: np.random.Generator,
+    *,
+    classes: int = 2,
+    alpha: float = 10.0,
+) -> Parts:
+    """Every client holds at most `classes` classes, each divided among its owners by Dir(alpha).
+
+    ExDir(C, alpha) of Li and Lyu, NeurIPS 2023. Classes are allocated first, so that each
+    class has as many owners as another one, or one more: each client takes the classes with the
+    fewest owners so far, of equal ones at random.
+    """
+    partition.check_clients(num_clients, len(y))
+    partition.check_alpha(alpha)
+    ids, group = np.unique(np.asarray(y), return_inverse=True)
+    if not 1 <= classes <= len(ids):
+        raise BadInput(f"config.partition.classes must be from 1 to {len(ids)}, got {classes}")
+    if num_clients * classes < len(ids):
+        raise BadInput(
+            f"config.partition.num_clients={num_clients} clients of {classes} classes cannot hold"
+            f" all {len(ids)} classes; raise num_clients or classes"
+        )
+    owners = _allocate(num_clients, len(ids), classes, rng)
+    counts = np.zeros((len(ids), num_clients), int)
+    for c, size in enumerate(np.bincount(group)):
+        holders = np.flatnonzero(owners[:, c])
+        counts[c, holders] = partition.cut(rng.dirichlet(np.full(len(holders), alpha)), size)
+    return partition.deal_counts(group, counts, rng)
+
+
+def _allocate(num_clients, num_classes, k, rng):
+    """Which classes each client owns, [n, K] bool: k each, all classes as often as can be."""
+    owners = np.zeros((num_clients, num_classes), bool)
+    for i in range(num_clients):
+        order = np.lexsort((rng.random(num_classes), owners.sum(0)))
+        owners[i, order[:k]] = True
+    return owners
