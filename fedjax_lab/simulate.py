@@ -188,8 +188,9 @@ def _sample(program, lane, state, t):
 def _batches(plan, lane, ids, t):
     """In which proportion the clients have work to do in round t, [M]."""
     of_pass = num_batches(lane.population.n[ids], plan.batch_size)
-    passes = failures.passes(plan, streams.clients(lane.keys.local, t, ids))
-    return of_pass if passes is None else of_pass * passes
+    if not plan.straggler:
+        return of_pass
+    return of_pass * failures.passes(plan, streams.clients(lane.keys.local, t, ids))
 
 
 def _who_train(program, population):

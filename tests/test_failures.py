@@ -1,7 +1,5 @@
 """Clients that fail: lost uploads teach the server nothing, and stragglers make fewer passes."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import naive
@@ -88,20 +86,26 @@ def test_the_entry_of_a_lost_upload_is_empty():
     assert jnp.zeros(toys.C).at[seen.id].set(1).tolist() == [1, 0, 1, 1, 0, 0, 0, 0]
 
 
-@functools.cache
-def exchanges(name):
-    """Of each exchange of a method: its `aggregate`, random uploads [5], and a server's state."""
-    method = toys.make(name)
-    state = simulate.init(method, KEYS, toys.C)
-    client = tree.take(toys.POPULATION, 0)._replace(private=tree.take(state.private, 0))
-    entry = client._replace(arrived=None), KEYS.local, None
-    rows = toys.FEDERATION.train[0]
-    rng, out = np.random.default_rng(0), []
+def check_a_round(method, plan, federation, population, state):
+    """Its state is the one after a round in which the lost clients do not take part at all."""
+    client = tree.take(population, 0)._replace(private=tree.take(state.private, 0), arrived=None)
+    entry, rng = (client, KEYS.local, None), np.random.default_rng(0)
+    cohort = tree.take(population, jnp.array([5, 0, 3, 1, 4]))
+    cohort = cohort._replace(weight=cohort.n / cohort.n.sum())
+    here = np.flatnonzero(ARRIVED)
+    few = tree.take(cohort, here)
+    few = few._replace(weight=few.weight / few.weight.sum(), arrived=jnp.ones(len(here), bool))
+    whole = partial = state.server
     for exchange in method.round:
-        run = simulate._one_client(exchange, toys.PLAN)
-        shapes, _, _ = jax.eval_shape(run, state.server, toys.FEDERATION, rows, entry)
-        out.append((exchange.aggregate, jax.tree.map(lambda a: values(rng, a), shapes)))
-    return out, state.server
+        run = simulate._one_client(exchange, plan)
+        shapes, _, _ = jax.eval_shape(run, whole, federation, federation.train[0], entry)
+        uploads = jax.tree.map(lambda a: values(rng, a), shapes)
+        whole = exchange.aggregate(whole, *failures.received(uploads, cohort, ARRIVED))
+        partial = exchange.aggregate(partial, tree.take(uploads, here), few)
+    toys.close(whole, partial)
+    if jax.tree.leaves(uploads):
+        pairs = zip(jax.tree.leaves(whole), jax.tree.leaves(state.server), strict=True)
+        assert any((a != b).any() for a, b in pairs)
 
 
 def values(rng, shape):
@@ -114,22 +118,56 @@ def values(rng, shape):
 
 @pytest.mark.parametrize("name", AT_ONCE)
 def test_the_server_learns_what_it_learns_from_those_that_arrive(name):
-    """The state is the one after a round in which the others do not take part at all."""
-    each, server = exchanges(name)
-    cohort = tree.take(toys.POPULATION, jnp.array([6, 0, 3, 1, 4]))
-    cohort = cohort._replace(weight=cohort.n / cohort.n.sum())
-    few = tree.take(cohort, np.flatnonzero(ARRIVED))
-    few = few._replace(weight=few.weight / few.weight.sum())
-    whole = partial = server
-    for aggregate, uploads in each:
-        whole = aggregate(whole, *failures.received(uploads, cohort, ARRIVED))
-        partial = aggregate(partial, tree.take(uploads, np.flatnonzero(ARRIVED)), few)
-    toys.close(whole, partial)
-    if jax.tree.leaves(server):
-        assert any(
-            (a != b).any()
-            for a, b in zip(jax.tree.leaves(whole), jax.tree.leaves(server), strict=True)
-        )
+    method = toys.make(name)
+    state = simulate.init(method, KEYS, toys.C)
+    check_a_round(method, toys.PLAN, toys.FEDERATION, toys.POPULATION, state)
+
+
+SETTINGS = {
+    "fedgma": [{"weights": "size"}, {"mode": "average_plus_masked_step"}, {"tau": 0.9}],
+    "hfedf": [{"grad_align": False}, {"nu_lazy": True}, {"embedding": "random"}],
+    "ifca": [{"by_size": True}],
+    "fedopt": [{"server_optimizer": "yogi"}],
+    "fedc2i": [{"head": "mean"}],
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "settings"), [(name, each) for name, those in SETTINGS.items() for each in those]
+)
+def test_and_so_it_does_with_every_setting_of_its_mean(name, settings):
+    method = toys.make(name, **settings)
+    state = simulate.init(method, KEYS, toys.C)
+    check_a_round(method, toys.PLAN, toys.FEDERATION, toys.POPULATION, state)
+
+
+STAGED = [
+    {"name": "lg_fedavg", "pretrain_rounds": 2},
+    {"name": "fedconcat"},
+    {"name": "fedconcat", "clustering": "ifca"},
+    {"name": "fedconcat", "clustering": "fesem"},
+    {"name": "fedconcat_id"},
+    {"name": "client2vec", "index_epochs": 2},
+    {"name": "client2vec", "index": "federated", "index_epochs": 2, "base": "fedgma"},
+    {"name": "client2vec", "index": "local_weights"},
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", STAGED, ids=lambda m: "-".join(map(str, m.values())))
+def test_the_server_of_each_stage_learns_from_those_that_arrive(method, data, small_network):
+    """But in a stage that needs an upload of every client, none is lost."""
+    engine = Engine(build(data, method).simulation)
+    for stage in engine.simulation.stages:
+        if stage is not engine.simulation.stages[0]:
+            engine.next_stage()
+        engine._apply_view()
+        lane = engine.lanes[0].training
+        population = lane.population._replace(arrived=jnp.ones(6, bool))
+        if not stage.reliable:
+            of_stage = engine.plan, lane.federation, population, engine.states[0]
+            check_a_round(stage.method, *of_stage)
 
 
 def without_the_lost(method, plan, t):
@@ -324,17 +362,20 @@ def test_a_run_that_goes_on_counts_what_arrived_before():
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    path = tmp_path_factory.mktemp("data") / "data.npz"
-    toys.write_examples(path)
-    return str(path)
+    folder = tmp_path_factory.mktemp("data")
+    toys.write_examples(folder / "data.npz")
+    embedded = np.random.default_rng(1).normal(size=(300, 32))
+    np.savez(folder / "embedded.npz", examples=embedded, labels=np.eye(3, 32))
+    return folder
 
 
 def build(data, method, **run):
     config = {
-        "data": {"name": "arrays", "path": data},
+        "data": {"name": "arrays", "path": str(data / "data.npz")},
         "partition": {"num_clients": 6},
         "model": {"name": "mlp", "width": 8},
-        "method": {"name": method},
+        "embedding": {"name": "precomputed", "file": str(data / "embedded.npz")},
+        "method": method if isinstance(method, dict) else {"name": method},
         "local": {"epochs": 2},
         "run": {"rounds": 6, **run},
     }
