@@ -21,9 +21,11 @@ from fedjax_lab.aliases import current, current_config
 from fedjax_lab.data.normalize import NORMALIZATIONS
 from fedjax_lab.errors import (
     BadInput,
+    check_below_one,
     check_choice,
     check_not_negative,
     check_positive,
+    check_share,
     nearest,
     quoted,
 )
@@ -74,6 +76,8 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "metrics": (),  # besides accuracy and loss: names of metrics
         "seed": 0,
         "sampling": "",  # who takes part in a round; empty: as the method says
+        "dropout": 0.0,  # probability that a client's uploads of a round are lost
+        "straggler": 0.0,  # and that it makes only some of its passes
     },
     "engine": {
         "strategy": "auto",
@@ -331,6 +335,7 @@ def _check_values(full):
     for key in NOT_NEGATIVE:
         check_not_negative(key, value_at(full, key))
     _check_clients(**full["partition"], cohort=full["run"]["cohort"])
+    _check_failures(full["run"], full["local"])
 
 
 def _check_clients(num_clients, validation, cohort, **_):
@@ -339,6 +344,16 @@ def _check_clients(num_clients, validation, cohort, **_):
     if cohort > num_clients:
         raise BadInput(
             f"config.run.cohort={cohort} is more than config.partition.num_clients={num_clients}"
+        )
+
+
+def _check_failures(run, local):
+    check_below_one("run.dropout", run["dropout"])
+    check_share("run.straggler", run["straggler"])
+    if run["straggler"] and local["epochs"] < 2:
+        raise BadInput(
+            f"config.run.straggler={run['straggler']} needs config.local.epochs of at least 2, of"
+            f" which a straggler makes some; got {local['epochs']}"
         )
 
 

@@ -79,7 +79,8 @@ class Programs(NamedTuple):
 
     play: Any  # (settings, lane, state, sums, start, count): a block of rounds
     score: Any  # (settings, lane, state, t): the evaluation; of a hosted lane several, in a list
-    message_bytes: tuple[int, int]  # up and down, of one round of one seed
+    clients: int  # of a round of one seed
+    message_bytes: tuple[int, int]  # up and down, of one of them in a round
 
 
 class Snapshot(NamedTuple):
@@ -183,7 +184,7 @@ class Engine:
         block = block.lower(*args)
         args = lanes.settings, lanes.scoring, state, number
         scored = self._jit(score, (*axes, None), self._sharding).lower(*args)
-        return Programs(block, scored, self._message_bytes(lanes.training, state))
+        return Programs(block, scored, *self._messages(lanes.training, state))
 
     def _program(self, settings):
         """What is played in this stage, of a joint run with these settings."""
@@ -246,6 +247,8 @@ class Engine:
     def _apply_view(self):
         """Sets lanes and plan of this stage: what its clients have to work with."""
         self.lanes, self.plan, self._seed_fields = self._image_lanes, self._first_plan, ()
+        if self.stage.reliable:
+            self.plan = self.plan._replace(dropout=0.0)
         view = self.stage.view or View()
         if view.batch_size:
             longest = self.lanes[0].training.federation.train.longest
@@ -382,6 +385,7 @@ class Engine:
         new = played - earlier.played
         pace = new / (seconds - earlier.seconds) if new else 0.0
         count = processes.of_first(lambda: int(np.clip(pace * BLOCK_SECONDS, 1, at_most)))
+        before = self._arrived()
         began = time.perf_counter()
         with jax.profiler.StepTraceAnnotation("rounds", step_num=self.played + 1):
             self._play(count)
@@ -389,8 +393,7 @@ class Engine:
         self.session = _Session(played + count, seconds + took, totals)
         self.played += count
         self.seconds += took
-        sent = [compiled.message_bytes for compiled in self._compiled]
-        self.bytes = self.bytes + count * np.array(sent)  # vectorized seeds send alike
+        self.bytes = self.bytes + self._sent(count, before)
 
     def _play(self, count):
         numbers = np.int32(self.played), np.int32(count)
@@ -398,6 +401,18 @@ class Engine:
             args = lanes.settings, lanes.training, self.states[i], self.sums[i]
             self.states[i], self.sums[i] = self._players[i].play(*args, *numbers)
         jax.block_until_ready(self.sums)
+
+    def _arrived(self):
+        """How many uploads have arrived since the last evaluation, [seeds]; None: none is lost."""
+        return self.progress().arrived if self.simulation.plan.dropout else None
+
+    def _sent(self, count, before):
+        """Bytes up and down [seeds, 2] of the last `count` rounds; before: `_arrived` then."""
+        each = [(compiled.clients, *compiled.message_bytes) for compiled in self._compiled]
+        clients, up, down = np.array(each).T  # of each lane; vectorized seeds send alike
+        sent = count * clients
+        arrived = sent if before is None else self._arrived() - before
+        return np.stack(np.broadcast_arrays(arrived * up, sent * down), axis=-1)
 
     def progress(self) -> simulate.Progress:
         """The sums since the last evaluation, [seeds] each."""
@@ -426,13 +441,10 @@ class Engine:
             lane, state = self._lane_of_one_seed(self.lanes[0].training, self.states[0])
         return flops.of_round(self._program({}), lane, state)
 
-    def _message_bytes(self, lane, state):
-        """Bytes (up, down) of one round of one seed, all clients that take part."""
-        lane, state = self._lane_of_one_seed(lane, state)
-        program = self._program({})
-        clients = simulate.cohort_size(program, lane, state)
-        up, down = simulate.message_bytes(program, lane, state)
-        return clients * up, clients * down
+    def _messages(self, lane, state):
+        """How many clients take part in a round of one seed, and the bytes (up, down) of one."""
+        of_round = self._program({}), *self._lane_of_one_seed(lane, state)
+        return simulate.cohort_size(*of_round), simulate.message_bytes(*of_round)
 
     def _lane_of_one_seed(self, lane, state):
         """The shapes of one seed's part of a lane and of its state."""
@@ -536,7 +548,7 @@ class Engine:
 
     def _no_progress(self):
         def one(lanes):  # never shared between lanes: their memory is given away
-            none = simulate.no_progress()
+            none = simulate.no_progress(losses=self.simulation.plan.dropout > 0)
             if self.together:
                 none = jax.tree.map(lambda a: jnp.stack([a] * len(self.simulation.seeds)), none)
             return self._put(none)

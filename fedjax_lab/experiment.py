@@ -289,6 +289,7 @@ def _plan(config, training, stages, dataset):
         cohort=config.run.cohort,
         batch_size=config.local.batch_size,
         epochs=config.local.epochs,
+        **_failures(config.run, pooled=stages[0].method.pooled),
         num_domains=len(dataset.domains),
         example_shape=dataset.x.shape[1:],
         augment=_augmentation(config.data.augment, dataset.x),
@@ -298,6 +299,11 @@ def _plan(config, training, stages, dataset):
         **_step_fields(config.local),
     )
     return plan._replace(eval_batch=fsdp.even(plan.eval_batch, config.engine.fsdp))
+
+
+def _failures(run, pooled):
+    """The fields of a plan that say how clients fail; a pooled method has no clients that could."""
+    return {} if pooled else {"dropout": run.dropout, "straggler": run.straggler}
 
 
 def _engine_fields(engine, plan, stages, task, federations, devices, memory):

@@ -130,13 +130,14 @@ def _first_output(traced):
 def of_server(program: Program, lane: Lane, state: State, clients: int) -> float:
     """What the server does in a round with the uploads of so many clients; of shapes."""
     federation, rows = _small(lane.federation, program.plan.batch_size)
-    client, key = _entry(lane, state)
+    client, *others = _entry(lane, state)
     total = 0.0
     for exchange in program.method.round:
         run = simulate.one_client(exchange, program.plan)
-        upload, _, _ = jax.eval_shape(run, state.server, federation, rows, (client, key))
+        upload, _, _ = jax.eval_shape(run, state.server, federation, rows, (client, *others))
         times, size = (clients, 1) if exchange.one_by_one else (1, clients)
         uploads, cohort = _stacked((upload, client), size)
+        cohort = cohort._replace(arrived=jax.ShapeDtypeStruct((size,), bool))
         total += times * count(jax.make_jaxpr(exchange.aggregate)(state.server, uploads, cohort))
         if exchange.alone is not None:
             alone = partial(exchange.alone, split=lambda rows: rows)
@@ -164,10 +165,10 @@ def _of_length(a, count):
 
 
 def _entry(lane, state):
-    """The shapes of one client and of its key."""
+    """The shapes of one client and of its key; None: it makes all of its passes."""
     stacked = lane.population._replace(private=state.private)
     client = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), stacked)
-    return client, jax.eval_shape(lambda: jax.random.key(0))
+    return client, jax.eval_shape(lambda: jax.random.key(0)), None
 
 
 def _stacked(one, count):

@@ -90,8 +90,8 @@ class Hosted:
             parallel.check_memory(sizes.temp_size_in_bytes, "the clients' first state needs")
         self._store.fill(lambda ids: piece(keys, np.int32(ids[0])))
 
-    def lower(self, server: Any, sums: Progress) -> tuple[Any, list[Any], tuple[int, int]]:
-        """Rounds, the scores of each kind, and the bytes of a round, as in `engine.Programs`."""
+    def lower(self, server: Any, sums: Progress) -> tuple[Any, list[Any], int, tuple[int, int]]:
+        """Rounds, the scores of each kind, clients and bytes, as in `engine.Programs`."""
         (lane, private), pieces = self.shapes
         state, number = State(server, private), np.int32(0)
         everywhere, of_segments = self._tools.everywhere, self._tools.of_segments
@@ -103,10 +103,9 @@ class Hosted:
         scores = [
             score.lower(of_piece, State(server, private), number) for of_piece, private in pieces
         ]
-        clients = simulate.cohort_size(self._program, lane, state)
-        up, down = simulate.message_bytes(self._program, lane, state)
-        sent = clients * up, clients * down
-        return play.lower(lane, state, sums, number, number), scores, sent
+        of_round = self._program, lane, state
+        clients, sent = simulate.cohort_size(*of_round), simulate.message_bytes(*of_round)
+        return play.lower(lane, state, sums, number, number), scores, clients, sent
 
     def use(self, play: Any, score: list[Any]) -> None:
         """Takes what `lower` gave, compiled."""

@@ -83,9 +83,12 @@ def make_examples(federation: Federation, rows: Array, plan: Plan) -> Examples:
 
 
 def make_work(
-    federation: Federation, rows: Array, plan: Plan, key: Array
+    federation: Federation, rows: Array, plan: Plan, key: Array, passes: Array | None = None
 ) -> tuple[Work, list[Training]]:
     """The work of one client on its rows [N], padding last; and a list of its trainings.
+
+    passes: how many of `plan.epochs` passes the client makes; None: all of them. Of another number
+    of passes that a method asks for it makes the same share, rounded up.
 
     The list grows by one entry while `train` is traced, so `Exchange.local` calls `train` at its
     top level, never inside a jax transformation of its own: BadInput says so.
@@ -94,11 +97,15 @@ def make_work(
     trainings: list[Training] = []
     level = get_opaque_trace_state()
 
-    def train_once(weights, loss, **options):
+    def done_of(epochs):
+        return epochs if passes is None else -(-epochs * passes // plan.epochs)
+
+    def train_once(weights, loss, *, epochs=None, **options):
         if get_opaque_trace_state() != level:
             raise BadInput(INSIDE)
         k_training = streams.training(key, len(trainings))
-        weights, training = train(examples, k_training, weights, loss, **options)
+        epochs = done_of(plan.epochs if epochs is None else epochs)
+        weights, training = train(examples, k_training, weights, loss, epochs=epochs, **options)
         trainings.append(training)
         return weights
 
@@ -106,7 +113,7 @@ def make_work(
         train=train_once,
         mean=partial(mean, examples),
         draw=partial(draw, examples, key),
-        steps=jnp.asarray(plan.epochs * examples.batches, jnp.int32),
+        steps=jnp.asarray(done_of(plan.epochs) * examples.batches, jnp.int32),
         optimizer=plan.optimizer,
         frozen=federation.frozen,
     )

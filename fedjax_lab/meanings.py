@@ -44,6 +44,8 @@ MEANINGS = {
     "run.seed": "the seed where --seeds names none",
     "run.sampling": "how the clients of a round are drawn; empty: as the method says",
     "run.metrics": "what is measured besides accuracy and loss",
+    "run.dropout": "probability that the server never gets what a client uploads in a round",
+    "run.straggler": "probability that a client makes only some of its passes in a round",
     "engine.strategy": "how the clients of a round share a device",
     "engine.chunk": "clients at a time, where the strategy is auto or chunked; 0: as many as fit",
     "engine.state": "where the state of the clients is kept",

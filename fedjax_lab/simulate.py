@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_lab import contract, streams, tree
+from fedjax_lab import contract, failures, streams, tree
 from fedjax_lab.local import fetch, make_work, num_batches
 from fedjax_lab.strategies import Strategy
 from fedjax_lab.streams import Keys
@@ -45,6 +45,7 @@ class Progress(NamedTuple):
     steps: Array  # that the clients' own data ask for
     lane_steps: Array  # that were executed
     diverged: Array  # the first round with a number that is not finite, or -1
+    arrived: Array | None = None  # uploads that were not lost; None: none can be
 
 
 def population(federation: Federation, num_classes: int) -> Client:
@@ -82,8 +83,8 @@ def _label_counts(rows, y, num_classes):
     return out
 
 
-def no_progress() -> Progress:
-    """The sums before the first round after an evaluation."""
+def no_progress(losses: bool = False) -> Progress:
+    """The sums before the first round after an evaluation; losses: uploads may be lost."""
     zero = jnp.zeros(4)
     return Progress(
         train_loss=zero[0],
@@ -91,6 +92,7 @@ def no_progress() -> Progress:
         steps=zero[2],
         lane_steps=zero[3],
         diverged=jnp.int32(-1),
+        arrived=jnp.int32(0) if losses else None,
     )
 
 
@@ -116,6 +118,7 @@ def play(
             steps=sums.steps + measured.steps,
             lane_steps=sums.lane_steps + measured.lane_steps,
             diverged=jnp.where((sums.diverged < 0) & ~measured.finite, t, sums.diverged),
+            arrived=None if sums.arrived is None else sums.arrived + measured.arrived,
         )
 
     return jax.lax.fori_loop(start, start + count, one, (state, sums))
@@ -124,11 +127,12 @@ def play(
 class Round(NamedTuple):
     """What one round measured."""
 
-    train_loss: Array  # mean over the cohort by share, of the mean over local steps
+    train_loss: Array  # mean over the cohort by share, lost or not, of the mean over local steps
     examples: Array
     steps: Array
     lane_steps: Array
     finite: Array
+    arrived: Array  # uploads that were not lost
 
 
 def play_round(program: Program, lane: Lane, state: State, t: Array) -> tuple[State, Round]:
@@ -137,11 +141,13 @@ def play_round(program: Program, lane: Lane, state: State, t: Array) -> tuple[St
     with jax.named_scope("sample"):
         cohort, rows, places = _sample(program, lane, state, t)
     k_clients = streams.clients(lane.keys.local, t, cohort.id)
+    arrived = failures.arrivals(program.plan, k_clients)
+    passes = failures.passes(program.plan, k_clients)
     trainings, lane_steps = [], 0
     for left, exchange in zip(reversed(range(len(exchanges))), exchanges, strict=True):
-        stacked = cohort, streams.exchange(k_clients, left)
+        stacked = cohort, streams.exchange(k_clients, left), passes
         carry_out = _in_turn if exchange.one_by_one else _at_once
-        with_whom = federation, rows, stacked
+        with_whom = federation, rows, stacked, arrived
         server, private, done, executed = carry_out(program, exchange, server, *with_whom)
         if exchange.alone is not None:
             server = exchange.alone(server, program.strategy.split)
@@ -149,7 +155,7 @@ def play_round(program: Program, lane: Lane, state: State, t: Array) -> tuple[St
         trainings += done
         lane_steps += executed
     contract.check_alike(AGGREGATED, server, state.server)
-    measured = _measure(trainings, lane_steps, cohort, server)
+    measured = _measure(trainings, lane_steps, cohort, server, arrived)
     return State(server, program.strategy.put(state.private, places, cohort.private)), measured
 
 
@@ -170,13 +176,21 @@ def _sample(program, lane, state, t):
     method, plan, strategy = program
     ids, share = draw(program, lane, state.server, t)
     in_order = any(exchange.one_by_one for exchange in method.round)
-    if not plan.equal_steps and not in_order:
-        order = strategy.deal(num_batches(lane.population.n[ids], plan.batch_size))
+    if not in_order and (plan.straggler or not plan.equal_steps):
+        order = strategy.deal(_batches(plan, lane, ids, t))
         ids, share = ids[order], share[order]
     places = ids if lane.held is None else jnp.searchsorted(lane.held, ids).astype(ids.dtype)
     clients = strategy.take(lane.population, ids)
     rows, private = strategy.take((lane.federation.train, state.private), places)
     return clients._replace(weight=share, private=private), rows, places
+
+
+def _batches(plan, lane, ids, t):
+    """In which proportion the clients have work to do in round t, [M]."""
+    of_pass = num_batches(lane.population.n[ids], plan.batch_size)
+    if not plan.straggler:
+        return of_pass
+    return of_pass * failures.passes(plan, streams.clients(lane.keys.local, t, ids))
 
 
 def _who_train(program, population):
@@ -191,43 +205,46 @@ def without_padding(plan: Plan, stacked: PyTree) -> PyTree:
     return stacked if count is None else jax.tree.map(lambda a: a[:count], stacked)
 
 
-def _at_once(program, exchange, server, federation, rows, stacked):
+def _at_once(program, exchange, server, federation, rows, stacked, arrived):
     """All clients are sent the same; gives server, private state, trainings, steps executed."""
     each = program.strategy.each(one_client(exchange, program.plan))
     uploads, private, trainings = each(server, federation, rows, stacked)
     with jax.named_scope("aggregate"):
-        server = exchange.aggregate(server, uploads, stacked[0])
+        after = exchange.aggregate(server, *failures.received(uploads, stacked[0], arrived))
+    server = failures.learned(after, server, arrived)
     executed = sum(program.strategy.lane_steps(training.steps) for training in trainings)
     return server, private, trainings, executed
 
 
-def _in_turn(program, exchange, server, federation, rows, stacked):
+def _in_turn(program, exchange, server, federation, rows, stacked, arrived):
     """As `_at_once`, but each client is sent what the server has learned from the last."""
     run = one_client(exchange, program.plan)
     federation, rows = program.strategy.collect(federation, rows)
 
     def step(server, one_client):
-        rows, entry = one_client
+        rows, entry, arrived = one_client
         upload, private, trainings = run(server, federation, rows, entry)
         uploads, cohort = jax.tree.map(lambda a: a[None], (upload, entry[0]))
+        cohort = cohort._replace(weight=jnp.ones(1), arrived=jnp.ones(1, bool))
         with jax.named_scope("aggregate"):
-            after = exchange.aggregate(server, uploads, cohort._replace(weight=jnp.ones(1)))
+            after = exchange.aggregate(server, uploads, cohort)
         contract.check_alike(AGGREGATED, after, server)
+        after = failures.learned(after, server, arrived)
         return tree.typed_like(after, server), (private, trainings)
 
-    server, (private, trainings) = jax.lax.scan(step, server, (rows, stacked))
+    server, (private, trainings) = jax.lax.scan(step, server, (rows, stacked, arrived))
     executed = sum(jnp.sum(training.steps) for training in trainings)
     return server, private, trainings, executed
 
 
 def one_client(exchange, plan):
-    """What a strategy runs for each client: (server, federation, rows, (client, key))."""
+    """What a strategy runs for each client: (server, federation, rows, (client, key, passes))."""
 
     def run(server, federation, rows, entry):
-        client, key = entry
+        client, key, passes = entry
         with jax.named_scope("send"):
             message = exchange.send(server, client.id)
-        work, trainings = make_work(federation, rows, plan, key)
+        work, trainings = make_work(federation, rows, plan, key, passes)
         with jax.named_scope("local"):
             returned = exchange.local(message, client, work)
         upload, private = contract.check_local(returned, client.private)
@@ -236,7 +253,7 @@ def one_client(exchange, plan):
     return run
 
 
-def _measure(trainings, lane_steps, cohort, server):
+def _measure(trainings, lane_steps, cohort, server, arrived):
     """The Round of these trainings, one of each call of `train` with leaves [M]."""
     loss, steps, examples = jnp.zeros((3, 1))
     if trainings:
@@ -248,6 +265,7 @@ def _measure(trainings, lane_steps, cohort, server):
         steps=jnp.sum(steps),
         lane_steps=lane_steps,
         finite=jnp.isfinite(train_loss) & tree.finite((server, cohort.private)),
+        arrived=jnp.int32(len(cohort.id)) if arrived is None else jnp.sum(arrived, dtype=jnp.int32),
     )
 
 
@@ -279,7 +297,7 @@ def cohort_size(program: Program, lane: Lane, state: State) -> int:
 def message_bytes(program: Program, lane: Lane, state: State) -> tuple[int, int]:
     """Bytes (up, down) of one client in one round, from the types of what is sent.
 
-    Nothing is computed. A pooled method has no wire: (0, 0).
+    Those up if its uploads arrive. Nothing is computed. A pooled method has no wire: (0, 0).
     """
     if program.method.pooled:
         return 0, 0
@@ -289,7 +307,7 @@ def message_bytes(program: Program, lane: Lane, state: State) -> tuple[int, int]
 
     client = first(lane.population)._replace(private=first(state.private))
     rows = jax.ShapeDtypeStruct((lane.federation.train.longest,), jnp.int32)
-    entry = client, jax.eval_shape(lambda: jax.random.key(0))
+    entry = client, jax.eval_shape(lambda: jax.random.key(0)), None
     up = down = 0
     for exchange in program.method.round:
         run = one_client(exchange, program.plan)

@@ -8,6 +8,8 @@ seed
     round       `method.sample`
   local
     round, client
+      loss        whether the client's uploads are lost
+      delay       whether it is a straggler, and how many passes it then makes
       exchange    where a round has several; the last one has the client's stream itself
         training    where `local` trains several times; the first one has the exchange's itself
           epoch       one stream for the order of the examples, one for the steps
@@ -32,6 +34,7 @@ AUGMENTATION = 1 << 30  # of a step, beyond a method's extras
 STAGE = 1 << 31  # of `init`, beyond a method's extras
 TRAINING = 1 << 31  # of an exchange, beyond a training's epochs; the first number is that of `draw`
 EXCHANGE = 3 << 30  # of a client in a round, beyond its trainings
+LOSS, DELAY = EXCHANGE - 1, EXCHANGE - 2  # likewise
 
 
 class Keys(NamedTuple):
@@ -68,8 +71,17 @@ def exchange(clients: Array, left: int) -> Array:
 
     The last exchange of a round shuffles as the only one of another method does.
     """
-    fold = jax.vmap(jax.random.fold_in, (0, None))
-    return fold(clients, EXCHANGE + left) if left else clients
+    return _each(clients, EXCHANGE + left) if left else clients
+
+
+def loss(clients: Array) -> Array:
+    """Those [M] that decide whose uploads are lost in a round."""
+    return _each(clients, LOSS)
+
+
+def delay(clients: Array) -> Array:
+    """Those [M] that decide who is a straggler in a round."""
+    return _each(clients, DELAY)
 
 
 def training(key: Array, call: int) -> Array:
@@ -90,3 +102,8 @@ def epoch(key: Array, e: Array) -> tuple[Array, Array]:
 def augmentation(key: Array) -> Array:
     """That of the images of a step."""
     return jax.random.fold_in(key, AUGMENTATION)
+
+
+def _each(keys, number):
+    """The number folded into each of keys [M]."""
+    return jax.vmap(jax.random.fold_in, (0, None))(keys, number)

@@ -67,6 +67,7 @@ class Client(NamedTuple):
     private: PyTree  # what the client keeps between rounds
     num_clients: Array  # [] float32, C: the whole population, not the cohort
     mean_n: Array  # [] float32, n averaged over the whole population
+    arrived: Array | None = None  # [] bool, whether the server got the upload: for `aggregate` only
 
 
 class Work(NamedTuple):
@@ -86,6 +87,12 @@ class Exchange(NamedTuple):
 
     One by one, the server listens after each client, in the order of the sample, before it speaks
     to the next: `aggregate` then sees cohorts of one.
+
+    An upload may be lost (config.run.dropout). `aggregate` then sees an empty entry in its place:
+    an upload of zeros, from a client with a weight and an n of 0, and with an id that no client
+    has, so that JAX drops what is scattered there. Sums and weighted means are thus right as they
+    stand; what counts clients counts those that have `arrived`. Where all uploads are lost,
+    `aggregate` has no effect.
 
     Every device carries out `send` and `aggregate`, which are cheap. Training that the server does
     on data of its own belongs in `alone`, which follows `aggregate`: what it computes from
@@ -161,7 +168,8 @@ class Stage(NamedTuple):
     anew. Before the first stage there is no state: None. To resume, `start` also runs on untrained
     states, for their shapes alone.
 
-    With a `view` the method gets something else in place of the examples.
+    With a `view` the method gets something else in place of the examples. A `reliable` stage needs
+    the upload of every client: no upload is lost in it (config.run.dropout).
     """
 
     name: str
@@ -172,6 +180,7 @@ class Stage(NamedTuple):
     start: Callable[[Array, int, State | None, dict[str, Array]], State] | None = None
     # (key, C, last state, facts) -> State
     view: View | None = None
+    reliable: bool = False
 
 
 Stages = Callable[[int], tuple[Stage, ...]]  # config.run.rounds -> the stages of a method
@@ -252,6 +261,8 @@ class Plan(NamedTuple):
     epochs: int
     optimizer: Any  # optax.GradientTransformation, used where a method names none
     clip: float | Array = 0.0  # largest norm of the gradient of a client's step; 0: none
+    dropout: float = 0.0  # probability that a client's uploads of a round are lost
+    straggler: float = 0.0  # probability that a client makes only part of its passes in a round
     num_domains: int = 1
     num_clients: int | None = None  # of a population that is padded; None: it is not
     example_shape: tuple[int, ...] | None = None  # of one, flat in the pool; None: it is a vector

@@ -26,7 +26,7 @@ KEYS = streams.make_keys(jax.random.key(0))
 INDEX = Index(*RNG.normal(size=(2, C, E)).astype(np.float32))
 
 
-POPULATION = simulate.population(toys.SKEWED, K)
+POPULATION = simulate.population(toys.SKEWED, K)._replace(arrived=jnp.ones(C, bool))
 
 
 def stages(**settings):

@@ -14,8 +14,9 @@ ROOMS = {  # room: the modules and folders that it has
         "types tree losses optim sampling clusters streams errors measures metrics"
     ),
     "core": (
-        "contract local simulate flops evaluate parallel strategies mesh shards fsdp placement"
-        " sizes width engine host_state tracing owners parts blocks pieces hosted"  # on the host
+        "contract failures local simulate flops evaluate parallel strategies mesh shards fsdp"
+        " placement sizes width engine host_state tracing"
+        " owners parts blocks pieces hosted"  # on the host
     ),  # runs methods
     "data": "data",
     "models": "models",

@@ -40,7 +40,7 @@ FEDERATION = toy.toy_federation()
 SKEWED = skewed(FEDERATION)
 TASK = make_task(nets.mlp(K, width=16), (D,), K)
 NORM = toy.toy_task()
-POPULATION = simulate.population(FEDERATION, K)
+POPULATION = simulate.population(FEDERATION, K)._replace(arrived=jnp.ones(C, bool))
 VECTORIZED = parallel.vectorized()
 
 

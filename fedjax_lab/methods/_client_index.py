@@ -74,9 +74,9 @@ def nothing(server, id):
     return ()
 
 
-def stage(name, rounds, exchange, sample, init=None) -> Stage:
+def stage(name, rounds, exchange, sample, init=None, reliable=False) -> Stage:
     """Rounds of one exchange on embedded examples; without `init` from the last stage's state."""
     method = Method(init=init, round=(exchange,), predict=None, newcomer=None, sample=sample)
     go_on = None if init else lambda key, num_clients, last, facts: last
     view = View(embedded=True, batch_size=BATCH)
-    return Stage(name, method, rounds, start=go_on, view=view)
+    return Stage(name, method, rounds, start=go_on, view=view, reliable=reliable)

@@ -55,7 +55,7 @@ def embed(task: Task, size: int) -> Stage:
         newcomer=lambda state: ((), ()),
         sample=sampling.all_clients,
     )
-    return Stage("embed", method, 1)
+    return Stage("embed", method, 1, reliable=True)
 
 
 def check_images(task: Task) -> None:

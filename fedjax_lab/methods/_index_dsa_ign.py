@@ -88,7 +88,7 @@ def stages(task: Task, training: Training) -> tuple[Stage, ...]:
     network = Network(training.positions, training.decoder)
     loss = partial(total_loss, network, training, T)
     upload = Exchange(send_psi, describe(partial(mean_u, network), T), put)
-    last = stage("describe", 1, upload, sampling.all_clients)
+    last = stage("describe", 1, upload, sampling.all_clients, reliable=True)
     first = partial(first_state, network, training, T.shape[1])
     if training.strategy == "federated":
         train = Exchange(send_psi, partial(local_epochs, loss), mean_of_models)
@@ -96,7 +96,7 @@ def stages(task: Task, training: Training) -> tuple[Stage, ...]:
     collect = Exchange(nothing, one_batch, keep_batches)
     train = Exchange(nothing, silence, unchanged, alone=partial(epoch, loss, training.pooled))
     return (
-        stage("collect", 1, collect, sampling.all_clients, first),
+        stage("collect", 1, collect, sampling.all_clients, first, reliable=True),
         stage("index", training.epochs, train, somebody),
         last,
     )

@@ -44,7 +44,8 @@ def stages(task: Task, kind: str) -> tuple[Stage, ...]:
         index, private = prototypes(message, client, work)
         return index._replace(feature=class_means(index.feature, client)), private
 
-    return (stage("describe", 1, Exchange(nothing, local, put), sampling.all_clients, init),)
+    upload = Exchange(nothing, local, put)
+    return (stage("describe", 1, upload, sampling.all_clients, init, reliable=True),)
 
 
 def size(task: Task, kind: str) -> int:

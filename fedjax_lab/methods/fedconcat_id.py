@@ -61,7 +61,7 @@ def fedconcat_id(
         )
         inside = inside_clusters(task, encoder_decay)
         return (
-            Stage("first", first_round(task, num_clusters, encoder_decay), 1),
+            Stage("first", first_round(task, num_clusters, encoder_decay), 1, reliable=True),
             Stage(name="encoders", method=inside, rounds=T_1 - 1, prepare=prepare, start=means),
             concatenation(task, T_2, classifier_init, feature_cache),
         )

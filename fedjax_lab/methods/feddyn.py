@@ -80,7 +80,9 @@ def aggregate(alpha: float, server: Server, theta_k: Weights, cohort: Client) ->
     """h, the new cloud model, and the mean that is scored."""
     params = tree.mix(cohort.weight, theta_k.params)
     stats = tree.mix(cohort.n / jnp.sum(cohort.n), theta_k.stats)
-    moved = jax.tree.map(lambda a, b: jnp.sum(a - b, 0), theta_k.params, server.theta.params)
+    far = tree.sub(theta_k.params, server.theta.params)  # leaves [M, ...]
+    far = tree.where(cohort.arrived, far, tree.zeros(far))
+    moved = jax.tree.map(lambda a: jnp.sum(a, 0), far)
     h = tree.add(server.h, moved, -alpha / cohort.num_clients[0])
     theta = tree.add(params, h, -1 / alpha)  # Alg. 1
     return Server(Weights(theta, stats), h, Weights(params, stats))

@@ -11,9 +11,11 @@ parts of the Delta_i that agree (the workshop's version). Running statistics are
 """
 
 from functools import partial
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fedjax_lab import tree
 from fedjax_lab.errors import check_choice, check_share
@@ -43,39 +45,45 @@ def fedgma(
     step = masked_average if mode == "masked_average" else average_plus_masked_step
 
     def aggregate(w_t, w, cohort):
-        M = len(cohort.id)
+        M = jnp.sum(cohort.arrived)
         by_size = cohort.n / jnp.sum(cohort.n)
-        count = jnp.ones(M) if weights == "uniform" else M * by_size
-        one = partial(step, tau=tau, server_lr=server_lr, count=count, by_size=by_size)
+        count = jnp.where(cohort.arrived, 1.0, 0.0) if weights == "uniform" else M * by_size
+        least = jnp.asarray(tau * np.arange(len(cohort.id) + 1) - 1e-6)[M]  # exact where tau M is
+        ballot = Ballot(count, M, least)
+        one = partial(step, ballot=ballot, server_lr=server_lr, by_size=by_size)
         return Weights(jax.tree.map(one, w_t.params, w.params), tree.mix(by_size, w.stats))
 
     return method._replace(round=(Exchange(plain.send, plain.local, aggregate),))
 
 
-def votes(delta: Array, count: Array, tau: float) -> tuple[Array, Array, Array]:
-    """A >= tau, A, and the sign that most have, of one leaf [M, ...]; count: M p [M].
+class Ballot(NamedTuple):
+    """Who votes. Of uniform p the sums are whole numbers, so that ties with tau are exact."""
 
-    Of uniform p the sums are whole numbers, so that ties with tau are exact.
-    """
-    M = len(count)
-    total = tree.mix(count, jnp.sign(delta))
-    return jnp.abs(total) >= tau * M - 1e-6, jnp.abs(total) / M, jnp.sign(total)
+    count: Array  # [M] M p
+    M: Array  # [] how many models there are
+    least: Array  # [] tau M, up to rounding
+
+
+def votes(delta: Array, ballot: Ballot) -> tuple[Array, Array, Array]:
+    """A >= tau, A, and the sign that most have, of one leaf [M, ...]."""
+    total = tree.mix(ballot.count, jnp.sign(delta))
+    return jnp.abs(total) >= ballot.least, jnp.abs(total) / ballot.M, jnp.sign(total)
 
 
 def masked_average(
-    a: Array, b: Array, *, tau: float, server_lr: float, count: Array, by_size: Array
+    a: Array, b: Array, *, ballot: Ballot, server_lr: float, by_size: Array
 ) -> Array:
     """One leaf a of w_t after the step; b [M, ...]: the w_i."""
-    agree, A, _ = votes(b - a, count, tau)
+    agree, A, _ = votes(b - a, ballot)
     step = tree.mix(by_size, b - a)
     return a + server_lr * jnp.where(agree, 1.0, A) * step
 
 
 def average_plus_masked_step(
-    a: Array, b: Array, *, tau: float, server_lr: float, count: Array, by_size: Array
+    a: Array, b: Array, *, ballot: Ballot, server_lr: float, by_size: Array
 ) -> Array:
     """The same for the workshop's version, which weighs by p throughout."""
-    delta, p = b - a, count / len(count)
-    agree, _, sign = votes(delta, count, tau)
+    delta, p = b - a, ballot.count / ballot.M
+    agree, _, sign = votes(delta, ballot)
     kept = jnp.where(agree & (jnp.sign(delta) == sign), delta, 0.0)
     return tree.mix(p, b) + server_lr * tree.mix(p, kept)

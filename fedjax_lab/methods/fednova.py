@@ -27,6 +27,7 @@ def fednova(task: Task) -> Method:
     def aggregate(w_t, uploads, cohort):
         (w, a), p = uploads, cohort.weight
         tau_eff = jnp.sum(p * a)
+        a = jnp.where(cohort.arrived, a, 1)  # of a lost upload p is 0
         mean = tree.mix(p * tau_eff / a, tree.sub(w.params, w_t.params))
         return Weights(tree.add(w_t.params, mean), tree.mix(p, w.stats))
 

@@ -224,9 +224,10 @@ def pseudo_gradient(task: Task):
 def aggregate(update: Update, server: Server, uploads: Weights, cohort: Client) -> Server:
     """The server after a round."""
     ids, delta, x = cohort.id, uploads.params, server.x
-    share = jnp.full(len(ids), 1 / len(ids))
+    share = cohort.arrived / jnp.sum(cohort.arrived)
     if update.grad_align:
-        share = align(x, ids, delta, update.align_nu and update.learned)
+        gamma = align(x, ids, delta, update.align_nu and update.learned)
+        share = jax.nn.softmax(jnp.where(cohort.arrived, gamma, -jnp.inf))  # eq. 9
     g = pull_back(x, ids, share, delta)
     after, moments = step(update, x, server.moments, g, ids)
     x_EMA = average(update.ema, server.t > update.ema_warmup, after, final(server))
@@ -249,9 +250,9 @@ def aggregate(update: Update, server: Server, uploads: Weights, cohort: Client) 
 
 
 def align(x: Trained, ids: Array, delta: PyTree, with_nu: bool) -> Array:
-    """GradAlign's share [M] of each g_i; with_nu: embeddings' gradients count in the cosines."""
+    """GradAlign's gamma [M]; with_nu: embeddings' gradients count in the cosines."""
     gram = hypernetwork.inner_products(x.theta, x.nu[ids], delta, ACTIVATION, with_nu)
-    return jax.nn.softmax(alignment(gram))  # eq. 9
+    return alignment(gram)
 
 
 def alignment(gram: Array) -> Array:

@@ -39,7 +39,7 @@ def ifca(
 
     def aggregate(centers, uploads, cohort):
         k, w = uploads  # [M], leaves [M, ...]
-        member = jax.nn.one_hot(k, K).T  # [K, M]
+        member = jax.nn.one_hot(k, K).T * cohort.arrived  # [K, M]
         by_n = member * cohort.n
         params = clusters.average(by_n if by_size else member, w.params, centers.params)  # Alg. 1
         return Weights(params, clusters.average(by_n, w.stats, centers.stats))

@@ -6,10 +6,10 @@
   server  w_{t+1} = w_t + eta_g sum_i n_i/n (y_i - w_t)
           c <- c + |S|/C mean_{i in S} (c_i+ - c_i)                             (eq. 5)
 
-Option II; every control variate starts at zero, so c stays the mean of all c_i. The models' mean is
-by size, as every other method's; the paper's is uniform. K eta is the reach of the clients'
-optimizer: with momentum it goes further than K steps of eta. With Adam c_i is no gradient: use SGD.
-Weight decay counts as drift, as it does in NIID-Bench.
+Option II; every control variate starts at zero, so c stays the mean of all c_i while no upload is
+lost. The models' mean is by size, as every other method's; the paper's is uniform. K eta is the
+reach of the clients' optimizer: with momentum it goes further than K steps of eta. With Adam c_i is
+no gradient: use SGD. Weight decay counts as drift, as it does in NIID-Bench.
 """
 
 import jax

@@ -1,0 +1,414 @@
+"""Clients that fail: lost uploads teach the server nothing, and stragglers make fewer passes."""
+
+import jax
+import jax.numpy as jnp
+import naive
+import numpy as np
+import pytest
+import toys
+from inputs import complaint
+
+from fedjax_lab import experiment, failures, losses, parallel, registry, simulate, streams, tree
+from fedjax_lab.config import resolve
+from fedjax_lab.engine import Engine, Simulation
+from fedjax_lab.errors import BadInput
+from fedjax_lab.hosted import Host
+from fedjax_lab.local import make_work
+from fedjax_lab.types import Exchange, Method, Stage
+
+KEYS = naive.KEYS
+LOSSY = toys.PLAN._replace(dropout=0.4)
+LATE = toys.PLAN._replace(straggler=0.6, epochs=4)
+ARRIVED = jnp.array([True, False, True, True, False])
+PLAIN = [name for name in registry.METHODS if isinstance(toys.make(name), Method)]
+AT_ONCE = [name for name in PLAIN if not toys.make(name).round[0].one_by_one]
+
+
+def in_round(t, ids):
+    """The streams of these clients in round t."""
+    return streams.clients(KEYS.local, t, jnp.asarray(ids))
+
+
+def arrived(plan, t, ids):
+    return np.asarray(failures.arrivals(plan, in_round(t, ids)))
+
+
+# Who fails.
+
+
+def test_each_upload_is_lost_with_the_probability_that_is_asked_for():
+    """Ten thousand rounds of eight clients: neither clients nor rounds have anything in common."""
+    lost = ~np.asarray(
+        jax.vmap(lambda t: failures.arrivals(LOSSY, in_round(t, np.arange(toys.C))))(
+            jnp.arange(10_000)
+        )
+    )
+    np.testing.assert_allclose(lost.mean(0), 0.4, atol=0.02)
+    np.testing.assert_allclose(np.corrcoef(lost.T), np.eye(toys.C), atol=0.05)
+    assert abs(np.corrcoef(lost[1:, 0], lost[:-1, 0])[0, 1]) < 0.05
+
+
+def test_a_straggler_makes_one_to_all_but_one_of_its_passes():
+    passes = np.asarray(
+        jax.vmap(lambda t: failures.passes(LATE, in_round(t, [3])))(jnp.arange(20_000))
+    ).ravel()
+    shares = np.bincount(passes, minlength=5) / len(passes)
+    np.testing.assert_allclose(shares, [0, 0.2, 0.2, 0.2, 0.4], atol=0.012)
+
+
+def test_who_fails_depends_on_seed_round_and_client_alone():
+    """Not on who else takes part, and stragglers are not those whose uploads are lost."""
+    plan = LATE._replace(dropout=0.6)
+    everybody = np.arange(400)
+    whole, part = (arrived(plan, 3, ids) for ids in (everybody, everybody[5::7]))
+    assert whole[5::7].tolist() == part.tolist()
+    late = np.asarray(failures.passes(plan, in_round(3, everybody))) < 4
+    assert abs(np.corrcoef(late, ~whole)[0, 1]) < 0.15
+    assert (whole != arrived(plan, 4, everybody)).any()
+
+
+def test_nobody_fails_by_default():
+    keys = in_round(0, [1, 2])
+    assert failures.arrivals(toys.PLAN, keys) is None is failures.passes(toys.PLAN, keys)
+
+
+# What the server gets.
+
+
+def test_the_entry_of_a_lost_upload_is_empty():
+    cohort = tree.take(toys.POPULATION, jnp.arange(5))._replace(weight=jnp.arange(1, 6) / 15)
+    w = jnp.where(ARRIVED[:, None], jnp.ones((5, 2)), jnp.nan)
+    sent = {"w": w, "key": jax.random.split(KEYS.init, 5)}
+    uploads, seen = failures.received(sent, cohort, ARRIVED)
+    assert uploads["w"].tolist() == [[1, 1], [0, 0], [1, 1], [1, 1], [0, 0]]
+    np.testing.assert_allclose(seen.weight, np.array([1, 0, 3, 4, 0]) / 8, rtol=1e-6)
+    assert seen.n.tolist() == (cohort.n * ARRIVED).tolist()
+    assert jnp.zeros(toys.C).at[seen.id].set(1).tolist() == [1, 0, 1, 1, 0, 0, 0, 0]
+
+
+def check_a_round(method, plan, federation, population, state):
+    """Its state is the one after a round in which the lost clients do not take part at all."""
+    client = tree.take(population, 0)._replace(private=tree.take(state.private, 0), arrived=None)
+    entry, rng = (client, KEYS.local, None), np.random.default_rng(0)
+    cohort = tree.take(population, jnp.array([5, 0, 3, 1, 4]))
+    cohort = cohort._replace(weight=cohort.n / cohort.n.sum())
+    here = np.flatnonzero(ARRIVED)
+    few = tree.take(cohort, here)
+    few = few._replace(weight=few.weight / few.weight.sum(), arrived=jnp.ones(len(here), bool))
+    whole = partial = state.server
+    for exchange in method.round:
+        run = simulate._one_client(exchange, plan)
+        shapes, _, _ = jax.eval_shape(run, whole, federation, federation.train[0], entry)
+        uploads = jax.tree.map(lambda a: values(rng, a), shapes)
+        whole = exchange.aggregate(whole, *failures.received(uploads, cohort, ARRIVED))
+        partial = exchange.aggregate(partial, tree.take(uploads, here), few)
+    toys.close(whole, partial)
+    if jax.tree.leaves(uploads):
+        pairs = zip(jax.tree.leaves(whole), jax.tree.leaves(state.server), strict=True)
+        assert any((a != b).any() for a, b in pairs)
+
+
+def values(rng, shape):
+    """[5, ...] near 1, or whole numbers below 2."""
+    size = (5, *shape.shape)
+    if jnp.issubdtype(shape.dtype, jnp.integer):
+        return jnp.asarray(rng.integers(0, 2, size), shape.dtype)
+    return jnp.asarray(rng.uniform(0.5, 1.5, size), shape.dtype)
+
+
+@pytest.mark.parametrize("name", AT_ONCE)
+def test_the_server_learns_what_it_learns_from_those_that_arrive(name):
+    method = toys.make(name)
+    state = simulate.init(method, KEYS, toys.C)
+    check_a_round(method, toys.PLAN, toys.FEDERATION, toys.POPULATION, state)
+
+
+SETTINGS = {
+    "fedgma": [{"weights": "size"}, {"mode": "average_plus_masked_step"}, {"tau": 0.9}],
+    "hfedf": [{"grad_align": False}, {"nu_lazy": True}, {"embedding": "random"}],
+    "ifca": [{"by_size": True}],
+    "fedopt": [{"server_optimizer": "yogi"}],
+    "fedc2i": [{"head": "mean"}],
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "settings"), [(name, each) for name, those in SETTINGS.items() for each in those]
+)
+def test_and_so_it_does_with_every_setting_of_its_mean(name, settings):
+    method = toys.make(name, **settings)
+    state = simulate.init(method, KEYS, toys.C)
+    check_a_round(method, toys.PLAN, toys.FEDERATION, toys.POPULATION, state)
+
+
+STAGED = [
+    {"name": "lg_fedavg", "pretrain_rounds": 2},
+    {"name": "fedconcat"},
+    {"name": "fedconcat", "clustering": "ifca"},
+    {"name": "fedconcat", "clustering": "fesem"},
+    {"name": "fedconcat_id"},
+    {"name": "client2vec", "index_epochs": 2},
+    {"name": "client2vec", "index": "federated", "index_epochs": 2, "base": "fedgma"},
+    {"name": "client2vec", "index": "local_weights"},
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", STAGED, ids=lambda m: "-".join(map(str, m.values())))
+def test_the_server_of_each_stage_learns_from_those_that_arrive(method, data, small_network):
+    """But in a stage that needs an upload of every client, none is lost."""
+    engine = Engine(build(data, method).simulation)
+    for stage in engine.simulation.stages:
+        if stage is not engine.simulation.stages[0]:
+            engine.next_stage()
+        engine._apply_view()
+        lane = engine.lanes[0].training
+        population = lane.population._replace(arrived=jnp.ones(6, bool))
+        if not stage.reliable:
+            of_stage = engine.plan, lane.federation, population, engine.states[0]
+            check_a_round(stage.method, *of_stage)
+
+
+def without_the_lost(method, plan, t):
+    """The method that draws those of round t alone whose uploads arrive; and the others' ids."""
+    state = simulate.init(method, KEYS, toys.C)
+    key = jax.random.fold_in(KEYS.cohort, t)
+    ids, share = method.sample(key, state.server, toys.POPULATION, plan.cohort)
+    here = arrived(plan, t, ids)
+    assert 0 < here.sum() < len(ids)
+
+    def sample(key, server, population, m):
+        return ids[here], share[here] / share[here].sum()
+
+    return method._replace(sample=sample), np.asarray(ids)[~here]
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["fedper", *(pytest.param(name, marks=pytest.mark.slow) for name in ("fediir", "pfedhn"))],
+)
+def test_a_round_is_that_of_the_clients_whose_uploads_arrive(name):
+    """Also of several exchanges, and one by one; the others train nevertheless and keep theirs."""
+    method = toys.make(name)
+    few, lost = without_the_lost(method, LOSSY, 2)
+    state, sums = toys.player(method, plan=LOSSY)(KEYS, 2, 1)
+    expected, _ = toys.player(few)(KEYS, 2, 1)
+    toys.close(state.server, expected.server)
+    others = np.setdiff1d(np.arange(toys.C), lost)
+    toys.close(tree.take(state.private, others), tree.take(expected.private, others))
+    private, first = jax.tree.leaves(state.private), simulate.init(method, KEYS, toys.C).private
+    for a, b in zip(private, jax.tree.leaves(first), strict=True):
+        assert (np.asarray(a)[lost] != np.asarray(b)[lost]).reshape(len(lost), -1).any(1).all()
+    together, _ = toys.player(method)(KEYS, 2, 1)
+    toys.same(together.private, state.private)
+    assert sums.arrived is None and float(sums.steps) > 0
+
+
+@pytest.mark.parametrize("name", ["fedopt", "pfedhn"])
+def test_where_all_uploads_are_lost_the_server_stays_as_it_is(name):
+    method, plan = toys.make(name), toys.PLAN._replace(dropout=1 - 1e-6)
+    state, sums = toys.player(method, plan=plan)(KEYS, 0, 2)
+    toys.same(state.server, simulate.init(method, KEYS, toys.C).server)
+    assert int(sums.diverged) == -1 and float(sums.examples) > 0
+
+
+def test_an_exchange_whose_result_is_no_server_state_is_refused():
+    """Where all uploads are lost there is nothing that could take its place."""
+    method = toys.make("fedavg")
+    (plain,) = method.round
+    ask = Exchange(plain.send, plain.local, lambda server, uploads, cohort: (server, server))
+    answer = Exchange(lambda server, id: server[0], plain.local, lambda both, w, cohort: both[0])
+    method = method._replace(round=(ask, answer))
+    toys.player(method)(KEYS, 0, 1)
+    with pytest.raises(BadInput, match="where uploads may be lost, each `aggregate`"):
+        toys.player(method, plan=LOSSY)(KEYS, 0, 1)
+
+
+# What stragglers do.
+
+
+def test_a_straggler_makes_fewer_passes():
+    """FedAvg by hand, every client with its own number of full-batch steps."""
+    method, plan = toys.make("fedavg", toys.TASK), naive.FULL._replace(straggler=0.7, epochs=4)
+    ids = naive.cohort(method, 0)
+    passes = [int(p) for p in failures.passes(plan, in_round(0, ids))]
+    assert min(passes) < 4
+    w = naive.first_weights()
+    models = [naive.sgd(w, *naive.data_of(i), steps=p) for i, p in zip(ids, passes, strict=True)]
+    state, sums = toys.player(method, plan=plan)(KEYS, 0, 1)
+    naive.close(state.server, naive.mean_by_size(ids, models))
+    assert float(sums.steps) == sum(passes)
+
+
+@pytest.mark.slow
+def test_fednova_knows_how_many_steps_a_straggler_made():
+    plan = naive.FULL._replace(straggler=0.7, epochs=4)
+    method = toys.make("fednova", toys.TASK)
+    ids, rho = naive.cohort(method, 0), naive.MOMENTUM
+    passes = [int(p) for p in failures.passes(plan, in_round(0, ids))]
+    assert len(set(passes)) > 1
+    w, p = naive.first_weights(), naive.shares(ids)
+    a = np.array([(k - rho * (1 - rho**k) / (1 - rho)) / (1 - rho) for k in passes])
+    d = [
+        [x / a_i for x in naive.sub(w, naive.sgd(w, *naive.data_of(i), steps=k))]
+        for i, k, a_i in zip(ids, passes, a, strict=True)
+    ]
+    expected = naive.add(w, naive.mean(p, d), -(p @ a))
+    naive.close(toys.player(method, plan=plan)(KEYS, 0, 1)[0].server, expected)
+
+
+@pytest.mark.parametrize(("own", "done"), [(4, [1, 2, 3, 4]), (10, [3, 5, 8, 10]), (1, [1] * 4)])
+def test_of_a_methods_own_number_of_passes_a_straggler_makes_the_same_share(own, done):
+    """Rounded up: of FedRep's single pass over the head all of it."""
+    rows, risk = toys.FEDERATION.train[0], losses.risk(toys.TASK)
+    w = toys.TASK.init(KEYS.init)
+    for passes in range(1, 5):
+        work, trainings = make_work(toys.FEDERATION, rows, LATE, KEYS.local, jnp.int32(passes))
+        work.train(w, risk, epochs=own)
+        of_pass = int(work.steps) / passes
+        assert float(trainings[0].steps) / of_pass == done[passes - 1]
+
+
+# In a run.
+
+
+def simulation(plan=LOSSY, name="scaffold", strategy=toys.VECTORIZED, host=None, together=False):
+    federation = jax.tree.map(np.asarray, toys.FEDERATION)
+    plan = plan._replace(straggler=0.5, epochs=2)
+    return Simulation(
+        seeds=[0, 1],
+        federations=[federation] * 2,
+        training=[federation] * 2,
+        num_classes=toys.K,
+        stages=(Stage("train", toys.make(name), 6),),
+        plan=plan,
+        strategy=strategy,
+        host=host,
+        vectorized_seeds=together,
+    )
+
+
+def played(blocks=(2, 4), **options):
+    """The engine after six rounds in these blocks, with an evaluation after the first."""
+    engine = Engine(simulation(**options))
+    engine.compile()
+    for i, goal in enumerate(np.cumsum(blocks)):
+        while engine.played < goal:
+            engine.play(int(goal) - engine.played)
+        if i == 0:
+            engine.evaluate()
+    return engine
+
+
+def counted(engine):
+    return engine.final_states(), engine.progress(), engine.bytes
+
+
+def test_bytes_up_are_those_that_arrived():
+    """And all that was sent to the clients is counted, whoever answers."""
+    engine = played()
+    for seed, (up, down) in enumerate(engine.bytes):
+        keys = streams.make_keys(jax.random.key(seed))
+        method, total = engine.stage.method, 0
+        for t in range(6):
+            ids, _ = method.sample(
+                jax.random.fold_in(keys.cohort, t), (), toys.POPULATION, LOSSY.cohort
+            )
+            total += arrived_of(keys, t, ids).sum()
+        each = engine.programs[0].message_bytes
+        assert 0 < total < 30 and (up, down) == (total * each[0], 30 * each[1])
+
+
+def arrived_of(keys, t, ids):
+    return np.asarray(failures.arrivals(LOSSY, streams.clients(keys.local, t, ids)))
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"blocks": (1, 5)},
+        {"host": Host()},
+        pytest.param({"host": Host(stream=True)}, marks=pytest.mark.slow),
+        pytest.param({"together": True}, marks=pytest.mark.slow),
+        pytest.param({"strategy": parallel.chunked(2)}, marks=pytest.mark.slow),
+        pytest.param({"strategy": "mesh"}, marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
+def test_however_it_is_run_the_same_clients_fail(other):
+    if other.get("strategy") == "mesh":
+        mesh = parallel.make_mesh(4)
+        other = {"strategy": parallel.on_mesh(mesh, parallel.chunked(2), by_client=True)}
+    states, sums, sent = counted(played(**other))
+    expected, expected_sums, expected_sent = counted(played())
+    toys.close(states, expected)
+    assert sent.tolist() == expected_sent.tolist()
+    if "blocks" not in other:
+        assert sums.arrived.tolist() == expected_sums.arrived.tolist()
+        assert sums.steps.tolist() == expected_sums.steps.tolist()
+
+
+def test_a_run_that_goes_on_counts_what_arrived_before():
+    whole, first = played(), played(blocks=(2, 1))
+    snapshot = jax.tree.map(np.array, first.snapshot())
+    engine = Engine(simulation())
+    engine.go_on(snapshot, 3)
+    engine.compile()
+    while engine.played < 6:
+        engine.play(6 - engine.played)
+    toys.same(counted(engine), counted(whole))
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("data")
+    toys.write_examples(folder / "data.npz")
+    embedded = np.random.default_rng(1).normal(size=(300, 32))
+    np.savez(folder / "embedded.npz", examples=embedded, labels=np.eye(3, 32))
+    return folder
+
+
+def build(data, method, **run):
+    config = {
+        "data": {"name": "arrays", "path": str(data / "data.npz")},
+        "partition": {"num_clients": 6},
+        "model": {"name": "mlp", "width": 8},
+        "embedding": {"name": "precomputed", "file": str(data / "embedded.npz")},
+        "method": method if isinstance(method, dict) else {"name": method},
+        "local": {"epochs": 2},
+        "run": {"rounds": 6, **run},
+    }
+    return experiment.build(resolve(config))
+
+
+def test_what_every_client_has_to_report_is_never_lost(data):
+    """FedConcat-ID's first round makes the clusters: an upload of every client is needed."""
+    engine = Engine(build(data, "fedconcat_id", dropout=0.5).simulation)
+    assert engine.simulation.plan.dropout == 0.5
+    first = engine.simulation.stages[0]
+    assert first.reliable and not any(stage.reliable for stage in engine.simulation.stages[1:])
+    engine.compile()
+    engine.play(1)
+    programs = engine.programs[0]
+    assert engine.bytes.tolist() == [[6 * size for size in programs.message_bytes]]
+
+
+def test_a_pooled_method_has_no_client_that_could_fail(data):
+    plan = build(data, "central", dropout=0.5, straggler=0.5).simulation.plan
+    assert plan.dropout == plan.straggler == 0
+    plan = build(data, "fedavg", dropout=0.5, straggler=0.25).simulation.plan
+    assert (plan.dropout, plan.straggler) == (0.5, 0.25)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("run.dropout", "1", "config.run.dropout must be at least 0 and below 1, got 1.0"),
+        ("run.dropout", "-0.1", "config.run.dropout must be at least 0 and below 1, got -0.1"),
+        ("run.straggler", "1.5", "config.run.straggler must be from 0 to 1, got 1.5"),
+        ("run.straggler", "0.5", "config.run.straggler=0.5 needs config.local.epochs of at least"),
+    ],
+)
+def test_what_cannot_be_is_told(key, value, said):
+    assert complaint(resolve, {}, [(key, value)]).startswith(said)
