@@ -63,6 +63,9 @@ class Simulation(NamedTuple):
     precision: str | None = None  # of float32 products, as JAX names it; None: JAX's default
     embeddings: Callable[[], Any] | None = None  # () -> embedding.Embeddings, for embedded stages
     joint: Joint | None = None
+    scheduled: Callable[[int, dict[str, Array], Array], tuple[Method, dict[str, Any]]] | None = None
+    # (number of the stage, settings of a joint run, round) -> the method and fields of the plan,
+    # where a learning rate depends on the round; None: it does not
     host: Host | None = None  # what is kept there; None: all is on the devices
 
 
@@ -186,11 +189,15 @@ class Engine:
 
     def _program(self, settings):
         """What is played in this stage, of a joint run with these settings."""
-        program = Program(self.stage.method, self.plan, self.simulation.strategy)
-        if not settings:
+        simulation = self.simulation
+        program = Program(self.stage.method, self.plan, simulation.strategy)
+        if settings:
+            method, fields = simulation.joint.vary(settings)
+            program = program._replace(method=method, plan=self.plan._replace(**fields))
+        if simulation.scheduled is None:
             return program
-        method, fields = self.simulation.joint.vary(settings)
-        return program._replace(method=method, plan=self.plan._replace(**fields))
+        scheduled = partial(simulation.scheduled, self.stage_number, settings)
+        return program._replace(scheduled=scheduled)
 
     @property
     def programs(self) -> list[Programs]:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from functools import partial, update_wrapper
 from typing import Literal, get_args, get_origin
 
-from fedjax_lab import optim, references, sampling
+from fedjax_lab import optim, references, sampling, schedules
 from fedjax_lab.data.arrays import arrays
 from fedjax_lab.data.augment import AUGMENTATIONS
 from fedjax_lab.data.cifar import cifar10, cifar100
@@ -166,6 +166,14 @@ NAMED: dict[str, dict] = {
     "metric": BUILT_IN,
     "augmentation": AUGMENTATIONS,
     "optimizer": _table(optim.sgd, optim.adam),
+    "schedule": _table(
+        schedules.constant,
+        schedules.exponential,
+        schedules.step,
+        schedules.multistep,
+        schedules.linear,
+        schedules.cosine,
+    ),
     "sampling": _table(sampling.by_size, sampling.equal, sampling.shuffled, sampling.all_clients),
 }
 
@@ -187,6 +195,7 @@ TAKES = {  # what a function is called with, besides its settings
     "metric": ("logits", "labels", "mask"),
     "augmentation": ("key", "x"),
     "optimizer": ("lr",),
+    "schedule": ("rounds",),
     "sampling": ("key", "server", "population", "m"),
 }
 
