@@ -63,7 +63,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "lr": 0.01,
         "schedule": "constant",  # of the learning rate, over the rounds
         "warmup": 0,  # rounds in which it rises before the schedule begins
-        "momentum": 0.0,  # of sgd
+        "momentum": 0.0,  # of sgd, nesterov and rmsprop
         "weight_decay": 0.0,
         "clip": 0.0,  # largest norm of a step's gradient, before weight decay; 0: none
         "batch_size": 32,

@@ -165,7 +165,17 @@ NAMED: dict[str, dict] = {
     "method": METHODS,
     "metric": BUILT_IN,
     "augmentation": AUGMENTATIONS,
-    "optimizer": _table(optim.sgd, optim.adam),
+    "optimizer": _table(
+        optim.sgd,
+        optim.nesterov,
+        optim.adam,
+        optim.adamw,
+        optim.nadam,
+        optim.radam,
+        optim.rmsprop,
+        optim.adagrad,
+        optim.lion,
+    ),
     "schedule": _table(
         schedules.constant,
         schedules.exponential,
