@@ -39,7 +39,7 @@ MEANINGS = {
     "local.schedule": "how the clients' learning rate changes from round to round",
     "local.warmup": "in so many rounds the clients' learning rate rises before its schedule begins",
     "local.momentum": "the momentum of sgd, nesterov and rmsprop",
-    "local.weight_decay": "the weight decay: added to the gradient, but decoupled in adamw and lion",
+    "local.weight_decay": "the weight decay, added to the gradient; of adamw and lion decoupled",
     "local.clip": "the largest norm of a step's gradient, before weight decay; 0: no limit",
     "local.batch_size": "examples of a step",
     "local.epochs": "passes of a client over its examples in a round",

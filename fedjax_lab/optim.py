@@ -4,6 +4,7 @@ Weight decay is added to the gradient before all else, except in `adamw` and `li
 weights shrink by the learning rate times it.
 """
 
+import math
 from typing import NamedTuple
 
 import jax
@@ -69,15 +70,14 @@ def radam(
     beta2: float = 0.999,
     eps: float = 1e-8,
 ) -> optax.GradientTransformation:
-    """RAdam (Liu et al., ICLR 2020), optax's: eps joins the second moment after its correction.
-
-    PyTorch adds it before, which matters for gradients near eps alone.
+    """RAdam (Liu et al., ICLR 2020).
 
     beta1, beta2: decay of the first and of the second moment, below 1.
     eps: what is added to the root of the second moment.
     """
     _check_moments(beta1, beta2)
-    moments = optax.scale_by_radam(beta1, beta2, eps)
+    check_positive("local.beta2", beta2)
+    moments = _scale_by_radam(beta1, beta2, eps)
     return optax.chain(*_decay(weight_decay), moments, optax.scale_by_learning_rate(lr))
 
 
@@ -201,6 +201,29 @@ def _scale_by_nadam(beta1, beta2, eps, psi):
         return updates, _Nadam(t, product, first, second)
 
     return optax.GradientTransformation(init, update)
+
+
+def _scale_by_radam(beta1, beta2, eps):
+    """optax's loses a hundredth of a step, in single precision, and adds eps somewhere else."""
+    largest = 2 / (1 - beta2) - 1
+    log = math.log(beta2) if isinstance(beta2, float) else jnp.log(beta2)  # of a joint run: traced
+
+    def update(gradient, state, params=None):
+        t = state.count + 1
+        first = optax.tree.update_moment(gradient, state.mu, beta1, 1)
+        second = optax.tree.update_moment(gradient, state.nu, beta2, 2)
+        power = t * log
+        length = largest - 2 * t / jnp.expm1(-power)  # beta2^t / (1 - beta2^t), without 1 - 1
+        share = (length - 4) * (length - 2) * largest / ((largest - 4) * (largest - 2) * length)
+        factor = jnp.sqrt(jnp.maximum(share, 0) * -jnp.expm1(power))
+
+        def one(m, v):
+            m = m / (1 - beta1**t)
+            return jnp.where(length > 5, factor * m / (jnp.sqrt(v) + eps), m)
+
+        return jax.tree.map(one, first, second), optax.ScaleByAdamState(t, first, second)
+
+    return optax.GradientTransformation(optax.scale_by_adam().init, update)
 
 
 def _scale_by_sum_of_squares(eps):
