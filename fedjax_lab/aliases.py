@@ -19,6 +19,8 @@ ADDED = {  # keys that earlier versions did not have, and what those did
     "run": {
         "metrics": [],
         "sampling": "",
+        "start_from": "",
+        "start_with": "global",
         "server_schedule": "constant",
         "server_warmup": 0,
     },

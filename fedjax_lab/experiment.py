@@ -11,7 +11,7 @@ import ml_collections
 import numpy as np
 import optax
 
-from fedjax_lab import contract, fsdp, metrics, parallel, schedules, sizes
+from fedjax_lab import contract, fsdp, metrics, parallel, schedules, sizes, tree
 from fedjax_lab.config import value_at
 from fedjax_lab.data import partition
 from fedjax_lab.data.dataset import Dataset
@@ -24,8 +24,10 @@ from fedjax_lab.hosted import Host
 from fedjax_lab.models import kernels, modules
 from fedjax_lab.models.task import has_convolutions, make_task
 from fedjax_lab.registry import METHODS, NAMED, bind, keyword_defaults, look_up, make_method
-from fedjax_lab.types import Federation, Method, Plan, Stage, Stages, Task
+from fedjax_lab.types import Federation, Method, Plan, Stage, Stages, Task, Weights
 from fedjax_lab.width import client_bytes
+
+FIRST_WEIGHTS = "first weights"  # among the settings in which seeds differ
 
 
 class Experiment(NamedTuple):
@@ -97,7 +99,7 @@ def join(parts: Sequence[Experiment]) -> Experiment:
     ]
     configs = [part.config for part in parts for _ in part.simulation.seeds]
     settings = [{key: value_at(config, key) for key in differing} for config in configs]
-    vary = functools.partial(_vary, first.task, first.config, 0)
+    vary = functools.partial(_vary, first.task, first.config)
     together = first.simulation._replace(
         seeds=[seed for each in simulations for seed in each.seeds],
         federations=[federation for each in simulations for federation in each.federations],
@@ -108,9 +110,18 @@ def join(parts: Sequence[Experiment]) -> Experiment:
     return first._replace(simulation=together)
 
 
+def with_first_weights(experiment: Experiment, weights: Sequence[Weights]) -> Experiment:
+    """The experiment in which each seed has first weights of its own; new ones for None in them."""
+    vary = functools.partial(_vary, experiment.task, experiment.config)
+    joint = Joint([{FIRST_WEIGHTS: of_seed} for of_seed in weights], vary)
+    return experiment._replace(simulation=experiment.simulation._replace(joint=joint))
+
+
 def _check_joinable(first):
     """BadInput unless runs like this one can be one computation."""
     simulation = first.simulation
+    if first.config.run.start_from:
+        raise BadInput("each run starts from another one (config.run.start_from)")
     if len(simulation.stages) > 1 or simulation.stages[0].start is not None:
         raise BadInput(f"method {first.config.method.name} has stages")
     if simulation.host is not None:
@@ -120,16 +131,19 @@ def _check_joinable(first):
 
 
 def _vary(task, config, number, settings):
-    """The method of a stage, and fields of the plan, where these settings of a config differ.
+    """A stage, and fields of the plan, where these settings of a config differ.
 
-    settings: values by dotted key, which may be traced.
+    settings: values by dotted key, which may be traced; and weights under `FIRST_WEIGHTS`.
     """
+    if (weights := settings.get(FIRST_WEIGHTS)) is not None:
+        new = task.init
+        task = task._replace(init=lambda key: tree.join(weights, new(key)))
     method, local = (
         {key: settings.get(f"{name}.{key}", value) for key, value in config[name].items()}
         for name in ("method", "local")
     )
     stage = lay_out(make_method(task=task, **method), config.run.rounds)[number]
-    return _with_sampling(stage, config.run).method, _step_fields(local)
+    return _with_sampling(stage, config.run), _step_fields(local)
 
 
 # Learning rates that change from round to round.
@@ -141,12 +155,16 @@ SCHEDULED = {  # a learning rate: the keys of its schedule, and of its rounds of
 
 
 def _in_round(task, config, lengths, number, settings, t):
-    """As `_vary`, with the learning rates of round t of a run whose stages have these lengths."""
+    """As `_vary` of a stage's method, with the learning rates of round t.
+
+    lengths: how many rounds each stage has.
+    """
     changed, t = dict(settings), jnp.maximum(t - sum(lengths[:number]), 0)
     for rate in filter(functools.partial(_is_scheduled, config), SCHEDULED):
         factor = _make_schedule(config, rate, lengths[number], settings)(t)
         changed[rate] = settings.get(rate, value_at(config, rate)) * jnp.float32(factor)
-    return _vary(task, config, number, changed)
+    stage, fields = _vary(task, config, number, changed)
+    return stage.method, fields
 
 
 def learning_rates(
