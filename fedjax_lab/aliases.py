@@ -15,7 +15,17 @@ ALIASES = {  # SECTION.KEY or SECTION.KEY=VALUE of an earlier version: what it i
 
 ADDED = {  # keys that earlier versions did not have, and what those did
     "model": {"pretrained": ""},
-    "run": {"metrics": [], "sampling": "", "dropout": 0.0, "straggler": 0.0},
+    "local": {"schedule": "constant", "warmup": 0},
+    "run": {
+        "metrics": [],
+        "sampling": "",
+        "dropout": 0.0,
+        "straggler": 0.0,
+        "start_from": "",
+        "start_with": "global",
+        "server_schedule": "constant",
+        "server_warmup": 0,
+    },
     "engine": {
         "dtype": "float32",
         "precision": "default",

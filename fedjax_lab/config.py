@@ -10,7 +10,7 @@ import inspect
 import math
 import os
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import ml_collections
@@ -63,7 +63,9 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "local": {
         "optimizer": "sgd",
         "lr": 0.01,
-        "momentum": 0.0,  # of sgd
+        "schedule": "constant",  # of the learning rate, over the rounds
+        "warmup": 0,  # rounds in which it rises before the schedule begins
+        "momentum": 0.0,  # of sgd, nesterov and rmsprop
         "weight_decay": 0.0,
         "clip": 0.0,  # largest norm of a step's gradient, before weight decay; 0: none
         "batch_size": 32,
@@ -75,9 +77,13 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "eval_every": 10,
         "metrics": (),  # besides accuracy and loss: names of metrics
         "seed": 0,
+        "start_from": "",  # the folder of another run
+        "start_with": "global",  # what of it: its global model; or its whole state
         "sampling": "",  # who takes part in a round; empty: as the method says
         "dropout": 0.0,  # probability that a client's uploads of a round are lost
         "straggler": 0.0,  # and that it makes only some of its passes
+        "server_schedule": "constant",  # of method.server_lr
+        "server_warmup": 0,
     },
     "engine": {
         "strategy": "auto",
@@ -96,6 +102,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
 CHOICES = {
     "data.normalize": NORMALIZATIONS,
     "data.shots_per": ("client", "class"),
+    "run.start_with": ("global", "state"),
     "engine.strategy": ("auto", "vectorized", "chunked", "sequential"),
     "engine.state": ("auto", "replicated", "sharded", "host", "disk"),
     "engine.data": ("auto", "replicated", "sharded", "stream"),
@@ -106,14 +113,14 @@ CHOICES = {
     "engine.seeds": ("auto", "vectorized", "sequential"),
 }
 
-SETTINGS_OF = {  # the key in a section that names the function whose settings stand beside it
-    "data": "name",
-    "partition": "name",
-    "model": "name",
-    "embedding": "name",
-    "method": "name",
-    "local": "optimizer",
-    "run": "sampling",
+SETTINGS_OF = {  # the keys in a section that name functions, whose settings stand beside them
+    "data": ("name",),
+    "partition": ("name",),
+    "model": ("name",),
+    "embedding": ("name",),
+    "method": ("name",),
+    "local": ("optimizer", "schedule"),
+    "run": ("sampling", "server_schedule"),
 }
 
 POSITIVE = (
@@ -130,6 +137,8 @@ NOT_NEGATIVE = (
     "local.momentum",
     "local.weight_decay",
     "local.clip",
+    "local.warmup",
+    "run.server_warmup",
     "run.cohort",
     "run.seed",
     "engine.chunk",
@@ -160,12 +169,8 @@ def resolve(config: dict, overrides: Sequence[Override] = ()) -> ml_collections.
     sections = {**{name: {} for name in DEFAULTS}, **current_config(config)}
     pairs = [current(key, given) for key, given in overrides]
     texts = [(key, given) for key, given in pairs if isinstance(given, str)]
-    for key, text in texts:  # names first: they decide which other keys there are
-        section, _, rest = key.partition(".")
-        names_settings = section in DEFAULTS and SETTINGS_OF.get(section) == rest
-        if names_settings and text != sections[section].get(rest):
-            general = {k: v for k, v in sections[section].items() if k in DEFAULTS[section]}
-            sections[section] = {**general, rest: text}
+    for section, values in sections.items():  # names first: they decide which other keys there are
+        sections[section] = _with_names(section, values, dict(texts))
     for key, text in texts:
         if key == "method.base":  # and so does the method that is wrapped
             sections["method"] = _with_base(sections["method"], text)
@@ -206,6 +211,19 @@ def _as_text(kind, value):
     return name_of(kind, value) if is_part(kind, value) else value
 
 
+def _with_names(section, values, texts):
+    """The section with the names that overrides give, without the settings of earlier ones."""
+    names = {key: texts.get(f"{section}.{key}") for key in SETTINGS_OF.get(section, ())}
+    names = {key: name for key, name in names.items() if name not in (None, values.get(key))}
+    if not names:
+        return values
+    others = {**values, **dict.fromkeys(names, "")}
+    kept = {*DEFAULTS[section]}
+    for function in named_functions(section, others).values():
+        kept |= default_settings(function, values).keys()
+    return {key: value for key, value in values.items() if key in kept} | names
+
+
 def _with_base(values, base):
     """Without the settings of the base method that they had."""
     name = values.get("name", DEFAULTS["method"]["name"])
@@ -232,14 +250,32 @@ def _fill(section, values):
 
 def _defaults(section, values):
     """The defaults of a section's keys, and the words that some take besides their type."""
-    defaults = dict(DEFAULTS[section])
-    key = SETTINGS_OF.get(section)
-    name = key and values.get(key, defaults[key])
-    if not name or not isinstance(name, str):
-        return defaults, {}
-    function = look_up(PARTS[f"{section}.{key}"], name)
-    settings = default_settings(function, values)
-    return defaults | {key: name, **settings}, setting_words(function, values)
+    defaults, words, owners = dict(DEFAULTS[section]), {}, {}
+    for name, function in named_functions(section, values).items():
+        settings = default_settings(function, values)
+        for shared in settings.keys() & owners.keys():
+            raise BadInput(
+                f"config.{section}.{shared} is a setting of {owners[shared]} and of {name}; give it"
+                " another name in one of the two functions"
+            )
+        owners |= dict.fromkeys(settings, name)
+        defaults |= settings
+        words |= setting_words(function, values)
+    return defaults, words
+
+
+def named_functions(section: str, values: Mapping) -> dict[str, Callable]:
+    """The functions whose settings stand in a section, by the names that its values give.
+
+    BadInput where there is no function of such a name.
+    """
+    keys = SETTINGS_OF.get(section, ())
+    names = {key: values.get(key, DEFAULTS[section][key]) for key in keys}
+    return {
+        name: look_up(PARTS[f"{section}.{key}"], name)
+        for key, name in names.items()
+        if name and isinstance(name, str)
+    }
 
 
 def _override(full, key, given):

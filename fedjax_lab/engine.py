@@ -13,10 +13,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_lab import evaluate, flops, parallel, processes, simulate, streams, tree
+from fedjax_lab import contract, evaluate, flops, parallel, processes, simulate, streams, tree
 from fedjax_lab.blocks import Tools
 from fedjax_lab.errors import BadInput
-from fedjax_lab.host_state import HostState
+from fedjax_lab.host_state import HostState, from_bits, to_bits
 from fedjax_lab.hosted import Host, Hosted, Seed
 from fedjax_lab.owners import divide
 from fedjax_lab.placement import Placement
@@ -29,6 +29,7 @@ from fedjax_lab.types import (
     Federation,
     Method,
     Plan,
+    PyTree,
     Stage,
     State,
     View,
@@ -38,11 +39,14 @@ BLOCK_SECONDS = 1.0  # rounds between two looks at the keyboard
 
 
 class Joint(NamedTuple):
-    """What makes several runs, which differ in a few numbers alone, one computation."""
+    """What makes one computation of seeds that differ in more than their random numbers.
 
-    settings: list[dict[str, float]]  # [seed] the numbers of its run, by dotted key of the config
-    vary: Callable[[dict[str, Array]], tuple[Method, dict[str, Any]]]
-    # settings -> the method, and fields of the plan that replace the plan's own
+    They may be of several runs, which differ in a few numbers, or have first weights of their own.
+    """
+
+    settings: list[dict[str, PyTree]]  # [seed] by dotted key of the config, or another name
+    vary: Callable[[int, dict[str, PyTree]], tuple[Stage, dict[str, Any]]]
+    # (number of the stage, settings) -> the stage, and fields of the plan that replace its own
 
 
 class Simulation(NamedTuple):
@@ -63,13 +67,17 @@ class Simulation(NamedTuple):
     precision: str | None = None  # of float32 products, as JAX names it; None: JAX's default
     embeddings: Callable[[], Any] | None = None  # () -> embedding.Embeddings, for embedded stages
     joint: Joint | None = None
+    start: list[State] | None = None  # [seed] the first states; None: those of the method's `init`
+    scheduled: Callable[[int, dict, Array], tuple[Method, dict[str, Any]]] | None = None
+    # (number of the stage, settings of `joint`, round) -> the method and fields of the plan,
+    # where a learning rate depends on the round; None: it does not
     host: Host | None = None  # what is kept there; None: all is on the devices
 
 
 class Lanes(NamedTuple):
     """What one call of a compiled function sees: one seed, or all of them on a leading axis."""
 
-    settings: dict[str, Array]  # in which the runs of a joint one differ, by dotted key
+    settings: dict[str, PyTree]  # in which seeds differ: see `Joint`
     training: Lane
     scoring: Lane
 
@@ -187,12 +195,20 @@ class Engine:
         return Programs(block, scored, *self._messages(lanes.training, state))
 
     def _program(self, settings):
-        """What is played in this stage, of a joint run with these settings."""
-        program = Program(self.stage.method, self.plan, self.simulation.strategy)
-        if not settings:
+        """What is played in this stage, of a seed with these settings."""
+        simulation = self.simulation
+        stage, fields = self._varied(settings)
+        program = Program(stage.method, self.plan._replace(**fields), simulation.strategy)
+        if simulation.scheduled is None:
             return program
-        method, fields = self.simulation.joint.vary(settings)
-        return program._replace(method=method, plan=self.plan._replace(**fields))
+        scheduled = partial(simulation.scheduled, self.stage_number, settings)
+        return program._replace(scheduled=scheduled)
+
+    def _varied(self, settings):
+        """This stage of a seed with these settings, and fields of its plan."""
+        if not settings:
+            return self.stage, {}
+        return self.simulation.joint.vary(self.stage_number, settings)
 
     @property
     def programs(self) -> list[Programs]:
@@ -219,6 +235,8 @@ class Engine:
         self._stage_session = self.session
         facts = self._prepare() if facts is None else facts
         self.states = self._first_states() if self.stage.start is None else self._started(facts)
+        if self.stage_number == 0 and self.simulation.start is not None:
+            self._begin_with(self.simulation.start)
         if (view := self.stage.view) is not None and view.frozen is not None:
             sizes = [self._frozen_bytes(state) for state in self.states]
             self.bytes = self.bytes + [[0, self._num_clients * size] for size in sizes]
@@ -229,15 +247,15 @@ class Engine:
     def _started(self, facts):
         """The states with which this stage starts, one of each lane."""
 
-        def start(keys, last, facts):
+        def start(settings, keys, last, facts):
             number, last = self.stage_number, self.place.without_padding(last)
             key = streams.stage(keys.init, number)[1] if number else keys.init
-            state = self.stage.start(key, self._num_clients, last, facts)
+            state = self._varied(settings)[0].start(key, self._num_clients, last, facts)
             return self.place.padded(state)
 
         each = zip(self.lanes, self.states, facts, strict=True)
-        args = [(lanes.training.keys, state, of_lane) for lanes, state, of_lane in each]
-        run = self._run(start, (0, 0, 0), self.place.of_state(self._shapes_of(start, args[0])))
+        args = [(lanes.settings, lanes.training.keys, *of_lane) for lanes, *of_lane in each]
+        run = self._run(start, (0, 0, 0, 0), self.place.of_state(self._shapes_of(start, args[0])))
         return [run(*of_lane) for of_lane in args]
 
     def _frozen_bytes(self, state):
@@ -357,6 +375,25 @@ class Engine:
             parallel.check_memory(size, "the model and the clients' states need")
         return [init(*of_lane) for of_lane in args]
 
+    def _begin_with(self, given):
+        """Puts the states `given` [seed] in the place of the first ones."""
+        for first, state in zip(self.final_states(), given, strict=True):
+            contract.check_alike("the state that the run starts from must be", state, first)
+        if self._hosted:
+            for hosted, state in zip(self._hosted, given, strict=True):
+                hosted.keep(state.private)
+            self.states = [self._put(State(state.server, ())) for state in given]
+            return
+        like, bits = given[0], jax.device_get(to_bits(given))  # they may lie on other devices
+
+        def begin(bits):
+            return self.place.padded(from_bits(bits, like))
+
+        if self.together:
+            bits = [jax.tree.map(lambda *a: np.stack(a), *bits)]
+        run = self._run(begin, (0,), self.place.of_state(self.states[0]))
+        self.states = [run(state) for state in bits]
+
     def _make_hosted(self, i):
         lanes, simulation = self.lanes[i], self.simulation
         wholes = simulation.training[i], simulation.federations[i]
@@ -370,7 +407,8 @@ class Engine:
             put_segment=self.place.put_segment,
         )
         owners = divide(self._num_clients, self.place.of_clients)
-        return Hosted(self._program({}), seed, simulation.host, owners, self._folder, tools)
+        program = self._program(lanes.settings)
+        return Hosted(program, seed, simulation.host, owners, self._folder, tools)
 
     def _first_server(self, hosted):
         """The server's part of the first state; that of the clients is stored."""

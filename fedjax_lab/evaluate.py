@@ -52,8 +52,11 @@ class Scores(NamedTuple):
 
 
 def score(program: Program, lane: Lane, state: State, t: Array) -> Scores:
-    """Scores after t rounds, as one pure function. `federation.train` is the clients' own."""
-    federation = lane.federation
+    """Scores after t rounds, as one pure function. `federation.train` is the clients' own.
+
+    A method's `tune` has the learning rate of the last round.
+    """
+    federation, program = lane.federation, simulate.in_round(program, jnp.maximum(t - 1, 0))
     of_clients = partial(_score_clients, program, lane, state, t)
     of_average_client = partial(_score_newcomer, program, lane, state)
     if program.method.newcomer is None:
@@ -76,7 +79,7 @@ def _score_clients(program, lane, state, t, rows, at_most=None):
 
     rows: each client's own, or the same for all of them [T].
     """
-    (method, plan, strategy), federation = program, lane.federation
+    (method, plan, strategy, _), federation = program, lane.federation
     clients = lane.population
     if lane.held is not None:  # the clients to score were chosen when the lane was made
         clients, at_most = strategy.take(clients, lane.held), None
@@ -113,7 +116,7 @@ def evenly_spaced(num_clients: int, at_most: int = GLOBAL_CLIENTS) -> np.ndarray
 
 def _tuned(program, federation, message, client, train, key):
     """Message and client after what the method lets a client do before it is scored."""
-    method, plan, _ = program
+    method, plan, *_ = program
     if method.tune is None:
         return message, client
     work, _ = make_work(federation, train, plan._replace(equal_steps=False), key)

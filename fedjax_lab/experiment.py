@@ -11,7 +11,7 @@ import ml_collections
 import numpy as np
 import optax
 
-from fedjax_lab import contract, fsdp, metrics, parallel, sizes
+from fedjax_lab import contract, fsdp, metrics, parallel, schedules, sizes, tree
 from fedjax_lab.config import value_at
 from fedjax_lab.data import partition
 from fedjax_lab.data.dataset import Dataset
@@ -23,9 +23,11 @@ from fedjax_lab.federation import check_scored, class_counts, is_of_domain, make
 from fedjax_lab.hosted import Host
 from fedjax_lab.models import kernels, modules
 from fedjax_lab.models.task import has_convolutions, make_task
-from fedjax_lab.registry import NAMED, bind, look_up, make_method
-from fedjax_lab.types import Federation, Method, Plan, Stage, Stages, Task
+from fedjax_lab.registry import METHODS, NAMED, bind, keyword_defaults, look_up, make_method
+from fedjax_lab.types import Federation, Method, Plan, Stage, Stages, Task, Weights
 from fedjax_lab.width import client_bytes
+
+FIRST_WEIGHTS = "first weights"  # among the settings in which seeds differ
 
 
 class Experiment(NamedTuple):
@@ -64,6 +66,8 @@ def build(
     stages = tuple(_with_sampling(stage, config.run) for stage in stages)
     training = pool(federations) if stages[0].method.pooled else federations
     plan = _plan(config, training, stages, dataset)
+    lengths = [stage.rounds for stage in stages]
+    changing = learning_rates(config, lengths)
     simulation = Simulation(
         seeds=seeds,
         federations=federations,
@@ -72,6 +76,7 @@ def build(
         stages=stages,
         plan=plan,
         embeddings=embeddings,
+        scheduled=functools.partial(_in_round, task, config, lengths) if changing else None,
         **_engine_fields(config.engine, plan, stages, task, federations, devices, memory),
     )
     _check_fsdp(config, plan, stages)
@@ -94,8 +99,7 @@ def join(parts: Sequence[Experiment]) -> Experiment:
     ]
     configs = [part.config for part in parts for _ in part.simulation.seeds]
     settings = [{key: value_at(config, key) for key in differing} for config in configs]
-    sections = ({**first.config[name]} for name in ("run", "method", "local"))
-    vary = functools.partial(_vary, first.task, *sections)
+    vary = functools.partial(_vary, first.task, first.config)
     together = first.simulation._replace(
         seeds=[seed for each in simulations for seed in each.seeds],
         federations=[federation for each in simulations for federation in each.federations],
@@ -106,9 +110,18 @@ def join(parts: Sequence[Experiment]) -> Experiment:
     return first._replace(simulation=together)
 
 
+def with_first_weights(experiment: Experiment, weights: Sequence[Weights]) -> Experiment:
+    """The experiment in which each seed has first weights of its own; new ones for None in them."""
+    vary = functools.partial(_vary, experiment.task, experiment.config)
+    joint = Joint([{FIRST_WEIGHTS: of_seed} for of_seed in weights], vary)
+    return experiment._replace(simulation=experiment.simulation._replace(joint=joint))
+
+
 def _check_joinable(first):
     """BadInput unless runs like this one can be one computation."""
     simulation = first.simulation
+    if first.config.run.start_from:
+        raise BadInput("each run starts from another one (config.run.start_from)")
     if len(simulation.stages) > 1 or simulation.stages[0].start is not None:
         raise BadInput(f"method {first.config.method.name} has stages")
     if simulation.host is not None:
@@ -117,12 +130,94 @@ def _check_joinable(first):
         raise BadInput("the seeds of a run are not vectorized here (config.engine.seeds)")
 
 
-def _vary(task, run, method, local, settings):
-    """Of the sections with these traced settings: the method, and fields of the plan."""
-    method = {key: settings.get(f"method.{key}", value) for key, value in method.items()}
-    local = {key: settings.get(f"local.{key}", value) for key, value in local.items()}
-    (stage,) = lay_out(make_method(task=task, **method), run["rounds"])
-    return _with_sampling(stage, run).method, _step_fields(local)
+def _vary(task, config, number, settings):
+    """A stage, and fields of the plan, where these settings of a config differ.
+
+    settings: values by dotted key, which may be traced; and weights under `FIRST_WEIGHTS`.
+    """
+    if (weights := settings.get(FIRST_WEIGHTS)) is not None:
+        new = task.init
+        task = task._replace(init=lambda key: tree.join(weights, new(key)))
+    method, local = (
+        {key: settings.get(f"{name}.{key}", value) for key, value in config[name].items()}
+        for name in ("method", "local")
+    )
+    stage = lay_out(make_method(task=task, **method), config.run.rounds)[number]
+    return _with_sampling(stage, config.run), _step_fields(local)
+
+
+# Learning rates that change from round to round.
+
+SCHEDULED = {  # a learning rate: the keys of its schedule, and of its rounds of warm-up
+    "local.lr": ("local.schedule", "local.warmup"),
+    "method.server_lr": ("run.server_schedule", "run.server_warmup"),
+}
+
+
+def _in_round(task, config, lengths, number, settings, t):
+    """As `_vary` of a stage's method, with the learning rates of round t.
+
+    lengths: how many rounds each stage has.
+    """
+    changed, t = dict(settings), jnp.maximum(t - sum(lengths[:number]), 0)
+    for rate in filter(functools.partial(_is_scheduled, config), SCHEDULED):
+        factor = _make_schedule(config, rate, lengths[number], settings)(t)
+        changed[rate] = settings.get(rate, value_at(config, rate)) * jnp.float32(factor)
+    stage, fields = _vary(task, config, number, changed)
+    return stage.method, fields
+
+
+def learning_rates(
+    config: ml_collections.ConfigDict, lengths: Sequence[int]
+) -> dict[str, np.ndarray]:
+    """By dotted key the learning rates that change from round to round, in each round of a run.
+
+    lengths: how many rounds each stage has. A schedule begins anew in each of them.
+
+    BadInput where a schedule, or a setting of it, cannot be used.
+    """
+    rates = {}
+    for rate in filter(functools.partial(_is_scheduled, config), SCHEDULED):
+        key = SCHEDULED[rate][0]
+        _check_has(config, rate, key)
+        _check_warmup(config, SCHEDULED[rate][1], max(lengths))
+        try:
+            factors = [schedules.curve(_make_schedule(config, rate, n, {}), n) for n in lengths]
+        except BadInput as error:
+            raise BadInput(f"config.{key}={value_at(config, key)}: {error}") from error
+        rates[rate] = np.float32(value_at(config, rate)) * np.concatenate(factors)
+    return rates
+
+
+def _is_scheduled(config, rate):
+    schedule, warmup = SCHEDULED[rate]
+    return value_at(config, schedule) != "constant" or value_at(config, warmup) > 0
+
+
+def _check_has(config, rate, key):
+    """BadInput unless the config's method has the learning rate that a schedule is for."""
+    section, _, name = rate.partition(".")
+    if name in config[section]:
+        return
+    having = [m for m, made in METHODS.items() if name in keyword_defaults(made)]
+    raise BadInput(
+        f"config.{key} and its warm-up are for a method with the setting {name}, which"
+        f" {config.method.name} has not; those that have: {', '.join(having)}"
+    )
+
+
+def _check_warmup(config, key, rounds):
+    if value_at(config, key) >= rounds:
+        raise BadInput(f"config.{key}={value_at(config, key)} leaves none of {rounds} rounds")
+
+
+def _make_schedule(config, rate, rounds, settings):
+    """The schedule of a learning rate; settings: as in `_vary`."""
+    key, warmup = SCHEDULED[rate]
+    section, _, name = key.partition(".")
+    values = {k: settings.get(f"{section}.{k}", value) for k, value in config[section].items()}
+    make = bind("schedule", values, name)
+    return schedules.after_warmup(make, value_at(config, warmup), rounds)
 
 
 def _with_sampling(stage, run):

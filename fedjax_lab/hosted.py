@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from fedjax_lab import blocks, evaluate, parallel, parts, pieces, simulate
+from fedjax_lab import blocks, evaluate, parallel, parts, pieces, simulate, tree
 from fedjax_lab.blocks import Tools
 from fedjax_lab.errors import BadInput
 from fedjax_lab.host_state import HostState, from_bits, to_bits
@@ -89,6 +89,10 @@ class Hosted:
         if (sizes := piece.memory_analysis()) is not None:
             parallel.check_memory(sizes.temp_size_in_bytes, "the clients' first state needs")
         self._store.fill(lambda ids: piece(keys, np.int32(ids[0])))
+
+    def keep(self, private: Any) -> None:
+        """Stores this private state [C, ...] of everybody."""
+        self._store.fill(lambda ids: to_bits(tree.take(private, ids)))
 
     def lower(self, server: Any, sums: Progress) -> tuple[Any, list[Any], int, tuple[int, int]]:
         """Rounds, the scores of each kind, clients and bytes, as in `engine.Programs`."""

@@ -1,6 +1,7 @@
 """A run of a folder, read again: its states, predictions, scores on other data, models as files."""
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -10,20 +11,16 @@ import jax.numpy as jnp
 import ml_collections
 import numpy as np
 
-from fedjax_lab import evaluate, experiment, simulate, streams, tree
-from fedjax_lab.config import resolve
+from fedjax_lab import evaluate, simulate, streams, tree
 from fedjax_lab.data.dataset import Dataset
-from fedjax_lab.engine import Engine
 from fedjax_lab.errors import BadInput, quoted
 from fedjax_lab.experiment import Experiment
 from fedjax_lab.local import fetch, make_work
 from fedjax_lab.models import pretrained
-from fedjax_lab.running import cloud, files, metrics, provenance, runner
-from fedjax_lab.running.workdir import Workdir, saved_config
+from fedjax_lab.running import cloud, saved
+from fedjax_lab.running.saved import join_model, no_model
 from fedjax_lab.simulate import Program
 from fedjax_lab.types import ROWS, Client, PyTree, Stage, State, Weights
-
-ATTEMPTS = 3  # at reading a folder in which a run replaces its checkpoints
 
 
 def load(folder: str | Path, rounds: int | None = None) -> "Run":
@@ -44,40 +41,23 @@ def load(folder: str | Path, rounds: int | None = None) -> "Run":
 
 
 def _load(folder, rounds):
-    config = files.read_config(folder / "config.json")
-    if config is None:
-        raise BadInput(f"{folder} holds no run: it has no config.json")
-    seeds = config.pop("seeds")
-    resolved = resolve(provenance.recalled(config))
-    metrics.check_same_config(folder / "config.json", saved_config(resolved, seeds))
-    built = experiment.build(resolved, seeds)
-    for attempt in range(1, ATTEMPTS + 1):
-        before = _checkpoints(folder)
-        try:
-            return _look(folder, built, rounds)
-        except (BadInput, FileNotFoundError):
-            if attempt == ATTEMPTS or _checkpoints(folder) == before:
-                raise
-    raise AssertionError  # the last attempt returns or raises
-
-
-def _checkpoints(folder):
-    return sorted(path.name for path in (folder / "checkpoints").glob("*"))
-
-
-def _look(folder, built, rounds):
-    engine = Engine(built.simulation)
-    evaluations = runner.evaluations(built, engine)[1:]
-    rows = Workdir(folder, built).look(engine, evaluations, rounds)
+    was = saved.read(folder, rounds)
     return Run(
         folder=folder,
-        config=built.config,
-        experiment=built,
-        rounds=engine.played,
-        rows=rows,
-        states=engine.final_states(),
-        stage=engine.stage,
+        config=was.config,
+        experiment=was.experiment,
+        rounds=was.rounds,
+        rows=was.rows,
+        states=was.states,
+        stage=was.stage,
+        scheduled=_scheduled(was),
     )
+
+
+def _scheduled(was):
+    """As `Program.scheduled`, in the stage that was under way."""
+    scheduled = was.experiment.simulation.scheduled
+    return scheduled and functools.partial(scheduled, was.number, {})
 
 
 @dataclass(frozen=True, repr=False)
@@ -95,6 +75,7 @@ class Run:
     rows: list[dict]  # of metrics.jsonl, until then
     states: list[State]  # one of each seed; what was kept on the host is NumPy arrays
     stage: Stage  # of the method, that was under way
+    scheduled: Callable | None = None  # as `Program.scheduled`
 
     @property
     def seeds(self) -> list[int]:
@@ -235,7 +216,9 @@ class Run:
 
     @property
     def _program(self):
-        return Program(self.stage.method, self._plan, self.experiment.simulation.strategy)
+        strategy = self.experiment.simulation.strategy
+        program = Program(self.stage.method, self._plan, strategy, self.scheduled)
+        return simulate.in_round(program, jnp.int32(max(self.rounds - 1, 0)))
 
     @functools.cached_property
     def _populations(self):
@@ -261,8 +244,9 @@ class Run:
     @functools.cached_property
     def _tune(self):
         def tune(message, client, held, rows, key):
-            work, _ = make_work(held, rows, self._plan, key)
-            return self.stage.method.tune(message, client, work)
+            program = self._program
+            work, _ = make_work(held, rows, program.plan, key)
+            return program.method.tune(message, client, work)
 
         return jax.jit(tune)
 
@@ -281,19 +265,6 @@ class Run:
         if seed not in self.seeds:
             raise BadInput(f"{self.folder} has no seed {quoted(seed)}, but {self.seeds}")
         return self.seeds.index(seed)
-
-
-def no_model(method: str) -> BadInput:
-    """The error about a method whose clients predict with something else."""
-    return BadInput(f"a client of {method} has more or less than a model")
-
-
-def join_model(method: str, message: PyTree, private: PyTree) -> Weights:
-    """One model of what a client is sent and what it keeps. BadInput where they are not one."""
-    parts = [part for part in (message, private) if jax.tree.leaves(part)]
-    if not parts or not all(isinstance(part, Weights) for part in parts):
-        raise no_model(method)
-    return parts[0] if len(parts) == 1 else tree.join(*parts)
 
 
 def _is_whole(number):

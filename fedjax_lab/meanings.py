@@ -7,12 +7,15 @@ import textwrap
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from fedjax_lab import registry
-from fedjax_lab.config import CHOICES, DEFAULTS, SETTINGS_OF
-from fedjax_lab.references import PARTS
+import ml_collections
+import numpy as np
+
+from fedjax_lab import experiment, registry
+from fedjax_lab.config import CHOICES, DEFAULTS, named_functions
 
 WIDTH = 100  # characters of a line
 INDENT = 6  # of what is said of a key
+SHOWN_RATES = 6  # rounds in which a learning rate that changes is shown
 
 MEANINGS = {
     # Of the keys that every config has.
@@ -32,9 +35,11 @@ MEANINGS = {
     "method.name": "the federated method",
     "method.base": "the method that this one improves",
     "local.optimizer": "the clients' optimizer",
-    "local.lr": "its learning rate",
-    "local.momentum": "its momentum, where it has one",
-    "local.weight_decay": "its weight decay, which is added to the gradient",
+    "local.lr": "the clients' learning rate",
+    "local.schedule": "how the clients' learning rate changes from round to round",
+    "local.warmup": "in so many rounds the clients' learning rate rises before its schedule begins",
+    "local.momentum": "the momentum of sgd, nesterov and rmsprop",
+    "local.weight_decay": "the weight decay, added to the gradient; of adamw and lion decoupled",
     "local.clip": "the largest norm of a step's gradient, before weight decay; 0: no limit",
     "local.batch_size": "examples of a step",
     "local.epochs": "passes of a client over its examples in a round",
@@ -42,7 +47,12 @@ MEANINGS = {
     "run.cohort": "clients that take part in a round; 0: all",
     "run.eval_every": "rounds between two evaluations",
     "run.seed": "the seed where --seeds names none",
+    "run.start_from": "the folder of a run at whose end this one starts; empty: anew",
+    "run.start_with": "global: from its global model, whatever the method; state: from its whole"
+    " state, which must have the shapes of this one's",
     "run.sampling": "how the clients of a round are drawn; empty: as the method says",
+    "run.server_schedule": "how the method's setting server_lr changes from round to round",
+    "run.server_warmup": "in so many rounds server_lr rises before its schedule begins",
     "run.metrics": "what is measured besides accuracy and loss",
     "run.dropout": "probability that the server never gets what a client uploads in a round",
     "run.straggler": "probability that a client makes only some of its passes in a round",
@@ -78,11 +88,15 @@ MEANINGS = {
 }
 
 
-def of_config(config: Mapping) -> str:
+def of_config(config: ml_collections.ConfigDict) -> str:
     """All keys of a resolved config as flags of the command line, each with its meaning."""
     lines = []
+    rates = experiment.learning_rates(config, [config.run.rounds])
     for section, values in config.items():
         words = of_section(section, values)
+        for key, curve in rates.items():
+            if key.startswith(f"{section}."):
+                words[key.partition(".")[2]] += f": {shown_curve(curve)}"
         for key, value in values.items():
             text = value if isinstance(value, str) else repr(value)
             lines.append(f"--config.{section}.{key}={shlex.quote(text)}")
@@ -91,14 +105,21 @@ def of_config(config: Mapping) -> str:
     return "\n".join(lines).rstrip()
 
 
+def shown_curve(rates: np.ndarray) -> str:
+    """A learning rate in some rounds, as in "0.1 in round 1, 0.05 in 26, 0.0001 in 50"."""
+    last = len(rates) - 1
+    at = sorted({round(last * share) for share in np.linspace(0, 1, SHOWN_RATES)})
+    first, *others = (f"{rates[t]:.3g} in {'' if t else 'round '}{t + 1}" for t in at)
+    return ", ".join([first, *others])
+
+
 def of_section(section: str, values: Mapping) -> dict[str, str]:
     """What the keys of a config's section mean; an empty text where nobody has said it."""
     words = {key: MEANINGS.get(f"{section}.{key}", "") for key in values}
-    named = SETTINGS_OF.get(section)
-    if named and values[named]:
-        function = registry.look_up(PARTS[f"{section}.{named}"], values[named])
-        settings = [key for key in values if key not in DEFAULTS[section] and key != "base"]
-        said = of_settings(function, settings, values)
+    for function in named_functions(section, values).values():
+        settings = registry.default_settings(function, dict(values))
+        keys = [key for key in settings if key not in DEFAULTS[section] and key != "base"]
+        said = of_settings(function, keys, values)
         words |= {key: meaning for key, meaning in said.items() if meaning}
     for key, choices in CHOICES.items():
         of, _, rest = key.partition(".")
@@ -164,7 +185,8 @@ def of_method(name: str) -> str:
 def of_names() -> str:
     """The names of all methods, data sources, models and so on, as --help lists them."""
     titles = {"method": "methods", "data": "data", "model": "models", "partition": "partitions"}
-    titles |= {"embedding": "embeddings", "optimizer": "optimizers", "sampling": "samplings"}
+    titles |= {"embedding": "embeddings", "optimizer": "optimizers", "schedule": "schedules"}
+    titles |= {"sampling": "samplings"}
     wrapped = [
         textwrap.fill(
             f"{title}: {', '.join(registry.names(kind))}", WIDTH, subsequent_indent=" " * 4

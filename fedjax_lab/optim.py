@@ -1,9 +1,17 @@
-"""Optimizers with PyTorch's arithmetic: weight decay is added to the gradient, before all else."""
+"""The optimizers of clients, with PyTorch's arithmetic where a docstring says nothing else.
+
+Weight decay is added to the gradient before all else, except in `adamw` and `lion`, where the
+weights shrink by the learning rate times it.
+"""
+
+import math
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
+from fedjax_lab.errors import check_below_one, check_positive
 from fedjax_lab.types import Array, PyTree
 
 
@@ -23,6 +31,120 @@ def adam(lr: float, weight_decay: float = 0.0) -> optax.GradientTransformation:
     return optax.chain(
         *_decay(weight_decay), optax.scale_by_adam(), optax.scale_by_learning_rate(lr)
     )
+
+
+def nesterov(
+    lr: float, momentum: float = 0.0, weight_decay: float = 0.0
+) -> optax.GradientTransformation:
+    """SGD with Nesterov's momentum: m <- momentum m + d;  w <- w - lr (d + momentum m)."""
+    return optax.chain(
+        *_decay(weight_decay),
+        optax.trace(momentum, nesterov=True),
+        optax.scale_by_learning_rate(lr),
+    )
+
+
+def adamw(
+    lr: float,
+    weight_decay: float = 0.0,
+    *,
+    beta1: float = 0.9,
+    beta2: float = 0.999,
+    eps: float = 1e-8,
+) -> optax.GradientTransformation:
+    """Adam with decoupled weight decay, whose default is 0 here and 0.01 in PyTorch.
+
+    beta1, beta2: decay of the first and of the second moment, below 1.
+    eps: what is added to the root of the second moment.
+    """
+    _check_moments(beta1, beta2)
+    moments = optax.scale_by_adam(beta1, beta2, eps)
+    return optax.chain(moments, *_decay(weight_decay), optax.scale_by_learning_rate(lr))
+
+
+def radam(
+    lr: float,
+    weight_decay: float = 0.0,
+    *,
+    beta1: float = 0.9,
+    beta2: float = 0.999,
+    eps: float = 1e-8,
+) -> optax.GradientTransformation:
+    """RAdam (Liu et al., ICLR 2020).
+
+    beta1, beta2: decay of the first and of the second moment, below 1.
+    eps: what is added to the root of the second moment.
+    """
+    _check_moments(beta1, beta2)
+    check_positive("local.beta2", beta2)
+    moments = _scale_by_radam(beta1, beta2, eps)
+    return optax.chain(*_decay(weight_decay), moments, optax.scale_by_learning_rate(lr))
+
+
+def nadam(
+    lr: float,
+    weight_decay: float = 0.0,
+    *,
+    beta1: float = 0.9,
+    beta2: float = 0.999,
+    eps: float = 1e-8,
+    momentum_decay: float = 4e-3,
+) -> optax.GradientTransformation:
+    """NAdam (Dozat, 2016) with the paper's schedule of the momentum, which optax's has not.
+
+    beta1, beta2: decay of the first and of the second moment, below 1.
+    eps: what is added to the root of the second moment.
+    momentum_decay: psi; in step t the momentum is beta1 (1 - 0.5 * 0.96^(t psi)).
+    """
+    _check_moments(beta1, beta2)
+    moments = _scale_by_nadam(beta1, beta2, eps, momentum_decay)
+    return optax.chain(*_decay(weight_decay), moments, optax.scale_by_learning_rate(lr))
+
+
+def rmsprop(
+    lr: float,
+    momentum: float = 0.0,
+    weight_decay: float = 0.0,
+    *,
+    alpha: float = 0.99,
+    eps: float = 1e-8,
+) -> optax.GradientTransformation:
+    """RMSprop: v <- alpha v + (1 - alpha) d^2;  w <- w - lr d / (sqrt(v) + eps).
+
+    alpha: decay of the second moment, below 1.
+    eps: what is added to the root of the second moment.
+    """
+    check_below_one("local.alpha", alpha)
+    return optax.chain(
+        *_decay(weight_decay),
+        optax.scale_by_rms(alpha, eps, eps_in_sqrt=False),
+        *([optax.trace(momentum)] if _used(momentum) else []),
+        optax.scale_by_learning_rate(lr),
+    )
+
+
+def adagrad(
+    lr: float, weight_decay: float = 0.0, *, eps: float = 1e-10
+) -> optax.GradientTransformation:
+    """Adagrad: v <- v + d^2 from v = 0;  w <- w - lr d / (sqrt(v) + eps).
+
+    eps: what is added to the root of the sum of squares, above 0.
+    """
+    check_positive("local.eps", eps)
+    sums = _scale_by_sum_of_squares(eps)
+    return optax.chain(*_decay(weight_decay), sums, optax.scale_by_learning_rate(lr))
+
+
+def lion(
+    lr: float, weight_decay: float = 0.0, *, beta1: float = 0.9, beta2: float = 0.99
+) -> optax.GradientTransformation:
+    """Lion (Chen et al., NeurIPS 2023), optax's, with decoupled weight decay.
+
+    beta1, beta2: decay of the momentum in a step and between steps, below 1.
+    """
+    _check_moments(beta1, beta2)
+    signs = optax.scale_by_lion(beta1, beta2)
+    return optax.chain(signs, *_decay(weight_decay), optax.scale_by_learning_rate(lr))
 
 
 def clip(gradient: PyTree, norm: float | Array) -> PyTree:
@@ -48,6 +170,73 @@ def reach(optimizer: optax.GradientTransformation, steps: int | Array) -> Array:
         return state, far - update
 
     return jax.lax.fori_loop(0, steps, step, (optimizer.init(origin), origin))[1]
+
+
+class _Nadam(NamedTuple):
+    """What `nadam` keeps between steps."""
+
+    count: Array
+    product: Array  # of the momenta so far
+    first: PyTree
+    second: PyTree
+
+
+def _scale_by_nadam(beta1, beta2, eps, psi):
+    def init(params):
+        zeros = optax.tree.zeros_like(params)
+        return _Nadam(jnp.float32(0), jnp.float32(1), zeros, zeros)
+
+    def update(gradient, state, params=None):
+        t = state.count + 1
+        now, after = (beta1 * (1 - 0.5 * 0.96 ** (s * psi)) for s in (t, t + 1))
+        product = state.product * now
+        first = optax.tree.update_moment(gradient, state.first, beta1, 1)
+        second = optax.tree.update_moment(gradient, state.second, beta2, 2)
+
+        def one(g, m, v):
+            ahead = (1 - now) / (1 - product) * g + after / (1 - product * after) * m
+            return ahead / (jnp.sqrt(v / (1 - beta2**t)) + eps)
+
+        updates = jax.tree.map(one, gradient, first, second)
+        return updates, _Nadam(t, product, first, second)
+
+    return optax.GradientTransformation(init, update)
+
+
+def _scale_by_radam(beta1, beta2, eps):
+    """optax's loses a hundredth of a step, in single precision, and adds eps somewhere else."""
+    largest = 2 / (1 - beta2) - 1
+    log = math.log(beta2) if isinstance(beta2, float) else jnp.log(beta2)  # of a joint run: traced
+
+    def update(gradient, state, params=None):
+        t = state.count + 1
+        first = optax.tree.update_moment(gradient, state.mu, beta1, 1)
+        second = optax.tree.update_moment(gradient, state.nu, beta2, 2)
+        power = t * log
+        length = largest - 2 * t / jnp.expm1(-power)  # beta2^t / (1 - beta2^t), without 1 - 1
+        share = (length - 4) * (length - 2) * largest / ((largest - 4) * (largest - 2) * length)
+        factor = jnp.sqrt(jnp.maximum(share, 0) * -jnp.expm1(power))
+
+        def one(m, v):
+            m = m / (1 - beta1**t)
+            return jnp.where(length > 5, factor * m / (jnp.sqrt(v) + eps), m)
+
+        return jax.tree.map(one, first, second), optax.ScaleByAdamState(t, first, second)
+
+    return optax.GradientTransformation(optax.scale_by_adam().init, update)
+
+
+def _scale_by_sum_of_squares(eps):
+    def update(gradient, total, params=None):
+        total = jax.tree.map(lambda s, g: s + g**2, total, gradient)
+        return jax.tree.map(lambda g, s: g / (jnp.sqrt(s) + eps), gradient, total), total
+
+    return optax.GradientTransformation(optax.tree.zeros_like, update)
+
+
+def _check_moments(beta1, beta2):
+    check_below_one("local.beta1", beta1)
+    check_below_one("local.beta2", beta2)
 
 
 def _decay(weight_decay):

@@ -31,7 +31,9 @@ PARTS = {  # keys of a config whose values name functions: of which kind of the 
     "method.name": "method",
     "method.base": "method",
     "local.optimizer": "optimizer",
+    "local.schedule": "schedule",
     "run.sampling": "sampling",
+    "run.server_schedule": "schedule",
     "run.metrics": "metric",  # several
 }
 

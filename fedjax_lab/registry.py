@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from functools import partial, update_wrapper
 from typing import Literal, get_args, get_origin
 
-from fedjax_lab import optim, references, sampling
+from fedjax_lab import optim, references, sampling, schedules
 from fedjax_lab.data import label_skews
 from fedjax_lab.data.arrays import arrays
 from fedjax_lab.data.augment import AUGMENTATIONS
@@ -166,7 +166,25 @@ NAMED: dict[str, dict] = {
     "method": METHODS,
     "metric": BUILT_IN,
     "augmentation": AUGMENTATIONS,
-    "optimizer": _table(optim.sgd, optim.adam),
+    "optimizer": _table(
+        optim.sgd,
+        optim.nesterov,
+        optim.adam,
+        optim.adamw,
+        optim.nadam,
+        optim.radam,
+        optim.rmsprop,
+        optim.adagrad,
+        optim.lion,
+    ),
+    "schedule": _table(
+        schedules.constant,
+        schedules.exponential,
+        schedules.step,
+        schedules.multistep,
+        schedules.linear,
+        schedules.cosine,
+    ),
     "sampling": _table(sampling.by_size, sampling.equal, sampling.shuffled, sampling.all_clients),
 }
 
@@ -188,6 +206,7 @@ TAKES = {  # what a function is called with, besides its settings
     "metric": ("logits", "labels", "mask"),
     "augmentation": ("key", "x"),
     "optimizer": ("lr",),
+    "schedule": ("rounds",),
     "sampling": ("key", "server", "population", "m"),
 }
 

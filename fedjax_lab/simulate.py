@@ -1,5 +1,6 @@
 """One round, and many. Knows no method by name and no device."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -22,6 +23,8 @@ class Program(NamedTuple):
     method: Method
     plan: Plan
     strategy: Strategy
+    scheduled: Callable[[Array], tuple[Method, dict[str, Any]]] | None = None
+    # round -> the method and fields of the plan, where a learning rate depends on the round
 
 
 class Lane(NamedTuple):
@@ -137,6 +140,7 @@ class Round(NamedTuple):
 
 def play_round(program: Program, lane: Lane, state: State, t: Array) -> tuple[State, Round]:
     """Round t: sample a cohort, then every exchange of the method."""
+    program = in_round(program, t)
     exchanges, federation, server = program.method.round, lane.federation, state.server
     with jax.named_scope("sample"):
         cohort, rows, places = _sample(program, lane, state, t)
@@ -159,9 +163,17 @@ def play_round(program: Program, lane: Lane, state: State, t: Array) -> tuple[St
     return State(server, program.strategy.put(state.private, places, cohort.private)), measured
 
 
+def in_round(program: Program, t: Array) -> Program:
+    """The program with the learning rates of round t."""
+    if program.scheduled is None:
+        return program
+    method, fields = program.scheduled(t)
+    return program._replace(method=method, plan=program.plan._replace(**fields))
+
+
 def draw(program: Program, lane: Lane, server: PyTree, t: Array) -> tuple[Array, Array]:
     """The clients of round t, and their shares in the server's mean: [M] each."""
-    method, plan, strategy = program
+    method, plan, strategy, _ = program
     k_cohort = jax.random.fold_in(lane.keys.cohort, t)
     clients = _who_train(program, lane.population)
     drawn = strategy.draw(method.sample)(k_cohort, server, clients, plan.cohort)
@@ -173,7 +185,7 @@ def _sample(program, lane, state, t):
 
     With its rows [M, N], and the places [M] of its private state.
     """
-    method, plan, strategy = program
+    method, plan, strategy, _ = program
     ids, share = draw(program, lane, state.server, t)
     in_order = any(exchange.one_by_one for exchange in method.round)
     if not in_order and (plan.straggler or not plan.equal_steps):
@@ -195,7 +207,7 @@ def _batches(plan, lane, ids, t):
 
 def _who_train(program, population):
     """The population without padding; of a pooled method one client, not those that are scored."""
-    method, plan, _ = program
+    method, plan, *_ = program
     return without_padding(plan._replace(num_clients=1) if method.pooled else plan, population)
 
 

@@ -20,9 +20,10 @@ def averaged(skewed=False):
     return toys.player(toys.make("fedavg"), federation=federation)(KEYS, 0, 3)
 
 
-def rounds(method, count, plan=naive.FULL, federation=toys.FEDERATION):
+def rounds(method, count, plan=naive.FULL, federation=toys.FEDERATION, scheduled=None):
     """The state after `count` rounds."""
-    return toys.player(method, plan=plan, federation=federation)(KEYS, 0, count)[0]
+    play = toys.player(method, plan=plan, federation=federation, scheduled=scheduled)
+    return play(KEYS, 0, count)[0]
 
 
 def averaged_by_hand(method, t, w):

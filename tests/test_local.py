@@ -351,7 +351,7 @@ def test_clipping_is_a_key_of_local(tmp_path):
     assert [part.simulation.plan.clip for part in parts] == [0.0, 0.5]
     together = experiment.join(parts).simulation.joint
     assert together.settings == [{"local.clip": 0.0}, {"local.clip": 0.5}]
-    assert together.vary({"local.clip": 0.25})[1]["clip"] == 0.25
+    assert together.vary(0, {"local.clip": 0.25})[1]["clip"] == 0.25
     message = complaint(resolve, {"local": {"clip": -1.0}})
     assert message == "config.local.clip must not be negative, got -1.0"
 

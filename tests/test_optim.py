@@ -7,8 +7,13 @@ import numpy as np
 import optax
 import pytest
 import toys
+from inputs import complaint
 
 from fedjax_lab import optim, tree
+from fedjax_lab.config import resolve
+from fedjax_lab.experiment import make_optimizer
+from fedjax_lab.meanings import of_section
+from fedjax_lab.registry import NAMED
 from fedjax_lab.types import Weights
 
 
@@ -50,6 +55,107 @@ def test_adam_decay_is_coupled():
         m, v = 0.9 * m + 0.1 * d, 0.999 * v + 0.001 * d * d
         w -= 0.1 * (m / (1 - 0.9**t)) / (np.sqrt(v / (1 - 0.999**t)) + 1e-8)
         np.testing.assert_allclose(params, w, rtol=1e-5)
+
+
+B1, B2, EPS = 0.9, 0.999, 1e-8
+
+
+def adam_step(t, d, s):
+    m, v = s["m"], s["v"] = B1 * s["m"] + (1 - B1) * d, B2 * s["v"] + (1 - B2) * d * d
+    return m / (1 - B1**t) / (np.sqrt(v / (1 - B2**t)) + EPS)
+
+
+def nesterov_step(t, d, s):
+    s["m"] = 0.9 * s["m"] + d
+    return d + 0.9 * s["m"]
+
+
+def nadam_step(t, d, s):
+    now, after = (B1 * (1 - 0.5 * 0.96 ** (i * 4e-3)) for i in (t, t + 1))
+    s["product"] = s.get("product", 1.0) * now
+    m, v = s["m"], s["v"] = B1 * s["m"] + (1 - B1) * d, B2 * s["v"] + (1 - B2) * d * d
+    root = np.sqrt(v / (1 - B2**t)) + EPS
+    old = after * m / (1 - s["product"] * after)
+    return (d * (1 - now) / (1 - s["product"]) + old) / root
+
+
+def radam_step(t, d, s):
+    m, v = s["m"], s["v"] = B1 * s["m"] + (1 - B1) * d, B2 * s["v"] + (1 - B2) * d * d
+    largest = 2 / (1 - B2) - 1
+    length = largest - 2 * t * B2**t / (1 - B2**t)
+    m = m / (1 - B1**t)
+    if length <= 5:
+        return m
+    over = (length - 4) * (length - 2) * largest
+    return (
+        m
+        * np.sqrt(over / ((largest - 4) * (largest - 2) * length) * (1 - B2**t))
+        / (np.sqrt(v) + EPS)
+    )
+
+
+def rmsprop_step(t, d, s):
+    s["v"] = 0.99 * s["v"] + 0.01 * d * d
+    s["m"] = 0.9 * s["m"] + d / (np.sqrt(s["v"]) + EPS)
+    return s["m"]
+
+
+def adagrad_step(t, d, s):
+    s["v"] += d * d
+    return d / (np.sqrt(s["v"]) + 1e-10)
+
+
+def lion_step(t, d, s):
+    sign = np.sign(0.9 * s["m"] + 0.1 * d)
+    s["m"] = 0.99 * s["m"] + 0.01 * d
+    return sign
+
+
+RULES = {  # a step's direction, as PyTorch computes it; whether weight decay is decoupled
+    "nesterov": (nesterov_step, {"momentum": 0.9}, False),
+    "adamw": (adam_step, {}, True),
+    "nadam": (nadam_step, {}, False),
+    "radam": (radam_step, {}, False),
+    "rmsprop": (rmsprop_step, {"momentum": 0.9}, False),
+    "adagrad": (adagrad_step, {}, False),
+    "lion": (lion_step, {}, True),
+}
+
+
+@pytest.mark.parametrize("size", [1.0, 1e-6])
+@pytest.mark.parametrize("name", RULES)
+def test_steps_are_pytorchs(name, size):
+    """Of gradients of ordinary size and of tiny ones, where it matters what eps is added to."""
+    step, settings, decoupled = RULES[name]
+    lr, decay = 0.1, 0.5 * size
+    tx, w = getattr(optim, name)(lr, weight_decay=decay, **settings), 2.0
+    params, s = jnp.float32(w), {"m": 0.0, "v": 0.0}
+    opt, update = tx.init(params), jax.jit(tx.update)
+    for t, g in enumerate(size * np.random.default_rng(0).normal(size=12), 1):
+        updates, opt = update(jnp.float32(g), opt, params)
+        params = optax.apply_updates(params, updates)
+        shrunk = decay * w if decoupled else 0.0
+        w -= lr * (step(t, g + (0.0 if decoupled else decay * w), s) + shrunk)
+        np.testing.assert_allclose(params, w, rtol=2e-5)
+
+
+@pytest.mark.parametrize("name", NAMED["optimizer"])
+def test_every_optimizer_has_settings_in_the_config_and_a_reach(name):
+    """The reach is what FedNova and SCAFFOLD divide by."""
+    local = resolve({"local": {"optimizer": name, "lr": 0.2, "weight_decay": 0.1}}).local
+    made = make_optimizer(local)
+    far = float(optim.reach(made, 6))
+    assert np.isfinite(far) and far > 0
+    twice = make_optimizer({**local, "lr": 0.4})
+    assert float(optim.reach(twice, 6)) == pytest.approx(2 * far, rel=1e-5)
+    words = of_section("local", local)
+    assert all(words.values()), words
+
+
+def test_settings_of_an_optimizer_are_checked():
+    local = resolve({"local": {"optimizer": "adamw", "beta1": 1.0}}).local
+    assert "config.local.beta1 must be at least 0 and below 1" in complaint(make_optimizer, local)
+    assert "did you mean 'adamw'" in complaint(resolve, {"local": {"optimizer": "adanw"}})
 
 
 # Clipping.

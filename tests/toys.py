@@ -111,15 +111,16 @@ def example(count=9):
 
 
 @lru_cache(maxsize=8)
-def compiled(method, plan, strategy):
+def compiled(method, plan, strategy, scheduled):
     """`simulate.play`, traced once for one and the same method."""
-    return jax.jit(partial(simulate.play, simulate.Program(method, plan, strategy)))
+    program = simulate.Program(method, plan, strategy, scheduled)
+    return jax.jit(partial(simulate.play, program))
 
 
-def player(method, strategy=VECTORIZED, plan=None, federation=FEDERATION):
+def player(method, strategy=VECTORIZED, plan=None, federation=FEDERATION, scheduled=None):
     """play(keys, start, count, state=None) -> (state, sums), compiled once."""
     federation, population, plan_of_method = pooled(method, federation)
-    run = compiled(method, plan or plan_of_method, strategy)
+    run = compiled(method, plan or plan_of_method, strategy, scheduled)
 
     def play(keys, start, count, state=None):
         if state is None:

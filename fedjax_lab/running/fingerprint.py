@@ -1,5 +1,6 @@
 """Digests of what a run trains on, by which a resumed run knows that its data are the same."""
 
+import jax
 import numpy as np
 
 from fedjax_lab import parallel
@@ -7,6 +8,7 @@ from fedjax_lab.data.cache import checksum
 from fedjax_lab.data.lazy import LazyArray
 from fedjax_lab.errors import BadInput
 from fedjax_lab.experiment import Experiment
+from fedjax_lab.running.checkpoint import numbers
 from fedjax_lab.types import Rows
 
 ROWS = {  # of a federation, by the names that are part of the digests
@@ -16,13 +18,15 @@ ROWS = {  # of a federation, by the names that are part of the digests
     "world": "global_test",
     "unseen": "unseen",
 }
+START = "what the run starts from"  # the states or weights of config.run.start_from
 DRAWING = "devices that draw clients"  # not a digest but their number
 
 
 def of(experiment: Experiment) -> dict[str, str]:
     """A digest of each part of the data: examples, labels, who holds which, embeddings.
 
-    Where each device draws from the clients that it holds, also how many devices do that.
+    Of a run that starts from another one, also a digest of what it takes from that. Where each
+    device draws from the clients that it holds, also how many devices do that.
     """
     data, simulation = experiment.dataset, experiment.simulation
     parts = {
@@ -38,6 +42,10 @@ def of(experiment: Experiment) -> dict[str, str]:
     if any(stage.view and stage.view.embedded for stage in simulation.stages):
         assert simulation.embeddings is not None  # an embedded stage has them
         parts["embeddings"] = simulation.embeddings()._asdict()
+    if leaves := jax.tree.leaves(
+        (simulation.start, simulation.joint and simulation.joint.settings)
+    ):
+        parts[START] = {str(i): np.asarray(numbers(leaf)) for i, leaf in enumerate(leaves)}
     digests = {name: checksum(arrays) for name, arrays in parts.items()}
     if experiment.config.engine.sampling == "device":
         divided = simulation.strategy.by_client
@@ -61,6 +69,8 @@ def check_same(saved: dict[str, str], today: dict[str, str], folder) -> None:
             f" (config.engine.sampling=device), and {now} would do so now, with other cohorts; go"
             f" on with {before} devices, or name another folder"
         )
+    if START not in today:  # of a run that is only read
+        saved = {name: digest for name, digest in saved.items() if name != START}
     differing = [name for name in {**saved, **today} if saved.get(name) != today.get(name)]
     if differing:
         raise BadInput(

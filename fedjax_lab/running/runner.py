@@ -14,10 +14,10 @@ import numpy as np
 from fedjax_lab import evaluate, flops, interrupts, processes
 from fedjax_lab.engine import Engine
 from fedjax_lab.experiment import Experiment, join
-from fedjax_lab.running import metrics
+from fedjax_lab.running import metrics, warm_start
 from fedjax_lab.running.profile import Profile
 from fedjax_lab.running.progress import ProgressBar
-from fedjax_lab.running.workdir import Workdir, Workdirs, owned
+from fedjax_lab.running.workdir import Workdir, Workdirs, evaluations, owned
 from fedjax_lab.types import State
 
 
@@ -55,6 +55,7 @@ def run(
     with owned(workdir, experiment.config, experiment.simulation.seeds, resume):
         with Profile(profile, workdir) as recorder:
             recorder.check(experiment.simulation, 0)
+            experiment = warm_start.warmed(experiment)
             folder = Workdir(workdir, experiment)
             try:
                 return _run(experiment, folder, quiet, recorder)
@@ -137,12 +138,6 @@ def _play_stage(experiment, engine, folder, rows, progress, profile):
             folder.save(engine, force=stopping or engine.played in engine.ends)
             if stopping and engine.played < rounds:
                 raise Interrupted(f"interrupted after round {engine.played} of {rounds}")
-
-
-def evaluations(experiment, engine):
-    """0, then after how many rounds one is made: every eval_every, and where a stage ends."""
-    every = experiment.config.run.eval_every
-    return sorted({*range(0, engine.ends[-1], every), *engine.ends})
 
 
 def _rows(experiment, engine, since, earlier):

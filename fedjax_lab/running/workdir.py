@@ -321,6 +321,12 @@ class Workdir:
             cloud.release(self.path)
 
 
+def evaluations(experiment: Experiment, engine: Engine) -> list[int]:
+    """0, then after how many rounds one is made: every eval_every, and where a stage ends."""
+    every = experiment.config.run.eval_every
+    return sorted({*range(0, engine.ends[-1], every), *engine.ends})
+
+
 def remove_temporary(folder: Path) -> None:
     """Removes what processes that were killed left half written. For the folder's owner."""
     for file in folder.glob("*.tmp"):

@@ -10,13 +10,13 @@ import pytest
 import toys
 from rounds import PLAIN, rounds
 
-from fedjax_lab import evaluate, simulate, tree
+from fedjax_lab import evaluate, optim, simulate, tree
 from fedjax_lab.methods.feddyn import Server
 
 KEYS = naive.KEYS
 
 
-def feddyn_as_in_the_authors_code(method, count, alpha, clip, w):
+def feddyn_as_in_the_authors_code(method, count, alpha, clip, w, decay=1.0):
     """g_i = -l_i / alpha and a mean over all g_i in place of h. -> cloud, participants' mean."""
     n = np.array([len(naive.data_of(i)[1]) for i in range(toys.C)])
     g = [[np.zeros_like(a) for a in w] for _ in n]
@@ -32,7 +32,7 @@ def feddyn_as_in_the_authors_code(method, count, alpha, clip, w):
                 grad = naive.add(grad, naive.sub(g[i], cloud), alpha_i)
                 norm = np.sqrt(sum((a * a).sum() for a in grad))
                 grad = [a * min(1, clip / norm) for a in grad]
-                x = naive.add(x, naive.add(grad, x, alpha_i + naive.DECAY), -naive.LR)
+                x = naive.add(x, naive.add(grad, x, alpha_i + naive.DECAY), -naive.LR * decay**t)
             g[i] = naive.add(g[i], naive.sub(x, cloud))
             models.append(x)
         mean = naive.mean(np.full(len(ids), 1 / len(ids)), models)
@@ -50,6 +50,21 @@ def test_feddyn_against_the_authors_form(clip):
     naive.close(state.server.theta, cloud, rtol=1e-3, atol=1e-3)
     naive.close(state.server.mean, mean, rtol=1e-3, atol=1e-3)
     assert float(tree.sq_norm(state.server.h)) > 1e-6
+
+
+def test_feddyn_sees_the_learning_rate_of_the_round():
+    method = toys.make("feddyn", toys.TASK, alpha=0.1, clip=0.4)
+
+    def decayed(t):
+        return method, {"optimizer": optim.sgd(naive.LR * 0.7**t, 0.0, naive.DECAY)}
+
+    form = method, 5, 0.1, 0.4, naive.first_weights()
+    cloud, mean = feddyn_as_in_the_authors_code(*form, decay=0.7)
+    state = rounds(method, 5, PLAIN, scheduled=decayed)
+    naive.close(state.server.theta, cloud, rtol=1e-3, atol=1e-3)
+    naive.close(state.server.mean, mean, rtol=1e-3, atol=1e-3)
+    without, _ = feddyn_as_in_the_authors_code(*form)
+    assert max(np.abs(a).max() for a in naive.sub(without, cloud)) > 1e-2
 
 
 def test_feddyn_is_scored_on_the_participants_mean():

@@ -46,28 +46,38 @@ def test_the_mean_of_scaffolds_control_variates_is_the_servers():
     assert float(tree.sq_norm(mean)) > 1e-3
 
 
-@pytest.mark.parametrize("momentum, server_lr", [(0.0, 1.0), (naive.MOMENTUM, 0.5)])
-def test_scaffold_against_numpy(momentum, server_lr):
+@pytest.mark.parametrize(
+    "momentum, server_lr, decay", [(0.0, 1.0, 1.0), (naive.MOMENTUM, 0.5, 1.0), (0.0, 0.9, 0.7)]
+)
+def test_scaffold_against_numpy(momentum, server_lr, decay):
+    """Also where both learning rates decay from round to round."""
     method = toys.make("scaffold", toys.TASK, server_lr=server_lr)
+
+    def decayed(t):
+        optimizer = optim.sgd(naive.LR * decay**t, momentum, naive.DECAY)
+        made = toys.make("scaffold", toys.TASK, server_lr=server_lr * decay**t)
+        return made, {"optimizer": optimizer}
+
     w = naive.first_weights()
     c = [np.zeros_like(a) for a in w]
     c_i = {i: c for i in range(toys.C)}
     for t in range(4):
-        ids = naive.cohort(method, t)
+        ids, lr = naive.cohort(method, t), naive.LR * decay**t
         models, changes = [], []
         for i in ids:
             fix = naive.sub(c, c_i[i])
-            y = naive.sgd(w, *naive.data_of(i), lambda v, fix=fix: fix, momentum=momentum)
+            how = {"momentum": momentum, "lr": lr}
+            y = naive.sgd(w, *naive.data_of(i), lambda v, fix=fix: fix, **how)
             K = naive.STEPS
             far = (K - momentum * (1 - momentum**K) / (1 - momentum)) / (1 - momentum)
-            new = naive.add(naive.sub(c_i[i], c), naive.sub(w, y), 1 / (naive.LR * far))
+            new = naive.add(naive.sub(c_i[i], c), naive.sub(w, y), 1 / (lr * far))
             changes.append(naive.sub(new, c_i[i]))
             c_i[i] = new
             models.append(y)
-        w = naive.add(w, naive.sub(naive.mean_by_size(ids, models), w), server_lr)
+        w = naive.add(w, naive.sub(naive.mean_by_size(ids, models), w), server_lr * decay**t)
         c = naive.add(c, naive.mean(np.full(len(ids), 1 / toys.C), changes))
     plan = PLAIN if momentum == 0 else naive.FULL
-    state = rounds(method, 4, plan)
+    state = rounds(method, 4, plan, scheduled=None if decay == 1 else decayed)
     naive.close(state.server[0], w, rtol=1e-3)
     naive.close(Weights(state.server[1], {}), c, rtol=1e-3, atol=1e-4)
     for i in range(toys.C):

@@ -1,0 +1,95 @@
+"""What a run has saved in its folder: its states and its models, read without a change to it."""
+
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import ml_collections
+
+from fedjax_lab import experiment, tree
+from fedjax_lab.config import resolve
+from fedjax_lab.engine import Engine
+from fedjax_lab.errors import BadInput
+from fedjax_lab.experiment import Experiment
+from fedjax_lab.running import files, metrics, provenance
+from fedjax_lab.running.workdir import Workdir, evaluations, saved_config
+from fedjax_lab.types import Method, PyTree, Stage, State, Weights
+
+ATTEMPTS = 3  # at reading a folder in which a run replaces its checkpoints
+
+
+class Saved(NamedTuple):
+    """What a run has come to at one of its checkpoints."""
+
+    config: ml_collections.ConfigDict
+    experiment: Experiment
+    rounds: int  # so many were played
+    rows: list[dict]  # of metrics.jsonl, until then
+    states: list[State]  # one of each seed
+    stage: Stage  # of the method, that was under way
+    number: int  # of that stage
+
+
+def read(folder: Path, rounds: int | None = None) -> Saved:
+    """The run of a local folder at its checkpoint after so many rounds; None: at the newest one.
+
+    The data are read again, as the config says. BadInput where the folder holds no run or no such
+    checkpoint, or where data or files are not those of the run.
+    """
+    config = files.read_config(folder / "config.json")
+    if config is None:
+        raise BadInput(f"{folder} holds no run: it has no config.json")
+    seeds = config.pop("seeds")
+    resolved = resolve(provenance.recalled(config))
+    metrics.check_same_config(folder / "config.json", saved_config(resolved, seeds))
+    built = experiment.build(resolved, seeds)
+    for attempt in range(1, ATTEMPTS + 1):
+        before = _checkpoints(folder)
+        try:
+            return _look(folder, built, rounds)
+        except (BadInput, FileNotFoundError):
+            if attempt == ATTEMPTS or _checkpoints(folder) == before:
+                raise
+    raise AssertionError  # the last attempt returns or raises
+
+
+def _checkpoints(folder):
+    return sorted(path.name for path in (folder / "checkpoints").glob("*"))
+
+
+def _look(folder, built, rounds):
+    engine = Engine(built.simulation)
+    rows = Workdir(folder, built).look(engine, evaluations(built, engine)[1:], rounds)
+    return Saved(
+        config=built.config,
+        experiment=built,
+        rounds=engine.played,
+        rows=rows,
+        states=engine.final_states(),
+        stage=engine.stage,
+        number=engine.stage_number,
+    )
+
+
+# Models.
+
+
+def global_model(name: str, method: Method, state: State) -> Weights:
+    """The model of a newcomer. BadInput, which has the method's name, where there is none."""
+    if method.newcomer is None:
+        raise BadInput(f"method {name} has no global model")
+    message, private = method.newcomer(state)
+    return join_model(name, message, private)
+
+
+def join_model(name: str, message: PyTree, private: PyTree) -> Weights:
+    """One model of what a client is sent and what it keeps. BadInput where they are not one."""
+    parts = [part for part in (message, private) if jax.tree.leaves(part)]
+    if not parts or not all(isinstance(part, Weights) for part in parts):
+        raise no_model(name)
+    return parts[0] if len(parts) == 1 else tree.join(*parts)
+
+
+def no_model(name: str) -> BadInput:
+    """The error about a method whose clients predict with something else."""
+    return BadInput(f"a client of {name} has more or less than a model")

@@ -1,0 +1,103 @@
+"""Schedules of a learning rate over the rounds of a run.
+
+A schedule is a pure function from the index of a round, the first of which is 0, to the factor by
+which the learning rate of that round is multiplied. The functions below make one for so many
+rounds, those of the run or, where a method has stages, of a stage. They start at 1.
+"""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from fedjax_lab.errors import BadInput, quoted
+from fedjax_lab.types import Array
+
+Schedule = Callable[[Array], Array]  # index of a round -> factor of the learning rate
+
+
+def constant(rounds: int) -> Schedule:
+    """The same learning rate in every round."""
+    return optax.constant_schedule(1.0)
+
+
+def exponential(rounds: int, *, lr_decay: float = 0.99, lr_decay_every: int = 1) -> Schedule:
+    """lr_decay^(t / lr_decay_every) in round t: PyTorch's ExponentialLR with `lr_decay` as gamma.
+
+    lr_decay: the factor by which the learning rate has changed after `lr_decay_every` rounds.
+    lr_decay_every: in how many rounds the learning rate changes by `lr_decay`.
+    """
+    # optax.exponential_decay, whose decay rate cannot be traced, as that of a joint run is
+    return lambda t: jnp.power(jnp.float32(lr_decay), t / lr_decay_every)
+
+
+def step(rounds: int, *, lr_decay: float = 0.1, lr_decay_every: int = 10) -> Schedule:
+    """lr_decay^floor(t / lr_decay_every) in round t: PyTorch's StepLR.
+
+    lr_decay: the factor by which the learning rate changes at a step.
+    lr_decay_every: the number of rounds between two steps.
+    """
+    return lambda t: jnp.power(jnp.float32(lr_decay), jnp.floor(t / lr_decay_every))
+
+
+def multistep(
+    rounds: int, *, lr_decay: float = 0.1, lr_decay_at: tuple[int, ...] = (30, 80)
+) -> Schedule:
+    """lr_decay^(how many of `lr_decay_at` are at most t) in round t: PyTorch's MultiStepLR.
+
+    lr_decay: the factor by which the learning rate changes at a step.
+    lr_decay_at: after how many rounds there is a step.
+    """
+    steps = jnp.array(lr_decay_at, jnp.int32)
+    return lambda t: jnp.power(jnp.float32(lr_decay), jnp.sum(t >= steps))
+
+
+def linear(rounds: int, *, lr_end: float = 0.0, lr_decay_rounds: int = 0) -> Schedule:
+    """A straight line from 1 to `lr_end`: PyTorch's LinearLR with a start factor of 1.
+
+    lr_end: the share of the learning rate that the schedule reaches in the end.
+    lr_decay_rounds: after how many rounds it is reached; 0: of the whole run. Then it stays.
+    """
+    return optax.linear_schedule(1.0, lr_end, lr_decay_rounds or rounds)
+
+
+def cosine(rounds: int, *, lr_end: float = 0.0, lr_decay_rounds: int = 0) -> Schedule:
+    """Half a cosine wave from 1 to `lr_end`: PyTorch's CosineAnnealingLR until T_max.
+
+    lr_end: the share of the learning rate that the schedule reaches in the end.
+    lr_decay_rounds: after how many rounds it is reached; 0: of the whole run. Then it stays.
+    """
+    return optax.cosine_decay_schedule(1.0, lr_decay_rounds or rounds, lr_end)
+
+
+def after_warmup(make: Callable[[int], Schedule], warmup: int, rounds: int) -> Schedule:
+    """The schedule that `make` gives for the rounds that follow a linear warm-up.
+
+    In round t of the warm-up the factor is (t + 1) / (warmup + 1), so that it is never 0.
+
+    BadInput where `make` returns no function.
+    """
+    schedule = make(max(rounds - warmup, 1))  # a short stage may end before its warm-up
+    if not callable(schedule):
+        raise BadInput(f"it must return a function of a round's index, not {quoted(schedule)}")
+    if not warmup:
+        return schedule
+    rise = optax.linear_schedule(1 / (warmup + 1), 1.0, warmup)
+    return optax.join_schedules([rise, schedule], [warmup])
+
+
+def curve(schedule: Schedule, rounds: int) -> np.ndarray:
+    """The factors of all rounds [rounds]. BadInput unless each is a finite number above 0."""
+    factors = np.asarray(jax.jit(jax.vmap(schedule))(jnp.arange(rounds)), np.float32)
+    if factors.shape != (rounds,):
+        raise BadInput(f"it must give one number for a round, not {list(factors.shape[1:])}")
+    wrong = ~(np.isfinite(factors) & (factors > 0))
+    if wrong.any():
+        t = int(np.argmax(wrong))
+        raise BadInput(
+            f"its factor of the learning rate is {factors[t]:g} in round {t + 1} of {rounds}; it"
+            " must be a finite number above 0 in every round"
+        )
+    return factors

@@ -1,0 +1,246 @@
+"""Learning rates over the rounds: curves as PyTorch's, and runs that follow them."""
+
+import math
+
+import numpy as np
+import pytest
+import toys
+from commands import call
+from inputs import complaint
+
+from fedjax_lab import experiment, meanings, schedules
+from fedjax_lab.config import resolve
+from fedjax_lab.config_files import load_config
+from fedjax_lab.engine import Engine
+
+ROUNDS = 12
+CURVES = {  # what PyTorch's schedulers give in epoch t with a learning rate of 1
+    "constant": ({}, lambda t: 1.0),
+    "exponential": ({"lr_decay": 0.9}, lambda t: 0.9**t),
+    "exponential over 4": (
+        {"lr_decay": 0.5, "lr_decay_every": 4},
+        lambda t: 0.5 ** (t / 4),
+    ),
+    "step": ({"lr_decay": 0.5, "lr_decay_every": 4}, lambda t: 0.5 ** (t // 4)),
+    "multistep": (
+        {"lr_decay": 0.1, "lr_decay_at": (3, 7)},
+        lambda t: 0.1 ** ((t >= 3) + (t >= 7)),
+    ),
+    "linear": ({"lr_end": 0.25}, lambda t: 1 - 0.75 * t / ROUNDS),
+    "linear until 5": (
+        {"lr_end": 0.25, "lr_decay_rounds": 5},
+        lambda t: 1 - 0.75 * min(t, 5) / 5,
+    ),
+    "cosine": ({}, lambda t: (1 + math.cos(math.pi * t / ROUNDS)) / 2),
+    "cosine until 8": (
+        {"lr_end": 0.1, "lr_decay_rounds": 8},
+        lambda t: 0.1 + 0.9 * (1 + math.cos(math.pi * min(t, 8) / 8)) / 2,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CURVES)
+def test_curves_are_pytorchs(name):
+    settings, expected = CURVES[name]
+    made = getattr(schedules, name.split()[0])(ROUNDS, **settings)
+    curve = schedules.curve(made, ROUNDS)
+    np.testing.assert_allclose(curve, [expected(t) for t in range(ROUNDS)], rtol=1e-5)
+
+
+def test_a_warmup_rises_to_where_the_schedule_begins():
+    made = schedules.after_warmup(schedules.linear, 4, ROUNDS)
+    left = 1 - np.arange(8) / 8  # the schedule has the rounds that are left
+    expected = [0.2, 0.4, 0.6, 0.8, *left]
+    np.testing.assert_allclose(schedules.curve(made, ROUNDS), expected, rtol=1e-6)
+
+
+# Of configs.
+
+
+@pytest.fixture(scope="module")
+def toy(tmp_path_factory):
+    """A config file of a tiny run of three rounds."""
+    folder = tmp_path_factory.mktemp("schedules")
+    toys.write_examples(folder / "data.npz")
+    return toys.write_config(folder, run={"rounds": 3, "eval_every": 3, "cohort": 3})
+
+
+def config_of(toy, method="fedavg", **overrides):
+    keys = {key.replace("__", ".", 1): str(value) for key, value in overrides.items()}
+    return resolve(load_config(f"{toy}:{method}"), list(keys.items()))
+
+
+def test_both_learning_rates_are_told_for_each_round(toy):
+    config = config_of(
+        toy, "scaffold", local__schedule="exponential", local__lr_decay=0.5, run__server_warmup=1
+    )
+    rates = experiment.learning_rates(config, [3])
+    np.testing.assert_allclose(rates["local.lr"], [0.1, 0.05, 0.025])
+    np.testing.assert_allclose(rates["method.server_lr"], [0.5, 1.0, 1.0])
+    assert experiment.learning_rates(config_of(toy), [3]) == {}
+    assert experiment.build(config_of(toy)).simulation.scheduled is None
+
+
+@pytest.mark.parametrize(
+    "method, settings, said",
+    [
+        ("fedavg", {"run__server_schedule": "step"}, "a method with the setting server_lr, which"),
+        ("fedavg", {"run__server_warmup": 2}, "fedavg has not; those that have: fedgma, fedopt"),
+        ("fedavg", {"local__warmup": 3}, "config.local.warmup=3 leaves none of 3 rounds"),
+        ("fedavg", {"local__warmup": -1}, "config.local.warmup must not be negative"),
+        ("fedavg", {"local__schedule": "cosin"}, "no schedule 'cosin'; did you mean 'cosine'?"),
+        (
+            "fedavg",
+            {"local__schedule": "cosine", "local__lr_decay_rounds": 2},
+            "config.local.schedule=cosine: its factor of the learning rate is 0 in round 3 of 3",
+        ),
+        (
+            "fedavg",
+            {"local__schedule": "step", "local__lr_decay_every": 0},
+            "its factor of the learning rate is nan in round 1",
+        ),
+        (
+            "fedavg",
+            {"local__schedule": "step", "local__lr_deacy": 0.5},
+            "has no setting 'lr_deacy'; did you mean 'lr_decay",
+        ),
+    ],
+)
+def test_what_no_run_can_follow_is_told_in_one_line(toy, method, settings, said):
+    assert said in complaint(lambda: experiment.build(config_of(toy, method, **settings)))
+
+
+OWN = """
+import optax
+
+
+def halves(rounds, *, floor: float = 0.2):
+    return lambda t: 1.0 - (1.0 - floor) * t / rounds
+
+
+def none(rounds):
+    return 0.5
+
+
+def two(rounds):
+    return lambda t: [t, t]
+
+
+def steps(lr, *, lr_decay: float = 0.5):
+    return optax.sgd(lr)
+"""
+
+
+def test_a_schedule_of_ones_own(toy, tmp_path):
+    own = tmp_path / "own.py"
+    own.write_text(OWN)
+    config = config_of(toy, local__schedule=f"{own}:halves", local__floor=0.4)
+    np.testing.assert_allclose(
+        experiment.learning_rates(config, [3])["local.lr"], [0.1, 0.08, 0.06], rtol=1e-6
+    )
+    for name, said in {"none": "must return a function", "two": "must give one number"}.items():
+        config = config_of(toy, local__schedule=f"{own}:{name}")
+        assert said in complaint(experiment.learning_rates, config, [3])
+    both = {"local__optimizer": f"{own}:steps", "local__schedule": "step"}
+    message = complaint(lambda: config_of(toy, **both))
+    assert "config.local.lr_decay is a setting of" in message and "and of step" in message
+
+
+def test_another_optimizer_keeps_the_settings_of_the_schedule(tmp_path):
+    config = {"local": {"optimizer": "sgd", "schedule": "step", "lr_decay": 0.3}}
+    assert resolve(config, [("local.optimizer", "adam")]).local.lr_decay == 0.3
+    other = resolve(config, [("local.schedule", "exponential")])
+    assert other.local.lr_decay == 0.99  # of a schedule that has a setting of that name itself
+
+
+def test_the_curve_is_shown(toy, capsys):
+    assert call(f"--config={toy}", "--show_config", "--config.local.schedule=linear") == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "learning rate: 0.1 in round 1, 0.0667 in 2, 0.0333 in 3" in said
+    assert "after how many rounds it is reached; 0: of the whole run" in said
+    assert meanings.shown_curve(np.array([0.5])) == "0.5 in round 1"
+
+
+# Of runs.
+
+BOTH = {
+    "local__schedule": "exponential",
+    "local__lr_decay": 0.5,
+    "run__server_schedule": "linear",
+    "run__lr_end": 0.5,
+}
+METHODS = {  # one whose clients use the learning rate, a wrapped one, stages; a server that trains
+    "scaffold": BOTH,
+    "client2vec": {**BOTH, "method__base": "scaffold", "method__index": "feature_average"},
+    "fedconcat": {"local__schedule": "cosine", "method__num_clusters": 2},
+    "pfedhn": BOTH,
+    "central": {"local__schedule": "step", "local__lr_decay_every": 1},
+}
+SLOW = "client2vec", "fedconcat", "pfedhn"
+
+
+@pytest.mark.parametrize(
+    "method", [pytest.param(m, marks=[pytest.mark.slow] * (m in SLOW)) for m in METHODS]
+)
+def test_each_round_is_one_of_a_run_with_its_learning_rates(method, toy):
+    """As `server_lr` and `lr` of the config would be, in the rounds of each stage."""
+    job = experiment.build(config_of(toy, method, **METHODS[method]))
+    lengths = [stage.rounds for stage in job.simulation.stages]
+    rates = experiment.learning_rates(job.config, lengths)
+    engine, other = Engine(job.simulation), Engine(job.simulation)
+    engine.compile()
+    for t in range(sum(lengths)):
+        given = {key.replace(".", "__"): float(curve[t]) for key, curve in rates.items()}
+        plain = experiment.build(config_of(toy, method, **METHODS[method], **given)).simulation
+        other.simulation = plain._replace(scheduled=None)
+        other.compile()
+        for each in (engine, other):
+            each.play(1)
+            if each.stage_is_over:
+                each.next_stage()
+                each.compile()
+        toys.close(engine.states[0], other.states[0], rtol=1e-4, atol=1e-5)
+
+
+def test_a_schedule_begins_anew_in_each_stage(toy):
+    config = config_of(toy, local__schedule="linear", local__warmup=1)
+    rates = experiment.learning_rates(config, [1, 3])["local.lr"]
+    np.testing.assert_allclose(rates, [0.05, 0.05, 0.1, 0.05], rtol=1e-6)
+
+
+def test_what_tunes_before_it_is_scored_has_the_learning_rate_of_the_last_round(toy):
+    """Which is so small in round 2 that nothing changes."""
+    given = {"local__schedule": "exponential", "local__lr_decay": 1e-9, "local__lr": 1.0}
+    given["partition__validation"] = 0.3
+    engine, untuned = (
+        Engine(experiment.build(config_of(toy, method, **given)).simulation)
+        for method in ("finetune", "fedavg")
+    )
+    alike = []
+    for each in (engine, untuned):
+        each.compile()
+    for _ in range(2):
+        engine.play(1)
+        untuned.play(1)
+        toys.same(engine.states[0].server, untuned.states[0].server)
+        right = [each.evaluate()[0].validation.correct for each in (engine, untuned)]
+        alike.append(np.array_equal(*right))
+    assert alike == [False, True]
+
+
+@pytest.mark.slow
+def test_runs_together_follow_schedules_of_their_own(toy):
+    """Also the numbers of a schedule may differ between runs that are one computation."""
+    configs = [
+        config_of(toy, "scaffold", **{**BOTH, "local__lr_decay": decay, "local__lr": lr})
+        for decay, lr in ((0.5, 0.1), (0.9, 0.2))
+    ]
+    parts = [experiment.build(config) for config in configs]
+    joint = Engine(experiment.join(parts).simulation)
+    joint.compile()
+    joint.play(3)
+    for part, together in zip(parts, joint.final_states(), strict=True):
+        alone = Engine(part.simulation)
+        alone.compile()
+        alone.play(3)
+        toys.close(alone.final_states()[0], together, rtol=1e-4, atol=1e-5)

@@ -1,0 +1,154 @@
+"""Runs that start from what another one has left in its folder."""
+
+import shutil
+
+import jax
+import pytest
+import toys
+from commands import call, comparable
+from inputs import complaint
+
+import fedjax_lab
+from fedjax_lab import experiment, tree
+from fedjax_lab.config import resolve
+from fedjax_lab.config_files import load_config
+from fedjax_lab.engine import Engine
+from fedjax_lab.running import warm_start
+
+RUN = {"run": {"rounds": 2, "eval_every": 1}, "partition": {"num_clients": 4}}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("warm")
+    toys.write_examples(folder / "data.npz")
+    return folder
+
+
+def config_of(folder, method="fedavg", *overrides):
+    return resolve(load_config(f"{toys.write_config(folder, **RUN)}:{method}"), overrides)
+
+
+@pytest.fixture(scope="module")
+def trained(folder):
+    """The folder of a run of a method with these seeds, played once."""
+    played = {}
+
+    def train(method="fedavg", seeds=(0, 3)):
+        if (method, seeds) not in played:
+            path = folder / f"{method}-{'-'.join(map(str, seeds))}"
+            fedjax_lab.run(config_of(folder, method), workdir=path, seeds=seeds, quiet=True)
+            played[method, seeds] = path
+        return played[method, seeds]
+
+    return train
+
+
+def first_states(folder, path, method, *more, seeds=(3, 0)):
+    """Those of a run that starts from `path`."""
+    config = config_of(folder, method, ("run.start_from", str(path)), *more)
+    return Engine(warm_start.warmed(experiment.build(config, seeds)).simulation).final_states()
+
+
+HOW = {
+    "together": [],
+    "one by one": [("engine.seeds", "sequential")],
+    "on the host": [("engine.state", "host")],
+    "on eight devices": [("engine.state", "sharded"), ("run.cohort", "3")],
+}
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_each_seed_starts_with_its_global_model_whatever_the_method(how, folder, trained):
+    run = fedjax_lab.load(trained())
+    states = first_states(folder, run.folder, "fedper", *HOW[how])
+    for seed, state in zip((3, 0), states, strict=True):
+        weights = run.model(seed=seed)
+        for client in range(4):
+            toys.same(tree.join(state.server, tree.take(state.private, client)), weights)
+
+
+@pytest.mark.parametrize("method", ["ifca", "fedconcat", "scaffold", "moon"])
+def test_other_first_states_have_the_model_too(method, folder, trained):
+    """Also those that the first stage of several makes."""
+    run = fedjax_lab.load(trained())
+    more = [("method.num_clusters", "2")] if method in ("ifca", "fedconcat") else []
+    states = first_states(folder, run.folder, method, *more)
+    head = run.model(seed=3).params["head"]["kernel"]
+    for which, expected in ((0, True), (1, False)):
+        leaves = [a for a in jax.tree.leaves(states[which]) if a.shape[-2:] == head.shape]
+        alike = [bool((a == head).all()) for a in leaves]
+        assert any(alike) == expected
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_a_whole_state_is_gone_on_from(how, folder, trained):
+    """Also the clients' own models, which are of the method."""
+    run = fedjax_lab.load(trained("fedper"))
+    more = ("run.start_with", "state"), *HOW[how]
+    states = first_states(folder, run.folder, "fedper", *more, seeds=(0, 3))
+    toys.same(states, run.states)
+
+
+def test_all_seeds_start_from_the_only_one(folder, trained):
+    run = fedjax_lab.load(trained(seeds=(5,)))
+    for state in first_states(folder, run.folder, "fedavg"):
+        toys.same(state.server, run.model())
+
+
+def test_a_run_that_starts_from_another_is_resumed_and_read_again(folder, trained, tmp_path):
+    source = shutil.copytree(trained(), tmp_path / "source")
+    flags = [f"--config={toys.write_config(folder, **RUN)}:fedprox", "--seeds=0"]
+    warm = [*flags, f"--config.run.start_from={source}"]
+    assert call(*warm, f"--workdir={tmp_path / 'whole'}") == 0
+    assert call(*flags, f"--workdir={tmp_path / 'cold'}") == 0
+    rows = comparable(tmp_path / "whole")
+    assert rows[0]["train_loss"] < comparable(tmp_path / "cold")[0]["train_loss"]
+    shutil.copytree(tmp_path / "whole", tmp_path / "cut")
+    shutil.rmtree(tmp_path / "cut/checkpoints/2")
+    assert call(*warm, f"--workdir={tmp_path / 'cut'}", "--resume") == 0
+    assert comparable(tmp_path / "cut") == rows
+    shutil.rmtree(source)
+    assert fedjax_lab.load(tmp_path / "cut").rounds == 2
+
+
+def test_another_content_of_the_folder_is_noticed(folder, trained, tmp_path, capsys):
+    source = shutil.copytree(trained(), tmp_path / "source")
+    flags = [
+        f"--config={toys.write_config(folder, **RUN)}:fedprox",
+        f"--config.run.start_from={source}",
+        f"--workdir={tmp_path / 'run'}",
+    ]
+    assert call(*flags) == 0
+    shutil.rmtree(tmp_path / "run/checkpoints/2")
+    shutil.rmtree(source)
+    shutil.copytree(trained(seeds=(5,)), source)
+    assert call(*flags, "--resume") == 2
+    assert "changed since it began: what the run starts from" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "source, method, more, said",
+    [
+        ("fedper", "fedavg", {}, "method fedper has no global model"),
+        (
+            "fedavg",
+            "fedavg",
+            {"model.width": "9"},
+            "'Dense_0/bias' is 8, the model needs 9",
+        ),
+        ("fedavg", "fedavg", {"model.depth": "2"}, "its weights are not the model's: it lacks"),
+        ("fedavg", "fedper", {"run.start_with": "state"}, "the state that the run starts from"),
+        ("fedavg", "fedavg", {"run.start_with": "stat"}, "did you mean 'state'?"),
+    ],
+)
+def test_what_a_run_cannot_start_from_is_told(source, method, more, said, folder, trained):
+    path = trained(source)
+    assert said in complaint(lambda: first_states(folder, path, method, *more.items()))
+
+
+def test_a_folder_without_a_run_or_the_seed_is_told(folder, trained, tmp_path):
+    message = complaint(lambda: first_states(folder, tmp_path, "fedavg"))
+    assert message.startswith(f"config.run.start_from={tmp_path}: ") and "no run" in message
+    message = complaint(lambda: first_states(folder, trained(), "fedavg", seeds=(0, 1)))
+    assert "it has no seed 1, but 0, 3" in message
