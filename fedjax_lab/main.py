@@ -319,11 +319,14 @@ def _show_partition(config, seed, path):
     from fedjax_lab.running import metrics
 
     workdir = path or _new_folder(config)
-    counts, dataset = experiment.partition_counts(config, seed)
+    counts, new, dataset = experiment.partition_counts(config, seed)
     print(partition.table(counts, dataset.classes))
+    if len(new):
+        print("\nnew clients, which are never trained on:")
+        print(partition.table(new, dataset.classes))
     metrics.make_folder(workdir)
     names = [partition.printable(name) for name in dataset.classes]
-    plots.save(plots.draw_partition(counts, names), workdir / "partition.png")
+    plots.save(plots.draw_partition(counts, names, new), workdir / "partition.png")
     print(f"picture: {cloud.address(workdir / 'partition.png')}")
     return 0
 

@@ -222,7 +222,8 @@ class Rows:
 class Federation(NamedTuple):
     """One flat pool of examples, and the rows of it that each client holds.
 
-    A set of rows that this federation does not have is None.
+    A set of rows that this federation does not have is None. New clients are those that a run never
+    trains on: `new_train` is for `Method.tune` alone, before they are scored.
     """
 
     x: Array  # [R, D]: flat examples in the type that the dataset has, uint8 for images
@@ -235,11 +236,15 @@ class Federation(NamedTuple):
     test: Rows | None
     global_test: Array | None  # [G] the global test set
     unseen: Array | None  # [U] the domain that no client holds
+    new_train: Rows | None = None  # of each new client [N]
+    new_test: Rows | None = None  # the rows that it is scored on
     frozen: PyTree = ()  # what `View.frozen` has chosen; `Plan.view` and `Work` take it
 
 
 POOL = ("x", "y", "domain")  # the fields of a federation with an entry for each example
-CLIENT_ROWS = ("train", "validation", "test")  # those with rows of each client
+POPULATION_ROWS = ("train", "validation", "test")  # those with rows of each client [C]
+NEW_ROWS = ("new_train", "new_test")  # those with rows of each new client [N]
+CLIENT_ROWS = (*POPULATION_ROWS, *NEW_ROWS)
 ROWS = (*CLIENT_ROWS, "global_test", "unseen")  # and all that have rows
 
 
@@ -254,6 +259,7 @@ class Plan(NamedTuple):
     clip: float | Array = 0.0  # largest norm of the gradient of a client's step; 0: none
     num_domains: int = 1
     num_clients: int | None = None  # of a population that is padded; None: it is not
+    num_new: int | None = None  # of new clients that are padded; None: they are not
     example_shape: tuple[int, ...] | None = None  # of one, flat in the pool; None: it is a vector
     equal_steps: bool = False  # every client has as many batches as the longest: no masking
     eval_batch: int = 100

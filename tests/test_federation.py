@@ -102,7 +102,7 @@ def test_a_pool_is_one_client_with_all_training_examples():
 
 def test_classes_are_counted_for_each_client():
     (f,) = make()
-    counts = federation.class_counts(f, 3)
+    counts = federation.class_counts(f.train, f.y, 3)
     expected = [np.bincount(DATASET.y[held(rows)], minlength=3) for rows in f.train]
     np.testing.assert_array_equal(counts, expected)
 
