@@ -17,7 +17,7 @@ from fedjax_lab import contract, simulate, streams, tree
 from fedjax_lab.local import fetch, make_work, num_batches
 from fedjax_lab.metrics import LOSS, Metric, Summed, Whole, by_domain
 from fedjax_lab.simulate import Lane, Program
-from fedjax_lab.types import Array, Client, Federation, Plan, PyTree, Rows, State
+from fedjax_lab.types import Array, Client, Federation, Method, Plan, PyTree, Rows, State
 
 GLOBAL_CLIENTS = 100  # where no newcomer is defined, `global` is the mean over at most so many
 
@@ -50,7 +50,7 @@ class Scores(NamedTuple):
     global_test: Counts | None  # [1 or clients, D]
     unseen: Counts | None  # [C, D]
     new: Counts | None = None  # [N, D] new clients with the model that they get
-    new_tuned: Counts | None = None  # [N, D] and with what the method's `tune` makes of it
+    new_tuned: Counts | None = None  # [N, D] and with what it makes of its own data first
 
 
 def score(program: Program, lane: Lane, state: State, t: Array) -> Scores:
@@ -153,30 +153,64 @@ def _newcomer(program, state):
     return program.method.newcomer(state._replace(private=private))
 
 
+def scores_new(method: Method) -> bool:
+    """Whether the method has a model for new clients, at once or when they have joined."""
+    return method.newcomer is not None or method.join is not None
+
+
+def uses_data_of_new(method: Method) -> bool:
+    """Whether new clients do something with their own data before they are scored."""
+    return method.tune is not None or method.join is not None
+
+
 def _score_new(program, lane, state, t):
-    """Counts [N, D] of the new clients, before and after `tune`. None: there are no such counts."""
+    """Counts [N, D] of the new clients, before and after they use their own data.
+
+    None: there are no such counts.
+    """
     (method, plan, strategy), federation = program, lane.federation
-    if federation.new_test is None or method.newcomer is None:
+    if federation.new_test is None or not scores_new(method):
         return None, None
     clients, number = lane.new, plan.num_new or len(lane.new.id)
     if lane.held is not None:
         clients, number = strategy.take(clients, lane.held), len(lane.held)
-    train = () if method.tune is None else federation.new_train
+    train = federation.new_train if uses_data_of_new(method) else ()
     k_clients = streams.clients(lane.keys.score, t, clients.id)
 
-    def one(newcomer, federation, rows, entry):
-        (message, private), (train, test), (client, key) = newcomer, rows, entry
-        client = client._replace(id=jnp.int32(-1), private=private)
-        before = count_model(program, federation, message, client, test)
-        if method.tune is None:
-            return before, None
-        tuned = _tuned(program, federation, message, client, train, key)
-        return before, count_model(program, federation, *tuned, test)
+    def one(shared, federation, rows, entry):
+        (server, before), (train, test), (client, key) = shared, rows, entry
+        client = client._replace(id=jnp.int32(-1))
+        after = _made_by_new(program, federation, server, before, client, train, key)
 
+        def counted(model):
+            if model is None:
+                return None
+            message, private = model
+            with_model = client._replace(private=private)
+            return count_model(program, federation, message, with_model, test)
+
+        return counted(before), counted(after)
+
+    before = None if method.newcomer is None else _newcomer(program, state)
     run = strategy.everyone(one, min(plan.cohort, number))
     rows = train, federation.new_test
-    counts = run(_newcomer(program, state), federation, rows, (clients, k_clients))
+    counts = run((state.server, before), federation, rows, (clients, k_clients))
     return jax.tree.map(lambda a: a[:number], counts)
+
+
+def _made_by_new(program, federation, server, before, client, rows, key):
+    """(message, private) after what a new client does with its own data; None: it does nothing.
+
+    before: (message, private) until then.
+    """
+    method, plan, _ = program
+    if not uses_data_of_new(method):
+        return None
+    work, _ = make_work(federation, rows, plan._replace(equal_steps=False), key)
+    if method.join is not None:
+        return method.join(server, client, work)
+    message, private = before
+    return method.tune(message, client._replace(private=private), work)
 
 
 def count_model(
@@ -272,7 +306,7 @@ def summarize(
     global test set. id: validation rows. ood: each client's model on the unseen domain. domains: by
     the clients' own test rows, or by the global test set where there are none. id and ood are means
     over clients; id_per_client and ood_per_client hold theirs, None for one without such rows. new
-    and new_tuned: the same of the new clients, before and after the method's `tune`.
+    and new_tuned: the same of the new clients, before and after they use their own data.
 
     The loss and the named metrics follow in the same forms: loss, domains_loss, global_loss, ...;
     None stands for a value that is not finite. A mean over clients leaves out those for which a

@@ -56,8 +56,8 @@ def kinds(method: Method, whole: Federation, owners: Owners, clients: int, rows:
             cut = [{name: some} for some in _cut(shared, rows)]
             by_client = name == "unseen" or method.newcomer is None
             out.append(Kind(tuned, owners, of_clients, cut, by_client))
-    if whole.new_test is not None and method.newcomer is not None:
-        sets = NEW_ROWS if method.tune else ("new_test",)
+    if whole.new_test is not None and evaluate.scores_new(method):
+        sets = NEW_ROWS if evaluate.uses_data_of_new(method) else ("new_test",)
         of_new = owners.of_new(len(whole.new_test))
         out.append(Kind(sets, of_new, of_new.pieces(clients), [{}], new=True))
     return out

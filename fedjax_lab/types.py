@@ -114,6 +114,8 @@ class Method(NamedTuple):
     `newcomer` gives the (message, private) of an unseen client; None where the paper defines none.
     `scored` gives the message that clients are scored with, where it is not the one of the last
     exchange. `tune`, where a method has it, is what a client then does with its own data first.
+    `join`, where a method has it, is what a new client does with its own data in the place of
+    `tune`; with it, a method without a `newcomer` has a model for new clients too.
     `record` gives what each row of metrics keeps of the state, as `recorded`, for a figure.
     `pooled`: training sees one client that holds everybody's examples (a centralized bound).
     """
@@ -131,6 +133,8 @@ class Method(NamedTuple):
     scored: Callable[[PyTree, Array], PyTree] | None = None  # (server, id) -> message
     record: Callable[[State], dict[str, Array]] | None = None  # state -> arrays by name
     pooled: bool = False
+    join: Callable[[PyTree, Client, Work], tuple[PyTree, PyTree]] | None = None
+    # (server, client, work) -> (message, private)
 
 
 class View(NamedTuple):
@@ -223,7 +227,7 @@ class Federation(NamedTuple):
     """One flat pool of examples, and the rows of it that each client holds.
 
     A set of rows that this federation does not have is None. New clients are those that a run never
-    trains on: `new_train` is for `Method.tune` alone, before they are scored.
+    trains on: `new_train` is for `Method.tune` and `join` alone, before they are scored.
     """
 
     x: Array  # [R, D]: flat examples in the type that the dataset has, uint8 for images

@@ -144,7 +144,8 @@ def _play_stage(experiment, engine, folder, rows, progress, profile):
 def _new_clients_unscored(experiment, stage):
     """One line where a stage that is scored has no model for new clients; "" otherwise."""
     rows = experiment.simulation.federations[0].new_test
-    if rows is None or stage.method.newcomer is not None or (stage.view and stage.view.embedded):
+    embedded = stage.view is not None and stage.view.embedded
+    if rows is None or embedded or evaluate.scores_new(stage.method):
         return ""
     return (
         f"the {len(rows)} new clients (config.partition.new_clients) are not scored in stage"
