@@ -208,20 +208,11 @@ def deal_dataset(
     )
 
 
-def partition_counts(
-    config: ml_collections.ConfigDict, seed: int
-) -> tuple[np.ndarray, np.ndarray, Dataset]:
-    """How many training examples of each class each client holds, [C, K]; the same of the new
-    clients, [N, K]; and the dataset."""
+def partition_counts(config: ml_collections.ConfigDict, seed: int) -> tuple[np.ndarray, Dataset]:
+    """How many training examples of each class each client holds, [C, K]; and the dataset."""
     dataset = load_data(config.data)
     (federation,) = deal_dataset(config, dataset, [seed])
-    trained, new = (
-        np.zeros((0, len(dataset.classes)), int)
-        if rows is None
-        else class_counts(rows, federation.y, len(dataset.classes))
-        for rows in (federation.train, federation.new_train)
-    )
-    return trained, new, dataset
+    return class_counts(federation.train, federation.y, len(dataset.classes)), dataset
 
 
 def load_embeddings(config: ml_collections.ConfigDict, dataset: Dataset) -> Embeddings:

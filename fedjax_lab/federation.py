@@ -75,8 +75,10 @@ def pool(federations: Sequence[Federation]) -> list[Federation]:
     return [f._replace(train=r) for f, r in zip(federations, rows, strict=True)]
 
 
-def class_counts(rows: Rows, y: np.ndarray, num_classes: int) -> np.ndarray:
+def class_counts(rows: Rows | None, y: np.ndarray, num_classes: int) -> np.ndarray:
     """How many of these rows, of examples with labels y [R], each client holds by class, [C, K]."""
+    if rows is None:
+        return np.zeros((0, num_classes), int)
     return partition.counts(parts_of(rows), y, num_classes)
 
 

@@ -316,10 +316,15 @@ def _show_partition(config, seed, path):
     from fedjax_lab import experiment
     from fedjax_lab.analysis import plots
     from fedjax_lab.data import partition
+    from fedjax_lab.federation import class_counts
     from fedjax_lab.running import metrics
 
     workdir = path or _new_folder(config)
-    counts, new, dataset = experiment.partition_counts(config, seed)
+    dataset = experiment.load_data(config.data)
+    (dealt,) = experiment.deal_dataset(config, dataset, [seed])
+    counts, new = (
+        class_counts(rows, dealt.y, len(dataset.classes)) for rows in (dealt.train, dealt.new_train)
+    )
     print(partition.table(counts, dataset.classes))
     if len(new):
         print("\nnew clients, which are never trained on:")
