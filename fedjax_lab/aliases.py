@@ -15,6 +15,7 @@ ALIASES = {  # SECTION.KEY or SECTION.KEY=VALUE of an earlier version: what it i
 
 ADDED = {  # keys that earlier versions did not have, and what those did
     "model": {"pretrained": ""},
+    "partition": {"new_clients": 0.0},
     "local": {"schedule": "constant", "warmup": 0},
     "run": {
         "metrics": [],

@@ -19,6 +19,7 @@ import numpy as np
 from fedjax_lab import references
 from fedjax_lab.aliases import current, current_config
 from fedjax_lab.data.normalize import NORMALIZATIONS
+from fedjax_lab.data.partition import count_new
 from fedjax_lab.errors import (
     BadInput,
     check_below_one,
@@ -53,6 +54,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "name": "iid",
         "num_clients": 10,
         "validation": 0.0,  # fraction of each client's training examples
+        "new_clients": 0.0,  # share of the clients that are scored, but never trained on
     },
     "model": {
         "name": "mlp",
@@ -374,12 +376,15 @@ def _check_values(full):
     _check_failures(full["run"], full["local"])
 
 
-def _check_clients(num_clients, validation, cohort, **_):
+def _check_clients(num_clients, validation, new_clients, cohort, **_):
     if not 0 <= validation < 1:
         raise BadInput(f"config.partition.validation must be in [0, 1), got {validation}")
-    if cohort > num_clients:
+    new = count_new(num_clients, new_clients)
+    if cohort > num_clients - new:
+        without = f" without {new} new clients (config.partition.new_clients)" if new else ""
         raise BadInput(
-            f"config.run.cohort={cohort} is more than config.partition.num_clients={num_clients}"
+            f"config.run.cohort={cohort} is more than"
+            f" config.partition.num_clients={num_clients}{without}"
         )
 
 

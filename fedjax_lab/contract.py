@@ -15,6 +15,7 @@ TAKES = {  # what the functions of a method and of its exchanges are called with
     "newcomer": ("state",),
     "sample": ("key", "server", "population", "m"),
     "tune": ("message", "client", "work"),
+    "join": ("server", "client", "work"),
     "scored": ("server", "id"),
     "record": ("state",),
     "send": ("server", "id"),

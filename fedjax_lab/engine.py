@@ -311,7 +311,7 @@ class Engine:
     def _axes(self, lane):
         """What differs between seeds: clients, keys, the rows they hold, and what a view gives."""
         federation = _seed_axes(lane.federation)._replace(**dict.fromkeys(self._seed_fields, 0))
-        return Lane(federation, population=0, keys=0)
+        return Lane(federation, population=0, keys=0, new=0)
 
     def _prepare(self):
         if self.stage.prepare is None:
@@ -355,8 +355,11 @@ class Engine:
 
     @property
     def _first_plan(self):
-        count = self._num_clients if self.place.padding else None
-        return self.simulation.plan._replace(num_clients=count)
+        new = self.simulation.federations[0].new_train
+        return self.simulation.plan._replace(
+            num_clients=self._num_clients if self.place.padding else None,
+            num_new=len(new) if new is not None and len(new) % self.place.parts else None,
+        )
 
     def _first_states(self):
         if self.simulation.host is not None:
@@ -561,20 +564,27 @@ class Engine:
         scored = list(self._each_lane(pool, scoring, groups))
         trained = scored if alike else self._each_lane(pool, training, groups)
         return [
-            Lanes(settings, *(Lane(*of_lane, keys) for of_lane in both))
+            Lanes(settings, *(Lane(keys=keys, **of_lane) for of_lane in both))
             for (settings, keys), *both in zip(of_seeds, trained, scored, strict=True)
         ]
 
     def _each_lane(self, pool, federations, groups):
-        """Federation and population of these groups of seeds, over one pool of examples for all."""
+        """Fields of the lanes of these groups of seeds, over one pool of examples for all."""
         dealt, put = federations, operator.itemgetter(0)
         if self.simulation.host is None:  # where rows are in NumPy, and seeds one by one
             dealt, put = self.place.dealt(federations), self.place.put_rows
         for group in groups:
             rows = {name: put([getattr(f, name) for f in dealt[group]]) for name in CLIENT_ROWS}
-            count = partial(simulate.population_on_host, num_classes=self.simulation.num_classes)
-            people = self.place.put_clients([count(f) for f in federations[group]])
-            yield pool._replace(**rows), people
+            yield {
+                "federation": pool._replace(**rows),
+                "population": self._put_people(simulate.population_on_host, federations[group]),
+                "new": self._put_people(simulate.new_on_host, federations[group]),
+            }
+
+    def _put_people(self, of, federations):
+        """Clients of each of these seeds, as `of` gives them for a federation, or None."""
+        people = [of(federation, self.simulation.num_classes) for federation in federations]
+        return None if people[0] is None else self.place.put_clients(people)
 
     def _make_pool(self, federation):
         """All but the rows that clients own; in NumPy where examples are streamed."""

@@ -17,7 +17,7 @@ from fedjax_lab import contract, simulate, streams, tree
 from fedjax_lab.local import fetch, make_work, num_batches
 from fedjax_lab.metrics import LOSS, Metric, Summed, Whole, by_domain
 from fedjax_lab.simulate import Lane, Program
-from fedjax_lab.types import Array, Client, Federation, Plan, PyTree, Rows, State
+from fedjax_lab.types import Array, Client, Federation, Method, Plan, PyTree, Rows, State
 
 GLOBAL_CLIENTS = 100  # where no newcomer is defined, `global` is the mean over at most so many
 
@@ -49,6 +49,8 @@ class Scores(NamedTuple):
     test: Counts | None  # [C, D]
     global_test: Counts | None  # [1 or clients, D]
     unseen: Counts | None  # [C, D]
+    new: Counts | None = None  # [N, D] new clients with the model that they get
+    new_tuned: Counts | None = None  # [N, D] and with what it makes of its own data first
 
 
 def score(program: Program, lane: Lane, state: State, t: Array) -> Scores:
@@ -66,11 +68,14 @@ def score(program: Program, lane: Lane, state: State, t: Array) -> Scores:
         return None if rows is None else with_models(rows)
 
     with jax.named_scope("evaluate"):
+        new, new_tuned = _score_new(program, lane, state, t)
         return Scores(
             validation=scored(of_clients, federation.validation),
             test=scored(of_clients, federation.test),
             global_test=scored(of_average_client, federation.global_test),
             unseen=scored(of_clients, federation.unseen),
+            new=new,
+            new_tuned=new_tuned,
         )
 
 
@@ -127,8 +132,7 @@ def _tuned(program, federation, message, client, train, key):
 def _score_newcomer(program, lane, state, rows):
     """Counts [1, D] of an unseen client's model on rows [G]."""
     plan, strategy = program.plan, program.strategy
-    private = simulate.without_padding(plan, state.private)
-    message, private = program.method.newcomer(state._replace(private=private))
+    message, private = _newcomer(program, state)
     nobody = jax.tree.map(lambda a: jnp.zeros_like(a[0]), lane.population)
     client = nobody._replace(id=jnp.int32(-1), private=private)
 
@@ -144,6 +148,72 @@ def _score_newcomer(program, lane, state, rows):
     if strategy.sharding is not None:  # sorting what devices divide takes ten times as long
         answers = jax.lax.with_sharding_constraint(answers, strategy.sharding)
     return jax.tree.map(lambda a: a[None], _with_whole(plan, counts, answers))
+
+
+def _newcomer(program, state):
+    """The message and the private state of a client that took no part."""
+    private = simulate.without_padding(program.plan, state.private)
+    return program.method.newcomer(state._replace(private=private))
+
+
+def scores_new(method: Method) -> bool:
+    """Whether the method has a model for new clients, at once or when they have joined."""
+    return method.newcomer is not None or method.join is not None
+
+
+def uses_data_of_new(method: Method) -> bool:
+    """Whether new clients do something with their own data before they are scored."""
+    return method.tune is not None or method.join is not None
+
+
+def _score_new(program, lane, state, t):
+    """Counts [N, D] of the new clients, before and after they use their own data.
+
+    None: there are no such counts.
+    """
+    (method, plan, strategy), federation = program, lane.federation
+    if federation.new_test is None or not scores_new(method):
+        return None, None
+    clients, number = lane.new, plan.num_new or len(lane.new.id)
+    if lane.held is not None:
+        clients, number = strategy.take(clients, lane.held), len(lane.held)
+    train = federation.new_train if uses_data_of_new(method) else ()
+    k_clients = streams.clients(lane.keys.score, t, clients.id)
+
+    def one(shared, federation, rows, entry):
+        (server, before), (train, test), (client, key) = shared, rows, entry
+        client = client._replace(id=jnp.int32(-1))
+        after = _made_by_new(program, federation, server, before, client, train, key)
+
+        def counted(model):
+            if model is None:
+                return None
+            message, private = model
+            with_model = client._replace(private=private)
+            return count_model(program, federation, message, with_model, test)
+
+        return counted(before), counted(after)
+
+    before = None if method.newcomer is None else _newcomer(program, state)
+    run = strategy.everyone(one, min(plan.cohort, number))
+    rows = train, federation.new_test
+    counts = run((state.server, before), federation, rows, (clients, k_clients))
+    return jax.tree.map(lambda a: a[:number], counts)
+
+
+def _made_by_new(program, federation, server, before, client, rows, key):
+    """(message, private) after what a new client does with its own data; None: it does nothing.
+
+    before: (message, private) until then.
+    """
+    method, plan, _ = program
+    if not uses_data_of_new(method):
+        return None
+    work, _ = make_work(federation, rows, plan._replace(equal_steps=False), key)
+    if method.join is not None:
+        return method.join(server, client, work)
+    message, private = before
+    return method.tune(message, client._replace(private=private), work)
 
 
 def count_model(
@@ -238,7 +308,8 @@ def summarize(
     accuracy: over the clients' own test rows. global: the model an average client gets, on the
     global test set. id: validation rows. ood: each client's model on the unseen domain. domains: by
     the clients' own test rows, or by the global test set where there are none. id and ood are means
-    over clients; id_per_client and ood_per_client hold theirs, None for one without such rows.
+    over clients; id_per_client and ood_per_client hold theirs, None for one without such rows. new
+    and new_tuned: the same of the new clients, before and after they use their own data.
 
     The loss and the named metrics follow in the same forms: loss, domains_loss, global_loss, ...;
     None stands for a value that is not finite. A mean over clients leaves out those for which a
@@ -253,14 +324,23 @@ def summarize(
         out["domains"] = _by_domain(split, domains)
     if scores.global_test is not None:
         out["global"] = _pooled(scores.global_test)
-    if scores.validation is not None:
-        out |= _mean_and_each("id", "", _clients(scores.validation))
-    if scores.unseen is not None:
-        out |= _mean_and_each("ood", "", _clients(scores.unseen))
+    for form, counts in _means_of_clients(scores).items():
+        out |= _mean_and_each(form, "", _clients(counts))
     with np.errstate(all="ignore"):
         for metric in (LOSS, *named):
             out |= _summarize_metric(metric, scores, split, domains)
     return out
+
+
+def _means_of_clients(scores):
+    """The counts [C, D] by form, of the forms that are a mean over clients and each one's value."""
+    forms = {
+        "id": scores.validation,
+        "ood": scores.unseen,
+        "new": scores.new,
+        "new_tuned": scores.new_tuned,
+    }
+    return {form: counts for form, counts in forms.items() if counts is not None}
 
 
 def _mean_and_each(form, metric, clients):
@@ -319,9 +399,8 @@ def _summarize_metric(metric, scores, split, domains):
         out[f"domains_{name}"] = {domain: _finite(value) for domain, value, n in rows if n}
     if scores.global_test is not None:
         out[f"global_{name}"] = _metric_of_clients(metric, scores.global_test)["mean"]
-    for form, counts in (("id", scores.validation), ("ood", scores.unseen)):
-        if counts is not None:
-            out |= _mean_and_each(form, f"_{name}", _metric_of_clients(metric, counts))
+    for form, counts in _means_of_clients(scores).items():
+        out |= _mean_and_each(form, f"_{name}", _metric_of_clients(metric, counts))
     return out
 
 

@@ -299,6 +299,7 @@ def deal_dataset(
         unseen=config.data.unseen,
         shots=config.data.shots,
         shots_per=config.data.shots_per,
+        new_clients=config.partition.new_clients,
     )
 
 
@@ -306,7 +307,7 @@ def partition_counts(config: ml_collections.ConfigDict, seed: int) -> tuple[np.n
     """How many training examples of each class each client holds, [C, K]; and the dataset."""
     dataset = load_data(config.data)
     (federation,) = deal_dataset(config, dataset, [seed])
-    return class_counts(federation, len(dataset.classes)), dataset
+    return class_counts(federation.train, federation.y, len(dataset.classes)), dataset
 
 
 def load_embeddings(config: ml_collections.ConfigDict, dataset: Dataset) -> Embeddings:

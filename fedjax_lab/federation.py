@@ -9,7 +9,7 @@ from fedjax_lab.data import partition
 from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.data.normalize import center_and_scale
 from fedjax_lab.errors import BadInput, nearest
-from fedjax_lab.types import Federation, Rows
+from fedjax_lab.types import CLIENT_ROWS, Federation, Rows
 
 
 def make_federations(
@@ -23,6 +23,7 @@ def make_federations(
     unseen: str = "",
     shots: int = 0,
     shots_per: str = "client",
+    new_clients: float = 0.0,
 ) -> list[Federation]:
     """One federation per seed over one pool of examples, as NumPy arrays of the same shapes.
 
@@ -32,16 +33,20 @@ def make_federations(
     unseen: a domain that no client holds; "": there is none.
     shots: so many of its examples each client holds after all: in all, or with shots_per="class"
         of each class. They are the same for all seeds.
+    new_clients: the share of the clients that are never trained on. They are chosen at random when
+        all examples are dealt, so that the others hold what they hold without new clients, and
+        these are numbered anew.
     """
     in_unseen = is_of_domain(dataset, unseen)
     unseen_rows = np.flatnonzero(in_unseen)
     shot_rows = _deal_shots(dataset, unseen_rows, num_clients, shots, shots_per)
     train = np.flatnonzero(~in_unseen & ~dataset.test)
     test = np.flatnonzero(~in_unseen & dataset.test)
-    parts = [_deal_rows(dataset, deal, train, test, shot_rows, validation, seed) for seed in seeds]
+    shares = {"validation": validation, "new_clients": new_clients}
+    parts = [_deal_rows(dataset, deal, train, test, shot_rows, seed, **shares) for seed in seeds]
     pool = _make_pool(dataset, normalize, test, np.setdiff1d(unseen_rows, shot_rows))
     rows = zip(*(make_rows(of_seeds) for of_seeds in zip(*parts, strict=True)), strict=True)
-    return [pool._replace(train=a, validation=b, test=c) for a, b, c in rows]
+    return [pool._replace(**dict(zip(CLIENT_ROWS, of_seed, strict=True))) for of_seed in rows]
 
 
 def is_of_domain(dataset: Dataset, name: str) -> np.ndarray:
@@ -70,9 +75,11 @@ def pool(federations: Sequence[Federation]) -> list[Federation]:
     return [f._replace(train=r) for f, r in zip(federations, rows, strict=True)]
 
 
-def class_counts(federation: Federation, num_classes: int) -> np.ndarray:
-    """How many training examples of each class each client holds, [C, K]."""
-    return partition.counts(parts_of(federation.train), federation.y, num_classes)
+def class_counts(rows: Rows | None, y: np.ndarray, num_classes: int) -> np.ndarray:
+    """How many of these rows, of examples with labels y [R], each client holds by class, [C, K]."""
+    if rows is None:
+        return np.zeros((0, num_classes), int)
+    return partition.counts(parts_of(rows), y, num_classes)
 
 
 def parts_of(rows: Rows) -> partition.Parts:
@@ -90,9 +97,7 @@ def _make_pool(dataset, normalize, test, unseen):
         domain=np.asarray(dataset.domain, np.int32),
         center=center,
         scale=scale,
-        train=None,
-        validation=None,
-        test=None,
+        **dict.fromkeys(CLIENT_ROWS),
         global_test=test.astype(np.int32) if len(test) else None,
         unseen=unseen.astype(np.int32) if len(unseen) else None,
     )
@@ -134,8 +139,8 @@ def _check_shots_of_classes(dataset, rows, num_clients, shots):
         )
 
 
-def _deal_rows(dataset, deal, train, test, shot_rows, validation, seed):
-    """Rows of one seed: training, validation, test; each a list over the clients."""
+def _deal_rows(dataset, deal, train, test, shot_rows, seed, validation, new_clients):
+    """Rows of one seed: each set of CLIENT_ROWS as a list over its clients."""
     rng = np.random.default_rng([seed, 0])  # the partition's own stream
     y, domain = dataset.y[train], dataset.domain[train]
     parts = deal(y, domain, len(shot_rows), rng)
@@ -143,7 +148,22 @@ def _deal_rows(dataset, deal, train, test, shot_rows, validation, seed):
     tests = partition.deal_like(parts, y, domain, dataset.y[test], dataset.domain[test], rng)
     kept, held_out = partition.hold_out(parts, validation, rng)
     kept = [np.concatenate([train[p], shots]) for p, shots in zip(kept, shot_rows, strict=True)]
-    return kept, [train[p] for p in held_out], [test[p] for p in tests]
+    each = kept, [train[p] for p in held_out], [test[p] for p in tests]
+    new = partition.choose_new(len(parts), new_clients, rng)
+    new_train, new_validation, new_test = (_of(rows, new) for rows in each)
+    to_score = new_test if len(test) else new_validation
+    if new.any() and not any(map(len, to_score)):
+        raise BadInput(
+            f"the new clients of seed {seed} (config.partition.new_clients={new_clients}) have no"
+            " examples to be scored on; take more of them, or, where the data have no test"
+            " examples, hold some out with --config.partition.validation=0.1"
+        )
+    return *(_of(rows, ~new) for rows in each), new_train, to_score
+
+
+def _of(rows, chosen):
+    """Those of the chosen clients."""
+    return [of_one for of_one, is_chosen in zip(rows, chosen, strict=True) if is_chosen]
 
 
 def make_rows(parts_by_seed: Sequence[partition.Parts]) -> list[Any]:

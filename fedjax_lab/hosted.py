@@ -16,7 +16,7 @@ from fedjax_lab.owners import Owners
 from fedjax_lab.simulate import Lane, Program, Progress
 from fedjax_lab.streams import Keys
 from fedjax_lab.tracing import depends
-from fedjax_lab.types import CLIENT_ROWS, Federation, Method, State
+from fedjax_lab.types import NEW_ROWS, POPULATION_ROWS, Federation, Method, State
 
 
 class Host(NamedTuple):
@@ -152,11 +152,12 @@ class Hosted:
 
     def _make_scorer(self):
         whole, lane, batch = self._seed.to_score, self._seed.scoring, self._program.plan.eval_batch
-        clients, rows = self._clients_that_fit(whole, CLIENT_ROWS), len(whole.y)
+        each = POPULATION_ROWS, NEW_ROWS
+        clients, rows = min(self._clients_that_fit(whole, sets) for sets in each), len(whole.y)
         if self._stream:  # in whole batches
             rows = max(1, blocks.EXAMPLE_BYTES // parts.example_bytes(whole) // batch) * batch
         kinds = [
-            (kind, self._part(lane, whole, kind.sets, kind.room(self._owners), kind.num_rows))
+            (kind, self._part(lane, whole, kind.sets, kind.room, kind.num_rows))
             for kind in pieces.kinds(self._program.method, whole, self._owners, clients, rows)
         ]
         _check_metrics(self._program.plan, [kind for kind, _ in kinds])

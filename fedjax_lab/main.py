@@ -316,14 +316,22 @@ def _show_partition(config, seed, path):
     from fedjax_lab import experiment
     from fedjax_lab.analysis import plots
     from fedjax_lab.data import partition
+    from fedjax_lab.federation import class_counts
     from fedjax_lab.running import metrics
 
     workdir = path or _new_folder(config)
-    counts, dataset = experiment.partition_counts(config, seed)
+    dataset = experiment.load_data(config.data)
+    (dealt,) = experiment.deal_dataset(config, dataset, [seed])
+    counts, new = (
+        class_counts(rows, dealt.y, len(dataset.classes)) for rows in (dealt.train, dealt.new_train)
+    )
     print(partition.table(counts, dataset.classes))
+    if len(new):
+        print("\nnew clients, which are never trained on:")
+        print(partition.table(new, dataset.classes))
     metrics.make_folder(workdir)
     names = [partition.printable(name) for name in dataset.classes]
-    plots.save(plots.draw_partition(counts, names), workdir / "partition.png")
+    plots.save(plots.draw_partition(counts, names, new), workdir / "partition.png")
     print(f"picture: {cloud.address(workdir / 'partition.png')}")
     return 0
 

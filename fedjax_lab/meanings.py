@@ -29,6 +29,7 @@ MEANINGS = {
     "partition.name": "how the training examples are divided among the clients",
     "partition.num_clients": "the number of clients",
     "partition.validation": "the fraction of each client's training examples that is held out",
+    "partition.new_clients": "the share of the clients that are scored, but never trained on",
     "model.name": "the model that is trained",
     "model.pretrained": "a file or folder with the first weights; empty: new ones",
     "embedding.name": "the embeddings of examples and labels, for methods that use them",

@@ -4,9 +4,13 @@ Reports of runs use this module without starting JAX, so it imports nothing.
 
 A row of metrics.jsonl has the accuracy under `accuracy`, `domains`, `global`, `id` and `ood`, and
 every other metric in the same forms: `loss`, `domains_loss`, `global_loss`, `id_loss`, `ood_loss`.
+New clients are measured as `new` and, after what a method lets a client do with its own data,
+`new_tuned`.
 """
 
-FORMS = ("domains", "global", "id", "ood")  # of a metric, besides its values by client
+OF_NEW = ("new", "new_tuned")  # forms of a metric that are measured on new clients
+ONE_NUMBER = ("global", "id", "ood", *OF_NEW)  # forms that are one number
+FORMS = ("domains", *ONE_NUMBER)  # all, besides a metric's values by client
 PER_CLIENT = "_per_client"  # the end of a key that holds a list with a value for each client
 NO_MEASURES = (  # keys of a row that say where it comes from and what it cost
     "round",
@@ -28,8 +32,8 @@ def metric_of(measure: str) -> str:
     key = measure.partition(".")[0]
     if key in FORMS:
         return "accuracy"
-    form, _, metric = key.partition("_")
-    return metric if form in FORMS else key
+    forms = [form for form in FORMS if key.startswith(f"{form}_")]
+    return key.removeprefix(f"{max(forms, key=len)}_") if forms else key
 
 
 def is_percent(measure: str) -> bool:
@@ -39,5 +43,6 @@ def is_percent(measure: str) -> bool:
 
 def is_free(name: str) -> bool:
     """Whether a metric of one's own can have this name: no key of a row has another meaning."""
-    own_key = metric_of(name) == name and name not in ("accuracy", *NO_MEASURES)
-    return own_key and name.isidentifier() and not f"_{name}".endswith(PER_CLIENT)
+    keys = [name, *(f"{form}_{name}" for form in FORMS)]
+    own_keys = {metric_of(key) for key in keys} == {name} and name not in ("accuracy", *NO_MEASURES)
+    return own_keys and name.isidentifier() and not f"_{name}".endswith(PER_CLIENT)

@@ -68,6 +68,10 @@ class Owners(NamedTuple):
         lots = [np.array_split(np.array(segment), count) for segment in self.segments]
         return [self.line_up(np.concatenate(lot), length) for lot in zip(*lots, strict=True)]
 
+    def of_new(self, number: int) -> "Owners":
+        """How the same processes divide so many new clients. BadInput as from `divide`."""
+        return self._replace(bounds=_bounds(number, len(self.bounds) - 1, "new clients"))
+
 
 def divide(num_clients: int, by_client: NamedSharding | None) -> Owners:
     """The owners of a run whose devices divide what is kept by client so; None: there is one.
@@ -79,10 +83,14 @@ def divide(num_clients: int, by_client: NamedSharding | None) -> Owners:
     number = len({device.process_index for device in by_client.mesh.devices.flat})
     if jax.process_count() == 1:  # devices of others are described only
         number = 1
-    if num_clients < number:
-        raise BadInput(
-            f"{num_clients} clients whose state is on the host cannot be divided among"
-            f" {number} processes; use config.engine.state=replicated"
-        )
-    bounds = tuple(num_clients * p // number for p in range(number + 1))
+    bounds = _bounds(num_clients, number, "clients whose state is on the host")
     return Owners(bounds, jax.process_index(), by_client.mesh.devices.size // number)
+
+
+def _bounds(num_clients, processes, who):
+    if num_clients < processes:
+        raise BadInput(
+            f"{num_clients} {who} cannot be divided among {processes} processes; use"
+            " config.engine.state=replicated"
+        )
+    return tuple(num_clients * p // processes for p in range(processes + 1))

@@ -18,41 +18,48 @@ from fedjax_lab.evaluate import Scores
 from fedjax_lab.host_state import HostState, from_bits
 from fedjax_lab.owners import Owners
 from fedjax_lab.simulate import Lane
-from fedjax_lab.types import Federation, Method, PyTree, State
+from fedjax_lab.types import NEW_ROWS, Federation, Method, PyTree, State
 
 
 class Kind(NamedTuple):
     """Some sets of rows, and who is scored on them."""
 
     sets: tuple[str, ...]  # of each client's own rows, those that it needs
+    owners: Owners  # of these clients
     clients: list[np.ndarray]  # in pieces of one length, as `Owners.line_up` gives them
     shared: list[dict[str, np.ndarray]]  # rows that all of them see, in pieces of one length
     by_client: bool = True  # what is counted; a newcomer's counts are by batch
+    new: bool = False  # they are new clients, who keep nothing
 
     @property
     def num_rows(self) -> int:
         """How many rows that all see a piece has."""
         return sum(len(rows) for rows in self.shared[0].values())
 
-    def room(self, owners: Owners) -> int:
+    @property
+    def room(self) -> int:
         """How many places a piece has for the clients of a segment."""
-        return len(owners.own(self.clients[0]))
+        return len(self.owners.own(self.clients[0]))
 
 
 def kinds(method: Method, whole: Federation, owners: Owners, clients: int, rows: int) -> list[Kind]:
-    """The clients on their own rows, on the unseen domain, and the average one on the global set.
+    """Clients and new clients on their own rows; the unseen domain; the average one on the global.
 
     whole: a federation in NumPy. clients: of a segment, and rows, of a piece.
     """
     tuned = ("train",) if method.tune else ()
     own = tuple(name for name in ("validation", "test") if getattr(whole, name) is not None)
     everybody = owners.pieces(clients)
-    out = [Kind(tuned + own, everybody, [{}])] if own else []
+    out = [Kind(tuned + own, owners, everybody, [{}])] if own else []
     for name, of_clients in (("unseen", everybody), ("global_test", [_average(method, owners)])):
         if (shared := getattr(whole, name)) is not None:
             cut = [{name: some} for some in _cut(shared, rows)]
             by_client = name == "unseen" or method.newcomer is None
-            out.append(Kind(tuned, of_clients, cut, by_client))
+            out.append(Kind(tuned, owners, of_clients, cut, by_client))
+    if whole.new_test is not None and evaluate.scores_new(method):
+        sets = NEW_ROWS if evaluate.uses_data_of_new(method) else ("new_test",)
+        of_new = owners.of_new(len(whole.new_test))
+        out.append(Kind(sets, of_new, of_new.pieces(clients), [{}], new=True))
     return out
 
 
@@ -93,7 +100,9 @@ class Scorer:
 
     def first_pieces(self) -> list[tuple[Lane, PyTree]]:
         """Lane and private state of a piece of each kind, with the shapes of any."""
-        return [self._read(part, kind.clients[0], kind.shared[0]) for kind, part in self._kinds]
+        return [
+            self._read(kind, part, kind.clients[0], kind.shared[0]) for kind, part in self._kinds
+        ]
 
     def score(self, server: PyTree, played: int) -> Scores:
         """The scores after so many rounds."""
@@ -107,7 +116,7 @@ class Scorer:
         pieces, together = list(product(kind.clients, kind.shared)), len(kind.shared)
         counts = [
             jax.device_get(compiled(lane, State(server, private), t))
-            for lane, private in self._each(part, pieces)
+            for lane, private in self._each(kind, part, pieces)
         ]
         sums = [
             jax.tree.map(lambda *a: sum(a), *counts[i : i + together])
@@ -115,21 +124,23 @@ class Scorer:
         ]
         return _joined(kind.clients, sums) if kind.by_client else sums[0]
 
-    def _each(self, part, pieces) -> Iterator[tuple[Lane, PyTree]]:
+    def _each(self, kind, part, pieces) -> Iterator[tuple[Lane, PyTree]]:
         """Lane and private state of each piece, read while the one before is scored."""
         with ThreadPoolExecutor(1) as worker:
-            reading = worker.submit(self._read, part, *pieces[0])
+            reading = worker.submit(self._read, kind, part, *pieces[0])
             for following in [*pieces[1:], None]:
                 piece = reading.result()
                 if following is not None:
-                    reading = worker.submit(self._read, part, *following)
+                    reading = worker.submit(self._read, kind, part, *following)
                 yield piece
 
-    def _read(self, part, clients, shared):
-        ids, put = self._owners.own(clients), self._tools.put
+    def _read(self, kind, part, clients, shared):
+        ids, put = kind.owners.own(clients), self._tools.put
         federation = self._tools.put_part(part(ids, **shared))
         lane = self._lane._replace(federation=federation, held=put(clients))
-        private = self._tools.put_segment(self._store.read(ids))
+        # What a new client gets depends on nobody's private state: that of any client will do.
+        holders = self._owners.own(self._owners.pieces(1)[0]) if kind.new else ids
+        private = self._tools.put_segment(self._store.read(holders))
         return lane, from_bits(private, self._like.private)
 
 

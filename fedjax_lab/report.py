@@ -10,8 +10,9 @@ Runs of one config are one row, whatever their seeds; seeds are paired with the 
 --way       how the round of each number is chosen: last, best_by_validation, max_over_rounds,
             max_per_domain; the two maxima peek at the test set, where there is one
 --measure   what is compared: accuracy.mean (the default, where there is one), accuracy.worst10,
-            global, ood, id, domains.NAME, ..., loss.mean, global_loss, ood_top5, ...; of the loss,
-            ece and perplexity, and of metrics that say so of themselves, lower is better
+            global, ood, id, new, new_tuned, domains.NAME, ..., loss.mean, global_loss, ood_top5,
+            ...; of the loss, ece and perplexity, and of metrics that say so of themselves, lower is
+            better
 --baseline  a row's name, or a method's
 --target    in the unit of the measure: the rounds, bytes and seconds until it was first reached
 --ddof      0: the population's std, for tables beside published ones that used it

@@ -38,6 +38,7 @@ class Lane(NamedTuple):
     population: Client  # [C], without private state
     keys: Keys
     held: Array | None = None  # [U] int32, ascending; None: everybody's
+    new: Client | None = None  # [N] the new clients, who are scored alone; None: there are none
 
 
 class Progress(NamedTuple):
@@ -70,6 +71,24 @@ def population_on_host(federation: Federation, num_classes: int) -> Client:
         "mean_n": np.full_like(n, count.mean()),
     }
     return Client(**fields)
+
+
+def new_on_host(federation: Federation, num_classes: int) -> Client | None:
+    """The new clients [N] as NumPy arrays; None where the federation has none.
+
+    Their numbers go on where those of the population end, so that their random numbers are nobody
+    else's. They have no share in the server's mean.
+    """
+    if federation.new_train is None:
+        return None
+    count = np.asarray(federation.train.count)
+    new = population_on_host(federation._replace(train=federation.new_train), num_classes)
+    return new._replace(
+        id=new.id + np.int32(len(count)),
+        weight=np.zeros_like(new.weight),
+        num_clients=np.full_like(new.n, len(count)),
+        mean_n=np.full_like(new.n, count.mean()),
+    )
 
 
 def _label_counts(rows, y, num_classes):

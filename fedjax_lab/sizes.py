@@ -13,7 +13,7 @@ import numpy as np
 from fedjax_lab import contract, tree
 from fedjax_lab.errors import BadInput
 from fedjax_lab.sampling import AT_RANDOM
-from fedjax_lab.types import Federation, Method
+from fedjax_lab.types import CLIENT_ROWS, Federation, Method
 
 SMALL = 64 * 2**20  # bytes: what is no larger is on every device, which saves a collective a round,
 PART = 16  # and so is what is no more than such a part of an accelerator's memory
@@ -120,7 +120,10 @@ def _check_by_device(methods, federation, cohort, seeds, devices):
         )
     if not all(method.sample in AT_RANDOM for method in methods):
         raise BadInput(f"{BY_DEVICE} needs a method that draws its clients at random")
-    for what, count in (("clients", len(federation.train)), ("clients a round", cohort)):
+    counts = {"clients": len(federation.train), "clients a round": cohort}
+    if federation.new_train is not None:
+        counts["new clients"] = len(federation.new_train)
+    for what, count in counts.items():
         if count % devices:
             raise BadInput(
                 f"{BY_DEVICE} divides {count} {what} among {devices} devices; take a multiple of"
@@ -151,9 +154,9 @@ def state_bytes(method: Method, federation: Federation, num_classes: int) -> int
     Of a method whose first state follows from facts about the data the private state is not
     counted.
     """
-    rows = federation.train, federation.validation, federation.test
-    clients = len(federation.train)
-    described = clients * 4 * (num_classes + 5)
+    rows = [getattr(federation, name) for name in CLIENT_ROWS]
+    clients, new = len(federation.train), federation.new_train
+    described = (clients + (0 if new is None else len(new))) * 4 * (num_classes + 5)
     private = 0
     if method.init is not None:
         state = jax.eval_shape(lambda: contract.first_state(method, jax.random.key(0), clients))

@@ -17,7 +17,7 @@ seed
               augmentation
         drawing     `work.draw`
   score
-    round, client  what `tune` does, as under `local`
+    round, client  what `tune` does, as under `local`; new clients are numbered after the others
 
 First weights, cohorts and shuffles are thus the same for every method (common random numbers), and
 no stream depends on how rounds are cut into blocks or on who else is in a cohort. A level is a

@@ -121,6 +121,8 @@ class Method(NamedTuple):
     `newcomer` gives the (message, private) of an unseen client; None where the paper defines none.
     `scored` gives the message that clients are scored with, where it is not the one of the last
     exchange. `tune`, where a method has it, is what a client then does with its own data first.
+    `join`, where a method has it, is what a new client does with its own data in the place of
+    `tune`; with it, a method without a `newcomer` has a model for new clients too.
     `record` gives what each row of metrics keeps of the state, as `recorded`, for a figure.
     `pooled`: training sees one client that holds everybody's examples (a centralized bound).
     """
@@ -138,6 +140,8 @@ class Method(NamedTuple):
     scored: Callable[[PyTree, Array], PyTree] | None = None  # (server, id) -> message
     record: Callable[[State], dict[str, Array]] | None = None  # state -> arrays by name
     pooled: bool = False
+    join: Callable[[PyTree, Client, Work], tuple[PyTree, PyTree]] | None = None
+    # (server, client, work) -> (message, private)
 
 
 class View(NamedTuple):
@@ -231,7 +235,8 @@ class Rows:
 class Federation(NamedTuple):
     """One flat pool of examples, and the rows of it that each client holds.
 
-    A set of rows that this federation does not have is None.
+    A set of rows that this federation does not have is None. New clients are those that a run never
+    trains on: `new_train` is for `Method.tune` and `join` alone, before they are scored.
     """
 
     x: Array  # [R, D]: flat examples in the type that the dataset has, uint8 for images
@@ -244,11 +249,15 @@ class Federation(NamedTuple):
     test: Rows | None
     global_test: Array | None  # [G] the global test set
     unseen: Array | None  # [U] the domain that no client holds
+    new_train: Rows | None = None  # of each new client [N]
+    new_test: Rows | None = None  # the rows that it is scored on
     frozen: PyTree = ()  # what `View.frozen` has chosen; `Plan.view` and `Work` take it
 
 
 POOL = ("x", "y", "domain")  # the fields of a federation with an entry for each example
-CLIENT_ROWS = ("train", "validation", "test")  # those with rows of each client
+POPULATION_ROWS = ("train", "validation", "test")  # those with rows of each client [C]
+NEW_ROWS = ("new_train", "new_test")  # those with rows of each new client [N]
+CLIENT_ROWS = (*POPULATION_ROWS, *NEW_ROWS)
 ROWS = (*CLIENT_ROWS, "global_test", "unseen")  # and all that have rows
 
 
@@ -265,6 +274,7 @@ class Plan(NamedTuple):
     straggler: float = 0.0  # probability that a client makes only part of its passes in a round
     num_domains: int = 1
     num_clients: int | None = None  # of a population that is padded; None: it is not
+    num_new: int | None = None  # of new clients that are padded; None: they are not
     example_shape: tuple[int, ...] | None = None  # of one, flat in the pool; None: it is a vector
     equal_steps: bool = False  # every client has as many batches as the longest: no masking
     eval_batch: int = 100

@@ -41,6 +41,16 @@ def test_a_config_is_filled_with_every_default():
         ({"local": {"lr": np.float64(0.1)}}, "config.local.lr must be of type float"),
         ({"method": {"name": "fedconcat", "num_clusters": np.ones(3)}}, "must be of type int or"),
         ({"data": {"name": "arrays", "path": None}}, "config.data.path must be text, got None"),
+        ({"partition": {"new_clients": 1.0}}, r"config.partition.new_clients must be in \[0, 1\)"),
+        ({"partition": {"new_clients": -0.1}}, r"config.partition.new_clients must be in \[0, 1\)"),
+        (
+            {"partition": {"new_clients": 0.5, "num_clients": 1}},
+            "config.partition.new_clients=0.5 leaves no client to train on",
+        ),
+        (
+            {"partition": {"new_clients": 0.25}, "run": {"cohort": 9}},
+            "cohort=9 is more than config.partition.num_clients=10 without 2 new clients",
+        ),
     ],
 )
 def test_a_config_with_a_mistake_is_told(config, said):

@@ -4,6 +4,7 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
+import naive
 import numpy as np
 import pytest
 import toys
@@ -11,7 +12,7 @@ from scipy.special import softmax
 from sklearn.calibration import calibration_curve
 from sklearn.metrics import f1_score, log_loss, roc_auc_score
 
-from fedjax_lab import evaluate, metrics, parallel, simulate, streams
+from fedjax_lab import evaluate, measures, metrics, parallel, simulate, streams
 from fedjax_lab.engine import Engine, Simulation
 from fedjax_lab.errors import BadInput
 from fedjax_lab.methods.fedavg import fedavg
@@ -252,12 +253,13 @@ def test_numbers_of_many_clients_are_vectorized():
     assert len(calls) < 5 * len(made)
 
 
-@pytest.mark.parametrize("name", ["fedavg", "fedper"])
+@pytest.mark.parametrize("name", ["finetune", "fedper"])
 def test_metrics_do_not_depend_on_devices_and_seeds(name):
-    """On a mesh that divides clients and examples, for two seeds at once; a method has newcomers
-    or has none."""
+    """On a mesh of four that divides clients, three new ones too, and examples; for two seeds at
+    once. A method has newcomers or has none."""
     method = toys.make(name)
-    federation = jax.tree.map(np.asarray, toys.FEDERATION._replace(domain=toys.FEDERATION.y // 2))
+    federation = toys.with_new(toys.FEDERATION._replace(domain=toys.FEDERATION.y // 2))
+    federation = jax.tree.map(np.asarray, federation)
     mesh = parallel.on_mesh(parallel.make_mesh(4), parallel.chunked(2), by_client=True, by_row=True)
 
     def summaries(strategy, together):
@@ -279,6 +281,8 @@ def test_metrics_do_not_depend_on_devices_and_seeds(name):
     for ours, theirs in zip(summaries(mesh, True), summaries(toys.VECTORIZED, False), strict=True):
         assert ours.keys() == theirs.keys() >= {"global_auroc", "domains_ece", "hardest"}
         assert ours["accuracy"] == theirs["accuracy"] and ours["global"] == theirs["global"]
+        each = [len(ours[f"{form}_per_client"]) for form in measures.OF_NEW if form in ours]
+        assert each == ([] if name == "fedper" else [3, 3])
         toys.close(ours, theirs, rtol=1e-5)
 
 
@@ -291,3 +295,69 @@ def test_a_method_that_predicts_classes_for_logits_is_found():
     state = simulate.init(method, KEYS, toys.C)
     with pytest.raises(BadInput, match="must give logits"):
         jax.eval_shape(partial(evaluate.score, program), lane, state, jnp.int32(0))
+
+
+def score_new(method, state, t=0):
+    """The scores of a federation with new clients, and their summary."""
+    federation = toys.with_new(toys.FEDERATION)
+    new = jax.tree.map(jnp.asarray, simulate.new_on_host(federation, toys.K))
+    lane = simulate.Lane(federation, toys.POPULATION, KEYS, new=new)
+    run = jax.jit(partial(evaluate.score, simulate.Program(method, naive.FULL, toys.VECTORIZED)))
+    scores = jax.device_get(run(lane, state, t))
+    return federation, scores, evaluate.summarize(scores, ("all",))
+
+
+def test_new_clients_are_scored_before_and_after_they_tune():
+    """By hand: the global model, and what one gradient step a pass on a client's own rows makes of
+    it. A new client without test rows has no score."""
+    method = toys.make("finetune", toys.TASK, epochs=naive.STEPS)
+    state = simulate.init(method, KEYS, toys.C)
+    federation, scores, got = score_new(method, state)
+    first = naive.weights_of(state.server)
+    pool = [np.asarray(a) for a in federation[:2]]
+    before, after = [], []
+    for train, test in zip(federation.new_train, federation.new_test, strict=True):
+        (x, y), (test_x, test_y) = ([a[rows[rows >= 0]] for a in pool] for rows in (train, test))
+        tuned = naive.sgd(first, x, y)
+        before.append(int((naive.predict(first, test_x) == test_y).sum()))
+        after.append(int((naive.predict(tuned, test_x) == test_y).sum()))
+    assert scores.new.correct[:, 0].tolist() == before != after
+    assert scores.new_tuned.correct[:, 0].tolist() == after
+    assert scores.new.total[:, 0].tolist() == [4, 0, 9]
+    assert got["new_per_client"] == pytest.approx([25 * before[0], None, 100 * before[2] / 9])
+    assert got["new_tuned"] == pytest.approx(np.mean([25 * after[0], 100 * after[2] / 9]))
+    assert {"new_loss", "new_loss_per_client", "new_tuned_loss"} <= got.keys()
+    plain = evaluate.summarize(scores._replace(new=None, new_tuned=None), ("all",))
+    assert plain == {key: value for key, value in got.items() if not key.startswith("new")}
+
+
+def test_a_new_client_knows_its_own_labels_and_that_it_is_nobody():
+    """`predict` gets its counts of labels and the number -1; it has no share in a mean."""
+    plain = fedavg(toys.TASK)
+
+    def predict(message, client, x):
+        most_frequent = jnp.where(client.id == -1, client.label_count, -client.label_count)
+        return jnp.broadcast_to(most_frequent, (len(x), toys.K))
+
+    state = simulate.init(plain, KEYS, toys.C)
+    federation, scores, _ = score_new(plain._replace(predict=predict), state)
+    labels = [
+        [np.asarray(federation.y)[held[held >= 0]] for held in rows]
+        for rows in (federation.new_train, federation.new_test)
+    ]
+    expected = [
+        int((to_score == np.bincount(held, minlength=toys.K).argmax()).sum())
+        for held, to_score in zip(*labels, strict=True)
+    ]
+    assert scores.new.correct[:, 0].tolist() == expected
+    new = simulate.new_on_host(federation, toys.K)
+    assert new.n.tolist() == [2, 5, 11] and new.num_clients.tolist() == [toys.C] * 3
+    assert new.mean_n[0] == toys.POPULATION.mean_n[0] and not new.weight.any()
+    assert not set(new.id.tolist()) & set(toys.POPULATION.id.tolist())
+    assert scores.new_tuned is None
+
+
+def test_a_method_without_newcomers_does_not_score_new_clients():
+    method = toys.make("fedper")
+    _, scores, got = score_new(method, simulate.init(method, KEYS, toys.C))
+    assert scores.new is None and scores.new_tuned is None and "new" not in got

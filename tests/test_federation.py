@@ -102,7 +102,7 @@ def test_a_pool_is_one_client_with_all_training_examples():
 
 def test_classes_are_counted_for_each_client():
     (f,) = make()
-    counts = federation.class_counts(f, 3)
+    counts = federation.class_counts(f.train, f.y, 3)
     expected = [np.bincount(DATASET.y[held(rows)], minlength=3) for rows in f.train]
     np.testing.assert_array_equal(counts, expected)
 
@@ -111,3 +111,54 @@ def test_a_federation_without_rows_to_score_is_told():
     (f,) = make()
     federation.check_scored(f)
     assert "nothing to score" in complaint(federation.check_scored, f._replace(global_test=None))
+
+
+def dealt(**options):
+    """A federation with four new clients of ten, and the same without new ones."""
+    options = {"num_clients": 10, "validation": 0.2, "deal": partition.quantity, **options}
+    return make(new_clients=0.4, **options)[0], make(**options)[0]
+
+
+def sets(rows):
+    return [set(of_one[of_one >= 0].tolist()) for of_one in rows]
+
+
+def test_new_clients_leave_the_others_what_they_hold():
+    """Of ten clients the six that remain hold what they held, in their order."""
+    f, whole = dealt()
+    trained = [i for i, rows in enumerate(sets(whole.train)) if rows in sets(f.train)]
+    assert len(trained) == len(f.train) == 6
+    for name in ("train", "validation", "test"):
+        everybody = sets(getattr(whole, name))
+        assert sets(getattr(f, name)) == [everybody[i] for i in trained]
+    others = [i for i in range(10) if i not in trained]
+    assert sets(f.new_train) == [sets(whole.train)[i] for i in others]
+    assert sets(f.new_test) == [sets(whole.test)[i] for i in others]
+    np.testing.assert_array_equal(f.global_test, whole.global_test)
+    assert whole.new_train is None and whole.new_test is None
+
+
+def test_new_clients_differ_between_seeds_but_not_in_number():
+    a, b = make((3, 4), num_clients=10, new_clients=0.35)
+    assert len(a.new_train) == len(b.new_train) == 3 and a.new_train.shape == b.new_train.shape
+    assert sets(a.new_train) != sets(b.new_train)
+    (alone,) = make((4,), num_clients=10, new_clients=0.35)
+    assert sets(alone.new_train) == sets(b.new_train)
+
+
+def test_new_clients_are_scored_on_what_is_held_out_where_there_is_no_test_set(monkeypatch):
+    monkeypatch.setattr(f"{__name__}.DATASET", DATASET._replace(test=np.zeros(300, bool)))
+    f, whole = dealt()
+    assert f.test is None and f.new_test is not None
+    held_out = sets(whole.validation)
+    assert sorted(map(sorted, [*sets(f.new_test), *sets(f.validation)])) == sorted(
+        map(sorted, held_out)
+    )
+    said = complaint(dealt, validation=0.0)
+    assert "new clients of seed 0" in said and "--config.partition.validation=0.1" in said
+
+
+def test_a_pooled_method_does_not_train_on_new_clients():
+    f, _ = dealt()
+    (one,) = federation.pool([f])
+    assert not set(held(one.train)) & set(held(f.new_train))

@@ -228,6 +228,23 @@ def test_a_damaged_file_is_named_with_the_reason(tmp_path, text, reason):
     assert str(caught.value).startswith(f"{path} cannot be used: ")
 
 
+@pytest.mark.parametrize(
+    "changed, reason",
+    [
+        ({"new": None}, "new must be a finite number"),
+        ({"new_tuned": "91"}, "new_tuned must be a finite number"),
+        ({"new_per_client": []}, "new_per_client must be a list of at least one"),
+        ({"new_tuned_loss_per_client": [True]}, r"new_tuned_loss_per_client\[0\] must be a finite"),
+    ],
+)
+def test_scores_of_new_clients_are_checked(changed, reason):
+    row = dict.fromkeys(("round", "seed", "bytes_up", "bytes_down", "seconds"), 1)
+    row |= {"new": 91.5, "new_per_client": [91.5, None], "new_loss": None, "new_tuned": 93.0}
+    files.check(row, files.EVALUATION)
+    with pytest.raises(ValueError, match=reason):
+        files.check({**row, **changed}, files.EVALUATION)
+
+
 def test_no_file_is_no_damage(tmp_path):
     assert files.read_json(tmp_path / "x", files.CONFIG) is None
     assert files.read_json(tmp_path / "x" / "y", files.CONFIG) is None

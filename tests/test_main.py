@@ -17,7 +17,7 @@ from absl.flags import FLAGS
 from commands import call, comparable
 
 import fedjax_lab
-from fedjax_lab import experiment, main
+from fedjax_lab import experiment, main, report
 from fedjax_lab.config import resolve
 from fedjax_lab.config_files import load_config
 from fedjax_lab.errors import BadInput
@@ -405,3 +405,38 @@ def test_a_run_that_an_earlier_version_began_goes_on_with_the_loss(toy, tmp_path
     new = metrics.read_metrics(folder / "metrics.jsonl")
     assert "loss" not in new[0] and new[1]["loss"] == rows[1]["loss"]
     assert new[1]["accuracy"] == rows[1]["accuracy"]
+
+
+NEW = ("--config.partition.new_clients=0.4", "--config.run.rounds=2", "--config.run.eval_every=1")
+
+
+def test_new_clients_are_shown_with_the_partition(toy, tmp_path, capsys):
+    assert call(f"--config={toy}", f"--workdir={tmp_path / 'p'}", "--partition_only", NEW[0]) == 0
+    trained, new = capsys.readouterr().out.split("new clients, which are never trained on:")
+    assert re.findall(r"^ +(\d) ", trained, re.MULTILINE) == ["0", "1", "2", "3"]
+    assert re.findall(r"^ +(\d) ", new, re.MULTILINE) == ["0", "1"]
+
+
+@pytest.mark.slow
+def test_new_clients_are_scored_and_told(toy, tmp_path, capsys):
+    """In metrics.jsonl, in the closing table, in a comparison."""
+    folder = tmp_path / "run"
+    assert call(f"--config={toy}:finetune", *NEW, f"--workdir={folder}") == 0
+    out = capsys.readouterr().out
+    assert re.search(r"^new clients  ", out, re.MULTILINE) and "new clients, tuned" in out
+    for row in comparable(folder):
+        assert len(row["accuracy"]["per_client"]) == 4
+        assert len(row["new_per_client"]) == len(row["new_tuned_loss_per_client"]) == 2
+    assert "new" in json.loads((folder / "summary.json").read_text())["last"]["mean"]
+    assert report.main([str(folder), "--measure=new_tuned"]) == 0
+    out = capsys.readouterr().out
+    (table,) = [part for part in out.split("\n\n") if part.startswith("accuracy, %")]
+    assert re.search(r"^ +n  new, tuned .*  new$", table, re.MULTILINE)
+
+
+@pytest.mark.slow
+def test_a_method_without_a_model_for_new_clients_says_so(toy, tmp_path, capsys):
+    assert call(f"--config={toy}:fedper", *NEW, f"--workdir={tmp_path / 'run'}") == 0
+    out = capsys.readouterr().out
+    assert "the 2 new clients (config.partition.new_clients) are not scored" in out
+    assert "new clients  " not in out

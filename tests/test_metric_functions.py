@@ -171,4 +171,10 @@ def test_what_is_known_of_names_is_what_the_metrics_say():
         ["accuracy"] * 4
     )
     names = ("loss.mean", "global_loss", "domains_loss.a_b.c", "ood_loss")
-    assert {measures.metric_of(name) for name in names} == {"loss"}
+    assert {measures.metric_of(name) for name in (*names, "new_loss", "new_tuned_loss")} == {"loss"}
+    assert {measures.metric_of(name) for name in measures.ONE_NUMBER} == {"accuracy"}
+
+
+@pytest.mark.parametrize("name", ["new", "tuned", "tuned_loss", "new_gap", "new_tuned_gap"])
+def test_a_name_that_would_be_a_measure_of_new_clients_is_refused(name):
+    assert not measures.is_free(name) and measures.is_free("gap_of_new")

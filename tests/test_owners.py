@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from fedjax_lab.errors import BadInput
 from fedjax_lab.owners import Owners
 
 
@@ -27,3 +28,10 @@ def test_clients_are_lined_up_by_segment():
     assert owners.line_up(np.array([0, 2, 7]), 2).tolist() == [0, 2, 3, 3, 7, 7]
     assert owners.own(np.array([0, 2, 3, 3, 7, 8])).tolist() == [7, 8]
     assert owners.segment == range(6, 9) and owners.largest == 3
+
+
+def test_the_same_processes_divide_new_clients():
+    owners = Owners((0, 3, 7, 10), process=1, devices=2)
+    assert owners.of_new(5) == Owners((0, 1, 3, 5), process=1, devices=2)
+    with pytest.raises(BadInput, match="^2 new clients cannot be divided among 3 processes"):
+        owners.of_new(2)

@@ -466,6 +466,25 @@ def test_hold_out_refuses(fraction):
 # Arrays, text, picture
 
 
+@pytest.mark.parametrize(
+    "num_clients, share, count",
+    [(10, 0.0, 0), (10, 0.2, 2), (10, 0.29, 2), (10, 0.3, 3), (10, 0.01, 1), (2, 0.99, 1)],
+)
+def test_new_clients_are_a_share_of_all_and_leave_somebody(num_clients, share, count):
+    assert partition.count_new(num_clients, share) == count
+    new = partition.choose_new(num_clients, share, np.random.default_rng(0))
+    assert new.shape == (num_clients,) and new.sum() == count
+
+
+def test_new_clients_are_chosen_at_random():
+    rng = np.random.default_rng(0)
+    times = sum(partition.choose_new(5, 0.4, rng) for _ in range(1000))
+    assert (abs(times - 400) < 5 * np.sqrt(1000 * 0.24)).all()
+    before = rng.bit_generator.state
+    partition.choose_new(5, 0.0, rng)
+    assert rng.bit_generator.state == before
+
+
 def test_pad():
     parts = [np.array(p, np.int32) for p in ([4, 2, 9], [], [7])]
     rows = partition.pad(parts)

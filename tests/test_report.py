@@ -587,6 +587,29 @@ def test_the_closing_table_has_every_metric(losses):
     assert "global_loss" not in table
 
 
+def test_new_clients_are_compared_where_a_method_scores_them(tmp_path, capsys):
+    """FedAvg's by hand; FedPer has a dash. The closing table and the values of clients, too."""
+    write(tmp_path / "a", {0: (50, 60), 1: (50, 64)})
+    write(tmp_path / "b", {0: (50, 60), 1: (50, 64)}, method="fedper")
+    path = tmp_path / "a/metrics.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    for row in rows:
+        row |= {"new": 70.0 + 2 * row["seed"], "new_per_client": [70.0, None], "new_tuned": 81.0}
+        row |= {"new_loss": 0.5, "new_tuned_loss": 0.25}
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    out = call(capsys, tmp_path, "--measure=new")
+    assert re.search(r"^ +n +new +95 % interval .* new, tuned$", out, re.MULTILINE)
+    assert re.search(r"^fedavg +2 +71.00 \+- 1.41 ", out, re.MULTILINE)
+    assert re.search(r"^fedper +0 +- ", out, re.MULTILINE)
+    out = call(capsys, tmp_path, "--measure=new_tuned_loss")
+    assert "new_tuned_loss (lower is better)" in out and re.search(r"^fedavg +2 +0.2500", out, re.M)
+    ((block,), _) = blocks_of(tmp_path)
+    assert runs.per_client(block.rows[0], "last", "new") == [70.0, 70.0]
+    table = report.closing_table({**metrics.summarize(rows, [0, 1]), "seeds": [0, 1]})
+    assert re.search(r"^new clients +71.00 \+- 1.41", table, re.MULTILINE)
+    assert re.search(r"^new clients, tuned +81.00 \+- 0.00", table, re.MULTILINE)
+
+
 def test_runs_that_measure_other_things_are_one_row(tmp_path):
     write(tmp_path / "a", {0: (50, 60)})
     write(tmp_path / "b", {1: (50, 60)})

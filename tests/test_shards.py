@@ -175,6 +175,36 @@ def test_devices_that_draw_their_clients_do_what_one_does():
     toys.close(of_devices, of_one, rtol=1e-5, atol=1e-6)
 
 
+def test_devices_that_draw_their_clients_score_new_ones_as_one_device_does():
+    """Their examples lie where they are scored, after the model is tuned on them."""
+    new = np.setdiff1d(np.arange(400), disjoint().train.list)[:60].reshape(4, 15)
+    rows = {"new_train": toys.as_rows(new[:, :6]), "new_test": toys.as_rows(new[:, 6:])}
+    federation = jax.device_get(disjoint()._replace(**rows))
+
+    def scores(strategy):
+        engine = Engine(
+            Simulation(
+                seeds=[0],
+                federations=[federation],
+                training=[federation],
+                num_classes=toys.K,
+                stages=(Stage("train", toys.make("finetune", toys.TASK), 3),),
+                plan=PLAN,
+                strategy=strategy,
+            )
+        )
+        engine.compile()
+        return engine.evaluate()[0]
+
+    of_devices = {"by_client": True, "by_row": True, "by_device": True}
+    ours = scores(parallel.on_mesh(MESH, parallel.vectorized(), **of_devices))
+    theirs = scores(parallel.vectorized())
+    for a, b in zip((ours.new, ours.new_tuned), (theirs.new, theirs.new_tuned), strict=True):
+        toys.same(a[:2], b[:2])
+        toys.close(a.measured, b.measured, rtol=1e-5)
+    assert (ours.new.correct != ours.new_tuned.correct).any()
+
+
 def play(method, strategy, federation):
     federation, population = placed(federation, strategy)
     program = simulate.Program(method, PLAN, strategy)

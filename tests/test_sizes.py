@@ -96,6 +96,14 @@ def test_what_devices_cannot_draw_by_themselves_is_refused(asked, complaint):
         divide(sampling="device", **asked)
 
 
+def test_devices_that_draw_their_clients_divide_the_new_ones_too():
+    federation = jax.device_get(toys.with_new(toys.FEDERATION))
+    divided = {"state": "auto", "data": "auto", "sampling": "device"}
+    args = [fedavg(toys.TASK)], [federation], toys.K, 4, sizes.Devices(4, GIB)
+    with pytest.raises(BadInput, match="divides 3 new clients among 4 devices"):
+        sizes.divide(*args, **divided)
+
+
 def test_a_model_larger_than_a_device_is_refused_with_a_remedy():
     method = fedavg(toys.TASK)
     small = sizes.Devices(4, 100)  # bytes

@@ -11,7 +11,7 @@ import pytest
 import toys
 from stops import stopping_after
 
-from fedjax_lab import engine, experiment, parallel, sampling, simulate, streams, tree
+from fedjax_lab import engine, experiment, loaded, parallel, sampling, simulate, streams, tree
 from fedjax_lab.config import resolve
 from fedjax_lab.engine import Engine
 from fedjax_lab.errors import BadInput
@@ -442,3 +442,26 @@ def test_a_view_of_images_may_have_any_shape(way, four_domains):
             playing.play(1)
         if playing.stage_is_over:
             playing.next_stage()
+
+
+@pytest.mark.slow
+def test_new_clients_see_the_examples_through_the_view_of_a_stage(data, tmp_path):
+    """FedConcat: scored with what the concatenated encoders make of their examples, as its folder
+    says when it is loaded; the clusters are those of the others."""
+    config = {
+        "data": {"name": "arrays", "path": data},
+        "partition": {"num_clients": 6, "new_clients": 0.4},
+        "model": {"name": "mlp", "width": 8},
+        "method": {"name": "fedconcat", "num_clusters": 2, "classifier_rounds": 2},
+        "run": {"rounds": 4, "eval_every": 1},
+    }
+    built = experiment.build(resolve(config), [3])
+    rows = runner.run(built, tmp_path / "run", quiet=True).metrics
+    assert all("new" not in row for row in rows if row["stage"] == "encoders")
+    run = loaded.load(tmp_path / "run")
+    assert run.num_clients == 4
+    (federation,) = run.experiment.simulation.federations
+    for held, percent in zip(federation.new_test, rows[-1]["new_per_client"], strict=True):
+        held = held[held >= 0]
+        right = run.predict(run.experiment.dataset.x[held]).argmax(1) == federation.y[held]
+        assert percent == pytest.approx(100 * right.mean())

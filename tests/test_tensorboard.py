@@ -180,6 +180,16 @@ def test_every_value_stands_at_its_round(sweep, logdir, capsys):
                 assert times == tuple(1e9 + 2.0 * after for after in ROUNDS)  # of one seed
 
 
+def test_new_clients_stand_beside_the_other_accuracies_and_losses():
+    row = {"new": 80.0, "new_tuned": 90.0, "new_loss": 0.5, "new_tuned_loss": 0.25}
+    assert tensorboard.scalars({**row, "new_per_client": [80.0]}) == {
+        "accuracy/new": 80.0,
+        "accuracy/new_tuned": 90.0,
+        "loss/new": 0.5,
+        "loss/new_tuned": 0.25,
+    }
+
+
 def test_clients_are_a_histogram(sweep, logdir, capsys):
     call(capsys, logdir, sweep)
     got = points(logdir / "fedavg,mu=0.1/seed-1")["accuracy/per_client"]

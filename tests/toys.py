@@ -36,6 +36,20 @@ def divided(devices):
     return FEDERATION._replace(train=jax.tree.map(jnp.asarray, train))
 
 
+def with_new(federation):
+    """The federation with three new clients: two, five and eleven rows to train on, then four,
+    none and nine to be scored on."""
+    rng = np.random.default_rng(2)
+
+    def rows(first, counts):
+        table = np.full((3, 11), -1)
+        for row, n in zip(table, counts, strict=True):
+            row[:n] = first + rng.choice(200, n, replace=False)
+        return as_rows(table)
+
+    return federation._replace(new_train=rows(0, (2, 5, 11)), new_test=rows(400, (4, 0, 9)))
+
+
 FEDERATION = toy.toy_federation()
 SKEWED = skewed(FEDERATION)
 TASK = make_task(nets.mlp(K, width=16), (D,), K)

@@ -145,9 +145,15 @@ class Side(NamedTuple):
 
 
 @in_style
-def draw_partition(counts: np.ndarray, class_names: Sequence[str]) -> Figure:
-    """How many examples of each class each client holds, counts [C, K]."""
-    rows, columns = Side("client", range(len(counts))), Side("class", class_names)
+def draw_partition(
+    counts: np.ndarray, class_names: Sequence[str], new: np.ndarray | None = None
+) -> Figure:
+    """How many examples of each class each client holds, counts [C, K]; new clients [N, K] last."""
+    names, cuts = [*map(str, range(len(counts)))], []
+    if new is not None and len(new):
+        names, cuts = [*names, *(f"new {i}" for i in range(len(new)))], [len(counts)]
+        counts = np.concatenate([counts, new])
+    rows, columns = Side("client", names, cuts), Side("class", class_names)
     return draw_heat_maps({"": counts}, "examples", rows, columns)
 
 
@@ -317,6 +323,9 @@ def learning_curve(rows: list[dict], title: str) -> Figure:
     return figure
 
 
+_OF_NEW = {"new": "new clients", "new_tuned": "new clients, tuned"}
+
+
 def _curves(rows):
     """{name: {round: [value per seed]}}"""
     curves = {}
@@ -326,6 +335,7 @@ def _curves(rows):
             points["mean over clients"] = row["accuracy"]["mean"]
         points |= {"global": row["global"]} if "global" in row else {}
         points |= {"unseen domain": row["ood"]} if "ood" in row else {}
+        points |= {name: row[key] for key, name in _OF_NEW.items() if key in row}
         if not points and "id" in row:
             points["validation"] = row["id"]
         for name, value in points.items():

@@ -8,6 +8,7 @@ import ml_collections
 from fedjax_lab import experiment
 from fedjax_lab.config import resolve
 from fedjax_lab.data import at_hand
+from fedjax_lab.data.partition import count_new
 from fedjax_lab.errors import BadInput
 from fedjax_lab.methods._communication import default_encoder_rounds
 
@@ -80,8 +81,9 @@ def cost(config: ml_collections.ConfigDict) -> int | None:
     )
     if examples is None:
         return None
-    cohort = run.cohort or config.partition.num_clients
-    share = 1 if method.name == "central" else cohort / config.partition.num_clients
+    clients = config.partition.num_clients
+    trained = clients - count_new(clients, config.partition.new_clients)
+    share = (trained if method.name == "central" else run.cohort or trained) / clients
     epochs = config.local.epochs
     if method.name == "fedrep":
         epochs = method.head_epochs + method.body_epochs

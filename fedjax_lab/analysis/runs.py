@@ -14,12 +14,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedjax_lab.errors import BadInput
-from fedjax_lab.measures import LOWER_IS_BETTER, PER_CLIENT, metric_of
+from fedjax_lab.measures import LOWER_IS_BETTER, OF_NEW, PER_CLIENT, metric_of
 from fedjax_lab.running import files, metrics, provenance
 
 _TESTED = ("accuracy.mean", "global", "ood")  # measured on test examples
 HEADLINES = (*_TESTED, "id")  # what a run is known by: the first it has
-_ACCURACY = ("accuracy", "domains", *HEADLINES[1:])  # keys of an evaluation
+_ACCURACY = ("accuracy", "domains", *HEADLINES[1:], *OF_NEW)  # keys of an evaluation
 _FREE = {"data.normalize", "data.augment"}  # settings of data that leave the federation as it is
 
 

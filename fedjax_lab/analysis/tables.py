@@ -8,7 +8,7 @@ from typing import NamedTuple
 from fedjax_lab.analysis import runs
 from fedjax_lab.analysis.compare import Cost, Entry, Spread
 from fedjax_lab.analysis.runs import Block, shown
-from fedjax_lab.measures import LOWER_IS_BETTER, is_percent, metric_of
+from fedjax_lab.measures import LOWER_IS_BETTER, ONE_NUMBER, is_percent, metric_of
 
 WAYS = {
     "last": "last round",
@@ -22,6 +22,8 @@ MEASURES = {
     "global": "global test set",
     "id": "validation (id)",
     "ood": "unseen domain (ood)",
+    "new": "new clients",
+    "new_tuned": "new clients, tuned",
 }
 _SHORT = {
     "accuracy.mean": "accuracy",
@@ -29,6 +31,8 @@ _SHORT = {
     "global": "global",
     "id": "id",
     "ood": "ood",
+    "new": "new",
+    "new_tuned": "new, tuned",
 }
 NONE = "-"  # a cell without a number
 
@@ -94,7 +98,7 @@ def _compared(section, choice, metric):
     forms = _SHORT
     if metric != "accuracy":
         measured = [f"{metric}.mean", f"{metric}.worst10"]
-        measured += [f"{form}_{metric}" for form in ("global", "id", "ood")]
+        measured += [f"{form}_{metric}" for form in ONE_NUMBER]
         forms = dict(zip(measured, [metric, *list(_SHORT.values())[1:]], strict=True))
     others = [m for m in forms if m in _shared(section) and m != choice.measure]
     head = forms.get(choice.measure, choice.measure)

@@ -285,6 +285,32 @@ def hold_out(parts: Parts, fraction: float, rng: np.random.Generator) -> tuple[P
     return train, validation
 
 
+def count_new(num_clients: int, share: float) -> int:
+    """How many of the clients are new: floor(share * num_clients), or one if that is none.
+
+    BadInput where nobody would be left, or where the share is below 0 or above 1.
+    """
+    if not 0 <= share < 1:
+        raise BadInput(f"config.partition.new_clients must be in [0, 1), got {share}")
+    if share and num_clients < 2:
+        raise BadInput(
+            f"config.partition.new_clients={share} leaves no client to train on: there is"
+            f" {num_clients} (config.partition.num_clients)"
+        )
+    return max(1, min(int(share * num_clients + 1e-9), num_clients - 1)) if share else 0
+
+
+def choose_new(num_clients: int, share: float, rng: np.random.Generator) -> np.ndarray:
+    """Whether each client is a new one, [num_clients] bool: `count_new` of them, at random.
+
+    Without a share no random number is drawn.
+    """
+    new = np.zeros(num_clients, bool)
+    if share:
+        new[rng.choice(num_clients, count_new(num_clients, share), replace=False)] = True
+    return new
+
+
 def pad(parts: Parts) -> np.ndarray:
     """[C, N] int32, N the longest part (at least 1); shorter ones end in -1."""
     sizes = np.array([len(part) for part in parts])

@@ -196,10 +196,11 @@ def with_index(base: Method) -> Method:
         return State(state.server.base, state.private)
 
     scored = base.scored or base.round[-1].send
-    newcomer, record = base.newcomer, base.record
+    newcomer, join, record = base.newcomer, base.join, base.record
     return with_exchanges(base, beside_index)._replace(
         init=None,
         newcomer=newcomer and (lambda state: newcomer(of_base(state))),
+        join=join and (lambda server, client, work: join(server.base, client, work)),
         sample=sample,
         scored=lambda server, id: scored(server.base, id),
         record=record and (lambda state: record(of_base(state))),
@@ -266,7 +267,13 @@ def with_index_loss(method: Method, w: float, index_loss: Callable, sent_once: b
     def tune(message, client, work):
         return method.tune(message, client, altered(work, w, index_loss, work.frozen))
 
-    return with_exchanges(method, with_loss)._replace(tune=method.tune and tune)
+    def join(server, client, work):
+        B_f = work.frozen if sent_once else server.index.feature
+        return method.join(server, client, altered(work, w, index_loss, B_f))
+
+    return with_exchanges(method, with_loss)._replace(
+        tune=method.tune and tune, join=method.join and join
+    )
 
 
 def with_heads_as_index(method: Method) -> Method:

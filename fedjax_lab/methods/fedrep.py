@@ -6,8 +6,11 @@
 
 The head h_i stays on the client. Each phase moves one part alone, momentum and weight decay
 included; running statistics move in both, as in the authors' code. That averages uniformly and ends
-with ten epochs of every head, neither of which is done here.
+with ten epochs of every head, neither of which is done here. A new client trains a fresh head on
+the body that it gets.
 """
+
+import jax
 
 from fedjax_lab import losses, tree
 from fedjax_lab.errors import BadInput
@@ -41,4 +44,9 @@ def fedrep(
         w = work.train(w, head_risk, only=in_head, epochs=head_epochs)
         return work.train(w, risk, only=lambda name: not in_head(name), epochs=body_epochs)
 
-    return partly_private(task, in_head, train)
+    def join(body, client, work):
+        fresh, _ = tree.split(in_head, task.init(jax.random.key(0)))
+        w = work.train(tree.join(body, fresh), head_risk, only=in_head, epochs=max(1, head_epochs))
+        return body, tree.split(in_head, w)[0]
+
+    return partly_private(task, in_head, train)._replace(join=join)

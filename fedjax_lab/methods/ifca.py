@@ -6,15 +6,17 @@
 
 The paper's mean is uniform; FedConcat weighs it by size (`by_size`), as running statistics always
 are. Clusters start from distinct inits; ties go to the lower index; a cluster that nobody picked
-keeps its model. A client is scored on the model that fits its training data best.
+keeps its model. A client, a new one too, is scored on the model that fits its training data best.
 """
+
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 
 from fedjax_lab import clusters, losses, sampling, tree
 from fedjax_lab.methods.fedavg import send
-from fedjax_lab.types import Array, Exchange, Method, State, Task, Weights, Work
+from fedjax_lab.types import Array, Client, Exchange, Method, State, Task, Weights, Work
 
 
 def ifca(
@@ -47,15 +49,16 @@ def ifca(
     def predict(centers, client, x):
         return task.apply(tree.take(centers, client.private), x).logits
 
-    exchange = Exchange(send, local, aggregate)
-    return Method(
-        init=init,
-        round=(exchange,),
-        predict=predict,
-        newcomer=None,
-        sample=sampling.by_size,
-        tune=lambda centers, client, work: (centers, choose(risk, centers, work)),
+    exchange, pick = Exchange(send, local, aggregate), partial(best, risk)
+    method = Method(
+        init=init, round=(exchange,), predict=predict, newcomer=None, sample=sampling.by_size
     )
+    return method._replace(tune=pick, join=pick)
+
+
+def best(risk: losses.Loss, centers: Weights, client: Client, work: Work) -> tuple[Weights, Array]:
+    """What a client predicts with: all models, and which one fits its examples best."""
+    return centers, choose(risk, centers, work)
 
 
 def choose(risk: losses.Loss, centers: Weights, work: Work) -> Array:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from fedjax_lab.aliases import current_config
 from fedjax_lab.data import safe
 from fedjax_lab.errors import MACHINE, BadInput, quoted
+from fedjax_lab.measures import OF_NEW
 
 DEEPEST = 50  # levels of lists and objects in each other
 
@@ -46,6 +47,12 @@ LOSS = {  # the loss, in the forms of the accuracy
     "global_loss?": SCORE,
     "id_loss?": SCORE,
     "ood_loss?": SCORE,
+    **{f"{form}_loss?": SCORE for form in OF_NEW},
+}
+PER_CLIENT = {  # the values of single clients, of forms that are one number
+    f"{form}{metric}_per_client?": [SCORE]
+    for form in ("id", "ood", *OF_NEW)
+    for metric in ("", "_loss")
 }
 EVALUATION = {  # a line of metrics.jsonl; metrics that a config names may have any keys besides
     "round": COUNT,
@@ -56,12 +63,10 @@ EVALUATION = {  # a line of metrics.jsonl; metrics that a config names may have 
     "domains?": {"*": NUMBER},
     "global?": NUMBER,
     "id?": NUMBER,
-    "id_per_client?": [SCORE],
     "ood?": NUMBER,
-    "ood_per_client?": [SCORE],
+    **{f"{form}?": NUMBER for form in OF_NEW},
     **LOSS,
-    "id_loss_per_client?": [SCORE],
-    "ood_loss_per_client?": [SCORE],
+    **PER_CLIENT,
     "bytes_up": NUMBER,
     "bytes_down": NUMBER,
     "seconds": NUMBER,
@@ -82,6 +87,7 @@ _SCORES = {
     "global?": NUMBER,
     "id?": NUMBER,
     "ood?": NUMBER,
+    **{f"{form}?": NUMBER for form in OF_NEW},
     **LOSS,
 }
 _WAY = {"per_seed": {"*": _SCORES}, "mean": _SCORES, "std?": _SCORES}

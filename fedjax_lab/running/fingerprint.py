@@ -9,7 +9,7 @@ from fedjax_lab.data.lazy import LazyArray
 from fedjax_lab.errors import BadInput
 from fedjax_lab.experiment import Experiment
 from fedjax_lab.running.checkpoint import numbers
-from fedjax_lab.types import Rows
+from fedjax_lab.types import NEW_ROWS, Rows
 
 ROWS = {  # of a federation, by the names that are part of the digests
     "train": "train",
@@ -17,6 +17,7 @@ ROWS = {  # of a federation, by the names that are part of the digests
     "test": "test",
     "world": "global_test",
     "unseen": "unseen",
+    **dict(zip(NEW_ROWS, NEW_ROWS, strict=True)),
 }
 START = "what the run starts from"  # the states or weights of config.run.start_from
 DRAWING = "devices that draw clients"  # not a digest but their number

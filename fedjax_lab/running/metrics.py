@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from fedjax_lab.errors import MACHINE, BadInput, quoted
-from fedjax_lab.measures import NO_MEASURES, PER_CLIENT
+from fedjax_lab.measures import FORMS, NO_MEASURES, PER_CLIENT
 from fedjax_lab.running import cloud, files, provenance
 
 
@@ -104,7 +104,7 @@ def read_metrics(path: Path) -> list[dict]:
 
 def _layout(row):
     """Which measurements an evaluation has, and of how many clients."""
-    scores = {key: row[key] for key in ("accuracy", "domains", "global", "id", "ood") if key in row}
+    scores = {key: row[key] for key in ("accuracy", *FORMS) if key in row}
     clients = len(row.get("accuracy", {}).get("per_client", ()))
     return _flat(scores).keys(), clients
 

@@ -119,6 +119,8 @@ def _play(experiment, engine, folder, rows, quiet, profile):
 
 def _play_stage(experiment, engine, folder, rows, progress, profile):
     """Plays the rounds of a stage that are left. An interrupt waits until the state is saved."""
+    if remark := _new_clients_unscored(experiment, engine.stage):
+        progress.tell(remark)
     profile.begin_stage(engine)
     rounds, times = experiment.simulation.plan.rounds, evaluations(experiment, engine)
     with interrupts.delayed() as stop:
@@ -138,6 +140,19 @@ def _play_stage(experiment, engine, folder, rows, progress, profile):
             folder.save(engine, force=stopping or engine.played in engine.ends)
             if stopping and engine.played < rounds:
                 raise Interrupted(f"interrupted after round {engine.played} of {rounds}")
+
+
+def _new_clients_unscored(experiment, stage):
+    """One line where a stage that is scored has no model for new clients; "" otherwise."""
+    rows = experiment.simulation.federations[0].new_test
+    embedded = stage.view is not None and stage.view.embedded
+    if rows is None or embedded or evaluate.scores_new(stage.method):
+        return ""
+    return (
+        f"the {len(rows)} new clients (config.partition.new_clients) are not scored in stage"
+        f" {stage.name}: {experiment.config.method.name} has no model for a client that took no"
+        " part in training"
+    )
 
 
 def _rows(experiment, engine, since, earlier):

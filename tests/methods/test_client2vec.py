@@ -293,6 +293,21 @@ def test_a_base_that_tunes_is_scored_after_it():
     )
 
 
+def test_a_new_client_joins_as_the_base_says():
+    """FedRep's fresh head is trained on the base's body, with the altered loss."""
+    plain, altered = (
+        improved(base="fedrep", local_weight=w, local_training=w > 0) for w in (0.0, 50.0)
+    )
+    heads = []
+    for method, state, stage in (plain, altered):
+        of_client = federation(stage, state), toys.SKEWED.train[1]
+        work, _ = simulate.make_work(*of_client, toys.PLAN, KEYS.score)
+        body, head = method.join(state.server, tree.take(POPULATION, 1), work)
+        toys.same(body, state.server.base)
+        heads.append(head.params["head"]["kernel"])
+    assert float(jnp.abs(heads[0] - heads[1]).max()) > 1e-5
+
+
 def test_heads_are_the_index_of_local_weights():
     """H is of the heads that have just arrived."""
     stage = stages(index="local_weights", history_gamma=0.0)[-1]

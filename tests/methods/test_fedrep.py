@@ -68,3 +68,21 @@ def test_fedrep_against_numpy():
     assert float(sums.steps) == 2 * 3 * (3 + 2)
     for i in range(toys.C):
         naive.close(tree.join(state.server, tree.take(state.private, i)), body + heads[i])
+
+
+def test_a_new_client_trains_a_fresh_head_on_the_body():
+    """By hand, in the round's epochs; the body stays, and so does that of everybody else."""
+    method = toys.make("fedrep", toys.TASK, head_epochs=naive.STEPS)
+    body = simulate.init(method, KEYS, toys.C).server
+    work, _ = make_work(toys.FEDERATION, toys.FEDERATION.train[1], naive.FULL, KEYS.score)
+    same_body, trained = method.join(body, tree.take(toys.POPULATION, 1), work)
+    toys.same(same_body, body)
+    fresh = toys.TASK.init(jax.random.key(0))
+    first = naive.weights_of(fresh._replace(params={**body.params, "head": fresh.params["head"]}))
+
+    def gradient_of_head(w):
+        _, (*_, B, b) = naive.gradient(w, *naive.data_of(1))
+        return [-naive.DECAY * w[0], -naive.DECAY * w[1], B, b]  # the body has no weight decay
+
+    expected = naive.descend(first, gradient_of_head)
+    naive.close(tree.join(body, trained), expected)

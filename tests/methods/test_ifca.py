@@ -21,6 +21,11 @@ def score(method, state):
     return run(simulate.Lane(toys.FEDERATION, toys.POPULATION, KEYS), state, 0)
 
 
+def logits_of(w, rows):
+    A, a, B, b = w
+    return np.maximum(np.asarray(toys.FEDERATION.x)[rows] @ A + a, 0) @ B + b
+
+
 @pytest.mark.slow
 def test_ifca_round_against_numpy():
     method = toys.make("ifca", toys.TASK, num_clusters=3)
@@ -54,9 +59,7 @@ def test_ifca_scores_a_client_on_the_model_that_fits_it_best():
         centers = [naive.weights_of(tree.take(state.server, k)) for k in range(3)]
         best = min(centers, key=lambda w, i=i: naive.gradient(w, *naive.data_of(i))[0])
         rows = np.asarray(toys.FEDERATION.test[i])
-        A, a, B, b = best
-        logits = np.maximum(np.asarray(toys.FEDERATION.x)[rows] @ A + a, 0) @ B + b
-        right = (logits.argmax(1) == np.asarray(toys.FEDERATION.y)[rows]).sum()
+        right = (logits_of(best, rows).argmax(1) == np.asarray(toys.FEDERATION.y)[rows]).sum()
         assert int(scores.test.correct[i, 0]) == right
 
 
@@ -97,3 +100,29 @@ def test_ifca_may_start_from_one_model():
     method = toys.make("ifca", num_clusters=2, distinct_starts=False)
     centers = simulate.init(method, toys_keys(), toys.C).server
     toys.same(tree.take(centers, 0), tree.take(centers, 1))
+
+
+def test_a_new_client_is_scored_on_the_model_that_fits_it_best():
+    """It asks its own training data, and has no score before that."""
+    method = toys.make("ifca", toys.TASK, num_clusters=3)
+    state = simulate.init(method, KEYS, toys.C)
+    params = tree.scale(0.1, state.server.params)
+    params["head"]["bias"] = jnp.eye(3, toys.K)  # cluster k suits a client with much of class k
+    state = state._replace(server=state.server._replace(params=params))
+    federation = toys.with_new(toys.FEDERATION)
+    new = jax.tree.map(jnp.asarray, simulate.new_on_host(federation, toys.K))
+    lane = simulate.Lane(federation, toys.POPULATION, KEYS, new=new)
+    program = simulate.Program(method, toys.PLAN, toys.VECTORIZED)
+    scores = jax.jit(functools.partial(evaluate.score, program))(lane, state, 0)
+    assert scores.new is None
+    centers = [naive.weights_of(tree.take(state.server, k)) for k in range(3)]
+    x, y = (np.asarray(a) for a in federation[:2])
+    right, picked = [], set()
+    for train, test in zip(federation.new_train, federation.new_test, strict=True):
+        train, test = (rows[rows >= 0] for rows in (train, test))
+        losses = [naive.gradient(w, x[train], y[train])[0] for w in centers]
+        picked.add(int(np.argmin(losses)))
+        best = centers[int(np.argmin(losses))]
+        right.append(int((logits_of(best, test).argmax(1) == y[test]).sum()))
+    assert scores.new_tuned.correct[:, 0].astype(int).tolist() == right
+    assert len(picked) > 1

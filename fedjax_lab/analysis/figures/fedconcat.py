@@ -17,6 +17,7 @@ from matplotlib.figure import Figure
 
 from fedjax_lab.analysis import plots
 from fedjax_lab.analysis.figures.drawn import Drawn, by_name
+from fedjax_lab.data.partition import count_new
 from fedjax_lab.errors import BadInput
 from fedjax_lab.running import files, metrics
 
@@ -49,7 +50,9 @@ def accuracy_by_megabytes(workdir: Path) -> tuple[np.ndarray, np.ndarray]:
     rows = metrics.read_metrics(workdir / "metrics.jsonl")
     if config is None or not rows:
         raise BadInput(f"{workdir} holds no metrics.jsonl of a run with its config.json")
-    clients = config["partition"]["num_clients"]
+    partition = config["partition"]
+    clients = partition["num_clients"]
+    clients -= count_new(clients, partition.get("new_clients", 0.0))
     points = defaultdict(list)
     for row in rows:
         megabytes = (row["bytes_up"] + row["bytes_down"]) / clients / 1e6
