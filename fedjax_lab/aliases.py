@@ -15,7 +15,7 @@ ALIASES = {  # SECTION.KEY or SECTION.KEY=VALUE of an earlier version: what it i
 
 ADDED = {  # keys that earlier versions did not have, and what those did
     "model": {"pretrained": ""},
-    "run": {"metrics": [], "sampling": ""},
+    "run": {"metrics": [], "sampling": "", "patience": 0, "target": 0.0, "max_seconds": 0.0},
     "engine": {
         "dtype": "float32",
         "precision": "default",

@@ -71,6 +71,9 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "rounds": 50,  # fedconcat: of FedAvg, whose bytes it spends
         "cohort": 0,  # clients a round; 0: all
         "eval_every": 10,
+        "patience": 0,  # evaluations without a better accuracy on validation rows; 0: no rule
+        "target": 0.0,  # accuracy in percent that ends the run; 0: none
+        "max_seconds": 0.0,  # for which a command trains; 0: no limit
         "metrics": (),  # besides accuracy and loss: names of metrics
         "seed": 0,
         "sampling": "",  # who takes part in a round; empty: as the method says
@@ -128,6 +131,9 @@ NOT_NEGATIVE = (
     "local.clip",
     "run.cohort",
     "run.seed",
+    "run.patience",
+    "run.target",
+    "run.max_seconds",
     "engine.chunk",
 )
 
@@ -331,6 +337,7 @@ def _check_values(full):
     for key in NOT_NEGATIVE:
         check_not_negative(key, value_at(full, key))
     _check_clients(**full["partition"], cohort=full["run"]["cohort"])
+    _check_rules(full["run"], full["partition"]["validation"])
 
 
 def _check_clients(num_clients, validation, cohort, **_):
@@ -340,6 +347,17 @@ def _check_clients(num_clients, validation, cohort, **_):
         raise BadInput(
             f"config.run.cohort={cohort} is more than config.partition.num_clients={num_clients}"
         )
+
+
+def _check_rules(run, validation):
+    """Of those that end a run early."""
+    if run["patience"] and not validation:
+        raise BadInput(
+            f"config.run.patience={run['patience']} goes by the accuracy on validation examples,"
+            " and there are none; hold some out with --config.partition.validation=0.1"
+        )
+    if run["target"] > 100:
+        raise BadInput(f"config.run.target is a percentage, got {run['target']}")
 
 
 def _check_value(key, value):
