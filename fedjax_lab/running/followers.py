@@ -18,7 +18,7 @@ from fedjax_lab.running import files, metrics
 from fedjax_lab.running.loggers import Begin, Facts
 from fedjax_lab.running.workdir import saved_config
 
-LAST_SECONDS = 30.0  # that all loggers have at the end of a run
+LAST_SECONDS = 20.0  # that all loggers have at the end of a run
 FILE = "loggers.json"  # of a run's folder: the id and the newest round of each logger
 _KEPT = {"*": {"id?": files.TEXT, "round": files.COUNT}}
 
@@ -135,20 +135,21 @@ class _Follower:
             self._warn("it takes too long")
 
     def _work(self):
-        while True:
-            news = self.queue.get()
-            is_end = isinstance(news, _End)
-            if not is_end:
-                self._waiting.append(news)
+        end = None
+        while end is None and not self._is_late:
+            news = [self.queue.get()]
+            while not self.queue.empty():
+                news.append(self.queue.get())
+            if isinstance(news[-1], _End):
+                end = news.pop()
+            self._waiting += news
             try:
                 self._catch_up()
-                if is_end:
-                    self._logger.end(news.summary)
+                if end is not None:
+                    self._logger.end(end.summary)
                 self._failed = False
             except (Exception, SystemExit) as error:
                 self._warn(reason_of(error))
-            if is_end:
-                return
 
     def _catch_up(self):
         """Logs what is waiting, and begins before."""

@@ -12,13 +12,19 @@ from flax.traverse_util import flatten_dict
 
 from fedjax_lab.running.loggers import Facts, Logger, final, scalars
 
+HURRIED = {  # what MLflow's own patience becomes: what fails is tried again by us
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
+    "MLFLOW_LOGGING_LEVEL": "WARNING",
+}
 PARAMETERS = 100  # that MLflow takes at a time
 LONGEST = 6000  # characters of a parameter's value
 
 
 def begin(facts: Facts) -> Logger:
     """A new run, or the one with this id."""
-    os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")  # before it is imported
+    for name, value in HURRIED.items():
+        os.environ.setdefault(name, value)
     from mlflow import MlflowClient
     from mlflow.entities import Metric, Param
 

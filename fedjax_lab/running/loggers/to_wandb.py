@@ -9,16 +9,26 @@ import os
 from fedjax_lab.errors import warn
 from fedjax_lab.running.loggers import Facts, Logger, final, scalars
 
-INIT_SECONDS = 20  # to reach the service
-FINISH_SECONDS = 20  # to upload what is left
+REACH_SECONDS = 5  # to see whether the service can be reached
+LIMITS = {"init_timeout": 10, "finish_timeout": 10, "finish_timeout_raises": True}  # seconds
 
 
 def begin(facts: Facts) -> Logger:
     """A new run, or the one with this id."""
+    os.environ.setdefault("WANDB_SILENT", "true")
     import wandb
 
-    run = _new_run(wandb, facts)
-    offline = run.settings.mode != "online"
+    run = wandb.init(
+        project=os.environ.get("WANDB_PROJECT") or "fedjax_lab",
+        group=os.environ.get("WANDB_RUN_GROUP") or facts.group,
+        name=os.environ.get("WANDB_NAME") or facts.name,
+        config=facts.config,
+        id=facts.id,
+        resume="allow",
+        reinit="create_new",  # joined runs are several at a time
+        mode=_mode(wandb),
+        settings=wandb.Settings(console="off", **LIMITS),
+    )
 
     def log(rows):
         run.log(scalars(rows), step=rows[0]["round"])
@@ -29,30 +39,30 @@ def begin(facts: Facts) -> Logger:
             run.summary.update({**final(summary), **stopped})
         run.finish(exit_code=int(summary is None))
 
-    # Each process that logs offline makes files of its own: the newest have the whole run.
-    return Logger(log, end, id=run.id, round=0 if offline else facts.round)
+    # Each process that logs offline makes files of its own, so that the newest have the whole run.
+    return Logger(log, end, id=run.id, round=0 if run.offline else facts.round)
 
 
-def _new_run(wandb, facts):
-    limits = {"init_timeout": INIT_SECONDS, "finish_timeout": FINISH_SECONDS}
-    manners = {"silent": True, "console": "off", "finish_timeout_raises": True}
-    options = {
-        "project": os.environ.get("WANDB_PROJECT") or "fedjax_lab",
-        "group": os.environ.get("WANDB_RUN_GROUP") or facts.group,
-        "name": os.environ.get("WANDB_NAME") or facts.name,
-        "config": facts.config,
-        "id": facts.id,
-        "resume": "allow",
-        "settings": wandb.Settings(**limits, **manners),
-        "reinit": "create_new",  # joined runs are several at a time
-    }
+def _mode(wandb):
+    """Offline, where the service cannot be used now; None: as the user has chosen."""
     if os.environ.get("WANDB_MODE"):
-        return wandb.init(**options)
+        return None
+    url = wandb.setup().settings.base_url
+    if not wandb.login(prompt=False, verify=False):
+        reason = "nobody is logged in"
+    elif not _answers(url):
+        reason = f"{url} cannot be reached"
+    else:
+        return None
+    warn(f"--log=wandb: {reason}; the run is logged offline, `wandb sync` uploads it")
+    return "offline"
+
+
+def _answers(url):
+    import requests  # which wandb needs
+
     try:
-        if not wandb.login(prompt=False, verify=False):
-            raise wandb.errors.UsageError("nobody is logged in")
-        return wandb.init(**options)
-    except wandb.errors.Error as error:
-        said = (str(error).splitlines() or [""])[0]
-        warn(f"--log=wandb: offline, as {said}; `wandb sync` uploads the run")
-        return wandb.init(**options, mode="offline")
+        requests.head(url, timeout=REACH_SECONDS)
+    except requests.RequestException:
+        return False
+    return True
