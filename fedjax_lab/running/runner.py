@@ -253,7 +253,7 @@ def _ask(on_evaluation, engine, rows):
             raise RuntimeError("a state can be asked for until on_evaluation returns")
         return copies()[i]
 
-    answers = [on_evaluation(row, functools.partial(state_of, i)) for i, row in enumerate(rows)]
+    answers = [on_evaluation({**row}, functools.partial(state_of, i)) for i, row in enumerate(rows)]
     return any(isinstance(answer, str) and answer == STOP for answer in answers)
 
 
