@@ -2,23 +2,49 @@
 
 __version__ = "0.1.0"
 
+STOP = "stop"  # what `on_evaluation` returns to end a run
 
-def run(config, *, workdir=None, seeds=None, resume=False, quiet=False, profile=None):
+
+def run(
+    config,
+    *,
+    workdir=None,
+    seeds=None,
+    resume=False,
+    quiet=False,
+    profile=None,
+    log=(),
+    on_evaluation=None,
+):
     """Runs a config (a ConfigDict or dict, as `get_config` gives) and returns a `runner.Result`.
 
-    The same as the command line; with no workdir nothing is written. Raises `errors.BadInput`,
-    `runner.Diverged` or `runner.Interrupted`.
+    The same as the command line; with no workdir nothing is written.
+
+    Args:
+      config: its sections, each with the values that are not defaults.
+      workdir, seeds, resume, profile: as on the command line.
+      quiet: whether nothing is printed.
+      log: the names of loggers, or functions that begin one; see `running/loggers`.
+      on_evaluation: called as on_evaluation(row, state) after each evaluation, once for each seed:
+        `row` is the new line of metrics.jsonl, and `state()` gives the seed's state in copies that
+        may be kept. Where it returns `fedjax_lab.STOP`, the run ends with this evaluation. What it
+        raises ends the run as well, with the state saved. Each of several processes calls it, and
+        if one of them asks for a state, all have to.
+
+    Raises `errors.BadInput`, `runner.Diverged` or `runner.Interrupted`.
     """
     from fedjax_lab import experiment
     from fedjax_lab.config import resolve
-    from fedjax_lab.running import cloud, runner
+    from fedjax_lab.running import cloud, loggers, runner
     from fedjax_lab.running.workdir import owned
 
     config = resolve(config)
     seeds = [config.run.seed] if seeds is None else list(seeds)
+    chosen = loggers.find(log)  # before anything is loaded
     with cloud.staged(workdir or None) as path:
         with owned(path, config, seeds, resume):  # before anything is loaded
-            result = runner.run(experiment.build(config, seeds), path, resume, quiet, profile)
+            built = experiment.build(config, seeds)
+            result = runner.run(built, path, resume, quiet, profile, chosen, on_evaluation)
         return result._replace(workdir=workdir) if cloud.is_remote(path) else result
 
 

@@ -26,6 +26,9 @@ ADDED = {  # keys that earlier versions did not have, and what those did
         "start_with": "global",
         "server_schedule": "constant",
         "server_warmup": 0,
+        "patience": 0,
+        "target": 0.0,
+        "max_seconds": 0.0,
     },
     "engine": {
         "dtype": "float32",

@@ -77,6 +77,9 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "rounds": 50,  # fedconcat: of FedAvg, whose bytes it spends
         "cohort": 0,  # clients a round; 0: all
         "eval_every": 10,
+        "patience": 0,  # evaluations without a better accuracy on validation rows; 0: no rule
+        "target": 0.0,  # accuracy in percent that ends the run; 0: none
+        "max_seconds": 0.0,  # for which a command trains; 0: no limit
         "metrics": (),  # besides accuracy and loss: names of metrics
         "seed": 0,
         "start_from": "",  # the folder of another run
@@ -143,6 +146,9 @@ NOT_NEGATIVE = (
     "run.server_warmup",
     "run.cohort",
     "run.seed",
+    "run.patience",
+    "run.target",
+    "run.max_seconds",
     "engine.chunk",
 )
 
@@ -374,6 +380,7 @@ def _check_values(full):
         check_not_negative(key, value_at(full, key))
     _check_clients(**full["partition"], cohort=full["run"]["cohort"])
     _check_failures(full["run"], full["local"])
+    _check_rules(full["run"], full["partition"]["validation"])
 
 
 def _check_clients(num_clients, validation, new_clients, cohort, **_):
@@ -396,6 +403,17 @@ def _check_failures(run, local):
             f"config.run.straggler={run['straggler']} needs config.local.epochs of at least 2, of"
             f" which a straggler makes some; got {local['epochs']}"
         )
+
+
+def _check_rules(run, validation):
+    """Of those that end a run early."""
+    if run["patience"] and not validation:
+        raise BadInput(
+            f"config.run.patience={run['patience']} goes by the accuracy on validation examples,"
+            " and there are none; hold some out with --config.partition.validation=0.1"
+        )
+    if run["target"] > 100:
+        raise BadInput(f"config.run.target is a percentage, got {run['target']}")
 
 
 def _check_value(key, value):

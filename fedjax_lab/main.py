@@ -2,7 +2,7 @@
 
 python -m fedjax_lab.main --config=quickstart[:METHOD] [--config.method.mu=0.1 ...]
                           [--workdir=DIR] [--seeds=0,1,2] [--resume] [--partition_only]
-                          [--profile=ROUNDS] [--distributed=auto|I/N@HOST:PORT]
+                          [--profile=ROUNDS] [--log=wandb,mlflow] [--distributed=auto|I/N@HOST:PORT]
                           [--nocompilation_cache] [--flagfile=FILE] [--show_config]
 python -m fedjax_lab.main --help-method NAME
 
@@ -18,6 +18,9 @@ python -m fedjax_lab.main --help-method NAME
 --partition_only  shows who holds what, as a table and a picture, and trains nothing
 --profile         rounds to record, after the first three, in DIR/profile: a trace that TensorBoard
                   (xprof) and Perfetto open; the results do not depend on it
+--log             loggers that follow the run: wandb, mlflow, tensorboard (event files in
+                  DIR/tensorboard), or MODULE:FUNCTION of your own, see running/loggers. A run that
+                  is resumed goes on in the same run of the service; no service holds a run up
 --distributed     this is one of several processes that together make one run; see below
 --nocompilation_cache
                   compiles all programs anew. Otherwise they are kept for later runs in the user's
@@ -70,6 +73,7 @@ SEEDS = flags.DEFINE_list("seeds", None, "such as 0,1,2 or 0-2; default: config.
 RESUME = flags.DEFINE_bool("resume", False, "go on from the newest checkpoint of the workdir")
 PARTITION_ONLY = flags.DEFINE_bool("partition_only", False, "show who holds what; train nothing")
 PROFILE = flags.DEFINE_string("profile", None, "rounds to record for TensorBoard and Perfetto")
+LOG = flags.DEFINE_list("log", [], "loggers: wandb, mlflow, tensorboard, MODULE:FUNCTION")
 COMPILATION_CACHE = flags.DEFINE_bool("compilation_cache", True, "keep compiled programs on disk")
 DISTRIBUTED = flags.DEFINE_string("distributed", None, "one of many processes: auto, I/N@HOST:PORT")
 
@@ -107,8 +111,9 @@ def _main(argv):
     from fedjax_lab import parallel
     from fedjax_lab.config import resolve
     from fedjax_lab.config_files import load_config
-    from fedjax_lab.running import workdir
+    from fedjax_lab.running import loggers, workdir
 
+    loggers.find(LOG.value)
     parallel.check_devices()
     config = resolve(load_config(CONFIG.value), overrides)
     seeds = seeds or [config.run.seed]
@@ -177,7 +182,7 @@ def _train(config, seeds, profile, path):
         how = partial(_how_to_continue, folder, is_new=True)
         command.continue_with(how, partial(_saved, folder))
     try:
-        result = runner.run(job, folder, RESUME.value, profile=profile)
+        result = runner.run(job, folder, RESUME.value, profile=profile, log=LOG.value)
     except runner.Diverged as error:
         print(f"error: {error}", file=sys.stderr)
         return 3
@@ -342,8 +347,9 @@ def _show(result):
     summary = result.summary
     print()
     print(report.closing_table(summary))
+    early = f", stopped by {summary['stopped']['rule']}," if "stopped" in summary else ""
     print(
-        f"\n{summary['rounds']} rounds in {summary['seconds']:.1f} s"
+        f"\n{summary['rounds']} rounds{early} in {summary['seconds']:.1f} s"
         f" (compiled in {summary['compile_seconds']:.1f} s) on {summary['device']}"
     )
     folder, curve = result.workdir, result.workdir / "plots/learning_curve.png"

@@ -47,6 +47,11 @@ MEANINGS = {
     "run.rounds": "rounds of the run; of FedConcat: of FedAvg, whose bytes it spends",
     "run.cohort": "clients that take part in a round; 0: all",
     "run.eval_every": "rounds between two evaluations",
+    "run.patience": "ends the run after so many evaluations without a better accuracy on validation"
+    " examples; 0: never",
+    "run.target": "ends the run when its accuracy in percent has reached this; 0: never",
+    "run.max_seconds": "ends the run, with its state saved, when the command has compiled, trained"
+    " and evaluated for so many seconds; --resume goes on; 0: never",
     "run.seed": "the seed where --seeds names none",
     "run.start_from": "the folder of a run at whose end this one starts; empty: anew",
     "run.start_with": "global: from its global model, whatever the method; state: from its whole"

@@ -52,6 +52,9 @@ def closing_table(summary: dict) -> str:
     seeds = summary["seeds"]
     if len(seeds) > 1:
         lines.append(f"mean +- sample standard deviation over {len(seeds)} seeds")
+    if "stopped" in summary:
+        stopped = summary["stopped"]
+        lines.append(f"stopped by {stopped['rule']} after round {stopped['round']}")
     if any(runs.peeks(way, chosen[way][0]) for way in ways):
         lines.append("maxima are chosen on the test set itself")
     return "\n".join(lines)

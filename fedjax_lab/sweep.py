@@ -3,7 +3,8 @@
 python -m fedjax_lab.sweep --config=configs/X.py --out=DIR [--methods=fedavg,fedprox]
                            [--grid=method.mu=0.01,0.1] [--grid=partition.alpha=0.1,0.5]
                            [--seeds=0,1,2] [--workers=N | --together] [--share=I/N]
-                           [--nocompilation_cache] [--config.run.rounds=20 ...]
+                           [--log=wandb,mlflow] [--nocompilation_cache]
+                           [--config.run.rounds=20 ...]
 
 A cell is a method at a grid point, with all seeds in one run. Its folder DIR/CELL is that of a run
 of fedjax_lab.main; DIR/sweep.json is the plan. A method without a setting that is in the grid for
@@ -15,6 +16,9 @@ Cells run one after another in this process, or N at a time in processes of thei
 each with its share of the cores, on GPUs each on one of them. With --together new cells that differ
 in numbers of `method` and `local` alone run as one vmapped computation; where that fails (memory,
 a number that a method does not let be traced, a cell that diverges) they go on one by one.
+
+With --log (see fedjax_lab.main) each cell is one run of the service. All of them are in one group
+of Weights & Biases, or one experiment of MLflow, with the name of DIR.
 
 DIR may be in the cloud (gs://BUCKET/FOLDER, see fedjax_lab.main), where a sweep has no lock: start
 it once, or with --share. Where two commands run the same cell, the one that began first gives it
@@ -52,7 +56,7 @@ from fedjax_lab.config_files import split
 from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.errors import BadInput, cut, parse, quoted
 from fedjax_lab.main import parse_seeds, split_overrides
-from fedjax_lab.running import cloud, compilation_cache, lock, runner, workdir
+from fedjax_lab.running import cloud, compilation_cache, lock, loggers, runner, workdir
 from fedjax_lab.running.sweep_folder import (
     DIVERGED,
     Outcome,
@@ -98,16 +102,16 @@ def check(cells: Iterable[Cell], load: Callable[..., Dataset]) -> None:
 
 
 def run_here(
-    groups: Iterable[list[Cell]], out: Path, load: Callable[..., Dataset]
+    groups: Iterable[list[Cell]], out: Path, load: Callable[..., Dataset], log: str = ""
 ) -> Generator[tuple[Cell, Outcome], None, None]:
     """Runs cells in this process, each group as one computation or else one after another."""
     for group in groups:
         if len(group) > 1:
-            _try_together(group, out, load)
+            _try_together(group, out, load, log)
             gc.collect()
         for cell in group:
             folder = out / cell.name
-            yield cell, ended(folder) or _run_one(cell, make_ready(folder), load)
+            yield cell, ended(folder) or _run_one(cell, make_ready(folder), load, log)
             gc.collect()  # the devices' memory
 
 
@@ -125,19 +129,20 @@ def alike(cells: Iterable[Cell], out: Path) -> list[list[Cell]]:
     return list(groups.values())
 
 
-def _try_together(group, out, load):
+def _try_together(group, out, load, log):
     try:
         parts = [experiment.build(c.config, c.seeds, load(c.config)) for c in group]
-        runner.run_together(parts, [make_ready(out / c.name) for c in group])
+        runner.run_together(parts, [make_ready(out / c.name) for c in group], log)
     except (Exception, SystemExit) as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         tqdm.write(f"not together but one by one: {group[0].name} ...: {reason:.200}")
 
 
-def _run_one(cell, folder, load):
+def _run_one(cell, folder, load, log):
     try:
         job = experiment.build(cell.config, cell.seeds, load(cell.config))
-        runner.run(job, folder, resume=(folder / "config.json").exists(), quiet=True)
+        is_begun = (folder / "config.json").exists()
+        runner.run(job, folder, resume=is_begun, quiet=True, log=log)
     except BadInput as error:
         return Outcome(2, str(error))
     except runner.Diverged as error:
@@ -241,7 +246,7 @@ def _sweep(args, shared, cells, chosen, keys, out):
         results = run_in_workers(todo, out, shared, args.workers)
     else:
         groups = alike(todo, out) if args.together else [[cell] for cell in todo]
-        results = run_here(groups, out, load)
+        results = run_here(groups, out, load, shared.log)
     follow(results, len(todo), len(chosen), out)
     print(f"\nafter the last round\n{table(chosen, keys, out)}\n\nresults: {place}")
     return int(any(ended(out / name) is None for name in chosen))
@@ -264,7 +269,8 @@ def _parse(argv):
         raise BadInput(f"--workers must be from 0 to {MOST_WORKERS}, got {quoted(args.workers)}")
     path, methods = _methods(args)
     seeds = parse_seeds(None if args.seeds is None else args.seeds.split(","))
-    return args, methods, Shared(path, overrides, seeds, args.compilation_cache)
+    loggers.find(args.log)
+    return args, methods, Shared(path, overrides, seeds, args.compilation_cache, args.log)
 
 
 def _parser():
@@ -276,6 +282,7 @@ def _parser():
     parser.add_argument("--together", action="store_true")
     parser.add_argument("--nocompilation_cache", action="store_false", dest="compilation_cache")
     parser.add_argument("--share", default="0/1")
+    parser.add_argument("--log", default="")
     return parser
 
 

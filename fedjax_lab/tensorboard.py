@@ -22,30 +22,19 @@ if __name__ == "__main__":  # before the imports, which an interrupt may meet
     command.begin()
 
 import argparse
-import io
 import json
 import os
-import struct
 import sys
-import textwrap
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
-from PIL import Image
-
 from fedjax_lab import command, interrupts
 from fedjax_lab.analysis import runs
 from fedjax_lab.errors import MACHINE, BadInput, parse
-from fedjax_lab.measures import metric_of
-from fedjax_lab.running import cloud, files, metrics
+from fedjax_lab.running import cloud, event_files, files
 
 POLL_SECONDS = 5
-_ENDING = ".fedjax_lab"  # of the event files that are ours to replace
-_TAGS = {"train_loss": "train/loss", "bytes_up": "bytes/up", "bytes_down": "bytes/down"}
-_BARS = 20  # of a histogram
 
 
 class Written(NamedTuple):
@@ -140,20 +129,20 @@ def _write(folder, target, old):
     run, config = runs.read(folder), (folder / "config.json").read_text(encoding="utf-8")
     lines = [config, *map(json.dumps, run.rows)]
     if old is None or not old.lines or lines[: len(old.lines)] != old.lines:
-        old = _begin(target)
+        old = Written(event_files.begin(target), [], {})
     began = stamps[folder / "config.json"][0] / 1e9
     rows = run.rows[max(0, len(old.lines) - 1) :]
     for seed in run.seeds:
         of_seed = [row for row in rows if row["seed"] == seed]
-        new = [(row["round"], began + row["seconds"], _numbers(row)) for row in of_seed]
-        _append(target / f"seed-{seed}" / old.file, new)
-    new = [] if old.lines else [(0, began, _text(config))]
+        new = [(row["round"], began + row["seconds"], event_files.numbers(row)) for row in of_seed]
+        event_files.append(target / f"seed-{seed}" / old.file, new)
+    new = [] if old.lines else [(0, began, event_files.text(config))]
     after = run.rows[-1]["round"] if run.rows else 0
     for path, stamp in stamps.items():
         if path.suffix == ".png" and stamp != old.stamps.get(path):
             tag = path.relative_to(folder).with_suffix("").as_posix()
-            new += [(after, stamp[0] / 1e9, picture) for picture in _picture(path, tag)]
-    _append(target / old.file, new)
+            new += [(after, stamp[0] / 1e9, picture) for picture in event_files.picture(path, tag)]
+    event_files.append(target / old.file, new)
     return Written(old.file, lines, stamps)
 
 
@@ -162,79 +151,6 @@ def _stamps(folder):
     files = [*(folder / name for name in names), *sorted(folder.glob("plots/*.png"))]
     stats = {path: path.stat() for path in files if path.is_file()}
     return {path: (stat.st_mtime_ns, stat.st_size) for path, stat in stats.items()}
-
-
-def _begin(target):
-    """Nothing is written, and will be under a name that sorts after all earlier ones."""
-    ours = f"*tfevents*{_ENDING}"
-    for path in (*target.glob(ours), *target.glob(f"seed-*/{ours}")):
-        path.unlink()
-    return Written(f"events.out.tfevents.{time.time_ns()}{_ENDING}", [], {})
-
-
-def scalars(row: dict) -> dict[str, float]:
-    """{tag: value} of an evaluation: metrics, the loss of training, bytes of all clients."""
-    measured = {_tag(name): value for name, value in runs.measures(row).items()}
-    return measured | {tag: row[key] for key, tag in _TAGS.items() if key in row}
-
-
-def _tag(measure):
-    """accuracy/mean, accuracy/global, domains/a; loss/mean, loss/global, domains_loss/a"""
-    if "." in measure:
-        return measure.replace(".", "/", 1)
-    metric = metric_of(measure)
-    return f"{metric}/{measure.removesuffix(f'_{metric}')}"
-
-
-def _numbers(row):
-    from tensorboardX.summary import Summary, make_histogram
-
-    values = [Summary.Value(tag=tag, simple_value=value) for tag, value in scalars(row).items()]
-    for metric, numbers in row.items():
-        clients = numbers.get("per_client") if isinstance(numbers, dict) else None
-        if clients := [value for value in clients or [] if files.NUMBER.fits(value)]:
-            histogram = make_histogram(np.array(clients), _BARS)
-            values.append(Summary.Value(tag=f"{metric}/per_client", histo=histogram))
-    return Summary(value=values)
-
-
-def _text(config):
-    from tensorboardX import summary
-
-    return summary.text("config", textwrap.indent(config, "    "))  # code, in Markdown
-
-
-def _picture(path, tag):
-    """[Summary]; [] of a file that is not a whole picture, such as one still being written."""
-    from tensorboardX.summary import Summary
-
-    data = path.read_bytes()
-    try:
-        picture = Image.open(io.BytesIO(data))
-        picture.load()
-    except (OSError, SyntaxError, ValueError):
-        print(f"{path} is no whole picture, left out", file=sys.stderr)
-        return []
-    size = {"width": picture.width, "height": picture.height, "colorspace": len(picture.getbands())}
-    image = Summary.Image(encoded_image_string=data, **size)
-    return [Summary(value=[Summary.Value(tag=tag, image=image)])]
-
-
-def _append(path, new):
-    """Adds (step, wall time, Summary)s as TFRecords: length, its checksum, event, its checksum."""
-    from tensorboardX.proto.event_pb2 import Event
-    from tensorboardX.record_writer import masked_crc32c
-
-    events = [Event(step=step, wall_time=at, summary=summary) for step, at, summary in new]
-    if not path.exists():
-        metrics.make_folder(path.parent)
-        events.insert(0, Event(wall_time=time.time(), file_version="brain.Event:2"))
-    with path.open("ab") as file:
-        for event in events:
-            data = event.SerializeToString()
-            length = struct.pack("<Q", len(data))
-            checks = [struct.pack("<I", masked_crc32c(part)) for part in (length, data)]
-            file.write(length + checks[0] + data + checks[1])
 
 
 if __name__ == "__main__":

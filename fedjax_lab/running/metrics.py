@@ -12,8 +12,11 @@ from typing import Any
 import numpy as np
 
 from fedjax_lab.errors import MACHINE, BadInput, quoted
-from fedjax_lab.measures import FORMS, NO_MEASURES, PER_CLIENT
+from fedjax_lab.measures import FORMS, NO_MEASURES, PER_CLIENT, metric_of
 from fedjax_lab.running import cloud, files, provenance
+
+FREE = {f"config.run.{rule}" for rule in ("patience", "target", "max_seconds")}
+TAGS = {"train_loss": "train/loss", "bytes_up": "bytes/up", "bytes_down": "bytes/down"}
 
 
 def make_folder(path: Path) -> None:
@@ -71,7 +74,7 @@ def check_same(folder: Path, saved: dict, config: dict) -> None:
     """
     saved, config = provenance.aligned(folder, saved, config)
     old, new = _flat(saved), _flat(json.loads(json.dumps(config)))
-    for key in sorted(old.keys() | new.keys()):
+    for key in sorted((old.keys() | new.keys()) - FREE):
         if old.get(key) != new.get(key):
             there, here = quoted(old.get(key)), quoted(new.get(key))
             raise BadInput(f"{folder} holds another run: {key} is {there} there, not {here}")
@@ -223,6 +226,23 @@ def numbers(row: dict) -> dict[str, Any]:
             value = {k: v for k, v in value.items() if k != "per_client"}
         out[key] = value
     return out
+
+
+def tagged(row: dict) -> dict[str, float]:
+    """{tag: value} of an evaluation, as loggers show it: metrics, loss of training, bytes.
+
+    Tags are accuracy/mean, accuracy/global, domains/a; loss/mean, loss/global, domains_loss/a; ...
+    A value that is no finite number is left out.
+    """
+    tags: dict[str, Any] = {}
+    for key, value in numbers(row).items():
+        metric = metric_of(key)
+        if isinstance(value, dict):
+            tags |= {f"{key}/{name}": each for name, each in value.items()}
+        else:
+            tags[f"{metric}/{key.removesuffix(f'_{metric}')}"] = value
+    tags |= {tag: row[key] for key, tag in TAGS.items() if key in row}
+    return {tag: value for tag, value in tags.items() if files.NUMBER.fits(value)}
 
 
 def _over_seeds(chosen, statistic):

@@ -4,21 +4,25 @@ import contextlib
 import functools
 import platform
 import resource
+from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-from fedjax_lab import evaluate, flops, interrupts, processes
+from fedjax_lab import STOP, evaluate, flops, interrupts, processes, tree
 from fedjax_lab.engine import Engine
 from fedjax_lab.experiment import Experiment, join
-from fedjax_lab.running import metrics, warm_start
+from fedjax_lab.running import followers, loggers, metrics, stopping, warm_start
 from fedjax_lab.running.profile import Profile
 from fedjax_lab.running.progress import ProgressBar
 from fedjax_lab.running.workdir import Workdir, Workdirs, evaluations, owned
 from fedjax_lab.types import State
+
+OnEvaluation = Callable[[dict, Callable[[], State]], Any]
 
 
 class Diverged(RuntimeError):
@@ -44,26 +48,39 @@ def run(
     resume: bool = False,
     quiet: bool = False,
     profile: int | None = None,
+    log: loggers.Chosen = (),
+    on_evaluation: OnEvaluation | None = None,
 ) -> Result:
     """Runs to the last round, from the newest whole checkpoint of `workdir` where there is one.
 
-    profile: how many rounds to record, see `running/profile.py`; no result depends on it.
+    A rule of the config may end it before that, see `stopping`.
+
+    Args:
+      experiment: what is run.
+      workdir: the folder for all results; None: nothing is written.
+      resume: whether the folder may hold the beginning of the run.
+      quiet: whether nothing is printed.
+      profile: how many rounds to record, see `running/profile.py`; no result depends on it.
+      log: the loggers, see `running/loggers`.
+      on_evaluation: what is called after each evaluation, see `fedjax_lab.run`.
 
     Raises Diverged, Interrupted, BadInput (a workdir that holds another run or is in use; fewer
-    rounds than are to be recorded).
+    rounds than are to be recorded; no such logger).
     """
+    listeners = _Listeners(loggers.find(log), on_evaluation)
     with owned(workdir, experiment.config, experiment.simulation.seeds, resume):
         with Profile(profile, workdir) as recorder:
             recorder.check(experiment.simulation, 0)
             experiment = warm_start.warmed(experiment)
             folder = Workdir(workdir, experiment)
             try:
-                return _run(experiment, folder, quiet, recorder)
+                return _run(experiment, folder, quiet, recorder, listeners)
             finally:
                 folder.close()
 
 
-def _run(experiment, folder, quiet, profile):
+def _run(experiment, folder, quiet, profile, listeners):
+    clock = stopping.Clock(experiment.config.run.max_seconds)
     engine = Engine(experiment.simulation, folder=folder.path)
     folder.open()
     rows = folder.restore(engine, evaluations(experiment, engine)[1:])
@@ -71,75 +88,185 @@ def _run(experiment, folder, quiet, profile):
     profile.open()
     if engine.played == 0:
         folder.keep_facts(engine.first_facts, engine)
-    if folder.finished(engine.played == experiment.simulation.plan.rounds):
-        return Result(folder.read_summary(), rows, engine.final_states(), folder.path)
-    if engine.played < experiment.simulation.plan.rounds:
-        _play(experiment, engine, folder, rows, quiet, profile)
-    summary = folder.finish(functools.partial(_summary, engine), rows)
+    with followers.of_run(listeners.loggers, experiment, folder.path, rows) as following:
+        if folder.finished(rows):
+            summary = folder.read_summary()
+        else:
+            told = following.tell, listeners.on_evaluation
+            live = _Live(experiment, engine, folder, rows, profile, clock, *told)
+            summary = _finish(live, _play(live, quiet))
+        following.end(summary)
     return Result(summary, rows, engine.final_states(), folder.path)
 
 
-def run_together(parts: list[Experiment], workdirs: list[Path]) -> None:
+def run_together(parts: list[Experiment], workdirs: list[Path], log: loggers.Chosen = ()) -> None:
     """Runs that `experiment.join` takes, as one computation, each with a new workdir of its own.
 
     What each has saved is that of an ordinary run, so that after any error, Diverged, which may
     be another's, among them, it can be resumed alone.
     """
-    joint = join(parts)
+    joint, begin = join(parts), loggers.find(log)
+    stopping.check_no_rule(joint.config)
+    counts = [len(part.simulation.seeds) for part in parts]
     with contextlib.ExitStack() as until_the_end:
         for part, path in zip(parts, workdirs, strict=True):
             until_the_end.enter_context(owned(path, part.config, part.simulation.seeds, False))
         each = [Workdir(*of) for of in zip(workdirs, parts, strict=True)]
-        folders = Workdirs(each, [len(part.simulation.seeds) for part in parts])
+        folders = Workdirs(each, counts)
         until_the_end.callback(folders.close)
         engine = Engine(joint.simulation)
         folders.open()
-        rows: list[dict] = []
-        _play(joint, engine, folders, rows, quiet=True, profile=Profile(None, None))
-        folders.finish(functools.partial(_summary, engine), rows)
+        following = [
+            until_the_end.enter_context(followers.of_run(begin, part, path, []))
+            for part, path in zip(parts, workdirs, strict=True)
+        ]
+        tell, clock = followers.joint(following, counts), stopping.Clock(0)
+        live = _Live(joint, engine, folders, [], Profile(None, None), clock, tell)
+        summaries = _finish(live, _play(live, quiet=True))
+        for follower, summary in zip(following, summaries, strict=True):
+            follower.end(summary)
 
 
-def _play(experiment, engine, folder, rows, quiet, profile):
-    with ProgressBar(experiment.simulation.plan.rounds, engine.played, quiet) as progress:
+class _Listeners(NamedTuple):
+    """Whom a user wants to be told of a run."""
+
+    loggers: dict[str, loggers.Begin]
+    on_evaluation: OnEvaluation | None
+
+
+class _Live(NamedTuple):
+    """A run under way, or several joined ones."""
+
+    experiment: Experiment
+    engine: Engine
+    folder: Workdir | Workdirs
+    rows: list[dict]  # of all evaluations
+    profile: Profile
+    clock: stopping.Clock
+    tell: Callable[[list[dict]], None]  # the loggers
+    on_evaluation: OnEvaluation | None = None
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the last round is played."""
+        return self.engine.played == self.experiment.simulation.plan.rounds
+
+    @property
+    def rule(self) -> str:
+        """The rule by which the evaluations end it early, or ""."""
+        return "" if self.is_whole else stopping.rule_met(self.experiment, self.rows)
+
+
+def _finish(live, rule):
+    """Writes the last files; returns the summary. rule: by which the run has ended early."""
+    stopped = {"stopped": {"rule": rule, "round": live.engine.played}} if rule else {}
+    return live.folder.finish(functools.partial(_summary, live.engine), live.rows, **stopped)
+
+
+def _play(live, quiet):
+    """Plays the rounds that are left. Returns the rule by which the run ends early, or ""."""
+    simulation, engine = live.experiment.simulation, live.engine
+    if live.is_whole or live.rule:
+        return live.rule
+    with ProgressBar(simulation.plan.rounds, engine.played, quiet) as progress:
         progress.say("compiling")
         engine.compile()
-        progress.start_clock()
-        progress.say(f"{experiment.config.method.name}, {experiment.simulation.strategy.name}")
-        simulation = experiment.simulation
+        progress.start_clock(engine.played)
+        progress.say(f"{live.experiment.config.method.name}, {simulation.strategy.name}")
         if simulation.strategy.sharding is not None or simulation.host is not None:
             progress.say(simulation.placement)
-        _play_stage(experiment, engine, folder, rows, progress, profile)
-        while engine.stage_is_over:
-            folder.keep_facts(engine.next_stage(), engine)
+        rule = _play_stage(live, progress)
+        while engine.stage_is_over and not rule:
+            live.folder.keep_facts(engine.next_stage(), engine)
             engine.compile()
-            progress.start_clock()
+            progress.start_clock(engine.played)
             progress.say(f"stage {engine.stage.name}")
-            _play_stage(experiment, engine, folder, rows, progress, profile)
+            rule = _play_stage(live, progress)
+    return rule
 
 
-def _play_stage(experiment, engine, folder, rows, progress, profile):
-    """Plays the rounds of a stage that are left. An interrupt waits until the state is saved."""
-    if remark := _new_clients_unscored(experiment, engine.stage):
+def _play_stage(live, progress):
+    """Plays the rounds of a stage that are left. Returns the rule by which the run ends early.
+
+    An interrupt and the end of the time wait until the state is saved.
+    """
+    engine, rule = live.engine, ""
+    if remark := _new_clients_unscored(live.experiment, engine.stage):
         progress.tell(remark)
-    profile.begin_stage(engine)
-    rounds, times = experiment.simulation.plan.rounds, evaluations(experiment, engine)
+    live.profile.begin_stage(engine)
+    times = evaluations(live.experiment, engine)
     with interrupts.delayed() as stop:
-        while engine.played < engine.ends[engine.stage_number]:
+        while engine.played < engine.ends[engine.stage_number] and not rule:
             upcoming = np.searchsorted(times, engine.played, "right")
             goal, since = times[upcoming], times[upcoming] - times[upcoming - 1]
-            while engine.played < goal and not processes.anywhere(stop.is_set()):
-                profile.play(engine, goal - engine.played, progress)
-                progress.rounds(engine.played)
-                _check_finite(experiment, engine, folder, rows)
+            while engine.played < goal and not _cut(live, stop):
+                live.profile.play(engine, goal - engine.played, progress)
+                progress.rounds(engine.played, engine.played == goal)
+                _check_finite(live.experiment, engine, live.folder, live.rows)
             if engine.played == goal:
-                new = _rows(experiment, engine, since, rows)
-                rows += new
-                folder.append(new)
-                progress.evaluated(new)
-            stopping = processes.anywhere(stop.is_set())
-            folder.save(engine, force=stopping or engine.played in engine.ends)
-            if stopping and engine.played < rounds:
-                raise Interrupted(f"interrupted after round {engine.played} of {rounds}")
+                rule = _evaluate(live, since, progress)
+            cut = _cut(live, stop)
+            live.folder.save(engine, force=bool(rule or cut) or engine.played in engine.ends)
+            if cut == "interrupted" or (cut and not live.rows):
+                raise Interrupted(_after(live, cut))
+            rule = rule or cut
+    return rule
+
+
+def _cut(live, stop):
+    """Why no further round is to be played now: "interrupted", "max_seconds", or "" if one is."""
+    if live.is_whole:
+        return ""
+    if processes.anywhere(stop.is_set()):
+        return "interrupted"
+    return "max_seconds" if live.clock.runs and processes.anywhere(live.clock.is_over) else ""
+
+
+def _after(live, cut):
+    played = f"after round {live.engine.played} of {live.experiment.simulation.plan.rounds}"
+    if cut == "interrupted":
+        return f"interrupted {played}"
+    return f"stopped by {cut} {played}, before the first evaluation"
+
+
+def _evaluate(live, since, progress):
+    """An evaluation, of which everybody is told. Returns the rule by which it ends the run."""
+    new = _rows(live.experiment, live.engine, since, live.rows)
+    live.rows.extend(new)
+    live.folder.append(new)
+    progress.evaluated(new)
+    live.tell(new)
+    try:
+        has_enough = live.on_evaluation is not None and _ask(live.on_evaluation, live.engine, new)
+    except BaseException:
+        live.folder.save(live.engine, force=True)
+        raise
+    if processes.anywhere(has_enough) and not live.is_whole:
+        return "on_evaluation"
+    return live.rule
+
+
+def _ask(on_evaluation, engine, rows):
+    """Calls the user's function for each seed; whether one of the answers is STOP."""
+    copies = functools.cache(lambda: [_copy(state) for state in engine.final_states()])
+    played = engine.played
+
+    def state_of(i):
+        if engine.played != played:
+            raise RuntimeError("a state can be asked for until on_evaluation returns")
+        return copies()[i]
+
+    answers = [on_evaluation({**row}, functools.partial(state_of, i)) for i, row in enumerate(rows)]
+    return any(isinstance(answer, str) and answer == STOP for answer in answers)
+
+
+def _copy(state):
+    """NumPy arrays that nothing changes; random keys, which those cannot hold, as JAX's."""
+
+    def copy(a):
+        return jnp.copy(a) if tree.is_key(a) else np.array(processes.on_host(a))
+
+    return jax.tree.map(copy, state)
 
 
 def _new_clients_unscored(experiment, stage):

@@ -25,6 +25,7 @@ class Shared(NamedTuple):
     overrides: Sequence[Override] = ()
     seeds: list[int] | None = None  # None: config.run.seed
     compilation_cache: bool = True  # keep compiled programs on disk
+    log: str = ""  # loggers, with commas
 
 
 class Cell(NamedTuple):

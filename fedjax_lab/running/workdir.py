@@ -22,7 +22,7 @@ from fedjax_lab.config import sources_of
 from fedjax_lab.engine import Engine
 from fedjax_lab.errors import BadInput
 from fedjax_lab.experiment import Experiment
-from fedjax_lab.running import cloud, files, fingerprint, lock, metrics, provenance
+from fedjax_lab.running import cloud, files, fingerprint, lock, metrics, provenance, stopping
 from fedjax_lab.running.checkpoint import Checkpoints, placed
 
 BEFORE = ("partition.png", "error.txt", "fingerprint.json")  # may be there before a run begins
@@ -166,7 +166,7 @@ class Workdir:
         if self.path is None:
             return []
         rows = self._restore(engine, evaluations)
-        self._cut_to_saved()
+        self._cut_to_saved(rows)
         self._publish()
         return rows
 
@@ -234,16 +234,21 @@ class Workdir:
                 f"checkpoint {self.saved} of {self.path} is another run's: {error}"
             ) from error
 
-    def _cut_to_saved(self):
+    def _cut_to_saved(self, rows):
         """Removes what the run is going to write again."""
-        if self.saved < self._experiment.simulation.plan.rounds:
+        if not self._is_over(rows):
             processes.of_first(lambda: self._file("summary.json").unlink(missing_ok=True))
         self._checkpoints.forget_after(self.saved)
         processes.of_first(lambda: metrics.keep_until(self._file("metrics.jsonl"), self.saved))
 
-    def finished(self, all_rounds: bool) -> bool:
-        """Whether an earlier process has left nothing to do."""
-        if not all_rounds or self.path is None:
+    def _is_over(self, rows):
+        """Whether no round is to be played after the saved ones, with these evaluations."""
+        whole = self.saved == self._experiment.simulation.plan.rounds
+        return whole or bool(stopping.rule_met(self._experiment, rows))
+
+    def finished(self, rows: list[dict]) -> bool:
+        """Whether an earlier process, with these evaluations, has left nothing to do."""
+        if self.path is None or not self._is_over(rows):
             return False
         return processes.of_first(self._file("summary.json").exists)
 
@@ -383,11 +388,14 @@ class Workdirs:
         for folder, span in zip(self._folders, self._spans, strict=True):
             folder.save(engine, force, functools.partial(_part, span))
 
-    def finish(self, summarize: Callable, rows, diverged: dict | None = None) -> None:
-        """Writes summaries and plots; writes nothing where any of the runs has diverged."""
-        if diverged is None:
-            for folder, rows_of_run in zip(self._folders, self._rows, strict=True):
-                folder.finish(summarize, rows_of_run, runs_together=len(self._folders))
+    def finish(self, summarize: Callable, rows, diverged: dict | None = None) -> list[dict]:
+        """Writes summaries, which it returns, and plots; nothing where a run has diverged."""
+        if diverged is not None:
+            return []
+        return [
+            folder.finish(summarize, rows_of_run, runs_together=len(self._folders))
+            for folder, rows_of_run in zip(self._folders, self._rows, strict=True)
+        ]
 
     def close(self) -> None:
         """Waits for checkpoints that are being written."""

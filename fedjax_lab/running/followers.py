@@ -1,0 +1,174 @@
+"""The loggers of a run at work, each in a thread of its own, so that no service holds a run up."""
+
+import contextlib
+import itertools
+import json
+import operator
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedjax_lab import processes
+from fedjax_lab.errors import reason_of, warn
+from fedjax_lab.experiment import Experiment
+from fedjax_lab.running import files, metrics
+from fedjax_lab.running.loggers import Begin, Facts
+from fedjax_lab.running.workdir import saved_config
+
+LAST_SECONDS = 20.0  # that all loggers have at the end of a run
+FILE = "loggers.json"  # of a run's folder: the id and the newest round of each logger
+_KEPT = {"*": {"id?": files.TEXT, "round": files.COUNT}}
+
+
+@contextlib.contextmanager
+def of_run(
+    loggers: dict[str, Begin], experiment: Experiment, path: Path | None, rows: list[dict]
+) -> Iterator["Followers"]:
+    """The loggers of a run, which end at the latest with the context.
+
+    rows: the evaluations that the run has already.
+    """
+    folder = path and path.absolute()
+    in_sweep = folder is not None and (folder.parent / "sweep.json").exists()
+    facts = Facts(
+        name=folder.name if folder else experiment.config.method.name,
+        group=folder.parent.name if folder and in_sweep else None,
+        folder=path,
+        config=json.loads(json.dumps(saved_config(experiment.config, experiment.simulation.seeds))),
+    )
+    following = Followers(loggers, facts)
+    for _, evaluation in itertools.groupby(rows, operator.itemgetter("round")):
+        following.tell(list(evaluation))
+    try:
+        yield following
+    finally:
+        following.end(None)
+
+
+def joint(each: Sequence["Followers"], counts: Sequence[int]) -> Callable[[list[dict]], None]:
+    """Tells the loggers of joint runs, with so many seeds each, of an evaluation of all seeds."""
+
+    def tell(rows):
+        of_seeds = iter(rows)
+        for following, count in zip(each, counts, strict=True):
+            following.tell(list(itertools.islice(of_seeds, count)))
+
+    return tell
+
+
+class Followers:
+    """The loggers of a run."""
+
+    def __init__(self, loggers: dict[str, Begin], facts: Facts):
+        """facts: what all of them are told."""
+        kept = _Kept(facts.folder)
+        self._followers = []
+        for name, begin in loggers.items() if processes.is_first() else ():
+            known = kept.read(name)
+            follower = _Follower(name, begin, facts._replace(**known), kept)
+            self._followers.append(follower)
+
+    def tell(self, rows: list[dict]) -> None:
+        """Logs an evaluation: a row of each seed."""
+        for follower in self._followers:
+            follower.queue.put(rows)
+
+    def end(self, summary: dict | None) -> None:
+        """Ends all loggers, and waits for them, but not for ever. None: the run was cut short."""
+        until = time.monotonic() + LAST_SECONDS
+        for follower in self._followers:
+            follower.queue.put(_End(summary))
+        for follower in self._followers:
+            follower.wait(until - time.monotonic())
+        self._followers = []
+
+
+class _End:
+    """The last that a follower is told."""
+
+    def __init__(self, summary: dict | None):
+        self.summary = summary
+
+
+class _Kept:
+    """What loggers.json has of each logger, for the threads of all of them."""
+
+    def __init__(self, folder: Path | None):
+        self._path = folder and folder / FILE
+        self._lock = threading.Lock()
+        self._content: dict[str, dict] = {}
+        if self._path is not None:
+            with contextlib.suppress(files.Damaged):  # then each logger begins anew
+                self._content = files.read_json(self._path, _KEPT) or {}
+
+    def read(self, name):
+        return dict(self._content.get(name, {}))
+
+    def write(self, name, id, round_):
+        if self._path is not None:
+            with self._lock:
+                of_service = {} if id is None else {"id": str(id)}
+                self._content[name] = {**of_service, "round": round_}
+                metrics.write_json(self._path, self._content)
+
+
+class _Follower:
+    """A logger in its thread."""
+
+    def __init__(self, name, begin, facts, kept):
+        self.queue = queue.SimpleQueue()
+        self._name, self._begin, self._facts, self._kept = name, begin, facts, kept
+        self._logger: Any = None  # until it has begun
+        self._waiting: list[list[dict]] = []  # evaluations that are not logged yet
+        self._failed = self._is_late = False
+        self._thread = threading.Thread(target=self._work, name=f"log to {name}", daemon=True)
+        self._thread.start()
+
+    def wait(self, seconds):
+        """Until it has ended, or so many seconds have passed."""
+        self._thread.join(max(0.0, seconds))
+        if self._thread.is_alive():
+            self._is_late = True
+            self._warn("it takes too long")
+
+    def _work(self):
+        end = None
+        while end is None and not self._is_late:
+            news = [self.queue.get()]
+            while not self.queue.empty():
+                news.append(self.queue.get())
+            if isinstance(news[-1], _End):
+                end = news.pop()
+            self._waiting += news
+            try:
+                self._catch_up()
+                if end is not None:
+                    self._logger.end(end.summary)
+                self._failed = False
+            except (Exception, SystemExit) as error:
+                self._warn(reason_of(error))
+
+    def _catch_up(self):
+        """Logs what is waiting, and begins before."""
+        if self._logger is None:
+            self._logger = self._begin(self._facts)
+            self._keep(self._logger.round)
+        while self._waiting:
+            rows = self._waiting[0]
+            if rows[0]["round"] > self._logger.round:
+                self._logger.log(rows)
+                self._keep(rows[0]["round"])
+            del self._waiting[0]
+
+    def _keep(self, round_):
+        if not self._is_late:  # else the folder may be another command's
+            self._kept.write(self._name, self._logger.id, round_)
+
+    def _warn(self, reason):
+        if not self._failed:
+            self._failed = True
+            what = "the run is whole; --resume with the same --log logs what is missing there"
+            warn(f"--log={self._name}: {reason}; {what}")

@@ -1,0 +1,37 @@
+"""Event files for TensorBoard in the folder `tensorboard` of a run's own."""
+
+import json
+
+from fedjax_lab.errors import BadInput
+from fedjax_lab.running import event_files
+from fedjax_lab.running.loggers import Facts, Logger
+
+
+def begin(facts: Facts) -> Logger:
+    """Writes the files anew. BadInput where the run has no folder."""
+    if facts.folder is None:
+        raise BadInput("TensorBoard's files are written to the folder of a run, and it has none")
+    folder, target = facts.folder, facts.folder / "tensorboard"
+    file = event_files.begin(target)
+    began = (folder / "config.json").stat().st_mtime
+    config = json.dumps(facts.config, indent=2)
+    event_files.append(target / file, [(0, began, event_files.text(config))])
+    seeds = len(facts.config["seeds"])
+
+    def log(rows):
+        for row in rows:
+            at = began + row["seconds"] / seeds
+            event = row["round"], at, event_files.numbers(row)
+            event_files.append(target / f"seed-{row['seed']}" / file, [event])
+
+    def end(summary):
+        if summary is None:
+            return
+        for path in (folder / "partition.png", *sorted(folder.glob("plots/*.png"))):
+            if path.is_file():
+                tag = path.relative_to(folder).with_suffix("").as_posix()
+                at = summary["rounds"], path.stat().st_mtime
+                pictures = event_files.picture(path, tag)
+                event_files.append(target / file, [(*at, picture) for picture in pictures])
+
+    return Logger(log, end)

@@ -1,0 +1,324 @@
+"""Loggers: what they are told, that they hold nothing up, and what the real services keep."""
+
+import json
+import struct
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import toys
+from commands import call, comparable
+from stops import stopping_after
+
+import fedjax_lab
+from fedjax_lab import sweep
+from fedjax_lab.config_files import load_config
+from fedjax_lab.errors import BadInput
+from fedjax_lab.running import followers, loggers
+from fedjax_lab.running.loggers import Facts, Logger
+
+CONFIG = {"method": {"name": "fedavg"}, "local": {"lr": 0.1}, "seeds": [0, 1]}
+
+
+def rows(after, seeds=(0, 1)):
+    """An evaluation."""
+    return [
+        {
+            "round": after,
+            "seed": seed,
+            "stage": "train",
+            "train_loss": 1 / after,
+            "accuracy": {"mean": 50.0 + after + seed, "per_client": [50.0, None]},
+            "domains": {"sød, a": 40.0},
+            "global_loss": 0.5,
+            "bytes_up": 10 * after,
+            "bytes_down": 20 * after,
+            "seconds": 0.5 * after,
+        }
+        for seed in seeds
+    ]
+
+
+def summary(after):
+    way = {"mean": {"accuracy": {"mean": 50.5 + after}, "round": after}, "per_seed": {}}
+    return {"rounds": after, "last": way, "stopped": {"rule": "target", "round": after}}
+
+
+def follow(log, folder, evaluations, end, already=()):
+    """What a run of these evaluations tells a logger."""
+    facts = Facts("a-run", "a-sweep", folder, CONFIG)
+    following = followers.Followers(loggers.find(log), facts)
+    for after in (*already, *evaluations):
+        following.tell(rows(after))
+    following.end(end)
+
+
+def recorder(said, id=None, round=0):
+    """A logger that writes down what it is told."""
+
+    def begin(facts):
+        said.append(("begin", facts.id, facts.round))
+        log = [lambda each: said.append(each[0]["round"]), lambda summary: said.append(summary)]
+        return Logger(*log, id=id, round=facts.round if round is None else round)
+
+    return begin
+
+
+def test_a_logger_hears_of_everything_once(tmp_path):
+    said = []
+    log = {"mine": recorder(said)}
+    follow(log, tmp_path, [2, 4], {"rounds": 4})
+    assert said == [("begin", None, 0), 2, 4, {"rounds": 4}]
+    said.clear()
+    follow(log, tmp_path, [6], None, already=[2, 4])
+    assert said == [("begin", None, 4), 2, 4, 6, None]  # it had kept nothing of its own
+
+
+def test_a_service_that_has_the_earlier_rows_gets_only_new_ones(tmp_path):
+    said = []
+    log = {"mine": recorder(said, "an-id", round=None)}
+    follow(log, tmp_path, [2, 4], None)
+    follow(log, tmp_path, [6], {"rounds": 6}, already=[2, 4])
+    assert said == [("begin", None, 0), 2, 4, None, ("begin", "an-id", 4), 6, {"rounds": 6}]
+    assert json.loads((tmp_path / "loggers.json").read_text()) == {
+        "mine": {"id": "an-id", "round": 6}
+    }
+    (tmp_path / "loggers.json").write_text("{")  # then it begins anew
+    follow(log, tmp_path, [], None, already=[2])
+    assert said[-3:] == [("begin", None, 0), 2, None]
+
+
+def test_what_a_logger_could_not_take_is_told_again_with_one_warning(tmp_path, capsys):
+    taken, is_down = [], threading.Event()
+
+    def log(each):
+        if is_down.is_set():
+            raise ConnectionError("no route to host")
+        taken.append(each[0]["round"])
+
+    following = followers.Followers({"mine": lambda facts: Logger(log)}, Facts("a", None, None, {}))
+    following.tell(rows(2))
+    wait_for(lambda: taken == [2])
+    is_down.set()
+    for after in (4, 6):
+        following.tell(rows(after))
+        wait_for(following._followers[0].queue.empty)
+    wait_for(lambda: following._followers[0]._failed)
+    is_down.clear()
+    following.end(None)
+    assert taken == [2, 4, 6]
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and said.startswith("warning: --log=mine: ConnectionError: no rou")
+
+
+def wait_for(condition):
+    until = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+def test_a_service_that_does_not_answer_is_left_behind(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(followers, "LAST_SECONDS", 0.1)
+    answers = threading.Event()
+    said = []
+
+    def begin(facts):
+        answers.wait()
+        return recorder(said)(facts)
+
+    before = set(threading.enumerate())
+    follow({"mine": begin}, tmp_path, [2], None)  # comes back
+    (left,) = set(threading.enumerate()) - before
+    assert "--log=mine: it takes too long" in capsys.readouterr().err
+    answers.set()
+    left.join()
+    assert not (tmp_path / "loggers.json").exists()  # the folder may be another command's by now
+
+
+def test_a_mistake_in_a_logger_of_ones_own_is_a_warning(tmp_path, capsys):
+    follow(lambda facts: None, tmp_path, [2], None)
+    said = capsys.readouterr().err
+    assert said.startswith("warning: --log=") and "NoneType" in said and said.count("\n") == 1
+
+
+def test_loggers_that_cannot_be(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("own_logger.py").write_text("x = 3\ndef begin(facts): ...\n")
+    assert list(loggers.find("own_logger.py:begin")) == ["own_logger.py:begin"]
+    assert loggers.find("") == loggers.find(()) == {}
+    for log, said in (
+        ("wand", "did you mean 'wandb'"),
+        ("own_logger.py:x", "no function but of type int"),
+        ("own_logger.py:begun", "did you mean 'begin'"),
+        ([3], "a name or a function, got 3"),
+    ):
+        with pytest.raises(BadInput, match=said):
+            loggers.find(log)
+    monkeypatch.setattr(loggers.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(BadInput, match=r"pip install 'fedjax_lab\[wandb\]'"):
+        loggers.find("wandb")
+
+
+def test_numbers_of_several_seeds_are_means_and_each_seeds_own():
+    assert loggers.scalars(rows(2, seeds=[3])) == {
+        "accuracy/mean": 55.0,
+        "domains/sød, a": 40.0,
+        "loss/global": 0.5,
+        "train/loss": 0.5,
+        "bytes/up": 20,
+        "bytes/down": 40,
+        "seconds": 1.0,
+    }
+    both = loggers.scalars(rows(2))
+    assert both["accuracy/mean"] == 52.5
+    assert (both["seed-0/accuracy/mean"], both["seed-1/accuracy/mean"]) == (52, 53)
+    assert loggers.final(summary(4)) == {"last/accuracy/mean": 54.5}
+
+
+# The services.
+
+
+def wandb_records(folder):
+    """The records of an offline run's file, which is a log of LevelDB's format."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    (file,) = folder.glob("*.wandb")
+    data, at, parts = file.read_bytes(), 7, b""
+    while at + 7 <= len(data):
+        if 32768 - at % 32768 < 7:  # the rest of a block that no header fits in
+            at += 32768 - at % 32768
+            continue
+        length, kind = struct.unpack("<HB", data[at + 4 : at + 7])
+        parts += data[at + 7 : at + 7 + length]
+        at += 7 + length
+        if kind in (1, 4):  # whole, or the last part
+            yield Record.FromString(parts)
+            parts = b""
+
+
+def wandb_history(folder):
+    """{step: {tag: value}} and the run's own record."""
+    history, run = {}, None
+    for record in wandb_records(folder):
+        if record.HasField("run"):
+            run = record.run
+        if record.HasField("history"):
+            items = {i.key or "/".join(i.nested_key): i.value_json for i in record.history.item}
+            history[record.history.step.num] = {k: json.loads(v) for k, v in items.items()}
+    return history, run
+
+
+@pytest.mark.slow
+def test_wandb_offline_has_the_whole_run_after_it_was_resumed(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_DIR", str(tmp_path))
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))  # nobody is logged in
+    for name in ("WANDB_API_KEY", "WANDB_MODE"):
+        monkeypatch.delenv(name, raising=False)
+    follow("wandb", tmp_path, [2, 4], None)
+    follow("wandb", tmp_path, [6], summary(6), already=[2, 4])
+    assert capsys.readouterr().err.count("the run is logged offline") == 2
+    _, folder = sorted(tmp_path.glob("wandb/offline-run-*"))
+    history, run = wandb_history(folder)
+    assert sorted(history) == [2, 4, 6]
+    assert history[6]["seed-1/accuracy/mean"] == 57 and history[2]["train/loss"] == 0.5
+    kept = json.loads((tmp_path / "loggers.json").read_text())
+    assert kept == {"wandb": {"id": run.run_id, "round": 6}}
+    assert (run.project, run.run_group, run.display_name) == ("fedjax_lab", "a-sweep", "a-run")
+    config = {i.key: json.loads(i.value_json) for i in run.config.update}
+    assert config["local"] == {"lr": 0.1} and config["seeds"] == [0, 1]
+
+
+@pytest.mark.slow
+def test_mlflow_goes_on_in_the_same_run(tmp_path, monkeypatch):
+    mlflow = pytest.importorskip("mlflow")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'mlflow.db'}")
+    monkeypatch.delenv("MLFLOW_EXPERIMENT_NAME", raising=False)
+    follow("mlflow", tmp_path, [2, 4], None)
+    client = mlflow.MlflowClient()
+    (kept,) = json.loads((tmp_path / "loggers.json").read_text()).values()
+    assert client.get_run(kept["id"]).info.status == "KILLED"
+    follow("mlflow", tmp_path, [6], summary(6), already=[2, 4])
+    experiment = client.get_experiment_by_name("a-sweep")
+    (run,) = client.search_runs([experiment.experiment_id])
+    assert (run.info.run_id, run.info.run_name) == (kept["id"], "a-run")
+    assert run.info.status == "FINISHED" and json.loads(run.data.tags["stopped"])["round"] == 6
+    assert run.data.params["local.lr"] == "0.1" and run.data.params["method.name"] == "fedavg"
+    assert run.data.metrics["last/accuracy/mean"] == 56.5
+    points = client.get_metric_history(run.info.run_id, "accuracy/mean")
+    assert [(p.step, p.value) for p in points] == [(2, 52.5), (4, 54.5), (6, 56.5)]
+    assert run.data.metrics["seed-1/domains/sød_ a"] == 40
+
+
+# Runs.
+
+OWN = """
+from fedjax_lab.running.loggers import Logger
+
+def begin(facts):
+    def note(what):
+        with (facts.folder / "told.txt").open("a") as file:
+            print(what, file=file)
+    note(("begin", facts.name, facts.group, facts.config["method"]["name"]))
+    return Logger(lambda rows: note([(r["round"], r["seed"]) for r in rows]),
+                  lambda summary: note(summary and summary["rounds"]))
+"""
+
+
+@pytest.fixture(scope="module")
+def toy(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("toy")
+    toys.write_examples(folder / "data.npz")
+    (folder / "own.py").write_text(OWN)
+    return toys.write_config(folder, run={"rounds": 4, "eval_every": 2, "cohort": 3})
+
+
+def own(toy):
+    return f"--log={Path(toy).parent / 'own.py'}:begin"
+
+
+def told(folder):
+    return [eval(line) for line in (folder / "told.txt").read_text().splitlines()]
+
+
+@pytest.mark.slow
+def test_a_run_tells_its_loggers_also_when_it_goes_on_or_is_over(toy, tmp_path, monkeypatch):
+    pytest.importorskip("tensorboardX")
+    here = [f"--config={toy}", f"--workdir={tmp_path / 'a'}", "--seeds=0,1"]
+    begin = ("begin", "a", None, "fedavg")
+    with monkeypatch.context() as patch:
+        stopping_after(3, patch)
+        assert call(*here, own(toy)) == 130
+    assert told(tmp_path / "a") == [begin, [(2, 0), (2, 1)], None]
+    (tmp_path / "a/told.txt").unlink()
+    assert call(*here, own(toy), "--resume") == 0
+    both = [[(2, 0), (2, 1)], [(4, 0), (4, 1)]]
+    assert told(tmp_path / "a") == [begin, *both, 4]
+    (tmp_path / "a/told.txt").unlink()
+    before = comparable(tmp_path / "a")
+    assert call(*here, f"{own(toy)},tensorboard", "--resume") == 0  # there is nothing to run
+    assert told(tmp_path / "a") == [begin, *both, 4] and comparable(tmp_path / "a") == before
+    files = {path.parent.name for path in tmp_path.rglob("events.out.tfevents.*")}
+    assert files == {"tensorboard", "seed-0", "seed-1"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", [[], ["--together"], ["--workers=1"]], ids=str)
+def test_each_cell_of_a_sweep_is_one_logged_run_of_a_group(way, toy, tmp_path):
+    grid = ["--methods=fedprox", "--grid=method.mu=0.0,0.01", f"--out={tmp_path / 'sw'}"]
+    assert sweep.main(["sweep", f"--config={toy}", *grid, own(toy), *way]) == 0
+    for name in ("fedprox,mu=0.0", "fedprox,mu=0.01"):
+        begin = ("begin", name, "sw", "fedprox")
+        assert told(tmp_path / "sw" / name) == [begin, [(2, 0)], [(4, 0)], 4]
+
+
+@pytest.mark.slow
+def test_functions_and_names_from_python(toy, tmp_path):
+    said = []
+    result = fedjax_lab.run(load_config(toy), quiet=True, log=recorder(said))
+    assert said[:3] == [("begin", None, 0), 2, 4] and said[3] == result.summary
+    with pytest.raises(BadInput, match="no logger 'wand'"):
+        fedjax_lab.run(load_config(toy), workdir=tmp_path / "new", log="wand")
+    assert not (tmp_path / "new").exists()

@@ -1,0 +1,75 @@
+"""What a run says in a pipe: the time of day, its pace, the time left, and not too much."""
+
+import re
+import sys
+
+import pytest
+
+from fedjax_lab.running import progress
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that stands still unless it is set."""
+    now = [1000.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    return now
+
+
+def lines(capsys):
+    """Without the time of day, which each of them has."""
+    said = capsys.readouterr().out.splitlines()
+    assert all(re.match(r"\d\d:\d\d:\d\d  ", line) for line in said)
+    return [line[10:] for line in said]
+
+
+def row(after, seed=0):
+    return {"round": after, "seed": seed, "global": 80.0 + seed, "train_loss": 0.5, "seconds": 9.0}
+
+
+def test_lines_have_the_pace_and_the_time_left(clock, capsys):
+    with progress.ProgressBar(400, 0, quiet=False) as bar:
+        bar.say("compiling")
+        clock[0] += 100  # which is not counted
+        bar.start_clock(0)
+        clock[0] += 4
+        bar.rounds(1, evaluated_next=False)
+        for played in range(2, 101):  # at most a line a minute until the evaluation
+            clock[0] += 4
+            bar.rounds(played, evaluated_next=played == 100)
+        bar.evaluated([row(100), row(100, 1)])
+    first, *between, last = lines(capsys)[1:]
+    assert first == "round 1/400  0.25 rounds/s  26:36 left"
+    assert [line.split()[1] for line in between] == [f"{n}/400" for n in range(16, 100, 15)]
+    assert last == "round 100/400  accuracy 80.50 %  train loss 0.5000  0.25 rounds/s  20:00 left"
+
+
+def test_a_resumed_run_is_judged_by_its_own_rounds(clock, capsys):
+    with progress.ProgressBar(10000, 4000, quiet=False) as bar:
+        bar.start_clock(4000)
+        clock[0] += 0.5
+        bar.rounds(5000, evaluated_next=True)
+        bar.evaluated([row(5000)])
+        bar.start_clock(5000)  # of another stage
+        clock[0] += 10000
+        bar.rounds(5001, evaluated_next=False)
+    assert lines(capsys) == [
+        "round 5000/10000  accuracy 80.00 %  train loss 0.5000  2000 rounds/s  00:02 left",
+        "round 5001/10000  0.0001 rounds/s  13886:06:40 left",
+    ]
+
+
+def test_a_terminal_has_a_bar_and_who_is_quiet_nothing(monkeypatch, capsys):
+    with progress.ProgressBar(4, 0, quiet=True) as bar:
+        bar.say("compiling")
+        bar.start_clock(0)
+        bar.rounds(4, evaluated_next=True)
+        bar.evaluated([row(4)])
+    assert capsys.readouterr() == ("", "")
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    with progress.ProgressBar(4, 0, quiet=False) as bar:
+        bar.start_clock(0)
+        bar.rounds(2, evaluated_next=True)
+        bar.evaluated([row(2)])
+    out, err = capsys.readouterr()
+    assert not out and " 2/4" in err and "rounds/s" in err and "accuracy 80.00 %" in err

@@ -1,0 +1,183 @@
+"""Rules that end a run early: which rows meet them, what is left, and what --resume does then."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+import toys
+from commands import call, comparable
+from stops import stopping_after
+
+import fedjax_lab
+from fedjax_lab import sweep
+from fedjax_lab.config import resolve
+from fedjax_lab.config_files import load_config
+from fedjax_lab.errors import BadInput
+from fedjax_lab.running import runner, stopping
+
+RUN = {"rounds": 12, "eval_every": 2}
+
+
+def experiment(seeds=(0,), stages=("train",), **rules):
+    run = {"patience": 0, "target": 0.0, **rules}
+    named = tuple(SimpleNamespace(name=name) for name in stages)
+    simulation = SimpleNamespace(stages=named, seeds=list(seeds))
+    return SimpleNamespace(
+        config=SimpleNamespace(run=SimpleNamespace(**run)), simulation=simulation
+    )
+
+
+def rows(stage="train", **validation):
+    """rows(s0=[50, 60]): the validation accuracies of seed 0 after two evaluations."""
+    return [
+        {"round": 2 * i, "seed": int(seed[1:]), "stage": stage, "id": score, "global": score}
+        for seed, scores in validation.items()
+        for i, score in enumerate(scores, 1)
+    ]
+
+
+@pytest.mark.parametrize(
+    "scores, rule",
+    [
+        ([50, 60, 60], ""),
+        ([50, 60, 60, 59], "patience"),
+        ([50, 60, 59, 61, 60], ""),
+        ([50, 60, 59, 58, 70], "patience"),  # as it would have ended before the 70
+        ([50, 60, 90], "target"),
+        ([], ""),
+    ],
+)
+def test_patience_and_target_of_one_seed(scores, rule):
+    assert stopping.rule_met(experiment(patience=2, target=90.0), rows(s0=scores)) == rule
+
+
+def test_a_run_ends_when_each_seed_alone_would_have_ended():
+    two = experiment((0, 1), patience=2, target=90.0)
+    assert stopping.rule_met(two, rows(s0=[50, 49, 48, 70], s1=[50, 51, 52, 53])) == ""
+    assert stopping.rule_met(two, rows(s0=[50, 49, 48, 70], s1=[50, 51, 52, 95])) == "target"
+    assert stopping.rule_met(two, rows(s0=[95, 49], s1=[50, 49])) == ""
+    assert stopping.rule_met(two, rows(s0=[95, 49, 48], s1=[50, 49, 48])) == "patience"
+    assert stopping.rule_met(experiment((0, 1)), rows(s0=[100] * 9, s1=[100] * 9)) == ""
+
+
+def test_only_the_last_stage_counts():
+    two = experiment(stages=("features", "head"), patience=2, target=90.0)
+    first = rows("features", s0=[95, 94, 93, 92])
+    assert stopping.rule_met(two, first) == ""
+    assert stopping.rule_met(two, first + rows("head", s0=[50, 50])) == ""
+    assert stopping.rule_met(two, first + rows("head", s0=[50, 50, 50])) == "patience"
+
+
+@pytest.mark.parametrize(
+    "sections, said",
+    [
+        ({"run": {"patience": 3}}, "--config.partition.validation=0.1"),
+        ({"run": {"patience": -1}}, "config.run.patience must not be negative"),
+        ({"run": {"target": 101.0}}, "config.run.target is a percentage"),
+        ({"run": {"max_seconds": -1.0}}, "config.run.max_seconds must not be negative"),
+    ],
+)
+def test_rules_that_cannot_be(sections, said):
+    with pytest.raises(BadInput, match=said):
+        resolve(sections)
+
+
+@pytest.fixture(scope="module")
+def toy(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("toy")
+    toys.write_examples(folder / "data.npz")
+    return toys.write_config(folder, partition={"validation": 0.2}, run=RUN)
+
+
+@pytest.fixture(scope="module")
+def whole(toy):
+    """The rows of the run without any rule."""
+    return fedjax_lab.run(load_config(toy), seeds=[0, 1], quiet=True).metrics
+
+
+def without_clock(rows):
+    return [{k: v for k, v in row.items() if k != "seconds"} for row in rows]
+
+
+def content(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def a_target(whole):
+    """An accuracy that both seeds have reached for the first time after 4 rounds; 2 are too few."""
+    by_round = {n: [r["accuracy"]["mean"] for r in whole if r["round"] == n] for n in (2, 4)}
+    target = min(max(by_round[2][i], by_round[4][i]) for i in (0, 1))
+    assert min(by_round[2]) < target
+    return target
+
+
+@pytest.mark.slow
+def test_a_target_ends_a_run_and_a_resumed_one_after_the_same_round(
+    toy, whole, tmp_path, capsys, monkeypatch
+):
+    target = f"--config.run.target={a_target(whole)}"
+    here = [f"--config={toy}", "--seeds=0,1", target]
+    assert call(*here, f"--workdir={tmp_path / 'a'}") == 0
+    out = capsys.readouterr().out
+    assert "stopped by target after round 4" in out and "4 rounds, stopped by target, in" in out
+    summary = json.loads((tmp_path / "a/summary.json").read_text())
+    assert summary["stopped"] == {"rule": "target", "round": 4} and summary["rounds"] == 4
+    assert comparable(tmp_path / "a") == without_clock(whole[:4])
+    with monkeypatch.context() as patch:
+        stopping_after(3, patch)
+        assert call(*here, f"--workdir={tmp_path / 'b'}") == 130
+    assert call(*here, f"--workdir={tmp_path / 'b'}", "--resume") == 0
+    assert comparable(tmp_path / "b") == comparable(tmp_path / "a")
+    before = content(tmp_path / "a")
+    assert call(*here, f"--workdir={tmp_path / 'a'}", "--resume") == 0
+    assert content(tmp_path / "a") == before
+    (tmp_path / "a/summary.json").unlink()  # as a kill before it was written leaves the folder
+    assert call(*here, f"--workdir={tmp_path / 'a'}", "--resume") == 0
+    again = json.loads((tmp_path / "a/summary.json").read_text())
+    assert again["stopped"] == summary["stopped"] and again["last"] == summary["last"]
+    assert call(*here[:2], f"--workdir={tmp_path / 'a'}", "--resume") == 0  # without the rule
+    assert comparable(tmp_path / "a") == without_clock(whole)
+    assert "stopped" not in json.loads((tmp_path / "a/summary.json").read_text())
+
+
+def is_over_after(rounds, monkeypatch):
+    """The time is over as soon as so many rounds are played."""
+    play = runner.Engine.play
+
+    def counted(self, at_most):
+        play(self, min(at_most, rounds - self.played))
+        patch.setattr(stopping.Clock, "is_over", self.played >= rounds)
+
+    patch = monkeypatch
+    patch.setattr(stopping.Clock, "is_over", False)
+    patch.setattr(runner.Engine, "play", counted)
+
+
+@pytest.mark.slow
+def test_the_end_of_the_time_saves_the_state(toy, whole, tmp_path, capsys, monkeypatch):
+    here = [f"--config={toy}", "--seeds=0,1", f"--workdir={tmp_path / 'a'}"]
+    with monkeypatch.context() as patch:
+        is_over_after(1, patch)
+        assert call(*here, "--config.run.max_seconds=1") == 130  # there is nothing to sum up
+    said = capsys.readouterr().err
+    assert "stopped by max_seconds after round 1 of 12, before the first evaluation" in said
+    assert "the same command" in said and said.count("\n") == 1
+    with monkeypatch.context() as patch:
+        is_over_after(5, patch)
+        assert call(*here, "--config.run.max_seconds=9", "--resume") == 0
+    summary = json.loads((tmp_path / "a/summary.json").read_text())
+    assert summary["stopped"] == {"rule": "max_seconds", "round": 5}
+    assert [row["round"] for row in comparable(tmp_path / "a")] == [2, 2, 4, 4]
+    assert call(*here, "--config.run.max_seconds=1e9", "--resume") == 0
+    assert comparable(tmp_path / "a") == without_clock(whole)
+    assert "stopped" not in json.loads((tmp_path / "a/summary.json").read_text())
+
+
+@pytest.mark.slow
+def test_joined_runs_with_a_rule_are_run_one_by_one(toy, whole, tmp_path, capsys):
+    target = f"--config.run.target={a_target(whole)}"
+    grid = ["--methods=fedprox", "--grid=method.mu=0,0.01", "--together", "--seeds=0,1"]
+    out = tmp_path / "sweep"
+    assert sweep.main(["sweep", f"--config={toy}", f"--out={out}", *grid, target]) == 0
+    assert "not together but one by one" in capsys.readouterr().out
+    assert comparable(out / "fedprox,mu=0.0") == without_clock(whole[:4])
