@@ -171,7 +171,7 @@ def _score_new(program, lane, state, t):
 
     None: there are no such counts.
     """
-    (method, plan, strategy), federation = program, lane.federation
+    (method, plan, strategy, _), federation = program, lane.federation
     if federation.new_test is None or not scores_new(method):
         return None, None
     clients, number = lane.new, plan.num_new or len(lane.new.id)
@@ -206,7 +206,7 @@ def _made_by_new(program, federation, server, before, client, rows, key):
 
     before: (message, private) until then.
     """
-    method, plan, _ = program
+    method, plan, *_ = program
     if not uses_data_of_new(method):
         return None
     work, _ = make_work(federation, rows, plan._replace(equal_steps=False), key)
