@@ -87,6 +87,7 @@ _SCORES = {
 _WAY = {"per_seed": {"*": _SCORES}, "mean": _SCORES, "std?": _SCORES}
 SUMMARY = {  # summary.json, as far as comparisons read it
     "diverged?": {"*": COUNT},
+    "stopped?": {"rule": TEXT, "round": COUNT},  # by a rule, before the config's rounds
     "lower_is_better?": [TEXT],
     "device?": TEXT,
     "strategy?": TEXT,
