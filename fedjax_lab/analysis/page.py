@@ -44,11 +44,6 @@ figure { margin: 0; } figure svg { display: block; width: 100%; max-width: 32rem
 details { border-top: 1px solid var(--grid); padding: 0.5rem 0; } summary { cursor: pointer; }
 pre { overflow-x: auto; font-size: 0.8125rem; }
 """
-_AXES = {
-    "rounds": "round",
-    "megabytes": "megabytes of all clients, both ways",
-    "seconds": "seconds of training, one seed",
-}
 
 
 def html(
@@ -128,7 +123,7 @@ def _curves(section, choice):
     curves = [runs.curve(row, choice.measure) for row in rows]
     keys = [f"<li>{_key(i)}{_text(row.name)}</li>" for i, row in enumerate(rows)]
     yield f'<h3>Curves</h3>\n<ul class="key">{"".join(keys)}</ul>\n<div class="grid">'
-    for axis, label in _AXES.items():
+    for axis, label in runs.AXES.items():
         points = [(curve[axis], curve["values"]) for curve in curves]
         figure = plots.draw_curves(points, label, with_unit(choice.measure))
         yield _figure(figure, f"{choice.measure} against {label}")
