@@ -149,7 +149,10 @@ def report(args) -> str:
     """The comparison that the arguments ask for, as text. BadInput where there is none."""
     whole, damaged = runs.read_all(runs.find(args.folders))
     blocks, notes = runs.arrange(whole)
-    blocks = runs.named_alike(blocks) if args.pivot else blocks
+    notes += damaged
+    if args.pivot:
+        named = runs.named_alike(blocks)
+        blocks, notes = named, notes + runs.chosen(blocks, named)
     choice = tables.Choice(
         way=args.way,
         measure=compare.choose(blocks, args.way, args.measure),
@@ -159,15 +162,21 @@ def report(args) -> str:
         lower_is_better=runs.lower_is_better(blocks),
     )
     sections = _sections(blocks, choice, args.baseline)
-    notes += damaged + [note for section in sections for note in _no_baseline(section)]
-    pivoted, columns = None, []
+    notes += [note for section in sections for note in _no_baseline(section)]
+    columns = []
     if args.pivot:
         printed, told = _printed(args.published, sections, choice)
         columns, notes = pivot.columns(sections, printed), notes + told
-        pivoted = pivot.table(columns, choice, sets_off=args.format != "terminal")
     if args.format == "csv":  # it has no place for notes
         print("\n".join(damaged), end="\n" * bool(damaged), file=sys.stderr)
         return pivot.to_csv(columns, choice) if columns else tables.to_csv(sections, choice)
+    return _shown(args, sections, choice, notes, columns)
+
+
+def _shown(args, sections, choice, notes, columns):
+    """The comparison in a format that people read; columns: of the pivot, if any is wanted."""
+    sets_off = args.format != "terminal"
+    pivoted = pivot.table(columns, choice, sets_off) if columns else None
     if args.format == "html":
         from fedjax_lab.analysis import page
 

@@ -4,6 +4,8 @@ import csv
 import io
 import json
 import re
+import shutil
+import subprocess
 from html.parser import HTMLParser
 
 import numpy as np
@@ -424,6 +426,44 @@ def test_the_page_stands_alone(tmp_path, capsys):
     used = set(re.findall(r"var\((--[a-z0-9-]+)\)", out))
     assert all(f"{name}:" in out for name in used)
     assert "seconds of training" in page.text  # figures hold text, not outlines
+
+
+def wide_page(tmp_path, capsys):
+    """A page with a pivot, and names that are longer than a phone is wide."""
+    write(tmp_path / "d", SCORES["fedprox"], method="moon", note="n" * 300)
+    arguments = strange_rows(tmp_path), "--pivot", "--format=html", "--target=60"
+    return call(capsys, *arguments)
+
+
+def test_what_is_wider_than_a_phone_scrolls_in_a_box_of_its_own(tmp_path, capsys):
+    out = wide_page(tmp_path, capsys)
+    assert '<meta name="viewport" content="width=device-width, initial-scale=1">' in out
+    boxes = re.findall(r'<div class="scroll"[^>]*>\n<table>', out)
+    assert len(boxes) == out.count("<table") == 5
+    (style,) = re.findall("<style>(.*?)</style>", out, re.DOTALL)
+    assert ".scroll { overflow-x: auto; }" in style and "pre { overflow-x: auto;" in style
+    assert "h1, h2, p, li, summary, dd { overflow-wrap: anywhere; }" in style
+    assert ".tables > * { max-width: 100%; }" in style and "figure svg { display: block;" in style
+    assert not re.search(r"<svg[^>]* width=", out)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="needs a browser")
+@pytest.mark.parametrize("width", [320, 390, 768])
+def test_a_browser_shows_no_more_than_the_width_of_a_phone(width, tmp_path, capsys):
+    """The page in a frame of that width tells how wide its content is."""
+    tell = "parent.postMessage(document.documentElement.scrollWidth - innerWidth, '*')"
+    page = wide_page(tmp_path, capsys).replace("</body>", f"<script>{tell}</script></body>")
+    (tmp_path / "page.html").write_text(page, encoding="utf-8")
+    (tmp_path / "frame.html").write_text(
+        "<script>onmessage = event => document.title = `beyond: ${event.data}`</script>"
+        f'<iframe src="page.html" width="{width}" height="800"></iframe>'
+    )
+    command = "chromium --headless --no-sandbox --disable-gpu --virtual-time-budget=5000 --dump-dom"
+    file = (tmp_path / "frame.html").as_uri()
+    done = subprocess.run([*command.split(), file], capture_output=True, text=True, timeout=120)
+    (beyond,) = re.findall("<title>beyond: (-?[0-9]+)", done.stdout)
+    assert int(beyond) <= 0
 
 
 def test_no_two_lines_look_alike():

@@ -157,7 +157,7 @@ def caption(columns: Sequence[Column], choice: Choice, comparisons: int, sets_of
     comparisons: the number of tests against the baseline.
     """
     entries = [entry for column in columns for entry in column.entries.values()]
-    sentences = [_numbers_sentence(entries, choice)]
+    sentences = [_numbers_sentence(entries, choice), *_clients_sentence(columns)]
     if sets_off:
         sentences.append("The best mean of a column is bold, the second best is underlined.")
     sentences += _marks_sentence(columns, comparisons)
@@ -189,6 +189,13 @@ def _numbers_sentence(entries, choice):
     kind = "sample" if choice.ddof else "population"
     over = f"mean +- {kind} standard deviation over {seeds} seeds"
     return f"{what}{lower}, {WAYS[choice.way]}{peek}: {'one seed' if counts == [1] else over}."
+
+
+def _clients_sentence(columns):
+    """How many clients there are, where the headers do not tell."""
+    partitions = [c.section.block.rows[0].runs[0].config["partition"] for c in columns]
+    counts = {partition.get("num_clients") for partition in partitions}
+    return [f"{counts.pop()} clients."] if len(counts) == 1 and None not in counts else []
 
 
 def _marks_sentence(columns, comparisons):

@@ -21,6 +21,7 @@ from fedjax_lab.running import files, metrics, provenance
 _TESTED = ("accuracy.mean", "global", "ood")  # measured on test examples
 HEADLINES = (*_TESTED, "id")  # what a run is known by: the first it has
 _ACCURACY = ("accuracy", "domains", *HEADLINES[1:])  # keys of an evaluation
+_SKEW = {"partition.alpha", "partition.classes", "partition.domains"}
 AXES = {  # what a curve is drawn against, by the names of `curve`
     "rounds": "round",
     "megabytes": "megabytes of all clients, both ways",
@@ -224,45 +225,72 @@ def _rows(runs):
 
 
 def named_alike(blocks: Sequence[Block]) -> list[Block]:
-    """The blocks, with names by which rows of one method and settings match across blocks.
+    """The blocks, with names by which rows of one method match across blocks.
 
-    A row's name tells the settings in which the rows of any one block differ. What differs between
-    blocks alone, such as a model for each data set, is told by none.
+    A name is the method's, with those settings by which rows of this method differ inside any one
+    block. Settings that were chosen anew for each method or block are told by `chosen` instead.
     """
-    names = _names([[_own(row) for row in block.rows] for block in blocks], "method.")
-    return [
-        block._replace(rows=[r._replace(name=n) for r, n in zip(block.rows, of_block, strict=True)])
-        for block, of_block in zip(blocks, names, strict=True)
-    ]
+    methods = dict.fromkeys(_method(row) for block in blocks for row in block.rows)
+    names = {
+        method: map(iter, _names([_settings(block, method) for block in blocks], "method."))
+        for method in methods
+    }
+    out = []
+    for block in blocks:
+        of_block = {method: next(named) for method, named in names.items()}
+        rows = [row._replace(name=next(of_block[_method(row)])) for row in block.rows]
+        out.append(block._replace(rows=rows))
+    return out
 
 
-def _own(row):
-    """The settings of a row beside those of its federation."""
-    config = row.runs[0].config
-    shared = federation(config)
-    return {key: value for key, value in flatten(config).items() if key not in shared}
+def _method(row):
+    return row.runs[0].config["method"]["name"]
+
+
+def _settings(block, method):
+    """The settings of each row of a method, without those that the rows of the block share."""
+    configs = [row.runs[0].config for row in block.rows if _method(row) == method]
+    shared = federation(block.rows[0].runs[0].config)
+    return [{k: v for k, v in flatten(c).items() if k not in shared} for c in configs]
+
+
+def chosen(before: Sequence[Block], after: Sequence[Block]) -> list[str]:
+    """For each row of `named_alike` the settings that its name leaves out, block after block."""
+    left_out: dict[str, dict[str, None]] = {}
+    pairs = zip(before, after, strict=True)
+    rows = [pair for old, new in pairs for pair in zip(old.rows, new.rows, strict=True)]
+    for old, new in rows:
+        told = [word for word in old.name.split(" ") if word not in new.name.split(" ")]
+        if told:
+            left_out.setdefault(new.name, {})[" ".join(told)] = None
+    return [f"{name} was run with {'; '.join(told)}" for name, told in left_out.items()]
 
 
 def section_names(blocks: Sequence[Block], section: str) -> list[str]:
     """For each block the name and those settings of a section of its config that tell blocks apart.
 
-    section: "data" or "partition".
+    A partition's degree of skew is always told.
+
+    Args:
+      blocks: of different federations.
+      section: "data" or "partition".
     """
     flat = [federation(block.rows[0].runs[0].config) for block in blocks]
     of_section = [{k: v for k, v in f.items() if k.startswith(f"{section}.")} for f in flat]
     texts = [json.dumps(settings, sort_keys=True) for settings in of_section]
     unlike = dict(zip(texts, of_section, strict=True))
-    (names,) = _names([list(unlike.values())], f"{section}.")
+    (names,) = _names([list(unlike.values())], f"{section}.", _SKEW)
     named = dict(zip(unlike, names, strict=True))
     return [named[text] for text in texts]
 
 
-def _names(groups, short):
+def _names(groups, short, always=()):
     """What tells flat configs of a group apart: for each group, a name of each config.
 
     A name has the settings in which configs of any group with one `SECTION.name` differ. Those of
     the section `short` lose its prefix, and its name stands first. One that a config lacks is told
-    ("absent") only where nothing else tells the config from another of its group.
+    ("absent") only where nothing else tells the config from another of its group. Keys in `always`
+    are told also where they do not differ.
     """
     every = {key for group in groups for config in group for key in config}
     tells = {key: _tells(groups, key) for key in sorted(every - {f"{short}name"})}
@@ -270,7 +298,8 @@ def _names(groups, short):
     def name(config, with_absent):
         parts = [shown(config[f"{short}name"])] if short else []
         for key, kinds in tells.items():
-            if (with_absent or key in config) and _kind(config, key) in kinds:
+            differs = _kind(config, key) in kinds and (with_absent or key in config)
+            if differs or (key in always and key in config):
                 parts.append(f"{key.removeprefix(short)}={_value(config, key)}")
         return " ".join(parts)
 

@@ -66,6 +66,7 @@ def test_rows_are_methods_and_columns_are_partitions_by_data(folder):
     table = table_of(folder)
     assert table.groups == [("north", 2), ("south", 1)]
     assert table.header == ["", "dirichlet alpha=0.1", "dirichlet alpha=0.5", "dirichlet alpha=0.1"]
+    assert "over 5 seeds. 3 clients. The best" in table.title
     names = [row[0] for row in table.cells]
     assert names[0] == "fedavg" and names[-1] == "central"  # the baseline first, the bound last
     expected = last_scores(folder)
@@ -130,7 +131,10 @@ def test_of_a_loss_less_is_better(folder):
 
 
 def test_rows_of_one_method_and_settings_match_across_federations(tmp_path):
-    """mu tells rows apart in one federation; the model only tells one federation from the other."""
+    """mu tells rows of fedprox apart in one federation; the model and lr tell none apart.
+
+    The model was chosen for a federation, the learning rate for each method of it.
+    """
     one = {0: (1, 2, 3)}
     other = {"data": {"name": "other"}}
     write(tmp_path / "a", one, method="fedprox", mu=0.01)
@@ -139,14 +143,26 @@ def test_rows_of_one_method_and_settings_match_across_federations(tmp_path):
     write(tmp_path / "d", one, **other)
     for name in "bcd":
         path = tmp_path / name / "config.json"
-        path.write_text(json.dumps(json.loads(path.read_text()) | {"model": {"name": "large"}}))
+        changed = {"model": {"name": "large"}, "local": {"lr": 0.3 if name == "d" else 0.2}}
+        path.write_text(json.dumps(json.loads(path.read_text()) | changed))
     blocks, _ = runs.arrange([runs.read(folder) for folder in runs.find([tmp_path])])
     assert [[row.name for row in block.rows] for block in blocks][0] == ["fedprox"]
-    names = [[row.name for row in block.rows] for block in runs.named_alike(blocks)]
+    alike = runs.named_alike(blocks)
+    names = [[row.name for row in block.rows] for block in alike]
     assert names == [["fedprox mu=0.01"], ["fedprox mu=0.01", "fedprox mu=0.1", "fedavg"]]
+    assert runs.chosen(blocks, alike) == [
+        "fedprox mu=0.01 was run with local.lr=0.2",
+        "fedprox mu=0.1 was run with local.lr=0.2",
+        "fedavg was run with local.lr=0.3",
+    ]
     table = table_of(tmp_path, baseline="fedprox mu=0.01")
     assert [row[0] for row in table.cells] == ["fedprox mu=0.01", "fedprox mu=0.1", "fedavg"]
     assert "one seed" in table.title and "better" not in table.title and not table.marks
+
+
+def test_the_skew_of_a_partition_is_told_also_where_there_is_one(tmp_path):
+    write(tmp_path / "a", {0: (1, 2, 3)}, partition={"name": "dirichlet", "alpha": 0.3, "tries": 9})
+    assert table_of(tmp_path).header == ["", "dirichlet alpha=0.3"]
 
 
 def test_csv_has_every_number_unrounded(folder, capsys):
