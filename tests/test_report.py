@@ -368,6 +368,8 @@ def test_the_best_mean_of_each_column_is_bold(tmp_path, capsys):
     latex = call(capsys, *arguments, "--format=latex")
     assert r"local & \textbf{82.00 $\pm$ 1.00} & 89.00 $\pm$ 0.00 \\" in latex
     assert "**" not in call(capsys, *arguments)
+    page = call(capsys, *arguments, "--format=html")
+    assert "<td><strong>82.00 ± 1.00</strong></td><td>89.00 ± 0.00</td>" in page
     assert "**" not in call(capsys, *arguments[:-1], "--format=markdown")
 
 

@@ -87,7 +87,7 @@ _SCORES = {
 _WAY = {"per_seed": {"*": _SCORES}, "mean": _SCORES, "std?": _SCORES}
 SUMMARY = {  # summary.json, as far as comparisons read it
     "diverged?": {"*": COUNT},
-    "stopped?": {"rule": TEXT, "round": COUNT},  # by a rule, before the config's rounds
+    "stopped?": {"rule": TEXT, "round": COUNT},  # by which rule it ended early
     "lower_is_better?": [TEXT],
     "device?": TEXT,
     "strategy?": TEXT,
