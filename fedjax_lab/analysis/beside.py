@@ -16,8 +16,10 @@ from fedjax_lab.errors import BadInput, quoted
 from fedjax_lab.running import workdir
 
 # Settings in which a run may differ from the one that was published; what matters of it is told.
-_MAY_DIFFER = ("local.", "model.", "run.", "engine.", "embedding.", "partition.validation")
-_MAY_DIFFER += ("data.folder", "data.normalize", "data.augment")
+_MAY_DIFFER = (
+    *("local.", "model.", "run.", "engine.", "embedding.", "partition.validation"),
+    *("data.folder", "data.normalize", "data.augment"),
+)
 _NOT_TOLD = ("engine.", "embedding.", "data.folder", "run.eval_every")
 
 

@@ -4,7 +4,7 @@ partition of each data set."""
 import csv
 import io
 from collections.abc import Mapping, Sequence
-from itertools import groupby
+from itertools import accumulate, groupby
 from typing import NamedTuple
 
 from fedjax_lab.analysis import compare, runs
@@ -57,33 +57,44 @@ def table(columns: Sequence[Column], choice: Choice, sets_off: bool) -> Table:
 
     sets_off: whether its format can show what is bold and what is underlined.
     """
-    names = _names(columns)
-    tests = _tests(columns)
-    header, shown, bold, underlined, marks = [""], [], set(), set(), {}
-    for k, column in enumerate(columns):
-        j = len(header)
-        header.append(column.partition)
-        shown.append(_numbers(column, names, choice))
-        first, second = _best_two(column, names, choice)
-        bold |= {(i, j) for i in first}
-        underlined |= {(i, j) for i in second}
-        marks |= {
-            (i, j): mark
-            for i, name in enumerate(names)
-            if (mark := _mark(column, name, tests.get((name, k)), choice))
-        }
-        if column.printed:
-            header.append("published")
-            shown.append([_published(column, name, choice) for name in names])
+    names, tests = _names(columns), _tests(columns)
+    places = [*accumulate((_width(column) for column in columns), initial=1)]
+    ranks = [_best_two(column, names, choice) for column in columns]
+    bold, underlined = (
+        {(i, j) for two, j in zip(ranks, places, strict=False) for i in two[rank]}
+        for rank in (0, 1)
+    )
+    marks = {
+        (names.index(name), places[k]): mark
+        for (name, k), p in tests.items()
+        if (mark := _mark(columns[k], name, p, choice))
+    }
+    headers, cells = zip(
+        *(pair for c in columns for pair in _written(c, names, choice)), strict=True
+    )
     return Table(
         title=caption(columns, choice, len(tests), sets_off),
-        header=header,
-        cells=[list(row) for row in zip(names, *shown, strict=True)],
+        header=["", *headers],
+        cells=[list(row) for row in zip(names, *cells, strict=True)],
         bold=bold if sets_off else (),
         underlined=underlined if sets_off else (),
         marks=marks,
         groups=_groups(columns),
     )
+
+
+def _width(column):
+    return 2 if column.printed else 1
+
+
+def _written(column, names, choice):
+    """The header and the cells of a column, and of the published numbers beside it."""
+    entries = [column.entries.get(name) for name in names]
+    spreads = [entry.measures.get(choice.measure) if entry else None for entry in entries]
+    places = digits(choice.measure)
+    yield column.partition, [spread_text(spread, places) for spread in spreads]
+    if column.printed:
+        yield "published", [_published(column.printed.get(name), places) for name in names]
 
 
 def _names(columns):
@@ -96,20 +107,12 @@ def _names(columns):
 def _groups(columns):
     """The data sets, each over so many columns of the table."""
     by_data = groupby(columns, key=lambda column: column.data)
-    return [(data, sum(1 + bool(c.printed) for c in group)) for data, group in by_data]
+    return [(data, sum(map(_width, group))) for data, group in by_data]
 
 
-def _numbers(column, names, choice):
-    entries = [column.entries.get(name) for name in names]
-    spreads = [e.measures.get(choice.measure) if e else None for e in entries]
-    return [spread_text(spread, digits(choice.measure)) for spread in spreads]
-
-
-def _published(column, name, choice):
-    result = column.printed.get(name)
+def _published(result, places):
     if result is None:
         return NONE
-    places = digits(choice.measure)
     std = "" if result.std is None else f" +- {result.std:.{places}f}"
     return f"{result.mean:.{places}f}{std}"
 
@@ -145,7 +148,7 @@ def _tests(columns):
 
 
 def _mark(column, name, p, choice):
-    if p is None or p >= LEVEL:
+    if p >= LEVEL:
         return ""
     above = column.entries[name].paired.difference.mean > 0
     return BETTER if above != (metric_of(choice.measure) in choice.lower_is_better) else WORSE

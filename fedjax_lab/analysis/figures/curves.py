@@ -14,6 +14,8 @@ loss.
 
 from pathlib import Path
 
+from matplotlib.figure import Figure
+
 from fedjax_lab.analysis import compare, plots, runs
 from fedjax_lab.analysis.figures.drawn import Drawn
 from fedjax_lab.analysis.tables import with_unit
@@ -24,7 +26,8 @@ def draw(*workdirs: Path, measure: str = "") -> Drawn:
     whole, damaged = runs.read_all(runs.find(workdirs))
     blocks, notes = runs.arrange(whole)
     measure = compare.choose(blocks, "last", measure or None)
-    pictures, named = {}, []
+    pictures: dict[str, Figure] = {}
+    named: list[str] = []
     for number, block in enumerate(blocks, 1):
         suffix = f"-{number}" if len(blocks) > 1 else ""
         named += [f"{number}: {block.name}"] if suffix else []
