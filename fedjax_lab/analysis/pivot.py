@@ -69,9 +69,8 @@ def table(columns: Sequence[Column], choice: Choice, sets_off: bool) -> Table:
         for (name, k), p in tests.items()
         if (mark := _mark(columns[k], name, p, choice))
     }
-    headers, cells = zip(
-        *(pair for c in columns for pair in _written(c, names, choice)), strict=True
-    )
+    written = [pair for column in columns for pair in _written(column, names, choice)]
+    headers, cells = zip(*written, strict=True)
     return Table(
         title=caption(columns, choice, len(tests), sets_off),
         header=["", *headers],
