@@ -21,13 +21,13 @@ from fedjax_lab.running import files, metrics, provenance
 _TESTED = ("accuracy.mean", "global", "ood")  # measured on test examples
 HEADLINES = (*_TESTED, "id")  # what a run is known by: the first it has
 _ACCURACY = ("accuracy", "domains", *HEADLINES[1:])  # keys of an evaluation
+_FREE = {"data.normalize", "data.augment"}  # settings of data that leave the federation as it is
 _SKEW = {"partition.alpha", "partition.classes", "partition.domains"}
 AXES = {  # what a curve is drawn against, by the names of `curve`
     "rounds": "round",
     "megabytes": "megabytes of all clients, both ways",
     "seconds": "seconds of training, one seed",
 }
-_FREE = {"data.normalize", "data.augment"}  # settings of data that leave the federation as it is
 
 
 class Run(NamedTuple):
