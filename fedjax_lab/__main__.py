@@ -14,7 +14,7 @@ COMMANDS = {  # the module of each, and what it does
     "sweep": ("fedjax_lab.sweep", "trains every method at every point of a grid"),
     "report": ("fedjax_lab.report", "compares runs"),
     "paper": ("fedjax_lab.paper", "measures the published tables of five papers again"),
-    "figures": ("fedjax_lab.figures", "draws the analyses of five papers from finished runs"),
+    "figures": ("fedjax_lab.figures", "draws learning curves, and the analyses of five papers"),
     "data": ("fedjax_lab.data", "prepares data that are too large to be decoded at once"),
     "tensorboard": (
         "fedjax_lab.tensorboard",

@@ -40,7 +40,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedjax_lab import command, configs, parallel, sweep
-from fedjax_lab.analysis import published, requirements, runs, tables
+from fedjax_lab.analysis import formats, published, requirements, runs
 from fedjax_lab.analysis.published import Recipe, Result
 from fedjax_lab.config import Override, resolve
 from fedjax_lab.config_files import load_config
@@ -195,11 +195,11 @@ def show(cells: Sequence[Cell], out: Path) -> str:
         line = compare(cell.result, values(cell, out), seeds)
         numbers = [_spread(cell.result.mean, cell.result.std)]
         numbers += [_spread(line.mean, line.std) if line.n else _state(cell, out)]
-        numbers += [str(line.n) if line.n else tables.NONE]
+        numbers += [str(line.n) if line.n else formats.NONE]
         numbers += [_signed(line.difference), _signed(line.in_stds)]
         lines.append([cell.name, *numbers])
     title = f"mean +- population std over seeds{' and clients' * _over_clients(cells)}"
-    return tables.terminal(tables.Table(title, header, lines))
+    return formats.terminal(formats.Table(title, header, lines))
 
 
 def _over_clients(cells):
@@ -211,12 +211,12 @@ def _spread(mean, std):
 
 
 def _signed(value):
-    return tables.NONE if value is None else f"{value:+.2f}"
+    return formats.NONE if value is None else f"{value:+.2f}"
 
 
 def _state(cell, out):
     if cell.missing:
-        return tables.NONE
+        return formats.NONE
     states = [sweep_folder.shown(out / run.cell.name) for run in cell.runs]
     bad = [state.partition(":")[0] for state in states if not state[0].isdigit()]
     if bad:
@@ -267,7 +267,7 @@ def overview(request: Request) -> str:
         f" and seeds train on.\nhours: at {pace}, the pace of FedAvg on Fashion-MNIST on two shared"
         " CPU cores."
     )
-    return "\n".join([tables.terminal(tables.Table(title, header, lines)), "", *reasons])
+    return "\n".join([formats.terminal(formats.Table(title, header, lines)), "", *reasons])
 
 
 def _short(cell):
@@ -279,17 +279,17 @@ def _costs(cells):
     """Runs, seeds, millions of examples and hours of all described cells."""
     each_once = {run.cell.name: run.cell for cell in cells for run in cell.runs}.values()
     if not each_once:
-        return [tables.NONE] * 4
+        return [formats.NONE] * 4
     seeds = str(max(len(cell.seeds) for cell in each_once))
     each = [
         (requirements.cost(cell.config), len(cell.seeds), cell.config.model.name)
         for cell in each_once
     ]
     if any(examples is None for examples, _, _ in each):
-        return [str(len(each_once)), seeds, tables.NONE, tables.NONE]
+        return [str(len(each_once)), seeds, formats.NONE, formats.NONE]
     total = f"{sum(examples * n for examples, n, _ in each) / 1e6:,.0f}"
     if any(model not in SPEED for _, _, model in each):
-        return [str(len(each_once)), seeds, total, tables.NONE]
+        return [str(len(each_once)), seeds, total, formats.NONE]
     hours = sum(examples * n / SPEED[model] for examples, n, model in each) / 3600
     return [str(len(each_once)), seeds, total, f"{hours:,.0f}"]
 

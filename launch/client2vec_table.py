@@ -28,7 +28,7 @@ from pathlib import Path
 import numpy as np
 
 from fedjax_lab import command, parallel, sweep
-from fedjax_lab.analysis import runs, tables
+from fedjax_lab.analysis import formats, runs, tables
 from fedjax_lab.config import resolve
 from fedjax_lab.config_files import load_config
 from fedjax_lab.errors import parse
@@ -63,7 +63,7 @@ def _main(argv):
         base: [accuracies(args.out / cell.name, args.way) for cell in cells]
         for base, cells in rows.items()
     }
-    print("\n" + tables.markdown(table(title, indices, numbers)))
+    print("\n" + formats.markdown(table(title, indices, numbers)))
     return code
 
 
@@ -119,7 +119,7 @@ def accuracies(folder: Path, way: str) -> list[float]:
     return [measures["accuracy.mean"] for measures in measured.values()]
 
 
-def table(title: str, indices: list[str], rows: dict[str, list[list[float]]]) -> tables.Table:
+def table(title: str, indices: list[str], rows: dict[str, list[list[float]]]) -> formats.Table:
     """Of the accuracies of seeds; the best mean of each row in bold."""
     header = ["", "as it is", *(f"{index} {step}" for index in indices for step in STEPS)]
     cells, bold = [], set()
@@ -127,7 +127,7 @@ def table(title: str, indices: list[str], rows: dict[str, list[list[float]]]) ->
         cells.append([base, *map(spread, accuracy)])
         means = {j: np.mean(values) for j, values in enumerate(accuracy, 1) if values}
         bold |= {(i, j) for j, mean in means.items() if mean == max(means.values())}
-    return tables.Table(title, header, cells, bold)
+    return formats.Table(title, header, cells, bold)
 
 
 def spread(values: list[float]) -> str:

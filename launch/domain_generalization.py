@@ -30,7 +30,7 @@ from pathlib import Path
 import numpy as np
 
 from fedjax_lab import command, experiment, parallel, sweep
-from fedjax_lab.analysis import runs, tables
+from fedjax_lab.analysis import formats, runs
 from fedjax_lab.config import resolve
 from fedjax_lab.config_files import load_config
 from fedjax_lab.errors import parse
@@ -67,7 +67,7 @@ def _main(argv):
     measured = {place: last_round(args.out / cell.name) for place, cell in cells.items()}
     for d in counts:
         rows = {m: {target: measured[d, m, target] for target in targets} for m in methods}
-        print("\n" + tables.markdown(table(f"{d} of the other domains per client", rows)))
+        print("\n" + formats.markdown(table(f"{d} of the other domains per client", rows)))
     return code
 
 
@@ -112,7 +112,7 @@ def percents(rows: Iterable[dict], measure: str) -> list[float]:
     return [v for row in rows for v in row[f"{measure}_per_client"] if v is not None]
 
 
-def table(title: str, rows: dict[str, dict[str, Percents]]) -> tables.Table:
+def table(title: str, rows: dict[str, dict[str, Percents]]) -> formats.Table:
     """Of {method: {target: percents}}; gaps stay empty."""
     targets = list(next(iter(rows.values())))
     header = ["", *(f"{m} {column}" for m in MEASURES for column in (*targets, "mean"))]
@@ -124,7 +124,7 @@ def table(title: str, rows: dict[str, dict[str, Percents]]) -> tables.Table:
             line += [spread(v) if v else "" for v in values]
             line.append(f"{np.mean([np.mean(v) for v in values]):.2f}" if all(values) else "")
         cells.append(line)
-    return tables.Table(title, header, cells)
+    return formats.Table(title, header, cells)
 
 
 def spread(values: Sequence[float]) -> str:

@@ -18,6 +18,8 @@ REFUSED = {
     "fedpick {run}/nothing": "nothing is not there",
     "fedc2i {run} --rounds=1,b": "holds no influence of seed",
     "hfedf {run}": "holds no finished run",
+    "curves {run}": "holds no run: there is no config.json in it",
+    "curves {run} --format=png,pfd": "--format: no pictures 'pfd'; did you mean 'pdf'?",
     "client2vec {run} {run}": "two of the folders have the same name",
     "domain_gap {run}": "holds no finished run",
     "encoder_exchange {run}": "holds no finished run",
@@ -59,3 +61,22 @@ def test_options_reach_the_figures_and_results_are_written(tmp_path, monkeypatch
     assert printed == ["three lines", f"{out / 'numbers.json'}", f"{out / 'strip.png'}"]
     assert (out / "numbers.json").read_text() == '{\n  "of": 3\n}\n'
     assert (out / "strip.png").stat().st_size > 1000
+
+
+def test_pictures_are_written_in_every_format_and_always_alike(tmp_path, monkeypatch, capsys):
+    def draw(folder):
+        return Drawn({"strip": plots.draw_strips({"a": np.ones(3)}, "x", "title")})
+
+    monkeypatch.setitem(figures.FIGURES, "toy", draw)
+    written = []
+    for out in (tmp_path / "a", tmp_path / "b"):
+        words = ["toy", str(tmp_path), f"--out={out}", "--format=pdf,svg,pdf"]
+        assert figures.main(words) == 0
+        assert capsys.readouterr().out.splitlines() == [
+            str(out / f"strip.{ending}") for ending in ("pdf", "svg")
+        ]
+        written.append([(out / f"strip.{ending}").read_bytes() for ending in ("pdf", "svg")])
+    assert written[0] == written[1]
+    pdf, svg = written[0]
+    assert pdf.startswith(b"%PDF-") and b"/Type3" not in pdf and b"/FontFile2" in pdf  # TrueType
+    assert b"<svg" in svg and b">title</text>" in svg

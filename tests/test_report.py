@@ -4,66 +4,19 @@ import csv
 import io
 import json
 import re
+import shutil
+import subprocess
 from html.parser import HTMLParser
 
 import numpy as np
 import pytest
 from inputs import complaint
+from run_folders import ROUNDS, SCORES, call, config, evaluation, refusal, write
 from scipy import stats
 
 from fedjax_lab import report
-from fedjax_lab.analysis import compare, plots, runs, tables
+from fedjax_lab.analysis import compare, formats, plots, runs, tables
 from fedjax_lab.running import metrics
-
-ROUNDS = (5, 10, 15)
-SCORES = {  # accuracy.mean after each of ROUNDS, by seed
-    "fedavg": {0: (50, 60, 70), 1: (52, 63, 71), 2: (49, 66, 75)},
-    "fedprox": {0: (55, 69, 72), 1: (50, 70, 74.5), 2: (54, 71, 77)},
-}
-
-
-def config(method="fedavg", seeds=(0,), data=None, partition=None, **settings):
-    return {
-        "data": {"name": "toy", "size": 8, "cache": "/here", "augment": "none", **(data or {})},
-        "partition": {"name": "iid", "num_clients": 3, **(partition or {})},
-        "method": {"name": method, **settings},
-        "local": {"lr": 0.1},
-        "run": {"rounds": ROUNDS[-1], "seed": 7},
-        "seeds": list(seeds),
-    }
-
-
-def evaluation(seed, after, mean, seeds, stage="train"):
-    """Three clients: 10 percent around the mean. Domains: 1 around it. Bytes: 1e6 a round."""
-    each = [mean - 10, mean, mean + 10]
-    return {
-        "round": after,
-        "seed": seed,
-        "stage": stage,
-        "train_loss": 1.0,
-        "accuracy": {"mean": mean, "worst10": mean - 10, "per_client": each},
-        "domains": {"north": mean - 1, "south": mean + 1},
-        "global": mean / 2,
-        "bytes_up": int(0.75e6 * after),
-        "bytes_down": int(0.25e6 * after),
-        "seconds": 2.0 * after * seeds,
-    }
-
-
-def write(folder, scores, done=True, cut="", **settings):
-    """A run folder. scores: {seed: accuracy after each of ROUNDS}."""
-    folder.mkdir(parents=True)
-    (folder / "config.json").write_text(json.dumps(config(seeds=list(scores), **settings)))
-    rows = [
-        json.dumps(evaluation(seed, after, values[i], len(scores)))
-        for i, after in enumerate(ROUNDS)
-        for seed, values in scores.items()
-        if i < len(values)
-    ]
-    (folder / "metrics.jsonl").write_text("\n".join(rows) + "\n" + cut)
-    if done:
-        (folder / "summary.json").write_text(json.dumps({"device": "1 x <cpu>"}))
-    return folder
 
 
 @pytest.fixture
@@ -81,20 +34,6 @@ def entries_of(folder, way="last", measure="accuracy.mean", target=None, ddof=1)
     ((block,), _) = blocks_of(folder)
     entries = compare.entries(block, way, measure, "fedavg", target, ddof)
     return {entry.row.name: entry for entry in entries}
-
-
-def call(capsys, *arguments):
-    code = report.main([*map(str, arguments)])
-    out, err = capsys.readouterr()
-    assert code == 0 and not err, err
-    return out
-
-
-def refusal(capsys, *arguments):
-    assert report.main([*map(str, arguments)]) == 2
-    out, err = capsys.readouterr()
-    assert not out and err.startswith("error: ") and err.count("\n") == 1
-    return err
 
 
 @pytest.mark.parametrize("ddof", [0, 1])
@@ -402,7 +341,7 @@ def test_latex_is_balanced_and_escaped(tmp_path, capsys):
     assert out.count(r"\begin{tabular}") == out.count(r"\end{tabular}") == 4
     body = "\n".join(line for line in out.splitlines() if not line.startswith("%"))
     letters = r"\\text(backslash|asciitilde|asciicircum|less|greater|bar){}|\\[&%$#_{}]|\$\\pm\$"
-    plain = re.sub(letters, "", body)
+    plain = re.sub(letters, "", body.replace(formats.FIT, "{"))
     assert plain.count("{") == plain.count("}") and not set("%#_~^<>|$") & set(plain)
     parts = re.findall(r"\\begin{tabular}{(lr+)}(.*?)\\end", plain, re.DOTALL)
     assert len(parts) == 4
@@ -429,6 +368,8 @@ def test_the_best_mean_of_each_column_is_bold(tmp_path, capsys):
     latex = call(capsys, *arguments, "--format=latex")
     assert r"local & \textbf{82.00 $\pm$ 1.00} & 89.00 $\pm$ 0.00 \\" in latex
     assert "**" not in call(capsys, *arguments)
+    page = call(capsys, *arguments, "--format=html")
+    assert "<td><strong>82.00 ± 1.00</strong></td><td>89.00 ± 0.00</td>" in page
     assert "**" not in call(capsys, *arguments[:-1], "--format=markdown")
 
 
@@ -487,6 +428,44 @@ def test_the_page_stands_alone(tmp_path, capsys):
     used = set(re.findall(r"var\((--[a-z0-9-]+)\)", out))
     assert all(f"{name}:" in out for name in used)
     assert "seconds of training" in page.text  # figures hold text, not outlines
+
+
+def wide_page(tmp_path, capsys):
+    """A page with a pivot, and names that are longer than a phone is wide."""
+    write(tmp_path / "d", SCORES["fedprox"], method="moon", note="n" * 300)
+    arguments = strange_rows(tmp_path), "--pivot", "--format=html", "--target=60"
+    return call(capsys, *arguments)
+
+
+def test_what_is_wider_than_a_phone_scrolls_in_a_box_of_its_own(tmp_path, capsys):
+    out = wide_page(tmp_path, capsys)
+    assert '<meta name="viewport" content="width=device-width, initial-scale=1">' in out
+    boxes = re.findall(r'<div class="scroll"[^>]*>\n<table>', out)
+    assert len(boxes) == out.count("<table") == 5
+    (style,) = re.findall("<style>(.*?)</style>", out, re.DOTALL)
+    assert ".scroll { overflow-x: auto; }" in style and "pre { overflow-x: auto;" in style
+    assert "h1, h2, p, li, summary, dd { overflow-wrap: anywhere; }" in style
+    assert ".tables > * { max-width: 100%; }" in style and "figure svg { display: block;" in style
+    assert not re.search(r"<svg[^>]* width=", out)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="needs a browser")
+@pytest.mark.parametrize("width", [320, 390, 768])
+def test_a_browser_shows_no_more_than_the_width_of_a_phone(width, tmp_path, capsys):
+    """The page in a frame of that width tells how wide its content is."""
+    tell = "parent.postMessage(document.documentElement.scrollWidth - innerWidth, '*')"
+    page = wide_page(tmp_path, capsys).replace("</body>", f"<script>{tell}</script></body>")
+    (tmp_path / "page.html").write_text(page, encoding="utf-8")
+    (tmp_path / "frame.html").write_text(
+        "<script>onmessage = event => document.title = `beyond: ${event.data}`</script>"
+        f'<iframe src="page.html" width="{width}" height="800"></iframe>'
+    )
+    command = "chromium --headless --no-sandbox --disable-gpu --virtual-time-budget=5000 --dump-dom"
+    file = (tmp_path / "frame.html").as_uri()
+    done = subprocess.run([*command.split(), file], capture_output=True, text=True, timeout=120)
+    (beyond,) = re.findall("<title>beyond: (-?[0-9]+)", done.stdout)
+    assert int(beyond) <= 0
 
 
 def test_no_two_lines_look_alike():

@@ -4,8 +4,9 @@ import html as escaping
 import json
 from collections.abc import Sequence
 
-from fedjax_lab.analysis import plots, runs
-from fedjax_lab.analysis.tables import WAYS, Choice, Section, Table, subtitle, tables, with_unit
+from fedjax_lab.analysis import formats, plots, runs
+from fedjax_lab.analysis.formats import Table
+from fedjax_lab.analysis.tables import WAYS, Choice, Section, subtitle, tables, with_unit
 from fedjax_lab.measures import is_percent, metric_of
 
 _STYLE = """
@@ -31,6 +32,8 @@ th:first-child { text-align: left; padding-left: 0; white-space: normal; min-wid
   max-width: min(24rem, 45vw); font-weight: normal; overflow-wrap: anywhere;
   position: sticky; left: 0; background: var(--paper); }
 thead th { border-bottom: 1px solid var(--ink); font-weight: 600; vertical-align: bottom; }
+thead th[colspan] { border-bottom-color: var(--grid); text-align: left; }
+td sup { display: inline-block; width: 0; line-height: 0; }
 tbody tr + tr > * { border-top: 1px solid var(--grid); }
 .grid { display: grid; gap: 1.5rem; align-items: start;
   grid-template-columns: repeat(auto-fill, minmax(min(100%, 20rem), 1fr)); }
@@ -41,20 +44,24 @@ figure { margin: 0; } figure svg { display: block; width: 100%; max-width: 32rem
 details { border-top: 1px solid var(--grid); padding: 0.5rem 0; } summary { cursor: pointer; }
 pre { overflow-x: auto; font-size: 0.8125rem; }
 """
-_AXES = {
-    "rounds": "round",
-    "megabytes": "megabytes of all clients, both ways",
-    "seconds": "seconds of training, one seed",
-}
 
 
-def html(sections: Sequence[Section], choice: Choice, notes: Sequence[str]) -> str:
-    """The page: tables, curves, distributions, and the config behind every number."""
+def html(
+    sections: Sequence[Section],
+    choice: Choice,
+    notes: Sequence[str],
+    pivoted: Table | None = None,
+) -> str:
+    """The page: tables, curves, distributions, and the config behind every number.
+
+    pivoted: a table of all sections, which stands before them.
+    """
     title = f"{choice.measure}, {WAYS[choice.way]}: runs compared"
     how = _sign(subtitle(sections, choice))
     body = [f"<h1>{_text(title)}</h1>", f'<p class="how">{_text(how)}.</p>']
     if notes:
         body.append("<ul>" + "".join(f"<li>{_text(note)}</li>" for note in notes) + "</ul>")
+    body += ['<div class="tables">', _table(pivoted), "</div>"] if pivoted else []
     for section in sections:
         body += ["<section>", f"<h2>{_text(section.block.name)}</h2>"]
         body += ['<div class="tables">', *map(_table, tables(section, choice)), "</div>"]
@@ -81,18 +88,28 @@ def _sign(text):
 
 def _table(table: Table) -> str:
     head = "".join(f'<th scope="col">{_text(cell)}</th>' for cell in table.header)
+    groups = "".join(
+        f'<th scope="colgroup" colspan="{columns}">{_text(name)}</th>'
+        for name, columns in table.groups
+    )
+    heads = f"<tr><td></td>{groups}</tr>\n" * bool(groups) + f"<tr>{head}</tr>"
     lines = []
-    for name, *cells in table.cells:
-        tds = "".join(f"<td>{_text(_minus(cell))}</td>" for cell in cells)
+    for i, (name, *cells) in enumerate(table.cells):
+        tds = "".join(f"<td>{_cell(table, i, j, cell)}</td>" for j, cell in enumerate(cells, 1))
         lines.append(f'<tr><th scope="row">{_text(name)}</th>{tds}</tr>')
-    title = _text(table.title)
+    title = _text(_sign(table.title))
     return (
         f'<div>\n<p class="how">{title}</p>\n'
         f'<div class="scroll" tabindex="0" role="region" aria-label="{title}">\n<table>'
-        f"<thead><tr>{head}</tr></thead>\n<tbody>"
-        + "\n".join(lines)
-        + "</tbody></table></div></div>"
+        f"<thead>{heads}</thead>\n<tbody>" + "\n".join(lines) + "</tbody></table></div></div>"
     )
+
+
+def _cell(table, i, j, cell):
+    how = "<strong>{}</strong>", "<u>{}</u>"
+    mark = table.marks.get((i, j))
+    text = formats.set_off(table, i, j, _text(_minus(cell)), how)
+    return text + (f"<sup>{mark}</sup>" if mark else "")
 
 
 def _minus(cell):
@@ -106,7 +123,7 @@ def _curves(section, choice):
     curves = [runs.curve(row, choice.measure) for row in rows]
     keys = [f"<li>{_key(i)}{_text(row.name)}</li>" for i, row in enumerate(rows)]
     yield f'<h3>Curves</h3>\n<ul class="key">{"".join(keys)}</ul>\n<div class="grid">'
-    for axis, label in _AXES.items():
+    for axis, label in runs.AXES.items():
         points = [(curve[axis], curve["values"]) for curve in curves]
         figure = plots.draw_curves(points, label, with_unit(choice.measure))
         yield _figure(figure, f"{choice.measure} against {label}")

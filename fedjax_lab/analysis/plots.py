@@ -37,6 +37,7 @@ STYLE: dict[Any, Any] = {
     "legend.framealpha": 0.8,
     "legend.fontsize": "small",
     "svg.fonttype": "none",
+    "pdf.fonttype": 42,  # TrueType, because publishers refuse Type 3
     "svg.hashsalt": "fedjax_lab",
     **{f"{part}.color": INK for part in ("text", "xtick", "ytick")},
     **{f"axes.{part}": INK for part in ("edgecolor", "labelcolor", "titlecolor")},
@@ -257,8 +258,12 @@ def _name_fields(axis, side, count, inches, draw_line):
 
 @in_style
 def save(figure: Figure, path: Path) -> Path:
-    """A picture for print and screen; gives the path."""
-    figure.savefig(path, dpi=150, bbox_inches="tight")
+    """A picture for print and screen, in the format of the path's ending; gives the path.
+
+    A figure that is drawn again gives the same bytes.
+    """
+    dates = {".pdf": {"CreationDate": None}, ".svg": {"Date": None}}
+    figure.savefig(path, dpi=150, bbox_inches="tight", metadata=dates.get(path.suffix))
     return path
 
 

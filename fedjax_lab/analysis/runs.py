@@ -5,6 +5,7 @@ config.partition) are one `Block`: the same seed gives each of them the same cli
 and shuffles, so that within a block seeds are pairs. Across blocks nothing is compared.
 """
 
+import copy
 import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -21,6 +22,12 @@ _TESTED = ("accuracy.mean", "global", "ood")  # measured on test examples
 HEADLINES = (*_TESTED, "id")  # what a run is known by: the first it has
 _ACCURACY = ("accuracy", "domains", *HEADLINES[1:], *OF_NEW)  # keys of an evaluation
 _FREE = {"data.normalize", "data.augment"}  # settings of data that leave the federation as it is
+_SKEW = {"partition.alpha", "partition.classes", "partition.domains"}
+AXES = {  # what a curve is drawn against, by the names of `curve`
+    "rounds": "round",
+    "megabytes": "megabytes of all clients, both ways",
+    "seconds": "seconds of training, one seed",
+}
 
 
 class Run(NamedTuple):
@@ -95,11 +102,7 @@ def read(folder: Path) -> Run:
     config = files.read_config(folder / "config.json")
     if config is None:
         raise files.Damaged(f"{folder} holds no run: there is no config.json in it")
-    config = provenance.with_digests(config)
-    seeds = config.pop("seeds")
-    for key in ("seed", "metrics"):  # what is measured leaves the run as it is
-        config["run"].pop(key, None)
-    config["data"].pop("cache", None)
+    config, seeds = comparable(config), config["seeds"]
     rows = metrics.read_metrics(folder / "metrics.jsonl")
     there = {(row["round"], row["seed"]) for row in rows}
     rows = [
@@ -109,6 +112,18 @@ def read(folder: Path) -> Run:
     ]
     summary = files.read_json(folder / "summary.json", files.SUMMARY)
     return Run(folder=folder, config=config, seeds=tuple(seeds), rows=rows, summary=summary or {})
+
+
+def comparable(config: dict) -> dict:
+    """A config.json without what leaves the numbers of a seed as they are.
+
+    These are the seeds, the metrics, and where data are cached.
+    """
+    config = copy.deepcopy(provenance.with_digests(config))
+    del config["seeds"]
+    for section, key in (("run", "seed"), ("run", "metrics"), ("data", "cache")):
+        config[section].pop(key, None)
+    return config
 
 
 def arrange(runs: Sequence[Run]) -> tuple[list[Block], list[str]]:
@@ -122,14 +137,15 @@ def arrange(runs: Sequence[Run]) -> tuple[list[Block], list[str]]:
         raise BadInput("nothing to compare: no run has been evaluated yet")
     federations: dict[str, list[Run]] = {}
     for run in runs:
-        federations.setdefault(json.dumps(_federation(run), sort_keys=True), []).append(run)
-    names = _names([_federation(same[0]) for same in federations.values()], "")
+        federations.setdefault(json.dumps(federation(run.config), sort_keys=True), []).append(run)
+    (names,) = _names([[federation(same[0].config) for same in federations.values()]], "")
     blocks = []
     for name, same in zip(names, federations.values(), strict=True):
         blocks.append(Block("; ".join(filter(None, (_title(same[0]), name))), _rows(same)))
     if len(blocks) > 1:
         notes.insert(0, f"{len(blocks)} federations: nothing is compared across them")
-    return blocks, notes + [note for block in blocks for note in _unequal_seeds(block)]
+    unequal = [note for block in blocks for of in (_seeds, _rounds) for note in of(block)]
+    return blocks, notes + unequal
 
 
 def _note(run):
@@ -141,16 +157,43 @@ def _note(run):
     return "" if run.summary else f"{run.folder}: unfinished; its numbers end with round {rounds}"
 
 
-def _unequal_seeds(block):
+def _seeds(block):
+    """A note where the rows of a block do not have the same seeds."""
     counts = Counter(", ".join(map(str, row.seeds)) for row in block.rows)
     if len(counts) == 1:
         return []
-    listed = "; ".join(f"{seeds} ({n} row{'s' * (n > 1)})" for seeds, n in counts.items())
-    return [f"unequal seeds, so pairs are of shared ones only: {listed}"]
+    return [f"unequal seeds, so pairs are of shared ones only: {_listed(counts)}"]
 
 
-def _federation(run):
-    flat = flatten({key: run.config[key] for key in ("data", "partition")})
+def _rounds(block):
+    """A note where the runs of a block ended after different numbers of rounds."""
+    if not unequal_rounds(block):
+        return []
+    counts = Counter(", ".join(dict.fromkeys(map(_end, row.runs))) for row in block.rows)
+    return [f"unequal rounds, which every comparison of rows depends on: {_listed(counts)}"]
+
+
+def _listed(counts):
+    return "; ".join(f"{what} ({n} row{'s' * (n > 1)})" for what, n in counts.items())
+
+
+def unequal_rounds(block: Block) -> bool:
+    """Whether the runs of a block ended after different numbers of rounds."""
+    return len({run.rows[-1]["round"] for row in block.rows for run in row.runs}) > 1
+
+
+def _end(run):
+    """After how many rounds a run ended, and which rule stopped it early."""
+    rule = run.summary.get("stopped", {}).get("rule")
+    return f"{run.rows[-1]['round']}" + (f" stopped by {shown(rule)}" if rule else "")
+
+
+def federation(config: dict) -> dict[str, Any]:
+    """The settings of a config that decide which examples every client has, {"section.key": value}.
+
+    Rows with the same ones can be compared.
+    """
+    flat = flatten({key: config[key] for key in ("data", "partition")})
     return {key: value for key, value in flat.items() if key not in _FREE}
 
 
@@ -164,7 +207,7 @@ def _rows(runs):
     same: dict[str, list[Run]] = {}
     for run in runs:
         same.setdefault(json.dumps(run.config, sort_keys=True), []).append(run)
-    names = _names([flatten(group[0].config) for group in same.values()], "method.")
+    (names,) = _names([[flatten(group[0].config) for group in same.values()]], "method.")
     out = []
     for name, group in zip(names, same.values(), strict=True):
         seeds, owner = {}, {}
@@ -181,29 +224,102 @@ def _rows(runs):
     return out
 
 
-def _names(configs, short):
-    """What tells flat configs apart: the settings in which those with one `SECTION.name` differ.
+def named_alike(blocks: Sequence[Block]) -> list[Block]:
+    """The blocks, with names by which rows of one method match across blocks.
 
-    Those of the section `short` lose its prefix, and its name stands first. One that a config
-    lacks is told ("absent") only where nothing else tells the config from another.
+    A name is the method's, with those settings by which rows of this method differ inside any one
+    block. Settings that were chosen anew for each method or block are told by `chosen` instead.
     """
-    differing = sorted({key for config in configs for key in config} - {f"{short}name"})
-    values = {key: {} for key in differing}
-    for key in differing:
-        for config in configs:
-            values[key].setdefault(_kind(config, key), set()).add(_value(config, key))
+    methods = dict.fromkeys(_method(row) for block in blocks for row in block.rows)
+    names = {
+        method: map(iter, _names([_settings(block, method) for block in blocks], "method."))
+        for method in methods
+    }
+    out = []
+    for block in blocks:
+        of_block = {method: next(named) for method, named in names.items()}
+        rows = [row._replace(name=next(of_block[_method(row)])) for row in block.rows]
+        out.append(block._replace(rows=rows))
+    return out
+
+
+def _method(row):
+    return row.runs[0].config["method"]["name"]
+
+
+def _settings(block, method):
+    """The settings of each row of a method, without those that the rows of the block share."""
+    configs = [row.runs[0].config for row in block.rows if _method(row) == method]
+    shared = federation(block.rows[0].runs[0].config)
+    return [{k: v for k, v in flatten(c).items() if k not in shared} for c in configs]
+
+
+def chosen(before: Sequence[Block], after: Sequence[Block]) -> list[str]:
+    """For each row of `named_alike` the settings that its name leaves out, block after block."""
+    left_out: dict[str, dict[str, None]] = {}
+    pairs = zip(before, after, strict=True)
+    rows = [pair for old, new in pairs for pair in zip(old.rows, new.rows, strict=True)]
+    for old, new in rows:
+        told = [word for word in old.name.split(" ") if word not in new.name.split(" ")]
+        if told:
+            left_out.setdefault(new.name, {})[" ".join(told)] = None
+    return [f"{name} was run with {'; '.join(told)}" for name, told in left_out.items()]
+
+
+def section_names(blocks: Sequence[Block], section: str) -> list[str]:
+    """For each block the name and those settings of a section of its config that tell blocks apart.
+
+    A partition's degree of skew is always told.
+
+    Args:
+      blocks: of different federations.
+      section: "data" or "partition".
+    """
+    flat = [federation(block.rows[0].runs[0].config) for block in blocks]
+    of_section = [{k: v for k, v in f.items() if k.startswith(f"{section}.")} for f in flat]
+    texts = [json.dumps(settings, sort_keys=True) for settings in of_section]
+    unlike = dict(zip(texts, of_section, strict=True))
+    (names,) = _names([list(unlike.values())], f"{section}.", _SKEW)
+    named = dict(zip(unlike, names, strict=True))
+    return [named[text] for text in texts]
+
+
+def _names(groups, short, always=()):
+    """What tells flat configs of a group apart: for each group, a name of each config.
+
+    A name has the settings in which configs of any group with one `SECTION.name` differ. Those of
+    the section `short` lose its prefix, and its name stands first. One that a config lacks is told
+    ("absent") only where nothing else tells the config from another of its group. Keys in `always`
+    are told also where they do not differ.
+    """
+    every = {key for group in groups for config in group for key in config}
+    tells = {key: _tells(groups, key) for key in sorted(every - {f"{short}name"})}
 
     def name(config, with_absent):
         parts = [shown(config[f"{short}name"])] if short else []
-        for key in differing:
-            told = with_absent or key in config
-            if told and len(values[key][_kind(config, key)]) > 1:
+        for key, kinds in tells.items():
+            differs = _kind(config, key) in kinds and (with_absent or key in config)
+            if differs or (key in always and key in config):
                 parts.append(f"{key.removeprefix(short)}={_value(config, key)}")
         return " ".join(parts)
 
-    names = [name(config, False) for config in configs]
-    pairs = zip(configs, names, strict=True)
-    return [name(config, names.count(it) > 1 or not it) for config, it in pairs]
+    def of_group(group):
+        names = [name(config, False) for config in group]
+        pairs = zip(group, names, strict=True)
+        return [name(config, names.count(it) > 1 or not it) for config, it in pairs]
+
+    return [of_group(group) for group in groups]
+
+
+def _tells(groups, key):
+    """The kinds of configs (see `_kind`) that in some group have several values of the key."""
+    kinds = set()
+    for group in groups:
+        values = {}
+        for config in group:
+            values.setdefault(_kind(config, key), set()).add(_value(config, key))
+        kinds |= {kind for kind, several in values.items() if len(several) > 1}
+    return kinds
 
 
 def _kind(config, key):  # what a setting is of: alpha of one partition is not that of another

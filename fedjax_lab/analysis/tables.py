@@ -1,12 +1,13 @@
-"""What a comparison shows as tables, and the formats of text: terminal, Markdown, LaTeX, CSV."""
+"""What a comparison shows as tables, and as CSV."""
 
 import csv
 import io
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from fedjax_lab.analysis import runs
 from fedjax_lab.analysis.compare import Cost, Entry, Spread
+from fedjax_lab.analysis.formats import NONE, Table
 from fedjax_lab.analysis.runs import Block, shown
 from fedjax_lab.measures import LOWER_IS_BETTER, ONE_NUMBER, is_percent, metric_of
 
@@ -34,7 +35,6 @@ _SHORT = {
     "new": "new",
     "new_tuned": "new, tuned",
 }
-NONE = "-"  # a cell without a number
 
 
 class Choice(NamedTuple):
@@ -44,17 +44,8 @@ class Choice(NamedTuple):
     measure: str
     target: float | None
     ddof: int
-    bold: bool = False  # the best mean of each column, where the format can
+    bold: bool = False  # the best mean of each column, but not in the terminal
     lower_is_better: Collection[str] = LOWER_IS_BETTER  # metrics
-
-
-class Table(NamedTuple):
-    """Text only: numbers are written as a+-b. The first column is a name."""
-
-    title: str
-    header: list[str]
-    cells: list[list[str]]
-    bold: Collection[tuple[int, int]] = ()  # (row, column) of cells that Markdown and LaTeX set off
 
 
 class Section(NamedTuple):
@@ -83,15 +74,18 @@ def subtitle(sections: Sequence[Section], choice: Choice) -> str:
 
 def tables(section: Section, choice: Choice) -> list[Table]:
     """What is compared; differences to the baseline; domains; other metrics; costs: those that
-    there are."""
+    there are. Their labels tell which is which, empty for the first."""
     metric = metric_of(choice.measure)
     prefix = "domains." if metric == "accuracy" else f"domains_{metric}."
-    made = [_compared(section, choice, metric)]
-    made += [_paired(section, choice)] if section.baseline else []
-    made += [_domains(section, choice, metric, prefix)] if _shared(section, prefix) else []
-    others = [m for name, m in runs.headlines(_shared(section)).items() if name != metric]
-    made += [_others(section, choice, others)] if others else []
-    return [*made, _costs(section, choice)]
+    made = {"": _compared(section, choice, metric)}
+    if section.baseline:
+        made["differences"] = _paired(section, choice)
+    if _shared(section, prefix):
+        made["domains"] = _domains(section, choice, metric, prefix)
+    if others := [m for name, m in runs.headlines(_shared(section)).items() if name != metric]:
+        made["metrics"] = _others(section, choice, others)
+    made["costs"] = _costs(section, choice)
+    return [table._replace(label=label) for label, table in made.items()]
 
 
 def _compared(section, choice, metric):
@@ -109,8 +103,8 @@ def _compared(section, choice, metric):
             choice.measure, Spread(n=0, mean=None, std=None, low=None, high=None)
         )
         places = digits(choice.measure)
-        rest = [_spread(entry.measures.get(m), places) for m in others]
-        numbers = [_spread(main, places), _interval(main, places)]
+        rest = [spread_text(entry.measures.get(m), places) for m in others]
+        numbers = [spread_text(main, places), _interval(main, places)]
         cells.append([entry.row.name, str(main.n), *numbers, *rest])
     measures = dict(enumerate([choice.measure, None, *others], 2))
     return Table(
@@ -141,7 +135,7 @@ def _paired(section, choice):
         d, p = entry.paired.difference, entry.paired
         tests = [_p(x) for x in (p.t, p.t_holm, p.wilcoxon, p.wilcoxon_holm)]
         places = digits(choice.measure)
-        numbers = [_spread(d, places), _interval(d, places)]
+        numbers = [spread_text(d, places), _interval(d, places)]
         cells.append([entry.row.name, str(d.n), *numbers, *tests])
     title = f"{choice.measure}, {WAYS[choice.way]}: row minus {section.baseline}, seed by seed"
     return Table(title, header, cells)
@@ -163,7 +157,7 @@ def _others(section, choice, names):
 def _columns(section, choice, names, title, header):
     """A table with a measure in each column."""
     cells = [
-        [entry.row.name, *(_spread(entry.measures.get(m), digits(m)) for m in names)]
+        [entry.row.name, *(spread_text(entry.measures.get(m), digits(m)) for m in names)]
         for entry in section.entries
     ]
     return Table(title, header, cells, _bold(section, choice, dict(enumerate(names, 1))))
@@ -179,10 +173,18 @@ def best(
     for column, measure in measures.items():
         spreads = [entry.measures.get(measure or "") for entry in entries]
         means = {i: s.mean for i, s in enumerate(spreads) if s is not None and s.mean is not None}
-        choose = min if metric_of(measure or "") in lower_is_better else max
-        chosen = choose(means.values(), default=None)
-        bold |= {(i, column) for i, mean in means.items() if mean == chosen}
+        for first in ranked(means, measure or "", lower_is_better)[:1]:
+            bold |= {(i, column) for i in first}
     return bold
+
+
+def ranked(
+    means: Mapping[int, float], measure: str, lower_is_better: Collection[str]
+) -> list[set[int]]:
+    """The keys of the best means, of the second best, ...; means that print alike are equal."""
+    printed = {key: round(mean, digits(measure)) for key, mean in means.items()}
+    order = sorted(set(printed.values()), reverse=metric_of(measure) not in lower_is_better)
+    return [{key for key, mean in printed.items() if mean == value} for value in order]
 
 
 def _costs(section, choice):
@@ -206,7 +208,8 @@ def _shared(section, prefix=""):
     return [name for name in names if name.startswith(prefix)]
 
 
-def _spread(s, places):
+def spread_text(s: Spread | None, places: int) -> str:
+    """Mean and standard deviation with so many digits behind the point, as far as they exist."""
     if s is None or s.mean is None:
         return NONE
     mean = f"{s.mean:.{places}f}"
@@ -227,79 +230,6 @@ def _cost(cost: Cost | None):
     if cost is None:
         return [NONE] * 3
     return [f"{cost.rounds:.4g}", f"{cost.bytes / 1e6:.4g}", f"{cost.seconds:.1f}"]
-
-
-def terminal(table: Table) -> str:
-    """Columns aligned by spaces."""
-    lines = [table.header, *table.cells]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    text = []
-    for name, *cells in lines:
-        rest = [f"{cell:>{width}}" for cell, width in zip(cells, widths[1:], strict=True)]
-        text.append("  ".join([f"{name:{widths[0]}}", *rest]).rstrip())
-    text.insert(1, "-" * max(map(len, text)))
-    return "\n".join([table.title, *text])
-
-
-def markdown(table: Table) -> str:
-    """A table of GitHub's Markdown, names as code."""
-    lines = ["| " + " | ".join(map(escape_markdown, table.header)) + " |"]
-    lines.append("|---" + "|---:" * (len(table.header) - 1) + "|")
-    for i, (name, *cells) in enumerate(table.cells):
-        code = "`" + name.replace("`", "'").replace("|", r"\|") + "`"
-        written = [_set_off(table, i, j, escape_markdown(cell)) for j, cell in enumerate(cells, 1)]
-        lines.append("| " + " | ".join([code, *written]) + " |")
-    return "\n".join([escape_markdown(table.title), "", *lines])
-
-
-def _set_off(table, i, j, text, mark="**{}**"):
-    return mark.format(text) if (i, j) in table.bold else text
-
-
-_MARKDOWN = str.maketrans({c: f"\\{c}" for c in "\\`*_[]<>|"})
-
-
-def escape_markdown(text: str) -> str:
-    """Text that Markdown shows as it is."""
-    return text.translate(_MARKDOWN)
-
-
-def latex(table: Table) -> str:
-    """A table for LaTeX with the package booktabs."""
-    mark = r"\textbf{{{}}}"
-    rows = [list(map(_latex, table.header))] + [
-        [_set_off(table, i, j, _latex(cell), mark) for j, cell in enumerate(row)]
-        for i, row in enumerate(table.cells)
-    ]
-    first, *body = [" & ".join(row) + r" \\" for row in rows]
-    return "\n".join(
-        [
-            r"\begin{table}",
-            rf"\caption{{{_latex(table.title)}}}",
-            rf"\begin{{tabular}}{{l{'r' * (len(table.header) - 1)}}}",
-            r"\toprule",
-            first,
-            r"\midrule",
-            *body,
-            r"\bottomrule",
-            r"\end{tabular}",
-            r"\end{table}",
-        ]
-    )
-
-
-_LATEX = str.maketrans(
-    {c: f"\\{c}" for c in "&%$#_{}"}
-    | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
-    | {"<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}", "[": "{[}", "]": "{]}"}
-)
-
-
-def _latex(text):
-    if text == NONE:
-        return "--"
-    text = text.translate(_LATEX).replace("+-", r"$\pm$")
-    return "$-$" + text[1:] if text.startswith("-") else text.replace(" to -", " to $-$")
 
 
 def to_csv(sections: Sequence[Section], choice: Choice) -> str:

@@ -8,7 +8,7 @@ import pytest
 import toys
 
 from fedjax_lab import sweep
-from fedjax_lab.analysis import tables
+from fedjax_lab.analysis import formats
 from fedjax_lab.running import metrics
 from fedjax_lab.running.sweep_folder import Outcome
 
@@ -39,7 +39,7 @@ def test_the_table():
         "local": {"photo": {"ood": [10.0]}, "sketch": {}},
     }
     made = domain_generalization.table("1 domain", rows)
-    assert tables.markdown(made).splitlines() == [
+    assert formats.markdown(made).splitlines() == [
         "1 domain",
         "",
         "|  | id photo | id sketch | id mean | ood photo | ood sketch | ood mean |",

@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_lab.analysis import finished, plots, tables
+from fedjax_lab.analysis import finished, formats, plots
 from fedjax_lab.analysis.figures.drawn import Drawn
 from fedjax_lab.errors import BadInput
 from fedjax_lab.local import fetch
@@ -40,10 +40,10 @@ def draw(workdir: Path, *, seed: int | None = None) -> Drawn:
     cells = [
         [name, *(f"{cell:.1f}" for cell in row)] for name, row in zip(names, accuracy, strict=True)
     ]
-    table = tables.Table("accuracy, %: rows trained on, columns tested on", ["", *domains], cells)
+    table = formats.Table("accuracy, %: rows trained on, columns tested on", ["", *domains], cells)
     sides = plots.Side("trained on", names), plots.Side("tested on", domains)
     picture = plots.draw_heat_maps({"": accuracy}, "accuracy, %", *sides, high=100, written=True)
-    return Drawn({"domain_gap": picture}, text=tables.markdown(table))
+    return Drawn({"domain_gap": picture}, text=formats.markdown(table))
 
 
 def accuracies(run: finished.Finished) -> np.ndarray:

@@ -38,7 +38,7 @@ import numpy as np
 from scipy.stats import entropy
 
 from fedjax_lab import losses, optim, tree
-from fedjax_lab.analysis import finished, tables
+from fedjax_lab.analysis import finished, formats
 from fedjax_lab.analysis.figures.drawn import Drawn
 from fedjax_lab.errors import BadInput
 from fedjax_lab.local import fetch, make_work
@@ -71,7 +71,7 @@ def draw(workdir: Path, *, clients: str = "0,1", seed: int | None = None) -> Dra
     classes = [np.unique(batch.y).tolist() for batch in data]
     facts = {"seed": run.seed, "clients": chosen, "classes": classes, "epochs": plan.epochs}
     title = f"seed {run.seed}, clients {chosen} with classes {classes}, {plan.epochs} epochs"
-    text = tables.markdown(table(title, measured))
+    text = formats.markdown(table(title, measured))
     return Drawn({}, {**facts, "losses": measured}, text)
 
 
@@ -145,7 +145,7 @@ def constant(data: Batch) -> Losses:
     return entropy(count), np.var(data.x, axis=0).mean()
 
 
-def table(title: str, measured: dict[str, dict[str, Losses]]) -> tables.Table:
+def table(title: str, measured: dict[str, dict[str, Losses]]) -> formats.Table:
     """Each encoder's losses by task, beside the published ones."""
     header = ["task", "encoder", "classification", "published", "reconstruction", "published"]
     cells = []
@@ -154,7 +154,7 @@ def table(title: str, measured: dict[str, dict[str, Losses]]) -> tables.Table:
         for encoder, (a, b) in shown(rows).items():
             c, d = published.get(encoder, ("", ""))
             cells.append([task, encoder, a, c, b, d])
-    return tables.Table(title, header, cells)
+    return formats.Table(title, header, cells)
 
 
 def shown(rows: dict[str, Losses]) -> dict[str, list[str]]:

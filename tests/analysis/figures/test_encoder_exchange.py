@@ -13,7 +13,7 @@ from sklearn.metrics import log_loss
 from toys import FEDERATION, TASK
 
 from fedjax_lab import experiment, figures, losses, optim, tree
-from fedjax_lab.analysis import tables
+from fedjax_lab.analysis import formats
 from fedjax_lab.analysis.figures import encoder_exchange
 from fedjax_lab.config import resolve
 from fedjax_lab.errors import BadInput
@@ -111,7 +111,7 @@ def test_each_row_has_its_own_encoder_and_examples(monkeypatch):
 def test_losses_are_shown_with_their_ratios_beside_the_published():
     rows = {"encoder 1": (0.1, 0.2), "encoder 2": (0.4, 0.3), "none": (0.5, 0.2)}
     table = encoder_exchange.table("losses", {"client 1": rows})
-    lines = tables.markdown(table).splitlines()[4:]
+    lines = formats.markdown(table).splitlines()[4:]
     assert [line.removeprefix("| `client 1` ") for line in lines] == [
         "| encoder 1 | 0.1000 (1.00) | 0.0235 (1.00) | 0.2000 (1.00) | 0.0646 (1.00) |",
         "| encoder 2 | 0.4000 (4.00) | 0.2345 (9.98) | 0.3000 (1.50) | 0.0657 (1.02) |",

@@ -1,0 +1,99 @@
+"""Published numbers beside those of runs: which printed cell has the setting of a run."""
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fedjax_lab import configs
+from fedjax_lab.analysis import published, runs
+from fedjax_lab.analysis.published import Recipe, Result
+from fedjax_lab.analysis.runs import Row
+from fedjax_lab.analysis.tables import WAYS, Choice
+from fedjax_lab.config import resolve
+from fedjax_lab.config_files import load_config
+from fedjax_lab.errors import BadInput, quoted
+from fedjax_lab.running import workdir
+
+# Settings in which a run may differ from the one that was published; what matters of it is told.
+_MAY_DIFFER = (
+    *("local.", "model.", "run.", "engine.", "embedding.", "partition.validation"),
+    *("data.folder", "data.normalize", "data.augment"),
+)
+_NOT_TOLD = ("engine.", "embedding.", "data.folder", "run.eval_every")
+
+
+class Printed(NamedTuple):
+    """A published number that one run would measure."""
+
+    result: Result
+    recipe: Recipe
+    settings: dict[str, Any]  # of the run, {"section.key": value}
+
+
+def read(name: str, choice: Choice) -> list[Printed]:
+    """The numbers of a published table that are of the chosen measure and way.
+
+    Args:
+      name: PAPER/TABLE, for example fedconcat/table1.
+      choice: what the runs are compared by.
+
+    Raises BadInput where there is no such table, or none of its numbers is of that kind.
+    """
+    paper, slash, table = name.partition("/")
+    if not slash:
+        example = "--published=fedconcat/table1"
+        raise BadInput(f"--published={quoted(name)} is not PAPER/TABLE; for example {example}")
+    recipes = [(result, published.recipe(result)) for result in published.find(paper, table)]
+    recipes = [(result, recipe) for result, recipe in recipes if len(recipe.specs) == 1]
+    kinds = dict.fromkeys((recipe.measure, recipe.way) for _, recipe in recipes)
+    wanted = choice.measure, choice.way
+    if wanted not in kinds:
+        options = " or ".join(f"--measure={m} --way={way}" for m, way in kinds)
+        asked = f"{choice.measure}, {WAYS[choice.way]}"
+        raise BadInput(f"{name} has no numbers of {asked}; {options or 'none of it is one run'}")
+    return [
+        Printed(result, recipe, _settings(recipe.specs[0]))
+        for result, recipe in recipes
+        if (recipe.measure, recipe.way) == wanted
+    ]
+
+
+def _settings(spec):
+    """The config of a published cell's run, flat."""
+    path = Path(configs.__path__[-1]) / spec.config
+    config = resolve(load_config(f"{path}:{spec.method}"), spec.settings.items())
+    saved = json.loads(json.dumps(workdir.saved_config(config, [0])))  # as a run's config.json
+    return runs.flatten(runs.comparable(saved))
+
+
+def find(row: Row, printed: Iterable[Printed]) -> Printed | None:
+    """The published number of the row's method, method settings, data and partition, if any.
+
+    Where several are, the one whose other settings differ least.
+    """
+    settings = runs.flatten(row.runs[0].config)
+    differing = [(_differences(settings, one.settings), one) for one in printed]
+    fitting = [(len(d), one) for d, one in differing if all(k.startswith(_MAY_DIFFER) for k in d)]
+    return min(fitting, key=lambda pair: pair[0], default=(0, None))[1]
+
+
+def _differences(settings, others):
+    """The keys of which two flat configs do not have the same value."""
+    keys = dict.fromkeys([*settings, *others])
+    return [key for key in keys if settings.get(key) != others.get(key)]
+
+
+def notes(pairs: Sequence[tuple[Row, Printed]]) -> list[str]:
+    """What a reader has to know about published numbers beside rows, one line each."""
+    lines: dict[str, None] = {}
+    for row, printed in pairs:
+        settings = runs.flatten(row.runs[0].config)
+        for key in _differences(settings, printed.settings):
+            if not key.startswith(_NOT_TOLD):
+                here, there = (one.get(key, "absent") for one in (settings, printed.settings))
+                lines[f"{key} is {runs.shown(here)} here, {runs.shown(there)} as published"] = None
+        lines |= dict.fromkeys(printed.recipe.notes)
+        if conflict := printed.result.conflict:
+            lines[f"{published.cell_name(printed.result)}: {conflict}"] = None
+    return list(lines)

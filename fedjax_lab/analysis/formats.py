@@ -1,0 +1,151 @@
+"""Tables of text and how they are written: for a terminal, in Markdown, in LaTeX."""
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import NamedTuple
+
+NONE = "-"  # a cell without a number
+BETTER, WORSE = "*", "†"  # the marks of cells that differ significantly from the baseline
+LATEX_NEEDS = r"\usepackage{booktabs,graphicx}"
+
+
+class Table(NamedTuple):
+    """Text only: numbers are written as a+-b. The first column is a name.
+
+    `bold`, `underlined` and `marks` are of cells (row, column), and `groups` is a line above the
+    header: names, each over so many columns from the second one on.
+    """
+
+    title: str
+    header: list[str]
+    cells: list[list[str]]
+    bold: Collection[tuple[int, int]] = ()  # not in the terminal
+    underlined: Collection[tuple[int, int]] = ()  # not in the terminal
+    marks: Mapping[tuple[int, int], str] = {}
+    groups: Sequence[tuple[str, int]] = ()
+    label: str = ""  # by which LaTeX refers to it
+
+
+def flat_header(table: Table) -> list[str]:
+    """The header with each column's group in front of its name, for formats of one header line."""
+    over = ["", *(name for name, columns in table.groups for _ in range(columns))]
+    if not table.groups:
+        return table.header
+    pairs = zip(over, table.header, strict=True)
+    return [", ".join(filter(None, pair)) for pair in pairs]
+
+
+def terminal(table: Table) -> str:
+    """Columns aligned by spaces."""
+    lines = [flat_header(table)]
+    for i, row in enumerate(table.cells):
+        lines.append([_marked(table, i, j, cell) for j, cell in enumerate(row)])
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    text = []
+    for name, *cells in lines:
+        rest = [f"{cell:>{width}}" for cell, width in zip(cells, widths[1:], strict=True)]
+        text.append("  ".join([f"{name:{widths[0]}}", *rest]).rstrip())
+    text.insert(1, "-" * max(map(len, text)))
+    return "\n".join([table.title, *text])
+
+
+def _marked(table, i, j, cell):
+    """The cell with its mark, or as much space, so that numbers stand below one another."""
+    return f"{cell} {table.marks.get((i, j), ' ')}" if table.marks and j else cell
+
+
+def markdown(table: Table) -> str:
+    """A table of GitHub's Markdown, names as code."""
+    lines = ["| " + " | ".join(map(escape_markdown, flat_header(table))) + " |"]
+    lines.append("|---" + "|---:" * (len(table.header) - 1) + "|")
+    for i, (name, *cells) in enumerate(table.cells):
+        code = "`" + name.replace("`", "'").replace("|", r"\|") + "`"
+        written = []
+        for j, cell in enumerate(cells, 1):
+            text = set_off(table, i, j, escape_markdown(cell), ("**{}**", "<ins>{}</ins>"))
+            mark = escape_markdown(table.marks.get((i, j), ""))
+            written.append(f"{text} {mark}".rstrip())
+        lines.append("| " + " | ".join([code, *written]) + " |")
+    return "\n".join([escape_markdown(table.title), "", *lines])
+
+
+def set_off(table: Table, i: int, j: int, text: str, how: tuple[str, str]) -> str:
+    """The text of cell (i, j) as it is, bold or underlined; `how` has the two as format strings."""
+    bold, underlined = how
+    if (i, j) in table.bold:
+        return bold.format(text)
+    return underlined.format(text) if (i, j) in table.underlined else text
+
+
+_MARKDOWN = str.maketrans({c: f"\\{c}" for c in "\\`*_[]<>|"})
+
+
+def escape_markdown(text: str) -> str:
+    """Text that Markdown shows as it is."""
+    return text.translate(_MARKDOWN)
+
+
+def latex(table: Table) -> str:
+    """A table for LaTeX with LATEX_NEEDS, no wider than the text."""
+    lines = [_row(list(map(_latex, table.header)))]
+    if table.groups:
+        lines.insert(0, _group_row(table.groups))
+    body = [
+        _row([_latex_cell(table, i, j, cell) for j, cell in enumerate(row)])
+        for i, row in enumerate(table.cells)
+    ]
+    return "\n".join(
+        [
+            r"\begin{table}",
+            r"\centering",
+            rf"\caption{{{_latex(table.title)}}}",
+            *([rf"\label{{{table.label}}}"] if table.label else []),
+            FIT,
+            rf"\begin{{tabular}}{{l{'r' * (len(table.header) - 1)}}}",
+            r"\toprule",
+            *lines,
+            r"\midrule",
+            *body,
+            r"\bottomrule",
+            r"\end{tabular}}",
+            r"\end{table}",
+        ]
+    )
+
+
+FIT = r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%"  # opens a brace
+
+
+def _row(cells):
+    return " & ".join(cells) + r" \\"
+
+
+def _group_row(groups):
+    """Each group's name centered over its columns, and a rule below it."""
+    cells, rules, first = [""], [], 2
+    for name, columns in groups:
+        cells.append(rf"\multicolumn{{{columns}}}{{c}}{{{_latex(name)}}}")
+        rules.append(rf"\cmidrule(lr){{{first}-{first + columns - 1}}}")
+        first += columns
+    return _row(cells) + "\n" + " ".join(rules)
+
+
+def _latex_cell(table, i, j, cell):
+    text = set_off(table, i, j, _latex(cell), (r"\textbf{{{}}}", r"\underline{{{}}}"))
+    mark = table.marks.get((i, j))
+    return text + (rf"\rlap{{$^{{{_MARKS[mark]}}}$}}" if mark else "")  # beside the column
+
+
+_MARKS = {BETTER: "*", WORSE: r"\dagger"}
+_LATEX = str.maketrans(
+    {c: f"\\{c}" for c in "&%$#_{}"}
+    | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+    | {"<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}", "[": "{[}", "]": "{]}"}
+    | {WORSE: r"$\dagger$"}
+)
+
+
+def _latex(text):
+    if text == NONE:
+        return "--"
+    text = text.translate(_LATEX).replace("+-", r"$\pm$").replace(" to -", " to $-$")
+    return "$-$" + text[1:] if text.startswith("-") else text

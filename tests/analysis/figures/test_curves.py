@@ -1,0 +1,55 @@
+"""Learning curves as pictures: which lines there are, and of which runs."""
+
+import json
+
+import numpy as np
+from run_folders import ROUNDS, SCORES, write
+
+from fedjax_lab import figures
+from fedjax_lab.analysis.figures import curves
+
+
+def lines_of(figure):
+    return [line.get_xydata() for line in figure.axes[0].lines]
+
+
+def test_a_line_is_a_row_and_its_mean_over_seeds(tmp_path):
+    write(tmp_path / "a", SCORES["fedavg"])
+    write(tmp_path / "b", SCORES["fedprox"], method="fedprox", done=False)
+    drawn = curves.draw(tmp_path)
+    assert list(drawn.pictures) == ["rounds", "megabytes", "seconds"]
+    assert "unfinished" in drawn.text
+    for figure, scale in zip(drawn.pictures.values(), (1, 1, 2), strict=True):
+        x = scale * np.array(ROUNDS)
+        first, second = lines_of(figure)
+        np.testing.assert_allclose(first, np.c_[x, np.mean(list(SCORES["fedavg"].values()), 0)])
+        np.testing.assert_allclose(second, np.c_[x, np.mean(list(SCORES["fedprox"].values()), 0)])
+        (legend,) = figure.legends
+        assert [text.get_text() for text in legend.get_texts()] == ["fedavg", "fedprox"]
+    half = curves.draw(tmp_path, measure="global").pictures["rounds"]
+    np.testing.assert_allclose(lines_of(half)[0][:, 1] * 2, lines_of(figure)[0][:, 1])
+
+
+def test_federations_have_pictures_of_their_own_and_a_run_its_learning_curve(tmp_path, capsys):
+    write(tmp_path / "a", SCORES["fedavg"])
+    assert figures.main(["curves", str(tmp_path / "a"), "--format=svg"]) == 0
+    names = {path.name for path in (tmp_path / "a/figures").iterdir()}
+    assert names == {"rounds.svg", "megabytes.svg", "seconds.svg", "learning_curve.svg"}
+    write(tmp_path / "b", SCORES["fedprox"], partition={"name": "dirichlet"})
+    drawn = curves.draw(tmp_path)
+    assert list(drawn.pictures)[:2] == ["rounds-1", "megabytes-1"] and len(drawn.pictures) == 6
+    assert drawn.text.endswith("2: toy, dirichlet, 3 clients; partition.name=dirichlet")
+    capsys.readouterr()
+    assert figures.main(["curves", str(tmp_path), "--measure=globl"]) == 2
+    assert "did you mean 'global'?" in capsys.readouterr().err
+
+
+def test_runs_without_the_measure_have_no_line(tmp_path):
+    write(tmp_path / "a", SCORES["fedavg"])
+    path = write(tmp_path / "b", SCORES["fedprox"], method="moon") / "metrics.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    for row in rows:
+        del row["global"]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (line,) = lines_of(curves.draw(tmp_path, measure="global").pictures["rounds"])
+    assert len(line) == 3

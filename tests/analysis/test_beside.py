@@ -1,0 +1,88 @@
+"""Published numbers beside runs: only where methods, their settings, data and partitions agree."""
+
+import json
+from pathlib import Path
+
+import pytest
+from inputs import complaint
+from run_folders import call, evaluation, refusal
+
+from fedjax_lab import configs
+from fedjax_lab.analysis import beside, published, tables
+from fedjax_lab.config import resolve
+from fedjax_lab.config_files import load_config
+from fedjax_lab.running import workdir
+
+SCORES = {0: 40.0, 1: 44.0}
+CHOICE = tables.Choice(way="last", measure="global", target=None, ddof=1)
+
+
+SETTING = "num_clients=40;partition=#C=2"
+
+
+def result(method):
+    """FedConcat's Table 1 on Fashion-MNIST, two classes a client."""
+    rows = published.find("fedconcat", "1")
+    return next(r for r in rows if (r.dataset, r.setting, r.method) == ("fmnist", SETTING, method))
+
+
+def write(folder, method, **changed):
+    """A run with the setting of a published number, but for changed settings."""
+    (spec,) = published.recipe(result(method)).specs
+    path = Path(configs.__path__[-1]) / spec.config
+    changed = {"data__folder": "'/here'", **changed}
+    settings = spec.settings | {key.replace("__", "."): text for key, text in changed.items()}
+    config = resolve(load_config(f"{path}:{spec.method}"), settings.items())
+    folder.mkdir(parents=True)
+    saved = workdir.saved_config(config, list(SCORES))
+    (folder / "config.json").write_text(json.dumps(saved))
+    rows = [evaluation(seed, 50, mean, 2) | {"global": mean} for seed, mean in SCORES.items()]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+@pytest.fixture
+def folder(tmp_path):
+    write(tmp_path / "a", "fedavg")
+    write(tmp_path / "b", "fedprox", run__rounds="20")
+    write(tmp_path / "c", "fedrs", method__alpha="0.7")
+    write(tmp_path / "d", "fedavg", partition__num_clients="10")
+    return tmp_path
+
+
+def test_published_numbers_stand_beside_runs_of_their_setting(folder, capsys):
+    arguments = "--pivot", "--measure=global", "--published=fedconcat/table1"
+    lines = call(capsys, folder, *arguments, "--format=markdown").splitlines()
+    rows = [[cell.strip(" `") for cell in line.split("|")[1:-1]] for line in lines if "|" in line]
+    cells = {name.partition(" ")[0]: rest for name, *rest in rows}
+    header = next(line for line in lines if line.startswith("|  |"))
+    assert header.count("published") == 1  # nothing was published for 10 clients
+    assert header.index("num\\_clients=40") < header.index("published")
+    for method in ("fedavg", "fedprox"):
+        printed = result(method)
+        assert f"{printed.mean:.2f} +- {printed.std:.2f}" in cells[method][1]
+        assert "**" not in cells[method][1]  # measured numbers alone are ranked
+    assert cells["fedrs"][1] == "-"  # published with another alpha
+    text = "\n".join(lines)
+    assert "Published numbers are those of fedconcat, Table 1." in text
+    assert "run.rounds is 20 here, 50 as published" in text.replace("\\", "")
+    assert "not legible" in text and "data.folder" not in text
+
+
+def test_in_csv_too(folder, capsys):
+    arguments = "--pivot", "--measure=global", "--published=fedconcat/table1", "--format=csv"
+    header, first, *_ = call(capsys, folder, *arguments).splitlines()
+    assert header.count("published mean") == 1
+    assert str(result("fedavg").mean) in first.split(",")
+
+
+def test_a_table_without_such_runs_is_told(folder, capsys):
+    text = call(capsys, folder / "d", "--pivot", "--measure=global", "--published=fedconcat/table1")
+    assert "no number of fedconcat/table1 is of these methods" in text
+    assert "published" not in text
+
+
+def test_bad_input_is_told_in_one_line(folder, capsys):
+    error = refusal(capsys, folder, "--pivot", "--published=fedconcat/table1")
+    assert "has no numbers of accuracy.mean, last round; --measure=global --way=last" in error
+    assert "has no accuracies in 'table77'" in complaint(beside.read, "fedconcat/table77", CHOICE)
+    assert "is not PAPER/TABLE" in complaint(beside.read, "fedconcat", CHOICE)
