@@ -29,10 +29,11 @@ if __name__ == "__main__":  # before the imports, which an interrupt may meet
     command.begin()
 
 import argparse
+import contextlib
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import ml_collections
@@ -45,6 +46,7 @@ from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.data.download import Unavailable
 from fedjax_lab.errors import BadInput, check_path, nearest, parse, quoted
 
+LARGE = 100_000_000  # bytes of a file whose progress is told also where no terminal is
 CONTINUE = "the same command continues"
 
 
@@ -179,12 +181,30 @@ def _size(size: int) -> str:
     return f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.1f} MB"
 
 
-def _bar(name: str, size: int) -> tqdm:
-    """A progress bar on a terminal; nothing in a pipe."""
-    hidden = not sys.stderr.isatty()
-    return tqdm(
-        desc=name, total=size, unit="B", unit_scale=True, disable=hidden, dynamic_ncols=True
-    )
+class Tenths:
+    """Stands for a progress bar where no terminal is: a line for each tenth of a large file."""
+
+    def __init__(self, name: str, size: int):
+        self.name, self.size = name, size
+        self.n = self.told = 0.0
+
+    def update(self, more: float) -> None:
+        """Counts `more` bytes."""
+        self.n += more
+        tenth = 10 * self.n // self.size
+        if self.size >= LARGE and tenth > self.told:
+            self.told = tenth
+            _tell(f"{self.name}: {_size(int(self.n))} of {_size(self.size)}")
+
+
+@contextlib.contextmanager
+def _bar(name: str, size: int) -> Iterator[fetch.Bar]:
+    """Shows how many bytes of a file have been dealt with."""
+    if not sys.stderr.isatty():
+        yield Tenths(name, size)
+        return
+    with tqdm(desc=name, total=size, unit="B", unit_scale=True, dynamic_ncols=True) as bar:
+        yield bar
 
 
 def _tell(line: str) -> None:

@@ -155,7 +155,7 @@ LI_FEDBN = (
 )
 FEDBN = "https://github.com/med-air/FedBN"
 DOMAINBED = "https://github.com/facebookresearch/DomainBed"
-FAIR_USE = "academic research only; its page has a fair-use notice"
+FAIR_USE = "non-commercial research and education: its page has a fair-use notice"
 
 PUBLISHED: dict[str, Published] = {
     "cifar10": Published(

@@ -15,6 +15,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import IO, NoReturn
 
@@ -28,7 +29,7 @@ LONGEST_WAIT = 300.0  # seconds that a server may ask for
 BLOCK = 2**18  # bytes
 BUSY = frozenset((408, 425, 429, 500, 502, 503, 504))
 PART = ".part"  # the suffix of a file that is not whole
-AGENT = "fedjax-lab (https://pypi.org/project/fedjax-lab)"
+AGENT = "fedjax-lab"
 
 
 class Unavailable(Exception):
@@ -90,7 +91,10 @@ def matches(file: File, path: Path) -> bool:
     """Whether a file of the right size has the right checksum."""
     algorithm, _, digits = file.checksum.partition(":")
     with path.open("rb") as content:
-        return hashlib.file_digest(content, algorithm).hexdigest() == digits
+        digest = hashlib.file_digest(
+            content, partial(hashlib.new, algorithm, usedforsecurity=False)
+        )
+    return digest.hexdigest() == digits
 
 
 def _persist(address, file, part, arrived, tell):
@@ -163,6 +167,8 @@ def _answer(address: str, begin: int, part: Path) -> Iterator[http.client.HTTPRe
                 part.unlink(missing_ok=True)
             _refused(error)
     with answer:
+        if not isinstance(answer, http.client.HTTPResponse):
+            raise Refused("it leads to something else than HTTP")
         yield answer
 
 
@@ -174,18 +180,20 @@ def _network_errors() -> Iterator[None]:
         if isinstance(error, OSError) and error.errno in MACHINE:
             raise
         reason = getattr(error, "reason", None) or error
-        raise Interrupted(str(reason) or type(reason).__name__) from error
+        what = getattr(reason, "strerror", None) or str(reason) or type(reason).__name__
+        raise Interrupted(what) from error
 
 
 def _refused(error: urllib.error.HTTPError) -> NoReturn:
     """Interrupted where the server is busy or cannot continue, otherwise Refused."""
-    what = f"HTTP {error.code} {error.reason}"
+    what = f"HTTP {error.code} {http.client.responses.get(error.code, '')}".strip()
     if error.code in BUSY:
         wait = _seconds(error.headers.get("Retry-After", ""))
         raise Interrupted(f"{what}, wait {wait:.0f} s" if wait else what, wait) from error
     if error.code == 416:
         raise Interrupted(what) from error
-    raise Refused(what) from error
+    nowhere = ", a redirect that leads nowhere" if 300 <= error.code < 400 else ""
+    raise Refused(what + nowhere) from error
 
 
 def _seconds(text: str) -> float:

@@ -25,7 +25,9 @@ class Bar(Protocol):
     """A progress bar: tqdm's."""
 
     n: Any
-    update: Callable[[float], Any]
+
+    def update(self, more: float, /) -> object:
+        """Moves it on by `more` bytes."""
 
 
 Progress = Callable[[str, int], AbstractContextManager[Bar]]  # of a name and a number of bytes
@@ -73,7 +75,8 @@ def fetch(
         os.rename(new / data.target, target)
     elif problem := incomplete(data, folder):
         raise BadInput(
-            f"{problem}: this command has not made {target}; move it away or name another --folder"
+            f"{target} is there, but not as it is fetched: {problem}; move it away or name another"
+            " folder with --folder"
         )
     for path in (staged / "new", staged / "archives"):
         shutil.rmtree(path, ignore_errors=True)

@@ -127,7 +127,8 @@ OTHER = {
     "nothing": (("send", b""), "it has 0 bytes"),
     "gone": (("status", 404), "HTTP 404 Not Found"),
     "not allowed": (("status", 403), "HTTP 403 Forbidden"),
-    "in a circle": (("to", "/b"), "infinite loop"),
+    "to a file": (("to", "file:///etc/passwd"), "a redirect that leads nowhere"),
+    "in a circle": (("to", "/b"), "HTTP 302 Found, a redirect that leads nowhere"),
 }
 
 

@@ -367,11 +367,15 @@ def test_something_else_in_its_place_is_never_touched(server, call, folder):
     (folder / "svhn").mkdir(parents=True)
     (folder / "svhn" / "train_32x32.mat").write_bytes(b"mine")
     code, _, err = call("get", "svhn")
-    assert code == 2 and "this command has not made" in err and "train_32x32.mat has 4 bytes" in err
+    assert (
+        code == 2
+        and "is there, but not as it is fetched" in err
+        and "train_32x32.mat has 4 bytes" in err
+    )
     assert tree(folder) == {"svhn/train_32x32.mat": b"mine"} and server.requests == []
     (folder / "tiny-imagenet-200").mkdir()
     (folder / "tiny-imagenet-200" / "wnids.txt").write_text("n01")
-    assert "this command has not made" in call("get", "tiny_imagenet")[2]
+    assert "is there, but not as it is fetched" in call("get", "tiny_imagenet")[2]
     assert "here, but not as `get` puts it there" in call("check", "tiny_imagenet")[1]
 
 
@@ -394,6 +398,14 @@ def test_an_archive_without_the_set_is_not_put_in_its_place(server, call, folder
     code, _, err = call("get", "tiny_imagenet")
     assert code == 2 and "has no tiny-imagenet-200" in err
     assert os.listdir(folder) == [".fetch-tiny_imagenet"]
+
+
+def test_progress_of_large_files_is_told_in_a_log(server, call, monkeypatch):
+    monkeypatch.setattr(command, "LARGE", 2000)
+    monkeypatch.setattr(download, "BLOCK", 500)
+    out = call("get", "svhn")[1]
+    told = [line for line in out.splitlines() if line.startswith("train_32x32.mat: 0.0 MB of")]
+    assert len(told) == 10
 
 
 def test_pixels_arrive_as_they_were(server, call):
