@@ -15,7 +15,7 @@ COMMANDS = {  # the module of each, and what it does
     "report": ("fedjax_lab.report", "compares runs"),
     "paper": ("fedjax_lab.paper", "measures the published tables of five papers again"),
     "figures": ("fedjax_lab.figures", "draws learning curves, and the analyses of five papers"),
-    "data": ("fedjax_lab.data", "prepares data that are too large to be decoded at once"),
+    "data": ("fedjax_lab.data", "fetches data sets, and prepares large ones"),
     "tensorboard": (
         "fedjax_lab.tensorboard",
         "writes runs as event files, also while they train",

@@ -1,14 +1,26 @@
-"""Prepares data that are too large to be decoded at once.
+"""Fetches published data sets, and prepares data that are too large to be decoded at once.
 
+python -m fedjax_lab.data get NAME ... [--folder=FOLDER] [--mirror=URL]
+python -m fedjax_lab.data list [NAME ...] [--folder=FOLDER]
+python -m fedjax_lab.data check [NAME ...] [--folder=FOLDER]
 python -m fedjax_lab.data prepare --config=configs/X.py --out=FOLDER [--config.data.size=224 ...]
 
-Reads the examples of the source that the config names (config.data), a part at a time, and writes
-them to FOLDER as ArrayRecord files, with their labels beside them. A run reads them when it needs
-them: --config.data.name=records --config.data.path=FOLDER. The same command goes on where an
-earlier one has ended, and writes damaged files again. Needs the extra `stream`.
+get      fetches data sets to FOLDER, by default ~/.cache/fedjax_lab, where every source looks for
+         its files. Their checksums are verified before anything is unpacked, and a data set appears
+         in FOLDER once it is whole. The same command goes on where an earlier one has ended. With
+         --mirror the files come from URL/FILE, and have to have the same checksums. Of a data set
+         that nobody may fetch by a command it says what to do by hand.
+list     what there is, and what of it is on this machine; of the data sets NAME all that is known:
+         licenses, citations, addresses, checksums
+check    reads every byte of what `get` has fetched
+prepare  reads the examples of the source that the config names (config.data), a part at a time, and
+         writes them to FOLDER as ArrayRecord files, with their labels beside them. A run reads them
+         when it needs them: --config.data.name=records --config.data.path=FOLDER. The same command
+         goes on where an earlier one has ended, and writes damaged files again. Needs the extra
+         `stream`.
 
-Exit codes: 0 done; 1 the machine failed (disk, memory): what was written is kept; 2 bad input, in
-one line; 130 interrupted.
+Exit codes: 0 done; 1 the machine or the network failed: what was written is kept; 2 bad input, data
+that are missing or damaged, or that are to be fetched by hand, in one line; 130 interrupted.
 """
 
 if __name__ == "__main__":  # before the imports, which an interrupt may meet
@@ -17,34 +29,196 @@ if __name__ == "__main__":  # before the imports, which an interrupt may meet
     command.begin()
 
 import argparse
+import contextlib
 import sys
+import textwrap
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import ml_collections
 from tqdm import tqdm
 
 from fedjax_lab import command
-from fedjax_lab.config import resolve
-from fedjax_lab.config_files import load_config
-from fedjax_lab.data import record_writer
+from fedjax_lab.data import at_hand, catalog, fetch, places, record_writer
+from fedjax_lab.data.catalog import Published
 from fedjax_lab.data.dataset import Dataset
+from fedjax_lab.data.download import Unavailable
 from fedjax_lab.errors import BadInput, check_path, nearest, parse, quoted
-from fedjax_lab.main import split_overrides
-from fedjax_lab.registry import keyword_defaults, look_up
-from fedjax_lab.running import lock
 
-COMMANDS = ("prepare",)
+LARGE = 100_000_000  # bytes of a file whose progress is told also where no terminal is
+CONTINUE = "the same command continues"
 
 
 def main(argv: list[str]) -> int:
     """Runs the command line; returns the exit code."""
-    return command.call(_main, argv, "the same command continues", __doc__)
+    return command.call(_main, argv, CONTINUE, __doc__)
 
 
 def _main(argv):
-    config, out = _parse(argv[1:])
+    name, *arguments = argv[1:] or [""]
+    if name not in COMMANDS:
+        what = f"no command {quoted(name)}" if name and name[0] != "-" else "which command?"
+        raise BadInput(f"{what}; {nearest(name, COMMANDS)}")
+    return COMMANDS[name](arguments)
+
+
+# get, list, check
+
+
+def _get(arguments):
+    args = _parse(arguments, "--folder", "--mirror")
+    if not args.names:
+        raise BadInput("which data set? for example `fedjax-lab data get cifar10`")
+    for name, data in [(name, catalog.look_up(name)) for name in args.names]:
+        if data.by_hand:
+            print(_described(name, data))
+            raise BadInput(f"{data.title} has to be fetched by hand, as is said above")
+        try:
+            _fetch(name, catalog.at_mirror(data, args.mirror), _folder(args), args.folder)
+        except Unavailable as error:
+            return command.report_failure(f"{data.title} is not there yet: {error}; {CONTINUE}")
+    return 0
+
+
+def _fetch(name, data, folder, named):
+    from fedjax_lab.running import lock
+
+    print(f"{data.title}, {_size(data.size)}, to {folder}")
+    print(f"license: {data.license}", f"cite: {data.citation}", sep="\n", flush=True)
+    staged = fetch.stage(name, folder)
+    with lock.owned(staged):
+        fetched = fetch.fetch(data, folder, staged, _bar, _tell)
+        lock.discard(staged)
+    what = "verified" if fetched else f"was there before; `fedjax-lab data check {name}` reads it"
+    print(f"{folder / data.target}: {what}")
+    print(f"read it with {_flags(name, data, folder, named)}")
+
+
+def _list(arguments):
+    args = _parse(arguments, "--folder")
+    if args.names:
+        print("\n\n".join(_described(name, catalog.look_up(name)) for name in args.names))
+        return 0
+    for name, data in catalog.PUBLISHED.items():
+        size = "by hand" if data.by_hand else _size(data.size)
+        here = "here" if _is_here(name, data, args.folder) else "-"
+        print(f"{name:15}  {size:>8}  {here:4}  {data.license}")
+    print("`fedjax-lab data get NAME` fetches a data set, `fedjax-lab data list NAME` tells more")
+    return 0
+
+
+def _check(arguments):
+    args = _parse(arguments, "--folder")
+    chosen = {name: catalog.look_up(name) for name in args.names} or catalog.PUBLISHED
+    problems = []
+    for name, data in chosen.items():
+        where = next((p for p in _places(args.folder) if fetch.is_fetched(data, p)), None)
+        problem = fetch.damage(data, where) if where else ""
+        if where and not problem:
+            print(f"{name:15}  whole, {where / data.target}", flush=True)
+        elif problem:
+            problems.append(problem)
+        elif _is_here(name, data, args.folder):
+            print(f"{name:15}  here, but not as `get` puts it there: not checked")
+        elif args.names:
+            problems.append(f"{data.title} is not in {' or '.join(map(str, _places(args.folder)))}")
+    if problems:
+        raise BadInput("; ".join(problems))
+    return 0
+
+
+def _parse(arguments, *flags):
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("names", nargs="*")
+    for flag in flags:
+        parser.add_argument(flag, default="")
+    args = parse(parser, arguments)
+    check_path("--folder", args.folder)
+    return args
+
+
+def _folder(args):
+    return _places(args.folder)[0]
+
+
+def _places(folder: str) -> list[Path]:
+    """The folders that data sets are looked for in."""
+    return [Path(place).expanduser() for place in ([folder] if folder else places.PLACES)]
+
+
+def _is_here(name: str, data: Published, folder: str) -> bool:
+    """Whether a run would find the files, where `get` puts them or anywhere else."""
+    fetched = any(fetch.is_fetched(data, place) for place in _places(folder))
+    return fetched or at_hand.has_files(data.reader or name, folder)
+
+
+def _flags(name: str, data: Published, folder: Path, named: str) -> str:
+    """The flags of a run that reads a data set."""
+    flags = f"--config.data.name={data.reader or name}"
+    if data.reader:
+        return f"{flags} --config.data.folder={folder / data.target}"
+    return flags if folder in _places("") else f"{flags} --config.data.folder={named}"
+
+
+def _described(name: str, data: Published) -> str:
+    """All that is known of a data set."""
+    lines = [
+        f"{name}: {data.title}",
+        f"home: {data.home}",
+        f"license: {data.license}",
+        f"cite: {data.citation}",
+    ]
+    for file in data.files:
+        lines += [f"file: {file.path}, {file.size} bytes, {file.checksum}"]
+        lines += [f"  {address}" for address in file.addresses]
+    if data.by_hand:
+        lines += textwrap.wrap(f"by hand: {data.by_hand}", 100, break_on_hyphens=False)
+    return "\n".join(lines)
+
+
+def _size(size: int) -> str:
+    return f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.1f} MB"
+
+
+class Tenths:
+    """Stands for a progress bar where no terminal is: a line for each tenth of a large file."""
+
+    def __init__(self, name: str, size: int):
+        self.name, self.size = name, size
+        self.n = self.told = 0.0
+
+    def update(self, more: float) -> None:
+        """Counts `more` bytes."""
+        self.n += more
+        tenth = 10 * self.n // self.size
+        if self.size >= LARGE and tenth > self.told:
+            self.told = tenth
+            _tell(f"{self.name}: {_size(int(self.n))} of {_size(self.size)}")
+
+
+@contextlib.contextmanager
+def _bar(name: str, size: int) -> Iterator[fetch.Bar]:
+    """Shows how many bytes of a file have been dealt with."""
+    if not sys.stderr.isatty():
+        yield Tenths(name, size)
+        return
+    with tqdm(desc=name, total=size, unit="B", unit_scale=True, dynamic_ncols=True) as bar:
+        yield bar
+
+
+def _tell(line: str) -> None:
+    tqdm.write(line, file=sys.stdout)
+    sys.stdout.flush()
+
+
+# prepare
+
+
+def _prepare(arguments):
+    from fedjax_lab.running import lock
+
+    config, out = _parse_prepare(arguments)
     with lock.owned(out):  # before anything is loaded
         dataset = undecoded(config.data)
         follow(record_writer.write(dataset, out, config.data.name), dataset, out)
@@ -52,17 +226,17 @@ def _main(argv):
     return 0
 
 
-def _parse(arguments):
+def _parse_prepare(arguments):
     """The config and the folder to write."""
+    from fedjax_lab.config import resolve
+    from fedjax_lab.config_files import load_config
+    from fedjax_lab.main import split_overrides
+
     arguments, overrides = split_overrides(arguments)
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("command", nargs="?")
     for flag in ("--config", "--out"):
         parser.add_argument(flag)
     args = parse(parser, arguments)
-    if args.command not in COMMANDS:
-        what = f"no command {quoted(args.command)}" if args.command else "which command?"
-        raise BadInput(f"{what}; {nearest(args.command or '', COMMANDS)}")
     check_path("--out", args.out)
     for flag, example in (("config", "configs/hfedf_pacs.py"), ("out", "records/pacs")):
         if not getattr(args, flag):
@@ -72,6 +246,8 @@ def _parse(arguments):
 
 def undecoded(section: ml_collections.ConfigDict) -> Dataset:
     """The dataset of a config's section `data`; its images are decoded when they are asked for."""
+    from fedjax_lab.registry import keyword_defaults, look_up
+
     source = look_up("data", section.name)
     settings = {key: section[key] for key in keyword_defaults(source)}
     return getattr(source, "listing", source)(**settings)
@@ -90,6 +266,13 @@ def follow(written: Iterable[record_writer.Progress], dataset: Dataset, out: Pat
                 print(f"{done.examples}/{total}  {seconds:.1f} s", flush=True)
             shards_before = done.shards
 
+
+COMMANDS: dict[str, Callable[[list[str]], int]] = {
+    "get": _get,
+    "list": _list,
+    "check": _check,
+    "prepare": _prepare,
+}
 
 if __name__ == "__main__":
     command.run(main, sys.argv)

@@ -25,8 +25,9 @@ def has_files(name: str, folder: str) -> bool:
 
 
 def _fashion_mnist(folder):
-    places = [Path(p).expanduser() for p in ([folder] if folder else idx.FASHION_FOLDERS)]
-    return any(all(idx.find(place, name) for name in idx.FILES) for place in places)
+    return any(
+        all(idx.find(place, name) for name in idx.FILES) for place in idx.fashion_places(folder)
+    )
 
 
 def _cifar(release):

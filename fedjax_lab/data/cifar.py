@@ -12,7 +12,7 @@ import numpy as np
 
 from fedjax_lab.data import pickles, safe
 from fedjax_lab.data.dataset import Dataset, of_one_domain
-from fedjax_lab.data.places import locate
+from fedjax_lab.data.places import fetched, locate
 from fedjax_lab.errors import BadInput, quoted
 
 
@@ -71,10 +71,11 @@ def cifar100(*, folder: str = "") -> Dataset:
 
 def _read(release: Release, folder: str) -> Dataset:
     parts = (*release.train, release.test, release.meta)
-    remedy = (
+    remedy = fetched(
+        release.name,
         f"fetch {release.archive} from https://www.cs.toronto.edu/~kriz/cifar.html, leave it whole"
         f" or unpack it to {release.folder}/ with {', '.join(parts)}, and name the folder it is in"
-        " with --config.data.folder"
+        " with --config.data.folder",
     )
     first = release.train[0]
     source = locate(folder, (first, f"{release.folder}/{first}", release.archive), remedy)

@@ -16,7 +16,7 @@ from tqdm import tqdm
 from fedjax_lab.data import matlab, pickles, safe
 from fedjax_lab.data.dataset import Dataset, first_of_each, pooled
 from fedjax_lab.data.images import check_size
-from fedjax_lab.data.places import locate
+from fedjax_lab.data.places import locate, told
 from fedjax_lab.errors import BadInput, check_choice
 
 FOLDERS = {  # the domains, and where FedBN's release has them
@@ -37,7 +37,7 @@ PROBES = {  # a file that tells the source, in one of the folders that its archi
     "fedbn": [f"{a}MNIST/test.pkl" for a in ("", "digits_five/", "digit_dataset/")],
     "m3sda": [f"{a}mnist_data.mat" for a in ("", "digits_five/", "Digit-Five/", "DigitFive/")],
 }
-HELP = (
+BY_HAND = (
     "fetch digit_dataset.zip, which the README of https://github.com/med-air/FedBN links, unpack it"
     " so that MNIST_M/, MNIST/, USPS/, SynthDigits/ and SVHN/ hold test.pkl and either"
     " partitions/train_part0.pkl .. train_part9.pkl or train.pkl, and name the folder around them"
@@ -45,6 +45,7 @@ HELP = (
     " mnist_data.mat, mnistm_with_label.mat, usps_28x28.mat, synth_{train,test}_32x32.mat and"
     " svhn_{train,test}_32x32.mat in one folder do as well"
 )
+HELP = told("digits_five", BY_HAND)
 
 
 class Sampling(NamedTuple):

@@ -13,9 +13,16 @@ from fedjax_lab.data import safe
 from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.data.domain_folders import PARTS, Release, inside, read
 from fedjax_lab.data.images import Split, arrays, check_size, decoded, rgb
-from fedjax_lab.data.places import locate
+from fedjax_lab.data.places import fetched, locate, told
 from fedjax_lab.errors import BadInput, check_not_negative, quoted
 
+BY_HAND = (
+    "fetch domainnet_dataset.zip and the six domains, which the README of"
+    " https://github.com/med-air/FedBN links, unpack them and name the folder DomainNet with"
+    " clipart/, infograph/, painting/, quickdraw/, real/, sketch/ and clipart_train.pkl,"
+    " clipart_test.pkl .. (or these in split/) by --config.data.folder (or put it in"
+    " ~/.cache/fedjax_lab)"
+)
 RELEASE = Release(
     name="domainnet-v1",
     folder="DomainNet",
@@ -32,11 +39,7 @@ RELEASE = Release(
         "wine_glass",
         "zebra",
     ),
-    remedy="fetch domainnet_dataset.zip and the six domains, which the README of"
-    " https://github.com/med-air/FedBN links, unpack them and name the folder DomainNet with"
-    " clipart/, infograph/, painting/, quickdraw/, real/, sketch/ and clipart_train.pkl,"
-    " clipart_test.pkl .. (or these in split/) by --config.data.folder (or put it in"
-    " ~/.cache/fedjax_lab)",
+    remedy=told("domainnet", BY_HAND),
 )
 TRAINING = 500  # images of a domain in FedPick
 VERSION = 1  # of the pixels of `domainnet_full`: to be raised with every change that alters one
@@ -44,11 +47,12 @@ LISTS = tuple(  # where the first of the official lists may lie
     f"{place}{RELEASE.domains[0]}_train.txt"
     for place in ("", "splits/", "DomainNet/", "DomainNet/splits/")
 )
-FULL_HELP = (
+FULL_HELP = fetched(
+    "domainnet_full",
     "fetch the six archives (cleaned version) and the twelve lists clipart_train.txt,"
     " clipart_test.txt .. of http://ai.bu.edu/M3SDA/, unpack them into one folder DomainNet with"
     " clipart/, infograph/, painting/, quickdraw/, real/, sketch/ and the lists (or these in"
-    " splits/) and name it by --config.data.folder (or put it in ~/.cache/fedjax_lab)"
+    " splits/) and name it by --config.data.folder (or put it in ~/.cache/fedjax_lab)",
 )
 
 

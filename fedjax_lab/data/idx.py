@@ -27,6 +27,7 @@ FASHION_CLASSES = (
     "Bag",
     "Ankle boot",
 )
+FASHION_FOLDER = "fashion-mnist"
 FASHION_FOLDERS = (
     "/usr/share/datasets/fashion-mnist",  # Debian's dataset-fashion-mnist
     "~/.cache/fedjax_lab/fashion-mnist",
@@ -34,10 +35,13 @@ FASHION_FOLDERS = (
     "data/fashion-mnist",
 )
 FASHION_HELP = (
-    "`apt install dataset-fashion-mnist`, or name the folder of the four files with"
-    " --config.data.folder"
+    "run `fedjax-lab data get fashion_mnist` or `apt install dataset-fashion-mnist`, or name the"
+    " folder of the four files with --config.data.folder"
 )
-IDX_HELP = "name the folder of the four MNIST-format files with --config.data.folder"
+IDX_HELP = (
+    "name the folder of the four MNIST-format files with --config.data.folder (`fedjax-lab data get"
+    " mnist` fetches MNIST's, `fedjax-lab data get kmnist` those of Kuzushiji-MNIST)"
+)
 KINDS = {0x801: "labels", 0x803: "images"}  # by a file's first four bytes
 FILES = tuple(
     f"{part}-{kind}-ubyte" for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1")
@@ -47,9 +51,10 @@ FILES = tuple(
 def fashion_mnist(*, folder: str = "") -> Dataset:
     """Fashion-MNIST (Xiao et al. 2017, arXiv:1708.07747): 60,000 + 10,000 images [28, 28, 1].
 
-    Without `folder` it is looked for in the usual places. Raises BadInput as `idx` does.
+    `folder` is the one with the files or the one around its fashion-mnist; without it the usual
+    places are searched. Raises BadInput as `idx` does.
     """
-    places = [Path(place).expanduser() for place in ([folder] if folder else FASHION_FOLDERS)]
+    places = fashion_places(folder)
     where = next((p for p in places if all(find(p, name) for name in FILES)), None)
     if where is None and not folder:
         looked = ", ".join(map(str, places))
@@ -58,6 +63,12 @@ def fashion_mnist(*, folder: str = "") -> Dataset:
     if y.max() >= len(FASHION_CLASSES):
         raise BadInput(f"{where}: label {y.max()} is not of Fashion-MNIST: {FASHION_HELP}")
     return _dataset(x, y, test, FASHION_CLASSES, "fashion_mnist")
+
+
+def fashion_places(folder: str) -> list[Path]:
+    """The folders in which Fashion-MNIST may be."""
+    places = (folder, f"{folder}/{FASHION_FOLDER}") if folder else FASHION_FOLDERS
+    return [Path(place).expanduser() for place in places]
 
 
 def idx(*, folder: str) -> Dataset:

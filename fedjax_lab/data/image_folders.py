@@ -21,22 +21,26 @@ ENDINGS = (".jpg", ".jpeg", ".png")  # in any case
 class Published(NamedTuple):
     """What a published set is called."""
 
+    source: str  # the function that reads it
     name: str
     folders: tuple[str, ...]  # that hold its domains
     domains: tuple[str, ...]  # a folder may be written with other case, blanks or underscores
 
 
 PACS = Published(
+    "pacs",
     "PACS",
     ("PACS", "PACS/kfold", "pacs", "kfold"),
     ("art_painting", "cartoon", "photo", "sketch"),
 )
 VLCS = Published(
+    "vlcs",
     "VLCS",
     ("VLCS", "vlcs"),
     ("Caltech101", "LabelMe", "SUN09", "VOC2007"),
 )
 OFFICE_HOME = Published(
+    "office_home",
     "Office-Home",
     (
         "office_home",
@@ -95,14 +99,18 @@ def image_folders(*, folder: str, size: int = 32) -> Dataset:
 
 
 def _published(published: Published, folder: str, size: int) -> Dataset:
-    shown = ", ".join(published.domains)
-    remedy = (
-        f"fetch {published.name} as DomainBed's script domainbed/scripts/download.py does and name"
-        f" the folder with {shown} (in each CLASS/IMAGE) by --config.data.folder (or put it in"
-        f" ~/.cache/fedjax_lab/{published.folders[0]})"
-    )
+    remedy = places.told(published.source, by_hand(published))
     domains = find_domains(published, folder, remedy)
     return _read(published.folders[0].lower(), domains, published.domains, size, remedy)
+
+
+def by_hand(published: Published) -> str:
+    """What to do to have this data set."""
+    return (
+        f"fetch {published.name} as DomainBed's script domainbed/scripts/download.py does and name"
+        f" the folder with {', '.join(published.domains)} (in each CLASS/IMAGE) by"
+        f" --config.data.folder (or put it in ~/.cache/fedjax_lab/{published.folders[0]})"
+    )
 
 
 def find_domains(published: Published, folder: str, remedy: str) -> list[Path]:

@@ -5,8 +5,15 @@ import numpy as np
 from fedjax_lab.data.dataset import Dataset, first_of_each
 from fedjax_lab.data.domain_folders import Release, read
 from fedjax_lab.data.images import check_size, decoded
+from fedjax_lab.data.places import told
 from fedjax_lab.errors import check_choice
 
+BY_HAND = (
+    "fetch office_caltech_10_dataset.zip, which the README of https://github.com/med-air/FedBN"
+    " links, unpack it and name the folder office_caltech_10 with amazon/, caltech/, dslr/, webcam/"
+    " and amazon_train.pkl, amazon_test.pkl .. by --config.data.folder (or put it in"
+    " ~/.cache/fedjax_lab)"
+)
 RELEASE = Release(
     name="office_caltech-v1",
     folder="office_caltech_10",
@@ -23,10 +30,7 @@ RELEASE = Release(
         "mug",
         "projector",
     ),
-    remedy="fetch office_caltech_10_dataset.zip, which the README of https://github.com/med-air/FedBN"
-    " links, unpack it and name the folder office_caltech_10 with amazon/, caltech/, dslr/, webcam/"
-    " and amazon_train.pkl, amazon_test.pkl .. by --config.data.folder (or put it in"
-    " ~/.cache/fedjax_lab)",
+    remedy=told("office_caltech", BY_HAND),
 )
 SAMPLINGS = {
     "fedpick": lambda labels: np.arange(min(125, len(labels))),

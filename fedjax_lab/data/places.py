@@ -8,6 +8,19 @@ from fedjax_lab.errors import BadInput
 PLACES = ("~/.cache/fedjax_lab", "data")
 
 
+def fetched(name: str, by_hand: str) -> str:
+    """The remedy where the data set `name` is missing, which a command fetches.
+
+    The command comes last: long messages are cut in their middle.
+    """
+    return f"{by_hand}; or run `fedjax-lab data get {name}`, which fetches it"
+
+
+def told(name: str, by_hand: str) -> str:
+    """The remedy where the data set `name` is missing, which has to be fetched by hand."""
+    return f"{by_hand}; `fedjax-lab data get {name}` says more"
+
+
 def locate(folder: str, names: tuple[str, ...], remedy: str, kind: Callable = Path.is_file) -> Path:
     """The first file of these relative names, in `folder` or else in PLACES; BadInput if none.
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from fedjax_lab.data import safe
 from fedjax_lab.data.dataset import Dataset, pooled
-from fedjax_lab.data.places import locate
+from fedjax_lab.data.places import locate, told
 from fedjax_lab.errors import BadInput, check_not_negative, quoted
 
 ALPHABET = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
@@ -23,12 +23,13 @@ TRAINING = 0.8  # share of a user's texts, in their order
 LEAST = 40  # texts of a user who is kept
 FRACTION, SEED = 0.1, 0
 FOLDERS = ("shakespeare/", "shakespeare/data/", "leaf/data/shakespeare/data/")
-HELP = (
+BY_HAND = (
     "run `./preprocess.sh -s niid --sf 0.1 -k 40 -t sample --tf 0.8` (two dashes before tf: the"
     " one of its README is not read) in data/shakespeare of https://github.com/TalwalkarLab/leaf"
     " and name the folder data/ that it makes, with all_data/ or train/ and test/, by"
     " --config.data.folder (or put it in ~/.cache/fedjax_lab/shakespeare)"
 )
+HELP = told("shakespeare", BY_HAND)
 
 
 class Texts(NamedTuple):

@@ -9,13 +9,14 @@ import numpy as np
 
 from fedjax_lab.data import matlab, safe
 from fedjax_lab.data.dataset import Dataset, of_one_domain
-from fedjax_lab.data.places import locate
+from fedjax_lab.data.places import fetched, locate
 from fedjax_lab.errors import BadInput
 
 FILES = ("train_32x32.mat", "test_32x32.mat")
-HELP = (
+HELP = fetched(
+    "svhn",
     f"fetch {' and '.join(FILES)} from http://ufldl.stanford.edu/housenumbers and name the folder"
-    " they are in with --config.data.folder (or put them in ~/.cache/fedjax_lab/svhn)"
+    " they are in with --config.data.folder (or put them in ~/.cache/fedjax_lab/svhn)",
 )
 
 

@@ -9,14 +9,15 @@ from pathlib import Path
 from fedjax_lab.data import safe
 from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.data.images import Split, arrays, decoded, rgb
-from fedjax_lab.data.places import locate
+from fedjax_lab.data.places import fetched, locate
 from fedjax_lab.errors import BadInput, quoted
 
 VERSION = 1  # of the pixels: to be raised with every change that alters one
-HELP = (
+HELP = fetched(
+    "tiny_imagenet",
     "fetch and unpack http://cs231n.stanford.edu/tiny-imagenet-200.zip and name the folder"
     " tiny-imagenet-200 with wnids.txt, train/ and val/ by --config.data.folder (or put it in"
-    " ~/.cache/fedjax_lab)"
+    " ~/.cache/fedjax_lab)",
 )
 
 

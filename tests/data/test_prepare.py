@@ -194,7 +194,7 @@ def test_a_damaged_image_is_told_and_what_was_written_stays(prepare, pacs, tmp_p
 
 
 REFUSED = {
-    "": "which command?; valid: prepare",
+    "": "which command?; valid: check, get, list, prepare",
     "prepar": "no command 'prepar'; did you mean 'prepare'?",
     "prepare": "--config is missing; for example --config=configs/hfedf_pacs.py",
     "prepare --config=configs/quickstart.py": "--out is missing",

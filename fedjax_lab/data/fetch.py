@@ -1,0 +1,172 @@
+"""Fetches a published data set: all of it appears in the folder at once, or nothing does.
+
+Until then everything lies in a hidden folder beside it, .fetch-NAME, which no source reads and
+which a later call continues: archives/, and new/ for what will be moved out.
+"""
+
+import errno
+import os
+import shutil
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, Protocol
+
+from fedjax_lab.data import safe, unpack
+from fedjax_lab.data.catalog import File, Published
+from fedjax_lab.data.download import PART, download, matches
+from fedjax_lab.errors import BadInput
+
+CHECKSUMS = ".checksums"  # in a folder that was unpacked: CRC-32, size, path
+AGAIN = "remove it and fetch it again"
+
+
+class Bar(Protocol):
+    """A progress bar: tqdm's."""
+
+    n: Any
+
+    def update(self, more: float, /) -> object:
+        """Moves it on by `more` bytes."""
+
+
+Progress = Callable[[str, int], AbstractContextManager[Bar]]  # of a name and a number of bytes
+
+
+def stage(name: str, folder: Path) -> Path:
+    """Where the data set `name` is prepared; who holds its lock may call `fetch`."""
+    return folder / f".fetch-{name}"
+
+
+def fetch(
+    data: Published,
+    folder: Path,
+    staged: Path,
+    progress: Progress,
+    tell: Callable[[str], object],
+) -> bool:
+    """Fetches, verifies and unpacks a data set, unless it is there.
+
+    Args:
+      data: with `files`.
+      folder: of all data sets.
+      staged: see `stage`.
+      progress: makes a progress bar.
+      tell: called with lines for the user.
+
+    Returns:
+      Whether anything was to be done.
+
+    Raises:
+      BadInput: something else has its place, or an archive cannot be unpacked.
+      Unavailable: a file cannot be fetched; what arrived is kept.
+    """
+    target = folder / data.target
+    needed = not target.exists()
+    if needed:
+        new, archives = staged / "new", staged / "archives"
+        for file in data.files:
+            path = archives / file.name if file.is_archive else new / file.path
+            if not path.exists():
+                _download(file, path, progress, tell)
+        _unpack(data, archives, new, progress)
+        if not (new / data.target).exists():
+            raise BadInput(f"what was fetched has no {data.target}; nothing was put in {folder}")
+        os.rename(new / data.target, target)
+    elif problem := incomplete(data, folder):
+        raise BadInput(
+            f"{target} is there, but not as it is fetched: {problem}; move it away or name another"
+            " folder with --folder"
+        )
+    for path in (staged / "new", staged / "archives"):
+        shutil.rmtree(path, ignore_errors=True)
+    return needed
+
+
+def is_fetched(data: Published, folder: Path) -> bool:
+    """Whether the folder has the data set from `fetch`, maybe damaged since."""
+    marker = CHECKSUMS if unpacked(data) else ""
+    return bool(data.files) and (folder / data.target / marker).exists()
+
+
+def incomplete(data: Published, folder: Path) -> str:
+    """What is missing of a data set that has its place in the folder, by names and sizes; or ""."""
+    for file in plain(data):
+        path = folder / file.path
+        if not path.is_file():
+            return f"{path} is missing"
+        if path.stat().st_size != file.size:
+            return f"{path} has {path.stat().st_size} bytes, not {file.size}"
+    if unpacked(data) and not (folder / data.target / CHECKSUMS).is_file():
+        return f"{folder / data.target} has no {CHECKSUMS}"
+    return ""
+
+
+def damage(data: Published, folder: Path) -> str:
+    """What is wrong with a data set that was fetched to the folder; every byte of it is read."""
+    if problem := incomplete(data, folder):
+        return problem
+    for file in plain(data):
+        if not matches(file, folder / file.path):
+            return f"{folder / file.path} is damaged: its checksum is not {file.checksum}; {AGAIN}"
+    where = folder / data.target
+    for line in safe.lines(where / CHECKSUMS, AGAIN) if unpacked(data) else []:
+        crc, size, name = (*line.split(" ", 2), "", "")[:3]
+        path = where / name
+        if not path.is_file():
+            return f"{path} is missing; {AGAIN}"
+        if f"{path.stat().st_size}" != size or f"{unpack.crc(path):08x}" != crc:
+            return f"{path} is damaged; {AGAIN}"
+    return ""
+
+
+def plain(data: Published) -> list[File]:
+    """The files that stay as they are fetched."""
+    return [file for file in data.files if not file.is_archive]
+
+
+def unpacked(data: Published) -> list[File]:
+    """The files that are unpacked."""
+    return [file for file in data.files if file.is_archive]
+
+
+def _download(file, path, progress, tell):
+    part = path.with_name(path.name + PART)
+    _check_room(path, file.size - (part.stat().st_size if part.exists() else 0))
+    with progress(file.name, file.size) as bar:
+        address = download(file, path, lambda there: bar.update(there - bar.n), tell)
+    tell(f"{file.name}: {file.size} bytes from {address}, verified")
+
+
+def _unpack(data: Published, archives: Path, new: Path, progress: Progress) -> None:
+    """Unpacks the archives to `new`, and writes down what each file has to be."""
+    if not unpacked(data):
+        return
+    lines: list[str] = []
+    for file in unpacked(data):
+        archive, inner = archives / file.name, new / Path(file.path).parent
+        _check_room(new, file.size)  # images hardly shrink in an archive
+        with progress(f"unpacking {file.name}", file.size) as bar:
+            members = unpack.unpack(archive, inner, f"remove {archive} and fetch again", bar.update)
+        paths = ((inner / member.path, member) for member in members)
+        lines += _lines(paths, new / data.target)
+    if lines:
+        (new / data.target / CHECKSUMS).write_text("".join(lines))
+
+
+def _lines(members: Iterable, target: Path) -> list[str]:
+    """The lines of CHECKSUMS for the files that are in the folder `target`."""
+    return [
+        f"{member.crc:08x} {member.size} {path.relative_to(target).as_posix()}\n"
+        for path, member in members
+        if path.is_relative_to(target)
+    ]
+
+
+def _check_room(path: Path, size: int) -> None:
+    """OSError where the disk of a file has no room for so many more bytes."""
+    folder = next(parent for parent in path.parents if parent.exists())
+    free = shutil.disk_usage(folder).free
+    if size > free:
+        what = f"no room on the disk: {size} bytes are needed, {free} are free"
+        raise OSError(errno.ENOSPC, what, str(folder))

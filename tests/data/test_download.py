@@ -1,0 +1,247 @@
+"""One file from the network, which a server on this machine spoils in every way."""
+
+import email.utils
+import hashlib
+import resource
+import time
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from loopback import Server
+
+from fedjax_lab.data import download as module
+from fedjax_lab.data.catalog import File
+from fedjax_lab.data.download import Unavailable, download
+
+SIZE = 100_000
+CONTENT = np.random.default_rng(0).bytes(SIZE)
+SUM = f"sha256:{hashlib.sha256(CONTENT).hexdigest()}"
+
+
+@pytest.fixture
+def server():
+    with Server().running() as running:
+        running.files["/a"] = CONTENT
+        yield running
+
+
+@pytest.fixture(autouse=True)
+def waits(monkeypatch):
+    """The seconds that are waited, which pass at once."""
+    seconds = []
+    monkeypatch.setattr(module, "FIRST_WAIT", 1.0)
+    monkeypatch.setattr(module.random, "uniform", lambda low, high: 1.0)
+    clock = SimpleNamespace(sleep=seconds.append, time=time.time)
+    monkeypatch.setattr(module, "time", clock)
+    monkeypatch.setattr(module, "TIMEOUT", 0.5)
+    return seconds
+
+
+@pytest.fixture
+def get(server, tmp_path):
+    """Fetches /a, or what other paths name; returns the lines that were told."""
+
+    def call(*paths, checksum=SUM, size=SIZE):
+        addresses = tuple(f"{server.address}{path}" for path in paths or ("/a",))
+        told, counts = [], []
+        file = File("folder/file", size, checksum, addresses)
+        try:
+            download(file, tmp_path / "file", counts.append, told.append)
+        finally:
+            assert all(0 <= count <= size for count in counts)
+        assert (tmp_path / "file").read_bytes() == CONTENT and counts[-1] == size
+        assert [path.name for path in tmp_path.iterdir()] == ["file"]
+        return told
+
+    return call
+
+
+def fails(get, tmp_path, *paths, **settings):
+    """The reason why nothing could be fetched."""
+    with pytest.raises(Unavailable) as caught:
+        get(*paths, **settings)
+    assert not (tmp_path / "file").exists()
+    return str(caught.value)
+
+
+def test_a_file(get, server, waits):
+    assert get() == [] and waits == []
+    assert server.requests == [("/a", 0)]
+
+
+def test_md5(get):
+    get(checksum=f"md5:{hashlib.md5(CONTENT).hexdigest()}")
+
+
+def test_what_was_cut_is_continued(get, server, waits):
+    server.faults["/a"] = [("cut", 40_000), ("cut", 30_000)]
+    told = get()
+    assert server.starts("/a") == [0, 40_000, 70_000]
+    assert ["cut after 40000 of 100000 bytes" in told[0], len(told), waits] == [True, 2, [1, 1]]
+
+
+def test_many_cuts_are_no_reason_to_give_up_while_bytes_arrive(get, server):
+    server.faults["/a"] = [("cut", 3_000)] * 30
+    get()
+    assert server.starts("/a") == [3_000 * n for n in range(31)]
+
+
+def test_without_ranges_it_starts_anew(get, server):
+    server.ranges = False
+    server.faults["/a"] = [("cut", 40_000), ("cut", 10_000)]
+    get()
+    assert server.starts("/a") == [0, 40_000, 10_000]
+
+
+def test_a_server_that_never_gets_further_is_given_up(get, server, tmp_path, waits):
+    server.ranges = False
+    server.faults["/a"] = [("cut", 10)] * 100
+    assert "cut after 10 of 100000 bytes" in fails(get, tmp_path)
+    assert len(server.requests) == 1 + module.TRIES and waits == [1, 1, 2, 4, 8]
+
+
+def test_what_an_earlier_call_has_left_is_continued(get, server, tmp_path):
+    (tmp_path / "file.part").write_bytes(CONTENT[:99_999])
+    get()
+    assert server.starts("/a") == [99_999]
+
+
+def test_all_bytes_of_an_earlier_call_are_only_verified(get, server, tmp_path):
+    (tmp_path / "file.part").write_bytes(CONTENT)
+    with pytest.raises(IndexError):  # nothing arrived
+        get()
+    assert server.requests == [] and (tmp_path / "file").read_bytes() == CONTENT
+
+
+@pytest.mark.parametrize("left", [b"x" * 50_000, b"x" * 100_000, b"x" * 100_001])
+def test_other_bytes_of_an_earlier_call_are_fetched_again_once(get, server, tmp_path, left):
+    (tmp_path / "file.part").write_bytes(left)
+    get()
+    assert server.starts("/a")[-1] == 0 and len(server.requests) <= 2
+
+
+OTHER = {
+    "bytes": (("send", bytes(100_000)), "the checksum does not match"),
+    "a page": (("send", b"<html>sign in</html>"), "it has 20 bytes, not the 100000"),
+    "nothing": (("send", b""), "it has 0 bytes"),
+    "gone": (("status", 404), "HTTP 404 Not Found"),
+    "not allowed": (("status", 403), "HTTP 403 Forbidden"),
+    "to a file": (("to", "file:///etc/passwd"), "a redirect that leads nowhere"),
+    "in a circle": (("to", "/b"), "HTTP 302 Found, a redirect that leads nowhere"),
+}
+
+
+@pytest.mark.parametrize("name", OTHER)
+def test_an_address_that_has_something_else_is_left_for_the_next(get, server, waits, name):
+    fault, reason = OTHER[name]
+    server.files["/b"] = CONTENT
+    server.faults["/b"] = [fault] * 30
+    told = get("/b", "/a")
+    assert reason in told[0] and len(told) == 1 and waits == []
+    assert server.starts("/a") == [0]  # nothing of the wrong bytes was kept
+
+
+def test_wrong_bytes_everywhere(get, server, tmp_path):
+    server.files["/b"] = CONTENT[:-1] + b"x"
+    server.files["/a"] = CONTENT + b"x"
+    reasons = fails(get, tmp_path, "/b", "/a")
+    assert "/b: it has other bytes" in reasons and "/a: it has 100001 bytes" in reasons
+    assert list(tmp_path.iterdir()) == [] and len(server.requests) == 2
+
+
+def test_a_mirror_that_is_not_the_same_cannot_spoil_what_arrived(get, server):
+    server.files["/b"] = bytes(100_000)
+    server.faults["/b"] = [("cut", 60_000), *[("status", 503)] * 5]
+    get("/b", "/a")
+    assert server.starts("/a") == [60_000, 0]
+
+
+def test_another_range_than_the_one_asked_for(get, server, tmp_path):
+    (tmp_path / "file.part").write_bytes(CONTENT[:500])
+    server.files["/b"] = CONTENT
+    server.faults["/b"] = [("range", "bytes 400-99999/100000")]
+    assert "other bytes than those that were asked for" in get("/b", "/a")[0]
+
+
+def test_a_range_of_a_file_of_another_size(get, server, tmp_path):
+    (tmp_path / "file.part").write_bytes(CONTENT[:500])
+    server.files["/b"] = CONTENT + b"more"
+    assert "it has 100004 bytes" in get("/b", "/a")[0]
+
+
+def test_a_file_that_has_shrunk(get, server, tmp_path):
+    (tmp_path / "file.part").write_bytes(CONTENT[:500])
+    server.files["/a"] = CONTENT[:400]
+    assert "it has 400 bytes" in fails(get, tmp_path)
+
+
+@pytest.mark.parametrize("code", [429, 500, 502, 503, 504])
+def test_a_busy_server_is_asked_again_later_and_later(get, server, waits, code):
+    server.faults["/a"] = [("status", code)] * 4
+    told = get()
+    assert waits == [1, 2, 4, 8] and all(f"HTTP {code}" in line for line in told)
+
+
+def test_a_server_that_stays_busy_is_given_up(get, server, tmp_path, waits):
+    server.faults["/a"] = [("status", 503)] * 100
+    assert "HTTP 503" in fails(get, tmp_path)
+    assert len(server.requests) == module.TRIES == len(waits) + 1
+
+
+@pytest.mark.parametrize("form", ["seconds", "date", "past", "nonsense"])
+def test_a_server_says_how_long_to_wait(get, server, waits, form):
+    when = email.utils.formatdate(time.time() + {"date": 30, "past": -30}.get(form, 0), usegmt=True)
+    text = {"seconds": "30", "nonsense": "soon"}.get(form, when)
+    server.faults["/a"] = [("status", 429, {"Retry-After": text})]
+    get()
+    long = form in ("seconds", "date")
+    assert len(waits) == 1 and (28 < waits[0] <= 30 if long else waits == [1])
+
+
+def test_nobody_waits_for_hours(get, server, waits):
+    server.files["/b"] = CONTENT
+    server.faults["/b"] = [("status", 503, {"Retry-After": "7200"})]
+    assert "HTTP 503 Service Unavailable, wait 7200 s" in get("/b", "/a")[0] and waits == []
+
+
+def test_redirects_keep_the_range(get, server, tmp_path):
+    (tmp_path / "file.part").write_bytes(CONTENT[:700])
+    server.faults["/b"] = [("to", f"{server.address}/c")]
+    server.faults["/c"] = [("to", "/a")]
+    get("/b")
+    assert server.requests == [("/b", 700), ("/c", 700), ("/a", 700)]
+
+
+def test_a_server_that_falls_silent(get, server, monkeypatch):
+    monkeypatch.setattr(module, "TIMEOUT", 0.1)
+    server.faults["/a"] = [("stall", 0.5)]
+    assert "timed out" in get()[0]
+
+
+def test_slow_answers_are_waited_for(get, server):
+    server.faults["/a"] = [("slow", 0.01)]
+    assert get() == []
+
+
+def test_nobody_listens(get, server, tmp_path, waits):
+    with Server().running() as other:
+        address = other.address
+    file = File("f", 3, "sha256:0", (f"{address}/a", f"{server.address}/nothing"))
+    with pytest.raises(Unavailable) as caught:
+        download(file, tmp_path / "file", print, print)
+    assert "refused" in str(caught.value) and "HTTP 404" in str(caught.value)
+    assert len(waits) == module.TRIES - 1 and list(tmp_path.iterdir()) == []
+
+
+def test_a_full_disk_is_no_fault_of_the_network(get, server, tmp_path, waits):
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, limits[1]))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            get()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert waits == [] and len(server.requests) == 1
+    get()
+    assert server.starts("/a") == [0, 50_000]

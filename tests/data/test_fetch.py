@@ -1,0 +1,413 @@
+"""Published data sets, fetched from a server on this machine, are whole or not there."""
+
+import hashlib
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+import time
+from types import SimpleNamespace
+
+import commands
+import numpy as np
+import pytest
+from image_files import IMAGES
+from inputs import complaint
+from loopback import Server
+from published import contents, offered, zipped
+
+from fedjax_lab.data import __main__ as command
+from fedjax_lab.data import catalog, download, fetch, idx, places, unpack
+from fedjax_lab.registry import NAMED, keyword_defaults
+from fedjax_lab.running import lock
+
+FETCHED = [name for name, data in catalog.PUBLISHED.items() if data.files]
+BY_HAND = [name for name, data in catalog.PUBLISHED.items() if data.by_hand]
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    """The one place where data are looked for."""
+    where = tmp_path / "home"
+    monkeypatch.setattr(places, "PLACES", (str(where),))
+    monkeypatch.setattr(idx, "FASHION_FOLDERS", (str(where / "fashion-mnist"),))
+    monkeypatch.setenv("FEDJAX_LAB_CACHE", str(tmp_path / "cache"))
+    clock = SimpleNamespace(sleep=lambda seconds: None, time=time.time)
+    monkeypatch.setattr(download, "time", clock)
+    return where
+
+
+@pytest.fixture
+def server(monkeypatch):
+    """It offers tiny sets under the names of all published ones."""
+    with Server().running() as running:
+        tiny = {name: offered(name, running) for name in FETCHED}
+        monkeypatch.setattr(catalog, "PUBLISHED", {**catalog.PUBLISHED, **tiny})
+        yield running
+
+
+@pytest.fixture
+def call(capsys):
+    """Runs a command; returns its exit code, output and errors."""
+
+    def run(*words):
+        code = command.main(["data", *map(str, words)])
+        out, err = capsys.readouterr()
+        assert err.count("\n") <= 1  # no bar where no terminal is
+        return code, out, err
+
+    return run
+
+
+def load(name, folder=""):
+    """The data set as a run reads it."""
+    source = NAMED["data"][catalog.PUBLISHED[name].reader or name]
+    sizes = {"classes": 2, "size": 16} if name == "domainnet_full" else {}
+    return source(folder=str(folder), **sizes)
+
+
+def tree(folder):
+    """{path: bytes} of all files."""
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
+@pytest.mark.parametrize("name", FETCHED)
+def test_a_fetched_set_is_read_without_more_flags(server, call, folder, name):
+    own = catalog.PUBLISHED[name].reader
+    if not own:
+        assert f"fedjax-lab data get {name}" in complaint(load, name)
+    code, out, err = call("get", name)
+    assert (code, err) == (0, "")
+    assert os.listdir(folder) == [catalog.PUBLISHED[name].target]
+    for text in ("license: ", "cite: ", "verified", f"--config.data.name={own or name}"):
+        assert text in out
+    where = folder / catalog.PUBLISHED[name].target
+    assert f"--config.data.folder={where}" in out if own else "--config.data.folder" not in out
+    assert len(load(name, where if own else "").x) > 0
+    asked = len(server.requests)
+    code, out, _ = call("get", name)
+    assert code == 0 and "was there before" in out and len(server.requests) == asked
+    code, out, _ = call("check", name)
+    assert code == 0 and out == f"{name:15}  whole, {where}\n"
+
+
+@pytest.mark.parametrize("name", FETCHED)
+def test_a_folder_of_ones_own(server, call, tmp_path, folder, name):
+    own = tmp_path / "own"
+    code, out, _ = call("get", name, f"--folder={own}")
+    assert code == 0 and not folder.exists()
+    flag = f"--config.data.folder={own}"
+    assert flag in out and flag in call("get", name, f"--folder={own}")[1]
+    given = out.rpartition("--config.data.folder=")[2].strip()
+    assert len(load(name, given).x) > 0
+    assert call("check", name, f"--folder={own}")[0] == 0
+    code, _, err = call("check", name)
+    assert code == 2 and err.startswith("error: ") and f"is not in {folder}" in err
+
+
+def test_the_run_that_asked_for_data_gets_them(server, call, folder, tmp_path, capsys):
+    flags = "--config=quickstart", "--config.data.name=svhn", "--partition_only"
+    flags += "--config.partition.num_clients=2", f"--workdir={tmp_path / 'run'}"
+    assert commands.call(*flags) == 2
+    said = capsys.readouterr().err
+    assert "or run `fedjax-lab data get svhn`" in said and said.count("\n") == 1
+    assert call("get", "svhn")[0] == 0
+    assert commands.call(*flags) == 0
+
+
+@pytest.mark.parametrize("name", [*FETCHED, *BY_HAND])
+def test_a_run_without_data_names_the_command(name, capsys):
+    """Also where the line is cut in its middle because it is too long."""
+    source = NAMED["data"][catalog.PUBLISHED[name].reader or name]
+    with pytest.raises(Exception) as caught:
+        source(folder="")
+    command.command.report_failure(str(caught.value))
+    assert f"`fedjax-lab data get {name}`" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", BY_HAND)
+def test_what_cannot_be_fetched_is_explained(call, name):
+    code, out, err = call("get", name)
+    assert code == 2 and "has to be fetched by hand" in err
+    said = " ".join(out.split())
+    for text in (catalog.PUBLISHED[name].by_hand, catalog.PUBLISHED[name].citation):
+        assert " ".join(text.split()) in said
+
+
+def test_every_source_is_in_the_catalog():
+    assert set(NAMED["data"]) - set(catalog.NOTHING_TO_FETCH) == set(BY_HAND) | {
+        name for name in FETCHED if not catalog.PUBLISHED[name].reader
+    }
+    for name in catalog.PUBLISHED:
+        assert "folder" in keyword_defaults(NAMED["data"][catalog.PUBLISHED[name].reader or name])
+
+
+@pytest.mark.parametrize("name", FETCHED)
+def test_addresses_and_checksums_are_of_the_right_form(name):
+    data = catalog.PUBLISHED[name]
+    lengths = {"sha256": 64, "md5": 32}
+    for file in data.files:
+        algorithm, digits = file.checksum.split(":")
+        assert len(digits) == lengths[algorithm] and int(digits, 16) and file.size > 1000
+        for address in file.addresses:
+            assert address.startswith(("http://", "https://"))
+            assert address.endswith(f"/{file.name}") and ".." not in address
+    assert len({file.checksum for file in data.files}) == len(data.files)
+    assert set(contents(name)) == {file.name for file in data.files}
+
+
+def test_list(server, call, folder):
+    call("get", "svhn")
+    code, out, err = call("list")
+    lines = {line.split()[0]: line for line in out.splitlines()}
+    assert code == 0 and set(catalog.PUBLISHED) <= set(lines)
+    assert " here " in lines["svhn"] and "non-commercial use only" in lines["svhn"]
+    assert " here " not in lines["cifar10"] and "by hand" in lines["pacs"]
+    code, out, _ = call("list", "svhn", "pacs")
+    file = catalog.PUBLISHED["svhn"].files[0]
+    assert file.checksum in out and file.addresses[0] in out and "DomainBed" in out
+
+
+@pytest.mark.parametrize(
+    "words, said",
+    {
+        "get": "which data set?",
+        "get cifar11": "no data set 'cifar11'; did you mean 'cifar10'?",
+        "check svnh": "did you mean 'svhn'?",
+        "list nothing": "no data set 'nothing'; valid: ",
+        "get digit_domains": "nothing to fetch: digit_domains is drawn on this machine",
+        "get idx": "`fedjax-lab data get` fetches mnist and kmnist",
+        "get svhn --folder=gs://a": "--folder must be a local path",
+        "get svhn --mirror=ftp://a": "--mirror is 'ftp://a', not http://",
+        "get svhn --foldr=a": "did you mean '--folder'?",
+        "gt svhn": "no command 'gt'; did you mean 'get'?",
+    }.items(),
+)
+def test_bad_words(call, words, said):
+    code, out, err = call(*words.split())
+    assert code == 2 and said in err and not out
+
+
+def test_a_mirror_must_have_the_same_bytes(server, call, folder):
+    with Server().running() as other:
+        for name, content in contents("svhn").items():
+            other.files[f"/of/mine/{name}"] = content
+        assert call("get", "svhn", f"--mirror={other.address}/of/mine/")[0] == 0
+        assert len(other.requests) == 2 and server.requests == []
+        other.files["/cifar-10-python.tar.gz"] = b"something else"
+        code, _, err = call("get", "cifar10", f"--mirror={other.address}")
+    assert code == 1 and "it has 14 bytes" in err and os.listdir(folder) == ["svhn"]
+
+
+def test_without_a_network_nothing_is_left_behind(server, call, folder):
+    server.files.clear()
+    code, out, err = call("get", "svhn")
+    assert code == 1 and "HTTP 404" in err and "the same command continues" in err
+    assert not folder.exists()
+
+
+def test_what_arrived_before_a_failure_is_kept(server, call, folder):
+    path = "/svhn/test_32x32.mat"
+    kept = server.files.pop(path)
+    assert call("get", "svhn")[0] == 1
+    assert "no train_32x32.mat" in complaint(load, "svhn")
+    assert call("check", "svhn")[0] == 2
+    server.files[path] = kept
+    assert call("get", "svhn")[0] == 0
+    assert len(server.starts("/svhn/train_32x32.mat")) == 1 and os.listdir(folder) == ["svhn"]
+
+
+@pytest.mark.parametrize("name", ["tiny_imagenet", "svhn", "cifar10"])
+def test_a_command_that_is_killed_anywhere_is_continued(server, call, folder, monkeypatch, name):
+    """It dies before any block is written, or before any file or folder gets its name."""
+
+    class Killed(BaseException):
+        pass
+
+    monkeypatch.setattr(download, "BLOCK", 1500)
+    call("get", name)
+    whole, step = tree(folder), 0
+    while True:
+        step += 1
+        count = 0
+        where = folder / f"killed{step}"
+        monkeypatch.setattr(places, "PLACES", (str(where),))
+
+        def before(function):
+            def counted(*args, **settings):
+                nonlocal count
+                count += 1
+                if count == step:  # noqa: B023
+                    raise Killed
+                return function(*args, **settings)
+
+            return counted
+
+        with monkeypatch.context() as patch:
+            for module in (download.os, fetch.os):
+                patch.setattr(module, "replace", before(os.replace))
+            patch.setattr(fetch.os, "rename", before(os.rename))
+            patch.setattr(unpack, "blocks", before(unpack.blocks))
+            patch.setattr(download, "_length", before(download._length))
+            patch.setattr(fetch.shutil, "rmtree", before(fetch.shutil.rmtree))
+            patch.setattr(command, "_bar", lambda *args: Bar(before(lambda: None)))
+            try:
+                code, *_ = call("get", name)
+                break
+            except Killed:
+                pass
+        if (where / catalog.PUBLISHED[name].target).exists():
+            assert tree(where / catalog.PUBLISHED[name].target) == tree(
+                folder / catalog.PUBLISHED[name].target
+            )
+        else:
+            complaint(load, name)
+            assert call("check", name)[0] == 2
+        assert call("get", name)[0] == 0 and tree(where) == whole
+    assert code == 0 and step > 10
+
+
+class Bar:
+    """A progress bar that calls `step` whenever it moves."""
+
+    def __init__(self, step):
+        self.n, self.step = 0, step
+
+    def update(self, more):
+        self.step()
+        self.n += more
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *args):
+        pass
+
+
+CHILD = """
+import sys
+from fedjax_lab import command as base
+base.begin()
+from fedjax_lab.data import catalog, download, places
+from fedjax_lab.data import __main__ as command
+import pickle
+catalog.PUBLISHED = pickle.loads(bytes.fromhex(sys.argv.pop()))
+places.PLACES = (sys.argv.pop(),)
+download.BLOCK = 1000
+base.run(command.main, ["data", *sys.argv[1:]])
+"""
+
+
+def child(folder, *words):
+    """The command as a process of its own."""
+    tiny = pickle.dumps({"tiny_imagenet": catalog.PUBLISHED["tiny_imagenet"]}).hex()
+    arguments = [sys.executable, "-c", CHILD, *words, str(folder), tiny]
+    return subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
+def test_a_process_that_is_killed(server, call, folder, number):
+    path = "/tiny_imagenet/tiny-imagenet-200.zip"
+    server.faults[path] = [("slow", 0.3)]
+    process = child(folder, "get", "tiny_imagenet")
+    part = folder / ".fetch-tiny_imagenet/archives/tiny-imagenet-200.zip.part"
+    while process.poll() is None and not (part.exists() and part.stat().st_size):
+        time.sleep(0.01)
+    process.send_signal(number)
+    _, err = process.communicate()
+    if number != signal.SIGKILL:
+        assert process.returncode == 130 and err == "interrupted; the same command continues\n"
+    complaint(load, "tiny_imagenet")
+    there = part.stat().st_size
+    process = child(folder, "get", "tiny_imagenet")
+    assert process.communicate() and process.returncode == 0
+    assert 0 < there == server.starts(path)[-1]
+    assert len(load("tiny_imagenet").x) == 4 and os.listdir(folder) == ["tiny-imagenet-200"]
+
+
+def test_two_commands_at_once(server, call, folder):
+    held, done = threading.Event(), threading.Event()
+
+    def other():
+        with lock.owned(fetch.stage("svhn", folder)):
+            held.set()
+            done.wait()
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    held.wait()
+    code, _, err = call("get", "svhn")
+    assert code == 2 and "is in use by another command" in err and server.requests == []
+    assert call("get", "cifar10")[0] == 0  # another data set
+    done.set()
+    thread.join()
+    assert call("get", "svhn")[0] == 0
+
+
+def test_check_finds_every_damaged_byte(server, call, folder):
+    for name in ("svhn", "tiny_imagenet", "domainnet_full", "cifar10"):
+        call("get", name)
+    for path in [path for path in folder.rglob("[!.]*") if path.is_file()]:
+        good = path.read_bytes()
+        for bad in (good[:-1], good[:-1] + bytes([good[-1] ^ 1]), None):
+            path.unlink() if bad is None else path.write_bytes(bad)
+            code, out, err = call("check")
+            gone = bad is None and path.name == "cifar-10-python.tar.gz"
+            assert (code == 2 and path.name in err) or gone
+        path.write_bytes(good)
+    code, out, _ = call("check")
+    assert code == 0 and out.count("whole") == 4
+
+
+def test_something_else_in_its_place_is_never_touched(server, call, folder):
+    (folder / "svhn").mkdir(parents=True)
+    (folder / "svhn" / "train_32x32.mat").write_bytes(b"mine")
+    code, _, err = call("get", "svhn")
+    assert (
+        code == 2
+        and "is there, but not as it is fetched" in err
+        and "train_32x32.mat has 4 bytes" in err
+    )
+    assert tree(folder) == {"svhn/train_32x32.mat": b"mine"} and server.requests == []
+    (folder / "tiny-imagenet-200").mkdir()
+    (folder / "tiny-imagenet-200" / "wnids.txt").write_text("n01")
+    assert "is there, but not as it is fetched" in call("get", "tiny_imagenet")[2]
+    assert "here, but not as `get` puts it there" in call("check", "tiny_imagenet")[1]
+
+
+def test_a_full_disk_is_told_before_anything_is_fetched(server, call, folder, monkeypatch):
+    usage = SimpleNamespace(free=1000)
+    monkeypatch.setattr(fetch.shutil, "disk_usage", lambda folder: usage)
+    code, _, err = call("get", "svhn")
+    assert code == 1 and "no room on the disk" in err and "1000 are free" in err
+    assert server.requests == [] and not folder.exists()
+
+
+def test_an_archive_without_the_set_is_not_put_in_its_place(server, call, folder, monkeypatch):
+    content = zipped({"elsewhere/wnids.txt": b"n01", "__MACOSX/x": b""})
+    server.files["/tiny_imagenet/tiny-imagenet-200.zip"] = content
+    data = catalog.PUBLISHED["tiny_imagenet"]
+    file = data.files[0]._replace(
+        size=len(content), checksum=f"sha256:{hashlib.sha256(content).hexdigest()}"
+    )
+    catalog.PUBLISHED["tiny_imagenet"] = data._replace(files=(file,))
+    code, _, err = call("get", "tiny_imagenet")
+    assert code == 2 and "has no tiny-imagenet-200" in err
+    assert os.listdir(folder) == [".fetch-tiny_imagenet"]
+
+
+def test_progress_of_large_files_is_told_in_a_log(server, call, monkeypatch):
+    monkeypatch.setattr(command, "LARGE", 2000)
+    monkeypatch.setattr(download, "BLOCK", 500)
+    out = call("get", "svhn")[1]
+    told = [line for line in out.splitlines() if line.startswith("train_32x32.mat: 0.0 MB of")]
+    assert len(told) == 10
+
+
+def test_pixels_arrive_as_they_were(server, call):
+    call("get", "svhn")
+    assert np.array_equal(load("svhn").x[:5], IMAGES[:5])

@@ -1,0 +1,97 @@
+"""Archives that would do harm are not unpacked."""
+
+import stat
+import zipfile
+
+import pytest
+from inputs import complaint
+from published import zipped
+
+from fedjax_lab.data import unpack
+
+
+def unpacked(tmp_path, content, **settings):
+    """The members of an archive, unpacked to tmp_path/to/folder, and the numbers of bytes told."""
+    (tmp_path / "a.zip").write_bytes(content)
+    written = []
+    folder = tmp_path / "to" / "folder"
+    return unpack.unpack(tmp_path / "a.zip", folder, "fetch it again", written.append), written
+
+
+def tree(folder):
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+
+
+def test_files_and_folders(tmp_path):
+    files = {"a/b.txt": b"one", "c.txt": b"", "a/d/e.txt": b"x" * 3000}
+    members, written = unpacked(tmp_path, zipped({**files, "a/f/": b""}))
+    where = tmp_path / "to/folder"
+    assert tree(where) == set(files) and written == [3, 0, 3000]
+    for member in members:
+        path = where / member.path
+        assert path.read_bytes() == files[str(member.path)]
+        assert member.size == path.stat().st_size and member.crc == unpack.crc(path)
+
+
+def test_files_that_are_there_are_written_anew(tmp_path):
+    for _ in range(2):
+        unpacked(tmp_path, zipped({"a/b.txt": b"one"}))
+        (tmp_path / "to/folder/a/b.txt").write_bytes(b"a longer text")
+    unpacked(tmp_path, zipped({"a/b.txt": b"one"}))
+    assert (tmp_path / "to/folder/a/b.txt").read_bytes() == b"one"
+
+
+@pytest.mark.parametrize(
+    "path", ["../out", "a/../../out", "/out", "C:/out", "a\\..\\out", "a\nb", "..", "\x1b[2J"]
+)
+def test_paths_that_lead_out_of_the_folder(tmp_path, path):
+    message = complaint(unpacked, tmp_path, zipped({"good": b"1", path: b"2"}))
+    assert "is no path in the folder" in message and "fetch it again" in message
+    assert tree(tmp_path) == {"a.zip"}
+
+
+@pytest.mark.parametrize("kind", [stat.S_IFLNK, stat.S_IFIFO, stat.S_IFBLK])
+def test_links_and_devices(tmp_path, kind):
+    with zipfile.ZipFile(tmp_path / "b.zip", "w") as archive:
+        info = zipfile.ZipInfo("link")
+        info.external_attr = (kind | 0o777) << 16
+        archive.writestr(info, "/etc/passwd")
+    content = (tmp_path / "b.zip").read_bytes()
+    assert "is a link or a device" in complaint(unpacked, tmp_path, content)
+    assert not (tmp_path / "to").exists()
+
+
+def test_bombs(tmp_path, monkeypatch):
+    bomb = zipped({"zeros": bytes(10_000_000)})
+    assert "it would unpack to 10000000 bytes in 1 files" in complaint(unpacked, tmp_path, bomb)
+    monkeypatch.setattr(unpack, "MOST", 100)
+    many = zipped({f"{n}": b"" for n in range(101)})
+    assert "in 101 files" in complaint(unpacked, tmp_path, many)
+    assert not (tmp_path / "to").exists()
+
+
+def test_an_archive_that_claims_less_than_it_holds(tmp_path):
+    """Python's reader stops at the claim and finds the wrong sum."""
+    content = zipped({"zeros": bytes(1_000_000)})
+    false = content.replace((1_000_000).to_bytes(4, "little"), (100).to_bytes(4, "little"))
+    assert false != content
+    assert "cannot be read (Bad CRC-32" in complaint(unpacked, tmp_path, false)
+    assert (tmp_path / "to/folder/zeros").stat().st_size <= 100
+
+
+@pytest.mark.parametrize("damage", ["cut", "page", "flipped", "locked"])
+def test_damaged_archives(tmp_path, damage):
+    content = bytearray(zipped({"a": bytes(range(256)) * 9}))
+    if damage == "flipped":
+        content[60] ^= 255
+    if damage == "locked":  # the flag of an encrypted member, in both headers
+        content[6] |= 1
+        content[content.index(b"PK\1\2") + 8] |= 1
+    content = {"cut": content[:-30], "page": b"<html>"}.get(damage, content)
+    message = complaint(unpacked, tmp_path, bytes(content))
+    assert "cannot be read" in message and "fetch it again" in message
+
+
+def test_a_file_in_the_place_of_a_folder(tmp_path):
+    message = complaint(unpacked, tmp_path, zipped({"a": b"1", "a/b": b"2"}))
+    assert "cannot be read" in message
