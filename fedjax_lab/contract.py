@@ -100,6 +100,13 @@ def check_local(returned: Any, private: PyTree) -> tuple[PyTree, PyTree]:
     return returned
 
 
+def check_model(function: str, given: Any) -> tuple[PyTree, PyTree]:
+    """(message, private), which this function of a method has given. BadInput unless it is that."""
+    if type(given) is not tuple or len(given) != 2:  # weights alone are a NamedTuple of two
+        raise BadInput(f"`{function}` of a method must give (message, private), not {shown(given)}")
+    return given
+
+
 def check_alike(what: str, given: PyTree, expected: PyTree) -> None:
     """BadInput, which begins with `what`, unless two trees have the same structure and shapes."""
     import chex  # here, so that importing the package takes no longer

@@ -125,7 +125,7 @@ def _tuned(program, federation, message, client, train, key):
     if method.tune is None:
         return message, client
     work, _ = make_work(federation, train, plan._replace(equal_steps=False), key)
-    message, private = method.tune(message, client, work)
+    message, private = contract.check_model("tune", method.tune(message, client, work))
     return message, client._replace(private=private)
 
 
@@ -153,7 +153,8 @@ def _score_newcomer(program, lane, state, rows):
 def _newcomer(program, state):
     """The message and the private state of a client that took no part."""
     private = simulate.without_padding(program.plan, state.private)
-    return program.method.newcomer(state._replace(private=private))
+    given = program.method.newcomer(state._replace(private=private))
+    return contract.check_model("newcomer", given)
 
 
 def scores_new(method: Method) -> bool:
@@ -211,9 +212,10 @@ def _made_by_new(program, federation, server, before, client, rows, key):
         return None
     work, _ = make_work(federation, rows, plan._replace(equal_steps=False), key)
     if method.join is not None:
-        return method.join(server, client, work)
+        return contract.check_model("join", method.join(server, client, work))
     message, private = before
-    return method.tune(message, client._replace(private=private), work)
+    tuned = method.tune(message, client._replace(private=private), work)
+    return contract.check_model("tune", tuned)
 
 
 def count_model(

@@ -1,12 +1,14 @@
 """What a method's functions must take and return, told in one line before anything is compiled."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import pytest
 import toys
 from inputs import complaint
 
-from fedjax_lab import contract, local, simulate, streams
+from fedjax_lab import contract, evaluate, local, simulate, streams
 from fedjax_lab.methods.fedavg import fedavg
 from fedjax_lab.types import Stage, State
 
@@ -105,3 +107,25 @@ def test_an_augmentation_keeps_the_shape_of_the_examples(made, said):
     plan = toys.PLAN._replace(augment=lambda key, x: made)
     fetched = complaint(local.fetch, toys.FEDERATION, jnp.arange(2), plan, jax.random.key(0))
     assert fetched.endswith(f"[2, {toys.D}] as it gets them, not {said}")
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"newcomer": lambda state: state.server},
+        {"tune": lambda w, client, work: w},
+        {"join": lambda w, client, work: [w, ()]},
+    ],
+    ids=lambda fields: next(iter(fields)),
+)
+def test_a_client_is_scored_with_a_message_and_a_private_state(fields):
+    """Weights alone are a pair as well, but not that one."""
+    federation = toys.with_new(toys.FEDERATION)
+    new = jax.tree.map(jnp.asarray, simulate.new_on_host(federation, toys.K))
+    lane = simulate.Lane(federation, toys.POPULATION, KEYS, new=new)
+    program = simulate.Program(PLAIN._replace(**fields), toys.PLAN, toys.VECTORIZED)
+    state = simulate.init(PLAIN, KEYS, toys.C)
+    scored = complaint(jax.eval_shape, partial(evaluate.score, program), lane, state, jnp.int32(0))
+    assert scored.startswith(
+        f"`{next(iter(fields))}` of a method must give (message, private), not"
+    )

@@ -115,12 +115,15 @@ def test_global_of_a_personal_method_is_the_mean_over_clients():
 def test_scores_do_not_depend_on_the_strategy(strategy):
     method, plan = toys.make("ifca"), toys.PLAN._replace(metrics=all_metrics())
     state = simulate.init(method, KEYS, toys.C)
-    args = simulate.Lane(toys.FEDERATION, toys.POPULATION, KEYS), state, 0
+    federation = toys.with_new(toys.FEDERATION)
+    new = jax.tree.map(jnp.asarray, simulate.new_on_host(federation, toys.K))
+    args = simulate.Lane(federation, toys.POPULATION, KEYS, new=new), state, 0
     a, b = (
         jax.jit(partial(evaluate.score, simulate.Program(method, plan, s)))(*args)
         for s in (strategy, toys.VECTORIZED)
     )
-    toys.same((a.test[:2], a.global_test[:2]), (b.test[:2], b.global_test[:2]))
+    for form in ("test", "global_test", "new_tuned"):
+        toys.same(getattr(a, form)[:2], getattr(b, form)[:2])
     toys.close(a, b, rtol=1e-5)  # sums of losses may be rounded otherwise
 
 
