@@ -354,7 +354,7 @@ def test_a_damaged_cell_fails_alone(whole, name, monkeypatch):
     """The sweep's exit code is 1; the other cell is shown."""
     _, shared, _ = whole
 
-    def run(job, folder, resume, quiet):
+    def run(job, folder, resume, quiet, log):
         files.read_json(folder / "config.json", files.CONFIG)
         files.read_json(folder / "summary.json", files.FINISHED)
 

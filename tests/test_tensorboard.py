@@ -382,7 +382,7 @@ def test_what_cannot_be_written_is_named(sweep, logdir, capsys, monkeypatch):
     def fail(path, new):
         raise OSError(code, os.strerror(code))
 
-    monkeypatch.setattr(tensorboard, "_append", fail)
+    monkeypatch.setattr(tensorboard.event_files, "append", fail)
     code = errno.EACCES
     said = refusal(capsys, sweep / "fedavg,mu=0.1", f"--logdir={logdir}")
     assert f"cannot write {logdir / 'fedavg,mu=0.1'} from " in said and "Permission denied" in said
