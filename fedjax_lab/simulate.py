@@ -149,7 +149,7 @@ def play(
 class Round(NamedTuple):
     """What one round measured."""
 
-    train_loss: Array  # mean over the cohort by share, lost or not, of the mean over local steps
+    train_loss: Array  # mean over the cohort by share, over lost uploads too, of that over steps
     examples: Array
     steps: Array
     lane_steps: Array

@@ -119,6 +119,19 @@ def test_two_processes_give_the_numbers_of_one(toy, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("devices", [1, 2])
+def test_processes_lose_the_uploads_that_one_loses(toy, tmp_path, devices):
+    lossy = [("run.dropout", "0.4"), ("local.epochs", "3"), ("run.straggler", "0.5")]
+    flags = [f"--config.{key}={value}" for key, value in lossy]
+    workdir = f"--workdir={tmp_path / 'run'}"
+    with launched(f"--config={toy}", workdir, *flags, devices=devices) as process:
+        finish(process, 0)
+    rows = metrics.read_metrics(tmp_path / "run/metrics.jsonl")
+    close(rows, by_one(toy, [0], lossy))
+    assert 0 < rows[-1]["bytes_up"] < rows[-1]["bytes_down"]
+
+
+@pytest.mark.slow
 def test_processes_with_one_device_each(toy, tmp_path):
     """Checkpoints right after evaluations, when the sums are new: JAX cannot read these there."""
     arguments = f"--config={toy}", f"--workdir={tmp_path / 'run'}"
