@@ -3,6 +3,7 @@
 import shutil
 
 import jax
+import numpy as np
 import pytest
 import toys
 from commands import call, comparable
@@ -90,6 +91,25 @@ def test_a_whole_state_is_gone_on_from(how, folder, trained):
     toys.same(states, run.states)
 
 
+@pytest.mark.parametrize("source", ["fedper", "local", "fedavg"])
+@pytest.mark.parametrize("method", ["local", "fedrep"])
+def test_clients_start_with_their_own_models(source, method, folder, trained):
+    """As far as the method lets them keep a model; the server starts with the mean."""
+    run = fedjax_lab.load(trained(source))
+    states = first_states(folder, run.folder, method, ("run.start_with", "personal"))
+    for seed, state in zip((3, 0), states, strict=True):
+        models = [run.model(client, seed) for client in range(4)]
+        of_clients = jax.tree.map(lambda *a: np.stack(a), *models)
+        kept = dict(zip(tree.names(state.private), jax.tree.leaves(state.private), strict=True))
+        own = dict(zip(tree.names(of_clients), jax.tree.leaves(of_clients), strict=True))
+        for name, array in kept.items():
+            np.testing.assert_array_equal(array, own[name])
+        for name, array in zip(
+            tree.names(state.server), jax.tree.leaves(state.server), strict=True
+        ):
+            np.testing.assert_allclose(array, own[name].mean(0), rtol=1e-6)
+
+
 def test_all_seeds_start_from_the_only_one(folder, trained):
     run = fedjax_lab.load(trained(seeds=(5,)))
     for state in first_states(folder, run.folder, "fedavg"):
@@ -139,6 +159,7 @@ def test_another_content_of_the_folder_is_noticed(folder, trained, tmp_path, cap
         ),
         ("fedavg", "fedavg", {"model.depth": "2"}, "its weights are not the model's: it lacks"),
         ("fedavg", "fedper", {"run.start_with": "state"}, "the state that the run starts from"),
+        ("fedavg", "scaffold", {"run.start_with": "personal"}, "clients of scaffold do not keep"),
         ("fedavg", "fedavg", {"run.start_with": "stat"}, "did you mean 'state'?"),
     ],
 )
