@@ -100,14 +100,21 @@ def test_clients_start_with_their_own_models(source, method, folder, trained):
     for seed, state in zip((3, 0), states, strict=True):
         models = [run.model(client, seed) for client in range(4)]
         of_clients = jax.tree.map(lambda *a: np.stack(a), *models)
-        kept = dict(zip(tree.names(state.private), jax.tree.leaves(state.private), strict=True))
-        own = dict(zip(tree.names(of_clients), jax.tree.leaves(of_clients), strict=True))
+        kept, own, sent = map(by_name, (state.private, of_clients, state.server))
         for name, array in kept.items():
             np.testing.assert_array_equal(array, own[name])
-        for name, array in zip(
-            tree.names(state.server), jax.tree.leaves(state.server), strict=True
-        ):
+        for name, array in sent.items():
             np.testing.assert_allclose(array, own[name].mean(0), rtol=1e-6)
+
+
+def by_name(weights):
+    return dict(zip(tree.names(weights), jax.tree.leaves(weights), strict=True))
+
+
+def test_a_model_that_is_sent_with_more_is_one_to_start_from(folder, trained):
+    run = fedjax_lab.load(trained("scaffold"))
+    for i, state in enumerate(first_states(folder, run.folder, "fedavg", seeds=(0, 3))):
+        toys.same(state.server, run.states[i].server[0])
 
 
 def test_all_seeds_start_from_the_only_one(folder, trained):
