@@ -151,7 +151,7 @@ def test_another_content_of_the_folder_is_noticed(folder, trained, tmp_path, cap
     shutil.rmtree(source)
     shutil.copytree(trained(seeds=(5,)), source)
     assert call(*flags, "--resume") == 2
-    assert "changed since it began: what the run starts from" in capsys.readouterr().err
+    assert "changed since it began: start of seed 0;" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
