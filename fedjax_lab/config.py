@@ -83,7 +83,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "metrics": (),  # besides accuracy and loss: names of metrics
         "seed": 0,
         "start_from": "",  # the folder of another run
-        "start_with": "global",  # what of it: its global model; or its whole state
+        "start_with": "global",  # what of it: its global model, its clients' own, or its state
         "sampling": "",  # who takes part in a round; empty: as the method says
         "dropout": 0.0,  # probability that a client's uploads of a round are lost
         "straggler": 0.0,  # and that it makes only some of its passes
@@ -107,7 +107,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
 CHOICES = {
     "data.normalize": NORMALIZATIONS,
     "data.shots_per": ("client", "class"),
-    "run.start_with": ("global", "state"),
+    "run.start_with": ("global", "personal", "state"),
     "engine.strategy": ("auto", "vectorized", "chunked", "sequential"),
     "engine.state": ("auto", "replicated", "sharded", "host", "disk"),
     "engine.data": ("auto", "replicated", "sharded", "stream"),

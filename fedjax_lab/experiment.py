@@ -189,6 +189,23 @@ def learning_rates(
     return rates
 
 
+def check_rates(
+    config: ml_collections.ConfigDict, old: Sequence[int], new: Sequence[int], played: int
+) -> None:
+    """BadInput where stages of other lengths give rounds that were played other learning rates.
+
+    old, new: how many rounds each stage was to have, and is to have. played: so many were played.
+    """
+    before, after = (learning_rates(config, lengths) for lengths in (old, new))
+    for rate, rates in before.items():
+        if not np.array_equal(rates[:played], after[rate][:played]):
+            key = SCHEDULED[rate][0]
+            raise BadInput(
+                f"config.{key}={value_at(config, key)} depends on config.run.rounds, so that other"
+                f" rounds would have had another {rate} until round {played}; name another folder"
+            )
+
+
 def _is_scheduled(config, rate):
     schedule, warmup = SCHEDULED[rate]
     return value_at(config, schedule) != "constant" or value_at(config, warmup) > 0

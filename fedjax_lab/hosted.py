@@ -92,7 +92,11 @@ class Hosted:
 
     def keep(self, private: Any) -> None:
         """Stores this private state [C, ...] of everybody."""
-        self._store.fill(lambda ids: to_bits(tree.take(private, ids)))
+
+        def entries(ids):
+            return to_bits(tree.take(private, ids))
+
+        self._store.fill(entries)
 
     def lower(self, server: Any, sums: Progress) -> tuple[Any, list[Any], int, tuple[int, int]]:
         """Rounds, the scores of each kind, clients and bytes, as in `engine.Programs`."""

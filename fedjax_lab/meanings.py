@@ -54,8 +54,9 @@ MEANINGS = {
     " and evaluated for so many seconds; --resume goes on; 0: never",
     "run.seed": "the seed where --seeds names none",
     "run.start_from": "the folder of a run at whose end this one starts; empty: anew",
-    "run.start_with": "global: from its global model, whatever the method; state: from its whole"
-    " state, which must have the shapes of this one's",
+    "run.start_with": "global: with its global model; personal: clients with their own models, as"
+    " far as they keep one, and the server with the mean of these; state: with its whole state, of"
+    " which the shapes must be those of this run's",
     "run.sampling": "how the clients of a round are drawn; empty: as the method says",
     "run.server_schedule": "how the method's setting server_lr changes from round to round",
     "run.server_warmup": "in so many rounds server_lr rises before its schedule begins",

@@ -175,7 +175,7 @@ def reach(optimizer: optax.GradientTransformation, steps: int | Array) -> Array:
 class _Nadam(NamedTuple):
     """What `nadam` keeps between steps."""
 
-    count: Array
+    step: Array
     product: Array  # of the momenta so far
     first: PyTree
     second: PyTree
@@ -187,7 +187,7 @@ def _scale_by_nadam(beta1, beta2, eps, psi):
         return _Nadam(jnp.float32(0), jnp.float32(1), zeros, zeros)
 
     def update(gradient, state, params=None):
-        t = state.count + 1
+        t = state.step + 1
         now, after = (beta1 * (1 - 0.5 * 0.96 ** (s * psi)) for s in (t, t + 1))
         product = state.product * now
         first = optax.tree.update_moment(gradient, state.first, beta1, 1)

@@ -208,6 +208,27 @@ def test_a_schedule_begins_anew_in_each_stage(toy):
     np.testing.assert_allclose(rates, [0.05, 0.05, 0.1, 0.05], rtol=1e-6)
 
 
+@pytest.mark.parametrize(
+    "settings, said",
+    [
+        ({"local__schedule": "exponential", "local__warmup": 1}, ""),
+        ({"local__schedule": "cosine", "local__lr_decay_rounds": 9}, ""),
+        (
+            {"local__schedule": "cosine"},
+            "config.local.schedule=cosine depends on config.run.rounds",
+        ),
+        ({"run__server_schedule": "linear"}, "would have had another method.server_lr until round"),
+    ],
+)
+def test_whether_a_run_may_have_more_rounds_is_told(settings, said, toy):
+    config = config_of(toy, "scaffold", **settings)
+    experiment.check_rates(config, [3], [6], 1)  # every schedule begins at 1
+    if said:
+        assert said in complaint(experiment.check_rates, config, [3], [6], 3)
+    else:
+        experiment.check_rates(config, [3], [6], 3)
+
+
 def test_what_tunes_before_it_is_scored_has_the_learning_rate_of_the_last_round(toy):
     """Which is so small in round 2 that nothing changes."""
     given = {"local__schedule": "exponential", "local__lr_decay": 1e-9, "local__lr": 1.0}

@@ -3,6 +3,7 @@
 import shutil
 
 import jax
+import numpy as np
 import pytest
 import toys
 from commands import call, comparable
@@ -90,6 +91,32 @@ def test_a_whole_state_is_gone_on_from(how, folder, trained):
     toys.same(states, run.states)
 
 
+@pytest.mark.parametrize("source", ["fedper", "local", "fedavg"])
+@pytest.mark.parametrize("method", ["local", "fedrep"])
+def test_clients_start_with_their_own_models(source, method, folder, trained):
+    """As far as the method lets them keep a model; the server starts with the mean."""
+    run = fedjax_lab.load(trained(source))
+    states = first_states(folder, run.folder, method, ("run.start_with", "personal"))
+    for seed, state in zip((3, 0), states, strict=True):
+        models = [run.model(client, seed) for client in range(4)]
+        of_clients = jax.tree.map(lambda *a: np.stack(a), *models)
+        kept, own, sent = map(by_name, (state.private, of_clients, state.server))
+        for name, array in kept.items():
+            np.testing.assert_array_equal(array, own[name])
+        for name, array in sent.items():
+            np.testing.assert_allclose(array, own[name].mean(0), rtol=1e-6)
+
+
+def by_name(weights):
+    return dict(zip(tree.names(weights), jax.tree.leaves(weights), strict=True))
+
+
+def test_a_model_that_is_sent_with_more_is_one_to_start_from(folder, trained):
+    run = fedjax_lab.load(trained("scaffold"))
+    for i, state in enumerate(first_states(folder, run.folder, "fedavg", seeds=(0, 3))):
+        toys.same(state.server, run.states[i].server[0])
+
+
 def test_all_seeds_start_from_the_only_one(folder, trained):
     run = fedjax_lab.load(trained(seeds=(5,)))
     for state in first_states(folder, run.folder, "fedavg"):
@@ -124,7 +151,7 @@ def test_another_content_of_the_folder_is_noticed(folder, trained, tmp_path, cap
     shutil.rmtree(source)
     shutil.copytree(trained(seeds=(5,)), source)
     assert call(*flags, "--resume") == 2
-    assert "changed since it began: what the run starts from" in capsys.readouterr().err
+    assert "changed since it began: start of seed 0;" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -139,6 +166,7 @@ def test_another_content_of_the_folder_is_noticed(folder, trained, tmp_path, cap
         ),
         ("fedavg", "fedavg", {"model.depth": "2"}, "its weights are not the model's: it lacks"),
         ("fedavg", "fedper", {"run.start_with": "state"}, "the state that the run starts from"),
+        ("fedavg", "scaffold", {"run.start_with": "personal"}, "clients of scaffold do not keep"),
         ("fedavg", "fedavg", {"run.start_with": "stat"}, "did you mean 'state'?"),
     ],
 )

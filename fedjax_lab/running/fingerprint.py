@@ -19,7 +19,7 @@ ROWS = {  # of a federation, by the names that are part of the digests
     "unseen": "unseen",
     **dict(zip(NEW_ROWS, NEW_ROWS, strict=True)),
 }
-START = "what the run starts from"  # the states or weights of config.run.start_from
+START = "start of seed"  # what it takes from config.run.start_from
 DRAWING = "devices that draw clients"  # not a digest but their number
 
 
@@ -43,15 +43,25 @@ def of(experiment: Experiment) -> dict[str, str]:
     if any(stage.view and stage.view.embedded for stage in simulation.stages):
         assert simulation.embeddings is not None  # an embedded stage has them
         parts["embeddings"] = simulation.embeddings()._asdict()
-    if leaves := jax.tree.leaves(
-        (simulation.start, simulation.joint and simulation.joint.settings)
-    ):
-        parts[START] = {str(i): np.asarray(numbers(leaf)) for i, leaf in enumerate(leaves)}
+    parts |= {f"{START} {seed}": arrays for seed, arrays in _starts(simulation).items()}
     digests = {name: checksum(arrays) for name, arrays in parts.items()}
     if experiment.config.engine.sampling == "device":
         divided = simulation.strategy.by_client
         digests[DRAWING] = str(1 if divided is None else parallel.num_parts(divided))
     return digests
+
+
+def _starts(simulation):
+    """By seed the arrays that it starts from; none where all of them start anew."""
+    seeds = simulation.seeds
+    weights = simulation.joint.settings if simulation.joint else [()] * len(seeds)
+    starts = zip(seeds, weights, simulation.start or [()] * len(seeds), strict=True)
+    leaves = {seed: jax.tree.leaves(both) for seed, *both in starts}
+    return {
+        seed: {str(i): np.asarray(numbers(leaf)) for i, leaf in enumerate(of_seed)}
+        for seed, of_seed in leaves.items()
+        if of_seed
+    }
 
 
 def _array(rows):
@@ -70,8 +80,8 @@ def check_same(saved: dict[str, str], today: dict[str, str], folder) -> None:
             f" (config.engine.sampling=device), and {now} would do so now, with other cohorts; go"
             f" on with {before} devices, or name another folder"
         )
-    if START not in today:  # of a run that is only read
-        saved = {name: digest for name, digest in saved.items() if name != START}
+    if not any(name.startswith(START) for name in today):  # the run is only read
+        saved = {name: digest for name, digest in saved.items() if not name.startswith(START)}
     differing = [name for name in {**saved, **today} if saved.get(name) != today.get(name)]
     if differing:
         raise BadInput(

@@ -75,11 +75,16 @@ def _look(folder, built, rounds):
 
 
 def global_model(name: str, method: Method, state: State) -> Weights:
-    """The model of a newcomer. BadInput, which has the method's name, where there is none."""
+    """The model of a newcomer, also where it comes with more, as with SCAFFOLD's control variate.
+
+    BadInput, which has the method's name, where there is none, or there are several.
+    """
     if method.newcomer is None:
         raise BadInput(f"method {name} has no global model")
     message, private = method.newcomer(state)
-    return join_model(name, message, private)
+    parts = jax.tree.leaves((message, private), is_leaf=lambda a: isinstance(a, Weights))
+    models = [part for part in parts if isinstance(part, Weights)]
+    return models[0] if len(models) == 1 else join_model(name, message, private)
 
 
 def join_model(name: str, message: PyTree, private: PyTree) -> Weights:

@@ -4,8 +4,10 @@ Each seed starts from the same seed of the other run, or from its only one.
 """
 
 import jax
+import jax.numpy as jnp
 
-from fedjax_lab import processes, tree
+from fedjax_lab import contract, processes, tree
+from fedjax_lab.engine import Engine
 from fedjax_lab.errors import BadInput
 from fedjax_lab.experiment import Experiment, with_first_weights
 from fedjax_lab.models import pretrained
@@ -24,30 +26,81 @@ def warmed(experiment: Experiment) -> Experiment:
         with cloud.staged(run.start_from, writes=False) as path:
             cloud.take(path)
             was = saved.read(path)
-            return {"global": _with_models, "state": _with_states}[run.start_with](experiment, was)
+            return STARTS[run.start_with](experiment, was)
     except BadInput as error:
         raise BadInput(f"config.run.start_from={run.start_from}: {error}") from error
 
 
 def _with_models(experiment, was):
     """With that run's global model as the first weights, as those of config.model.pretrained."""
-    shapes = jax.eval_shape(experiment.task.init, jax.random.key(0))
+    name, method = was.config.method.name, was.stage.method
+    models = [saved.global_model(name, method, state) for state in _states(experiment, was)]
+    return with_first_weights(experiment, [_fitted(experiment, model) for model in models])
 
-    def weights(state):
-        model = saved.global_model(was.config.method.name, was.stage.method, state)
-        arrays = jax.tree.leaves(processes.on_host(model))
-        tensors = dict(zip(tree.names(model), arrays, strict=True))
-        return pretrained.match(tensors, shapes)
 
-    return with_first_weights(experiment, [weights(state) for state in _states(experiment, was)])
+def _with_own_models(experiment, was):
+    """With that run's clients' own models, as far as clients keep a model; with their mean else."""
+    _check_alone("personal")
+    models = [processes.on_host(_own_models(was, state)) for state in _states(experiment, was)]
+    mean = [jax.tree.map(lambda a: a.mean(0), of_seed) for of_seed in models]
+    warm = with_first_weights(experiment, [_fitted(experiment, model) for model in mean])
+    first = Engine(warm.simulation).final_states()
+    name = experiment.config.method.name
+    start = [
+        state._replace(private=_part(name, of_seed, state.private))
+        for state, of_seed in zip(first, models, strict=True)
+    ]
+    return warm._replace(simulation=warm.simulation._replace(start=start))
 
 
 def _with_states(experiment, was):
     """With that run's final states as the first ones: the server's and the clients'."""
-    if processes.count() > 1:
-        raise BadInput("config.run.start_with=state needs a run of one process")
+    _check_alone("state")
     start = _states(experiment, was)
     return experiment._replace(simulation=experiment.simulation._replace(start=start))
+
+
+STARTS = {"global": _with_models, "personal": _with_own_models, "state": _with_states}
+
+
+def _check_alone(start_with):
+    if processes.count() > 1:
+        raise BadInput(f"config.run.start_with={start_with} needs a run of one process")
+
+
+def _own_models(was, state):
+    """The models [C, ...] that the clients of that run have, before any tuning."""
+    name, method = was.config.method.name, was.stage.method
+    send = method.scored or method.round[-1].send
+
+    def one(client, private):
+        return saved.join_model(name, send(state.server, client), private)
+
+    clients = len(was.experiment.simulation.federations[0].train)
+    return jax.vmap(one)(jnp.arange(clients), state.private)
+
+
+def _fitted(experiment, model):
+    """A model as weights of the experiment's task. BadInput where the models differ."""
+    shapes = jax.eval_shape(experiment.task.init, jax.random.key(0))
+    return pretrained.match(_by_name(processes.on_host(model)), shapes)
+
+
+def _by_name(model):
+    return dict(zip(tree.names(model), jax.tree.leaves(model), strict=True))
+
+
+def _part(method, models, private):
+    """Of the clients' models the part that their private state has. BadInput where it has none."""
+    of_model, of_client = _by_name(models), _by_name(private)
+    if not of_client or not of_client.keys() <= of_model.keys():
+        raise BadInput(
+            f"the clients of {method} do not keep a part of a model; use"
+            " config.run.start_with=global"
+        )
+    parts = [of_model[name] for name in of_client]
+    contract.check_alike("the clients must keep", parts, list(of_client.values()))
+    return jax.tree.unflatten(jax.tree.structure(private), parts)
 
 
 def _states(experiment, was):
