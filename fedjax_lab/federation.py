@@ -9,7 +9,7 @@ from fedjax_lab.data import partition
 from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.data.normalize import center_and_scale
 from fedjax_lab.errors import BadInput, nearest
-from fedjax_lab.types import CLIENT_ROWS, Federation, Rows
+from fedjax_lab.types import CLIENT_ROWS, Array, Federation, Rows
 
 
 def make_federations(
@@ -75,7 +75,7 @@ def pool(federations: Sequence[Federation]) -> list[Federation]:
     return [f._replace(train=r) for f, r in zip(federations, rows, strict=True)]
 
 
-def class_counts(rows: Rows | None, y: np.ndarray, num_classes: int) -> np.ndarray:
+def class_counts(rows: Rows | None, y: Array, num_classes: int) -> np.ndarray:
     """How many of these rows, of examples with labels y [R], each client holds by class, [C, K]."""
     if rows is None:
         return np.zeros((0, num_classes), int)

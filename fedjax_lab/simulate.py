@@ -83,12 +83,13 @@ def new_on_host(federation: Federation, num_classes: int) -> Client | None:
         return None
     count = np.asarray(federation.train.count)
     new = population_on_host(federation._replace(train=federation.new_train), num_classes)
-    return new._replace(
-        id=new.id + np.int32(len(count)),
-        weight=np.zeros_like(new.weight),
-        num_clients=np.full_like(new.n, len(count)),
-        mean_n=np.full_like(new.n, count.mean()),
-    )
+    fields: dict[str, Any] = {
+        "id": new.id + np.int32(len(count)),
+        "weight": np.zeros_like(new.weight),
+        "num_clients": np.full_like(new.n, len(count)),
+        "mean_n": np.full_like(new.n, count.mean()),
+    }
+    return new._replace(**fields)
 
 
 def _label_counts(rows, y, num_classes):
