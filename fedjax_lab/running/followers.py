@@ -170,5 +170,5 @@ class _Follower:
     def _warn(self, reason):
         if not self._failed:
             self._failed = True
-            what = "the run is whole; --resume with the same --log logs what is missing there"
-            warn(f"--log={self._name}: {reason}; {what}")
+            remedy = "--resume with the same --log logs what is missing there"
+            warn(f"--log={self._name}: {reason}; the run is not affected; {remedy}")

@@ -45,7 +45,8 @@ def rule_met(experiment: Experiment, rows: Sequence[dict]) -> str:
     seeds = experiment.simulation.seeds
     of_stage = [row for row in rows if row.get("stage") == last]
     ends = [_end([row for row in of_stage if row["seed"] == s], experiment.config) for s in seeds]
-    return "" if None in ends else max(ends)[1]
+    ended = [end for end in ends if end is not None]
+    return max(ended)[1] if len(ended) == len(seeds) else ""
 
 
 def _end(rows, config) -> tuple[int, str] | None:
