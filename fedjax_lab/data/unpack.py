@@ -25,7 +25,7 @@ class Member(NamedTuple):
 def unpack(
     archive: Path, folder: Path, remedy: str, written: Callable[[int], object]
 ) -> list[Member]:
-    """Unpacks all files of an archive; files that are there are written anew.
+    """Unpacks all files of an archive; those that are there as they should be stay.
 
     Args:
       archive: a zip file.
@@ -61,12 +61,20 @@ def check(infos: list[zipfile.ZipInfo], stored: int) -> None:
 def _member(content, info, folder, written):
     path = PurePosixPath(info.filename)
     target = folder / path
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with content.open(info) as member, target.open("wb") as out:
-        for block in blocks(member):
-            out.write(block)
+    if not _is_there(target, info):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with content.open(info) as member, target.open("wb") as out:
+            for block in blocks(member):
+                out.write(block)
     written(info.file_size)
     return Member(path, info.file_size, info.CRC)
+
+
+def _is_there(target: Path, info: zipfile.ZipInfo) -> bool:
+    """Whether an earlier call has unpacked the file."""
+    if not target.is_file() or target.stat().st_size != info.file_size:
+        return False
+    return crc(target) == info.CRC
 
 
 def blocks(content: IO[bytes]) -> Iterator[bytes]:

@@ -33,12 +33,17 @@ def test_files_and_folders(tmp_path):
         assert member.size == path.stat().st_size and member.crc == unpack.crc(path)
 
 
-def test_files_that_are_there_are_written_anew(tmp_path):
-    for _ in range(2):
-        unpacked(tmp_path, zipped({"a/b.txt": b"one"}))
-        (tmp_path / "to/folder/a/b.txt").write_bytes(b"a longer text")
-    unpacked(tmp_path, zipped({"a/b.txt": b"one"}))
-    assert (tmp_path / "to/folder/a/b.txt").read_bytes() == b"one"
+@pytest.mark.parametrize("there", [b"a longer text", b"on", b"two", b""])
+def test_files_that_an_earlier_call_has_left_stay_where_they_are_right(tmp_path, there):
+    archive = zipped({"a/b.txt": b"one", "a/c.txt": b"right"})
+    unpacked(tmp_path, archive)
+    wrong, right = (tmp_path / "to/folder/a" / name for name in ("b.txt", "c.txt"))
+    wrong.write_bytes(there)
+    right.chmod(0o444)
+    before = right.stat().st_mtime_ns
+    members, written = unpacked(tmp_path, archive)
+    assert wrong.read_bytes() == b"one" and right.stat().st_mtime_ns == before
+    assert len(members) == 2 and written == [3, 5]
 
 
 @pytest.mark.parametrize(
