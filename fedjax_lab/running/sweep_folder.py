@@ -38,7 +38,7 @@ def check_folder(shared: Shared, cells: dict[str, Cell], out: Path) -> dict:
             today = make_cell(shared, old["method"], old["grid"])
         except BadInput as error:
             raise BadInput(f"cell {quoted(name)} of {path}: {error}") from error
-        growth.check_same(out / name, old["config"], today.saved)
+        growth.check_same(out / name, old["config"], today.saved, free=())
     for name, cell in cells.items():
         check_cell(cell, out / name)
     return planned
@@ -53,7 +53,7 @@ def check_cell(cell: Cell, folder: Path) -> None:
         raise BadInput(f"{folder / 'error.txt'} is a folder; remove it")
     with contextlib.suppress(files.Damaged):
         if (folder / "config.json").exists():
-            growth.check_config(folder, cell.saved)
+            growth.check_same(folder, growth.read_config(folder), cell.saved, free=())
 
 
 def write_plan(planned: dict, cells: dict[str, Cell], out: Path) -> None:
