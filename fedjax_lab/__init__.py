@@ -18,7 +18,8 @@ def run(
 ):
     """Runs a config (a ConfigDict or dict, as `get_config` gives) and returns a `runner.Result`.
 
-    The same as the command line; with no workdir nothing is written.
+    The same as the command line; with no workdir nothing is written. Where the run of a workdir is
+    resumed, a config of None stands for the run's own, and seeds of None then for all of its seeds.
 
     Args:
       config: its sections, each with the values that are not defaults.
@@ -35,13 +36,13 @@ def run(
     """
     from fedjax_lab import experiment
     from fedjax_lab.config import resolve
-    from fedjax_lab.running import cloud, loggers, runner
+    from fedjax_lab.running import cloud, growth, loggers, runner
     from fedjax_lab.running.workdir import owned
 
-    config = resolve(config)
-    seeds = [config.run.seed] if seeds is None else list(seeds)
+    config = None if config is None and resume and workdir else resolve(config)
     chosen = loggers.find(log)  # before anything is loaded
     with cloud.staged(workdir or None) as path:
+        config, seeds = growth.completed(config, seeds, path)
         with owned(path, config, seeds, resume):  # before anything is loaded
             built = experiment.build(config, seeds)
             result = runner.run(built, path, resume, quiet, profile, chosen, on_evaluation)

@@ -13,32 +13,9 @@ ALIASES = {  # SECTION.KEY or SECTION.KEY=VALUE of an earlier version: what it i
     "engine.strategy=vectorised": "engine.strategy=vectorized",
 }
 
-ADDED = {  # keys that earlier versions did not have, and what those did
-    "model": {"pretrained": ""},
-    "partition": {"new_clients": 0.0},
-    "local": {"schedule": "constant", "warmup": 0},
-    "run": {
-        "metrics": [],
-        "sampling": "",
-        "dropout": 0.0,
-        "straggler": 0.0,
-        "start_from": "",
-        "start_with": "global",
-        "server_schedule": "constant",
-        "server_warmup": 0,
-        "patience": 0,
-        "target": 0.0,
-        "max_seconds": 0.0,
-    },
-    "engine": {
-        "dtype": "float32",
-        "precision": "default",
-        "state": "auto",
-        "data": "auto",
-        "sampling": "exact",
-        "fsdp": 1,
-    },
-}
+ADDED: dict[str, dict[str, Any]] = {}
+# By section: keys that earlier versions did not have, where their default today is not what those
+# did, with what they did. A key that is not here has its default, so that nothing is to be said.
 
 
 def current(key: str, value: Any) -> tuple[str, Any]:
@@ -50,7 +27,7 @@ def current(key: str, value: Any) -> tuple[str, Any]:
 
 
 def current_config(config: dict[str, Any]) -> dict[str, Any]:
-    """A config with all keys and values under their current names, and the keys of ADDED.
+    """A config with all keys and values under their current names.
 
     Raises BadInput where a section has a key under both of its names.
     """
@@ -68,4 +45,10 @@ def _current_section(section, values):
         if name in out:
             raise BadInput(f"config.{section}.{name} is given twice: also by its earlier name")
         out[name] = value
-    return {**ADDED.get(section, {}), **out}
+    return out
+
+
+def current_saved(config: dict[str, Any]) -> dict[str, Any]:
+    """The same of the config of an earlier run, with what its version did where it lacks a key."""
+    out = current_config(config)
+    return out | {name: {**added, **out[name]} for name, added in ADDED.items() if name in out}

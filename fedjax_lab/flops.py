@@ -48,6 +48,15 @@ class RoundCost(NamedTuple):
         return rounds * self.fixed + steps * self.step
 
 
+def utilization(rate: float | None) -> float | None:
+    """The share of what all devices could do that so many operations a second are.
+
+    None where that is not known.
+    """
+    peak = PEAKS.get(jax.devices()[0].device_kind)
+    return rate / (len(jax.devices()) * peak) if rate and peak else None
+
+
 def of_round(program: Program, lane: Lane, state: State) -> RoundCost:
     """The cost of a round of one seed, from the shapes of what it is played with.
 

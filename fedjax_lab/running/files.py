@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedjax_lab.aliases import current_config
+from fedjax_lab.aliases import current_saved
 from fedjax_lab.data import safe
 from fedjax_lab.errors import MACHINE, BadInput, quoted
 from fedjax_lab.measures import OF_NEW
@@ -37,6 +37,7 @@ def _is_number(value):
 
 NUMBER = Kind("a finite number", _is_number)
 COUNT = Kind("a whole number from 0", lambda value: type(value) is int and 0 <= value < 2**53)
+POSITIVE = Kind("a whole number from 1", lambda value: type(value) is int and 0 < value < 2**31)
 TEXT = Kind("text", lambda value: isinstance(value, str))
 SCORE = Kind("a finite number or null", lambda value: value is None or _is_number(value))
 OBJECT: dict[str, Any] = {}  # with any keys
@@ -75,7 +76,7 @@ CONFIG = {  # config.json
     "data": OBJECT,
     "partition": OBJECT,
     "method": {"name": TEXT},
-    "run": OBJECT,
+    "run": {"rounds?": POSITIVE, "eval_every?": POSITIVE},
     "seeds": [COUNT],
     "parts?": {"*": OBJECT},  # where the user's own functions came from
 }
@@ -137,15 +138,13 @@ def read_config(path: Path) -> dict | None:
     Raises Damaged.
     """
     config = read_json(path, CONFIG)
-    return None if config is None else current_config(config)
+    return None if config is None else current_saved(config)
 
 
 def read_plan(path: Path) -> dict[str, dict]:
     """The cells that a sweep.json holds, with their configs under current names. Raises Damaged."""
     cells = read_json(path, PLAN)["cells"]
-    return {
-        name: {**cell, "config": current_config(cell["config"])} for name, cell in cells.items()
-    }
+    return {name: {**cell, "config": current_saved(cell["config"])} for name, cell in cells.items()}
 
 
 def read_rows(path: Path, shape: Any) -> list[Any]:

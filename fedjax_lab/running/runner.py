@@ -15,11 +15,19 @@ import numpy as np
 
 from fedjax_lab import STOP, evaluate, flops, interrupts, processes, tree
 from fedjax_lab.engine import Engine
-from fedjax_lab.experiment import Experiment, join
-from fedjax_lab.running import followers, loggers, metrics, stopping, warm_start
+from fedjax_lab.experiment import Experiment, join, of_seeds
+from fedjax_lab.running import (
+    followers,
+    growth,
+    loggers,
+    metrics,
+    more_seeds,
+    stopping,
+    warm_start,
+)
 from fedjax_lab.running.profile import Profile
 from fedjax_lab.running.progress import ProgressBar
-from fedjax_lab.running.workdir import Workdir, Workdirs, evaluations, owned
+from fedjax_lab.running.workdir import Workdir, Workdirs, owned
 from fedjax_lab.types import State
 
 OnEvaluation = Callable[[dict, Callable[[], State]], Any]
@@ -67,23 +75,50 @@ def run(
     Raises Diverged, Interrupted, BadInput (a workdir that holds another run or is in use; fewer
     rounds than are to be recorded; no such logger).
     """
-    listeners = _Listeners(loggers.find(log), on_evaluation)
-    with owned(workdir, experiment.config, experiment.simulation.seeds, resume):
-        with Profile(profile, workdir) as recorder:
-            recorder.check(experiment.simulation, 0)
-            experiment = warm_start.warmed(experiment)
-            folder = Workdir(workdir, experiment)
-            try:
-                return _run(experiment, folder, quiet, recorder, listeners)
-            finally:
-                folder.close()
+    listeners, seeds = _Listeners(loggers.find(log), on_evaluation), experiment.simulation.seeds
+    with owned(workdir, experiment.config, seeds, resume):
+        there = processes.of_first(lambda: workdir and growth.seeds(workdir)) or seeds
+        new = [seed for seed in seeds if seed not in there]
+        experiment = of_seeds(experiment, [*there, *new])
+        if new:
+            return _run_with_more(experiment, len(there), workdir, quiet, profile, listeners)
+        return _run_alone(experiment, workdir, quiet, listeners, profile)
+
+
+def _run_alone(experiment, workdir, quiet, listeners, profile=None):
+    """A run of the seeds that its folder has."""
+    with Profile(profile, workdir) as recorder:
+        recorder.check(experiment.simulation, 0)
+        experiment = warm_start.warmed(experiment)
+        folder = Workdir(workdir, experiment)
+        try:
+            return _run(experiment, folder, quiet, recorder, listeners)
+        finally:
+            folder.close()
+
+
+def _run_with_more(experiment, count, workdir, quiet, profile, listeners):
+    """Ends the run of the first seeds, which the folder has, and of the others; makes them one.
+
+    Loggers are told of the merged run alone.
+    """
+    seeds, rounds = experiment.simulation.seeds, experiment.simulation.plan.rounds
+    unlogged = listeners._replace(loggers={})
+    first = _run_alone(of_seeds(experiment, seeds[:count]), workdir, quiet, unlogged)
+    more_seeds.check_whole(workdir, first.summary["rounds"], rounds)
+    inner = processes.of_first(lambda: more_seeds.make_folder(workdir))
+    others, ask = of_seeds(experiment, seeds[count:]), listeners.on_evaluation
+    more = run(others, inner, True, quiet, profile, on_evaluation=ask)
+    more_seeds.check_whole(inner, more.summary["rounds"], rounds)
+    more_seeds.merge(experiment, workdir)
+    return _run_alone(experiment, workdir, quiet, listeners)
 
 
 def _run(experiment, folder, quiet, profile, listeners):
     clock = stopping.Clock(experiment.config.run.max_seconds)
     engine = Engine(experiment.simulation, folder=folder.path)
     folder.open()
-    rows = folder.restore(engine, evaluations(experiment, engine)[1:])
+    rows = folder.restore(engine)
     profile.check(experiment.simulation, engine.played)
     profile.open()
     if engine.played == 0:
@@ -194,7 +229,7 @@ def _play_stage(live, progress):
     if remark := _new_clients_unscored(live.experiment, engine.stage):
         progress.tell(remark)
     live.profile.begin_stage(engine)
-    times = evaluations(live.experiment, engine)
+    times = live.folder.evaluations(engine)
     with interrupts.delayed() as stop:
         while engine.played < engine.ends[engine.stage_number] and not rule:
             upcoming = np.searchsorted(times, engine.played, "right")
@@ -365,10 +400,7 @@ def _versions():
 def _pace(rows, seeds):
     """Seconds of a round, operations, and how many of these a second."""
     pace = metrics.pace(rows, seeds)
-    peak = flops.PEAKS.get(jax.devices()[0].device_kind)
-    rate = pace["flops_per_second"]
-    used = _ratio(rate, len(jax.devices()) * peak) if rate and peak else None
-    return {**pace, "flops_utilization": used}
+    return {**pace, "flops_utilization": flops.utilization(pace["flops_per_second"])}
 
 
 def _ratio(a, b):

@@ -11,8 +11,8 @@ from fedjax_lab.config import resolve
 from fedjax_lab.engine import Engine
 from fedjax_lab.errors import BadInput
 from fedjax_lab.experiment import Experiment
-from fedjax_lab.running import files, metrics, provenance
-from fedjax_lab.running.workdir import Workdir, evaluations, saved_config
+from fedjax_lab.running import files, growth, provenance
+from fedjax_lab.running.workdir import Workdir, saved_config
 from fedjax_lab.types import Method, PyTree, Stage, State, Weights
 
 ATTEMPTS = 3  # at reading a folder in which a run replaces its checkpoints
@@ -41,7 +41,7 @@ def read(folder: Path, rounds: int | None = None) -> Saved:
         raise BadInput(f"{folder} holds no run: it has no config.json")
     seeds = config.pop("seeds")
     resolved = resolve(provenance.recalled(config))
-    metrics.check_same_config(folder / "config.json", saved_config(resolved, seeds))
+    growth.check_config(folder, saved_config(resolved, seeds))
     built = experiment.build(resolved, seeds)
     for attempt in range(1, ATTEMPTS + 1):
         before = _checkpoints(folder)
@@ -59,7 +59,7 @@ def _checkpoints(folder):
 
 def _look(folder, built, rounds):
     engine = Engine(built.simulation)
-    rows = Workdir(folder, built).look(engine, evaluations(built, engine)[1:], rounds)
+    rows = Workdir(folder, built).look(engine, rounds)
     return Saved(
         config=built.config,
         experiment=built,

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fedjax_lab.errors import BadInput, quoted
-from fedjax_lab.running import cloud, files, metrics
+from fedjax_lab.running import cloud, files, growth, metrics
 from fedjax_lab.running.sweep_plan import Cell, Shared, make_cell
 
 DIVERGED = 3  # the exit code of main
@@ -38,7 +38,7 @@ def check_folder(shared: Shared, cells: dict[str, Cell], out: Path) -> dict:
             today = make_cell(shared, old["method"], old["grid"])
         except BadInput as error:
             raise BadInput(f"cell {quoted(name)} of {path}: {error}") from error
-        metrics.check_same(out / name, old["config"], today.saved)
+        growth.check_same(out / name, old["config"], today.saved, free=())
     for name, cell in cells.items():
         check_cell(cell, out / name)
     return planned
@@ -53,7 +53,7 @@ def check_cell(cell: Cell, folder: Path) -> None:
         raise BadInput(f"{folder / 'error.txt'} is a folder; remove it")
     with contextlib.suppress(files.Damaged):
         if (folder / "config.json").exists():
-            metrics.check_same_config(folder / "config.json", cell.saved)
+            growth.check_same(folder, growth.read_config(folder), cell.saved, free=())
 
 
 def write_plan(planned: dict, cells: dict[str, Cell], out: Path) -> None:
