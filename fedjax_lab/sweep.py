@@ -37,14 +37,17 @@ import argparse
 import contextlib
 import gc
 import json
+import math
 import sys
 import time
 import traceback
 from collections.abc import Callable, Generator, Iterable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import jax
 import ml_collections
+import numpy as np
 from tqdm import tqdm
 
 from fedjax_lab import command, experiment, parallel
@@ -52,7 +55,17 @@ from fedjax_lab.config_files import split
 from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.errors import BadInput, cut, parse, quoted
 from fedjax_lab.main import parse_seeds, split_overrides
-from fedjax_lab.running import cloud, compilation_cache, lock, runner, workdir
+from fedjax_lab.running import (
+    cloud,
+    compilation_cache,
+    confidence,
+    lock,
+    runner,
+    sweep_seeds,
+    sweep_status,
+    sweep_tuning,
+    workdir,
+)
 from fedjax_lab.running.sweep_folder import (
     DIVERGED,
     Outcome,
@@ -66,6 +79,9 @@ from fedjax_lab.running.sweep_folder import (
     write_plan,
 )
 from fedjax_lab.running.sweep_plan import Cell, Shared, parse_grid, plan, share_of
+from fedjax_lab.running.sweep_seeds import Goal, Pair
+from fedjax_lab.running.sweep_status import aligned
+from fedjax_lab.running.sweep_tuning import Search
 from fedjax_lab.running.sweep_workers import run_in_workers
 
 MOST_WORKERS = 1000
@@ -192,18 +208,54 @@ def follow(
             bar.update()
 
 
-def table(cells: dict[str, Cell], keys: list[str], out: Path) -> str:
-    """One line per cell: method, values of the grid's keys, accuracy."""
+def table(cells: dict[str, Cell], keys: Sequence[str], out: Path) -> str:
+    """One line per cell: method, values of these keys of the config, accuracy."""
     rows = [["method", *keys, "accuracy, %"]]
-    for name, cell in cells.items():
+    for cell in cells.values():
         values = [cell.grid.get(key, "") for key in keys]
-        rows.append([cell.config.method.name, *values, shown(out / name)])
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
-    return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:]])
+        rows.append([cell.config.method.name, *values, _accuracy(cell, out)])
+    return aligned(rows)
+
+
+def _accuracy(cell, out):
+    """What `shown` says; of a cell that got more seeds, the numbers of all of them."""
+    if not sweep_seeds.more(cell, out):
+        return shown(out / cell.name)
+    values = list(sweep_seeds.accuracies(cell, out).values())
+    return f"{np.mean(values):.2f} +- {np.std(values, ddof=1):.2f} ({len(values)} seeds)"
+
+
+def differences(pairs: Sequence[Pair], goal: Goal, out: Path) -> str:
+    """One line per pair: the difference in points, and whether it is clear."""
+    level = f"{confidence.LEVEL:.0%} interval"
+    rows = [["cell", "minus", "seeds", "difference", level, "state"]]
+    for pair in pairs:
+        of = sweep_seeds.compare(pair, goal, out)
+        mean = "" if of.mean is None else f"{of.mean:+.2f}"
+        half = f"+- {of.half_width:.2f}" if math.isfinite(of.half_width) else "too few seeds"
+        rows.append([pair.cell.name, pair.baseline.name, str(of.seeds), mean, half, of.state])
+    return aligned(rows)
 
 
 # The command line.
+
+
+class Request(NamedTuple):
+    """What a command line asks for."""
+
+    args: argparse.Namespace
+    methods: list[str]
+    shared: Shared
+    search: Search | None  # for the settings of each method
+    goal: Goal | None  # until which seeds are added
+
+
+class Work(NamedTuple):
+    """A sweep under way."""
+
+    request: Request
+    out: Path
+    load: Callable[[ml_collections.ConfigDict], Dataset]
 
 
 def main(argv: list[str]) -> int:
@@ -212,39 +264,110 @@ def main(argv: list[str]) -> int:
 
 
 def _main(argv):
-    args, methods, shared = _parse(argv)
-    grid = parse_grid(args.grid)
-    cells = plan(shared, methods, grid)
+    if any(text.partition("=")[0] == "--status" for text in argv[1:]):
+        return _show_status(argv[1:])
+    request = _parse(argv)
+    args, shared, search, goal = request.args, request.shared, request.search, request.goal
+    cells = plan(shared, request.methods, parse_grid(args.grid))
     chosen = share_of(cells, args.share)
+    pairs = sweep_seeds.pairs(list(cells.values()), goal) if goal else []
+    contenders = sweep_tuning.contenders(cells.values(), shared, search) if search else []
+    contenders = [each for each in contenders if each.cell.name in chosen]
     with cloud.staged(args.out) as out, lock.owned_share(out, args.share):  # before data are loaded
-        return _sweep(args, shared, cells, chosen, list(grid), out)
+        work = Work(request, out, load_once())
+        check_folder(shared, {} if search else cells, out)
+        _use_devices(args)
+        if search is None:
+            return _run_and_show(work, cells, chosen, pairs)
+        best = _tune(work, contenders)
+        pairs = [p for p in pairs if {p.cell.name, p.baseline.name} <= best.keys()]
+        pairs = [Pair(best[p.cell.name], best[p.baseline.name]) for p in pairs]
+        tuned = {cell.name: cell for cell in best.values()}
+        return _run_and_show(work, tuned, tuned, pairs) or int(len(best) < len(contenders))
 
 
-def _sweep(args, shared, cells, chosen, keys, out):
-    load = load_once()
-    check_folder(shared, cells, out)
-    todo = [cell for cell in chosen.values() if not ended(out / cell.name)]
-    lock.check_free([out / cell.name for cell in todo])
+def _show_status(argv):
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--status")
+    place = parse(parser, argv).status
+    cloud.check("--status", place)
+    with cloud.read([place]) as (folder,):
+        print(cloud.named(sweep_status.show(folder)))
+    return 0
+
+
+def _use_devices(args):
     if args.workers:
         jax.config.update("jax_platforms", "cpu")  # the devices are the workers'
     if args.compilation_cache:
         compilation_cache.enable()
     parallel.check_devices()
+
+
+def _run_and_show(work, cells, chosen, pairs):
+    """Runs the chosen ones of the cells, then more seeds of pairs; shows what came of them."""
+    request, out = work.request, work.out
+    runs = list(chosen.values())
+    _carry_out(work, cells, runs, "cells")
+    if request.goal:
+        runs += _add_seeds(work, pairs)
+    keys = dict.fromkeys(key for cell in chosen.values() for key in cell.grid)
+    print(f"\nafter the last round\n{table(chosen, list(keys), out)}")
+    if pairs:
+        print(f"\nuntil {request.goal}\n{differences(pairs, request.goal, out)}")
+    print(f"\nresults: {cloud.address(out)}")
+    return int(any(ended(out / run.name) is None for run in runs))
+
+
+def _carry_out(work, planned, runs, what):
+    """Plans cells and runs those of `runs` that have not ended."""
+    (args, _, shared, *_), out, load = work
+    for run in runs:
+        check_cell(run, out / run.name)
+    todo = [run for run in runs if not ended(out / run.name)]
+    lock.check_free([out / run.name for run in todo])
     check(todo, load)
     with lock.planning(out):
-        planned = check_folder(shared, cells, out)  # with the cells of other shares
+        others = check_folder(shared, planned, out)  # with the cells of other shares
         workdir.remove_temporary(out)
-        write_plan(planned, cells, out)
+        write_plan(others, planned, out)
     place = cloud.address(out)
-    print(f"{len(chosen)} cells in {place}, {len(chosen) - len(todo)} of them done", flush=True)
+    print(f"{len(runs)} {what} in {place}, {len(runs) - len(todo)} of them done", flush=True)
     if args.workers:
         results = run_in_workers(todo, out, shared, args.workers)
     else:
-        groups = alike(todo, out) if args.together else [[cell] for cell in todo]
+        groups = alike(todo, out) if args.together else [[run] for run in todo]
         results = run_here(groups, out, load)
-    follow(results, len(todo), len(chosen), out)
-    print(f"\nafter the last round\n{table(chosen, keys, out)}\n\nresults: {place}")
-    return int(any(ended(out / name) is None for name in chosen))
+    follow(results, len(todo), len(runs), out)
+
+
+def _tune(work, contenders):
+    """Runs all draws; gives the cell of each contender's best one by the name of its own cell."""
+    (_, _, shared, search, _), out, load = work
+    all_seeds = [each.draws[0]._replace(seeds=each.cell.seeds) for each in contenders]
+    check(all_seeds, load)  # what is run in the end fails before anything is run
+    draws = {draw.name: draw for each in contenders for draw in each.draws}
+    _carry_out(work, draws, list(draws.values()), "draws")
+    best = {}
+    for each in contenders:
+        name = each.cell.name
+        if left := sweep_tuning.waiting(each, out):
+            print(f"{name}: none is chosen, because {left} of {len(each.draws)} draws have failed")
+        elif (cell := sweep_tuning.chosen(each, out, shared, search)) is None:
+            print(f"{name}: none is chosen, because all {len(each.draws)} draws have diverged")
+        else:
+            best[name] = cell
+            print(f"{cell.name}: the best of {sweep_tuning.told(cell.note['tuned'])}")
+    return best
+
+
+def _add_seeds(work, pairs):
+    """Runs more seeds until all pairs are clear or have --max_seeds; gives these runs."""
+    tried: dict[str, Cell] = {}
+    while runs := sweep_seeds.next_runs(pairs, work.request.goal, work.out, tried.keys()):
+        tried |= {run.name: run for run in runs}
+        _carry_out(work, {}, runs, "runs of more seeds")
+    return list(tried.values())
 
 
 def _parse(argv):
@@ -254,6 +377,21 @@ def _parse(argv):
     for flag, example in (("config", "configs/quickstart.py"), ("out", "runs/sweep")):
         if not getattr(args, flag):
             raise BadInput(f"--{flag} is missing; for example --{flag}={example}")
+    _check_together(args)
+    path, methods = _methods(args)
+    seeds = parse_seeds(None if args.seeds is None else args.seeds.split(","))
+    shared = Shared(path, overrides, seeds, args.compilation_cache)
+    search = goal = None
+    if args.tune is not None:
+        search = sweep_tuning.parse(args.tune, args.on or "validation", args.range)
+    if args.until is not None:
+        most = sweep_seeds.MOST_SEEDS if args.max_seeds is None else args.max_seeds
+        goal = sweep_seeds.parse(args.until, args.baseline or "fedavg", most)
+    return Request(args, methods, shared, search, goal)
+
+
+def _check_together(args):
+    """BadInput for flags that do not go together."""
     if args.workers and args.together:
         raise BadInput("--together runs cells in one process, --workers in many; drop one")
     if args.workers and (cloud.split(args.out) or "")[:1] == ("memory",):
@@ -262,16 +400,27 @@ def _parse(argv):
         )
     if not 0 <= args.workers <= MOST_WORKERS:
         raise BadInput(f"--workers must be from 0 to {MOST_WORKERS}, got {quoted(args.workers)}")
-    path, methods = _methods(args)
-    seeds = parse_seeds(None if args.seeds is None else args.seeds.split(","))
-    return args, methods, Shared(path, overrides, seeds, args.compilation_cache)
+    if args.until and args.share != "0/1":
+        raise BadInput(
+            "--until decides by all cells of a sweep, --share runs a part of them: drop --until,"
+            " and when all shares are done add it to the command without --share"
+        )
+    needs = {"tune": ("on", "range"), "until": ("baseline", "max_seeds")}
+    for flag, others in needs.items():
+        for other in others:
+            if getattr(args, flag) is None and getattr(args, other) not in (None, []):
+                raise BadInput(f"--{other} says more about --{flag}, which is not given")
 
 
 def _parser():
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     for flag in ("--config", "--out", "--methods", "--seeds"):
         parser.add_argument(flag)
-    parser.add_argument("--grid", action="append", default=[])
+    for flag in ("--tune", "--on", "--until", "--baseline"):
+        parser.add_argument(flag)
+    for flag in ("--grid", "--range"):
+        parser.add_argument(flag, action="append", default=[])
+    parser.add_argument("--max_seeds", type=int)
     parser.add_argument("--workers", type=int, default=0)
     parser.add_argument("--together", action="store_true")
     parser.add_argument("--nocompilation_cache", action="store_false", dest="compilation_cache")

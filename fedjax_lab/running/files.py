@@ -105,7 +105,22 @@ FINISHED = {  # ... and as a run prints it at its end
     "compile_seconds": NUMBER,
     "device": TEXT,
 }
-PLAN = {"cells": {"*": {"method": TEXT, "grid": {"*": TEXT}, "config": OBJECT}}}  # sweep.json
+TUNED = {  # what a search for the settings of a cell has cost
+    "by": TEXT,
+    "on": TEXT,
+    "draws": COUNT,
+    "diverged": COUNT,
+    "rounds": COUNT,
+    "seconds": NUMBER,
+}
+CELL = {  # of a sweep; `seeds` where they are not those of the sweep
+    "method": TEXT,
+    "grid": {"*": TEXT},
+    "config": OBJECT,
+    "seeds?": [COUNT],
+    "tuned?": TUNED,
+}
+PLAN = {"cells": {"*": CELL}}  # sweep.json
 
 
 def read_json(path: Path, shape: Any) -> Any:

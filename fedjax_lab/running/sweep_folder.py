@@ -38,6 +38,7 @@ def check_folder(shared: Shared, cells: dict[str, Cell], out: Path) -> dict:
             today = make_cell(shared, old["method"], old["grid"])
         except BadInput as error:
             raise BadInput(f"cell {quoted(name)} of {path}: {error}") from error
+        today = today._replace(seeds=old.get("seeds", today.seeds))
         metrics.check_same(out / name, old["config"], today.saved)
     for name, cell in cells.items():
         check_cell(cell, out / name)
@@ -59,7 +60,10 @@ def check_cell(cell: Cell, folder: Path) -> None:
 def write_plan(planned: dict, cells: dict[str, Cell], out: Path) -> None:
     """sweep.json: the cells that were planned and the new ones, with their whole configs."""
     metrics.make_folder(out)
-    new = {c.name: {"method": c.method, "grid": c.grid, "config": c.saved} for c in cells.values()}
+    new = {
+        c.name: {"method": c.method, "grid": c.grid, "config": c.saved, **c.note}
+        for c in cells.values()
+    }
     metrics.write_json(out / "sweep.json", {"cells": planned | new})
     cloud.publish(out)
 
