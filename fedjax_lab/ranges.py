@@ -57,10 +57,6 @@ KINDS: dict[str, Callable[..., Range]] = {
     "choice": choice,
 }
 
-# Of config.local.lr, which every method is tuned in, by config.local.optimizer.
-LEARNING_RATES = {"sgd": log_uniform(1e-3, 0.3)}
-ADAPTIVE = log_uniform(1e-4, 1e-2)  # of the optimizers that are not in LEARNING_RATES
-
 
 def at(range_: Range, share: float) -> Any:
     """The value below which the share of a range lies; share is in [0, 1)."""
@@ -124,3 +120,8 @@ def _number(text):
 def _check_interval(low, high):
     if not (math.isfinite(low) and math.isfinite(high) and low < high):
         raise BadInput(f"a range must go from a finite number to a larger one, got {low} to {high}")
+
+
+# The range of config.local.lr, in which every method is tuned, by the name of the optimizer.
+LEARNING_RATES = {"sgd": log_uniform(1e-3, 0.3)}
+ADAPTIVE = log_uniform(1e-4, 1e-2)  # of all optimizers that are not in LEARNING_RATES

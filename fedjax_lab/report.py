@@ -32,7 +32,7 @@ import sys
 from pathlib import Path
 
 from fedjax_lab import command
-from fedjax_lab.analysis import compare, runs, tables
+from fedjax_lab.analysis import compare, runs, sweeps, tables
 from fedjax_lab.errors import MACHINE, BadInput, parse
 from fedjax_lab.measures import metric_of
 from fedjax_lab.running import cloud
@@ -130,7 +130,7 @@ def report(args) -> str:
     """The comparison that the arguments ask for, as text. BadInput where there is none."""
     whole, damaged = runs.read_all(runs.find(args.folders))
     blocks, notes = runs.arrange(whole)
-    notes += damaged
+    notes += [*sweeps.notes(whole), *damaged]
     measure = compare.choose(blocks, args.way, args.measure)
     lower = runs.lower_is_better(blocks)
     choice = tables.Choice(

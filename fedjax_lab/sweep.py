@@ -51,6 +51,7 @@ import numpy as np
 from tqdm import tqdm
 
 from fedjax_lab import command, experiment, parallel
+from fedjax_lab.analysis.sweeps import told
 from fedjax_lab.config_files import split
 from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.errors import BadInput, cut, parse, quoted
@@ -219,7 +220,8 @@ def table(cells: dict[str, Cell], keys: Sequence[str], out: Path) -> str:
 
 def _accuracy(cell, out):
     """What `shown` says; of a cell that got more seeds, the numbers of all of them."""
-    if not sweep_seeds.more(cell, out):
+    ends = [ended(out / run.name) for run in sweep_seeds.of_cell(cell, out)]
+    if len(ends) == 1 or None in ends or any(outcome.code for outcome in ends):
         return shown(out / cell.name)
     values = list(sweep_seeds.accuracies(cell, out).values())
     return f"{np.mean(values):.2f} +- {np.std(values, ddof=1):.2f} ({len(values)} seeds)"
@@ -357,7 +359,7 @@ def _tune(work, contenders):
             print(f"{name}: none is chosen, because all {len(each.draws)} draws have diverged")
         else:
             best[name] = cell
-            print(f"{cell.name}: the best of {sweep_tuning.told(cell.note['tuned'])}")
+            print(f"{cell.name}: the best of {told(cell.note['tuned'])}")
     return best
 
 

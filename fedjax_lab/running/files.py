@@ -15,6 +15,8 @@ from fedjax_lab.aliases import current_config
 from fedjax_lab.data import safe
 from fedjax_lab.errors import MACHINE, BadInput, quoted
 
+DRAWS = "draws"  # the folder of a sweep with the runs from which settings are chosen
+MORE_SEEDS = "+seeds="  # in the names of folders of a sweep with more seeds of a cell
 DEEPEST = 50  # levels of lists and objects in each other
 
 

@@ -21,7 +21,6 @@ from fedjax_lab.running.confidence import half_width
 from fedjax_lab.running.sweep_folder import ended
 from fedjax_lab.running.sweep_plan import Cell
 
-MORE = "+seeds="  # in the name of a folder with more seeds of a cell
 MOST_SEEDS = 20  # of a cell, unless --max_seeds says otherwise
 
 
@@ -136,14 +135,16 @@ def _is_shared(key):
 
 def with_seeds(cell: Cell, seeds: Sequence[int]) -> Cell:
     """The run of more seeds of a cell."""
-    return cell._replace(name=f"{cell.name}{MORE}{seeds[0]}-{seeds[-1]}", seeds=list(seeds))
+    return cell._replace(
+        name=f"{cell.name}{files.MORE_SEEDS}{seeds[0]}-{seeds[-1]}", seeds=list(seeds)
+    )
 
 
 def more(cell: Cell, out: Path) -> list[Cell]:
     """The runs of more seeds of a cell that have begun, those with the smallest seeds first."""
     begun = []
-    for folder in out.glob(glob.escape(cell.name + MORE) + "*"):
-        ends = re.fullmatch(r"(\d{1,10})-(\d{1,10})", folder.name.rpartition(MORE)[2])
+    for folder in out.glob(glob.escape(cell.name + files.MORE_SEEDS) + "*"):
+        ends = re.fullmatch(r"(\d{1,10})-(\d{1,10})", folder.name.rpartition(files.MORE_SEEDS)[2])
         if ends and (folder / "config.json").exists():
             begun.append(with_seeds(cell, range(int(ends[1]), int(ends[2]) + 1)))
     return sorted(begun, key=lambda each: each.seeds)

@@ -13,7 +13,6 @@ from typing import NamedTuple
 from fedjax_lab.errors import BadInput
 from fedjax_lab.running import cloud, files, lock
 from fedjax_lab.running.sweep_folder import DIVERGED, ended, failure, shown
-from fedjax_lab.running.sweep_seeds import MORE
 
 # What can be said of a run, in the order of the table. Stopped: it has begun, and nobody runs it.
 STATES = ("running", "stopped", "failed", "diverged", "waiting", "done")
@@ -37,7 +36,10 @@ def read(out: Path) -> list[Status]:
     if not (out / "sweep.json").exists():
         raise BadInput(f"{cloud.address(out)} holds no sweep: there is no sweep.json in it")
     cells = files.read_plan(out / "sweep.json")
-    more = {path.name: path.name.partition(MORE)[0] for path in out.glob(f"*{MORE}*")}
+    more = {
+        path.name: path.name.partition(files.MORE_SEEDS)[0]
+        for path in out.glob(f"*{files.MORE_SEEDS}*")
+    }
     configs = {name: cell["config"] for name, cell in cells.items()}
     configs |= {name: configs[cell] for name, cell in more.items() if cell in configs}
     each = [_status(out / name, name, config) for name, config in configs.items()]
@@ -101,7 +103,7 @@ def _checkpoints(folder):
 def _seconds(summary, rows):
     keys = ("seconds", "evaluate_seconds", "compile_seconds")
     if summary:
-        return sum(summary.get(key) or 0.0 for key in keys)
+        return sum(summary.get(key) or 0.0 for key in keys) / summary.get("runs_together", 1)
     return rows[-1]["seconds"] if rows else 0.0
 
 

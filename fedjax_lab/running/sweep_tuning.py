@@ -26,7 +26,6 @@ from fedjax_lab.running import files, metrics
 from fedjax_lab.running.sweep_folder import DIVERGED, ended
 from fedjax_lab.running.sweep_plan import Cell, Shared, make_cell
 
-DRAWS = "draws"  # the folder of a sweep in which the draws are
 ON = ("validation", "test")  # the examples by which the best draw can be chosen
 MOST_DRAWS = 10_000
 _FIXED = ("data", "partition", "run", "engine")  # sections that no range may be of
@@ -161,7 +160,7 @@ def _draws(cell, shared, search, drawn):
         }
         draw = make_cell(shared, cell.method, {**cell.grid, **values})
         first = cell.seeds[:1]
-        draw = draw._replace(name=f"{DRAWS}/{draw.name}", seeds=first, note={"seeds": first})
+        draw = draw._replace(name=f"{files.DRAWS}/{draw.name}", seeds=first, note={"seeds": first})
         cells.setdefault(draw.name, draw)
     return list(cells.values())
 
@@ -227,14 +226,10 @@ def spent(contender: Contender, out: Path, search: Search) -> dict:
         "draws": len(contender.draws),
         "diverged": sum(not _score(draw, out, search) for draw in contender.draws),
         "rounds": sum(summary.get("rounds", 0) for summary in summaries),
-        "seconds": round(sum(summary.get("seconds", 0.0) for summary in summaries), 3),
+        "seconds": round(sum(map(seconds, summaries)), 3),
     }
 
 
-def told(tuned: Mapping) -> str:
-    """What a search cost, in words."""
-    lost = f", {tuned['diverged']} of them diverged" if tuned["diverged"] else ""
-    return (
-        f"{tuned['draws']} draws ({tuned['by']}) chosen on {tuned['on']} examples{lost};"
-        f" {tuned['rounds']} rounds in {tuned['seconds']:.1f} s"
-    )
+def seconds(summary: Mapping) -> float:
+    """Seconds of training of a run, which are a share where several were one computation."""
+    return summary.get("seconds", 0.0) / summary.get("runs_together", 1)
