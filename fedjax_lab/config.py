@@ -226,6 +226,14 @@ def _fill(section, values):
     return full
 
 
+def default_values(section: str, values: Mapping) -> dict[str, Any]:
+    """The defaults of a section's keys, and of the settings of the function that it names."""
+    if section not in DEFAULTS:
+        return {}
+    defaults, _ = _defaults(section, values)
+    return {key: value for key, value in defaults.items() if value is not inspect.Parameter.empty}
+
+
 def _defaults(section, values):
     """The defaults of a section's keys, and the words that some take besides their type."""
     defaults = dict(DEFAULTS[section])

@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -148,6 +149,32 @@ def lay_out(method: Method | Stages, rounds: int) -> tuple[Stage, ...]:
     if len({stage.method.pooled for stage in stages}) > 1:
         raise BadInput(f"the stages {named} do not train on the same clients")
     return stages
+
+
+def ends(stages: Sequence[Stage]) -> dict[str, int]:
+    """By the name of each stage of a run: after how many rounds it ends."""
+    names, rounds = zip(*((stage.name, stage.rounds) for stage in stages), strict=True)
+    return dict(zip(names, itertools.accumulate(rounds), strict=True))
+
+
+def ends_with(experiment: Experiment, rounds: int) -> dict[str, int]:
+    """The same of a run that differs from the experiment in config.run.rounds alone."""
+    config = experiment.config
+    if rounds == config.run.rounds:
+        return ends(experiment.simulation.stages)
+    return ends(lay_out(make_method(task=experiment.task, **config.method), rounds))
+
+
+def of_seeds(experiment: Experiment, seeds: Sequence[int]) -> Experiment:
+    """The experiment with some of its seeds alone, in this order."""
+    simulation = experiment.simulation
+    places = [simulation.seeds.index(seed) for seed in seeds]
+    some = simulation._replace(
+        seeds=list(seeds),
+        federations=[simulation.federations[i] for i in places],
+        training=[simulation.training[i] for i in places],
+    )
+    return experiment._replace(simulation=some)
 
 
 def load_data(section: Mapping) -> Dataset:

@@ -18,7 +18,7 @@ from fedjax_lab.errors import BadInput, quoted
 from fedjax_lab.experiment import Experiment
 from fedjax_lab.local import fetch, make_work
 from fedjax_lab.models import pretrained
-from fedjax_lab.running import cloud, files, metrics, provenance, runner
+from fedjax_lab.running import cloud, files, growth, provenance
 from fedjax_lab.running.workdir import Workdir, saved_config
 from fedjax_lab.simulate import Program
 from fedjax_lab.types import ROWS, Client, PyTree, Stage, State, Weights
@@ -49,7 +49,7 @@ def _load(folder, rounds):
         raise BadInput(f"{folder} holds no run: it has no config.json")
     seeds = config.pop("seeds")
     resolved = resolve(provenance.recalled(config))
-    metrics.check_same_config(folder / "config.json", saved_config(resolved, seeds))
+    growth.check_config(folder, saved_config(resolved, seeds))
     built = experiment.build(resolved, seeds)
     for attempt in range(1, ATTEMPTS + 1):
         before = _checkpoints(folder)
@@ -67,8 +67,7 @@ def _checkpoints(folder):
 
 def _look(folder, built, rounds):
     engine = Engine(built.simulation)
-    evaluations = runner.evaluations(built, engine)[1:]
-    rows = Workdir(folder, built).look(engine, evaluations, rounds)
+    rows = Workdir(folder, built).look(engine, rounds)
     return Run(
         folder=folder,
         config=built.config,

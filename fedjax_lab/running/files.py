@@ -38,6 +38,7 @@ def _is_number(value):
 
 NUMBER = Kind("a finite number", _is_number)
 COUNT = Kind("a whole number from 0", lambda value: type(value) is int and 0 <= value < 2**53)
+POSITIVE = Kind("a whole number from 1", lambda value: type(value) is int and 0 < value < 2**31)
 TEXT = Kind("text", lambda value: isinstance(value, str))
 SCORE = Kind("a finite number or null", lambda value: value is None or _is_number(value))
 OBJECT: dict[str, Any] = {}  # with any keys
@@ -72,7 +73,7 @@ CONFIG = {  # config.json
     "data": OBJECT,
     "partition": OBJECT,
     "method": {"name": TEXT},
-    "run": OBJECT,
+    "run": {"rounds?": POSITIVE, "eval_every?": POSITIVE},
     "seeds": [COUNT],
     "parts?": {"*": OBJECT},  # where the user's own functions came from
 }

@@ -4,7 +4,7 @@ import json
 import os
 import re
 import secrets
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -55,22 +55,14 @@ def is_temporary(path: Path) -> bool:
     return re.fullmatch(r".+\.[0-9a-f]{8}\.tmp", path.name) is not None
 
 
-def check_same_config(path: Path, config: dict) -> None:
-    """BadInput names the first key in which a run's config.json differs from `config`."""
-    saved = files.read_config(path)
-    if saved is None:
-        raise BadInput(f"{path.parent} holds no run to resume: it has no {path.name}")
-    check_same(path.parent, saved, config)
-
-
-def check_same(folder: Path, saved: dict, config: dict) -> None:
+def check_same(folder: Path, saved: dict, config: dict, free: Collection[str] = ()) -> None:
     """BadInput names the first key in which the folder's saved config differs from `config`.
 
-    Or the function of the user's own whose source has changed.
+    Or the function of the user's own whose source has changed. Keys that are `free` may differ.
     """
     saved, config = provenance.aligned(folder, saved, config)
     old, new = _flat(saved), _flat(json.loads(json.dumps(config)))
-    for key in sorted(old.keys() | new.keys()):
+    for key in sorted((old.keys() | new.keys()) - {f"config.{key}" for key in free}):
         if old.get(key) != new.get(key):
             there, here = quoted(old.get(key)), quoted(new.get(key))
             raise BadInput(f"{folder} holds another run: {key} is {there} there, not {here}")

@@ -13,8 +13,8 @@ import numpy as np
 
 from fedjax_lab import evaluate, interrupts, processes
 from fedjax_lab.engine import Engine
-from fedjax_lab.experiment import Experiment, join
-from fedjax_lab.running import metrics
+from fedjax_lab.experiment import Experiment, join, of_seeds
+from fedjax_lab.running import growth, metrics, more_seeds
 from fedjax_lab.running.profile import Profile
 from fedjax_lab.running.progress import ProgressBar
 from fedjax_lab.running.workdir import Workdir, Workdirs, owned
@@ -52,20 +52,43 @@ def run(
     Raises Diverged, Interrupted, BadInput (a workdir that holds another run or is in use; fewer
     rounds than are to be recorded).
     """
-    with owned(workdir, experiment.config, experiment.simulation.seeds, resume):
-        with Profile(profile, workdir) as recorder:
-            recorder.check(experiment.simulation, 0)
-            folder = Workdir(workdir, experiment)
-            try:
-                return _run(experiment, folder, quiet, recorder)
-            finally:
-                folder.close()
+    seeds = experiment.simulation.seeds
+    with owned(workdir, experiment.config, seeds, resume):
+        there = processes.of_first(lambda: workdir and growth.seeds(workdir)) or seeds
+        new = [seed for seed in seeds if seed not in there]
+        experiment = of_seeds(experiment, [*there, *new])
+        if new:
+            return _run_with_more(experiment, len(there), workdir, quiet, profile)
+        return _run_alone(experiment, workdir, quiet, profile)
+
+
+def _run_alone(experiment, workdir, quiet, profile=None):
+    """A run of the seeds that its folder has."""
+    with Profile(profile, workdir) as recorder:
+        recorder.check(experiment.simulation, 0)
+        folder = Workdir(workdir, experiment)
+        try:
+            return _run(experiment, folder, quiet, recorder)
+        finally:
+            folder.close()
+
+
+def _run_with_more(experiment, count, workdir, quiet, profile):
+    """Ends the run of the first seeds, which the folder has, and of the others; makes them one."""
+    seeds, rounds = experiment.simulation.seeds, experiment.simulation.plan.rounds
+    first = _run_alone(of_seeds(experiment, seeds[:count]), workdir, quiet)
+    more_seeds.check_whole(workdir, first.summary["rounds"], rounds)
+    inner = processes.of_first(lambda: more_seeds.make_folder(workdir))
+    more = run(of_seeds(experiment, seeds[count:]), inner, True, quiet, profile)
+    more_seeds.check_whole(inner, more.summary["rounds"], rounds)
+    more_seeds.merge(experiment, workdir)
+    return _run_alone(experiment, workdir, quiet)
 
 
 def _run(experiment, folder, quiet, profile):
     engine = Engine(experiment.simulation, folder=folder.path)
     folder.open()
-    rows = folder.restore(engine, evaluations(experiment, engine)[1:])
+    rows = folder.restore(engine)
     profile.check(experiment.simulation, engine.played)
     profile.open()
     if engine.played == 0:
@@ -119,7 +142,7 @@ def _play(experiment, engine, folder, rows, quiet, profile):
 def _play_stage(experiment, engine, folder, rows, progress, profile):
     """Plays the rounds of a stage that are left. An interrupt waits until the state is saved."""
     profile.begin_stage(engine)
-    rounds, times = experiment.simulation.plan.rounds, evaluations(experiment, engine)
+    rounds, times = experiment.simulation.plan.rounds, folder.evaluations(engine)
     with interrupts.delayed() as stop:
         while engine.played < engine.ends[engine.stage_number]:
             upcoming = np.searchsorted(times, engine.played, "right")
@@ -137,12 +160,6 @@ def _play_stage(experiment, engine, folder, rows, progress, profile):
             folder.save(engine, force=stopping or engine.played in engine.ends)
             if stopping and engine.played < rounds:
                 raise Interrupted(f"interrupted after round {engine.played} of {rounds}")
-
-
-def evaluations(experiment, engine):
-    """0, then after how many rounds one is made: every eval_every, and where a stage ends."""
-    every = experiment.config.run.eval_every
-    return sorted({*range(0, engine.ends[-1], every), *engine.ends})
 
 
 def _rows(experiment, engine, since):

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fedjax_lab.errors import BadInput, quoted
-from fedjax_lab.running import cloud, files, metrics
+from fedjax_lab.running import cloud, files, growth, metrics
 from fedjax_lab.running.sweep_plan import Cell, Shared, make_cell
 
 DIVERGED = 3  # the exit code of main
@@ -38,8 +38,10 @@ def check_folder(shared: Shared, cells: dict[str, Cell], out: Path) -> dict:
             today = make_cell(shared, old["method"], old["grid"])
         except BadInput as error:
             raise BadInput(f"cell {quoted(name)} of {path}: {error}") from error
-        today = today._replace(seeds=old.get("seeds", today.seeds))
-        metrics.check_same(out / name, old["config"], today.saved)
+        saved, seeds = old["config"], old.get("seeds", today.seeds)
+        if set(saved.get("seeds", ())) <= set(seeds):  # a sweep may get more of them
+            saved = {**saved, "seeds": seeds}
+        growth.check_same(out / name, saved, today._replace(seeds=seeds).saved)
     for name, cell in cells.items():
         check_cell(cell, out / name)
     return planned
@@ -54,17 +56,24 @@ def check_cell(cell: Cell, folder: Path) -> None:
         raise BadInput(f"{folder / 'error.txt'} is a folder; remove it")
     with contextlib.suppress(files.Damaged):
         if (folder / "config.json").exists():
-            metrics.check_same_config(folder / "config.json", cell.saved)
+            growth.check_config(folder, grown(cell, folder).saved)
+
+
+def grown(cell: Cell, folder: Path) -> Cell:
+    """The cell with all seeds that its folder holds or has begun. Raises Damaged."""
+    begun = growth.all_seeds(folder) if (folder / "config.json").exists() else []
+    return cell._replace(seeds=list(dict.fromkeys([*cell.seeds, *begun])))
 
 
 def write_plan(planned: dict, cells: dict[str, Cell], out: Path) -> None:
     """sweep.json: the cells that were planned and the new ones, with their whole configs."""
     metrics.make_folder(out)
     new = {
-        c.name: {"method": c.method, "grid": c.grid, "config": c.saved, **c.note}
-        for c in cells.values()
+        name: {"method": cell.method, "grid": cell.grid, "config": cell.saved, **cell.note}
+        for name, cell in cells.items()
     }
-    metrics.write_json(out / "sweep.json", {"cells": planned | new})
+    merged = {name: {**planned.get(name, {}), **entry} for name, entry in new.items()}
+    metrics.write_json(out / "sweep.json", {"cells": planned | merged})
     cloud.publish(out)
 
 
@@ -80,6 +89,19 @@ def ended(folder: Path) -> Outcome | None:
         return None
     if summary is not None:
         return Outcome(DIVERGED if "diverged" in summary else 0)
+    failed = failure(folder)
+    return failed if failed and failed.code == DIVERGED else None
+
+
+def done(cell: Cell, folder: Path) -> Outcome | None:
+    """How a cell has ended; None where it has not, or has more seeds or rounds than were run."""
+    outcome = ended(folder)
+    if outcome is None or outcome.code:
+        return outcome
+    seeds = files.read_json(folder / "summary.json", files.FINISHED)["seeds"]
+    saved = files.read_config(folder / "config.json") or cell.saved
+    if set(cell.seeds) <= set(seeds) and saved["run"].get("rounds") == cell.config.run.rounds:
+        return outcome
     failed = failure(folder)
     return failed if failed and failed.code == DIVERGED else None
 

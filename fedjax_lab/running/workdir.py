@@ -21,11 +21,13 @@ from fedjax_lab import processes
 from fedjax_lab.config import sources_of
 from fedjax_lab.engine import Engine
 from fedjax_lab.errors import BadInput
-from fedjax_lab.experiment import Experiment
-from fedjax_lab.running import cloud, files, fingerprint, lock, metrics, provenance
+from fedjax_lab.experiment import Experiment, ends, ends_with
+from fedjax_lab.running import cloud, files, fingerprint, growth, lock, merging, metrics, provenance
 from fedjax_lab.running.checkpoint import Checkpoints, placed
+from fedjax_lab.types import Stage
 
-BEFORE = ("partition.png", "error.txt", "fingerprint.json")  # may be there before a run begins
+BEFORE = ("partition.png", "error.txt", "fingerprint.json", growth.EVALUATED)
+# files that may be there before a run begins
 SAVE_SECONDS = 5.0  # at least so long between two checkpoints
 SAVE_SHARE = 0.1  # of a run's time that checkpoints may take
 
@@ -53,6 +55,7 @@ def owned(path: Path | None, config, seeds: list[int], resume: bool) -> Iterator
 
 def _take(until_the_end, path, config, seeds, resume):
     until_the_end.enter_context(lock.owned(path))
+    merging.settle(path)
     _check_content(path, config, seeds, resume)
 
 
@@ -81,7 +84,7 @@ def _check_content(path, config, seeds, resume):
         return
     if not resume:
         raise BadInput(f"{path} is not empty; use --resume to go on with its run")
-    metrics.check_same_config(path / "config.json", saved_config(config, seeds))
+    growth.check_config(path, saved_config(config, seeds))
 
 
 def _of_a_run(file):
@@ -111,11 +114,19 @@ class Workdir:
         self.path = path
         self.saved = 0
         self._experiment = experiment
+        self._evaluated = growth.Evaluated()
         self._checkpoints: Any = None  # until `open`
         self._next_save = -np.inf
         self._writes = path is not None and processes.is_first()
         if path is not None:
             processes.of_first(self._check_data)
+            self._evaluated = processes.of_first(lambda: growth.read_evaluated(path))
+
+    def evaluations(self, engine: Engine) -> list[int]:
+        """0, then after how many rounds of the run there is an evaluation, ascending."""
+        return growth.evaluations(
+            self._experiment.config.run.eval_every, engine.ends, self._evaluated
+        )
 
     def _file(self, name: str) -> Path:
         """A file of the folder, for those who read or write in it."""
@@ -149,28 +160,38 @@ class Workdir:
             remove_temporary(folder)
         if not self._file("config.json").exists():  # else both are the same
             metrics.write_json(self._file("fingerprint.json"), self._fingerprint)
-            saved = saved_config(self._experiment.config, self._experiment.simulation.seeds)
-            metrics.write_json(self._file("config.json"), saved)
+            metrics.write_json(self._file("config.json"), self._config())
             cloud.publish(self.path)
 
-    def restore(self, engine: Engine, evaluations: list[int]) -> list[dict]:
+    def _config(self):
+        """The content of config.json by the experiment."""
+        return saved_config(self._experiment.config, self._experiment.simulation.seeds)
+
+    def restore(self, engine: Engine) -> list[dict]:
         """Puts the engine where the newest whole checkpoint was; returns the rows until there.
+
+        From here on the folder is that of a run with the experiment's config.
 
         Args:
           engine: one that has just been made.
-          evaluations: after how many rounds there is one, ascending.
 
         Raises:
-          BadInput: what is needed is damaged or lost. Nothing has been changed then.
+          BadInput: what is needed is damaged or lost, or the run cannot go on with another number
+            of rounds. Nothing has been changed then.
         """
         if self.path is None:
             return []
-        rows = self._restore(engine, evaluations)
+        run = processes.of_first(lambda: growth.read_config(self.path)["run"])
+        until_now = ends_with(self._experiment, run["rounds"])
+        made = growth.evaluations(run["eval_every"], [*until_now.values()], self._evaluated)
+        rows = self._restore(engine, made[1:], until_now)
         self._cut_to_saved()
+        processes.of_first(lambda: self._adopt(made, engine))
+        self._evaluated = processes.of_first(lambda: growth.read_evaluated(self.path))
         self._publish()
         return rows
 
-    def look(self, engine: Engine, evaluations: list[int], rounds: int | None) -> list[dict]:
+    def look(self, engine: Engine, rounds: int | None = None) -> list[dict]:
         """The same without being the folder's owner: nothing in it is changed.
 
         rounds: of the checkpoint to take; None: the newest. BadInput where there is none.
@@ -179,9 +200,10 @@ class Workdir:
         if not folder.is_dir():
             raise BadInput(f"{self.path} has no checkpoint yet")
         self._checkpoints = Checkpoints(folder, read_only=True)
+        stages = ends(self._experiment.simulation.stages)
         try:
             self._check_saved(self._checkpoints.numbers(), rounds)
-            return self._restore(engine, evaluations, rounds)
+            return self._restore(engine, self.evaluations(engine)[1:], stages, rounds)
         finally:
             self._checkpoints.close()
             self._checkpoints = None
@@ -195,13 +217,17 @@ class Workdir:
                 f" {' and '.join(map(str, sorted(numbers)))}"
             )
 
-    def _restore(self, engine, evaluations, rounds=None):
+    def _restore(self, engine, evaluations, until_now, rounds=None):
+        """evaluations, until_now: those and the ends of stages by the config of the rows there."""
         rows = processes.of_first(lambda: self._verified(evaluations))
         sharding = self._experiment.simulation.strategy.sharding
         self.saved, leaves = self._checkpoints.newest(sharding, rounds)
         rows = self._until_saved(rows, evaluations)
+        today = ends(self._experiment.simulation.stages)
+        growth.check_rounds(self.path, until_now, today, self.saved)
         while self.saved > engine.ends[engine.stage_number]:
-            engine.next_stage(processes.of_first(lambda: self._read_facts(engine)))
+            stage = engine.simulation.stages[engine.stage_number + 1]
+            engine.next_stage(self.read_facts(stage, len(engine.lanes)))
         if self.saved:
             like, treedef = jax.tree.flatten(engine.snapshot())
             leaves = self._of_this_run(placed, leaves, like)
@@ -241,6 +267,19 @@ class Workdir:
         self._checkpoints.forget_after(self.saved)
         processes.of_first(lambda: metrics.keep_until(self._file("metrics.jsonl"), self.saved))
 
+    def _adopt(self, evaluations, engine):
+        """Writes the config with which the run goes on, if it is another than until now."""
+        config, saved = self._config(), growth.read_config(self.path)
+        total = self._experiment.simulation.plan.rounds
+        is_longer = saved["run"]["rounds"] != config["run"]["rounds"]
+        if not growth.differ(saved, config) or (self.saved == total and not is_longer):
+            return
+        made = tuple(after for after in evaluations[1:] if after <= self.saved)
+        if [0, *made] != [after for after in self.evaluations(engine) if after <= self.saved]:
+            growth.write_evaluated(self.path, growth.Evaluated(self.saved, made))
+        self._file("summary.json").unlink(missing_ok=True)
+        metrics.write_json(self._file("config.json"), config)
+
     def finished(self, all_rounds: bool) -> bool:
         """Whether an earlier process has left nothing to do."""
         if not all_rounds or self.path is None:
@@ -260,11 +299,13 @@ class Workdir:
         for i, arrays in enumerate(facts):
             write_arrays(self._facts_file(engine.stage, i), arrays)
 
-    def _read_facts(self, engine):
-        stage = engine.simulation.stages[engine.stage_number + 1]
+    def read_facts(self, stage: Stage, lanes: int) -> list[dict]:
+        """The facts with which a stage of the run has begun, of each lane. Raises BadInput."""
         if stage.prepare is None:
-            return [{} for _ in engine.lanes]
-        return [read_arrays(self._facts_file(stage, i)) for i in range(len(engine.lanes))]
+            return [{} for _ in range(lanes)]
+        return processes.of_first(
+            lambda: [read_arrays(self._facts_file(stage, i)) for i in range(lanes)]
+        )
 
     def _facts_file(self, stage, lane):
         return self._file(f"stages/{stage.name}-{lane}.npz")
@@ -365,6 +406,10 @@ class Workdirs:
         """Begins to write in all of them."""
         for folder in self._folders:
             folder.open()
+
+    def evaluations(self, engine: Engine) -> list[int]:
+        """0, then after how many rounds all of these runs are evaluated."""
+        return self._folders[0].evaluations(engine)
 
     def append(self, new: list[dict]) -> None:
         """Adds the rows of one evaluation, one of each seed."""
