@@ -166,15 +166,13 @@ def ends_with(experiment: Experiment, rounds: int) -> dict[str, int]:
 
 
 def of_seeds(experiment: Experiment, seeds: Sequence[int]) -> Experiment:
-    """The experiment with some of its seeds alone, in this order."""
-    simulation = experiment.simulation
-    places = [simulation.seeds.index(seed) for seed in seeds]
-    some = simulation._replace(
-        seeds=list(seeds),
-        federations=[simulation.federations[i] for i in places],
-        training=[simulation.training[i] for i in places],
-    )
-    return experiment._replace(simulation=some)
+    """The experiment of these seeds alone, in this order.
+
+    It is built anew: how long the rows of the clients are depends on all seeds.
+    """
+    if list(seeds) == experiment.simulation.seeds:
+        return experiment
+    return build(experiment.config, list(seeds), experiment.dataset)
 
 
 def load_data(section: Mapping) -> Dataset:
