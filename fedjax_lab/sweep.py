@@ -47,7 +47,6 @@ from typing import NamedTuple
 
 import jax
 import ml_collections
-import numpy as np
 from tqdm import tqdm
 
 from fedjax_lab import command, experiment, parallel
@@ -72,7 +71,7 @@ from fedjax_lab.running.sweep_folder import (
     Outcome,
     check_cell,
     check_folder,
-    ended,
+    done,
     make_ready,
     record,
     shown,
@@ -124,7 +123,7 @@ def run_here(
             gc.collect()
         for cell in group:
             folder = out / cell.name
-            yield cell, ended(folder) or _run_one(cell, make_ready(folder), load)
+            yield cell, done(cell, folder) or _run_one(cell, make_ready(folder), load)
             gc.collect()  # the devices' memory
 
 
@@ -176,15 +175,15 @@ def train(cells: Sequence[Cell], out: Path) -> int:
     for cell in cells:
         check_cell(cell, out / cell.name)
     with lock.owned_share(out):
-        todo = [cell for cell in cells if not ended(out / cell.name)]
+        todo = [cell for cell in cells if not done(cell, out / cell.name)]
         lock.check_free([out / cell.name for cell in todo])
-        done = len(cells) - len(todo)
-        print(f"{len(cells)} runs in {cloud.address(out)}, {done} of them done", flush=True)
+        count = len(cells) - len(todo)
+        print(f"{len(cells)} runs in {cloud.address(out)}, {count} of them done", flush=True)
         compilation_cache.enable()
         parallel.check_devices()
         results = run_here([[cell] for cell in todo], out, load_once())
         follow(results, len(todo), len(cells), out)
-    outcomes = [ended(out / cell.name) for cell in cells]
+    outcomes = [done(cell, out / cell.name) for cell in cells]
     return int(any(outcome is None or outcome.code for outcome in outcomes))
 
 
@@ -203,8 +202,8 @@ def follow(
             record(outcome, out / cell.name)
             took = time.monotonic() - began
             left = tqdm.format_interval(took / i * (todo - i))
-            done = f"{total - todo + i}/{total}"
-            bar.write(f"{done}  {cell.name}  {shown(out / cell.name)}  {left} left")
+            number = f"{total - todo + i}/{total}"
+            bar.write(f"{number}  {cell.name}  {shown(out / cell.name)}  {left} left")
             sys.stdout.flush()
             bar.update()
 
@@ -212,19 +211,10 @@ def follow(
 def table(cells: dict[str, Cell], keys: Sequence[str], out: Path) -> str:
     """One line per cell: method, values of these keys of the config, accuracy."""
     rows = [["method", *keys, "accuracy, %"]]
-    for cell in cells.values():
+    for name, cell in cells.items():
         values = [cell.grid.get(key, "") for key in keys]
-        rows.append([cell.config.method.name, *values, _accuracy(cell, out)])
+        rows.append([cell.config.method.name, *values, shown(out / name)])
     return aligned(rows)
-
-
-def _accuracy(cell, out):
-    """What `shown` says; of a cell that got more seeds, the numbers of all of them."""
-    ends = [ended(out / run.name) for run in sweep_seeds.of_cell(cell, out)]
-    if len(ends) == 1 or None in ends or any(outcome.code for outcome in ends):
-        return shown(out / cell.name)
-    values = list(sweep_seeds.accuracies(cell, out).values())
-    return f"{np.mean(values):.2f} +- {np.std(values, ddof=1):.2f} ({len(values)} seeds)"
 
 
 def differences(pairs: Sequence[Pair], goal: Goal, out: Path) -> str:
@@ -309,24 +299,28 @@ def _use_devices(args):
 def _run_and_show(work, cells, chosen, pairs):
     """Runs the chosen ones of the cells, then more seeds of pairs; shows what came of them."""
     request, out = work.request, work.out
-    runs = list(chosen.values())
-    _carry_out(work, cells, runs, "cells")
     if request.goal:
-        runs += _add_seeds(work, pairs)
+        until = {"until": str(request.goal)}
+        cells = {name: cell._replace(note={**cell.note, **until}) for name, cell in cells.items()}
+    _carry_out(work, cells, list(chosen.values()), "cells")
+    failed = {name for name, cell in chosen.items() if not done(cell, out / name)}
+    pairs_left = [p for p in pairs if failed.isdisjoint((p.cell.name, p.baseline.name))]
+    is_whole = _add_seeds(work, pairs_left) and not failed
     keys = dict.fromkeys(key for cell in chosen.values() for key in cell.grid)
     print(f"\nafter the last round\n{table(chosen, list(keys), out)}")
     if pairs:
         print(f"\nuntil {request.goal}\n{differences(pairs, request.goal, out)}")
     print(f"\nresults: {cloud.address(out)}")
-    return int(any(ended(out / run.name) is None for run in runs))
+    return int(not is_whole)
 
 
 def _carry_out(work, planned, runs, what):
     """Plans cells and runs those of `runs` that have not ended."""
     (args, _, shared, *_), out, load = work
+    runs = [sweep_seeds.of_all(run, out) for run in runs]
     for run in runs:
         check_cell(run, out / run.name)
-    todo = [run for run in runs if not ended(out / run.name)]
+    todo = [run for run in runs if not done(run, out / run.name)]
     lock.check_free([out / run.name for run in todo])
     check(todo, load)
     with lock.planning(out):
@@ -364,12 +358,16 @@ def _tune(work, contenders):
 
 
 def _add_seeds(work, pairs):
-    """Runs more seeds until all pairs are clear or have --max_seeds; gives these runs."""
-    tried: dict[str, Cell] = {}
-    while runs := sweep_seeds.next_runs(pairs, work.request.goal, work.out, tried.keys()):
-        tried |= {run.name: run for run in runs}
-        _carry_out(work, {}, runs, "runs of more seeds")
-    return list(tried.values())
+    """Runs more seeds until all pairs are clear or have --max_seeds; whether all of that went well.
+
+    A cell that fails is tried once, and what is compared with it is left alone.
+    """
+    everything = pairs
+    while runs := sweep_seeds.next_runs(pairs, work.request.goal, work.out):
+        _carry_out(work, {}, runs, "cells with more seeds")
+        failed = {run.name for run in runs if not done(run, work.out / run.name)}
+        pairs = [p for p in pairs if failed.isdisjoint((p.cell.name, p.baseline.name))]
+    return pairs == everything
 
 
 def _parse(argv):

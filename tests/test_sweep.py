@@ -128,7 +128,9 @@ def test_workers_find_parts_of_ones_own(own, tmp_path):
     command += ["--out=out", "--methods=near,own.py:twice", "--config.run.rounds=1"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 0 and "2 cells in out, 0 of them done" in done.stdout, done.stderr
-    assert all(sweep.ended(tmp_path / "out" / name) for name in ("own.py:near", "own.py:twice"))
+    assert all(
+        sweep_folder.ended(tmp_path / "out" / name) for name in ("own.py:near", "own.py:twice")
+    )
 
 
 def test_a_sweep_of_an_earlier_version_goes_on(tmp_path, monkeypatch):
@@ -183,7 +185,7 @@ def test_a_folder_takes_more_cells_of_the_same_sweep_alone(tmp_path):
     for changed, message in (
         ({"overrides": [("run.rounds", "4")]}, "config.run.rounds is 3 there, not 4"),
         ({"overrides": []}, "config.run.rounds is 3 there, not 20"),
-        ({"seeds": [0, 1]}, r"config.seeds is \[0\] there, not \[0, 1\]"),
+        ({"seeds": [1]}, r"config.seeds is \[0\] there, not \[1\]"),
         ({"overrides": [("run.rounds", "3"), ("local.lr", "1")]}, "config.local.lr is both"),
     ):
         other = shared._replace(**changed)
@@ -196,17 +198,17 @@ def test_a_folder_takes_more_cells_of_the_same_sweep_alone(tmp_path):
 
 
 def test_how_a_cell_ended(tmp_path):
-    assert sweep.ended(tmp_path / "a") is sweep_folder.failure(tmp_path / "a") is None
+    assert sweep_folder.ended(tmp_path / "a") is sweep_folder.failure(tmp_path / "a") is None
     sweep.record(Outcome(0), tmp_path / "a")
     assert not (tmp_path / "a").exists()
     sweep.record(Outcome(1, "one\ntwo"), tmp_path / "a")
-    assert sweep.ended(tmp_path / "a") is None  # it is tried again
+    assert sweep_folder.ended(tmp_path / "a") is None  # it is tried again
     assert sweep_folder.failure(tmp_path / "a") == Outcome(1, "one\ntwo")
     assert sweep.shown(tmp_path / "a") == "failed: two"
     sweep.record(Outcome(3, "diverged in round 1"), tmp_path / "a")
-    assert sweep.ended(tmp_path / "a") == Outcome(3, "diverged in round 1")
+    assert sweep_folder.ended(tmp_path / "a") == Outcome(3, "diverged in round 1")
     metrics.write_json(tmp_path / "a/summary.json", {**toys.SUMMARY, "diverged": {"round": 2}})
-    assert sweep.ended(tmp_path / "a") == Outcome(3)
+    assert sweep_folder.ended(tmp_path / "a") == Outcome(3)
 
 
 BAD = [
@@ -310,7 +312,7 @@ def test_interrupted_and_gone_on(swept, toy, tmp_path, monkeypatch, capsys):
     stop = True
     assert call(f"--config={toy}", f"--out={out}", *SMALL) == 130
     assert "the same command continues" in capsys.readouterr().err
-    assert sweep.ended(out / NAMES[0]) == Outcome(0)
+    assert sweep_folder.ended(out / NAMES[0]) == Outcome(0)
     assert [file.name for file in (out / NAMES[1] / "checkpoints").glob("[0-9]*")] == ["1"]
     assert not (out / NAMES[1] / "error.txt").exists() and not (out / NAMES[2]).exists()
     stop = False
@@ -340,7 +342,7 @@ def test_a_failed_cell_does_not_stop_the_others_and_is_tried_again(
     assert "2/3  fedavg,local.lr=0.1  failed: RuntimeError: no memory" in said
     error = (out / "fedavg,local.lr=0.1/error.txt").read_text()
     assert error.startswith("exit code 1\n") and "Traceback" in error
-    assert sweep.ended(out / "fedavg,local.lr=0.2") == Outcome(0)
+    assert sweep_folder.ended(out / "fedavg,local.lr=0.2") == Outcome(0)
     monkeypatch.setattr(runner, "run", run)
     assert call(*arguments) == 0
     assert "3 cells in" in (said := capsys.readouterr().out) and "2 of them done" in said

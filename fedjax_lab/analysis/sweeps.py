@@ -10,15 +10,17 @@ def notes(runs: Iterable[Run]) -> list[str]:
     """What each search for settings has cost, and whether seeds were added until it was clear."""
     runs = list(runs)
     plans = {folder: _plan(folder) for folder in {run.folder.parent for run in runs}}
-    out = []
-    for run in runs:
-        tuned = plans[run.folder.parent].get(run.folder.name, {}).get("tuned")
-        if tuned:
-            out.append(f"{shown(run.folder.name)}: the best of {told(tuned)}")
-    if any(files.MORE_SEEDS in run.folder.name for run in runs):
+    cells = [(run.folder.name, plans[run.folder.parent].get(run.folder.name, {})) for run in runs]
+    out = [
+        f"{shown(name)}: the best of {told(cell['tuned'])}"
+        for name, cell in cells
+        if "tuned" in cell
+    ]
+    for until in sorted({cell["until"] for _, cell in cells if "until" in cell}):
         out.append(
-            "seeds were added until differences were clear: the interval of the sweep is valid for"
-            " that; the intervals and p-values here are for a number of seeds that was fixed before"
+            f"seeds were added until differences were clear (--until={shown(until)}): the sweep's"
+            " interval allows for that, while intervals and p-values here are those of a number of"
+            " seeds that is fixed beforehand"
         )
     return out
 

@@ -16,7 +16,6 @@ from fedjax_lab.data import safe
 from fedjax_lab.errors import MACHINE, BadInput, quoted
 
 DRAWS = "draws"  # the folder of a sweep with the runs from which settings are chosen
-MORE_SEEDS = "+seeds="  # in the names of folders of a sweep with more seeds of a cell
 DEEPEST = 50  # levels of lists and objects in each other
 
 
@@ -116,12 +115,13 @@ TUNED = {  # what a search for the settings of a cell has cost
     "rounds": COUNT,
     "seconds": NUMBER,
 }
-CELL = {  # of a sweep; `seeds` where they are not those of the sweep
+CELL = {  # of a sweep; `seeds` where they are not those of the sweep, `until` with --until
     "method": TEXT,
     "grid": {"*": TEXT},
     "config": OBJECT,
     "seeds?": [COUNT],
     "tuned?": TUNED,
+    "until?": TEXT,
 }
 PLAN = {"cells": {"*": CELL}}  # sweep.json
 

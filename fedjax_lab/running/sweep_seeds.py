@@ -3,13 +3,11 @@
 A cell's difference to the baseline is the mean over their common seeds of its accuracy minus the
 baseline's, after the last round. A cell is clear once the interval of `confidence` around this mean
 is short enough. Until then the cell and its baseline get more seeds, as many as they began with at
-a time. More seeds of a cell are a run of the same config in the folder CELL+seeds=FIRST-LAST beside
-the cell's own; reports make one row of them.
+a time, by the same way as a run that is resumed with more --seeds.
 """
 
-import glob
 import re
-from collections.abc import Callable, Iterable, Sequence, Set
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,7 +16,7 @@ import numpy as np
 from fedjax_lab.errors import BadInput, cut, nearest
 from fedjax_lab.running import files, metrics
 from fedjax_lab.running.confidence import half_width
-from fedjax_lab.running.sweep_folder import ended
+from fedjax_lab.running.sweep_folder import done, ended, grown
 from fedjax_lab.running.sweep_plan import Cell
 
 MOST_SEEDS = 20  # of a cell, unless --max_seeds says otherwise
@@ -48,7 +46,7 @@ class Difference(NamedTuple):
     seeds: int  # that both have finished
     mean: float | None  # of the differences in points; None without common seeds
     half_width: float  # of the interval around it; inf for too few seeds
-    state: str  # "clear", "open", or "diverged" or "failed" of one of the two
+    state: str  # "clear" or "open"; "diverged" or "unfinished" where one of the two is
 
 
 def parse(until: str, baseline: str, max_seeds: int) -> Goal:
@@ -133,97 +131,68 @@ def _is_shared(key):
 # More seeds.
 
 
-def with_seeds(cell: Cell, seeds: Sequence[int]) -> Cell:
-    """The run of more seeds of a cell."""
-    return cell._replace(
-        name=f"{cell.name}{files.MORE_SEEDS}{seeds[0]}-{seeds[-1]}", seeds=list(seeds)
-    )
-
-
-def more(cell: Cell, out: Path) -> list[Cell]:
-    """The runs of more seeds of a cell that have begun, those with the smallest seeds first."""
-    begun = []
-    for folder in out.glob(glob.escape(cell.name + files.MORE_SEEDS) + "*"):
-        ends = re.fullmatch(r"(\d{1,10})-(\d{1,10})", folder.name.rpartition(files.MORE_SEEDS)[2])
-        if ends and (folder / "config.json").exists():
-            begun.append(with_seeds(cell, range(int(ends[1]), int(ends[2]) + 1)))
-    return sorted(begun, key=lambda each: each.seeds)
-
-
-def of_cell(cell: Cell, out: Path) -> list[Cell]:
-    """The runs of a cell: its own and those of more seeds."""
-    return [cell, *more(cell, out)]
+def of_all(cell: Cell, out: Path) -> Cell:
+    """The cell with all seeds that its folder has; as it is where nobody can read that."""
+    try:
+        return grown(cell, out / cell.name)
+    except files.Damaged:
+        return cell
 
 
 def accuracies(cell: Cell, out: Path) -> dict[int, float]:
     """The accuracy after the last round of each seed that a cell has finished."""
-    values = {}
-    for run in of_cell(cell, out):
-        if (how := ended(out / run.name)) is None or how.code:
-            continue
-        summary = files.read_json(out / run.name / "summary.json", files.FINISHED)
-        for seed, row in summary["last"]["per_seed"].items():
-            if (value := metrics.headline(row)) is not None:
-                values[int(seed)] = value
-    return values
+    outcome = ended(out / cell.name)
+    if outcome is None or outcome.code:
+        return {}
+    summary = files.read_json(out / cell.name / "summary.json", files.FINISHED)
+    each = {int(seed): metrics.headline(row) for seed, row in summary["last"]["per_seed"].items()}
+    return {seed: value for seed, value in each.items() if value is not None}
 
 
 def compare(pair: Pair, goal: Goal, out: Path) -> Difference:
     """What the finished seeds say about a pair."""
-    ours, theirs = (accuracies(cell, out) for cell in pair)
-    common = sorted(ours.keys() & theirs.keys())
-    values = [ours[seed] - theirs[seed] for seed in common]
-    half = half_width(values)
-    ends = [ended(out / run.name) for cell in pair for run in of_cell(cell, out)]
-    if any(how is not None and how.code for how in ends):
+    values, theirs = (accuracies(cell, out) for cell in pair)
+    common = sorted(values.keys() & theirs.keys())
+    differences = [values[seed] - theirs[seed] for seed in common]
+    mean, half = float(np.mean(differences)) if differences else None, half_width(differences)
+    ends = [done(of_all(cell, out), out / cell.name) for cell in pair]
+    if None in ends:
+        state = "unfinished"
+    elif any(outcome.code for outcome in ends):
         state = "diverged"
-    elif None in ends:
-        state = "failed"
     else:
         state = "clear" if half <= goal.half_width else "open"
-    return Difference(len(common), float(np.mean(values)) if values else None, half, state)
+    return Difference(len(common), mean, half, state)
 
 
-def next_runs(pairs: Iterable[Pair], goal: Goal, out: Path, tried: Set[str]) -> list[Cell]:
-    """What is run next, after everything before has ended; empty where there is nothing to do.
+def next_runs(pairs: Sequence[Pair], goal: Goal, out: Path) -> list[Cell]:
+    """The cells, with all their seeds, that are run next; empty where there is nothing to do.
 
-    First what an earlier command has begun, and what baselines lack; then more seeds for the pairs
-    that are open. Pairs with a run that was tried in vain are left alone.
+    First those that an earlier command has left unfinished, then baselines without the seeds of the
+    cells that are compared with them, then more seeds for the pairs that are open.
     """
-    pairs = [pair for pair in pairs if not _failed(pair, out, tried)]
-    begun = [run for pair in pairs for cell in pair for run in more(cell, out)]
-    runs = [run for run in begun if ended(out / run.name) is None]
-    runs = runs or _more_of_baselines(pairs, {}, out)
-    if not runs:
-        first = [pair for pair in pairs if compare(pair, goal, out).state == "open"]
-        wanted = {pair.cell.name: _following(pair.cell, goal, out) for pair in first}
-        runs = [with_seeds(pair.cell, seeds) for pair in first if (seeds := wanted[pair.cell.name])]
-        runs += _more_of_baselines(first, wanted, out)
-    return list({run.name: run for run in runs}.values())
+    cells = {cell.name: of_all(cell, out) for pair in pairs for cell in pair}
+    unfinished = [cell for cell in cells.values() if done(cell, out / cell.name) is None]
+    open_ = {pair.cell.name for pair in pairs if compare(pair, goal, out).state == "open"}
+    firsts = {cell.name: len(cell.seeds) for pair in pairs for cell in pair}
+    more = {name: _following(cells[name], firsts[name], goal) for name in open_}
+    return unfinished or _longer(pairs, cells, {}) or _longer(pairs, cells, more)
 
 
-def _failed(pair, out, tried):
-    runs = [run for cell in pair for run in of_cell(cell, out)]
-    return any(run.name in tried and ended(out / run.name) is None for run in runs)
+def _following(cell, batch, goal):
+    """The seeds that a cell gets next: a batch, or fewer at the end."""
+    count = min(batch, goal.max_seeds - len(cell.seeds))
+    return list(range(max(cell.seeds) + 1, max(cell.seeds) + 1 + count))
 
 
-def _following(cell, goal, out):
-    """The seeds that a cell gets next, as many as it began with."""
-    there = _seeds(cell, out)
-    count = min(len(cell.seeds), goal.max_seeds - len(there))
-    return list(range(max(there) + 1, max(there) + 1 + count))
-
-
-def _more_of_baselines(pairs, wanted, out):
-    """The runs of the seeds that cells have or are going to have, and their baselines have not."""
-    lacking: dict[str, set[int]] = {}
-    baselines = {pair.baseline.name: pair.baseline for pair in pairs}
+def _longer(pairs, cells, more):
+    """The cells with more seeds, and the baselines which thereby lack some."""
+    seeds = {name: [*cell.seeds, *more.get(name, ())] for name, cell in cells.items()}
     for pair in pairs:
-        needed = _seeds(pair.cell, out) | set(wanted.get(pair.cell.name, ()))
-        lacking.setdefault(pair.baseline.name, set()).update(needed)
-    missing = {name: sorted(lacking[name] - _seeds(baselines[name], out)) for name in baselines}
-    return [with_seeds(baselines[name], seeds) for name, seeds in missing.items() if seeds]
-
-
-def _seeds(cell, out):
-    return {seed for run in of_cell(cell, out) for seed in run.seeds}
+        base = seeds[pair.baseline.name]
+        base += [seed for seed in seeds[pair.cell.name] if seed not in base]
+    return [
+        cell._replace(seeds=seeds[name])
+        for name, cell in cells.items()
+        if len(seeds[name]) > len(cell.seeds)
+    ]

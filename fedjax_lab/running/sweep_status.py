@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fedjax_lab.errors import BadInput
-from fedjax_lab.running import cloud, files, lock
+from fedjax_lab.running import cloud, files, growth, lock
 from fedjax_lab.running.sweep_folder import DIVERGED, ended, failure, shown
 
 # What can be said of a run, in the order of the table. Stopped: it has begun, and nobody runs it.
@@ -36,27 +36,24 @@ def read(out: Path) -> list[Status]:
     if not (out / "sweep.json").exists():
         raise BadInput(f"{cloud.address(out)} holds no sweep: there is no sweep.json in it")
     cells = files.read_plan(out / "sweep.json")
-    more = {
-        path.name: path.name.partition(files.MORE_SEEDS)[0]
-        for path in out.glob(f"*{files.MORE_SEEDS}*")
-    }
-    configs = {name: cell["config"] for name, cell in cells.items()}
-    configs |= {name: configs[cell] for name, cell in more.items() if cell in configs}
-    each = [_status(out / name, name, config) for name, config in configs.items()]
+    each = [_status(out / name, name, cell["config"]) for name, cell in cells.items()]
     return sorted(each, key=lambda status: STATES.index(status.state))
 
 
 def _status(folder, name, planned):
     """Of one run; damaged files are told, as those of a run that failed."""
     try:
-        config = files.read_config(folder / "config.json") or planned
         state, since = _state(folder)
-        summary = files.read_json(folder / "summary.json", files.SUMMARY) or {}
-        rows = files.read_rows(folder / "metrics.jsonl", files.EVALUATION)
-        said = "" if state in ("running", "stopped", "waiting") else shown(folder)
+        under_way = state in ("running", "stopped")
+        adds = under_way and (folder / growth.ADDED / "config.json").exists()
+        inner = folder / growth.ADDED if adds else folder
+        config = files.read_config(inner / "config.json") or planned
+        summary = files.read_json(inner / "summary.json", files.SUMMARY) or {}
+        rows = files.read_rows(inner / "metrics.jsonl", files.EVALUATION)
+        said = shown(folder) if state in ("failed", "diverged", "done") else ""
     except files.Damaged as error:
         return Status(name, "failed", 0, _rounds(planned), 0, 0.0, None, str(error))
-    played = max([row["round"] for row in rows[-1:]] + _checkpoints(folder), default=0)
+    played = max([row["round"] for row in rows[-1:]] + _checkpoints(inner), default=0)
     return Status(
         name=name,
         state=state,
@@ -65,8 +62,12 @@ def _status(folder, name, planned):
         seeds=len(config["seeds"]),
         seconds=_seconds(summary, rows),
         since=since,
-        said=said.removeprefix("failed: ") if state in ("failed", "diverged", "done") else "",
+        said=f"adds seeds {_listed(config['seeds'])}" if adds else said.removeprefix("failed: "),
     )
+
+
+def _listed(seeds):
+    return ", ".join(map(str, seeds))
 
 
 def _state(folder):

@@ -23,7 +23,7 @@ from fedjax_lab.registry import (
     look_up,
 )
 from fedjax_lab.running import files, metrics
-from fedjax_lab.running.sweep_folder import DIVERGED, ended
+from fedjax_lab.running.sweep_folder import DIVERGED, done
 from fedjax_lab.running.sweep_plan import Cell, Shared, make_cell
 
 ON = ("validation", "test")  # the examples by which the best draw can be chosen
@@ -179,7 +179,7 @@ def share(stream: int, number: int, key: str) -> float:
 
 def waiting(contender: Contender, out: Path) -> int:
     """How many draws have not ended."""
-    return sum(ended(out / draw.name) is None for draw in contender.draws)
+    return sum(done(draw, out / draw.name) is None for draw in contender.draws)
 
 
 def chosen(contender: Contender, out: Path, shared: Shared, search: Search) -> Cell | None:
@@ -197,7 +197,7 @@ def chosen(contender: Contender, out: Path, shared: Shared, search: Search) -> C
 
 def _score(draw, out, search):
     """What the best draw has most of, as a tuple that is never empty; () for a diverged one."""
-    if (how := ended(out / draw.name)) is None or how.code == DIVERGED:
+    if (how := done(draw, out / draw.name)) is None or how.code == DIVERGED:
         return ()
     summary = files.read_json(out / draw.name / "summary.json", files.FINISHED)
     if search.on == "test":
