@@ -38,10 +38,11 @@ def check_folder(shared: Shared, cells: dict[str, Cell], out: Path) -> dict:
             today = make_cell(shared, old["method"], old["grid"])
         except BadInput as error:
             raise BadInput(f"cell {quoted(name)} of {path}: {error}") from error
-        saved, seeds = old["config"], old.get("seeds", today.seeds)
-        if set(saved.get("seeds", ())) <= set(seeds):  # a sweep may get more of them
-            saved = {**saved, "seeds": seeds}
-        growth.check_same(out / name, saved, today._replace(seeds=seeds).saved)
+        today = cells.get(name, today._replace(seeds=old.get("seeds", today.seeds)))
+        saved = old["config"]
+        if set(saved.get("seeds", ())) <= set(today.seeds):  # a sweep may get more of them
+            saved = {**saved, "seeds": today.seeds}
+        growth.check_same(out / name, saved, today.saved)
     for name, cell in cells.items():
         check_cell(cell, out / name)
     return planned

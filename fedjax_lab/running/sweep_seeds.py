@@ -171,11 +171,15 @@ def next_runs(pairs: Sequence[Pair], goal: Goal, out: Path) -> list[Cell]:
     First those that an earlier command has left unfinished, then baselines without the seeds of the
     cells that are compared with them, then more seeds for the pairs that are open.
     """
+    states = {pair.cell.name: compare(pair, goal, out).state for pair in pairs}
+    pairs = [pair for pair in pairs if states[pair.cell.name] != "diverged"]
     cells = {cell.name: of_all(cell, out) for pair in pairs for cell in pair}
     unfinished = [cell for cell in cells.values() if done(cell, out / cell.name) is None]
-    open_ = {pair.cell.name for pair in pairs if compare(pair, goal, out).state == "open"}
-    firsts = {cell.name: len(cell.seeds) for pair in pairs for cell in pair}
-    more = {name: _following(cells[name], firsts[name], goal) for name in open_}
+    more = {
+        pair.cell.name: _following(cells[pair.cell.name], len(pair.cell.seeds), goal)
+        for pair in pairs
+        if states[pair.cell.name] == "open"
+    }
     return unfinished or _longer(pairs, cells, {}) or _longer(pairs, cells, more)
 
 
