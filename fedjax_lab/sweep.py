@@ -2,26 +2,51 @@
 
 python -m fedjax_lab.sweep --config=configs/X.py --out=DIR [--methods=fedavg,fedprox]
                            [--grid=method.mu=0.01,0.1] [--grid=partition.alpha=0.1,0.5]
-                           [--seeds=0,1,2] [--workers=N | --together] [--share=I/N]
+                           [--tune=random:20 [--on=validation] [--range=method.mu=log:0.001,1]]
+                           [--seeds=0,1,2] [--until=ci:0.5 [--baseline=fedavg] [--max_seeds=20]]
+                           [--workers=N | --together] [--share=I/N]
                            [--nocompilation_cache] [--config.run.rounds=20 ...]
+python -m fedjax_lab.sweep --status=DIR
 
 A cell is a method at a grid point, with all seeds in one run. Its folder DIR/CELL is that of a run
 of fedjax_lab.main; DIR/sweep.json is the plan. A method without a setting that is in the grid for
 another one has one cell for all its values. The same command goes on with what is not finished;
-other methods and grids add cells, if all else is the same. A cell that failed has error.txt and is
-tried again; one that diverged has it too and is not.
+other methods and grids add cells, if all else is the same, and all cells together may get more
+--seeds or rounds, of which only the new ones are run. A cell that failed has error.txt and is tried
+again; one that diverged has it too and is not.
 
 Cells run one after another in this process, or N at a time in processes of their own: on a CPU
 each with its share of the cores, on GPUs each on one of them. With --together new cells that differ
 in numbers of `method` and `local` alone run as one vmapped computation; where that fails (memory,
 a number that a method does not let be traced, a cell that diverges) they go on one by one.
 
+With --tune=random:20 the settings of each method are searched for first, with as many draws for
+every method: 20 at each point of the grid. Drawn are local.lr and the settings for which the
+method's file declares RANGES, unless --config.KEY or --grid gives a value. --range declares another
+range or one more: log:LOW,HIGH (log-uniform), uniform:LOW,HIGH or choice:A,B,C. Methods that share
+a setting get the same quantiles of its range; random:20:7 takes other random numbers. A draw is a
+run of the first seed in DIR/draws. The one with the highest accuracy on validation examples, in the
+round that is best by them, becomes the method's cell and is run with all seeds; --on=test chooses
+by the test accuracy after the last round, as some papers do. sweep.json and reports say what each
+search has cost.
+
+With --until=ci:0.5 cells get more seeds, as many at a time as they began with, until the difference
+to the baseline in accuracy after the last round is known within 0.5 points, or they have
+--max_seeds. --baseline is a method, whose cell at the same point of the grid is compared with, or a
+cell. Differences are taken seed by seed, so the baseline gets the same seeds. The interval at the
+level of 95 % is one of a confidence sequence, which stays valid however often one looks at it (see
+running/confidence.py); it needs at least four seeds.
+
+--status tells which cells are done, running, waiting or have failed, and when the sweep may end. It
+only reads.
+
 DIR may be in the cloud (gs://BUCKET/FOLDER, see fedjax_lab.main), where a sweep has no lock: start
 it once, or with --share. Where two commands run the same cell, the one that began first gives it
 up.
 
 With --share=I/N only every N-th cell is run, from number I on (0 is the first), so that N commands,
-on hosts that all see DIR, share a sweep.
+on hosts that all see DIR, share a sweep. With --tune a cell comes with all of its draws. --until
+needs all cells: add it, without --share, when the shares are done.
 
 Exit codes: 0 done; 1 a cell failed, or the machine did (disk, memory); 2 a usage, config or data
 error, in one line and before anything is run; 130 interrupted, the state of the cells under way

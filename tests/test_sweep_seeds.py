@@ -145,12 +145,17 @@ def test_a_sweep_that_has_got_seeds_goes_on_with_the_same_command(tmp_path):
     moon = cells["moon"]
     assert sweep_folder.done(moon, tmp_path / "moon") == sweep_folder.Outcome(0)
     assert sweep_folder.done(moon._replace(seeds=[*range(5)]), tmp_path / "moon") is None
-    more = QUICK._replace(seeds=[*range(5)])
-    sweep_folder.check_folder(more, sweep_plan.plan(more, ["moon"], {}), tmp_path)
-    for seeds in ([0], [1, 2]):
-        other = QUICK._replace(seeds=seeds)
-        with pytest.raises(BadInput, match=r"config.seeds is \[0, 1\] there, not"):
-            sweep_folder.check_folder(other, sweep_plan.plan(other, ["moon"], {}), tmp_path)
+    methods = ["fedavg", "moon"]
+    more = QUICK._replace(seeds=[*range(5)], overrides=[("run.rounds", "99")])
+    sweep_folder.check_folder(more, sweep_plan.plan(more, methods, {}), tmp_path)
+    for shared, some, message in (
+        (QUICK._replace(seeds=[0]), methods, r"config.seeds is \[0, 1\] there, not \[0\]"),
+        (QUICK._replace(seeds=[1, 2]), methods, r"config.seeds is \[0, 1\] there, not \[1, 2\]"),
+        (more, ["moon"], "config.run.rounds is 20 there, not 99"),  # fedavg would stay behind
+        (QUICK._replace(seeds=[*range(5)]), ["moon"], r"config.seeds is \[0, 1\] there, not"),
+    ):
+        with pytest.raises(BadInput, match=message):
+            sweep_folder.check_folder(shared, sweep_plan.plan(shared, some, {}), tmp_path)
 
 
 def test_more_rounds_are_something_to_do(tmp_path):

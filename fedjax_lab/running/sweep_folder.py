@@ -39,13 +39,21 @@ def check_folder(shared: Shared, cells: dict[str, Cell], out: Path) -> dict:
         except BadInput as error:
             raise BadInput(f"cell {quoted(name)} of {path}: {error}") from error
         today = cells.get(name, today._replace(seeds=old.get("seeds", today.seeds)))
-        saved = old["config"]
-        if set(saved.get("seeds", ())) <= set(today.seeds):  # a sweep may get more of them
-            saved = {**saved, "seeds": today.seeds}
-        growth.check_same(out / name, saved, today.saved)
+        grows = name in cells or "tuned" in old or "seeds" in old  # others keep seeds and rounds
+        _check_planned(out / name, old["config"], today.saved, grows)
     for name, cell in cells.items():
         check_cell(cell, out / name)
     return planned
+
+
+def _check_planned(folder, saved, today, grows):
+    """BadInput where a cell was planned as another run; one that grows may get seeds and rounds."""
+    if not grows:
+        rounds = [{"run": {"rounds": each["run"].get("rounds")}} for each in (saved, today)]
+        metrics.check_same(folder, *rounds)
+    elif set(saved.get("seeds", ())) <= set(today["seeds"]):
+        saved = {**saved, "seeds": today["seeds"]}
+    growth.check_same(folder, saved, today)
 
 
 def check_cell(cell: Cell, folder: Path) -> None:
