@@ -603,7 +603,7 @@ def test_draws_then_the_best_with_all_seeds_then_more_seeds(tuned, toy, capsys):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stop_at", [2, 8, 13])
+@pytest.mark.parametrize("stop_at", [2, 7, 10])
 def test_searches_and_more_seeds_are_interrupted_and_go_on(
     stop_at, tuned, toy, tmp_path, monkeypatch, capsys
 ):
