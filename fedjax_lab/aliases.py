@@ -36,7 +36,7 @@ def current(key: str, value: Any) -> tuple[str, Any]:
 
 
 def current_config(config: dict[str, Any]) -> dict[str, Any]:
-    """A config with all keys and values under their current names, and the keys of ADDED.
+    """A config with all keys and values under their current names.
 
     Raises BadInput where a section has a key under both of its names.
     """
@@ -54,4 +54,10 @@ def _current_section(section, values):
         if name in out:
             raise BadInput(f"config.{section}.{name} is given twice: also by its earlier name")
         out[name] = value
-    return {**ADDED.get(section, {}), **out}
+    return out
+
+
+def current_saved(config: dict[str, Any]) -> dict[str, Any]:
+    """The same of the config of an earlier run, with what its version did where it lacks a key."""
+    out = current_config(config)
+    return out | {name: {**added, **out[name]} for name, added in ADDED.items() if name in out}

@@ -166,13 +166,10 @@ def ends_with(experiment: Experiment, rounds: int) -> dict[str, int]:
 
 
 def of_seeds(experiment: Experiment, seeds: Sequence[int]) -> Experiment:
-    """The experiment of these seeds alone, in this order.
-
-    It is built anew: how long the rows of the clients are depends on all seeds.
-    """
+    """The experiment with these seeds in the place of its own."""
     if list(seeds) == experiment.simulation.seeds:
         return experiment
-    return build(experiment.config, list(seeds), experiment.dataset)
+    return build(experiment.config, seeds, experiment.dataset)
 
 
 def load_data(section: Mapping) -> Dataset:

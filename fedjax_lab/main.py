@@ -14,7 +14,11 @@ python -m fedjax_lab.main --help-method NAME
 --workdir         folder for all results; default: a new one in runs/
 --seeds           whole numbers and ranges of them, 0,1,2 or 0-2, which are trained together;
                   default: config.run.seed
---resume          goes on from the newest checkpoint of the workdir
+--resume          goes on from the newest checkpoint of the workdir. Config and seeds are those of
+                  the workdir where no --config is given. What changes nothing that was computed may
+                  be another: config.run.rounds (if the method's stages end where they have ended),
+                  run.eval_every, run.metrics, engine.state, engine.data; and there may be more
+                  --seeds, of which only the new ones are trained
 --partition_only  shows who holds what, as a table and a picture, and trains nothing
 --profile         rounds to record, after the first three, in DIR/profile: a trace that TensorBoard
                   (xprof) and Perfetto open; the results do not depend on it
@@ -105,17 +109,14 @@ def _main(argv):
         compilation_cache.enable()
 
     from fedjax_lab import parallel
-    from fedjax_lab.config import resolve
-    from fedjax_lab.config_files import load_config
-    from fedjax_lab.running import workdir
+    from fedjax_lab.running import growth, workdir
 
     parallel.check_devices()
-    config = resolve(load_config(CONFIG.value), overrides)
-    seeds = seeds or [config.run.seed]
-    if PARTITION_ONLY.value:
-        with cloud.staged(WORKDIR.value or None) as path:
-            return processes.of_first(lambda: _show_partition(config, seeds[0], path))
+    config = _given_config(overrides) if CONFIG.value else None
     with cloud.staged(WORKDIR.value or None) as path:
+        config, seeds = growth.completed(config, seeds, path, overrides)
+        if PARTITION_ONLY.value:
+            return processes.of_first(lambda: _show_partition(config, seeds[0], path))
         is_new = path is not None and not path.exists()
         with workdir.owned(path, config, seeds, RESUME.value):  # before anything is loaded
             with _telling(path, is_new):
@@ -129,7 +130,8 @@ def _parse(argv):
     """
     argv, overrides = split_overrides(argv)
     _parse_flags([re.sub("^--?help-method", "--help_method", argument) for argument in argv])
-    if not CONFIG.value and not HELP_METHOD.value:
+    goes_on = RESUME.value and WORKDIR.value and not SHOW_CONFIG.value
+    if not (CONFIG.value or HELP_METHOD.value or goes_on):
         raise BadInput("--config is missing; for example --config=quickstart")
     cloud.check("--workdir", WORKDIR.value)
     seeds, profile = parse_seeds(SEEDS.value), parse_profile(PROFILE.value)
@@ -141,14 +143,20 @@ def _parse(argv):
 def _explain(overrides):
     """Prints what --help-method or --show_config asks for."""
     from fedjax_lab import meanings
-    from fedjax_lab.config import resolve
-    from fedjax_lab.config_files import load_config
 
     if HELP_METHOD.value:
         print(meanings.of_method(HELP_METHOD.value))
     else:
-        print(meanings.of_config(resolve(load_config(CONFIG.value), overrides)))
+        print(meanings.of_config(_given_config(overrides)))
     return 0
+
+
+def _given_config(overrides):
+    """The resolved config that --config names."""
+    from fedjax_lab.config import resolve
+    from fedjax_lab.config_files import load_config
+
+    return resolve(load_config(CONFIG.value), overrides)
 
 
 @contextlib.contextmanager
@@ -203,6 +211,10 @@ def _how_to_continue(folder, is_new):
 
 def _saved(folder):
     """Which checkpoint of the run is the newest."""
+    from fedjax_lab.running import growth
+
+    while (folder / growth.ADDED / "checkpoints").exists():
+        folder = folder / growth.ADDED  # what is under way
     rounds = [int(path.name) for path in folder.glob("checkpoints/[0-9]*") if path.name.isdigit()]
     return f"the state after round {max(rounds)} is saved" if rounds else ""
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedjax_lab.aliases import current_config
+from fedjax_lab.aliases import current_saved
 from fedjax_lab.data import safe
 from fedjax_lab.errors import MACHINE, BadInput, quoted
 
@@ -148,15 +148,13 @@ def read_config(path: Path) -> dict | None:
     Raises Damaged.
     """
     config = read_json(path, CONFIG)
-    return None if config is None else current_config(config)
+    return None if config is None else current_saved(config)
 
 
 def read_plan(path: Path) -> dict[str, dict]:
     """The cells that a sweep.json holds, with their configs under current names. Raises Damaged."""
     cells = read_json(path, PLAN)["cells"]
-    return {
-        name: {**cell, "config": current_config(cell["config"])} for name, cell in cells.items()
-    }
+    return {name: {**cell, "config": current_saved(cell["config"])} for name, cell in cells.items()}
 
 
 def read_rows(path: Path, shape: Any) -> list[Any]:

@@ -10,9 +10,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from fedjax_lab.config import default_values, value_at
+import ml_collections
+
+from fedjax_lab.config import Override, default_values, resolve, value_at
 from fedjax_lab.errors import BadInput
-from fedjax_lab.running import files, metrics
+from fedjax_lab.running import files, metrics, provenance
 
 FREE = (  # keys of a config that a resumed run may change
     "run.rounds",  # as far as `check_rounds` allows it
@@ -86,12 +88,37 @@ def seeds(folder: Path) -> list[int] | None:
     return None if saved is None else saved["seeds"]
 
 
-def all_seeds(folder: Path) -> list[int]:
-    """These seeds, and those that have been begun besides."""
-    saved = read_config(folder)["seeds"]
-    inner = folder / ADDED
-    more = all_seeds(inner) if (inner / "config.json").exists() else []
-    return [*saved, *(seed for seed in more if seed not in saved)]
+def completed(
+    config: ml_collections.ConfigDict | None,
+    seeds: Sequence[int] | None,
+    folder: Path | None,
+    overrides: Sequence[Override] = (),
+) -> tuple[ml_collections.ConfigDict, list[int]]:
+    """The config and the seeds of a command; without a config both are those of the folder's run.
+
+    Args:
+      config: a resolved one, or None.
+      seeds: None stands for config.run.seed, or for all seeds that the folder's run has begun.
+      folder: of the run that is resumed, where there is no config.
+      overrides: of the folder's config.
+
+    Raises:
+      BadInput: there is no config, and the folder holds no run.
+    """
+    if config is not None:
+        return config, [config.run.seed] if seeds is None else list(seeds)
+    assert folder is not None  # those who give no config have a run to resume
+    saved = read_config(folder)
+    seeds = list(_begun(folder)) if seeds is None else list(seeds)
+    del saved["seeds"]
+    return resolve(provenance.recalled(saved), overrides), seeds
+
+
+def _begun(folder):
+    """The seeds of the folder's run, and after them those that are being added to it; each once."""
+    there = seeds(folder) or []
+    inner = _begun(folder / ADDED) if there else {}
+    return dict.fromkeys([*there, *inner])
 
 
 # Rounds.

@@ -208,6 +208,17 @@ class Workdir:
             self._checkpoints.close()
             self._checkpoints = None
 
+    def _check_host(self):
+        """BadInput where a checkpoint has on the host what this run keeps on devices, or not so."""
+        there = self._file(f"kept/{self.saved}").exists()
+        here = self._experiment.simulation.host is not None
+        if there != here:
+            keys = "state=host or disk" if there else "state=replicated or sharded, data not stream"
+            raise BadInput(
+                f"{self.path} holds a run that keeps its clients' state on the"
+                f" {'host' if there else 'devices'}; go on with config.engine: {keys}"
+            )
+
     def _check_saved(self, numbers, rounds):
         if not numbers:
             raise BadInput(f"{self.path} has no checkpoint yet")
@@ -229,6 +240,7 @@ class Workdir:
             stage = engine.simulation.stages[engine.stage_number + 1]
             engine.next_stage(self.read_facts(stage, len(engine.lanes)))
         if self.saved:
+            processes.of_first(self._check_host)
             like, treedef = jax.tree.flatten(engine.snapshot())
             leaves = self._of_this_run(placed, leaves, like)
             engine.go_on(jax.tree.unflatten(treedef, leaves), self.saved)

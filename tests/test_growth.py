@@ -1,0 +1,326 @@
+"""Runs that are resumed with more rounds, other evaluations or more seeds, and kills meanwhile."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+import toys
+from commands import call, comparable
+from stops import stopping_after
+
+import fedjax_lab
+from fedjax_lab import aliases
+from fedjax_lab.config import DEFAULTS, value_at
+from fedjax_lab.config_files import load_config
+from fedjax_lab.errors import BadInput
+from fedjax_lab.running import growth, metrics, runner
+
+EXACT = {"seeds": "sequential"}  # seeds that are one computation differ in the order of sums
+
+
+@pytest.fixture(scope="module")
+def toy(tmp_path_factory):
+    """A config file: six clients, an evaluation every second round."""
+    folder = tmp_path_factory.mktemp("toy")
+    toys.write_examples(folder / "data.npz")
+    return toys.write_config(folder, run={"cohort": 3, "eval_every": 2}, engine=EXACT)
+
+
+def play(toy, folder, rounds, seeds=(0,), method="fedavg", resume=True, **run):
+    """Plays or goes on with a run; overrides of `run` are among its keyword arguments."""
+    config = load_config(f"{toy}:{method}")
+    config["run"] = {**config["run"], "rounds": rounds, **run.pop("run", {})}
+    config["method"] = {**config["method"], **run.pop("settings", {})}
+    config["engine"] = {**config["engine"], **run.pop("engine", {})}
+    assert not run
+    return fedjax_lab.run(config, workdir=folder, seeds=list(seeds), resume=resume, quiet=True)
+
+
+def check_same_run(folder, other, result=None, expected=None):
+    """The folders are of the same run, but for how long it took."""
+    assert comparable(folder) == comparable(other)
+    for name in ("config.json", "fingerprint.json"):
+        assert (folder / name).read_bytes() == (other / name).read_bytes()
+    files = [{path.name for path in each.iterdir()} for each in (folder, other)]
+    assert files[0] == files[1]
+    ours, theirs = (json.loads((each / "summary.json").read_text()) for each in (folder, other))
+    for key in ("seeds", "rounds", "last", "max_over_rounds", "bytes_up", "bytes_down"):
+        assert ours[key] == theirs[key]
+    if result is not None:
+        toys.same(result.states, expected.states)
+
+
+# More rounds.
+
+
+@pytest.mark.parametrize("method", ["fedavg", "scaffold"])
+def test_more_rounds_are_as_if_asked_for_at_once(method, toy, tmp_path):
+    whole = play(toy, tmp_path / "whole", 8, (0, 1), method)
+    play(toy, tmp_path / "grown", 4, (0, 1), method)
+    result = play(toy, tmp_path / "grown", 8, (0, 1), method)
+    check_same_run(tmp_path / "grown", tmp_path / "whole", result, whole)
+    run = fedjax_lab.load(tmp_path / "grown")
+    assert run.rounds == 8 and [row["round"] for row in run.rows[::2]] == [2, 4, 6, 8]
+
+
+def test_an_additional_evaluation_remains_where_the_shorter_run_ended(toy, tmp_path):
+    whole = play(toy, tmp_path / "whole", 8)
+    play(toy, tmp_path / "grown", 3)
+    result = play(toy, tmp_path / "grown", 8)
+    toys.same(result.states, whole.states)
+    rows = {row["round"]: row for row in comparable(tmp_path / "grown")}
+    assert list(rows) == [2, 3, 4, 6, 8]
+    expected = {row["round"]: row for row in comparable(tmp_path / "whole")}
+    for after in (2, 6, 8):
+        assert rows[after] == expected[after]
+    mean = np.mean([rows[3]["train_loss"], rows[4]["train_loss"]])
+    np.testing.assert_allclose(mean, expected[4]["train_loss"], rtol=1e-6)
+    assert growth.read_evaluated(tmp_path / "grown") == (3, (2, 3))
+    assert len(fedjax_lab.load(tmp_path / "grown").rows) == 5
+
+
+def test_a_run_is_not_made_shorter_than_it_is(toy, tmp_path):
+    play(toy, tmp_path / "run", 4)
+    before = comparable(tmp_path / "run")
+    with pytest.raises(BadInput, match="has played 4 rounds already, and by this config .* are 2"):
+        play(toy, tmp_path / "run", 2)
+    assert comparable(tmp_path / "run") == before and (tmp_path / "run/summary.json").exists()
+
+
+def test_an_unfinished_run_may_end_earlier(toy, tmp_path, monkeypatch):
+    play(toy, tmp_path / "whole", 6)
+    interrupted(toy, tmp_path / "run", monkeypatch, after=5, rounds=20)
+    play(toy, tmp_path / "run", 6)
+    check_same_run(tmp_path / "run", tmp_path / "whole")
+
+
+def interrupted(toy, folder, monkeypatch, after, rounds, **how):
+    with monkeypatch.context() as patch, pytest.raises(runner.Interrupted):
+        stopping_after(after, patch)
+        play(toy, folder, rounds, **how)
+
+
+ENCODERS = {"encoder_rounds": 2, "num_clusters": 2}
+
+
+def test_stages_that_move_are_refused_with_the_reason(toy, tmp_path):
+    """FedConcat's encoders take a part of config.run.rounds, unless their rounds are given."""
+    play(toy, tmp_path / "run", 4, method="fedconcat")
+    before = comparable(tmp_path / "run")
+    with pytest.raises(BadInput, match="stage encoders ended after round 2, and .* after round 6"):
+        play(toy, tmp_path / "run", 10, method="fedconcat")
+    assert comparable(tmp_path / "run") == before and (tmp_path / "run/summary.json").exists()
+    assert fedjax_lab.load(tmp_path / "run").rounds == before[-1]["round"]
+
+
+def test_a_run_of_stages_grows_in_its_last_one(toy, tmp_path):
+    how = {"method": "fedconcat", "settings": ENCODERS}
+    whole = play(toy, tmp_path / "whole", 8, **how)
+    play(toy, tmp_path / "grown", 4, **how)
+    result = play(toy, tmp_path / "grown", 8, **how)
+    assert comparable(tmp_path / "grown")[-1] == comparable(tmp_path / "whole")[-1]
+    toys.same(result.states, whole.states)
+
+
+def test_a_run_grows_in_a_stage_that_is_not_over(toy, tmp_path, monkeypatch):
+    whole = play(toy, tmp_path / "whole", 10, method="fedconcat")
+    interrupted(toy, tmp_path / "grown", monkeypatch, after=2, rounds=8, method="fedconcat")
+    result = play(toy, tmp_path / "grown", 10, method="fedconcat")
+    check_same_run(tmp_path / "grown", tmp_path / "whole", result, whole)
+
+
+@pytest.mark.parametrize("left", [0, 1, 2])
+def test_a_kill_while_a_config_is_replaced(left, toy, tmp_path, monkeypatch):
+    """After the first files; the run goes on both as it was and as it was to be."""
+    play(toy, tmp_path / "whole", 6, run={"eval_every": 1})
+    interrupted(toy, tmp_path / "run", monkeypatch, after=5, rounds=10)
+    replace, written = metrics.replace, []
+
+    def killed(path, content):
+        if len(written) == left:
+            raise MemoryError
+        written.append(path.name)
+        replace(path, content)
+
+    with monkeypatch.context() as patch, pytest.raises(MemoryError):
+        patch.setattr(metrics, "replace", killed)
+        play(toy, tmp_path / "run", 6, run={"eval_every": 1})
+    assert written == ["evaluations.json", "config.json", "learning_curve.png"][:left]
+    shutil.copytree(tmp_path / "run", tmp_path / "other")
+    play(toy, tmp_path / "run", 6, run={"eval_every": 1})
+    rows = {row["round"]: row for row in comparable(tmp_path / "run")}
+    assert (
+        list(rows) == [2, 4, 6]
+        and rows[6]["accuracy"] == comparable(tmp_path / "whole")[-1]["accuracy"]
+    )
+    play(toy, tmp_path / "other", 10)
+    assert [row["round"] for row in comparable(tmp_path / "other")][-1] == 10
+
+
+# Other evaluations, other places.
+
+
+def test_a_run_goes_on_with_other_evaluations(toy, tmp_path, monkeypatch):
+    """Also in other metrics; what was trained is the same."""
+    whole = play(toy, tmp_path / "whole", 9, run={"eval_every": 3})
+    interrupted(toy, tmp_path / "run", monkeypatch, after=5, rounds=9, run={"eval_every": 3})
+    often = {"eval_every": 1, "metrics": ("macro_f1",)}
+    result = play(toy, tmp_path / "run", 9, run=often)
+    toys.same(result.states, whole.states)
+    rows = {row["round"]: row for row in comparable(tmp_path / "run")}
+    assert list(rows) == [3, 6, 7, 8, 9]
+    assert "macro_f1" not in rows[3] and "macro_f1" in rows[6]
+    assert rows[6]["train_loss"] == comparable(tmp_path / "whole")[1]["train_loss"]
+    assert json.loads((tmp_path / "run/config.json").read_text())["run"]["eval_every"] == 1
+
+
+def test_a_finished_run_is_left_as_it_is(toy, tmp_path):
+    play(toy, tmp_path / "run", 4)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    play(toy, tmp_path / "run", 4, run={"eval_every": 1, "metrics": ("macro_f1",)})
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize("old, new", [("replicated", "sharded"), ("host", "disk")])
+def test_arrays_may_lie_elsewhere(old, new, toy, tmp_path):
+    how = {"method": "scaffold", "seeds": (0, 1)}
+    whole = play(toy, tmp_path / "whole", 6, engine={"state": new}, **how)
+    play(toy, tmp_path / "run", 4, engine={"state": old}, **how)
+    result = play(toy, tmp_path / "run", 6, engine={"state": new}, **how)
+    toys.close(result.states, whole.states)
+
+
+def test_what_the_host_keeps_does_not_move_to_the_devices(toy, tmp_path):
+    for old, new in (("replicated", "host"), ("host", "auto")):
+        play(toy, tmp_path / old, 4, method="scaffold", engine={"state": old})
+        place = "host" if old == "host" else "devices"
+        with pytest.raises(BadInput, match=f"keeps its clients' state on the {place}; go on"):
+            play(toy, tmp_path / old, 6, method="scaffold", engine={"state": new})
+        play(toy, tmp_path / old, 6, method="scaffold", engine={"state": old})
+
+
+def test_free_keys_are_keys(toy):
+    for key in growth.FREE:
+        value_at(DEFAULTS, key)
+
+
+# Configs of other versions, and none at all.
+
+
+def test_a_config_without_a_key_has_its_default(toy, tmp_path):
+    """Of a section and of a method's settings alike; no table has to name it."""
+    how = {"method": "fedprox"}
+    play(toy, tmp_path / "run", 2, **how)
+    saved = json.loads((tmp_path / "run/config.json").read_text())
+    del saved["local"]["clip"], saved["method"]["mu"], saved["run"]["sampling"]
+    (tmp_path / "run/config.json").write_text(json.dumps(saved))
+    play(toy, tmp_path / "run", 4, **how)
+    assert fedjax_lab.load(tmp_path / "run").config.method.mu > 0
+    (tmp_path / "run/config.json").write_text(json.dumps(saved))
+    with pytest.raises(BadInput, match=r"config.method.mu is .* there, not 7\.0"):
+        play(toy, tmp_path / "run", 4, settings={"mu": 7.0}, **how)
+
+
+def test_a_key_whose_default_is_new_has_what_earlier_versions_did(toy, tmp_path, monkeypatch):
+    play(toy, tmp_path / "run", 2)
+    saved = json.loads((tmp_path / "run/config.json").read_text())
+    del saved["local"]["clip"]
+    (tmp_path / "run/config.json").write_text(json.dumps(saved))
+    monkeypatch.setitem(aliases.ADDED, "local", {"clip": 5.0})
+    with pytest.raises(BadInput, match="config.local.clip is 5.0 there, not 0.0"):
+        play(toy, tmp_path / "run", 2)
+
+
+def test_resume_alone_takes_config_and_seeds_from_the_folder(toy, tmp_path, capsys):
+    folder = f"--workdir={tmp_path / 'run'}"
+    config = [f"--config={toy}:scaffold", "--config.run.rounds=4", "--seeds=0,1"]
+    assert call(*config, folder) == 0
+    play(toy, tmp_path / "whole", 6, (0, 1), "scaffold")
+    assert call("--resume", folder) == 0
+    assert call("--resume", folder, "--config.run.rounds=6") == 0
+    check_same_run(tmp_path / "run", tmp_path / "whole")
+    result = fedjax_lab.run(None, workdir=tmp_path / "run", resume=True, quiet=True)
+    assert result.summary["seeds"] == [0, 1] and result.summary["rounds"] == 6
+    capsys.readouterr()
+    assert call("--resume", folder, "--config.local.lr=0.5") == 2
+    assert "config.local.lr is 0.1 there, not 0.5" in capsys.readouterr().err
+    assert call("--resume", f"--workdir={tmp_path / 'nothing'}") == 2
+    assert "holds no run to resume" in capsys.readouterr().err
+
+
+# More seeds.
+
+
+@pytest.mark.parametrize(
+    "method, engine, settings",
+    [("fedavg", {}, {}), ("scaffold", {"state": "host"}, {}), ("fedconcat", {}, ENCODERS)],
+)
+def test_more_seeds_are_as_all_at_once(method, engine, settings, toy, tmp_path):
+    """Only the new ones are trained; then the run can have more rounds, or still more seeds."""
+    how = {"method": method, "engine": engine, "settings": settings}
+    whole = play(toy, tmp_path / "whole", 4, (0, 1, 2), **how)
+    play(toy, tmp_path / "grown", 4, (0,), **how)
+    result = play(toy, tmp_path / "grown", 4, (0, 1, 2), **how)
+    check_same_run(tmp_path / "grown", tmp_path / "whole", result, whole)
+    for folder in ("whole", "grown"):
+        result = play(toy, tmp_path / folder, 6, (0, 1, 2), **how)
+    check_same_run(tmp_path / "grown", tmp_path / "whole")
+    assert len(result.states) == 3
+
+
+def test_seeds_that_are_one_computation(toy, tmp_path):
+    how = {"engine": {"seeds": "vectorized"}, "method": "scaffold"}
+    whole = play(toy, tmp_path / "whole", 6, (0, 1, 2), **how)
+    play(toy, tmp_path / "grown", 4, (0, 1), **how)
+    result = play(toy, tmp_path / "grown", 6, (2, 0, 1), **how)  # rounds as well
+    toys.close(result.states, whole.states)
+    assert seeds_in(tmp_path / "grown") == [0, 1, 2]
+    assert len(fedjax_lab.load(tmp_path / "grown").states) == 3
+
+
+def test_new_seeds_are_evaluated_when_the_first_ones_were(toy, tmp_path):
+    play(toy, tmp_path / "run", 3)
+    play(toy, tmp_path / "run", 6)
+    play(toy, tmp_path / "run", 6, (0, 1))
+    places = [(row["round"], row["seed"]) for row in comparable(tmp_path / "run")]
+    assert places == [(after, seed) for after in (2, 3, 4, 6) for seed in (0, 1)]
+    play(toy, tmp_path / "whole", 6, (0, 1))
+    assert comparable(tmp_path / "run")[-2:] == comparable(tmp_path / "whole")[-2:]
+
+
+def test_seeds_are_never_dropped(toy, tmp_path, monkeypatch):
+    play(toy, tmp_path / "run", 4, (0, 1))
+    with pytest.raises(BadInput, match=r"config.seeds is \[0, 1\] there, not \[1, 2\]"):
+        play(toy, tmp_path / "run", 4, (1, 2))
+    interrupted(toy, tmp_path / "run", monkeypatch, after=2, rounds=4, seeds=(0, 1, 2, 3))
+    with pytest.raises(BadInput, match="has begun more seeds; .* --seeds=0,1,2,3"):
+        play(toy, tmp_path / "run", 4, (0, 1))
+    assert seeds_in(tmp_path / "run" / growth.ADDED) == [2, 3]
+    play(toy, tmp_path / "run", 4, (0, 1, 2, 3, 4))
+    assert seeds_in(tmp_path / "run") == [0, 1, 2, 3, 4]
+
+
+def seeds_in(folder):
+    return json.loads((folder / "config.json").read_text())["seeds"]
+
+
+def test_resume_alone_goes_on_with_the_seeds_that_were_begun(toy, tmp_path, monkeypatch):
+    play(toy, tmp_path / "whole", 4, (0, 1, 2))
+    play(toy, tmp_path / "run", 4, (0,))
+    interrupted(toy, tmp_path / "run", monkeypatch, after=2, rounds=4, seeds=(0, 1, 2))
+    assert call("--resume", f"--workdir={tmp_path / 'run'}") == 0
+    check_same_run(tmp_path / "run", tmp_path / "whole")
+
+
+def test_a_new_seed_that_diverges_leaves_the_others(toy, tmp_path, monkeypatch):
+    play(toy, tmp_path / "run", 4, (0,))
+    before = comparable(tmp_path / "run")
+
+    def diverged(*_):
+        raise runner.Diverged("fedavg diverged in round 1 (seed 1)")
+
+    monkeypatch.setattr(runner, "_check_finite", diverged)
+    with pytest.raises(runner.Diverged):
+        play(toy, tmp_path / "run", 4, (0, 1))
+    assert comparable(tmp_path / "run") == before and (tmp_path / "run/summary.json").exists()
