@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from fedjax_lab import registry
+from fedjax_lab import ranges, registry
 from fedjax_lab.config import CHOICES, DEFAULTS, SETTINGS_OF
 from fedjax_lab.references import PARTS
 
@@ -144,14 +144,16 @@ def of_method(name: str) -> str:
     """
     function = registry.look_up("method", name)
     defaults = registry.default_settings(function)
-    words = of_settings(function, list(defaults))
+    words, searched = of_settings(function, list(defaults)), ranges.declared(function)
     if "base" in words:
         words["base"] = MEANINGS["method.base"]
     lines = [f"method {name}", ""]
     for key, default in defaults.items():
         also = ", ".join(registry.setting_words(function).get(key, ()))
         lines.append(f"--config.method.{key}={shlex.quote(str(default))}")
-        lines += _indented("; ".join(filter(None, (words[key], also and f"or {also}"))))
+        range_ = searched.get(key, "")
+        parts = (words[key], also and f"or {also}", range_ and f"--tune draws it from {range_}")
+        lines += _indented("; ".join(filter(None, parts)))
     if not defaults:
         lines.append("It has no settings.")
     module = inspect.getmodule(function)

@@ -70,8 +70,11 @@ def check_cell(cell: Cell, folder: Path) -> None:
 
 def grown(cell: Cell, folder: Path) -> Cell:
     """The cell with all seeds that its folder holds or has begun. Raises Damaged."""
-    begun = growth.all_seeds(folder) if (folder / "config.json").exists() else []
-    return cell._replace(seeds=list(dict.fromkeys([*cell.seeds, *begun])))
+    begun = list(cell.seeds)
+    while there := growth.seeds(folder):
+        begun += there
+        folder = folder / growth.ADDED
+    return cell._replace(seeds=list(dict.fromkeys(begun)))
 
 
 def write_plan(planned: dict, cells: dict[str, Cell], out: Path) -> None:

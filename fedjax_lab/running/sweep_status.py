@@ -44,9 +44,9 @@ def _status(folder, name, planned):
     """Of one run; damaged files are told, as those of a run that failed."""
     try:
         state, since = _state(folder)
-        under_way = state in ("running", "stopped")
-        adds = under_way and (folder / growth.ADDED / "config.json").exists()
-        inner = folder / growth.ADDED if adds else folder
+        inner, under_way = folder, state in ("running", "stopped")
+        while under_way and (inner / growth.ADDED / "config.json").exists():
+            inner = inner / growth.ADDED
         config = files.read_config(inner / "config.json") or planned
         summary = files.read_json(inner / "summary.json", files.SUMMARY) or {}
         rows = files.read_rows(inner / "metrics.jsonl", files.EVALUATION)
@@ -62,7 +62,9 @@ def _status(folder, name, planned):
         seeds=len(config["seeds"]),
         seconds=_seconds(summary, rows),
         since=since,
-        said=f"adds seeds {_listed(config['seeds'])}" if adds else said.removeprefix("failed: "),
+        said=f"adds seeds {_listed(config['seeds'])}"
+        if inner != folder
+        else said.removeprefix("failed: "),
     )
 
 

@@ -94,6 +94,7 @@ def contenders(cells: Iterable[Cell], shared: Shared, search: Search) -> list[Co
     given = {key for key, _ in shared.overrides}
     out, keys, settings = [], set(), set()
     for cell in cells:
+        _check_validation(cell, search)
         of_cell = {f"{s}.{key}" for s, values in cell.config.items() for key in values}
         settings |= of_cell
         _check_given(search.ranges, given | cell.grid.keys())
@@ -105,12 +106,10 @@ def contenders(cells: Iterable[Cell], shared: Shared, search: Search) -> list[Co
     for key in search.ranges.keys() - keys:
         flag = f"--range={cut(key, 80)}"
         raise BadInput(f"{flag}: no method here has that setting; {nearest(key, settings)}")
-    for contender in out:
-        check_validation(contender.cell, search)
     return out
 
 
-def check_validation(cell: Cell, search: Search) -> None:
+def _check_validation(cell, search):
     """BadInput where a search on validation examples finds none."""
     if search.on == "validation" and not cell.config.partition.validation:
         raise BadInput(
@@ -187,7 +186,11 @@ def chosen(contender: Contender, out: Path, shared: Shared, search: Search) -> C
 
     All draws must have ended. Of equal ones it is the first.
     """
-    scored = [(score, draw) for draw in contender.draws if (score := _score(draw, out, search))]
+    scored = [
+        (score, draw)
+        for draw in contender.draws
+        if (score := _score(draw, out, search)) is not None
+    ]
     if not scored:
         return None
     _, best = max(scored, key=lambda pair: pair[0])
@@ -196,13 +199,12 @@ def chosen(contender: Contender, out: Path, shared: Shared, search: Search) -> C
 
 
 def _score(draw, out, search):
-    """What the best draw has most of, as a tuple that is never empty; () for a diverged one."""
-    if (how := done(draw, out / draw.name)) is None or how.code == DIVERGED:
-        return ()
+    """A tuple that is larger for a better draw; None for one that has diverged."""
+    if (outcome := done(draw, out / draw.name)) is None or outcome.code == DIVERGED:
+        return None
     summary = files.read_json(out / draw.name / "summary.json", files.FINISHED)
     if search.on == "test":
-        values = summary["last"]["mean"]
-        return (_number(draw, metrics.headline(values), "test"),)
+        return (_number(draw, metrics.headline(summary["last"]["mean"]), "test"),)
     values = summary.get("best_by_validation", {}).get("mean", {})
     accuracy = _number(draw, values.get("id"), "validation")
     return accuracy, -values.get("id_loss", 0.0)  # the loss decides between equal accuracies
@@ -224,7 +226,7 @@ def spent(contender: Contender, out: Path, search: Search) -> dict:
         "by": str(search),
         "on": search.on,
         "draws": len(contender.draws),
-        "diverged": sum(not _score(draw, out, search) for draw in contender.draws),
+        "diverged": sum(_score(draw, out, search) is None for draw in contender.draws),
         "rounds": sum(summary.get("rounds", 0) for summary in summaries),
         "seconds": round(sum(map(seconds, summaries)), 3),
     }
