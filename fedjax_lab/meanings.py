@@ -151,9 +151,9 @@ def of_method(name: str) -> str:
     for key, default in defaults.items():
         also = ", ".join(registry.setting_words(function).get(key, ()))
         lines.append(f"--config.method.{key}={shlex.quote(str(default))}")
-        range_ = searched.get(key, "")
-        parts = (words[key], also and f"or {also}", range_ and f"--tune draws it from {range_}")
-        lines += _indented("; ".join(filter(None, parts)))
+        lines += _indented("; ".join(filter(None, (words[key], also and f"or {also}"))))
+        if key in searched:
+            lines += _indented(f"a sweep with --tune draws it from {searched[key]}")
     if not defaults:
         lines.append("It has no settings.")
     module = inspect.getmodule(function)

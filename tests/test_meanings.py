@@ -83,5 +83,5 @@ def test_no_method_is_told_with_the_nearest():
 
 
 def test_a_method_tells_from_which_ranges_its_settings_are_searched():
-    assert "--tune draws it from log:0.001,1.0" in meanings.of_method("fedprox")
+    assert "a sweep with --tune draws it from log:0.001,1.0" in meanings.of_method("fedprox")
     assert "--tune" not in meanings.of_method("fedbn")
