@@ -188,6 +188,25 @@ def test_a_kill_between_any_two_uploads_loses_no_checkpoint(
         assert run(folder, "--resume") == 0 and rows() == undisturbed
 
 
+def test_a_kill_while_a_run_in_the_cloud_gets_a_seed(folder, store, monkeypatch):
+    """Between any two uploads of the merge, of which some are tried."""
+    assert run(folder) == 0
+    with monkeypatch.context() as patch:
+        journal = Journal(store, patch)
+        assert run(folder, "--resume", "--seeds=0,1") == 0
+    whole = rows()
+    assert [row["seed"] for row in whole] == [0, 1] * 4
+    assert not any("added_seeds" in path or "merged" in path for path in store())
+    merging = [b for b in journal.before if any("run/merged/" in path for path in b)]
+    assert any("/bucket/run/merged/summary.json" in before for before in merging)
+    for before in merging[:: len(merging) // 4]:
+        put_back(before)
+        assert run(folder, "--resume", "--seeds=0,1") == 0
+        assert rows() == whole
+        left = [path for path in store() if "added_seeds" in path or "merged" in path]
+        assert not left
+
+
 @pytest.mark.parametrize("fails_at", [0, 2, 30])
 def test_a_store_that_fails_ends_a_run_with_one_line(
     fails_at, folder, undisturbed, store, monkeypatch, capsys

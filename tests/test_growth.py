@@ -88,6 +88,7 @@ def test_a_run_is_not_made_shorter_than_it_is(toy, tmp_path):
     assert comparable(tmp_path / "run") == before and (tmp_path / "run/summary.json").exists()
 
 
+@pytest.mark.slow
 def test_an_unfinished_run_may_end_earlier(toy, tmp_path, monkeypatch):
     play(toy, tmp_path / "whole", 6)
     interrupted(toy, tmp_path / "run", monkeypatch, after=5, rounds=20)
@@ -114,6 +115,7 @@ def test_stages_that_move_are_refused_with_the_reason(toy, tmp_path):
     assert fedjax_lab.load(tmp_path / "run").rounds == before[-1]["round"]
 
 
+@pytest.mark.slow
 def test_a_run_of_stages_grows_in_its_last_one(toy, tmp_path):
     how = {"method": "fedconcat", "settings": ENCODERS}
     whole = play(toy, tmp_path / "whole", 8, **how)
@@ -123,6 +125,7 @@ def test_a_run_of_stages_grows_in_its_last_one(toy, tmp_path):
     toys.same(result.states, whole.states)
 
 
+@pytest.mark.slow
 def test_a_run_grows_in_a_stage_that_is_not_over(toy, tmp_path, monkeypatch):
     whole = play(toy, tmp_path / "whole", 10, method="fedconcat")
     interrupted(toy, tmp_path / "grown", monkeypatch, after=2, rounds=8, method="fedconcat")
@@ -130,6 +133,7 @@ def test_a_run_grows_in_a_stage_that_is_not_over(toy, tmp_path, monkeypatch):
     check_same_run(tmp_path / "grown", tmp_path / "whole", result, whole)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("left", [0, 1, 2])
 def test_a_kill_while_a_config_is_replaced(left, toy, tmp_path, monkeypatch):
     """After the first files; the run goes on both as it was and as it was to be."""
@@ -182,6 +186,7 @@ def test_a_finished_run_is_left_as_it_is(toy, tmp_path):
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("old, new", [("replicated", "sharded"), ("host", "disk")])
 def test_arrays_may_lie_elsewhere(old, new, toy, tmp_path):
     how = {"method": "scaffold", "seeds": (0, 1)}
@@ -191,6 +196,7 @@ def test_arrays_may_lie_elsewhere(old, new, toy, tmp_path):
     toys.close(result.states, whole.states)
 
 
+@pytest.mark.slow
 def test_what_the_host_keeps_does_not_move_to_the_devices(toy, tmp_path):
     for old, new in (("replicated", "host"), ("host", "auto")):
         play(toy, tmp_path / old, 4, method="scaffold", engine={"state": old})
@@ -252,6 +258,7 @@ def test_resume_alone_takes_config_and_seeds_from_the_folder(toy, tmp_path, caps
 # More seeds.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "method, engine, settings",
     [("fedavg", {}, {}), ("scaffold", {"state": "host"}, {}), ("fedconcat", {}, ENCODERS)],
@@ -269,6 +276,7 @@ def test_more_seeds_are_as_all_at_once(method, engine, settings, toy, tmp_path):
     assert len(result.states) == 3
 
 
+@pytest.mark.slow
 def test_seeds_that_are_one_computation(toy, tmp_path):
     how = {"engine": {"seeds": "vectorized"}, "method": "scaffold"}
     whole = play(toy, tmp_path / "whole", 6, (0, 1, 2), **how)
@@ -289,6 +297,7 @@ def test_new_seeds_are_evaluated_when_the_first_ones_were(toy, tmp_path):
     assert comparable(tmp_path / "run")[-2:] == comparable(tmp_path / "whole")[-2:]
 
 
+@pytest.mark.slow
 def test_seeds_are_never_dropped(toy, tmp_path, monkeypatch):
     play(toy, tmp_path / "run", 4, (0, 1))
     with pytest.raises(BadInput, match=r"config.seeds is \[0, 1\] there, not \[1, 2\]"):

@@ -284,6 +284,20 @@ def test_an_earlier_name_is_no_difference(tmp_path):
     assert list(block.rows[0].seeds) == [0, 1]
 
 
+def test_a_key_that_a_run_lacks_has_its_default(tmp_path):
+    """Runs of versions with and without a key are one row, unless the key has another value."""
+    for seed, local in enumerate(({}, {"clip": 0.0}, {"clip": 1.0})):
+        write(tmp_path / str(seed), {seed: (1, 2, 3)})
+        saved = json.loads((tmp_path / str(seed) / "config.json").read_text())
+        saved["local"] = {"lr": 0.1, **local}
+        (tmp_path / str(seed) / "config.json").write_text(json.dumps(saved))
+    ((block,), _) = blocks_of(tmp_path)
+    assert [(row.name, list(row.seeds)) for row in block.rows] == [
+        ("fedavg local.clip=0.0", [0, 1]),
+        ("fedavg local.clip=1.0", [2]),
+    ]
+
+
 def test_federations_are_not_compared_with_one_another(pair, tmp_path, capsys):
     write(tmp_path / "other", SCORES["fedavg"], partition={"name": "dirichlet", "alpha": 0.1})
     out = call(capsys, pair, tmp_path / "other")

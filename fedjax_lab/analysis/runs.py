@@ -121,7 +121,7 @@ def arrange(runs: Sequence[Run]) -> tuple[list[Block], list[str]]:
     BadInput where nothing has been evaluated, or two runs are of one config and seed.
     """
     notes = [shown(note) for run in runs if (note := _note(run))]
-    runs = [run for run in runs if run.rows]
+    runs = _completed([run for run in runs if run.rows])
     if not runs:
         raise BadInput("nothing to compare: no run has been evaluated yet")
     federations: dict[str, list[Run]] = {}
@@ -134,6 +134,28 @@ def arrange(runs: Sequence[Run]) -> tuple[list[Block], list[str]]:
     if len(blocks) > 1:
         notes.insert(0, f"{len(blocks)} federations: nothing is compared across them")
     return blocks, notes + [note for block in blocks for note in _unequal_seeds(block)]
+
+
+def _completed(runs):
+    """The runs; where a config lacks a key that others have, it has the default of that key."""
+    keys: dict[str, set] = {}
+    for run in runs:
+        for section, values in run.config.items():
+            keys.setdefault(section, set()).update(values)
+    lacking = [any(keys[name] - values.keys() for name, values in r.config.items()) for r in runs]
+    if not any(lacking):
+        return runs
+    from fedjax_lab.config import DEFAULTS  # loads JAX, which a report needs for nothing else
+
+    defaults = json.loads(json.dumps(DEFAULTS))
+    added = {
+        section: {key: value for key, value in defaults.get(section, {}).items() if key in names}
+        for section, names in keys.items()
+    }
+    return [
+        run._replace(config={name: {**added[name], **own} for name, own in run.config.items()})
+        for run in runs
+    ]
 
 
 def _note(run):

@@ -37,13 +37,13 @@ def check_config(folder: Path, today: dict) -> None:
     check_same(folder, {**saved, "seeds": today["seeds"]}, today)
 
 
-def check_same(folder: Path, saved: dict, today: dict) -> None:
-    """BadInput names the first key in which two contents of config.json differ, unless it is FREE.
+def check_same(folder: Path, saved: dict, today: dict, free: Sequence[str] = FREE) -> None:
+    """BadInput names the first key in which two contents of config.json differ, unless it is free.
 
     A key that only today's config has counts as the default that it has today: earlier versions did
     what the default stands for, or `aliases.ADDED` says what they did.
     """
-    metrics.check_same(folder, _filled(saved, today), today, FREE)
+    metrics.check_same(folder, _filled(saved, today), today, free)
 
 
 def read_config(folder: Path) -> dict:

@@ -48,17 +48,19 @@ def replace(folder: Path) -> None:
     cloud.publish(folder)
     _remove(folder, MERGED)
     _remove(folder, growth.ADDED)
+    cloud.release(folder)
 
 
 def _remove(folder, name):
     """Removes a folder inside of a run's, first the files that say how far it is."""
     if not (folder / name).exists():
         return
-    cloud.take(folder)  # what is only in the cloud is to be removed as well
+    cloud.take(folder / name)  # what is only in the cloud is to be removed as well
     for file in ("summary.json", "config.json"):
         (folder / name / file).unlink(missing_ok=True)
     shutil.rmtree(folder / name)
     cloud.publish(folder)
+    cloud.release(folder / name)
 
 
 def _put(new, old):
