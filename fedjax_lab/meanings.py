@@ -10,7 +10,7 @@ from typing import Any
 import ml_collections
 import numpy as np
 
-from fedjax_lab import experiment, registry
+from fedjax_lab import experiment, ranges, registry
 from fedjax_lab.config import CHOICES, DEFAULTS, named_functions
 
 WIDTH = 100  # characters of a line
@@ -174,7 +174,7 @@ def of_method(name: str) -> str:
     """
     function = registry.look_up("method", name)
     defaults = registry.default_settings(function)
-    words = of_settings(function, list(defaults))
+    words, searched = of_settings(function, list(defaults)), ranges.declared(function)
     if "base" in words:
         words["base"] = MEANINGS["method.base"]
     lines = [f"method {name}", ""]
@@ -182,6 +182,8 @@ def of_method(name: str) -> str:
         also = ", ".join(registry.setting_words(function).get(key, ()))
         lines.append(f"--config.method.{key}={shlex.quote(str(default))}")
         lines += _indented("; ".join(filter(None, (words[key], also and f"or {also}"))))
+        if key in searched:
+            lines += _indented(f"a sweep with --tune draws it from {searched[key]}")
     if not defaults:
         lines.append("It has no settings.")
     module = inspect.getmodule(function)

@@ -11,7 +11,7 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "fedjax_lab"
 ROOMS = {  # room: the modules and folders that it has
     "tools": (  # to write methods with, and metrics
-        "types tree losses optim schedules sampling clusters streams errors measures metrics"
+        "types tree losses optim schedules sampling clusters streams errors measures metrics ranges"
     ),
     "core": (
         "contract failures local simulate flops evaluate parallel strategies mesh shards fsdp"

@@ -80,3 +80,8 @@ def test_no_method_is_told_with_the_nearest():
     assert "did you mean 'fedavg'?" in complaint(meanings.of_method, "fedavq")
     assert meanings.of_settings(fedavg, []) == {}
     assert "It has no settings" in meanings.of_method("fedavg")
+
+
+def test_a_method_tells_from_which_ranges_its_settings_are_searched():
+    assert "a sweep with --tune draws it from log:0.001,1.0" in meanings.of_method("fedprox")
+    assert "--tune" not in meanings.of_method("fedbn")

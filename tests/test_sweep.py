@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,7 +13,7 @@ import own_parts
 import pytest
 import toys
 
-from fedjax_lab import aliases, experiment, registry, sweep
+from fedjax_lab import aliases, experiment, registry, report, sweep
 from fedjax_lab.engine import Engine
 from fedjax_lab.errors import BadInput
 from fedjax_lab.methods.fedavg import fedavg
@@ -128,7 +129,9 @@ def test_workers_find_parts_of_ones_own(own, tmp_path):
     command += ["--out=out", "--methods=near,own.py:twice", "--config.run.rounds=1"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 0 and "2 cells in out, 0 of them done" in done.stdout, done.stderr
-    assert all(sweep.ended(tmp_path / "out" / name) for name in ("own.py:near", "own.py:twice"))
+    assert all(
+        sweep_folder.ended(tmp_path / "out" / name) for name in ("own.py:near", "own.py:twice")
+    )
 
 
 def test_a_sweep_of_an_earlier_version_goes_on(tmp_path, monkeypatch):
@@ -196,17 +199,17 @@ def test_a_folder_takes_more_cells_of_the_same_sweep_alone(tmp_path):
 
 
 def test_how_a_cell_ended(tmp_path):
-    assert sweep.ended(tmp_path / "a") is sweep_folder.failure(tmp_path / "a") is None
+    assert sweep_folder.ended(tmp_path / "a") is sweep_folder.failure(tmp_path / "a") is None
     sweep.record(Outcome(0), tmp_path / "a")
     assert not (tmp_path / "a").exists()
     sweep.record(Outcome(1, "one\ntwo"), tmp_path / "a")
-    assert sweep.ended(tmp_path / "a") is None  # it is tried again
+    assert sweep_folder.ended(tmp_path / "a") is None  # it is tried again
     assert sweep_folder.failure(tmp_path / "a") == Outcome(1, "one\ntwo")
     assert sweep.shown(tmp_path / "a") == "failed: two"
     sweep.record(Outcome(3, "diverged in round 1"), tmp_path / "a")
-    assert sweep.ended(tmp_path / "a") == Outcome(3, "diverged in round 1")
+    assert sweep_folder.ended(tmp_path / "a") == Outcome(3, "diverged in round 1")
     metrics.write_json(tmp_path / "a/summary.json", {**toys.SUMMARY, "diverged": {"round": 2}})
-    assert sweep.ended(tmp_path / "a") == Outcome(3)
+    assert sweep_folder.ended(tmp_path / "a") == Outcome(3)
 
 
 BAD = [
@@ -241,6 +244,27 @@ BAD = [
     (["--workers=2", "--together"], "drop one"),
     (["--seeds=a"], "--seeds"),
     (["--config.run.rounds"], "--config.run.rounds needs a value"),
+    (["--tune=random:2"], "--on=validation needs validation examples: --config.partition.valid"),
+    (["--tune=20", "--on=test"], "--tune=20 is not random:DRAWS"),
+    (["--on=test"], "--on says more about --tune, which is not given"),
+    (["--range=method.mu=log:1,2"], "--range says more about --tune"),
+    (["--tune=random:2", "--on=test", "--range=method.mu=log:1,2"], "no method here has that"),
+    (
+        ["--methods=fedprox", "--tune=random:2", "--on=test", "--range=method.mu=log:-1,2"],
+        "above 0",
+    ),
+    (
+        ["--methods=fedprox", "--tune=random:2", "--on=test", "--range=method.mu=choice:-1"],
+        "draws/",
+    ),
+    (["--methods=moon", "--until=ci:1"], "--baseline=fedavg is no cell; valid: moon"),
+    (["--until=ci:1"], "--until needs a cell besides the baseline"),
+    (["--methods=fedavg,moon", "--until=1"], "--until=1 is not ci:POINTS"),
+    (["--methods=fedavg,moon", "--until=ci:1", "--max_seeds=1"], "--max_seeds=1 adds nothing"),
+    (["--methods=fedavg,moon", "--until=ci:1", "--max_seeds=x"], "--max_seeds"),
+    (["--methods=fedavg,moon", "--until=ci:1", "--share=0/2"], "add it to the command without"),
+    (["--baseline=fedavg"], "--baseline says more about --until"),
+    (["--max_seeds=3"], "--max_seeds says more about --until"),
 ]
 
 
@@ -310,7 +334,7 @@ def test_interrupted_and_gone_on(swept, toy, tmp_path, monkeypatch, capsys):
     stop = True
     assert call(f"--config={toy}", f"--out={out}", *SMALL) == 130
     assert "the same command continues" in capsys.readouterr().err
-    assert sweep.ended(out / NAMES[0]) == Outcome(0)
+    assert sweep_folder.ended(out / NAMES[0]) == Outcome(0)
     assert [file.name for file in (out / NAMES[1] / "checkpoints").glob("[0-9]*")] == ["1"]
     assert not (out / NAMES[1] / "error.txt").exists() and not (out / NAMES[2]).exists()
     stop = False
@@ -340,7 +364,7 @@ def test_a_failed_cell_does_not_stop_the_others_and_is_tried_again(
     assert "2/3  fedavg,local.lr=0.1  failed: RuntimeError: no memory" in said
     error = (out / "fedavg,local.lr=0.1/error.txt").read_text()
     assert error.startswith("exit code 1\n") and "Traceback" in error
-    assert sweep.ended(out / "fedavg,local.lr=0.2") == Outcome(0)
+    assert sweep_folder.ended(out / "fedavg,local.lr=0.2") == Outcome(0)
     monkeypatch.setattr(runner, "run", run)
     assert call(*arguments) == 0
     assert "3 cells in" in (said := capsys.readouterr().out) and "2 of them done" in said
@@ -524,3 +548,144 @@ def test_workers_leave_the_same(toy, swept, tmp_path):
         for here, there in zip(comparable(swept / name), comparable(out / name), strict=True):
             assert here["train_loss"] == pytest.approx(there["train_loss"], rel=1e-4)
             assert here["seed"] == there["seed"]
+
+
+# Searches for settings, and seeds that are added.
+
+TUNED = ["--methods=fedavg,fedprox", "--tune=random:3", "--config.partition.validation=0.2"]
+UNTIL = ["--until=ci:0.01", "--max_seeds=4", "--seeds=0,1"]
+
+
+def numbers_of(out):
+    """What every run of a sweep has measured, by the path of its folder."""
+    folders = [path.parent for path in out.rglob("summary.json")]
+    return {str(folder.relative_to(out)): comparable(folder) for folder in folders}
+
+
+def cells_of_plan(out):
+    return json.loads((out / "sweep.json").read_text())["cells"]
+
+
+@pytest.fixture(scope="module")
+def tuned(toy, tmp_path_factory):
+    out = tmp_path_factory.mktemp("tuned") / "out"
+    assert call(f"--config={toy}", f"--out={out}", *TUNED, *UNTIL) == 0
+    return out
+
+
+@pytest.mark.slow
+def test_draws_then_the_best_with_all_seeds_then_more_seeds(tuned, toy, capsys):
+    numbers, plan = numbers_of(tuned), cells_of_plan(tuned)
+    draws = {name: rows for name, rows in numbers.items() if name.startswith("draws/")}
+    finals = {name: rows for name, rows in numbers.items() if name not in draws}
+    assert [
+        sum(name.startswith(f"draws/{m},") for name in draws) for m in ("fedavg", "fedprox")
+    ] == [3, 3]
+    assert all([row["seed"] for row in rows] == [0] for rows in draws.values())
+    for name, rows in finals.items():
+        method = name.partition(",")[0]
+        best = max(
+            (each[0]["id"], -each[0]["id_loss"])
+            for other, each in draws.items()
+            if other.startswith(f"draws/{method},")
+        )
+        assert (draws[f"draws/{name}"][0]["id"], -draws[f"draws/{name}"][0]["id_loss"]) == best
+        assert plan[name]["tuned"]["draws"] == 3 and plan[name]["until"] == "ci:0.01"
+        assert [row["seed"] for row in rows] == [0, 1, 2, 3]
+    assert len(finals) == 2
+    # What is done is not run again, and the report knows what a search has cost.
+    assert call(f"--config={toy}", f"--out={tuned}", *TUNED, *UNTIL) == 0
+    assert "6 draws in" in (said := capsys.readouterr().out) and "6 of them done" in said
+    assert report.main([str(tuned)]) == 0
+    said = capsys.readouterr().out
+    assert said.count("the best of 3 draws (random:3) chosen on validation examples") == 2
+    assert "(--until=ci:0.01)" in said and "\nfedprox" in said and "\ndraws" not in said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stop_at", [2, 7, 10])
+def test_searches_and_more_seeds_are_interrupted_and_go_on(
+    stop_at, tuned, toy, tmp_path, monkeypatch, capsys
+):
+    """In a draw, in a cell and while seeds are added: the numbers are those of the whole."""
+    out, played = tmp_path / "out", []
+
+    def noted(self, at_most, play=Engine.play):
+        play(self, 1)
+        played.append(self.simulation.seeds)
+        if len(played) == 2 * stop_at - 1:  # the first of two rounds
+            os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(Engine, "play", noted)
+    arguments = [f"--config={toy}", f"--out={out}", *TUNED, *UNTIL]
+    assert call(*arguments) == 130
+    assert "the same command continues" in capsys.readouterr().err
+    assert call(*arguments) == 0
+    assert len(played) == 2 * 10  # no round twice: 6 draws, 2 cells, 2 cells with more seeds
+    assert numbers_of(out) == numbers_of(tuned)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [["--together"], ["--workers=2"]])
+def test_searches_and_more_seeds_together_and_in_workers(how, tuned, toy, tmp_path):
+    out = tmp_path / "out"
+    quick = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1", "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "fedjax_lab.sweep", f"--config={toy}", f"--out={out}"]
+    environment = {**os.environ, **quick}
+    command += [*TUNED, *UNTIL, *how]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    here, there = numbers_of(out), numbers_of(tuned)
+    assert here.keys() == there.keys()
+    for name in here:
+        losses = [[row["train_loss"] for row in rows] for rows in (here[name], there[name])]
+        assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+
+
+@pytest.mark.slow
+def test_shares_of_a_search_are_its_cells_with_their_draws(tuned, toy, tmp_path):
+    out = tmp_path / "out"
+    arguments = [f"--config={toy}", f"--out={out}", *TUNED, "--seeds=0,1"]
+    assert call(*arguments, "--share=1/2") == 0
+    assert all("fedprox" in name for name in numbers_of(out)) and len(numbers_of(out)) == 4
+    assert call(*arguments, "--share=0/2") == 0
+    assert numbers_of(out).keys() == numbers_of(tuned).keys()
+    assert call(*arguments, *UNTIL[:2]) == 0  # and seeds by all of them
+    assert numbers_of(out) == numbers_of(tuned)
+
+
+@pytest.mark.slow
+def test_a_draw_that_fails_is_told_and_tried_again(toy, tmp_path, monkeypatch, capsys):
+    out, run, failing = tmp_path / "out", runner.run, []
+
+    def fail_one(job, folder, *rest, **options):
+        failing.append(folder.name)
+        if len(failing) == 2:
+            raise RuntimeError("no memory")
+        return run(job, folder, *rest, **options)
+
+    monkeypatch.setattr(runner, "run", fail_one)
+    monkeypatch.setattr("fedjax_lab.errors.place_of", lambda error: "")
+    arguments = [f"--config={toy}", f"--out={out}", *TUNED[1:], "--seeds=0"]
+    assert call(*arguments) == 1
+    assert "fedavg: none is chosen, because 1 of 3 draws have failed" in capsys.readouterr().out
+    assert call(*arguments) == 0
+    assert len(failing) == 3 + 1 + 1  # the draw again, and the cell
+
+
+@pytest.mark.slow
+def test_more_seeds_of_a_sweep_train_these_alone(swept, toy, tmp_path, monkeypatch):
+    out, trained = tmp_path / "out", []
+    shutil.copytree(swept, out)
+
+    def noted(self, at_most, play=Engine.play):
+        trained.append(self.simulation.seeds)
+        play(self, at_most)
+
+    monkeypatch.setattr(Engine, "play", noted)
+    more = [*SMALL[:-1], "--seeds=0-2"]
+    assert call(f"--config={toy}", f"--out={out}", *more) == 0
+    assert all(seeds == [2] for seeds in trained)
+    for name in NAMES:
+        rows = comparable(out / name)
+        assert [row["seed"] for row in rows] == [0, 1, 2] and rows[:2] == comparable(swept / name)

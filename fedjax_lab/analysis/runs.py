@@ -58,6 +58,8 @@ class Block(NamedTuple):
 def find(folders: Sequence[Path]) -> list[Path]:
     """The run folders among `folders` and, at any depth, inside them; each once.
 
+    Draws of a sweep, which are there to choose settings, are left out unless they are named.
+
     BadInput for one that is no folder or holds no run.
     """
     run_folders: dict[Path, Path] = {}
@@ -78,6 +80,8 @@ def _inside(folder):
     if (folder / "config.json").exists():
         return [folder]
     children = [f for f in sorted(folder.iterdir()) if f.is_dir() and not f.is_symlink()]
+    if (folder / "sweep.json").exists():
+        children = [child for child in children if child.name != files.DRAWS]
     return [run for child in children for run in _inside(child)]
 
 

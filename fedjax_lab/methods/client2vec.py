@@ -27,6 +27,7 @@ from fedjax_lab.methods._index_dsa_ign import Training, reduction
 from fedjax_lab.methods._index_naive import NAIVE, head
 from fedjax_lab.methods._index_source import Source
 from fedjax_lab.models.task import with_side_head
+from fedjax_lab.ranges import choice
 from fedjax_lab.types import (
     Array,
     Batch,
@@ -41,6 +42,8 @@ from fedjax_lab.types import (
     View,
     Work,
 )
+
+RANGES = {"sampling_tau": choice(0.1, 0.5, 1.0, 2.0), "history_gamma": choice(0.1, 0.5, 0.9)}
 
 Similarity = Callable[[Index, Array], Array]  # S: (index, n [C], 0 of who is not in A) -> [C]
 

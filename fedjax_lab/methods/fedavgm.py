@@ -13,7 +13,10 @@ import optax
 from fedjax_lab.errors import check_share
 from fedjax_lab.methods.fedavg import fedavg
 from fedjax_lab.methods.fedopt import with_server_optimizer
+from fedjax_lab.ranges import uniform
 from fedjax_lab.types import Method, Task
+
+RANGES = {"beta": uniform(0.1, 1.0)}
 
 
 def fedavgm(task: Task, *, beta: float = 0.9) -> Method:

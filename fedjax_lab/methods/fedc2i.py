@@ -24,7 +24,10 @@ import jax.numpy as jnp
 from fedjax_lab import losses, sampling, tree
 from fedjax_lab.errors import BadInput, check_choice
 from fedjax_lab.models.task import split_head
+from fedjax_lab.ranges import log_uniform
 from fedjax_lab.types import Array, Batch, Client, Exchange, Method, State, Task, Weights
+
+RANGES = {"gamma": log_uniform(0.5, 10.0)}
 
 BATCH = 32  # examples that influence is measured on
 

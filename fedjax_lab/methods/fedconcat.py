@@ -30,7 +30,10 @@ from fedjax_lab.methods._concatenation import Clusters, concatenation, inside_cl
 from fedjax_lab.methods.fedsoft import fedsoft
 from fedjax_lab.methods.fesem import fesem
 from fedjax_lab.methods.ifca import ifca
+from fedjax_lab.ranges import choice
 from fedjax_lab.types import Array, Client, Method, Stage, Stages, State, Task
+
+RANGES = {"num_clusters": choice(2, 3, 5)}
 
 
 def fedconcat(

@@ -23,7 +23,10 @@ from fedjax_lab.errors import BadInput, check_choice, check_positive
 from fedjax_lab.methods._communication import split_rounds
 from fedjax_lab.methods._concatenation import Clusters, concatenation, decayed, inside_clusters
 from fedjax_lab.methods.fedavg import fedavg
+from fedjax_lab.ranges import choice
 from fedjax_lab.types import Array, Client, Method, Stage, Stages, State, Task, Weights
+
+RANGES = {"num_clusters": choice(2, 3, 5)}
 
 BATCH = 100  # noise images at a time
 

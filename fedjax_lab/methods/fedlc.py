@@ -15,7 +15,10 @@ import jax.numpy as jnp
 
 from fedjax_lab import losses
 from fedjax_lab.methods.fedavg import fedavg
+from fedjax_lab.ranges import log_uniform
 from fedjax_lab.types import Method, Task
+
+RANGES = {"tau": log_uniform(0.01, 1.0)}
 
 
 def fedlc(task: Task, *, tau: float = 1.0, exclude_true: bool = False) -> Method:

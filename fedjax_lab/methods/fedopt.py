@@ -15,7 +15,10 @@ import optax
 from fedjax_lab import tree
 from fedjax_lab.errors import check_below_one, check_choice, check_positive
 from fedjax_lab.methods.fedavg import fedavg
+from fedjax_lab.ranges import log_uniform
 from fedjax_lab.types import Exchange, Method, State, Task, Weights
+
+RANGES = {"server_lr": log_uniform(1e-3, 1.0), "tau": log_uniform(1e-5, 0.1)}
 
 
 def with_server_optimizer(method: Method, optimizer: optax.GradientTransformation) -> Method:

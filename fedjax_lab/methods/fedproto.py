@@ -19,7 +19,10 @@ import jax.numpy as jnp
 from fedjax_lab import losses, sampling, tree
 from fedjax_lab.errors import BadInput, check_choice
 from fedjax_lab.methods.fedper import head
+from fedjax_lab.ranges import log_uniform
 from fedjax_lab.types import Array, Batch, Client, Exchange, Method, State, Task
+
+RANGES = {"lam": log_uniform(0.1, 10.0)}
 
 
 def fedproto(

@@ -9,7 +9,10 @@ The sum runs over all trainable parameters, running statistics excluded.
 
 from fedjax_lab import losses, tree
 from fedjax_lab.methods.fedavg import fedavg
+from fedjax_lab.ranges import log_uniform
 from fedjax_lab.types import Method, Task
+
+RANGES = {"mu": log_uniform(1e-3, 1.0)}
 
 
 def fedprox(task: Task, *, mu: float = 0.01) -> Method:

@@ -14,7 +14,10 @@ import jax.numpy as jnp
 from fedjax_lab import losses
 from fedjax_lab.errors import check_share
 from fedjax_lab.methods.fedavg import fedavg
+from fedjax_lab.ranges import uniform
 from fedjax_lab.types import Method, Task
+
+RANGES = {"alpha": uniform(0.1, 0.9)}
 
 
 def fedrs(task: Task, *, alpha: float = 0.5, continuous: bool = False) -> Method:

@@ -19,7 +19,10 @@ import optax
 
 from fedjax_lab import clusters, losses, sampling, tree
 from fedjax_lab.errors import check_positive
+from fedjax_lab.ranges import choice, log_uniform
 from fedjax_lab.types import Array, Exchange, Method, PyTree, State, Task, Weights, Work
+
+RANGES = {"num_clusters": choice(2, 3, 4), "mu": log_uniform(1e-3, 1.0)}
 
 SIGMA = 1e-4
 

@@ -23,7 +23,10 @@ from fedjax_lab import losses, streams, tree
 from fedjax_lab.errors import check_choice
 from fedjax_lab.methods.fedper import partly_private
 from fedjax_lab.models.layers import affine, first_affine
+from fedjax_lab.ranges import log_uniform
 from fedjax_lab.types import Array, Method, Output, Task, Weights
+
+RANGES = {"l2r": log_uniform(1e-3, 0.1), "cmi": log_uniform(1e-4, 1e-2)}
 
 SAMPLES = 20  # of z, to predict
 

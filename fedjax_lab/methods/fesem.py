@@ -15,7 +15,10 @@ import jax.numpy as jnp
 
 from fedjax_lab import clusters, streams, tree
 from fedjax_lab.methods.fedprox import fedprox
+from fedjax_lab.ranges import choice, log_uniform
 from fedjax_lab.types import Array, Exchange, Method, PyTree, State, Task
+
+RANGES = {"num_clusters": choice(2, 3, 4), "mu": log_uniform(1e-2, 1.0)}
 
 
 class Server(NamedTuple):

@@ -10,7 +10,10 @@ The global test set is scored with the untuned model.
 
 from fedjax_lab import losses
 from fedjax_lab.methods.fedavg import fedavg
+from fedjax_lab.ranges import choice
 from fedjax_lab.types import Method, Task
+
+RANGES = {"epochs": choice(1, 2, 5)}
 
 
 def finetune(task: Task, *, epochs: int = 1) -> Method:

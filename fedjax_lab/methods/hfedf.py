@@ -25,6 +25,7 @@ from fedjax_lab.errors import BadInput, check_choice, check_share
 from fedjax_lab.methods._embeddings import embed
 from fedjax_lab.models import hypernetwork
 from fedjax_lab.models.hypernetwork import embedding_size, generate
+from fedjax_lab.ranges import choice, log_uniform
 from fedjax_lab.types import (
     Array,
     Client,
@@ -37,6 +38,12 @@ from fedjax_lab.types import (
     Task,
     Weights,
 )
+
+RANGES = {
+    "server_lr": log_uniform(1e-3, 0.1),
+    "server_decay": log_uniform(1e-5, 1e-3),
+    "ema": choice(0.75, 0.85, 0.95),
+}
 
 WIDTH = 50  # of the hypernetwork's layers
 AUTOENCODED = "autoencoder", "autoencoder_learned"  # embeddings that a stage of their own makes

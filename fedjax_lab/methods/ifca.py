@@ -16,7 +16,10 @@ import jax.numpy as jnp
 
 from fedjax_lab import clusters, losses, sampling, tree
 from fedjax_lab.methods.fedavg import send
+from fedjax_lab.ranges import choice
 from fedjax_lab.types import Array, Client, Exchange, Method, State, Task, Weights, Work
+
+RANGES = {"num_clusters": choice(2, 3, 4)}
 
 
 def ifca(

@@ -17,7 +17,10 @@ from fedjax_lab import losses, tree
 from fedjax_lab.errors import check_choice, check_positive
 from fedjax_lab.methods.fedavg import fedavg
 from fedjax_lab.models.task import with_projection
+from fedjax_lab.ranges import choice, log_uniform
 from fedjax_lab.types import Method, State, Task
+
+RANGES = {"mu": log_uniform(1e-3, 10.0), "tau": choice(0.1, 0.5, 1.0)}
 
 
 def moon(task: Task, *, mu: float = 1.0, tau: float = 0.5, projection: str = "none") -> Method:

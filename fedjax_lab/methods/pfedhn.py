@@ -21,7 +21,10 @@ from fedjax_lab import optim, sampling, streams, tree
 from fedjax_lab.methods.hfedf import WIDTH, Trained, pseudo_gradient
 from fedjax_lab.models import hypernetwork
 from fedjax_lab.models.hypernetwork import embedding_size, generate
+from fedjax_lab.ranges import log_uniform
 from fedjax_lab.types import Exchange, Method, PyTree, State, Task, Weights
+
+RANGES = {"server_lr": log_uniform(1e-3, 0.1), "server_decay": log_uniform(1e-5, 1e-3)}
 
 
 class Server(NamedTuple):

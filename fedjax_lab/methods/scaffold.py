@@ -17,7 +17,10 @@ import optax
 
 from fedjax_lab import losses, optim, tree
 from fedjax_lab.methods.fedavg import aggregate, fedavg
+from fedjax_lab.ranges import log_uniform
 from fedjax_lab.types import Exchange, Method, State, Task, Weights
+
+RANGES = {"server_lr": log_uniform(0.1, 1.0)}
 
 
 def scaffold(task: Task, *, server_lr: float = 1.0) -> Method:

@@ -16,6 +16,7 @@ from fedjax_lab.data import safe
 from fedjax_lab.errors import MACHINE, BadInput, quoted
 from fedjax_lab.measures import OF_NEW
 
+DRAWS = "draws"  # the folder of a sweep with the runs from which settings are chosen
 DEEPEST = 50  # levels of lists and objects in each other
 
 
@@ -113,7 +114,23 @@ FINISHED = {  # ... and as a run prints it at its end
     "compile_seconds": NUMBER,
     "device": TEXT,
 }
-PLAN = {"cells": {"*": {"method": TEXT, "grid": {"*": TEXT}, "config": OBJECT}}}  # sweep.json
+TUNED = {  # what a search for the settings of a cell has cost
+    "by": TEXT,
+    "on": TEXT,
+    "draws": COUNT,
+    "diverged": COUNT,
+    "rounds": COUNT,
+    "seconds": NUMBER,
+}
+CELL = {  # of a sweep; `seeds` where they are not those of the sweep, `until` with --until
+    "method": TEXT,
+    "grid": {"*": TEXT},
+    "config": OBJECT,
+    "seeds?": [COUNT],
+    "tuned?": TUNED,
+    "until?": TEXT,
+}
+PLAN = {"cells": {"*": CELL}}  # sweep.json
 
 
 def read_json(path: Path, shape: Any) -> Any:

@@ -6,6 +6,7 @@ holds it. Readers take no lock.
 
 import contextlib
 import errno
+import fcntl
 import functools
 import math
 import os
@@ -41,6 +42,31 @@ def check_free(folders: Iterable[Path]) -> None:
         if folder.is_dir():
             with _held(folder / LOCK):
                 pass
+
+
+def is_held(folder: Path) -> bool:
+    """Whether a command that is still running owns a run's folder; nothing in it is changed."""
+    return _is_held(folder / LOCK)
+
+
+def count_held(folder: Path, pattern: str) -> int:
+    """How many of the lock files with such names are held; nothing in the folder is changed."""
+    return sum(map(_is_held, folder.glob(pattern)))
+
+
+def _is_held(path):
+    """Asks for the lock without keeping it: whoever holds it holds it alone."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError as error:
+        return error.errno not in NO_LOCKS
+    finally:
+        os.close(descriptor)  # and with it the lock, if it was given
+    return False
 
 
 @contextlib.contextmanager

@@ -38,10 +38,22 @@ def check_folder(shared: Shared, cells: dict[str, Cell], out: Path) -> dict:
             today = make_cell(shared, old["method"], old["grid"])
         except BadInput as error:
             raise BadInput(f"cell {quoted(name)} of {path}: {error}") from error
-        growth.check_same(out / name, old["config"], today.saved, free=())
+        today = cells.get(name, today._replace(seeds=old.get("seeds", today.seeds)))
+        grows = name in cells or "tuned" in old or "seeds" in old  # others keep seeds and rounds
+        _check_planned(out / name, old["config"], today.saved, grows)
     for name, cell in cells.items():
         check_cell(cell, out / name)
     return planned
+
+
+def _check_planned(folder, saved, today, grows):
+    """BadInput where a cell was planned as another run; one that grows may get seeds and rounds."""
+    if not grows:
+        rounds = [{"run": {"rounds": each["run"].get("rounds")}} for each in (saved, today)]
+        metrics.check_same(folder, *rounds)
+    elif set(saved.get("seeds", ())) <= set(today["seeds"]):
+        saved = {**saved, "seeds": today["seeds"]}
+    growth.check_same(folder, saved, today)
 
 
 def check_cell(cell: Cell, folder: Path) -> None:
@@ -53,14 +65,27 @@ def check_cell(cell: Cell, folder: Path) -> None:
         raise BadInput(f"{folder / 'error.txt'} is a folder; remove it")
     with contextlib.suppress(files.Damaged):
         if (folder / "config.json").exists():
-            growth.check_same(folder, growth.read_config(folder), cell.saved, free=())
+            growth.check_config(folder, grown(cell, folder).saved)
+
+
+def grown(cell: Cell, folder: Path) -> Cell:
+    """The cell with all seeds that its folder holds or has begun. Raises Damaged."""
+    begun = list(cell.seeds)
+    while there := growth.seeds(folder):
+        begun += there
+        folder = folder / growth.ADDED
+    return cell._replace(seeds=list(dict.fromkeys(begun)))
 
 
 def write_plan(planned: dict, cells: dict[str, Cell], out: Path) -> None:
     """sweep.json: the cells that were planned and the new ones, with their whole configs."""
     metrics.make_folder(out)
-    new = {c.name: {"method": c.method, "grid": c.grid, "config": c.saved} for c in cells.values()}
-    metrics.write_json(out / "sweep.json", {"cells": planned | new})
+    new = {
+        name: {"method": cell.method, "grid": cell.grid, "config": cell.saved, **cell.note}
+        for name, cell in cells.items()
+    }
+    merged = {name: {**planned.get(name, {}), **entry} for name, entry in new.items()}
+    metrics.write_json(out / "sweep.json", {"cells": planned | merged})
     cloud.publish(out)
 
 
@@ -76,6 +101,19 @@ def ended(folder: Path) -> Outcome | None:
         return None
     if summary is not None:
         return Outcome(DIVERGED if "diverged" in summary else 0)
+    failed = failure(folder)
+    return failed if failed and failed.code == DIVERGED else None
+
+
+def done(cell: Cell, folder: Path) -> Outcome | None:
+    """How a cell has ended; None where it has not, or has more seeds or rounds than were run."""
+    outcome = ended(folder)
+    if outcome is None or outcome.code:
+        return outcome
+    seeds = files.read_json(folder / "summary.json", files.FINISHED)["seeds"]
+    saved = files.read_config(folder / "config.json") or cell.saved
+    if set(cell.seeds) <= set(seeds) and saved["run"].get("rounds") == cell.config.run.rounds:
+        return outcome
     failed = failure(folder)
     return failed if failed and failed.code == DIVERGED else None
 

@@ -4,7 +4,7 @@ import itertools
 import re
 import urllib.parse
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import ml_collections
 
@@ -36,6 +36,7 @@ class Cell(NamedTuple):
     grid: dict[str, str]  # text by dotted key
     config: ml_collections.ConfigDict
     seeds: list[int]
+    note: dict[str, Any] = {}  # what sweep.json says about it besides
 
     @property
     def saved(self) -> dict:

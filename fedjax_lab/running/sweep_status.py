@@ -1,0 +1,185 @@
+"""The state of a sweep, read from its folder while commands may be running in it.
+
+Nothing in the folder is changed. Whether a run is going on is told by the lock on its folder, which
+its process holds; a run in the cloud, or on a file system without locks, looks stopped.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from fedjax_lab.errors import BadInput
+from fedjax_lab.running import cloud, files, growth, lock
+from fedjax_lab.running.sweep_folder import DIVERGED, ended, failure, shown
+
+# What can be said of a run, in the order of the table. Stopped: it has begun, and nobody runs it.
+STATES = ("running", "stopped", "failed", "diverged", "waiting", "done")
+
+
+class Status(NamedTuple):
+    """What the folder of a run tells."""
+
+    name: str
+    state: str  # one of STATES
+    played: int  # rounds
+    rounds: int  # of the whole run
+    seeds: int
+    seconds: float  # that the rounds have taken, as far as they are known
+    since: float | None  # seconds since the epoch: when its process began, or when it stopped
+    said: str  # accuracy, or why there is none
+
+
+def read(out: Path) -> list[Status]:
+    """The state of every run that the sweep of a folder has planned. BadInput without a sweep."""
+    if not (out / "sweep.json").exists():
+        raise BadInput(f"{cloud.address(out)} holds no sweep: there is no sweep.json in it")
+    cells = files.read_plan(out / "sweep.json")
+    each = [_status(out / name, name, cell["config"]) for name, cell in cells.items()]
+    return sorted(each, key=lambda status: STATES.index(status.state))
+
+
+def _status(folder, name, planned):
+    """Of one run; damaged files are told, as those of a run that failed."""
+    try:
+        state, since = _state(folder)
+        inner, under_way = folder, state in ("running", "stopped")
+        while under_way and (inner / growth.ADDED / "config.json").exists():
+            inner = inner / growth.ADDED
+        config = files.read_config(inner / "config.json") or planned
+        summary = files.read_json(inner / "summary.json", files.SUMMARY) or {}
+        rows = files.read_rows(inner / "metrics.jsonl", files.EVALUATION)
+        said = shown(folder) if state in ("failed", "diverged", "done") else ""
+    except files.Damaged as error:
+        return Status(name, "failed", 0, _rounds(planned), 0, 0.0, None, str(error))
+    played = max([row["round"] for row in rows[-1:]] + _checkpoints(inner), default=0)
+    return Status(
+        name=name,
+        state=state,
+        played=summary.get("rounds", played),
+        rounds=summary.get("rounds", max(_rounds(config), played)),
+        seeds=len(config["seeds"]),
+        seconds=_seconds(summary, rows),
+        since=since,
+        said=f"adds seeds {_listed(config['seeds'])}"
+        if inner != folder
+        else said.removeprefix("failed: "),
+    )
+
+
+def _listed(seeds):
+    return ", ".join(map(str, seeds))
+
+
+def _state(folder):
+    """One of STATES, and since when where that is known."""
+    if lock.is_held(folder):
+        return "running", _changed(folder / lock.LOCK)
+    if how := ended(folder):
+        return "diverged" if how.code == DIVERGED else "done", _changed(folder / "summary.json")
+    if failure(folder):
+        return "failed", _changed(folder / "error.txt")
+    if (folder / "config.json").exists():
+        times = [_changed(folder / name) for name in ("metrics.jsonl", "checkpoints")]
+        return "stopped", max(filter(None, times), default=_changed(folder / "config.json"))
+    return "waiting", None
+
+
+def _changed(path):
+    """When a file was last written, in seconds since the epoch; None where there is none."""
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return None
+
+
+def _rounds(config):
+    rounds = config["run"].get("rounds")
+    return rounds if type(rounds) is int else 0
+
+
+def _checkpoints(folder):
+    return [int(path.name) for path in folder.glob("checkpoints/[0-9]*") if path.name.isdigit()]
+
+
+def _seconds(summary, rows):
+    keys = ("seconds", "evaluate_seconds", "compile_seconds")
+    if summary:
+        return sum(summary.get(key) or 0.0 for key in keys) / summary.get("runs_together", 1)
+    return rows[-1]["seconds"] if rows else 0.0
+
+
+# What a person sees.
+
+
+def text(statuses: Sequence[Status], commands: int, now: float) -> str:
+    """A table with a line for each run, and below it how many there are and when they will end.
+
+    commands: how many sweep commands run in the folder; now: seconds since the epoch.
+    """
+    rows = [["state", "run", "round", "since", "accuracy, % (or what went wrong)"]]
+    for each in statuses:
+        done = f"{each.played}/{each.rounds}" if each.rounds else ""
+        since = "" if each.since is None else _time(each.since, now)
+        rows.append([each.state, each.name, done, since, each.said])
+    counts = Counter(each.state for each in statuses)
+    told = ", ".join(f"{counts[state]} {state}" for state in STATES if counts[state])
+    return "\n".join([aligned(rows), "", f"{len(statuses)} runs: {told}", _end(statuses, commands)])
+
+
+def _end(statuses, commands):
+    """The estimate of the end, in words."""
+    if all(each.state in ("done", "diverged") for each in statuses):
+        return "everything that is planned has ended"
+    left = _seconds_left(statuses)
+    at_once = max(1, sum(each.state == "running" for each in statuses))
+    pace = "no estimate of the end yet"
+    if left is not None:
+        each_at = f"{at_once} run{'s' * (at_once > 1)} at a time"
+        pace = f"about {duration(left / at_once)} left at the pace so far, {each_at}"
+    if not commands and not any(each.state == "running" for each in statuses):
+        return f"no command runs this sweep; the same command continues it; {pace}"
+    return pace
+
+
+def _seconds_left(statuses: Iterable[Status]) -> float | None:
+    """What is left at the mean pace of all rounds that were played; None without any."""
+    begun = [each for each in statuses if each.seconds and each.played]
+    played = sum(each.played * each.seeds for each in begun)
+    if not played:
+        return None
+    left = [each for each in statuses if each.state not in ("done", "diverged")]
+    todo = sum((each.rounds - each.played) * each.seeds for each in left)
+    return sum(each.seconds for each in begun) / played * todo
+
+
+def _time(moment, now):
+    """The time of day, with the date unless it is today's, and how long ago that was."""
+    then, today = time.localtime(moment), time.localtime(now)
+    form = "%H:%M:%S" if then[:3] == today[:3] else "%Y-%m-%d %H:%M"
+    return f"{time.strftime(form, then)} ({duration(max(0.0, now - moment))})"
+
+
+def duration(seconds: float) -> str:
+    """Such as "40 s", "12 min", "3 h 20 min" or "2 d 5 h"."""
+    minutes, hours = round(seconds / 60), round(seconds / 3600)
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    if minutes < 60:
+        return f"{minutes} min"
+    if minutes < 48 * 60:
+        return f"{minutes // 60} h {minutes % 60} min"
+    return f"{hours // 24} d {hours % 24} h"
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> str:
+    """A table as text; the first row is its header."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+    return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:]])
+
+
+def show(out: Path) -> str:
+    """The state of the sweep in a folder, as text."""
+    return text(read(out), lock.count_held(out, ".share-*-of-*.lock"), time.time())

@@ -1,0 +1,237 @@
+"""Random search in a sweep: the draws of each method's settings, and the one that is chosen.
+
+Every method gets the same number of draws at each point of the grid. A draw is a run of one seed in
+the folder draws/CELL of the sweep; the best draw becomes an ordinary cell, with all seeds.
+"""
+
+import re
+import zlib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from fedjax_lab import ranges
+from fedjax_lab.aliases import ALIASES
+from fedjax_lab.errors import BadInput, cut, nearest, quoted
+from fedjax_lab.ranges import Range
+from fedjax_lab.registry import (
+    is_method,
+    is_wrapper,
+    keyword_defaults,
+    look_up,
+)
+from fedjax_lab.running import files, metrics
+from fedjax_lab.running.sweep_folder import DIVERGED, done
+from fedjax_lab.running.sweep_plan import Cell, Shared, make_cell
+
+ON = ("validation", "test")  # the examples by which the best draw can be chosen
+MOST_DRAWS = 10_000
+_FIXED = ("data", "partition", "run", "engine")  # sections that no range may be of
+
+
+class Search(NamedTuple):
+    """What --tune, --on and --range ask for."""
+
+    count: int  # draws of each method at each point of the grid
+    stream: int  # of the random numbers
+    on: str  # one of ON
+    ranges: dict[str, Range]  # those of --range, by dotted key
+
+    def __str__(self) -> str:
+        return f"random:{self.count}" + (f":{self.stream}" if self.stream else "")
+
+
+class Contender(NamedTuple):
+    """A method at a point of the grid, with its draws."""
+
+    cell: Cell  # with the settings that the config gives
+    draws: list[Cell]
+
+
+def parse(tune: str, on: str, listed: Iterable[str]) -> Search:
+    """The search of --tune=random:DRAWS[:STREAM], --on and all --range=SECTION.KEY=RANGE."""
+    match = re.fullmatch(r"random:(\d{1,9})(?::(\d{1,9}))?", tune)
+    if match is None or not 0 < int(match[1]) <= MOST_DRAWS:
+        raise BadInput(
+            f"--tune={cut(tune, 80)} is not random:DRAWS with 1 to {MOST_DRAWS} draws, such as"
+            " --tune=random:20"
+        )
+    if on not in ON:
+        raise BadInput(f"--on cannot be {quoted(on)}; {nearest(on, ON)}")
+    of_flags: dict[str, Range] = {}
+    for text in listed:
+        key, given = _parse_range(text)
+        if key in of_flags:
+            raise BadInput(f"--range={cut(key, 80)} is given twice")
+        of_flags[key] = given
+    return Search(int(match[1]), int(match[2] or 0), on, of_flags)
+
+
+def _parse_range(text):
+    key, equals, given = text.removeprefix("config.").partition("=")
+    key = ALIASES.get(key, key)
+    if not equals or "." not in key:
+        example = "--range=method.mu=log:0.001,1"
+        raise BadInput(f"--range={cut(text, 80)} is not SECTION.KEY=RANGE; for example {example}")
+    if key.partition(".")[0] in _FIXED or key in ("method.name", "method.base"):
+        raise BadInput(
+            f"--range={cut(key, 80)}: that is not tuned, because all draws are of one problem and"
+            f" cost the same; --grid={cut(key, 80)}=VALUE,VALUE makes a cell for each value"
+        )
+    try:
+        return key, ranges.parse(given)
+    except BadInput as error:
+        raise BadInput(f"--range={cut(key, 80)}: {error}") from error
+
+
+# The draws.
+
+
+def contenders(cells: Iterable[Cell], shared: Shared, search: Search) -> list[Contender]:
+    """The draws of every cell of a plan. BadInput where one of them could not be run."""
+    given = {key for key, _ in shared.overrides}
+    out, keys, settings = [], set(), set()
+    for cell in cells:
+        _check_validation(cell, search)
+        of_cell = {f"{s}.{key}" for s, values in cell.config.items() for key in values}
+        settings |= of_cell
+        _check_given(search.ranges, given | cell.grid.keys())
+        wanted = {key: each for key, each in search.ranges.items() if key in of_cell}
+        keys |= wanted.keys()
+        drawn = {**_ranges_of(cell), **wanted}
+        drawn = {key: each for key, each in drawn.items() if key not in given | cell.grid.keys()}
+        out.append(Contender(cell, _draws(cell, shared, search, drawn)))
+    for key in search.ranges.keys() - keys:
+        flag = f"--range={cut(key, 80)}"
+        raise BadInput(f"{flag}: no method here has that setting; {nearest(key, settings)}")
+    return out
+
+
+def _check_validation(cell, search):
+    """BadInput where a search on validation examples finds none."""
+    if search.on == "validation" and not cell.config.partition.validation:
+        raise BadInput(
+            "--on=validation needs validation examples: --config.partition.validation=0.1 keeps a"
+            " tenth of each client's training examples for that"
+        )
+
+
+def _check_given(of_flags, given):
+    for key in of_flags.keys() & given:
+        raise BadInput(f"config.{key} has a range in --range and a value; drop one of them")
+
+
+def _ranges_of(cell):
+    """The declared ranges by dotted key: those of the method, of its base and of local.lr."""
+    by_key: dict[str, Range] = {}
+    settings = cell.config.method
+    functions = [look_up("method", settings.name)]
+    if is_wrapper(functions[0]):
+        functions.append(look_up("method", settings.base))
+    for function in functions:
+        declared = ranges.declared(function)
+        _check_declared(function, declared)
+        of_method = declared.keys() & keyword_defaults(function).keys()
+        by_key |= {f"method.{key}": declared[key] for key in declared if key in of_method}
+    optimizer = cell.config.local.optimizer
+    return {**by_key, "local.lr": ranges.LEARNING_RATES.get(optimizer, ranges.ADAPTIVE)}
+
+
+def _check_declared(function, declared):
+    """BadInput for a range of what no method in the function's file has as a setting."""
+    beside = getattr(function, "__globals__", {}).values()
+    methods = [function, *filter(is_method, beside)]
+    settings = {key for method in methods for key in keyword_defaults(method)}
+    for key in declared.keys() - settings:
+        name = function.__name__
+        raise BadInput(f"RANGES beside {name}: no setting {key!r}; {nearest(key, settings)}")
+
+
+def _draws(cell, shared, search, drawn):
+    """Draws with equal settings, of which a choice alone can have several, are one cell."""
+    cells = {}
+    for number in range(search.count):
+        values = {
+            key: str(ranges.at(each, share(search.stream, number, key)))
+            for key, each in drawn.items()
+        }
+        draw = make_cell(shared, cell.method, {**cell.grid, **values})
+        first = cell.seeds[:1]
+        draw = draw._replace(name=f"{files.DRAWS}/{draw.name}", seeds=first, note={"seeds": first})
+        cells.setdefault(draw.name, draw)
+    return list(cells.values())
+
+
+def share(stream: int, number: int, key: str) -> float:
+    """A random number in [0, 1) for a draw's setting.
+
+    It depends on nothing else, so that methods which share a setting share its draws, and the
+    first draws stay the same where more are asked for.
+    """
+    return float(np.random.default_rng([stream, number, zlib.crc32(key.encode())]).random())
+
+
+# The choice.
+
+
+def waiting(contender: Contender, out: Path) -> int:
+    """How many draws have not ended."""
+    return sum(done(draw, out / draw.name) is None for draw in contender.draws)
+
+
+def chosen(contender: Contender, out: Path, shared: Shared, search: Search) -> Cell | None:
+    """The cell of the best draw, with all seeds; None where every draw has diverged.
+
+    All draws must have ended. Of equal ones it is the first.
+    """
+    scored = [
+        (score, draw)
+        for draw in contender.draws
+        if (score := _score(draw, out, search)) is not None
+    ]
+    if not scored:
+        return None
+    _, best = max(scored, key=lambda pair: pair[0])
+    cell = make_cell(shared, best.method, best.grid)
+    return cell._replace(note={"tuned": spent(contender, out, search)})
+
+
+def _score(draw, out, search):
+    """A tuple that is larger for a better draw; None for one that has diverged."""
+    if (outcome := done(draw, out / draw.name)) is None or outcome.code == DIVERGED:
+        return None
+    summary = files.read_json(out / draw.name / "summary.json", files.FINISHED)
+    if search.on == "test":
+        return (_number(draw, metrics.headline(summary["last"]["mean"]), "test"),)
+    values = summary.get("best_by_validation", {}).get("mean", {})
+    accuracy = _number(draw, values.get("id"), "validation")
+    return accuracy, -values.get("id_loss", 0.0)  # the loss decides between equal accuracies
+
+
+def _number(draw, value, kind):
+    if value is None:
+        raise BadInput(f"{draw.name} has no accuracy on {kind} examples, so nothing can be chosen")
+    return value
+
+
+def spent(contender: Contender, out: Path, search: Search) -> dict:
+    """What the search cost, as sweep.json keeps it: draws, and their rounds and seconds."""
+    summaries = [
+        files.read_json(out / draw.name / "summary.json", files.SUMMARY) or {}
+        for draw in contender.draws
+    ]
+    return {
+        "by": str(search),
+        "on": search.on,
+        "draws": len(contender.draws),
+        "diverged": sum(_score(draw, out, search) is None for draw in contender.draws),
+        "rounds": sum(summary.get("rounds", 0) for summary in summaries),
+        "seconds": round(sum(map(seconds, summaries)), 3),
+    }
+
+
+def seconds(summary: Mapping) -> float:
+    """Seconds of training of a run, which are a share where several were one computation."""
+    return summary.get("seconds", 0.0) / summary.get("runs_together", 1)

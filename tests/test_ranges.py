@@ -1,0 +1,67 @@
+"""Ranges: what is drawn from them, how they are written, and those that methods declare."""
+
+import own_parts
+import pytest
+
+from fedjax_lab import ranges, registry
+from fedjax_lab.errors import BadInput
+from fedjax_lab.ranges import choice, log_uniform, uniform
+
+
+def test_values_are_uniform_in_the_scale_of_the_range():
+    assert [ranges.at(log_uniform(1e-3, 10.0), s) for s in (0, 0.25, 0.5, 0.75)] == [
+        0.001,
+        0.01,
+        0.1,
+        1.0,
+    ]
+    assert [ranges.at(uniform(-1, 3), s) for s in (0, 0.5, 0.99999)] == [-1.0, 1.0, 3.0]
+    assert [ranges.at(choice(1, 2, 5), s) for s in (0, 0.34, 0.67, 0.999)] == [1, 2, 5, 5]
+    assert ranges.at(log_uniform(1e-3, 1.0), 0.123456) == 0.00235  # three digits
+
+
+@pytest.mark.parametrize("text", ["log:0.001,1.0", "uniform:-1.0,3.0", "choice:a,b"])
+def test_a_range_is_what_its_text_says(text):
+    assert str(ranges.parse(text)) == text
+    assert ranges.parse(" choice".strip() + ":1, 2") == choice("1", "2")
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("0.1,1", "is not a range; for example log:"),
+        ("log:", "is not a range"),
+        ("lug:1,2", "no range 'lug'; did you mean 'log'?"),
+        ("log:1,2,3", "has two ends, got 3"),
+        ("log:0,1", "must begin above 0"),
+        ("log:1,x", "must be a number, got 'x'"),
+        ("uniform:1,1", "to a larger one, got 1.0 to 1.0"),
+        ("uniform:0,1e999", "finite number"),
+        ("log:1," + "(" * 5000, "must be a number"),
+    ],
+)
+def test_what_is_no_range_is_told(text, message):
+    with pytest.raises(BadInput) as error:
+        ranges.parse(text)
+    assert message in str(error.value) and len(str(error.value)) < 300
+
+
+@pytest.mark.parametrize("name", registry.METHODS)
+def test_methods_declare_ranges_of_settings_that_they_have(name):
+    function = registry.METHODS[name]
+    defaults = registry.keyword_defaults(function)
+    for key, declared in ranges.declared(function).items():
+        values = [ranges.at(declared, share) for share in (0.0, 0.5, 0.999)]
+        assert {type(value) for value in values} == {type(defaults[key])}, key
+
+
+def test_a_method_of_ones_own_declares_its_ranges_in_its_file(tmp_path):
+    file = own_parts.write(tmp_path)
+    head = "from fedjax_lab.ranges import uniform\n\nRANGES = {'pull': uniform(0, 2)}\n"
+    file.write_text(head + file.read_text())
+    assert ranges.declared(registry.look_up("method", f"{file}:near")) == {"pull": uniform(0, 2)}
+    for wrong, message in (("[1]", "must be a dict"), ("{'pull': (0, 2)}", "must be made by")):
+        file.write_text(file.read_text() + f"RANGES = {wrong}\n")
+        registry.references.refresh()
+        with pytest.raises(BadInput, match=message):
+            ranges.declared(registry.look_up("method", f"{file}:near"))

@@ -1,0 +1,166 @@
+"""When cells of a sweep get more seeds, and which."""
+
+from pathlib import Path
+
+import finished_cells
+import numpy as np
+import pytest
+
+from fedjax_lab.errors import BadInput
+from fedjax_lab.running import sweep_folder, sweep_plan, sweep_seeds
+from fedjax_lab.running.sweep_plan import Shared
+
+QUICK = Shared(str(Path(__file__).parents[1] / "configs/quickstart.py"), seeds=[0, 1])
+
+
+def planned(methods, grid=None):
+    return list(sweep_plan.plan(QUICK, methods, grid or {}).values())
+
+
+def goal(until="ci:0.5", baseline="fedavg", max_seeds=20):
+    return sweep_seeds.parse(until, baseline, max_seeds)
+
+
+def names(pairs):
+    return [(pair.cell.name, pair.baseline.name) for pair in pairs]
+
+
+def test_a_method_is_the_baseline_at_each_point_of_the_grid():
+    grid = {"local.lr": ["0.1", "1"], "method.mu": ["2", "3"]}
+    assert names(sweep_seeds.pairs(planned(["fedavg", "fedprox"], grid), goal())) == [
+        ("fedprox,local.lr=0.1,mu=2.0", "fedavg,local.lr=0.1"),
+        ("fedprox,local.lr=0.1,mu=3.0", "fedavg,local.lr=0.1"),
+        ("fedprox,local.lr=1.0,mu=2.0", "fedavg,local.lr=1.0"),
+        ("fedprox,local.lr=1.0,mu=3.0", "fedavg,local.lr=1.0"),
+    ]
+
+
+def test_a_cell_is_the_baseline_at_its_partition_and_its_twins_are_elsewhere():
+    grid = {"partition.num_clients": ["5", "6"], "method.mu": ["2", "3"]}
+    cells = planned(["fedprox"], grid)
+    pairs = sweep_seeds.pairs(cells, goal(baseline="fedprox,partition.num_clients=5,mu=2.0"))
+    assert names(pairs) == [
+        (f"fedprox,partition.num_clients={n},mu=3.0", f"fedprox,partition.num_clients={n},mu=2.0")
+        for n in (5, 6)
+    ]
+    with pytest.raises(BadInput, match="--baseline=fedprox could be .*mu=2.0 or .*name a cell"):
+        sweep_seeds.pairs(cells, goal(baseline="fedprox"))
+    with pytest.raises(BadInput, match="no cell; did you mean 'fedprox'"):
+        sweep_seeds.pairs(cells, goal(baseline="fedprx"))
+    with pytest.raises(BadInput, match="needs a cell besides the baseline"):
+        sweep_seeds.pairs(planned(["fedavg"]), goal())
+    with pytest.raises(BadInput, match="--max_seeds=2 adds nothing to the 2 seeds"):
+        sweep_seeds.pairs(planned(["fedavg", "moon"]), goal(max_seeds=2))
+
+
+@pytest.mark.parametrize("until", ["0.5", "ci", "ci:", "ci:0", "ci:-1", "ci:101", "ci:x", "ci:1e9"])
+def test_only_a_half_width_in_points_is_a_goal(until):
+    with pytest.raises(BadInput, match="is not ci:POINTS"):
+        goal(until)
+
+
+def differing(cells, out, differences):
+    """Finished runs; the baseline's accuracy is 50, and the other's is that plus the difference."""
+    baseline, other = cells
+    finished_cells.finish(baseline, out, dict.fromkeys(range(len(differences)), 50.0))
+    finished_cells.finish(other, out, {i: 50 + d for i, d in enumerate(differences)})
+
+
+def test_seeds_are_added_in_batches_until_the_difference_is_clear(tmp_path):
+    """Both cells of a pair get the same ones."""
+    cells = planned(["fedavg", "moon"])
+    pairs = sweep_seeds.pairs(cells, goal())
+    differences = 3 + np.random.default_rng(0).normal(size=20)
+    counts = []
+    for count in range(2, 21, 2):
+        differing(cells, tmp_path, differences[:count])
+        state = sweep_seeds.compare(pairs[0], goal("ci:0.8"), tmp_path)
+        runs = sweep_seeds.next_runs(pairs, goal("ci:0.8"), tmp_path)
+        assert state.seeds == count and state.mean == pytest.approx(np.mean(differences[:count]))
+        assert (state.state == "clear") == (state.half_width <= 0.8) == (runs == [])
+        if not runs:
+            break
+        counts.append(count)
+        assert {run.name: run.seeds for run in runs} == {
+            "moon": list(range(count + 2)),
+            "fedavg": list(range(count + 2)),
+        }
+    assert 4 <= counts[-1] < 18
+
+
+def test_no_cell_has_more_than_max_seeds(tmp_path):
+    cells = planned(["fedavg", "moon"])
+    pairs = sweep_seeds.pairs(cells, goal())
+    differing(cells, tmp_path, [0.0, 9.0, 5.0, -9.0])
+    few = goal(max_seeds=5)
+    assert [run.seeds for run in sweep_seeds.next_runs(pairs, few, tmp_path)] == [[*range(5)]] * 2
+    differing(cells, tmp_path, [0.0, 9.0, 5.0, -9.0, 3.0])
+    assert sweep_seeds.next_runs(pairs, few, tmp_path) == []
+    assert sweep_seeds.compare(pairs[0], few, tmp_path).state == "open"
+
+
+def test_clear_cells_get_no_seeds_and_baselines_those_of_all_others(tmp_path):
+    fedavg, moon, fedprox = planned(["fedavg", "moon", "fedprox"])
+    pairs = sweep_seeds.pairs([fedavg, moon, fedprox], goal())
+    four = range(4)
+    finished_cells.finish(fedavg, tmp_path, dict.fromkeys(four, 50.0))
+    finished_cells.finish(moon, tmp_path, dict.fromkeys(four, 60.0))
+    finished_cells.finish(fedprox, tmp_path, {i: 10.0 * i for i in four})
+    runs = sweep_seeds.next_runs(pairs, goal(), tmp_path)
+    assert {run.name for run in runs} == {"fedavg", "fedprox"}
+
+
+def test_what_a_kill_has_cut_short_is_ended_before_anything_is_decided(tmp_path):
+    cells = fedavg, moon = planned(["fedavg", "moon"])
+    pairs = sweep_seeds.pairs(cells, goal())
+    differing(cells, tmp_path, [0.0, 9.0])
+    finished_cells.begin_more(moon, tmp_path, [2, 3])
+    (run,) = sweep_seeds.next_runs(pairs, goal(), tmp_path)
+    assert (run.name, run.seeds) == ("moon", [0, 1, 2, 3])
+    finished_cells.finish(moon, tmp_path, dict.fromkeys(range(4), 50.0))  # the baseline is behind
+    (run,) = sweep_seeds.next_runs(pairs, goal(), tmp_path)
+    assert (run.name, run.seeds) == ("fedavg", [0, 1, 2, 3])
+
+
+def test_cells_that_diverge_or_fail_get_no_seeds(tmp_path):
+    cells = fedavg, moon = planned(["fedavg", "moon"])
+    pairs = sweep_seeds.pairs(cells, goal())
+    differing(cells, tmp_path, [0.0, 9.0])
+    finished_cells.begin_more(moon, tmp_path, [2, 3])
+    diverged = sweep_folder.Outcome(sweep_folder.DIVERGED, "in round 1")
+    sweep_folder.record(diverged, tmp_path / "moon")
+    assert sweep_seeds.compare(pairs[0], goal(), tmp_path).state == "diverged"
+    assert sweep_seeds.next_runs(pairs, goal(), tmp_path) == []
+    (tmp_path / "moon/summary.json").unlink()
+    (tmp_path / "moon/error.txt").unlink()
+    assert sweep_seeds.compare(pairs[0], goal(), tmp_path).state == "unfinished"
+
+
+def test_a_sweep_that_has_got_seeds_goes_on_with_the_same_command(tmp_path):
+    """And takes more of them, but not others or fewer."""
+    cells = {cell.name: cell for cell in planned(["fedavg", "moon"])}
+    sweep_folder.write_plan({}, cells, tmp_path)
+    differing(list(cells.values()), tmp_path, [0.0, 9.0, 3.0, 4.0])
+    sweep_folder.check_folder(QUICK, cells, tmp_path)
+    moon = cells["moon"]
+    assert sweep_folder.done(moon, tmp_path / "moon") == sweep_folder.Outcome(0)
+    assert sweep_folder.done(moon._replace(seeds=[*range(5)]), tmp_path / "moon") is None
+    methods = ["fedavg", "moon"]
+    more = QUICK._replace(seeds=[*range(5)], overrides=[("run.rounds", "99")])
+    sweep_folder.check_folder(more, sweep_plan.plan(more, methods, {}), tmp_path)
+    for shared, some, message in (
+        (QUICK._replace(seeds=[0]), methods, r"config.seeds is \[0, 1\] there, not \[0\]"),
+        (QUICK._replace(seeds=[1, 2]), methods, r"config.seeds is \[0, 1\] there, not \[1, 2\]"),
+        (more, ["moon"], "config.run.rounds is 20 there, not 99"),  # fedavg would stay behind
+        (QUICK._replace(seeds=[*range(5)]), ["moon"], r"config.seeds is \[0, 1\] there, not"),
+    ):
+        with pytest.raises(BadInput, match=message):
+            sweep_folder.check_folder(shared, sweep_plan.plan(shared, some, {}), tmp_path)
+
+
+def test_more_rounds_are_something_to_do(tmp_path):
+    (moon,) = planned(["moon"])
+    finished_cells.finish(moon, tmp_path, {0: 50.0, 1: 60.0})
+    longer = QUICK._replace(overrides=[("run.rounds", "99")])
+    (more,) = sweep_plan.plan(longer, ["moon"], {}).values()
+    assert sweep_folder.done(more, tmp_path / "moon") is None

@@ -1,0 +1,159 @@
+"""The state of a sweep, told from its folder alone."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import finished_cells
+import pytest
+import toys
+
+from fedjax_lab import sweep
+from fedjax_lab.running import lock, metrics, sweep_folder, sweep_plan, sweep_status
+from fedjax_lab.running.sweep_plan import Shared
+
+QUICK = Shared(str(Path(__file__).parents[1] / "configs/quickstart.py"), seeds=[0, 1])
+METHODS = ["fedavg", "fedprox", "moon", "fedbn", "scaffold", "local"]
+
+
+def row(rounds, seconds):
+    return {**toys.SCORES, "round": rounds, "seed": 0, "bytes_up": 0, "bytes_down": 0} | {
+        "seconds": seconds
+    }
+
+
+@pytest.fixture
+def out(tmp_path):
+    """A sweep of 20 rounds: one cell done, one diverged, failed, stopped, two that wait."""
+    cells = sweep_plan.plan(QUICK, METHODS, {})
+    sweep_folder.write_plan({}, cells, tmp_path)
+    times = {"seconds": 30.0, "compile_seconds": 10.0}
+    finished_cells.finish(cells["fedavg"], tmp_path, {0: 80.0, 1: 80.0}, **times)
+    sweep_folder.record(sweep_folder.Outcome(3, "in round 2"), tmp_path / "fedprox")
+    failed = sweep_folder.Outcome(1, "Traceback\nRuntimeError: no memory")
+    sweep_folder.record(failed, tmp_path / "moon")
+    metrics.make_folder(tmp_path / "fedbn")
+    metrics.write_json(tmp_path / "fedbn/config.json", cells["fedbn"].saved)
+    metrics.append(tmp_path / "fedbn/metrics.jsonl", [row(5, 10.0)])
+    return tmp_path
+
+
+def states(out):
+    return {status.name: status for status in sweep_status.read(out)}
+
+
+def tree(folder):
+    return {path: path.stat().st_mtime_ns for path in [folder, *folder.rglob("*")]}
+
+
+def test_each_cell_has_its_state(out):
+    before = tree(out)
+    each = states(out)
+    assert {name: each[name].state for name in METHODS} == {
+        "fedavg": "done",
+        "fedprox": "diverged",
+        "moon": "failed",
+        "fedbn": "stopped",
+        "scaffold": "waiting",
+        "local": "waiting",
+    }
+    assert (each["fedavg"].played, each["fedavg"].rounds) == (20, 20)
+    assert (each["fedbn"].played, each["fedbn"].rounds) == (5, 20)
+    assert each["moon"].said == "RuntimeError: no memory" and each["fedavg"].said == "80.00"
+    assert tree(out) == before  # nothing is written
+
+
+def test_a_run_is_running_while_its_folder_is_locked(out):
+    with lock.owned(out / "fedbn"):
+        assert states(out)["fedbn"].state == "running"
+        with lock.owned(out / "fedbn"):  # the owner still has it
+            pass
+    assert states(out)["fedbn"].state == "stopped"
+
+
+def test_the_lock_of_another_process_is_seen_and_not_taken(out):
+    program = (
+        "import sys; from pathlib import Path; from fedjax_lab.running import lock\n"
+        "with lock.owned(Path(sys.argv[1])): print('held', flush=True); sys.stdin.readline()\n"
+    )
+    command = [sys.executable, "-c", program, str(out / "fedbn")]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, **pipes) as process:
+        assert process.stdout.readline() == "held\n"
+        assert states(out)["fedbn"].state == "running"
+        process.kill()
+    assert (out / "fedbn" / lock.LOCK).exists()  # a kill leaves the file, but not the lock
+    assert states(out)["fedbn"].state == "stopped"
+
+
+def test_seeds_that_are_added_have_their_own_rounds(out):
+    cell = sweep_plan.plan(QUICK, ["fedavg"], {})["fedavg"]
+    finished_cells.begin_more(cell, out, [2, 3])
+    assert states(out)["fedavg"].state == "done"
+    with lock.owned(out / "fedavg"):
+        status = states(out)["fedavg"]
+    assert (status.state, status.played, status.said) == ("running", 0, "adds seeds 2, 3")
+
+
+def test_the_table_tells_all_and_estimates_the_end(out, capsys):
+    assert sweep.main(["sweep", "--status", str(out)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split()[:4] == ["state", "run", "round", "since"]
+    assert [line.split()[0] for line in lines[2:8]] == [
+        "stopped",
+        "failed",
+        "diverged",
+        "waiting",
+        "waiting",
+        "done",
+    ]
+    assert "RuntimeError: no memory" in lines[3]
+    assert lines[9] == "6 runs: 1 stopped, 1 failed, 1 diverged, 2 waiting, 1 done"
+    # 40 s for 20 rounds, 10 s for 5: 2 s a round; 15 + 20 + 2 * 20 rounds are left.
+    assert lines[10].startswith("no command runs this sweep; the same command continues it; about")
+    assert lines[10].endswith("about 2 min left at the pace so far, 1 run at a time")
+
+
+def test_the_estimate_counts_runs_at_once_and_ends_with_the_last(out):
+    each = [s._replace(state="running") if s.name == "fedbn" else s for s in states(out).values()]
+    each = [s._replace(state="running") if s.name == "local" else s for s in each]
+    assert sweep_status.text(each, 1, 0.0).endswith(
+        "about 1 min left at the pace so far, 2 runs at a time"
+    )
+    ended = [s._replace(state="done") for s in each]
+    assert sweep_status.text(ended, 0, 0.0).endswith("everything that is planned has ended")
+    fresh = [s._replace(state="waiting", seconds=0.0, played=0) for s in each]
+    assert "no estimate of the end yet" in sweep_status.text(fresh, 0, 0.0)
+
+
+def test_damaged_files_are_told_as_failures(out):
+    (out / "fedavg/summary.json").write_text("{")
+    status = states(out)["fedavg"]
+    assert status.state == "failed" and "summary.json cannot be used" in status.said
+
+
+@pytest.mark.parametrize(
+    "seconds, text",
+    [(0, "0 s"), (59, "59 s"), (90, "2 min"), (3600, "1 h 0 min"), (200_000, "2 d 8 h")],
+)
+def test_durations(seconds, text):
+    assert sweep_status.duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["--status", "{tmp}"], "holds no sweep: there is no sweep.json in it"),
+        (["--status", "{tmp}/nowhere"], "holds no sweep"),
+        (["--status"], "--status: expected one argument"),
+        (["--status", "{tmp}", "--out=a"], "unexpected argument '--out=a'"),
+        (["--status=gx://a/b"], "gx://"),
+    ],
+)
+def test_bad_input_is_one_line(arguments, message, tmp_path, capsys):
+    arguments = [argument.format(tmp=tmp_path) for argument in arguments]
+    assert sweep.main(["sweep", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1
+    assert os.listdir(tmp_path) == []
