@@ -149,8 +149,8 @@ def of_server(program: Program, lane: Lane, state: State, clients: int) -> float
         cohort = cohort._replace(arrived=jax.ShapeDtypeStruct((size,), bool))
         total += times * count(jax.make_jaxpr(exchange.aggregate)(state.server, uploads, cohort))
         if exchange.alone is not None:
-            alone = partial(exchange.alone, split=lambda rows: rows)
-            total += times * count(jax.make_jaxpr(alone)(state.server))
+            alone = jax.make_jaxpr(lambda server, do=exchange.alone: do(server, lambda rows: rows))
+            total += times * count(alone(state.server))
     return total
 
 

@@ -55,7 +55,8 @@ def parts_of(config: Mapping) -> Iterator[tuple[str, str, str]]:
     """(dotted key, kind, name) of each function that a config names."""
     for key, kind in PARTS.items():
         section, _, rest = key.partition(".")
-        names = config.get(section, {}).get(rest) or ()
+        values = config.get(section)
+        names = (values.get(rest) if isinstance(values, Mapping) else None) or ()
         for name in (names,) if isinstance(names, str) else names:
             if not isinstance(name, str):
                 raise BadInput(f"a value of config.{key} must be text, got {quoted(name)}")

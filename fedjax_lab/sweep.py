@@ -233,7 +233,8 @@ def follow(
             took = time.monotonic() - began
             left = tqdm.format_interval(took / i * (todo - i))
             number = f"{total - todo + i}/{total}"
-            bar.write(f"{number}  {cell.name}  {shown(out / cell.name)}  {left} left")
+            clock = time.strftime("%H:%M:%S")
+            bar.write(f"{clock}  {number}  {cell.name}  {shown(out / cell.name)}  {left} left")
             sys.stdout.flush()
             bar.update()
 

@@ -67,7 +67,7 @@ class Client(NamedTuple):
     private: PyTree  # what the client keeps between rounds
     num_clients: Array  # [] float32, C: the whole population, not the cohort
     mean_n: Array  # [] float32, n averaged over the whole population
-    arrived: Array | None = None  # [] bool, whether the server got the upload: for `aggregate` only
+    arrived: Any = None  # [] bool, whether the server got the upload: for `aggregate` only
 
 
 class Work(NamedTuple):

@@ -97,7 +97,7 @@ def check_a_round(method, plan, federation, population, state):
     few = few._replace(weight=few.weight / few.weight.sum(), arrived=jnp.ones(len(here), bool))
     whole = partial = state.server
     for exchange in method.round:
-        run = simulate._one_client(exchange, plan)
+        run = simulate.one_client(exchange, plan)
         shapes, _, _ = jax.eval_shape(run, whole, federation, federation.train[0], entry)
         uploads = jax.tree.map(lambda a: values(rng, a), shapes)
         whole = exchange.aggregate(whole, *failures.received(uploads, cohort, ARRIVED))

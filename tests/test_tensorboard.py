@@ -182,7 +182,7 @@ def test_every_value_stands_at_its_round(sweep, logdir, capsys):
 
 def test_new_clients_stand_beside_the_other_accuracies_and_losses():
     row = {"new": 80.0, "new_tuned": 90.0, "new_loss": 0.5, "new_tuned_loss": 0.25}
-    assert tensorboard.scalars({**row, "new_per_client": [80.0]}) == {
+    assert metrics.tagged({**row, "new_per_client": [80.0]}) == {
         "accuracy/new": 80.0,
         "accuracy/new_tuned": 90.0,
         "loss/new": 0.5,

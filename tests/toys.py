@@ -125,7 +125,7 @@ def example(count=9):
 
 
 @lru_cache(maxsize=8)
-def compiled(method, plan, strategy, scheduled):
+def compiled(method, plan, strategy, scheduled=None):
     """`simulate.play`, traced once for one and the same method."""
     program = simulate.Program(method, plan, strategy, scheduled)
     return jax.jit(partial(simulate.play, program))

@@ -121,12 +121,13 @@ def read(folder: Path) -> Run:
 def comparable(config: dict) -> dict:
     """A config.json without what leaves the numbers of a seed as they are.
 
-    These are the seeds, the metrics, and where data are cached.
+    These are the seeds, the metrics, the time that a command had, and where data are cached.
     """
     config = copy.deepcopy(provenance.with_digests(config))
     del config["seeds"]
-    for section, key in (("run", "seed"), ("run", "metrics"), ("data", "cache")):
-        config[section].pop(key, None)
+    for key in ("seed", "metrics", "max_seconds"):
+        config["run"].pop(key, None)
+    config["data"].pop("cache", None)
     return config
 
 

@@ -62,14 +62,14 @@ def fedgma(
 class Ballot(NamedTuple):
     """Who votes. Of uniform p the sums are whole numbers, so that ties with tau are exact."""
 
-    count: Array  # [M] M p
+    counts: Array  # [M] M p
     M: Array  # [] how many models there are
     least: Array  # [] tau M, up to rounding
 
 
 def votes(delta: Array, ballot: Ballot) -> tuple[Array, Array, Array]:
     """A >= tau, A, and the sign that most have, of one leaf [M, ...]."""
-    total = tree.mix(ballot.count, jnp.sign(delta))
+    total = tree.mix(ballot.counts, jnp.sign(delta))
     return jnp.abs(total) >= ballot.least, jnp.abs(total) / ballot.M, jnp.sign(total)
 
 
@@ -86,7 +86,7 @@ def average_plus_masked_step(
     a: Array, b: Array, *, ballot: Ballot, server_lr: float, by_size: Array
 ) -> Array:
     """The same for the workshop's version, which weighs by p throughout."""
-    delta, p = b - a, ballot.count / ballot.M
+    delta, p = b - a, ballot.counts / ballot.M
     agree, _, sign = votes(delta, ballot)
     kept = jnp.where(agree & (jnp.sign(delta) == sign), delta, 0.0)
     return tree.mix(p, b) + server_lr * tree.mix(p, kept)

@@ -61,7 +61,7 @@ def merge(experiment: Experiment, folder: Path) -> None:
     experiment: of all seeds, first those of the folder.
     """
     seeds = experiment.simulation.seeds
-    old = processes.of_first(lambda: growth.seeds(folder))
+    old = processes.of_first(lambda: growth.seeds(folder) or [])
     new = [seed for seed in seeds if seed not in old]
     parts = [
         _read(warmed(of_seeds(experiment, some)), path)

@@ -156,9 +156,10 @@ def compare(pair: Pair, goal: Goal, out: Path) -> Difference:
     differences = [values[seed] - theirs[seed] for seed in common]
     mean, half = float(np.mean(differences)) if differences else None, half_width(differences)
     ends = [done(of_all(cell, out), out / cell.name) for cell in pair]
-    if None in ends:
+    finished = [outcome for outcome in ends if outcome is not None]
+    if len(finished) < len(ends):
         state = "unfinished"
-    elif any(outcome.code for outcome in ends):
+    elif any(outcome.code for outcome in finished):
         state = "diverged"
     else:
         state = "clear" if half <= goal.half_width else "open"

@@ -34,13 +34,13 @@ _FIXED = ("data", "partition", "run", "engine")  # sections that no range may be
 class Search(NamedTuple):
     """What --tune, --on and --range ask for."""
 
-    count: int  # draws of each method at each point of the grid
+    draws: int  # of each method at each point of the grid
     stream: int  # of the random numbers
     on: str  # one of ON
     ranges: dict[str, Range]  # those of --range, by dotted key
 
     def __str__(self) -> str:
-        return f"random:{self.count}" + (f":{self.stream}" if self.stream else "")
+        return f"random:{self.draws}" + (f":{self.stream}" if self.stream else "")
 
 
 class Contender(NamedTuple):
@@ -92,7 +92,9 @@ def _parse_range(text):
 def contenders(cells: Iterable[Cell], shared: Shared, search: Search) -> list[Contender]:
     """The draws of every cell of a plan. BadInput where one of them could not be run."""
     given = {key for key, _ in shared.overrides}
-    out, keys, settings = [], set(), set()
+    out: list[Contender] = []
+    keys: set[str] = set()
+    settings: set[str] = set()
     for cell in cells:
         _check_validation(cell, search)
         of_cell = {f"{s}.{key}" for s, values in cell.config.items() for key in values}
@@ -152,7 +154,7 @@ def _check_declared(function, declared):
 def _draws(cell, shared, search, drawn):
     """Draws with equal settings, of which a choice alone can have several, are one cell."""
     cells = {}
-    for number in range(search.count):
+    for number in range(search.draws):
         values = {
             key: str(ranges.at(each, share(search.stream, number, key)))
             for key, each in drawn.items()

@@ -189,15 +189,15 @@ class Workdir:
           BadInput: what is needed is damaged or lost, or the run cannot go on with another number
             of rounds. Nothing has been changed then.
         """
-        if self.path is None:
+        if (path := self.path) is None:
             return []
-        run = processes.of_first(lambda: growth.read_config(self.path)["run"])
+        run = processes.of_first(lambda: growth.read_config(path)["run"])
         until_now = ends_with(self._experiment, run["rounds"])
         made = growth.evaluations(run["eval_every"], [*until_now.values()], self._evaluated)
         rows = self._restore(engine, made[1:], until_now)
         self._cut_to_saved(rows)
         processes.of_first(lambda: self._adopt(made, engine))
-        self._evaluated = processes.of_first(lambda: growth.read_evaluated(self.path))
+        self._evaluated = processes.of_first(lambda: growth.read_evaluated(path))
         self._publish()
         return rows
 
