@@ -57,6 +57,8 @@ def parts_of(config: Mapping) -> Iterator[tuple[str, str, str]]:
         section, _, rest = key.partition(".")
         values = config.get(section)
         names = (values.get(rest) if isinstance(values, Mapping) else None) or ()
+        if not isinstance(names, (str, list, tuple)):
+            raise BadInput(f"config.{key} must be text, got {quoted(names)}")
         for name in (names,) if isinstance(names, str) else names:
             if not isinstance(name, str):
                 raise BadInput(f"a value of config.{key} must be text, got {quoted(name)}")

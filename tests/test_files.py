@@ -185,8 +185,11 @@ def test_a_sweep_shows_the_whole_cells(whole, harm):
         before = content(out)
         with contextlib.suppress(BadInput):  # another run, or a folder in the place of error.txt
             sweep.check_folder(shared, cells, out)
-        assert sweep.ended(out / RUNS[0]) in (None, Outcome(0), Outcome(3)) or name == "error.txt"
-        assert sweep.ended(out / RUNS[1]) == Outcome(0)
+        assert (
+            sweep_folder.ended(out / RUNS[0]) in (None, Outcome(0), Outcome(3))
+            or name == "error.txt"
+        )
+        assert sweep_folder.ended(out / RUNS[1]) == Outcome(0)
         lines = sweep.table(cells, ["method.mu"], out).splitlines()
         assert lines[-1].split()[:3] == ["fedprox", "0.1", "65.50"]
         assert content(out) == before
@@ -323,7 +326,7 @@ def test_tensorboard_follows_a_run_that_is_mended(whole, capsys):
 @pytest.mark.parametrize("text", ["", "exit code", "exit code x\n", "\0" * 40, "{}", "exit code 1"])
 def test_an_unreadable_error_file_means_that_the_cell_is_tried_again(tmp_path, text):
     (tmp_path / "error.txt").write_text(text)
-    assert sweep_folder.failure(tmp_path) is sweep.ended(tmp_path) is None
+    assert sweep_folder.failure(tmp_path) is sweep_folder.ended(tmp_path) is None
     assert sweep.shown(tmp_path) == "not finished"
     (tmp_path / "error.txt").write_bytes(b"exit code -9\nkilled \xff\n")
     assert sweep_folder.failure(tmp_path) == Outcome(-9, "killed �")

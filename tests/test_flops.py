@@ -7,8 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import toys
+from commands import call
 
-from fedjax_lab import flops, main, simulate, streams
+from fedjax_lab import flops, simulate, streams
 from fedjax_lab.models import nets
 from fedjax_lab.models.task import make_task
 from fedjax_lab.running import metrics
@@ -82,7 +83,7 @@ def test_rows_add_up_the_steps_that_clients_made(tmp_path, capsys):
     for seeds in ("0,1", "0", "1"):
         folder = tmp_path / seeds
         flags = f"--config={config}", f"--workdir={folder}", f"--seeds={seeds}"
-        assert main.main(["main", *flags]) == 0
+        assert call(*flags) == 0
         rows[seeds] = [
             (row["seed"], row["round"], row["flops"])
             for row in metrics.read_metrics(folder / "metrics.jsonl")
@@ -95,3 +96,28 @@ def test_rows_add_up_the_steps_that_clients_made(tmp_path, capsys):
     assert summary["flops"] == rows["0"][-1][2] + rows["1"][-1][2]
     assert summary["flops_per_second"] > 0 and summary["flops_utilization"] is None
     assert summary["round_seconds"]["intervals"] == 2
+
+
+def test_the_pace_is_that_of_the_intervals_after_a_warm_up():
+    """Two seeds together; the first interval of a stage that has others is left out."""
+    timed = [
+        (5, "a", 9.0, 10.0),
+        (10, "a", 10.0, 20.0),
+        (15, "a", 12.0, 30.0),
+        (16, "b", 15.0, 80.0),
+    ]
+    rows = [
+        {"round": after, "seed": seed, "stage": stage, "seconds": seconds, "flops": flops}
+        for after, stage, seconds, flops in timed
+        for seed in (0, 1)
+    ]
+    pace = metrics.pace(rows, [0, 1])
+    each = np.array([1 / 5, 2 / 5, 3 / 1]) / 2  # of one seed
+    low, median, high = np.percentile(each, (25, 50, 75))
+    expected = {"median": median, "low": low, "high": high, "intervals": 3}
+    assert pace["round_seconds"] == pytest.approx(expected)
+    assert pace["flops"] == 160.0 and pace["flops_per_second"] == pytest.approx(2 * 70 / 6)
+    without = [{k: v for k, v in row.items() if k != "flops"} for row in rows]
+    assert metrics.pace(without, [0, 1])["flops"] is None
+    first = metrics.pace(rows[:2], [0, 1])
+    assert first["round_seconds"]["median"] == 9 / 5 / 2 and first["flops_per_second"] == 20 / 9

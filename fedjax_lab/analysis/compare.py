@@ -7,6 +7,7 @@ import numpy as np
 
 from fedjax_lab.analysis.runs import HEADLINES, Block, Row, measured, measures
 from fedjax_lab.errors import BadInput, nearest
+from fedjax_lab.running import metrics
 
 EXACT_PAIRS = 12  # up to so many, all signs of the differences are enumerated
 
@@ -39,6 +40,19 @@ class Cost(NamedTuple):
     seconds: float
 
 
+class Pace(NamedTuple):
+    """Seconds of a round of one seed, over the intervals between evaluations; see `metrics.pace`.
+
+    `flops` is the mean over seeds of the operations of a whole run; None: not all runs counted.
+    """
+
+    seconds: float  # the median
+    low: float  # the quartiles
+    high: float
+    intervals: int
+    flops: float | None
+
+
 class Goal(NamedTuple):
     """When a target was first reached. `cost` is None unless every seed has reached it."""
 
@@ -55,6 +69,7 @@ class Entry(NamedTuple):
     values: dict[int, float]  # the chosen measure, by seed
     paired: Paired | None  # None for the baseline, and without one
     cost: Cost
+    pace: Pace
     goal: Goal | None
 
 
@@ -97,6 +112,7 @@ def entries(
             values=values[row.name],
             paired=pairs.get(row.name),
             cost=_cost([rows[-1] for rows in row.seeds.values()]),
+            pace=_pace(row),
             goal=None if target is None else goal(row, measure, target, lower_is_better),
         )
         for row in block.rows
@@ -179,6 +195,16 @@ def goal(row: Row, measure: str, target: float, lower_is_better: bool = False) -
 def _cost(rows):
     sums = [(r["round"], r["bytes_up"] + r["bytes_down"], r["seconds"]) for r in rows]
     return Cost(*np.mean(sums, 0).tolist())
+
+
+def _pace(row):
+    of_runs = ([r for r in run.rows if r["seed"] == run.seeds[0]] for run in row.runs)
+    pairs = [pair for rows in of_runs if rows for pair in metrics.intervals(rows)]
+    seconds = [metrics.seconds_of_round(*pair) for pair in pairs]
+    low, median, high = np.percentile(seconds, (25, 50, 75)).tolist()
+    made = [rows[-1].get("flops") for rows in row.seeds.values()]
+    flops = None if None in made else float(np.mean(made))
+    return Pace(median, low, high, len(pairs), flops)
 
 
 def find_baseline(blocks: Sequence[Block], wanted: str | None) -> list[str | None]:

@@ -188,8 +188,15 @@ def ranked(
 
 
 def _costs(section, choice):
-    header = ["", "rounds", "MB", "s"]
-    title = "cost of a seed: MB of all clients both ways, seconds of training"
+    header = ["", "rounds", "MB", "s", "ms a round"]
+    title = (
+        "cost of a seed: MB of all clients both ways, seconds of training; of a round the median"
+        " and the quartiles after a warm-up"
+    )
+    counted = any(entry.pace.flops is not None for entry in section.entries)
+    if counted:
+        header.append("TFLOP")
+        title += "; TFLOP of training as XLA counts them"
     if choice.target is not None:
         header += ["reached", "rounds to", "MB to", "s to"]
         unit = " %" if is_percent(choice.measure) else ""
@@ -198,7 +205,8 @@ def _costs(section, choice):
     for entry in section.entries:
         goal = entry.goal
         to = [f"{goal.reached} of {goal.n}", *_cost(goal.cost)] if goal else []
-        cells.append([entry.row.name, *_cost(entry.cost), *to])
+        pace = [_milliseconds(entry.pace), *([_tera(entry.pace.flops)] if counted else [])]
+        cells.append([entry.row.name, *_cost(entry.cost), *pace, *to])
     return Table(title, header, cells)
 
 
@@ -232,6 +240,15 @@ def _cost(cost: Cost | None):
     return [f"{cost.rounds:.4g}", f"{cost.bytes / 1e6:.4g}", f"{cost.seconds:.1f}"]
 
 
+def _milliseconds(pace):
+    median, low, high = (f"{1000 * s:.3g}" for s in (pace.seconds, pace.low, pace.high))
+    return f"{median} ({low} to {high})"
+
+
+def _tera(flops):
+    return NONE if flops is None else f"{flops / 1e12:.4g}"
+
+
 def to_csv(sections: Sequence[Section], choice: Choice) -> str:
     """One line per row with every number unrounded; empty where there is none."""
     lines = [_flat(section, entry, choice) for section in sections for entry in section.entries]
@@ -257,6 +274,7 @@ def _flat(section, entry, choice):
         for test in ("t", "t_holm", "wilcoxon", "wilcoxon_holm"):
             line[f"p {test}"] = getattr(pair, test) if pair else None
     line |= cost._asdict()
+    line |= {"seconds of a round": entry.pace.seconds, "flops": entry.pace.flops}
     if goal:
         line |= {"target": choice.target, "reached": goal.reached}
         line |= {f"{key} to target": getattr(goal.cost, key, None) for key in Cost._fields}

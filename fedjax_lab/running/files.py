@@ -77,6 +77,7 @@ CONFIG = {  # config.json
     "data": OBJECT,
     "partition": OBJECT,
     "method": {"name": TEXT},
+    **dict.fromkeys(("model?", "embedding?", "local?", "engine?"), OBJECT),
     "run": {"rounds?": POSITIVE, "eval_every?": POSITIVE},
     "seeds": [COUNT],
     "parts?": {"*": OBJECT},  # where the user's own functions came from

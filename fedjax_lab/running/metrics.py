@@ -256,14 +256,14 @@ def pace(rows: list[dict], seeds: list[int]) -> dict[str, Any]:
     the quartiles, and how many intervals there are. `flops` are those of all seeds; None where not
     every row has them.
     """
-    intervals = _intervals([row for row in rows if row["seed"] == seeds[0]])
-    paces = [(b["seconds"] - a["seconds"]) / (b["round"] - a["round"]) for a, b in intervals]
+    pairs = intervals([row for row in rows if row["seed"] == seeds[0]])
+    paces = [seconds_of_round(a, b) for a, b in pairs]
     low, median, high = np.percentile(np.array(paces) / len(seeds), (25, 50, 75)).tolist()
     made = [row.get("flops") for row in rows if row["round"] == rows[-1]["round"]]
     rate = None
     if None not in made:
-        later = sum(b["flops"] - a.get("flops", 0.0) for a, b in intervals)
-        seconds = sum(b["seconds"] - a["seconds"] for a, b in intervals)
+        later = sum(b["flops"] - a.get("flops", 0.0) for a, b in pairs)
+        seconds = sum(b["seconds"] - a["seconds"] for a, b in pairs)
         rate = len(seeds) * later / seconds if seconds else None
     return {
         "round_seconds": {"median": median, "low": low, "high": high, "intervals": len(paces)},
@@ -272,8 +272,16 @@ def pace(rows: list[dict], seeds: list[int]) -> dict[str, Any]:
     }
 
 
-def _intervals(rows):
-    """Pairs of successive evaluations of one seed, the start of the run among them."""
+def seconds_of_round(before: dict, after: dict) -> float:
+    """Of a round between two evaluations."""
+    return (after["seconds"] - before["seconds"]) / (after["round"] - before["round"])
+
+
+def intervals(rows: Sequence[dict]) -> list[tuple[dict, dict]]:
+    """Pairs of successive evaluations of one seed, but that which warms up a stage with others.
+
+    Before the first one stands the start of the run.
+    """
     start = {"round": 0, "seconds": 0.0, "stage": rows[0].get("stage")}
     out = []
     pairs = list(itertools.pairwise([start, *rows]))

@@ -84,7 +84,7 @@ def with_digests(config: dict) -> dict:
     """
     parts = config.get(SOURCES, {})
     config = {key: value for key, value in config.items() if key != SOURCES}
-    for key, _, name in list(parts_of(config)):
+    for key, _, name in list(parts_of(config)) if parts else ():
         section, _, rest = key.partition(".")
         if digest := (parts.get(name) or {}).get("sha256"):
             config[section] = {**config[section], f"{rest}_source": digest[:8]}
