@@ -56,7 +56,7 @@ def parts_of(config: Mapping) -> Iterator[tuple[str, str, str]]:
     for key, kind in PARTS.items():
         section, _, rest = key.partition(".")
         values = config.get(section)
-        names = (values.get(rest) if isinstance(values, Mapping) else None) or ()
+        names = (values.get(rest) if hasattr(values, "get") else None) or ()
         if not isinstance(names, (str, list, tuple)):
             raise BadInput(f"config.{key} must be text, got {quoted(names)}")
         for name in (names,) if isinstance(names, str) else names:

@@ -334,7 +334,7 @@ def arrived_of(keys, t, ids):
         pytest.param({"strategy": parallel.chunked(2)}, marks=pytest.mark.slow),
         pytest.param({"strategy": "mesh"}, marks=pytest.mark.slow),
     ],
-    ids=str,
+    ids=["blocks", "host", "stream", "together", "chunked", "mesh"],
 )
 def test_however_it_is_run_the_same_clients_fail(other):
     if other.get("strategy") == "mesh":
