@@ -165,6 +165,7 @@ def test_loggers_that_cannot_be(tmp_path, monkeypatch):
         ("own_logger.py:x", "no function but of type int"),
         ("own_logger.py:begun", "did you mean 'begin'"),
         ([3], "a name or a function, got 3"),
+        (3, "a name or a function, got 3"),
     ):
         with pytest.raises(BadInput, match=said):
             loggers.find(log)
