@@ -36,11 +36,14 @@ def run(
     """
     from fedjax_lab import experiment
     from fedjax_lab.config import resolve
+    from fedjax_lab.errors import BadInput, quoted
     from fedjax_lab.running import cloud, growth, loggers, runner
     from fedjax_lab.running.workdir import owned
 
     config = None if config is None and resume and workdir else resolve(config)
     chosen = loggers.find(log)  # before anything is loaded
+    if on_evaluation is not None and not callable(on_evaluation):
+        raise BadInput(f"on_evaluation must be a function, got {quoted(on_evaluation)}")
     with cloud.staged(workdir or None) as path:
         config, seeds = growth.completed(config, seeds, path)
         with owned(path, config, seeds, resume):  # before anything is loaded

@@ -24,7 +24,8 @@ python -m fedjax_lab.main --help-method NAME
                   (xprof) and Perfetto open; the results do not depend on it
 --log             loggers that follow the run: wandb, mlflow, tensorboard (event files in
                   DIR/tensorboard), or MODULE:FUNCTION of your own, see running/loggers. A run that
-                  is resumed goes on in the same run of the service; no service holds a run up
+                  is resumed goes on in the same run of the service, but begins a new one there
+                  where it gets more seeds; no service holds a run up
 --distributed     this is one of several processes that together make one run; see below
 --nocompilation_cache
                   compiles all programs anew. Otherwise they are kept for later runs in the user's

@@ -1,5 +1,6 @@
 """Runs that are resumed with more rounds, other evaluations or more seeds, and kills meanwhile."""
 
+import functools
 import json
 import shutil
 
@@ -320,6 +321,16 @@ def test_resume_alone_goes_on_with_the_seeds_that_were_begun(toy, tmp_path, monk
     interrupted(toy, tmp_path / "run", monkeypatch, after=2, rounds=4, seeds=(0, 1, 2))
     assert call("--resume", f"--workdir={tmp_path / 'run'}") == 0
     check_same_run(tmp_path / "run", tmp_path / "whole")
+
+
+@pytest.mark.slow
+def test_seeds_that_end_early_say_how_their_run_goes_on(toy, tmp_path):
+    play(toy, tmp_path, 4)
+    config = {**load_config(toy), "run": {"rounds": 4, "cohort": 3, "eval_every": 2}}
+    more = functools.partial(fedjax_lab.run, config, workdir=tmp_path, resume=True, quiet=True)
+    with pytest.raises(BadInput, match=r"\(1,2\) ended after 2 of 4 .* go on with --resume"):
+        more(seeds=[0, 1, 2], on_evaluation=lambda row, state: fedjax_lab.STOP)
+    assert more(seeds=[0, 1, 2]).summary["seeds"] == [0, 1, 2]
 
 
 def test_a_new_seed_that_diverges_leaves_the_others(toy, tmp_path, monkeypatch):

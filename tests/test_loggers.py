@@ -45,12 +45,12 @@ def summary(after):
     return {"rounds": after, "last": way, "stopped": {"rule": "target", "round": after}}
 
 
-def follow(log, folder, evaluations, end, already=()):
+def follow(log, folder, evaluations, end, already=(), seeds=(0, 1)):
     """What a run of these evaluations tells a logger."""
-    facts = Facts("a-run", "a-sweep", folder, CONFIG)
+    facts = Facts("a-run", "a-sweep", folder, {**CONFIG, "seeds": list(seeds)})
     following = followers.Followers(loggers.find(log), facts)
     for after in (*already, *evaluations):
-        following.tell(rows(after))
+        following.tell(rows(after, seeds))
     following.end(end)
 
 
@@ -82,11 +82,23 @@ def test_a_service_that_has_the_earlier_rows_gets_only_new_ones(tmp_path):
     follow(log, tmp_path, [6], {"rounds": 6}, already=[2, 4])
     assert said == [("begin", None, 0), 2, 4, None, ("begin", "an-id", 4), 6, {"rounds": 6}]
     assert json.loads((tmp_path / "loggers.json").read_text()) == {
-        "mine": {"id": "an-id", "round": 6}
+        "mine": {"id": "an-id", "round": 6, "seeds": [0, 1]}
     }
     (tmp_path / "loggers.json").write_text("{")  # then it begins anew
     follow(log, tmp_path, [], None, already=[2])
     assert said[-3:] == [("begin", None, 0), 2, None]
+
+
+def test_a_run_that_gets_more_seeds_begins_anew_in_a_service(tmp_path):
+    said = []
+    log = {"mine": recorder(said, "an-id", round=None)}
+    follow(log, tmp_path, [2, 4], {"rounds": 4}, seeds=[0])
+    said.clear()
+    follow(log, tmp_path, [], {"rounds": 4}, already=[2, 4], seeds=[0, 1])
+    assert said == [("begin", None, 0), 2, 4, {"rounds": 4}]
+    said.clear()
+    follow(log, tmp_path, [6], {"rounds": 6}, already=[2, 4], seeds=[0, 1])
+    assert said == [("begin", "an-id", 4), 6, {"rounds": 6}]
 
 
 def test_what_a_logger_could_not_take_is_told_again_with_one_warning(tmp_path, capsys):
@@ -153,6 +165,7 @@ def test_loggers_that_cannot_be(tmp_path, monkeypatch):
         ("own_logger.py:x", "no function but of type int"),
         ("own_logger.py:begun", "did you mean 'begin'"),
         ([3], "a name or a function, got 3"),
+        (3, "a name or a function, got 3"),
     ):
         with pytest.raises(BadInput, match=said):
             loggers.find(log)
@@ -225,7 +238,7 @@ def test_wandb_offline_has_the_whole_run_after_it_was_resumed(tmp_path, monkeypa
     history, run = wandb_history(folder)
     assert history[6]["seed-1/accuracy/mean"] == 57 and history[2]["train/loss"] == 0.5
     kept = json.loads((tmp_path / "loggers.json").read_text())
-    assert kept == {"wandb": {"id": run.run_id, "round": 6}}
+    assert kept == {"wandb": {"id": run.run_id, "round": 6, "seeds": [0, 1]}}
     assert (run.project, run.run_group, run.display_name) == ("fedjax_lab", "a-sweep", "a-run")
     config = {i.key: json.loads(i.value_json) for i in run.config.update}
     assert config["local"] == {"lr": 0.1} and config["seeds"] == [0, 1]

@@ -9,6 +9,7 @@ import toys
 
 import fedjax_lab
 from fedjax_lab.config_files import load_config
+from fedjax_lab.errors import BadInput
 
 pytestmark = pytest.mark.slow
 
@@ -85,6 +86,12 @@ def test_the_answer_stop_ends_the_run(run, whole, tmp_path):
     result = run(workdir=tmp_path / "a", resume=True)
     assert "stopped" not in result.summary
     same_rows(result.metrics, whole.metrics)
+
+
+def test_what_is_not_a_function_is_told_before_anything_is_written(run, tmp_path):
+    with pytest.raises(BadInput, match="on_evaluation must be a function, got 3"):
+        run(workdir=tmp_path / "a", on_evaluation=3)
+    assert not (tmp_path / "a").exists()
 
 
 def test_an_exception_ends_the_run_with_its_state_saved(run, whole, tmp_path):

@@ -19,8 +19,8 @@ from fedjax_lab.running.loggers import Begin, Facts
 from fedjax_lab.running.workdir import saved_config
 
 LAST_SECONDS = 20.0  # that all loggers have at the end of a run
-FILE = "loggers.json"  # of a run's folder: the id and the newest round of each logger
-_KEPT = {"*": {"id?": files.TEXT, "round": files.COUNT}}
+FILE = "loggers.json"  # of a run's folder: the id, the newest round and the seeds of each logger
+_KEPT = {"*": {"id?": files.TEXT, "round": files.COUNT, "seeds": [files.COUNT]}}
 
 
 @contextlib.contextmanager
@@ -64,7 +64,7 @@ class Followers:
 
     def __init__(self, loggers: dict[str, Begin], facts: Facts):
         """facts: what all of them are told."""
-        kept = _Kept(facts.folder)
+        kept = _Kept(facts.folder, facts.config.get("seeds", []))
         self._followers = []
         for name, begin in loggers.items() if processes.is_first() else ():
             known = kept.read(name)
@@ -94,10 +94,14 @@ class _End:
 
 
 class _Kept:
-    """What loggers.json has of each logger, for the threads of all of them."""
+    """What loggers.json has of each logger, for the threads of all of them.
 
-    def __init__(self, folder: Path | None):
+    A logger that has been told of other seeds begins anew: the means that it has are not theirs.
+    """
+
+    def __init__(self, folder: Path | None, seeds: list[int]):
         self._path = folder and folder / FILE
+        self._seeds = seeds
         self._lock = threading.Lock()
         self._content: dict[str, dict] = {}
         if self._path is not None:
@@ -105,13 +109,14 @@ class _Kept:
                 self._content = files.read_json(self._path, _KEPT) or {}
 
     def read(self, name):
-        return dict(self._content.get(name, {}))
+        kept = dict(self._content.get(name, {}))
+        return kept if kept.pop("seeds", None) == self._seeds else {}
 
     def write(self, name, id, round_):
         if self._path is not None:
             with self._lock:
                 of_service = {} if id is None else {"id": str(id)}
-                self._content[name] = {**of_service, "round": round_}
+                self._content[name] = {**of_service, "round": round_, "seeds": self._seeds}
                 metrics.write_json(self._path, self._content)
 
 

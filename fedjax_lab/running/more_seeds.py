@@ -45,13 +45,23 @@ def make_folder(folder: Path) -> Path:
     return inner
 
 
-def check_whole(folder: Path, played: int, rounds: int) -> None:
-    """BadInput where a run ended before its last round: all seeds of a run end after the same."""
+def check_first(folder: Path, played: int, rounds: int) -> None:
+    """BadInput where the folder's own run ended before its last round: all seeds end after one."""
     if played < rounds:
         raise BadInput(
             f"{folder} ended after {played} of {rounds} rounds, and seeds that come besides might"
             " end after others; make an end of it first, with --resume --config.run.rounds="
             f"{played} and without what ended it there"
+        )
+
+
+def check_others(folder: Path, seeds: list[int], played: int, rounds: int) -> None:
+    """BadInput where the run of the seeds that come besides ended before its last round."""
+    if played < rounds:
+        raise BadInput(
+            f"the new seeds of {folder} ({','.join(map(str, seeds))}) ended after {played} of"
+            f" {rounds} rounds, and the earlier ones did not; go on with --resume, without what"
+            " ended them there"
         )
 
 

@@ -105,11 +105,11 @@ def _run_with_more(experiment, count, workdir, quiet, profile, listeners):
     seeds, rounds = experiment.simulation.seeds, experiment.simulation.plan.rounds
     unlogged = listeners._replace(loggers={})
     first = _run_alone(of_seeds(experiment, seeds[:count]), workdir, quiet, unlogged)
-    more_seeds.check_whole(workdir, first.summary["rounds"], rounds)
+    more_seeds.check_first(workdir, first.summary["rounds"], rounds)
     inner = processes.of_first(lambda: more_seeds.make_folder(workdir))
     others, ask = of_seeds(experiment, seeds[count:]), listeners.on_evaluation
     more = run(others, inner, True, quiet, profile, on_evaluation=ask)
-    more_seeds.check_whole(inner, more.summary["rounds"], rounds)
+    more_seeds.check_others(workdir, seeds[count:], more.summary["rounds"], rounds)
     more_seeds.merge(experiment, workdir)
     return _run_alone(experiment, workdir, quiet, listeners)
 

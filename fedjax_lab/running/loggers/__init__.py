@@ -68,8 +68,10 @@ def find(log: Chosen) -> dict[str, Begin]:
     """
     if isinstance(log, Mapping):
         return dict(log)
-    each = [log] if callable(log) else filter(None, log.split(",")) if isinstance(log, str) else log
-    return dict(map(_find, each))
+    if isinstance(log, str):
+        log = filter(None, log.split(","))
+    several = isinstance(log, Iterable) and not callable(log)
+    return dict(map(_find, log if several else [log]))
 
 
 def _find(logger):
