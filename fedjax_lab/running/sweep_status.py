@@ -131,7 +131,7 @@ def text(statuses: Sequence[Status], commands: int, now: float) -> str:
 def _end(statuses, commands):
     """The estimate of the end, in words."""
     if all(each.state in ("done", "diverged") for each in statuses):
-        return "everything that is planned has ended"
+        return "everything that is planned until now has ended"
     left = _seconds_left(statuses)
     at_once = max(1, sum(each.state == "running" for each in statuses))
     pace = "no estimate of the end yet"
