@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_lab.errors import check_below_one, check_positive
+from fedjax_lab.errors import check_below_one, check_not_negative, check_positive
 from fedjax_lab.types import Array, PyTree
 
 
@@ -58,6 +58,7 @@ def adamw(
     eps: what is added to the root of the second moment.
     """
     _check_moments(beta1, beta2)
+    check_not_negative("local.eps", eps)
     moments = optax.scale_by_adam(beta1, beta2, eps)
     return optax.chain(moments, *_decay(weight_decay), optax.scale_by_learning_rate(lr))
 
@@ -77,6 +78,7 @@ def radam(
     """
     _check_moments(beta1, beta2)
     check_positive("local.beta2", beta2)
+    check_not_negative("local.eps", eps)
     moments = _scale_by_radam(beta1, beta2, eps)
     return optax.chain(*_decay(weight_decay), moments, optax.scale_by_learning_rate(lr))
 
@@ -97,6 +99,8 @@ def nadam(
     momentum_decay: psi; in step t the momentum is beta1 (1 - 0.5 * 0.96^(t psi)).
     """
     _check_moments(beta1, beta2)
+    check_not_negative("local.eps", eps)
+    check_not_negative("local.momentum_decay", momentum_decay)
     moments = _scale_by_nadam(beta1, beta2, eps, momentum_decay)
     return optax.chain(*_decay(weight_decay), moments, optax.scale_by_learning_rate(lr))
 
@@ -115,6 +119,7 @@ def rmsprop(
     eps: what is added to the root of the second moment.
     """
     check_below_one("local.alpha", alpha)
+    check_not_negative("local.eps", eps)
     return optax.chain(
         *_decay(weight_decay),
         optax.scale_by_rms(alpha, eps, eps_in_sqrt=False),

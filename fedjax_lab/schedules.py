@@ -29,6 +29,7 @@ def exponential(rounds: int, *, lr_decay: float = 0.99, lr_decay_every: int = 1)
     lr_decay: the factor by which the learning rate has changed after `lr_decay_every` rounds.
     lr_decay_every: in how many rounds the learning rate changes by `lr_decay`.
     """
+    _check_least("lr_decay_every", lr_decay_every, 1)
     # optax.exponential_decay, whose decay rate cannot be traced, as that of a joint run is
     return lambda t: jnp.power(jnp.float32(lr_decay), t / lr_decay_every)
 
@@ -39,6 +40,7 @@ def step(rounds: int, *, lr_decay: float = 0.1, lr_decay_every: int = 10) -> Sch
     lr_decay: the factor by which the learning rate changes at a step.
     lr_decay_every: the number of rounds between two steps.
     """
+    _check_least("lr_decay_every", lr_decay_every, 1)
     return lambda t: jnp.power(jnp.float32(lr_decay), jnp.floor(t / lr_decay_every))
 
 
@@ -60,6 +62,7 @@ def linear(rounds: int, *, lr_end: float = 0.0, lr_decay_rounds: int = 0) -> Sch
     lr_end: the share of the learning rate that the schedule reaches in the end.
     lr_decay_rounds: after how many rounds it is reached; 0: of the whole run. Then it stays.
     """
+    _check_least("lr_decay_rounds", lr_decay_rounds, 0)
     return optax.linear_schedule(1.0, lr_end, lr_decay_rounds or rounds)
 
 
@@ -69,7 +72,14 @@ def cosine(rounds: int, *, lr_end: float = 0.0, lr_decay_rounds: int = 0) -> Sch
     lr_end: the share of the learning rate that the schedule reaches in the end.
     lr_decay_rounds: after how many rounds it is reached; 0: of the whole run. Then it stays.
     """
+    _check_least("lr_decay_rounds", lr_decay_rounds, 0)
     return optax.cosine_decay_schedule(1.0, lr_decay_rounds or rounds, lr_end)
+
+
+def _check_least(name: str, value: int, least: int) -> None:
+    """BadInput where the setting of a schedule is below its least value; traced ones pass."""
+    if isinstance(value, int) and value < least:
+        raise BadInput(f"{name} must be at least {least}, got {value}")
 
 
 def after_warmup(make: Callable[[int], Schedule], warmup: int, rounds: int) -> Schedule:

@@ -152,6 +152,12 @@ def test_every_optimizer_has_settings_in_the_config_and_a_reach(name):
     assert all(words.values()), words
 
 
+@pytest.mark.parametrize("name", ["adamw", "nadam", "radam", "rmsprop"])
+def test_a_negative_eps_is_refused(name):
+    local = resolve({"local": {"optimizer": name, "eps": -1.0}}).local
+    assert "config.local.eps must not be negative, got -1.0" in complaint(make_optimizer, local)
+
+
 def test_settings_of_an_optimizer_are_checked():
     local = resolve({"local": {"optimizer": "adamw", "beta1": 1.0}}).local
     assert "config.local.beta1 must be at least 0 and below 1" in complaint(make_optimizer, local)

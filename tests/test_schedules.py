@@ -97,7 +97,7 @@ def test_both_learning_rates_are_told_for_each_round(toy):
         (
             "fedavg",
             {"local__schedule": "step", "local__lr_decay_every": 0},
-            "its factor of the learning rate is nan in round 1",
+            "config.local.schedule=step: lr_decay_every must be at least 1, got 0",
         ),
         (
             "fedavg",
@@ -108,6 +108,21 @@ def test_both_learning_rates_are_told_for_each_round(toy):
 )
 def test_what_no_run_can_follow_is_told_in_one_line(toy, method, settings, said):
     assert said in complaint(lambda: experiment.build(config_of(toy, method, **settings)))
+
+
+@pytest.mark.parametrize(
+    ("schedule", "setting", "value"),
+    [
+        ("exponential", "lr_decay_every", 0),
+        ("step", "lr_decay_every", -3),
+        ("linear", "lr_decay_rounds", -5),
+        ("cosine", "lr_decay_rounds", -5),
+    ],
+)
+def test_a_setting_that_is_too_small_is_named(toy, schedule, setting, value):
+    config = config_of(toy, **{"local__schedule": schedule, f"local__{setting}": value})
+    message = complaint(experiment.learning_rates, config, [3])
+    assert f"config.local.schedule={schedule}: {setting} must be at least" in message
 
 
 OWN = """
