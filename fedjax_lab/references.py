@@ -55,7 +55,7 @@ def parts_of(config: Mapping) -> Iterator[tuple[str, str, str]]:
     """(dotted key, kind, name) of each function that a config names."""
     for key, kind in PARTS.items():
         section, _, rest = key.partition(".")
-        values = config.get(section)
+        values: Any = config.get(section)
         names = (values.get(rest) if hasattr(values, "get") else None) or ()
         if not isinstance(names, (str, list, tuple)):
             raise BadInput(f"config.{key} must be text, got {quoted(names)}")

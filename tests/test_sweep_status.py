@@ -122,7 +122,8 @@ def test_the_estimate_counts_runs_at_once_and_ends_with_the_last(out):
         "about 1 min left at the pace so far, 2 runs at a time"
     )
     ended = [s._replace(state="done") for s in each]
-    assert sweep_status.text(ended, 0, 0.0).endswith("everything that is planned until now has ended")
+    last = "everything that is planned until now has ended"
+    assert sweep_status.text(ended, 0, 0.0).endswith(last)
     fresh = [s._replace(state="waiting", seconds=0.0, played=0) for s in each]
     assert "no estimate of the end yet" in sweep_status.text(fresh, 0, 0.0)
 

@@ -70,8 +70,8 @@ def find(log: Chosen) -> dict[str, Begin]:
         return dict(log)
     if isinstance(log, str):
         log = filter(None, log.split(","))
-    several = isinstance(log, Iterable) and not callable(log)
-    return dict(map(_find, log if several else [log]))
+    each: Any = log if isinstance(log, Iterable) and not callable(log) else [log]
+    return dict(map(_find, each))
 
 
 def _find(logger):
