@@ -116,7 +116,14 @@ def values(rng, shape):
     return jnp.asarray(rng.uniform(0.5, 1.5, size), shape.dtype)
 
 
-@pytest.mark.parametrize("name", AT_ONCE)
+# Those that count clients, or scatter by their id; the others weigh by share or by size.
+COUNTING = "fedavg feddyn fedgma fednova fedproto hfedf ifca pfedhn scaffold".split()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [n if n in COUNTING else pytest.param(n, marks=pytest.mark.slow) for n in AT_ONCE],
+)
 def test_the_server_learns_what_it_learns_from_those_that_arrive(name):
     method = toys.make(name)
     state = simulate.init(method, KEYS, toys.C)

@@ -64,8 +64,10 @@ def test_a_step_of_fedavg_is_its_products():
     assert 2 * 4 * parameters <= of_round.fixed < 4 * 4 * parameters  # the mean of four clients
 
 
-@pytest.mark.parametrize("epochs", [1, 3])
-@pytest.mark.parametrize("name", ["fedavg", "scaffold", "fedrep", "fediir", "moon", "hfedf"])
+@pytest.mark.parametrize(
+    ("name", "epochs"),
+    [("fedavg", 1), ("fedavg", 3), ("scaffold", 3), ("fedrep", 3), ("fediir", 1), ("hfedf", 1)],
+)
 def test_a_client_with_five_batches_costs_what_one_and_two_batches_predict(name, epochs):
     """All but the order of the examples, whose cost is not linear."""
     _, *played = cost(toys.make(name), epochs=epochs)

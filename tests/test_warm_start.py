@@ -69,7 +69,10 @@ def test_each_seed_starts_with_its_global_model_whatever_the_method(how, folder,
             toys.same(tree.join(state.server, tree.take(state.private, client)), weights)
 
 
-@pytest.mark.parametrize("method", ["ifca", "fedconcat", "scaffold", "moon"])
+@pytest.mark.parametrize(
+    "method",
+    ["ifca", "fedconcat", *(pytest.param(m, marks=pytest.mark.slow) for m in ("scaffold", "moon"))],
+)
 def test_other_first_states_have_the_model_too(method, folder, trained):
     """Also those that the first stage of several makes."""
     run = fedjax_lab.load(trained())
