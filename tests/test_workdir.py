@@ -19,7 +19,7 @@ from fedjax_lab.data import cache, lazy
 from fedjax_lab.embedding import Embeddings
 from fedjax_lab.engine import Engine
 from fedjax_lab.errors import BadInput
-from fedjax_lab.running import fingerprint, metrics, runner, workdir
+from fedjax_lab.running import fingerprint, metrics, runner, sweep_folder, workdir
 from fedjax_lab.types import Rows, View
 
 RUN = {"rounds": 8, "eval_every": 3, "cohort": 3}
@@ -337,7 +337,7 @@ def test_a_run_that_goes_on_is_not_marked_as_finished(run, monkeypatch):
 
     monkeypatch.setattr(Engine, "play", killed)
     assert call(*arguments(run), "--resume") == 1
-    assert sweep.ended(run / "run") is None
+    assert sweep_folder.ended(run / "run") is None
     assert [row["round"] for row in comparable(run / "run")] == [3, 3, 6, 6]
 
 
