@@ -57,8 +57,7 @@ def adamw(
     beta1, beta2: decay of the first and of the second moment, below 1.
     eps: what is added to the root of the second moment.
     """
-    _check_moments(beta1, beta2)
-    check_not_negative("local.eps", eps)
+    _check_moments(beta1, beta2, eps)
     moments = optax.scale_by_adam(beta1, beta2, eps)
     return optax.chain(moments, *_decay(weight_decay), optax.scale_by_learning_rate(lr))
 
@@ -76,9 +75,8 @@ def radam(
     beta1, beta2: decay of the first and of the second moment, below 1.
     eps: what is added to the root of the second moment.
     """
-    _check_moments(beta1, beta2)
+    _check_moments(beta1, beta2, eps)
     check_positive("local.beta2", beta2)
-    check_not_negative("local.eps", eps)
     moments = _scale_by_radam(beta1, beta2, eps)
     return optax.chain(*_decay(weight_decay), moments, optax.scale_by_learning_rate(lr))
 
@@ -98,8 +96,7 @@ def nadam(
     eps: what is added to the root of the second moment.
     momentum_decay: psi; in step t the momentum is beta1 (1 - 0.5 * 0.96^(t psi)).
     """
-    _check_moments(beta1, beta2)
-    check_not_negative("local.eps", eps)
+    _check_moments(beta1, beta2, eps)
     check_not_negative("local.momentum_decay", momentum_decay)
     moments = _scale_by_nadam(beta1, beta2, eps, momentum_decay)
     return optax.chain(*_decay(weight_decay), moments, optax.scale_by_learning_rate(lr))
@@ -209,7 +206,8 @@ def _scale_by_nadam(beta1, beta2, eps, psi):
 
 
 def _scale_by_radam(beta1, beta2, eps):
-    """optax's loses a hundredth of a step, in single precision, and adds eps somewhere else."""
+    """The step of RAdam; optax's is off by up to a hundredth in single precision, and adds eps
+    elsewhere than PyTorch."""
     largest = 2 / (1 - beta2) - 1
     log = math.log(beta2) if isinstance(beta2, float) else jnp.log(beta2)  # of a joint run: traced
 
@@ -239,9 +237,10 @@ def _scale_by_sum_of_squares(eps):
     return optax.GradientTransformation(optax.tree.zeros_like, update)
 
 
-def _check_moments(beta1, beta2):
+def _check_moments(beta1, beta2, eps=0.0):
     check_below_one("local.beta1", beta1)
     check_below_one("local.beta2", beta2)
+    check_not_negative("local.eps", eps)
 
 
 def _decay(weight_decay):

@@ -30,7 +30,7 @@ def exponential(rounds: int, *, lr_decay: float = 0.99, lr_decay_every: int = 1)
     lr_decay_every: in how many rounds the learning rate changes by `lr_decay`.
     """
     _check_least("lr_decay_every", lr_decay_every, 1)
-    # optax.exponential_decay, whose decay rate cannot be traced, as that of a joint run is
+    # Not optax.exponential_decay: its decay rate cannot be traced, and that of a joint run is.
     return lambda t: jnp.power(jnp.float32(lr_decay), t / lr_decay_every)
 
 
