@@ -20,6 +20,10 @@ class Dataset(NamedTuple):
     classes: tuple[str, ...]
     domains: tuple[str, ...]
     files: tuple[str, ...] = ()  # paths of the original images, one for each row, where there are
+    client: np.ndarray | None = None  # [R] int32, the natural user of each example, where there are
+    users: tuple[str, ...] = ()  # their names
+    license: str = ""  # of the data, as their publisher states it
+    citation: str = ""  # what to cite, in words
 
 
 def pooled(x: Any, train: Sequence[ArrayLike], test: Sequence[ArrayLike]) -> dict[str, Any]:
