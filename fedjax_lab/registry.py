@@ -17,6 +17,7 @@ from fedjax_lab.data.cifar import cifar10, cifar100
 from fedjax_lab.data.digit_domains import digit_domains
 from fedjax_lab.data.digits_five import digits_five
 from fedjax_lab.data.domainnet import domainnet, domainnet_full
+from fedjax_lab.data.hub import huggingface
 from fedjax_lab.data.idx import fashion_mnist, idx
 from fedjax_lab.data.image_folders import image_folders, office_home, pacs, vlcs
 from fedjax_lab.data.mapped import mapped
@@ -138,6 +139,7 @@ NAMED: dict[str, dict] = {
         office_home,
         image_folders,
         tfds,
+        huggingface,
         records,
         mapped,
     ),

@@ -379,6 +379,7 @@ NOTHING_TO_FETCH = {  # the other data sources
     "image_folders": "reads images of your own",
     "records": "reads what `fedjax-lab data prepare` writes",
     "tfds": "reads what `tfds build` prepares",
+    "huggingface": "reads what the library `datasets` has saved, and fetches sets by their names",
     "idx": "reads files in MNIST's format: `fedjax-lab data get` fetches mnist and kmnist",
 }
 

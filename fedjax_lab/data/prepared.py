@@ -1,53 +1,89 @@
-"""Data that TensorFlow Datasets has prepared, read without TensorFlow.
+"""Image sets that TensorFlow Datasets has prepared, read without TensorFlow.
 
-TFDS must have written them as `array_record`, which its NumPy side reads; it cannot read its
-default format, tfrecord. Needs the extra `tfds`. https://www.tensorflow.org/datasets/data_source
+Its formats tfrecord (the default), array_record and parquet are read. Needs the extra `tfds`.
+https://www.tensorflow.org/datasets/data_source
 """
 
+import contextlib
 import os
 import re
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from tqdm import tqdm
 
-from fedjax_lab.data import safe
-from fedjax_lab.data.dataset import Dataset, of_one_domain
-from fedjax_lab.errors import BadInput, check_choice
+from fedjax_lab.data import columns, encoded, safe, tfrecords
+from fedjax_lab.data.dataset import Dataset, pooled
+from fedjax_lab.data.images import decoded
+from fedjax_lab.errors import BadInput, cut, nearest, quoted
 
-NAMES = ("mnist", "fashion_mnist", "cifar10", "cifar100", "svhn_cropped")
+VERSION = r"\d+\.\d+\.\d+"
+NAME = re.compile(rf"(?P<set>\w+(/[\w+-][\w.+-]*)?)(:(?P<version>{VERSION}))?")  # as tfds.load's
+
+Fetch = Callable[[Sequence[int] | np.ndarray], Sequence[bytes]]  # numbers of records -> these
 
 
-def tfds(*, dataset: str = "cifar10", folder: str = "") -> Dataset:
-    """The splits train and test of one of NAMES, images uint8, in the order of TFDS.
+@decoded
+def tfds(
+    *,
+    dataset: str = "cifar10",
+    folder: str = "",
+    train_split: str = "train",
+    test_split: str = "",
+    image: str = "",
+    label: str = "",
+    size: int = 0,
+    color: str = "auto",
+) -> Dataset:
+    """An image classification set of TFDS, images uint8, in the order of its files.
 
-    `folder` is TFDS's data_dir; without it $TFDS_DATA_DIR, else ~/tensorflow_datasets. The newest
-    version there is read. Raises BadInput if there is none, or not in that format.
+    Decoded images are kept as those of `pacs` are.
+
+    Args:
+      dataset: what tfds.load takes: NAME, NAME/CONFIG, either with :VERSION. Without a version the
+        newest one that is prepared is read.
+      folder: TFDS's data_dir; without it $TFDS_DATA_DIR, else ~/tensorflow_datasets.
+      train_split: the training examples, as TFDS names them: "train", "train[:80%]", "a+b".
+      test_split: the test examples; without it the split `test`, or none where there is none.
+      image: the feature that holds the image; needed where there are several.
+      label: the one that holds the class; needed where there are several.
+      size: the side to which all are resized; 0: they stay as they are, and must be of one size.
+      color: "rgb", "gray", or "auto": as the first image.
+
+    Raises BadInput if it is not prepared, damaged, or no such set.
     """
-    check_choice("data.dataset", dataset, NAMES)
-    where = Path(folder or os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets").expanduser()
-    remedy = (
-        "prepare it, where TensorFlow is installed, with `tfds build"
-        f" {dataset} --file_format=array_record --data_dir={where}`"
-    )
-    version = newest(where / dataset)
-    if version is None:
-        raise BadInput(f"{where} has no prepared {dataset}: {remedy}")
-    with safe.reading(version, remedy):
-        for file in version.glob("*.*"):
-            safe.check_regular(file)
-    try:
-        import tensorflow_datasets
+    encoded.check_form(size, color)
+    version, remedy = _find(dataset, folder)
+    builder = _builder(version, remedy)
+    split, training = _splits(builder, train_split, test_split, version)
+    image = _feature(builder, "image", image, "Image", version)
+    label = _feature(builder, "label", label, "ClassLabel", version)
+    with _reading(version, remedy):
+        fetch, count = _files(builder, split)
+        parse = _parser(builder.info.features, image)
+        sizes, y = _overview(fetch, count, parse, image, label)
+        classes = tuple(builder.info.features[label].names)
+    columns.check_labels(y, classes, str(version))
+    made = pooled(None, [y[:training]], [y[training:]])
+    digest = encoded.digest(sizes, made["y"], made["test"])
 
-        builder = tensorflow_datasets.builder_from_directory(version)
-        train, test = (_examples(builder.as_data_source(split)) for split in ("train", "test"))
-        classes = tuple(builder.info.features["label"].names)
-    except ImportError as error:
-        raise BadInput(f"a package is missing ({error}): pip install 'fedjax_lab[tfds]'") from error
-    except Exception as error:  # TFDS and array_record raise any
-        reason = " ".join(str(error).split())[:200]
-        raise BadInput(f"{version} cannot be read ({reason}): {remedy}") from error
-    return of_one_domain(train, test, classes, dataset)
+    def images(rows: np.ndarray) -> list[bytes]:
+        with _reading(version, remedy):
+            return [parse(record)[image] for record in fetch(rows)]
+
+    bytes_of_all = encoded.Encoded(images, count, str(version), remedy)
+    made["x"] = encoded.pictures(bytes_of_all, size, color, f"tfds-{digest}")
+    info = builder.info
+    return Dataset(
+        **made,
+        classes=classes,
+        domains=(dataset,),
+        license=info.redistribution_info.license,
+        citation=" ".join(info.citation.split()),
+    )
 
 
 def newest(folder: Path) -> Path | None:
@@ -55,13 +91,141 @@ def newest(folder: Path) -> Path | None:
     versions = [
         (tuple(map(int, file.parent.name.split("."))), file.parent)
         for file in folder.glob("*/dataset_info.json")
-        if re.fullmatch(r"\d+\.\d+\.\d+", file.parent.name)
+        if re.fullmatch(VERSION, file.parent.name)
     ]
     return max(versions)[1] if versions else None
 
 
-def _examples(source) -> tuple[np.ndarray, np.ndarray]:
-    """Images [R, H, W, channels] and labels [R] of a split."""
-    rows = tqdm(source, "tfds", unit=" images", delay=2)
-    images, labels = zip(*((row["image"], row["label"]) for row in rows), strict=True)
-    return np.stack(images), np.array(labels, np.int32)
+def _find(dataset: str, folder: str) -> tuple[Path, str]:
+    """The folder of that set's version, and how to have it anew; BadInput if it is not there."""
+    name = NAME.fullmatch(dataset)
+    if name is None:
+        raise BadInput(
+            f"config.data.dataset is {quoted(dataset)}, not a name as TFDS has them: NAME or"
+            " NAME/CONFIG, maybe with :VERSION"
+        )
+    where = Path(folder or os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets").expanduser()
+    remedy = (
+        "prepare it, where TensorFlow is installed, with `tfds build"
+        f" {name['set']} --file_format=array_record --data_dir={where}`"
+    )
+    version = newest(where / name["set"])
+    if name["version"] and version is not None:
+        version = version.parent / name["version"]
+    if version is None or not (version / "dataset_info.json").is_file():
+        hint = _hint(where, dataset)
+        raise BadInput(f"{where} has no prepared {dataset}: {hint}{remedy}")
+    with safe.reading(version, remedy):
+        for file in version.glob("*.*"):
+            safe.check_regular(file)
+    return version, remedy
+
+
+def _hint(where: Path, dataset: str) -> str:
+    """What could be meant by the name of a set that is not prepared."""
+    files = (*where.glob("*/*/dataset_info.json"), *where.glob("*/*/*/dataset_info.json"))
+    folders = {file.parent.relative_to(where) for file in files}
+    there = {f"{at.parent}:{at.name}" if ":" in dataset else str(at.parent) for at in folders}
+    first = re.split("[/:]", dataset)[0]
+    names = {name for name in there if re.split("[/:]", name)[0] == first}
+    if not names:
+        with contextlib.suppress(ImportError):
+            import tensorflow_datasets
+
+            names = {*there, *tensorflow_datasets.list_builders(with_community_datasets=False)}
+    return "" if first in names else f"{cut(nearest(dataset, names), 200)} Or "
+
+
+@contextlib.contextmanager
+def _reading(version: Path, remedy: str) -> Iterator[None]:
+    """Inside, whatever TFDS raises becomes BadInput."""
+    with safe.reading(version, remedy):
+        try:
+            yield
+        except ImportError as error:
+            raise BadInput(
+                f"a package is missing ({error}): pip install 'fedjax_lab[tfds]'"
+            ) from error
+
+
+def _builder(version: Path, remedy: str) -> Any:
+    """What TFDS knows of the set."""
+    with _reading(version, remedy):
+        import tensorflow_datasets
+
+        return tensorflow_datasets.builder_from_directory(version)
+
+
+def _splits(builder: Any, train: str, test: str, version: Path) -> tuple[str, int]:
+    """TFDS's name of all examples, those for tests last, and the number of the others."""
+    there = builder.info.splits
+    test = test or ("test" if "test" in there else "")
+    for key, split in (("train_split", train), ("test_split", test)):
+        for part in split.split("+") if split or key == "train_split" else ():
+            if part.partition("[")[0] not in there:
+                hint = nearest(part, there)
+                raise BadInput(f"{version} has no split {quoted(part)} (config.data.{key}); {hint}")
+    with safe.reading(f"split {train!r} or {test!r} of {version}", f"it has {', '.join(there)}"):
+        return (f"{train}+{test}" if test else train), there[train].num_examples
+
+
+def _feature(builder: Any, key: str, name: str, kind: str, version: Path) -> str:
+    """The feature that a setting names, or else the one of this class of TFDS's features."""
+    import tensorflow_datasets
+
+    features = builder.info.features
+    wanted = getattr(tensorflow_datasets.features, kind)
+    fitting = [name for name, feature in features.items() if isinstance(feature, wanted)]
+    usual = [name for name in builder.info.supervised_keys or () if name in fitting]
+    where = str(version)
+    name = columns.choose(key, name, list(features), usual if len(usual) == 1 else fitting, where)
+    if name not in fitting:
+        raise BadInput(
+            f"{where}: {name} is of TFDS's kind {type(features[name]).__name__}, but"
+            f" config.data.{key} names one of kind {kind}: {', '.join(fitting) or 'it has none'}"
+        )
+    return name
+
+
+def _files(builder: Any, split: str) -> tuple[Fetch, int]:
+    """What fetches records by their numbers, and how many there are."""
+    count = builder.info.splits[split].num_examples
+    if builder.info.file_format.value == "tfrecord":
+        rows = _of_tfrecords(builder.info.splits[split].file_instructions)
+        return (lambda numbers: [rows[number].content() for number in numbers]), count
+    import tensorflow_datasets
+
+    raw = tensorflow_datasets.decode.DeserializeMethod.RAW_BYTES
+    source = builder.as_data_source(split, deserialize_method=raw)
+    if len(source) != count:  # parquet files are always read whole
+        raise ValueError(f"split {split} has {count} examples, its files have {len(source)}")
+    return (lambda numbers: source.__getitems__(np.asarray(numbers).tolist())), count
+
+
+def _of_tfrecords(instructions: Sequence) -> list[tfrecords.Record]:
+    """The records that TFDS's file instructions name."""
+    made: list[tfrecords.Record] = []
+    for part in instructions:
+        records = tfrecords.records(Path(part.filename))
+        if len(records) != part.examples_in_shard:
+            count = part.examples_in_shard
+            raise ValueError(f"{part.filename} has {len(records)} records, not {count}")
+        made += records[part.skip : part.skip + part.take]
+    return made
+
+
+def _parser(features: Any, image: str) -> Callable[[bytes], dict]:
+    """What makes an example of a record; its image stays encoded."""
+    import tensorflow_datasets
+
+    decoders = {image: tensorflow_datasets.decode.SkipDecoding()}
+    return partial(features.deserialize_example_np, decoders=decoders)
+
+
+def _overview(fetch: Fetch, count: int, parse: Callable, image: str, label: str):
+    """The bytes [R] of each encoded image, and the labels [R]."""
+    sizes, y = np.empty(count, np.int64), np.empty(count, np.int32)
+    for row in tqdm(range(count), "tfds", unit=" examples", delay=2):
+        example = parse(fetch([row])[0])
+        sizes[row], y[row] = len(example[image]), example[label]
+    return sizes, y

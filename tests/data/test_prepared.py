@@ -104,7 +104,7 @@ def test_tfds_that_is_not_prepared(tmp_path, monkeypatch):
     assert command in message
     monkeypatch.setenv("TFDS_DATA_DIR", "/nowhere")
     assert "/nowhere has no prepared cifar10" in complaint(prepared.tfds)
-    assert "did you mean 'cifar10'" in complaint(prepared.tfds, dataset="cifar")
+    assert "did you mean 'cifar10'" in complaint(prepared.tfds, dataset="cifar")  # TFDS has it
 
 
 def test_tfds_without_the_extra(tmp_path, monkeypatch):

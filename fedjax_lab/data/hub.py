@@ -1,0 +1,287 @@
+"""Data sets of Hugging Face's library `datasets`: saved folders, its cache, or the hub by name.
+
+Needs the extra `hub`. Since version 4 the library runs no code that comes with a data set.
+https://huggingface.co/docs/datasets
+"""
+
+import contextlib
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedjax_lab.data import columns, encoded, safe, text_rows
+from fedjax_lab.data.dataset import Dataset
+from fedjax_lab.data.images import decoded
+from fedjax_lab.errors import BadInput, nearest, quoted
+
+SAVED = ("dataset_dict.json", "state.json")  # that save_to_disk writes: of several splits, of one
+REMEDY = (
+    "config.data.dataset takes a folder of save_to_disk, one of Parquet, CSV, JSON or image files,"
+    " or a name on the hub; where there is a network, datasets.load_dataset fetches that once"
+)
+IMAGE_KEYS = {"bytes", "path"}  # of an image, where a Parquet file does not say that it is one
+
+
+@decoded
+def huggingface(
+    *,
+    dataset: str = "",
+    subset: str = "",
+    train_split: str = "train",
+    test_split: str = "",
+    image: str = "",
+    text: str = "",
+    label: str = "",
+    client: str = "",
+    domain: str = "",
+    size: int = 0,
+    color: str = "auto",
+    tokenizer: str = "hash",
+    vocabulary: int = 10_000,
+    length: int = 64,
+) -> Dataset:
+    """A set of images, x [R, H, W, channels] uint8, or of texts, x [R, length] token ids.
+
+    Decoded images are kept as those of `pacs` are.
+
+    Args:
+      dataset: a folder that save_to_disk wrote; a folder of Parquet, CSV, JSON or image files as
+        datasets.load_dataset takes it; or a name on the hub. Of a name the library's cache is read
+        first; the network is used only for what is not there, and not if HF_HUB_OFFLINE=1.
+      subset: which of the configurations that a set on the hub has.
+      train_split: the training examples: a split, or several as "train+validation".
+      test_split: the test examples; without it the split `test`, or none where there is none.
+      image: the column of the images; needed where there are several.
+      text: the column of the texts; needed where there are several, or images besides.
+      label: that of the labels: classes, whole numbers, or names; needed unless there is one of
+        classes, or one that is called `label`.
+      client: the column that tells the user of each example, for partition by_client.
+      domain: the one that tells its domain; without it there is a single domain.
+      size: the side to which images are resized; 0: they stay as they are, and must be of one size.
+      color: "rgb", "gray", or "auto": as the first image.
+      tokenizer: of texts: "hash", "words", or a tokenizer.json of transformers; see `text_rows`.
+      vocabulary: the number of token ids of the tokenizers "hash" and "words".
+      length: the tokens of a text that are kept.
+
+    Raises BadInput if it cannot be had, is damaged, or no such set.
+    """
+    encoded.check_form(size, color)
+    splits = _loaded(dataset, subset)
+    test_split = test_split or ("test" if "test" in splits else "")
+    train = _joined(splits, "train_split", train_split, dataset)
+    both = [train, _joined(splits, "test_split", test_split, dataset)] if test_split else [train]
+    named = {"image": image, "text": text, "label": label, "client": client, "domain": domain}
+    named = _columns(train.features, named, dataset)
+    with safe.reading(dataset, REMEDY):
+        table = _concatenated(
+            [part.select_columns(sorted({*filter(None, named.values())})) for part in both]
+        )
+    y, classes = _labels(table, named["label"], dataset)
+    users, user_names = _groups(table, named["client"], dataset)
+    domains, domain_names = _groups(table, named["domain"], dataset)
+    test = np.arange(len(y)) >= len(train)
+    domains = np.zeros(len(y), np.int32) if domains is None else domains
+    if named["image"]:
+        x = _images(table, named["image"], dataset, size, color, (y, domains, test))
+    else:
+        x = _tokens(table, named["text"], dataset, len(train), tokenizer, vocabulary, length)
+    return Dataset(
+        x=x,
+        y=y,
+        domain=domains,
+        test=test,
+        classes=classes,
+        domains=domain_names or (Path(dataset).name,),
+        client=users,
+        users=user_names,
+        license=train.info.license or "",
+        citation=" ".join((train.info.citation or "").split()),
+    )
+
+
+# What the library gives
+
+
+def _loaded(dataset: str, subset: str) -> Mapping[str, Any]:
+    """The splits by name."""
+    if not dataset:
+        raise BadInput(f"config.data.dataset is empty: {REMEDY}")
+    try:
+        import datasets
+    except ImportError as error:
+        raise BadInput(f"a package is missing ({error}): pip install 'fedjax_lab[hub]'") from error
+    folder = Path(dataset).expanduser()
+    with safe.reading(dataset, REMEDY), _few_words():
+        if not folder.is_dir():
+            return _by_name(dataset, subset)
+        for file in folder.rglob("*"):
+            if not file.is_dir():
+                safe.check_regular(file)
+        if not any((folder / name).is_file() for name in SAVED):
+            return datasets.load_dataset(str(folder), subset or None)
+        made = datasets.load_from_disk(folder)
+        return made if isinstance(made, dict) else {"train": made}
+
+
+def _by_name(dataset: str, subset: str) -> Mapping[str, Any]:
+    """The splits of a set on the hub, from the cache if they are there."""
+    import datasets
+
+    if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", dataset):
+        raise FileNotFoundError("no such folder, and no name on the hub")
+    online = not datasets.config.HF_HUB_OFFLINE
+    datasets.config.HF_HUB_OFFLINE = True
+    try:
+        return datasets.load_dataset(dataset, subset or None)
+    except (ConnectionError, ValueError):  # not in the cache, or not this configuration
+        if not online:
+            raise
+    finally:
+        datasets.config.HF_HUB_OFFLINE = not online
+    return datasets.load_dataset(dataset, subset or None)
+
+
+@contextlib.contextmanager
+def _few_words() -> Iterator[None]:
+    """Inside, the library does not tell which of its files it reads, and what it tries again."""
+    import datasets
+    import huggingface_hub
+
+    talkers = (datasets.logging, huggingface_hub.logging)
+    before = [talker.get_verbosity() for talker in talkers]
+    for talker in talkers:
+        talker.set_verbosity_error()
+    try:
+        yield
+    finally:
+        for talker, verbosity in zip(talkers, before, strict=True):
+            talker.set_verbosity(verbosity)
+
+
+def _joined(splits: Mapping[str, Any], key: str, names: str, where: str) -> Any:
+    """The table of one split, or of several as "train+validation"."""
+    parts = names.split("+")
+    for name in parts:
+        if name not in splits:
+            hint = nearest(name, splits)
+            raise BadInput(f"{where} has no split {quoted(name)} (config.data.{key}); {hint}")
+    with safe.reading(where, REMEDY):
+        return _concatenated([splits[name] for name in parts])
+
+
+def _concatenated(tables: Sequence) -> Any:
+    """All rows of tables with the same columns; an error where one is damaged."""
+    import datasets
+
+    for table in tables:
+        table.data.validate(full=True)
+    return datasets.concatenate_datasets(list(tables))
+
+
+# Columns
+
+
+def _columns(features: Mapping, named: Mapping[str, str], where: str) -> dict[str, str]:
+    """The column of each kind, empty where there is none; BadInput where that is not clear."""
+    import datasets
+
+    there = list(features)
+    for key in ("client", "domain"):
+        if named[key]:
+            columns.check(key, named[key], there, where)
+    free = [name for name in there if name not in (named["client"], named["domain"])]
+    classes = [name for name in free if isinstance(features[name], datasets.ClassLabel)]
+    usual = classes or [name for name in free if name == "label"]
+    label = columns.choose("label", named["label"], there, usual, where)
+    images = [name for name in there if _is_image(features[name])]
+    texts = [name for name in free if _is_text(features[name]) and name != label]
+    made = dict(named, label=label)
+    kind = "image" if named["image"] or (images and not named["text"]) else "text"
+    fitting = images if kind == "image" else texts
+    made[kind] = columns.choose(kind, named[kind], there, fitting, where)
+    if made[kind] not in fitting:
+        what = quoted(features[made[kind]])
+        raise BadInput(
+            f"{where}: column {made[kind]} of config.data.{kind} is no {kind} but {what}"
+        )
+    return made
+
+
+def _is_image(feature: Any) -> bool:
+    import datasets
+
+    return isinstance(feature, datasets.Image) or (
+        isinstance(feature, dict) and feature.keys() == IMAGE_KEYS
+    )
+
+
+def _is_text(feature: Any) -> bool:
+    return getattr(feature, "dtype", None) in ("string", "large_string")
+
+
+def _column(table: Any, name: str) -> Any:
+    """A column as Arrow stores it."""
+    return table.select_columns([name]).with_format("arrow")[:][name]
+
+
+def _values(table: Any, name: str, where: str) -> list:
+    """What is in a column; BadInput where something is missing."""
+    with safe.reading(where, REMEDY):
+        column = _column(table, name)
+        if column.null_count:
+            row = column.is_null().to_pylist().index(True)
+            raise BadInput(f"{where}: column {name} is empty in row {row}")
+        return column.to_pylist()
+
+
+def _labels(table: Any, name: str, where: str) -> tuple[np.ndarray, tuple[str, ...]]:
+    """The number of each entry of a column [R] int32, and the names of all numbers."""
+    values = _values(table, name, where)
+    names = getattr(table.features[name], "names", None)
+    if names is None:
+        return columns.numbered(values, f"{where}: column {name}")
+    y = np.array(values, np.int64)
+    columns.check_labels(y, names, f"{where}: column {name}")
+    return y.astype(np.int32), tuple(names)
+
+
+def _groups(table: Any, name: str, where: str) -> tuple[np.ndarray | None, tuple[str, ...]]:
+    """The same of a column of users or domains, only the names that occur; nothing without one."""
+    if not name:
+        return None, ()
+    numbers, names = _labels(table, name, where)
+    occurring, numbers = np.unique(numbers, return_inverse=True)
+    return numbers.astype(np.int32), tuple(names[number] for number in occurring)
+
+
+def _images(table, name, where, size, color, of_each):
+    """The images of a column, not decoded yet; `of_each`: arrays [R] that belong to them."""
+    import datasets
+    import pyarrow.compute as pc
+
+    with safe.reading(where, REMEDY):
+        table = table.select_columns([name]).cast_column(name, datasets.Image(decode=False))
+        lengths = pc.binary_length(pc.struct_field(_column(table, name), "bytes")).to_pylist()
+        paths = pc.struct_field(_column(table, name), "path").to_pylist()
+        sizes = [
+            length if length is not None else Path(path).stat().st_size
+            for length, path in zip(lengths, paths, strict=True)
+        ]
+
+    def fetch(rows: np.ndarray) -> list[bytes]:
+        with safe.reading(where, REMEDY):
+            files = table[rows.tolist()][name]
+            return [file["bytes"] or safe.content(Path(file["path"])) for file in files]
+
+    files = encoded.Encoded(fetch, len(table), where, REMEDY)
+    return encoded.pictures(files, size, color, f"hub-{encoded.digest(sizes, *of_each)}")
+
+
+def _tokens(table, name, where, training, tokenizer, vocabulary, length):
+    """The token ids [R, length] of a column; words are counted in the first `training` texts."""
+    texts = _values(table, name, where)
+    made = text_rows.make_tokenizer(tokenizer, vocabulary, texts[:training])
+    return text_rows.padded([made.encode(text) for text in texts], length, made.size)
