@@ -13,7 +13,7 @@ from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.data.natural import SOURCES, by_client
 from fedjax_lab.errors import BadInput
 from fedjax_lab.federation import make_federations
-from fedjax_lab.testing import CheckFailed, check_partition
+from fedjax_lab.testing import CheckFailed, check_partition, check_source
 
 RNG = np.random.default_rng(0)
 SIZES = np.array([40, 3, 0, 25, 12, 30])  # training examples of each user; the third has none
@@ -182,3 +182,28 @@ def test_what_the_second_form_takes_is_told(tmp_path):
     own.write_text("def bad(examples, rng):\n    return []\n")
     with pytest.raises(BadInput, match=r"must take \(examples, num_clients, rng\), then settings"):
         registry.look_up("partition", f"{own}:bad")
+
+
+def users_beyond():
+    return DATASET._replace(client=CLIENT + 1)
+
+
+def users_twice():
+    return DATASET._replace(users=("u",) * 6)
+
+
+def no_array():
+    return DATASET._replace(client=CLIENT.tolist())
+
+
+@pytest.mark.parametrize(
+    "source, said",
+    [
+        (users_beyond, "has client 6, out of range 0..5"),
+        (users_twice, "users must be different names"),
+        (no_array, "the dataset's client must be an array"),
+    ],
+)
+def test_what_is_wrong_with_the_users_of_a_source_is_told(source, said):
+    with pytest.raises(CheckFailed, match=said):
+        check_source(source)
