@@ -238,16 +238,17 @@ def test_what_a_run_costs_is_not_known_where_the_data_decide_the_number_of_clien
 
 
 @pytest.mark.slow
-def test_a_run_by_user_has_the_same_numbers_with_state_and_examples_on_the_host(tmp_path):
+def test_a_run_by_user_has_the_same_numbers_with_state_and_examples_on_the_host(tmp_path, capsys):
     write_examples(tmp_path / "data.npz", client=np.arange(300) % 23)
-    config = write_config(tmp_path, partition={"name": "by_client", "num_clients": 20})
+    config = write_config(tmp_path, partition={"name": "by_client", "num_clients": 0})
     flags = ["--config.method.name=scaffold", "--config.run.cohort=5", "--config.run.rounds=3"]
     flags += ["--config.partition.validation=0.2", "--config.partition.new_clients=0.2"]
     on_host = ["--config.engine.state=host", "--config.engine.data=stream"]
     for folder, more in (("a", []), ("b", on_host)):
         assert call(f"--config={config}", f"--workdir={tmp_path / folder}", *flags, *more) == 0
     a, b = comparable(tmp_path / "a"), comparable(tmp_path / "b")
-    assert a == b and len(a[-1]["accuracy"]["per_client"]) == 16
+    assert a == b and len(a[-1]["accuracy"]["per_client"]) == 19
+    assert capsys.readouterr().out.count("scaffold with 19 clients") == 2
 
 
 def users_beyond():
