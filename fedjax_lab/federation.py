@@ -9,7 +9,7 @@ from fedjax_lab.data import partition
 from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.data.normalize import center_and_scale
 from fedjax_lab.errors import BadInput, nearest
-from fedjax_lab.types import CLIENT_ROWS, Array, Federation, Rows
+from fedjax_lab.types import CLIENT_ROWS, Array, Federation, Rows, Skew
 
 
 def make_federations(
@@ -24,6 +24,7 @@ def make_federations(
     shots: int = 0,
     shots_per: str = "client",
     new_clients: float = 0.0,
+    skewed: bool = False,
 ) -> list[Federation]:
     """One federation per seed over one pool of examples, as NumPy arrays of the same shapes.
 
@@ -36,6 +37,7 @@ def make_federations(
     new_clients: the share of the clients that are never trained on. They are chosen at random when
         all examples are dealt, so that the others hold what they hold without new clients, and
         these are numbered anew.
+    skewed: the clients' examples have a feature skew, for which federations have `skews`.
     """
     in_unseen = is_of_domain(dataset, unseen)
     unseen_rows = np.flatnonzero(in_unseen)
@@ -43,10 +45,21 @@ def make_federations(
     train = np.flatnonzero(~in_unseen & ~dataset.test)
     test = np.flatnonzero(~in_unseen & dataset.test)
     shares = {"validation": validation, "new_clients": new_clients}
-    parts = [_deal_rows(dataset, deal, train, test, shot_rows, seed, **shares) for seed in seeds]
+    of_seeds = [_deal_rows(dataset, deal, train, test, shot_rows, seed, **shares) for seed in seeds]
+    parts, orders = zip(*of_seeds, strict=True)
     pool = _make_pool(dataset, normalize, test, np.setdiff1d(unseen_rows, shot_rows))
     rows = zip(*(make_rows(of_seeds) for of_seeds in zip(*parts, strict=True)), strict=True)
-    return [pool._replace(**dict(zip(CLIENT_ROWS, of_seed, strict=True))) for of_seed in rows]
+    federations = [pool._replace(**dict(zip(CLIENT_ROWS, each, strict=True))) for each in rows]
+    if not skewed:
+        return federations
+    skews = [_make_skews(order, seed) for order, seed in zip(orders, seeds, strict=True)]
+    return [f._replace(skews=of_seed) for f, of_seed in zip(federations, skews, strict=True)]
+
+
+def _make_skews(order, seed):
+    """Of clients in the order in which they are numbered; order: their numbers when dealt."""
+    drawn = np.random.default_rng([seed, 1]).integers(2**32, size=len(order), dtype=np.uint32)
+    return Skew(order.astype(np.int32), drawn[order])
 
 
 def is_of_domain(dataset: Dataset, name: str) -> np.ndarray:
@@ -140,7 +153,10 @@ def _check_shots_of_classes(dataset, rows, num_clients, shots):
 
 
 def _deal_rows(dataset, deal, train, test, shot_rows, seed, validation, new_clients):
-    """Rows of one seed: each set of CLIENT_ROWS as a list over its clients."""
+    """Rows of one seed: each set of CLIENT_ROWS as a list over its clients.
+
+    And the numbers that the clients, and then the new ones, had when all examples were dealt.
+    """
     rng = np.random.default_rng([seed, 0])  # the partition's own stream
     y, domain = dataset.y[train], dataset.domain[train]
     parts = deal(y, domain, len(shot_rows), rng)
@@ -158,7 +174,8 @@ def _deal_rows(dataset, deal, train, test, shot_rows, seed, validation, new_clie
             " examples to be scored on; take more of them, or, where the data have no test"
             " examples, hold some out with --config.partition.validation=0.1"
         )
-    return *(_of(rows, ~new) for rows in each), new_train, to_score
+    rows = *(_of(rows, ~new) for rows in each), new_train, to_score
+    return rows, np.argsort(new, kind="stable")
 
 
 def _of(rows, chosen):
