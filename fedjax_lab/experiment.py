@@ -14,7 +14,6 @@ import optax
 
 from fedjax_lab import contract, fsdp, metrics, parallel, schedules, sizes, tree
 from fedjax_lab.config import value_at
-from fedjax_lab.data import partition
 from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.data.normalize import input_range
 from fedjax_lab.embedding import Embeddings
@@ -58,9 +57,10 @@ def build(
     seeds = [config.run.seed] if seeds is None else [int(seed) for seed in seeds]
     _check_seeds(seeds)
     dataset = load_data(config.data) if dataset is None else dataset
-    federations = deal_dataset(config, dataset, seeds)
-    check_scored(federations[0])
     embeddings = functools.cache(lambda: load_embeddings(config, dataset))
+    federations = deal_dataset(config, dataset, seeds, embeddings)
+    check_scored(federations[0])
+    _check_cohort(config, len(federations[0].train))
     task = make_model(config, dataset, _platform(devices))
     task = task._replace(labels=lambda: jnp.asarray(embeddings().labels))
     stages = lay_out(make_method(task=task, **config.method), config.run.rounds)
@@ -68,7 +68,7 @@ def build(
     _check_skewed(config, stages)
     training = pool(federations) if stages[0].method.pooled else federations
     plan = _plan(config, training, stages, dataset)
-    plan = plan._replace(feature_skew=_feature_skew(config, dataset.x))
+    plan = plan._replace(feature_skew=_feature_skew(config, dataset.x, federations[0]))
     lengths = [stage.rounds for stage in stages]
     changing = learning_rates(config, lengths)
     simulation = Simulation(
@@ -226,6 +226,15 @@ def _check_has(config, rate, key):
     )
 
 
+def _check_cohort(config, num_clients):
+    """BadInput where a round has more clients than there are to train on."""
+    if config.run.cohort > num_clients:
+        raise BadInput(
+            f"config.run.cohort={config.run.cohort} is more than the {num_clients} clients that"
+            f" partition {config.partition.name} makes to be trained on"
+        )
+
+
 def _check_warmup(config, key, rounds):
     if value_at(config, key) >= rounds:
         raise BadInput(f"config.{key}={value_at(config, key)} leaves none of {rounds} rounds")
@@ -296,12 +305,16 @@ def load_data(section: Mapping) -> Dataset:
         raise BadInput("the dataset is empty")
     _check_numbers("label", dataset.y, dataset.classes)
     _check_numbers("domain", dataset.domain, dataset.domains)
+    if dataset.client is not None:
+        _check_numbers("client", dataset.client, dataset.users)
     return dataset
 
 
 def _check_arrays(dataset):
     """BadInput unless the fields of the dataset are arrays of numbers with an entry per example."""
-    for field, kinds in (("x", "biuf"), ("y", "biu"), ("domain", "biu"), ("test", "biu")):
+    kinds_of = {"x": "biuf", "y": "biu", "domain": "biu", "test": "biu"}
+    kinds_of |= {} if dataset.client is None else {"client": "biu"}
+    for field, kinds in kinds_of.items():
         array = getattr(dataset, field)
         if not (hasattr(array, "dtype") and np.ndim(array)):
             raise BadInput(f"the dataset's {field} must be an array, not {quoted(array)}")
@@ -324,17 +337,23 @@ def _check_numbers(what, numbers, names):
 
 
 def deal_dataset(
-    config: ml_collections.ConfigDict, dataset: Dataset, seeds: Sequence[int]
+    config: ml_collections.ConfigDict,
+    dataset: Dataset,
+    seeds: Sequence[int],
+    embeddings: Callable[[], Embeddings] | None = None,
 ) -> list[Federation]:
-    """One federation for each seed, as the config's sections `data` and `partition` say."""
-    deal = bind("partition", config.partition)
-    if config.partition.name not in NAMED["partition"]:
-        deal = functools.partial(partition.checked, config.partition.name, deal)
+    """One federation for each seed, as the config's sections `data` and `partition` say.
+
+    embeddings: () -> what `load_embeddings` gives for this config, where that is at hand.
+    """
+    load = embeddings or functools.cache(lambda: load_embeddings(config, dataset))
     return make_federations(
         dataset,
-        deal,
+        bind("partition", config.partition),
         seeds,
         num_clients=config.partition.num_clients,
+        name=config.partition.name,
+        embed=lambda: np.asarray(load().examples),
         validation=config.partition.validation,
         normalize=config.data.normalize,
         unseen=config.data.unseen,
@@ -530,21 +549,21 @@ def _augmentation(name: str, x: np.ndarray) -> Callable | None:
     return look_up("augmentation", name)
 
 
-def _feature_skew(config: ml_collections.ConfigDict, x: np.ndarray) -> Callable | None:
+def _feature_skew(config, x: np.ndarray, federation: Federation) -> Callable | None:
     """The change of examples x by their client that a config names; None: there is none.
 
     Of 8-bit images it gets pixels in 0..1, of other examples their numbers. BadInput where the
     examples have no use for it.
     """
-    name = config.partition.feature_skew
-    if name == "none":
+    name, skews = config.partition.feature_skew, federation.skews
+    if skews is None:
         return None
     if name == "noise" and x.dtype != np.uint8 and np.dtype(x.dtype).kind != "f":
         raise BadInput(
             f"config.partition.feature_skew=noise needs images or real numbers, not {x.dtype}"
         )
     skew = bind("feature_skew", config.partition, "feature_skew")
-    scale, num_clients = 255 if x.dtype == np.uint8 else 1, config.partition.num_clients
+    scale, num_clients = 255 if x.dtype == np.uint8 else 1, len(skews.client)
 
     def of_raw(key, x, client):
         skewed = contract.check_skewed(skew(key, x / scale, client, num_clients), x)
