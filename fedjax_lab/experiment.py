@@ -68,7 +68,7 @@ def build(
     _check_skewed(config, stages)
     training = pool(federations) if stages[0].method.pooled else federations
     plan = _plan(config, training, stages, dataset)
-    plan = plan._replace(feature_skew=_feature_skew(config, dataset.x, federations[0]))
+    plan = plan._replace(feature_skew=feature_skew(config, dataset.x, federations[0]))
     lengths = [stage.rounds for stage in stages]
     changing = learning_rates(config, lengths)
     simulation = Simulation(
@@ -549,7 +549,9 @@ def _augmentation(name: str, x: np.ndarray) -> Callable | None:
     return look_up("augmentation", name)
 
 
-def _feature_skew(config, x: np.ndarray, federation: Federation) -> Callable | None:
+def feature_skew(
+    config: ml_collections.ConfigDict, x: np.ndarray, federation: Federation
+) -> Callable | None:
     """The change of examples x by their client that a config names; None: there is none.
 
     Of 8-bit images it gets pixels in 0..1, of other examples their numbers. BadInput where the
