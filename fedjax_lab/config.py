@@ -55,6 +55,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "num_clients": 10,
         "validation": 0.0,  # fraction of each client's training examples
         "new_clients": 0.0,  # share of the clients that are scored, but never trained on
+        "feature_skew": "none",  # how the examples of one client differ from those of another
     },
     "model": {
         "name": "mlp",
@@ -120,7 +121,7 @@ CHOICES = {
 
 SETTINGS_OF = {  # the keys in a section that name functions, whose settings stand beside them
     "data": ("name",),
-    "partition": ("name",),
+    "partition": ("name", "feature_skew"),
     "model": ("name",),
     "embedding": ("name",),
     "method": ("name",),

@@ -138,6 +138,16 @@ def check_augmented(augmented: Any, x: Array) -> Array:
     return augmented
 
 
+def check_skewed(skewed: Any, x: Array) -> Array:
+    """What a feature skew made of an example x. BadInput unless it is one in the same shape."""
+    if getattr(skewed, "shape", None) != x.shape:
+        raise BadInput(
+            f"a feature skew must give an example {list(x.shape)} as it gets it, not"
+            f" {shown(skewed)}"
+        )
+    return skewed
+
+
 def shown(tree: PyTree) -> str:
     """A tree with the types and shapes of its arrays in their place, shortened."""
     if tree is None:

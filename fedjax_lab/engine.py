@@ -286,8 +286,9 @@ class Engine:
     def _transform(self, view):
         """Puts what the view makes of them in the place of the examples; once if that is enough."""
         transformed = self.plan._replace(view=view.transform)
-        if not (self.plan.augment is None or view.before_augmentation):
-            self.plan = transformed
+        of_clean = self.plan.augment is None or view.before_augmentation
+        if not of_clean or self.plan.feature_skew is not None:  # by whom an example is held matters
+            self.plan = transformed._replace(augment=None) if of_clean else transformed
             return
         whole = partial(simulate.view_pool, transformed, self.simulation.strategy)
         axes = (self._axes(self.lanes[0].scoring).federation,)
@@ -621,7 +622,7 @@ class Engine:
 
     def _make_pool(self, federation):
         """All but the rows that clients own; in NumPy where examples are streamed."""
-        nobody = federation._replace(**dict.fromkeys(CLIENT_ROWS))
+        nobody = federation._replace(**dict.fromkeys((*CLIENT_ROWS, "skews")))
         if self._streams:
             return nobody
         pool = {name: self.place.put_pool(getattr(federation, name)) for name in POOL}

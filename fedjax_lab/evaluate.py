@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_lab import contract, simulate, streams, tree
-from fedjax_lab.local import fetch, make_work, num_batches
+from fedjax_lab.local import fetch, make_work, num_batches, of_client
 from fedjax_lab.metrics import LOSS, Metric, Summed, Whole, by_domain
 from fedjax_lab.simulate import Lane, Program
 from fedjax_lab.types import Array, Client, Federation, Method, Plan, PyTree, Rows, State
@@ -103,9 +103,9 @@ def _score_clients(program, lane, state, t, rows, at_most=None):
 
     def one(shared, federation, rows, entry):
         (server, everybody), (train, rows), (client, key) = shared, rows, entry
-        message, client = _tuned(program, federation, send(server, client.id), client, train, key)
-        if everybody is not None:
-            federation, rows = everybody
+        own = of_client(federation, client)
+        message, client = _tuned(program, own, send(server, client.id), client, train, key)
+        federation, rows = (own, rows) if everybody is None else everybody
         return count_model(program, federation, message, client, rows)
 
     run = strategy.everyone(one, min(plan.cohort, num_clients))
@@ -183,7 +183,7 @@ def _score_new(program, lane, state, t):
 
     def one(shared, federation, rows, entry):
         (server, before), (train, test), (client, key) = shared, rows, entry
-        client = client._replace(id=jnp.int32(-1))
+        federation, client = of_client(federation, client), client._replace(id=jnp.int32(-1))
         after = _made_by_new(program, federation, server, before, client, train, key)
 
         def counted(model):

@@ -66,8 +66,10 @@ def build(
     task = task._replace(labels=lambda: jnp.asarray(embeddings().labels))
     stages = lay_out(make_method(task=task, **config.method), config.run.rounds)
     stages = tuple(_with_sampling(stage, config.run) for stage in stages)
+    _check_skewed(config, stages)
     training = pool(federations) if stages[0].method.pooled else federations
     plan = _plan(config, training, stages, dataset)
+    plan = plan._replace(feature_skew=feature_skew(config, dataset.x, federations[0]))
     lengths = [stage.rounds for stage in stages]
     changing = learning_rates(config, lengths)
     simulation = Simulation(
@@ -359,6 +361,7 @@ def deal_dataset(
         shots=config.data.shots,
         shots_per=config.data.shots_per,
         new_clients=config.partition.new_clients,
+        skewed=config.partition.feature_skew != "none",
     )
 
 
@@ -545,6 +548,50 @@ def _augmentation(name: str, x: np.ndarray) -> Callable | None:
     if name == "domainbed" and not (x.dtype == np.uint8 and x.shape[3:] == (3,)):
         raise BadInput("config.data.augment=domainbed needs color images of 8 bits")
     return look_up("augmentation", name)
+
+
+def feature_skew(
+    config: ml_collections.ConfigDict, x: np.ndarray, federation: Federation
+) -> Callable | None:
+    """The change of examples x by their client that a config names; None: there is none.
+
+    Of 8-bit images it gets pixels in 0..1, of other examples their numbers. BadInput where the
+    examples have no use for it.
+    """
+    name, skews = config.partition.feature_skew, federation.skews
+    if skews is None:
+        return None
+    if name == "noise" and x.dtype != np.uint8 and np.dtype(x.dtype).kind != "f":
+        raise BadInput(
+            f"config.partition.feature_skew=noise needs images or real numbers, not {x.dtype}"
+        )
+    skew = bind("feature_skew", config.partition, "feature_skew")
+    scale, num_clients = 255 if x.dtype == np.uint8 else 1, len(skews.client)
+
+    def of_raw(key, x, client):
+        skewed = contract.check_skewed(skew(key, x / scale, client, num_clients), x)
+        return skewed * scale
+
+    like = jax.ShapeDtypeStruct(x.shape[1:], jnp.float32)
+    jax.eval_shape(of_raw, jax.random.key(0), like, jnp.int32(0))  # BadInput where it does not fit
+    return of_raw
+
+
+def _check_skewed(config, stages):
+    """BadInput where a method would not see examples as the feature skew changes them."""
+    name, method = config.partition.feature_skew, config.method.name
+    if name == "none":
+        return
+    if stages[0].method.pooled:
+        raise BadInput(
+            f"config.partition.feature_skew={name} needs clients; method {method} trains on"
+            " everybody's examples at once"
+        )
+    if any(stage.view and stage.view.embedded for stage in stages):
+        raise BadInput(
+            f"config.partition.feature_skew={name} does not change embeddings"
+            f" (config.embedding), which method {method} trains on; take another method"
+        )
 
 
 def vectorizes_seeds(

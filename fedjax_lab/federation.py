@@ -10,7 +10,7 @@ from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.data.lazy import LazyArray
 from fedjax_lab.data.normalize import center_and_scale
 from fedjax_lab.errors import BadInput, nearest
-from fedjax_lab.types import CLIENT_ROWS, Array, Federation, Rows
+from fedjax_lab.types import CLIENT_ROWS, Array, Federation, Rows, Skew
 
 
 def make_federations(
@@ -27,6 +27,7 @@ def make_federations(
     shots: int = 0,
     shots_per: str = "client",
     new_clients: float = 0.0,
+    skewed: bool = False,
 ) -> list[Federation]:
     """One federation per seed over one pool of examples, as NumPy arrays of the same shapes.
 
@@ -42,6 +43,7 @@ def make_federations(
     new_clients: the share of the clients that are never trained on. They are chosen at random when
         all examples are dealt, so that the others hold what they hold without new clients, and
         these are numbered anew.
+    skewed: the clients' examples have a feature skew, for which federations have `skews`.
     """
     in_unseen = is_of_domain(dataset, unseen)
     unseen_rows = np.flatnonzero(in_unseen)
@@ -60,10 +62,21 @@ def make_federations(
     shot_rows = _deal_shots(dataset, unseen_rows, len(dealt[0]), shots, shots_per)
     shares = {"validation": validation, "new_clients": new_clients}
     each = zip(dealt, tests, rngs, seeds, strict=True)
-    parts = [_deal_rows(train, test, shot_rows, *of_seed, **shares) for of_seed in each]
+    rows_of_seeds = [_deal_rows(train, test, shot_rows, *of_seed, **shares) for of_seed in each]
+    parts, orders = zip(*rows_of_seeds, strict=True)
     pool = _make_pool(dataset, normalize, test, np.setdiff1d(unseen_rows, shot_rows))
     rows = zip(*(make_rows(of_seeds) for of_seeds in zip(*parts, strict=True)), strict=True)
-    return [pool._replace(**dict(zip(CLIENT_ROWS, of_seed, strict=True))) for of_seed in rows]
+    skews = [_skews(*each) if skewed else None for each in zip(orders, seeds, strict=True)]
+    return [
+        pool._replace(**dict(zip(CLIENT_ROWS, of_seed, strict=True)), skews=skew)
+        for of_seed, skew in zip(rows, skews, strict=True)
+    ]
+
+
+def _skews(order, seed):
+    """Of clients in the order in which they are numbered; order: their numbers when dealt."""
+    drawn = np.random.default_rng([seed, 1]).integers(2**32, size=len(order), dtype=np.uint32)
+    return Skew(order.astype(np.int32), drawn[order])
 
 
 def is_of_domain(dataset: Dataset, name: str) -> np.ndarray:
@@ -205,7 +218,10 @@ def _deal_tests(dataset, train, test, parts, rng, deal):
 
 
 def _deal_rows(train, test, shot_rows, parts, tests, rng, seed, validation, new_clients):
-    """Rows of one seed: each set of CLIENT_ROWS as a list over its clients."""
+    """Rows of one seed: each set of CLIENT_ROWS as a list over its clients.
+
+    And the numbers that the clients, and then the new ones, had when all examples were dealt.
+    """
     kept, held_out = partition.hold_out(parts, validation, rng)
     kept = [np.concatenate([train[p], shots]) for p, shots in zip(kept, shot_rows, strict=True)]
     each = kept, [train[p] for p in held_out], [test[p] for p in tests]
@@ -218,7 +234,8 @@ def _deal_rows(train, test, shot_rows, parts, tests, rng, seed, validation, new_
             " examples to be scored on; take more of them, or, where the data have no test"
             " examples, hold some out with --config.partition.validation=0.1"
         )
-    return *(_of(rows, ~new) for rows in each), new_train, to_score
+    rows = *(_of(rows, ~new) for rows in each), new_train, to_score
+    return rows, np.argsort(new, kind="stable")
 
 
 def _of(rows, chosen):

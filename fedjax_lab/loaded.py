@@ -15,7 +15,7 @@ from fedjax_lab import evaluate, simulate, streams, tree
 from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.errors import BadInput, quoted
 from fedjax_lab.experiment import Experiment
-from fedjax_lab.local import fetch, make_work
+from fedjax_lab.local import fetch, make_work, of_client
 from fedjax_lab.models import pretrained
 from fedjax_lab.running import cloud, saved
 from fedjax_lab.running.saved import join_model, no_model
@@ -198,7 +198,7 @@ class Run:
         if view is not None and view.frozen is not None:
             frozen = view.frozen(self.states[i].server)
         x, y, domain = (jnp.asarray(a) for a in (x, np.asarray(y, np.int32), domain))
-        no_rows: Any = dict.fromkeys(ROWS)
+        no_rows: Any = dict.fromkeys((*ROWS, "skews"))
         pool = federation._replace(x=x.reshape(len(x), -1), y=y, domain=domain, frozen=frozen)
         return pool._replace(**no_rows)
 
@@ -245,7 +245,7 @@ class Run:
     def _tune(self):
         def tune(message, client, held, rows, key):
             program = self._program
-            work, _ = make_work(held, rows, program.plan, key)
+            work, _ = make_work(of_client(held, client), rows, program.plan, key)
             return program.method.tune(message, client, work)
 
         return jax.jit(tune)

@@ -11,7 +11,7 @@ from jax.extend.core import get_opaque_trace_state
 
 from fedjax_lab import contract, optim, streams, tree
 from fedjax_lab.errors import BadInput
-from fedjax_lab.types import Array, Batch, Federation, Plan, PyTree, Weights, Work
+from fedjax_lab.types import Array, Batch, Client, Federation, Plan, PyTree, Weights, Work
 
 
 def everything(name: str) -> bool:
@@ -22,18 +22,28 @@ def everything(name: str) -> bool:
 def fetch(federation: Federation, rows: Array, plan: Plan, key: Array | None = None) -> Batch:
     """The examples of rows [B]; a row of -1 is padding. The only reader of `federation.x`.
 
-    Only here they become float32 and take the shape that the plan gives an example. With a key,
-    those of a training step: augmented where the plan says so.
+    Only here they become float32 and take the shape that the plan gives an example. Those of one
+    client (`of_client`) have its feature skew. With a key, those of a training step: augmented
+    where the plan says so.
     """
-    x = federation.x[rows].astype(jnp.float32)
+    raw = federation.x[rows]
+    x = raw.astype(jnp.float32)
     if plan.example_shape is not None:
         x = x.reshape(*rows.shape, *plan.example_shape)
+    if federation.skew is not None and plan.feature_skew is not None:
+        keys = streams.examples(federation.skew.seed, raw)
+        x = jax.vmap(plan.feature_skew, (0, 0, None))(keys, x, federation.skew.client)
     if key is not None and plan.augment is not None:
         x = contract.check_augmented(plan.augment(streams.augmentation(key), x), x)
     x = (x - federation.center) * federation.scale
     if plan.view is not None:
         x = plan.view(federation.frozen, x)
     return Batch(x, federation.y[rows], (rows >= 0).astype(jnp.float32))
+
+
+def of_client(federation: Federation, client: Client) -> Federation:
+    """The federation whose examples are fetched as this client, whose own they are, has them."""
+    return federation if client.skew is None else federation._replace(skew=client.skew)
 
 
 def num_batches(n: Array, batch_size: int) -> Array:

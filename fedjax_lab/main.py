@@ -332,24 +332,20 @@ def _new_folder(config):
 
 def _show_partition(config, seed, path):
     from fedjax_lab import experiment
-    from fedjax_lab.analysis import plots
-    from fedjax_lab.data import partition
-    from fedjax_lab.federation import class_counts
+    from fedjax_lab.analysis import dealt, plots
     from fedjax_lab.running import metrics
 
     workdir = path or _new_folder(config)
     dataset = experiment.load_data(config.data)
-    (dealt,) = experiment.deal_dataset(config, dataset, [seed])
-    counts, new = (
-        class_counts(rows, dealt.y, len(dataset.classes)) for rows in (dealt.train, dealt.new_train)
-    )
-    print(partition.table(counts, dataset.classes))
-    if len(new):
-        print("\nnew clients, which are never trained on:")
-        print(partition.table(new, dataset.classes))
+    (federation,) = experiment.deal_dataset(config, dataset, [seed])
+    held = dealt.held_by(federation, dataset)
+    skew = experiment.feature_skew(config, dataset.x, federation)
+    images = dealt.skewed_images(dataset, federation, skew)
+    print(dealt.table(held))
     metrics.make_folder(workdir)
-    names = [partition.printable(name) for name in dataset.classes]
-    plots.save(plots.draw_partition(counts, names, new), workdir / "partition.png")
+    dealt.write(held, workdir / "partition.csv")
+    plots.save(dealt.draw(held, images), workdir / "partition.png")
+    print(f"everybody: {cloud.address(workdir / 'partition.csv')}")
     print(f"picture: {cloud.address(workdir / 'partition.png')}")
     return 0
 

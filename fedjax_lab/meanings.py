@@ -31,6 +31,9 @@ MEANINGS = {
     " takes all of them where it is 0",
     "partition.validation": "the fraction of each client's training examples that is held out",
     "partition.new_clients": "the share of the clients that are scored, but never trained on",
+    "partition.feature_skew": "how the examples of one client differ from those of another: its"
+    " training, validation and test examples are changed, the global test set and the unseen"
+    " domain are not",
     "model.name": "the model that is trained",
     "model.pretrained": "a file or folder with the first weights; empty: new ones",
     "embedding.name": "the embeddings of examples and labels, for methods that use them",
@@ -196,7 +199,7 @@ def of_names() -> str:
     """The names of all methods, data sources, models and so on, as --help lists them."""
     titles = {"method": "methods", "data": "data", "model": "models", "partition": "partitions"}
     titles |= {"embedding": "embeddings", "optimizer": "optimizers", "schedule": "schedules"}
-    titles |= {"sampling": "samplings"}
+    titles |= {"sampling": "samplings", "feature_skew": "feature skews"}
     wrapped = [
         textwrap.fill(
             f"{title}: {', '.join(registry.names(kind))}", WIDTH, subsequent_indent=" " * 4

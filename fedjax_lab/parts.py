@@ -19,7 +19,7 @@ from fedjax_lab.data import stream
 from fedjax_lab.owners import Owners
 from fedjax_lab.types import ROWS, Federation, Rows
 
-NO_ROWS: Any = dict.fromkeys(ROWS)
+NO_ROWS: Any = dict.fromkeys((*ROWS, "skews"))
 
 READERS = 4  # threads that read the examples of a part: a disk serves several requests at once
 LOTS = 4 * READERS  # which they read, since lots are not equally full

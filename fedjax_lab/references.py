@@ -26,6 +26,7 @@ PARTS = {  # keys of a config whose values name functions: of which kind of the 
     "data.name": "data",
     "data.augment": "augmentation",
     "partition.name": "partition",
+    "partition.feature_skew": "feature_skew",
     "model.name": "model",
     "embedding.name": "embedding",
     "method.name": "method",

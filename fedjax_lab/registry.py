@@ -10,7 +10,7 @@ from functools import partial, update_wrapper
 from typing import Literal, get_args, get_origin
 
 from fedjax_lab import optim, references, sampling, schedules
-from fedjax_lab.data import label_skews
+from fedjax_lab.data import feature_skews, label_skews
 from fedjax_lab.data.arrays import arrays
 from fedjax_lab.data.augment import AUGMENTATIONS
 from fedjax_lab.data.cifar import cifar10, cifar100
@@ -27,6 +27,7 @@ from fedjax_lab.data.office_caltech import office_caltech
 from fedjax_lab.data.partition import PARTITIONS
 from fedjax_lab.data.prepared import tfds
 from fedjax_lab.data.records import records
+from fedjax_lab.data.semantic import semantic
 from fedjax_lab.data.shakespeare import shakespeare
 from fedjax_lab.data.svhn import svhn
 from fedjax_lab.data.tiny_imagenet import tiny_imagenet
@@ -145,7 +146,9 @@ NAMED: dict[str, dict] = {
         records,
         mapped,
     ),
-    "partition": PARTITIONS | _table(label_skews.shards, label_skews.extended_dirichlet, by_client),
+    "partition": PARTITIONS
+    | _table(label_skews.shards, label_skews.extended_dirichlet, semantic, by_client),
+    "feature_skew": _table(feature_skews.none, feature_skews.noise, feature_skews.rotation),
     "model": _table(
         nets.mlp,
         nets.simple_cnn,
@@ -204,6 +207,7 @@ GROUPS = {  # of the entry points with which installed packages offer parts
 TAKES = {  # what a function is called with, besides its settings
     "data": (),
     "partition": ("y", "domain", "num_clients", "rng"),
+    "feature_skew": ("key", "x", "client", "num_clients"),
     "model": ("num_classes",),
     "embedding": ("dataset",),
     "method": ("task",),

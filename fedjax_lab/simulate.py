@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_lab import contract, failures, streams, tree
-from fedjax_lab.local import fetch, make_work, num_batches
+from fedjax_lab.local import fetch, make_work, num_batches, of_client
 from fedjax_lab.strategies import Strategy
 from fedjax_lab.streams import Keys
 from fedjax_lab.types import Array, Client, Federation, Method, Plan, PyTree, State
@@ -69,6 +69,7 @@ def population_on_host(federation: Federation, num_classes: int) -> Client:
         "private": (),
         "num_clients": np.full_like(n, len(n)),
         "mean_n": np.full_like(n, count.mean()),
+        "skew": jax.tree.map(lambda a: a[: len(n)], federation.skews),
     }
     return Client(**fields)
 
@@ -88,6 +89,7 @@ def new_on_host(federation: Federation, num_classes: int) -> Client | None:
         "weight": np.zeros_like(new.weight),
         "num_clients": np.full_like(new.n, len(count)),
         "mean_n": np.full_like(new.n, count.mean()),
+        "skew": jax.tree.map(lambda a: a[len(count) :], federation.skews),
     }
     return new._replace(**fields)
 
@@ -276,7 +278,7 @@ def one_client(exchange, plan):
         client, key, passes = entry
         with jax.named_scope("send"):
             message = exchange.send(server, client.id)
-        work, trainings = make_work(federation, rows, plan, key, passes)
+        work, trainings = make_work(of_client(federation, client), rows, plan, key, passes)
         with jax.named_scope("local"):
             returned = exchange.local(message, client, work)
         upload, private = contract.check_local(returned, client.private)

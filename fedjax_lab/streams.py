@@ -19,6 +19,9 @@ seed
   score
     round, client  what `tune` does, as under `local`; new clients are numbered after the others
 
+Beside them there is a stream for each example of a client (`examples`), from what follows of the
+seed as the examples are dealt: it does not depend on rounds.
+
 First weights, cohorts and shuffles are thus the same for every method (common random numbers), and
 no stream depends on how rounds are cut into blocks or on who else is in a cohort. A level is a
 number that is folded in; the constants keep the numbers of two levels with one parent apart.
@@ -27,6 +30,7 @@ number that is folded in; the constants keep the numbers of two levels with one 
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 
 from fedjax_lab.types import Array
 
@@ -34,6 +38,7 @@ AUGMENTATION = 1 << 30  # of a step, beyond a method's extras
 STAGE = 1 << 31  # of `init`, beyond a method's extras
 TRAINING = 1 << 31  # of an exchange, beyond a training's epochs; the first number is that of `draw`
 EXCHANGE = 3 << 30  # of a client in a round, beyond its trainings
+GOLDEN = 0x9E3779B9  # 2**32 over the golden ratio, whose multiples are spread over all bits
 LOSS, DELAY = EXCHANGE - 1, EXCHANGE - 2  # likewise
 
 
@@ -102,6 +107,18 @@ def epoch(key: Array, e: Array) -> tuple[Array, Array]:
 def augmentation(key: Array) -> Array:
     """That of the images of a step."""
     return jax.random.fold_in(key, AUGMENTATION)
+
+
+def examples(seed: Array, x: Array) -> Array:
+    """Those of examples x [B, D] of a client with this seed, [B]; always the same for an example.
+
+    What is folded into the seed is a hash of the example, since its row in the pool depends on how
+    devices divide the pool and on what is streamed.
+    """
+    bits = jax.lax.bitcast_convert_type(x.astype(jnp.float32), jnp.uint32)
+    factors = jnp.arange(x.shape[-1], dtype=jnp.uint32) * jnp.uint32(GOLDEN) | 1
+    hashes = jnp.sum((bits ^ bits >> 16) * factors, -1, dtype=jnp.uint32)
+    return jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(seed), hashes)
 
 
 def _each(keys, number):

@@ -57,6 +57,17 @@ class Task(NamedTuple):
     highest: Array | float = 1.0  # to here
 
 
+class Skew(NamedTuple):
+    """What a client's own examples differ by (`Plan.feature_skew`); with a leading axis of several.
+
+    Both follow from how the examples were dealt, so that new clients, which are numbered anew,
+    keep theirs.
+    """
+
+    client: Array  # [] int32, its number among all clients when the examples were dealt
+    seed: Array  # [] uint32, of its random numbers
+
+
 class Client(NamedTuple):
     """One client; with a leading axis on each leaf a cohort [M] or the population [C]."""
 
@@ -68,6 +79,7 @@ class Client(NamedTuple):
     num_clients: Array  # [] float32, C: the whole population, not the cohort
     mean_n: Array  # [] float32, n averaged over the whole population
     arrived: Any = None  # [] bool, whether the server got the upload: for `aggregate` only
+    skew: Skew | None = None  # None: nobody's examples are changed
 
 
 class Work(NamedTuple):
@@ -252,6 +264,8 @@ class Federation(NamedTuple):
     new_train: Rows | None = None  # of each new client [N]
     new_test: Rows | None = None  # the rows that it is scored on
     frozen: PyTree = ()  # what `View.frozen` has chosen; `Plan.view` and `Work` take it
+    skews: Skew | None = None  # of the clients, then of the new ones [C + N]: `Client.skew`
+    skew: Skew | None = None  # of the client whose own examples are fetched; None: as they are
 
 
 POOL = ("x", "y", "domain")  # the fields of a federation with an entry for each example
@@ -281,3 +295,5 @@ class Plan(NamedTuple):
     metrics: tuple[Any, ...] = ()  # `metrics.Metric`s that an evaluation has besides the loss
     augment: Callable[[Array, Array], Array] | None = None  # (key, raw x) -> raw x, in training
     view: Callable[[PyTree, Array], Array] | None = None  # a stage's `View.transform`
+    feature_skew: Callable[[Array, Array, Array], Array] | None = None
+    # (key, raw x of one example, number of its client) -> raw x

@@ -5,7 +5,6 @@ import inspect
 import numpy as np
 import pytest
 
-from fedjax_lab.analysis import plots
 from fedjax_lab.data import dealing, label_skews, partition
 from fedjax_lab.errors import BadInput
 from fedjax_lab.registry import NAMED
@@ -526,19 +525,6 @@ def test_table_of_many_clients_and_classes_is_short():
     assert lines[23] == "... and 188 more classes" and len(lines) == 26
     assert max(map(len, lines)) <= 170
     assert "more" not in partition.table(np.ones((20, 12), int), ["a"] * 12)
-
-
-@pytest.mark.parametrize("shape", [(3, 2), (300, 120)])
-def test_heat_map(shape, tmp_path):
-    pytest.importorskip("matplotlib")
-    from matplotlib.image import imread
-
-    counts = np.zeros(shape, int)
-    counts[0, -1] = 50
-    path = tmp_path / "clients.png"
-    plots.save(plots.draw_partition(counts, [f"class {i}" for i in range(shape[1])]), path)
-    height, width, _ = imread(path).shape
-    assert 200 < height < 1600 and 300 < width < 2100
 
 
 # What the user got wrong

@@ -24,15 +24,6 @@ def test_a_heat_map_names_its_rows_and_columns():
     assert written[2, 0] == ("0.30", "white") and written[2, 1] == ("0.90", "black")
 
 
-def test_new_clients_stand_below_the_others():
-    figure = plots.draw_partition(np.ones((3, 4), int), "abcd", 2 * np.ones((2, 4), int))
-    axes, _ = figure.axes
-    names = named(axes.get_yticklabels())
-    assert [names[0, i] for i in range(5)] == ["0", "1", "2", "new 0", "new 1"]
-    assert {line.get_ydata()[0] for line in axes.lines} == {2.5}
-    assert axes.images[0].get_array().shape == (5, 4)
-
-
 def test_groups_are_named_once_and_parted():
     """Three clients of `a`, one of `b`: names in the middle, a line after the third."""
     side = plots.Side("by domain", ["a", "b"], [3])

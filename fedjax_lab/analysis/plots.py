@@ -145,19 +145,6 @@ class Side(NamedTuple):
     cuts: Sequence[int] | np.ndarray = ()  # the rows that begin a group, but for the first
 
 
-@in_style
-def draw_partition(
-    counts: np.ndarray, class_names: Sequence[str], new: np.ndarray | None = None
-) -> Figure:
-    """How many examples of each class each client holds, counts [C, K]; new clients [N, K] last."""
-    names, cuts = [*map(str, range(len(counts)))], []
-    if new is not None and len(new):
-        names, cuts = [*names, *(f"new {i}" for i in range(len(new)))], [len(counts)]
-        counts = np.concatenate([counts, new])
-    rows, columns = Side("client", names, cuts), Side("class", class_names)
-    return draw_heat_maps({"": counts}, "examples", rows, columns)
-
-
 def draw_heat_maps(
     maps: dict[str, np.ndarray],
     label: str,
@@ -182,8 +169,8 @@ def draw_heat_maps(
     for k, (axes, (title, values)) in enumerate(zip(panels.flat, maps.items(), strict=False)):
         aspect = "equal" if square else "auto"
         image = axes.imshow(values, "cividis", aspect=aspect, vmin=low, vmax=high)
-        _name_fields(axes.xaxis, columns, shape[1], layout.width / shape[1], axes.axvline)
-        _name_fields(axes.yaxis, rows, shape[0], layout.height / shape[0], axes.axhline)
+        name_fields(axes.xaxis, columns, shape[1], layout.width / shape[1], axes.axvline)
+        name_fields(axes.yaxis, rows, shape[0], layout.height / shape[0], axes.axhline)
         axes.set_title(_plain(title))
         at_left, below = k % layout.across == 0, k + layout.across >= len(maps)
         _keep_outer_names(axes, at_left, below)
@@ -237,7 +224,7 @@ def _write_values(axes, values, middle):
         axes.text(j, i, f"{value:.2f}", ha="center", va="center", color=ink, fontsize="small")
 
 
-def _name_fields(axis, side, count, inches, draw_line):
+def name_fields(axis, side, count, inches, draw_line):
     """Names in the middle of rows or groups, 0.16 inches apart at least; lines between groups."""
     cuts = list(side.cuts)
     edges = [0, *cuts, count] if len(side.names) == len(cuts) + 1 else range(count + 1)

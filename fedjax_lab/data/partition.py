@@ -23,7 +23,8 @@ Parts = list[np.ndarray]  # per client: positions [N_i] int32
 CHUNK = 2**18  # random numbers drawn at once while tries are repeated: 2 MB
 MOST_DRAWN = 2**26  # random numbers drawn in all tries together: a few seconds
 HOPELESS = 1e-6  # tries that are expected to succeed at best: below this none is made
-SHOWN_CLIENTS, SHOWN_CLASSES, NAME_WIDTH = 20, 12, 10  # what `table` fits on a screen
+SHOWN_CLIENTS, SHOWN_CLASSES, SHOWN_DOMAINS = 20, 12, 6  # what `table` fits on a screen
+NAME_WIDTH = 10
 
 
 def iid(y, domain, num_clients: int, rng: np.random.Generator) -> Parts:
@@ -312,15 +313,27 @@ def counts(parts: Parts, y, num_classes: int) -> np.ndarray:
     return np.bincount(cell, minlength=len(parts) * num_classes).reshape(-1, num_classes)
 
 
-def table(counts: np.ndarray, class_names: Sequence[str]) -> str:
-    """Counts [C, K] as text: the first clients and classes, totals, smallest to largest client."""
+def table(
+    counts: np.ndarray,
+    class_names: Sequence[str],
+    of_domains: np.ndarray | None = None,
+    domain_names: Sequence[str] = (),
+) -> str:
+    """Counts [C, K] as text: the first clients and classes, totals, smallest to largest client.
+
+    With counts by domain [C, D] also these, behind the classes.
+    """
     clients, classes = counts.shape
     sizes = counts.sum(1)
-    classes_shown = [printable(name)[:NAME_WIDTH] for name in class_names[:SHOWN_CLASSES]]
-    rows: list[list] = [["client", *classes_shown, "all"]]
+    shown = counts[:, :SHOWN_CLASSES]
+    names = [*class_names[:SHOWN_CLASSES], *domain_names[:SHOWN_DOMAINS]]
+    if domain_names:
+        assert of_domains is not None
+        shown = np.concatenate([shown, of_domains[:, :SHOWN_DOMAINS]], axis=1)
+    rows: list[list] = [["client", *(printable(name)[:NAME_WIDTH] for name in names), "all"]]
     for i in range(min(clients, SHOWN_CLIENTS)):
-        rows.append([i, *counts[i, :SHOWN_CLASSES], sizes[i]])
-    rows.append(["all", *counts.sum(0)[:SHOWN_CLASSES], sizes.sum()])
+        rows.append([i, *shown[i], sizes[i]])
+    rows.append(["all", *shown.sum(0), sizes.sum()])
     widths = [max(len(str(cell)) for cell in column) for column in zip(*rows, strict=True)]
     lines = [
         "  ".join(str(cell).rjust(width) for cell, width in zip(row, widths, strict=True))
@@ -330,15 +343,19 @@ def table(counts: np.ndarray, class_names: Sequence[str]) -> str:
         lines.insert(-1, f"... and {clients - SHOWN_CLIENTS} more clients")
     if classes > SHOWN_CLASSES:
         lines.append(f"... and {classes - SHOWN_CLASSES} more classes")
+    if len(domain_names) > SHOWN_DOMAINS:
+        lines.append(f"... and {len(domain_names) - SHOWN_DOMAINS} more domains")
     spread = f"min {sizes.min()}, median {np.median(sizes):g}, max {sizes.max()}"
-    return "\n".join([*lines, f"examples per client: {spread}", _skew_line(skew(counts))])
+    lines += [f"examples per client: {spread}", f"skew: {_skew_line('labels', 'classes', counts)}"]
+    lines[-1] += f", Gini of sizes {skew(counts).gini:.3f}"
+    if domain_names:
+        lines.append(f"domains: {_skew_line('domains', 'domains', of_domains)}")
+    return "\n".join(lines)
 
 
-def _skew_line(skewed):
-    return (
-        f"skew: EMD to the labels of all {skewed.emd:.3f} (of 2), {skewed.classes:.1f} classes per"
-        f" client, Gini of sizes {skewed.gini:.3f}"
-    )
+def _skew_line(what, kinds, counts):
+    emd, kinds_of_one, _ = skew(counts)
+    return f"EMD to the {what} of all {emd:.3f} (of 2), {kinds_of_one:.1f} {kinds} per client"
 
 
 class Skew(NamedTuple):

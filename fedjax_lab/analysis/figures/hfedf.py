@@ -25,7 +25,7 @@ from fedjax_lab import tree
 from fedjax_lab.analysis import finished, plots
 from fedjax_lab.analysis.figures.drawn import Drawn
 from fedjax_lab.analysis.finished import Finished
-from fedjax_lab.local import fetch
+from fedjax_lab.local import fetch, of_client
 from fedjax_lab.running import metrics
 
 BINS = 15  # of the calibration error
@@ -87,7 +87,9 @@ def confidence(run: Finished, measure: str) -> tuple[np.ndarray, np.ndarray]:
     answers = []
     for i, rows in enumerate(rows_of(run)[measure]):
         client, message = run.client(i)
-        batch = fetch(run.federation, rows[rows >= 0], run.plan)
+        own = measure != "ood"
+        federation = of_client(run.federation, client) if own else run.federation
+        batch = fetch(federation, rows[rows >= 0], run.plan)
         answers.append(jax.device_get(predict(message, client, batch.x, batch.y)))
     probability, right = (np.concatenate(part) for part in zip(*answers, strict=True))
     return probability, right

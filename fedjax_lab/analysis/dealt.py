@@ -1,0 +1,160 @@
+"""Who holds what, as a table, a picture and a file: what --partition_only shows.
+
+The picture has heat maps, of the share of each class and of each domain in a client's examples, and
+a bar for how many these are. Of many clients it shows some, from the smallest to the largest. Where
+a feature skew changes images, it shows one as several clients would have it.
+"""
+
+import csv
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from matplotlib.figure import Figure
+
+from fedjax_lab import streams
+from fedjax_lab.analysis import plots
+from fedjax_lab.data import partition
+from fedjax_lab.data.dataset import Dataset
+from fedjax_lab.federation import class_counts
+from fedjax_lab.types import Federation
+
+CLIENTS = 100  # that a picture has room for
+IMAGES = 8  # as so many clients have one
+FIELD = 0.2  # inches
+
+
+class Held(NamedTuple):
+    """How many training examples the clients, and then the new ones, hold."""
+
+    classes: np.ndarray  # [C + N, K] by class
+    domains: np.ndarray  # [C + N, D] by domain; D is 0 where there is one domain
+    num_new: int
+    class_names: Sequence[str]
+    domain_names: Sequence[str]
+
+    @property
+    def clients(self) -> list[str]:
+        """Their names."""
+        return _names(len(self.classes) - self.num_new, len(self.classes))
+
+
+def held_by(federation: Federation, dataset: Dataset) -> Held:
+    """What the clients of a federation of this dataset hold."""
+    domains = dataset.domains if len(dataset.domains) > 1 else ()
+
+    def counted(labels, count):
+        each = [class_counts(r, labels, count) for r in (federation.train, federation.new_train)]
+        return np.concatenate(each)
+
+    return Held(
+        classes=counted(federation.y, len(dataset.classes)),
+        domains=counted(federation.domain, len(dataset.domains))[:, : len(domains)],
+        num_new=0 if federation.new_train is None else len(federation.new_train),
+        class_names=[partition.printable(name) for name in dataset.classes],
+        domain_names=[partition.printable(name) for name in domains],
+    )
+
+
+def table(held: Held) -> str:
+    """The first clients and classes, totals and measures of skew; the same of new clients."""
+    names, first = (held.class_names, held.domain_names), len(held.classes) - held.num_new
+    text = partition.table(held.classes[:first], names[0], held.domains[:first], names[1])
+    if not held.num_new:
+        return text
+    new = partition.table(held.classes[first:], names[0], held.domains[first:], names[1])
+    return f"{text}\n\nnew clients, which are never trained on:\n{new}"
+
+
+def write(held: Held, path: Path) -> None:
+    """Everybody's counts as CSV: a line for each client, a column for each class and domain."""
+    with path.open("w", newline="", encoding="utf-8") as file:
+        lines = csv.writer(file)
+        lines.writerow(["client", "examples", *held.class_names, *held.domain_names])
+        each = zip(held.clients, held.classes, held.domains, strict=True)
+        lines.writerows([name, k.sum(), *k, *d] for name, k, d in each)
+
+
+def skewed_images(
+    dataset: Dataset, federation: Federation, skew: Callable | None
+) -> dict[str, np.ndarray]:
+    """One training image as some of the clients would have it, in 0..1, by the client's name.
+
+    skew: `Plan.feature_skew`. Empty where there is none, or where the examples are no images.
+    """
+    x, skews = dataset.x, federation.skews
+    if skew is None or skews is None or len(x.shape) != 4 or x.shape[3] not in (1, 3):
+        return {}
+    image = np.asarray(x[np.asarray(federation.train[0])[:1]])
+    low, high = (0, 255) if x.dtype == np.uint8 else (image.min(), image.max())
+    names, images = _names(len(federation.train), len(skews.client)), {}
+    for i in np.unique(np.linspace(0, len(names) - 1, IMAGES).round().astype(int)):
+        (key,) = streams.examples(jnp.asarray(skews.seed[i]), jnp.asarray(image.reshape(1, -1)))
+        number = jnp.int32(skews.client[i])
+        changed = np.asarray(skew(key, jnp.asarray(image[0], jnp.float32), number))
+        images[names[i]] = np.clip((changed - low) / max(high - low, 1e-9), 0, 1)
+    return images
+
+
+def _names(first, count):
+    """Of so many clients, of whom the first are trained on."""
+    return [*map(str, range(first)), *(f"new {i}" for i in range(count - first))]
+
+
+@plots.in_style
+def draw(held: Held, images: dict[str, np.ndarray] | None = None) -> Figure:
+    """The picture; images: what `skewed_images` gives."""
+    names, sizes = held.clients, held.classes.sum(1)
+    label, order = "client", np.arange(len(sizes))
+    cuts = [len(sizes) - held.num_new] if held.num_new else []
+    if len(sizes) > CLIENTS:
+        places = np.linspace(0, len(sizes) - 1, CLIENTS).round().astype(int)
+        order, cuts = np.argsort(sizes, kind="stable")[places], []
+        label = f"{CLIENTS} of {len(sizes)} clients, by size"
+    maps = [(held.classes[order], plots.Side("class", held.class_names))]
+    if held.domain_names:
+        maps.append((held.domains[order], plots.Side("domain", held.domain_names)))
+    rows = plots.Side(label, [names[i] for i in order], cuts)
+    return _drawn(maps, sizes[order], rows, images or {})
+
+
+def _drawn(maps, sizes, rows, images):
+    height = np.clip(FIELD * len(sizes), 1.7, 8)
+    widths = [np.clip(FIELD * counts.shape[1], 1.2, 6) for counts, _ in maps]
+    longest = max(len(str(name)) for _, columns in maps for name in columns.names)
+    tall, of_images = 1.3 + 0.08 * longest + height, 1.1 * (len(images) > 0)
+    beside = 0.5 + 0.08 * max(map(len, rows.names))
+    figure = Figure((beside + sum(widths) + 1.5, tall + of_images), layout="constrained")
+    above = figure
+    if images:
+        above, last = figure.subfigures(2, 1, height_ratios=[tall, of_images])
+        _draw_images(last, images)
+    panels = above.subplots(1, len(maps) + 1, sharey=True, width_ratios=[*widths, 1.2])
+    for axes, (counts, columns), width in zip(panels, maps, widths, strict=False):
+        shares = 100 * counts / np.maximum(sizes, 1)[:, None]
+        image = axes.imshow(shares, "cividis", aspect="auto", vmin=0)
+        plots.name_fields(
+            axes.xaxis, columns, counts.shape[1], width / counts.shape[1], axes.axvline
+        )
+        plots.name_fields(axes.yaxis, rows, len(sizes), height / len(sizes), axes.axhline)
+        bar = {"location": "top", "aspect": 10 * width, "pad": 0.15 / height}
+        above.colorbar(image, ax=axes, label="% of its examples", **bar)
+        axes.grid(visible=False)
+        axes.spines[:].set_visible(False)
+    for axes in panels[1:]:
+        axes.set_ylabel("")
+        axes.tick_params(labelleft=False, left=False)
+    panels[-1].barh(np.arange(len(sizes)), sizes, height=0.9, color=plots.COLORS[0])
+    panels[-1].set(xlabel="examples", xlim=(0, None))
+    panels[-1].grid(visible=False)
+    return figure
+
+
+def _draw_images(figure, images):
+    figure.suptitle("one image as these clients would have it", fontsize="small")
+    for axes, (name, image) in zip(figure.subplots(1, len(images)), images.items(), strict=True):
+        axes.imshow(image.squeeze(), cmap="gray", vmin=0, vmax=1)
+        axes.set_title(name, fontsize="small")
+        axes.set_axis_off()

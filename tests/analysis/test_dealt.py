@@ -1,0 +1,91 @@
+"""Who holds what: its table, its picture and its file."""
+
+import csv
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from fedjax_lab.analysis import dealt, plots
+from fedjax_lab.config import resolve
+from fedjax_lab.data.dataset import Dataset
+from fedjax_lab.experiment import deal_dataset, feature_skew
+
+
+def held(clients=3, classes=4, domains=0, num_new=0):
+    """Client i holds 1 + i % 7 examples of each class, of new clients and others."""
+    size = 1 + np.arange(clients + num_new)[:, None] % 7
+    of_domain = classes * size * (np.arange(clients + num_new)[:, None] % 2 == np.arange(domains))
+    return dealt.Held(
+        classes=np.tile(size, classes),
+        domains=of_domain,
+        num_new=num_new,
+        class_names=[f"class {i}" for i in range(classes)],
+        domain_names=[f"domain {i}" for i in range(domains)],
+    )
+
+
+def rows_of(axes):
+    return [label.get_text() for label in axes.get_yticklabels()]
+
+
+def test_new_clients_stand_below_the_others():
+    heat, bars, _ = dealt.draw(held(num_new=2)).axes
+    assert rows_of(heat) == ["0", "1", "2", "new 0", "new 1"]
+    assert {line.get_ydata()[0] for line in heat.lines} == {2.5}
+    assert heat.images[0].get_array().shape == (5, 4)
+    assert [bar.get_width() for bar in bars.patches] == [4, 8, 12, 16, 20]
+
+
+def test_of_thousands_some_are_shown_from_the_smallest_to_the_largest():
+    figure = dealt.draw(held(clients=3500, num_new=500))
+    heat, bars, _ = figure.axes
+    assert heat.get_ylabel() == "100 of 4000 clients, by size"
+    widths = [bar.get_width() for bar in bars.patches]
+    assert len(widths) == 100 and widths == sorted(widths)
+    assert (widths[0], widths[-1]) == (4, 28)
+    assert heat.images[0].get_array().shape == (100, 4)
+
+
+def test_domains_follow_the_classes():
+    made = held(clients=2, domains=2)
+    classes, domains, *_ = dealt.draw(made).axes
+    assert classes.images[0].get_array().tolist() == [[25] * 4] * 2
+    assert domains.images[0].get_array().tolist() == [[100, 0], [0, 100]]
+    assert (classes.get_xlabel(), domains.get_xlabel()) == ("class", "domain")
+    text = dealt.table(made).splitlines()
+    assert text[1].split() == ["0", "1", "1", "1", "1", "4", "0", "4"]
+    assert text[-1] == "domains: EMD to the domains of all 0.889 (of 2), 1.0 domains per client"
+
+
+def test_the_file_has_everybody(tmp_path):
+    dealt.write(held(clients=200, classes=2, domains=2, num_new=1), tmp_path / "partition.csv")
+    lines = list(csv.reader((tmp_path / "partition.csv").read_text().splitlines()))
+    assert lines[0] == ["client", "examples", "class 0", "class 1", "domain 0", "domain 1"]
+    assert lines[2] == ["1", "4", "2", "2", "0", "4"]
+    assert len(lines) == 202 and lines[-1][0] == "new 0"
+
+
+@pytest.mark.parametrize("shape", [(3, 2), (300, 120)])
+def test_a_picture_fits_on_a_page(shape, tmp_path):
+    plots.save(dealt.draw(held(*shape)), tmp_path / "clients.png")
+    width, height = Image.open(tmp_path / "clients.png").size
+    assert 200 < height < 1700 and 300 < width < 2200
+
+
+def test_one_image_as_clients_would_have_it():
+    x = np.random.default_rng(0).integers(0, 256, (40, 4, 4, 1), dtype=np.uint8)
+    nothing = np.zeros(40, np.int32)
+    dataset = Dataset(x, nothing, nothing, np.arange(40) % 4 == 0, ("a",), ("",))
+    partition = {"name": "iid", "num_clients": 4, "feature_skew": "rotation", "new_clients": 0.25}
+    config = resolve({"partition": partition})
+    (federation,) = deal_dataset(config, dataset, [0])
+    skew = feature_skew(config, dataset.x, federation)
+    images = dealt.skewed_images(dataset, federation, skew)
+    assert list(images) == ["0", "1", "2", "new 0"]
+    first, *_ = numbers = federation.skews.client
+    for number, image in zip(numbers, images.values(), strict=True):
+        np.testing.assert_allclose(image, np.rot90(images["0"], number - first), atol=1e-6)
+    shown = dealt.draw(dealt.held_by(federation, dataset), images).axes
+    assert [axes.get_title() for axes in shown[:4]] == ["0", "1", "2", "new 0"]
+    assert dealt.skewed_images(dataset, federation, None) == {}

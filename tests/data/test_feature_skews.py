@@ -1,0 +1,209 @@
+"""What a client's own examples differ by: noise and rotations."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import toys
+
+from fedjax_lab import evaluate, simulate, streams
+from fedjax_lab.config import resolve
+from fedjax_lab.data.dataset import Dataset
+from fedjax_lab.engine import Engine
+from fedjax_lab.errors import BadInput
+from fedjax_lab.experiment import build
+from fedjax_lab.local import fetch, of_client
+from fedjax_lab.methods.fedavg import fedavg
+from fedjax_lab.types import Skew
+
+SEEN = {"name": "iid", "num_clients": 4, "feature_skew": "noise", "sigma": 0.5}
+
+
+def images(size=(6, 6), count=120, dtype=np.uint8):
+    rng = np.random.default_rng(0)
+    x = rng.integers(0, 256, (count, *size, 1)).astype(dtype)
+    nothing = np.zeros(count, np.int32)
+    return Dataset(x, nothing, nothing, np.arange(count) % 4 == 0, ("a", "b"), ("",))
+
+
+def experiment(dataset, seeds=(0,), method="fedavg", **partition):
+    model, run = {"name": "mlp", "width": 4}, {"rounds": 4, "eval_every": 2}
+    sections = {"model": model, "run": run, "method": {"name": method}, "partition": partition}
+    return build(resolve(sections), seeds, dataset)
+
+
+def seen(made, client, rows):
+    """Raw examples as a client has them, and as they are."""
+    plan = made.simulation.plan
+    federation = made.simulation.federations[0]._replace(center=0.0, scale=1.0)
+    skew = jax.tree.map(lambda a: a[client], federation.skews)
+    return fetch(federation._replace(skew=skew), rows, plan).x, fetch(federation, rows, plan).x
+
+
+def test_noise_rises_over_the_clients_and_stays_with_an_example():
+    """The reference: the standard deviation sigma * i / (n - 1), in units of pixels in 0..1."""
+    made, rows = experiment(images(), **SEEN), np.arange(120)
+    for client, level in enumerate((0, 1 / 6, 1 / 3, 1 / 2)):
+        noisy, clean = seen(made, client, rows)
+        assert np.std((noisy - clean) / 255) == pytest.approx(level, rel=0.1, abs=1e-6)
+        again, _ = seen(made, client, rows[::-1])
+        np.testing.assert_allclose(again, noisy[::-1], rtol=1e-6)
+    distinct = (noisy - clean).reshape(120, -1)
+    assert np.abs(np.corrcoef(distinct) - np.eye(120)).max() < 0.7  # of 36 pixels each
+
+
+@pytest.mark.parametrize("rotations", [2, 4])
+def test_rotations_are_those_of_numpy(rotations):
+    partition = {**SEEN, "feature_skew": "rotation", "rotations": rotations, "num_clients": 5}
+    del partition["sigma"]
+    made, rows = experiment(images(), **partition), np.arange(9)
+    for client in range(5):
+        turned, clean = seen(made, client, rows)
+        by = client % rotations * 4 // rotations
+        np.testing.assert_allclose(turned, np.rot90(clean, by, axes=(1, 2)), rtol=1e-6)
+
+
+def test_random_numbers_are_an_examples_own_in_every_order():
+    x = jnp.asarray(images().x.reshape(120, -1))
+    keys = jax.random.key_data(streams.examples(jnp.uint32(3), x))
+    assert len(np.unique(keys, axis=0)) == 120
+    back = jax.random.key_data(streams.examples(jnp.uint32(3), x[::-1]))
+    np.testing.assert_array_equal(keys, back[::-1])
+    assert not np.array_equal(keys, jax.random.key_data(streams.examples(jnp.uint32(4), x)))
+
+
+def test_new_clients_keep_their_number_and_random_numbers():
+    whole, some = (
+        experiment(images(), (7,), **SEEN, new_clients=share).simulation.federations[0]
+        for share in (0.0, 0.5)
+    )
+    assert whole.skews.client.tolist() == [0, 1, 2, 3]
+    assert sorted(some.skews.client) == [0, 1, 2, 3]
+    np.testing.assert_array_equal(some.skews.seed, whole.skews.seed[some.skews.client])
+    held = [*some.train, *some.new_train]
+    for client, rows in zip(some.skews.client, held, strict=True):
+        assert set(rows[rows >= 0]) == set(np.asarray(whole.train)[client]) - {-1}
+    people = simulate.population_on_host(some, 2), simulate.new_on_host(some, 2)
+    np.testing.assert_array_equal(
+        np.concatenate([each.skew.client for each in people]), some.skews.client
+    )
+
+
+def test_only_what_a_client_holds_is_changed():
+    """A model that answers with the example's number: clients see theirs, the world sees 0."""
+    federation = toys.with_new(toys.FEDERATION)
+    federation = federation._replace(
+        x=jnp.zeros_like(federation.x),
+        y=jnp.zeros_like(federation.y),
+        validation=federation.test,
+        unseen=jnp.arange(500, 533),
+        skews=Skew(np.arange(11, dtype=np.int32), np.zeros(11, np.uint32)),
+    )
+    plan = toys.PLAN._replace(eval_batch=50, feature_skew=lambda key, x, client: x + client % 2)
+    method = fedavg(toys.TASK)._replace(
+        predict=lambda message, client, x: jax.nn.one_hot(x[:, 0].astype(jnp.int32), toys.K)
+    )
+    people = (jax.tree.map(jnp.asarray, of(federation, toys.K)) for of in (
+        simulate.population_on_host, simulate.new_on_host))  # fmt: skip
+    keys = streams.make_keys(jax.random.key(0))
+    population, new = people
+    lane = simulate.Lane(federation._replace(skews=None), population, keys, new=new)
+    program = simulate.Program(method, plan, toys.VECTORIZED)
+    score = jax.jit(partial(evaluate.score, program))
+    scores = score(lane, simulate.init(method, keys, toys.C), jnp.int32(1))
+    right = {
+        form: np.asarray(c.correct / c.total)[:, 0] for form, c in scores._asdict().items() if c
+    }
+    odd = np.arange(toys.C) % 2
+    np.testing.assert_array_equal(right["test"], 1 - odd)
+    np.testing.assert_array_equal(right["validation"], 1 - odd)
+    np.testing.assert_array_equal(right["new"][[0, 2]], [1, 1])  # numbers 8 and 10
+    np.testing.assert_array_equal(right["global_test"], [1])
+    np.testing.assert_array_equal(right["unseen"], np.ones(toys.C))
+
+
+def test_none_leaves_clients_as_they_are():
+    made = experiment(images(), name="iid", num_clients=4)
+    assert made.simulation.plan.feature_skew is None
+    assert made.simulation.federations[0].skews is None
+    client = simulate.population_on_host(made.simulation.federations[0], 2)
+    assert of_client(made.simulation.federations[0], client) is made.simulation.federations[0]
+
+
+@pytest.mark.parametrize(
+    ("dataset", "method", "partition", "said"),
+    [
+        (images((6, 5)), "fedavg", {"feature_skew": "rotation"}, "square images, not 6 x 5"),
+        (images(()), "fedavg", {"feature_skew": "rotation"}, "=rotation needs images"),
+        (images(), "fedavg", {"feature_skew": "rotation", "rotations": 3}, "must be 2 or 4, got 3"),
+        (images(), "fedavg", {"feature_skew": "noise", "sigma": -1.0}, "sigma must not"),
+        (images(dtype=np.int32), "fedavg", {"feature_skew": "noise"}, "real numbers, not int32"),
+        (images(), "fedavg", {"feature_skew": "nois"}, "did you mean 'noise"),
+        (images(), "central", {"feature_skew": "noise"}, "=noise needs clients; method central"),
+        (images(), "client2vec", {"feature_skew": "noise"}, "which method client2vec trains on"),
+    ],
+)  # fmt: skip
+def test_bad_skews_are_refused(dataset, method, partition, said):
+    with pytest.raises(BadInput, match=said):
+        experiment(dataset, method=method, num_clients=4, **partition)
+
+
+def played(seeds=(0,), blocks=(4,), method="finetune", engine=None, augment="none", **partition):
+    """The last state of each seed, and the scores, of a run that is played in these blocks."""
+    dataset = images()._replace(y=np.random.default_rng(1).integers(0, 2, 120, np.int32))
+    partition = {**SEEN, "new_clients": 0.25, "validation": 0.2, **partition}
+    config = {
+        "data": {"augment": augment},
+        "model": {"name": "mlp", "width": 4},
+        "run": {"rounds": 4, "cohort": 3},
+        "method": method if isinstance(method, dict) else {"name": method},
+        "local": {"batch_size": 7},
+        "engine": engine or {},
+        "partition": partition,
+    }
+    playing = Engine(build(resolve(config), seeds, dataset).simulation)
+    playing.compile()
+    for end in np.cumsum(blocks):
+        if playing.stage_is_over:
+            playing.next_stage()
+            playing.compile()
+        while playing.played < end:
+            playing.play(end - playing.played)
+    return playing.final_states(), evaluate.summarize(playing.evaluate()[-1], ("",))
+
+
+def assert_same(a, b):
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=2e-5, atol=1e-6), a, b)
+
+
+@pytest.mark.slow
+def test_runs_have_the_same_numbers_however_they_are_computed():
+    """Of a method that trains on the examples of new clients too."""
+    plain = played()
+    assert_same(played(blocks=(1, 3)), plain)
+    for engine in (
+        {"strategy": "chunked", "chunk": 2},
+        {"strategy": "sequential"},
+        {"state": "host"},
+        {"data": "stream"},
+        {"data": "sharded", "state": "sharded"},
+    ):
+        assert_same(played(engine=engine), plain)
+    states, _ = played((3, 0), engine={"seeds": "vectorized"})
+    assert_same(states[1:], plain[0])
+    clean = played(sigma=0.0)
+    assert not np.allclose(*(jax.tree.leaves(s.server)[1] for s in (clean[0][0], plain[0][0])))
+
+
+def unchanged(key, x):
+    return x
+
+
+@pytest.mark.slow
+def test_a_view_of_the_examples_is_of_those_that_a_client_holds():
+    """What FedConcat's classifiers are trained on: as where it is computed in every batch."""
+    method = {"name": "fedconcat", "num_clusters": 2, "encoder_rounds": 2, "classifier_rounds": 2}
+    run = partial(played, blocks=(2, 2), method=method, new_clients=0.0)
+    assert_same(run(), run(augment=unchanged))

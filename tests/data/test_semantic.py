@@ -1,0 +1,64 @@
+"""The partition by meaning, on embeddings whose styles are given."""
+
+import numpy as np
+import pytest
+from scipy.stats import multivariate_normal
+
+from fedjax_lab.data import partition, semantic
+from fedjax_lab.data.dealing import Examples
+from fedjax_lab.errors import BadInput
+from fedjax_lab.testing import check_partition
+
+STYLES, CLASSES = 3, 4
+
+
+def examples(count=600):
+    """Of each class in three styles, which move its embeddings alike; and the style of each."""
+    rng = np.random.default_rng(0)
+    y, style = rng.integers(0, CLASSES, count), rng.integers(0, STYLES, count)
+    embedded = 3 * rng.normal(size=(CLASSES, 6))[y] + 9 * np.eye(6)[style]
+    embedded = (embedded + 0.3 * rng.normal(size=(count, 6))).astype(np.float32)
+    domain = np.zeros(count, np.int32)
+    return Examples(embedded, y.astype(np.int32), domain, None, (), lambda: embedded), style
+
+
+def dealt(seed=0, num_clients=STYLES, **settings):
+    made, style = examples()
+    rng = np.random.default_rng(seed)
+    return semantic.semantic(made, num_clients, rng, **settings), made.y, style
+
+
+def test_clients_are_styles_and_hold_all_classes():
+    parts, y, style = dealt()
+    assert sorted(np.concatenate(parts)) == list(range(len(y)))
+    held = partition.counts(parts, style, STYLES)
+    assert (held.max(1) == held.sum(1)).all() and (held.max(0) == held.sum(0)).all()
+    assert partition.skew(partition.counts(parts, y, CLASSES)).emd < 0.2
+
+
+def test_divergences_are_means_of_log_ratios():
+    """The reference: E_p[log p - log q] of samples of p."""
+    rng = np.random.default_rng(0)
+    roots, means = rng.normal(size=(2, 2, 3, 3)) / 2, rng.normal(size=(2, 2, 3))
+    p, q = (
+        semantic.Gaussians(mean, np.eye(3) + root @ root.transpose(0, 2, 1))
+        for mean, root in zip(means, roots, strict=True)
+    )
+    ours = semantic.divergences(p, q)
+    for i in range(2):
+        at = multivariate_normal(p.means[i], p.covariances[i])
+        x = at.rvs(50_000, random_state=i)
+        for j in range(2):
+            log_q = multivariate_normal(q.means[j], q.covariances[j]).logpdf(x)
+            assert ours[i, j] == pytest.approx((at.logpdf(x) - log_q).mean(), rel=0.05)
+
+
+def test_it_is_a_partition():
+    check_partition("semantic", num_clients=2, components=4)
+
+
+def test_bad_settings_are_refused():
+    with pytest.raises(BadInput, match="each of 200 clients of the 1.. examples of class"):
+        dealt(num_clients=200)
+    with pytest.raises(BadInput, match="config.partition.components must be at least 1, got 0"):
+        dealt(components=0)
