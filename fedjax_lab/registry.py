@@ -26,7 +26,9 @@ from fedjax_lab.data.prepared import tfds
 from fedjax_lab.data.records import records
 from fedjax_lab.data.shakespeare import shakespeare
 from fedjax_lab.data.svhn import svhn
+from fedjax_lab.data.synthetic import synthetic
 from fedjax_lab.data.tiny_imagenet import tiny_imagenet
+from fedjax_lab.data.writers import writers
 from fedjax_lab.embedding.clip import clip
 from fedjax_lab.embedding.precomputed import precomputed
 from fedjax_lab.embedding.stand_in import stand_in
@@ -121,6 +123,8 @@ METHODS: dict[str, Callable[..., Method | Stages]] = _table(
 NAMED: dict[str, dict] = {
     "data": _table(
         digit_domains,
+        synthetic,
+        writers,
         fashion_mnist,
         idx,
         arrays,
