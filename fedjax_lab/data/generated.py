@@ -1,6 +1,7 @@
 """What the sources have in common that draw the examples of natural users on this machine."""
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -35,35 +36,32 @@ def _check_memory(num_users, count, example_bytes):
         ) from error
 
 
+def training_counts(sizes: np.ndarray, test_share: float) -> np.ndarray:
+    """How many examples of each user are for training: floor((1 - test_share) n), at least one.
+
+    Raises BadInput unless test_share is at least 0 and below 1.
+    """
+    check_below_one("data.test_share", test_share)
+    return np.maximum(1, ((1 - test_share) * sizes + 1e-9).astype(np.int64))  # 0.9 * 10 is below 9
+
+
 def of_users(
-    x: np.ndarray, y: np.ndarray, sizes: np.ndarray, test_share: float, **facts
+    x: np.ndarray, y: np.ndarray, sizes: np.ndarray, training: np.ndarray, **facts: Any
 ) -> Dataset:
     """The dataset of examples x [R, ...], y [R] that are in the order of their users.
 
-    The last examples of each user are for tests; one at least is for training.
-
     sizes: how many examples each user has.
-    test_share: the share of them that is for tests, rounded up.
-    facts: further fields of the dataset: names, citation.
+    training: how many of these are for training; the others follow them, and are for tests.
+    facts: further fields of the dataset, such as the names of its classes.
     """
-    check_below_one("data.test_share", test_share)
     client = np.repeat(np.arange(len(sizes), dtype=np.int32), sizes)
+    place = np.arange(len(y)) - np.repeat(np.cumsum(sizes) - sizes, sizes)  # among the user's own
     return Dataset(
         x=x,
         y=y,
         domain=np.zeros(len(y), np.int32),
-        test=places(sizes) >= training_counts(sizes, test_share)[client],
+        test=place >= training[client],
         client=client,
         users=tuple(f"f_{user:05d}" for user in range(len(sizes))),
         **facts,
     )
-
-
-def training_counts(sizes: np.ndarray, test_share: float) -> np.ndarray:
-    """How many examples of users of these sizes are for training: floor((1 - test_share) n)."""
-    return np.maximum(1, ((1 - test_share) * sizes + 1e-9).astype(np.int64))  # 0.9 * 10 is below 9
-
-
-def places(sizes: np.ndarray) -> np.ndarray:
-    """The place of each example among those of its user, from 0."""
-    return np.arange(sizes.sum()) - np.repeat(np.cumsum(sizes) - sizes, sizes)

@@ -17,7 +17,7 @@ from functools import partial
 import numpy as np
 
 from fedjax_lab.data.dataset import Dataset
-from fedjax_lab.data.generated import draw_sizes, of_users
+from fedjax_lab.data.generated import draw_sizes, of_users, training_counts
 from fedjax_lab.errors import BadInput, check_not_negative, check_positive
 
 CITATION = (
@@ -57,13 +57,14 @@ def synthetic(
         raise BadInput(f"config.data.num_classes must be at least 2, got {num_classes}")
     draw = partial(_draw_sizes, np.random.default_rng([seed, 0]))
     sizes = draw_sizes(draw, num_users, least=LEAST, example_bytes=4 * dimension)
+    training = training_counts(sizes, test_share)
     shared = _classifier(np.random.default_rng([seed, 1]), 0, dimension, num_classes)
     x = np.empty((sizes.sum(), dimension), np.float32)
     y = np.empty(len(x), np.int32)
     stops = np.cumsum(sizes)
     for k, rows in enumerate(map(slice, stops - sizes, stops)):
         rng = np.random.default_rng([seed, 2, k])
-        v, w, b = np.zeros(dimension), *shared
+        v, (w, b) = np.zeros(dimension), shared
         if not iid:
             u, center = rng.normal(0, [alpha, beta])
             v = rng.normal(center, 1, dimension)
@@ -71,7 +72,7 @@ def synthetic(
         x[rows] = v + _deviations(dimension) * rng.standard_normal((sizes[k], dimension))
         y[rows] = np.argmax(x[rows] @ w + b, axis=1)
     names = {"classes": tuple(map(str, range(num_classes))), "domains": ("synthetic",)}
-    return of_users(x, y, sizes, test_share, **names, citation=CITATION)
+    return of_users(x, y, sizes, training, **names, citation=CITATION)
 
 
 def _draw_sizes(rng, count):

@@ -11,6 +11,7 @@ from functools import partial
 from typing import NamedTuple
 
 import numpy as np
+from threadpoolctl import threadpool_limits
 from tqdm import tqdm
 
 from fedjax_lab.data.dataset import Dataset
@@ -50,8 +51,8 @@ class Shapes(NamedTuple):
     """Digits, class after class."""
 
     ink: np.ndarray  # [N, 64] float32, whole numbers from 0 to 16
-    first: np.ndarray  # [10] the place of the first one of each class
-    count: np.ndarray  # [10] how many there are of each class
+    starts: np.ndarray  # [10] the place of the first one of each class
+    counts: np.ndarray  # [10] how many there are of each class
 
 
 def writers(
@@ -77,18 +78,17 @@ def writers(
     draw = partial(_draw_sizes, np.random.default_rng([seed, 0]))
     sizes = draw_sizes(draw, num_users, least=LEAST, example_bytes=SIDE * SIDE)
     splits = split_shapes(np.random.default_rng([seed, 1]))
+    training, stops = training_counts(sizes, test_share), np.cumsum(sizes)
     x = np.empty((sizes.sum(), SIDE, SIDE, 1), np.uint8)
     y = np.empty(len(x), np.int32)
-    training, stops = training_counts(sizes, test_share), np.cumsum(sizes)
-    for k in tqdm(range(num_users), desc="writing", unit=" writers", delay=2):
-        rng = np.random.default_rng([seed, 2, k])
-        drawn = draw_style(rng, style)
-        digits, labels = _copy(rng, alpha, training[k], sizes[k] - training[k], splits)
-        rows = slice(stops[k] - sizes[k], stops[k])
-        x[rows], y[rows] = write(rng, drawn, digits), labels
-    return of_users(
-        x, y, sizes, test_share, classes=CLASSES, domains=("writers",), citation=CITATION
-    )
+    with threadpool_limits(1):  # products of this size only wait where other programs run
+        for k in tqdm(range(num_users), desc="writing", unit=" writers", delay=2):
+            rng, rows = np.random.default_rng([seed, 2, k]), slice(stops[k] - sizes[k], stops[k])
+            drawn = draw_style(rng, style)
+            digits, y[rows] = _copy(rng, alpha, training[k], sizes[k] - training[k], splits)
+            x[rows] = write(rng, drawn, digits)
+    names = {"classes": CLASSES, "domains": ("writers",)}
+    return of_users(x, y, sizes, training, **names, citation=CITATION)
 
 
 def _draw_sizes(rng, count):
@@ -110,12 +110,16 @@ def split_shapes(rng: np.random.Generator) -> tuple[Shapes, Shapes]:
 
     ink, labels = load_digits(return_X_y=True)
     rows = [rng.permutation(np.flatnonzero(labels == label)) for label in range(len(CLASSES))]
-    parts = [r[len(r) // 5 :] for r in rows], [r[: len(r) // 5] for r in rows]
-    counts = [np.array([len(r) for r in part]) for part in parts]
-    return tuple(
-        Shapes(ink[np.concatenate(part)].astype(np.float32), np.cumsum(count) - count, count)
-        for part, count in zip(parts, counts, strict=True)
-    )
+    fifths = [len(r) // 5 for r in rows]
+    training = [r[n:] for r, n in zip(rows, fifths, strict=True)]
+    tests = [r[:n] for r, n in zip(rows, fifths, strict=True)]
+    return _shapes(ink, training), _shapes(ink, tests)
+
+
+def _shapes(ink, rows):
+    """The shapes in these rows of each class."""
+    counts = np.array([len(r) for r in rows])
+    return Shapes(ink[np.concatenate(rows)].astype(np.float32), np.cumsum(counts) - counts, counts)
 
 
 def _copy(rng, alpha, training, tests, splits):
@@ -125,8 +129,8 @@ def _copy(rng, alpha, training, tests, splits):
     )
     which, digits = rng.random(len(labels)), []
     for shapes, rows in zip(splits, (slice(training), slice(training, None)), strict=True):
-        place = (which[rows] * shapes.count[labels[rows]]).astype(int)
-        digits.append(shapes.ink[shapes.first[labels[rows]] + place])
+        place = (which[rows] * shapes.counts[labels[rows]]).astype(int)
+        digits.append(shapes.ink[shapes.starts[labels[rows]] + place])
     return np.concatenate(digits), labels
 
 
