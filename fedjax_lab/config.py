@@ -219,7 +219,10 @@ def _as_text(kind, value):
 
 
 def _with_names(section, values, texts):
-    """The section with the names that overrides give, without the settings of earlier ones."""
+    """The section with the names that overrides give, without the settings of earlier ones.
+
+    A key that every config has goes too where the newly named function has its own default for it.
+    """
     names = {key: texts.get(f"{section}.{key}") for key in SETTINGS_OF.get(section, ())}
     names = {key: name for key, name in names.items() if name not in (None, values.get(key))}
     if not names:
@@ -228,7 +231,7 @@ def _with_names(section, values, texts):
     kept = {*DEFAULTS[section]}
     for function in named_functions(section, others).values():
         kept |= default_settings(function, values).keys()
-    if names.get("name"):  # it may have defaults of its own for keys that every config has
+    if names.get("name"):
         kept -= keyword_defaults(look_up(PARTS[f"{section}.name"], names["name"])).keys()
     return {key: value for key, value in values.items() if key in kept} | names
 

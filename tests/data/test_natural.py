@@ -2,10 +2,12 @@
 
 import numpy as np
 import pytest
+from commands import call, comparable
 from inputs import complaint
 from toys import write_config, write_examples
 
 from fedjax_lab import experiment, registry
+from fedjax_lab.analysis import requirements
 from fedjax_lab.config import resolve
 from fedjax_lab.config_files import load_config
 from fedjax_lab.data import dealing
@@ -13,7 +15,7 @@ from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.data.natural import SOURCES, by_client
 from fedjax_lab.errors import BadInput
 from fedjax_lab.federation import make_federations
-from fedjax_lab.testing import CheckFailed, check_partition
+from fedjax_lab.testing import CheckFailed, check_partition, check_source
 
 RNG = np.random.default_rng(0)
 SIZES = np.array([40, 3, 0, 25, 12, 30])  # training examples of each user; the third has none
@@ -182,3 +184,67 @@ def test_what_the_second_form_takes_is_told(tmp_path):
     own.write_text("def bad(examples, rng):\n    return []\n")
     with pytest.raises(BadInput, match=r"must take \(examples, num_clients, rng\), then settings"):
         registry.look_up("partition", f"{own}:bad")
+
+
+OWN = """
+import numpy as np
+def by_parity(examples, rng, *, num_clients: int = 0, odd: bool = False):
+    return [np.flatnonzero(examples.client % 2 == odd)]
+def reversed_halves(examples, num_clients, rng):
+    return np.array_split(np.arange(len(examples.y))[::-1], num_clients)
+"""
+
+
+@pytest.mark.parametrize("name, clients, first", [("by_parity", 0, 1), ("reversed_halves", 2, 2)])
+def test_a_partition_of_ones_own_may_be_of_the_second_form(name, clients, first, tmp_path):
+    (tmp_path / "own.py").write_text(OWN)
+    config = {"partition": {"name": f"{tmp_path}/own.py:{name}"}}
+    config["partition"] |= {"odd": True} if name == "by_parity" else {"num_clients": clients}
+    resolved = resolve(config)
+    assert resolved.partition.num_clients == clients
+    (f,) = experiment.deal_dataset(resolved, DATASET, [0])
+    assert len(f.train) == first
+    assert name != "by_parity" or users_of(f.train) == users_of(f.test) == [{1, 3, 5}]
+
+
+def test_what_a_run_costs_is_not_known_where_the_data_decide_the_number_of_clients():
+    config = {"data": {"name": "pacs"}, "partition": {"name": "by_client"}}
+    assert requirements.cost(resolve(config)) is None
+
+
+@pytest.mark.slow
+def test_a_run_by_user_has_the_same_numbers_with_state_and_examples_on_the_host(tmp_path):
+    write_examples(tmp_path / "data.npz", client=np.arange(300) % 23)
+    config = write_config(tmp_path, partition={"name": "by_client", "num_clients": 20})
+    flags = ["--config.method.name=scaffold", "--config.run.cohort=5", "--config.run.rounds=3"]
+    flags += ["--config.partition.validation=0.2", "--config.partition.new_clients=0.2"]
+    on_host = ["--config.engine.state=host", "--config.engine.data=stream"]
+    for folder, more in (("a", []), ("b", on_host)):
+        assert call(f"--config={config}", f"--workdir={tmp_path / folder}", *flags, *more) == 0
+    a, b = comparable(tmp_path / "a"), comparable(tmp_path / "b")
+    assert a == b and len(a[-1]["accuracy"]["per_client"]) == 16
+
+
+def users_beyond():
+    return DATASET._replace(client=CLIENT + 1)
+
+
+def users_twice():
+    return DATASET._replace(users=("u",) * 6)
+
+
+def no_array():
+    return DATASET._replace(client=CLIENT.tolist())
+
+
+@pytest.mark.parametrize(
+    "source, said",
+    [
+        (users_beyond, "has client 6, out of range 0..5"),
+        (users_twice, "users must be different names"),
+        (no_array, "the dataset's client must be an array"),
+    ],
+)
+def test_what_is_wrong_with_the_users_of_a_source_is_told(source, said):
+    with pytest.raises(CheckFailed, match=said):
+        check_source(source)
