@@ -82,7 +82,7 @@ def writers(
     x = np.empty((sizes.sum(), SIDE, SIDE, 1), np.uint8)
     y = np.empty(len(x), np.int32)
     with threadpool_limits(1):  # products of this size only wait where other programs run
-        for k in tqdm(range(num_users), desc="writing", unit=" writers", delay=2):
+        for k in tqdm(range(num_users), desc="writing", unit=" writers", delay=2, disable=None):
             rng, rows = np.random.default_rng([seed, 2, k]), slice(stops[k] - sizes[k], stops[k])
             drawn = draw_style(rng, style)
             digits, y[rows] = _copy(rng, alpha, training[k], sizes[k] - training[k], splits)
