@@ -4,8 +4,11 @@ import numpy as np
 import pytest
 from inputs import complaint
 
+from fedjax_lab import experiment
+from fedjax_lab.config import resolve
 from fedjax_lab.data.partition import skew
 from fedjax_lab.data.synthetic import synthetic
+from fedjax_lab.federation import parts_of
 
 
 def of_user(data, user):
@@ -68,6 +71,18 @@ def test_the_same_users_again_whatever_their_number():
     for a, b in zip((few.x, few.y, few.test), (many.x, many.y, many.test), strict=True):
         assert np.array_equal(a, b[: len(a)])
     assert not np.array_equal(other.x[:50], few.x[:50])
+
+
+@pytest.mark.parametrize("source", ["synthetic", "writers"])
+def test_each_user_is_a_client_without_a_number_of_clients(source):
+    given = {"data": {"name": source, "num_users": 4}, "partition": {"name": "by_client"}}
+    config = resolve(given)
+    data = experiment.load_data(config.data)
+    (federation,) = experiment.deal_dataset(config, data, [0])
+    for rows, test in ((federation.train, False), (federation.test, True)):
+        of_users = [np.flatnonzero((data.client == k) & (data.test == test)) for k in range(4)]
+        for held, expected in zip(parts_of(rows), of_users, strict=True):
+            assert np.array_equal(np.sort(held), expected)
 
 
 @pytest.mark.parametrize(
