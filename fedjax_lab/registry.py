@@ -30,7 +30,9 @@ from fedjax_lab.data.records import records
 from fedjax_lab.data.semantic import semantic
 from fedjax_lab.data.shakespeare import shakespeare
 from fedjax_lab.data.svhn import svhn
+from fedjax_lab.data.synthetic import synthetic
 from fedjax_lab.data.tiny_imagenet import tiny_imagenet
+from fedjax_lab.data.writers import writers
 from fedjax_lab.embedding.clip import clip
 from fedjax_lab.embedding.precomputed import precomputed
 from fedjax_lab.embedding.stand_in import stand_in
@@ -125,6 +127,8 @@ METHODS: dict[str, Callable[..., Method | Stages]] = _table(
 NAMED: dict[str, dict] = {
     "data": _table(
         digit_domains,
+        synthetic,
+        writers,
         fashion_mnist,
         idx,
         arrays,

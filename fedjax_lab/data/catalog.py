@@ -374,6 +374,8 @@ PUBLISHED: dict[str, Published] = {
 }
 NOTHING_TO_FETCH = {  # the other data sources
     "digit_domains": "is drawn on this machine",
+    "synthetic": "is drawn on this machine",
+    "writers": "is drawn on this machine",
     "arrays": "reads an .npz file of your own",
     "mapped": "reads .npy files of your own",
     "image_folders": "reads images of your own",

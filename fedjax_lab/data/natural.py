@@ -6,7 +6,14 @@ from fedjax_lab.data.dealing import Examples, by_number
 from fedjax_lab.data.partition import Parts
 from fedjax_lab.errors import BadInput
 
-SOURCES = ("arrays", "mapped", "records", "shakespeare")  # that may say whose an example is
+SOURCES = (
+    "arrays",
+    "mapped",
+    "records",
+    "shakespeare",
+    "synthetic",
+    "writers",
+)  # that may say whose an example is
 
 
 def by_client(

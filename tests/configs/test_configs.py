@@ -72,7 +72,8 @@ def test_every_config_takes_every_method(path):
 def test_a_config_makes_its_methods(path, method):
     config = resolve(load_config(f"{path}:{method}"))
     size = config.data.get("size", 28)
-    shapes = {"fashion_mnist": (size, size, 1), "shakespeare": (80,)}
+    shapes = {"fashion_mnist": (size, size, 1), "shakespeare": (80,), "synthetic": (60,)}
+    shapes["writers"] = (28, 28, 1)
     task = task_of(config.model.name, shapes.get(config.data.name, (size, size, 3)))
     made = registry.make_method(task=task, **config.method)
     stages = experiment.lay_out(made, config.run.rounds)

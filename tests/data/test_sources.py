@@ -14,7 +14,8 @@ def test_importing_the_sources_is_cheap():
     import sys
 
     check = (
-        "import sys, fedjax_lab.data.digit_domains, fedjax_lab.data.idx, fedjax_lab.data.arrays;"
+        "import sys, fedjax_lab.data.digit_domains, fedjax_lab.data.idx, fedjax_lab.data.arrays,"
+        " fedjax_lab.data.synthetic, fedjax_lab.data.writers;"
         "print([m for m in ('matplotlib', 'sklearn', 'PIL', 'jax') if m in sys.modules])"
     )
     root = Path(digits.__file__).parents[2]

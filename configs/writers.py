@@ -1,0 +1,19 @@
+"""A federation of the size of FEMNIST: 3,500 users with handwriting of their own, 100 in a round.
+
+python -m fedjax_lab.main --config=configs/writers.py
+
+Made in seconds, no download. Batches of 20 and one pass are those of Reddi et al. (ICLR 2021) on
+FEMNIST; their net has two convolutions as well.
+"""
+
+
+def get_config(method="fedavg"):
+    """fedjax_lab/config.py has all keys and their defaults."""
+    return {
+        "data": {"name": "writers"},
+        "partition": {"name": "by_client"},
+        "model": {"name": "simple_cnn"},
+        "method": {"name": method},
+        "local": {"lr": 0.03, "batch_size": 20, "epochs": 1},
+        "run": {"rounds": 100, "cohort": 100, "eval_every": 20},
+    }
