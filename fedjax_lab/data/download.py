@@ -11,7 +11,6 @@ import http.client
 import os
 import random
 import re
-import sys
 import time
 import urllib.error
 import urllib.request
@@ -148,7 +147,7 @@ def _receive(address: str, file: File, part: Path, arrived: Callable[[int], obje
                     raise Wrong(f"it has more than the {size} bytes that are expected")
                 out.write(block)
                 arrived(there)
-    if there < size < sys.maxsize:
+    if there < size:
         raise Interrupted(f"the connection was cut after {there} of {size} bytes")
 
 
@@ -209,8 +208,8 @@ def _seconds(text: str) -> float:
 def _begin(answer: http.client.HTTPResponse, asked: int, size: int) -> tuple[int, int]:
     """The place of an answer's first byte, and the size of the whole file.
 
-    size: what it should be; 0: not known, so that the answer says it, or else sys.maxsize stands
-    for it. Refused where the answer is of a file of another size.
+    size: what it should be; 0: not known, so that the answer has to say it. Refused where it does
+        not, or where the file has another size.
     """
     begin, total = 0, answer.headers.get("Content-Length") or ""
     if answer.status == 206:
@@ -219,9 +218,11 @@ def _begin(answer: http.client.HTTPResponse, asked: int, size: int) -> tuple[int
         if match is None or int(match[1]) != asked:
             raise Refused("it answers with other bytes than those that were asked for")
         begin, total = asked, match[2]
-    told = int(total) if total.isdecimal() else size or sys.maxsize
+    told = int(total) if total.isdecimal() else size
+    if not (size or total.isdecimal()):
+        raise Refused("it does not say how many bytes it has")
     if size and told != size:
-        raise Refused(f"it has {total} bytes, not the {size} that are expected")
+        raise Refused(f"it has {told} bytes, not the {size} that are expected")
     return begin, told
 
 
