@@ -14,7 +14,7 @@ import optax
 
 from fedjax_lab import contract, fsdp, metrics, parallel, schedules, sizes, tree
 from fedjax_lab.config import value_at
-from fedjax_lab.data import partition
+from fedjax_lab.data import catalog, partition
 from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.data.normalize import input_range
 from fedjax_lab.embedding import Embeddings
@@ -294,7 +294,7 @@ def load_data(section: Mapping) -> Dataset:
         raise BadInput("the dataset is empty")
     _check_numbers("label", dataset.y, dataset.classes)
     _check_numbers("domain", dataset.domain, dataset.domains)
-    return dataset
+    return catalog.credited(dataset, section)
 
 
 def _check_arrays(dataset):

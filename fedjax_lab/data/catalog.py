@@ -6,6 +6,7 @@ those in its package, of GTSRB's test those in torchvision, and of Tiny-ImageNet
 Kuzushiji-49 and GTSRB's training images those that several independent projects have.
 """
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from fedjax_lab.data import (
@@ -18,6 +19,7 @@ from fedjax_lab.data import (
     shakespeare,
 )
 from fedjax_lab.data.cifar import CIFAR10, CIFAR100
+from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.data.idx import FILES as IDX_FILES
 from fedjax_lab.errors import BadInput, nearest, quoted
 
@@ -526,6 +528,28 @@ NOTHING_TO_FETCH = {  # the other data sources
     "idx": "reads files of your own in MNIST's format; mnist, emnist, kmnist have their own names",
     "medmnist": f"reads MedMNIST's sets; `fedjax-lab data get` fetches {', '.join(MEDMNIST)}",
 }
+
+
+GENERATED = {  # sources that draw their examples from others: license and citation
+    "digit_domains": (
+        "CC BY 4.0 (the digits); its photographs: see scikit-learn",
+        "E. Alpaydin, C. Kaynak. Optical Recognition of Handwritten Digits. UCI Machine Learning"
+        " Repository, 1998, doi:10.24432/C50P49.",
+    ),
+}
+
+
+def credited(dataset: Dataset, section: Mapping) -> Dataset:
+    """The data set with the license and citation of what a config's section `data` names.
+
+    What a source says of itself stays as it is. Both are empty where nothing is known.
+    """
+    name = section["name"]
+    published = PUBLISHED.get(name) or PUBLISHED.get(section.get("dataset", ""))
+    known = (published.license, published.citation) if published else GENERATED.get(name, ("", ""))
+    return dataset._replace(
+        license=dataset.license or known[0], citation=dataset.citation or known[1]
+    )
 
 
 def look_up(name: str) -> Published:
