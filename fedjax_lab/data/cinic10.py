@@ -30,7 +30,7 @@ HELP = fetched(
     " ~/.cache/fedjax_lab/cinic10)",
 )
 PROBES = tuple(
-    f"{folder}train/{CLASSES[0]}" for folder in ("", "cinic10/", "CINIC-10/", "cinic-10/")
+    f"{folder}train/{CLASSES[0]}" for folder in ("", "cinic10/", "CINIC-10/", "cinic10/CINIC-10/")
 )
 
 

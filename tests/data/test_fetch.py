@@ -171,6 +171,29 @@ def test_list(server, call, folder):
     assert file.checksum in out and file.addresses[0] in out and "DomainBed" in out
 
 
+def test_list_finds_what_was_put_there_by_hand(call, folder):
+    (folder / "medmnist").mkdir(parents=True)
+    for name in ("medmnist/bloodmnist.npz", "octmnist.npz"):
+        (folder / name).touch()
+    lines = {line.split()[0]: line for line in call("list")[1].splitlines()}
+    here = [name for name, line in lines.items() if " here " in line]
+    assert here == ["octmnist", "bloodmnist"]
+
+
+def test_a_set_whose_size_is_not_published(server, call, folder):
+    data = catalog.PUBLISHED["k49"]
+    files = tuple(file._replace(size=0) for file in data.files)
+    catalog.PUBLISHED["k49"] = data._replace(files=files)
+    assert "unknown" in call("list")[1] and "size not published" in call("list", "k49")[1]
+    code, out, _ = call("get", "k49")
+    assert code == 0 and "Kuzushiji-49, of unknown size, to" in out and len(load("k49").x) == 8
+    file = folder / data.files[0].path
+    assert f"{file.name}: {file.stat().st_size} bytes from" in out
+    file.write_bytes(file.read_bytes()[:-1])
+    code, _, err = call("check", "k49")
+    assert code == 2 and f"{file} is damaged" in err
+
+
 @pytest.mark.parametrize(
     "words, said",
     {
