@@ -192,43 +192,34 @@ GTSRB_ARCHIVES = {
     "GTSRB_Final_Test_GT.zip": (99620, "fe31e9c9270bbcd7b84b7f21a9d9d9e5"),
 }
 ZENODO = "https://zenodo.org/records/10519652/files/"
-MEDMNIST = {  # the title and the MD5 of each set's file; in bytes only two sizes are published
-    "pathmnist": ("PathMNIST", "a8b06965200029087d5bd730944a56c1"),
-    "dermamnist": ("DermaMNIST", "0744692d530f8e62ec473284d019b0c7"),
-    "octmnist": ("OCTMNIST", "c68d92d5b585d8d81f7112f81e2d0842"),
-    "pneumoniamnist": ("PneumoniaMNIST", "28209eda62fecd6e6a2d98b1501bb15f"),
-    "retinamnist": ("RetinaMNIST", "bd4c0672f1bba3e3a89f0e4e876791e4"),
-    "breastmnist": ("BreastMNIST", "750601b1f35ba3300ea97c75c52ff8f6"),
-    "bloodmnist": ("BloodMNIST", "7053d0359d879ad8a5505303e11de1dc"),
-    "tissuemnist": ("TissueMNIST", "ebe78ee8b05294063de985d821c1c34b"),
-    "organamnist": ("OrganAMNIST", "68e3f8846a6bd62f0c9bf841c0d9eacc"),
-    "organcmnist": ("OrganCMNIST", "b9ceb9546e10131b32923c5bbeaea2b1"),
-    "organsmnist": ("OrganSMNIST", "9ab87b696fb54e2a387ebe992d6ed5f1"),
+MEDMNIST = {  # the title, the size in bytes where it is published, and the MD5 of each file
+    "pathmnist": ("PathMNIST", 205615438, "a8b06965200029087d5bd730944a56c1"),
+    "dermamnist": ("DermaMNIST", 0, "0744692d530f8e62ec473284d019b0c7"),
+    "octmnist": ("OCTMNIST", 0, "c68d92d5b585d8d81f7112f81e2d0842"),
+    "pneumoniamnist": ("PneumoniaMNIST", 4170669, "28209eda62fecd6e6a2d98b1501bb15f"),
+    "retinamnist": ("RetinaMNIST", 0, "bd4c0672f1bba3e3a89f0e4e876791e4"),
+    "breastmnist": ("BreastMNIST", 0, "750601b1f35ba3300ea97c75c52ff8f6"),
+    "bloodmnist": ("BloodMNIST", 0, "7053d0359d879ad8a5505303e11de1dc"),
+    "tissuemnist": ("TissueMNIST", 0, "ebe78ee8b05294063de985d821c1c34b"),
+    "organamnist": ("OrganAMNIST", 0, "68e3f8846a6bd62f0c9bf841c0d9eacc"),
+    "organcmnist": ("OrganCMNIST", 0, "b9ceb9546e10131b32923c5bbeaea2b1"),
+    "organsmnist": ("OrganSMNIST", 0, "9ab87b696fb54e2a387ebe992d6ed5f1"),
 }
-MEDMNIST_SIZES = {"pathmnist": 205615438, "pneumoniamnist": 4170669}
-NOT_COMMERCIAL = {"dermamnist"}
 
 
 def _medmnist(name: str) -> Published:
     """One of MedMNIST's sets at 28 x 28 pixels."""
-    title, digits = MEDMNIST[name]
+    title, size, digits = MEDMNIST[name]
     path = medmnist.file_name(name, 28)
     return Published(
         title,
         "https://medmnist.com",
-        "CC BY-NC 4.0" if name in NOT_COMMERCIAL else "CC BY 4.0",
+        "CC BY-NC 4.0" if name == "dermamnist" else "CC BY 4.0",
         "J. Yang, R. Shi, D. Wei, Z. Liu, L. Zhao, B. Ke, H. Pfister, B. Ni. MedMNIST v2 - A"
         " large-scale lightweight benchmark for 2D and 3D biomedical image classification."
         " Scientific Data 10, 2023, arXiv:2110.14795.",
         path,
-        (
-            File(
-                path,
-                MEDMNIST_SIZES.get(name, 0),
-                f"md5:{digits}",
-                (f"{ZENODO}{path}?download=1",),
-            ),
-        ),
+        (File(path, size, f"md5:{digits}", (f"{ZENODO}{path}?download=1",)),),
         reader="medmnist",
         settings=(("dataset", name),),
     )

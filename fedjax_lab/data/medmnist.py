@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from fedjax_lab.data import npz, safe
-from fedjax_lab.data.dataset import Dataset, of_one_domain
+from fedjax_lab.data.dataset import Dataset, pooled
 from fedjax_lab.data.places import fetched, locate
 from fedjax_lab.errors import BadInput, check_choice
 
@@ -75,7 +75,7 @@ CLASSES = {  # of each set, in the order of its labels
     "organcmnist": ORGANS,
     "organsmnist": ORGANS,
 }
-SIZES = (28, 64, 128, 224)  # pixels
+SIZES = (28, 64, 128, 224)  # the sides of images, in pixels
 
 
 def medmnist(
@@ -83,12 +83,13 @@ def medmnist(
 ) -> Dataset:
     """A set of MedMNIST: images [size, size, 1 or 3], in the publisher's training and test split.
 
-    `dataset` is a key of CLASSES. The grades of RetinaMNIST are taken for classes; ChestMNIST,
-    whose images have several labels each, is refused. `size` is 28, 64, 128 or 224: each has a
-    file of its own. The validation images are left out, or with `merge_valid` they come after the
-    training images, as training images. `folder` is the one with the file; without it the usual
-    places are searched. Raises BadInput for a file that is missing, damaged or not what its name
-    says.
+    `dataset` is pathmnist, dermamnist, octmnist, pneumoniamnist, retinamnist, breastmnist,
+    bloodmnist, tissuemnist, organamnist, organcmnist or organsmnist. The grades of RetinaMNIST are
+    taken for classes; ChestMNIST, whose images have several labels each, is refused. `size` is 28,
+    64, 128 or 224: each has a file of its own. The validation images are left out, or with
+    `merge_valid` they come after the training images, as training images. `folder` is the one with
+    the file; without it the usual places are searched. Raises BadInput for a file that is missing,
+    damaged or not what its name says.
     """
     if dataset == "chestmnist":
         raise BadInput(
@@ -101,9 +102,9 @@ def medmnist(
     remedy = _remedy(dataset, size)
     file = locate(folder, names(dataset, size), remedy)
     splits = ("train", "val", "test") if merge_valid else ("train", "test")
-    *train, test = _read(file, splits, size, len(CLASSES[dataset]), remedy)
-    x, y = (np.concatenate(parts) for parts in zip(*train, strict=True))
-    return of_one_domain((x, y), test, CLASSES[dataset], dataset)
+    images, labels = zip(*_read(file, splits, size, len(CLASSES[dataset]), remedy), strict=True)
+    made = pooled(np.concatenate(images), [np.concatenate(labels[:-1])], [labels[-1]])
+    return Dataset(**made, classes=CLASSES[dataset], domains=(dataset,))
 
 
 def file_name(dataset: str, size: int) -> str:
