@@ -14,14 +14,19 @@ from fedjax_lab.data import feature_skews, label_skews
 from fedjax_lab.data.arrays import arrays
 from fedjax_lab.data.augment import AUGMENTATIONS
 from fedjax_lab.data.cifar import cifar10, cifar100
+from fedjax_lab.data.cinic10 import cinic10
 from fedjax_lab.data.dealing import takes_examples
 from fedjax_lab.data.digit_domains import digit_domains
 from fedjax_lab.data.digits_five import digits_five
 from fedjax_lab.data.domainnet import domainnet, domainnet_full
+from fedjax_lab.data.emnist import emnist
+from fedjax_lab.data.gtsrb import gtsrb
 from fedjax_lab.data.hub import huggingface
-from fedjax_lab.data.idx import fashion_mnist, idx
+from fedjax_lab.data.idx import fashion_mnist, idx, kmnist, mnist
 from fedjax_lab.data.image_folders import image_folders, office_home, pacs, vlcs
+from fedjax_lab.data.k49 import k49
 from fedjax_lab.data.mapped import mapped
+from fedjax_lab.data.medmnist import medmnist
 from fedjax_lab.data.natural import by_client
 from fedjax_lab.data.office_caltech import office_caltech
 from fedjax_lab.data.partition import PARTITIONS
@@ -130,11 +135,18 @@ NAMED: dict[str, dict] = {
         synthetic,
         writers,
         fashion_mnist,
+        mnist,
+        emnist,
+        kmnist,
+        k49,
         idx,
         arrays,
         cifar10,
         cifar100,
         svhn,
+        cinic10,
+        gtsrb,
+        medmnist,
         tiny_imagenet,
         shakespeare,
         digits_five,

@@ -1,5 +1,6 @@
 """Tiny sets in the formats of the published ones, and a catalog that has their checksums."""
 
+import functools
 import gzip
 import hashlib
 import io
@@ -12,18 +13,23 @@ from image_files import FLAT, IMAGES, python2
 from PIL import Image
 from scipy.io import savemat
 
-from fedjax_lab.data import catalog, cifar, domainnet, idx
+from fedjax_lab.data import catalog, cifar, domainnet, emnist, idx, k49, medmnist
+from fedjax_lab.data import cinic10 as cinic
+from fedjax_lab.data import gtsrb as signs
 
 WNIDS = ("n01", "n02")
 
 
+@functools.cache
 def contents(name):
     """{file name: bytes} of what a publisher offers."""
     if name in ("cifar10", "cifar100"):
         return _cifar(cifar.CIFAR10 if name == "cifar10" else cifar.CIFAR100)
     if name in ("fashion_mnist", "mnist", "kmnist"):
         return {f"{file}.gz": _idx(file) for file in idx.FILES}
-    return {"svhn": _svhn, "tiny_imagenet": _tiny, "domainnet_full": _domainnet}[name]()
+    if name in medmnist.CLASSES:
+        return {f"{name}.npz": npz_of(medmnist_arrays(len(medmnist.CLASSES[name])))}
+    return MAKERS[name]()
 
 
 def offered(name, server):
@@ -47,6 +53,33 @@ def zipped(files):
     return out.getvalue()
 
 
+def tarred(files):
+    """A gzipped tar archive of {path: bytes}, with the folder that tar -C FOLDER . puts first."""
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w:gz") as archive:
+        first = tarfile.TarInfo("./")
+        first.type = tarfile.DIRTYPE
+        archive.addfile(first)
+        for path, content in files.items():
+            info = tarfile.TarInfo(path)
+            info.size = len(content)
+            archive.addfile(info, io.BytesIO(content))
+    return out.getvalue()
+
+
+def npz_of(arrays):
+    """The bytes of an .npz file."""
+    out = io.BytesIO()
+    np.savez_compressed(out, **arrays)
+    return out.getvalue()
+
+
+def idx_of(array):
+    """The bytes of an idx file, gzipped."""
+    head = struct.pack(f">{1 + array.ndim}I", 0x800 + array.ndim, *array.shape)
+    return gzip.compress(head + array.tobytes(), mtime=0)
+
+
 def image(seed, form="PNG", side=16):
     """The bytes of an image file."""
     pixels = np.random.default_rng(seed).integers(0, 256, (side, side, 3)).astype(np.uint8)
@@ -61,21 +94,13 @@ def _cifar(release):
     for n, part in enumerate((*release.train, release.test)):
         labels = {release.labels.decode(): [n % 10, 1]}
         parts[part] = {**labels, "data": FLAT[n % 5 : n % 5 + 2]}
-    out = io.BytesIO()
-    with tarfile.open(fileobj=out, mode="w:gz") as archive:
-        for part, value in parts.items():
-            content = python2(value)
-            info = tarfile.TarInfo(f"{release.folder}/{part}")
-            info.size = len(content)
-            archive.addfile(info, io.BytesIO(content))
-    return {release.archive: out.getvalue()}
+    files = {f"{release.folder}/{part}": python2(value) for part, value in parts.items()}
+    return {release.archive: tarred(files)}
 
 
 def _idx(file):
     shape = (20, 28, 28) if "images" in file else (20,)
-    array = (np.arange(np.prod(shape)) % 10).reshape(shape).astype(np.uint8)
-    head = struct.pack(f">{1 + array.ndim}I", 0x800 + array.ndim, *array.shape)
-    return gzip.compress(head + array.tobytes(), mtime=0)
+    return idx_of((np.arange(np.prod(shape)) % 10).reshape(shape).astype(np.uint8))
 
 
 def _svhn():
@@ -108,3 +133,87 @@ def _domainnet():
         made[f"{domain}_train.txt"] = "".join(lines[:2]).encode()
         made[f"{domain}_test.txt"] = "".join(lines[2:]).encode()
     return made
+
+
+def emnist_files():
+    """{name: bytes} of the four files of each split: 4 + 2 images with labels of every kind."""
+    made = {}
+    for split, classes in emnist.SPLITS.items():
+        first = emnist.FIRST_LABEL.get(split, 0)
+        for n, name in enumerate(emnist.files(split)):
+            count = 4 if n < 2 else 2
+            images = np.random.default_rng(n).integers(0, 256, (count, 28, 28)).astype(np.uint8)
+            labels = np.linspace(first, first + len(classes) - 1, count).astype(np.uint8)
+            made[f"{name}.gz"] = idx_of(labels if n % 2 else images)
+    return made
+
+
+def k49_arrays():
+    """Of each file of Kuzushiji-49 the array."""
+    rng = np.random.default_rng(0)
+    shapes = [(5, 28, 28), (5,), (3, 28, 28), (3,)]
+    return [rng.integers(0, 49, shape).astype(np.uint8) for shape in shapes]
+
+
+def medmnist_arrays(num_classes, size=28, channels=(3,)):
+    """The arrays of a file of MedMNIST: 6 + 3 + 4 images; the label of the last one is 0."""
+    rng, made = np.random.default_rng(0), {}
+    for split, count in (("train", 6), ("val", 3), ("test", 4)):
+        pixels = rng.integers(0, 256, (count, size, size, *channels))
+        made[f"{split}_images"] = pixels.astype(np.uint8)
+        made[f"{split}_labels"] = (np.arange(count, 0, -1) % num_classes).astype(np.uint8)[:, None]
+    return made
+
+
+def cinic10_files(side=8):
+    """{path: bytes} of CINIC-10: two images of each class in each part."""
+    return {
+        f"{part}/{name}/{kind}-{part}-{n}.png": image(100 * i + 10 * j + n, side=side)
+        for i, part in enumerate(("train", "valid", "test"))
+        for j, name in enumerate(cinic.CLASSES)
+        for n, kind in enumerate(("cifar10", "n01"))
+    }
+
+
+TITLE = "Filename;Width;Height;Roi.X1;Roi.Y1;Roi.X2;Roi.Y2;ClassId\n"
+
+
+def gtsrb_files(box="2;3;9;11"):
+    """{path: bytes} of GTSRB: one image of 12 x 12 pixels of each class, and five for tests."""
+    made, row = {}, f"{{}};12;12;{box};{{}}\n"
+    for label in range(len(signs.CLASSES)):
+        folder = f"GTSRB/{signs.IMAGES}/{label:05}"
+        made[f"{folder}/00000_00000.ppm"] = image(label, "PPM", 12)
+        made[f"{folder}/GT-{label:05}.csv"] = (
+            TITLE + row.format("00000_00000.ppm", label)
+        ).encode()
+    for n in range(5):
+        made[f"GTSRB/Final_Test/Images/{n:05}.ppm"] = image(50 + n, "PPM", 12)
+    rows = [row.format(f"{n:05}.ppm", 42 - n) for n in range(5)]
+    return {**made, signs.TEST: "".join([TITLE, *rows]).encode()}
+
+
+def _gtsrb():
+    files = gtsrb_files()
+    parts = {"Final_Training": {}, "Final_Test/": {}, signs.TEST: {}}
+    for path, content in files.items():
+        next(part for key, part in parts.items() if key in path)[path] = content
+    names = [file.name for file in catalog.PUBLISHED["gtsrb"].files]
+    return dict(zip(names, map(zipped, parts.values()), strict=True))
+
+
+MAKERS = {
+    "svhn": _svhn,
+    "tiny_imagenet": _tiny,
+    "domainnet_full": _domainnet,
+    "emnist": lambda: {
+        "gzip.zip": zipped({f"gzip/{name}": made for name, made in emnist_files().items()})
+    },
+    "k49": lambda: {
+        name: npz_of({"arr_0": array}) for name, array in zip(k49.FILES, k49_arrays(), strict=True)
+    },
+    "cinic10": lambda: {
+        "CINIC-10.tar.gz": tarred({f"./{path}": made for path, made in cinic10_files().items()})
+    },
+    "gtsrb": _gtsrb,
+}

@@ -300,6 +300,12 @@ def test_a_damaged_run_is_named_beside_the_others(tmp_path):
 
 FIRST_FILES = {  # of each source one layout that is found
     "fashion_mnist": [f"{name}.gz" for name in at_hand.idx.FILES],
+    "mnist": [f"mnist/{name}" for name in at_hand.idx.FILES],
+    "kmnist": [f"KMNIST/raw/{name}" for name in at_hand.idx.FILES],
+    "emnist": [f"emnist/gzip/{name}.gz" for name in at_hand.emnist.files("balanced")],
+    "k49": ["k49/k49-train-imgs.npz"],
+    "cinic10": ["CINIC-10/train/airplane/x"],
+    "gtsrb": ["GTSRB/Final_Training/Images/x"],
     "cifar10": ["cifar-10-batches-py/data_batch_1"],
     "cifar100": ["cifar-100-python.tar.gz"],
     "svhn": ["svhn/train_32x32.mat"],

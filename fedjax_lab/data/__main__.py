@@ -84,7 +84,8 @@ def _get(arguments):
 def _fetch(name, data, folder, named):
     from fedjax_lab.running import lock
 
-    print(f"{data.title}, {_size(data.size)}, to {folder}")
+    size = _size(data.size) if data.size else "of unknown size"
+    print(f"{data.title}, {size}, to {folder}")
     print(f"license: {data.license}", f"cite: {data.citation}", sep="\n", flush=True)
     staged = fetch.stage(name, folder)
     with lock.owned(staged):
@@ -150,15 +151,15 @@ def _places(folder: str) -> list[Path]:
 def _is_here(name: str, data: Published, folder: str) -> bool:
     """Whether a run would find the files, where `get` puts them or anywhere else."""
     fetched = any(fetch.is_fetched(data, place) for place in _places(folder))
-    return fetched or at_hand.has_files(data.reader or name, folder)
+    return fetched or at_hand.has_files(name, folder)
 
 
 def _flags(name: str, data: Published, folder: Path, named: str) -> str:
     """The flags of a run that reads a data set."""
-    flags = f"--config.data.name={data.reader or name}"
-    if data.reader:
-        return f"{flags} --config.data.folder={folder / data.target}"
-    return flags if folder in _places("") else f"{flags} --config.data.folder={named}"
+    settings = [("name", data.reader or name), *data.settings]
+    if folder not in _places(""):
+        settings += [("folder", named)]
+    return " ".join(f"--config.data.{key}={value}" for key, value in settings)
 
 
 def _described(name: str, data: Published) -> str:
@@ -170,7 +171,8 @@ def _described(name: str, data: Published) -> str:
         f"cite: {data.citation}",
     ]
     for file in data.files:
-        lines += [f"file: {file.path}, {file.size} bytes, {file.checksum}"]
+        size = f"{file.size} bytes" if file.size else "size not published"
+        lines += [f"file: {file.path}, {size}, {file.checksum}"]
         lines += [f"  {address}" for address in file.addresses]
     if data.by_hand:
         lines += textwrap.wrap(f"by hand: {data.by_hand}", 100, break_on_hyphens=False)
@@ -178,6 +180,8 @@ def _described(name: str, data: Published) -> str:
 
 
 def _size(size: int) -> str:
+    if not size:
+        return "unknown"
     return f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.1f} MB"
 
 
@@ -191,8 +195,10 @@ class Tenths:
     def update(self, more: float) -> None:
         """Counts `more` bytes."""
         self.n += more
+        if self.size < LARGE:
+            return
         tenth = 10 * self.n // self.size
-        if self.size >= LARGE and tenth > self.told:
+        if tenth > self.told:
             self.told = tenth
             _tell(f"{self.name}: {_size(int(self.n))} of {_size(self.size)}")
 
@@ -203,7 +209,7 @@ def _bar(name: str, size: int) -> Iterator[fetch.Bar]:
     if not sys.stderr.isatty():
         yield Tenths(name, size)
         return
-    with tqdm(desc=name, total=size, unit="B", unit_scale=True, dynamic_ncols=True) as bar:
+    with tqdm(desc=name, total=size or None, unit="B", unit_scale=True, dynamic_ncols=True) as bar:
         yield bar
 
 

@@ -4,10 +4,15 @@ from pathlib import Path
 
 from fedjax_lab.data import (
     cifar,
+    cinic10,
     digits_five,
     domainnet,
+    emnist,
+    gtsrb,
     idx,
     image_folders,
+    k49,
+    medmnist,
     office_caltech,
     shakespeare,
     svhn,
@@ -17,17 +22,29 @@ from fedjax_lab.errors import BadInput
 
 
 def has_files(name: str, folder: str) -> bool:
-    """Whether the source `name` finds its first file; False for one that is not in FIRST."""
+    """Whether the first file of the data set `name` is found; False for one that is not in a table.
+
+    folder: where to look; empty: in the usual places.
+    """
+    look = FIRST.get(name) or OTHERS.get(name)
     try:
-        return name in FIRST and bool(FIRST[name](folder))
+        return look is not None and bool(look(folder))
     except BadInput:
         return False
 
 
-def _fashion_mnist(folder):
-    return any(
-        all(idx.find(place, name) for name in idx.FILES) for place in idx.fashion_places(folder)
-    )
+def _idx(release):
+    return lambda folder: _has_idx(release, folder, idx.FILES)
+
+
+def _has_idx(release, folder, names):
+    where = idx.find_folder(release, folder, names)
+    return all(idx.find(where, name) for name in names)
+
+
+def _emnist(folder):
+    """Any split."""
+    return any(_has_idx(emnist.release(s), folder, emnist.files(s)) for s in emnist.SPLITS)
 
 
 def _cifar(release):
@@ -50,7 +67,13 @@ def _published(published):
 
 
 FIRST = {
-    "fashion_mnist": _fashion_mnist,
+    "mnist": _idx(idx.MNIST),
+    "kmnist": _idx(idx.KMNIST),
+    "fashion_mnist": _idx(idx.FASHION),
+    "emnist": _emnist,
+    "k49": _file(k49.FILES[0], f"k49/{k49.FILES[0]}"),
+    "cinic10": lambda folder: locate(folder, cinic10.PROBES, "", Path.is_dir),
+    "gtsrb": lambda folder: locate(folder, gtsrb.PROBES, "", Path.is_dir),
     "cifar10": _cifar(cifar.CIFAR10),
     "cifar100": _cifar(cifar.CIFAR100),
     "svhn": _file(svhn.FILES[0], f"svhn/{svhn.FILES[0]}"),
@@ -63,4 +86,7 @@ FIRST = {
     "pacs": _published(image_folders.PACS),
     "vlcs": _published(image_folders.VLCS),
     "office_home": _published(image_folders.OFFICE_HOME),
+}
+OTHERS = {  # sets that a source of another name reads
+    name: _file(*medmnist.names(name)) for name in medmnist.CLASSES
 }

@@ -1,32 +1,38 @@
 """The published data sets that the sources read: addresses, checksums, licenses, citations.
 
 Sizes and SHA-256 checksums are those that TensorFlow Datasets keeps of the same files
-(https://github.com/tensorflow/datasets), of CIFAR's those in Keras, and of Tiny-ImageNet its MD5 as
-Avalanche and others have it.
+(https://github.com/tensorflow/datasets), of CIFAR's those in Keras. The MD5 sums are of MedMNIST
+those in its package, of GTSRB's test those in torchvision, and of Tiny-ImageNet, CINIC-10,
+Kuzushiji-49 and GTSRB's training images those that several independent projects have.
 """
 
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from fedjax_lab.data import digits_five, domainnet, image_folders, office_caltech, shakespeare
+from fedjax_lab.data import (
+    digits_five,
+    domainnet,
+    image_folders,
+    k49,
+    medmnist,
+    office_caltech,
+    shakespeare,
+)
 from fedjax_lab.data.cifar import CIFAR10, CIFAR100
 from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.data.idx import FILES as IDX_FILES
 from fedjax_lab.errors import BadInput, nearest, quoted
 
+ARCHIVES = (".zip", ".tar.gz")
+
 
 class File(NamedTuple):
     """A file that a publisher offers."""
 
-    path: str  # in the folder of all data sets; a .zip is unpacked where it lies
-    size: int  # bytes
+    path: str  # in the folder of all data sets; an archive is unpacked where it lies
+    size: int  # bytes; 0: not published
     checksum: str  # ALGORITHM:DIGITS
     addresses: tuple[str, ...]  # the publisher's, then mirrors
-
-    @property
-    def is_archive(self) -> bool:
-        """Whether it is unpacked."""
-        return self.path.endswith(".zip")
 
     @property
     def name(self) -> str:
@@ -45,11 +51,25 @@ class Published(NamedTuple):
     files: tuple[File, ...] = ()
     by_hand: str = ""
     reader: str = ""  # the data source that reads it; empty: the one of the same name
+    settings: tuple[tuple[str, str], ...] = ()  # with which that source reads it: key, value
 
     @property
     def size(self) -> int:
-        """The bytes of all files."""
-        return sum(file.size for file in self.files)
+        """The bytes of all files; 0: not published."""
+        sizes = [file.size for file in self.files]
+        return sum(sizes) if all(sizes) else 0
+
+    @property
+    def archives(self) -> list[File]:
+        """The files that are unpacked; an archive that is the target stays as it is."""
+        return [
+            file for file in self.files if file.path.endswith(ARCHIVES) and file.path != self.target
+        ]
+
+    @property
+    def plain(self) -> list[File]:
+        """The files that stay as they are fetched."""
+        return [file for file in self.files if file not in self.archives]
 
 
 def _files(folder: str, bases: tuple[str, ...], sums: dict[str, tuple[int, str]]):
@@ -155,6 +175,56 @@ LI_FEDBN = (
     "X. Li, M. Jiang, X. Zhang, M. Kamp, Q. Dou. FedBN: Federated Learning on Non-IID Features via"
     " Local Batch Normalization. ICLR 2021, arXiv:2102.07623."
 )
+KUZUSHIJI = (
+    "T. Clanuwat, M. Bober-Irizar, A. Kitamoto, A. Lamb, K. Yamamoto, D. Ha. Deep Learning for"
+    " Classical Japanese Literature. 2018, arXiv:1812.01718."
+)
+K49_SUMS = (  # MD5, in the order of k49.FILES
+    "7ac088b20481cf51dcd01ceaab89d821",
+    "44a8e1b893f81e63ff38d73cad420f7a",
+    "d352e201d846ce6b94f42c990966f374",
+    "4da6f7a62e67a832d5eb1bd85c5ee448",
+)
+GTSRB = "https://sid.erda.dk/public/archives/daaeac0d7ce1152aea9b61d9f1e19370/"
+GTSRB_ARCHIVES = {
+    "GTSRB_Final_Training_Images.zip": (276294756, "f33fd80ac59bff73c82d25ab499e03a3"),
+    "GTSRB_Final_Test_Images.zip": (88978620, "c7e4e6327067d32654124b0fe9e82185"),
+    "GTSRB_Final_Test_GT.zip": (99620, "fe31e9c9270bbcd7b84b7f21a9d9d9e5"),
+}
+ZENODO = "https://zenodo.org/records/10519652/files/"
+MEDMNIST = {  # the title, the size in bytes where it is published, and the MD5 of each file
+    "pathmnist": ("PathMNIST", 205615438, "a8b06965200029087d5bd730944a56c1"),
+    "dermamnist": ("DermaMNIST", 0, "0744692d530f8e62ec473284d019b0c7"),
+    "octmnist": ("OCTMNIST", 0, "c68d92d5b585d8d81f7112f81e2d0842"),
+    "pneumoniamnist": ("PneumoniaMNIST", 4170669, "28209eda62fecd6e6a2d98b1501bb15f"),
+    "retinamnist": ("RetinaMNIST", 0, "bd4c0672f1bba3e3a89f0e4e876791e4"),
+    "breastmnist": ("BreastMNIST", 0, "750601b1f35ba3300ea97c75c52ff8f6"),
+    "bloodmnist": ("BloodMNIST", 0, "7053d0359d879ad8a5505303e11de1dc"),
+    "tissuemnist": ("TissueMNIST", 0, "ebe78ee8b05294063de985d821c1c34b"),
+    "organamnist": ("OrganAMNIST", 0, "68e3f8846a6bd62f0c9bf841c0d9eacc"),
+    "organcmnist": ("OrganCMNIST", 0, "b9ceb9546e10131b32923c5bbeaea2b1"),
+    "organsmnist": ("OrganSMNIST", 0, "9ab87b696fb54e2a387ebe992d6ed5f1"),
+}
+
+
+def _medmnist(name: str) -> Published:
+    """One of MedMNIST's sets at 28 x 28 pixels."""
+    title, size, digits = MEDMNIST[name]
+    path = medmnist.file_name(name, 28)
+    return Published(
+        title,
+        "https://medmnist.com",
+        "CC BY-NC 4.0" if name == "dermamnist" else "CC BY 4.0",
+        "J. Yang, R. Shi, D. Wei, Z. Liu, L. Zhao, B. Ke, H. Pfister, B. Ni. MedMNIST v2 - A"
+        " large-scale lightweight benchmark for 2D and 3D biomedical image classification."
+        " Scientific Data 10, 2023, arXiv:2110.14795.",
+        path,
+        (File(path, size, f"md5:{digits}", (f"{ZENODO}{path}?download=1",)),),
+        reader="medmnist",
+        settings=(("dataset", name),),
+    )
+
+
 FEDBN = "https://github.com/med-air/FedBN"
 DOMAINBED = "https://github.com/facebookresearch/DomainBed"
 FAIR_USE = "non-commercial research and education: its page has a fair-use notice"
@@ -241,14 +311,12 @@ PUBLISHED: dict[str, Published] = {
                 (4542, "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6"),
             ),
         ),
-        reader="idx",
     ),
     "kmnist": Published(
         "Kuzushiji-MNIST",
         "http://codh.rois.ac.jp/kmnist",
         "CC BY-SA 4.0",
-        "T. Clanuwat, M. Bober-Irizar, A. Kitamoto, A. Lamb, K. Yamamoto, D. Ha. Deep Learning for"
-        " Classical Japanese Literature. 2018, arXiv:1812.01718.",
+        KUZUSHIJI,
         "kmnist",
         _idx(
             "kmnist",
@@ -260,8 +328,77 @@ PUBLISHED: dict[str, Published] = {
                 (5120, "20bb9a0ef54c7db3efc55a92eef5582c109615df22683c380526788f98e42a1c"),
             ),
         ),
-        reader="idx",
     ),
+    "k49": Published(
+        "Kuzushiji-49",
+        "http://codh.rois.ac.jp/kmnist",
+        "CC BY-SA 4.0",
+        KUZUSHIJI,
+        "k49",
+        tuple(
+            File(
+                f"k49/{name}",
+                0,
+                f"md5:{digits}",
+                (f"http://codh.rois.ac.jp/kmnist/dataset/k49/{name}",),
+            )
+            for name, digits in zip(k49.FILES, K49_SUMS, strict=True)
+        ),
+    ),
+    "emnist": Published(
+        "EMNIST, all splits",
+        "https://www.nist.gov/itl/products-and-services/emnist-dataset",
+        "none stated; its source, NIST Special Database 19, is a work of the U.S. government",
+        "G. Cohen, S. Afshar, J. Tapson, A. van Schaik. EMNIST: an extension of MNIST to"
+        " handwritten letters. IJCNN 2017, arXiv:1702.05373.",
+        "emnist",
+        _files(
+            "emnist/",
+            (
+                "https://biometrics.nist.gov/cs_links/EMNIST/",
+                "https://www.itl.nist.gov/iaui/vip/cs_links/EMNIST/",
+            ),
+            {
+                "gzip.zip": (
+                    561753746,
+                    "fb9bb67e33772a9cc0b895e4ecf36d2cf35be8b709693c3564cea2a019fcda8e",
+                )
+            },
+        ),
+    ),
+    "cinic10": Published(
+        "CINIC-10",
+        "https://datashare.ed.ac.uk/handle/10283/3192",
+        "CC BY 4.0; its images are from CIFAR-10 and ImageNet",
+        "L. N. Darlow, E. J. Crowley, A. Antoniou, A. J. Storkey. CINIC-10 Is Not ImageNet or"
+        " CIFAR-10. 2018, arXiv:1810.03505.",
+        "cinic10",
+        (
+            File(
+                "cinic10/CINIC-10.tar.gz",
+                687544992,
+                "md5:6ee4d0c996905fe93221de577967a372",
+                (
+                    "https://datashare.ed.ac.uk/bitstream/handle/10283/3192/CINIC-10.tar.gz",
+                    "https://datashare.ed.ac.uk/server/api/core/bitstreams/"
+                    "e8e186cc-2688-48f1-aa5a-3fda1a43f8b6/content",
+                ),
+            ),
+        ),
+    ),
+    "gtsrb": Published(
+        "GTSRB, German traffic signs",
+        "https://benchmark.ini.rub.de/gtsrb_news.html",
+        "none stated; its page asks to cite the paper",
+        "J. Stallkamp, M. Schlipsing, J. Salmen, C. Igel. Man vs. computer: Benchmarking machine"
+        " learning algorithms for traffic sign recognition. Neural Networks 32, 2012.",
+        "gtsrb",
+        tuple(
+            File(f"gtsrb/{name}", size, f"md5:{digits}", (GTSRB + name,))
+            for name, (size, digits) in GTSRB_ARCHIVES.items()
+        ),
+    ),
+    **{name: _medmnist(name) for name in MEDMNIST},
     "svhn": Published(
         "SVHN, cropped digits",
         "http://ufldl.stanford.edu/housenumbers",
@@ -382,7 +519,8 @@ NOTHING_TO_FETCH = {  # the other data sources
     "records": "reads what `fedjax-lab data prepare` writes",
     "tfds": "reads what `tfds build` prepares",
     "huggingface": "reads what the library `datasets` has saved, and fetches sets by their names",
-    "idx": "reads files in MNIST's format: `fedjax-lab data get` fetches mnist and kmnist",
+    "idx": "reads files of your own in MNIST's format; mnist, emnist, kmnist have their own names",
+    "medmnist": f"reads MedMNIST's sets; `fedjax-lab data get` fetches {', '.join(MEDMNIST)}",
 }
 
 

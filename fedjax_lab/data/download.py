@@ -130,25 +130,25 @@ def _length(part: Path) -> int:
 def _receive(address: str, file: File, part: Path, arrived: Callable[[int], object]) -> None:
     """Asks for the bytes that are missing in `part` and appends them."""
     there = _length(part)
-    if there == file.size:
+    if file.size and there == file.size:
         return
-    if there > file.size:
+    if file.size and there > file.size:
         part.unlink()
         there = 0
     with _answer(address, there, part) as answer:
-        there = _begin(answer, there, file.size)
+        there, size = _begin(answer, there, file.size)
         part.parent.mkdir(parents=True, exist_ok=True)
         with part.open("ab") as out:
             out.truncate(there)
             arrived(there)
             for block in _blocks(answer):
                 there += len(block)
-                if there > file.size:
-                    raise Wrong(f"it has more than the {file.size} bytes that are expected")
+                if there > size:
+                    raise Wrong(f"it has more than the {size} bytes that are expected")
                 out.write(block)
                 arrived(there)
-    if there < file.size:
-        raise Interrupted(f"the connection was cut after {there} of {file.size} bytes")
+    if there < size:
+        raise Interrupted(f"the connection was cut after {there} of {size} bytes")
 
 
 @contextlib.contextmanager
@@ -205,8 +205,12 @@ def _seconds(text: str) -> float:
     return 0.0
 
 
-def _begin(answer: http.client.HTTPResponse, asked: int, size: int) -> int:
-    """The place of the first byte of an answer; Refused where it is of a file of another size."""
+def _begin(answer: http.client.HTTPResponse, asked: int, size: int) -> tuple[int, int]:
+    """The place of an answer's first byte, and the size of the whole file.
+
+    size: what it should be; 0: not known, so that the answer has to say it. Refused where it does
+        not, or where the file has another size.
+    """
     begin, total = 0, answer.headers.get("Content-Length") or ""
     if answer.status == 206:
         pattern = r"bytes (\d{1,18})-\d+/(\d{1,18}|\*)"
@@ -214,9 +218,12 @@ def _begin(answer: http.client.HTTPResponse, asked: int, size: int) -> int:
         if match is None or int(match[1]) != asked:
             raise Refused("it answers with other bytes than those that were asked for")
         begin, total = asked, match[2]
-    if total.isdecimal() and int(total) != size:
-        raise Refused(f"it has {total} bytes, not the {size} that are expected")
-    return begin
+    told = int(total) if total.isdecimal() else size
+    if not (size or total.isdecimal()):
+        raise Refused("it does not say how many bytes it has")
+    if size and told != size:
+        raise Refused(f"it has {told} bytes, not the {size} that are expected")
+    return begin, told
 
 
 def _blocks(answer: IO[bytes]) -> Iterator[bytes]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from fedjax_lab.data import safe, unpack
-from fedjax_lab.data.catalog import File, Published
+from fedjax_lab.data.catalog import Published
 from fedjax_lab.data.download import PART, download, matches
 from fedjax_lab.errors import BadInput
 
@@ -30,7 +30,7 @@ class Bar(Protocol):
         """Moves it on by `more` bytes."""
 
 
-Progress = Callable[[str, int], AbstractContextManager[Bar]]  # of a name and a number of bytes
+Progress = Callable[[str, int], AbstractContextManager[Bar]]  # of a name and bytes (0: unknown)
 
 
 def stage(name: str, folder: Path) -> Path:
@@ -66,7 +66,7 @@ def fetch(
     if needed:
         new, archives = staged / "new", staged / "archives"
         for file in data.files:
-            path = archives / file.name if file.is_archive else new / file.path
+            path = archives / file.name if file in data.archives else new / file.path
             if not path.exists():
                 _download(file, path, progress, tell)
         _unpack(data, archives, new, progress)
@@ -85,19 +85,19 @@ def fetch(
 
 def is_fetched(data: Published, folder: Path) -> bool:
     """Whether the folder has the data set from `fetch`, maybe damaged since."""
-    marker = CHECKSUMS if unpacked(data) else ""
+    marker = CHECKSUMS if data.archives else ""
     return bool(data.files) and (folder / data.target / marker).exists()
 
 
 def incomplete(data: Published, folder: Path) -> str:
     """What is missing of a data set that has its place in the folder, by names and sizes; or ""."""
-    for file in plain(data):
+    for file in data.plain:
         path = folder / file.path
         if not path.is_file():
             return f"{path} is missing"
-        if path.stat().st_size != file.size:
+        if file.size and path.stat().st_size != file.size:
             return f"{path} has {path.stat().st_size} bytes, not {file.size}"
-    if unpacked(data) and not (folder / data.target / CHECKSUMS).is_file():
+    if data.archives and not (folder / data.target / CHECKSUMS).is_file():
         return f"{folder / data.target} has no {CHECKSUMS}"
     return ""
 
@@ -106,11 +106,11 @@ def damage(data: Published, folder: Path) -> str:
     """What is wrong with a data set that was fetched to the folder; every byte of it is read."""
     if problem := incomplete(data, folder):
         return problem
-    for file in plain(data):
+    for file in data.plain:
         if not matches(file, folder / file.path):
             return f"{folder / file.path} is damaged: its checksum is not {file.checksum}; {AGAIN}"
     where = folder / data.target
-    for line in safe.lines(where / CHECKSUMS, AGAIN) if unpacked(data) else []:
+    for line in safe.lines(where / CHECKSUMS, AGAIN) if data.archives else []:
         crc, size, name = (*line.split(" ", 2), "", "")[:3]
         path = where / name
         if not path.is_file():
@@ -120,30 +120,20 @@ def damage(data: Published, folder: Path) -> str:
     return ""
 
 
-def plain(data: Published) -> list[File]:
-    """The files that stay as they are fetched."""
-    return [file for file in data.files if not file.is_archive]
-
-
-def unpacked(data: Published) -> list[File]:
-    """The files that are unpacked."""
-    return [file for file in data.files if file.is_archive]
-
-
 def _download(file, path, progress, tell):
     part = path.with_name(path.name + PART)
     _check_room(path, file.size - (part.stat().st_size if part.exists() else 0))
     with progress(file.name, file.size) as bar:
         address = download(file, path, lambda there: bar.update(there - bar.n), tell)
-    tell(f"{file.name}: {file.size} bytes from {address}, verified")
+    tell(f"{file.name}: {path.stat().st_size} bytes from {address}, verified")
 
 
 def _unpack(data: Published, archives: Path, new: Path, progress: Progress) -> None:
     """Unpacks the archives to `new`, and writes down what each file has to be."""
-    if not unpacked(data):
+    if not data.archives:
         return
     lines: list[str] = []
-    for file in unpacked(data):
+    for file in data.archives:
         archive, inner = archives / file.name, new / Path(file.path).parent
         _check_room(new, file.size)  # images hardly shrink in an archive
         with progress(f"unpacking {file.name}", file.size) as bar:

@@ -1,4 +1,4 @@
-"""The MNIST family: Fashion-MNIST, and any set of four files in MNIST's idx format.
+"""MNIST, Fashion-MNIST, KMNIST, and any set of four files in MNIST's idx format.
 
 Format: http://yann.lecun.com/exdb/mnist. A header of big-endian 32-bit words (0x0800 + the number
 of dimensions, then each dimension), then unsigned bytes. Each file may be gzipped.
@@ -7,72 +7,139 @@ of dimensions, then each dimension), then unsigned bytes. Each file may be gzipp
 import gzip
 import math
 from pathlib import Path
-from typing import IO
+from typing import IO, NamedTuple
 
 import numpy as np
 
-from fedjax_lab.data import safe
+from fedjax_lab.data import places, safe
 from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.errors import BadInput
 
-FASHION_CLASSES = (
-    "T-shirt/top",
-    "Trouser",
-    "Pullover",
-    "Dress",
-    "Coat",
-    "Sandal",
-    "Shirt",
-    "Sneaker",
-    "Bag",
-    "Ankle boot",
+KINDS = {0x801: "labels", 0x803: "images"}  # by a file's first four bytes
+DIGITS = tuple("0123456789")
+
+
+class Release(NamedTuple):
+    """A published set: what it is called, and where its files are looked for."""
+
+    source: str  # the function that reads it
+    title: str
+    classes: tuple[str, ...]
+    folders: tuple[str, ...]  # relative to the usual places
+    remedy: str
+    elsewhere: tuple[str, ...] = ()  # folders that are looked in before the usual places
+
+
+def files(prefix: str = "", test: str = "t10k") -> tuple[str, ...]:
+    """The names of the four files: training images and labels, then those of the test."""
+    kinds = ("images-idx3", "labels-idx1")
+    return tuple(f"{prefix}{part}-{kind}-ubyte" for part in ("train", test) for kind in kinds)
+
+
+def remedy_of(source: str, other: str = "") -> str:
+    """What to do where the files of a published set are missing or damaged."""
+    return places.fetched(
+        source, f"{other}name the folder of the four files with --config.data.folder"
+    )
+
+
+FILES = files()
+MNIST = Release("mnist", "MNIST", DIGITS, ("mnist", "MNIST/raw", "MNIST"), remedy_of("mnist"))
+KMNIST = Release(
+    "kmnist",
+    "KMNIST",
+    ("o", "ki", "su", "tsu", "na", "ha", "ma", "ya", "re", "wo"),
+    ("kmnist", "KMNIST/raw", "KMNIST"),
+    remedy_of("kmnist"),
 )
-FASHION_FOLDER = "fashion-mnist"
-FASHION_FOLDERS = (
-    "/usr/share/datasets/fashion-mnist",  # Debian's dataset-fashion-mnist
-    "~/.cache/fedjax_lab/fashion-mnist",
-    "data/FashionMNIST/raw",
-    "data/fashion-mnist",
-)
-FASHION_HELP = (
-    "run `fedjax-lab data get fashion_mnist` or `apt install dataset-fashion-mnist`, or name the"
-    " folder of the four files with --config.data.folder"
+FASHION = Release(
+    "fashion_mnist",
+    "Fashion-MNIST",
+    (
+        "T-shirt/top",
+        "Trouser",
+        "Pullover",
+        "Dress",
+        "Coat",
+        "Sandal",
+        "Shirt",
+        "Sneaker",
+        "Bag",
+        "Ankle boot",
+    ),
+    ("fashion-mnist", "FashionMNIST/raw"),
+    remedy_of("fashion_mnist", "run `apt install dataset-fashion-mnist`, or "),
+    ("/usr/share/datasets/fashion-mnist",),  # Debian's dataset-fashion-mnist
 )
 IDX_HELP = (
-    "name the folder of the four MNIST-format files with --config.data.folder (`fedjax-lab data get"
-    " mnist` fetches MNIST's, `fedjax-lab data get kmnist` those of Kuzushiji-MNIST)"
+    "name the folder of the four MNIST-format files with --config.data.folder (config.data.name="
+    "mnist, emnist, kmnist and fashion_mnist find those that `fedjax-lab data get` has fetched)"
 )
-KINDS = {0x801: "labels", 0x803: "images"}  # by a file's first four bytes
-FILES = tuple(
-    f"{part}-{kind}-ubyte" for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1")
-)
+
+
+def mnist(*, folder: str = "") -> Dataset:
+    """MNIST (LeCun et al. 1998): 60,000 + 10,000 images [28, 28, 1] of digits.
+
+    `folder` is the one with the four files or the one around its `mnist` (or torchvision's
+    MNIST/raw); without it the usual places are searched. Raises BadInput as `idx` does.
+    """
+    return _published(MNIST, folder)
+
+
+def kmnist(*, folder: str = "") -> Dataset:
+    """KMNIST (Clanuwat et al. 2018): 60,000 + 10,000 images [28, 28, 1] of ten hiragana.
+
+    Otherwise as `mnist`; its folders are kmnist and torchvision's KMNIST/raw.
+    """
+    return _published(KMNIST, folder)
 
 
 def fashion_mnist(*, folder: str = "") -> Dataset:
     """Fashion-MNIST (Xiao et al. 2017, arXiv:1708.07747): 60,000 + 10,000 images [28, 28, 1].
 
-    `folder` is the one with the files or the one around its fashion-mnist; without it the usual
-    places are searched. Raises BadInput as `idx` does.
+    Otherwise as `mnist`; its folders are fashion-mnist, torchvision's FashionMNIST/raw and, without
+    `folder`, that of Debian's package dataset-fashion-mnist.
     """
-    places = fashion_places(folder)
-    where = next((p for p in places if all(find(p, name) for name in FILES)), None)
+    return _published(FASHION, folder)
+
+
+def _published(release: Release, folder: str) -> Dataset:
+    where = find_folder(release, folder)
+    x, y, test = read(where, release.remedy)
+    check_labels(where, y, release)
+    return as_dataset(x, y, test, release.classes, release.source)
+
+
+def find_folder(release: Release, folder: str, names: tuple[str, ...] = FILES) -> Path:
+    """The first folder that has all files of a published set; BadInput if there is none.
+
+    A folder that the user has named is returned also where it has not: `read` says what is missing.
+    """
+    looked = _folders(release, folder)
+    where = next((p for p in looked if all(find(p, name) for name in names)), None)
     if where is None and not folder:
-        looked = ", ".join(map(str, places))
-        raise BadInput(f"Fashion-MNIST is in none of {looked}: {FASHION_HELP}")
-    x, y, test = read(where or places[0], FASHION_HELP)
-    if y.max() >= len(FASHION_CLASSES):
-        raise BadInput(f"{where}: label {y.max()} is not of Fashion-MNIST: {FASHION_HELP}")
-    return _dataset(x, y, test, FASHION_CLASSES, "fashion_mnist")
+        listed = ", ".join(map(str, looked))
+        raise BadInput(f"{release.title} is in none of {listed}: {release.remedy}")
+    return where or looked[0]
 
 
-def fashion_places(folder: str) -> list[Path]:
-    """The folders in which Fashion-MNIST may be."""
-    places = (folder, f"{folder}/{FASHION_FOLDER}") if folder else FASHION_FOLDERS
-    return [Path(place).expanduser() for place in places]
+def _folders(release, folder):
+    """The folders in which a published set may be."""
+    around = [folder] if folder else places.PLACES
+    inside = (f"{place}/{name}" for place in around for name in release.folders)
+    first = (folder,) if folder else release.elsewhere
+    return [Path(path).expanduser() for path in (*first, *inside)]
+
+
+def check_labels(where: Path, y: np.ndarray, release: Release) -> None:
+    """BadInput unless each of the labels [R] is that of a class."""
+    bad = (y < 0) | (y >= len(release.classes))
+    if bad.any():
+        raise BadInput(f"{where}: label {y[bad][0]} is not of {release.title}: {release.remedy}")
 
 
 def idx(*, folder: str) -> Dataset:
-    """MNIST, KMNIST, EMNIST and their like, from `folder`: images [R, H, W, 1], training first.
+    """Any set in MNIST's format, from `folder`: images [R, H, W, 1], training examples first.
 
     The classes are "0", "1", ... to the highest label, ten at least. Raises BadInput for a file
     that is missing, damaged or not what its name says.
@@ -82,14 +149,16 @@ def idx(*, folder: str) -> Dataset:
     where = Path(folder).expanduser()
     x, y, test = read(where, IDX_HELP)
     classes = tuple(str(label) for label in range(max(10, int(y.max()) + 1)))
-    return _dataset(x, y, test, classes, where.resolve().name)
+    return as_dataset(x, y, test, classes, where.resolve().name)
 
 
-def read(folder: Path, remedy: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def read(
+    folder: Path, remedy: str, names: tuple[str, ...] = FILES
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Images [R, H, W, 1] uint8, labels [R] int32 and the test mask [R] of the four files."""
     if not folder.is_dir():
         raise BadInput(f"{folder} is not a folder: {remedy}")
-    train, test = (_part(folder, FILES[i], FILES[i + 1], remedy) for i in (0, 2))
+    train, test = (_part(folder, names[i], names[i + 1], remedy) for i in (0, 2))
     if train[0].shape[1:] != test[0].shape[1:]:
         sizes = " and ".join(f"{x.shape[1]} x {x.shape[2]}" for x, _ in (train, test))
         raise BadInput(f"{folder}: training and test images differ in size, {sizes}: {remedy}")
@@ -158,7 +227,7 @@ def _shape(path: Path, head: bytes, dimensions: int, remedy: str) -> list[int]:
     return shape
 
 
-def _dataset(
+def as_dataset(
     x: np.ndarray, y: np.ndarray, test: np.ndarray, classes: tuple[str, ...], name: str
 ) -> Dataset:
     """A data set of one domain."""

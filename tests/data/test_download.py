@@ -49,8 +49,8 @@ def get(server, tmp_path):
         try:
             download(file, tmp_path / "file", counts.append, told.append)
         finally:
-            assert all(0 <= count <= size for count in counts)
-        assert (tmp_path / "file").read_bytes() == CONTENT and counts[-1] == size
+            assert all(0 <= count <= (size or SIZE) for count in counts)
+        assert (tmp_path / "file").read_bytes() == CONTENT and counts[-1] == SIZE
         assert [path.name for path in tmp_path.iterdir()] == ["file"]
         return told
 
@@ -79,6 +79,28 @@ def test_what_was_cut_is_continued(get, server, waits):
     told = get()
     assert server.starts("/a") == [0, 40_000, 70_000]
     assert ["cut after 40000 of 100000 bytes" in told[0], len(told), waits] == [True, 2, [1, 1]]
+
+
+def test_a_size_that_nobody_has_published_is_taken_from_the_answer(get, server, tmp_path):
+    """Also where an earlier call has left the whole file, or more than that."""
+    server.faults["/a"] = [("cut", 40_000)]
+    assert "cut after 40000 of 100000 bytes" in get(size=0)[0]
+    assert server.starts("/a") == [0, 40_000]
+    for left in (CONTENT, CONTENT + b"x", CONTENT[:9], b"x" * 9):
+        (tmp_path / "file").rename(tmp_path / "file.part")
+        (tmp_path / "file.part").write_bytes(left)
+        get(size=0)
+
+
+def test_a_size_that_neither_publisher_nor_server_tells(get, server, tmp_path, monkeypatch):
+    class Silent(module.http.client.HTTPResponse):
+        def begin(self):
+            super().begin()
+            del self.headers["Content-Length"]
+
+    monkeypatch.setattr(module.http.client.HTTPConnection, "response_class", Silent)
+    assert "does not say how many bytes it has" in fails(get, tmp_path, size=0)
+    get()
 
 
 def test_many_cuts_are_no_reason_to_give_up_while_bytes_arrive(get, server):

@@ -32,7 +32,7 @@ def folder(tmp_path, monkeypatch):
     """The one place where data are looked for."""
     where = tmp_path / "home"
     monkeypatch.setattr(places, "PLACES", (str(where),))
-    monkeypatch.setattr(idx, "FASHION_FOLDERS", (str(where / "fashion-mnist"),))
+    monkeypatch.setattr(idx, "FASHION", idx.FASHION._replace(elsewhere=()))
     monkeypatch.setenv("FEDJAX_LAB_CACHE", str(tmp_path / "cache"))
     clock = SimpleNamespace(sleep=lambda seconds: None, time=time.time)
     monkeypatch.setattr(download, "time", clock)
@@ -63,9 +63,9 @@ def call(capsys):
 
 def load(name, folder=""):
     """The data set as a run reads it."""
-    source = NAMED["data"][catalog.PUBLISHED[name].reader or name]
+    data = catalog.PUBLISHED[name]
     sizes = {"classes": 2, "size": 16} if name == "domainnet_full" else {}
-    return source(folder=str(folder), **sizes)
+    return NAMED["data"][data.reader or name](folder=str(folder), **dict(data.settings), **sizes)
 
 
 def tree(folder):
@@ -76,17 +76,17 @@ def tree(folder):
 
 @pytest.mark.parametrize("name", FETCHED)
 def test_a_fetched_set_is_read_without_more_flags(server, call, folder, name):
-    own = catalog.PUBLISHED[name].reader
-    if not own:
-        assert f"fedjax-lab data get {name}" in complaint(load, name)
+    assert f"fedjax-lab data get {name}" in complaint(load, name)
     code, out, err = call("get", name)
     assert (code, err) == (0, "")
     assert os.listdir(folder) == [catalog.PUBLISHED[name].target]
-    for text in ("license: ", "cite: ", "verified", f"--config.data.name={own or name}"):
+    flags = f"--config.data.name={catalog.PUBLISHED[name].reader or name}"
+    for key, value in catalog.PUBLISHED[name].settings:
+        flags += f" --config.data.{key}={value}"
+    for text in ("license: ", "cite: ", "verified", f"read it with {flags}\n"):
         assert text in out
     where = folder / catalog.PUBLISHED[name].target
-    assert f"--config.data.folder={where}" in out if own else "--config.data.folder" not in out
-    assert len(load(name, where if own else "").x) > 0
+    assert len(load(name).x) > 0
     asked = len(server.requests)
     code, out, _ = call("get", name)
     assert code == 0 and "was there before" in out and len(server.requests) == asked
@@ -121,9 +121,8 @@ def test_the_run_that_asked_for_data_gets_them(server, call, folder, tmp_path, c
 @pytest.mark.parametrize("name", [*FETCHED, *BY_HAND])
 def test_a_run_without_data_names_the_command(name, capsys):
     """Also where the line is cut in its middle because it is too long."""
-    source = NAMED["data"][catalog.PUBLISHED[name].reader or name]
     with pytest.raises(Exception) as caught:
-        source(folder="")
+        load(name)
     command.command.report_failure(str(caught.value))
     assert f"`fedjax-lab data get {name}`" in capsys.readouterr().err
 
@@ -151,10 +150,11 @@ def test_addresses_and_checksums_are_of_the_right_form(name):
     lengths = {"sha256": 64, "md5": 32}
     for file in data.files:
         algorithm, digits = file.checksum.split(":")
-        assert len(digits) == lengths[algorithm] and int(digits, 16) and file.size > 1000
+        assert len(digits) == lengths[algorithm] and int(digits, 16)
+        assert file.size == 0 or file.size > 1000
         for address in file.addresses:
-            assert address.startswith(("http://", "https://"))
-            assert address.endswith(f"/{file.name}") and ".." not in address
+            assert address.startswith(("http://", "https://")) and ".." not in address
+        assert f"/{file.name}" in file.addresses[0]
     assert len({file.checksum for file in data.files}) == len(data.files)
     assert set(contents(name)) == {file.name for file in data.files}
 
@@ -171,6 +171,29 @@ def test_list(server, call, folder):
     assert file.checksum in out and file.addresses[0] in out and "DomainBed" in out
 
 
+def test_list_finds_what_was_put_there_by_hand(call, folder):
+    (folder / "medmnist").mkdir(parents=True)
+    for name in ("medmnist/bloodmnist.npz", "octmnist.npz"):
+        (folder / name).touch()
+    lines = {line.split()[0]: line for line in call("list")[1].splitlines()}
+    here = [name for name, line in lines.items() if " here " in line]
+    assert here == ["octmnist", "bloodmnist"]
+
+
+def test_a_set_whose_size_is_not_published(server, call, folder):
+    data = catalog.PUBLISHED["k49"]
+    files = tuple(file._replace(size=0) for file in data.files)
+    catalog.PUBLISHED["k49"] = data._replace(files=files)
+    assert "unknown" in call("list")[1] and "size not published" in call("list", "k49")[1]
+    code, out, _ = call("get", "k49")
+    assert code == 0 and "Kuzushiji-49, of unknown size, to" in out and len(load("k49").x) == 8
+    file = folder / data.files[0].path
+    assert f"{file.name}: {file.stat().st_size} bytes from" in out
+    file.write_bytes(file.read_bytes()[:-1])
+    code, _, err = call("check", "k49")
+    assert code == 2 and f"{file} is damaged" in err
+
+
 @pytest.mark.parametrize(
     "words, said",
     {
@@ -179,7 +202,8 @@ def test_list(server, call, folder):
         "check svnh": "did you mean 'svhn'?",
         "list nothing": "no data set 'nothing'; valid: ",
         "get digit_domains": "nothing to fetch: digit_domains is drawn on this machine",
-        "get idx": "`fedjax-lab data get` fetches mnist and kmnist",
+        "get idx": "mnist, emnist, kmnist have their own names",
+        "get medmnist": "`fedjax-lab data get` fetches pathmnist, dermamnist",
         "get svhn --folder=gs://a": "--folder must be a local path",
         "get svhn --mirror=ftp://a": "--mirror is 'ftp://a', not http://",
         "get svhn --foldr=a": "did you mean '--folder'?",
@@ -220,7 +244,9 @@ def test_what_arrived_before_a_failure_is_kept(server, call, folder):
     assert len(server.starts("/svhn/train_32x32.mat")) == 1 and os.listdir(folder) == ["svhn"]
 
 
-@pytest.mark.parametrize("name", ["tiny_imagenet", "svhn", "cifar10"])
+@pytest.mark.parametrize(
+    "name", ["tiny_imagenet", "svhn", "cifar10", pytest.param("cinic10", marks=pytest.mark.slow)]
+)
 def test_a_command_that_is_killed_anywhere_is_continued(server, call, folder, monkeypatch, name):
     """It dies before any block is written, or before any file or folder gets its name."""
 

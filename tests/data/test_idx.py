@@ -59,9 +59,11 @@ def test_fashion_mnist_is_found_in_the_usual_places(mnist, tmp_path, monkeypatch
     partial = tmp_path / "partial"
     partial.mkdir()
     (partial / idx.FILES[0]).write_bytes(b"half a download")
-    monkeypatch.setattr(idx, "FASHION_FOLDERS", (str(partial), str(folder)))
+    monkeypatch.setattr(idx.places, "PLACES", ())
+    search = idx.FASHION._replace
+    monkeypatch.setattr(idx, "FASHION", search(elsewhere=(str(partial), str(folder))))
     assert len(idx.fashion_mnist().x) == len(x)
-    monkeypatch.setattr(idx, "FASHION_FOLDERS", ("/nowhere/a", "/nowhere/b"))
+    monkeypatch.setattr(idx, "FASHION", search(elsewhere=("/nowhere/a", "/nowhere/b")))
     message = complaint(idx.fashion_mnist)
     for part in ("/nowhere/a", "/nowhere/b", "apt install dataset-fashion-mnist", "data.folder"):
         assert part in message
@@ -135,7 +137,7 @@ def test_fashion_mnist_with_labels_of_another_set(mnist):
 
 
 @pytest.mark.skipif(
-    not all(idx.find(Path(idx.FASHION_FOLDERS[0]), name) for name in idx.FILES),
+    not all(idx.find(Path(idx.FASHION.elsewhere[0]), name) for name in idx.FILES),
     reason="dataset-fashion-mnist is not installed",
 )
 def test_real_fashion_mnist():

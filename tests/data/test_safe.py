@@ -19,12 +19,18 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from inputs import complaint
+from published import cinic10_files, contents, emnist_files, gtsrb_files
 from scipy.io import savemat
 
 from fedjax_lab.data import cifar, digits_five, idx, images, pickles, safe, shakespeare, svhn
 from fedjax_lab.data.arrays import arrays
+from fedjax_lab.data.cinic10 import cinic10
 from fedjax_lab.data.domainnet import domainnet_full
+from fedjax_lab.data.emnist import emnist
+from fedjax_lab.data.gtsrb import gtsrb
 from fedjax_lab.data.image_folders import image_folders
+from fedjax_lab.data.k49 import k49
+from fedjax_lab.data.medmnist import medmnist
 from fedjax_lab.data.tiny_imagenet import tiny_imagenet
 from fedjax_lab.embedding.precomputed import precomputed
 from fedjax_lab.errors import BadInput, quoted
@@ -145,6 +151,18 @@ def write_fedbn(folder):
     return folder / "MNIST_M" / "train.pkl"
 
 
+def write_files(files, first):
+    """What writes {path: bytes} to a folder and gives the file of the path `first`."""
+
+    def write(folder):
+        for path, content in files().items():
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            (folder / path).write_bytes(content)
+        return folder / first
+
+    return write
+
+
 READERS = {
     "arrays": (write_arrays, read_arrays),
     "embeddings": (write_embeddings, read_embeddings),
@@ -159,6 +177,26 @@ READERS = {
         lambda folder: shakespeare.shakespeare(folder=str(folder), fraction=1.0),
     ),
     "digits_five": (write_fedbn, lambda folder: digits_five.digits_five(folder=str(folder))),
+    "emnist": (
+        write_files(emnist_files, "emnist-letters-test-labels-idx1-ubyte.gz"),
+        lambda folder: emnist(folder=str(folder), split="letters"),
+    ),
+    "k49": (
+        write_files(lambda: contents("k49"), "k49-test-labels.npz"),
+        lambda folder: k49(folder=str(folder)),
+    ),
+    "medmnist": (
+        write_files(lambda: contents("bloodmnist"), "bloodmnist.npz"),
+        lambda folder: medmnist(folder=str(folder), dataset="bloodmnist"),
+    ),
+    "cinic10": (
+        write_files(cinic10_files, "train/airplane/cifar10-train-0.png"),
+        lambda folder: cinic10.listing(folder=str(folder), size=8).x[:1],
+    ),
+    "gtsrb": (
+        write_files(gtsrb_files, "GT-final_test.csv"),
+        lambda folder: gtsrb.listing(folder=str(folder), roi=True).x[:1],
+    ),
 }
 
 

@@ -1,30 +1,36 @@
 """Archives that would do harm are not unpacked."""
 
+import gzip
+import io
 import stat
+import tarfile
 import zipfile
 
 import pytest
 from inputs import complaint
-from published import zipped
+from published import tarred, zipped
 
 from fedjax_lab.data import unpack
 
 
-def unpacked(tmp_path, content, **settings):
+def unpacked(tmp_path, content, name="a.zip"):
     """The members of an archive, unpacked to tmp_path/to/folder, and the numbers of bytes told."""
-    (tmp_path / "a.zip").write_bytes(content)
+    (tmp_path / name).write_bytes(content)
     written = []
     folder = tmp_path / "to" / "folder"
-    return unpack.unpack(tmp_path / "a.zip", folder, "fetch it again", written.append), written
+    return unpack.unpack(tmp_path / name, folder, "fetch it again", written.append), written
 
 
 def tree(folder):
     return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
 
 
-def test_files_and_folders(tmp_path):
-    files = {"a/b.txt": b"one", "c.txt": b"", "a/d/e.txt": b"x" * 3000}
-    members, written = unpacked(tmp_path, zipped({**files, "a/f/": b""}))
+@pytest.mark.parametrize("kind", ["zip", "tar.gz"])
+def test_files_and_folders(tmp_path, kind):
+    files = {"a/b.txt": b"one", "c.txt": b"", "a/d/e.txt": bytes(range(250)) * 12}
+    archive = zipped({**files, "a/f/": b""}) if kind == "zip" else tarred(files)
+    for _ in range(2):  # the second call finds everything there
+        members, written = unpacked(tmp_path, archive, f"a.{kind}")
     where = tmp_path / "to/folder"
     assert tree(where) == set(files) and written == [3, 0, 3000]
     for member in members:
@@ -100,3 +106,40 @@ def test_damaged_archives(tmp_path, damage):
 def test_a_file_in_the_place_of_a_folder(tmp_path):
     message = complaint(unpacked, tmp_path, zipped({"a": b"1", "a/b": b"2"}))
     assert "cannot be read" in message
+
+
+BAD_MEMBERS = {
+    "up": ({"name": "../out"}, "is no path in the folder"),
+    "root": ({"name": "/out"}, "is no path in the folder"),
+    "link": ({"type": tarfile.SYMTYPE, "linkname": "/etc"}, "is a link or a device"),
+    "hard link": ({"type": tarfile.LNKTYPE, "linkname": "good"}, "is a link or a device"),
+    "pipe": ({"type": tarfile.FIFOTYPE}, "is a link or a device"),
+    "bomb": ({"size": 2**40}, "it would unpack to 1099511627777 bytes in 2 files"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_MEMBERS)
+def test_members_of_tar_files_that_would_do_harm(tmp_path, name):
+    """The good member before them is not written either."""
+    fields, said = BAD_MEMBERS[name]
+    member = tarfile.TarInfo("bad")
+    for key, value in fields.items():
+        setattr(member, key, value)
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w") as archive:
+        good = tarfile.TarInfo("good")
+        good.size = 1
+        archive.addfile(good, io.BytesIO(b"1"))
+        archive.addfile(member)
+    message = complaint(unpacked, tmp_path, gzip.compress(out.getvalue()), "a.tar.gz")
+    assert said in message and "fetch it again" in message
+    assert tree(tmp_path) == {"a.tar.gz"}
+
+
+@pytest.mark.parametrize(
+    "damage", [lambda c: c[: len(c) // 2], lambda c: b"<html>", lambda c: c[:99]]
+)
+def test_damaged_tar_files(tmp_path, damage):
+    content = damage(tarred({"a": bytes(range(256)) * 9, "b": bytes(99)}))
+    message = complaint(unpacked, tmp_path, content, "a.tar.gz")
+    assert "cannot be read" in message and "fetch it again" in message
