@@ -366,6 +366,11 @@ def default_settings(function: Callable, chosen: dict | None = None) -> dict:
     return {"base": DEFAULT_BASE, **keyword_defaults(function), **keyword_defaults(base)}
 
 
+def has_own_test(source: str) -> bool:
+    """Whether the named data source takes config.data.test itself, in a meaning of its own."""
+    return "test" in keyword_defaults(look_up("data", source))
+
+
 def setting_words(function: Callable, chosen: dict | None = None) -> dict[str, tuple[str, ...]]:
     """The words that settings take besides values of their default's type (`Literal`)."""
     words = {}
