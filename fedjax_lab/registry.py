@@ -19,6 +19,7 @@ from fedjax_lab.data.digits_five import digits_five
 from fedjax_lab.data.domainnet import domainnet, domainnet_full
 from fedjax_lab.data.idx import fashion_mnist, idx
 from fedjax_lab.data.image_folders import image_folders, office_home, pacs, vlcs
+from fedjax_lab.data.image_table import image_table
 from fedjax_lab.data.mapped import mapped
 from fedjax_lab.data.office_caltech import office_caltech
 from fedjax_lab.data.partition import PARTITIONS
@@ -137,6 +138,7 @@ NAMED: dict[str, dict] = {
         vlcs,
         office_home,
         image_folders,
+        image_table,
         tfds,
         records,
         mapped,

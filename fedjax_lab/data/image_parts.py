@@ -7,7 +7,7 @@ import numpy as np
 
 from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.data.images import COLORS, FITS, Split, arrays, check_size, rgb, stretch
-from fedjax_lab.errors import check_choice
+from fedjax_lab.errors import BadInput, check_choice
 
 SPLITS = {  # how people call a split: what it is
     "train": "train",
@@ -58,8 +58,7 @@ def gather(
 ) -> Dataset:
     """The dataset of these parts, training examples first, domain after domain; x is lazy.
 
-    The validation images are test examples where there are no test images, or else training
-    examples.
+    Validation images are test examples where there are no test images, or else training examples.
 
     Args:
       title: what is in x is called this in the cache.
@@ -71,7 +70,7 @@ def gather(
       truncated: files that end too early are read as far as they go.
 
     Raises:
-      BadInput: a file is missing, or, once it is decoded, damaged.
+      BadInput: there are no training images; a file is missing, or, once it is decoded, damaged.
     """
     tests = ("test",) if any(part.split == "test" for part in parts) else ("validation",)
     groups: dict[tuple[bool, str], list[Part]]
@@ -79,6 +78,8 @@ def gather(
     for part in parts:
         groups[part.split in tests, part.domain].append(part)
     splits = [_joined(group) for group in groups.values()]
+    if not any(split.files for split in splits[: len(domains)]):
+        raise BadInput(f"there are no training images: {remedy}")
     train, test = splits[: len(domains)], splits[len(domains) :]
     name = f"{title}{look.name}"
     made = arrays(name, train, test, look.size, look.colors, remedy, truncated, look.fit)
