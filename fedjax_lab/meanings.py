@@ -30,7 +30,8 @@ MEANINGS = {
     " set, drawn by class, domain and user; 0: none",
     "data.test_seed": "of the draw of these test examples",
     "partition.name": "how the training examples are divided among the clients",
-    "partition.num_clients": "the number of clients",
+    "partition.num_clients": "the number of clients; by_client draws so many users at random, or"
+    " takes all of them where it is 0",
     "partition.validation": "the fraction of each client's training examples that is held out",
     "partition.new_clients": "the share of the clients that are scored, but never trained on",
     "model.name": "the model that is trained",

@@ -10,7 +10,7 @@ def with_test(dataset: Dataset, source: str, share: float, seed: int) -> Dataset
     """The dataset with a share of its examples as test examples.
 
     Args:
-      dataset: one without test examples.
+      dataset: one without test examples, or with such that its source has drawn.
       source: its name, for messages.
       share: the fraction of the examples that become test examples, above 0 and below 1.
       seed: of the draw; the same seed draws the same examples in every run.
@@ -19,7 +19,7 @@ def with_test(dataset: Dataset, source: str, share: float, seed: int) -> Dataset
       BadInput: the dataset has test examples, or has too few examples for any.
     """
     present = int(np.sum(dataset.test))
-    if present:
+    if present and not dataset.test_is_drawn:
         raise BadInput(
             f"config.data.test={share} is for data without a test set, but {source} has {present}"
             " test examples; set config.data.test=0"

@@ -106,8 +106,8 @@ def image_folders(
         are natural users. Validation images are test examples where there is no test split, or else
         training examples.
     color: rgb or gray.
-    resize: stretch scales both sides to `size`; crop scales the largest square in the middle of an
-        image; pad puts the whole image into a black square.
+    resize: stretch scales both sides to the size; crop scales the largest square in the middle of
+        an image; pad puts the whole image into a black square.
 
     Domains, classes and users are sorted by name; the training images of each domain have every
     class. Files end in one of `layouts.ENDINGS`; of an animation the first image counts. Otherwise

@@ -136,14 +136,32 @@ def test_what_cannot_be_drawn_is_refused(config, tmp_path):
     for share in (-0.1, 1.0):
         assert "config.data.test must be at least 0 and below 1" in complaint(config, test=share)
     assert "config.data.test_seed must not be negative" in complaint(config, test_seed=-1)
-    toys.write_examples(tmp_path / "data.npz")
+    toys.write_examples(tmp_path / "data.npz", split=np.arange(300) % 3 == 0)
     data = {"name": "arrays", "path": str(tmp_path / "data.npz"), "test": 0.2}
     message = complaint(experiment.load_data, resolve({"data": data}).data)
-    assert "arrays has 60 test examples; set config.data.test=0" in message
+    assert "arrays has 100 test examples; set config.data.test=0" in message
     load = partial(experiment.load_data, config(test=0.001, count=6).data)
     assert "config.data.test=0.001 of 6 examples leaves none" in complaint(load)
     message = complaint(experiment.build, config())
     assert "nothing to score" in message and "--config.data.test=0.2" in message
+
+
+@pytest.mark.parametrize("source", ["arrays", "mapped"])
+def test_a_share_takes_the_place_of_a_random_fifth(source, tmp_path):
+    """Where a file does not say which of its examples are for tests."""
+    toys.write_examples(tmp_path / "data.npz")
+    with np.load(tmp_path / "data.npz") as arrays:
+        for name in arrays.files:
+            np.save(tmp_path / f"{name}.npy", arrays[name])
+    path = str(tmp_path / ("data.npz" if source == "arrays" else ""))
+    fifth, drawn = (
+        experiment.load_data(resolve({"data": {"name": source, "path": path, "test": share}}).data)
+        for share in (0.0, 0.2)
+    )
+    assert fifth.test.sum() == drawn.test.sum() == 60
+    assert (
+        max(differences(drawn.test, 0.2, drawn.y)) < 1 <= max(differences(fifth.test, 0.2, fifth.y))
+    )
 
 
 def test_a_source_may_have_a_setting_of_that_name(config):
