@@ -6,6 +6,7 @@ label=target, client=center, split=fold.
 """
 
 import csv
+import hashlib
 import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -64,7 +65,8 @@ def image_table(
     classes = sorted_names({row["label"] for row in rows})
     parts = _parts(table, Path(folder).expanduser() if folder else table.parent, rows, classes)
     domains = sorted_names({part.domain for part in parts})
-    return gather(f"image_table-v{VERSION}", parts, classes, domains, look, REMEDY)
+    listed = hashlib.sha256(repr(rows).encode()).hexdigest()[:8]  # who is whose orders the images
+    return gather(f"image_table-v{VERSION}-{listed}", parts, classes, domains, look, REMEDY)
 
 
 def _rows(table: Path, columns: Mapping[str, str]) -> list[dict[str, str]]:

@@ -18,6 +18,7 @@ from fedjax_lab.data.lazy import LazyArray, read_all
 from fedjax_lab.errors import BadInput
 
 PIXEL = 4  # bytes of a pixel, while an image is read
+UNCOMPRESSED = ".ppm", ".pgm", ".bmp", ".tif", ".tiff"  # endings, most files of which are
 
 
 # What is made of a PIL image: its colors, and a square.
@@ -146,16 +147,20 @@ def arrays(
 
 
 def fingerprint(splits: Sequence[Split], remedy: str) -> str:
-    """16 hexadecimal digits that change with the name, size, label or place of any file."""
+    """16 hexadecimal digits that change with the name, size, label or place of any file.
+
+    With the time of a file, too, where images of equal shape have equal sizes (UNCOMPRESSED).
+    """
     digest = hashlib.sha256()
     for split in splits:
         digest.update(f"{len(split.files)}\n".encode())
         for file, label in zip(*split, strict=True):
             try:
-                size = file.stat().st_size
+                known = file.stat()
             except OSError as error:
                 raise BadInput(f"{file} cannot be read ({error}): {remedy}") from error
-            digest.update(f"{file.name!r} {size} {label}\n".encode())
+            time = f" {known.st_mtime_ns}" if file.suffix.lower() in UNCOMPRESSED else ""
+            digest.update(f"{file.name!r} {known.st_size} {label}{time}\n".encode())
     return digest.hexdigest()[:16]
 
 

@@ -1,5 +1,6 @@
 """Folders of images, one for each domain and class, and a run on them."""
 
+import os
 from functools import partial
 from pathlib import Path
 
@@ -300,6 +301,17 @@ def test_all_usual_endings_are_read(own, empty_cache):
     (own / "a" / "Thumbs.db").touch()
     data = image_folders.image_folders(folder=str(own), size=8)
     assert len(data.files) == len(names)
+
+
+def test_images_that_are_not_compressed_are_read_again_after_a_change(own, empty_cache):
+    fill(own, "a/0.ppm")
+    load = partial(image_folders.image_folders, folder=str(own), size=8)
+    assert load().x.max() == 0
+    file = own / "a" / "0.ppm"
+    before = file.stat()
+    Image.new("RGB", (12, 8), (9, 9, 9)).save(file)
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns + 1))
+    assert file.stat().st_size == before.st_size and load().x.min() == 9
 
 
 # Colors and squares

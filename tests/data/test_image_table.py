@@ -63,6 +63,19 @@ def test_centers_may_be_domains_and_images_gray(isic):
     assert data.x.shape == (4, 8, 8, 1)
 
 
+def test_images_of_one_name_and_size_keep_their_places(tmp_path, empty_cache):
+    """In the cache, where another column orders them."""
+    for number, folder in enumerate("ab", 1):
+        (tmp_path / folder).mkdir()
+        Image.new("RGB", (8, 8), (number, 0, 0)).save(tmp_path / folder / "0.png")
+    sizes = {(tmp_path / folder / "0.png").stat().st_size for folder in "ab"}
+    assert len(sizes) == 1
+    write(tmp_path / "t.csv", [("a/0.png", 1, 1, 2), ("b/0.png", 1, 2, 1)], "image,label,one,two")
+    for column, order in (("one", [1, 2]), ("two", [2, 1])):
+        data = image_table(path=str(tmp_path / "t.csv"), domain=column, size=8)
+        assert data.x[:, 0, 0, 0].tolist() == order
+
+
 @pytest.mark.parametrize("delimiter", ["\t", ";"])
 def test_other_delimiters_and_names_with_endings(isic, delimiter):
     table, folder = isic
