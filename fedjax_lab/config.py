@@ -33,6 +33,7 @@ from fedjax_lab.errors import (
 from fedjax_lab.references import PARTS, Source, parts_of
 from fedjax_lab.registry import (
     default_settings,
+    has_own_test,
     is_part,
     keyword_defaults,
     look_up,
@@ -49,6 +50,8 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "unseen": "",  # a domain that no client holds
         "shots": 0,  # images of it that each client holds after all
         "shots_per": "client",  # client: so many in all; class: so many of each class
+        "test": 0.0,  # share of the examples for tests, where the source has no test set
+        "test_seed": 0,  # of their draw
     },
     "partition": {
         "name": "iid",
@@ -139,6 +142,7 @@ POSITIVE = (
 )
 NOT_NEGATIVE = (
     "data.shots",
+    "data.test_seed",
     "local.momentum",
     "local.weight_decay",
     "local.clip",
@@ -391,6 +395,8 @@ def _check_values(full):
         check_positive(key, value_at(full, key))
     for key in NOT_NEGATIVE:
         check_not_negative(key, value_at(full, key))
+    if not has_own_test(full["data"]["name"]):
+        check_below_one("data.test", full["data"]["test"])
     _check_clients(full["partition"], full["run"]["cohort"])
     _check_failures(full["run"], full["local"])
     _check_rules(full["run"], full["partition"]["validation"])

@@ -14,7 +14,7 @@ import optax
 
 from fedjax_lab import contract, fsdp, metrics, parallel, schedules, sizes, tree
 from fedjax_lab.config import value_at
-from fedjax_lab.data import catalog
+from fedjax_lab.data import catalog, held_out
 from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.data.normalize import input_range
 from fedjax_lab.embedding import Embeddings
@@ -24,7 +24,15 @@ from fedjax_lab.federation import check_scored, class_counts, is_of_domain, make
 from fedjax_lab.hosted import Host
 from fedjax_lab.models import kernels, modules
 from fedjax_lab.models.task import has_convolutions, make_task
-from fedjax_lab.registry import METHODS, NAMED, bind, keyword_defaults, look_up, make_method
+from fedjax_lab.registry import (
+    METHODS,
+    NAMED,
+    bind,
+    has_own_test,
+    keyword_defaults,
+    look_up,
+    make_method,
+)
 from fedjax_lab.types import Federation, Method, Plan, Stage, Stages, Task, Weights
 from fedjax_lab.width import client_bytes
 
@@ -297,7 +305,11 @@ def of_seeds(experiment: Experiment, seeds: Sequence[int]) -> Experiment:
 
 
 def load_data(section: Mapping) -> Dataset:
-    """The examples of the source that a config's section `data` names."""
+    """The examples of the source that a config's section `data` names.
+
+    With config.data.test a share of them are test examples. BadInput where the source returns
+    anything but a Dataset, or has a test set besides.
+    """
     dataset = bind("data", section)()
     if not isinstance(dataset, Dataset):
         raise BadInput(f"data {section['name']} must return a Dataset, not {quoted(dataset)}")
@@ -308,7 +320,10 @@ def load_data(section: Mapping) -> Dataset:
     _check_numbers("domain", dataset.domain, dataset.domains)
     if dataset.client is not None:
         _check_numbers("client", dataset.client, dataset.users)
-    return catalog.credited(dataset, section)
+    dataset = catalog.credited(dataset, section)
+    if (share := section.get("test")) and not has_own_test(section["name"]):
+        return held_out.with_test(dataset, section["name"], share, section["test_seed"])
+    return dataset
 
 
 def _check_arrays(dataset):

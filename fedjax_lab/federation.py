@@ -94,8 +94,9 @@ def check_scored(federation: Federation) -> None:
         rows is None for rows in (federation.global_test, federation.unseen, federation.validation)
     ):
         raise BadInput(
-            "nothing to score: the data have no test examples; name a domain with"
-            " --config.data.unseen or hold some out with --config.partition.validation=0.1"
+            "nothing to score: the data have no test examples; draw some with"
+            " --config.data.test=0.2, name a domain with --config.data.unseen or hold some out of"
+            " each client's with --config.partition.validation=0.1"
         )
 
 

@@ -26,6 +26,9 @@ MEANINGS = {
     "data.unseen": "a domain that no client holds, on which models are scored; empty: none",
     "data.shots": "how many images of the unseen domain each client holds after all",
     "data.shots_per": "client: so many shots in all; class: so many of each class",
+    "data.test": "the share of the examples that become test examples where the source has no test"
+    " set, drawn by class, domain and user; 0: none",
+    "data.test_seed": "of the draw of these test examples",
     "partition.name": "how the training examples are divided among the clients",
     "partition.num_clients": "the number of clients; by_client draws so many users at random, or"
     " takes all of them where it is 0",

@@ -24,6 +24,7 @@ from fedjax_lab.data.gtsrb import gtsrb
 from fedjax_lab.data.hub import huggingface
 from fedjax_lab.data.idx import fashion_mnist, idx, kmnist, mnist
 from fedjax_lab.data.image_folders import image_folders, office_home, pacs, vlcs
+from fedjax_lab.data.image_table import image_table
 from fedjax_lab.data.k49 import k49
 from fedjax_lab.data.mapped import mapped
 from fedjax_lab.data.medmnist import medmnist
@@ -157,6 +158,7 @@ NAMED: dict[str, dict] = {
         vlcs,
         office_home,
         image_folders,
+        image_table,
         tfds,
         huggingface,
         records,
@@ -394,6 +396,11 @@ def default_settings(function: Callable, chosen: dict | None = None) -> dict:
         return keyword_defaults(function)
     base = _base(function, chosen)
     return {"base": DEFAULT_BASE, **keyword_defaults(function), **keyword_defaults(base)}
+
+
+def has_own_test(source: str) -> bool:
+    """Whether the named data source takes config.data.test itself, in a meaning of its own."""
+    return "test" in keyword_defaults(look_up("data", source))
 
 
 def setting_words(function: Callable, chosen: dict | None = None) -> dict[str, tuple[str, ...]]:

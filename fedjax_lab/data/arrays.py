@@ -20,7 +20,8 @@ def arrays(*, path: str) -> Dataset:
     numbers, which become float32. `y` [R] holds integers from 0. Optional: `domain` [R], integers
     or names; `client` [R], the natural user of each example, integers or names; `split` [R],
     "train" or "test", or 1 for test (without it a fifth drawn at random is the test set, the same
-    at every call); `classes`, their names. Nothing else may be in the file.
+    at every call, unless config.data.test draws another); `classes`, their names. Nothing else may
+    be in the file.
     """
     if not path:
         raise BadInput("data.path is empty: name an .npz file with --config.data.path")
@@ -37,6 +38,7 @@ def arrays(*, path: str) -> Dataset:
     test = is_test(file, members["split"]) if "split" in members else random_test_rows(len(x))
     check_both_splits(file, test)
     made = Dataset(x=x, y=y, domain=domain, test=test, classes=classes, domains=domains)
+    made = made._replace(test_is_drawn="split" not in members)
     return with_users(file, made, members.get("client"))
 
 

@@ -24,6 +24,7 @@ class Dataset(NamedTuple):
     users: tuple[str, ...] = ()  # their names
     license: str = ""  # of the data, as their publisher states it
     citation: str = ""  # what to cite, in words
+    test_is_drawn: bool = False  # by the source, from data without a test set
 
 
 def pooled(x: Any, train: Sequence[ArrayLike], test: Sequence[ArrayLike]) -> dict[str, Any]:

@@ -1,21 +1,26 @@
-"""Sets of several domains as folders of images, DOMAIN/CLASS/IMAGE: PACS, VLCS, Office-Home, own.
+"""Sets of images in folders: PACS, VLCS and Office-Home as DOMAIN/CLASS/IMAGE, and one's own.
 
-DomainBed's script domainbed/scripts/download.py fetches the three. There is no test split: in
+DomainBed's script domainbed/scripts/download.py fetches the three. They have no test split: in
 domain generalization all of an unseen domain (config.data.unseen) is the test, and validation rows
-(config.partition.validation) are held out of each client's examples.
+(config.partition.validation) are held out of each client's examples; config.data.test draws one.
 """
 
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from fedjax_lab.data import places
+from fedjax_lab.data import layouts, places
 from fedjax_lab.data.dataset import Dataset
-from fedjax_lab.data.images import Split, arrays, check_size, decoded, rgb
-from fedjax_lab.errors import BadInput
+from fedjax_lab.data.image_parts import SPLITS, Look, Part, gather, make_look
+from fedjax_lab.data.images import Split, check_size, decoded
+from fedjax_lab.errors import BadInput, quoted
 
 VERSION = 1  # of the pixels: to be raised with every change that alters one
-ENDINGS = (".jpg", ".jpeg", ".png")  # in any case
+ENDINGS = (".jpg", ".jpeg", ".png")  # of published sets, in any case
+REMEDY = (
+    "config.data.folder takes a folder with DOMAIN/CLASS/IMAGE, CLASS/IMAGE, or train/CLASS/IMAGE"
+    " and test/CLASS/IMAGE; config.data.layout names others"
+)
 
 
 class Published(NamedTuple):
@@ -85,23 +90,48 @@ def office_home(*, folder: str = "", size: int = 32) -> Dataset:
 
 
 @decoded
-def image_folders(*, folder: str, size: int = 32) -> Dataset:
-    """A set of one's own, `folder`/DOMAIN/CLASS/IMAGE: images [size, size, 3], .jpg or .png.
+def image_folders(
+    *,
+    folder: str,
+    size: int = 32,
+    layout: str = "auto",
+    color: str = "rgb",
+    resize: str = "stretch",
+) -> Dataset:
+    """A set of one's own in folders that are nested as `layout` says: images [size, size, .].
 
-    Domains and classes are sorted by name; every domain has every class. Otherwise as `pacs`.
+    layout: what the levels of folders stand for, such as domain/class, or auto: DOMAIN/CLASS/IMAGE,
+        CLASS/IMAGE, SPLIT/CLASS/IMAGE, DOMAIN/SPLIT/CLASS/IMAGE and SPLIT/DOMAIN/CLASS/IMAGE are
+        told from each other, where SPLIT is train, test, val or the like. With client/class there
+        are natural users. Validation images are test examples where there is no test split, or else
+        training examples.
+    color: rgb or gray.
+    resize: stretch scales both sides to the size; crop scales the largest square in the middle of
+        an image; pad puts the whole image into a black square.
+
+    Domains, classes and users are sorted by name; the training images of each domain have every
+    class. Files end in one of `layouts.ENDINGS`; of an animation the first image counts. Otherwise
+    as `pacs`.
     """
-    remedy = "config.data.folder takes a folder with DOMAIN/CLASS/IMAGE"
+    look = make_look(size, color, resize)
     where = Path(folder).expanduser()
     if not folder or not where.is_dir():
-        raise BadInput(f"{folder or 'an empty name'} is not a folder: {remedy}")
-    domains = _subfolders(where)
-    return _read("image_folders", domains, [domain.name for domain in domains], size, remedy)
+        raise BadInput(f"{folder or 'an empty name'} is not a folder: {REMEDY}")
+    holders = layouts.find(where, layout, REMEDY)
+    domains = sorted({_domain(holder) for holder in holders})
+    return _read("image_folders", holders, domains, look, layouts.ENDINGS, REMEDY)
 
 
 def _published(published: Published, folder: str, size: int) -> Dataset:
     remedy = places.told(published.source, by_hand(published))
-    domains = find_domains(published, folder, remedy)
-    return _read(published.folders[0].lower(), domains, published.domains, size, remedy)
+    check_size(size)
+    folders = find_domains(published, folder, remedy)
+    holders = [
+        layouts.Holder(folder, {"domain": domain})
+        for folder, domain in zip(folders, published.domains, strict=True)
+    ]
+    title = published.folders[0].lower()
+    return _read(title, holders, published.domains, Look(size), ENDINGS, remedy)
 
 
 def by_hand(published: Published) -> str:
@@ -118,7 +148,7 @@ def find_domains(published: Published, folder: str, remedy: str) -> list[Path]:
     around = [Path(place).expanduser() for place in ([folder] if folder else places.PLACES)]
     problem = f"no {published.name} in {' or '.join(map(str, around))}"
     for where in (place / name for place in around for name in ("", *published.folders)):
-        there = {_letters(path.name): path for path in _subfolders(where)}
+        there = {_letters(path.name): path for path in layouts.subfolders(where)}
         by_domain = {name: there.get(_letters(name)) for name in published.domains}
         paths = [path for path in by_domain.values() if path is not None]
         if len(paths) == len(published.domains):
@@ -134,40 +164,44 @@ def _letters(name: str) -> str:
 
 
 def _read(
-    title: str, folders: Sequence[Path], domains: Sequence[str], size: int, remedy: str
+    title: str,
+    holders: Sequence[layouts.Holder],
+    domains: Sequence[str],
+    look: Look,
+    endings: Sequence[str],
+    remedy: str,
 ) -> Dataset:
-    """The images of these domains, domain after domain, class after class, by name of file."""
-    check_size(size)
-    if not folders:
+    """The images in these folders, domain after domain, class after class, by name of file."""
+    if not holders:
         raise BadInput(f"there are no folders of domains: {remedy}")
-    classes = tuple(sorted({path.name for folder in folders for path in _subfolders(folder)}))
-    groups = [_images(folder, classes, remedy) for folder in folders]
-    nothing = [Split([], [])] * len(groups)
-    made = arrays(f"{title}-v{VERSION}", groups, nothing, size, rgb, remedy, truncated=True)
-    return Dataset(**made, classes=classes, domains=tuple(domains))
+    classes = sorted({p.name for each in holders for p in layouts.subfolders(each.folder)})
+    parts = [_part(holder, classes, endings, remedy) for holder in holders]
+    parts = [part for part in parts if part.images.files]
+    name = f"{title}-v{VERSION}"
+    return gather(name, parts, classes, domains, look, remedy, truncated=True)
 
 
-def _images(folder: Path, classes: Sequence[str], remedy: str) -> Split:
-    """The image files of a domain; BadInput where it lacks a class."""
+def _part(
+    holder: layouts.Holder, classes: Sequence[str], endings: Sequence[str], remedy: str
+) -> Part:
+    """The images of a folder; BadInput where it lacks a class that it should have."""
+    folder, levels = holder
+    split = SPLITS.get(levels.get("split", "train").lower(), "")
     files, labels = [], []
     if not classes:
         raise BadInput(f"{folder} has no folders of classes: {remedy}")
     for label, name in enumerate(classes):
-        images = [path for path in _visible(folder / name) if path.suffix.lower() in ENDINGS]
-        if not images:
-            kinds = ", ".join(ENDINGS)
+        images = layouts.images_in(folder / name, endings)
+        if not images and split == "train" and "client" not in levels:
+            kinds = ", ".join(endings)
             raise BadInput(f"{folder / name} has no images ({kinds}), but is a class: {remedy}")
         files += images
         labels += [label] * len(images)
-    return Split(files, labels)
+    if files and not split:
+        known = ", ".join(SPLITS)
+        raise BadInput(f"{folder}: {quoted(levels['split'])} is none of the splits {known}")
+    return Part(Split(files, labels), _domain(holder), split, levels.get("client", ""))
 
 
-def _subfolders(folder: Path) -> list[Path]:
-    return [path for path in _visible(folder) if path.is_dir()]
-
-
-def _visible(folder: Path) -> list[Path]:
-    """What a folder holds, by name; without hidden files and what macOS leaves in archives."""
-    if not folder.is_dir():
-        return []
-    return sorted(path for path in folder.iterdir() if not path.name.startswith((".", "__MACOSX")))
+def _domain(holder: layouts.Holder) -> str:
+    return holder.levels.get("domain", "image_folders")

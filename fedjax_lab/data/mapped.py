@@ -20,7 +20,8 @@ def mapped(*, path: str) -> Dataset:
     `x` holds images [R, H, W] or [R, H, W, channels], or vectors [R, D], as uint8 0..255, int8 or
     float32; `y` [R] integers from 0. Optional: `domain` [R], integers or names; `client` [R], the
     natural user of each example, integers or names; `test` [R], True or 1 for tests (without it a
-    fifth drawn at random, the same at every call); classes.json, a list of their names. Raises
+    fifth drawn at random, the same at every call, unless config.data.test draws another);
+    classes.json, a list of their names. Raises
     BadInput for anything else.
     """
     if not path:
@@ -34,9 +35,10 @@ def mapped(*, path: str) -> Dataset:
     y = arrays.labels(folder / "y.npy", y, classes)
     domain = np.zeros(len(x), np.int32) if domain is None else domain
     domain, domains = arrays.numbered(folder / "domain.npy", "domain", domain)
-    test = arrays.random_test_rows(len(x)) if test is None else flags(folder / "test.npy", test)
-    arrays.check_both_splits(folder, test)
-    made = Dataset(x=x, y=y, domain=domain, test=test, classes=classes, domains=domains)
+    is_test = arrays.random_test_rows(len(x)) if test is None else flags(folder / "test.npy", test)
+    arrays.check_both_splits(folder, is_test)
+    made = Dataset(x=x, y=y, domain=domain, test=is_test, classes=classes, domains=domains)
+    made = made._replace(test_is_drawn=test is None)
     return arrays.with_users(folder / "client.npy", made, client)
 
 

@@ -6,14 +6,17 @@ from fedjax_lab.data.dealing import Examples, by_number
 from fedjax_lab.data.partition import Parts
 from fedjax_lab.errors import BadInput
 
-SOURCES = (
+SOURCES = (  # that may say whose an example is
     "arrays",
+    "huggingface",
+    "image_folders",
+    "image_table",
     "mapped",
     "records",
     "shakespeare",
     "synthetic",
     "writers",
-)  # that may say whose an example is
+)
 
 
 def by_client(

@@ -1,6 +1,8 @@
 """Folders of images, one for each domain and class, and a run on them."""
 
+import os
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,7 +14,7 @@ from PIL import Image, ImageFile
 import fedjax_lab
 from fedjax_lab import experiment, registry
 from fedjax_lab.config import resolve
-from fedjax_lab.data import image_folders, images, places
+from fedjax_lab.data import image_folders, images, layouts, places
 
 # Folders
 
@@ -178,6 +180,175 @@ def test_what_is_wrong_with_ones_own_set_is_named(tmp_path, empty_cache):
     assert "no folders of classes" in complaint(image_folders.image_folders, folder=str(tmp_path))
     message = complaint(resolve, {"data": {"name": "image_folders"}})
     assert "needs config.data.folder" in message
+
+
+# Layouts
+
+
+@pytest.fixture
+def own(tmp_path):
+    """A folder for a set of one's own, with nothing beside it."""
+    (tmp_path / "own").mkdir()
+    return tmp_path / "own"
+
+
+def fill(root, *names):
+    """Writes these images, each of a color of its own."""
+    for number, name in enumerate(names):
+        file = root / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (12, 8), (number, 0, 0)).save(file)
+
+
+def described(data):
+    """Of each file [split, domain, class, user], as far as the data set has several of them."""
+    users = [""] * len(data.y) if data.client is None else [data.users[i] for i in data.client]
+    rows = zip(data.files, data.test, data.domain, data.y, users, strict=True)
+    return {
+        file.rsplit("/", 1)[1]: ("test" if test else "train", data.domains[d], data.classes[y], u)
+        for file, test, d, y, u in rows
+    }
+
+
+ALONE = "image_folders"  # the domain where there is one only
+LAYOUTS = {
+    "class": (
+        ("a/0.png", "b/1.png"),
+        [("train", ALONE, "a", ""), ("train", ALONE, "b", "")],
+    ),
+    "split/class": (
+        ("train/a/0.png", "train/b/1.png", "test/b/2.png"),
+        [("train", ALONE, "a", ""), ("train", ALONE, "b", ""), ("test", ALONE, "b", "")],
+    ),
+    "domain/split/class": (
+        ("x/Training/a/0.png", "y/Training/a/1.png", "y/Testing/a/2.png"),
+        [("train", "x", "a", ""), ("train", "y", "a", ""), ("test", "y", "a", "")],
+    ),
+    "split/domain/class": (
+        ("train/x/a/0.png", "train/y/a/1.png", "test/x/a/2.png"),
+        [("train", "x", "a", ""), ("train", "y", "a", ""), ("test", "x", "a", "")],
+    ),
+    "domain/class": (
+        ("x/a/0.png", "y/a/1.png"),
+        [("train", "x", "a", ""), ("train", "y", "a", "")],
+    ),
+    "client/class": (
+        ("ann/a/0.png", "bob/b/1.png"),
+        [("train", ALONE, "a", "ann"), ("train", ALONE, "b", "bob")],
+    ),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_layouts(layout, own, empty_cache):
+    names, expected = LAYOUTS[layout]
+    fill(own, *names)
+    load = partial(image_folders.image_folders, folder=str(own), size=8)
+    data = load(layout=layout)
+    assert described(data) == {f"{i}.png": each for i, each in enumerate(expected)}
+    assert data.x[:, 0, 0, 0].tolist() == [int(Path(file).stem) for file in data.files]
+    if not layout.startswith("client"):
+        assert described(load()) == described(data)
+
+
+def test_folders_beside_the_splits_are_left_out(own, empty_cache):
+    fill(own, *LAYOUTS["split/class"][0])
+    (own / "annotations" / "a").mkdir(parents=True)
+    data = image_folders.image_folders(folder=str(own), size=8)
+    assert described(data)["2.png"] == ("test", ALONE, "b", "")
+
+
+def test_validation_images_are_for_tests_unless_there_are_others(own, empty_cache):
+    fill(own, "train/a/0.png", "valid/a/1.png")
+    load = partial(image_folders.image_folders, folder=str(own), size=8)
+    assert load().test.tolist() == [False, True]
+    fill(own, "test/a/2.png")
+    data = load()
+    assert data.test.tolist() == [False, False, True]
+    assert [Path(file).name for file in data.files] == ["0.png", "1.png", "2.png"]
+
+
+@pytest.mark.parametrize(
+    ("names", "layout", "message"),
+    [
+        (("a/0.png", "b/c/1.png"), "auto", "has images in a and in b/c; say which"),
+        (("x/y/a/0.png",), "auto", "not clear what the folders x/y/a stand for"),
+        (("train/0.png",), "auto", "not clear what the folders train stand for"),
+        (("x/train/0.png",), "auto", "not clear what the folders x/train stand for"),
+        (("test/a/0.png",), "auto", "there are no training images"),
+        (("train/a/0.png", "test/b/0.png"), "auto", "/train/b has no images (.jpg, .jpeg"),
+        (("x/a/0.png",), "split/class", "'x' is none of the splits train, training"),
+        (("a/0.png",), "class/domain", "config.data.layout cannot be 'class/domain'"),
+        (("a/0.png",), "folder/class", "config.data.layout cannot be 'folder/class'"),
+    ],
+)
+def test_layouts_that_cannot_be_read(names, layout, message, own, empty_cache):
+    fill(own, *names)
+    load = partial(image_folders.image_folders, folder=str(own), size=8)
+    assert message in complaint(load, layout=layout)
+
+
+def test_users_may_lack_classes_and_domains_may_not(own, empty_cache):
+    fill(own, *LAYOUTS["client/class"][0])
+    message = complaint(image_folders.image_folders, folder=str(own))
+    assert message.startswith(f"{own / 'ann' / 'b'} has no images")
+
+
+def test_all_usual_endings_are_read(own, empty_cache):
+    names = [f"a/{i}{ending}" for i, ending in enumerate((*layouts.ENDINGS, ".PNG"))]
+    fill(own, *(name for name in names if not name.endswith(".pgm")))
+    Image.new("L", (12, 8)).save(own / "a" / "5.pgm")
+    (own / "a" / "Thumbs.db").touch()
+    data = image_folders.image_folders(folder=str(own), size=8)
+    assert len(data.files) == len(names)
+
+
+def test_images_that_are_not_compressed_are_read_again_after_a_change(own, empty_cache):
+    fill(own, "a/0.ppm")
+    load = partial(image_folders.image_folders, folder=str(own), size=8)
+    assert load().x.max() == 0
+    file = own / "a" / "0.ppm"
+    before = file.stat()
+    Image.new("RGB", (12, 8), (9, 9, 9)).save(file)
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns + 1))
+    assert file.stat().st_size == before.st_size and load().x.min() == 9
+
+
+# Colors and squares
+
+
+def test_gray_images_and_squares(own, empty_cache):
+    """A wide image, red at its left, white in its middle, blue at its right."""
+    pixels = np.zeros((8, 24, 3), np.uint8)
+    pixels[:, :8], pixels[:, 8:16], pixels[:, 16:] = (255, 0, 0), 255, (0, 0, 255)
+    (own / "a").mkdir()
+    Image.fromarray(pixels).save(own / "a" / "0.png")
+    load = partial(image_folders.image_folders, folder=str(own), size=24)
+    cropped = load(resize="crop", color="gray").x
+    assert cropped.shape == (1, 24, 24, 1) and (cropped[:, :, 3:-3] == 255).all()
+    padded = load(resize="pad").x[0]
+    assert np.array_equal(padded[8:16], pixels)
+    assert not padded[:8].any() and not padded[16:].any()
+    assert np.array_equal(load().x[0, 20], pixels[0])  # stretched, the default
+    assert load(color="gray").x[0, 0, 0].tolist() == [76]  # 0.299 of 255
+    assert "config.data.color cannot be 'grey'; did you mean 'gray'" in complaint(
+        load, color="grey"
+    )
+    assert "config.data.resize cannot be 'fit'" in complaint(load, resize="fit")
+
+
+def test_a_sliver_can_be_padded(own, empty_cache):
+    (own / "a").mkdir()
+    Image.new("RGB", (400, 1), (255, 0, 0)).save(own / "a" / "0.png")
+    data = image_folders.image_folders(folder=str(own), size=8, resize="pad")
+    assert data.x.shape == (1, 8, 8, 3)
+
+
+def test_images_of_more_than_8_bits_are_refused(own, empty_cache):
+    (own / "a").mkdir()
+    Image.fromarray(np.full((8, 8), 3000, np.uint16)).save(own / "a" / "0.png")
+    message = complaint(image_folders.image_folders, folder=str(own), size=8)
+    assert message.startswith(f"{own / 'a' / '0.png'}") and "more than 8 bits" in message
 
 
 # A run

@@ -29,6 +29,7 @@ from fedjax_lab.data.domainnet import domainnet_full
 from fedjax_lab.data.emnist import emnist
 from fedjax_lab.data.gtsrb import gtsrb
 from fedjax_lab.data.image_folders import image_folders
+from fedjax_lab.data.image_table import image_table
 from fedjax_lab.data.k49 import k49
 from fedjax_lab.data.medmnist import medmnist
 from fedjax_lab.data.tiny_imagenet import tiny_imagenet
@@ -127,11 +128,30 @@ def write_images(folder):
 
 
 def read_images(folder):
+    with uncached():
+        return image_folders(folder=str(folder), size=8)
+
+
+@contextlib.contextmanager
+def uncached():
     """Without the cache, which a file of the same size would be read from."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(images, "load", lambda _: None)
         patch.setattr(images, "save", lambda *_: None)
-        return image_folders(folder=str(folder), size=8)
+        yield
+
+
+def write_table(folder):
+    write_images(folder)
+    file = folder / "table.csv"
+    file.write_text("image,label,center,fold\na/cat/0.png,0,A,train\nb/dog/0,1,B,test\n")
+    return file
+
+
+def read_table(folder):
+    with uncached():
+        file = str(folder / "table.csv")
+        return image_table(path=file, client="center", split="fold", size=8)
 
 
 def write_texts(folder):
@@ -172,6 +192,7 @@ READERS = {
     "cifar.tar.gz": (write_cifar_archive, lambda folder: cifar.cifar10(folder=str(folder))),
     "svhn": (write_svhn, lambda folder: svhn.svhn(folder=str(folder))),
     "images": (write_images, read_images),
+    "image table": (write_table, read_table),
     "shakespeare": (
         write_texts,
         lambda folder: shakespeare.shakespeare(folder=str(folder), fraction=1.0),

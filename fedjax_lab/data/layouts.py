@@ -1,0 +1,110 @@
+"""How folders of images are nested, such as DOMAIN/CLASS/IMAGE or train/CLASS/IMAGE."""
+
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from fedjax_lab.data import safe
+from fedjax_lab.data.image_parts import SPLITS
+from fedjax_lab.errors import BadInput, quoted
+
+LEVELS = ("class", "client", "domain", "split")  # what a folder may stand for
+USUAL = "class", "domain/class", "split/class", "domain/split/class", "split/domain/class"
+DEEPEST = 3  # levels of folders that are searched for images
+ENDINGS = (  # in any case
+    *(".jpg", ".jpeg", ".png", ".ppm", ".pgm", ".bmp", ".webp", ".tif", ".tiff", ".gif"),
+)
+
+
+class Holder(NamedTuple):
+    """A folder that holds a folder for each class."""
+
+    folder: Path
+    levels: dict[str, str]  # domain, client or split, as far as the layout has them: its name
+
+
+def find(root: Path, layout: str, remedy: str) -> list[Holder]:
+    """The folders under `root` that hold the classes' folders, by name.
+
+    Args:
+      root: the folder of the whole set.
+      layout: what the levels of folders stand for, as in "domain/class"; "auto" finds that out.
+      remedy: which layouts there are, for messages.
+
+    Raises:
+      BadInput: the layout does not make sense, or cannot be found out.
+    """
+    *above, _ = recognize(root, remedy) if layout == "auto" else parse(layout)
+    folders: list[tuple[Path, tuple[str, ...]]] = [(root, ())]
+    for _ in above:
+        folders = [(sub, (*up, sub.name)) for at, up in folders for sub in subfolders(at)]
+    return [Holder(folder, dict(zip(above, names, strict=True))) for folder, names in folders]
+
+
+def parse(layout: str) -> list[str]:
+    """The levels of a layout as a config has it."""
+    levels = layout.split("/")
+    if levels[-1] != "class" or len(set(levels)) < len(levels) or not set(levels) <= {*LEVELS}:
+        raise BadInput(
+            f"config.data.layout cannot be {quoted(layout)}: it is auto, or what the folders stand"
+            f" for, {', '.join(LEVELS[1:])} and at last class, as in {', '.join(USUAL[:3])}"
+        )
+    return levels
+
+
+def recognize(root: Path, remedy: str) -> list[str]:
+    """What the levels of folders under `root` stand for, as one can tell from their names.
+
+    A level is one of splits if all its names are such as train, test and valid. The others are
+    classes, or domains and then classes. BadInput where images are on different levels, or where
+    the names do not tell. Without any images they are domains and classes.
+    """
+    names = list(_with_images(root))
+    depths = sorted({len(each) for each in names})
+    if len(depths) > 1:
+        few, many = ("/".join(next(n for n in names if len(n) == d)) for d in depths[:2])
+        raise BadInput(
+            f"{root} has images in {few} and in {many}; say which folders are the classes, for"
+            " example with --config.data.layout=class or --config.data.layout=domain/class:"
+            f" {remedy}"
+        )
+    levels = [{name.lower() for name in level} for level in zip(*names, strict=True)]
+    splits = [number for number, level in enumerate(levels) if level <= SPLITS.keys()]
+    others = ["domain", "class"][-max(1, len(levels) - len(splits)) :] if levels else []
+    if not levels:
+        return ["domain", "class"]
+    if len(others) + len(splits) != len(levels) or splits not in ([], [0], [len(levels) - 2]):
+        raise BadInput(
+            f"{root}: it is not clear what the folders {'/'.join(names[0])} stand for; say it, for"
+            f" example with --config.data.layout=domain/split/class: {remedy}"
+        )
+    return [*others[: splits[0]], "split", *others[splits[0] :]] if splits else others
+
+
+def _with_images(root: Path) -> Iterator[tuple[str, ...]]:
+    """The names of the folders down to each one that has images."""
+    folders: list[tuple[Path, tuple[str, ...]]] = [(root, ())]
+    for _ in range(DEEPEST):
+        folders = [(sub, (*up, sub.name)) for at, up in folders for sub in subfolders(at)]
+        yield from (names for folder, names in folders if images_in(folder, ENDINGS))
+
+
+def images_in(folder: Path, endings: Sequence[str]) -> list[Path]:
+    """The image files of a folder, by name."""
+    paths = (Path(entry.path) for entry in _visible(folder))
+    return [path for path in paths if path.suffix.lower() in endings]
+
+
+def subfolders(folder: Path) -> list[Path]:
+    """The folders in a folder, by name."""
+    return [Path(entry.path) for entry in _visible(folder) if entry.is_dir()]
+
+
+def _visible(folder: Path) -> list[os.DirEntry]:
+    """What a folder holds, by name; without hidden files and what macOS leaves in archives."""
+    if not folder.is_dir():
+        return []
+    with safe.reading(folder, "make it readable"), os.scandir(folder) as entries:
+        shown = (entry for entry in entries if not entry.name.startswith((".", "__MACOSX")))
+        return sorted(shown, key=lambda entry: entry.name)

@@ -1,0 +1,169 @@
+"""Test examples that are drawn from data that have none."""
+
+from functools import partial
+
+import numpy as np
+import pytest
+import toys
+from inputs import complaint
+
+from fedjax_lab import experiment
+from fedjax_lab.config import resolve
+from fedjax_lab.data.dataset import Dataset
+from fedjax_lab.data.held_out import draw, with_test
+from fedjax_lab.data.lazy import LazyArray
+from fedjax_lab.running import fingerprint
+
+OWN = """
+import numpy as np
+
+from fedjax_lab.data.dataset import Dataset
+
+
+def toy(*, count: int = 120):
+    y, domain = np.arange(count) % 3, np.arange(count) % 2
+    x = np.random.default_rng(0).normal(size=(count, 4)).astype(np.float32)
+    return Dataset(x, y, domain, np.zeros(count, bool), ("a", "b", "c"), ("one", "two"))
+
+
+def with_its_own(*, test: int = 7):
+    return toy()._replace(test=np.arange(120) < test)
+"""
+
+
+@pytest.fixture
+def config(tmp_path):
+    """Resolves a config with a source of one's own."""
+    (tmp_path / "own.py").write_text(OWN)
+
+    def resolved(source="toy", **data):
+        name = f"{tmp_path / 'own.py'}:{source}"
+        partition = {"name": "iid", "num_clients": 3}
+        return resolve({"data": {"name": name, **data}, "partition": partition})
+
+    return resolved
+
+
+def examples(count=3000, users=40):
+    """Labels, domains and users; both of the latter of very different sizes."""
+    rng = np.random.default_rng(0)
+    client = np.minimum(rng.geometric(0.1, count), users) - 1
+    return rng.choice(5, count, p=[0.5, 0.3, 0.1, 0.07, 0.03]), client % 3, client
+
+
+def differences(test, share, *groups):
+    """By how much each group of examples misses its share."""
+    cells = np.stack(groups, 1)
+    return [
+        abs(test[(cells == cell).all(1)].sum() - share * (cells == cell).all(1).sum())
+        for cell in np.unique(cells, axis=0)
+    ]
+
+
+@pytest.mark.parametrize("share", [0.01, 0.2, 0.5])
+def test_every_group_gives_its_share(share):
+    y, domain, client = examples()
+    test = draw(y, domain, None, share, 0)
+    for groups in ((y * 0,), (domain,), (domain, y)):
+        assert max(differences(test, share, *groups)) < 1
+    test = draw(y, domain, client, share, 0)
+    for groups in ((y * 0,), (client,), (client, y)):
+        assert max(differences(test, share, *groups)) < 1
+    assert max(differences(test, share, y)) < 12  # of up to 1500
+
+
+def test_the_seed_decides():
+    drawn = [draw(*examples(), 0.2, seed) for seed in (0, 0, 1)]
+    assert np.array_equal(drawn[0], drawn[1]) and not np.array_equal(drawn[0], drawn[2])
+
+
+def test_users_and_classes_keep_a_training_example():
+    y, user = np.arange(60) % 2, np.arange(60) // 2
+    y[0] = 2  # a class with one example
+    for seed in range(5):
+        test = draw(y, y * 0, user, 0.9, seed)
+        assert not test[0] and np.bincount(user[~test], minlength=30).all()
+        assert not draw(y, y * 0, np.arange(60), 0.9, seed).any()  # users with one example
+
+
+def test_the_rounding_favors_no_class():
+    """2,000 users with one example of each class, of which one is drawn."""
+    y, user = np.arange(10_000) % 5, np.arange(10_000) // 5
+    test = draw(y, y * 0, user, 0.2, 0)
+    assert (np.bincount(user[test]) == 1).all()
+    assert np.abs(np.bincount(y[test]) - 400).max() < 4 * np.sqrt(320)
+
+
+def test_lazy_examples_are_not_read():
+    def read(_):
+        raise AssertionError("examples were read")
+
+    y, domain, client = examples()
+    x = LazyArray(read, (len(y), 4), np.uint8, "digest")
+    none = np.zeros(len(y), bool)
+    data = Dataset(x, y, domain, none, tuple("abcde"), ("one", "two", "three"), client=client)
+    made = with_test(data, "toy", 0.2, 3)
+    assert made.x is x and np.array_equal(made.test, draw(y, domain, client, 0.2, 3))
+
+
+def test_a_config_draws_test_examples(config):
+    data = experiment.load_data(config(test=0.2).data)
+    assert data.test.sum() == 24 and differences(data.test, 0.2, data.domain, data.y) == [0] * 6
+    assert not experiment.load_data(config().data).test.any()
+
+
+def test_the_unseen_domain_changes_nothing_for_others(config):
+    drawn = []
+    for unseen in ("", "two"):
+        resolved = config(test=0.2, unseen=unseen)
+        data = experiment.load_data(resolved.data)
+        (dealt,) = experiment.deal_dataset(resolved, data, [0])
+        drawn.append(np.asarray(dealt.global_test))
+    assert np.array_equal(drawn[1], drawn[0][data.domain[drawn[0]] == 0])
+    assert np.array_equal(np.asarray(dealt.unseen), np.flatnonzero(data.domain == 1))
+
+
+def test_a_run_knows_its_test_examples_again(config):
+    """By the digests that a resumed run compares."""
+    flags = {
+        fingerprint.of(experiment.build(config(test=0.2, test_seed=seed)))["test flags"]
+        for seed in (0, 1)
+    }
+    assert len(flags) == 2
+
+
+def test_what_cannot_be_drawn_is_refused(config, tmp_path):
+    for share in (-0.1, 1.0):
+        assert "config.data.test must be at least 0 and below 1" in complaint(config, test=share)
+    assert "config.data.test_seed must not be negative" in complaint(config, test_seed=-1)
+    toys.write_examples(tmp_path / "data.npz", split=np.arange(300) % 3 == 0)
+    data = {"name": "arrays", "path": str(tmp_path / "data.npz"), "test": 0.2}
+    message = complaint(experiment.load_data, resolve({"data": data}).data)
+    assert "arrays has 100 test examples; set config.data.test=0" in message
+    load = partial(experiment.load_data, config(test=0.001, count=6).data)
+    assert "config.data.test=0.001 of 6 examples leaves none" in complaint(load)
+    message = complaint(experiment.build, config())
+    assert "nothing to score" in message and "--config.data.test=0.2" in message
+
+
+@pytest.mark.parametrize("source", ["arrays", "mapped"])
+def test_a_share_takes_the_place_of_a_random_fifth(source, tmp_path):
+    """Where a file does not say which of its examples are for tests."""
+    toys.write_examples(tmp_path / "data.npz")
+    with np.load(tmp_path / "data.npz") as arrays:
+        for name in arrays.files:
+            np.save(tmp_path / f"{name}.npy", arrays[name])
+    path = str(tmp_path / ("data.npz" if source == "arrays" else ""))
+    fifth, drawn = (
+        experiment.load_data(resolve({"data": {"name": source, "path": path, "test": share}}).data)
+        for share in (0.0, 0.2)
+    )
+    assert fifth.test.sum() == drawn.test.sum() == 60
+    assert (
+        max(differences(drawn.test, 0.2, drawn.y)) < 1 <= max(differences(fifth.test, 0.2, fifth.y))
+    )
+
+
+def test_a_source_may_have_a_setting_of_that_name(config):
+    resolved = config("with_its_own", test=100)
+    assert experiment.load_data(resolved.data).test.sum() == 100
