@@ -19,6 +19,7 @@ from fedjax_lab.data.digits_five import digits_five
 from fedjax_lab.data.domainnet import domainnet, domainnet_full
 from fedjax_lab.data.idx import fashion_mnist, idx
 from fedjax_lab.data.image_folders import image_folders, office_home, pacs, vlcs
+from fedjax_lab.data.leaf import leaf
 from fedjax_lab.data.mapped import mapped
 from fedjax_lab.data.office_caltech import office_caltech
 from fedjax_lab.data.partition import PARTITIONS
@@ -26,6 +27,7 @@ from fedjax_lab.data.prepared import tfds
 from fedjax_lab.data.records import records
 from fedjax_lab.data.shakespeare import shakespeare
 from fedjax_lab.data.svhn import svhn
+from fedjax_lab.data.tff import tff_hdf5
 from fedjax_lab.data.tiny_imagenet import tiny_imagenet
 from fedjax_lab.embedding.clip import clip
 from fedjax_lab.embedding.precomputed import precomputed
@@ -129,6 +131,8 @@ NAMED: dict[str, dict] = {
         svhn,
         tiny_imagenet,
         shakespeare,
+        leaf,
+        tff_hdf5,
         digits_five,
         office_caltech,
         domainnet,

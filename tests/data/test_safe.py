@@ -14,6 +14,7 @@ import zipfile
 import zlib
 from pathlib import Path
 
+import leaf_files
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -25,6 +26,8 @@ from fedjax_lab.data import cifar, digits_five, idx, images, pickles, safe, shak
 from fedjax_lab.data.arrays import arrays
 from fedjax_lab.data.domainnet import domainnet_full
 from fedjax_lab.data.image_folders import image_folders
+from fedjax_lab.data.leaf import leaf
+from fedjax_lab.data.tff import tff_hdf5
 from fedjax_lab.data.tiny_imagenet import tiny_imagenet
 from fedjax_lab.embedding.precomputed import precomputed
 from fedjax_lab.errors import BadInput, quoted
@@ -158,6 +161,8 @@ READERS = {
         write_texts,
         lambda folder: shakespeare.shakespeare(folder=str(folder), fraction=1.0),
     ),
+    "leaf": (leaf_files.write_reddit, lambda folder: leaf(folder=str(folder))),
+    "tff_hdf5": (leaf_files.write_fed_emnist, lambda folder: tff_hdf5(folder=str(folder))),
     "digits_five": (write_fedbn, lambda folder: digits_five.digits_five(folder=str(folder))),
 }
 
