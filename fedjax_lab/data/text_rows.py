@@ -1,0 +1,163 @@
+"""Texts as rows of token ids, of one length: 0 is padding, 1 an unknown word, words begin at 2.
+
+Padding comes first, so that the last place of every row is the last word that was read.
+"""
+
+import re
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from fedjax_lab.data import safe
+from fedjax_lab.errors import BadInput, check_positive, nearest, quoted
+
+SPECIAL = ("<padding>", "<unknown>")  # the names of ids 0 and 1
+PADDING, UNKNOWN, FIRST = 0, 1, len(SPECIAL)  # the first word
+LARGEST = 2**24  # up to which a float32 tells whole numbers apart
+WORD = re.compile(r"\w+(?:'\w+)*|[^\w\s]")  # punctuation marks are words
+MODEL_FILE = "tokenizer.json"
+BUILT_IN = ("hash", "words")
+OTHER = "name another one with --config.data.tokenizer"
+
+
+class Tokenizer(NamedTuple):
+    """How texts become token ids."""
+
+    encode: Callable[[str], list[int]]
+    size: int  # all ids are below it
+    words: tuple[str, ...] = ()  # the name of each id; empty where an id stands for several words
+
+
+def examples_of_texts(
+    texts: Sequence[str], tokenizer: str, vocabulary: int, length: int
+) -> np.ndarray:
+    """Texts as token ids x [R, length], int16 or int32; the arguments are those of the settings.
+
+    Of a longer text the first `length` tokens are kept.
+    """
+    made = make_tokenizer(tokenizer, vocabulary, texts)
+    return padded([made.encode(text) for text in texts], length, made.size)
+
+
+def make_tokenizer(name: str, vocabulary: int, texts: Iterable[str]) -> Tokenizer:
+    """The tokenizer of that name; BadInput where there is none.
+
+    Args:
+      name: "hash": words in lower case, each in one of so many buckets; "words": the most frequent
+        words of `texts`, the others are unknown; or a tokenizer.json of transformers, or the
+        folder that has one, which has a vocabulary of its own.
+      vocabulary: the number of ids, the two special ones among them.
+      texts: those whose words are counted.
+    """
+    if not FIRST < vocabulary <= LARGEST:
+        raise BadInput(
+            f"config.data.vocabulary must be from {FIRST + 1} to 2**24, got {vocabulary}"
+        )
+    if name == "hash":
+        return Tokenizer(_hashing(vocabulary), vocabulary)
+    if name == "words":
+        return _frequent(vocabulary, texts)
+    return _of_file(name)
+
+
+def padded(rows: Sequence[Sequence[int]], length: int, size: int) -> np.ndarray:
+    """Rows of token ids below `size` as x [R, length]: their first tokens, padded in front."""
+    check_positive("data.length", length)
+    kind = id_type(size)
+    safe.check_memory(len(rows) * length * kind.itemsize)
+    x = np.zeros((len(rows), length), kind)
+    for made, ids in zip(x, rows, strict=True):
+        kept = ids[:length]
+        made[length - len(kept) :] = kept
+    return x
+
+
+def next_words(
+    rows: Sequence[Sequence[int]], length: int, size: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Each word of each row is an example: the words before it, and the word itself.
+
+    Args:
+      rows: token ids below `size`.
+      length: how many of the words before it an example has; padded in front.
+      size: the number of token ids.
+
+    Returns:
+      x [R, length], y [R] int32, and the number of the row that each is from [R].
+    """
+    check_positive("data.length", length)
+    counts = [len(row) for row in rows]
+    kind = id_type(size)
+    safe.check_memory(sum(counts) * (length + 1) * kind.itemsize)
+    of_row = np.repeat(np.arange(len(rows)), counts)
+    gap = [PADDING] * length  # before each row, so that no window reaches into another one
+    flat = np.array([id for row in rows for id in (*gap, *row)] or [*gap, PADDING], kind)
+    windows = np.lib.stride_tricks.sliding_window_view(flat, length + 1)
+    of_words = windows[np.arange(len(of_row)) + length * of_row]
+    return of_words[:, :length].copy(), of_words[:, length].astype(np.int32), of_row
+
+
+def id_type(size: int) -> np.dtype:
+    """The smallest type of token ids below `size`: int16 or int32."""
+    return np.dtype(np.int16 if size <= 2**15 else np.int32)
+
+
+def _hashing(vocabulary):
+    """Words in buckets by CRC-32, which is the same on every machine."""
+    seen: dict[str, int] = {}
+
+    def encode(text):
+        words = WORD.findall(text.lower())
+        for word in words:
+            if word not in seen:
+                seen[word] = FIRST + zlib.crc32(word.encode()) % (vocabulary - FIRST)
+        return [seen[word] for word in words]
+
+    return encode
+
+
+def _frequent(vocabulary, texts):
+    """The most frequent words of texts; of equally frequent ones those first in the alphabet."""
+    counts = Counter(word for text in texts for word in WORD.findall(text.lower()))
+    ranked = sorted(counts, key=lambda word: (-counts[word], word))[: vocabulary - FIRST]
+    ids = {word: id for id, word in enumerate(ranked, FIRST)}
+
+    def encode(text):
+        return [ids.get(word, UNKNOWN) for word in WORD.findall(text.lower())]
+
+    return Tokenizer(encode, FIRST + len(ranked), (*SPECIAL, *ranked))
+
+
+def _of_file(name):
+    """The tokenizer of a tokenizer.json; its ids begin at 2 here, and its unknown word is 1."""
+    path = Path(name).expanduser()
+    file = path / MODEL_FILE if path.is_dir() else path
+    if not file.exists():
+        raise BadInput(
+            f"config.data.tokenizer={quoted(name)} is neither a {MODEL_FILE} of transformers nor a"
+            f" folder that has one; {nearest(name, BUILT_IN)}"
+        )
+    try:
+        import tokenizers
+    except ImportError as error:
+        raise BadInput(f"{file} needs tokenizers: pip install 'fedjax_lab[text]'") from error
+    with safe.reading(file, OTHER, "is no tokenizer"):
+        made = tokenizers.Tokenizer.from_str(safe.content(file).decode())
+        made.no_padding()
+        made.no_truncation()
+        size = max(made.get_vocab().values(), default=-1) + 1
+        if not 0 < size <= LARGEST - FIRST:
+            raise ValueError(f"it has {size} tokens, there must be 1 to 2**24 - 2")
+        unknown = made.token_to_id(str(getattr(made.model, "unk_token", None)))
+        words = tuple(made.id_to_token(id) or f"<{id}>" for id in range(size))
+
+    def encode(text):
+        with safe.reading(file, OTHER, "fails"):
+            ids = made.encode(text, add_special_tokens=False).ids
+        return [UNKNOWN if id == unknown else FIRST + id for id in ids]
+
+    return Tokenizer(encode, FIRST + size, (*SPECIAL, *words))
