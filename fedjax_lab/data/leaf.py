@@ -185,9 +185,10 @@ def of_texts(settings: Settings) -> Kind:
         return last, user_rows.labels(user.y)
 
     def finish(parts):
-        texts = [text for part in parts for text in part.x]
-        length = settings.length or TWEET
-        x = text_rows.examples_of_texts(texts, settings.tokenizer, settings.vocabulary, length)
+        training = [text for part in parts if not part.test for text in part.x]
+        made = text_rows.make_tokenizer(settings.tokenizer, settings.vocabulary, training)
+        ids = [made.encode(text) for part in parts for text in part.x]
+        x = text_rows.padded(ids, settings.length or TWEET, made.size)
         return user_rows.assembled(parts, x, user_rows.numbered(parts), "leaf")
 
     return Kind(encode, finish)

@@ -107,9 +107,10 @@ def as_bytes(x: np.ndarray) -> np.ndarray:
 
     They take a quarter of the memory, and config.data.normalize=unit makes the same numbers again.
     """
+    if x.min(initial=0) < 0 or x.max(initial=0) > 1:
+        return x
     levels = np.rint(x * 255)
-    exact = np.abs(x * 255 - levels).max(initial=0) < 1e-3
-    return levels.astype(np.uint8) if exact and 0 <= x.min() and x.max() <= 1 else x
+    return levels.astype(np.uint8) if np.abs(x * 255 - levels).max(initial=0) < 1e-3 else x
 
 
 def joined(arrays: list[np.ndarray]) -> np.ndarray:
