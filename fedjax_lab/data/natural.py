@@ -6,7 +6,8 @@ from fedjax_lab.data.dealing import Examples, by_number
 from fedjax_lab.data.partition import Parts
 from fedjax_lab.errors import BadInput
 
-SOURCES = ("arrays", "mapped", "records", "shakespeare")  # that may say whose an example is
+# These sources may say whose an example is.
+SOURCES = ("arrays", "leaf", "mapped", "records", "shakespeare", "tff_hdf5")
 
 
 def by_client(
