@@ -16,8 +16,8 @@ from fedjax_lab.data.images import Split, check_size, decoded, rgb
 from fedjax_lab.data.images import arrays as listed
 from fedjax_lab.data.leaf_json import User
 from fedjax_lab.data.user_rows import UserRows
-from fedjax_lab.data.word_sequences import Words, next_word
-from fedjax_lab.errors import BadInput, quoted
+from fedjax_lab.data.word_sequences import Words, check, next_word
+from fedjax_lab.errors import BadInput, check_not_negative, quoted
 
 VERSION = 1  # of the pixels of image files: to be raised with every change that alters one
 TWEET, COMMENT = 25, 10  # words, as in LEAF's models
@@ -74,11 +74,12 @@ def leaf(
         its val/ is left out; all_data/ alone has no examples for tests.
     images: the folder with the image files; empty: raw/img_align_celeba or img_align_celeba.
     size: the side of an image in pixels.
-    tokenizer: of texts, as in text_files.
+    tokenizer: of texts: hash or words, which need no files, or a tokenizer.json of transformers.
     vocabulary: the number of token ids; of Reddit the most frequent training words.
     length: the number of words of a text that an example has, or of those before the next word; 0
         is LEAF's own, 25 and 10.
     """
+    check_not_negative("data.length", length)
     where = Path(folder).expanduser()
     settings = Settings(where, images, size, tokenizer, vocabulary, length)
     parts: list[UserRows] = []
@@ -177,6 +178,7 @@ def _is_plain(name):
 
 def of_texts(settings: Settings) -> Kind:
     """Texts, or rows of texts of which the last one counts, as Sent140's."""
+    text_rows.make_tokenizer(settings.tokenizer, settings.vocabulary, [])  # is there such a one?
 
     def encode(user):
         last = [row[-1] if isinstance(row, list) and row else row for row in user.x]
@@ -197,6 +199,7 @@ def of_texts(settings: Settings) -> Kind:
 def of_comments(settings: Settings) -> Kind:
     """Comments as lists of sequences of words, to predict each next word within a comment."""
     words, length = Words(), settings.length or COMMENT
+    check(settings.vocabulary, length)
 
     def encode(user):
         comments = [words.encode(_words(comment)) for comment in user.x]
@@ -211,7 +214,7 @@ def of_comments(settings: Settings) -> Kind:
 def _words(comment: Any) -> list[str]:
     """The words of a comment, with its end; padding stands for its beginning."""
     is_list = isinstance(comment, list) and all(isinstance(part, list) for part in comment)
-    words = [word for sequence in comment for word in sequence] if is_list else [None]
+    words: list = [word for sequence in comment for word in sequence] if is_list else [None]
     if not all(isinstance(word, str) for word in words):
         raise ValueError("x is not all lists of sequences of words")
     return [word for word in words if word not in ("<BOS>", "<PAD>")]

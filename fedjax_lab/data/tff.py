@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from tqdm import tqdm
 
-from fedjax_lab.data import safe, shakespeare, user_rows
+from fedjax_lab.data import leaf, safe, shakespeare, user_rows, word_sequences
 from fedjax_lab.data.cache import checksum
 from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.data.lazy import LazyArray
@@ -20,7 +20,6 @@ from fedjax_lab.data.user_rows import UserRows
 from fedjax_lab.data.word_sequences import Words, next_word
 from fedjax_lab.errors import BadInput, check_choice, check_not_negative, check_positive, quoted
 
-LENGTH = 20  # words before the next one, as Reddi et al. 2021
 REMEDY = (
     "run tff.simulation.datasets.emnist.load_data() (or cifar100, shakespeare, stackoverflow) of"
     " TensorFlow Federated, which fetches PREFIX_train.h5 and PREFIX_test.h5 into"
@@ -28,6 +27,13 @@ REMEDY = (
     "fed_emnist.tar.bz2; name their folder by --config.data.folder"
 )
 END = "<EOS>"
+CIFAR = (
+    "A. Krizhevsky. Learning Multiple Layers of Features from Tiny Images. 2009. Its clients: S."
+    " Reddi, Z. Charles, M. Zaheer, Z. Garrett, K. Rush, J. Konečný, S. Kumar, H. B. McMahan."
+    " Adaptive Federated Optimization. ICLR 2021, arXiv:2003.00295."
+)
+STACK_OVERFLOW = "The TensorFlow Federated Authors. Stack Overflow dataset. 2019.", "CC BY-SA 3.0"
+PUBLIC_DOMAIN = "public domain (Project Gutenberg)"
 
 
 class Settings(NamedTuple):
@@ -45,6 +51,8 @@ class Kind(NamedTuple):
     fields: tuple[str, ...]  # by which it is recognized
     encode: Callable[..., tuple[Any, np.ndarray]]  # fields of a user -> examples and labels
     finish: Callable[[list[UserRows], str], Dataset]
+    citation: str
+    license: str = ""
     same_users: bool = True  # the users of the test file are those of the training file
 
 
@@ -56,7 +64,7 @@ def tff_hdf5(
     task: Literal["tags", "next_word"] = "tags",
     vocabulary: int = 10_000,
     tags: int = 500,
-    length: int = 0,
+    length: int = 20,
 ) -> Dataset:
     """The examples of TensorFlow Federated's HDF5 files, and the user of each.
 
@@ -76,16 +84,16 @@ def tff_hdf5(
     vocabulary: the words that are most frequent in training; padding and the unknown word count
         among them for next_word.
     tags: the most frequent tags, which are the classes; sentences without any are left out.
-    length: the number of words before the next one; 0: 20.
+    length: the number of words before the next one that an example has.
     """
-    for key, value in {"max_users": max_users, "length": length}.items():
-        check_not_negative(f"data.{key}", value)
+    check_not_negative("data.max_users", max_users)
     check_positive("data.tags", tags)
     check_choice("data.task", task, ("tags", "next_word"))
+    word_sequences.check(vocabulary, length)
     prefix, train, test = files_of(folder, dataset)
-    kinds = kinds_of(Settings(task, vocabulary, tags, length or LENGTH))
+    kinds = kinds_of(Settings(task, vocabulary, tags, length))
     parts, kind = parts_of(train, test, kinds, max_users)
-    return kind.finish(parts, prefix)
+    return kind.finish(parts, prefix)._replace(license=kind.license, citation=kind.citation)
 
 
 def files_of(folder: str, dataset: str) -> tuple[str, Path, Path]:
@@ -183,18 +191,17 @@ def kind_of(users: Mapping, kinds: Sequence[Kind]) -> Kind:
 def kinds_of(settings: Settings) -> tuple[Kind, ...]:
     """All kinds of examples."""
     return (
-        Kind(("pixels", "label"), pictures, user_rows.numbers),
-        Kind(("image", "label"), pictures, user_rows.numbers, same_users=False),
-        Kind(("snippets",), speech, finish_speech),
+        Kind(("pixels", "label"), pictures, user_rows.numbers, leaf.CITATION),
+        Kind(("image", "label"), pictures, user_rows.numbers, CIFAR, same_users=False),
+        Kind(("snippets",), speech, finish_speech, leaf.CITATION, PUBLIC_DOMAIN),
         of_sentences(settings) if settings.task == "next_word" else of_tags(settings),
     )
 
 
 def pictures(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Images and labels."""
-    return (x if x.dtype == np.uint8 else user_rows.images_or_vectors(x)), user_rows.labels(
-        y.ravel()
-    )
+    x = x if x.dtype == np.uint8 and x.ndim == 4 else user_rows.images_or_vectors(x)
+    return x, user_rows.labels(y.ravel())
 
 
 def texts_of(values: np.ndarray) -> list[str]:
@@ -236,7 +243,7 @@ def of_sentences(settings: Settings) -> Kind:
     def finish(parts, name):
         return next_word(words, parts, settings.vocabulary, settings.length, name)
 
-    return Kind(("tokens",), encode, finish)
+    return Kind(("tokens",), encode, finish, *STACK_OVERFLOW)
 
 
 def of_tags(settings: Settings) -> Kind:
@@ -254,7 +261,7 @@ def of_tags(settings: Settings) -> Kind:
         x = bags(words, parts, settings.vocabulary)
         return user_rows.assembled(parts, x, classes, name)
 
-    return Kind(("tokens", "title", "tags"), encode, finish)
+    return Kind(("tokens", "title", "tags"), encode, finish, *STACK_OVERFLOW)
 
 
 def labelled(

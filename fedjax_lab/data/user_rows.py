@@ -125,10 +125,12 @@ class Room:
 
     def __init__(self) -> None:
         """Nothing has been read."""
-        self.held = 0
+        self.held, self.checked = 0, 0
 
     def take(self, x: Any) -> None:
         """TooLargeError where these examples leave no room to put all of them together."""
         parts = [x] if isinstance(x, np.ndarray) else x
         self.held += sum(OBJECT + getattr(part, "nbytes", 0) for part in parts)
-        safe.check_memory(self.held)
+        if self.held > self.checked + safe.SMALL:  # to look takes longer than to read a small user
+            safe.check_memory(self.held)
+            self.checked = self.held

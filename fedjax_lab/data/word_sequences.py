@@ -7,6 +7,7 @@ import numpy as np
 from fedjax_lab.data import text_rows
 from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.data.user_rows import UserRows, assembled
+from fedjax_lab.errors import BadInput, check_positive
 
 
 class Words:
@@ -33,6 +34,14 @@ class Words:
         counts = np.bincount(np.concatenate([*sequences, []]).astype(int), minlength=len(names))
         order = sorted(np.flatnonzero(counts), key=lambda number: (-counts[number], names[number]))
         return [int(number) for number in order[:count]]
+
+
+def check(vocabulary: int, length: int) -> None:
+    """BadInput where a vocabulary has no words, or examples none."""
+    if not text_rows.FIRST < vocabulary <= text_rows.LARGEST:
+        least = text_rows.FIRST + 1
+        raise BadInput(f"config.data.vocabulary must be from {least} to 2**24, got {vocabulary}")
+    check_positive("data.length", length)
 
 
 def next_word(

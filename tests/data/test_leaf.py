@@ -9,6 +9,8 @@ from inputs import complaint
 
 from fedjax_lab.data import leaf_json, safe, text_rows
 from fedjax_lab.data.leaf import leaf
+from fedjax_lab.data.natural import by_client
+from fedjax_lab.federation import make_federations
 
 
 def of_user(data, name, test=False):
@@ -114,6 +116,29 @@ def test_comments_predict_each_next_word(tmp_path):
     assert data.client.tolist() == [0] * 5 + [1] * 7
     assert data.test.tolist() == [False] * 9 + [True] * 3
     assert leaf(folder=str(tmp_path), vocabulary=4).classes[2:] == ("<EOS>", "the")
+
+
+def test_settings_of_texts_are_checked(tmp_path):
+    for name, write in (("c", leaf_files.write_reddit), ("t", leaf_files.write_tweets)):
+        write(tmp_path / name)
+        folder = str(tmp_path / name)
+        assert "config.data.vocabulary" in complaint(leaf, folder=folder, vocabulary=2)
+        assert "config.data.length" in complaint(leaf, folder=folder, length=-1)
+    assert "config.data.tokenizer" in complaint(leaf, folder=folder, tokenizer="word")
+
+
+def test_each_user_is_a_client(tmp_path):
+    """A user who has examples for tests alone is none; the global test set has these examples."""
+    leaf_files.write_femnist(tmp_path)
+    alone = {"f0009_00": leaf_files.characters(2, [7, 8])}
+    leaf_files.write_leaf(tmp_path / "test" / "all_data_1_test_9.json", alone)
+    data = leaf(folder=str(tmp_path))
+    (federation,) = make_federations(data, by_client, [0], num_clients=0)
+    for rows, test in ((federation.train, False), (federation.test, True)):
+        rows = np.asarray(rows)
+        held = [sorted(own[own >= 0].tolist()) for own in rows]
+        assert held == [of_user(data, name, test).tolist() for name in data.users[:2]]
+    assert len(federation.global_test) == 4
 
 
 def test_shakespeare_has_a_source_of_its_own(tmp_path):

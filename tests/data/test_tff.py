@@ -44,7 +44,8 @@ def test_some_of_the_users(tmp_path):
     assert len(some.x) == 10 and some.x.shape[1:] == (32, 32, 3) and len(some.classes) == 100
     # A test client of CIFAR-100 is nobody who trains, although both may be called 0.
     assert some.users[-1] == "test 0" and (some.client[some.test] == 4).all()
-    for name, setting in (("max_users", -1), ("length", -1), ("tags", 0), ("task", "tag")):
+    settings = (("max_users", -1), ("length", 0), ("tags", 0), ("task", "tag"), ("vocabulary", 2))
+    for name, setting in settings:
         assert f"config.data.{name}" in complaint(tff_hdf5, folder="", **{name: setting})
 
 
@@ -94,6 +95,7 @@ def test_tags_of_stack_overflow(tmp_path):
     assert data.classes == ("python", "list")  # the fourth sentence has neither
     assert data.y.tolist() == [0, 0, 0, 1] and data.client.tolist() == [0, 0, 1, 1]
     words = np.asarray(data.x)  # of sort, list, slow, by how often they are there in training
+    assert data.license == "CC BY-SA 3.0" and "Stack Overflow" in data.citation
     assert words.dtype == np.float32 and words.shape == (4, 3)
     expected = [[2 / 7, 2 / 7, 0], [2 / 4, 1 / 4, 0], [0, 0, 2 / 6], [1 / 3, 0, 1 / 3]]
     np.testing.assert_allclose(words, expected)
