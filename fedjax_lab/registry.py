@@ -26,6 +26,7 @@ from fedjax_lab.data.idx import fashion_mnist, idx, kmnist, mnist
 from fedjax_lab.data.image_folders import image_folders, office_home, pacs, vlcs
 from fedjax_lab.data.image_table import image_table
 from fedjax_lab.data.k49 import k49
+from fedjax_lab.data.leaf import leaf
 from fedjax_lab.data.mapped import mapped
 from fedjax_lab.data.medmnist import medmnist
 from fedjax_lab.data.natural import by_client
@@ -37,6 +38,7 @@ from fedjax_lab.data.semantic import semantic
 from fedjax_lab.data.shakespeare import shakespeare
 from fedjax_lab.data.svhn import svhn
 from fedjax_lab.data.synthetic import synthetic
+from fedjax_lab.data.tff import tff_hdf5
 from fedjax_lab.data.tiny_imagenet import tiny_imagenet
 from fedjax_lab.data.writers import writers
 from fedjax_lab.embedding.clip import clip
@@ -150,6 +152,8 @@ NAMED: dict[str, dict] = {
         medmnist,
         tiny_imagenet,
         shakespeare,
+        leaf,
+        tff_hdf5,
         digits_five,
         office_caltech,
         domainnet,

@@ -517,6 +517,8 @@ NOTHING_TO_FETCH = {  # the other data sources
     "mapped": "reads .npy files of your own",
     "image_folders": "reads images of your own",
     "records": "reads what `fedjax-lab data prepare` writes",
+    "leaf": "reads what preprocess.sh of https://github.com/TalwalkarLab/leaf writes",
+    "tff_hdf5": "reads what tff.simulation.datasets of TensorFlow Federated has fetched",
     "tfds": "reads what `tfds build` prepares",
     "huggingface": "reads what the library `datasets` has saved, and fetches sets by their names",
     "idx": "reads files of your own in MNIST's format; mnist, emnist, kmnist have their own names",

@@ -86,6 +86,7 @@ def check_size(size: int) -> None:
 def decoded(listing: Callable[..., Dataset]) -> Callable[..., Dataset]:
     """A data source that decodes all images at once, from one whose x is that of `arrays`.
 
+    Where x is no lazy array, nothing is left to be decoded.
     The result is kept in $FEDJAX_LAB_CACHE, else in ~/.cache/fedjax_lab, until names or sizes of
     files or the labels change. Whoever reads piece by piece takes the attribute `listing`. An x
     that is no LazyArray stays as it is.

@@ -11,10 +11,12 @@ SOURCES = (  # that may say whose an example is
     "huggingface",
     "image_folders",
     "image_table",
+    "leaf",
     "mapped",
     "records",
     "shakespeare",
     "synthetic",
+    "tff_hdf5",
     "writers",
 )
 

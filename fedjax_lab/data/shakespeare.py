@@ -4,16 +4,14 @@ Caldas et al. 2018, arXiv:1812.01097, https://github.com/TalwalkarLab/leaf: JSON
 and `user_data`, for each user `x`, texts of 80 characters, and `y`, the character that follows.
 """
 
-import json
 import logging
-from collections.abc import Iterable
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
-from fedjax_lab.data import safe
+from fedjax_lab.data import leaf_json
 from fedjax_lab.data.dataset import Dataset, pooled
+from fedjax_lab.data.leaf_json import User
 from fedjax_lab.data.places import locate, told
 from fedjax_lab.errors import BadInput, check_not_negative, quoted
 
@@ -30,14 +28,6 @@ BY_HAND = (
     " --config.data.folder (or put it in ~/.cache/fedjax_lab/shakespeare)"
 )
 HELP = told("shakespeare", BY_HAND)
-
-
-class Texts(NamedTuple):
-    """What a user says: texts x and the characters y that follow them, not checked one by one."""
-
-    file: Path
-    x: list
-    y: list
 
 
 def shakespeare(*, folder: str = "", fraction: float = FRACTION, seed: int = SEED) -> Dataset:
@@ -80,8 +70,8 @@ def shakespeare(*, folder: str = "", fraction: float = FRACTION, seed: int = SEE
 
 
 def sampled(
-    everybody: dict[str, Texts], fraction: float, seed: int
-) -> tuple[dict[str, Texts], dict[str, Texts]]:
+    everybody: dict[str, User], fraction: float, seed: int
+) -> tuple[dict[str, User], dict[str, User]]:
     """The training and the test texts of each user who is drawn and kept."""
     left = int(fraction * sum(len(texts.y) for texts in everybody.values()))
     train, test = {}, {}
@@ -96,7 +86,7 @@ def sampled(
     return train, test
 
 
-def ready(folder: Path) -> tuple[dict[str, Texts], dict[str, Texts]]:
+def ready(folder: Path) -> tuple[dict[str, User], dict[str, User]]:
     """What LEAF has split into this folder and the test/ beside it; the same users in both."""
     train, test = read(folder), read(folder.parent / "test")
     alone = min(train.keys() ^ test.keys(), default=None)
@@ -117,21 +107,12 @@ def ready(folder: Path) -> tuple[dict[str, Texts], dict[str, Texts]]:
     return train, test
 
 
-def read(folder: Path) -> dict[str, Texts]:
-    """The texts of all users in the JSON files of a folder."""
-    files = sorted(folder.glob("*.json"))
-    if not files:
-        raise BadInput(f"{folder} has no files *.json: {HELP}")
-    by_user = {}
-    for file in files:
-        for user, texts in _of_users(file):
-            if user in by_user:
-                raise BadInput(f"{file}: user {quoted(user, 60)} is there twice: {HELP}")
-            by_user[user] = texts
-    return by_user
+def read(folder: Path) -> dict[str, User]:
+    """Of each user in the JSON files texts x and the characters y that follow, not yet checked."""
+    return {user.name: user for user in leaf_json.users_in(folder, HELP)}
 
 
-def encode(user: str, texts: Texts) -> tuple[np.ndarray, np.ndarray]:
+def encode(user: str, texts: User) -> tuple[np.ndarray, np.ndarray]:
     """x [n, 80] int8 and y [n] int32 of one user."""
     for key, values, length in (("x", texts.x, LENGTH), ("y", texts.y, 1)):
         if not all(isinstance(value, str) and len(value) == length for value in values):
@@ -150,30 +131,8 @@ def numbers(texts: list[str]) -> np.ndarray:
     return table[np.minimum(codes, 128)]
 
 
-def _of_users(file: Path) -> Iterable[tuple[str, Texts]]:
-    """Users and their texts, as many x as y; BadInput where the file has not LEAF's form."""
-    with safe.reading(file, HELP, "cannot be read as JSON"):
-        content = json.loads(safe.content(file))
-    users, data = (_get(content, key) for key in ("users", "user_data"))
-    if not (isinstance(users, list) and isinstance(data, dict)):
-        raise BadInput(f"{file} has no list `users` and object `user_data`: {HELP}")
-    for user in users:
-        values = _get(data, user) if isinstance(user, str) else None
-        x, y = _get(values, "x"), _get(values, "y")
-        if not (isinstance(x, list) and isinstance(y, list) and len(x) == len(y)):
-            raise BadInput(
-                f"{file}: user {quoted(user, 60)} has no lists x and y of one length: {HELP}"
-            )
-        yield user, Texts(file, x, y)
-
-
-def _get(value, key: str):
-    """An object's member; None where there is none."""
-    return value.get(key) if isinstance(value, dict) else None
-
-
-def _rows(texts: Texts, rows: slice) -> Texts:
-    return Texts(texts.file, texts.x[rows], texts.y[rows])
+def _rows(texts: User, rows: slice) -> User:
+    return texts._replace(x=texts.x[rows], y=texts.y[rows])
 
 
 def _training_count(count: int) -> int:
@@ -184,13 +143,9 @@ def _training_count(count: int) -> int:
 def find(folder: str) -> Path:
     """LEAF's train/, else its all_data/, in `folder` or in the usual places; BadInput if none."""
     names = [f"{part}{kind}" for kind in ("train", "all_data") for part in _around(folder)]
-    return locate(folder, tuple(names), HELP, _has_json)
+    return locate(folder, tuple(names), HELP, leaf_json.has_files)
 
 
 def _around(folder: str) -> tuple[str, ...]:
     """Where LEAF's folders may lie in a named folder, or in one of the usual places."""
     return ("", "data/", *FOLDERS) if folder else FOLDERS
-
-
-def _has_json(folder: Path) -> bool:
-    return any(folder.glob("*.json"))

@@ -14,6 +14,7 @@ import zipfile
 import zlib
 from pathlib import Path
 
+import leaf_files
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -31,7 +32,9 @@ from fedjax_lab.data.gtsrb import gtsrb
 from fedjax_lab.data.image_folders import image_folders
 from fedjax_lab.data.image_table import image_table
 from fedjax_lab.data.k49 import k49
+from fedjax_lab.data.leaf import leaf
 from fedjax_lab.data.medmnist import medmnist
+from fedjax_lab.data.tff import tff_hdf5
 from fedjax_lab.data.tiny_imagenet import tiny_imagenet
 from fedjax_lab.embedding.precomputed import precomputed
 from fedjax_lab.errors import BadInput, quoted
@@ -197,6 +200,8 @@ READERS = {
         write_texts,
         lambda folder: shakespeare.shakespeare(folder=str(folder), fraction=1.0),
     ),
+    "leaf": (leaf_files.write_reddit, lambda folder: leaf(folder=str(folder))),
+    "tff_hdf5": (leaf_files.write_fed_emnist, lambda folder: tff_hdf5(folder=str(folder))),
     "digits_five": (write_fedbn, lambda folder: digits_five.digits_five(folder=str(folder))),
     "emnist": (
         write_files(emnist_files, "emnist-letters-test-labels-idx1-ubyte.gz"),

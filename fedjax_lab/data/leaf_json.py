@@ -1,0 +1,175 @@
+"""LEAF's JSON files, read user by user, because the numbers of all users may not fit in memory.
+
+A file has `users`, a list of names, and `user_data`, for each name an object with the lists `x` and
+`y`: Caldas et al. 2018, arXiv:1812.01097, https://github.com/TalwalkarLab/leaf.
+"""
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fedjax_lab.data import safe
+from fedjax_lab.errors import BadInput, quoted
+
+DECODER = json.JSONDecoder()
+BLANK = re.compile(r"[ \t\n\r]*")
+
+
+class User(NamedTuple):
+    """The examples x of a user and as many labels y, as the file has them."""
+
+    file: Path
+    name: str
+    x: list
+    y: list
+
+
+def has_files(folder: Path) -> bool:
+    """Whether a folder has JSON files."""
+    return any(folder.glob("*.json"))
+
+
+def users_in(folder: Path, remedy: str) -> Iterator[User]:
+    """The users of all JSON files of a folder, by name of file; BadInput for what is malformed."""
+    files = sorted(folder.glob("*.json"))
+    if not files:
+        raise BadInput(f"{folder} has no files *.json: {remedy}")
+    names = set()
+    for file in files:
+        for user in users_of(file, remedy):
+            if user.name in names:
+                raise _twice(file, user.name, remedy)
+            names.add(user.name)
+            yield user
+
+
+def users_of(file: Path, remedy: str) -> Iterator[User]:
+    """The users that a file lists, in the order of `user_data`; only one is decoded at a time.
+
+    Entries of `user_data` that the file does not list are left out: LEAF's split_data.py leaves
+    empty ones there.
+    """
+    with safe.reading(file, remedy, "cannot be read as JSON"):
+        text = _text(file)
+        users = _listed(text)
+        if users is None:
+            raise BadInput(f"{file} has no list `users` and object `user_data`: {remedy}")
+        names, given = {user for user in users if isinstance(user, str)}, set()
+        for name, values in _user_data(text):
+            if name in names:
+                given.add(name)
+                yield User(file, name, *_lists(file, name, values, remedy))
+        for user in users:
+            if not (isinstance(user, str) and user in given):
+                _lists(file, user, None, remedy)
+        if len(names) < len(users):
+            name = next(name for name in users if users.count(name) > 1)
+            raise _twice(file, name, remedy)
+
+
+def _twice(file, name, remedy):
+    return BadInput(f"{file}: user {quoted(name, 60)} is there twice: {remedy}")
+
+
+def _lists(file: Path, name: Any, values: Any, remedy: str) -> tuple[list, list]:
+    """The lists x and y of a user, of one length."""
+    x, y = (values.get(key) if isinstance(values, dict) else None for key in ("x", "y"))
+    if isinstance(x, list) and isinstance(y, list) and len(x) == len(y):
+        return x, y
+    raise BadInput(f"{file}: user {quoted(name, 60)} has no lists x and y of one length: {remedy}")
+
+
+def _text(file: Path) -> str:
+    """The characters of a JSON file, in whichever Unicode encoding."""
+    content = safe.content(file)
+    return content.decode(json.detect_encoding(content), "surrogatepass")
+
+
+def _listed(text: str) -> list | None:
+    """The list `users`; None where there is none, or no object `user_data`."""
+    users, has_data, cursor = None, False, Cursor(text)
+    if cursor.peek() != "{":
+        cursor.skip()
+        return None
+    for key in cursor.members():
+        if key == "user_data":
+            has_data = cursor.peek() == "{"
+            if has_data and users is not None:
+                return users
+        if key == "users":
+            users = cursor.value()
+            users = users if isinstance(users, list) else None
+        else:
+            cursor.skip()
+    return users if has_data else None
+
+
+def _user_data(text: str) -> Iterator[tuple[str, Any]]:
+    """The members of the object `user_data`, one by one."""
+    cursor = Cursor(text)
+    for key in cursor.members():
+        if key == "user_data":
+            for name in cursor.members():
+                yield name, cursor.value()
+        else:
+            cursor.skip()
+    cursor.end()
+
+
+class Cursor:
+    """A place in a JSON text, which moves on as values are read; ValueError where none is."""
+
+    def __init__(self, text: str):
+        """The beginning of the text."""
+        self.text, self.at = text, 0
+
+    def peek(self) -> str:
+        """The next character that is not blank; "" at the end."""
+        blank = BLANK.match(self.text, self.at)
+        assert blank is not None  # it matches the empty text
+        self.at = blank.end()
+        return self.text[self.at : self.at + 1]
+
+    def take(self, characters: str) -> str:
+        """The next character that is not blank, one of these."""
+        character = self.peek()
+        if not character or character not in characters:
+            raise ValueError(f"no {' or '.join(characters)} at character {self.at}")
+        self.at += 1
+        return character
+
+    def value(self) -> Any:
+        """The next value."""
+        self.peek()
+        made, self.at = DECODER.raw_decode(self.text, self.at)
+        return made
+
+    def members(self) -> Iterator[str]:
+        """The keys of the next object; whoever gets a key reads its value before the next key."""
+        self.take("{")
+        if self.peek() == "}":
+            self.take("}")
+            return
+        while True:
+            key = self.value()
+            if not isinstance(key, str):
+                raise ValueError(f"a key before character {self.at} is no text")
+            self.take(":")
+            yield key
+            if self.take(",}") == "}":
+                return
+
+    def skip(self) -> None:
+        """Moves behind the next value; the members of an object are read one by one."""
+        if self.peek() != "{":
+            self.value()
+            return
+        for _ in self.members():
+            self.value()
+
+    def end(self) -> None:
+        """ValueError unless all is read."""
+        if self.peek():
+            raise ValueError(f"something follows at character {self.at}")

@@ -1,0 +1,70 @@
+"""Sequences of words that are split already, as users wrote them, for next-word prediction."""
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from fedjax_lab.data import text_rows
+from fedjax_lab.data.dataset import Dataset
+from fedjax_lab.data.user_rows import UserRows, assembled
+from fedjax_lab.errors import BadInput, check_positive
+
+
+class Words:
+    """Gives each word a number when it is first seen.
+
+    The words need not be held until the frequent ones among them are known.
+    """
+
+    def __init__(self) -> None:
+        """No word has a number."""
+        self.numbers: dict[str, int] = {}
+
+    def encode(self, words: Iterable[str]) -> np.ndarray:
+        """The numbers [n] int32 of these words."""
+        numbers = self.numbers
+        return np.array([numbers.setdefault(word, len(numbers)) for word in words], np.int32)
+
+    def most_frequent(self, sequences: Sequence[np.ndarray], count: int) -> list[int]:
+        """The numbers of the words that are most frequent in these sequences, at most so many.
+
+        Words that are equally frequent come in alphabetical order.
+        """
+        names = list(self.numbers)
+        counts = np.bincount(np.concatenate([*sequences, []]).astype(int), minlength=len(names))
+        order = sorted(np.flatnonzero(counts), key=lambda number: (-counts[number], names[number]))
+        return [int(number) for number in order[:count]]
+
+
+def check(vocabulary: int, length: int) -> None:
+    """BadInput where a vocabulary has no words, or examples none."""
+    if not text_rows.FIRST < vocabulary <= text_rows.LARGEST:
+        least = text_rows.FIRST + 1
+        raise BadInput(f"config.data.vocabulary must be from {least} to 2**24, got {vocabulary}")
+    check_positive("data.length", length)
+
+
+def next_word(
+    words: Words, parts: Sequence[UserRows], vocabulary: int, length: int, name: str
+) -> Dataset:
+    """Each word of each sequence is an example: the words before it, and the word itself.
+
+    Args:
+      words: has made the numbers in the sequences.
+      parts: x is a list of sequences, numbers of words [n].
+      vocabulary: the number of token ids: padding, the unknown word, and then the words that are
+        most frequent in the training sequences.
+      length: how many words before it an example has.
+      name: of the data set.
+    """
+    first, names = text_rows.FIRST, list(words.numbers)
+    training = [sequence for part in parts if not part.test for sequence in part.x]
+    kept = words.most_frequent(training, vocabulary - first)
+    ids = np.full(len(names), text_rows.UNKNOWN)
+    ids[kept] = np.arange(first, first + len(kept))
+    sequences = [ids[sequence].tolist() for part in parts for sequence in part.x]
+    x, y, of_sequence = text_rows.next_words(sequences, length, first + len(kept))
+    ends = np.searchsorted(of_sequence, np.cumsum([len(part.x) for part in parts]))
+    labels = np.split(y, ends[:-1])
+    parts = [part._replace(x=None, y=own) for part, own in zip(parts, labels, strict=True)]
+    return assembled(parts, x, (*text_rows.SPECIAL, *(names[number] for number in kept)), name)

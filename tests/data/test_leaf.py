@@ -1,0 +1,238 @@
+"""Data sets in LEAF's JSON: small files in the true form of each."""
+
+import json
+
+import leaf_files
+import numpy as np
+import pytest
+from inputs import complaint
+
+from fedjax_lab.data import leaf_json, safe, text_rows
+from fedjax_lab.data.leaf import leaf
+from fedjax_lab.data.natural import by_client
+from fedjax_lab.federation import make_federations
+
+
+def of_user(data, name, test=False):
+    """The rows of a user in one split."""
+    return np.flatnonzero((data.client == data.users.index(name)) & (data.test == test))
+
+
+@pytest.mark.parametrize("around", [False, True])
+def test_femnist(around, tmp_path):
+    file = leaf_files.write_femnist(tmp_path / "data")
+    data = leaf(folder=str(tmp_path if around else tmp_path / "data"))
+    assert (data.x.shape, data.x.dtype) == ((8, 28, 28, 1), np.uint8)
+    assert data.users == ("f0000_14", "f0001_02") and data.domains == ("leaf",)
+    assert len(data.classes) == 62 and data.classes[61] == "z"
+    for user, values in json.loads(file.read_text())["user_data"].items():
+        if values["y"]:
+            rows = of_user(data, user)
+            np.testing.assert_allclose(data.x[rows].reshape(3, 784) / 255, values["x"])
+            assert data.y[rows].tolist() == values["y"]
+    assert [len(of_user(data, user, test=True)) for user in data.users] == [1, 1]
+    assert "LEAF: A Benchmark" in data.citation
+
+
+def test_femnist_of_digits_alone(tmp_path):
+    leaf_files.write_femnist(tmp_path, highest=9)
+    assert leaf(folder=str(tmp_path)).classes == tuple("0123456789")
+
+
+def test_pixels_that_are_no_gray_levels_stay_floats(tmp_path):
+    users = {"a": leaf_files.characters(2, [0, 1]), "b": leaf_files.characters(1, [2])}
+    users["b"]["x"][0][5] = -0.42
+    leaf_files.write_leaf(tmp_path / "all_data" / "a.json", users)
+    data = leaf(folder=str(tmp_path))
+    assert data.x.dtype == np.float32 and not data.test.any()
+    np.testing.assert_allclose(data.x[:2].reshape(2, 784), users["a"]["x"], atol=1e-7)
+    assert data.x[2].ravel()[5] == np.float32(-0.42)
+
+
+def test_vectors_of_synthetic_tasks(tmp_path):
+    """Also where the test file has users of its own (`-t user`)."""
+    x = np.random.default_rng(0).normal(size=(3, 60))
+    users = {"0": {"x": x.tolist(), "y": [4.0, 0.0, 1.0]}}
+    leaf_files.write_leaf(tmp_path / "train" / "a.json", users)
+    leaf_files.write_leaf(tmp_path / "test" / "a.json", {"1": {"x": x[:1].tolist(), "y": [2]}})
+    data = leaf(folder=str(tmp_path))
+    np.testing.assert_allclose(data.x[:3], x, rtol=1e-6)
+    assert data.y.tolist() == [4, 0, 1, 2] and data.classes == tuple("01234")
+    assert data.client.tolist() == [0, 0, 0, 1] and data.test.tolist() == [False] * 3 + [True]
+
+
+def test_celeba(tmp_path, monkeypatch):
+    monkeypatch.setenv("FEDJAX_LAB_CACHE", str(tmp_path / "cache"))
+    leaf_files.write_celeba(tmp_path / "data")
+    for _ in "decoded", "cached":
+        data = leaf(folder=str(tmp_path / "data"), size=8)
+        assert data.x.shape == (4, 8, 8, 3) and data.y.tolist() == [0, 1, 0, 1]
+        assert data.x[:, 0, 0, 0].tolist() == [150, 50, 100, 200]
+        assert data.client.tolist() == [1, 0, 0, 0] and data.test.tolist() == [False] * 3 + [True]
+    (tmp_path / "data" / "raw").rename(tmp_path / "raw")
+    assert "config.data.images" in complaint(leaf, folder=str(tmp_path / "data"))
+    data = leaf(folder=str(tmp_path / "data"), images=str(tmp_path / "raw/img_align_celeba"))
+    assert data.x.shape == (4, 84, 84, 3)
+
+
+@pytest.mark.parametrize("name", ["../secret.png", "/etc/secret.png", "a\\b.png", "a\x00.png"])
+def test_names_of_images_lead_nowhere_else(name, tmp_path):
+    leaf_files.write_celeba(tmp_path)
+    leaf_files.write_leaf(tmp_path / "train" / "t.json", {"7": {"x": ["1.png", name], "y": [0, 1]}})
+    assert "without folders" in complaint(leaf, folder=str(tmp_path))
+
+
+def test_tweets(tmp_path):
+    leaf_files.write_tweets(tmp_path)
+    data = leaf(folder=str(tmp_path), vocabulary=50)
+    texts = ["a good day", "a bad day", "good good good"]
+    np.testing.assert_array_equal(data.x, text_rows.examples_of_texts(texts, "hash", 50, 25))
+    assert data.y.tolist() == [1, 0, 1] and data.users == ("ann", "bob")
+
+
+def test_comments_predict_each_next_word(tmp_path):
+    leaf_files.write_reddit(tmp_path)
+    data = leaf(folder=str(tmp_path), length=2)
+    assert data.classes[2:] == ("<EOS>", "the", "bird", "cat", "dog")
+    names = [*" ?", *data.classes[2:]]
+    pairs = [
+        (*(names[number] for number in x), names[y])
+        for x, y in zip(data.x.tolist(), data.y.tolist(), strict=True)
+    ]
+    assert pairs == [
+        (" ", " ", "the"),
+        (" ", "the", "cat"),
+        ("the", "cat", "the"),
+        ("cat", "the", "dog"),
+        ("the", "dog", "<EOS>"),
+        (" ", " ", "the"),
+        (" ", "the", "bird"),
+        ("the", "bird", "<EOS>"),
+        (" ", " ", "<EOS>"),
+        (" ", " ", "the"),
+        (" ", "the", "?"),
+        ("the", "?", "<EOS>"),
+    ]
+    assert data.client.tolist() == [0] * 5 + [1] * 7
+    assert data.test.tolist() == [False] * 9 + [True] * 3
+    assert leaf(folder=str(tmp_path), vocabulary=4).classes[2:] == ("<EOS>", "the")
+
+
+def test_settings_of_texts_are_checked(tmp_path):
+    for name, write in (("c", leaf_files.write_reddit), ("t", leaf_files.write_tweets)):
+        write(tmp_path / name)
+        folder = str(tmp_path / name)
+        assert "config.data.vocabulary" in complaint(leaf, folder=folder, vocabulary=2)
+        assert "config.data.length" in complaint(leaf, folder=folder, length=-1)
+    assert "config.data.tokenizer" in complaint(leaf, folder=folder, tokenizer="word")
+
+
+def test_each_user_is_a_client(tmp_path):
+    """A user who has examples for tests alone is none; the global test set has these examples."""
+    leaf_files.write_femnist(tmp_path)
+    alone = {"f0009_00": leaf_files.characters(2, [7, 8])}
+    leaf_files.write_leaf(tmp_path / "test" / "all_data_1_test_9.json", alone)
+    data = leaf(folder=str(tmp_path))
+    (federation,) = make_federations(data, by_client, [0], num_clients=0)
+    for rows, test in ((federation.train, False), (federation.test, True)):
+        rows = np.asarray(rows)
+        held = [sorted(own[own >= 0].tolist()) for own in rows]
+        assert held == [of_user(data, name, test).tolist() for name in data.users[:2]]
+    assert len(federation.global_test) == 4
+
+
+def test_shakespeare_has_a_source_of_its_own(tmp_path):
+    users = {"HAMLET": {"x": ["a" * 80], "y": ["b"]}}
+    leaf_files.write_leaf(tmp_path / "train" / "a.json", users)
+    assert "config.data.name=shakespeare" in complaint(leaf, folder=str(tmp_path))
+
+
+VECTOR = [0.5, 1.0]
+BROKEN = {
+    "ragged": ({"x": [VECTOR, [0.5]], "y": [0, 1]}, "user 'a' cannot be read"),
+    "nothing": ({"x": [VECTOR, None], "y": [0, 1]}, "user 'a' cannot be read"),
+    "infinite": ({"x": [VECTOR, [0.5, 1e39]], "y": [0, 1]}, "x is not finite numbers"),
+    "words": ({"x": [VECTOR, ["b", "c"]], "y": [0, 1]}, "user 'a' cannot be read"),
+    "fraction": ({"x": [VECTOR] * 2, "y": [0, 0.5]}, "labels are not integers"),
+    "negative": ({"x": [VECTOR] * 2, "y": [0, -1]}, "labels are not from 0 to"),
+    "huge": ({"x": [VECTOR] * 2, "y": [0, 10**400]}, "user 'a' cannot be read"),
+    "objects": ({"x": [VECTOR] * 2, "y": [0, {}]}, "user 'a' cannot be read"),
+    "lengths": ({"x": [VECTOR] * 2, "y": [0]}, "no lists x and y of one length"),
+    "numbers among texts": ({"x": ["b", 3], "y": [0, 1]}, "x is not all texts"),
+    "no words": ({"x": [[["b"]], ["b"]], "y": [0, 1]}, "x is not all lists of sequences"),
+    "nobody": ({"x": [], "y": []}, "no training examples"),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_files_that_are_not_leafs(case, tmp_path):
+    user, expected = BROKEN[case]
+    leaf_files.write_leaf(tmp_path / "train" / "a.json", {"a": user})
+    message = complaint(leaf, folder=str(tmp_path))
+    assert message.startswith(str(tmp_path)) and expected in message
+
+
+def test_users_whose_examples_differ_in_shape(tmp_path):
+    users = {"a": {"x": [VECTOR], "y": [0]}, "b": {"x": [[1.0]], "y": [0]}}
+    leaf_files.write_leaf(tmp_path / "train" / "a.json", users)
+    message = complaint(leaf, folder=str(tmp_path))
+    assert "user 'a' have shape [2], those of user 'b' [1]" in message
+
+
+def test_nothing_there(tmp_path):
+    assert "is not a folder" in complaint(leaf, folder=str(tmp_path / "none"))
+    assert "no train/*.json or all_data/*.json" in complaint(leaf, folder=str(tmp_path))
+
+
+def test_reading_stops_before_the_memory_is_full(tmp_path, monkeypatch):
+    file = leaf_files.write_femnist(tmp_path)
+    monkeypatch.setattr(safe, "SMALL", 0)
+    monkeypatch.setattr(safe, "free_memory", lambda: 4 * file.stat().st_size)
+    leaf(folder=str(tmp_path))
+    monkeypatch.setattr(safe, "free_memory", lambda: 2 * file.stat().st_size)
+    monkeypatch.setattr(safe, "content", lambda path: path.read_bytes())
+    monkeypatch.setattr("fedjax_lab.data.user_rows.OBJECT", file.stat().st_size)
+    assert "user 'f0001_02' does not fit in memory" in complaint(leaf, folder=str(tmp_path))
+
+
+# The reader of JSON
+
+
+def test_one_user_is_decoded_at_a_time(tmp_path, monkeypatch):
+    """Whatever the order of the members, and whichever white space stands between them."""
+    decoded = []
+    value = leaf_json.Cursor.value
+
+    def counted(self):
+        decoded.append(value(self))
+        return decoded[-1]
+
+    monkeypatch.setattr(leaf_json.Cursor, "value", counted)
+    users = {name: {"x": [[1]], "y": [0]} for name in "abc"}
+    for order in (("users", "user_data"), ("user_data", "users")):
+        content = {"users": list(users), "user_data": users}
+        file = tmp_path / "a.json"
+        file.write_text(json.dumps({key: content[key] for key in order}, indent=3))
+        for user, name in zip(leaf_json.users_of(file, ""), "abc", strict=True):
+            assert user.name == name and user.x == [[1]]
+        assert all(set(item) != set("abc") for item in decoded if isinstance(item, dict))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"users": ["a"], "user_data": {"a": {"x": [], "y": []}}} more',
+        '{"users": ["a"], "user_data": {"a": {"x": [], "y": []},}}',
+        '{"users": ["a"], "user_data": {"a": {"x": [], "y": []}',
+        '{"users": ["a"], "user_data": {3: {"x": [], "y": []}}}',
+        '{"users": ["a"] "user_data": {}}',
+        '{"users": ["a"], "user_data" {}}',
+        "{",
+        "",
+    ],
+)
+def test_text_that_is_no_json(text, tmp_path):
+    file = tmp_path / "a.json"
+    file.write_text(text)
+    message = complaint(lambda: list(leaf_json.users_of(file, "get another")))
+    assert message.startswith(f"{file} cannot be read as JSON (") and "get another" in message
