@@ -108,13 +108,22 @@ def test_a_folder_of_ones_own(server, call, tmp_path, folder, name):
     assert code == 2 and err.startswith("error: ") and f"is not in {folder}" in err
 
 
-def test_the_run_that_asked_for_data_gets_them(server, call, folder, tmp_path, capsys):
-    flags = "--config=quickstart", "--config.data.name=svhn", "--partition_only"
-    flags += "--config.partition.num_clients=2", f"--workdir={tmp_path / 'run'}"
+@pytest.mark.parametrize(
+    "name",
+    ["svhn", *(pytest.param(n, marks=pytest.mark.slow) for n in ("emnist", "gtsrb", "bloodmnist"))],
+)
+def test_the_run_that_asked_for_data_gets_them(server, call, tmp_path, capsys, name):
+    """Its message names the command, which names the flags that it had."""
+    data = catalog.PUBLISHED[name]
+    settings = {"name": data.reader or name, **dict(data.settings)}
+    chosen = [f"--config.data.{key}={value}" for key, value in settings.items()]
+    flags = "--config=quickstart", *chosen, "--partition_only", f"--workdir={tmp_path / 'run'}"
+    flags += "--config.partition.num_clients=2", "--config.partition.name=iid"
     assert commands.call(*flags) == 2
     said = capsys.readouterr().err
-    assert "or run `fedjax-lab data get svhn`" in said and said.count("\n") == 1
-    assert call("get", "svhn")[0] == 0
+    assert f"or run `fedjax-lab data get {name}`" in said and said.count("\n") == 1
+    code, out, _ = call("get", name)
+    assert code == 0 and f"read it with {' '.join(chosen)}\n" in out
     assert commands.call(*flags) == 0
 
 
