@@ -227,7 +227,7 @@ def _deal_rows(train, test, shot_rows, parts, tests, rng, seed, validation, new_
     each = kept, [train[p] for p in held_out], [test[p] for p in tests]
     new = partition.choose_new(len(parts), new_clients, rng)
     new_train, new_validation, new_test = (_of(rows, new) for rows in each)
-    to_score = new_test if len(test) else new_validation
+    to_score = new_test if any(map(len, tests)) else new_validation
     if new.any() and not any(map(len, to_score)):
         raise BadInput(
             f"the new clients of seed {seed} (config.partition.new_clients={new_clients}) have no"
