@@ -22,7 +22,7 @@ from fedjax_lab.engine import Joint, Simulation
 from fedjax_lab.errors import BadInput, quoted
 from fedjax_lab.federation import check_scored, class_counts, is_of_domain, make_federations, pool
 from fedjax_lab.hosted import Host
-from fedjax_lab.models import kernels, modules
+from fedjax_lab.models import kernels, modules, tokens
 from fedjax_lab.models.task import has_convolutions, make_task
 from fedjax_lab.registry import METHODS, NAMED, bind, keyword_defaults, look_up, make_method
 from fedjax_lab.types import Federation, Method, Plan, Stage, Stages, Task, Weights
@@ -374,6 +374,7 @@ def make_model(
             kernels=kernels.choose(platform or _platform(None), config.engine.convolution)
         )
     lowest, highest = input_range(dataset.x, config.data.normalize)
+    net = tokens.with_vocabulary(net, dataset.x, (lowest, highest), len(dataset.classes))
     shape, count = dataset.x.shape[1:], len(dataset.classes)
     dtype = jnp.dtype(config.engine.dtype)
     return make_task(
