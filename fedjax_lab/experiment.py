@@ -17,6 +17,7 @@ from fedjax_lab.config import value_at
 from fedjax_lab.data import partition
 from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.data.normalize import input_range
+from fedjax_lab.data.text_rows import SPECIAL
 from fedjax_lab.embedding import Embeddings
 from fedjax_lab.engine import Joint, Simulation
 from fedjax_lab.errors import BadInput, quoted
@@ -434,7 +435,17 @@ def _plan(config, training, stages, dataset):
         ),
         **_step_fields(config.local),
     )
+    _check_words(plan.metrics, dataset.classes)
     return plan._replace(eval_batch=fsdp.even(plan.eval_batch, config.engine.fsdp))
+
+
+def _check_words(measured, classes):
+    """BadInput where the accuracy of words is asked for and the classes are none."""
+    if classes[: len(SPECIAL)] != SPECIAL and any(m.name == "word_accuracy" for m in measured):
+        raise BadInput(
+            "config.run.metrics: word_accuracy is for data whose classes are words, such as"
+            " config.data.task=next_word; take accuracy, which is always there, or top5"
+        )
 
 
 def _failures(run, pooled):

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from fedjax_lab.data.dataset import Dataset
-from fedjax_lab.data.places import locate, told
+from fedjax_lab.data.places import fetched, locate
 from fedjax_lab.data.text_files import (
     LENGTH,
     TASKS,
@@ -19,19 +19,20 @@ from fedjax_lab.errors import BadInput, quoted
 
 AG_NEWS = {"1": "World", "2": "Sports", "3": "Business", "4": "Sci/Tech"}
 AG_NEWS_FILES = ("train.csv", "test.csv")
-AG_NEWS_BY_HAND = (
+AG_NEWS_HELP = fetched(
+    "ag_news",
     "put train.csv and test.csv of https://github.com/mhjabreel/CharCnn_Keras (its folder"
-    " data/ag_news_csv) in a folder and name that by --config.data.folder, or put them in"
-    " ~/.cache/fedjax_lab/ag_news"
+    " data/ag_news_csv) in a folder and name that by --config.data.folder",
 )
 SENTIMENT140 = {"0": "negative", "4": "positive"}
 SENTIMENT140_FILES = (
     "training.1600000.processed.noemoticon.csv",
     "testdata.manual.2009.06.14.csv",
 )
-SENTIMENT140_BY_HAND = (
-    "unpack trainingandtestdata.zip of http://help.sentiment140.com/for-students and name its"
-    " folder by --config.data.folder, or put its files in ~/.cache/fedjax_lab/sentiment140"
+SENTIMENT140_HELP = fetched(
+    "sentiment140",
+    "unpack trainingandtestdata.zip of http://help.sentiment140.com/for-students and name the"
+    " folder of its files by --config.data.folder",
 )
 
 
@@ -48,7 +49,7 @@ def ag_news(
     Without `folder` the usual places are searched.
     """
     tokens = Tokens(TASKS[0], tokenizer, vocabulary, length)
-    files = _find("ag_news", folder, AG_NEWS_FILES, AG_NEWS_BY_HAND)
+    files = _find("ag_news", folder, AG_NEWS_FILES, AG_NEWS_HELP)
     columns = Columns("2,3", "1", "", header=False)
     train, test = (_labeled(file, columns.read(file), AG_NEWS) for file in files)
     return dataset_of(train, test, tokens, str(files[0]), tuple(AG_NEWS.values()))
@@ -70,7 +71,7 @@ def sentiment140(
     """
     tokens = Tokens(task, tokenizer, vocabulary, length)
     check(tokens)
-    files = _find("sentiment140", folder, SENTIMENT140_FILES, SENTIMENT140_BY_HAND)
+    files = _find("sentiment140", folder, SENTIMENT140_FILES, SENTIMENT140_HELP)
     columns = Columns("6", "1", "5", header=False, encoding="latin-1")
     train, test = (
         _labeled(file, [text for text in columns.read(file) if text.label != "2"], SENTIMENT140)
@@ -79,10 +80,9 @@ def sentiment140(
     return dataset_of(train, test, tokens, str(files[0]), tuple(SENTIMENT140.values()))
 
 
-def _find(name: str, folder: str, files: tuple[str, str], by_hand: str) -> list[Path]:
+def _find(name: str, folder: str, files: tuple[str, str], remedy: str) -> list[Path]:
     """The files for training and for tests."""
     inside = ("", f"{name}/") if folder else (f"{name}/",)
-    remedy = told(name, by_hand)
     return [locate(folder, tuple(f"{part}{file}" for part in inside), remedy) for file in files]
 
 
