@@ -28,7 +28,7 @@ def test_topics_can_be_told_apart_by_their_words():
     rows = [~made.test & (made.y == topic) for topic in range(3)]
     share = np.stack([(1 + counts[of].sum(0)) / (1 + counts[of]).sum() for of in rows])
     score = counts @ np.log(share).T + np.log([of.sum() for of in rows])  # naive Bayes
-    assert (score.argmax(1) == made.y)[made.test].mean() > 0.7  # chance: 0.33
+    assert (score.argmax(1) == made.y)[made.test].mean() > 0.6  # chance: 0.33
 
 
 def test_words_follow_each_other():
