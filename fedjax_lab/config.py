@@ -19,7 +19,7 @@ import numpy as np
 from fedjax_lab import references
 from fedjax_lab.aliases import current, current_config
 from fedjax_lab.data.normalize import NORMALIZATIONS
-from fedjax_lab.data.partition import count_new
+from fedjax_lab.data.partition import check_new, count_new
 from fedjax_lab.errors import (
     BadInput,
     check_below_one,
@@ -129,7 +129,6 @@ SETTINGS_OF = {  # the keys in a section that name functions, whose settings sta
 }
 
 POSITIVE = (
-    "partition.num_clients",
     "local.lr",
     "local.batch_size",
     "local.epochs",
@@ -220,7 +219,10 @@ def _as_text(kind, value):
 
 
 def _with_names(section, values, texts):
-    """The section with the names that overrides give, without the settings of earlier ones."""
+    """The section with the names that overrides give, without the settings of earlier ones.
+
+    A key that every config has goes too where the newly named function has its own default for it.
+    """
     names = {key: texts.get(f"{section}.{key}") for key in SETTINGS_OF.get(section, ())}
     names = {key: name for key, name in names.items() if name not in (None, values.get(key))}
     if not names:
@@ -229,6 +231,8 @@ def _with_names(section, values, texts):
     kept = {*DEFAULTS[section]}
     for function in named_functions(section, others).values():
         kept |= default_settings(function, values).keys()
+    if names.get("name"):
+        kept -= keyword_defaults(look_up(PARTS[f"{section}.name"], names["name"])).keys()
     return {key: value for key, value in values.items() if key in kept} | names
 
 
@@ -386,15 +390,22 @@ def _check_values(full):
         check_positive(key, value_at(full, key))
     for key in NOT_NEGATIVE:
         check_not_negative(key, value_at(full, key))
-    _check_clients(**full["partition"], cohort=full["run"]["cohort"])
+    _check_clients(full["partition"], full["run"]["cohort"])
     _check_failures(full["run"], full["local"])
     _check_rules(full["run"], full["partition"]["validation"])
 
 
-def _check_clients(num_clients, validation, new_clients, cohort, **_):
+def _check_clients(partition, cohort):
+    validation, share = partition["validation"], partition["new_clients"]
     if not 0 <= validation < 1:
         raise BadInput(f"config.partition.validation must be in [0, 1), got {validation}")
-    new = count_new(num_clients, new_clients)
+    check_new(share)
+    num_clients = partition["num_clients"]
+    may_be_0 = default_values("partition", partition)["num_clients"] == 0
+    (check_not_negative if may_be_0 else check_positive)("partition.num_clients", num_clients)
+    if num_clients == 0:
+        return  # the data decide; the cohort is checked when they are there
+    new = count_new(num_clients, share)
     if cohort > num_clients - new:
         without = f" without {new} new clients (config.partition.new_clients)" if new else ""
         raise BadInput(

@@ -14,7 +14,6 @@ import optax
 
 from fedjax_lab import contract, fsdp, metrics, parallel, schedules, sizes, tree
 from fedjax_lab.config import value_at
-from fedjax_lab.data import partition
 from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.data.normalize import input_range
 from fedjax_lab.data.text_rows import SPECIAL
@@ -59,9 +58,10 @@ def build(
     seeds = [config.run.seed] if seeds is None else [int(seed) for seed in seeds]
     _check_seeds(seeds)
     dataset = load_data(config.data) if dataset is None else dataset
-    federations = deal_dataset(config, dataset, seeds)
-    check_scored(federations[0])
     embeddings = functools.cache(lambda: load_embeddings(config, dataset))
+    federations = deal_dataset(config, dataset, seeds, embeddings)
+    check_scored(federations[0])
+    _check_cohort(config, len(federations[0].train))
     task = make_model(config, dataset, _platform(devices))
     task = task._replace(labels=lambda: jnp.asarray(embeddings().labels))
     stages = lay_out(make_method(task=task, **config.method), config.run.rounds)
@@ -225,6 +225,15 @@ def _check_has(config, rate, key):
     )
 
 
+def _check_cohort(config, num_clients):
+    """BadInput where a round has more clients than there are to train on."""
+    if config.run.cohort > num_clients:
+        raise BadInput(
+            f"config.run.cohort={config.run.cohort} is more than the {num_clients} clients that"
+            f" partition {config.partition.name} makes to be trained on"
+        )
+
+
 def _check_warmup(config, key, rounds):
     if value_at(config, key) >= rounds:
         raise BadInput(f"config.{key}={value_at(config, key)} leaves none of {rounds} rounds")
@@ -295,12 +304,16 @@ def load_data(section: Mapping) -> Dataset:
         raise BadInput("the dataset is empty")
     _check_numbers("label", dataset.y, dataset.classes)
     _check_numbers("domain", dataset.domain, dataset.domains)
+    if dataset.client is not None:
+        _check_numbers("client", dataset.client, dataset.users)
     return dataset
 
 
 def _check_arrays(dataset):
     """BadInput unless the fields of the dataset are arrays of numbers with an entry per example."""
-    for field, kinds in (("x", "biuf"), ("y", "biu"), ("domain", "biu"), ("test", "biu")):
+    kinds_of = {"x": "biuf", "y": "biu", "domain": "biu", "test": "biu"}
+    kinds_of |= {} if dataset.client is None else {"client": "biu"}
+    for field, kinds in kinds_of.items():
         array = getattr(dataset, field)
         if not (hasattr(array, "dtype") and np.ndim(array)):
             raise BadInput(f"the dataset's {field} must be an array, not {quoted(array)}")
@@ -323,17 +336,23 @@ def _check_numbers(what, numbers, names):
 
 
 def deal_dataset(
-    config: ml_collections.ConfigDict, dataset: Dataset, seeds: Sequence[int]
+    config: ml_collections.ConfigDict,
+    dataset: Dataset,
+    seeds: Sequence[int],
+    embeddings: Callable[[], Embeddings] | None = None,
 ) -> list[Federation]:
-    """One federation for each seed, as the config's sections `data` and `partition` say."""
-    deal = bind("partition", config.partition)
-    if config.partition.name not in NAMED["partition"]:
-        deal = functools.partial(partition.checked, config.partition.name, deal)
+    """One federation for each seed, as the config's sections `data` and `partition` say.
+
+    embeddings: () -> what `load_embeddings` gives for this config, where that is at hand.
+    """
+    load = embeddings or functools.cache(lambda: load_embeddings(config, dataset))
     return make_federations(
         dataset,
-        deal,
+        bind("partition", config.partition),
         seeds,
         num_clients=config.partition.num_clients,
+        name=config.partition.name,
+        embed=lambda: np.asarray(load().examples),
         validation=config.partition.validation,
         normalize=config.data.normalize,
         unseen=config.data.unseen,

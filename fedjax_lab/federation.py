@@ -5,8 +5,9 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_lab.data import partition
+from fedjax_lab.data import dealing, partition
 from fedjax_lab.data.dataset import Dataset
+from fedjax_lab.data.lazy import LazyArray
 from fedjax_lab.data.normalize import center_and_scale
 from fedjax_lab.errors import BadInput, nearest
 from fedjax_lab.types import CLIENT_ROWS, Array, Federation, Rows
@@ -18,6 +19,8 @@ def make_federations(
     seeds: Sequence[int],
     *,
     num_clients: int,
+    name: str = "",
+    embed: Callable[[], np.ndarray] | None = None,
     validation: float = 0.0,
     normalize: str = "unit",
     unseen: str = "",
@@ -27,7 +30,10 @@ def make_federations(
 ) -> list[Federation]:
     """One federation per seed over one pool of examples, as NumPy arrays of the same shapes.
 
-    deal: (y, domain, num_clients, rng) -> each client's positions; see partition.py.
+    deal: a partition of either form; see data/dealing.py.
+    num_clients: 0 where the partition decides how many there are, for all seeds equally many.
+    name: of the partition, in messages; "": that of the function.
+    embed: () -> the vectors of all examples [R, E]; None: there are none.
     validation: the fraction of each client's training examples that is held out.
     normalize: one of data.normalize.NORMALIZATIONS.
     unseen: a domain that no client holds; "": there is none.
@@ -39,11 +45,22 @@ def make_federations(
     """
     in_unseen = is_of_domain(dataset, unseen)
     unseen_rows = np.flatnonzero(in_unseen)
-    shot_rows = _deal_shots(dataset, unseen_rows, num_clients, shots, shots_per)
+    if shots and not len(unseen_rows):
+        raise BadInput(
+            f"config.data.shots={shots} is more than the 0 unseen examples; name a domain with"
+            " config.data.unseen"
+        )
     train = np.flatnonzero(~in_unseen & ~dataset.test)
     test = np.flatnonzero(~in_unseen & dataset.test)
+    rngs = [np.random.default_rng([seed, 0]) for seed in seeds]  # the partition's own streams
+    examples = _examples(dataset, train, embed)
+    dealt = _deal(deal, examples, num_clients, rngs, name or getattr(deal, "__name__", ""))
+    by_seed = zip(dealt, rngs, strict=True)
+    tests = [_deal_tests(dataset, train, test, *of_seed, deal) for of_seed in by_seed]
+    shot_rows = _deal_shots(dataset, unseen_rows, len(dealt[0]), shots, shots_per)
     shares = {"validation": validation, "new_clients": new_clients}
-    parts = [_deal_rows(dataset, deal, train, test, shot_rows, seed, **shares) for seed in seeds]
+    each = zip(dealt, tests, rngs, seeds, strict=True)
+    parts = [_deal_rows(train, test, shot_rows, *of_seed, **shares) for of_seed in each]
     pool = _make_pool(dataset, normalize, test, np.setdiff1d(unseen_rows, shot_rows))
     rows = zip(*(make_rows(of_seeds) for of_seeds in zip(*parts, strict=True)), strict=True)
     return [pool._replace(**dict(zip(CLIENT_ROWS, of_seed, strict=True))) for of_seed in rows]
@@ -139,19 +156,62 @@ def _check_shots_of_classes(dataset, rows, num_clients, shots):
         )
 
 
-def _deal_rows(dataset, deal, train, test, shot_rows, seed, validation, new_clients):
+def _examples(dataset, train, embed):
+    """What a partition may know of the training examples, whose rows these are."""
+
+    def vectors():
+        if embed is None:
+            raise BadInput("this partition needs embeddings (config.embedding), and there are none")
+        return embed()[train]
+
+    x = dataset.x
+    return dealing.Examples(
+        x=LazyArray(lambda rows: x[train[rows]], (len(train), *x.shape[1:]), x.dtype, digest=None),
+        y=dataset.y[train],
+        domain=dataset.domain[train],
+        client=None if dataset.client is None else dataset.client[train],
+        users=dataset.users,
+        embed=vectors,
+    )
+
+
+def _deal(deal, examples, num_clients, rngs, name):
+    """The parts of each seed, by its generator; each has equally many, of which none is empty."""
+    dealt = [dealing.deal(deal, examples, num_clients, rng, name) for rng in rngs]
+    for parts in dealt:
+        partition.check(parts, name)
+    numbers = sorted({len(parts) for parts in dealt})
+    if len(numbers) > 1:
+        raise BadInput(
+            f"partition {name} makes {numbers[0]} clients with one seed and {numbers[-1]} with"
+            " another; the seeds of a run must have equally many: run them one by one, or set"
+            " config.partition.num_clients"
+        )
+    return dealt
+
+
+def _deal_tests(dataset, train, test, parts, rng, deal):
+    """The positions of test examples that each client holds.
+
+    If the partition knows the users, and divides the training examples of none among clients, a
+    user's test examples go where these are. Otherwise labels and domains decide.
+    """
+    if dataset.client is not None and dealing.takes_examples(deal):
+        owner = dealing.owners(parts, dataset.client[train], len(dataset.users))
+        if owner is not None:
+            return dealing.by_number(owner[dataset.client[test]], len(parts))
+    of_train, of_test = ((dataset.y[rows], dataset.domain[rows]) for rows in (train, test))
+    return partition.deal_like(parts, *of_train, *of_test, rng)
+
+
+def _deal_rows(train, test, shot_rows, parts, tests, rng, seed, validation, new_clients):
     """Rows of one seed: each set of CLIENT_ROWS as a list over its clients."""
-    rng = np.random.default_rng([seed, 0])  # the partition's own stream
-    y, domain = dataset.y[train], dataset.domain[train]
-    parts = deal(y, domain, len(shot_rows), rng)
-    partition.check(parts, getattr(deal, "__name__", ""))
-    tests = partition.deal_like(parts, y, domain, dataset.y[test], dataset.domain[test], rng)
     kept, held_out = partition.hold_out(parts, validation, rng)
     kept = [np.concatenate([train[p], shots]) for p, shots in zip(kept, shot_rows, strict=True)]
     each = kept, [train[p] for p in held_out], [test[p] for p in tests]
     new = partition.choose_new(len(parts), new_clients, rng)
     new_train, new_validation, new_test = (_of(rows, new) for rows in each)
-    to_score = new_test if len(test) else new_validation
+    to_score = new_test if any(map(len, tests)) else new_validation
     if new.any() and not any(map(len, to_score)):
         raise BadInput(
             f"the new clients of seed {seed} (config.partition.new_clients={new_clients}) have no"

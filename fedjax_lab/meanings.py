@@ -27,7 +27,8 @@ MEANINGS = {
     "data.shots": "how many images of the unseen domain each client holds after all",
     "data.shots_per": "client: so many shots in all; class: so many of each class",
     "partition.name": "how the training examples are divided among the clients",
-    "partition.num_clients": "the number of clients",
+    "partition.num_clients": "the number of clients; by_client draws so many users at random, or"
+    " takes all of them where it is 0",
     "partition.validation": "the fraction of each client's training examples that is held out",
     "partition.new_clients": "the share of the clients that are scored, but never trained on",
     "model.name": "the model that is trained",

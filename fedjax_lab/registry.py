@@ -14,12 +14,14 @@ from fedjax_lab.data import label_skews
 from fedjax_lab.data.arrays import arrays
 from fedjax_lab.data.augment import AUGMENTATIONS
 from fedjax_lab.data.cifar import cifar10, cifar100
+from fedjax_lab.data.dealing import takes_examples
 from fedjax_lab.data.digit_domains import digit_domains
 from fedjax_lab.data.digits_five import digits_five
 from fedjax_lab.data.domainnet import domainnet, domainnet_full
 from fedjax_lab.data.idx import fashion_mnist, idx
 from fedjax_lab.data.image_folders import image_folders, office_home, pacs, vlcs
 from fedjax_lab.data.mapped import mapped
+from fedjax_lab.data.natural import by_client
 from fedjax_lab.data.office_caltech import office_caltech
 from fedjax_lab.data.partition import PARTITIONS
 from fedjax_lab.data.prepared import tfds
@@ -151,7 +153,7 @@ NAMED: dict[str, dict] = {
         records,
         mapped,
     ),
-    "partition": PARTITIONS | _table(label_skews.shards, label_skews.extended_dirichlet),
+    "partition": PARTITIONS | _table(label_skews.shards, label_skews.extended_dirichlet, by_client),
     "model": _table(
         nets.mlp,
         nets.simple_cnn,
@@ -224,6 +226,8 @@ TAKES = {  # what a function is called with, besides its settings
     "sampling": ("key", "server", "population", "m"),
 }
 
+OF_EXAMPLES = ("examples", "num_clients", "rng")  # the second form of a partition; see dealing.py
+
 WITH_PATHS = "data", "embedding"  # whose settings without a default are paths
 
 DEFAULT_BASE = "fedavg"  # the method that a wrapper wraps unless its setting `base` says otherwise
@@ -294,12 +298,16 @@ def _checked(kind, name, function):
     wraps = kind == "method" and is_wrapper(function)
     takes = (*TAKES[kind], "make_base") if wraps else TAKES[kind]
     signature = _signature(function)
+    named: tuple[str, ...] = ()  # of these, what is given by name
+    if kind == "partition" and takes_examples(function):
+        takes, named = OF_EXAMPLES, OF_EXAMPLES[1:]
     settings = keyword_defaults(function)
     needed = [key for key, value in settings.items() if value is inspect.Parameter.empty]
     if needed and kind not in WITH_PATHS:
         raise BadInput(f"{name}: its setting {needed[0]} needs a default")
     try:
-        signature.bind(*takes, **dict.fromkeys(needed))
+        given = [each for each in takes if each not in named]
+        signature.bind(*given, **dict.fromkeys([*named, *needed]))
         fits = kind != "method" or next(iter(signature.parameters)) == "task"
     except TypeError:
         fits = False

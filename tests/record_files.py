@@ -15,6 +15,12 @@ def make(count=23, kind=np.uint8, shape=(8, 8, 3)):
     return Dataset(x, y, domain, np.arange(count) % 5 == 0, ("a", "b", "ü"), ("one", "two"))
 
 
+def with_users(data):
+    """The same examples, said by four users, of whom the third says nothing."""
+    client = np.array([3, 0, 1], np.int32)[np.arange(len(data.y)) % 3]
+    return data._replace(client=client, users=("ada", "bob", "cy", "zoë"))
+
+
 def write(data, folder, of_shard=5):
     """Writes it in shards of so many examples."""
     folder.mkdir()

@@ -6,11 +6,15 @@ import numpy as np
 import pytest
 
 from fedjax_lab.analysis import plots
-from fedjax_lab.data import label_skews, partition
+from fedjax_lab.data import dealing, label_skews, partition
 from fedjax_lab.errors import BadInput
 from fedjax_lab.registry import NAMED
 
-PARTITIONS = NAMED["partition"]
+PARTITIONS = {  # of the first form
+    name: function
+    for name, function in NAMED["partition"].items()
+    if not dealing.takes_examples(function)
+}
 PACS = {"art": 2048, "cartoon": 2344, "sketch": 3929}
 
 

@@ -194,10 +194,10 @@ def _numbers_sentence(entries, choice):
 
 
 def _clients_sentence(columns):
-    """How many clients there are, where the headers do not tell."""
+    """How many clients there are, where the headers do not tell and the configs do."""
     partitions = [c.section.block.rows[0].runs[0].config["partition"] for c in columns]
     counts = {partition.get("num_clients") for partition in partitions}
-    return [f"{counts.pop()} clients."] if len(counts) == 1 and None not in counts else []
+    return [f"{counts.pop()} clients."] if len(counts) == 1 and not counts & {None, 0} else []
 
 
 def _marks_sentence(columns, comparisons):

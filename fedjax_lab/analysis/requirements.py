@@ -82,6 +82,8 @@ def cost(config: ml_collections.ConfigDict) -> int | None:
     if examples is None:
         return None
     clients = config.partition.num_clients
+    if not clients:  # the data decide
+        return None
     trained = clients - count_new(clients, config.partition.new_clients)
     share = (trained if method.name == "central" else run.cohort or trained) / clients
     epochs = config.local.epochs

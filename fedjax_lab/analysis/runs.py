@@ -226,7 +226,8 @@ def federation(config: dict) -> dict[str, Any]:
 
 def _title(run):
     data, partition = run.config["data"], run.config["partition"]
-    count = f", {shown(partition['num_clients'])} clients" if "num_clients" in partition else ""
+    number = partition.get("num_clients")  # 0: the data decide
+    count = f", {shown(number)} clients" if number else ""
     return f"{shown(data.get('name'))}, {shown(partition.get('name'))}{count}"
 
 

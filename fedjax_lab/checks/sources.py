@@ -24,6 +24,7 @@ def check_source(source: str | Callable, **settings) -> Dataset:
     _check_examples(dataset.x)
     _check_names("classes", dataset.classes)
     _check_names("domains", dataset.domains)
+    _check_names("users", dataset.users)
     test = np.asarray(dataset.test)
     check(test.dtype == bool, f"test must be flags (bool), got {test.dtype}")
     check(not test.all(), "all examples are for testing, none for training")

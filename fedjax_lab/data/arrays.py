@@ -8,7 +8,7 @@ from fedjax_lab.data import npz, safe
 from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.errors import BadInput, cut, nearest, quoted
 
-KEYS = ("x", "y", "domain", "split", "classes")
+KEYS = ("x", "y", "domain", "client", "split", "classes")
 REMEDY = "write it with numpy.savez"
 MOST_CLASSES = 100_000  # a label beyond is taken for a mistake unless `classes` says otherwise
 
@@ -18,24 +18,26 @@ def arrays(*, path: str) -> Dataset:
 
     `x` holds images [R, H, W] or [R, H, W, channels], or vectors [R, D]: uint8 0..255, or any other
     numbers, which become float32. `y` [R] holds integers from 0. Optional: `domain` [R], integers
-    or names; `split` [R], "train" or "test", or 1 for test (without it a fifth drawn at random is
-    the test set, the same at every call); `classes`, their names. Nothing else may be in the file.
+    or names; `client` [R], the natural user of each example, integers or names; `split` [R],
+    "train" or "test", or 1 for test (without it a fifth drawn at random is the test set, the same
+    at every call); `classes`, their names. Nothing else may be in the file.
     """
     if not path:
         raise BadInput("data.path is empty: name an .npz file with --config.data.path")
     file = Path(path).expanduser()
     members = read(file)
     x = pixels(file, members["x"])
-    for key in ("y", "domain", "split"):
+    for key in ("y", "domain", "client", "split"):
         if key in members and members[key].shape != (len(x),):
             shape = list(members[key].shape)
             raise BadInput(f"{file}: {key} has shape {shape}, but x has {len(x)} examples")
     classes = class_names(file, members.get("classes"), members["y"])
     y = labels(file, members["y"], classes)
-    domain, domains = domain_of(file, members.get("domain", np.zeros(len(x), np.int32)))
+    domain, domains = numbered(file, "domain", members.get("domain", np.zeros(len(x), np.int32)))
     test = is_test(file, members["split"]) if "split" in members else random_test_rows(len(x))
     check_both_splits(file, test)
-    return Dataset(x=x, y=y, domain=domain, test=test, classes=classes, domains=domains)
+    made = Dataset(x=x, y=y, domain=domain, test=test, classes=classes, domains=domains)
+    return with_users(file, made, members.get("client"))
 
 
 def read(file: Path) -> dict[str, np.ndarray]:
@@ -98,12 +100,23 @@ def labels(file: Path, y: np.ndarray, classes: tuple[str, ...]) -> np.ndarray:
     return y.astype(np.int32)
 
 
-def domain_of(file: Path, domain: np.ndarray) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Each example's domain [R] int32 and the domains' names, in the order of names or numbers."""
-    if domain.dtype.kind not in "uiU":
-        raise BadInput(f"{file}: domain must be integers or strings, its type is {domain.dtype}")
-    names, index = np.unique(domain, return_inverse=True)
+def numbered(file: Path, what: str, values: np.ndarray) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Each example's domain (or what else) [R] int32, and the names, in order of names or numbers.
+
+    BadInput unless the values are integers or names.
+    """
+    if values.dtype.kind not in "uiU":
+        raise BadInput(f"{file}: {what} must be integers or strings, its type is {values.dtype}")
+    names, index = np.unique(values, return_inverse=True)
     return index.astype(np.int32), tuple(map(str, names.tolist()))
+
+
+def with_users(file: Path, dataset: Dataset, client: np.ndarray | None) -> Dataset:
+    """The dataset with the natural user of each example [R]; None: there are none."""
+    if client is None:
+        return dataset
+    client, users = numbered(file, "client", client)
+    return dataset._replace(client=client, users=users)
 
 
 def is_test(file: Path, split: np.ndarray) -> np.ndarray:

@@ -9,7 +9,7 @@ from fedjax_lab.data import arrays, safe
 from fedjax_lab.data.dataset import TYPES, Dataset
 from fedjax_lab.errors import BadInput, nearest, quoted
 
-NAMES = ("x.npy", "y.npy", "domain.npy", "test.npy", "classes.json")
+NAMES = ("x.npy", "y.npy", "domain.npy", "test.npy", "client.npy", "classes.json")
 REMEDY = "write its arrays with numpy.save"
 
 
@@ -17,24 +17,26 @@ def mapped(*, path: str) -> Dataset:
     """The examples of a folder with x.npy and y.npy; x stays on the disk until it is used.
 
     `x` holds images [R, H, W] or [R, H, W, channels], or vectors [R, D], as uint8 0..255, int8,
-    int16, int32 or float32; `y` [R] integers from 0. Optional: `domain` [R], integers or names;
-    `test` [R], True or 1 for tests (without it a fifth drawn at random, the same at every call);
-    classes.json, a list of their names. Raises BadInput for anything else.
+    int16, int32 or float32; `y` [R] integers from 0. Optional: `domain` [R], integers or names; `client` [R], the
+    natural user of each example, integers or names; `test` [R], True or 1 for tests (without it a
+    fifth drawn at random, the same at every call); classes.json, a list of their names. Raises
+    BadInput for anything else.
     """
     if not path:
         raise BadInput("data.path is empty: name a folder with x.npy by --config.data.path")
     folder = Path(path).expanduser()
     check_names(folder)
     x = examples(folder / "x.npy")
-    y, domain, test = (of_each(folder / name, len(x)) for name in NAMES[1:4])
+    y, domain, test, client = (of_each(folder / name, len(x)) for name in NAMES[1:5])
     assert y is not None  # `check_names` has seen it
     classes = arrays.class_names(folder, names_in(folder / "classes.json"), y)
     y = arrays.labels(folder / "y.npy", y, classes)
     domain = np.zeros(len(x), np.int32) if domain is None else domain
-    domain, domains = arrays.domain_of(folder / "domain.npy", domain)
+    domain, domains = arrays.numbered(folder / "domain.npy", "domain", domain)
     test = arrays.random_test_rows(len(x)) if test is None else flags(folder / "test.npy", test)
     arrays.check_both_splits(folder, test)
-    return Dataset(x=x, y=y, domain=domain, test=test, classes=classes, domains=domains)
+    made = Dataset(x=x, y=y, domain=domain, test=test, classes=classes, domains=domains)
+    return arrays.with_users(folder / "client.npy", made, client)
 
 
 def check_names(folder: Path) -> None:

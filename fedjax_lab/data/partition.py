@@ -1,11 +1,12 @@
 """Who holds which training example: labels and domains in, positions per client out.
 
-Every partitioner has the signature `name(y, domain, num_clients, rng, *, settings)`: y [R] and
+The partitioners here have the signature `name(y, domain, num_clients, rng, *, settings)`: y [R] and
 domain [R] are the integer labels and domains of the training examples; the keyword-only settings
 are the keys of `config.partition`. It returns one int32 array of positions into y per client. It
 decides how many examples of each group (class, domain, or all) each client gets, counts [G, n];
 `deal_counts` then draws which. All randomness comes from the NumPy generator. A bad setting is a
-`BadInput`. An empty client is possible with few examples per client: see `check`.
+`BadInput`. An empty client is possible with few examples per client: see `check`. Partitions that
+look at more than labels and domains have another signature: see `dealing`.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy.special import betaincc
 
-from fedjax_lab.errors import BadInput, quoted
+from fedjax_lab.errors import BadInput
 
 Parts = list[np.ndarray]  # per client: positions [N_i] int32
 
@@ -207,26 +208,6 @@ PARTITIONS: dict[str, Callable[..., Parts]] = {
 }
 
 
-def checked(name: str, deal: Callable[..., Parts], y, domain, num_clients: int, rng) -> Parts:
-    """What the named partition of one's own gives. BadInput unless that is such as ours give."""
-    parts = deal(y, domain, num_clients, rng)
-    if not isinstance(parts, (Sequence, np.ndarray)) or len(parts) != num_clients:
-        raise BadInput(
-            f"partition {name} must return a list of {num_clients} arrays, the positions that each"
-            f" client holds, not {quoted(parts)}"
-        )
-    parts = [np.asarray(part) for part in parts]
-    for i, part in enumerate(parts):
-        if part.ndim != 1 or part.dtype.kind not in "iu":
-            what = f"{part.dtype} of shape {list(part.shape)}"
-            raise BadInput(f"partition {name} must give integers [N], but client {i} gets {what}")
-        beyond = part[(part < 0) | (part >= len(y))]
-        if len(beyond):
-            there = f"the position {beyond[0]}, which is not in 0..{len(y) - 1}"
-            raise BadInput(f"partition {name} gives client {i} {there}")
-    return [part.astype(np.int32) for part in parts]
-
-
 def check(parts: Parts, name: str = "") -> None:
     """Raises BadInput where a client has no example; name: which partition made the parts."""
     empty = [i for i, part in enumerate(parts) if len(part) == 0]
@@ -285,13 +266,18 @@ def hold_out(parts: Parts, fraction: float, rng: np.random.Generator) -> tuple[P
     return train, validation
 
 
+def check_new(share: float) -> None:
+    """BadInput unless this can be the share of the clients that are new."""
+    if not 0 <= share < 1:
+        raise BadInput(f"config.partition.new_clients must be in [0, 1), got {share}")
+
+
 def count_new(num_clients: int, share: float) -> int:
     """How many of the clients are new: floor(share * num_clients), or one if that is none.
 
     BadInput where nobody would be left, or where the share is below 0 or above 1.
     """
-    if not 0 <= share < 1:
-        raise BadInput(f"config.partition.new_clients must be in [0, 1), got {share}")
+    check_new(share)
     if share and num_clients < 2:
         raise BadInput(
             f"config.partition.new_clients={share} leaves no client to train on: there is"

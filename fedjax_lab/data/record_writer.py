@@ -14,7 +14,6 @@ from fedjax_lab.data.cache import checksum
 from fedjax_lab.data.dataset import TYPES, Dataset
 from fedjax_lab.data.lazy import example_bytes, pieces
 from fedjax_lab.data.records import (
-    EACH,
     FORMAT,
     INDEX,
     LABELS,
@@ -22,6 +21,7 @@ from fedjax_lab.data.records import (
     Index,
     array_record,
     named_errors,
+    of_each,
     read_index,
     shard_name,
     sum_of,
@@ -58,9 +58,10 @@ def write(dataset: Dataset, folder: Path, source: str) -> Iterator[Progress]:
     index = make_index(dataset, source)
     check_folder(folder, index)
     with named_when_whole(folder / INDEX) as file:
-        file.write_text(json.dumps(index._asdict(), indent=2) + "\n")
+        file.write_text(json.dumps(_content(index), indent=2) + "\n")
     with named_when_whole(folder / LABELS) as file, file.open("wb") as content:
-        labels: Any = {key: np.asarray(getattr(dataset, key), kind) for key, kind in EACH.items()}
+        kinds = of_each(index.users)
+        labels: Any = {key: np.asarray(getattr(dataset, key), kind) for key, kind in kinds.items()}
         np.savez(content, **labels)
     before = (folder / SUMS).read_text(errors="replace") if (folder / SUMS).exists() else ""
     sums, begin = [sum_of(folder / INDEX), sum_of(folder / LABELS)], 0
@@ -83,8 +84,9 @@ def make_index(dataset: Dataset, source: str) -> Index:
         what = f"{x.dtype} {list(x.shape)}"
         raise BadInput(f"the examples are {what}; records hold {', '.join(TYPES)}, at least one")
     size = max(1, SHARD // example_bytes(x), -(-len(x) // MOST_SHARDS))
-    arrays = {key: np.asarray(getattr(dataset, key)) for key in EACH}
-    names = {key: np.array(getattr(dataset, key)) for key in ("classes", "domains")}
+    arrays = {key: np.asarray(getattr(dataset, key)) for key in of_each(dataset.users)}
+    kinds = ("classes", "domains", "users") if dataset.users else ("classes", "domains")
+    names = {key: np.array(getattr(dataset, key)) for key in kinds}
     return Index(
         format=FORMAT,
         source=source,
@@ -94,7 +96,14 @@ def make_index(dataset: Dataset, source: str) -> Index:
         shards=tuple(min(size, len(x) - begin) for begin in range(0, len(x), size)),
         classes=dataset.classes,
         domains=dataset.domains,
+        users=dataset.users,
     )
+
+
+def _content(index):
+    """What the file of an index says; without users as before there were any."""
+    content = index._asdict()
+    return content if index.users else {k: v for k, v in content.items() if k != "users"}
 
 
 def check_folder(folder: Path, index: Index) -> None:

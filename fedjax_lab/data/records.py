@@ -3,7 +3,7 @@
 A folder that `python -m fedjax_lab.data prepare` writes holds
 
     index.json                 what an example is, how many each shard has, the names of the classes
-    labels.npz                 y, domain and test of each example
+    labels.npz                 y, domain and test of each example, and client if there are users
     shard-00000.array_record   an example is a record: its numbers in C order
     ..
     SHA256SUMS                 of all these files, written last; `sha256sum --check` reads it
@@ -42,6 +42,7 @@ class Index(NamedTuple):
     shards: tuple[int, ...]  # how many examples each has
     classes: tuple[str, ...]
     domains: tuple[str, ...]
+    users: tuple[str, ...] = ()  # natural users; not in the file where there are none
 
 
 def records(*, path: str) -> Dataset:
@@ -58,11 +59,17 @@ def records(*, path: str) -> Dataset:
     with safe.reading(folder, REMEDY):
         sums = read_sums(folder)
         index = read_index(folder)
-        labels: Any = npz.read(folder / LABELS, EACH, REMEDY, "is damaged")
+        labels: Any = npz.read(folder / LABELS, of_each(index.users), REMEDY, "is damaged")
         check_labels(index, labels)
     digest = hashlib.sha256("".join(sums).encode()).hexdigest()
     x = LazyArray(reader(folder, index), index.shape, index.dtype, digest)
-    return Dataset(x=x, **labels, classes=index.classes, domains=index.domains)
+    names = {key: getattr(index, key) for key in ("classes", "domains", "users")}
+    return Dataset(x=x, **labels, **names)
+
+
+def of_each(users: tuple[str, ...]) -> dict[str, Any]:
+    """What labels.npz holds of each example, with its type; users: the names of natural ones."""
+    return {**EACH, "client": np.int32} if users else EACH
 
 
 def shard_name(number: int) -> str:
@@ -105,11 +112,13 @@ def sum_of(file: Path) -> str:
 
 
 def check_labels(index: Index, labels: dict[str, np.ndarray]) -> None:
-    """ValueError unless these are y, domain and test of the examples."""
+    """ValueError unless these are what the index says of each example."""
     for name, array in labels.items():
-        if array.shape != index.shape[:1] or array.dtype != EACH[name]:
+        if array.shape != index.shape[:1] or array.dtype != of_each(index.users)[name]:
             raise ValueError(f"{name} in {LABELS} does not fit {INDEX}")
-    for name, names in (("y", index.classes), ("domain", index.domains)):
+    numbers = {"y": index.classes, "domain": index.domains, "client": index.users}
+    for name in numbers.keys() & labels.keys():
+        names = numbers[name]
         if not 0 <= labels[name].min() <= labels[name].max() < len(names):
             raise ValueError(f"{name} in {LABELS} is not within the names in {INDEX}")
 

@@ -41,7 +41,7 @@ class Texts(NamedTuple):
 
 
 def shakespeare(*, folder: str = "", fraction: float = FRACTION, seed: int = SEED) -> Dataset:
-    """x [R, 80] int8, y [R] int32: numbers of characters in LEAF's alphabet; a user is a domain.
+    """x [R, 80] int8, y [R] int32: numbers of characters in LEAF's alphabet.
 
     Characters that are not in it become the space. `folder` is LEAF's data/shakespeare/data or the
     one around it; without it the usual places are searched. Where train/ and test/ are there they
@@ -52,7 +52,8 @@ def shakespeare(*, folder: str = "", fraction: float = FRACTION, seed: int = SEE
     with fewer than 40 texts or none for tests are dropped. Raises BadInput for what is missing or
     malformed, or if fraction or seed is set where the split is ready.
 
-    One client for each user: partition by_domain, its num_clients the number of users.
+    A user is a domain as well, so that accuracies are told by user. One client for each user:
+    partition by_client, or by_domain with num_clients the number of users.
     """
     if not 0 < fraction <= 1:
         raise BadInput(f"config.data.fraction must be above 0 and at most 1, got {fraction}")
@@ -74,7 +75,8 @@ def shakespeare(*, folder: str = "", fraction: float = FRACTION, seed: int = SEE
     x = np.concatenate([texts for texts, _ in encoded])
     labels = [y for _, y in encoded]
     arrays = pooled(x, labels[: len(users)], labels[len(users) :])
-    return Dataset(**arrays, classes=tuple(ALPHABET), domains=tuple(users))
+    made = Dataset(**arrays, classes=tuple(ALPHABET), domains=tuple(users))
+    return made._replace(client=made.domain, users=made.domains)
 
 
 def sampled(

@@ -62,6 +62,15 @@ def last_scores(folder):
     return found
 
 
+def test_no_number_of_clients_is_told_where_the_data_decide_it(tmp_path):
+    for method in ("fedavg", "fedprox"):
+        partition = {"name": "by_client", "num_clients": 0}
+        write(tmp_path / method, {0: (50, 60, 70)}, method=method, partition=partition)
+    assert "0 clients" not in table_of(tmp_path).title
+    (block,) = runs.arrange([runs.read(run) for run in runs.find([tmp_path])])[0]
+    assert block.name.startswith("toy, by_client") and "0 clients" not in block.name
+
+
 def test_rows_are_methods_and_columns_are_partitions_by_data(folder):
     table = table_of(folder)
     assert table.groups == [("north", 2), ("south", 1)]

@@ -60,6 +60,14 @@ def test_arrays_split_as_bool_or_number(split, save):
     assert data.domains == ("7", "20") and data.domain.tolist() == [1, 0] * 5
 
 
+def test_arrays_may_say_whose_each_example_is(save):
+    named = arrays(path=save(client=np.array(["zoe", "ada"] * 5)))
+    assert named.users == ("ada", "zoe") and named.client.tolist() == [1, 0] * 5
+    numbered = arrays(path=save(client=np.array([20, 7] * 5)))
+    assert numbered.users == ("7", "20") and numbered.client.dtype == np.int32
+    assert arrays(path=save()).client is None and arrays(path=save()).users == ()
+
+
 def test_arrays_byte_strings(save):
     split = np.array([b"train"] * 5 + [b"test"] * 5)
     data = arrays(path=save(split=split, classes=np.array([b"a", b"b", b"c"])))
@@ -96,12 +104,13 @@ WRONG = {
     ),
     "misspelled split": ({"splits": np.arange(10)}, "did you mean 'split'?"),
     "unread": (
-        {"client": np.arange(10)},
-        "has an array 'client', which nothing reads",
+        {"weight": np.arange(10)},
+        "has an array 'weight', which nothing reads",
     ),
     "length of y": ({"y": np.arange(9)}, "y has shape [9], but x has 10"),
     "y one-hot": ({"y": np.eye(10, dtype=int)}, "y has shape [10, 10]"),
     "length of domain": ({"domain": np.arange(3)}, "domain has shape [3]"),
+    "length of client": ({"client": np.arange(3)}, "client has shape [3]"),
     "length of split": ({"split": np.arange(3)}, "split has shape [3]"),
     "x text": ({"x": np.array([["a"]] * 10)}, "x must be numbers"),
     "x objects": ({"x": np.array([{}] * 10)}, "x holds objects"),
@@ -121,6 +130,7 @@ WRONG = {
     "y absurd": ({"y": labeled(2**40)}, f"y is {2**40} in row 4"),
     "classes number": ({"classes": np.array(3)}, "classes has shape []"),
     "domain float": ({"domain": np.zeros(10)}, "domain must be integers or strings"),
+    "client float": ({"client": np.zeros(10)}, "client must be integers or strings"),
     "split word": ({"split": np.array(["train"] * 9 + ["valid"])}, "split is valid in row 9"),
     "split number": ({"split": np.arange(10)}, "split is 2 in row 2"),
     "no test": ({"split": np.zeros(10, bool)}, "no test examples"),

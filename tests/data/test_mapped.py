@@ -27,9 +27,10 @@ DOMAIN = np.array(["north", "south"])[np.arange(20) % 2]
 
 
 def test_they_are_what_the_same_arrays_in_one_file_are(tmp_path):
-    folder = save(tmp_path / "own", x=X, y=Y, domain=DOMAIN, test=SPLIT)
+    folder = save(tmp_path / "own", x=X, y=Y, domain=DOMAIN, test=SPLIT, client=Y + 7)
     (folder / "classes.json").write_text(json.dumps([*"abcd"]))
-    np.savez(tmp_path / "own", x=X, y=Y, domain=DOMAIN, split=SPLIT.astype(int), classes=[*"abcd"])
+    more = {"domain": DOMAIN, "client": Y + 7, "split": SPLIT.astype(int), "classes": [*"abcd"]}
+    np.savez(tmp_path / "own", x=X, y=Y, **more)
     save(tmp_path / "less", x=X, y=Y)
     np.savez(tmp_path / "less", x=X, y=Y)
     for name in ("own", "less"):
@@ -67,6 +68,10 @@ BROKEN = {
     "empty": (lambda f: (f / "y.npy").write_bytes(b""), "y.npy cannot be read"),
     "objects": (rows(y=np.array([{}] * 20, object)), "y.npy cannot be read"),
     "pipe": (lambda f: (os.remove(f / "x.npy"), os.mkfifo(f / "x.npy")), "it is a pipe"),
+    "client pipe": (
+        lambda f: os.mkfifo(f / "client.npy"),
+        "client.npy cannot be read (it is a pipe",
+    ),
     "doubles": (rows(x=X / 2), "its type is float64, not uint8, int8, int16, int32, float32"),
     "other bytes": (rows(x=X.astype(">f4")), "its type is >f4"),
     "a list": (rows(x=X[:, 0, 0]), "has shape [20]"),
@@ -76,6 +81,8 @@ BROKEN = {
     "labels below 0": (rows(y=Y - 1), "y is -1 in row"),
     "real labels": (rows(y=Y / 2), "y must be integers"),
     "real domains": (rows(domain=Y / 2), "domain must be integers or strings"),
+    "real clients": (rows(client=Y / 2), "client must be integers or strings"),
+    "few clients": (rows(client=Y[:7]), "client.npy has shape [7], but x.npy has 20 examples"),
     "other flags": (rows(test=Y), "test.npy: its entries must be False and True"),
     "no training": (rows(test=np.ones(20, bool)), "no training examples"),
     "unknown": (rows(tset=SPLIT), "'tset.npy', which nothing reads; did you mean 'test.npy'?"),

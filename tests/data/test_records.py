@@ -10,7 +10,7 @@ import pytest
 import toys
 from commands import call, comparable
 from inputs import complaint
-from record_files import make, write
+from record_files import make, with_users, write
 
 from fedjax_lab import experiment
 from fedjax_lab.data import __main__ as prepare
@@ -43,6 +43,26 @@ def test_what_is_written_is_read(kind, tmp_path):
     rows = np.random.default_rng(1).integers(-23, 23, 40)
     np.testing.assert_array_equal(made.x[rows], data.x[rows])
     np.testing.assert_array_equal(made.x[[]], data.x[:0])
+
+
+def test_natural_users_are_written_and_read(tmp_path):
+    data, folder = with_users(make()), tmp_path / "toy"
+    write(data, folder)
+    made = records.records(path=str(folder))
+    assert made.users == data.users and made.client.dtype == np.int32
+    np.testing.assert_array_equal(made.client, data.client)
+    forge(users=["ada", "bob"])(folder / "index.json")
+    said = complaint(records.records, path=str(folder))
+    assert "client in labels.npz is not within the names" in said
+    forge(users=[])(folder / "index.json")
+    assert records.records(path=str(folder)).client is None
+
+
+def test_a_folder_without_users_is_what_earlier_versions_wrote(written):
+    assert "users" not in json.loads((written / "index.json").read_text())
+    with np.load(written / "labels.npz") as labels:
+        assert sorted(labels.files) == ["domain", "test", "y"]
+    assert records.records(path=str(written)).users == ()
 
 
 def test_only_the_shards_that_are_needed_are_read(toy):

@@ -195,6 +195,23 @@ def test_one_client_for_each_user_has_its_own_rows(tmp_path):
     assert "must be a multiple of 3, the number of domains" in complaint(federations, data, 10)
 
 
+def test_users_are_natural_ones_and_by_domain_deals_as_before(tmp_path):
+    write(tmp_path / "all_data" / "all_data.json", SPEECHES)
+    data = shakespeare(folder=str(tmp_path), fraction=1.0)
+    assert data.users == data.domains
+    np.testing.assert_array_equal(data.client, data.domain)
+    before = data._replace(client=None, users=())
+    for now, then in zip(federations(data, 3), federations(before, 3), strict=True):
+        for a, b in zip(now.train, then.train, strict=True):
+            np.testing.assert_array_equal(a, b)
+        np.testing.assert_array_equal(now.test, then.test)
+    resolved = resolve({"partition": {"name": "by_client"}})
+    (by_client,) = experiment.deal_dataset(resolved, data, [0])
+    (by_domain,) = federations(data, 3, [0])
+    for ours, theirs in ((by_client.train, by_domain.train), (by_client.test, by_domain.test)):
+        np.testing.assert_array_equal(np.sort(ours), np.sort(theirs))
+
+
 def test_cells_that_nobody_trains_on_follow_their_domain():
     y, domain = np.zeros(40, int), np.repeat([0, 1], 20)
     parts = [np.arange(15), np.arange(15, 20), np.arange(20, 20)]

@@ -1,0 +1,290 @@
+"""Natural users: one client each, with the examples for training and for tests that are theirs."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from commands import call, comparable
+from inputs import complaint
+from toys import write_config, write_examples
+
+from fedjax_lab import experiment, references, registry
+from fedjax_lab.analysis import requirements
+from fedjax_lab.config import resolve
+from fedjax_lab.config_files import load_config
+from fedjax_lab.data import dealing
+from fedjax_lab.data.dataset import Dataset
+from fedjax_lab.data.natural import SOURCES, by_client
+from fedjax_lab.errors import BadInput
+from fedjax_lab.federation import make_federations
+from fedjax_lab.testing import CheckFailed, check_partition, check_source
+
+RNG = np.random.default_rng(0)
+SIZES = np.array([40, 3, 0, 25, 12, 30])  # training examples of each user; the third has none
+CLIENT = RNG.permutation(np.repeat(np.arange(6), SIZES + 5)).astype(np.int32)  # and 5 for tests
+DATASET = Dataset(
+    x=RNG.normal(size=(140, 4)).astype(np.float32),
+    y=RNG.integers(0, 3, 140).astype(np.int32),
+    domain=CLIENT // 3,
+    test=np.array([np.sum(CLIENT[:i] == CLIENT[i]) < 5 for i in range(140)]),
+    classes=("0", "1", "2"),
+    domains=("a", "b"),
+    client=CLIENT,
+    users=tuple("uvwxyz"),
+)
+
+
+def make(seeds=(0,), deal=by_client, num_clients=0, dataset=DATASET, **values):
+    return make_federations(dataset, deal, seeds, num_clients=num_clients, **values)
+
+
+def users_of(rows, dataset=DATASET):
+    """The users whose examples each client holds."""
+    return [set(dataset.client[held[held >= 0]].tolist()) for held in np.asarray(rows)]
+
+
+def sizes_of(rows):
+    return np.asarray(rows.count).tolist()
+
+
+def test_each_user_with_training_examples_is_a_client():
+    (f,) = make()
+    assert users_of(f.train) == users_of(f.test) == [{0}, {1}, {3}, {4}, {5}]
+    assert sizes_of(f.train) == [40, 3, 25, 12, 30] and sizes_of(f.test) == [5] * 5
+    np.testing.assert_array_equal(f.global_test, np.flatnonzero(DATASET.test))
+    held = np.asarray(f.train)[0]
+    assert (np.diff(held) < 0).any()  # in random order
+
+
+def test_users_with_few_examples_are_left_out():
+    (f,) = make(deal=registry.bind("partition", section(min_examples=12)))
+    assert users_of(f.train) == users_of(f.test) == [{0}, {3}, {4}, {5}]
+
+
+def section(**settings):
+    return {"name": "by_client", "num_clients": 0, "min_examples": 1, **settings}
+
+
+def test_a_subsample_is_drawn_by_the_seed_in_the_order_of_the_users():
+    a, b = make((0, 1), num_clients=3)
+    for f in (a, b):
+        assert len(f.train) == 3 and users_of(f.train) == users_of(f.test)
+        assert users_of(f.train) == sorted(users_of(f.train), key=min)
+    assert users_of(a.train) != users_of(b.train)
+    (again,) = make((1,), num_clients=3)
+    assert users_of(again.train) == users_of(b.train)
+
+
+def test_validation_new_clients_shots_and_an_unseen_domain_are_by_user_too():
+    (f,) = make(validation=0.25, new_clients=0.4)
+    everybody = [*users_of(f.train), *users_of(f.new_train)]
+    assert len(f.train) == 3 and sorted(map(min, everybody)) == [0, 1, 3, 4, 5]
+    assert users_of(f.validation) == users_of(f.train)
+    assert users_of(f.new_test) == users_of(f.new_train)
+    (f,) = make(unseen="b", shots=2)
+    assert [held & {0, 1, 2} for held in users_of(f.train)] == [{0}, {1}]
+    assert sizes_of(f.train) == [42, 5] and users_of(f.test) == [{0}, {1}]
+
+
+def test_of_data_that_are_split_by_user_no_client_holds_test_examples():
+    """As LEAF splits by user. New clients are then scored on what is held out."""
+    data = DATASET._replace(test=CLIENT >= 4)
+    (f,) = make(dataset=data, validation=0.25, new_clients=0.5)
+    assert len(f.train) == len(f.new_train) == 2 and f.test is None
+    assert users_of(f.new_test) == users_of(f.new_train)
+    assert set(data.client[f.global_test]) == {4, 5}
+
+
+def test_test_examples_follow_labels_where_users_are_divided_or_a_partition_knows_none():
+    def halves(examples, num_clients, rng):
+        return np.array_split(rng.permutation(len(examples.y)), num_clients)
+
+    (f,) = make(deal=halves, num_clients=2)
+    assert users_of(f.train)[0] & users_of(f.train)[1] and sum(sizes_of(f.test)) == 30
+    plain = DATASET._replace(client=None, users=())
+    first = registry.bind("partition", {"name": "by_domain"})
+    (with_users,), (without,) = (
+        make(deal=first, num_clients=2, dataset=d) for d in (DATASET, plain)
+    )
+    np.testing.assert_array_equal(with_users.test, without.test)
+
+
+def test_a_partition_of_examples_gets_all_that_is_known_of_them():
+    train = np.flatnonzero(~DATASET.test)
+
+    def look(examples, num_clients, rng):
+        np.testing.assert_array_equal(examples.x[np.arange(9)], DATASET.x[train[:9]])
+        np.testing.assert_array_equal(np.asarray(examples.x), DATASET.x[train])
+        for name in ("y", "domain", "client"):
+            np.testing.assert_array_equal(getattr(examples, name), getattr(DATASET, name)[train])
+        np.testing.assert_array_equal(examples.embed(), 2 * DATASET.x[train])
+        assert examples.users == DATASET.users
+        return [np.arange(len(train))]
+
+    make(deal=look, num_clients=1, embed=lambda: 2 * DATASET.x)
+    said = complaint(make, deal=look, num_clients=1)
+    assert "needs embeddings (config.embedding)" in said
+
+
+@pytest.mark.parametrize(
+    "settings, said",
+    [
+        ({"min_examples": 0}, "config.partition.min_examples must be at least 1, got 0"),
+        ({"min_examples": 41}, "0 of 6 users have so many, and the largest has 40; lower it"),
+        (
+            {"min_examples": 26, "num_clients": 3},
+            "needs at least 3 users with at least 26 training examples",
+        ),
+    ],
+)
+def test_too_few_users_are_told(settings, said):
+    deal = registry.bind("partition", section(**settings))
+    assert said in complaint(make, deal=deal, num_clients=settings.get("num_clients", 0))
+
+
+def test_data_without_users_name_what_fits():
+    said = complaint(make, dataset=DATASET._replace(client=None))
+    assert "such as dirichlet or by_domain" in said and "arrays" in said
+    assert set(SOURCES) <= set(registry.NAMED["data"])
+
+
+def test_seeds_with_different_numbers_of_clients_are_told():
+    def any_number(examples, num_clients, rng):
+        return np.array_split(np.arange(len(examples.y)), rng.integers(1, 99))
+
+    assert "the seeds of a run must have equally many" in complaint(
+        make, (0, 1, 2), any_number, name="own.py:any_number"
+    )
+    assert "must return a list of one or more arrays" in complaint(
+        make, deal=lambda examples, num_clients, rng: []
+    )
+
+
+def test_a_config_needs_no_number_of_clients(tmp_path):
+    config = load_config(write_config(tmp_path))  # of six clients
+    override = [("partition.name", "by_client")]
+    assert resolve(config, override).partition.num_clients == 0
+    assert resolve(config, [*override, ("partition.num_clients", "7")]).partition.num_clients == 7
+    assert resolve(config, [("partition.name", "quantity")]).partition.num_clients == 6
+    none = [("partition.num_clients", "0")]
+    assert "config.partition.num_clients must be above 0" in complaint(resolve, config, none)
+    below = [*override, ("partition.num_clients", "-1")]
+    assert "num_clients must not be negative, got -1" in complaint(resolve, config, below)
+    said = complaint(resolve, config, [*override, ("partition.new_clients", "1.5")])
+    assert "config.partition.new_clients must be in [0, 1)" in said
+
+
+def test_a_cohort_of_more_than_the_users_is_told_before_anything_is_compiled(tmp_path):
+    write_examples(tmp_path / "data.npz", client=np.arange(300) % 5)
+    config = load_config(write_config(tmp_path))
+    overrides = [("partition.name", "by_client"), ("run.cohort", "6")]
+    said = complaint(experiment.build, resolve(config, overrides))
+    assert "config.run.cohort=6 is more than the 5 clients" in said
+    built = experiment.build(resolve(config, overrides[:1]))
+    assert built.simulation.plan.cohort == 5
+
+
+def test_the_check_of_partitions_knows_both_forms():
+    check_partition("by_client")
+    check_partition("by_client", num_clients=12)
+
+    def takes_two_users(examples, num_clients, rng):
+        return dealing.by_number(examples.client, num_clients)[::-1] + [np.zeros(0, int)]
+
+    with pytest.raises(CheckFailed, match="rows for 6 clients, where 5"):
+        check_partition(takes_two_users)
+
+
+def test_what_the_second_form_takes_is_told(tmp_path):
+    own = tmp_path / "own.py"
+    own.write_text("def bad(examples, rng):\n    return []\n")
+    with pytest.raises(BadInput, match=r"must take \(examples, num_clients, rng\), then settings"):
+        registry.look_up("partition", f"{own}:bad")
+
+
+OWN = """
+import numpy as np
+def by_parity(examples, rng, *, num_clients: int = 0, odd: bool = False):
+    return [np.flatnonzero(examples.client % 2 == odd)]
+def reversed_halves(examples, num_clients, rng):
+    return np.array_split(np.arange(len(examples.y))[::-1], num_clients)
+"""
+
+
+@pytest.mark.parametrize("name, clients, first", [("by_parity", 0, 1), ("reversed_halves", 2, 2)])
+def test_a_partition_of_ones_own_may_be_of_the_second_form(name, clients, first, tmp_path):
+    (tmp_path / "own.py").write_text(OWN)
+    config = {"partition": {"name": f"{tmp_path}/own.py:{name}"}}
+    config["partition"] |= {"odd": True} if name == "by_parity" else {"num_clients": clients}
+    resolved = resolve(config)
+    assert resolved.partition.num_clients == clients
+    (f,) = experiment.deal_dataset(resolved, DATASET, [0])
+    assert len(f.train) == first
+    assert name != "by_parity" or users_of(f.train) == users_of(f.test) == [{1, 3, 5}]
+
+
+EMBEDDED = """
+import numpy as np
+from fedjax_lab.embedding import Embeddings
+calls = []
+def doubled(dataset):
+    calls.append(len(dataset.y))
+    return Embeddings(2 * dataset.x * ~dataset.test[:, None], np.zeros((3, 4), np.float32))
+def by_first_number(examples, num_clients, rng):
+    return np.array_split(np.argsort(examples.embed()[:, 0]), num_clients)
+"""
+
+
+def test_a_partition_may_use_the_embeddings_of_the_config_which_are_made_once(tmp_path):
+    own = tmp_path / "own.py"
+    own.write_text(EMBEDDED)
+    names = {"embedding": "doubled", "partition": "by_first_number"}
+    config = {section: {"name": f"{own}:{name}"} for section, name in names.items()}
+    for f in experiment.deal_dataset(resolve(config), DATASET, [0, 1]):
+        first = [DATASET.x[held[held >= 0], 0] for held in np.asarray(f.train)]
+        assert len(first) == 10 and all(a.max() <= b.min() for a, b in pairwise(first))
+    assert references.find(f"{own}:calls") == [140]
+
+
+def test_what_a_run_costs_is_not_known_where_the_data_decide_the_number_of_clients():
+    config = {"data": {"name": "pacs"}, "partition": {"name": "by_client"}}
+    assert requirements.cost(resolve(config)) is None
+
+
+@pytest.mark.slow
+def test_a_run_by_user_has_the_same_numbers_with_state_and_examples_on_the_host(tmp_path, capsys):
+    write_examples(tmp_path / "data.npz", client=np.arange(300) % 23)
+    config = write_config(tmp_path, partition={"name": "by_client", "num_clients": 0})
+    flags = ["--config.method.name=scaffold", "--config.run.cohort=5", "--config.run.rounds=3"]
+    flags += ["--config.partition.validation=0.2", "--config.partition.new_clients=0.2"]
+    on_host = ["--config.engine.state=host", "--config.engine.data=stream"]
+    for folder, more in (("a", []), ("b", on_host)):
+        assert call(f"--config={config}", f"--workdir={tmp_path / folder}", *flags, *more) == 0
+    a, b = comparable(tmp_path / "a"), comparable(tmp_path / "b")
+    assert a == b and len(a[-1]["accuracy"]["per_client"]) == 19
+    assert capsys.readouterr().out.count("scaffold with 19 clients") == 2
+
+
+def users_beyond():
+    return DATASET._replace(client=CLIENT + 1)
+
+
+def users_twice():
+    return DATASET._replace(users=("u",) * 6)
+
+
+def no_array():
+    return DATASET._replace(client=CLIENT.tolist())
+
+
+@pytest.mark.parametrize(
+    "source, said",
+    [
+        (users_beyond, "has client 6, out of range 0..5"),
+        (users_twice, "users must be different names"),
+        (no_array, "the dataset's client must be an array"),
+    ],
+)
+def test_what_is_wrong_with_the_users_of_a_source_is_told(source, said):
+    with pytest.raises(CheckFailed, match=said):
+        check_source(source)
