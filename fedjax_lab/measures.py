@@ -23,7 +23,7 @@ NO_MEASURES = (  # keys of a row that say where it comes from and what it cost
     "flops",
     "recorded",
 )
-PERCENT = frozenset({"accuracy", "top5", "macro_f1", "auroc", "ece"})
+PERCENT = frozenset({"accuracy", "top5", "macro_f1", "auroc", "ece", "word_accuracy"})
 LOWER_IS_BETTER = frozenset({"loss", "perplexity", "ece"})
 
 

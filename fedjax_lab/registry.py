@@ -38,8 +38,11 @@ from fedjax_lab.data.semantic import semantic
 from fedjax_lab.data.shakespeare import shakespeare
 from fedjax_lab.data.svhn import svhn
 from fedjax_lab.data.synthetic import synthetic
+from fedjax_lab.data.text_files import text_files
+from fedjax_lab.data.text_sets import ag_news, sentiment140
 from fedjax_lab.data.tff import tff_hdf5
 from fedjax_lab.data.tiny_imagenet import tiny_imagenet
+from fedjax_lab.data.topics import topics
 from fedjax_lab.data.writers import writers
 from fedjax_lab.embedding.clip import clip
 from fedjax_lab.embedding.precomputed import precomputed
@@ -82,11 +85,14 @@ from fedjax_lab.models import (
     alexnet,
     cct,
     char_lstm,
+    fasttext,
     inception,
     mobilenet,
     modules,
     nets,
     resnet,
+    text_cnn,
+    transformer,
     vgg,
     vit,
 )
@@ -154,6 +160,10 @@ NAMED: dict[str, dict] = {
         shakespeare,
         leaf,
         tff_hdf5,
+        text_files,
+        ag_news,
+        sentiment140,
+        topics,
         digits_five,
         office_caltech,
         domainnet,
@@ -187,6 +197,10 @@ NAMED: dict[str, dict] = {
         mobilenet.mobilenet_v2,
         cct.cct7,
         char_lstm.char_lstm,
+        char_lstm.word_lstm,
+        fasttext.fasttext,
+        text_cnn.text_cnn,
+        transformer.transformer,
         alexnet.alexnet_bn,
         inception.hfedf_cnn,
         vit.vit,

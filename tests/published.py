@@ -16,6 +16,7 @@ from scipy.io import savemat
 from fedjax_lab.data import catalog, cifar, domainnet, emnist, idx, k49, medmnist
 from fedjax_lab.data import cinic10 as cinic
 from fedjax_lab.data import gtsrb as signs
+from fedjax_lab.data.text_sets import AG_NEWS_FILES, SENTIMENT140_FILES
 
 WNIDS = ("n01", "n02")
 
@@ -29,6 +30,8 @@ def contents(name):
         return {f"{file}.gz": _idx(file) for file in idx.FILES}
     if name in medmnist.CLASSES:
         return {f"{name}.npz": npz_of(medmnist_arrays(len(medmnist.CLASSES[name])))}
+    if name in ("ag_news", "sentiment140"):
+        return _texts(name)
     return MAKERS[name]()
 
 
@@ -101,6 +104,13 @@ def _cifar(release):
 def _idx(file):
     shape = (20, 28, 28) if "images" in file else (20,)
     return idx_of((np.arange(np.prod(shape)) % 10).reshape(shape).astype(np.uint8))
+
+
+def _texts(name):
+    if name == "ag_news":
+        return {file: b'"3","Title","Words."\n"1","T","W"\n' * 2 for file in AG_NEWS_FILES}
+    rows = b'"0","1","Mon","NO_QUERY","ann","so sad"\n"4","2","Tue","NO_QUERY","bob","good \xe9"\n'
+    return {"trainingandtestdata.zip": zipped(dict.fromkeys(SENTIMENT140_FILES, rows))}
 
 
 def _svhn():

@@ -158,6 +158,7 @@ def in_sklearn(w, rows):
         "auroc": 100 * np.mean(areas) if areas else None,
         "ece": 100 * share[share > 0] @ abs(true - predicted),
         "perplexity": np.exp(loss),
+        "word_accuracy": 100 * (p.argmax(1) == y)[y > 1].mean() if (y > 1).any() else None,
         "brier": ((p - np.eye(toys.K)[y]) ** 2).sum(1).mean(),
         "hardest": (logits[np.arange(len(y)), y] - logits.max(1)).min(),
     }

@@ -51,6 +51,7 @@ def in_sklearn(logits, y):
         "auroc": 100 * np.mean(areas),
         "ece": 100 * share[share > 0] @ abs(true - predicted),
         "perplexity": np.exp(log_loss(y, p, labels=every)),
+        "word_accuracy": 100 * right[y > 1].mean(),
     }
 
 
@@ -64,6 +65,13 @@ def test_definitions_are_scikit_learns(name, options):
         expected = in_sklearn(logits[real], labels[real])[name]
         got = compute(metrics.BUILT_IN[name], logits, labels, mask)
         assert got == pytest.approx(expected, rel=1e-5), (name, seed)
+
+
+def test_the_accuracy_of_words_counts_neither_padding_nor_the_unknown_word():
+    logits, y = np.eye(4, dtype=np.float32)[[1, 3, 2, 0]], np.array([1, 3, 3, 0])
+    metric, mask = metrics.BUILT_IN["word_accuracy"], np.ones(4, np.float32)
+    assert compute(metric, logits, y, mask) == 50
+    assert np.isnan(compute(metric, logits, y % 2, mask))
 
 
 def test_auroc_of_two_classes_is_that_of_the_second():

@@ -47,7 +47,7 @@ def test_same_counts(name, stream):
     scorer = pieces.Scorer(lane, store, state, scored, ALONE, toys.TOOLS)
     scorer.compiled = [score] * len(scored)
     got = scorer.score(state.server, 3)
-    names = {"loss", "top5", "macro_f1", "ece", "perplexity"}
+    names = {"loss", "top5", "macro_f1", "ece", "perplexity", "word_accuracy"}
     absent = {"scaffold": {"new_tuned"}, "fedper": {"new", "new_tuned"}, "finetune": set()}[name]
     for form, ours, theirs in zip(got._fields, got, expected, strict=True):
         assert (ours is None) == (theirs is None) == (form in absent)

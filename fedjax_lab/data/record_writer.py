@@ -11,14 +11,13 @@ import numpy as np
 
 from fedjax_lab.data import safe
 from fedjax_lab.data.cache import checksum
-from fedjax_lab.data.dataset import Dataset
+from fedjax_lab.data.dataset import TYPES, Dataset
 from fedjax_lab.data.lazy import example_bytes, pieces
 from fedjax_lab.data.records import (
     FORMAT,
     INDEX,
     LABELS,
     SUMS,
-    TYPES,
     Index,
     array_record,
     named_errors,

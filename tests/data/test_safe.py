@@ -12,6 +12,7 @@ import tarfile
 import tracemalloc
 import zipfile
 import zlib
+from functools import partial
 from pathlib import Path
 
 import leaf_files
@@ -34,6 +35,7 @@ from fedjax_lab.data.image_table import image_table
 from fedjax_lab.data.k49 import k49
 from fedjax_lab.data.leaf import leaf
 from fedjax_lab.data.medmnist import medmnist
+from fedjax_lab.data.text_files import text_files
 from fedjax_lab.data.tff import tff_hdf5
 from fedjax_lab.data.tiny_imagenet import tiny_imagenet
 from fedjax_lab.embedding.precomputed import precomputed
@@ -165,6 +167,20 @@ def write_texts(folder):
     return file
 
 
+def write_table(folder, ending):
+    from pyarrow import Table, parquet
+
+    file, rows = folder / f"train.{ending}", {"text": ["some words", "more"], "label": ["a", "b"]}
+    if ending == "parquet":
+        parquet.write_table(Table.from_pydict(rows), file)
+    elif ending == "jsonl":
+        lines = ({"text": t, "label": y} for t, y in zip(*rows.values(), strict=True))
+        file.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    else:
+        file.write_text("text,label\nsome words,a\nmore,b\n")
+    return file
+
+
 def write_fedbn(folder):
     pair = (np.zeros((2, 8, 8), np.uint8), [1, 2])
     for name in digits_five.FOLDERS.values():
@@ -202,6 +218,13 @@ READERS = {
     ),
     "leaf": (leaf_files.write_reddit, lambda folder: leaf(folder=str(folder))),
     "tff_hdf5": (leaf_files.write_fed_emnist, lambda folder: tff_hdf5(folder=str(folder))),
+    **{
+        ending: (
+            partial(write_table, ending=ending),
+            lambda folder, name=f"train.{ending}": text_files(path=str(folder / name)),
+        )
+        for ending in ("csv", "jsonl", "parquet")
+    },
     "digits_five": (write_fedbn, lambda folder: digits_five.digits_five(folder=str(folder))),
     "emnist": (
         write_files(emnist_files, "emnist-letters-test-labels-idx1-ubyte.gz"),

@@ -9,6 +9,7 @@ from small_dataset import SMALL
 from fedjax_lab.data import digit_domains
 from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.data.shakespeare import ALPHABET
+from fedjax_lab.data.topics import topics
 from fedjax_lab.embedding import prompts, stand_in
 
 
@@ -131,6 +132,15 @@ def test_texts_tell_the_next_character_and_their_user():
     rows = made.examples[~test]
     assert probe(rows, user[~test]) > 0.9  # chance: 0.25
     assert probe(rows, y[~test]) > 0.5  # chance: 0.2
+
+
+def test_texts_of_words_tell_their_topic_and_padding_counts_nowhere():
+    data = topics(users=40, texts=10, topics=3, vocabulary=60, length=12)
+    assert not prompts.is_text(data)
+    made = stand_in.stand_in(data, size=96)
+    assert probe(made.examples[~data.test], data.y[~data.test]) > 0.6  # chance: 0.33
+    wider = data._replace(x=np.pad(data.x, ((0, 0), (3, 0))))
+    np.testing.assert_array_equal(stand_in.stand_in(wider, size=96).examples, made.examples)
 
 
 @pytest.mark.parametrize("shape", [(6,), (3, 3, 1)])
