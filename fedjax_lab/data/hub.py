@@ -75,30 +75,33 @@ def huggingface(
     both = [train, _joined(splits, "test_split", test_split, dataset)] if test_split else [train]
     named = {"image": image, "text": text, "label": label, "client": client, "domain": domain}
     named = _columns(train.features, named, dataset)
+    wanted = sorted({*filter(None, named.values())})
     with safe.reading(dataset, REMEDY):
-        table = _concatenated(
-            [part.select_columns(sorted({*filter(None, named.values())})) for part in both]
-        )
-    y, classes = _labels(table, named["label"], dataset)
-    users, user_names = _groups(table, named["client"], dataset)
-    domains, domain_names = _groups(table, named["domain"], dataset)
-    test = np.arange(len(y)) >= len(train)
-    domains = np.zeros(len(y), np.int32) if domains is None else domains
+        table = _concatenated([part.select_columns(wanted) for part in both])
+    made = _without_x(table, named, dataset, len(train), train.info)
     if named["image"]:
-        x = _images(table, named["image"], dataset, size, color, (y, domains, test))
+        x = _images(table, named["image"], dataset, size, color, made)
     else:
         x = _tokens(table, named["text"], dataset, len(train), tokenizer, vocabulary, length)
+    return made._replace(x=x)
+
+
+def _without_x(table: Any, named: Mapping[str, str], where: str, training: int, info: Any):
+    """The Dataset of a table whose first `training` rows are not for tests, but for its x."""
+    y, classes = _labels(table, named["label"], where)
+    client, users = _groups(table, named["client"], where)
+    domain, domains = _groups(table, named["domain"], where)
     return Dataset(
-        x=x,
+        x=None,
         y=y,
-        domain=domains,
-        test=test,
+        domain=np.zeros(len(y), np.int32) if domain is None else domain,
+        test=np.arange(len(y)) >= training,
         classes=classes,
-        domains=domain_names or (Path(dataset).name,),
-        client=users,
-        users=user_names,
-        license=train.info.license or "",
-        citation=" ".join((train.info.citation or "").split()),
+        domains=domains or (Path(where).name,),
+        client=client,
+        users=users,
+        license=info.license or "",
+        citation=" ".join((info.citation or "").split()),
     )
 
 
@@ -222,24 +225,19 @@ def _is_text(feature: Any) -> bool:
     return getattr(feature, "dtype", None) in ("string", "large_string")
 
 
-def _column(table: Any, name: str) -> Any:
-    """A column as Arrow stores it."""
-    return table.select_columns([name]).with_format("arrow")[:][name]
-
-
-def _values(table: Any, name: str, where: str) -> list:
-    """What is in a column; BadInput where something is missing."""
+def _column(table: Any, name: str, where: str) -> Any:
+    """A column as Arrow stores it; BadInput where something is missing."""
     with safe.reading(where, REMEDY):
-        column = _column(table, name)
+        column = table.select_columns([name]).with_format("arrow")[:][name]
         if column.null_count:
             row = column.is_null().to_pylist().index(True)
             raise BadInput(f"{where}: column {name} is empty in row {row}")
-        return column.to_pylist()
+        return column
 
 
 def _labels(table: Any, name: str, where: str) -> tuple[np.ndarray, tuple[str, ...]]:
     """The number of each entry of a column [R] int32, and the names of all numbers."""
-    values = _values(table, name, where)
+    values = _column(table, name, where).to_pylist()
     names = getattr(table.features[name], "names", None)
     if names is None:
         return columns.numbered(values, f"{where}: column {name}")
@@ -257,19 +255,13 @@ def _groups(table: Any, name: str, where: str) -> tuple[np.ndarray | None, tuple
     return numbers.astype(np.int32), tuple(names[number] for number in occurring)
 
 
-def _images(table, name, where, size, color, of_each):
-    """The images of a column, not decoded yet; `of_each`: arrays [R] that belong to them."""
+def _images(table, name, where, size, color, made):
+    """The images of a column, not decoded yet; made: what is known of them besides."""
     import datasets
-    import pyarrow.compute as pc
 
+    _column(table, name, where)  # is complete
     with safe.reading(where, REMEDY):
         table = table.select_columns([name]).cast_column(name, datasets.Image(decode=False))
-        lengths = pc.binary_length(pc.struct_field(_column(table, name), "bytes")).to_pylist()
-        paths = pc.struct_field(_column(table, name), "path").to_pylist()
-        sizes = [
-            length if length is not None else Path(path).stat().st_size
-            for length, path in zip(lengths, paths, strict=True)
-        ]
 
     def fetch(rows: np.ndarray) -> list[bytes]:
         with safe.reading(where, REMEDY):
@@ -277,11 +269,12 @@ def _images(table, name, where, size, color, of_each):
             return [file["bytes"] or safe.content(Path(file["path"])) for file in files]
 
     files = encoded.Encoded(fetch, len(table), where, REMEDY)
-    return encoded.pictures(files, size, color, f"hub-{encoded.digest(sizes, *of_each)}")
+    digest = encoded.digest(files, made.y, made.domain, made.test)
+    return encoded.pictures(files, size, color, f"hub-{digest}")
 
 
 def _tokens(table, name, where, training, tokenizer, vocabulary, length):
     """The token ids [R, length] of a column; words are counted in the first `training` texts."""
-    texts = _values(table, name, where)
+    texts = _column(table, name, where).to_pylist()
     made = text_rows.make_tokenizer(tokenizer, vocabulary, texts[:training])
     return text_rows.padded([made.encode(text) for text in texts], length, made.size)

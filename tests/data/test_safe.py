@@ -2,6 +2,7 @@
 
 import contextlib
 import gzip
+import importlib.util
 import io
 import json
 import os
@@ -24,6 +25,7 @@ from scipy.io import savemat
 from fedjax_lab.data import cifar, digits_five, idx, images, pickles, safe, shakespeare, svhn
 from fedjax_lab.data.arrays import arrays
 from fedjax_lab.data.domainnet import domainnet_full
+from fedjax_lab.data.hub import huggingface
 from fedjax_lab.data.image_folders import image_folders
 from fedjax_lab.data.tiny_imagenet import tiny_imagenet
 from fedjax_lab.embedding.precomputed import precomputed
@@ -136,6 +138,15 @@ def write_texts(folder):
     return file
 
 
+def write_saved(folder):
+    import datasets
+
+    datasets.disable_progress_bars()
+    rows = {"text": ["one", "two", "three"] * 3, "label": [0, 1, 2] * 3}
+    datasets.Dataset.from_dict(rows).save_to_disk(folder)
+    return folder / "data-00000-of-00001.arrow"
+
+
 def write_fedbn(folder):
     pair = (np.zeros((2, 8, 8), np.uint8), [1, 2])
     for name in digits_five.FOLDERS.values():
@@ -160,6 +171,8 @@ READERS = {
     ),
     "digits_five": (write_fedbn, lambda folder: digits_five.digits_five(folder=str(folder))),
 }
+if importlib.util.find_spec("datasets"):
+    READERS["hub"] = (write_saved, lambda folder: huggingface(dataset=str(folder)))
 
 
 @pytest.fixture(scope="module")
