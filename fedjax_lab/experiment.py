@@ -17,12 +17,13 @@ from fedjax_lab.config import value_at
 from fedjax_lab.data import partition
 from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.data.normalize import input_range
+from fedjax_lab.data.text_rows import SPECIAL
 from fedjax_lab.embedding import Embeddings
 from fedjax_lab.engine import Joint, Simulation
 from fedjax_lab.errors import BadInput, quoted
 from fedjax_lab.federation import check_scored, class_counts, is_of_domain, make_federations, pool
 from fedjax_lab.hosted import Host
-from fedjax_lab.models import kernels, modules
+from fedjax_lab.models import kernels, modules, tokens
 from fedjax_lab.models.task import has_convolutions, make_task
 from fedjax_lab.registry import METHODS, NAMED, bind, keyword_defaults, look_up, make_method
 from fedjax_lab.types import Federation, Method, Plan, Stage, Stages, Task, Weights
@@ -374,6 +375,7 @@ def make_model(
             kernels=kernels.choose(platform or _platform(None), config.engine.convolution)
         )
     lowest, highest = input_range(dataset.x, config.data.normalize)
+    net = tokens.with_vocabulary(net, dataset.x, (lowest, highest), len(dataset.classes))
     shape, count = dataset.x.shape[1:], len(dataset.classes)
     dtype = jnp.dtype(config.engine.dtype)
     return make_task(
@@ -433,7 +435,17 @@ def _plan(config, training, stages, dataset):
         ),
         **_step_fields(config.local),
     )
+    _check_words(plan.metrics, dataset.classes)
     return plan._replace(eval_batch=fsdp.even(plan.eval_batch, config.engine.fsdp))
+
+
+def _check_words(measured, classes):
+    """BadInput where the accuracy of words is asked for and the classes are none."""
+    if classes[: len(SPECIAL)] != SPECIAL and any(m.name == "word_accuracy" for m in measured):
+        raise BadInput(
+            "config.run.metrics: word_accuracy is for data whose classes are words, such as"
+            " config.data.task=next_word; take accuracy, which is always there, or top5"
+        )
 
 
 def _failures(run, pooled):

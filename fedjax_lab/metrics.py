@@ -23,6 +23,7 @@ from fedjax_lab import measures
 from fedjax_lab.errors import BadInput, cut, quoted
 from fedjax_lab.types import Array, PyTree
 
+SPECIAL = 2  # classes of predicted words that are none: padding and the unknown word
 BINS = 15  # of the calibration error: equally wide, each without its lower edge
 
 
@@ -107,6 +108,18 @@ def _perplexity(sums, total):
     return np.exp(sums / total)
 
 
+def _of_words(logits, labels, mask):
+    """Whether the label is a word, neither padding nor unknown, and whether that is predicted."""
+    is_word = labels >= SPECIAL
+    return {"words": is_word, "right": is_word & (jnp.argmax(logits, 1) == labels)}
+
+
+def _word_accuracy(sums, total):
+    """Not a number where no label is a word."""
+    with np.errstate(invalid="ignore"):
+        return 100 * sums["right"] / sums["words"]
+
+
 def _auroc(logits: Array, labels: Array, mask: Array) -> Array:
     """Area under the ROC curve, one class against the rest: the mean over classes with both.
 
@@ -143,6 +156,7 @@ BUILT_IN: dict[str, Metric] = {
         Whole("auroc", _auroc),
         Summed("ece", _by_confidence, _calibration_error, lower_is_better=True),
         Summed("perplexity", _cross_entropy, _perplexity, lower_is_better=True),
+        Summed("word_accuracy", _of_words, _word_accuracy),
     )
 }
 

@@ -27,7 +27,10 @@ from fedjax_lab.data.prepared import tfds
 from fedjax_lab.data.records import records
 from fedjax_lab.data.shakespeare import shakespeare
 from fedjax_lab.data.svhn import svhn
+from fedjax_lab.data.text_files import text_files
+from fedjax_lab.data.text_sets import ag_news, sentiment140
 from fedjax_lab.data.tiny_imagenet import tiny_imagenet
+from fedjax_lab.data.topics import topics
 from fedjax_lab.embedding.clip import clip
 from fedjax_lab.embedding.precomputed import precomputed
 from fedjax_lab.embedding.stand_in import stand_in
@@ -69,11 +72,14 @@ from fedjax_lab.models import (
     alexnet,
     cct,
     char_lstm,
+    fasttext,
     inception,
     mobilenet,
     modules,
     nets,
     resnet,
+    text_cnn,
+    transformer,
     vgg,
     vit,
 )
@@ -130,6 +136,10 @@ NAMED: dict[str, dict] = {
         svhn,
         tiny_imagenet,
         shakespeare,
+        text_files,
+        ag_news,
+        sentiment140,
+        topics,
         digits_five,
         office_caltech,
         domainnet,
@@ -160,6 +170,10 @@ NAMED: dict[str, dict] = {
         mobilenet.mobilenet_v2,
         cct.cct7,
         char_lstm.char_lstm,
+        char_lstm.word_lstm,
+        fasttext.fasttext,
+        text_cnn.text_cnn,
+        transformer.transformer,
         alexnet.alexnet_bn,
         inception.hfedf_cnn,
         vit.vit,

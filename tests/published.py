@@ -13,6 +13,7 @@ from PIL import Image
 from scipy.io import savemat
 
 from fedjax_lab.data import catalog, cifar, domainnet, idx
+from fedjax_lab.data.text_sets import AG_NEWS_FILES, SENTIMENT140_FILES
 
 WNIDS = ("n01", "n02")
 
@@ -23,6 +24,8 @@ def contents(name):
         return _cifar(cifar.CIFAR10 if name == "cifar10" else cifar.CIFAR100)
     if name in ("fashion_mnist", "mnist", "kmnist"):
         return {f"{file}.gz": _idx(file) for file in idx.FILES}
+    if name in ("ag_news", "sentiment140"):
+        return _texts(name)
     return {"svhn": _svhn, "tiny_imagenet": _tiny, "domainnet_full": _domainnet}[name]()
 
 
@@ -76,6 +79,13 @@ def _idx(file):
     array = (np.arange(np.prod(shape)) % 10).reshape(shape).astype(np.uint8)
     head = struct.pack(f">{1 + array.ndim}I", 0x800 + array.ndim, *array.shape)
     return gzip.compress(head + array.tobytes(), mtime=0)
+
+
+def _texts(name):
+    if name == "ag_news":
+        return {file: b'"3","Title","Words."\n"1","T","W"\n' * 2 for file in AG_NEWS_FILES}
+    rows = b'"0","1","Mon","NO_QUERY","ann","so sad"\n"4","2","Tue","NO_QUERY","bob","good \xe9"\n'
+    return {"trainingandtestdata.zip": zipped(dict.fromkeys(SENTIMENT140_FILES, rows))}
 
 
 def _svhn():

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import numpy as np
 
 from fedjax_lab.checks.failure import CheckFailed, check, section
-from fedjax_lab.data.dataset import Dataset
+from fedjax_lab.data.dataset import TYPES, Dataset
 from fedjax_lab.errors import BadInput
 from fedjax_lab.experiment import load_data
 
@@ -39,9 +39,9 @@ def check_source(source: str | Callable, **settings) -> Dataset:
 def _check_examples(x):
     images = len(x.shape) == 4 and x.dtype == np.uint8
     check(
-        images or x.dtype in (np.int8, np.float32),
-        "x must be images [R, H, W, channels] in uint8, or [R, ...] in int8 or float32; got"
-        f" {x.dtype}{list(x.shape)}",
+        images or x.dtype in map(np.dtype, TYPES[1:]),
+        "x must be images [R, H, W, channels] in uint8, or [R, ...] in"
+        f" {', '.join(TYPES[1:])}; got {x.dtype}{list(x.shape)}",
     )
     if x.dtype == np.float32:
         some = np.asarray(x[: min(len(x), EXAMPLES)])

@@ -11,6 +11,7 @@ from fedjax_lab.data import (
     office_caltech,
     shakespeare,
     svhn,
+    text_sets,
 )
 from fedjax_lab.data.places import locate
 from fedjax_lab.errors import BadInput
@@ -60,6 +61,10 @@ FIRST = {
     "domainnet": _release(domainnet.RELEASE),
     "domainnet_full": _file(*domainnet.LISTS),
     "shakespeare": shakespeare.find,
+    "ag_news": _file(f"ag_news/{text_sets.AG_NEWS_FILES[0]}", text_sets.AG_NEWS_FILES[0]),
+    "sentiment140": _file(
+        f"sentiment140/{text_sets.SENTIMENT140_FILES[0]}", text_sets.SENTIMENT140_FILES[0]
+    ),
     "pacs": _published(image_folders.PACS),
     "vlcs": _published(image_folders.VLCS),
     "office_home": _published(image_folders.OFFICE_HOME),

@@ -1,8 +1,8 @@
 """The published data sets that the sources read: addresses, checksums, licenses, citations.
 
 Sizes and SHA-256 checksums are those that TensorFlow Datasets keeps of the same files
-(https://github.com/tensorflow/datasets), of CIFAR's those in Keras, and of Tiny-ImageNet its MD5 as
-Avalanche and others have it.
+(https://github.com/tensorflow/datasets), of CIFAR's those in Keras, of Tiny-ImageNet its MD5 as
+Avalanche and others have it, and of sets of texts those that Hugging Face's `datasets` had.
 """
 
 from typing import NamedTuple
@@ -369,8 +369,53 @@ PUBLISHED: dict[str, Published] = {
         " Talwalkar. LEAF: A Benchmark for Federated Settings. 2018, arXiv:1812.01097.",
         by_hand=shakespeare.BY_HAND,
     ),
+    "ag_news": Published(
+        "AG News",
+        "http://groups.di.unipi.it/~gulli/AG_corpus_of_news_articles.html",
+        "non-commercial use only",
+        "X. Zhang, J. Zhao, Y. LeCun. Character-level Convolutional Networks for Text"
+        " Classification. NIPS 2015, arXiv:1509.01626.",
+        "ag_news",
+        _files(
+            "ag_news/",
+            ("https://raw.githubusercontent.com/mhjabreel/CharCnn_Keras/master/data/ag_news_csv/",),
+            {
+                "train.csv": (
+                    29470338,
+                    "76a0a2d2f92b286371fe4d4044640910a04a803fdd2538e0f3f29a5c6f6b672e",
+                ),
+                "test.csv": (
+                    1857427,
+                    "521465c2428ed7f02f8d6db6ffdd4b5447c1c701962353eb2c40d548c3c85699",
+                ),
+            },
+        ),
+    ),
+    "sentiment140": Published(
+        "Sentiment140",
+        "http://help.sentiment140.com/for-students",
+        "none stated",
+        "A. Go, R. Bhayani, L. Huang. Twitter Sentiment Classification using Distant Supervision."
+        " CS224N project report, Stanford University, 2009.",
+        "sentiment140",
+        _files(
+            "sentiment140/",
+            (
+                "https://cs.stanford.edu/people/alecmgo/",
+                "http://cs.stanford.edu/people/alecmgo/",
+            ),
+            {
+                "trainingandtestdata.zip": (
+                    81363704,
+                    "004a3772c8a7ff9bbfeb875880f47f0679d93fc63e5cf9cff72d54a8a6162e57",
+                ),
+            },
+        ),
+    ),
 }
 NOTHING_TO_FETCH = {  # the other data sources
+    "text_files": "reads tables of texts of your own",
+    "topics": "is drawn on this machine",
     "digit_domains": "is drawn on this machine",
     "arrays": "reads an .npz file of your own",
     "mapped": "reads .npy files of your own",

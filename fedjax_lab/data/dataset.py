@@ -6,6 +6,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
+TYPES = ("uint8", "int8", "int16", "int32", "float32")  # of examples; uint8: pixels
+
 
 class Dataset(NamedTuple):
     """R examples. The pool keeps the type of x: they become floats when a batch is fetched.
@@ -13,7 +15,7 @@ class Dataset(NamedTuple):
     x may be lazy: a memory-mapped array, or a `LazyArray`.
     """
 
-    x: Any  # [R, H, W, channels] uint8, or [R, ...] int8 or float32
+    x: Any  # [R, H, W, channels] uint8, or [R, ...] of another of TYPES
     y: np.ndarray  # [R] int32, 0 .. len(classes) - 1
     domain: np.ndarray  # [R] int32, 0 .. len(domains) - 1
     test: np.ndarray  # [R] bool

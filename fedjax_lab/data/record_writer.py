@@ -11,7 +11,7 @@ import numpy as np
 
 from fedjax_lab.data import safe
 from fedjax_lab.data.cache import checksum
-from fedjax_lab.data.dataset import Dataset
+from fedjax_lab.data.dataset import TYPES, Dataset
 from fedjax_lab.data.lazy import example_bytes, pieces
 from fedjax_lab.data.records import (
     EACH,
@@ -19,7 +19,6 @@ from fedjax_lab.data.records import (
     INDEX,
     LABELS,
     SUMS,
-    TYPES,
     Index,
     array_record,
     named_errors,

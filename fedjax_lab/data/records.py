@@ -21,13 +21,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedjax_lab.data import npz, safe
-from fedjax_lab.data.dataset import Dataset
+from fedjax_lab.data.dataset import TYPES, Dataset
 from fedjax_lab.data.lazy import LazyArray
 from fedjax_lab.errors import MACHINE, BadInput
 
 FORMAT = 1  # of the folder
 INDEX, LABELS, SUMS = "index.json", "labels.npz", "SHA256SUMS"
-TYPES = ("uint8", "int8", "float32")  # of the examples
 EACH = {"y": np.int32, "domain": np.int32, "test": bool}  # in labels.npz, and their types
 REMEDY = "write it with `python -m fedjax_lab.data prepare`, which mends a damaged folder too"
 

@@ -101,6 +101,18 @@ def next_words(
     return of_words[:, :length].copy(), of_words[:, length].astype(np.int32), of_row
 
 
+def examples(
+    rows: Sequence[Sequence[int]], labels: np.ndarray, predict: bool, length: int, size: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The examples of rows of token ids: x, y and the row that each is from, as of `next_words`.
+
+    predict: whether each word is an example; otherwise each row is one, and has its label.
+    """
+    if predict:
+        return next_words(rows, length, size)
+    return padded(rows, length, size), np.asarray(labels, np.int32), np.arange(len(rows))
+
+
 def id_type(size: int) -> np.dtype:
     """The smallest type of token ids below `size`: int16 or int32."""
     return np.dtype(np.int16 if size <= 2**15 else np.int32)

@@ -231,7 +231,9 @@ def _from_files(kind, where: Path):
 def check_images(x: np.ndarray) -> None:
     """BadInput unless x holds images [R, H, W, 1 or 3], uint8 or from 0 to 1."""
     if x.ndim != 4 or x.shape[-1] not in (1, 3):
-        raise BadInput(f"CLIP needs images or texts, not examples of shape {list(x.shape[1:])}")
+        raise BadInput(
+            f"CLIP needs images or texts of characters, not examples of shape {list(x.shape[1:])}"
+        )
     if x.dtype != np.uint8 and x.size and not (x.min() >= 0 and x.max() <= 1):
         raise BadInput(
             f"CLIP needs images in uint8 or from 0 to 1, not from {x.min():.4g} to {x.max():.4g}"

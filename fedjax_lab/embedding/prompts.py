@@ -21,8 +21,13 @@ def of_examples(dataset: Dataset, rows: np.ndarray) -> list[str]:
 
 
 def is_text(dataset: Dataset) -> bool:
-    """Whether examples are texts: numbers of characters, which are the classes."""
-    return dataset.x.ndim == 2 and np.issubdtype(dataset.x.dtype, np.signedinteger)
+    """Whether examples are texts of characters: numbers of these, which are the classes."""
+    return dataset.x.ndim == 2 and dataset.x.dtype == np.int8
+
+
+def is_tokens(dataset: Dataset) -> bool:
+    """Whether examples are texts of words: token ids, of which 0 is padding."""
+    return dataset.x.ndim == 2 and dataset.x.dtype in (np.int16, np.int32)
 
 
 def article(name: str) -> str:

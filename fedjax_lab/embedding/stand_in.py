@@ -7,7 +7,7 @@ from scipy.sparse import csr_matrix, hstack
 
 from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.embedding import Embeddings
-from fedjax_lab.embedding.prompts import is_text
+from fedjax_lab.embedding.prompts import is_text, is_tokens
 from fedjax_lab.errors import BadInput
 
 NORM = 10.0  # mean length of CLIP's raw features
@@ -28,7 +28,8 @@ def stand_in(dataset: Dataset, *, size: int = 512) -> Embeddings:
 
     Images: random 5 x 5 filters of zero mean, half on gray and half on color, rectified and
     averaged on a 4 x 4 grid, and each channel's mean and deviation. Texts: hashed n-grams of one to
-    three characters, of the whole and once more of its end. Other examples: themselves.
+    three characters, of the whole and once more of its end; of token ids: which words they have how
+    often. Other examples: themselves.
     All are projected to `size` dimensions by a fixed Gaussian matrix, centered over the training
     examples and scaled to a mean length of 10. A label has the direction of its class's mean, taken
     first in each domain and then over domains, and a little of its own. The same dataset, the same
@@ -52,6 +53,9 @@ def features(dataset: Dataset, rows: np.ndarray, size: int) -> np.ndarray:
         alphabet = np.array(dataset.classes)
         table = gaussian(2 * BUCKETS, size)
         return in_batches(lambda part: hashed(alphabet[part]) @ table, x)
+    if is_tokens(dataset):
+        table = gaussian(BUCKETS, size)
+        return in_batches(lambda part: counted(part) @ table, x)
     if x.ndim == 4 and min(x.shape[1:3]) >= WIDTH + GRID - 1:
         filters = random_filters(x.shape[3])
         raw = in_batches(lambda part: convolved(part, filters), x)
@@ -117,6 +121,14 @@ def hashed(texts: np.ndarray) -> csr_matrix:
     whole = ["".join(text) for text in texts]
     ends = [text[-LAST:] + END for text in whole]
     return hstack([vectorizer.transform(whole), vectorizer.transform(ends)], "csr")
+
+
+def counted(texts: np.ndarray) -> csr_matrix:
+    """Shares of words in buckets [B, BUCKETS] float32 of texts [B, length] of token ids."""
+    row, place = np.nonzero(texts)
+    share = (1 / np.maximum(np.count_nonzero(texts, 1), 1)).astype(np.float32)[row]
+    where = row, texts[row, place].astype(np.int64) % BUCKETS
+    return csr_matrix((share, where), (len(texts), BUCKETS))
 
 
 def in_batches(function: Callable, x: np.ndarray) -> np.ndarray:

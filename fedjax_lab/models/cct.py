@@ -31,12 +31,15 @@ class Attention(nn.Module):
     dropout: float
 
     @nn.compact
-    def __call__(self, tokens: Array, train: bool) -> Array:
-        """[B, N, D] -> [B, N, D]."""
+    def __call__(self, tokens: Array, train: bool, real: Array | None = None) -> Array:
+        """[B, N, D] -> [B, N, D]. Only tokens where real [B, N] holds are looked at; None: all."""
         b, n, d = tokens.shape
         qkv = dense(tokens, 3 * d, "qkv", use_bias=False)
         q, k, v = jnp.moveaxis(qkv.reshape(b, n, 3, self.heads, d // self.heads), 2, 0)
-        weights = nn.softmax(jnp.einsum("bnhd,bmhd->bhnm", q, k) * (d // self.heads) ** -0.5)
+        scores = jnp.einsum("bnhd,bmhd->bhnm", q, k) * (d // self.heads) ** -0.5
+        if real is not None:
+            scores = jnp.where(real[:, None, None], scores, -1e9)
+        weights = nn.softmax(scores)
         weights = nn.Dropout(self.dropout)(weights, deterministic=not train)
         y = jnp.einsum("bhnm,bmhd->bnhd", weights, v).reshape(b, n, d)
         return dense(y, d, "out")

@@ -1,15 +1,17 @@
-"""LEAF's net for the next character (Caldas et al. 2018, arXiv 1812.01097), PyTorch's numbers."""
+"""LSTMs that predict the next character or word, PyTorch's numbers.
+
+LEAF's for characters (Caldas et al. 2018, arXiv 1812.01097) and Reddi et al.'s for words (2021,
+arXiv 2003.00295).
+"""
 
 import flax.linen as nn
-import jax.numpy as jnp
 
-from fedjax_lab.errors import BadInput
-from fedjax_lab.models import layers
+from fedjax_lab.models import layers, tokens
 from fedjax_lab.types import Array
 
 
 class CharLSTM(nn.Module):
-    """An embedding of characters, layers of LSTM, and a head at the last place.
+    """An embedding of characters or words, layers of LSTM, and a head at the last place.
 
     One bias for each gate; PyTorch has two, which add up. The characters are the classes.
     """
@@ -18,6 +20,8 @@ class CharLSTM(nn.Module):
     embedding: int = 8
     width: int = 256
     depth: int = 2
+    projection: int = 0  # of what the head reads; 0: none
+    vocabulary: int = 0  # of what is embedded; 0: the classes
 
     @nn.compact
     def __call__(self, x: Array, train: bool = False, mask: Array | None = None):
@@ -25,11 +29,10 @@ class CharLSTM(nn.Module):
 
         Raises BadInput where an example is not of one axis.
         """
-        if x.ndim != 2:
-            name, shown = self.name or "CharLSTM", "x".join(map(str, x.shape[1:])) or "numbers"
-            raise BadInput(f"{name} needs texts (rows of characters), not {shown}")
+        ids = tokens.ids_of(self.name or "CharLSTM", x)
         first = nn.initializers.normal(1.0)
-        z = nn.Embed(self.num_classes, self.embedding, embedding_init=first)(x.astype(jnp.int32))
+        size = self.vocabulary or self.num_classes
+        z = nn.Embed(size, self.embedding, embedding_init=first)(ids)
         init, dtype = layers.torch_uniform(self.width), z.dtype
         for _ in range(self.depth):
             cell = nn.OptimizedLSTMCell(
@@ -41,9 +44,30 @@ class CharLSTM(nn.Module):
             )
             z = nn.RNN(cell)(z)
         z = z[:, -1]
+        if self.projection:
+            z = layers.dense(z, self.projection, name="projection")
         return layers.dense(z, self.num_classes, name="head"), z
 
 
 def char_lstm(num_classes: int) -> CharLSTM:
     """LEAF's for Shakespeare: 817,872 parameters at its 80 characters."""
     return CharLSTM(num_classes, name="char_lstm")
+
+
+def word_lstm(
+    num_classes: int,
+    *,
+    embedding: int = 96,
+    width: int = 670,
+    depth: int = 1,
+    projection: int = 96,
+    vocabulary: int = 0,
+) -> CharLSTM:
+    """Reddi et al.'s for Stack Overflow: 4,050,748 parameters at 10,004 words.
+
+    embedding: the size of a word's vector.
+    projection: the size of the layer between LSTM and head; 0: there is none.
+    """
+    tokens.check_sizes(embedding=embedding, width=width, depth=depth)
+    sizes = embedding, width, depth, projection, vocabulary
+    return CharLSTM(num_classes, *sizes, name="word_lstm")

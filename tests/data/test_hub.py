@@ -114,6 +114,29 @@ def test_texts_of_csv_files(tmp_path):
     assert [data.users[user] for user in data.client] == ["a", "b", "b"]
 
 
+def test_words_to_predict(library, tmp_path):
+    """Each word is an example of its user; there are no labels."""
+    rows = {"said": ["to be", "be or not", "not to be"], "role": ["king", "fool", "king"]}
+    folder = saved(library, tmp_path / "toy", train=library.Dataset.from_dict(rows))
+    settings = {"text": "said", "client": "role", "tokenizer": "words", "length": 4}
+    data = huggingface(dataset=folder, task="next_word", **settings)
+    assert data.x.shape == (8, 4) and [data.classes[y] for y in data.y] == " ".join(
+        rows["said"]
+    ).split(" ")
+    assert [data.users[user] for user in data.client] == ["king"] * 2 + ["fool"] * 3 + ["king"] * 3
+    assert "no column that is clearly the label" in complaint(
+        huggingface, dataset=folder, **settings
+    )
+    assert "hash knows only" in complaint(huggingface, dataset=folder, task="next_word")
+
+
+def test_domains_that_do_not_occur(library, tmp_path):
+    folder = saved(library, tmp_path / "toy", train=table(library).select([0, 5, 2]))
+    data = huggingface(dataset=folder, label="writer", domain="fine")
+    assert data.domains == ("ant", "cat")
+    assert [data.domains[domain] for domain in data.domain] == ["cat", "cat", "ant"]
+
+
 def test_a_name_is_read_from_the_cache(library, tmp_path, monkeypatch):
     """Also where there is a network, which is not asked."""
     table(library).to_parquet(tmp_path / "toy" / "train.parquet")

@@ -13,6 +13,7 @@ import tarfile
 import tracemalloc
 import zipfile
 import zlib
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +28,7 @@ from fedjax_lab.data.arrays import arrays
 from fedjax_lab.data.domainnet import domainnet_full
 from fedjax_lab.data.hub import huggingface
 from fedjax_lab.data.image_folders import image_folders
+from fedjax_lab.data.text_files import text_files
 from fedjax_lab.data.tiny_imagenet import tiny_imagenet
 from fedjax_lab.embedding.precomputed import precomputed
 from fedjax_lab.errors import BadInput, quoted
@@ -147,6 +149,20 @@ def write_saved(folder):
     return folder / "data-00000-of-00001.arrow"
 
 
+def write_table(folder, ending):
+    from pyarrow import Table, parquet
+
+    file, rows = folder / f"train.{ending}", {"text": ["some words", "more"], "label": ["a", "b"]}
+    if ending == "parquet":
+        parquet.write_table(Table.from_pydict(rows), file)
+    elif ending == "jsonl":
+        lines = ({"text": t, "label": y} for t, y in zip(*rows.values(), strict=True))
+        file.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    else:
+        file.write_text("text,label\nsome words,a\nmore,b\n")
+    return file
+
+
 def write_fedbn(folder):
     pair = (np.zeros((2, 8, 8), np.uint8), [1, 2])
     for name in digits_five.FOLDERS.values():
@@ -169,6 +185,13 @@ READERS = {
         write_texts,
         lambda folder: shakespeare.shakespeare(folder=str(folder), fraction=1.0),
     ),
+    **{
+        ending: (
+            partial(write_table, ending=ending),
+            lambda folder, name=f"train.{ending}": text_files(path=str(folder / name)),
+        )
+        for ending in ("csv", "jsonl", "parquet")
+    },
     "digits_five": (write_fedbn, lambda folder: digits_five.digits_five(folder=str(folder))),
 }
 if importlib.util.find_spec("datasets"):

@@ -1,0 +1,120 @@
+"""Columns of text from tables: CSV, TSV, JSON lines and Parquet files."""
+
+import csv
+import io
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedjax_lab.data import safe
+from fedjax_lab.errors import BadInput, nearest, quoted
+
+SEPARATORS = {".csv": ",", ".tsv": "\t"}
+LINES = (".jsonl", ".ndjson", ".json")
+ENDINGS = (*SEPARATORS, *LINES, ".parquet")
+REMEDY = "name another file, or another --config.data.encoding"
+LONGEST = 2**24  # characters of a field
+
+
+def read(
+    file: Path, wanted: Sequence[str], header: bool = True, encoding: str = "utf-8"
+) -> list[tuple[str, ...]]:
+    """Of each row the texts of these columns; numbers become text. BadInput for anything wrong.
+
+    Args:
+      file: one of ENDINGS.
+      wanted: names of columns, or their numbers from 1.
+      header: whether the first line of a CSV or TSV file has the names of its columns.
+      encoding: of a CSV or TSV file.
+    """
+    with safe.reading(file, REMEDY):
+        safe.check_regular(file)
+        if file.suffix not in ENDINGS:
+            raise BadInput(f"{file}: a table of texts must end in {', '.join(ENDINGS)}")
+        if file.suffix in SEPARATORS:
+            return _of_lines(file, wanted, header, encoding)
+        if file.suffix in LINES:
+            return _of_objects(file, wanted)
+        return _of_parquet(file, wanted)
+
+
+def _of_lines(file, wanted, header, encoding):
+    """The columns of a file with separators."""
+    content = io.StringIO(safe.content(file).decode(encoding), newline="")
+    limit = csv.field_size_limit(LONGEST)
+    try:
+        rows = enumerate(csv.reader(content, delimiter=SEPARATORS[file.suffix]), 1)
+        rows = ((number, row) for number, row in rows if row)
+        number, first = next(rows, (0, []))
+        places = [_place(file, name, first if header else len(first)) for name in wanted]
+        kept = [] if header else [_cells(file, number, first, places)]
+        return kept + [_cells(file, number, row, places) for number, row in rows]
+    finally:
+        csv.field_size_limit(limit)
+
+
+def _place(file, name, there):
+    """Of a column among those of these names, or among so many without a name."""
+    names = [] if isinstance(there, int) else there
+    if name in names:
+        return names.index(name)
+    count = there if isinstance(there, int) else len(there)
+    if name.isdecimal() and 1 <= int(name) <= count:
+        return int(name) - 1
+    if isinstance(there, int):
+        raise BadInput(f"{file} has {count} columns without names, but no column {quoted(name)}")
+    raise BadInput(f"{file} has no column {quoted(name)}; {nearest(name, names)}")
+
+
+def _cells(file, number, row, places):
+    if len(row) <= max(places):
+        raise BadInput(f"{file}: row {number} has {len(row)} columns, not {max(places) + 1}")
+    return tuple(row[place] for place in places)
+
+
+def _of_objects(file, wanted):
+    """The members of one JSON object in each line."""
+    made = []
+    for number, line in enumerate(safe.content(file).decode().split("\n"), 1):
+        if line.strip():
+            row = json.loads(line)
+            if not isinstance(row, dict):
+                raise ValueError(f"line {number} is no JSON object; each line must be one")
+            made.append(tuple(_text(file, number, row, name) for name in wanted))
+    return made
+
+
+def _text(file, number, row, name):
+    """A member of an object as text."""
+    if name not in row:
+        there = [key for key in row if isinstance(key, str)]
+        raise BadInput(f"{file}: row {number} has no {quoted(name)}; {nearest(name, there)}")
+    return _as_text(file, number, name, row[name])
+
+
+def _as_text(file, number, name, value: Any) -> str:
+    if isinstance(value, (str, int, float)):
+        return str(value)
+    raise BadInput(f"{file}: {quoted(name)} of row {number} is no text but {quoted(value)}")
+
+
+def _of_parquet(file, wanted):
+    """The columns of a Parquet file."""
+    try:
+        from pyarrow import parquet
+    except ImportError as error:
+        raise BadInput(f"{file} needs pyarrow: pip install 'fedjax_lab[text]'") from error
+    with parquet.ParquetFile(file) as opened:
+        names = opened.schema_arrow.names
+        places = [_place(file, name, names) for name in wanted]
+        groups = range(opened.metadata.num_row_groups)
+        safe.check_memory(sum(opened.metadata.row_group(i).total_byte_size for i in groups))
+        named = [names[place] for place in places]
+        return list(_rows(file, named, opened.read(columns=[*dict.fromkeys(named)])))
+
+
+def _rows(file, names, table) -> Iterator[tuple[str, ...]]:
+    columns = [table.column(name).to_pylist() for name in names]
+    for number, row in enumerate(zip(*columns, strict=True), 1):
+        yield tuple(_as_text(file, number, *cell) for cell in zip(names, row, strict=True))

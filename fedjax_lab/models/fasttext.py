@@ -1,0 +1,55 @@
+"""fastText's classifier (Joulin et al. 2017, arXiv 1607.01759): the mean of embeddings."""
+
+import flax.linen as nn
+import jax.numpy as jnp
+
+from fedjax_lab.errors import check_not_negative
+from fedjax_lab.models import layers, tokens
+from fedjax_lab.types import Array
+
+PRIME = 116_049_371  # by which a bigram's first word is multiplied
+
+
+class FastText(nn.Module):
+    """A linear classifier of the mean vector of a text's words and bigrams.
+
+    Bigrams share `buckets` vectors. All vectors start uniform in +-1/width, as the authors' do.
+    """
+
+    num_classes: int
+    width: int = 64
+    buckets: int = 10_000  # 0: no bigrams
+    vocabulary: int = 0
+
+    @nn.compact
+    def __call__(self, x: Array, train: bool = False, mask: Array | None = None):
+        """x [B, T] token ids; mask [B] is not needed -> logits [B, K], features [B, width]."""
+        ids = tokens.ids_of(self.name or "FastText", x)
+        real = ids != tokens.PADDING
+        init = layers.torch_uniform(self.width**2)  # +-1/width
+        size = self.vocabulary or self.num_classes
+        vectors = nn.Embed(size, self.width, embedding_init=init, name="words")(ids)
+        if self.buckets:
+            table = nn.Embed(self.buckets, self.width, embedding_init=init, name="bigrams")
+            vectors = jnp.concatenate([vectors, table(bigrams(ids, self.buckets))], 1)
+            real = jnp.concatenate([real, real[:, :-1] & real[:, 1:]], 1)
+        z = tokens.mean_of_real(vectors, real)
+        return layers.dense(z, self.num_classes, name="head"), z
+
+
+def bigrams(ids: Array, buckets: int) -> Array:
+    """The bucket of each two neighbors of ids [B, T]: [B, T - 1] int32."""
+    first, second = (part.astype(jnp.uint32) for part in (ids[:, :-1], ids[:, 1:]))
+    return ((first * jnp.uint32(PRIME) + second) % jnp.uint32(buckets)).astype(jnp.int32)
+
+
+def fasttext(
+    num_classes: int, *, width: int = 64, buckets: int = 10_000, vocabulary: int = 0
+) -> FastText:
+    """width: the size of a vector.
+
+    buckets: vectors that all bigrams share; 0: no bigrams.
+    """
+    tokens.check_sizes(width=width)
+    check_not_negative("model.buckets", buckets)
+    return FastText(num_classes, width, buckets, vocabulary, name="fasttext")

@@ -1,0 +1,152 @@
+"""Tables of texts: each file format, columns by name and number, users, next words."""
+
+import json
+
+import numpy as np
+import pytest
+from inputs import complaint
+from pyarrow import Table, parquet
+
+from fedjax_lab.data import text_sets
+from fedjax_lab.data.text_files import text_files
+
+ROWS = [("Good, really", "pos", "ann"), ('say "no"\nnow', "neg", "bob"), ("good", "pos", "ann")]
+NAMES = ("text", "label", "user")
+
+
+def write_rows(file, rows=ROWS, names=NAMES, encoding="utf-8"):
+    """A table in the format of the file's ending; without names a table without a header."""
+    columns = dict(zip(names, zip(*rows, strict=True), strict=False))
+    if file.suffix == ".parquet":
+        parquet.write_table(Table.from_pydict(columns), file)
+    elif file.suffix == ".jsonl":
+        objects = (dict(zip(names, row, strict=True)) for row in rows)
+        file.write_text("".join(f"{json.dumps(row)}\n" for row in objects))
+    else:
+        mark = "\t" if file.suffix == ".tsv" else ","
+        lines = [names, *rows] if names else rows
+        quoted = (mark.join('"' + c.replace('"', '""') + '"' for c in row) for row in lines)
+        file.write_text("".join(f"{line}\n" for line in quoted), encoding=encoding)
+    return str(file)
+
+
+@pytest.mark.parametrize("ending", ["csv", "tsv", "jsonl", "parquet"])
+def test_each_format_gives_the_same_examples(tmp_path, ending):
+    path = write_rows(tmp_path / f"some.{ending}")
+    made = text_files(path=path, client="user", tokenizer="words", length=4)
+    assert made.classes == ("neg", "pos") and made.y.tolist() == [1, 0, 1]
+    assert made.users == ("ann", "bob") and made.client.tolist() == [0, 1, 0]
+    good = made.x[2, 3]
+    assert made.x[2].tolist() == [0, 0, 0, good] and made.x[0, 1] == good
+    assert np.count_nonzero(made.x, 1).tolist() == [3, 4, 1] and made.x.dtype == np.int16
+    assert not made.test.any()
+
+
+def test_columns_without_names_are_numbered_from_one(tmp_path):
+    path = write_rows(tmp_path / "train.csv", names=())
+    made = text_files(path=path, header=False, text="1,3", label="2", length=4)
+    assert np.count_nonzero(made.x, 1).tolist() == [4, 4, 2] and made.users == ()
+    named = text_files(path=write_rows(tmp_path / "b.csv"), text="text,3", label="2", length=4)
+    assert np.array_equal(named.x, made.x)
+
+
+def test_a_folder_has_texts_to_train_on_and_texts_for_tests(tmp_path):
+    write_rows(tmp_path / "train.csv")
+    write_rows(tmp_path / "test.jsonl", [("unheard good", "odd", "eve")])
+    made = text_files(path=str(tmp_path), client="user", tokenizer="words", length=3)
+    assert made.test.tolist() == [False] * 3 + [True] and made.classes == ("neg", "odd", "pos")
+    assert made.users == ("ann", "bob", "eve")
+    assert made.x[3].tolist() == [0, 1, made.x[2, 2]]  # only words to train on are counted
+    one = text_files(
+        path=str(tmp_path / "train.csv"), test_path=str(tmp_path / "test.jsonl"), length=3
+    )
+    assert one.test.tolist() == made.test.tolist()
+
+
+def test_labels_that_are_numbers_are_in_their_order(tmp_path):
+    rows = [("a", 10), ("b", 9), ("c", -1)]
+    made = text_files(path=write_rows(tmp_path / "t.parquet", rows, NAMES[:2]))
+    assert made.classes == ("-1", "9", "10") and made.y.tolist() == [2, 1, 0]
+
+
+def test_each_word_is_an_example_of_its_user(tmp_path):
+    path = write_rows(tmp_path / "train.csv")
+    settings = {"client": "user", "task": "next_word", "vocabulary": 6, "length": 2}
+    made = text_files(path=path, label="", tokenizer="words", **settings)
+    assert made.classes[:2] == ("<padding>", "<unknown>") and len(made.classes) == 6
+    assert made.classes[made.y[0]] == "good" and made.x[1].tolist() == [0, made.y[0]]
+    assert made.client.tolist() == [0] * 3 + [1] * 5 + [0]
+    message = complaint(text_files, path=path, **settings)
+    assert "take --config.data.tokenizer=words" in message
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"text": "txet"}, "has no column 'txet'; did you mean 'text'?"),
+        ({"label": "9"}, "has no column '9'"),
+        (
+            {"header": False, "text": "1", "label": "4"},
+            "has 3 columns without names, but no column '4'",
+        ),
+        ({"encoding": "ascii"}, "cannot be read ('ascii' codec can't decode"),
+        ({"encoding": "uft-8"}, "cannot be read (unknown encoding: uft-8)"),
+        ({"task": "clasify"}, "config.data.task cannot be 'clasify'; did you mean 'classify'?"),
+        ({"path": ""}, "data.path is empty"),
+        ({"path": "none.csv"}, "none.csv cannot be read ([Errno 2]"),
+        ({"path": "."}, "has no file train (.csv, .tsv"),
+        ({"path": "other.txt"}, "a table of texts must end in .csv, .tsv"),
+        ({"path": "short.csv"}, "short.csv: row 3 has 1 columns, not 2"),
+        ({"path": "empty.csv"}, "has no column 'text'"),
+        ({"path": "header.csv"}, "header.csv has no texts to train on"),
+        ({"path": "unlabeled.csv"}, "unlabeled.csv: text 1 has an empty label"),
+        ({"path": "list.json"}, "list.json cannot be read (line 1 is no JSON object"),
+        ({"path": "null.jsonl"}, "null.jsonl: 'text' of row 2 is no text but None"),
+        ({"path": "lacks.jsonl"}, "lacks.jsonl: row 1 has no 'text'; did you mean 'texts'?"),
+    ],
+)
+def test_what_is_wrong_is_one_line(tmp_path, monkeypatch, settings, said):
+    monkeypatch.chdir(tmp_path)
+    write_rows(tmp_path / "rows.csv", [("né", "a", "u")])
+    contents = {
+        "other.txt": "",
+        "short.csv": "text,label\na,b\nc\n",
+        "empty.csv": "",
+        "header.csv": "text,label\n",
+        "unlabeled.csv": "text,label\na,\n",
+        "list.json": '[{"text": "a", "label": 1}]',
+        "null.jsonl": '{"text": "a", "label": 1}\n{"text": null, "label": 1}\n',
+        "lacks.jsonl": '{"texts": "a", "label": 1}',
+    }
+    for name, content in contents.items():
+        (tmp_path / name).write_text(content)
+    assert said in complaint(text_files, **{"path": "rows.csv", **settings})
+
+
+def test_ag_news_as_it_is_published(tmp_path):
+    rows = [("3", "Wall St. Bears", "Claw back"), ("1", "Peace", "Talks")]
+    for name in text_sets.AG_NEWS_FILES:
+        write_rows(tmp_path / name, rows, ())
+    made = text_sets.ag_news(folder=str(tmp_path), length=8)
+    assert made.classes == ("World", "Sports", "Business", "Sci/Tech")
+    assert made.y.tolist() == [2, 0, 2, 0] and made.test.tolist() == [False, False, True, True]
+    assert np.count_nonzero(made.x, 1).tolist() == [6, 2, 6, 2]
+    write_rows(tmp_path / "test.csv", [("5", "a", "b")], ())
+    assert "label '5' is not one of 1, 2, 3, 4" in complaint(
+        text_sets.ag_news, folder=str(tmp_path)
+    )
+
+
+def test_sentiment140_as_it_is_published(tmp_path):
+    rows = [
+        ("4", "1", "Mon", "NO_QUERY", "ann", "schön"),
+        ("0", "2", "Mon", "NO_QUERY", "bob", "sad"),
+        ("2", "3", "Mon", "NO_QUERY", "eve", "neutral"),
+    ]
+    for name in text_sets.SENTIMENT140_FILES:
+        write_rows(tmp_path / name, rows, (), "latin-1")
+    made = text_sets.sentiment140(folder=str(tmp_path), tokenizer="words")
+    assert made.classes == ("negative", "positive") and made.users == ("ann", "bob")
+    assert made.y.tolist() == [1, 0, 1, 0] and made.client.tolist() == [0, 1, 0, 1]
+    words = text_sets.sentiment140(folder=str(tmp_path), task="next_word", tokenizer="words")
+    assert "schön" in words.classes
