@@ -8,12 +8,14 @@ from multiprocessing.pool import ThreadPool
 from typing import NamedTuple
 
 import numpy as np
+from tqdm import tqdm
 
 from fedjax_lab.data import safe
 from fedjax_lab.data.images import PIXEL, check_size
 from fedjax_lab.data.lazy import LazyArray
 from fedjax_lab.errors import BadInput, check_choice
 
+PIECE = 1000  # pictures that are read at a time
 COLORS = ("auto", "rgb", "gray")
 GRAY = ("1", "L", "LA")  # what PIL calls pictures without colors
 COLORED = ("P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "LAB", "HSV")
@@ -97,11 +99,18 @@ def _formed(image, form, where):
     return np.asarray(image)
 
 
-def digest(sizes: Sequence[int], *arrays: np.ndarray) -> str:
-    """16 hexadecimal digits that change with the bytes of any picture or an entry of an array."""
-    made = hashlib.sha256(np.asarray(sizes, np.int64).tobytes())
+def digest(encoded: Encoded, *arrays: np.ndarray) -> str:
+    """16 hexadecimal digits that change with the bytes of any picture or an entry of an array.
+
+    All bytes are read: files of one size, as bitmaps have, tell nothing by their sizes.
+    """
+    made = hashlib.sha256()
     for array in arrays:
         made.update(array.tobytes())
+    bar = tqdm(range(0, encoded.total, PIECE), "reading", unit=f" x {PIECE} pictures", delay=2)
+    for start in bar:
+        for content in encoded.fetch(np.arange(start, min(start + PIECE, encoded.total))):
+            made.update(len(content).to_bytes(8, "little") + content)
     return made.hexdigest()[:16]
 
 

@@ -15,6 +15,7 @@ import numpy as np
 from fedjax_lab.data import columns, encoded, safe, text_rows
 from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.data.images import decoded
+from fedjax_lab.data.text_files import LENGTH, TASKS, VOCABULARY, Tokens, check
 from fedjax_lab.errors import BadInput, nearest, quoted
 
 SAVED = ("dataset_dict.json", "state.json")  # that save_to_disk writes: of several splits, of one
@@ -39,9 +40,10 @@ def huggingface(
     domain: str = "",
     size: int = 0,
     color: str = "auto",
-    tokenizer: str = "hash",
-    vocabulary: int = 10_000,
-    length: int = 64,
+    task: str = TASKS[0],
+    tokenizer: str = text_rows.BUILT_IN[0],
+    vocabulary: int = VOCABULARY,
+    length: int = LENGTH,
 ) -> Dataset:
     """A set of images, x [R, H, W, channels] uint8, or of texts, x [R, length] token ids.
 
@@ -62,43 +64,47 @@ def huggingface(
       domain: the one that tells its domain; without it there is a single domain.
       size: the side to which images are resized; 0: they stay as they are, and must be of one size.
       color: "rgb", "gray", or "auto": as the first image.
-      tokenizer: of texts: "hash", "words", or a tokenizer.json of transformers; see `text_rows`.
+      task: of texts: "classify", or "next_word", which needs no label; see `text_files`.
+      tokenizer: of texts: "hash", "words", or a tokenizer.json of transformers; see `text_files`.
       vocabulary: the number of token ids of the tokenizers "hash" and "words".
-      length: the tokens of a text that are kept.
+      length: the tokens of an example.
 
     Raises BadInput if it cannot be had, is damaged, or no such set.
     """
     encoded.check_form(size, color)
+    tokens = Tokens(task, tokenizer, vocabulary, length)
+    check(tokens)
     splits = _loaded(dataset, subset)
     test_split = test_split or ("test" if "test" in splits else "")
     train = _joined(splits, "train_split", train_split, dataset)
     both = [train, _joined(splits, "test_split", test_split, dataset)] if test_split else [train]
     named = {"image": image, "text": text, "label": label, "client": client, "domain": domain}
-    named = _columns(train.features, named, dataset)
+    named = _columns(train.features, named, task, dataset)
+    wanted = sorted({*filter(None, named.values())})
     with safe.reading(dataset, REMEDY):
-        table = _concatenated(
-            [part.select_columns(sorted({*filter(None, named.values())})) for part in both]
-        )
-    y, classes = _labels(table, named["label"], dataset)
-    users, user_names = _groups(table, named["client"], dataset)
-    domains, domain_names = _groups(table, named["domain"], dataset)
-    test = np.arange(len(y)) >= len(train)
-    domains = np.zeros(len(y), np.int32) if domains is None else domains
+        table = _concatenated([part.select_columns(wanted) for part in both])
+    made = _without_x(table, named, dataset, len(train), train.info)
     if named["image"]:
-        x = _images(table, named["image"], dataset, size, color, (y, domains, test))
-    else:
-        x = _tokens(table, named["text"], dataset, len(train), tokenizer, vocabulary, length)
+        return made._replace(x=_images(table, named["image"], dataset, size, color, made))
+    return _of_texts(made, _column(table, named["text"], dataset).to_pylist(), tokens)
+
+
+def _without_x(table: Any, named: Mapping[str, str], where: str, training: int, info: Any):
+    """The Dataset of a table whose first `training` rows are not for tests, but for its x."""
+    y, classes = _numbers(table, named["label"], where)
+    client, users = _groups(table, named["client"], where)
+    domain, domains = _groups(table, named["domain"], where)
     return Dataset(
-        x=x,
-        y=y,
-        domain=domains,
-        test=test,
+        x=None,
+        y=np.zeros(len(table), np.int32) if y is None else y,
+        domain=np.zeros(len(table), np.int32) if domain is None else domain,
+        test=np.arange(len(table)) >= training,
         classes=classes,
-        domains=domain_names or (Path(dataset).name,),
-        client=users,
-        users=user_names,
-        license=train.info.license or "",
-        citation=" ".join((train.info.citation or "").split()),
+        domains=domains or (Path(where).name,),
+        client=client,
+        users=users,
+        license=info.license or "",
+        citation=" ".join((info.citation or "").split()),
     )
 
 
@@ -184,7 +190,7 @@ def _concatenated(tables: Sequence) -> Any:
 # Columns
 
 
-def _columns(features: Mapping, named: Mapping[str, str], where: str) -> dict[str, str]:
+def _columns(features: Mapping, named: Mapping[str, str], task: str, where: str) -> dict[str, str]:
     """The column of each kind, empty where there is none; BadInput where that is not clear."""
     import datasets
 
@@ -193,14 +199,15 @@ def _columns(features: Mapping, named: Mapping[str, str], where: str) -> dict[st
         if named[key]:
             columns.check(key, named[key], there, where)
     free = [name for name in there if name not in (named["client"], named["domain"])]
-    classes = [name for name in free if isinstance(features[name], datasets.ClassLabel)]
-    usual = classes or [name for name in free if name == "label"]
-    label = columns.choose("label", named["label"], there, usual, where)
+    made = dict(named)
+    if task == "classify":
+        classes = [name for name in free if isinstance(features[name], datasets.ClassLabel)]
+        usual = classes or [name for name in free if name == "label"]
+        made["label"] = columns.choose("label", named["label"], there, usual, where)
     images = [name for name in there if _is_image(features[name])]
-    texts = [name for name in free if _is_text(features[name]) and name != label]
-    made = dict(named, label=label)
-    kind = "image" if named["image"] or (images and not named["text"]) else "text"
-    fitting = images if kind == "image" else texts
+    texts = [name for name in free if _is_text(features[name]) and name != made["label"]]
+    is_image = named["image"] or (images and not named["text"] and task == "classify")
+    kind, fitting = ("image", images) if is_image else ("text", texts)
     made[kind] = columns.choose(kind, named[kind], there, fitting, where)
     if made[kind] not in fitting:
         what = quoted(features[made[kind]])
@@ -222,24 +229,21 @@ def _is_text(feature: Any) -> bool:
     return getattr(feature, "dtype", None) in ("string", "large_string")
 
 
-def _column(table: Any, name: str) -> Any:
-    """A column as Arrow stores it."""
-    return table.select_columns([name]).with_format("arrow")[:][name]
-
-
-def _values(table: Any, name: str, where: str) -> list:
-    """What is in a column; BadInput where something is missing."""
+def _column(table: Any, name: str, where: str) -> Any:
+    """A column as Arrow stores it; BadInput where something is missing."""
     with safe.reading(where, REMEDY):
-        column = _column(table, name)
+        column = table.select_columns([name]).with_format("arrow")[:][name]
         if column.null_count:
             row = column.is_null().to_pylist().index(True)
             raise BadInput(f"{where}: column {name} is empty in row {row}")
-        return column.to_pylist()
+        return column
 
 
-def _labels(table: Any, name: str, where: str) -> tuple[np.ndarray, tuple[str, ...]]:
-    """The number of each entry of a column [R] int32, and the names of all numbers."""
-    values = _values(table, name, where)
+def _numbers(table: Any, name: str, where: str) -> tuple[np.ndarray | None, tuple[str, ...]]:
+    """The number of each entry of a column [R] int32 and the names of numbers; none without one."""
+    if not name:
+        return None, ()
+    values = _column(table, name, where).to_pylist()
     names = getattr(table.features[name], "names", None)
     if names is None:
         return columns.numbered(values, f"{where}: column {name}")
@@ -249,27 +253,21 @@ def _labels(table: Any, name: str, where: str) -> tuple[np.ndarray, tuple[str, .
 
 
 def _groups(table: Any, name: str, where: str) -> tuple[np.ndarray | None, tuple[str, ...]]:
-    """The same of a column of users or domains, only the names that occur; nothing without one."""
-    if not name:
+    """The same of users or domains, without those that a column of classes names in vain."""
+    numbers, names = _numbers(table, name, where)
+    if numbers is None:
         return None, ()
-    numbers, names = _labels(table, name, where)
     occurring, numbers = np.unique(numbers, return_inverse=True)
     return numbers.astype(np.int32), tuple(names[number] for number in occurring)
 
 
-def _images(table, name, where, size, color, of_each):
-    """The images of a column, not decoded yet; `of_each`: arrays [R] that belong to them."""
+def _images(table, name, where, size, color, made):
+    """The images of a column, not decoded yet; made: what is known of them besides."""
     import datasets
-    import pyarrow.compute as pc
 
+    _column(table, name, where)  # is complete
     with safe.reading(where, REMEDY):
         table = table.select_columns([name]).cast_column(name, datasets.Image(decode=False))
-        lengths = pc.binary_length(pc.struct_field(_column(table, name), "bytes")).to_pylist()
-        paths = pc.struct_field(_column(table, name), "path").to_pylist()
-        sizes = [
-            length if length is not None else Path(path).stat().st_size
-            for length, path in zip(lengths, paths, strict=True)
-        ]
 
     def fetch(rows: np.ndarray) -> list[bytes]:
         with safe.reading(where, REMEDY):
@@ -277,11 +275,22 @@ def _images(table, name, where, size, color, of_each):
             return [file["bytes"] or safe.content(Path(file["path"])) for file in files]
 
     files = encoded.Encoded(fetch, len(table), where, REMEDY)
-    return encoded.pictures(files, size, color, f"hub-{encoded.digest(sizes, *of_each)}")
+    digest = encoded.digest(files, made.y, made.domain, made.test)
+    return encoded.pictures(files, size, color, f"hub-{digest}")
 
 
-def _tokens(table, name, where, training, tokenizer, vocabulary, length):
-    """The token ids [R, length] of a column; words are counted in the first `training` texts."""
-    texts = _values(table, name, where)
-    made = text_rows.make_tokenizer(tokenizer, vocabulary, texts[:training])
-    return text_rows.padded([made.encode(text) for text in texts], length, made.size)
+def _of_texts(made: Dataset, texts: Sequence[str], tokens: Tokens) -> Dataset:
+    """The Dataset with the examples of its texts; words are counted in those to train on."""
+    training = texts[: int(np.sum(~made.test))]
+    words = text_rows.make_tokenizer(tokens.tokenizer, tokens.vocabulary, training)
+    ids = [words.encode(text) for text in texts]
+    predict = tokens.task == "next_word"
+    x, y, row = text_rows.examples(ids, made.y, predict, tokens.length, words.size)
+    return made._replace(
+        x=x,
+        y=y,
+        domain=made.domain[row],
+        test=made.test[row],
+        client=None if made.client is None else made.client[row],
+        classes=words.words if predict else made.classes,
+    )

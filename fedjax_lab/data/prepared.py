@@ -64,18 +64,18 @@ def tfds(
     with _reading(version, remedy):
         fetch, count = _files(builder, split)
         parse = _parser(builder.info.features, image)
-        sizes, y = _overview(fetch, count, parse, image, label)
+        y = _labels(fetch, count, parse, label)
         classes = tuple(builder.info.features[label].names)
     columns.check_labels(y, classes, str(version))
     made = pooled(None, [y[:training]], [y[training:]])
-    digest = encoded.digest(sizes, made["y"], made["test"])
 
     def images(rows: np.ndarray) -> list[bytes]:
         with _reading(version, remedy):
             return [parse(record)[image] for record in fetch(rows)]
 
-    bytes_of_all = encoded.Encoded(images, count, str(version), remedy)
-    made["x"] = encoded.pictures(bytes_of_all, size, color, f"tfds-{digest}")
+    files = encoded.Encoded(images, count, str(version), remedy)
+    digest = encoded.digest(files, made["y"], made["test"])
+    made["x"] = encoded.pictures(files, size, color, f"tfds-{digest}")
     info = builder.info
     return Dataset(
         **made,
@@ -175,10 +175,10 @@ def _feature(builder: Any, key: str, name: str, kind: str, version: Path) -> str
 
     features = builder.info.features
     wanted = getattr(tensorflow_datasets.features, kind)
-    fitting = [name for name, feature in features.items() if isinstance(feature, wanted)]
+    fitting = sorted(name for name in features if isinstance(features[name], wanted))
     usual = [name for name in builder.info.supervised_keys or () if name in fitting]
     where = str(version)
-    name = columns.choose(key, name, list(features), usual if len(usual) == 1 else fitting, where)
+    name = columns.choose(key, name, sorted(features), usual if len(usual) == 1 else fitting, where)
     if name not in fitting:
         raise BadInput(
             f"{where}: {name} is of TFDS's kind {type(features[name]).__name__}, but"
@@ -222,10 +222,7 @@ def _parser(features: Any, image: str) -> Callable[[bytes], dict]:
     return partial(features.deserialize_example_np, decoders=decoders)
 
 
-def _overview(fetch: Fetch, count: int, parse: Callable, image: str, label: str):
-    """The bytes [R] of each encoded image, and the labels [R]."""
-    sizes, y = np.empty(count, np.int64), np.empty(count, np.int32)
-    for row in tqdm(range(count), "tfds", unit=" examples", delay=2):
-        example = parse(fetch([row])[0])
-        sizes[row], y[row] = len(example[image]), example[label]
-    return sizes, y
+def _labels(fetch: Fetch, count: int, parse: Callable, label: str) -> np.ndarray:
+    """The labels [R] int32."""
+    rows = tqdm(range(count), "tfds", unit=" labels", delay=2)
+    return np.fromiter((parse(fetch([row])[0])[label] for row in rows), np.int32, count)

@@ -7,24 +7,37 @@ import numpy as np
 import pytest
 from image_files import IMAGES, LABELS, check_one_domain
 from inputs import complaint
+from tfrecord_files import write_tfrecords
 
 from fedjax_lab.data import prepared
 
 
-def prepare(folder, name: str, version: str, images: np.ndarray, labels: list[int]):
-    """A small set in TFDS's own files, as its builder of this name lays it out: 5 to train."""
+def prepare(folder, name: str, version: str, images, labels: list[int], **of_builder):
+    """A small set in TFDS's own files, as its builder of this name lays it out: 5 to train.
+
+    Images of differing sizes are a list of arrays. `of_builder` may have the names `image`, `label`
+    and `other` (one more feature of classes) of features, `config`, and TFDS's `file_format`.
+    """
     library = pytest.importorskip("tensorflow_datasets")
     from PIL import Image
 
+    image, label, other, config = map(of_builder.get, ("image", "label", "other", "config"))
+    image, label = image or "image", label or "label"
+    shape = images.shape[1:] if isinstance(images, np.ndarray) else (None, None, 3)
     features = {
         "id": library.features.Text(),
-        "image": library.features.Image(shape=images.shape[1:]),
-        "label": library.features.ClassLabel(names=[f"class {n}" for n in range(10)]),
+        image: library.features.Image(shape=shape),
+        label: library.features.ClassLabel(names=[f"class {n}" for n in range(10)]),
     }
+    if other:
+        features[other] = library.features.ClassLabel(num_classes=3)
 
     def info(self):
         return library.core.DatasetInfo(
-            builder=self, features=library.features.FeaturesDict(features)
+            builder=self,
+            features=library.features.FeaturesDict(features),
+            citation="@misc{small,\n  title={Small}\n}",
+            license="CC BY 4.0",
         )
 
     def examples(self, rows):
@@ -32,10 +45,12 @@ def prepare(folder, name: str, version: str, images: np.ndarray, labels: list[in
             file = io.BytesIO()
             Image.fromarray(np.squeeze(images[row])).save(file, "png")
             file.seek(0)
-            yield row, {"id": f"{row}", "image": file, "label": labels[row]}
+            example = {"id": f"{row}", image: file, label: labels[row]}
+            yield row, example | ({other: row % 3} if other else {})
 
     body = {
         "VERSION": library.core.Version(version),
+        "BUILDER_CONFIGS": [library.core.BuilderConfig(name=config)] if config else [],
         "name": name,
         "_info": info,
         "_split_generators": lambda self, _: {
@@ -47,7 +62,23 @@ def prepare(folder, name: str, version: str, images: np.ndarray, labels: list[in
     }
     with library.core.registered.skip_registration():
         builder = type("Small", (library.core.GeneratorBasedBuilder,), body)
-    builder(data_dir=str(folder), file_format="array_record").download_and_prepare()
+    file_format = of_builder.get("file_format", "array_record")
+    builder(data_dir=str(folder), file_format=file_format).download_and_prepare()
+
+
+def as_tfrecords(version):
+    """Makes TFDS's default format of a set that it has prepared as array_record."""
+    import tensorflow_datasets
+
+    builder = tensorflow_datasets.builder_from_directory(version)
+    raw = tensorflow_datasets.decode.DeserializeMethod.RAW_BYTES
+    for split in ("train", "test"):
+        records = list(builder.as_data_source(split, deserialize_method=raw))
+        (file,) = version.glob(f"*-{split}.array_record-*")
+        file.unlink()
+        write_tfrecords(version / file.name.replace("array_record", "tfrecord"), records)
+    info = version / "dataset_info.json"
+    info.write_text(info.read_text().replace('"array_record"', '"tfrecord"'))
 
 
 def in_order(data, images: np.ndarray) -> list[int]:
@@ -68,6 +99,66 @@ def test_tfds_reads_what_it_has_prepared(name, tmp_path, monkeypatch):
     monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path))
     assert np.array_equal(prepared.tfds(dataset=name).x, data.x)
     assert "tensorflow" not in sys.modules
+    assert data.license == "CC BY 4.0" and data.citation == "@misc{small, title={Small} }"
+
+
+@pytest.mark.parametrize("file_format", ["tfrecord", "parquet"])
+def test_tfds_reads_its_other_formats(file_format, tmp_path):
+    if file_format == "tfrecord":
+        prepare(tmp_path, "cifar10", "3.0.2", IMAGES, LABELS)
+        as_tfrecords(tmp_path / "cifar10" / "3.0.2")
+    else:
+        prepare(tmp_path, "cifar10", "3.0.2", IMAGES, LABELS, file_format="parquet")
+    data = prepared.tfds(folder=str(tmp_path))
+    check_one_domain(data, "cifar10", 5, 7)
+    rows = in_order(data, IMAGES)
+    assert sorted(rows[:5]) == [0, 1, 2, 3, 4] and sorted(rows[5:]) == [5, 6]
+    assert data.y.tolist() == [LABELS[row] for row in rows]
+
+
+def test_tfds_takes_splits_as_tfds_names_them(tmp_path):
+    prepare(tmp_path, "cifar10", "3.0.2", IMAGES, LABELS)
+    whole = in_order(prepared.tfds(folder=str(tmp_path)), IMAGES)
+    settings = {"train_split": "train[:40%]", "test_split": "test+train[3:]"}
+    for kind in ("array_record", "tfrecord"):
+        if kind == "tfrecord":
+            as_tfrecords(tmp_path / "cifar10" / "3.0.2")
+        data = prepared.tfds(folder=str(tmp_path), **settings)
+        assert in_order(data, IMAGES) == [*whole[:2], *whole[5:], *whole[3:5]]
+        assert data.test.tolist() == [False] * 2 + [True] * 4
+    message = complaint(prepared.tfds, folder=str(tmp_path), train_split="train[9:]")
+    assert "Requested slice [9:5]" in message
+    message = complaint(prepared.tfds, folder=str(tmp_path), test_split="validation")
+    assert "no split 'validation' (config.data.test_split); valid: test, train" in message
+
+
+def test_tfds_takes_configurations_and_versions(tmp_path):
+    for config, images in (("fog", IMAGES), ("snow", IMAGES[::-1])):
+        for version in ("1.0.0", "2.0.0"):
+            prepare(tmp_path, "toy", version, images, LABELS, config=config)
+    old = prepared.tfds(dataset="toy/snow:1.0.0", folder=str(tmp_path))
+    assert old.y.tolist() == [LABELS[row] for row in in_order(old, IMAGES[::-1])]
+    assert prepared.newest(tmp_path / "toy" / "fog").name == "2.0.0"
+    message = complaint(prepared.tfds, dataset="toy", folder=str(tmp_path))
+    assert "no prepared toy" in message and "did you mean 'toy/fog'" in message
+    message = complaint(prepared.tfds, dataset="toy/fog:3.0.0", folder=str(tmp_path))
+    assert "did you mean 'toy/fog:" in message
+    assert "NAME/CONFIG" in complaint(prepared.tfds, dataset="../toy", folder=str(tmp_path))
+
+
+def test_tfds_finds_image_and_label_by_their_kind(tmp_path):
+    images = [image[: 20 + row] for row, image in enumerate(IMAGES)]
+    prepare(tmp_path, "toy", "1.0.0", images, LABELS, image="photo", label="kind", other="side")
+    toy = {"dataset": "toy", "folder": str(tmp_path)}
+    message = complaint(prepared.tfds, **toy)
+    assert "2 columns that could be the label" in message and "one of kind, side" in message
+    message = complaint(prepared.tfds, **toy, label="id")
+    assert (
+        "id is of TFDS's kind Text, but config.data.label names one of kind ClassLabel" in message
+    )
+    assert "config.data.size=32 resizes" in complaint(prepared.tfds, **toy, label="kind")
+    data = prepared.tfds(**toy, label="side", size=16, color="gray")
+    assert data.x.shape == (7, 16, 16, 1) and data.classes == ("0", "1", "2")
 
 
 def test_tfds_reads_the_newest_version(tmp_path):

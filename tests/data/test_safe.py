@@ -2,6 +2,7 @@
 
 import contextlib
 import gzip
+import importlib.util
 import io
 import json
 import os
@@ -30,6 +31,7 @@ from fedjax_lab.data.cinic10 import cinic10
 from fedjax_lab.data.domainnet import domainnet_full
 from fedjax_lab.data.emnist import emnist
 from fedjax_lab.data.gtsrb import gtsrb
+from fedjax_lab.data.hub import huggingface
 from fedjax_lab.data.image_folders import image_folders
 from fedjax_lab.data.image_table import image_table
 from fedjax_lab.data.k49 import k49
@@ -167,7 +169,16 @@ def write_texts(folder):
     return file
 
 
-def write_table(folder, ending):
+def write_saved(folder):
+    import datasets
+
+    datasets.disable_progress_bars()
+    rows = {"text": ["one", "two", "three"] * 3, "label": [0, 1, 2] * 3}
+    datasets.Dataset.from_dict(rows).save_to_disk(folder)
+    return folder / "data-00000-of-00001.arrow"
+
+
+def write_text_table(folder, ending):
     from pyarrow import Table, parquet
 
     file, rows = folder / f"train.{ending}", {"text": ["some words", "more"], "label": ["a", "b"]}
@@ -220,7 +231,7 @@ READERS = {
     "tff_hdf5": (leaf_files.write_fed_emnist, lambda folder: tff_hdf5(folder=str(folder))),
     **{
         ending: (
-            partial(write_table, ending=ending),
+            partial(write_text_table, ending=ending),
             lambda folder, name=f"train.{ending}": text_files(path=str(folder / name)),
         )
         for ending in ("csv", "jsonl", "parquet")
@@ -247,6 +258,8 @@ READERS = {
         lambda folder: gtsrb.listing(folder=str(folder), roi=True).x[:1],
     ),
 }
+if importlib.util.find_spec("datasets"):
+    READERS["hub"] = (write_saved, lambda folder: huggingface(dataset=str(folder)))
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,226 @@
+"""Sets of Hugging Face's library, in the files that it writes itself."""
+
+import os
+import sys
+
+import numpy as np
+import pytest
+from inputs import complaint
+
+from fedjax_lab.data.hub import huggingface
+
+PIXELS = np.random.default_rng(0).integers(0, 256, (6, 5, 4, 3)).astype(np.uint8)
+LABELS = [2, 0, 1, 1, 0, 2]
+WRITERS = ["w7", "w3", "w7", "w3", "w9", "w7"]
+
+
+@pytest.fixture(autouse=True)
+def library(tmp_path, monkeypatch):
+    """The library without a network, and with a cache of its own."""
+    made = pytest.importorskip("datasets")
+    monkeypatch.setattr(made.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    monkeypatch.setattr(made.config, "HF_HUB_OFFLINE", True)
+    made.disable_progress_bars()
+    return made
+
+
+def table(library, rows=slice(None), pixels=PIXELS, **columns):
+    """Images, classes, and the writers of the images."""
+    from PIL import Image
+
+    content = {
+        "img": [Image.fromarray(image) for image in pixels][rows],
+        "fine": LABELS[rows],
+        "writer": WRITERS[rows],
+        "file": [f"{row}.png" for row in range(6)][rows],
+    }
+    kinds = {
+        "img": library.Image(),
+        "fine": library.ClassLabel(names=["bee", "ant", "cat"]),
+        "writer": library.Value("string"),
+        "file": library.Value("string"),
+    }
+    return library.Dataset.from_dict(content | columns, features=library.Features(kinds))
+
+
+def saved(library, folder, **splits):
+    """The folder in which these splits are saved."""
+    library.DatasetDict(splits).save_to_disk(folder)
+    return str(folder)
+
+
+def test_images_of_a_saved_set(library, tmp_path):
+    folder = saved(
+        library,
+        tmp_path / "toy",
+        train=table(library, slice(4)),
+        test=table(library, slice(4, 6)),
+    )
+    data = huggingface(dataset=folder, client="writer")
+    assert np.array_equal(data.x, PIXELS) and data.x.dtype == np.uint8
+    assert data.y.tolist() == LABELS and data.classes == ("bee", "ant", "cat")
+    assert data.test.tolist() == [False] * 4 + [True] * 2
+    assert [data.users[user] for user in data.client] == WRITERS
+    assert data.client.dtype == data.y.dtype == data.domain.dtype == np.int32
+    assert data.domains == ("toy",)
+    listed = huggingface.listing(dataset=folder, domain="writer", size=8, color="gray")
+    assert listed.x.shape == (6, 8, 8, 1) and listed.client is None
+    assert [listed.domains[domain] for domain in listed.domain] == WRITERS
+    assert listed.domains == ("w3", "w7", "w9")
+
+
+def test_what_is_saved_in_other_ways(library, tmp_path):
+    whole = table(library)
+    whole.save_to_disk(tmp_path / "one")
+    one = huggingface(dataset=str(tmp_path / "one"), label="fine")
+    assert np.array_equal(one.x, PIXELS) and not one.test.any()
+    folder = saved(library, tmp_path / "two", a=whole.select([5]), b=whole.select([0, 3]))
+    two = huggingface(dataset=folder, train_split="b+a")
+    assert np.array_equal(two.x, PIXELS[[0, 3, 5]])
+    by_writer = huggingface(dataset=folder, train_split="b", test_split="a", label="writer")
+    assert by_writer.classes == ("w3", "w7") and by_writer.y.tolist() == [1, 0, 1]
+
+
+def test_a_folder_of_parquet_files(library, tmp_path):
+    (tmp_path / "set" / "data").mkdir(parents=True)
+    for split, rows in (("train", slice(4)), ("test", slice(4, 6))):
+        table(library, rows).to_parquet(tmp_path / f"set/data/{split}-00000-of-00001.parquet")
+    data = huggingface(dataset=str(tmp_path / "set"), client="writer")
+    assert np.array_equal(data.x, PIXELS) and data.y.tolist() == LABELS
+    assert data.test.tolist() == [False] * 4 + [True] * 2
+
+
+def test_a_folder_of_image_files(tmp_path):
+    from PIL import Image
+
+    for row, label in enumerate(LABELS):
+        folder = tmp_path / "set" / ("train" if row < 4 else "test") / f"class{label}"
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(PIXELS[row]).save(folder / f"{row}.png")
+    data = huggingface(dataset=str(tmp_path / "set"))
+    assert data.classes == ("class0", "class1", "class2") and data.test.sum() == 2
+    for image, label in zip(data.x, data.y, strict=True):
+        assert any(np.array_equal(image, PIXELS[row]) for row in np.flatnonzero(LABELS == label))
+
+
+def test_texts_of_csv_files(tmp_path):
+    """Whole numbers, and names, are labels where nothing says that they are classes."""
+    (tmp_path / "train.csv").write_text('text,label,by\n"One, two",4,a\ntwo three,0,b\n')
+    (tmp_path / "test.csv").write_text("text,label,by\nthree,4,b\n")
+    data = huggingface(dataset=str(tmp_path), client="by", text="text", tokenizer="words", length=3)
+    assert data.x.shape == (3, 3) and data.x.dtype.kind == "i" and data.x[2].tolist()[:2] == [0, 0]
+    assert data.x[2, 2] == data.x[1, 2] > 1
+    assert data.y.tolist() == [1, 0, 1] and data.classes == ("0", "4")
+    assert [data.users[user] for user in data.client] == ["a", "b", "b"]
+
+
+def test_words_to_predict(library, tmp_path):
+    """Each word is an example of its user; there are no labels."""
+    rows = {"said": ["to be", "be or not", "not to be"], "role": ["king", "fool", "king"]}
+    folder = saved(library, tmp_path / "toy", train=library.Dataset.from_dict(rows))
+    settings = {"text": "said", "client": "role", "tokenizer": "words", "length": 4}
+    data = huggingface(dataset=folder, task="next_word", **settings)
+    assert data.x.shape == (8, 4) and [data.classes[y] for y in data.y] == " ".join(
+        rows["said"]
+    ).split(" ")
+    assert [data.users[user] for user in data.client] == ["king"] * 2 + ["fool"] * 3 + ["king"] * 3
+    assert "no column that is clearly the label" in complaint(
+        huggingface, dataset=folder, **settings
+    )
+    assert "hash knows only" in complaint(huggingface, dataset=folder, task="next_word")
+
+
+def test_domains_that_do_not_occur(library, tmp_path):
+    folder = saved(library, tmp_path / "toy", train=table(library).select([0, 5, 2]))
+    data = huggingface(dataset=folder, label="writer", domain="fine")
+    assert data.domains == ("ant", "cat")
+    assert [data.domains[domain] for domain in data.domain] == ["cat", "cat", "ant"]
+
+
+def test_a_name_is_read_from_the_cache(library, tmp_path, monkeypatch):
+    """Also where there is a network, which is not asked."""
+    table(library).to_parquet(tmp_path / "toy" / "train.parquet")
+    library.load_dataset(str(tmp_path / "toy"))
+    (tmp_path / "cache" / "toy").rename(tmp_path / "cache" / "lab___toy")
+    monkeypatch.setattr(library.config, "HF_HUB_OFFLINE", False)
+    data = huggingface(dataset="lab/toy")
+    assert np.array_equal(data.x, PIXELS) and data.domains == ("toy",)
+    assert library.config.HF_HUB_OFFLINE is False
+
+
+def test_a_name_that_cannot_be_had():
+    message = complaint(huggingface, dataset="lab/toy")
+    assert "lab/toy cannot be read" in message and "a folder of save_to_disk" in message
+    assert "no such folder" in complaint(huggingface, dataset="/nowhere/at/all")
+    assert "config.data.dataset is empty" in complaint(huggingface)
+
+
+@pytest.mark.parametrize(
+    "settings, wanted",
+    [
+        ({"train_split": "trian"}, "no split 'trian' (config.data.train_split); did you mean"),
+        ({"test_split": "val"}, "no split 'val' (config.data.test_split); valid: train"),
+        ({"client": "writers"}, "no column 'writers' (config.data.client); did you mean 'writer'"),
+        ({"image": "fine"}, "column fine of config.data.image is no image"),
+        ({"label": "img"}, "row 0: whole numbers, or names, are wanted"),
+        ({"text": "img"}, "column img of config.data.text is no text"),
+        ({"color": "grey"}, "config.data.color cannot be 'grey'; did you mean 'gray'?"),
+        ({"size": 4}, "data.size is 4: from 8 to 512 pixels"),
+    ],
+)
+def test_settings_that_do_not_fit(settings, wanted, library, tmp_path):
+    folder = saved(library, tmp_path / "toy", train=table(library))
+    assert wanted in complaint(huggingface, dataset=folder, **settings)
+
+
+def test_columns_of_which_there_are_several(library, tmp_path):
+    twice = table(library).map(lambda row: {"coarse": row["fine"]})
+    twice = twice.cast_column("coarse", library.ClassLabel(names=["a", "b", "c"]))
+    folder = saved(library, tmp_path / "toy", train=twice)
+    message = complaint(huggingface, dataset=folder)
+    assert "2 columns that could be the label" in message and "one of fine, coarse" in message
+    assert huggingface(dataset=folder, label="coarse").classes == ("a", "b", "c")
+    without = saved(library, tmp_path / "none", train=table(library).remove_columns("fine"))
+    message = complaint(huggingface, dataset=without)
+    assert "no column that is clearly the label" in message and "img, writer, file" in message
+
+
+@pytest.mark.parametrize(
+    "column, values, wanted",
+    [
+        ("fine", [0, -1, 1, 1, 1, 1], "label -1 in row 1, not 0 to 2: are these rows without"),
+        ("fine", [0, None, 1, 1, 1, 1], "column fine is empty in row 1"),
+        ("writer", ["a", "b", None, "c", "d", "e"], "column writer is empty in row 2"),
+        ("img", [None] * 6, "column img is empty in row 0"),
+    ],
+)
+def test_rows_where_something_is_missing(column, values, wanted, library, tmp_path):
+    folder = saved(library, tmp_path / "toy", train=table(library, **{column: values}))
+    assert wanted in complaint(huggingface, dataset=folder, client="writer")
+
+
+def test_images_of_several_sizes_and_kinds(library, tmp_path):
+    from PIL import Image
+
+    images = [Image.fromarray(PIXELS[0]), Image.fromarray(PIXELS[1, :, :, 0])]
+    images += [Image.fromarray(PIXELS[2, :3]), *images[:2], images[0]]
+    folder = saved(library, tmp_path / "toy", train=table(library, img=images))
+    message = complaint(huggingface, dataset=folder)
+    assert "picture 2 has 4x3 pixels, the first one 4x5: --config.data.size=32" in message
+    assert huggingface(dataset=folder, size=8).x.shape == (6, 8, 8, 3)
+    turned = saved(library, tmp_path / "gray", train=table(library, img=images[1:2] + images[:5]))
+    assert "picture 1 has colors, the first one has not" in complaint(
+        huggingface, dataset=turned, size=8
+    )
+    assert huggingface(dataset=turned, size=8, color="gray").x.shape == (6, 8, 8, 1)
+
+
+def test_without_the_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    assert "pip install 'fedjax_lab[hub]'" in complaint(huggingface, dataset="lab/toy")
+
+
+def test_a_pipe_in_the_place_of_a_file(library, tmp_path):
+    folder = saved(library, tmp_path / "toy", train=table(library))
+    os.mkfifo(tmp_path / "toy" / "train" / "pipe.arrow")
+    assert "a pipe, a socket or a device" in complaint(huggingface, dataset=folder)
