@@ -65,13 +65,13 @@ def test_centers_may_be_domains_and_images_gray(isic):
 
 def test_images_of_one_name_and_size_keep_their_places(tmp_path, empty_cache):
     """In the cache, where another column orders them."""
-    for number, folder in enumerate("ab", 1):
+    for folder, red in (("a", 100), ("b", 200)):
         (tmp_path / folder).mkdir()
-        Image.new("RGB", (8, 8), (number, 0, 0)).save(tmp_path / folder / "0.png")
-    sizes = {(tmp_path / folder / "0.png").stat().st_size for folder in "ab"}
+        Image.new("RGB", (8, 8), (red, 0, 0)).save(tmp_path / folder / "0.webp", lossless=True)
+    sizes = {(tmp_path / folder / "0.webp").stat().st_size for folder in "ab"}
     assert len(sizes) == 1
-    write(tmp_path / "t.csv", [("a/0.png", 1, 1, 2), ("b/0.png", 1, 2, 1)], "image,label,one,two")
-    for column, order in (("one", [1, 2]), ("two", [2, 1])):
+    write(tmp_path / "t.csv", [("a/0", 1, 1, 2), ("b/0", 1, 2, 1)], "image,label,one,two")
+    for column, order in (("one", [100, 200]), ("two", [200, 100])):
         data = image_table(path=str(tmp_path / "t.csv"), domain=column, size=8)
         assert data.x[:, 0, 0, 0].tolist() == order
 
