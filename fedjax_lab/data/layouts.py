@@ -12,9 +12,8 @@ from fedjax_lab.errors import BadInput, quoted
 LEVELS = ("class", "client", "domain", "split")  # what a folder may stand for
 USUAL = "class", "domain/class", "split/class", "domain/split/class", "split/domain/class"
 DEEPEST = 3  # levels of folders that are searched for images
-ENDINGS = (  # in any case
-    *(".jpg", ".jpeg", ".png", ".ppm", ".pgm", ".bmp", ".webp", ".tif", ".tiff", ".gif"),
-)
+# Of images, in any case.
+ENDINGS = ".jpg", ".jpeg", ".png", ".ppm", ".pgm", ".bmp", ".webp", ".tif", ".tiff", ".gif"
 
 
 class Holder(NamedTuple):
