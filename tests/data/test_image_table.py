@@ -12,6 +12,7 @@ from PIL import Image
 from fedjax_lab import experiment
 from fedjax_lab.config import resolve
 from fedjax_lab.data.image_table import image_table
+from fedjax_lab.federation import parts_of
 
 ISIC = {"label": "target", "client": "center", "split": "fold"}  # columns of Fed-ISIC2019
 LINES = [  # image, target, center, fold, fold2
@@ -111,12 +112,11 @@ def test_what_is_wrong_with_a_table_is_named(isic, tmp_path):
     assert message.startswith(f"{tmp_path / 'none.csv'} cannot be read")
 
 
-def test_a_config_deals_what_a_table_lists(isic):
+def test_centers_are_clients(isic):
     table, folder = isic
     settings = {"name": "image_table", "path": str(table), "folder": str(folder), **ISIC}
-    partition = {"name": "iid", "num_clients": 2}
-    config = resolve({"data": {**settings, "size": 8}, "partition": partition})
+    config = resolve({"data": {**settings, "size": 8}, "partition": {"name": "by_client"}})
     data = experiment.load_data(config.data)
     (dealt,) = experiment.deal_dataset(config, data, [0])
-    assert np.asarray(dealt.global_test).tolist() == [3]
-    assert sorted(np.asarray(dealt.train.list).tolist()) == [0, 1, 2]
+    assert [sorted(part.tolist()) for part in parts_of(dealt.train)] == [[2], [0, 1]]
+    assert [part.tolist() for part in parts_of(dealt.test)] == [[], [3]]
