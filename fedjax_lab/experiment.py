@@ -14,7 +14,7 @@ import optax
 
 from fedjax_lab import contract, fsdp, metrics, parallel, schedules, sizes, tree
 from fedjax_lab.config import value_at
-from fedjax_lab.data import held_out
+from fedjax_lab.data import catalog, held_out
 from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.data.normalize import input_range
 from fedjax_lab.embedding import Embeddings
@@ -319,8 +319,8 @@ def load_data(section: Mapping) -> Dataset:
     if dataset.client is not None:
         _check_numbers("client", dataset.client, dataset.users)
     if (share := section.get("test")) and not has_own_test(section["name"]):
-        return held_out.with_test(dataset, section["name"], share, section["test_seed"])
-    return dataset
+        dataset = held_out.with_test(dataset, section["name"], share, section["test_seed"])
+    return catalog.credited(dataset, section)
 
 
 def _check_arrays(dataset):
