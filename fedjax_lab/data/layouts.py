@@ -38,7 +38,15 @@ def find(root: Path, layout: str, remedy: str) -> list[Holder]:
     folders: list[tuple[Path, tuple[str, ...]]] = [(root, ())]
     for _ in above:
         folders = [(sub, (*up, sub.name)) for at, up in folders for sub in subfolders(at)]
-    return [Holder(folder, dict(zip(above, names, strict=True))) for folder, names in folders]
+    holders = [Holder(folder, dict(zip(above, names, strict=True))) for folder, names in folders]
+    return [holder for holder in holders if _counts(holder)]
+
+
+def _counts(holder: Holder) -> bool:
+    """Whether it is of a split; a folder of another name beside those may hold no images."""
+    if holder.levels.get("split", "train").lower() in SPLITS:
+        return True
+    return any(images_in(folder, ENDINGS) for folder in subfolders(holder.folder))
 
 
 def parse(layout: str) -> list[str]:

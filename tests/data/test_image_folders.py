@@ -257,7 +257,7 @@ def test_layouts(layout, own, empty_cache):
 
 def test_folders_beside_the_splits_are_left_out(own, empty_cache):
     fill(own, *LAYOUTS["split/class"][0])
-    (own / "annotations" / "a").mkdir(parents=True)
+    (own / "annotations" / "boxes").mkdir(parents=True)
     data = image_folders.image_folders(folder=str(own), size=8)
     assert described(data)["2.png"] == ("test", ALONE, "b", "")
 
