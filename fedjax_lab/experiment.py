@@ -321,10 +321,9 @@ def load_data(section: Mapping) -> Dataset:
     _check_numbers("domain", dataset.domain, dataset.domains)
     if dataset.client is not None:
         _check_numbers("client", dataset.client, dataset.users)
-    dataset = catalog.credited(dataset, section)
     if (share := section.get("test")) and not has_own_test(section["name"]):
-        return held_out.with_test(dataset, section["name"], share, section["test_seed"])
-    return dataset
+        dataset = held_out.with_test(dataset, section["name"], share, section["test_seed"])
+    return catalog.credited(dataset, section)
 
 
 def _check_arrays(dataset):

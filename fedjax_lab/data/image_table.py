@@ -111,7 +111,7 @@ def _parts(
 ) -> list[Part]:
     """The images by domain, split and user."""
     number = {name: index for index, name in enumerate(classes)}
-    parts: dict[tuple[str, str, str], Part] = {}
+    images: dict[tuple[str, str, str], Split] = {}
     for row in rows:
         named = row.get("split", "train")
         split = SPLITS.get(named.lower())
@@ -119,16 +119,16 @@ def _parts(
             known = ", ".join(SPLITS)
             raise BadInput(f"{table}: {quoted(named)} is none of the splits {known}: {REMEDY}")
         key = row.get("domain", "image_table"), split, row.get("client", "")
-        images = parts.setdefault(key, Part(Split([], []), *key)).images
-        images.files.append(_file(table, folder, row["image"]))
-        images.labels.append(number[row["label"]])
-    return list(parts.values())
+        files, labels = images.setdefault(key, Split([], []))
+        files.append(_file(table, folder, row["image"]))
+        labels.append(number[row["label"]])
+    return [Part(split, *key) for key, split in images.items()]
 
 
 def _file(table: Path, folder: Path, name: str) -> Path:
     """The file of an image, with the ending that the table may leave out."""
     file = folder / name
-    if file.suffix.lower() in ENDINGS:
+    if name.lower().endswith(ENDINGS):
         return file
     paths = (Path(f"{file}{ending}") for ending in ENDINGS)
     there = next((path for path in paths if path.is_file()), None)

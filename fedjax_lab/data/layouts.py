@@ -12,9 +12,8 @@ from fedjax_lab.errors import BadInput, quoted
 LEVELS = ("class", "client", "domain", "split")  # what a folder may stand for
 USUAL = "class", "domain/class", "split/class", "domain/split/class", "split/domain/class"
 DEEPEST = 3  # levels of folders that are searched for images
-ENDINGS = (  # in any case
-    *(".jpg", ".jpeg", ".png", ".ppm", ".pgm", ".bmp", ".webp", ".tif", ".tiff", ".gif"),
-)
+# Of images, in any case.
+ENDINGS = ".jpg", ".jpeg", ".png", ".ppm", ".pgm", ".bmp", ".webp", ".tif", ".tiff", ".gif"
 
 
 class Holder(NamedTuple):
@@ -39,7 +38,15 @@ def find(root: Path, layout: str, remedy: str) -> list[Holder]:
     folders: list[tuple[Path, tuple[str, ...]]] = [(root, ())]
     for _ in above:
         folders = [(sub, (*up, sub.name)) for at, up in folders for sub in subfolders(at)]
-    return [Holder(folder, dict(zip(above, names, strict=True))) for folder, names in folders]
+    holders = [Holder(folder, dict(zip(above, names, strict=True))) for folder, names in folders]
+    return [holder for holder in holders if _counts(holder)]
+
+
+def _counts(holder: Holder) -> bool:
+    """Whether it is of a split; a folder of another name beside those may hold no images."""
+    if holder.levels.get("split", "train").lower() in SPLITS:
+        return True
+    return any(images_in(folder, ENDINGS) for folder in subfolders(holder.folder))
 
 
 def parse(layout: str) -> list[str]:

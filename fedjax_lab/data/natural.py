@@ -14,9 +14,12 @@ SOURCES = (  # that may say whose an example is
     "leaf",
     "mapped",
     "records",
+    "sentiment140",
     "shakespeare",
     "synthetic",
+    "text_files",
     "tff_hdf5",
+    "topics",
     "writers",
 )
 

@@ -12,6 +12,7 @@ from PIL import Image
 from fedjax_lab import experiment
 from fedjax_lab.config import resolve
 from fedjax_lab.data.image_table import image_table
+from fedjax_lab.federation import parts_of
 
 ISIC = {"label": "target", "client": "center", "split": "fold"}  # columns of Fed-ISIC2019
 LINES = [  # image, target, center, fold, fold2
@@ -65,13 +66,13 @@ def test_centers_may_be_domains_and_images_gray(isic):
 
 def test_images_of_one_name_and_size_keep_their_places(tmp_path, empty_cache):
     """In the cache, where another column orders them."""
-    for number, folder in enumerate("ab", 1):
+    for folder, red in (("a", 100), ("b", 200)):
         (tmp_path / folder).mkdir()
-        Image.new("RGB", (8, 8), (number, 0, 0)).save(tmp_path / folder / "0.png")
-    sizes = {(tmp_path / folder / "0.png").stat().st_size for folder in "ab"}
+        Image.new("RGB", (8, 8), (red, 0, 0)).save(tmp_path / folder / "0.webp", lossless=True)
+    sizes = {(tmp_path / folder / "0.webp").stat().st_size for folder in "ab"}
     assert len(sizes) == 1
-    write(tmp_path / "t.csv", [("a/0.png", 1, 1, 2), ("b/0.png", 1, 2, 1)], "image,label,one,two")
-    for column, order in (("one", [1, 2]), ("two", [2, 1])):
+    write(tmp_path / "t.csv", [("a/0", 1, 1, 2), ("b/0", 1, 2, 1)], "image,label,one,two")
+    for column, order in (("one", [100, 200]), ("two", [200, 100])):
         data = image_table(path=str(tmp_path / "t.csv"), domain=column, size=8)
         assert data.x[:, 0, 0, 0].tolist() == order
 
@@ -111,12 +112,11 @@ def test_what_is_wrong_with_a_table_is_named(isic, tmp_path):
     assert message.startswith(f"{tmp_path / 'none.csv'} cannot be read")
 
 
-def test_a_config_deals_what_a_table_lists(isic):
+def test_centers_are_clients(isic):
     table, folder = isic
     settings = {"name": "image_table", "path": str(table), "folder": str(folder), **ISIC}
-    partition = {"name": "iid", "num_clients": 2}
-    config = resolve({"data": {**settings, "size": 8}, "partition": partition})
+    config = resolve({"data": {**settings, "size": 8}, "partition": {"name": "by_client"}})
     data = experiment.load_data(config.data)
     (dealt,) = experiment.deal_dataset(config, data, [0])
-    assert np.asarray(dealt.global_test).tolist() == [3]
-    assert sorted(np.asarray(dealt.train.list).tolist()) == [0, 1, 2]
+    assert [sorted(part.tolist()) for part in parts_of(dealt.train)] == [[2], [0, 1]]
+    assert [part.tolist() for part in parts_of(dealt.test)] == [[], [3]]
