@@ -184,7 +184,7 @@ def of_texts(settings: Settings) -> Kind:
         last = [row[-1] if isinstance(row, list) and row else row for row in user.x]
         if not all(isinstance(text, str) for text in last):
             raise ValueError("x is not all texts, or rows that end with one")
-        return last, user_rows.labels(user.y)
+        return [leaf_json.plain(text) for text in last], user_rows.labels(user.y)
 
     def finish(parts):
         training = [text for part in parts if not part.test for text in part.x]
@@ -217,4 +217,4 @@ def _words(comment: Any) -> list[str]:
     words: list = [word for sequence in comment for word in sequence] if is_list else [None]
     if not all(isinstance(word, str) for word in words):
         raise ValueError("x is not all lists of sequences of words")
-    return [word for word in words if word not in ("<BOS>", "<PAD>")]
+    return [leaf_json.plain(word) for word in words if word not in ("<BOS>", "<PAD>")]

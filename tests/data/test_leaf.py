@@ -127,6 +127,16 @@ def test_settings_of_texts_are_checked(tmp_path):
     assert "config.data.tokenizer" in complaint(leaf, folder=folder, tokenizer="word")
 
 
+def test_halves_of_characters(tmp_path):
+    """JSON can hold them, but a name that is printed or a word that is hashed cannot."""
+    texts = {"x": ["good \ud83d day", "bad"], "y": [1, 0]}
+    comments = {"x": [[["<BOS>", "\ud83d", "<EOS>"]]], "y": [{}]}
+    leaf_files.write_leaf(tmp_path / "t" / "train" / "a.json", {"\ud800": texts})
+    leaf_files.write_leaf(tmp_path / "c" / "train" / "a.json", {"\ud800": comments})
+    assert leaf(folder=str(tmp_path / "t")).users == ("?",)
+    assert leaf(folder=str(tmp_path / "c")).classes[2:] == ("<EOS>", "?")
+
+
 def test_each_user_is_a_client(tmp_path):
     """A user who has examples for tests alone is none; the global test set has these examples."""
     leaf_files.write_femnist(tmp_path)
