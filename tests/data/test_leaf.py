@@ -195,14 +195,13 @@ def test_nothing_there(tmp_path):
 
 
 def test_reading_stops_before_the_memory_is_full(tmp_path, monkeypatch):
+    """Here the file itself fits, but not what is made of its second user."""
     file = leaf_files.write_femnist(tmp_path)
     monkeypatch.setattr(safe, "SMALL", 0)
-    monkeypatch.setattr(safe, "free_memory", lambda: 4 * file.stat().st_size)
+    monkeypatch.setattr(safe, "free_memory", lambda: 3 * file.stat().st_size)
     leaf(folder=str(tmp_path))
-    monkeypatch.setattr(safe, "free_memory", lambda: 2 * file.stat().st_size)
-    monkeypatch.setattr(safe, "content", lambda path: path.read_bytes())
     monkeypatch.setattr("fedjax_lab.data.user_rows.OBJECT", file.stat().st_size)
-    assert "user 'f0001_02' does not fit in memory" in complaint(leaf, folder=str(tmp_path))
+    assert "user 'f0000_14' does not fit in memory" in complaint(leaf, folder=str(tmp_path))
 
 
 # The reader of JSON
