@@ -26,7 +26,6 @@ REMEDY = (
     " ~/.keras/datasets, or unpack https://storage.googleapis.com/tff-datasets-public/"
     "fed_emnist.tar.bz2; name their folder by --config.data.folder"
 )
-END = "<EOS>"
 CIFAR = (
     "A. Krizhevsky. Learning Multiple Layers of Features from Tiny Images. 2009. Its clients: S."
     " Reddi, Z. Charles, M. Zaheer, Z. Garrett, K. Rush, J. Konečný, S. Kumar, H. B. McMahan."
@@ -238,7 +237,7 @@ def of_sentences(settings: Settings) -> Kind:
     words = Words()
 
     def encode(tokens):
-        sentences = [words.encode([*text.split(), END]) for text in texts_of(tokens)]
+        sentences = [words.encode([*text.split(), leaf.END]) for text in texts_of(tokens)]
         return sentences, np.zeros(len(sentences), np.int32)
 
     def finish(parts, name):
