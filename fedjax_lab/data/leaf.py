@@ -20,6 +20,7 @@ from fedjax_lab.data.word_sequences import Words, check, next_word
 from fedjax_lab.errors import BadInput, check_not_negative, quoted
 
 VERSION = 1  # of the pixels of image files: to be raised with every change that alters one
+END = "<EOS>"  # of a comment
 TWEET, COMMENT = 25, 10  # words, as in LEAF's models
 PICTURES = ("img_align_celeba", "raw/img_align_celeba", "data/raw/img_align_celeba")
 REMEDY = (
@@ -66,9 +67,9 @@ def leaf(
     What x holds decides how it is read. Numbers are vectors; 784 of them are an image [28, 28, 1]
     of FEMNIST (62 characters, or 10 digits), on a white background as LEAF has it. Names of image
     files (CelebA) become images [size, size, 3]. Texts, or rows of Sent140 that end with one,
-    become token ids. Comments of Reddit are examples for next-word prediction, each word of a
-    comment with those before it; padding stands for the beginning. Everything wrong with the files
-    raises BadInput.
+    become token ids. Comments of Reddit, cut into sequences or not, are examples for next-word
+    prediction, each word of a comment with those before it; padding stands for the beginning.
+    Everything wrong with the files raises BadInput.
 
     folder: LEAF's data/NAME/data or the one around it. Its train/ and test/ are taken as they are,
         its val/ is left out; all_data/ alone has no examples for tests.
@@ -121,14 +122,15 @@ def kind_of(user: User, settings: Settings) -> Kind:
     """What the first example of the first user is."""
     x, y = user.x[0], user.y[0]
     first = x[0] if isinstance(x, list) and x else None
+    is_nested = isinstance(first, list) and isinstance(first[0] if first else None, str)
+    if is_nested or isinstance(y, dict):
+        return of_comments(settings)
     if isinstance(x, str) and isinstance(y, str):
         raise BadInput(f"{user.file} has texts with characters: config.data.name=shakespeare")
     if isinstance(x, str) and PurePath(x).suffix.lower() in image_folders.ENDINGS:
         return of_pictures(settings)
     if isinstance(x, str) or isinstance(first, str):
         return of_texts(settings)
-    if isinstance(first, list) and isinstance(first[0] if first else None, str):
-        return of_comments(settings)
     return Kind(numbers, lambda parts: user_rows.numbers(parts, "leaf"))
 
 
@@ -184,7 +186,7 @@ def of_texts(settings: Settings) -> Kind:
         last = [row[-1] if isinstance(row, list) and row else row for row in user.x]
         if not all(isinstance(text, str) for text in last):
             raise ValueError("x is not all texts, or rows that end with one")
-        return last, user_rows.labels(user.y)
+        return [leaf_json.plain(text) for text in last], user_rows.labels(user.y)
 
     def finish(parts):
         training = [text for part in parts if not part.test for text in part.x]
@@ -197,7 +199,7 @@ def of_texts(settings: Settings) -> Kind:
 
 
 def of_comments(settings: Settings) -> Kind:
-    """Comments as lists of sequences of words, to predict each next word within a comment."""
+    """Comments, to predict each next word within one."""
     words, length = Words(), settings.length or COMMENT
     check(settings.vocabulary, length)
 
@@ -212,9 +214,14 @@ def of_comments(settings: Settings) -> Kind:
 
 
 def _words(comment: Any) -> list[str]:
-    """The words of a comment, with its end; padding stands for its beginning."""
-    is_list = isinstance(comment, list) and all(isinstance(part, list) for part in comment)
-    words: list = [word for sequence in comment for word in sequence] if is_list else [None]
+    """The words of a comment and its end; padding stands for its beginning.
+
+    A comment is a text, or a list of words or of sequences of words.
+    """
+    parts: list = comment.split() if isinstance(comment, str) else [comment]
+    parts = comment if isinstance(comment, list) else parts
+    words = [w for part in parts for w in (part if isinstance(part, list) else [part])]
     if not all(isinstance(word, str) for word in words):
-        raise ValueError("x is not all lists of sequences of words")
-    return [word for word in words if word not in ("<BOS>", "<PAD>")]
+        raise ValueError("x is not all comments, texts or lists of sequences of words")
+    words = [leaf_json.plain(word) for word in words if word not in ("<BOS>", "<PAD>")]
+    return words if words[-1:] == [END] else [*words, END]

@@ -60,13 +60,18 @@ def users_of(file: Path, remedy: str) -> Iterator[User]:
         for name, values in _user_data(text):
             if name in names:
                 given.add(name)
-                yield User(file, name, *_lists(file, name, values, remedy))
+                yield User(file, plain(name), *_lists(file, name, values, remedy))
         for user in users:
             if not (isinstance(user, str) and user in given):
                 _lists(file, user, None, remedy)
         if len(names) < len(users):
             name = next(name for name in users if users.count(name) > 1)
             raise _twice(file, name, remedy)
+
+
+def plain(text: str) -> str:
+    """The text with ? for each half of a character, which JSON can hold and no file can."""
+    return text.encode("utf-8", "replace").decode()
 
 
 def _twice(file, name, remedy):

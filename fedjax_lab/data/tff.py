@@ -26,7 +26,6 @@ REMEDY = (
     " ~/.keras/datasets, or unpack https://storage.googleapis.com/tff-datasets-public/"
     "fed_emnist.tar.bz2; name their folder by --config.data.folder"
 )
-END = "<EOS>"
 CIFAR = (
     "A. Krizhevsky. Learning Multiple Layers of Features from Tiny Images. 2009. Its clients: S."
     " Reddi, Z. Charles, M. Zaheer, Z. Garrett, K. Rush, J. Konečný, S. Kumar, H. B. McMahan."
@@ -74,16 +73,17 @@ def tff_hdf5(
     and the next one, in the alphabet of the source shakespeare. `tokens` are Stack Overflow: see
     task. Everything wrong with the files raises BadInput.
 
-    folder: it has PREFIX_train.h5 and PREFIX_test.h5.
+    folder: the one with PREFIX_train.h5 and PREFIX_test.h5, such as ~/.keras/datasets.
     dataset: PREFIX, such as fed_emnist; may be empty where the folder has one alone.
     max_users: so many users of the training file, drawn at random (the same at every call), and
         their examples for tests; 0: all.
     task: tags predicts the tag of a question from the share of each word in a sentence and the
         title; of several tags the one that is most frequent in training, so accuracies cannot be
         compared with published recalls of all tags. next_word predicts each word of a sentence.
-    vocabulary: the words that are most frequent in training; padding and the unknown word count
-        among them for next_word.
-    tags: the most frequent tags, which are the classes; sentences without any are left out.
+    vocabulary: how many words are told apart, those that are most frequent in training; for
+        next_word padding and the unknown word count among them.
+    tags: how many classes there are, the tags that are most frequent in training; sentences without
+        any of these are left out.
     length: the number of words before the next one that an example has.
     """
     check_not_negative("data.max_users", max_users)
@@ -237,7 +237,7 @@ def of_sentences(settings: Settings) -> Kind:
     words = Words()
 
     def encode(tokens):
-        sentences = [words.encode([*text.split(), END]) for text in texts_of(tokens)]
+        sentences = [words.encode([*text.split(), leaf.END]) for text in texts_of(tokens)]
         return sentences, np.zeros(len(sentences), np.int32)
 
     def finish(parts, name):

@@ -118,6 +118,22 @@ def test_comments_predict_each_next_word(tmp_path):
     assert leaf(folder=str(tmp_path), vocabulary=4).classes[2:] == ("<EOS>", "the")
 
 
+@pytest.mark.parametrize("form", ["texts", "lists of words"])
+def test_comments_that_are_not_cut_into_sequences(form, tmp_path):
+    """LEAF's Reddit before its last step: a comment is a text, and y tells where it comes from."""
+    leaf_files.write_reddit(tmp_path / "cut")
+    for split in ("train", "test"):
+        file = tmp_path / "cut" / split / f"reddit_0_{split}.json"
+        users = json.loads(file.read_text())["user_data"]
+        for user in users.values():
+            cut = [[w for part in comment for w in part if w[0] != "<"] for comment in user["x"]]
+            user["x"] = [" ".join(words) for words in cut] if form == "texts" else cut
+        leaf_files.write_leaf(tmp_path / "whole" / split / "a.json", users)
+    one, other = (leaf(folder=str(tmp_path / name)) for name in ("cut", "whole"))
+    np.testing.assert_array_equal(one.x, other.x)
+    assert one.classes == other.classes and one.y.tolist() == other.y.tolist()
+
+
 def test_settings_of_texts_are_checked(tmp_path):
     for name, write in (("c", leaf_files.write_reddit), ("t", leaf_files.write_tweets)):
         write(tmp_path / name)
@@ -125,6 +141,16 @@ def test_settings_of_texts_are_checked(tmp_path):
         assert "config.data.vocabulary" in complaint(leaf, folder=folder, vocabulary=2)
         assert "config.data.length" in complaint(leaf, folder=folder, length=-1)
     assert "config.data.tokenizer" in complaint(leaf, folder=folder, tokenizer="word")
+
+
+def test_halves_of_characters(tmp_path):
+    """JSON can hold them, but a name that is printed or a word that is hashed cannot."""
+    texts = {"x": ["good \ud83d day", "bad"], "y": [1, 0]}
+    comments = {"x": [[["<BOS>", "\ud83d", "<EOS>"]]], "y": [{}]}
+    leaf_files.write_leaf(tmp_path / "t" / "train" / "a.json", {"\ud800": texts})
+    leaf_files.write_leaf(tmp_path / "c" / "train" / "a.json", {"\ud800": comments})
+    assert leaf(folder=str(tmp_path / "t")).users == ("?",)
+    assert leaf(folder=str(tmp_path / "c")).classes[2:] == ("<EOS>", "?")
 
 
 def test_each_user_is_a_client(tmp_path):
@@ -159,7 +185,7 @@ BROKEN = {
     "objects": ({"x": [VECTOR] * 2, "y": [0, {}]}, "user 'a' cannot be read"),
     "lengths": ({"x": [VECTOR] * 2, "y": [0]}, "no lists x and y of one length"),
     "numbers among texts": ({"x": ["b", 3], "y": [0, 1]}, "x is not all texts"),
-    "no words": ({"x": [[["b"]], ["b"]], "y": [0, 1]}, "x is not all lists of sequences"),
+    "no words": ({"x": [[["b"]], [[3]]], "y": [{}, {}]}, "x is not all comments"),
     "nobody": ({"x": [], "y": []}, "no training examples"),
 }
 
@@ -185,14 +211,13 @@ def test_nothing_there(tmp_path):
 
 
 def test_reading_stops_before_the_memory_is_full(tmp_path, monkeypatch):
+    """Here the file itself fits, but not what is made of its second user."""
     file = leaf_files.write_femnist(tmp_path)
     monkeypatch.setattr(safe, "SMALL", 0)
-    monkeypatch.setattr(safe, "free_memory", lambda: 4 * file.stat().st_size)
+    monkeypatch.setattr(safe, "free_memory", lambda: 3 * file.stat().st_size)
     leaf(folder=str(tmp_path))
-    monkeypatch.setattr(safe, "free_memory", lambda: 2 * file.stat().st_size)
-    monkeypatch.setattr(safe, "content", lambda path: path.read_bytes())
     monkeypatch.setattr("fedjax_lab.data.user_rows.OBJECT", file.stat().st_size)
-    assert "user 'f0001_02' does not fit in memory" in complaint(leaf, folder=str(tmp_path))
+    assert "user 'f0000_14' does not fit in memory" in complaint(leaf, folder=str(tmp_path))
 
 
 # The reader of JSON

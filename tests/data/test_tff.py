@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from inputs import complaint
 
+from fedjax_lab.data import safe
 from fedjax_lab.data.shakespeare import ALPHABET
 from fedjax_lab.data.tff import tff_hdf5
 
@@ -154,6 +155,15 @@ def test_hdf5_that_claims_too_much(tmp_path):
         shape = {"shape": (2**30, 28, 28), "dtype": "f4", "chunks": (1, 28, 28)}
         content["examples/f0000_14"].create_dataset("pixels", **shape)
     assert "it claims" in complaint(tff_hdf5, folder=str(tmp_path))
+
+
+def test_reading_stops_before_the_memory_is_full(tmp_path, monkeypatch):
+    file = leaf_files.write_fed_emnist(tmp_path)
+    monkeypatch.setattr(safe, "SMALL", 0)
+    monkeypatch.setattr(safe, "free_memory", lambda: 784 * 8)
+    monkeypatch.setattr(safe, "check_claim", lambda *_: None)
+    message = complaint(tff_hdf5, folder=str(tmp_path))
+    assert message.startswith(f"{file} does not fit in memory")
 
 
 BROKEN = {
