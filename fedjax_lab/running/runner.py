@@ -207,7 +207,8 @@ def _play(live, quiet):
         progress.say("compiling")
         engine.compile()
         progress.start_clock(engine.played)
-        progress.say(f"{live.experiment.config.method.name}, {simulation.strategy.name}")
+        name = f"{live.experiment.config.method.name}{_clients(live.experiment)}"
+        progress.say(f"{name}, {simulation.strategy.name}")
         if simulation.strategy.sharding is not None or simulation.host is not None:
             progress.say(simulation.placement)
         rule = _play_stage(live, progress)
@@ -218,6 +219,12 @@ def _play(live, quiet):
             progress.say(f"stage {engine.stage.name}")
             rule = _play_stage(live, progress)
     return rule
+
+
+def _clients(experiment):
+    """How many clients are trained, where the config leaves that to the data; else ""."""
+    number = len(experiment.simulation.federations[0].train)
+    return "" if experiment.config.partition.num_clients else f" with {number} clients"
 
 
 def _play_stage(live, progress):

@@ -1,12 +1,14 @@
 """Natural users: one client each, with the examples for training and for tests that are theirs."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from commands import call, comparable
 from inputs import complaint
 from toys import write_config, write_examples
 
-from fedjax_lab import experiment, registry
+from fedjax_lab import experiment, references, registry
 from fedjax_lab.analysis import requirements
 from fedjax_lab.config import resolve
 from fedjax_lab.config_files import load_config
@@ -207,22 +209,46 @@ def test_a_partition_of_ones_own_may_be_of_the_second_form(name, clients, first,
     assert name != "by_parity" or users_of(f.train) == users_of(f.test) == [{1, 3, 5}]
 
 
+EMBEDDED = """
+import numpy as np
+from fedjax_lab.embedding import Embeddings
+calls = []
+def doubled(dataset):
+    calls.append(len(dataset.y))
+    return Embeddings(2 * dataset.x * ~dataset.test[:, None], np.zeros((3, 4), np.float32))
+def by_first_number(examples, num_clients, rng):
+    return np.array_split(np.argsort(examples.embed()[:, 0]), num_clients)
+"""
+
+
+def test_a_partition_may_use_the_embeddings_of_the_config_which_are_made_once(tmp_path):
+    own = tmp_path / "own.py"
+    own.write_text(EMBEDDED)
+    names = {"embedding": "doubled", "partition": "by_first_number"}
+    config = {section: {"name": f"{own}:{name}"} for section, name in names.items()}
+    for f in experiment.deal_dataset(resolve(config), DATASET, [0, 1]):
+        first = [DATASET.x[held[held >= 0], 0] for held in np.asarray(f.train)]
+        assert len(first) == 10 and all(a.max() <= b.min() for a, b in pairwise(first))
+    assert references.find(f"{own}:calls") == [140]
+
+
 def test_what_a_run_costs_is_not_known_where_the_data_decide_the_number_of_clients():
     config = {"data": {"name": "pacs"}, "partition": {"name": "by_client"}}
     assert requirements.cost(resolve(config)) is None
 
 
 @pytest.mark.slow
-def test_a_run_by_user_has_the_same_numbers_with_state_and_examples_on_the_host(tmp_path):
+def test_a_run_by_user_has_the_same_numbers_with_state_and_examples_on_the_host(tmp_path, capsys):
     write_examples(tmp_path / "data.npz", client=np.arange(300) % 23)
-    config = write_config(tmp_path, partition={"name": "by_client", "num_clients": 20})
+    config = write_config(tmp_path, partition={"name": "by_client", "num_clients": 0})
     flags = ["--config.method.name=scaffold", "--config.run.cohort=5", "--config.run.rounds=3"]
     flags += ["--config.partition.validation=0.2", "--config.partition.new_clients=0.2"]
     on_host = ["--config.engine.state=host", "--config.engine.data=stream"]
     for folder, more in (("a", []), ("b", on_host)):
         assert call(f"--config={config}", f"--workdir={tmp_path / folder}", *flags, *more) == 0
     a, b = comparable(tmp_path / "a"), comparable(tmp_path / "b")
-    assert a == b and len(a[-1]["accuracy"]["per_client"]) == 16
+    assert a == b and len(a[-1]["accuracy"]["per_client"]) == 19
+    assert capsys.readouterr().out.count("scaffold with 19 clients") == 2
 
 
 def users_beyond():
