@@ -88,12 +88,13 @@ def test_each_user_is_a_client_without_a_number_of_clients(source):
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"alpha": -1.0}, "config.data.alpha must not be negative"),
-        ({"beta": -1.0}, "config.data.beta must not be negative"),
+        ({"alpha": -1.0}, "config.data.alpha must be from 0 to 1,000,000"),
+        ({"beta": -1.0}, "config.data.beta must be from 0 to 1,000,000"),
+        ({"beta": 1e300}, "config.data.beta must be from 0 to 1,000,000"),
         ({"seed": -1}, "config.data.seed must not be negative"),
         ({"num_users": 0}, "config.data.num_users must be above 0"),
         ({"dimension": 0}, "config.data.dimension must be above 0"),
-        ({"num_classes": 1}, "config.data.num_classes must be at least 2"),
+        ({"num_classes": 1}, "config.data.num_classes must be from 2 to 10,000"),
         ({"test_share": 1.0}, "config.data.test_share must be at least 0 and below 1"),
         ({"num_users": 2**31 - 1}, "num_users=2147483647 do not fit in memory"),
         ({"dimension": 2**31 - 1}, "num_users=30 do not fit in memory"),
