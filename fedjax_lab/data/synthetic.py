@@ -41,7 +41,7 @@ def synthetic(
 ) -> Dataset:
     """Vectors x [R, dimension] float32 of natural users, for partition by_client.
 
-    alpha: the deviation of u_k, which no label depends on (see above).
+    alpha: the deviation of u_k, on which no label depends.
     beta: the deviation of B_k: how far apart the users' inputs are.
     iid: all users have one classifier and inputs around 0, whatever alpha and beta are.
     num_users: how many users there are; the first ones are the same for any number.
