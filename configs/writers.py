@@ -14,6 +14,6 @@ def get_config(method="fedavg"):
         "partition": {"name": "by_client"},
         "model": {"name": "simple_cnn"},
         "method": {"name": method},
-        "local": {"lr": 0.03, "batch_size": 20, "epochs": 1},
+        "local": {"lr": 0.1, "batch_size": 20, "epochs": 1},
         "run": {"rounds": 100, "cohort": 100, "eval_every": 20},
     }

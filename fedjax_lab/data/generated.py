@@ -9,6 +9,8 @@ from fedjax_lab.data import safe
 from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.errors import BadInput, check_below_one, check_positive
 
+LARGEST = 1_000_000  # spread that is drawn with: far beyond any use, far below overflow
+
 
 def draw_sizes(
     draw: Callable[[int], np.ndarray], num_users: int, *, least: int, example_bytes: int
@@ -24,6 +26,12 @@ def draw_sizes(
     sizes = draw(num_users).astype(np.int64)
     _check_memory(num_users, int(sizes.sum()), example_bytes)
     return sizes
+
+
+def check_spread(key: str, value: float) -> None:
+    """BadInput unless the config's value of `key` is from 0 to LARGEST."""
+    if not 0 <= value <= LARGEST:
+        raise BadInput(f"config.data.{key} must be from 0 to {LARGEST:,}, got {value}")
 
 
 def _check_memory(num_users, count, example_bytes):

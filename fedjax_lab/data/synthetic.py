@@ -17,7 +17,7 @@ from functools import partial
 import numpy as np
 
 from fedjax_lab.data.dataset import Dataset
-from fedjax_lab.data.generated import draw_sizes, of_users, training_counts
+from fedjax_lab.data.generated import check_spread, draw_sizes, of_users, training_counts
 from fedjax_lab.errors import BadInput, check_not_negative, check_positive
 
 CITATION = (
@@ -25,6 +25,7 @@ CITATION = (
     " Heterogeneous Networks. MLSys 2020, arXiv:1812.06127"
 )
 LEAST = 50  # examples of a user
+MOST_CLASSES = 10_000
 
 
 def synthetic(
@@ -40,7 +41,7 @@ def synthetic(
 ) -> Dataset:
     """Vectors x [R, dimension] float32 of natural users, for partition by_client.
 
-    alpha: the deviation of u_k, which no label depends on (see above).
+    alpha: the deviation of u_k, on which no label depends.
     beta: the deviation of B_k: how far apart the users' inputs are.
     iid: all users have one classifier and inputs around 0, whatever alpha and beta are.
     num_users: how many users there are; the first ones are the same for any number.
@@ -51,10 +52,13 @@ def synthetic(
     Raises BadInput for a setting that makes no sense, and where memory does not suffice.
     """
     check_positive("data.dimension", dimension)
-    for key, value in {"alpha": alpha, "beta": beta, "seed": seed}.items():
-        check_not_negative(f"data.{key}", value)
-    if num_classes < 2:
-        raise BadInput(f"config.data.num_classes must be at least 2, got {num_classes}")
+    check_spread("alpha", alpha)
+    check_spread("beta", beta)
+    check_not_negative("data.seed", seed)
+    if not 2 <= num_classes <= MOST_CLASSES:
+        raise BadInput(
+            f"config.data.num_classes must be from 2 to {MOST_CLASSES:,}, got {num_classes}"
+        )
     draw = partial(_draw_sizes, np.random.default_rng([seed, 0]))
     sizes = draw_sizes(draw, num_users, least=LEAST, example_bytes=4 * dimension)
     training = training_counts(sizes, test_share)

@@ -16,7 +16,7 @@ from tqdm import tqdm
 
 from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.data.digit_domains import CLASSES
-from fedjax_lab.data.generated import draw_sizes, of_users, training_counts
+from fedjax_lab.data.generated import check_spread, draw_sizes, of_users, training_counts
 from fedjax_lab.errors import check_not_negative, check_positive
 
 SIDE, SHAPE_SIDE = 28, 8  # of a picture and of a shape, pixels
@@ -73,7 +73,8 @@ def writers(
     Raises BadInput for a setting that makes no sense, and where memory does not suffice.
     """
     check_positive("data.alpha", alpha)
-    check_not_negative("data.style", style)
+    check_spread("alpha", alpha)
+    check_spread("style", style)
     check_not_negative("data.seed", seed)
     draw = partial(_draw_sizes, np.random.default_rng([seed, 0]))
     sizes = draw_sizes(draw, num_users, least=LEAST, example_bytes=SIDE * SIDE)
@@ -124,9 +125,8 @@ def _shapes(ink, rows):
 
 def _copy(rng, alpha, training, tests, splits):
     """Shapes [n, 64] and labels [n] that a writer copies, those for training first."""
-    labels = rng.choice(
-        len(CLASSES), training + tests, p=rng.dirichlet(np.full(len(CLASSES), alpha))
-    )
+    prior = rng.dirichlet(np.full(len(CLASSES), alpha))
+    labels = rng.choice(len(CLASSES), training + tests, p=prior)
     which, digits = rng.random(len(labels)), []
     for shapes, rows in zip(splits, (slice(training), slice(training, None)), strict=True):
         place = (which[rows] * shapes.counts[labels[rows]]).astype(int)

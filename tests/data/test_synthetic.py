@@ -1,14 +1,20 @@
 """Synthetic(alpha, beta): its users, and the distributions that they draw from."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from inputs import complaint
 
+import fedjax_lab
 from fedjax_lab import experiment
 from fedjax_lab.config import resolve
+from fedjax_lab.config_files import load_config
 from fedjax_lab.data.partition import skew
 from fedjax_lab.data.synthetic import synthetic
 from fedjax_lab.federation import parts_of
+
+CONFIG = Path(__file__).parents[2] / "configs" / "synthetic.py"
 
 
 def of_user(data, user):
@@ -88,12 +94,13 @@ def test_each_user_is_a_client_without_a_number_of_clients(source):
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"alpha": -1.0}, "config.data.alpha must not be negative"),
-        ({"beta": -1.0}, "config.data.beta must not be negative"),
+        ({"alpha": -1.0}, "config.data.alpha must be from 0 to 1,000,000"),
+        ({"beta": -1.0}, "config.data.beta must be from 0 to 1,000,000"),
+        ({"beta": 1e300}, "config.data.beta must be from 0 to 1,000,000"),
         ({"seed": -1}, "config.data.seed must not be negative"),
         ({"num_users": 0}, "config.data.num_users must be above 0"),
         ({"dimension": 0}, "config.data.dimension must be above 0"),
-        ({"num_classes": 1}, "config.data.num_classes must be at least 2"),
+        ({"num_classes": 1}, "config.data.num_classes must be from 2 to 10,000"),
         ({"test_share": 1.0}, "config.data.test_share must be at least 0 and below 1"),
         ({"num_users": 2**31 - 1}, "num_users=2147483647 do not fit in memory"),
         ({"dimension": 2**31 - 1}, "num_users=30 do not fit in memory"),
@@ -101,3 +108,14 @@ def test_each_user_is_a_client_without_a_number_of_clients(source):
 )
 def test_senseless_settings_are_named(settings, said):
     assert said in complaint(synthetic, **settings)
+
+
+@pytest.mark.slow
+def test_fedprox_is_ahead_of_fedavg_as_in_its_paper():
+    """Figure 2 of the paper: the loss on Synthetic(1, 1) with mu = 1 is below that with mu = 0."""
+    losses = {}
+    for method in ("fedavg", "fedprox"):
+        config = resolve(load_config(f"{CONFIG}:{method}"), [("run.rounds", "40")])
+        result = fedjax_lab.run(config, seeds=[0, 1, 2], quiet=True)
+        losses[method] = [row["global_loss"] for row in result.metrics if row["round"] == 40]
+    assert max(losses["fedprox"]) < min(losses["fedavg"])

@@ -104,7 +104,8 @@ def test_test_digits_look_like_training_digits_of_their_class(few):
     ("settings", "said"),
     [
         ({"alpha": 0.0}, "config.data.alpha must be above 0"),
-        ({"style": -1.0}, "config.data.style must not be negative"),
+        ({"style": -1.0}, "config.data.style must be from 0 to 1,000,000"),
+        ({"alpha": 1e308}, "config.data.alpha must be from 0 to 1,000,000"),
         ({"seed": -1}, "config.data.seed must not be negative"),
         ({"num_users": -3}, "config.data.num_users must be above 0"),
         ({"test_share": -0.1}, "config.data.test_share must be at least 0 and below 1"),
