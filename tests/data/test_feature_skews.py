@@ -124,6 +124,35 @@ def test_only_what_a_client_holds_is_changed():
     np.testing.assert_array_equal(right["unseen"], np.ones(toys.C))
 
 
+def brighter(key, x, client, num_clients, *, step: float = 0.1):
+    """Pixels in 0..1 that rise by `step` from client to client."""
+    return x + step * client
+
+
+def flat(key, x, client, num_clients):
+    return x.reshape(-1)
+
+
+def test_a_feature_skew_of_ones_own():
+    made = experiment(images(), name="iid", num_clients=4, feature_skew=brighter, step=0.2)
+    changed, clean = seen(made, 3, np.arange(9))
+    np.testing.assert_allclose(changed, clean + 0.6 * 255, rtol=1e-5)
+    with pytest.raises(BadInput, match="a feature skew must give an example"):
+        experiment(images(), name="iid", num_clients=4, feature_skew=flat)
+
+
+def test_natural_users_have_a_number_each():
+    """Three users, of whom the config does not say how many there are."""
+    users = np.arange(120, dtype=np.int32) % 3
+    dataset = images()._replace(client=users, users=("a", "b", "c"))
+    made = experiment(dataset, name="by_client", feature_skew=brighter)
+    for client in range(3):
+        rows = np.asarray(made.simulation.federations[0].train)[client]
+        assert {*users[rows[rows >= 0]]} == {client}
+        changed, clean = seen(made, client, rows[:3])
+        np.testing.assert_allclose(changed, clean + client * 25.5, rtol=1e-5)
+
+
 def test_none_leaves_clients_as_they_are():
     made = experiment(images(), name="iid", num_clients=4)
     assert made.simulation.plan.feature_skew is None
