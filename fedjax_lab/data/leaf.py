@@ -218,8 +218,9 @@ def _words(comment: Any) -> list[str]:
 
     A comment is a text, or a list of words or of sequences of words.
     """
-    parts: list = comment.split() if isinstance(comment, str) else [comment]
-    parts = comment if isinstance(comment, list) else parts
+    if isinstance(comment, str):
+        comment = comment.split()
+    parts = comment if isinstance(comment, list) else [comment]
     words = [w for part in parts for w in (part if isinstance(part, list) else [part])]
     if not all(isinstance(word, str) for word in words):
         raise ValueError("x is not all comments, texts or lists of sequences of words")
