@@ -17,10 +17,10 @@ def mapped(*, path: str) -> Dataset:
     """The examples of a folder with x.npy and y.npy; x stays on the disk until it is used.
 
     `x` holds images [R, H, W] or [R, H, W, channels], or vectors [R, D], as uint8 0..255, int8,
-    int16, int32 or float32; `y` [R] integers from 0. Optional: `domain` [R], integers or names; `client` [R], the
-    natural user of each example, integers or names; `test` [R], True or 1 for tests (without it a
-    fifth drawn at random, the same at every call); classes.json, a list of their names. Raises
-    BadInput for anything else.
+    int16, int32 or float32; `y` [R] integers from 0. Optional: `domain` [R], integers or names;
+    `client` [R], the natural user of each example, integers or names; `test` [R], True or 1 for
+    tests (without it a fifth drawn at random, the same at every call); classes.json, a list of
+    their names. Raises BadInput for anything else.
     """
     if not path:
         raise BadInput("data.path is empty: name a folder with x.npy by --config.data.path")
