@@ -25,6 +25,7 @@ def topics(
     topics: int = 8,
     alpha: float = 0.5,
     vocabulary: int = 1000,
+    words: int = 20,
     length: int = 20,
     task: str = TASKS[0],
     seed: int = 0,
@@ -37,14 +38,15 @@ def topics(
     alpha: of the Dirichlet distribution of a user's mixture of topics: the smaller, the more
       unequal are users.
     vocabulary: the number of token ids, the two special ones among them.
-    length: tokens of an example; a text has half as many words to so many.
+    words: the most words of a text; the shortest ones have half as many.
+    length: tokens of an example; longer texts are cut.
     task: classify, or next_word: each word is an example, and the label is the word.
     seed: of all draws.
 
     Every fifth text of each user is for tests.
     """
     check_choice("data.task", task, TASKS)
-    _check(users=users, topics=topics, length=length, alpha=alpha)
+    _check(users=users, topics=topics, words=words, length=length, alpha=alpha)
     if not text_rows.FIRST + topics <= vocabulary <= text_rows.LARGEST:
         least = f"two more than config.data.topics={topics}"
         raise BadInput(f"config.data.vocabulary must be {least}, up to 2**24, got {vocabulary}")
@@ -54,9 +56,9 @@ def topics(
     client = np.repeat(np.arange(users, dtype=np.int32), how_many(rng, users, texts))
     mixtures = rng.dirichlet(np.full(topics, alpha), users)
     topic = drawn(rng, np.cumsum(mixtures, 1)[client])
-    words = text_rows.FIRST + written(rng, topic, topics, vocabulary - text_rows.FIRST, length)
-    lengths = rng.integers(-(-length // 2), length + 1, len(topic))
-    rows = [row[:n].tolist() for row, n in zip(words, lengths, strict=True)]
+    ids = text_rows.FIRST + written(rng, topic, topics, vocabulary - text_rows.FIRST, words)
+    counts = rng.integers(-(-words // 2), words + 1, len(topic))
+    rows = [row[:n].tolist() for row, n in zip(ids, counts, strict=True)]
     x, y, row = text_rows.examples(rows, topic, task == TASKS[1], length, vocabulary)
     place = np.arange(len(client)) - np.searchsorted(client, client)  # of a text among its user's
     names = [*text_rows.SPECIAL, *(f"word{n}" for n in range(vocabulary - text_rows.FIRST))]

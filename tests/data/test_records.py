@@ -30,7 +30,7 @@ def toy(written, tmp_path):
     return shutil.copytree(written, tmp_path / "toy")
 
 
-@pytest.mark.parametrize("kind", [np.uint8, np.int8, np.float32])
+@pytest.mark.parametrize("kind", [np.uint8, np.int8, np.int16, np.int32, np.float32])
 def test_what_is_written_is_read(kind, tmp_path):
     data = make(kind=kind, shape=(4, 4, 1) if kind == np.uint8 else (9,))
     write(data, tmp_path / "toy")

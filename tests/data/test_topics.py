@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 from inputs import complaint
 
+import fedjax_lab
 from fedjax_lab.data.topics import topics
 from fedjax_lab.testing import check_source
 
-SMALL = {"users": 20, "texts": 12, "topics": 3, "vocabulary": 60, "length": 8}
+SMALL = {"users": 20, "texts": 12, "topics": 3, "vocabulary": 60, "words": 8, "length": 8}
 
 
 def test_users_have_mixtures_of_topics_and_texts_for_tests():
@@ -53,3 +54,46 @@ def test_words_follow_each_other():
 )
 def test_settings_that_make_no_sense(settings, said):
     assert said in complaint(topics, **settings)
+
+
+def score_of(**sections):
+    """The scores of a few rounds on generated topics by user."""
+    config = {
+        "data": {"name": "topics", "users": 60, "topics": 4, "vocabulary": 400, "length": 12},
+        "partition": {"name": "by_client"},
+        "model": {"name": "fasttext", "width": 16, "buckets": 500},
+        "local": {"optimizer": "adam", "lr": 0.02, "batch_size": 16, "epochs": 2},
+        "run": {"rounds": 10, "cohort": 20, "eval_every": 10},
+    }
+    for name, values in sections.items():
+        config[name] = {**config.get(name, {}), **values}
+    return fedjax_lab.run(config).metrics[-1]
+
+
+@pytest.mark.slow
+def test_a_run_on_topics_is_far_above_chance():
+    """Chance is 25 %, and the most frequent topic is little more."""
+    assert score_of()["global"] > 70
+
+
+@pytest.mark.slow
+def test_streamed_token_ids_give_the_same_numbers():
+    """Ids above 256, which do not fit in a byte and are rounded in bfloat16."""
+    placed, streamed = (score_of(engine={"data": way}) for way in ("replicated", "stream"))
+    assert placed["accuracy"] == streamed["accuracy"] and placed["loss"] == streamed["loss"]
+
+
+@pytest.mark.slow
+def test_next_words_of_users_are_predicted_better_than_by_frequency():
+    """The most frequent word is right in a fifth, the last one's successor in half."""
+    row = score_of(
+        data={"topics": 1, "vocabulary": 50, "task": "next_word", "length": 1},
+        model={"width": 32, "buckets": 0},
+        run={"metrics": ("perplexity", "word_accuracy")},
+    )
+    assert row["global_word_accuracy"] > 30 and row["global_perplexity"] < 25
+
+
+def test_the_accuracy_of_words_is_refused_where_classes_are_none():
+    message = complaint(score_of, run={"metrics": ("word_accuracy",)})
+    assert "config.run.metrics: word_accuracy is for data whose classes are words" in message
