@@ -153,6 +153,7 @@ def test_a_name_that_cannot_be_had():
     assert "lab/toy cannot be read" in message and "a folder of save_to_disk" in message
     assert "no such folder" in complaint(huggingface, dataset="/nowhere/at/all")
     assert "config.data.dataset is empty" in complaint(huggingface)
+    assert "it is a format" in complaint(huggingface, dataset="csv")
 
 
 @pytest.mark.parametrize(
@@ -163,6 +164,7 @@ def test_a_name_that_cannot_be_had():
         ({"client": "writers"}, "no column 'writers' (config.data.client); did you mean 'writer'"),
         ({"image": "fine"}, "column fine of config.data.image is no image"),
         ({"label": "img"}, "row 0: whole numbers, or names, are wanted"),
+        ({"image": "img", "text": "file"}, "config.data.text are both set: leave one of them out"),
         ({"text": "img"}, "column img of config.data.text is no text"),
         ({"color": "grey"}, "config.data.color cannot be 'grey'; did you mean 'gray'?"),
         ({"size": 4}, "data.size is 4: from 8 to 512 pixels"),
@@ -218,6 +220,14 @@ def test_images_of_several_sizes_and_kinds(library, tmp_path):
 def test_without_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
     assert "pip install 'fedjax_lab[hub]'" in complaint(huggingface, dataset="lab/toy")
+
+
+def test_damaged_files_of_a_folder(tmp_path, capfd):
+    (tmp_path / "train.csv").write_text('text,label\na,b\na,b,c,d\n"')
+    assert "Error tokenizing data" in complaint(huggingface, dataset=str(tmp_path), text="text")
+    (tmp_path / "train.csv").rename(tmp_path / "train.parquet")
+    assert "Parquet" in complaint(huggingface, dataset=str(tmp_path))
+    assert "Failed to read" not in capfd.readouterr().err
 
 
 def test_a_pipe_in_the_place_of_a_file(library, tmp_path):
