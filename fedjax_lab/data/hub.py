@@ -129,6 +129,8 @@ def _loaded(dataset: str, subset: str) -> Mapping[str, Any]:
                 safe.check_regular(file)
         if not any((folder / name).is_file() for name in SAVED):
             return _generated(str(folder), subset)
+        if subset:
+            raise BadInput(f"{dataset} has no configurations (config.data.subset={quoted(subset)})")
         made = datasets.load_from_disk(folder)
         return made if isinstance(made, dict) else {"train": made}
 

@@ -74,6 +74,8 @@ def test_what_is_saved_in_other_ways(library, tmp_path):
     whole.save_to_disk(tmp_path / "one")
     one = huggingface(dataset=str(tmp_path / "one"), label="fine")
     assert np.array_equal(one.x, PIXELS) and not one.test.any()
+    message = complaint(huggingface, dataset=str(tmp_path / "one"), subset="small")
+    assert "has no configurations (config.data.subset='small')" in message
     folder = saved(library, tmp_path / "two", a=whole.select([5]), b=whole.select([0, 3]))
     two = huggingface(dataset=folder, train_split="b+a")
     assert np.array_equal(two.x, PIXELS[[0, 3, 5]])
@@ -194,6 +196,7 @@ def test_columns_of_which_there_are_several(library, tmp_path):
         ("fine", [0, None, 1, 1, 1, 1], "column fine is empty in row 1"),
         ("writer", ["a", "b", None, "c", "d", "e"], "column writer is empty in row 2"),
         ("img", [None] * 6, "column img is empty in row 0"),
+        ("img", [{"bytes": b"none", "path": None}] * 6, "picture 0 is damaged or no image"),
     ],
 )
 def test_rows_where_something_is_missing(column, values, wanted, library, tmp_path):
@@ -215,6 +218,9 @@ def test_images_of_several_sizes_and_kinds(library, tmp_path):
         huggingface, dataset=turned, size=8
     )
     assert huggingface(dataset=turned, size=8, color="gray").x.shape == (6, 8, 8, 1)
+    deep = [Image.fromarray(PIXELS[0, :, :, 0].astype(np.uint16))] * 6
+    folder = saved(library, tmp_path / "deep", train=table(library, img=deep))
+    assert "I;16, not of 8 bits" in complaint(huggingface, dataset=folder)
 
 
 def test_without_the_extra(monkeypatch):
