@@ -3,7 +3,7 @@
 import hashlib
 import io
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.pool import ThreadPool
 from typing import NamedTuple
 
@@ -99,6 +99,15 @@ def _formed(image, form, where):
     return np.asarray(image)
 
 
+def in_order(fetch: Callable, total: int, title: str) -> Iterator[bytes]:
+    """All that `fetch` gets by row numbers, a piece at a time, with a progress bar so called."""
+    with tqdm(total=total, desc=title, unit=" pictures", delay=2) as bar:
+        for start in range(0, total, PIECE):
+            contents = fetch(np.arange(start, min(start + PIECE, total)))
+            yield from contents
+            bar.update(len(contents))
+
+
 def digest(encoded: Encoded, *arrays: np.ndarray) -> str:
     """16 hexadecimal digits that change with the bytes of any picture or an entry of an array.
 
@@ -107,10 +116,8 @@ def digest(encoded: Encoded, *arrays: np.ndarray) -> str:
     made = hashlib.sha256()
     for array in arrays:
         made.update(array.tobytes())
-    bar = tqdm(range(0, encoded.total, PIECE), "reading", unit=f" x {PIECE} pictures", delay=2)
-    for start in bar:
-        for content in encoded.fetch(np.arange(start, min(start + PIECE, encoded.total))):
-            made.update(len(content).to_bytes(8, "little") + content)
+    for content in in_order(encoded.fetch, encoded.total, "reading"):
+        made.update(len(content).to_bytes(8, "little") + content)
     return made.hexdigest()[:16]
 
 

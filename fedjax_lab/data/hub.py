@@ -5,6 +5,7 @@ https://huggingface.co/docs/datasets
 """
 
 import contextlib
+import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -127,7 +128,9 @@ def _loaded(dataset: str, subset: str) -> Mapping[str, Any]:
             if not file.is_dir():
                 safe.check_regular(file)
         if not any((folder / name).is_file() for name in SAVED):
-            return datasets.load_dataset(str(folder), subset or None)
+            return _generated(str(folder), subset)
+        if subset:
+            raise BadInput(f"{dataset} has no configurations (config.data.subset={quoted(subset)})")
         made = datasets.load_from_disk(folder)
         return made if isinstance(made, dict) else {"train": made}
 
@@ -138,28 +141,40 @@ def _by_name(dataset: str, subset: str) -> Mapping[str, Any]:
 
     if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", dataset):
         raise FileNotFoundError("no such folder, and no name on the hub")
+    if dataset in getattr(datasets.packaged_modules, "_PACKAGED_DATASETS_MODULES", ()):
+        raise ValueError("it is a format, which would be looked for in the current folder")
     online = not datasets.config.HF_HUB_OFFLINE
     datasets.config.HF_HUB_OFFLINE = True
     try:
-        return datasets.load_dataset(dataset, subset or None)
+        return _generated(dataset, subset)
     except (ConnectionError, ValueError):  # not in the cache, or not this configuration
         if not online:
             raise
     finally:
         datasets.config.HF_HUB_OFFLINE = not online
-    return datasets.load_dataset(dataset, subset or None)
+    return _generated(dataset, subset)
+
+
+def _generated(name: str, subset: str) -> Mapping[str, Any]:
+    """What the library makes of a folder or a name; the first error, where it wraps one."""
+    import datasets
+
+    try:
+        return datasets.load_dataset(name, subset or None)
+    except datasets.exceptions.DatasetGenerationError as error:
+        raise error.__cause__ or error from None
 
 
 @contextlib.contextmanager
 def _few_words() -> Iterator[None]:
-    """Inside, the library does not tell which of its files it reads, and what it tries again."""
+    """Inside, the library prints nothing of the files that it reads and of what it tries again."""
     import datasets
     import huggingface_hub
 
     talkers = (datasets.logging, huggingface_hub.logging)
     before = [talker.get_verbosity() for talker in talkers]
     for talker in talkers:
-        talker.set_verbosity_error()
+        talker.set_verbosity(logging.CRITICAL)
     try:
         yield
     finally:
@@ -195,6 +210,8 @@ def _columns(features: Mapping, named: Mapping[str, str], task: str, where: str)
     import datasets
 
     there = list(features)
+    if named["image"] and named["text"]:
+        raise BadInput("config.data.image and config.data.text are both set: leave one of them out")
     for key in ("client", "domain"):
         if named[key]:
             columns.check(key, named[key], there, where)

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tqdm import tqdm
 
 from fedjax_lab.data import columns, encoded, safe, tfrecords
 from fedjax_lab.data.dataset import Dataset, pooled
@@ -23,7 +22,7 @@ from fedjax_lab.errors import BadInput, cut, nearest, quoted
 VERSION = r"\d+\.\d+\.\d+"
 NAME = re.compile(rf"(?P<set>\w+(/[\w+-][\w.+-]*)?)(:(?P<version>{VERSION}))?")  # as tfds.load's
 
-Fetch = Callable[[Sequence[int] | np.ndarray], Sequence[bytes]]  # numbers of records -> these
+Fetch = Callable[[np.ndarray], Sequence[bytes]]  # numbers of records -> these
 
 
 @decoded
@@ -199,7 +198,7 @@ def _files(builder: Any, split: str) -> tuple[Fetch, int]:
     source = builder.as_data_source(split, deserialize_method=raw)
     if len(source) != count:  # parquet files are always read whole
         raise ValueError(f"split {split} has {count} examples, its files have {len(source)}")
-    return (lambda numbers: source.__getitems__(np.asarray(numbers).tolist())), count
+    return (lambda numbers: source.__getitems__(numbers.tolist())), count
 
 
 def _of_tfrecords(instructions: Sequence) -> list[tfrecords.Record]:
@@ -224,5 +223,5 @@ def _parser(features: Any, image: str) -> Callable[[bytes], dict]:
 
 def _labels(fetch: Fetch, count: int, parse: Callable, label: str) -> np.ndarray:
     """The labels [R] int32."""
-    rows = tqdm(range(count), "tfds", unit=" labels", delay=2)
-    return np.fromiter((parse(fetch([row])[0])[label] for row in rows), np.int32, count)
+    records = encoded.in_order(fetch, count, "tfds")
+    return np.fromiter((parse(record)[label] for record in records), np.int32, count)

@@ -74,6 +74,8 @@ def test_what_is_saved_in_other_ways(library, tmp_path):
     whole.save_to_disk(tmp_path / "one")
     one = huggingface(dataset=str(tmp_path / "one"), label="fine")
     assert np.array_equal(one.x, PIXELS) and not one.test.any()
+    message = complaint(huggingface, dataset=str(tmp_path / "one"), subset="small")
+    assert "has no configurations (config.data.subset='small')" in message
     folder = saved(library, tmp_path / "two", a=whole.select([5]), b=whole.select([0, 3]))
     two = huggingface(dataset=folder, train_split="b+a")
     assert np.array_equal(two.x, PIXELS[[0, 3, 5]])
@@ -153,6 +155,7 @@ def test_a_name_that_cannot_be_had():
     assert "lab/toy cannot be read" in message and "a folder of save_to_disk" in message
     assert "no such folder" in complaint(huggingface, dataset="/nowhere/at/all")
     assert "config.data.dataset is empty" in complaint(huggingface)
+    assert "it is a format" in complaint(huggingface, dataset="csv")
 
 
 @pytest.mark.parametrize(
@@ -163,6 +166,7 @@ def test_a_name_that_cannot_be_had():
         ({"client": "writers"}, "no column 'writers' (config.data.client); did you mean 'writer'"),
         ({"image": "fine"}, "column fine of config.data.image is no image"),
         ({"label": "img"}, "row 0: whole numbers, or names, are wanted"),
+        ({"image": "img", "text": "file"}, "config.data.text are both set: leave one of them out"),
         ({"text": "img"}, "column img of config.data.text is no text"),
         ({"color": "grey"}, "config.data.color cannot be 'grey'; did you mean 'gray'?"),
         ({"size": 4}, "data.size is 4: from 8 to 512 pixels"),
@@ -192,6 +196,7 @@ def test_columns_of_which_there_are_several(library, tmp_path):
         ("fine", [0, None, 1, 1, 1, 1], "column fine is empty in row 1"),
         ("writer", ["a", "b", None, "c", "d", "e"], "column writer is empty in row 2"),
         ("img", [None] * 6, "column img is empty in row 0"),
+        ("img", [{"bytes": b"none", "path": None}] * 6, "picture 0 is damaged or no image"),
     ],
 )
 def test_rows_where_something_is_missing(column, values, wanted, library, tmp_path):
@@ -213,11 +218,22 @@ def test_images_of_several_sizes_and_kinds(library, tmp_path):
         huggingface, dataset=turned, size=8
     )
     assert huggingface(dataset=turned, size=8, color="gray").x.shape == (6, 8, 8, 1)
+    deep = [Image.fromarray(PIXELS[0, :, :, 0].astype(np.uint16))] * 6
+    folder = saved(library, tmp_path / "deep", train=table(library, img=deep))
+    assert "I;16, not of 8 bits" in complaint(huggingface, dataset=folder)
 
 
 def test_without_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
     assert "pip install 'fedjax_lab[hub]'" in complaint(huggingface, dataset="lab/toy")
+
+
+def test_damaged_files_of_a_folder(tmp_path, capfd):
+    (tmp_path / "train.csv").write_text('text,label\na,b\na,b,c,d\n"')
+    assert "Error tokenizing data" in complaint(huggingface, dataset=str(tmp_path), text="text")
+    (tmp_path / "train.csv").rename(tmp_path / "train.parquet")
+    assert "Parquet" in complaint(huggingface, dataset=str(tmp_path))
+    assert "Failed to read" not in capfd.readouterr().err
 
 
 def test_a_pipe_in_the_place_of_a_file(library, tmp_path):

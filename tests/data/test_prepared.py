@@ -102,7 +102,9 @@ def test_tfds_reads_what_it_has_prepared(name, tmp_path, monkeypatch):
     assert data.license == "CC BY 4.0" and data.citation == "@misc{small, title={Small} }"
 
 
-@pytest.mark.parametrize("file_format", ["tfrecord", "parquet"])
+@pytest.mark.parametrize(
+    "file_format", ["tfrecord", pytest.param("parquet", marks=pytest.mark.slow)]
+)
 def test_tfds_reads_its_other_formats(file_format, tmp_path):
     if file_format == "tfrecord":
         prepare(tmp_path, "cifar10", "3.0.2", IMAGES, LABELS)
