@@ -68,6 +68,11 @@ def text_files(
     """
     tokens = Tokens(task, tokenizer, vocabulary, length)
     check(tokens)
+    if task == "classify" and not label:
+        raise BadInput(
+            "config.data.label is empty: name the column of labels, or predict words with"
+            " --config.data.task=next_word"
+        )
     train, test = _files(path, test_path)
     columns = Columns(text, "" if task == "next_word" else label, client, header, encoding)
     texts = columns.read(train)

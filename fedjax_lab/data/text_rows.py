@@ -3,6 +3,7 @@
 Padding comes first, so that the last place of every row is the last word that was read.
 """
 
+import itertools
 import re
 import zlib
 from collections import Counter
@@ -16,7 +17,7 @@ from fedjax_lab.data import safe
 from fedjax_lab.errors import BadInput, check_positive, nearest, quoted
 
 SPECIAL = ("<padding>", "<unknown>")  # the names of ids 0 and 1
-PADDING, UNKNOWN, FIRST = 0, 1, len(SPECIAL)  # the first word
+UNKNOWN, FIRST = 1, len(SPECIAL)  # the first word
 LARGEST = 2**24  # up to which a float32 tells whole numbers apart
 WORD = re.compile(r"\w+(?:'\w+)*|[^\w\s]")  # punctuation marks are words
 MODEL_FILE = "tokenizer.json"
@@ -66,9 +67,8 @@ def make_tokenizer(name: str, vocabulary: int, texts: Iterable[str]) -> Tokenize
 
 def padded(rows: Sequence[Sequence[int]], length: int, size: int) -> np.ndarray:
     """Rows of token ids below `size` as x [R, length]: their first tokens, padded in front."""
-    check_positive("data.length", length)
     kind = id_type(size)
-    safe.check_memory(len(rows) * length * kind.itemsize)
+    _check_room(len(rows), length, kind)
     x = np.zeros((len(rows), length), kind)
     for made, ids in zip(x, rows, strict=True):
         kept = ids[:length]
@@ -89,16 +89,22 @@ def next_words(
     Returns:
       x [R, length], y [R] int32, and the number of the row that each is from [R].
     """
-    check_positive("data.length", length)
     counts = [len(row) for row in rows]
     kind = id_type(size)
-    safe.check_memory(sum(counts) * (length + 1) * kind.itemsize)
-    of_row = np.repeat(np.arange(len(rows)), counts)
-    gap = [PADDING] * length  # before each row, so that no window reaches into another one
-    flat = np.array([id for row in rows for id in (*gap, *row)] or [*gap, PADDING], kind)
-    windows = np.lib.stride_tricks.sliding_window_view(flat, length + 1)
-    of_words = windows[np.arange(len(of_row)) + length * of_row]
-    return of_words[:, :length].copy(), of_words[:, length].astype(np.int32), of_row
+    _check_room(sum(counts), length, kind)
+    row = np.repeat(np.arange(len(rows)), counts)
+    place = np.arange(len(row)) + length * row  # where the words before it begin
+    flat = np.zeros(len(row) + length * (len(rows) + 1), kind)  # padding before each of the rows
+    flat[place + length] = np.fromiter(itertools.chain.from_iterable(rows), kind, len(row))
+    windows = np.lib.stride_tricks.sliding_window_view(flat, length)
+    return windows[place], flat[place + length].astype(np.int32), row
+
+
+def _check_room(count, length, kind):
+    """BadInput unless so many examples of this length can be, and fit in memory."""
+    check_positive("data.length", length)
+    with safe.reading("the array of token ids", "take fewer with --config.data.length"):
+        safe.check_memory(count * length * kind.itemsize)
 
 
 def examples(

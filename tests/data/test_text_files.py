@@ -93,6 +93,7 @@ def test_each_word_is_an_example_of_its_user(tmp_path):
         ({"encoding": "uft-8"}, "cannot be read (unknown encoding: uft-8)"),
         ({"task": "clasify"}, "config.data.task cannot be 'clasify'; did you mean 'classify'?"),
         ({"path": ""}, "data.path is empty"),
+        ({"label": ""}, "config.data.label is empty: name the column of labels"),
         ({"path": "none.csv"}, "none.csv cannot be read ([Errno 2]"),
         ({"path": "."}, "has no file train (.csv, .tsv"),
         ({"path": "other.txt"}, "a table of texts must end in .csv, .tsv"),

@@ -67,6 +67,12 @@ def test_what_cannot_be_is_told(arguments, said):
     assert said in complaint(examples_of_texts, ["a"], *arguments)
 
 
+def test_rows_that_do_not_fit_in_memory_are_one_line():
+    message = complaint(examples_of_texts, ["a b"], "hash", 9, 2**40)
+    assert message.startswith("the array of token ids does not fit in memory: ")
+    assert message == complaint(next_words, [[2]], 2**40, 9)
+
+
 def test_a_damaged_tokenizer_is_one_line(tmp_path):
     file = write_tokenizer(tmp_path)
     whole = json.loads(file.read_text())
