@@ -401,9 +401,10 @@ def _check_clients(partition, cohort):
         raise BadInput(f"config.partition.validation must be in [0, 1), got {validation}")
     check_new(share)
     num_clients = partition["num_clients"]
-    if num_clients == default_values("partition", partition)["num_clients"] == 0:
+    may_be_0 = default_values("partition", partition)["num_clients"] == 0
+    (check_not_negative if may_be_0 else check_positive)("partition.num_clients", num_clients)
+    if num_clients == 0:
         return  # the data decide; the cohort is checked when they are there
-    check_positive("partition.num_clients", num_clients)
     new = count_new(num_clients, share)
     if cohort > num_clients - new:
         without = f" without {new} new clients (config.partition.new_clients)" if new else ""

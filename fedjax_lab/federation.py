@@ -193,8 +193,8 @@ def _deal(deal, examples, num_clients, rngs, name):
 def _deal_tests(dataset, train, test, parts, rng, deal):
     """The positions of test examples that each client holds.
 
-    Where a partition that knows the users keeps the examples of each together, also those for
-    tests. Otherwise labels and domains decide.
+    If the partition knows the users, and divides the training examples of none among clients, a
+    user's test examples go where these are. Otherwise labels and domains decide.
     """
     if dataset.client is not None and dealing.takes_examples(deal):
         owner = dealing.owners(parts, dataset.client[train], len(dataset.users))
@@ -211,7 +211,7 @@ def _deal_rows(train, test, shot_rows, parts, tests, rng, seed, validation, new_
     each = kept, [train[p] for p in held_out], [test[p] for p in tests]
     new = partition.choose_new(len(parts), new_clients, rng)
     new_train, new_validation, new_test = (_of(rows, new) for rows in each)
-    to_score = new_test if len(test) else new_validation
+    to_score = new_test if any(map(len, tests)) else new_validation
     if new.any() and not any(map(len, to_score)):
         raise BadInput(
             f"the new clients of seed {seed} (config.partition.new_clients={new_clients}) have no"

@@ -86,6 +86,15 @@ def test_validation_new_clients_shots_and_an_unseen_domain_are_by_user_too():
     assert sizes_of(f.train) == [42, 5] and users_of(f.test) == [{0}, {1}]
 
 
+def test_of_data_that_are_split_by_user_no_client_holds_test_examples():
+    """As LEAF splits by user. New clients are then scored on what is held out."""
+    data = DATASET._replace(test=CLIENT >= 4)
+    (f,) = make(dataset=data, validation=0.25, new_clients=0.5)
+    assert len(f.train) == len(f.new_train) == 2 and f.test is None
+    assert users_of(f.new_test) == users_of(f.new_train)
+    assert set(data.client[f.global_test]) == {4, 5}
+
+
 def test_test_examples_follow_labels_where_users_are_divided_or_a_partition_knows_none():
     def halves(examples, num_clients, rng):
         return np.array_split(rng.permutation(len(examples.y)), num_clients)
@@ -121,8 +130,11 @@ def test_a_partition_of_examples_gets_all_that_is_known_of_them():
     "settings, said",
     [
         ({"min_examples": 0}, "config.partition.min_examples must be at least 1, got 0"),
-        ({"min_examples": 41}, "0 of 6 users have so many training examples, the largest has 40"),
-        ({"min_examples": 26, "num_clients": 3}, "2 of 6 users have so many training examples"),
+        ({"min_examples": 41}, "0 of 6 users have so many, and the largest has 40; lower it"),
+        (
+            {"min_examples": 26, "num_clients": 3},
+            "needs at least 3 users with at least 26 training examples",
+        ),
     ],
 )
 def test_too_few_users_are_told(settings, said):
@@ -156,6 +168,8 @@ def test_a_config_needs_no_number_of_clients(tmp_path):
     assert resolve(config, [("partition.name", "quantity")]).partition.num_clients == 6
     none = [("partition.num_clients", "0")]
     assert "config.partition.num_clients must be above 0" in complaint(resolve, config, none)
+    below = [*override, ("partition.num_clients", "-1")]
+    assert "num_clients must not be negative, got -1" in complaint(resolve, config, below)
     said = complaint(resolve, config, [*override, ("partition.new_clients", "1.5")])
     assert "config.partition.new_clients must be in [0, 1)" in said
 
