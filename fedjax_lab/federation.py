@@ -206,8 +206,8 @@ def _deal(deal, examples, num_clients, rngs, name):
 def _deal_tests(dataset, train, test, parts, rng, deal):
     """The positions of test examples that each client holds.
 
-    Where a partition that knows the users keeps the examples of each together, also those for
-    tests. Otherwise labels and domains decide.
+    If the partition knows the users, and divides the training examples of none among clients, a
+    user's test examples go where these are. Otherwise labels and domains decide.
     """
     if dataset.client is not None and dealing.takes_examples(deal):
         owner = dealing.owners(parts, dataset.client[train], len(dataset.users))

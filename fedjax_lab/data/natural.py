@@ -18,6 +18,8 @@ def by_client(
 ) -> Parts:
     """One client for each natural user, in the order of the users.
 
+    A user's test examples go to the same client. The global test set stays that of all users.
+
     num_clients: so many of the users, drawn at random; 0: all.
     min_examples: training examples that a user must have; others are left out.
     """
@@ -32,10 +34,11 @@ def by_client(
     sizes = np.bincount(examples.client, minlength=len(examples.users))
     chosen = np.flatnonzero(sizes >= min_examples)
     if len(chosen) < max(num_clients, 1):
+        remedy = "lower it, or num_clients, of which 0 takes all" if num_clients else "lower it"
         raise BadInput(
-            f"config.partition.num_clients={num_clients} and min_examples={min_examples} cannot be:"
-            f" {len(chosen)} of {len(sizes)} users have so many training examples, the largest has"
-            f" {sizes.max()}; num_clients=0 takes all users who have enough"
+            f"partition by_client needs at least {max(num_clients, 1)} users with at least"
+            f" {min_examples} training examples (config.partition.min_examples), but {len(chosen)}"
+            f" of {len(sizes)} users have so many, and the largest has {sizes.max()}; {remedy}"
         )
     if num_clients:
         chosen = np.sort(rng.choice(chosen, num_clients, replace=False))
