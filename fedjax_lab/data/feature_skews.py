@@ -30,6 +30,8 @@ def noise(key: Array, x: Array, client: Array, num_clients: int, *, sigma: float
     on Non-IID Data Silos), which sets the standard deviation where the paper speaks of the
     variance. Their code draws new noise whenever it reads an example; here an example keeps its
     noise, as the paper has it. Values are not cut off at 0 and 1.
+
+    sigma: the standard deviation of the last client's noise.
     """
     if sigma < 0:
         raise BadInput(f"config.partition.sigma must not be negative, got {sigma}")
@@ -40,8 +42,9 @@ def noise(key: Array, x: Array, client: Array, num_clients: int, *, sigma: float
 def rotation(key: Array, x: Array, client: Array, num_clients: int, *, rotations: int = 4) -> Array:
     """Images turned by multiples of 360 / rotations degrees (Ghosh et al. 2020, IFCA).
 
-    Client i turns its images, counterclockwise, i mod rotations times. There may be 2 (by 0 and
-    180 degrees) or 4; quarter turns need square images.
+    Client i turns its images, counterclockwise, i mod rotations times.
+
+    rotations: 2 (by 0 and 180 degrees) or 4; quarter turns need square images.
     """
     if rotations not in (2, 4):
         raise BadInput(f"config.partition.rotations must be 2 or 4, got {rotations}")

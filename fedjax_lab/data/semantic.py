@@ -28,7 +28,7 @@ def semantic(
     *,
     components: int = 32,
 ) -> Parts:
-    """Yuan et al., ICLR 2022 (What do we mean by generalization in federated learning?), Section 4.
+    """Yuan et al., ICLR 2022 (What do we mean by generalization in federated learning?).
 
     The embeddings (config.embedding) of each class are divided into as many clusters as there are
     clients, by a mixture of Gaussians. The clusters of one class after another, in random order,
@@ -36,8 +36,9 @@ def semantic(
     divergences from the Gaussians before to their partners is smallest. Each chain of clusters is
     a client.
 
-    components: to so many principal components embeddings are reduced first. The paper has more of
-        them, of an EfficientNet that was trained on ImageNet, and many more examples.
+    The paper embeds images by a network that was trained on other images.
+
+    components: to so many principal components embeddings are reduced first.
     """
     partition.check_clients(num_clients, len(examples.y))
     if components < 1:
