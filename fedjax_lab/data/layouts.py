@@ -65,7 +65,8 @@ def recognize(root: Path, remedy: str) -> list[str]:
 
     A level is one of splits if all its names are such as train, test and valid. The others are
     classes, or domains and then classes. BadInput where images are on different levels, or where
-    the names do not tell. Without any images they are domains and classes.
+    the names do not tell, as where a folder beside train and test is none of a split. Without any
+    images they are domains and classes.
     """
     names = list(_with_images(root))
     depths = sorted({len(each) for each in names})
@@ -77,6 +78,8 @@ def recognize(root: Path, remedy: str) -> list[str]:
             f" {remedy}"
         )
     levels = [{name.lower() for name in level} for level in zip(*names, strict=True)]
+    for level in levels[:-1]:
+        _check_not_mixed(root, level)
     splits = [number for number, level in enumerate(levels) if level <= SPLITS.keys()]
     others = ["domain", "class"][-max(1, len(levels) - len(splits)) :] if levels else []
     if not levels:
@@ -87,6 +90,17 @@ def recognize(root: Path, remedy: str) -> list[str]:
             f" example with --config.data.layout=domain/split/class: {remedy}"
         )
     return [*others[: splits[0]], "split", *others[splits[0] :]] if splits else others
+
+
+def _check_not_mixed(root: Path, level: set[str]) -> None:
+    """BadInput where only some folders above those of classes are called like splits."""
+    splits, others = sorted(level & SPLITS.keys()), sorted(level - SPLITS.keys())
+    if splits and others:
+        raise BadInput(
+            f"{root}: {splits[0]} is called like a split, but {quoted(others[0])} beside it is none"
+            f" of {', '.join(SPLITS)}; move it elsewhere or, if these are domains, say so with"
+            " --config.data.layout=domain/class"
+        )
 
 
 def _with_images(root: Path) -> Iterator[tuple[str, ...]]:

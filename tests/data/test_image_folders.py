@@ -262,6 +262,14 @@ def test_folders_beside_the_splits_are_left_out(own, empty_cache):
     assert described(data)["2.png"] == ("test", ALONE, "b", "")
 
 
+def test_a_class_may_be_called_like_a_split(own, empty_cache):
+    fill(own, "bus/0.png", "train/1.png")
+    assert image_folders.image_folders(folder=str(own), size=8).classes == ("bus", "train")
+    fill(own, "test/2.png")
+    data = image_folders.image_folders(folder=str(own), size=8, layout="class")
+    assert data.classes == ("bus", "test", "train")
+
+
 def test_validation_images_are_for_tests_unless_there_are_others(own, empty_cache):
     fill(own, "train/a/0.png", "valid/a/1.png")
     load = partial(image_folders.image_folders, folder=str(own), size=8)
@@ -280,6 +288,12 @@ def test_validation_images_are_for_tests_unless_there_are_others(own, empty_cach
         (("train/0.png",), "auto", "not clear what the folders train stand for"),
         (("x/train/0.png",), "auto", "not clear what the folders x/train stand for"),
         (("test/a/0.png",), "auto", "there are no training images"),
+        (("train/a/0.png", "test/a/1.png", "dev/a/2.png"), "auto", "'dev' beside it is none of"),
+        (
+            ("x/train/a/0.png", "x/extra/a/1.png"),
+            "auto",
+            "train is called like a split, but 'extra'",
+        ),
         (("train/a/0.png", "test/b/0.png"), "auto", "/train/b has no images (.jpg, .jpeg"),
         (("x/a/0.png",), "split/class", "'x' is none of the splits train, training"),
         (("a/0.png",), "class/domain", "config.data.layout cannot be 'class/domain'"),
