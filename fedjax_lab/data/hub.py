@@ -56,7 +56,8 @@ def huggingface(
         first; the network is used only for what is not there, and not if HF_HUB_OFFLINE=1.
       subset: which of the configurations that a set on the hub has.
       train_split: the training examples: a split, or several as "train+validation".
-      test_split: the test examples; without it the split `test`, or none where there is none.
+      test_split: the test examples; without it the split `test`, or none where there is none, or
+        where that is among the training examples.
       image: the column of the images; needed where there are several.
       text: the column of the texts; needed where there are several, or images besides.
       label: that of the labels: classes, whole numbers, or names; needed unless there is one of
@@ -76,7 +77,10 @@ def huggingface(
     tokens = Tokens(task, tokenizer, vocabulary, length)
     check(tokens)
     splits = _loaded(dataset, subset)
-    test_split = test_split or ("test" if "test" in splits else "")
+    trained_on = train_split.split("+")
+    if not test_split and "test" in splits and "test" not in trained_on:
+        test_split = "test"
+    _check_apart([*trained_on, *filter(None, test_split.split("+"))], dataset)
     train = _joined(splits, "train_split", train_split, dataset)
     both = [train, _joined(splits, "test_split", test_split, dataset)] if test_split else [train]
     named = {"image": image, "text": text, "label": label, "client": client, "domain": domain}
@@ -180,6 +184,16 @@ def _few_words() -> Iterator[None]:
     finally:
         for talker, verbosity in zip(talkers, before, strict=True):
             talker.set_verbosity(verbosity)
+
+
+def _check_apart(names: Sequence[str], where: str) -> None:
+    """BadInput where a split is named twice, for training and for tests or for one of them."""
+    twice = [name for name in names if names.count(name) > 1]
+    if twice:
+        raise BadInput(
+            f"{where}: split {quoted(twice[0])} is named twice in config.data.train_split and"
+            " config.data.test_split; no example may be in both, or twice in one"
+        )
 
 
 def _joined(splits: Mapping[str, Any], key: str, names: str, where: str) -> Any:

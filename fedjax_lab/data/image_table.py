@@ -94,6 +94,8 @@ def _place(table: Path, key: str, name: str, names: Sequence[str]) -> int:
     if name not in names:
         near = nearest(name, [each for each in names if each and each.isprintable()])
         raise BadInput(f"{table} has no column {quoted(name)} (config.data.{key}); {near}")
+    if names.count(name) > 1:
+        raise BadInput(f"{table} has two columns {quoted(name)} (config.data.{key}); rename one")
     return names.index(name)
 
 
@@ -112,6 +114,7 @@ def _parts(
     """The images by domain, split and user."""
     number = {name: index for index, name in enumerate(classes)}
     images: dict[tuple[str, str, str], Split] = {}
+    split_of: dict[Path, str] = {}
     for row in rows:
         named = row.get("split", "train")
         split = SPLITS.get(named.lower())
@@ -121,6 +124,9 @@ def _parts(
         key = row.get("domain", "image_table"), split, row.get("client", "")
         files, labels = images.setdefault(key, Split([], []))
         files.append(_file(table, folder, row["image"]))
+        if split_of.setdefault(files[-1], split) != split:
+            both = f"{split_of[files[-1]]} and {split}"
+            raise BadInput(f"{table} lists {files[-1]} for {both}: an image has one split")
         labels.append(number[row["label"]])
     return [Part(split, *key) for key, split in images.items()]
 

@@ -7,7 +7,7 @@ https://www.tensorflow.org/datasets/data_source
 import contextlib
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -46,7 +46,8 @@ def tfds(
         newest one that is prepared is read.
       folder: TFDS's data_dir; without it $TFDS_DATA_DIR, else ~/tensorflow_datasets.
       train_split: the training examples, as TFDS names them: "train", "train[:80%]", "a+b".
-      test_split: the test examples; without it the split `test`, or none where there is none.
+      test_split: the test examples; without it the split `test`, or none where there is none, or
+        where some of it is among the training examples.
       image: the feature that holds the image; needed where there are several.
       label: the one that holds the class; needed where there are several.
       size: the side to which all are resized; 0: they stay as they are, and must be of one size.
@@ -158,14 +159,34 @@ def _builder(version: Path, remedy: str) -> Any:
 def _splits(builder: Any, train: str, test: str, version: Path) -> tuple[str, int]:
     """TFDS's name of all examples, those for tests last, and the number of the others."""
     there = builder.info.splits
-    test = test or ("test" if "test" in there else "")
+    trained_on = {part.partition("[")[0] for part in train.split("+")}
+    test = test or ("test" if "test" in there and "test" not in trained_on else "")
     for key, split in (("train_split", train), ("test_split", test)):
         for part in split.split("+") if split or key == "train_split" else ():
             if part.partition("[")[0] not in there:
                 hint = nearest(part, there)
                 raise BadInput(f"{version} has no split {quoted(part)} (config.data.{key}); {hint}")
+    both = f"{train}+{test}" if test else train
     with safe.reading(f"split {train!r} or {test!r} of {version}", f"it has {', '.join(there)}"):
-        return (f"{train}+{test}" if test else train), there[train].num_examples
+        _check_apart(there, both, version)
+        return both, there[train].num_examples
+
+
+def _check_apart(there: Mapping, split: str, version: Path) -> None:
+    """BadInput where an example is named twice, for training and for tests or for one of them."""
+    import tensorflow_datasets
+
+    taken: set[tuple[str, int]] = set()
+    for part in tensorflow_datasets.core.ReadInstruction.from_spec(split).to_absolute(there):
+        name = part.splitname
+        rows = range(there[name].num_examples)[part.from_ : part.to]
+        if not taken.isdisjoint((name, row) for row in rows):
+            raise BadInput(
+                f"{version}: some examples of split {quoted(name)} are named twice in"
+                " config.data.train_split and config.data.test_split; none may be in both, or twice"
+                " in one"
+            )
+        taken.update((name, row) for row in rows)
 
 
 def _feature(builder: Any, key: str, name: str, kind: str, version: Path) -> str:

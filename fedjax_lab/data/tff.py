@@ -199,8 +199,11 @@ def kinds_of(settings: Settings) -> tuple[Kind, ...]:
 
 
 def pictures(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Images and labels."""
-    x = x if x.dtype == np.uint8 and x.ndim == 4 else user_rows.images_or_vectors(x)
+    """Images and labels; bytes are gray levels or colors."""
+    if x.dtype == np.uint8 and x.ndim in (3, 4):
+        x = x if x.ndim == 4 else x[..., None]
+    else:
+        x = user_rows.images_or_vectors(x)
     return x, user_rows.labels(y.ravel())
 
 

@@ -163,6 +163,8 @@ def test_a_name_that_cannot_be_had():
     [
         ({"train_split": "trian"}, "no split 'trian' (config.data.train_split); did you mean"),
         ({"test_split": "val"}, "no split 'val' (config.data.test_split); valid: train"),
+        ({"test_split": "train"}, "split 'train' is named twice in config.data.train_split and"),
+        ({"train_split": "train+train"}, "split 'train' is named twice"),
         ({"client": "writers"}, "no column 'writers' (config.data.client); did you mean 'writer'"),
         ({"image": "fine"}, "column fine of config.data.image is no image"),
         ({"label": "img"}, "row 0: whole numbers, or names, are wanted"),
@@ -175,6 +177,12 @@ def test_a_name_that_cannot_be_had():
 def test_settings_that_do_not_fit(settings, wanted, library, tmp_path):
     folder = saved(library, tmp_path / "toy", train=table(library))
     assert wanted in complaint(huggingface, dataset=folder, **settings)
+
+
+def test_a_test_split_that_is_trained_on_is_no_test_set(library, tmp_path):
+    folder = saved(library, tmp_path / "toy", train=table(library), test=table(library))
+    data = huggingface(dataset=folder, train_split="train+test")
+    assert len(data.y) == 2 * len(table(library)) and not data.test.any()
 
 
 def test_columns_of_which_there_are_several(library, tmp_path):

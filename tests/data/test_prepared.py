@@ -130,6 +130,10 @@ def test_tfds_takes_splits_as_tfds_names_them(tmp_path):
         assert data.test.tolist() == [False] * 2 + [True] * 4
     message = complaint(prepared.tfds, folder=str(tmp_path), train_split="train[9:]")
     assert "Requested slice [9:5]" in message
+    for train, test in (("train", "train[4:]"), ("test+train", "test"), ("train+train[:1]", "")):
+        message = complaint(prepared.tfds, folder=str(tmp_path), train_split=train, test_split=test)
+        assert "are named twice in config.data.train_split and config" in message
+    assert not prepared.tfds(folder=str(tmp_path), train_split="train+test").test.any()
     message = complaint(prepared.tfds, folder=str(tmp_path), test_split="validation")
     assert "no split 'validation' (config.data.test_split); valid: test, train" in message
 

@@ -25,6 +25,17 @@ def test_femnist(tmp_path):
     np.testing.assert_allclose(data.x[2:5, ..., 0] / 255, pixels, atol=1e-6)
 
 
+def test_images_of_bytes(tmp_path):
+    """With and without an axis of channels they stay what they are."""
+    for gray in (np.full((2, 28, 28), 200, np.uint8), np.full((2, 28, 28, 1), 200, np.uint8)):
+        for part in ("train", "test"):
+            with h5py.File(tmp_path / f"own_{part}.h5", "w") as file:
+                file["examples/a/pixels"], file["examples/a/label"] = gray, [0, 1]
+        data = tff_hdf5(folder=str(tmp_path))
+        assert data.x.dtype == np.uint8 and data.x.shape == (4, 28, 28, 1)
+        assert (data.x == 200).all()
+
+
 def test_the_data_set_is_named_where_there_are_several(tmp_path):
     leaf_files.write_fed_emnist(tmp_path)
     digits = {"a": {"pixels": np.zeros((1, 28, 28), np.float32), "label": [9]}}
