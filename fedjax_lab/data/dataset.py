@@ -26,6 +26,7 @@ class Dataset(NamedTuple):
     users: tuple[str, ...] = ()  # their names
     license: str = ""  # of the data, as their publisher states it
     citation: str = ""  # what to cite, in words
+    origin: np.ndarray | None = None  # [R] int32, the text that each is cut from, where many are
     test_is_drawn: bool = False  # by the source, from data without a test set
 
 

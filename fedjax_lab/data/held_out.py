@@ -9,6 +9,9 @@ from fedjax_lab.errors import BadInput
 def with_test(dataset: Dataset, source: str, share: float, seed: int) -> Dataset:
     """The dataset with a share of its examples as test examples.
 
+    Of examples that are cut from texts (`Dataset.origin`), a share of the texts: words of one that
+    is trained on would be no test.
+
     Args:
       dataset: one without test examples, or with such that its source has drawn.
       source: its name, for messages.
@@ -24,12 +27,23 @@ def with_test(dataset: Dataset, source: str, share: float, seed: int) -> Dataset
             f"config.data.test={share} is for data without a test set, but {source} has {present}"
             " test examples; set config.data.test=0"
         )
-    test = draw(dataset.y, dataset.domain, dataset.client, share, seed)
+    if dataset.origin is None:
+        test = draw(dataset.y, dataset.domain, dataset.client, share, seed)
+    else:
+        test = _of_origins(dataset, dataset.origin, share, seed)
     if not test.any():
         raise BadInput(
             f"config.data.test={share} of {len(test)} examples leaves none to test on; take more"
         )
     return dataset._replace(test=test)
+
+
+def _of_origins(dataset: Dataset, origin: np.ndarray, share: float, seed: int) -> np.ndarray:
+    """Which examples [R] bool are of the texts that are drawn; their labels do not matter."""
+    _, first, number = np.unique(origin, return_index=True, return_inverse=True)
+    client = None if dataset.client is None else np.asarray(dataset.client)[first]
+    domain = np.asarray(dataset.domain)[first]
+    return draw(np.zeros(len(first), np.int32), domain, client, share, seed)[number]
 
 
 def draw(

@@ -321,6 +321,7 @@ def _of_texts(made: Dataset, texts: Sequence[str], tokens: Tokens) -> Dataset:
         x=x,
         y=y,
         domain=made.domain[row],
+        origin=row.astype(np.int32) if predict else None,
         test=made.test[row],
         client=None if made.client is None else made.client[row],
         classes=words.words if predict else made.classes,

@@ -100,6 +100,8 @@ class Columns(NamedTuple):
             label, user = (next(rest) if name else "" for name in (self.label, self.client))
             if self.label and not label:
                 raise BadInput(f"{file}: text {number} has an empty label")
+            if self.client and not user:
+                raise BadInput(f"{file}: text {number} has an empty client")
             made.append(Text(" ".join(row[: len(parts)]), label, user))
         return made
 
@@ -144,6 +146,7 @@ def dataset_of(
         test=row >= len(train),
         classes=classes,
         domains=("texts",),
+        origin=row.astype(np.int32) if predict else None,
         **_users([each.user for each in texts], row),
     )
 

@@ -69,6 +69,7 @@ def topics(
         test=(place % TESTS == TESTS - 1)[row],
         classes=tuple(names if task == TASKS[1] else (f"topic{n}" for n in range(topics))),
         domains=("texts",),
+        origin=row.astype(np.int32) if task == TASKS[1] else None,
         client=client[row],
         users=tuple(f"user{n}" for n in range(users)),
     )

@@ -67,4 +67,5 @@ def next_word(
     ends = np.searchsorted(of_sequence, np.cumsum([len(part.x) for part in parts]))
     labels = np.split(y, ends[:-1])
     parts = [part._replace(x=None, y=own) for part, own in zip(parts, labels, strict=True)]
-    return assembled(parts, x, (*text_rows.SPECIAL, *(names[number] for number in kept)), name)
+    classes = (*text_rows.SPECIAL, *(names[number] for number in kept))
+    return assembled(parts, x, classes, name)._replace(origin=of_sequence.astype(np.int32))

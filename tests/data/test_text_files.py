@@ -7,6 +7,8 @@ import pytest
 from inputs import complaint
 from pyarrow import Table, parquet
 
+from fedjax_lab import experiment
+from fedjax_lab.config import resolve
 from fedjax_lab.data import text_sets
 from fedjax_lab.data.text_files import text_files
 
@@ -101,6 +103,7 @@ def test_each_word_is_an_example_of_its_user(tmp_path):
         ({"path": "empty.csv"}, "has no column 'text'"),
         ({"path": "header.csv"}, "header.csv has no texts to train on"),
         ({"path": "unlabeled.csv"}, "unlabeled.csv: text 1 has an empty label"),
+        ({"path": "unsaid.csv", "client": "user"}, "unsaid.csv: text 2 has an empty client"),
         ({"path": "list.json"}, "list.json cannot be read (line 1 is no JSON object"),
         ({"path": "null.jsonl"}, "null.jsonl: 'text' of row 2 is no text but None"),
         ({"path": "lacks.jsonl"}, "lacks.jsonl: row 1 has no 'text'; did you mean 'texts'?"),
@@ -113,6 +116,7 @@ def test_what_is_wrong_is_one_line(tmp_path, monkeypatch, settings, said):
         "other.txt": "",
         "short.csv": "text,label\na,b\nc\n",
         "empty.csv": "",
+        "unsaid.csv": "text,label,user\ngood,1,ann\nbad,0,\n",
         "header.csv": "text,label\n",
         "unlabeled.csv": "text,label\na,\n",
         "list.json": '[{"text": "a", "label": 1}]',
@@ -122,6 +126,17 @@ def test_what_is_wrong_is_one_line(tmp_path, monkeypatch, settings, said):
     for name, content in contents.items():
         (tmp_path / name).write_text(content)
     assert said in complaint(text_files, **{"path": "rows.csv", **settings})
+
+
+def test_tests_that_are_drawn_are_of_whole_texts(tmp_path):
+    """Next words whose texts are trained on would be no test."""
+    rows = [(f"one two three {number}", "", f"user{number % 4}") for number in range(20)]
+    path = write_rows(tmp_path / "some.csv", rows)
+    data = {"name": "text_files", "path": path, "client": "user", "task": "next_word"}
+    config = resolve({"data": {**data, "tokenizer": "words", "test": 0.25}})
+    test = experiment.load_data(config.data).test.reshape(20, 4)
+    assert (test.all(1) == test.any(1)).all()
+    assert sorted(test[:, 0].reshape(5, 4).sum(0).tolist()) == [1, 1, 1, 2]
 
 
 def test_ag_news_as_it_is_published(tmp_path):
