@@ -18,7 +18,7 @@ from fedjax_lab import streams
 from fedjax_lab.analysis import plots
 from fedjax_lab.data import partition
 from fedjax_lab.data.dataset import Dataset
-from fedjax_lab.federation import class_counts
+from fedjax_lab.federation import class_counts, parts_of
 from fedjax_lab.types import Federation
 
 CLIENTS = 100  # that a picture has room for
@@ -34,6 +34,8 @@ class Held(NamedTuple):
     num_new: int
     class_names: Sequence[str]
     domain_names: Sequence[str]
+    tests: int = 0  # examples of the global test set
+    tests_of_nobody: int = 0  # those among them that no client holds
 
     @property
     def clients(self) -> list[str]:
@@ -55,13 +57,32 @@ def held_by(federation: Federation, dataset: Dataset) -> Held:
         num_new=0 if federation.new_train is None else len(federation.new_train),
         class_names=[partition.printable(name) for name in dataset.classes],
         domain_names=[partition.printable(name) for name in domains],
+        tests=0 if federation.global_test is None else len(federation.global_test),
+        tests_of_nobody=_tests_of_nobody(federation),
     )
+
+
+def _tests_of_nobody(federation: Federation) -> int:
+    """How many examples of the global test set no client holds.
+
+    They are of users who have no training examples, or whom the partition leaves out.
+    """
+    if federation.global_test is None:
+        return 0
+    held = [parts_of(rows) for rows in (federation.test, federation.new_test) if rows is not None]
+    rows = np.concatenate([part for parts in held for part in parts]) if held else []
+    return int((~np.isin(federation.global_test, rows)).sum())
 
 
 def table(held: Held) -> str:
     """The first clients and classes, totals and measures of skew; the same of new clients."""
     names, first = (held.class_names, held.domain_names), len(held.classes) - held.num_new
     text = partition.table(held.classes[:first], names[0], held.domains[:first], names[1])
+    if held.tests_of_nobody:
+        text += (
+            f"\n{held.tests_of_nobody} of {held.tests} test examples are no client's: only the"
+            " global test set has them"
+        )
     if not held.num_new:
         return text
     new = partition.table(held.classes[first:], names[0], held.domains[first:], names[1])

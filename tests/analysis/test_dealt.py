@@ -58,6 +58,22 @@ def test_domains_follow_the_classes():
     assert text[-1] == "domains: EMD to the domains of all 0.889 (of 2), 1.0 domains per client"
 
 
+def test_tests_of_users_who_train_nothing_are_counted():
+    client = np.array([0, 0, 1, 1, 1, 0, 1, 2, 2, 2])
+    test = np.arange(10) >= 5
+    data = Dataset(np.zeros((10, 2), np.float32), client % 2, 0 * client, test, ("a", "b"), ("d",))
+    data = data._replace(client=client, users=("u", "v", "w"))
+    for settings, line in (
+        ({}, "3 of 5 test examples are no client's: only the global test set has them"),
+        ({"min_examples": 3}, "4 of 5 test examples are no client's"),
+        ({"new_clients": 0.5}, "3 of 5 test examples are no client's"),
+    ):
+        config = resolve({"partition": {"name": "by_client", **settings}})
+        made = dealt.held_by(deal_dataset(config, data, [0])[0], data)
+        assert line in dealt.table(made)
+    assert "test examples" not in dealt.table(held())
+
+
 def test_the_file_has_everybody(tmp_path):
     dealt.write(held(clients=200, classes=2, domains=2, num_new=1), tmp_path / "partition.csv")
     lines = list(csv.reader((tmp_path / "partition.csv").read_text().splitlines()))
