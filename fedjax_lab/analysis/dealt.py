@@ -18,7 +18,7 @@ from fedjax_lab import streams
 from fedjax_lab.analysis import plots
 from fedjax_lab.data import partition
 from fedjax_lab.data.dataset import Dataset
-from fedjax_lab.federation import class_counts, parts_of
+from fedjax_lab.federation import class_counts
 from fedjax_lab.types import Federation
 
 CLIENTS = 100  # that a picture has room for
@@ -69,9 +69,8 @@ def _tests_of_nobody(federation: Federation) -> int:
     """
     if federation.global_test is None:
         return 0
-    held = [parts_of(rows) for rows in (federation.test, federation.new_test) if rows is not None]
-    rows = np.concatenate([part for parts in held for part in parts]) if held else []
-    return int((~np.isin(federation.global_test, rows)).sum())
+    held = [rows.list for rows in (federation.test, federation.new_test) if rows is not None]
+    return int((~np.isin(federation.global_test, np.concatenate([*held, []]))).sum())
 
 
 def table(held: Held) -> str:

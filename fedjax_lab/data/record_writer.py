@@ -60,7 +60,7 @@ def write(dataset: Dataset, folder: Path, source: str) -> Iterator[Progress]:
     with named_when_whole(folder / INDEX) as file:
         file.write_text(json.dumps(_content(index), indent=2) + "\n")
     with named_when_whole(folder / LABELS) as file, file.open("wb") as content:
-        kinds = of_each(index.users)
+        kinds = of_each(index)
         labels: Any = {key: np.asarray(getattr(dataset, key), kind) for key, kind in kinds.items()}
         np.savez(content, **labels)
     before = (folder / SUMS).read_text(errors="replace") if (folder / SUMS).exists() else ""
@@ -84,7 +84,7 @@ def make_index(dataset: Dataset, source: str) -> Index:
         what = f"{x.dtype} {list(x.shape)}"
         raise BadInput(f"the examples are {what}; records hold {', '.join(TYPES)}, at least one")
     size = max(1, SHARD // example_bytes(x), -(-len(x) // MOST_SHARDS))
-    arrays = {key: np.asarray(getattr(dataset, key)) for key in of_each(dataset.users)}
+    arrays = {key: np.asarray(getattr(dataset, key)) for key in of_each(dataset)}
     kinds = ("classes", "domains", "users") if dataset.users else ("classes", "domains")
     names = {key: np.array(getattr(dataset, key)) for key in kinds}
     return Index(
@@ -97,13 +97,14 @@ def make_index(dataset: Dataset, source: str) -> Index:
         classes=dataset.classes,
         domains=dataset.domains,
         users=dataset.users,
+        origin=dataset.origin is not None,
     )
 
 
 def _content(index):
-    """What the file of an index says; without users as before there were any."""
-    content = index._asdict()
-    return content if index.users else {k: v for k, v in content.items() if k != "users"}
+    """What the file of an index says; without users and origins as before there were any."""
+    left_out = {key for key in ("users", "origin") if not getattr(index, key)}
+    return {key: value for key, value in index._asdict().items() if key not in left_out}
 
 
 def check_folder(folder: Path, index: Index) -> None:

@@ -43,6 +43,7 @@ class Index(NamedTuple):
     classes: tuple[str, ...]
     domains: tuple[str, ...]
     users: tuple[str, ...] = ()  # natural users; not in the file where there are none
+    origin: bool = False  # whether labels.npz has Dataset.origin; not in the file where it has not
 
 
 def records(*, path: str) -> Dataset:
@@ -59,7 +60,7 @@ def records(*, path: str) -> Dataset:
     with safe.reading(folder, REMEDY):
         sums = read_sums(folder)
         index = read_index(folder)
-        labels: Any = npz.read(folder / LABELS, of_each(index.users), REMEDY, "is damaged")
+        labels: Any = npz.read(folder / LABELS, of_each(index), REMEDY, "is damaged")
         check_labels(index, labels)
     digest = hashlib.sha256("".join(sums).encode()).hexdigest()
     x = LazyArray(reader(folder, index), index.shape, index.dtype, digest)
@@ -67,9 +68,11 @@ def records(*, path: str) -> Dataset:
     return Dataset(x=x, **labels, **names)
 
 
-def of_each(users: tuple[str, ...]) -> dict[str, Any]:
-    """What labels.npz holds of each example, with its type; users: the names of natural ones."""
-    return {**EACH, "client": np.int32} if users else EACH
+def of_each(there: Dataset | Index) -> dict[str, Any]:
+    """What labels.npz holds of each example, with its type."""
+    has_origin = there.origin if isinstance(there, Index) else there.origin is not None
+    kinds = {**EACH, "client": np.int32} if there.users else EACH
+    return {**kinds, "origin": np.int32} if has_origin else kinds
 
 
 def shard_name(number: int) -> str:
@@ -114,7 +117,7 @@ def sum_of(file: Path) -> str:
 def check_labels(index: Index, labels: dict[str, np.ndarray]) -> None:
     """ValueError unless these are what the index says of each example."""
     for name, array in labels.items():
-        if array.shape != index.shape[:1] or array.dtype != of_each(index.users)[name]:
+        if array.shape != index.shape[:1] or array.dtype != of_each(index)[name]:
             raise ValueError(f"{name} in {LABELS} does not fit {INDEX}")
     numbers = {"y": index.classes, "domain": index.domains, "client": index.users}
     for name in numbers.keys() & labels.keys():

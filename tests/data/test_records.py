@@ -58,8 +58,16 @@ def test_natural_users_are_written_and_read(tmp_path):
     assert records.records(path=str(folder)).client is None
 
 
+def test_which_text_an_example_is_cut_from_is_written_and_read(tmp_path):
+    data, folder = make(), tmp_path / "toy"
+    write(data._replace(origin=np.arange(len(data.y)) // 2), folder)
+    made = records.records(path=str(folder))
+    assert made.origin.dtype == np.int32
+    assert made.origin.tolist() == [row // 2 for row in range(len(data.y))]
+
+
 def test_a_folder_without_users_is_what_earlier_versions_wrote(written):
-    assert "users" not in json.loads((written / "index.json").read_text())
+    assert not {"users", "origin"} & json.loads((written / "index.json").read_text()).keys()
     with np.load(written / "labels.npz") as labels:
         assert sorted(labels.files) == ["domain", "test", "y"]
     assert records.records(path=str(written)).users == ()
