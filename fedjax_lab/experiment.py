@@ -14,6 +14,7 @@ import optax
 
 from fedjax_lab import contract, fsdp, metrics, parallel, schedules, sizes, tree
 from fedjax_lab.config import value_at
+from fedjax_lab.data import catalog
 from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.data.normalize import input_range
 from fedjax_lab.data.text_rows import SPECIAL
@@ -306,7 +307,7 @@ def load_data(section: Mapping) -> Dataset:
     _check_numbers("domain", dataset.domain, dataset.domains)
     if dataset.client is not None:
         _check_numbers("client", dataset.client, dataset.users)
-    return dataset
+    return catalog.credited(dataset, section)
 
 
 def _check_arrays(dataset):

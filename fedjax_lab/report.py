@@ -43,7 +43,7 @@ import sys
 from pathlib import Path
 
 from fedjax_lab import command
-from fedjax_lab.analysis import compare, formats, pivot, runs, sweeps, tables
+from fedjax_lab.analysis import compare, data_used, formats, pivot, runs, sweeps, tables
 from fedjax_lab.errors import MACHINE, BadInput, parse, quoted
 from fedjax_lab.measures import metric_of
 from fedjax_lab.running import cloud
@@ -153,7 +153,7 @@ def report(args) -> str:
     """The comparison that the arguments ask for, as text. BadInput where there is none."""
     whole, damaged = runs.read_all(runs.find(args.folders))
     blocks, notes = runs.arrange(whole)
-    notes += [*sweeps.notes(whole), *damaged]
+    notes += [*sweeps.notes(whole), *damaged, *data_used.notes(whole)]
     if args.pivot:
         named = runs.named_alike(blocks)
         blocks, notes = named, notes + runs.chosen(blocks, named)

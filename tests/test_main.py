@@ -78,6 +78,7 @@ def test_a_run_leaves_its_files(toy, tmp_path, capsys):
     for key in ("compile_seconds", "examples_per_second", "utilisation", "peak_memory_bytes"):
         assert summary[key] > 0
     assert summary["versions"]["jax"]
+    assert summary["data"].keys() == {"name", "license", "citation", "fingerprint"}
     config = json.loads((tmp_path / "a/config.json").read_text())
     assert config["method"] == {"name": "fedavg"} and config["seeds"] == [0, 1]
     assert (tmp_path / "a/plots/learning_curve.png").stat().st_size > 5000

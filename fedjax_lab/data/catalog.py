@@ -5,10 +5,12 @@ Sizes and SHA-256 checksums are those that TensorFlow Datasets keeps of the same
 Avalanche and others have it, and of sets of texts those that Hugging Face's `datasets` had.
 """
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from fedjax_lab.data import digits_five, domainnet, image_folders, office_caltech, shakespeare
 from fedjax_lab.data.cifar import CIFAR10, CIFAR100
+from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.data.idx import FILES as IDX_FILES
 from fedjax_lab.errors import BadInput, nearest, quoted
 
@@ -424,6 +426,28 @@ NOTHING_TO_FETCH = {  # the other data sources
     "tfds": "reads what `tfds build` prepares",
     "idx": "reads files in MNIST's format: `fedjax-lab data get` fetches mnist and kmnist",
 }
+
+
+GENERATED = {  # sources that draw their examples from others: license and citation
+    "digit_domains": (
+        "CC BY 4.0 (the digits); its photographs: see scikit-learn",
+        "E. Alpaydin, C. Kaynak. Optical Recognition of Handwritten Digits. UCI Machine Learning"
+        " Repository, 1998, doi:10.24432/C50P49.",
+    ),
+}
+
+
+def credited(dataset: Dataset, section: Mapping) -> Dataset:
+    """The data set with the license and citation of what a config's section `data` names.
+
+    What a source says of itself stays as it is. Both are empty where nothing is known.
+    """
+    name = section["name"]
+    published = PUBLISHED.get(name) or PUBLISHED.get(section.get("dataset", ""))
+    known = (published.license, published.citation) if published else GENERATED.get(name, ("", ""))
+    return dataset._replace(
+        license=dataset.license or known[0], citation=dataset.citation or known[1]
+    )
 
 
 def look_up(name: str) -> Published:

@@ -98,6 +98,7 @@ SUMMARY = {  # summary.json, as far as comparisons read it
     "diverged?": {"*": COUNT},
     "stopped?": {"rule": TEXT, "round": COUNT},  # by which rule it ended early
     "lower_is_better?": [TEXT],
+    "data?": {"*": TEXT},  # name, license, citation, fingerprint
     "device?": TEXT,
     "strategy?": TEXT,
     "versions?": {"*": TEXT},

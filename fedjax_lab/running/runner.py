@@ -394,9 +394,17 @@ def _summary(engine, experiment, rows):
         "bytes_down": sum(row["bytes_down"] for row in newest),
         "strategy": experiment.simulation.strategy.name,
         "seeds_vectorised": engine.together,
+        "data": _data(experiment),
         "device": f"{len(jax.devices())} x {jax.devices()[0].device_kind}",
         "versions": _versions(),
     }
+
+
+def _data(experiment):
+    """What is to be said of the data that a run used."""
+    dataset = experiment.dataset
+    name = experiment.config.data.name
+    return {"name": name, "license": dataset.license, "citation": dataset.citation}
 
 
 def _versions():

@@ -362,6 +362,8 @@ class Workdir:
     def finish(self, summarize: Callable[[Experiment, list[dict]], dict], rows, **more) -> dict:
         """Writes the plots and then summary.json, which it returns."""
         summary = {**summarize(self._experiment, rows), **more}
+        if self._writes and "data" in summary:  # not of a run that an earlier version began
+            summary["data"] |= {"fingerprint": fingerprint.of_data(self._fingerprint)}
         if self._checkpoints:
             self._checkpoints.wait()
         if self._writes:
