@@ -1,6 +1,7 @@
 """Tables of texts: each file format, columns by name and number, users, next words."""
 
 import json
+import sys
 
 import numpy as np
 import pytest
@@ -122,6 +123,15 @@ def test_what_is_wrong_is_one_line(tmp_path, monkeypatch, settings, said):
     for name, content in contents.items():
         (tmp_path / name).write_text(content)
     assert said in complaint(text_files, **{"path": "rows.csv", **settings})
+
+
+@pytest.mark.parametrize("package", ["tokenizers", "pyarrow"])
+def test_a_package_that_is_missing_is_named(tmp_path, monkeypatch, package):
+    path = write_rows(tmp_path / f"rows.{'parquet' if package == 'pyarrow' else 'csv'}")
+    (tmp_path / "tokenizer.json").touch()
+    monkeypatch.setitem(sys.modules, package, None)
+    message = complaint(text_files, path=path, tokenizer=str(tmp_path))
+    assert message.endswith(f"needs {package}: pip install 'fedjax_lab[text]'")
 
 
 def test_ag_news_as_it_is_published(tmp_path):
