@@ -167,3 +167,10 @@ def test_a_share_takes_the_place_of_a_random_fifth(source, tmp_path):
 def test_a_source_may_have_a_setting_of_that_name(config):
     resolved = config("with_its_own", test=100)
     assert experiment.load_data(resolved.data).test.sum() == 100
+
+
+def test_the_words_of_one_text_stay_on_one_side(tmp_path):
+    (tmp_path / "a.csv").write_text("text\none two three four\nfive six seven\n")
+    settings = {"path": str(tmp_path / "a.csv"), "task": "next_word", "test": 0.3}
+    config = resolve({"data": {"name": "text_files", **settings}})
+    assert "each word is an example" in complaint(experiment.load_data, config.data)
