@@ -171,6 +171,6 @@ def test_a_source_may_have_a_setting_of_that_name(config):
 
 def test_the_words_of_one_text_stay_on_one_side(tmp_path):
     (tmp_path / "a.csv").write_text("text\none two three four\nfive six seven\n")
-    settings = {"path": str(tmp_path / "a.csv"), "task": "next_word", "test": 0.3}
-    config = resolve({"data": {"name": "text_files", **settings}})
+    settings = {"path": str(tmp_path / "a.csv"), "task": "next_word", "tokenizer": "words"}
+    config = resolve({"data": {"name": "text_files", "test": 0.3, **settings}})
     assert "each word is an example" in complaint(experiment.load_data, config.data)
