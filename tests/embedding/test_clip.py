@@ -517,7 +517,10 @@ def test_files_that_do_not_fit_each_other(tmp_path, model):
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({"x": np.zeros((10, 7), np.float32)}, "needs images or texts of characters, not examples of shape [7]"),
+        (
+            {"x": np.zeros((10, 7), np.float32)},
+            "images or texts of characters, not examples of shape [7]",
+        ),
         ({"x": np.zeros((10, 9, 9, 2), np.uint8)}, "of shape [9, 9, 2]"),
         ({"x": np.full((10, 9, 9, 3), 7.5, np.float32)}, "from 0 to 1, not from 7.5 to 7.5"),
     ],
