@@ -315,6 +315,8 @@ FIRST_FILES = {  # of each source one layout that is found
     "domainnet": ["DomainNet/clipart/x"],
     "domainnet_full": ["DomainNet/splits/clipart_train.txt"],
     "shakespeare": ["train/x.json"],
+    "ag_news": ["ag_news/train.csv"],
+    "sentiment140": [f"sentiment140/{at_hand.text_sets.SENTIMENT140_FILES[0]}"],
     "pacs": [f"PACS/{name}/x" for name in at_hand.image_folders.PACS.domains],
     "vlcs": [f"VLCS/{name}/x" for name in at_hand.image_folders.VLCS.domains],
     "office_home": [f"OfficeHome/{name}/x" for name in at_hand.image_folders.OFFICE_HOME.domains],

@@ -562,6 +562,7 @@ NOTHING_TO_FETCH = {  # the other data sources
     "arrays": "reads an .npz file of your own",
     "mapped": "reads .npy files of your own",
     "image_folders": "reads images of your own",
+    "image_table": "reads images of your own",
     "records": "reads what `fedjax-lab data prepare` writes",
     "leaf": "reads what preprocess.sh of https://github.com/TalwalkarLab/leaf writes",
     "tff_hdf5": "reads what tff.simulation.datasets of TensorFlow Federated has fetched",

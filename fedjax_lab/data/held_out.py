@@ -3,6 +3,7 @@
 import numpy as np
 
 from fedjax_lab.data.dataset import Dataset
+from fedjax_lab.data.text_rows import SPECIAL
 from fedjax_lab.errors import BadInput
 
 
@@ -19,7 +20,8 @@ def with_test(dataset: Dataset, source: str, share: float, seed: int) -> Dataset
       seed: of the draw; the same seed draws the same examples in every run.
 
     Raises:
-      BadInput: the dataset has test examples, or has too few examples for any.
+      BadInput: the dataset has test examples, or has too few examples for any, or each word of its
+        texts is an example.
     """
     present = int(np.sum(dataset.test))
     if present and not dataset.test_is_drawn:
@@ -27,10 +29,16 @@ def with_test(dataset: Dataset, source: str, share: float, seed: int) -> Dataset
             f"config.data.test={share} is for data without a test set, but {source} has {present}"
             " test examples; set config.data.test=0"
         )
-    if dataset.origin is None:
-        test = draw(dataset.y, dataset.domain, dataset.client, share, seed)
-    else:
+    if dataset.origin is not None:
         test = _of_origins(dataset, dataset.origin, share, seed)
+    elif tuple(dataset.classes[: len(SPECIAL)]) == SPECIAL:
+        raise BadInput(
+            f"config.data.test={share} would divide the words of one text between training and"
+            f" tests, as each word is an example and {source} does not say of which text; give the"
+            " tests texts of their own (config.data.test_path of text_files)"
+        )
+    else:
+        test = draw(dataset.y, dataset.domain, dataset.client, share, seed)
     if not test.any():
         raise BadInput(
             f"config.data.test={share} of {len(test)} examples leaves none to test on; take more"

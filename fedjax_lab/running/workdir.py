@@ -36,7 +36,7 @@ from fedjax_lab.running import (
 from fedjax_lab.running.checkpoint import Checkpoints, placed
 from fedjax_lab.types import Stage
 
-BEFORE = ("partition.png", "error.txt", "fingerprint.json", growth.EVALUATED)
+BEFORE = ("partition.png", "partition.csv", "error.txt", "fingerprint.json", growth.EVALUATED)
 # files that may be there before a run begins
 SAVE_SECONDS = 5.0  # at least so long between two checkpoints
 SAVE_SHARE = 0.1  # of a run's time that checkpoints may take

@@ -167,3 +167,13 @@ def test_a_share_takes_the_place_of_a_random_fifth(source, tmp_path):
 def test_a_source_may_have_a_setting_of_that_name(config):
     resolved = config("with_its_own", test=100)
     assert experiment.load_data(resolved.data).test.sum() == 100
+
+
+def test_the_words_of_one_text_stay_on_one_side():
+    y, zeros = np.array([2, 3, 2, 3]), np.zeros(4, int)
+    data = Dataset(
+        y[:, None], y, zeros, zeros > 0, ("<padding>", "<unknown>", "a", "b"), ("texts",)
+    )
+    assert "each word is an example" in complaint(with_test, data, "toy", 0.5, 0)
+    made = with_test(data._replace(origin=np.array([7, 7, 4, 4])), "toy", 0.5, 0)
+    assert made.test.tolist() in ([True, True, False, False], [False, False, True, True])

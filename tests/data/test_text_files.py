@@ -1,6 +1,7 @@
 """Tables of texts: each file format, columns by name and number, users, next words."""
 
 import json
+import sys
 
 import numpy as np
 import pytest
@@ -137,6 +138,15 @@ def test_tests_that_are_drawn_are_of_whole_texts(tmp_path):
     test = experiment.load_data(config.data).test.reshape(20, 4)
     assert (test.all(1) == test.any(1)).all()
     assert sorted(test[:, 0].reshape(5, 4).sum(0).tolist()) == [1, 1, 1, 2]
+
+
+@pytest.mark.parametrize("package", ["tokenizers", "pyarrow"])
+def test_a_package_that_is_missing_is_named(tmp_path, monkeypatch, package):
+    path = write_rows(tmp_path / f"rows.{'parquet' if package == 'pyarrow' else 'csv'}")
+    (tmp_path / "tokenizer.json").touch()
+    monkeypatch.setitem(sys.modules, package, None)
+    message = complaint(text_files, path=path, tokenizer=str(tmp_path))
+    assert message.endswith(f"needs {package}: pip install 'fedjax_lab[text]'")
 
 
 def test_ag_news_as_it_is_published(tmp_path):

@@ -345,7 +345,7 @@ def test_images_and_prompts(model):
 
 def test_texts_go_through_the_text_tower(model):
     alphabet = ("a", "b", " ")
-    x = np.random.default_rng(0).integers(0, 3, (4, 9)).astype(np.int32)
+    x = np.random.default_rng(0).integers(0, 3, (4, 9)).astype(np.int8)
     halves = (x[:3], np.array([0, 1, 2])), (x[3:], np.array([0]))
     made = source.clip(of_one_domain(*halves, alphabet, "text"), folder=str(model))
     sentences = ["The next character of " + "".join(alphabet[i] for i in text) for text in x[:3]]
@@ -517,7 +517,10 @@ def test_files_that_do_not_fit_each_other(tmp_path, model):
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({"x": np.zeros((10, 7), np.float32)}, "needs images or texts, not examples of shape [7]"),
+        (
+            {"x": np.zeros((10, 7), np.float32)},
+            "images or texts of characters, not examples of shape [7]",
+        ),
         ({"x": np.zeros((10, 9, 9, 2), np.uint8)}, "of shape [9, 9, 2]"),
         ({"x": np.full((10, 9, 9, 3), 7.5, np.float32)}, "from 0 to 1, not from 7.5 to 7.5"),
     ],
