@@ -517,7 +517,7 @@ def test_files_that_do_not_fit_each_other(tmp_path, model):
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({"x": np.zeros((10, 7), np.float32)}, "needs images or texts, not examples of shape [7]"),
+        ({"x": np.zeros((10, 7), np.float32)}, "texts of characters, not examples of shape [7]"),
         ({"x": np.zeros((10, 9, 9, 2), np.uint8)}, "of shape [9, 9, 2]"),
         ({"x": np.full((10, 9, 9, 3), 7.5, np.float32)}, "from 0 to 1, not from 7.5 to 7.5"),
     ],
@@ -529,6 +529,12 @@ def test_examples_that_are_no_images(model, changes, expected):
 
 def test_batches_of_nothing(model):
     assert "batch_size" in complaint(source.clip, pictures(), folder=str(model), batch_size=0)
+
+
+def test_token_ids_are_refused_before_a_model_is_looked_for(tmp_path):
+    data = pictures()._replace(x=np.ones((10, 5), np.int16))
+    said = complaint(source.clip, data, folder=str(tmp_path / "nowhere"))
+    assert said == "CLIP needs images or texts of characters, not examples of shape [5]"
 
 
 def test_the_extra_is_named_where_it_lacks(monkeypatch):
