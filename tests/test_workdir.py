@@ -132,6 +132,19 @@ def test_embeddings_are_part_of_the_data_where_they_are_used(run):
         fingerprint.check_same(*digests, run)
 
 
+def test_users_are_part_of_the_data_where_they_are_known(run):
+    job = experiment.build(resolve(load_config(str(run / "toy.py"))), [0])
+    plain, digests = fingerprint.of(job), []
+    for shift in (0, 1):
+        client = np.arange(shift, len(job.dataset.y) + shift, dtype=np.int32) % 2
+        data = job.dataset._replace(client=client, users=("ann", "bob"))
+        digests.append(fingerprint.of(job._replace(dataset=data)))
+    assert len({fingerprint.of_data(each) for each in (plain, *digests)}) == 3
+    with pytest.raises(BadInput, match="began: users;"):
+        fingerprint.check_same(*digests, run)
+    fingerprint.check_same(plain, digests[0], run)  # a folder that says nothing of users
+
+
 def test_a_fingerprint_takes_no_table_of_all_clients(run, monkeypatch):
     """Padded to the largest client it may be far larger than the examples."""
     job = experiment.build(resolve(load_config(str(run / "toy.py"))), [0])

@@ -68,6 +68,11 @@ def _reduced(embedded, components, rng):
     """The first principal components, of which the largest has a variance of 1."""
     from sklearn.decomposition import PCA
 
+    if not np.isfinite(embedded).all():
+        raise BadInput(
+            "partition semantic: some embeddings (config.embedding) are not finite; the examples"
+            " may be all alike, or their numbers too large"
+        )
     seen = embedded[rng.permutation(len(embedded))[:REDUCED]]
     pca = PCA(min(components, *seen.shape), random_state=int(rng.integers(2**31))).fit(seen)
     return pca.transform(embedded) / np.sqrt(max(pca.explained_variance_[0], 1e-12))

@@ -12,6 +12,7 @@ from fedjax_lab.errors import BadInput, check_choice
 
 TASKS = ("classify", "next_word")
 VOCABULARY, LENGTH = 10_000, 64
+DIGITS = 1000  # of a number; Python refuses to read ones of some thousands
 
 
 class Text(NamedTuple):
@@ -98,10 +99,9 @@ class Columns(NamedTuple):
         for number, row in enumerate(rows, 1):
             rest = iter(row[len(parts) :])
             label, user = (next(rest) if name else "" for name in (self.label, self.client))
-            if self.label and not label:
-                raise BadInput(f"{file}: text {number} has an empty label")
-            if self.client and not user:
-                raise BadInput(f"{file}: text {number} has an empty client")
+            for column, cell, what in ((self.label, label, "label"), (self.client, user, "user")):
+                if column and not cell:
+                    raise BadInput(f"{file}: text {number} has an empty {what}")
             made.append(Text(" ".join(row[: len(parts)]), label, user))
         return made
 
@@ -153,7 +153,7 @@ def dataset_of(
 
 def in_order(labels: set[str]) -> tuple[str, ...]:
     """Labels by their numbers where all are numbers, or else by name."""
-    numbers = all(label.removeprefix("-").isdecimal() for label in labels)
+    numbers = all(len(label) < DIGITS and label.removeprefix("-").isdecimal() for label in labels)
     return tuple(sorted(labels, key=lambda label: (int(label) if numbers else 0, label)))
 
 

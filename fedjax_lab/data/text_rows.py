@@ -132,7 +132,8 @@ def _hashing(vocabulary):
         words = WORD.findall(text.lower())
         for word in words:
             if word not in seen:
-                seen[word] = FIRST + zlib.crc32(word.encode()) % (vocabulary - FIRST)
+                content = word.encode(errors="surrogatepass")  # half of an emoji is a word too
+                seen[word] = FIRST + zlib.crc32(content) % (vocabulary - FIRST)
         return [seen[word] for word in words]
 
     return encode

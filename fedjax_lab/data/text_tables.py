@@ -41,7 +41,7 @@ def read(
 
 def _of_lines(file, wanted, header, encoding):
     """The columns of a file with separators."""
-    content = io.StringIO(safe.content(file).decode(encoding), newline="")
+    content = io.StringIO(_decoded(file, encoding), newline="")
     limit = csv.field_size_limit(LONGEST)
     try:
         rows = enumerate(csv.reader(content, delimiter=SEPARATORS[file.suffix]), 1)
@@ -52,6 +52,11 @@ def _of_lines(file, wanted, header, encoding):
         return kept + [_cells(file, number, row, places) for number, row in rows]
     finally:
         csv.field_size_limit(limit)
+
+
+def _decoded(file, encoding):
+    """A file's text, without the mark of byte order that spreadsheets put before it."""
+    return safe.content(file).decode(encoding).removeprefix("\ufeff")
 
 
 def _place(file, name, there):
@@ -76,7 +81,7 @@ def _cells(file, number, row, places):
 def _of_objects(file, wanted):
     """The members of one JSON object in each line."""
     made = []
-    for number, line in enumerate(safe.content(file).decode().split("\n"), 1):
+    for number, line in enumerate(_decoded(file, "utf-8").split("\n"), 1):
         if line.strip():
             row = json.loads(line)
             if not isinstance(row, dict):
@@ -94,8 +99,9 @@ def _text(file, number, row, name):
 
 
 def _as_text(file, number, name, value: Any) -> str:
+    """A cell as text that can be written in UTF-8, in which half of an emoji cannot."""
     if isinstance(value, (str, int, float)):
-        return str(value)
+        return str(value).encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     raise BadInput(f"{file}: {quoted(name)} of row {number} is no text but {quoted(value)}")
 
 

@@ -7,10 +7,11 @@ successor in the topic follows half of the time, so that the order of words says
 
 import numpy as np
 
-from fedjax_lab.data import text_rows
+from fedjax_lab.data import safe, text_rows
 from fedjax_lab.data.dataset import Dataset
+from fedjax_lab.data.generated import check_spread
 from fedjax_lab.data.text_files import TASKS
-from fedjax_lab.errors import BadInput, check_choice, check_positive
+from fedjax_lab.errors import BadInput, check_choice, check_not_negative, check_positive
 
 OWN = 0.5  # share of a topic's words that are drawn by its own ranking
 FOLLOWS = 0.5  # how often a word is the successor of the one before it
@@ -43,15 +44,19 @@ def topics(
     task: classify, or next_word: each word is an example, and the label is the word.
     seed: of all draws.
 
-    Every fifth text of each user is for tests.
+    Every fifth text of each user is for tests. Raises BadInput for a setting that makes no sense,
+    and where memory does not suffice.
     """
     check_choice("data.task", task, TASKS)
+    check_not_negative("data.seed", seed)
     _check(users=users, topics=topics, words=words, length=length, alpha=alpha)
+    check_spread("alpha", alpha)
     if not text_rows.FIRST + topics <= vocabulary <= text_rows.LARGEST:
         least = f"two more than config.data.topics={topics}"
         raise BadInput(f"config.data.vocabulary must be {least}, up to 2**24, got {vocabulary}")
     if texts < TESTS:
         raise BadInput(f"config.data.texts must be at least {TESTS}, got {texts}")
+    _check_memory(users * texts * (words + topics) + topics * vocabulary)
     rng = np.random.default_rng(seed)
     client = np.repeat(np.arange(users, dtype=np.int32), how_many(rng, users, texts))
     mixtures = rng.dirichlet(np.full(topics, alpha), users)
@@ -109,3 +114,14 @@ def written(
 def _check(**positive):
     for name, value in positive.items():
         check_positive(f"data.{name}", value)
+
+
+def _check_memory(numbers):
+    """BadInput where so many numbers of 8 bytes do not fit in memory."""
+    try:
+        safe.check_memory(8 * numbers)
+    except safe.TooLargeError as error:
+        raise BadInput(
+            f"the texts do not fit in memory: {error}; lower config.data.users, texts, words,"
+            " topics or vocabulary"
+        ) from error

@@ -61,6 +61,8 @@ def clip(
     images nor texts.
     """
     check_positive("embedding.batch_size", batch_size)
+    if not is_text(dataset) and not dataset.files:
+        check_images(dataset.x)
     check_packages()
     where = find_model(folder, model)
     settings = read_settings(where)
@@ -108,7 +110,6 @@ def _images(dataset: Dataset, rows: np.ndarray, preprocess: Callable) -> Side:
         files = [Path(dataset.files[row]) for row in rows]
         content = {"files": np.array(fingerprint([Split(files, dataset.y[rows].tolist())], REMEDY))}
     else:
-        check_images(dataset.x)
         content = {"x": dataset.x[rows]}
 
     def pixels(number):

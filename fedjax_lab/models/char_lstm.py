@@ -6,6 +6,7 @@ arXiv 2003.00295).
 
 import flax.linen as nn
 
+from fedjax_lab.errors import check_not_negative
 from fedjax_lab.models import layers, tokens
 from fedjax_lab.types import Array
 
@@ -69,5 +70,6 @@ def word_lstm(
     projection: the size of the layer between LSTM and head; 0: there is none.
     """
     tokens.check_sizes(embedding=embedding, width=width, depth=depth)
+    check_not_negative("model.projection", projection)
     sizes = embedding, width, depth, projection, vocabulary
     return CharLSTM(num_classes, *sizes, name="word_lstm")

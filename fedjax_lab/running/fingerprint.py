@@ -22,12 +22,13 @@ ROWS = {  # of a federation, by the names that are part of the digests
     **dict(zip(NEW_ROWS, NEW_ROWS, strict=True)),
 }
 OF_DATA = ("examples", "labels", "domains", "test flags")  # the parts that are not of a partition
+USERS = "users"  # likewise, where the data say whose each example is
 START = "start of seed"  # what it takes from config.run.start_from
 DRAWING = "devices that draw clients"  # not a digest but their number
 
 
 def of(experiment: Experiment) -> dict[str, str]:
-    """A digest of each part of the data: examples, labels, who holds which, embeddings.
+    """A digest of each part of the data: examples, labels, users, who holds which, embeddings.
 
     Of a run that starts from another one, also a digest of what it takes from that. Where each
     device draws from the clients that it holds, also how many devices do that.
@@ -39,6 +40,8 @@ def of(experiment: Experiment) -> dict[str, str]:
         "domains": {"domain": data.domain, "domains": np.array(data.domains)},
         "test flags": {"test": data.test},
     }
+    if data.client is not None:
+        parts[USERS] = {"client": data.client, "users": np.array(data.users)}
     for seed, federation in zip(simulation.seeds, simulation.federations, strict=True):
         rows = {name: getattr(federation, field) for name, field in ROWS.items()}
         rows = {name: _array(held) for name, held in rows.items() if held is not None}
@@ -77,9 +80,10 @@ def _array(rows):
 def of_data(digests: dict[str, str]) -> str:
     """16 hexadecimal digits that tell data sets apart, from the digests that `of` gives.
 
-    They depend on the examples, labels, domains and test flags alone, not on who holds which.
+    They depend on the examples, labels, domains, test flags and users alone, not on which client
+    holds which.
     """
-    joined = "".join(digests[name] for name in OF_DATA)
+    joined = "".join([*(digests[name] for name in OF_DATA), digests.get(USERS, "")])
     return hashlib.sha256(joined.encode()).hexdigest()[:16]
 
 
@@ -94,6 +98,8 @@ def check_same(saved: dict[str, str], today: dict[str, str], folder) -> None:
         )
     if not any(name.startswith(START) for name in today):  # the run is only read
         saved = {name: digest for name, digest in saved.items() if not name.startswith(START)}
+    if USERS not in saved:  # an earlier version's run, of whose partition there are digests too
+        today = {name: digest for name, digest in today.items() if name != USERS}
     differing = [name for name in {**saved, **today} if saved.get(name) != today.get(name)]
     if differing:
         raise BadInput(

@@ -62,3 +62,11 @@ def test_bad_settings_are_refused():
         dealt(num_clients=200)
     with pytest.raises(BadInput, match="config.partition.components must be at least 1, got 0"):
         dealt(components=0)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_embeddings_that_are_not_finite_are_refused(value):
+    made, _ = examples(60)
+    made = made._replace(embed=lambda: np.where(made.x > 9, value, made.x))
+    with pytest.raises(BadInput, match="some embeddings .config.embedding. are not finite"):
+        semantic.semantic(made, 2, np.random.default_rng(0))

@@ -10,7 +10,7 @@ from pyarrow import Table, parquet
 
 from fedjax_lab import experiment
 from fedjax_lab.config import resolve
-from fedjax_lab.data import text_sets
+from fedjax_lab.data import text_rows, text_sets
 from fedjax_lab.data.text_files import text_files
 
 ROWS = [("Good, really", "pos", "ann"), ('say "no"\nnow', "neg", "bob"), ("good", "pos", "ann")]
@@ -51,6 +51,32 @@ def test_columns_without_names_are_numbered_from_one(tmp_path):
     assert np.count_nonzero(made.x, 1).tolist() == [4, 4, 2] and made.users == ()
     named = text_files(path=write_rows(tmp_path / "b.csv"), text="text,3", label="2", length=4)
     assert np.array_equal(named.x, made.x)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "settings"),
+    [
+        ("a.csv", "\ufefftext,label\ngood,1\n", {}),
+        ("b.csv", "\ufeff1,good\n", {"header": False, "text": "2", "label": "1"}),
+        ("c.jsonl", '\ufeff{"text": "good", "label": 1}\n', {}),
+    ],
+)
+def test_the_mark_that_spreadsheets_put_before_a_file_is_no_text(tmp_path, name, content, settings):
+    (tmp_path / name).write_text(content, encoding="utf-8")
+    made = text_files(path=str(tmp_path / name), length=2, **settings)
+    assert made.classes == ("1",) and np.count_nonzero(made.x) == 1
+
+
+def test_half_of_an_emoji_is_a_word_and_a_label_that_can_be_written(tmp_path):
+    (tmp_path / "a.jsonl").write_text(r'{"text": "so \ud83d", "label": "\ud83d"}')
+    made = text_files(path=str(tmp_path / "a.jsonl"), length=3)
+    assert made.classes == ("\ufffd",) and np.count_nonzero(made.x) == 2
+    assert text_rows.examples_of_texts(["so \ud83d"], "hash", 50, 2).all()
+
+
+def test_a_label_of_thousands_of_digits_is_a_name(tmp_path):
+    path = write_rows(tmp_path / "a.csv", [("a", "9" * 5000, "ann"), ("b", "10", "ann")])
+    assert [len(label) for label in text_files(path=path).classes] == [2, 5000]
 
 
 def test_a_folder_has_texts_to_train_on_and_texts_for_tests(tmp_path):
@@ -104,7 +130,8 @@ def test_each_word_is_an_example_of_its_user(tmp_path):
         ({"path": "empty.csv"}, "has no column 'text'"),
         ({"path": "header.csv"}, "header.csv has no texts to train on"),
         ({"path": "unlabeled.csv"}, "unlabeled.csv: text 1 has an empty label"),
-        ({"path": "unsaid.csv", "client": "user"}, "unsaid.csv: text 2 has an empty client"),
+        ({"path": "unsaid.csv", "client": "user"}, "unsaid.csv: text 2 has an empty user"),
+        ({"path": "anonym.csv", "client": "user"}, "anonym.csv: text 2 has an empty user"),
         ({"path": "list.json"}, "list.json cannot be read (line 1 is no JSON object"),
         ({"path": "null.jsonl"}, "null.jsonl: 'text' of row 2 is no text but None"),
         ({"path": "lacks.jsonl"}, "lacks.jsonl: row 1 has no 'text'; did you mean 'texts'?"),
@@ -120,6 +147,7 @@ def test_what_is_wrong_is_one_line(tmp_path, monkeypatch, settings, said):
         "unsaid.csv": "text,label,user\ngood,1,ann\nbad,0,\n",
         "header.csv": "text,label\n",
         "unlabeled.csv": "text,label\na,\n",
+        "anonym.csv": "text,label,user\na,1,u\nb,1,\n",
         "list.json": '[{"text": "a", "label": 1}]',
         "null.jsonl": '{"text": "a", "label": 1}\n{"text": null, "label": 1}\n',
         "lacks.jsonl": '{"texts": "a", "label": 1}',

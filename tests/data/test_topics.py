@@ -49,6 +49,11 @@ def test_words_follow_each_other():
         ({"alpha": 0.0}, "config.data.alpha must be above 0, got 0.0"),
         ({"texts": 4}, "config.data.texts must be at least 5, got 4"),
         ({"vocabulary": 9}, "must be two more than config.data.topics=8, up to 2**24, got 9"),
+        ({"alpha": 1e300}, "config.data.alpha must be from 0 to 1,000,000, got 1e+300"),
+        ({"seed": -1}, "config.data.seed must not be negative, got -1"),
+        ({"texts": 10**9}, "the texts do not fit in memory"),
+        ({"words": 10**9}, "lower config.data.users, texts, words, topics or vocabulary"),
+        ({"topics": 10**5, "vocabulary": 10**7}, "the texts do not fit in memory"),
         ({"task": "next"}, "config.data.task cannot be 'next'; did you mean 'next_word'?"),
     ],
 )

@@ -534,6 +534,12 @@ def test_batches_of_nothing(model):
     assert "batch_size" in complaint(source.clip, pictures(), folder=str(model), batch_size=0)
 
 
+def test_token_ids_are_refused_before_a_model_is_looked_for(tmp_path):
+    data = pictures()._replace(x=np.ones((10, 5), np.int16))
+    said = complaint(source.clip, data, folder=str(tmp_path / "nowhere"))
+    assert said == "CLIP needs images or texts of characters, not examples of shape [5]"
+
+
 def test_the_extra_is_named_where_it_lacks(monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers", None)
     said = complaint(source.clip, pictures())

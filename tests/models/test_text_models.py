@@ -137,6 +137,7 @@ def test_the_vocabulary_is_what_the_data_need():
         (partial(text_cnn.text_cnn, windows=(9,)), "windows=(9,) needs texts of 9 tokens or more"),
         (partial(fasttext.fasttext, buckets=-1), "config.model.buckets must not be negative"),
         (partial(char_lstm.word_lstm, depth=0), "config.model.depth must be above 0, got 0"),
+        (partial(char_lstm.word_lstm, projection=-1), "config.model.projection must not be negat"),
     ],
 )
 def test_bad_settings_are_named(make, said):
