@@ -66,18 +66,25 @@ def topics(
     rows = [row[:n].tolist() for row, n in zip(ids, counts, strict=True)]
     x, y, row = text_rows.examples(rows, topic, task == TASKS[1], length, vocabulary)
     place = np.arange(len(client)) - np.searchsorted(client, client)  # of a text among its user's
-    names = [*text_rows.SPECIAL, *(f"word{n}" for n in range(vocabulary - text_rows.FIRST))]
     return Dataset(
         x=x,
         y=y,
         domain=np.zeros(len(x), np.int32),
         test=(place % TESTS == TESTS - 1)[row],
-        classes=tuple(names if task == TASKS[1] else (f"topic{n}" for n in range(topics))),
+        classes=names(task, topics, vocabulary),
         domains=("texts",),
         origin=row.astype(np.int32) if task == TASKS[1] else None,
         client=client[row],
         users=tuple(f"user{n}" for n in range(users)),
     )
+
+
+def names(task: str, topics: int, vocabulary: int) -> tuple[str, ...]:
+    """Those of the classes: topics, or words."""
+    if task != TASKS[1]:
+        return tuple(f"topic{n}" for n in range(topics))
+    words = range(vocabulary - text_rows.FIRST)
+    return (*text_rows.SPECIAL, *(f"word{n}" for n in words))
 
 
 def how_many(rng: np.random.Generator, users: int, mean: int) -> np.ndarray:
