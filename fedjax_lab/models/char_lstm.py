@@ -5,6 +5,7 @@ arXiv 2003.00295).
 """
 
 import flax.linen as nn
+import jax.numpy as jnp
 
 from fedjax_lab.errors import check_not_negative
 from fedjax_lab.models import layers, tokens
@@ -23,6 +24,7 @@ class CharLSTM(nn.Module):
     depth: int = 2
     projection: int = 0  # of what the head reads; 0: none
     vocabulary: int = 0  # of what is embedded; 0: the classes
+    skips_padding: bool = False  # zeros before the first word are not read
 
     @nn.compact
     def __call__(self, x: Array, train: bool = False, mask: Array | None = None):
@@ -33,6 +35,8 @@ class CharLSTM(nn.Module):
         ids = tokens.ids_of(self.name or "CharLSTM", x)
         first = nn.initializers.normal(1.0)
         size = self.vocabulary or self.num_classes
+        count = tokens.count_padding(ids) if self.skips_padding else None
+        ids = ids if count is None else tokens.moved_to_front(ids, count)
         z = nn.Embed(size, self.embedding, embedding_init=first)(ids)
         init, dtype = layers.torch_uniform(self.width), z.dtype
         for _ in range(self.depth):
@@ -44,10 +48,17 @@ class CharLSTM(nn.Module):
                 dtype=dtype,  # of the products; the memory from place to place is float32
             )
             z = nn.RNN(cell)(z)
-        z = z[:, -1]
+        z = z[:, -1] if count is None else _before_padding(z, count)
         if self.projection:
             z = layers.dense(z, self.projection, name="projection")
         return layers.dense(z, self.num_classes, name="head"), z
+
+
+def _before_padding(z, count):
+    """Of z [B, T, D] the last place before so much padding at the end, or 0: [B, D]."""
+    last = z.shape[1] - 1 - count
+    at = jnp.take_along_axis(z, jnp.maximum(last, 0)[:, None, None], 1)[:, 0]
+    return jnp.where(last[:, None] >= 0, at, 0)
 
 
 def char_lstm(num_classes: int) -> CharLSTM:
@@ -66,10 +77,12 @@ def word_lstm(
 ) -> CharLSTM:
     """Reddi et al.'s for Stack Overflow: 4,050,748 parameters at 10,004 words.
 
+    Padding before the first word is not read, so that `length` does not change a shorter text.
+
     embedding: the size of a word's vector.
     projection: the size of the layer between LSTM and head; 0: there is none.
     """
     tokens.check_sizes(embedding=embedding, width=width, depth=depth)
     check_not_negative("model.projection", projection)
     sizes = embedding, width, depth, projection, vocabulary
-    return CharLSTM(num_classes, *sizes, name="word_lstm")
+    return CharLSTM(num_classes, *sizes, skips_padding=True, name="word_lstm")

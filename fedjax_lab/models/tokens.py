@@ -29,6 +29,17 @@ def mean_of_real(values: Array, real: Array) -> Array:
     return (values * weight[..., None]).sum(1) / jnp.maximum(weight.sum(1), 1)[:, None]
 
 
+def count_padding(ids: Array) -> Array:
+    """How much padding comes before the first word of each of ids [B, T]: [B] int32."""
+    return jnp.cumprod(ids == PADDING, 1).sum(1, dtype=jnp.int32)
+
+
+def moved_to_front(ids: Array, count: Array) -> Array:
+    """The words of ids [B, T] first, and behind them the padding, of which each row has `count`."""
+    place = (jnp.arange(ids.shape[1]) + count[:, None]) % ids.shape[1]
+    return jnp.take_along_axis(ids, place, 1)
+
+
 def with_vocabulary(
     net: nn.Module, x, limits: tuple[Array | float, Array | float], num_classes: int
 ) -> nn.Module:

@@ -13,7 +13,7 @@ from toys import random_weights
 from fedjax_lab.config import resolve
 from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.experiment import make_model
-from fedjax_lab.models import char_lstm, fasttext, text_cnn, transformer
+from fedjax_lab.models import char_lstm, fasttext, text_cnn, tokens, transformer
 from fedjax_lab.models.task import make_task
 
 KEY = jax.random.key(0)
@@ -22,7 +22,7 @@ NETS = {
     "fasttext": fasttext.FastText(3, width=4, buckets=7, vocabulary=6),
     "text_cnn": text_cnn.TextCNN(3, 4, 2, (2, 3), 0.0, 6),
     "transformer": transformer.Transformer(3, width=4, depth=2, heads=2, vocabulary=6),
-    "word_lstm": char_lstm.CharLSTM(3, 2, 4, 1, 3, 6),
+    "word_lstm": char_lstm.CharLSTM(3, 2, 4, 1, 3, 6, skips_padding=True),
 }
 close = partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4)
 
@@ -79,6 +79,23 @@ def test_a_transformer_is_the_formula_without_the_padding():
             tokens = s + dense(inner, b["mlp_1"])
         close(z, layer_norm(tokens, p["LayerNorm_0"])[0].mean(0), atol=1e-3)
     close(output.features[2], 0)  # a text without a word
+
+
+def test_padding_is_moved_behind_the_words():
+    ids = X.astype(int)
+    count = tokens.count_padding(ids)
+    assert count.tolist() == [2, 0, 5]
+    assert tokens.moved_to_front(ids, count).tolist() == [[3, 1, 2, 0, 0], *ids[1:].tolist()]
+
+
+@pytest.mark.slow
+def test_a_word_lstm_does_not_read_padding():
+    """The reference: the net that reads everything, on each text without its padding."""
+    p, output = passed("word_lstm")
+    whole = NETS["word_lstm"].clone(skips_padding=False)
+    for row, z in zip(X[:2], output.features, strict=False):
+        close(z, whole.apply({"params": p}, jnp.asarray(row[None, row > 0]))[1][0])
+    close(output.features[2], p["projection"]["bias"])  # of no word at all
 
 
 @pytest.mark.slow
