@@ -8,6 +8,7 @@ from fedjax_lab.config import resolve
 from fedjax_lab.engine import Engine
 from fedjax_lab.width import client_bytes
 
+TEXTS = {"char_lstm", "fasttext", "text_cnn", "transformer", "word_lstm"}  # models of texts
 SLOW = {"resnet18", "resnet50", "mobilenet_v2", "cct7"}
 
 
@@ -35,7 +36,7 @@ def model_config(folder, name):
     rng = np.random.default_rng(0)
     side = 64 if name == "alexnet_bn" else 32
     x = rng.integers(0, 256, (4 * 64 + 16, side, side, 3), dtype=np.uint8)
-    if name == "char_lstm":
+    if name in TEXTS:
         x = rng.integers(0, 10, (len(x), 80)).astype(np.float32)
     split = np.where(np.arange(len(x)) < 16, "test", "train")
     np.savez(folder / "data.npz", x=x, y=np.arange(len(x)) % 10, split=split)
