@@ -103,9 +103,9 @@ def _score_clients(program, lane, state, t, rows, at_most=None):
 
     def one(shared, federation, rows, entry):
         (server, everybody), (train, rows), (client, key) = shared, rows, entry
-        own = of_client(federation, client)
-        message, client = _tuned(program, own, send(server, client.id), client, train, key)
-        federation, rows = (own, rows) if everybody is None else everybody
+        skewed = of_client(federation, client)
+        message, client = _tuned(program, skewed, send(server, client.id), client, train, key)
+        federation, rows = (skewed, rows) if everybody is None else everybody
         return count_model(program, federation, message, client, rows)
 
     run = strategy.everyone(one, min(plan.cohort, num_clients))

@@ -589,9 +589,11 @@ def credited(dataset: Dataset, section: Mapping) -> Dataset:
     """
     name = section["name"]
     published = PUBLISHED.get(name) or PUBLISHED.get(section.get("dataset", ""))
-    known = (published.license, published.citation) if published else GENERATED.get(name, ("", ""))
+    license, citation = GENERATED.get(name, ("", ""))
+    if published:
+        license, citation = published.license, published.citation
     return dataset._replace(
-        license=dataset.license or known[0], citation=dataset.citation or known[1]
+        license=dataset.license or license, citation=dataset.citation or citation
     )
 
 

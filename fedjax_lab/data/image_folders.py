@@ -198,8 +198,8 @@ def _part(
         files += images
         labels += [label] * len(images)
     if files and not split:
-        known = ", ".join(SPLITS)
-        raise BadInput(f"{folder}: {quoted(levels['split'])} is none of the splits {known}")
+        splits = ", ".join(SPLITS)
+        raise BadInput(f"{folder}: {quoted(levels['split'])} is none of the splits {splits}")
     return Part(Split(files, labels), _domain(holder), split, levels.get("client", ""))
 
 

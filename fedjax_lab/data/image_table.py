@@ -119,8 +119,8 @@ def _parts(
         named = row.get("split", "train")
         split = SPLITS.get(named.lower())
         if split is None:
-            known = ", ".join(SPLITS)
-            raise BadInput(f"{table}: {quoted(named)} is none of the splits {known}: {REMEDY}")
+            splits = ", ".join(SPLITS)
+            raise BadInput(f"{table}: {quoted(named)} is none of the splits {splits}: {REMEDY}")
         key = row.get("domain", "image_table"), split, row.get("client", "")
         files, labels = images.setdefault(key, Split([], []))
         files.append(_file(table, folder, row["image"]))

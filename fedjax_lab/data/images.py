@@ -160,11 +160,11 @@ def fingerprint(splits: Sequence[Split], remedy: str) -> str:
         digest.update(f"{len(split.files)}\n".encode())
         for file, label in zip(*split, strict=True):
             try:
-                known = file.stat()
+                described = file.stat()
             except OSError as error:
                 raise BadInput(f"{file} cannot be read ({error}): {remedy}") from error
-            time = f" {known.st_mtime_ns}" if file.suffix.lower() in UNCOMPRESSED else ""
-            digest.update(f"{file.name!r} {known.st_size} {label}{time}\n".encode())
+            time = f" {described.st_mtime_ns}" if file.suffix.lower() in UNCOMPRESSED else ""
+            digest.update(f"{file.name!r} {described.st_size} {label}{time}\n".encode())
     return digest.hexdigest()[:16]
 
 

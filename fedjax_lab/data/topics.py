@@ -105,8 +105,8 @@ def written(
     """Words 0 .. words - 1 of texts with these topics [R]: [R, length]."""
     by_rank = 1 / (1 + np.arange(words))  # Zipf's law
     common = by_rank[rng.permutation(words)]
-    own = np.stack([by_rank[rng.permutation(words)] for _ in range(topics)])
-    cumulative = np.cumsum(OWN * own + (1 - OWN) * common, 1)
+    by_topic = np.stack([by_rank[rng.permutation(words)] for _ in range(topics)])
+    cumulative = np.cumsum(OWN * by_topic + (1 - OWN) * common, 1)
     successor = np.stack([rng.permutation(words) for _ in range(topics)])
     made = np.empty((len(topic), length), np.int32)
     for k in range(topics):

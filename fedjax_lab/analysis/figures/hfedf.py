@@ -87,8 +87,7 @@ def confidence(run: Finished, measure: str) -> tuple[np.ndarray, np.ndarray]:
     answers = []
     for i, rows in enumerate(rows_of(run)[measure]):
         client, message = run.client(i)
-        own = measure != "ood"
-        federation = of_client(run.federation, client) if own else run.federation
+        federation = of_client(run.federation, client) if measure != "ood" else run.federation
         batch = fetch(federation, rows[rows >= 0], run.plan)
         answers.append(jax.device_get(predict(message, client, batch.x, batch.y)))
     probability, right = (np.concatenate(part) for part in zip(*answers, strict=True))
