@@ -16,6 +16,7 @@ from fedjax_lab import experiment, parallel, sweep
 from fedjax_lab.config import resolve
 from fedjax_lab.config_files import load_config
 from fedjax_lab.data import cache, lazy
+from fedjax_lab.data.dataset import fingerprint_of
 from fedjax_lab.embedding import Embeddings
 from fedjax_lab.engine import Engine
 from fedjax_lab.errors import BadInput
@@ -139,7 +140,7 @@ def test_users_are_part_of_the_data_where_they_are_known(run):
         client = np.arange(shift, len(job.dataset.y) + shift, dtype=np.int32) % 2
         data = job.dataset._replace(client=client, users=("ann", "bob"))
         digests.append(fingerprint.of(job._replace(dataset=data)))
-    assert len({fingerprint.of_data(each) for each in (plain, *digests)}) == 3
+    assert len({fingerprint_of(each) for each in (plain, *digests)}) == 3
     with pytest.raises(BadInput, match="began: users;"):
         fingerprint.check_same(*digests, run)
     fingerprint.check_same(plain, digests[0], run)  # a folder that says nothing of users

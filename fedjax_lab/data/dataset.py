@@ -1,10 +1,13 @@
 """What every data source returns: arrays in one flat pool."""
 
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
+
+from fedjax_lab.data.cache import checksum
 
 TYPES = ("uint8", "int8", "int16", "int32", "float32")  # of examples; uint8: pixels
 
@@ -28,6 +31,32 @@ class Dataset(NamedTuple):
     citation: str = ""  # what to cite, in words
     origin: np.ndarray | None = None  # [R] int32, the text that each is cut from, where many are
     test_is_drawn: bool = False  # by the source, from data without a test set
+
+    def digests(self) -> dict[str, str]:
+        """A digest of each part: PARTS, the users only where they are known. Reads all examples."""
+        parts = {
+            "examples": {"x": self.x},
+            "labels": {"y": self.y, "classes": np.array(self.classes)},
+            "domains": {"domain": self.domain, "domains": np.array(self.domains)},
+            "test flags": {"test": self.test},
+        }
+        if self.client is not None:
+            parts[USERS] = {"client": self.client, "users": np.array(self.users)}
+        return {name: checksum(arrays) for name, arrays in parts.items()}
+
+    def fingerprint(self) -> str:
+        """16 hexadecimal digits that tell data sets apart by their content. Reads all examples."""
+        return fingerprint_of(self.digests())
+
+
+USERS = "users"
+PARTS = ("examples", "labels", "domains", "test flags", USERS)  # that a fingerprint is made from
+
+
+def fingerprint_of(digests: Mapping[str, str]) -> str:
+    """The fingerprint of a data set with these digests, of which only those of PARTS matter."""
+    joined = "".join(digests.get(name, "") for name in PARTS)
+    return hashlib.sha256(joined.encode()).hexdigest()[:16]
 
 
 def pooled(x: Any, train: Sequence[ArrayLike], test: Sequence[ArrayLike]) -> dict[str, Any]:

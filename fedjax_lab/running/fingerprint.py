@@ -1,12 +1,11 @@
 """Digests of what a run trains on, by which a resumed run knows that its data are the same."""
 
-import hashlib
-
 import jax
 import numpy as np
 
 from fedjax_lab import parallel
 from fedjax_lab.data.cache import checksum
+from fedjax_lab.data.dataset import USERS
 from fedjax_lab.data.lazy import LazyArray
 from fedjax_lab.errors import BadInput
 from fedjax_lab.experiment import Experiment
@@ -21,8 +20,6 @@ ROWS = {  # of a federation, by the names that are part of the digests
     "unseen": "unseen",
     **dict(zip(NEW_ROWS, NEW_ROWS, strict=True)),
 }
-OF_DATA = ("examples", "labels", "domains", "test flags")  # the parts that are not of a partition
-USERS = "users"  # likewise, where the data say whose each example is
 START = "start of seed"  # what it takes from config.run.start_from
 DRAWING = "devices that draw clients"  # not a digest but their number
 
@@ -33,15 +30,7 @@ def of(experiment: Experiment) -> dict[str, str]:
     Of a run that starts from another one, also a digest of what it takes from that. Where each
     device draws from the clients that it holds, also how many devices do that.
     """
-    data, simulation = experiment.dataset, experiment.simulation
-    parts = {
-        "examples": {"x": data.x},
-        "labels": {"y": data.y, "classes": np.array(data.classes)},
-        "domains": {"domain": data.domain, "domains": np.array(data.domains)},
-        "test flags": {"test": data.test},
-    }
-    if data.client is not None:
-        parts[USERS] = {"client": data.client, "users": np.array(data.users)}
+    simulation, parts = experiment.simulation, {}
     for seed, federation in zip(simulation.seeds, simulation.federations, strict=True):
         rows = {name: getattr(federation, field) for name, field in ROWS.items()}
         rows = {name: _array(held) for name, held in rows.items() if held is not None}
@@ -50,7 +39,8 @@ def of(experiment: Experiment) -> dict[str, str]:
         assert simulation.embeddings is not None  # an embedded stage has them
         parts["embeddings"] = simulation.embeddings()._asdict()
     parts |= {f"{START} {seed}": arrays for seed, arrays in _starts(simulation).items()}
-    digests = {name: checksum(arrays) for name, arrays in parts.items()}
+    digests = experiment.dataset.digests()
+    digests |= {name: checksum(arrays) for name, arrays in parts.items()}
     if experiment.config.engine.sampling == "device":
         divided = simulation.strategy.by_client
         digests[DRAWING] = str(1 if divided is None else parallel.num_parts(divided))
@@ -75,16 +65,6 @@ def _array(rows):
     if not isinstance(rows, Rows):
         return np.asarray(rows)
     return LazyArray(rows.on_host, rows.shape, np.int32, digest=None)
-
-
-def of_data(digests: dict[str, str]) -> str:
-    """16 hexadecimal digits that tell data sets apart, from the digests that `of` gives.
-
-    They depend on the examples, labels, domains, test flags and users alone, not on which client
-    holds which.
-    """
-    joined = "".join([*(digests[name] for name in OF_DATA), digests.get(USERS, "")])
-    return hashlib.sha256(joined.encode()).hexdigest()[:16]
 
 
 def check_same(saved: dict[str, str], today: dict[str, str], folder) -> None:

@@ -19,6 +19,7 @@ import numpy as np
 
 from fedjax_lab import processes
 from fedjax_lab.config import sources_of
+from fedjax_lab.data.dataset import fingerprint_of
 from fedjax_lab.engine import Engine
 from fedjax_lab.errors import BadInput
 from fedjax_lab.experiment import Experiment, check_rates, ends, ends_with
@@ -363,7 +364,7 @@ class Workdir:
         """Writes the plots and then summary.json, which it returns."""
         summary = {**summarize(self._experiment, rows), **more}
         if self._writes and "data" in summary:  # not of a run that an earlier version began
-            summary["data"] |= {"fingerprint": fingerprint.of_data(self._fingerprint)}
+            summary["data"] |= {"fingerprint": fingerprint_of(self._fingerprint)}
         if self._checkpoints:
             self._checkpoints.wait()
         if self._writes:

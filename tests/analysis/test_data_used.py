@@ -6,8 +6,7 @@ from run_folders import SCORES, call, write
 from small_dataset import SMALL
 
 from fedjax_lab.data import catalog
-from fedjax_lab.data.cache import checksum
-from fedjax_lab.running import fingerprint
+from fedjax_lab.data.dataset import PARTS, fingerprint_of
 
 DATA = {"name": "toy", "license": "CC0", "citation": "A. Nobody. Toys. 1999.", "fingerprint": "a1"}
 
@@ -44,9 +43,13 @@ def test_named_sources_have_the_license_and_citation_of_their_catalog():
 
 
 def test_the_fingerprint_of_the_data_is_that_of_their_content_alone():
-    digests = {name: checksum({name: SMALL.y}) for name in fingerprint.OF_DATA}
-    of_data = fingerprint.of_data({**digests, "partition of seed 0": "1"})
-    assert of_data == fingerprint.of_data({**digests, "partition of seed 3": "2"})
-    assert len(of_data) == 16 and int(of_data, 16)
-    for name in digests:
-        assert fingerprint.of_data({**digests, name: "0"}) != of_data
+    digests = SMALL.digests()
+    assert list(digests) == [name for name in PARTS if name != "users"]
+    said = SMALL.fingerprint()
+    assert said == fingerprint_of({**digests, "partition of seed 3": "2"})
+    assert len(said) == 16 and int(said, 16)
+    for name in PARTS:
+        assert fingerprint_of({**digests, name: "0"}) != said
+    by_two = SMALL._replace(client=SMALL.y % 2, users=("one", "two"))
+    assert by_two.fingerprint() != said
+    assert SMALL._replace(y=SMALL.y[::-1]).fingerprint() != said
