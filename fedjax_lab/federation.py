@@ -60,7 +60,8 @@ def make_federations(
     by_seed = zip(dealt, rngs, strict=True)
     tests = [_deal_tests(dataset, train, test, *of_seed, deal) for of_seed in by_seed]
     shot_rows = _deal_shots(dataset, unseen_rows, len(dealt[0]), shots, shots_per)
-    shares = {"validation": validation, "new_clients": new_clients}
+    origin = None if dataset.origin is None else dataset.origin[train]
+    shares = {"validation": validation, "new_clients": new_clients, "origin": origin}
     each = zip(dealt, tests, rngs, seeds, strict=True)
     rows_of_seeds = [_deal_rows(train, test, shot_rows, *of_seed, **shares) for of_seed in each]
     parts, orders = zip(*rows_of_seeds, strict=True)
@@ -218,12 +219,12 @@ def _deal_tests(dataset, train, test, parts, rng, deal):
     return partition.deal_like(parts, *of_train, *of_test, rng)
 
 
-def _deal_rows(train, test, shot_rows, parts, tests, rng, seed, validation, new_clients):
+def _deal_rows(train, test, shot_rows, parts, tests, rng, seed, validation, new_clients, origin):
     """Rows of one seed: each set of CLIENT_ROWS as a list over its clients.
 
     And the numbers that the clients, and then the new ones, had when all examples were dealt.
     """
-    kept, held_out = partition.hold_out(parts, validation, rng)
+    kept, held_out = partition.hold_out(parts, validation, rng, origin)
     kept = [np.concatenate([train[p], shots]) for p, shots in zip(kept, shot_rows, strict=True)]
     each = kept, [train[p] for p in held_out], [test[p] for p in tests]
     new = partition.choose_new(len(parts), new_clients, rng)

@@ -439,6 +439,19 @@ def test_deal_like_shuffles_and_copes_with_no_test_examples():
     assert [len(part) for part in dealt] == [0] * 9
 
 
+def test_whole_texts_are_held_out():
+    """The examples of a text are on one side, and as near to the share as whole texts can be."""
+    origin = np.repeat(np.arange(40), np.arange(40) % 7 + 1)
+    order = np.random.default_rng(3).permutation(len(origin))
+    parts = [order[:100], order[100:], np.flatnonzero(origin == 5)]
+    train, validation = partition.hold_out(parts, 0.25, rng(), origin)
+    for part, a, b in zip(parts[:2], train, validation, strict=False):
+        assert sorted([*a, *b]) == sorted(part)
+        assert not {*origin[a]} & {*origin[b]} and abs(len(b) - len(part) / 4) <= 4
+    assert len(train[2]) == 6 and len(validation[2]) == 0  # one text alone
+    assert validation[0].tolist() != partition.hold_out(parts, 0.25, rng(1), origin)[1][0].tolist()
+
+
 @pytest.mark.parametrize("fraction", [0.0, 0.1, 0.29, 0.5, 0.99])
 def test_hold_out(fraction):
     sizes = [1, 2, 3, 10, 100]

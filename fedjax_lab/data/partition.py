@@ -249,11 +249,16 @@ def deal_like(parts: Parts, y, domain, test_y, test_domain, rng: np.random.Gener
     return deal_counts(test_cell, dealt, rng)
 
 
-def hold_out(parts: Parts, fraction: float, rng: np.random.Generator) -> tuple[Parts, Parts]:
+def hold_out(
+    parts: Parts, fraction: float, rng: np.random.Generator, origin: np.ndarray | None = None
+) -> tuple[Parts, Parts]:
     """(train, validation) parts: floor(fraction * N_i) random examples of each client held out.
 
     Not stratified. A client with two examples or more has at least one on either side if fraction
     is above 0; a client with one example trains on it.
+
+    origin [R]: the text that each example is cut from. Whole texts are then held out, so many that
+    their examples are nearest to that number; a client with one text trains on it.
     """
     if not 0 <= fraction < 1:
         raise BadInput(f"the validation fraction must be at least 0 and below 1, got {fraction}")
@@ -262,9 +267,24 @@ def hold_out(parts: Parts, fraction: float, rng: np.random.Generator) -> tuple[P
         mixed = rng.permutation(part)
         held = int(fraction * len(part) + 1e-9)  # 0.29 * 100 is 28.999999999999996
         held = max(1, min(held, len(part) - 1)) if fraction and len(part) > 1 else 0
+        if origin is not None and held:
+            mixed, held = _whole_texts(mixed, held, origin[mixed])
         validation.append(mixed[:held])
         train.append(mixed[held:])
     return train, validation
+
+
+def _whole_texts(mixed, held, origin):
+    """The examples text after text, and how many of the first ones are whole texts, about `held`.
+
+    Texts are in the order in which they come first in `mixed`; the last one is left out of them.
+    """
+    _, first, text, sizes = np.unique(
+        origin, return_index=True, return_inverse=True, return_counts=True
+    )
+    ends = np.cumsum(sizes[np.argsort(first)])[:-1]
+    count = int(ends[np.argmin(abs(ends - held))]) if len(ends) else 0
+    return mixed[np.argsort(first[text], kind="stable")], count
 
 
 def check_new(share: float) -> None:
