@@ -346,7 +346,9 @@ def test_cells_that_run_together_and_shares_are_in_the_cloud(folder, store, caps
     assert sum(path.endswith("summary.json") for path in store()) == 4
 
 
-@pytest.mark.parametrize("fails_at", [20, 60, 90])
+@pytest.mark.parametrize(
+    "fails_at", [60, *(pytest.param(n, marks=pytest.mark.slow) for n in (20, 90))]
+)
 def test_cells_go_on_one_by_one_after_an_upload_that_failed(
     fails_at, folder, undisturbed, store, monkeypatch, copies, capsys
 ):

@@ -257,7 +257,7 @@ def test_numbers_of_many_clients_are_vectorized():
     assert len(calls) < 5 * len(made)
 
 
-@pytest.mark.parametrize("name", ["finetune", "fedper"])
+@pytest.mark.parametrize("name", [pytest.param("finetune", marks=pytest.mark.slow), "fedper"])
 def test_metrics_do_not_depend_on_devices_and_seeds(name):
     """On a mesh of four that divides clients, three new ones too, and examples; for two seeds at
     once. A method has newcomers or has none."""

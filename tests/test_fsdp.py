@@ -60,7 +60,9 @@ def on_groups(group, inner, **divided):
     return parallel.on_mesh(parallel.make_mesh(8, group), inner, **divided)
 
 
-@pytest.mark.parametrize(("name", "group"), [("mlp", 2), ("vit", 8), ("cnn", 4)])
+@pytest.mark.parametrize(
+    ("name", "group"), [("mlp", 2), ("vit", 8), pytest.param("cnn", 4, marks=pytest.mark.slow)]
+)
 def test_groups_of_devices_give_what_one_device_gives(name, group):
     method, alone = player(name, toys.VECTORIZED)
     strategy = on_groups(group, parallel.sequential())
