@@ -129,11 +129,12 @@ def _hint(where: Path, dataset: str) -> str:
     first = re.split("[/:]", dataset)[0]
     names = {name for name in there if re.split("[/:]", name)[0] == first}
     if not names:
+        names = there
         with contextlib.suppress(ImportError):
             import tensorflow_datasets
 
             names = {*there, *tensorflow_datasets.list_builders(with_community_datasets=False)}
-    return "" if first in names else f"{cut(nearest(dataset, names), 200)} Or "
+    return "" if first in names or not names else f"{cut(nearest(dataset, names), 200)} Or "
 
 
 @contextlib.contextmanager

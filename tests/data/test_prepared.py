@@ -201,7 +201,13 @@ def test_tfds_that_is_not_prepared(tmp_path, monkeypatch):
     assert command in message
     monkeypatch.setenv("TFDS_DATA_DIR", "/nowhere")
     assert "/nowhere has no prepared cifar10" in complaint(prepared.tfds)
-    assert "did you mean 'cifar10'" in complaint(prepared.tfds, dataset="cifar")  # TFDS has it
+    monkeypatch.setitem(sys.modules, "tensorflow_datasets", None)
+    assert "/nowhere has no prepared cifar: prepare it" in complaint(prepared.tfds, dataset="cifar")
+
+
+def test_the_name_of_a_set_of_tfds_is_told():
+    pytest.importorskip("tensorflow_datasets")
+    assert "did you mean 'cifar10'" in complaint(prepared.tfds, dataset="cifar", folder="/nowhere")
 
 
 def test_tfds_without_the_extra(tmp_path, monkeypatch):
