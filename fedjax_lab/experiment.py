@@ -17,7 +17,7 @@ from fedjax_lab.config import value_at
 from fedjax_lab.data import catalog, held_out
 from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.data.normalize import input_range
-from fedjax_lab.data.text_rows import SPECIAL
+from fedjax_lab.data.text_rows import are_words
 from fedjax_lab.embedding import Embeddings
 from fedjax_lab.engine import Joint, Simulation
 from fedjax_lab.errors import BadInput, quoted
@@ -478,7 +478,7 @@ def _plan(config, training, stages, dataset):
 
 def _check_words(measured, classes):
     """BadInput where the accuracy of words is asked for and the classes are none."""
-    if classes[: len(SPECIAL)] != SPECIAL and any(m.name == "word_accuracy" for m in measured):
+    if not are_words(classes) and any(m.name == "word_accuracy" for m in measured):
         raise BadInput(
             "config.run.metrics: word_accuracy is for data whose classes are words, such as"
             " config.data.task=next_word; take accuracy, which is always there, or top5"

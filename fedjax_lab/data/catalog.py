@@ -21,7 +21,9 @@ from fedjax_lab.data import (
 )
 from fedjax_lab.data.cifar import CIFAR10, CIFAR100
 from fedjax_lab.data.dataset import Dataset
+from fedjax_lab.data.digit_domains import CITATION as OPTDIGITS
 from fedjax_lab.data.idx import FILES as IDX_FILES
+from fedjax_lab.data.leaf import CITATION as LEAF
 from fedjax_lab.errors import BadInput, nearest, quoted
 
 ARCHIVES = (".zip", ".tar.gz")
@@ -505,8 +507,7 @@ PUBLISHED: dict[str, Published] = {
         "LEAF's Shakespeare",
         "https://github.com/TalwalkarLab/leaf",
         "public domain (Project Gutenberg); LEAF's scripts: BSD 2-Clause",
-        "S. Caldas, S. M. K. Duddu, P. Wu, T. Li, J. Konečný, H. B. McMahan, V. Smith, A."
-        " Talwalkar. LEAF: A Benchmark for Federated Settings. 2018, arXiv:1812.01097.",
+        LEAF,
         by_hand=shakespeare.BY_HAND,
     ),
     "ag_news": Published(
@@ -576,8 +577,7 @@ NOTHING_TO_FETCH = {  # the other data sources
 GENERATED = {  # sources that draw their examples from others: license and citation
     "digit_domains": (
         "CC BY 4.0 (the digits); its photographs: see scikit-learn",
-        "E. Alpaydin, C. Kaynak. Optical Recognition of Handwritten Digits. UCI Machine Learning"
-        " Repository, 1998, doi:10.24432/C50P49.",
+        OPTDIGITS,
     ),
 }
 

@@ -18,6 +18,10 @@ from fedjax_lab.errors import BadInput
 
 VERSION = 1  # of the pictures: to be raised with every change that alters a pixel
 DOMAINS = ("handwritten", "blended", "printed", "street", "postal")
+CITATION = (  # of scikit-learn's digits
+    "E. Alpaydin, C. Kaynak. Optical Recognition of Handwritten Digits. UCI Machine Learning"
+    " Repository, 1998, doi:10.24432/C50P49."
+)
 CLASSES = tuple("0123456789")
 FONTS = {  # (domain, test): a slanted twin lies on the same side as its upright font
     ("printed", False): (

@@ -132,7 +132,7 @@ def _test_table(where: Path) -> Path:
 
 
 def _cropped(all_signs: list[Sign]) -> tuple[Callable, str]:
-    """What cuts a picture that Pillow has opened to its sign; and a text that is of these boxes."""
+    """What crops a picture that Pillow has opened to its sign, and a short digest of all boxes."""
     boxes = {str(sign.file): sign.box for sign in all_signs}
 
     def colors(image):

@@ -3,7 +3,7 @@
 import numpy as np
 
 from fedjax_lab.data.dataset import Dataset
-from fedjax_lab.data.text_rows import SPECIAL
+from fedjax_lab.data.text_rows import are_words
 from fedjax_lab.errors import BadInput
 
 
@@ -31,7 +31,7 @@ def with_test(dataset: Dataset, source: str, share: float, seed: int) -> Dataset
         )
     if dataset.origin is not None:
         test = _of_origins(dataset, dataset.origin, share, seed)
-    elif tuple(dataset.classes[: len(SPECIAL)]) == SPECIAL:
+    elif are_words(dataset.classes):
         raise BadInput(
             f"config.data.test={share} would divide the words of one text between training and"
             f" tests, as each word is an example and {source} does not say of which text; give the"

@@ -125,7 +125,7 @@ def _loaded(dataset: str, subset: str) -> Mapping[str, Any]:
     except ImportError as error:
         raise BadInput(f"a package is missing ({error}): pip install 'fedjax_lab[hub]'") from error
     folder = Path(dataset).expanduser()
-    with safe.reading(dataset, REMEDY), _few_words():
+    with safe.reading(dataset, REMEDY), _silenced():
         if not folder.is_dir():
             return _by_name(dataset, subset)
         for file in folder.rglob("*"):
@@ -170,20 +170,20 @@ def _generated(name: str, subset: str) -> Mapping[str, Any]:
 
 
 @contextlib.contextmanager
-def _few_words() -> Iterator[None]:
-    """Inside, the library prints nothing of the files that it reads and of what it tries again."""
+def _silenced() -> Iterator[None]:
+    """Inside, the libraries log nothing about the files that they read or download again."""
     import datasets
     import huggingface_hub
 
-    talkers = (datasets.logging, huggingface_hub.logging)
-    before = [talker.get_verbosity() for talker in talkers]
-    for talker in talkers:
-        talker.set_verbosity(logging.CRITICAL)
+    loggers = (datasets.logging, huggingface_hub.logging)
+    before = [logger.get_verbosity() for logger in loggers]
+    for logger in loggers:
+        logger.set_verbosity(logging.CRITICAL)
     try:
         yield
     finally:
-        for talker, verbosity in zip(talkers, before, strict=True):
-            talker.set_verbosity(verbosity)
+        for logger, verbosity in zip(loggers, before, strict=True):
+            logger.set_verbosity(verbosity)
 
 
 def _check_apart(names: Sequence[str], where: str) -> None:
@@ -284,7 +284,7 @@ def _numbers(table: Any, name: str, where: str) -> tuple[np.ndarray | None, tupl
 
 
 def _groups(table: Any, name: str, where: str) -> tuple[np.ndarray | None, tuple[str, ...]]:
-    """The same of users or domains, without those that a column of classes names in vain."""
+    """The same of users or domains; the names of classes that no row has are left out."""
     numbers, names = _numbers(table, name, where)
     if numbers is None:
         return None, ()

@@ -180,7 +180,7 @@ def _is_plain(name):
 
 def of_texts(settings: Settings) -> Kind:
     """Texts, or rows of texts of which the last one counts, as Sent140's."""
-    text_rows.make_tokenizer(settings.tokenizer, settings.vocabulary, [])  # is there such a one?
+    text_rows.make_tokenizer(settings.tokenizer, settings.vocabulary, [])  # refuses an unknown name
 
     def encode(user):
         last = [row[-1] if isinstance(row, list) and row else row for row in user.x]

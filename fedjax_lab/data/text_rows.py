@@ -54,15 +54,23 @@ def make_tokenizer(name: str, vocabulary: int, texts: Iterable[str]) -> Tokenize
       vocabulary: the number of ids, the two special ones among them.
       texts: those whose words are counted.
     """
-    if not FIRST < vocabulary <= LARGEST:
-        raise BadInput(
-            f"config.data.vocabulary must be from {FIRST + 1} to 2**24, got {vocabulary}"
-        )
+    check_vocabulary(vocabulary)
     if name == "hash":
         return Tokenizer(_hashing(vocabulary), vocabulary)
     if name == "words":
         return _frequent(vocabulary, texts)
     return _of_file(name)
+
+
+def check_vocabulary(size: int) -> None:
+    """BadInput where a vocabulary of so many token ids has no words, or too many to be exact."""
+    if not FIRST < size <= LARGEST:
+        raise BadInput(f"config.data.vocabulary must be from {FIRST + 1} to 2**24, got {size}")
+
+
+def are_words(classes: Sequence[str]) -> bool:
+    """Whether classes are words, which a model predicts: the first of them are then SPECIAL."""
+    return tuple(classes[: len(SPECIAL)]) == SPECIAL
 
 
 def padded(rows: Sequence[Sequence[int]], length: int, size: int) -> np.ndarray:

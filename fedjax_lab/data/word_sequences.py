@@ -7,7 +7,7 @@ import numpy as np
 from fedjax_lab.data import text_rows
 from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.data.user_rows import UserRows, assembled
-from fedjax_lab.errors import BadInput, check_positive
+from fedjax_lab.errors import check_positive
 
 
 class Words:
@@ -38,9 +38,7 @@ class Words:
 
 def check(vocabulary: int, length: int) -> None:
     """BadInput where a vocabulary has no words, or examples none."""
-    if not text_rows.FIRST < vocabulary <= text_rows.LARGEST:
-        least = text_rows.FIRST + 1
-        raise BadInput(f"config.data.vocabulary must be from {least} to 2**24, got {vocabulary}")
+    text_rows.check_vocabulary(vocabulary)
     check_positive("data.length", length)
 
 
@@ -66,6 +64,6 @@ def next_word(
     x, y, of_sequence = text_rows.next_words(sequences, length, first + len(kept))
     ends = np.searchsorted(of_sequence, np.cumsum([len(part.x) for part in parts]))
     labels = np.split(y, ends[:-1])
-    parts = [part._replace(x=None, y=own) for part, own in zip(parts, labels, strict=True)]
+    parts = [part._replace(x=None, y=of_part) for part, of_part in zip(parts, labels, strict=True)]
     classes = (*text_rows.SPECIAL, *(names[number] for number in kept))
     return assembled(parts, x, classes, name)._replace(origin=of_sequence.astype(np.int32))

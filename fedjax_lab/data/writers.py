@@ -15,7 +15,7 @@ from threadpoolctl import threadpool_limits
 from tqdm import tqdm
 
 from fedjax_lab.data.dataset import Dataset
-from fedjax_lab.data.digit_domains import CLASSES
+from fedjax_lab.data.digit_domains import CITATION, CLASSES
 from fedjax_lab.data.generated import check_spread, draw_sizes, of_users, training_counts
 from fedjax_lab.errors import check_not_negative, check_positive
 
@@ -23,10 +23,6 @@ SIDE, SHAPE_SIDE = 28, 8  # of a picture and of a shape, pixels
 MEAN, DEVIATION, LEAST = 227, 89, 10  # of the examples of a writer
 POSES = 5  # ways in which a writer places a digit
 UNIT = 2**12  # resampling weights are multiples of 1 / UNIT, so that their sums are exact
-CITATION = (
-    "E. Alpaydin, C. Kaynak: Optical Recognition of Handwritten Digits. UCI Machine Learning"
-    " Repository, 1998, doi:10.24432/C50P49"
-)
 
 
 class Style(NamedTuple):
