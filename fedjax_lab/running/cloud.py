@@ -162,6 +162,13 @@ def release(path: Path) -> None:
         copy.release(name)
 
 
+def forget(path: Path) -> None:
+    """Removes what `take` has left of a folder that is not there any more, after a kill."""
+    copy, name = _place(path)
+    if copy is not None:
+        copy.forget(name)
+
+
 def refresh(path: Path) -> None:
     """Fetches what others have changed in a folder, but for large files."""
     copy, name = _place(path)

@@ -54,6 +54,7 @@ def replace(folder: Path) -> None:
 def _remove(folder, name):
     """Removes a folder inside of a run's, first the files that say how far it is."""
     if not (folder / name).exists():
+        cloud.forget(folder / name)
         return
     cloud.take(folder / name)  # what is only in the cloud is to be removed as well
     for file in ("summary.json", "config.json"):

@@ -95,6 +95,13 @@ class WorkingCopy:
                 self._store.rm_file(self._owner(folder))
                 del self._marks[folder]
 
+    def forget(self, folder: str) -> None:
+        """Removes the mark of a folder that has no other files, as a kill may leave it."""
+        if self._writes:
+            with self._writing():
+                if self._store.exists(self._owner(folder)):
+                    self._store.rm_file(self._owner(folder))
+
     def other_owner(self, folder: str) -> str:
         """Who has taken a run that this command had taken before; "" where nobody has."""
         if folder not in self._marks:
