@@ -1,8 +1,8 @@
 """Configs: their sections, keys and defaults; overrides; every check of a value.
 
-A config has eight sections. `data`, `partition`, `model`, `embedding` and `method` name a function
-of the registry; its settings are the section's further keys. What a config leaves out takes the
-defaults below and those of the named functions. `config_files` reads config files.
+A config has thirteen sections. All but `local`, `run` and `engine` name a function of the registry,
+and its settings are the section's further keys. What a config leaves out takes the defaults below
+and those of the named functions. `config_files` reads config files.
 """
 
 import ast
@@ -66,6 +66,14 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     },
     "embedding": {"name": "stand_in"},  # of examples and labels, for methods that take them
     "method": {"name": "fedavg"},
+    "attack": {
+        "name": "none",
+        "share": 0.2,  # of the clients, who attack in every round
+    },
+    "privacy": {"name": "none"},  # differential privacy
+    "aggregator": {"name": "none"},  # in the place of the method's mean
+    "compression": {"name": "none"},  # of uploads
+    "downlink": {"name": "none"},  # compression of messages
     "local": {
         "optimizer": "sgd",
         "lr": 0.01,
@@ -128,6 +136,11 @@ SETTINGS_OF = {  # the keys in a section that name functions, whose settings sta
     "model": ("name",),
     "embedding": ("name",),
     "method": ("name",),
+    "attack": ("name",),
+    "privacy": ("name",),
+    "aggregator": ("name",),
+    "compression": ("name",),
+    "downlink": ("name",),
     "local": ("optimizer", "schedule"),
     "run": ("sampling", "server_schedule"),
 }
@@ -399,6 +412,7 @@ def _check_values(full):
         check_below_one("data.test", full["data"]["test"])
     _check_clients(full["partition"], full["run"]["cohort"])
     _check_failures(full["run"], full["local"])
+    check_share("attack.share", full["attack"]["share"])
     _check_rules(full["run"], full["partition"]["validation"])
 
 

@@ -22,6 +22,7 @@ TAKES = {  # what the functions of a method and of its exchanges are called with
     "local": ("message", "client", "work"),
     "aggregate": ("server", "uploads", "cohort"),
     "alone": ("server", "split"),
+    "updates": ("message", "id", "upload"),
 }
 
 
@@ -31,6 +32,8 @@ def check_stages(stages: Any) -> None:
         raise BadInput(f"the stages of a method must be a tuple of Stage, not {quoted(stages)}")
     for stage in stages:
         _check_method(stage.method)
+        if stage.method.validation and stage.view is not None and stage.view.embedded:
+            raise BadInput("embeddings have no validation rows, for which the method asks")
 
 
 def _check_method(method):
@@ -38,6 +41,11 @@ def _check_method(method):
         raise BadInput(f"the method of a stage must be a Method, not {quoted(method)}")
     if not method.round:
         raise BadInput("the round of a method must have at least one Exchange")
+    in_turn = any(exchange.one_by_one for exchange in method.round)
+    if method.validation and (method.pooled or in_turn):
+        raise BadInput(
+            "a method with validation=True must not be pooled, nor have a one_by_one exchange"
+        )
     for part in (method, *method.round):
         for field, function in part._asdict().items():
             if field in TAKES and function is not None:

@@ -431,7 +431,7 @@ class Engine:
         new = played - earlier.played
         pace = new / (seconds - earlier.seconds) if new else 0.0
         count = processes.of_first(lambda: int(np.clip(pace * BLOCK_SECONDS, 1, at_most)))
-        before = self._arrived()
+        before = self._counts()
         began = time.perf_counter()
         with jax.profiler.StepTraceAnnotation("rounds", step_num=self.played + 1):
             self._play(count)
@@ -448,16 +448,22 @@ class Engine:
             self.states[i], self.sums[i] = self._players[i].play(*args, *numbers)
         jax.block_until_ready(self.sums)
 
-    def _arrived(self):
-        """How many uploads have arrived since the last evaluation, [seeds]; None: none is lost."""
-        return self.progress().arrived if self.simulation.plan.dropout else None
+    def _counts(self):
+        """How many clients have taken part, and how many uploads have arrived, since the last
+        evaluation: [seeds] each; None where each place is taken, or no upload is lost."""
+        if self.sums[0].drawn is None and self.sums[0].arrived is None:
+            return None, None
+        sums = self.progress()
+        return sums.drawn, sums.arrived
 
     def _sent(self, count, before):
-        """Bytes up and down [seeds, 2] of the last `count` rounds; before: `_arrived` then."""
+        """Bytes up and down [seeds, 2] of the last `count` rounds; before: `_counts` then."""
         each = [(compiled.clients, *compiled.message_bytes) for compiled in self._compiled]
         clients, up, down = np.array(each).T  # of each lane; vectorized seeds send alike
-        sent = count * clients
-        arrived = sent if before is None else self._arrived() - before
+        pairs = zip(self._counts(), before, strict=True)
+        drawn, arrived = (None if then is None else now - then for now, then in pairs)
+        sent = count * clients if drawn is None else drawn
+        arrived = sent if arrived is None else arrived
         return np.stack(np.broadcast_arrays(arrived * up, sent * down), axis=-1)
 
     def progress(self) -> simulate.Progress:
@@ -629,8 +635,10 @@ class Engine:
         return self.place.put(nobody._replace(**dict.fromkeys(POOL)))._replace(**pool)
 
     def _no_progress(self):
+        places = any(stage.method.empty_places for stage in self.simulation.stages)
+
         def one(lanes):  # never shared between lanes: their memory is given away
-            none = simulate.no_progress(losses=self.simulation.plan.dropout > 0)
+            none = simulate.no_progress(self.simulation.plan.dropout > 0, places)
             if self.together:
                 none = jax.tree.map(lambda a: jnp.stack([a] * len(self.simulation.seeds)), none)
             return self._put(none)

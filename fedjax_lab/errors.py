@@ -3,6 +3,7 @@
 import argparse
 import difflib
 import errno
+import math
 import os
 import reprlib
 import sys
@@ -14,6 +15,7 @@ from typing import Any, NoReturn
 
 LONGEST = 500  # characters of a message
 LONGEST_WORD = 200  # ... and of a word in it
+MOST_PAIRS = 1 << 28  # of clients, for each of which a number is kept: 1 GiB
 MACHINE = frozenset(  # of an OSError that no input causes
     getattr(errno, name)
     for name in "ENOSPC EDQUOT EFBIG EIO ENOMEM EMFILE ENFILE EROFS ESTALE".split()
@@ -112,6 +114,16 @@ def check_below_one(key: str, value) -> None:
     """BadInput unless the config's value of `key` is in [0, 1); traced values are let through."""
     if isinstance(value, (int, float)) and not 0 <= value < 1:
         raise BadInput(f"config.{key} must be at least 0 and below 1, got {quoted(value)}")
+
+
+def check_pairs(method: str, num_clients: int) -> None:
+    """BadInput where a method that keeps a number for each pair of clients has too many clients."""
+    most, size = math.isqrt(MOST_PAIRS), num_clients**2 / 2**28
+    if num_clients > most:
+        raise BadInput(
+            f"method {method} keeps a number for each pair of clients, {size:,.1f} GiB for"
+            f" {num_clients:,} clients; it takes at most {most:,} (config.partition)"
+        )
 
 
 def nearest(word: str, valid: Iterable[str]) -> str:

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_lab import contract, simulate, streams, tree
-from fedjax_lab.local import fetch, make_work, num_batches, of_client
+from fedjax_lab.local import fetch, make_work, num_batches, of_client, work_rows
 from fedjax_lab.metrics import LOSS, Metric, Summed, Whole, by_domain
 from fedjax_lab.simulate import Lane, Program
 from fedjax_lab.types import Array, Client, Federation, Method, Plan, PyTree, Rows, State
@@ -91,25 +91,25 @@ def _score_clients(program, lane, state, t, rows, at_most=None):
         plan = plan._replace(num_clients=None)
     num_clients = plan.num_clients or len(clients.id)
     clients = clients._replace(private=state.private)
-    train = () if method.tune is None else federation.train
+    to_tune = () if method.tune is None else work_rows(method, federation)
     everybody = None
     if not isinstance(rows, Rows):
         everybody, rows = strategy.collect(federation, rows), ()
     if at_most is not None and at_most < num_clients:
         chosen = jnp.asarray(evenly_spaced(num_clients, at_most))
-        clients, train, rows = strategy.take_any((clients, train, rows), chosen)
+        clients, to_tune, rows = strategy.take_any((clients, to_tune, rows), chosen)
     k_clients = streams.clients(lane.keys.score, t, clients.id)
     send = method.scored or method.round[-1].send
 
     def one(shared, federation, rows, entry):
-        (server, everybody), (train, rows), (client, key) = shared, rows, entry
+        (server, everybody), (to_tune, rows), (client, key) = shared, rows, entry
         skewed = of_client(federation, client)
-        message, client = _tuned(program, skewed, send(server, client.id), client, train, key)
+        message, client = _tuned(program, skewed, send(server, client.id), client, to_tune, key)
         federation, rows = (skewed, rows) if everybody is None else everybody
         return count_model(program, federation, message, client, rows)
 
     run = strategy.everyone(one, min(plan.cohort, num_clients))
-    counts = run((state.server, everybody), federation, (train, rows), (clients, k_clients))
+    counts = run((state.server, everybody), federation, (to_tune, rows), (clients, k_clients))
     return simulate.without_padding(plan, counts)
 
 
@@ -119,12 +119,16 @@ def evenly_spaced(num_clients: int, at_most: int = GLOBAL_CLIENTS) -> np.ndarray
     return np.linspace(0, num_clients - 1, count).round().astype(np.int32)
 
 
-def _tuned(program, federation, message, client, train, key):
-    """Message and client after what the method lets a client do before it is scored."""
+def _tuned(program, federation, message, client, rows, key):
+    """Message and client after what the method lets a client do before it is scored.
+
+    rows: its `WorkRows`, where the method lets it do anything.
+    """
     method, plan, *_ = program
     if method.tune is None:
         return message, client
-    work, _ = make_work(federation, train, plan._replace(equal_steps=False), key)
+    plan = plan._replace(equal_steps=False)
+    work, _ = make_work(federation, rows.train, plan, key, validation=rows.validation)
     message, private = contract.check_model("tune", method.tune(message, client, work))
     return message, client._replace(private=private)
 
@@ -243,7 +247,12 @@ def count(
         logits = program.method.predict(message, client, batch.x)
         contract.check_logits(logits, len(batch.y))
         domain = jax.nn.one_hot(federation.domain[at], plan.num_domains) * batch.mask[:, None]
-        counts = jax.tree.map(jnp.add, counts, _count_batch(plan, logits, batch.y, domain))
+        views = {
+            name: program.method.predict(message, client, view(batch.x))
+            for name, view in _views(plan).items()
+        }
+        of_batch = _count_batch(plan, logits, batch.y, domain, views)
+        counts = jax.tree.map(jnp.add, counts, of_batch)
         if kept is not None:
             kept = jax.lax.dynamic_update_slice(kept, logits.astype(kept.dtype), (s * size, 0))
         return counts, kept
@@ -257,11 +266,16 @@ def count(
     return counts, Answers(logits, federation.y[padded], (padded >= 0).astype(jnp.float32))
 
 
-def _count_batch(plan, logits, labels, domain):
-    """The counts [D] of a batch. domain: [B, D], all 0 for padding."""
+def _count_batch(plan, logits, labels, domain, views):
+    """The counts [D] of a batch.
+
+    domain: [B, D], all 0 for padding. views: logits of what the model saw for some metrics instead.
+    """
     correct = jnp.argmax(logits, -1) == labels
     measured = {
-        metric.name: by_domain(metric, logits.astype(jnp.float32), labels, domain)
+        metric.name: by_domain(
+            metric, views.get(metric.name, logits).astype(jnp.float32), labels, domain
+        )
         for metric in all_metrics(plan)
         if isinstance(metric, Summed)
     }
@@ -273,7 +287,8 @@ def _no_counts(plan, size, num_classes):
     like = jax.ShapeDtypeStruct
     logits, labels = like((size, num_classes), jnp.float32), like((size,), jnp.int32)
     domain = like((size, plan.num_domains), jnp.float32)
-    return tree.zeros(jax.eval_shape(partial(_count_batch, plan), logits, labels, domain))
+    views = dict.fromkeys(_views(plan), logits)
+    return tree.zeros(jax.eval_shape(partial(_count_batch, plan), logits, labels, domain, views))
 
 
 def _with_whole(plan, counts, answers):
@@ -291,6 +306,12 @@ def _with_whole(plan, counts, answers):
 def all_metrics(plan: Plan) -> tuple[Metric, ...]:
     """What an evaluation has besides the accuracy."""
     return (LOSS, *plan.metrics)
+
+
+def _views(plan):
+    """What the model sees in the place of examples, by the name of the metric that asks for it."""
+    summed = (metric for metric in plan.metrics if isinstance(metric, Summed))
+    return {metric.name: metric.view for metric in summed if metric.view is not None}
 
 
 def _needs_answers(plan: Plan) -> bool:

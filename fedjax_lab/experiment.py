@@ -12,7 +12,7 @@ import ml_collections
 import numpy as np
 import optax
 
-from fedjax_lab import contract, fsdp, metrics, parallel, schedules, sizes, tree
+from fedjax_lab import contract, fsdp, metrics, parallel, schedules, sizes, transforming, tree
 from fedjax_lab.config import value_at
 from fedjax_lab.data import catalog, held_out
 from fedjax_lab.data.dataset import Dataset
@@ -21,6 +21,7 @@ from fedjax_lab.data.text_rows import are_words
 from fedjax_lab.embedding import Embeddings
 from fedjax_lab.engine import Joint, Simulation
 from fedjax_lab.errors import BadInput, quoted
+from fedjax_lab.evaluate import uses_data_of_new
 from fedjax_lab.federation import check_scored, class_counts, is_of_domain, make_federations, pool
 from fedjax_lab.hosted import Host
 from fedjax_lab.models import kernels, modules, tokens
@@ -34,6 +35,7 @@ from fedjax_lab.registry import (
     look_up,
     make_method,
 )
+from fedjax_lab.transforms.guarantee import Guarantee
 from fedjax_lab.types import Federation, Method, Plan, Stage, Stages, Task, Weights
 from fedjax_lab.width import client_bytes
 
@@ -73,9 +75,8 @@ def build(
     _check_cohort(config, len(federations[0].train))
     task = make_model(config, dataset, _platform(devices))
     task = task._replace(labels=lambda: jnp.asarray(embeddings().labels))
-    stages = lay_out(make_method(task=task, **config.method), config.run.rounds)
-    stages = tuple(_with_sampling(stage, config.run) for stage in stages)
-    _check_skewed(config, stages)
+    stages = _make_stages(config, task, setup := transforming.make_setup(config, federations))
+    _check_examples(config, stages, federations[0])
     training = pool(federations) if stages[0].method.pooled else federations
     plan = _plan(config, training, stages, dataset)
     plan = plan._replace(feature_skew=feature_skew(config, dataset.x, federations[0]))
@@ -89,11 +90,19 @@ def build(
         stages=stages,
         plan=plan,
         embeddings=embeddings,
-        scheduled=functools.partial(_in_round, task, config, lengths) if changing else None,
+        scheduled=functools.partial(_in_round, task, config, setup, lengths) if changing else None,
         **_engine_fields(config.engine, plan, stages, task, federations, devices, memory),
     )
     _check_fsdp(config, plan, stages)
+    transforming.check_first_round(config, simulation)
     return Experiment(config, dataset, task, simulation)
+
+
+def _make_stages(config, task, setup):
+    """The stages of a run as its config wraps them."""
+    stages = lay_out(make_method(task=task, **config.method), config.run.rounds)
+    transforming.check_private(config, stages)
+    return tuple(transforming.as_configured(stage, task, config, setup) for stage in stages)
 
 
 def join(parts: Sequence[Experiment]) -> Experiment:
@@ -112,7 +121,7 @@ def join(parts: Sequence[Experiment]) -> Experiment:
     ]
     configs = [part.config for part in parts for _ in part.simulation.seeds]
     settings = [{key: value_at(config, key) for key in differing} for config in configs]
-    vary = functools.partial(_vary, first.task, first.config)
+    vary = functools.partial(_vary, first.task, first.config, _setup_of(first))
     together = first.simulation._replace(
         seeds=[seed for each in simulations for seed in each.seeds],
         federations=[federation for each in simulations for federation in each.federations],
@@ -125,7 +134,7 @@ def join(parts: Sequence[Experiment]) -> Experiment:
 
 def with_first_weights(experiment: Experiment, weights: Sequence[Weights]) -> Experiment:
     """The experiment in which each seed has first weights of its own; new ones for None in them."""
-    vary = functools.partial(_vary, experiment.task, experiment.config)
+    vary = functools.partial(_vary, experiment.task, experiment.config, _setup_of(experiment))
     joint = Joint([{FIRST_WEIGHTS: of_seed} for of_seed in weights], vary)
     return experiment._replace(simulation=experiment.simulation._replace(joint=joint))
 
@@ -143,7 +152,7 @@ def _check_joinable(first):
         raise BadInput("the seeds of a run are not vectorized here (config.engine.seeds)")
 
 
-def _vary(task, config, number, settings):
+def _vary(task, config, setup, number, settings):
     """A stage, and fields of the plan, where these settings of a config differ.
 
     settings: values by dotted key, which may be traced; and weights under `FIRST_WEIGHTS`.
@@ -156,7 +165,7 @@ def _vary(task, config, number, settings):
         for name in ("method", "local")
     )
     stage = lay_out(make_method(task=task, **method), config.run.rounds)[number]
-    return _with_sampling(stage, config.run), _step_fields(local)
+    return transforming.as_configured(stage, task, config, setup), _step_fields(local)
 
 
 # Learning rates that change from round to round.
@@ -167,7 +176,7 @@ SCHEDULED = {  # a learning rate: the keys of its schedule, and of its rounds of
 }
 
 
-def _in_round(task, config, lengths, number, settings, t):
+def _in_round(task, config, setup, lengths, number, settings, t):
     """As `_vary` of a stage's method, with the learning rates of round t.
 
     lengths: how many rounds each stage has.
@@ -176,7 +185,7 @@ def _in_round(task, config, lengths, number, settings, t):
     for rate in filter(functools.partial(_is_scheduled, config), SCHEDULED):
         factor = _make_schedule(config, rate, lengths[number], settings)(t)
         changed[rate] = settings.get(rate, value_at(config, rate)) * jnp.float32(factor)
-    stage, fields = _vary(task, config, number, changed)
+    stage, fields = _vary(task, config, setup, number, changed)
     return stage.method, fields
 
 
@@ -259,12 +268,48 @@ def _make_schedule(config, rate, rounds, settings):
     return schedules.after_warmup(make, value_at(config, warmup), rounds)
 
 
-def _with_sampling(stage, run):
-    """The stage with the clients that a config's section `run` draws, where it says how."""
-    if not run["sampling"] or stage.method.pooled:
-        return stage
-    method = stage.method._replace(sample=bind("sampling", run, "sampling"))
-    return stage._replace(method=method)
+def _setup_of(experiment):
+    return transforming.make_setup(experiment.config, experiment.simulation.federations)
+
+
+def guarantee(experiment: Experiment) -> Guarantee | None:
+    """What the run promises of privacy; None where it promises nothing, or epsilon is infinite."""
+    return experiment.simulation.stages[0].method.guarantee
+
+
+def check_noise(experiment: Experiment, old: int, new: int, played: int) -> None:
+    """BadInput where another number of rounds gives rounds that were played other noise.
+
+    old, new: how many rounds the run was to have, and is to have. played: so many were played.
+    """
+    promised = guarantee(experiment)
+    if old == new or not played or promised is None or promised.rounds is None:
+        return
+    raise BadInput(
+        f"config.privacy: the noise depends on config.run.rounds, so that {new} rounds in the place"
+        f" of {old} would have had other noise until round {played}; name another folder"
+    )
+
+
+def check_promise(experiment: Experiment, seeds: Sequence[Sequence[int]]) -> None:
+    """BadInput where the clients of some seeds alone are promised anything else than all are.
+
+    seeds: the parts of the experiment's seeds that are trained apart from each other.
+    """
+    if not transforming.is_private(experiment.config):
+        return
+
+    def promise(made):
+        given, rounds = guarantee(made), [made.config.run.rounds]
+        return given and (given.noise, given.delta, given.epsilons(rounds))
+
+    whole = promise(experiment)
+    if any(promise(of_seeds(experiment, part)) != whole for part in seeds):
+        raise BadInput(
+            f"config.privacy.name={experiment.config.privacy.name}: epsilon depends on how many"
+            " examples the clients of all seeds have, so that more seeds would have changed that of"
+            " the first ones; name another folder"
+        )
 
 
 def lay_out(method: Method | Stages, rounds: int) -> tuple[Stage, ...]:
@@ -464,11 +509,13 @@ def _plan(config, training, stages, dataset):
         batch_size=config.local.batch_size,
         epochs=config.local.epochs,
         **_failures(config.run, pooled=stages[0].method.pooled),
+        attackers=0.0 if config.attack.name == "none" else config.attack.share,
         num_domains=len(dataset.domains),
         example_shape=dataset.x.shape[1:],
         augment=_augmentation(config.data.augment, dataset.x),
         metrics=metrics.make(
-            (look_up("metric", name) for name in config.run.metrics), len(dataset.classes)
+            (*(look_up("metric", name) for name in config.run.metrics), *stages[0].method.metrics),
+            len(dataset.classes),
         ),
         **_step_fields(config.local),
     )
@@ -603,6 +650,12 @@ def feature_skew(
     return of_raw
 
 
+def _check_examples(config, stages, federation):
+    """BadInput where a method cannot work with the examples as a config deals them."""
+    _check_skewed(config, stages)
+    _check_validation(config, stages, federation)
+
+
 def _check_skewed(config, stages):
     """BadInput where a method would not see examples as the feature skew changes them."""
     name, method = config.partition.feature_skew, config.method.name
@@ -617,6 +670,24 @@ def _check_skewed(config, stages):
         raise BadInput(
             f"config.partition.feature_skew={name} does not change embeddings"
             f" (config.embedding), which method {method} trains on; take another method"
+        )
+
+
+def _check_validation(config, stages, federation):
+    """BadInput where a method needs validation rows that clients, or new clients, do not have."""
+    name, methods = config.method.name, [stage.method for stage in stages]
+    if not any(method.validation for method in methods):
+        return
+    if federation.validation is None:
+        raise BadInput(
+            f"method {name} needs validation rows of its clients, and there are none; hold some out"
+            " with --config.partition.validation=0.2"
+        )
+    tuned = any(method.validation and uses_data_of_new(method) for method in methods)
+    if federation.new_train is not None and tuned:
+        raise BadInput(
+            f"method {name} needs validation rows also of new clients, which have none; leave"
+            " config.partition.new_clients at 0"
         )
 
 

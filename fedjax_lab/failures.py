@@ -1,8 +1,10 @@
-"""Clients that fail in a round: their uploads are lost, or they are stragglers.
+"""Clients that fail: their uploads are lost, they are stragglers, or they attack.
 
-Who fails depends on the seed, the round and the client alone, so it is the same for every method.
+Who fails depends on the seed, the round and the client alone, so it is the same for every method;
+who attacks does so in all rounds.
 """
 
+import math
 from functools import partial
 
 import jax
@@ -44,6 +46,19 @@ def passes(plan: Plan, clients: Array) -> Array | None:
         return jnp.where(late, fewer, plan.epochs)
 
     return jax.vmap(one)(streams.delay(clients))
+
+
+def attacks(plan: Plan, cohort: Array, ids: Array, num_clients: int) -> Array | None:
+    """Which of the clients `ids` [M] attack, [M] bool; None: nobody does.
+
+    They are the first floor(share C) of all C clients in an order that the seed draws.
+
+    cohort: the stream of that name.
+    """
+    if not plan.attackers:
+        return None
+    count = math.floor(plan.attackers * num_clients + 1e-6)
+    return jax.random.permutation(streams.attackers(cohort), num_clients)[ids] < count
 
 
 def received(uploads: PyTree, cohort: Client, arrived: Array | None) -> tuple[PyTree, Client]:

@@ -17,6 +17,7 @@ from jax.extend.core import ClosedJaxpr, jaxpr_as_fun, jaxprs_in_params
 from jax.interpreters import partial_eval
 
 from fedjax_lab import simulate
+from fedjax_lab.local import WorkRows, work_sets
 from fedjax_lab.simulate import Lane, Program
 from fedjax_lab.types import POOL, ROWS, State
 
@@ -114,7 +115,7 @@ class ClientCost(NamedTuple):
 def of_client(program: Program, lane: Lane, state: State, batches: int) -> ClientCost:
     """What a client does in a round that holds so many full batches; of the shapes of arrays."""
     plan = program.plan._replace(equal_steps=True)
-    federation, rows = _small(lane.federation, batches * plan.batch_size)
+    federation, rows = _small(program.method, lane.federation, batches * plan.batch_size)
     total = ClientCost(0.0, 0.0)
     for exchange in program.method.round:
         run = partial(_with_steps, simulate.one_client(exchange, plan))
@@ -138,7 +139,7 @@ def _first_output(traced):
 
 def of_server(program: Program, lane: Lane, state: State, clients: int) -> float:
     """What the server does in a round with the uploads of so many clients; of shapes."""
-    federation, rows = _small(lane.federation, program.plan.batch_size)
+    federation, rows = _small(program.method, lane.federation, program.plan.batch_size)
     client, *others = _entry(lane, state)
     total = 0.0
     for exchange in program.method.round:
@@ -146,7 +147,10 @@ def of_server(program: Program, lane: Lane, state: State, clients: int) -> float
         upload, _, _ = jax.eval_shape(run, state.server, federation, rows, (client, *others))
         times, size = (clients, 1) if exchange.one_by_one else (1, clients)
         uploads, cohort = _stacked((upload, client), size)
-        cohort = cohort._replace(arrived=jax.ShapeDtypeStruct((size,), bool))
+        arrived, key = jax.eval_shape(
+            lambda m=size: (jnp.ones(m, bool), jax.random.split(_key(), m))
+        )
+        cohort = cohort._replace(arrived=arrived, key=key)
         total += times * count(jax.make_jaxpr(exchange.aggregate)(state.server, uploads, cohort))
         if exchange.alone is not None:
             alone = jax.make_jaxpr(lambda server, do=exchange.alone: do(server, lambda rows: rows))
@@ -159,13 +163,13 @@ def _shapes(tree):
     return jax.tree.map(lambda a: jax.ShapeDtypeStruct(jnp.shape(a), jnp.result_type(a)), tree)
 
 
-def _small(federation, count):
-    """The shapes of a federation with a pool of so many examples, and of the rows of all of them.
+def _small(method, federation, count):
+    """The shapes of a federation with a pool of so many examples, and `WorkRows` of all of them.
 
     Nothing of it is scored.
     """
     pool = {name: _of_length(getattr(federation, name), count) for name in POOL}
-    rows = jax.ShapeDtypeStruct((count,), np.int32)
+    rows = WorkRows(*[jax.ShapeDtypeStruct((count,), np.int32)] * len(work_sets(method)))
     return federation._replace(**pool, **dict.fromkeys(ROWS)), rows
 
 
@@ -177,7 +181,11 @@ def _entry(lane, state):
     """The shapes of one client and of its key; None: it makes all of its passes."""
     stacked = lane.population._replace(private=state.private)
     client = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), stacked)
-    return client, jax.eval_shape(lambda: jax.random.key(0)), None
+    return client, jax.eval_shape(_key), None
+
+
+def _key():
+    return jax.random.key(0)
 
 
 def _stacked(one, count):

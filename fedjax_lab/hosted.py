@@ -11,6 +11,7 @@ from fedjax_lab import blocks, evaluate, parallel, parts, pieces, simulate, tree
 from fedjax_lab.blocks import Tools
 from fedjax_lab.errors import BadInput
 from fedjax_lab.host_state import HostState, from_bits, to_bits
+from fedjax_lab.local import work_sets
 from fedjax_lab.metrics import Whole
 from fedjax_lab.owners import Owners
 from fedjax_lab.simulate import Lane, Program, Progress
@@ -146,11 +147,12 @@ class Hosted:
 
     def _make_player(self):
         whole, lane = self._seed.to_train, self._seed.training
-        fitting = self._clients_that_fit(whole, ("train",))
+        sets = work_sets(self._program.method)
+        fitting = self._clients_that_fit(whole, sets)
         cohort = simulate.cohort_size(self._program, lane, self._like)
         ahead = blocks.draws_ahead(self._program, lane, self._like.server)
         size = blocks.block_size(self._program, self._owners, cohort, fitting, ahead)
-        part = self._part(lane, whole, ("train",), size.clients)
+        part = self._part(lane, whole, sets, size.clients)
         of_state = self._program, lane, self._store, self._like
         return blocks.Player(*of_state, part, size, self._owners, self._tools)
 

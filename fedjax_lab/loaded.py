@@ -15,10 +15,10 @@ from fedjax_lab import evaluate, simulate, streams, tree
 from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.errors import BadInput, quoted
 from fedjax_lab.experiment import Experiment
-from fedjax_lab.local import fetch, make_work, of_client
+from fedjax_lab.local import WorkRows, fetch, make_work, of_client, work_rows
 from fedjax_lab.models import pretrained
 from fedjax_lab.running import cloud, saved
-from fedjax_lab.running.saved import join_model, no_model
+from fedjax_lab.running.saved import model_of, no_model
 from fedjax_lab.simulate import Program
 from fedjax_lab.types import ROWS, Client, PyTree, Stage, State, Weights
 
@@ -127,10 +127,11 @@ class Run:
         BadInput where these are more or less than one model.
         """
         message, who = self.of_client(client, seed)
-        weights = join_model(self.config.method.name, message, who.private)
-        needed = tree.names(jax.eval_shape(self.experiment.task.init, jax.random.key(0)))
+        name, task = self.config.method.name, self.experiment.task
+        weights = model_of(name, self.stage.method, task, message, who)
+        needed = tree.names(jax.eval_shape(task.init, jax.random.key(0)))
         if not set(needed) <= set(tree.names(weights)):
-            raise no_model(self.config.method.name)
+            raise no_model(name)
         return weights
 
     def export(self, path: str | Path, client: int | None = None, seed: int | None = None) -> None:
@@ -182,14 +183,18 @@ class Run:
         return message, nobody._replace(id=jnp.int32(-1), private=private)
 
     def _held(self, i, client):
-        """The training examples of one client as a federation and rows; and its stream."""
+        """The examples of one client's `Work` as a federation and rows; and its stream."""
         federation = self.experiment.simulation.federations[i]
-        rows = federation.train.on_host(np.array([client]))[0]
+        each = work_rows(self.stage.method, federation)
+        sets = [of_set.on_host(np.array([client]))[0] for of_set in each if of_set is not None]
+        rows = np.concatenate(sets)
         at = np.maximum(rows, 0)
         held = self._pool(federation.x[at], federation.y[at], federation.domain[at], i)
         keys = streams.make_keys(jax.random.key(self.seeds[i]))
         (key,) = streams.clients(keys.score, jnp.int32(self.rounds), jnp.array([client]))
-        return held, jnp.where(rows < 0, -1, jnp.arange(len(rows))), key
+        places = np.where(rows < 0, -1, np.arange(len(rows)))
+        parts = np.split(places, np.cumsum([len(of_set) for of_set in sets])[:-1])
+        return held, WorkRows(*map(jnp.asarray, parts)), key
 
     def _pool(self, x, y, domain, i):
         """Examples as a federation, which the run's models see as they see those of seed i."""
@@ -245,7 +250,8 @@ class Run:
     def _tune(self):
         def tune(message, client, held, rows, key):
             program = self._program
-            work, _ = make_work(of_client(held, client), rows, program.plan, key)
+            pool, (train, validation) = of_client(held, client), rows
+            work, _ = make_work(pool, train, program.plan, key, validation=validation)
             return program.method.tune(message, client, work)
 
         return jax.jit(tune)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -10,8 +10,19 @@ import optax
 from jax.extend.core import get_opaque_trace_state
 
 from fedjax_lab import contract, optim, streams, tree
-from fedjax_lab.errors import BadInput
-from fedjax_lab.types import Array, Batch, Client, Federation, Plan, PyTree, Weights, Work
+from fedjax_lab.errors import BadInput, quoted
+from fedjax_lab.types import (
+    Array,
+    Batch,
+    Client,
+    Federation,
+    Method,
+    Plan,
+    PyTree,
+    Stepping,
+    Weights,
+    Work,
+)
 
 
 def everything(name: str) -> bool:
@@ -49,6 +60,23 @@ def of_client(federation: Federation, client: Client) -> Federation:
 def num_batches(n: Array, batch_size: int) -> Array:
     """Batches in a pass over n examples, the last short one included."""
     return (jnp.asarray(n, jnp.int32) + batch_size - 1) // batch_size
+
+
+class WorkRows(NamedTuple):
+    """The rows that a client's `Work` sees, of one client [N] or of many (`Rows`)."""
+
+    train: Any
+    validation: Any = None  # None: the method does not ask for them
+
+
+def work_sets(method: Method) -> tuple[str, ...]:
+    """The fields of a federation that have the rows of `Work`, in the order of `WorkRows`."""
+    return WorkRows._fields if method.validation else ("train",)
+
+
+def work_rows(method: Method, federation: Federation) -> WorkRows:
+    """The rows of every client's `Work` with this method."""
+    return WorkRows(*(getattr(federation, name) for name in work_sets(method)))
 
 
 class Training(NamedTuple):
@@ -93,10 +121,16 @@ def make_examples(federation: Federation, rows: Array, plan: Plan) -> Examples:
 
 
 def make_work(
-    federation: Federation, rows: Array, plan: Plan, key: Array, passes: Array | None = None
+    federation: Federation,
+    rows: Array,
+    plan: Plan,
+    key: Array,
+    passes: Array | None = None,
+    validation: Array | None = None,
 ) -> tuple[Work, list[Training]]:
     """The work of one client on its rows [N], padding last; and a list of its trainings.
 
+    validation: its validation rows [V], likewise; None: `Work` does not have them.
     passes: how many of `plan.epochs` passes the client makes; None: all of them. Of another number
     of passes that a method asks for it makes the same share, rounded up.
 
@@ -104,6 +138,9 @@ def make_work(
     top level, never inside a jax transformation of its own: BadInput says so.
     """
     examples = make_examples(federation, rows, plan)
+    sets = {"train": examples}
+    if validation is not None:
+        sets["validation"] = make_examples(federation, validation, plan._replace(equal_steps=False))
     trainings: list[Training] = []
     level = get_opaque_trace_state()
 
@@ -121,11 +158,13 @@ def make_work(
 
     work = Work(
         train=train_once,
-        mean=partial(mean, examples),
+        mean=_on_sets(mean, sets),
         draw=partial(draw, examples, key),
         steps=jnp.asarray(done_of(plan.epochs) * examples.batches, jnp.int32),
         optimizer=plan.optimizer,
         frozen=federation.frozen,
+        upload_key=partial(streams.upload, key),
+        outputs=_on_sets(outputs, sets),
     )
     return work, trainings
 
@@ -135,6 +174,20 @@ INSIDE = (
     " jit), which hides its steps from the simulator; call it at the top level of a method's"
     " local, several times by a Python loop if need be"
 )
+
+
+def _on_sets(function, sets):
+    """The function of those examples that its option `rows` names, by default of "train"."""
+
+    def run(*args, rows="train", **options):
+        if rows not in sets:
+            raise BadInput(
+                f"`Work` has no rows {quoted(rows)}, but {' and '.join(sets)}; a method that needs"
+                " validation rows asks for them with Method(validation=True)"
+            )
+        return function(sets[rows], *args, **options)
+
+    return run
 
 
 def train(
@@ -148,6 +201,7 @@ def train(
     steps: int | Array | None = None,
     optimizer: optax.GradientTransformation | None = None,
     references: Callable[[Batch], PyTree] | None = None,
+    stepping: Callable[[Examples], Stepping] | None = None,
 ) -> tuple[Weights, Training]:
     """Passes over the examples in fresh order, from a fresh state of the optimizer.
 
@@ -163,27 +217,29 @@ def train(
       references: Batch -> arrays [B, ...], a function of each example alone that the training does
         not change; the loss gets them as `batch.references`. Computed once in a call; where
         training images are augmented, in every step instead.
+      stepping: how each step draws its examples, and makes a gradient of them, for the examples
+        that are trained on. It does not change how many steps there are. None: a pass goes through
+        the examples in fresh order, by the gradient of the loss.
 
     Returns:
       The weights after it, and what it did.
     """
-    plan, rows = examples.plan, examples.rows
+    plan = examples.plan
     epochs = plan.epochs if epochs is None else epochs
     optimizer = plan.optimizer if optimizer is None else optimizer
     free, fixed = (part.params for part in tree.split(only, weights))
     count = _batches_of_a_pass(examples, steps)
     batch_at = _batches_with(references, examples)
-    update = _make_update(loss, fixed, optimizer, plan.clip)
-    positions = jnp.where(rows < 0, -1, jnp.arange(rows.shape[0], dtype=rows.dtype))
+    by = _in_fresh_order(examples) if stepping is None else stepping(examples)
+    update = _make_update(loss, fixed, optimizer, plan.clip, by.gradient)
 
     def epoch(e, carry):
         k_order, k_steps = streams.epoch(key, e)
-        order = _pad(shuffle(k_order, positions), examples.padded.size)
+        draw = by.draw(k_order)
 
         def step(s, carry):
             k_step = jax.random.fold_in(k_steps, s)
-            at = jax.lax.dynamic_slice(order, (s * plan.batch_size,), (plan.batch_size,))
-            return update(carry, batch_at(at, k_step), k_step)
+            return update(carry, batch_at(draw(s), k_step), k_step)
 
         return jax.lax.fori_loop(0, count, step, carry)
 
@@ -192,6 +248,21 @@ def train(
     n = jnp.minimum(examples.size, count * plan.batch_size)
     done = (jnp.asarray(a, jnp.float32) for a in (total, epochs * count, epochs * n))
     return Weights(tree.join(free, fixed), stats), Training(*done)
+
+
+def _in_fresh_order(examples):
+    """Each pass has every example once."""
+    rows, size = examples.rows, examples.plan.batch_size
+    positions = jnp.where(rows < 0, -1, jnp.arange(rows.shape[0], dtype=rows.dtype))
+
+    def draw(key):
+        order = _pad(shuffle(key, positions), examples.padded.size)
+        return lambda s: jax.lax.dynamic_slice(order, (s * size,), (size,))
+
+    def gradient(objective, free, batch, key):
+        return jax.value_and_grad(objective, has_aux=True)(free, batch, key)
+
+    return Stepping(draw, gradient)
 
 
 def _batches_of_a_pass(examples, steps):
@@ -228,16 +299,16 @@ def _of_each(fn, examples):
     return jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), table)
 
 
-def _make_update(loss, fixed, optimizer, clip):
+def _make_update(loss, fixed, optimizer, clip, gradient):
     """(carry, batch, key) -> carry after a step: free leaves, statistics, moments, summed loss."""
 
     def update(carry, batch, key):
         free, stats, moments, total = carry
 
-        def objective(free):
+        def objective(free, batch, key):
             return loss(Weights(tree.join(free, fixed), stats), batch, key)
 
-        (value, out), grads = jax.value_and_grad(objective, has_aux=True)(free)
+        (value, out), grads = gradient(objective, free, batch, key)
         stats = tree.typed_like(out.stats, stats)
         updates, moments = optimizer.update(optim.clip(grads, clip), moments, free)
         return optax.apply_updates(free, updates), stats, moments, total + jnp.float32(value)
@@ -260,6 +331,16 @@ def mean(examples: Examples, fn: Callable[[Batch], PyTree], when: Array | bool =
     count = examples.batches if when is True else jnp.where(when, examples.batches, 0)
     total = jax.lax.fori_loop(0, count, step, nothing)
     return tree.scale(1 / jnp.maximum(examples.size, 1), total)
+
+
+def outputs(examples: Examples, fn: Callable[[Batch], PyTree]) -> tuple[PyTree, Array]:
+    """What fn gives for each of the examples, in the order of the rows [N, ...]; and a mask [N].
+
+    fn: Batch -> arrays [B, ...]. Where the mask is 0 there is no example: see `_of_each`.
+    """
+    rows = examples.rows
+    of_rows = jax.tree.map(lambda a: a[: rows.shape[0]], _of_each(fn, examples))
+    return of_rows, (rows >= 0).astype(jnp.float32)
 
 
 def draw(examples: Examples, key: Array, size: int) -> Batch:

@@ -42,6 +42,13 @@ MEANINGS = {
     "embedding.name": "the embeddings of examples and labels, for methods that use them",
     "method.name": "the federated method",
     "method.base": "the method that this one improves",
+    "attack.name": "what clients do that attack",
+    "attack.share": "the share of the clients that attack in every round, rounded down",
+    "privacy.name": "what makes the run differentially private: give it noise, or the epsilon that"
+    " the run has after its last round; the other follows",
+    "compression.name": "how uploads are written in fewer bytes",
+    "downlink.name": "how messages are written in fewer bytes",
+    "aggregator.name": "what the server makes of all updates of a round; none: as the method says",
     "local.optimizer": "the clients' optimizer",
     "local.lr": "the clients' learning rate",
     "local.schedule": "how the clients' learning rate changes from round to round",
@@ -208,6 +215,8 @@ def of_names() -> str:
     titles = {"method": "methods", "data": "data", "model": "models", "partition": "partitions"}
     titles |= {"embedding": "embeddings", "optimizer": "optimizers", "schedule": "schedules"}
     titles |= {"sampling": "samplings", "feature_skew": "feature skews"}
+    titles |= {"attack": "attacks", "privacy": "privacy", "aggregator": "aggregators"}
+    titles |= {"compression": "compressions", "downlink": "downlinks"}
     wrapped = [
         textwrap.fill(
             f"{title}: {', '.join(registry.names(kind))}", WIDTH, subsequent_indent=" " * 4

@@ -21,9 +21,13 @@ NO_MEASURES = (  # keys of a row that say where it comes from and what it cost
     "bytes_down",
     "seconds",
     "flops",
+    "epsilon",
+    "delta",
     "recorded",
 )
-PERCENT = frozenset({"accuracy", "top5", "macro_f1", "auroc", "ece", "word_accuracy"})
+PERCENT = frozenset(
+    {"accuracy", "top5", "macro_f1", "auroc", "ece", "word_accuracy", "backdoor_success"}
+)
 LOWER_IS_BETTER = frozenset({"loss", "perplexity", "ece"})
 
 

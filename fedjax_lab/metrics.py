@@ -38,6 +38,7 @@ class Summed(NamedTuple):
     statistics: Callable[[Array, Array, Array], PyTree]  # (logits, labels, mask) -> [N, ...]
     value: Callable[[Any, np.ndarray], np.ndarray]  # (sums, total) -> [C]
     lower_is_better: bool = False
+    view: Callable[[Array], Array] | None = None  # x [B, ...] -> what the model sees in its place
 
 
 class Whole(NamedTuple):

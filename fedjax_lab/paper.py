@@ -310,10 +310,7 @@ def command_line(run: Run, out: Path) -> str:
 
 def main(argv: list[str]) -> int:
     """The command, without its name; returns the exit code."""
-    if not argv or {"-h", "--help"} & set(argv):
-        print(__doc__)
-        return 0 if argv else 2
-    return command.call(_main, argv, "the same command continues")
+    return command.call(_main, argv, "the same command continues", __doc__)
 
 
 def _main(argv):

@@ -16,6 +16,7 @@ from fedjax_lab import evaluate, parts
 from fedjax_lab.blocks import Tools
 from fedjax_lab.evaluate import Scores
 from fedjax_lab.host_state import HostState, from_bits
+from fedjax_lab.local import work_sets
 from fedjax_lab.owners import Owners
 from fedjax_lab.simulate import Lane
 from fedjax_lab.types import NEW_ROWS, Federation, Method, PyTree, State
@@ -47,10 +48,11 @@ def kinds(method: Method, whole: Federation, owners: Owners, clients: int, rows:
 
     whole: a federation in NumPy. clients: of a segment, and rows, of a piece.
     """
-    tuned = ("train",) if method.tune else ()
+    tuned = work_sets(method) if method.tune else ()
     own = tuple(name for name in ("validation", "test") if getattr(whole, name) is not None)
     everybody = owners.pieces(clients)
-    out = [Kind(tuned + own, owners, everybody, [{}])] if own else []
+    each = tuple(dict.fromkeys(tuned + own))
+    out = [Kind(each, owners, everybody, [{}])] if own else []
     for name, of_clients in (("unseen", everybody), ("global_test", [_average(method, owners)])):
         if (shared := getattr(whole, name)) is not None:
             cut = [{name: some} for some in _cut(shared, rows)]

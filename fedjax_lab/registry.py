@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from functools import partial, update_wrapper
 from typing import Literal, get_args, get_origin
 
-from fedjax_lab import optim, references, sampling, schedules
+from fedjax_lab import optim, references, sampling, schedules, transforms
 from fedjax_lab.data import feature_skews, label_skews
 from fedjax_lab.data.arrays import arrays
 from fedjax_lab.data.augment import AUGMENTATIONS
@@ -48,37 +48,66 @@ from fedjax_lab.embedding.clip import clip
 from fedjax_lab.embedding.precomputed import precomputed
 from fedjax_lab.embedding.stand_in import stand_in
 from fedjax_lab.errors import BadInput, check_not_negative, cut, nearest, quoted
+from fedjax_lab.methods.apfl import apfl
+from fedjax_lab.methods.ccvr import ccvr
 from fedjax_lab.methods.central import central
+from fedjax_lab.methods.cfl import cfl
 from fedjax_lab.methods.client2vec import client2vec
+from fedjax_lab.methods.ditto import ditto
+from fedjax_lab.methods.elastic import elastic
+from fedjax_lab.methods.fd import fd
+from fedjax_lab.methods.fedadmm import fedadmm
+from fedjax_lab.methods.fedala import fedala
+from fedjax_lab.methods.fedamp import fedamp
 from fedjax_lab.methods.fedavg import fedavg
 from fedjax_lab.methods.fedavgm import fedavgm
+from fedjax_lab.methods.fedbabu import fedbabu
 from fedjax_lab.methods.fedbn import fedbn
 from fedjax_lab.methods.fedc2i import fedc2i
+from fedjax_lab.methods.fedcac import fedcac
+from fedjax_lab.methods.fedcm import fedcm
 from fedjax_lab.methods.fedconcat import fedconcat
 from fedjax_lab.methods.fedconcat_id import fedconcat_id
+from fedjax_lab.methods.feddbe import feddbe
+from fedjax_lab.methods.feddecorr import feddecorr
+from fedjax_lab.methods.feddisco import feddisco
 from fedjax_lab.methods.feddyn import feddyn
+from fedjax_lab.methods.fedem import fedem
+from fedjax_lab.methods.fedetf import fedetf
+from fedjax_lab.methods.fedexp import fedexp
+from fedjax_lab.methods.fedfomo import fedfomo
+from fedjax_lab.methods.fedgh import fedgh
 from fedjax_lab.methods.fedgma import fedgma
 from fedjax_lab.methods.fediir import fediir
 from fedjax_lab.methods.fedlc import fedlc
 from fedjax_lab.methods.fednova import fednova
+from fedjax_lab.methods.fedntd import fedntd
 from fedjax_lab.methods.fedopt import fedopt
+from fedjax_lab.methods.fedpac import fedpac
 from fedjax_lab.methods.fedper import fedper
+from fedjax_lab.methods.fedphp import fedphp
 from fedjax_lab.methods.fedpick import fedpick
 from fedjax_lab.methods.fedproto import fedproto
 from fedjax_lab.methods.fedprox import fedprox
 from fedjax_lab.methods.fedrep import fedrep
 from fedjax_lab.methods.fedrod import fedrod
 from fedjax_lab.methods.fedrs import fedrs
+from fedjax_lab.methods.fedsam import fedsam
 from fedjax_lab.methods.fedsoft import fedsoft
 from fedjax_lab.methods.fedsr import fedsr
 from fedjax_lab.methods.fesem import fesem
 from fedjax_lab.methods.finetune import finetune
+from fedjax_lab.methods.fml import fml
 from fedjax_lab.methods.hfedf import hfedf
 from fedjax_lab.methods.ifca import ifca
+from fedjax_lab.methods.knn_per import knn_per
 from fedjax_lab.methods.lg_fedavg import lg_fedavg
 from fedjax_lab.methods.local import local
+from fedjax_lab.methods.mimelite import mimelite
 from fedjax_lab.methods.moon import moon
+from fedjax_lab.methods.per_fedavg import per_fedavg
 from fedjax_lab.methods.pfedhn import pfedhn
+from fedjax_lab.methods.pfedme import pfedme
 from fedjax_lab.methods.scaffold import scaffold
 from fedjax_lab.metrics import BUILT_IN, Metric
 from fedjax_lab.models import (
@@ -96,6 +125,17 @@ from fedjax_lab.models import (
     vgg,
     vit,
 )
+from fedjax_lab.transforms import (
+    aggregators,
+    attacks,
+    backdoor,
+    banded,
+    compression,
+    downlink,
+    example_level,
+    privacy,
+    secure,
+)
 from fedjax_lab.types import Method, Stages, Task
 
 
@@ -104,37 +144,66 @@ def _table(*functions):
 
 
 METHODS: dict[str, Callable[..., Method | Stages]] = _table(
+    apfl,
+    ccvr,
     central,
+    cfl,
     client2vec,
+    ditto,
+    elastic,
+    fd,
+    fedadmm,
+    fedala,
+    fedamp,
     fedavg,
     fedavgm,
+    fedbabu,
     fedbn,
     fedc2i,
+    fedcac,
+    fedcm,
     fedconcat,
     fedconcat_id,
+    feddbe,
+    feddecorr,
+    feddisco,
     feddyn,
+    fedem,
+    fedetf,
+    fedexp,
+    fedfomo,
+    fedgh,
     fedgma,
     fediir,
     fedlc,
     fednova,
+    fedntd,
     fedopt,
+    fedpac,
     fedper,
+    fedphp,
     fedpick,
-    fedprox,
     fedproto,
+    fedprox,
     fedrep,
     fedrod,
     fedrs,
+    fedsam,
     fedsoft,
     fedsr,
     fesem,
     finetune,
+    fml,
     hfedf,
     ifca,
+    knn_per,
     lg_fedavg,
     local,
+    mimelite,
     moon,
+    per_fedavg,
     pfedhn,
+    pfedme,
     scaffold,
 )
 
@@ -229,6 +298,43 @@ NAMED: dict[str, dict] = {
         schedules.cosine,
     ),
     "sampling": _table(sampling.by_size, sampling.equal, sampling.shuffled, sampling.all_clients),
+    "attack": _table(
+        transforms.none,
+        attacks.sign_flip,
+        attacks.gaussian,
+        attacks.inner_product,
+        attacks.little_is_enough,
+        attacks.label_flip,
+        backdoor.backdoor,
+    ),
+    "privacy": _table(
+        transforms.none,
+        privacy.central,
+        privacy.adaptive,
+        banded.banded,
+        privacy.local,
+        example_level.example_level,
+    ),
+    "aggregator": _table(
+        transforms.none,
+        aggregators.median,
+        aggregators.trimmed_mean,
+        aggregators.krum,
+        aggregators.multi_krum,
+        aggregators.geometric_median,
+        aggregators.centered_clipping,
+        aggregators.norm_bound,
+        secure.secure_sum,
+    ),
+    "compression": _table(
+        transforms.none,
+        compression.top_k,
+        compression.random_k,
+        compression.qsgd,
+        compression.sign,
+        compression.low_rank,
+    ),
+    "downlink": _table(transforms.none, downlink.qsgd),
 }
 
 GROUPS = {  # of the entry points with which installed packages offer parts
@@ -238,6 +344,11 @@ GROUPS = {  # of the entry points with which installed packages offer parts
     "embedding": "fedjax_lab.embeddings",
     "method": "fedjax_lab.methods",
     "metric": "fedjax_lab.metrics",
+    "attack": "fedjax_lab.attacks",
+    "privacy": "fedjax_lab.privacies",
+    "aggregator": "fedjax_lab.aggregators",
+    "compression": "fedjax_lab.compressions",
+    "downlink": "fedjax_lab.downlinks",
 }
 
 TAKES = {  # what a function is called with, besides its settings
@@ -252,6 +363,11 @@ TAKES = {  # what a function is called with, besides its settings
     "optimizer": ("lr",),
     "schedule": ("rounds",),
     "sampling": ("key", "server", "population", "m"),
+    "attack": ("method", "task"),
+    "privacy": ("method", "task", "setup"),
+    "aggregator": ("method", "task"),
+    "compression": ("method", "task"),
+    "downlink": ("method", "task"),
 }
 
 OF_EXAMPLES = ("examples", "num_clients", "rng")  # the second form of a partition; see dealing.py

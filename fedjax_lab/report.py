@@ -67,7 +67,20 @@ def closing_table(summary: dict) -> str:
         lines.append(f"stopped by {stopped['rule']} after round {stopped['round']}")
     if any(runs.peeks(way, chosen[way][0]) for way in ways):
         lines.append("maxima are chosen on the test set itself")
+    if "privacy" in summary:
+        lines.append(_privacy(summary["privacy"]))
     return "\n".join(lines)
+
+
+def _privacy(told):
+    """What a run promises of privacy, in one line."""
+    if told["epsilon"] is None:
+        return "epsilon is infinite: nothing is promised of privacy"
+    full = sum(told.get("full", {}).values())
+    cohorts = f"; {full} cohorts had no place left" if full else ""
+    at = f"epsilon {told['epsilon']:.4g} at delta {told['delta']:.3g}"
+    of = f"for each {told['unit']}, between {told['neighbors']}"
+    return f"{at} {of}; noise multiplier {told['noise']:.4g}{cohorts}"
 
 
 def _flat(chosen):
@@ -170,7 +183,8 @@ def report(args) -> str:
     columns = []
     if args.pivot:
         printed, told = _printed(args.published, sections, choice)
-        columns, notes = pivot.columns(sections, printed), notes + told
+        columns = pivot.columns(sections, printed)
+        notes += [*told, *tables.privacy_notes(sections)]
     if args.format == "csv":  # it has no place for notes
         print("\n".join(damaged), end="\n" * bool(damaged), file=sys.stderr)
         return pivot.to_csv(columns, choice) if columns else tables.to_csv(sections, choice)

@@ -1,5 +1,6 @@
 """Which clients take part in a round, and their shares in the server's mean."""
 
+import math
 from collections.abc import Callable
 
 import jax
@@ -25,6 +26,45 @@ def shuffled(key: Array, server: PyTree, population: Client, m: int) -> tuple[Ar
 def equal(key: Array, server: PyTree, population: Client, m: int) -> tuple[Array, Array]:
     """m clients at random; share 1/m."""
     return without_replacement(key, population.n.shape[0], m), jnp.full(m, 1 / m)
+
+
+def evenly(sample: Callable) -> Callable:
+    """The function that draws the same clients as `sample`, but gives each the same share."""
+    if sample in (by_size, equal):
+        return equal
+
+    def even(key, server, population, m):
+        ids, shares = sample(key, server, population, m)
+        return ids, equal_shares(shares > 0)
+
+    return even
+
+
+def poisson(
+    key: Array, server: PyTree, population: Client, m: int, capacity: int = 0
+) -> tuple[Array, Array]:
+    """Each client with probability m / C, independently; share 1/k of the k that are drawn.
+
+    Entries beyond the k clients have a share of 0: they are not drawn. Of more than `capacity`
+    clients so many at random are. With nobody drawn all shares are 0.
+
+    capacity: the length of what is returned; 0: `room`.
+    """
+    count = population.n.shape[0]
+    u = jax.random.uniform(key, (count,))
+    lowest, ids = jax.lax.top_k(-u, min(capacity, count) or room(m, count))
+    return ids, equal_shares(-lowest < m / count)
+
+
+def equal_shares(drawn: Array) -> Array:
+    """1/k for each of the k clients that were drawn, [M] bool; 0 for the others."""
+    return drawn / jnp.maximum(jnp.sum(drawn), 1)
+
+
+def room(m: int, count: int) -> int:
+    """Places for a Poisson sample of m expected among so many clients: three standard deviations
+    more than m."""
+    return min(count, m + math.ceil(3 * math.sqrt(m * max(0, 1 - m / count))))
 
 
 def all_clients(key: Array, server: PyTree, population: Client, m: int) -> tuple[Array, Array]:

@@ -8,10 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_lab import contract, failures, streams, tree
-from fedjax_lab.local import fetch, make_work, num_batches, of_client
+from fedjax_lab.local import fetch, make_work, num_batches, of_client, work_rows
 from fedjax_lab.strategies import Strategy
 from fedjax_lab.streams import Keys
-from fedjax_lab.types import Array, Client, Federation, Method, Plan, PyTree, State
+from fedjax_lab.types import Array, Client, Federation, Method, Plan, PyTree, Rows, State
 
 PIECE = 1 << 16  # clients whose labels are counted at a time
 AGGREGATED = "the last `aggregate` of a method's round must return the server's state"
@@ -50,6 +50,7 @@ class Progress(NamedTuple):
     lane_steps: Array  # that were executed
     diverged: Array  # the first round with a number that is not finite, or -1
     arrived: Array | None = None  # uploads that were not lost; None: none can be
+    drawn: Array | None = None  # clients that took part; None: each place of a cohort is taken
 
 
 def population(federation: Federation, num_classes: int) -> Client:
@@ -108,8 +109,11 @@ def _label_counts(rows, y, num_classes):
     return out
 
 
-def no_progress(losses: bool = False) -> Progress:
-    """The sums before the first round after an evaluation; losses: uploads may be lost."""
+def no_progress(losses: bool = False, empty_places: bool = False) -> Progress:
+    """The sums before the first round after an evaluation.
+
+    losses: uploads may be lost. empty_places: of a method's samples.
+    """
     zero = jnp.zeros(4)
     return Progress(
         train_loss=zero[0],
@@ -118,6 +122,7 @@ def no_progress(losses: bool = False) -> Progress:
         lane_steps=zero[3],
         diverged=jnp.int32(-1),
         arrived=jnp.int32(0) if losses else None,
+        drawn=jnp.int32(0) if empty_places else None,
     )
 
 
@@ -144,6 +149,7 @@ def play(
             lane_steps=sums.lane_steps + measured.lane_steps,
             diverged=jnp.where((sums.diverged < 0) & ~measured.finite, t, sums.diverged),
             arrived=None if sums.arrived is None else sums.arrived + measured.arrived,
+            drawn=None if sums.drawn is None else sums.drawn + measured.drawn,
         )
 
     return jax.lax.fori_loop(start, start + count, one, (state, sums))
@@ -158,6 +164,7 @@ class Round(NamedTuple):
     lane_steps: Array
     finite: Array
     arrived: Array  # uploads that were not lost
+    drawn: Array  # clients that took part
 
 
 def play_round(program: Program, lane: Lane, state: State, t: Array) -> tuple[State, Round]:
@@ -168,12 +175,14 @@ def play_round(program: Program, lane: Lane, state: State, t: Array) -> tuple[St
         cohort, rows, places = _sample(program, lane, state, t)
     k_clients = streams.clients(lane.keys.local, t, cohort.id)
     arrived = failures.arrivals(program.plan, k_clients)
-    passes = failures.passes(program.plan, k_clients)
+    passes = _passes(program, k_clients, cohort.weight)
+    before = cohort.private
     trainings, lane_steps = [], 0
     for left, exchange in zip(reversed(range(len(exchanges))), exchanges, strict=True):
         stacked = cohort, streams.exchange(k_clients, left), passes
         carry_out = _in_turn if exchange.one_by_one else _at_once
-        with_whom = federation, rows, stacked, arrived
+        k_server = streams.server(lane.keys.cohort, t, left) if exchange.draws else None
+        with_whom = federation, rows, stacked, arrived, k_server
         server, private, done, executed = carry_out(program, exchange, server, *with_whom)
         if exchange.alone is not None:
             server = exchange.alone(server, program.strategy.split)
@@ -181,7 +190,9 @@ def play_round(program: Program, lane: Lane, state: State, t: Array) -> tuple[St
         trainings += done
         lane_steps += executed
     contract.check_alike(AGGREGATED, server, state.server)
-    measured = _measure(trainings, lane_steps, cohort, server, arrived)
+    if program.method.empty_places:
+        cohort = cohort._replace(private=tree.where(cohort.weight > 0, cohort.private, before))
+    measured = _measure(program, trainings, lane_steps, cohort, server, arrived)
     return State(server, program.strategy.put(state.private, places, cohort.private)), measured
 
 
@@ -205,26 +216,37 @@ def draw(program: Program, lane: Lane, server: PyTree, t: Array) -> tuple[Array,
 def _sample(program, lane, state, t):
     """The cohort [M] of round t, in the order in which the strategy lines its clients up.
 
-    With its rows [M, N], and the places [M] of its private state.
+    With its `WorkRows` [M, N], and the places [M] of its private state.
     """
     method, plan, strategy, _ = program
     ids, share = draw(program, lane, state.server, t)
     in_order = any(exchange.one_by_one for exchange in method.round)
-    if not in_order and (plan.straggler or not plan.equal_steps):
-        order = strategy.deal(_batches(plan, lane, ids, t))
+    if not in_order and (plan.straggler or not plan.equal_steps or method.empty_places):
+        order = strategy.deal(_batches(program, lane, ids, share, t))
         ids, share = ids[order], share[order]
     places = ids if lane.held is None else jnp.searchsorted(lane.held, ids).astype(ids.dtype)
     clients = strategy.take(lane.population, ids)
-    rows, private = strategy.take((lane.federation.train, state.private), places)
-    return clients._replace(weight=share, private=private), rows, places
+    rows = work_rows(method, lane.federation)
+    rows, private = strategy.take((rows, state.private), places)
+    number = 1 if method.pooled else plan.num_clients or len(lane.population.id)
+    attacks = failures.attacks(plan, lane.keys.cohort, ids, number)
+    return clients._replace(weight=share, private=private, attacks=attacks), rows, places
 
 
-def _batches(plan, lane, ids, t):
+def _batches(program, lane, ids, share, t):
     """In which proportion the clients have work to do in round t, [M]."""
-    of_pass = num_batches(lane.population.n[ids], plan.batch_size)
-    if not plan.straggler:
+    of_pass = num_batches(lane.population.n[ids], program.plan.batch_size)
+    if not (program.plan.straggler or program.method.empty_places):
         return of_pass
-    return of_pass * failures.passes(plan, streams.clients(lane.keys.local, t, ids))
+    return of_pass * _passes(program, streams.clients(lane.keys.local, t, ids), share)
+
+
+def _passes(program, k_clients, share):
+    """How many passes each client makes, [M]: none in an empty place; None: all do the plan's."""
+    passes = failures.passes(program.plan, k_clients)
+    if not program.method.empty_places:
+        return passes
+    return jnp.where(share > 0, program.plan.epochs if passes is None else passes, 0)
 
 
 def _who_train(program, population):
@@ -239,27 +261,33 @@ def without_padding(plan: Plan, stacked: PyTree) -> PyTree:
     return stacked if count is None else jax.tree.map(lambda a: a[:count], stacked)
 
 
-def _at_once(program, exchange, server, federation, rows, stacked, arrived):
+def _at_once(program, exchange, server, federation, rows, stacked, arrived, key):
     """All clients are sent the same; gives server, private state, trainings, steps executed."""
     each = program.strategy.each(one_client(exchange, program.plan))
     uploads, private, trainings = each(server, federation, rows, stacked)
+    uploads, cohort = failures.received(uploads, stacked[0], arrived)
+    if key is not None:
+        cohort = cohort._replace(key=jnp.broadcast_to(key, cohort.id.shape))
     with jax.named_scope("aggregate"):
-        after = exchange.aggregate(server, *failures.received(uploads, stacked[0], arrived))
-    server = failures.learned(after, server, arrived)
+        after = exchange.aggregate(server, uploads, cohort)
+    server = after if exchange.private_sum else failures.learned(after, server, arrived)
     executed = sum(program.strategy.lane_steps(training.steps) for training in trainings)
     return server, private, trainings, executed
 
 
-def _in_turn(program, exchange, server, federation, rows, stacked, arrived):
+def _in_turn(program, exchange, server, federation, rows, stacked, arrived, key):
     """As `_at_once`, but each client is sent what the server has learned from the last."""
     run = one_client(exchange, program.plan)
-    federation, rows = program.strategy.collect(federation, rows)
+    federation, train = program.strategy.collect(federation, rows.train)
+    rows = rows._replace(train=train)  # there are no others: `contract.check_stages`
 
     def step(server, one_client):
         rows, entry, arrived = one_client
         upload, private, trainings = run(server, federation, rows, entry)
         uploads, cohort = jax.tree.map(lambda a: a[None], (upload, entry[0]))
         cohort = cohort._replace(weight=jnp.ones(1), arrived=jnp.ones(1, bool))
+        if key is not None:
+            cohort = cohort._replace(key=jax.random.fold_in(key, entry[0].id)[None])
         with jax.named_scope("aggregate"):
             after = exchange.aggregate(server, uploads, cohort)
         contract.check_alike(AGGREGATED, after, server)
@@ -272,13 +300,17 @@ def _in_turn(program, exchange, server, federation, rows, stacked, arrived):
 
 
 def one_client(exchange, plan):
-    """What a strategy runs for each client: (server, federation, rows, (client, key, passes))."""
+    """What a strategy runs for each client: (server, federation, rows, (client, key, passes)).
+
+    rows: its `WorkRows`.
+    """
 
     def run(server, federation, rows, entry):
         client, key, passes = entry
         with jax.named_scope("send"):
             message = exchange.send(server, client.id)
-        work, trainings = make_work(of_client(federation, client), rows, plan, key, passes)
+        pool, (train, validation) = of_client(federation, client), rows
+        work, trainings = make_work(pool, train, plan, key, passes, validation)
         with jax.named_scope("local"):
             returned = exchange.local(message, client, work)
         upload, private = contract.check_local(returned, client.private)
@@ -287,8 +319,9 @@ def one_client(exchange, plan):
     return run
 
 
-def _measure(trainings, lane_steps, cohort, server, arrived):
+def _measure(program, trainings, lane_steps, cohort, server, arrived):
     """The Round of these trainings, one of each call of `train` with leaves [M]."""
+    is_drawn = cohort.weight > 0 if program.method.empty_places else jnp.ones_like(cohort.id, bool)
     loss, steps, examples = jnp.zeros((3, 1))
     if trainings:
         loss, steps, examples = (sum(a) for a in zip(*trainings, strict=True))
@@ -299,7 +332,8 @@ def _measure(trainings, lane_steps, cohort, server, arrived):
         steps=jnp.sum(steps),
         lane_steps=lane_steps,
         finite=jnp.isfinite(train_loss) & tree.finite((server, cohort.private)),
-        arrived=jnp.int32(len(cohort.id)) if arrived is None else jnp.sum(arrived, dtype=jnp.int32),
+        arrived=jnp.sum(is_drawn if arrived is None else is_drawn & arrived, dtype=jnp.int32),
+        drawn=jnp.sum(is_drawn, dtype=jnp.int32),
     )
 
 
@@ -340,7 +374,11 @@ def message_bytes(program: Program, lane: Lane, state: State) -> tuple[int, int]
         return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), a)
 
     client = first(lane.population)._replace(private=first(state.private))
-    rows = jax.ShapeDtypeStruct((lane.federation.train.longest,), jnp.int32)
+    rows = jax.tree.map(
+        lambda of_set: jax.ShapeDtypeStruct((of_set.longest,), jnp.int32),
+        work_rows(program.method, lane.federation),
+        is_leaf=lambda part: isinstance(part, Rows),
+    )
     entry = client, jax.eval_shape(lambda: jax.random.key(0)), None
     up = down = 0
     for exchange in program.method.round:

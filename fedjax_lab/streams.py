@@ -4,8 +4,11 @@ seed
   init        first weights: `method.init` gets this stream itself
     extra       what a method has beside them, by a small number that the method chooses
     stage       what a stage after the first prepares and starts with
+    noise       what the server adds to protect the clients, in all rounds
   cohort
     round       `method.sample`
+      server      what `aggregate` draws in an exchange; one by one, a stream for each client
+    attackers   which clients attack, in all rounds
   local
     round, client
       loss        whether the client's uploads are lost
@@ -15,7 +18,9 @@ seed
           epoch       one stream for the order of the examples, one for the steps
             step        the loss gets this stream: dropout takes it, a method's own noise an `extra`
               augmentation
+              gradient    what a transform adds to the gradient
         drawing     `work.draw`
+        upload      what a transform of the upload draws
   score
     round, client  what `tune` does, as under `local`; new clients are numbered after the others
 
@@ -34,11 +39,16 @@ import jax.numpy as jnp
 
 from fedjax_lab.types import Array
 
+ATTACKERS = 1 << 31  # of `cohort`, beyond all rounds
+SERVER = 1 << 31  # of a cohort's round, beyond what a `sample` draws
 AUGMENTATION = 1 << 30  # of a step, beyond a method's extras
+GRADIENT = AUGMENTATION + 1  # likewise
 STAGE = 1 << 31  # of `init`, beyond a method's extras
+NOISE = STAGE - 1  # likewise
 TRAINING = 1 << 31  # of an exchange, beyond a training's epochs; the first number is that of `draw`
 EXCHANGE = 3 << 30  # of a client in a round, beyond its trainings
 GOLDEN = 0x9E3779B9  # 2**32 over the golden ratio, whose multiples are spread over all bits
+UPLOAD = TRAINING - 1  # likewise, beyond the passes of the first training
 LOSS, DELAY = EXCHANGE - 1, EXCHANGE - 2  # likewise
 
 
@@ -64,6 +74,21 @@ def extra(key: Array, number: int = 1) -> Array:
 def stage(init: Array, number: int) -> tuple[Array, Array]:
     """What stage `number` (the first is 0) prepares and starts with, from the stream `init`."""
     return tuple(jax.random.split(jax.random.fold_in(init, STAGE + number)))
+
+
+def noise(init: Array) -> Array:
+    """That of what the server adds to protect the clients, from the stream `init`."""
+    return jax.random.fold_in(init, NOISE)
+
+
+def attackers(cohort: Array) -> Array:
+    """That which decides who attacks, from the stream `cohort`."""
+    return jax.random.fold_in(cohort, ATTACKERS)
+
+
+def server(cohort: Array, t: Array, left: int) -> Array:
+    """What the server draws in an exchange of round t that so many follow in the round."""
+    return jax.random.fold_in(jax.random.fold_in(cohort, t), SERVER + left)
 
 
 def clients(key: Array, t: Array, ids: Array) -> Array:
@@ -99,6 +124,11 @@ def drawing(key: Array) -> Array:
     return jax.random.fold_in(key, TRAINING)
 
 
+def upload(key: Array) -> Array:
+    """That of what is drawn for the upload of an exchange."""
+    return jax.random.fold_in(key, UPLOAD)
+
+
 def epoch(key: Array, e: Array) -> tuple[Array, Array]:
     """The order of the examples in epoch e of a training, and its steps."""
     return jax.random.fold_in(key, 2 * e), jax.random.fold_in(key, 2 * e + 1)
@@ -107,6 +137,11 @@ def epoch(key: Array, e: Array) -> tuple[Array, Array]:
 def augmentation(key: Array) -> Array:
     """That of the images of a step."""
     return jax.random.fold_in(key, AUGMENTATION)
+
+
+def gradient(key: Array) -> Array:
+    """That of what a step adds to its gradient."""
+    return jax.random.fold_in(key, GRADIENT)
 
 
 def examples(seed: Array, x: Array) -> Array:

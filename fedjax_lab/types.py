@@ -80,18 +80,36 @@ class Client(NamedTuple):
     mean_n: Array  # [] float32, n averaged over the whole population
     arrived: Any = None  # [] bool, whether the server got the upload: for `aggregate` only
     skew: Skew | None = None  # None: nobody's examples are changed
+    attacks: Any = None  # [] bool, whether it attacks in this round; None: nobody does
+    key: Any = None  # [] of the server's random numbers in this exchange, the same for a whole
+    # cohort: for an `aggregate` that draws them (`Exchange.draws`) only
 
 
 class Work(NamedTuple):
     """What a client can do with its own data. The runner hands it to `Exchange.local`."""
 
     train: Callable[..., Weights]
-    # (weights, loss, *, only, epochs, steps, optimizer, references) -> weights: `local.train`
-    mean: Callable[..., PyTree]  # (fn: Batch -> tree, when=True) -> mean of fn over the examples
+    # (weights, loss, *, only, epochs, steps, optimizer, references, stepping) -> weights:
+    # `local.train`
+    mean: Callable[..., PyTree]  # (fn: Batch -> tree, when=True) -> mean of fn over the examples;
+    # with rows="validation" over the validation examples, which `Method.validation` asks for
     draw: Callable[[int], Batch]  # (size) -> one random batch, drawn without replacement
     steps: Array  # [] int32, how many `train` makes with its defaults
     optimizer: Any  # optax.GradientTransformation, the one that `train` takes by default
     frozen: PyTree = ()  # what the stage has sent to every client once: `View.frozen`
+    upload_key: Any = None  # () -> the stream of what is drawn for the upload: for its transforms
+    outputs: Any = None  # (fn: Batch -> arrays [B, ...]) -> (what fn gives for each example
+    # [N, ...], mask [N]), where N is the size of the largest client; rows as in `mean`
+
+
+class Stepping(NamedTuple):
+    """Which examples a step of a training sees, and the gradient that it makes of them."""
+
+    draw: Callable[[Array], Callable[[Array], Array]]
+    # key of a pass -> (number of the step -> positions among the rows [L], -1: padding)
+    gradient: Callable[..., tuple[tuple[Array, Any], PyTree]]
+    # (objective, free, batch, key) -> ((objective's value, its other result), the gradient), as
+    # `jax.value_and_grad` with has_aux; objective: (free, batch, key) -> (value, what `loss` gives)
 
 
 class Exchange(NamedTuple):
@@ -110,6 +128,8 @@ class Exchange(NamedTuple):
     on data of its own belongs in `alone`, which follows `aggregate`: what it computes from
     `split(rows)`, for a tree of arrays [B, ...] whose values `split` leaves unchanged, is divided
     among the devices by row.
+
+    Transforms of uploads need `updates`, unless the message and the upload are models.
     """
 
     send: Callable[[PyTree, Array], PyTree]  # (server, id) -> message: all that goes down the wire
@@ -118,6 +138,11 @@ class Exchange(NamedTuple):
     one_by_one: bool = False
     alone: Callable[[PyTree, Callable[[PyTree], PyTree]], PyTree] | None = None
     # (server, split) -> server
+    updates: Callable[[PyTree, Array, PyTree], PyTree] | None = None
+    # (message, id, upload) -> what each leaf of the upload is an update of: see `wire`
+    alike: bool = True  # all clients update the same thing, so that one update can stand for all
+    private_sum: bool = False  # `aggregate` releases a noisy sum, also where all uploads are lost
+    draws: bool = False  # `aggregate` draws random numbers: its cohort has a `key`
 
 
 class State(NamedTuple):
@@ -136,7 +161,10 @@ class Method(NamedTuple):
     `join`, where a method has it, is what a new client does with its own data in the place of
     `tune`; with it, a method without a `newcomer` has a model for new clients too.
     `record` gives what each row of metrics keeps of the state, as `recorded`, for a figure.
+    `metrics` are what an evaluation of this method measures besides those that a config names.
     `pooled`: training sees one client that holds everybody's examples (a centralized bound).
+    `validation`: `Work` also has the client's validation rows (config.partition.validation), in
+    `local` and in `tune`.
     """
 
     init: Callable[[Array, int], State] | None  # (key, C); None in a stage that has a `start`
@@ -154,6 +182,10 @@ class Method(NamedTuple):
     pooled: bool = False
     join: Callable[[PyTree, Client, Work], tuple[PyTree, PyTree]] | None = None
     # (server, client, work) -> (message, private)
+    metrics: tuple[Any, ...] = ()  # `metrics.Metric`s
+    guarantee: Any = None  # `guarantee.Guarantee`, what the method promises of privacy
+    validation: bool = False
+    empty_places: bool = False  # those of a sample with a share of 0, whose clients take no part
 
 
 class View(NamedTuple):
@@ -286,6 +318,7 @@ class Plan(NamedTuple):
     clip: float | Array = 0.0  # largest norm of the gradient of a client's step; 0: none
     dropout: float = 0.0  # probability that a client's uploads of a round are lost
     straggler: float = 0.0  # probability that a client makes only part of its passes in a round
+    attackers: float = 0.0  # share of the clients that attack: `Client.attacks`
     num_domains: int = 1
     num_clients: int | None = None  # of a population that is padded; None: it is not
     num_new: int | None = None  # of new clients that are padded; None: they are not

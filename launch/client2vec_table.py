@@ -26,14 +26,14 @@ import sys
 from pathlib import Path
 
 import numpy as np
+from cells import measures, spread
 
 from fedjax_lab import command, parallel, sweep
-from fedjax_lab.analysis import formats, runs, tables
+from fedjax_lab.analysis import formats, tables
 from fedjax_lab.config import resolve
 from fedjax_lab.config_files import load_config
 from fedjax_lab.errors import parse
 from fedjax_lab.main import parse_seeds, split_overrides
-from fedjax_lab.running import sweep_folder
 from fedjax_lab.running.sweep_plan import Cell
 
 STEPS = {
@@ -45,10 +45,7 @@ STEPS = {
 
 def main(argv: list[str]) -> int:
     """The command, without its name; returns the exit code."""
-    if not argv or {"-h", "--help"} & set(argv):
-        print(__doc__)
-        return 0 if argv else 2
-    return command.call(_main, argv, "the same command continues")
+    return command.call(_main, argv, "the same command continues", __doc__)
 
 
 def _main(argv):
@@ -110,13 +107,7 @@ def cell(args, overrides, name: str, method: str, settings: dict) -> Cell:
 
 def accuracies(folder: Path, way: str) -> list[float]:
     """The mean over clients of each seed; none where the run has not ended well."""
-    outcome = sweep_folder.ended(folder)
-    if outcome is None or outcome.code:
-        return []
-    run = runs.read(folder)
-    seeds = {seed: [r for r in run.rows if r["seed"] == seed] for seed in run.seeds}
-    measured = runs.measured(runs.Row(folder.name, [run], seeds), way)
-    return [measures["accuracy.mean"] for measures in measured.values()]
+    return [each["accuracy.mean"] for each in measures(folder, way)]
 
 
 def table(title: str, indices: list[str], rows: dict[str, list[list[float]]]) -> formats.Table:
@@ -128,13 +119,6 @@ def table(title: str, indices: list[str], rows: dict[str, list[list[float]]]) ->
         means = {j: np.mean(values) for j, values in enumerate(accuracy, 1) if values}
         bold |= {(i, j) for j, mean in means.items() if mean == max(means.values())}
     return formats.Table(title, header, cells, bold)
-
-
-def spread(values: list[float]) -> str:
-    """Mean, and the population standard deviation in brackets where there are several values."""
-    if not values:
-        return ""
-    return f"{np.mean(values):.1f}" + (f" ({np.std(values):.1f})" if len(values) > 1 else "")
 
 
 if __name__ == "__main__":

@@ -2,9 +2,11 @@
 
 import numpy as np
 import pytest
+import toys
 
-from fedjax_lab import experiment, registry
+from fedjax_lab import experiment, registry, transforming
 from fedjax_lab.config import resolve
+from fedjax_lab.config_files import load_config
 from fedjax_lab.engine import Engine
 from fedjax_lab.width import client_bytes
 
@@ -61,3 +63,32 @@ def check_compiles(folder, name, devices, padded):
     plan = job.simulation.plan
     assert 0 < temporary <= padded * plan.cohort * client_bytes(job.task, plan)
     assert programs.score.compile().as_text()
+
+
+def fedavg_with(folder, devices, clients=8, **sections):
+    """An abstract engine of FedAvg with a wide MLP, all clients in each round.
+
+    Under correlated noise half of them are, since clients take turns.
+
+    sections: of the config, which name transforms or say where things are kept.
+    """
+    toys.write_examples(folder / "data.npz")
+    model = {"name": "mlp", "width": 4096}
+    partition = {"name": "iid", "num_clients": clients}
+    if "bands" in sections.get("privacy", {}):
+        sections["run"] = {"cohort": clients // 2}
+    file = toys.write_config(folder, model=model, partition=partition, **sections)
+    (engine,) = engines(resolve(load_config(f"{file}:fedavg")), devices)
+    return engine
+
+
+def transforms():
+    """(section, name, settings) of each transform, as parameters of a test."""
+    settings = {name: {"noise": 0.1} for name in registry.NAMED["privacy"]}
+    settings["banded"] = {"noise": 0.1, "bands": 2}
+    return [
+        pytest.param(section, name, settings.get(name, {}), id=name)
+        for section in transforming.TRANSFORMS
+        for name in registry.NAMED[section]
+        if name not in ("none", "backdoor")  # which needs images, and else does what others do
+    ]

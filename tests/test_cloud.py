@@ -167,7 +167,9 @@ def test_a_run_goes_on_where_nothing_local_is_left(folder, undisturbed, monkeypa
     assert run(folder, "--resume") == 0
 
 
-@pytest.mark.parametrize("begins", ["anew", "from a damaged checkpoint"])
+@pytest.mark.parametrize(
+    "begins", ["anew", pytest.param("from a damaged checkpoint", marks=pytest.mark.slow)]
+)
 def test_a_kill_between_any_two_uploads_loses_no_checkpoint(
     begins, folder, undisturbed, store, monkeypatch, capsys
 ):

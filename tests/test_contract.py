@@ -10,7 +10,7 @@ from inputs import complaint
 
 from fedjax_lab import contract, evaluate, local, simulate, streams
 from fedjax_lab.methods.fedavg import fedavg
-from fedjax_lab.types import Stage, State
+from fedjax_lab.types import Stage, State, View
 
 PLAIN = fedavg(toys.TASK)
 KEYS = streams.make_keys(jax.random.key(0))
@@ -42,6 +42,11 @@ def test_what_a_method_of_ours_takes_is_right():
         (with_exchange(send=3), "`send` of a method must be a function, not 3"),
         (PLAIN._replace(predict=lambda x: x), "must take (message, client, x), but"),
         (PLAIN._replace(round=()), "at least one Exchange"),
+        (PLAIN._replace(validation=True, pooled=True), "validation=True must not be pooled"),
+        (
+            with_exchange(one_by_one=True)._replace(validation=True),
+            "validation=True must not be pooled, nor have a one_by_one exchange",
+        ),
         (3, "must be a Method, not 3"),
     ],
 )
@@ -51,6 +56,11 @@ def test_a_function_that_cannot_be_called_is_named(method, said):
 
 def test_stages_are_a_tuple_of_stages():
     assert "must be a tuple of Stage, not 3" in complaint(contract.check_stages, 3)
+
+
+def test_embeddings_have_no_validation_rows():
+    stages = (Stage("train", PLAIN._replace(validation=True), 1, view=View(embedded=True)),)
+    assert "embeddings have no validation rows" in complaint(contract.check_stages, stages)
 
 
 @pytest.mark.parametrize(

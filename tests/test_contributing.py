@@ -66,7 +66,7 @@ def test_the_skeleton_marks_each_equation_once():
     assert all(SKELETON.count(f"# {equation}") == 1 for equation in equations)
 
 
-@pytest.mark.parametrize("page", ["CONTRIBUTING.md", "docs/architecture.md"])
+@pytest.mark.parametrize("page", ["CONTRIBUTING.md", "docs/architecture.md", "docs/transforms.md"])
 def test_the_files_that_a_page_names_exist(page):
     text = (ROOT / page).read_text()
     paths = re.findall(r"`((?:configs|docs|fedjax_lab|launch|tests)/[\w/.]*)`", text)

@@ -9,7 +9,7 @@ import pytest
 import toys
 from inputs import complaint
 
-from fedjax_lab import experiment, parallel, references
+from fedjax_lab import errors, experiment, parallel, references
 from fedjax_lab.config import resolve
 from fedjax_lab.engine import Engine
 from fedjax_lab.errors import BadInput
@@ -202,3 +202,23 @@ def test_a_dataset_of_ones_own_is_checked(fields, said, tmp_path, monkeypatch):
     blobs = references.find("own.py:blobs")
     config = resolve({"data": {"name": lambda: blobs()._replace(**fields)}})
     assert complaint(experiment.load_data, config.data) == said
+
+
+def test_a_method_that_needs_validation_rows_says_how_to_get_them(data):
+    choosing = {"name": "knn_per", "weight": "validation"}
+    for method in ({"name": "fedfomo"}, choosing):
+        said = complaint(build, data, method=method)
+        assert f"method {method['name']} needs validation rows of its clients" in said
+        assert "--config.partition.validation=0.2" in said
+        build(data, method=method, partition={"validation": 0.2})
+    build(data, method={"name": "knn_per"}, partition={"new_clients": 0.2})
+    partition = {"validation": 0.2, "new_clients": 0.2}
+    said = complaint(build, data, method=choosing, partition=partition)
+    assert "of new clients, which have none" in said
+
+
+def test_a_number_for_each_pair_of_clients_is_bounded(data, monkeypatch):
+    monkeypatch.setattr(errors, "MOST_PAIRS", 25)
+    partition = {"num_clients": 6, "validation": 0.2}
+    said = complaint(build, data, method={"name": "fedfomo"}, partition=partition)
+    assert "6 clients; it takes at most 5" in said

@@ -13,7 +13,7 @@ from fedjax_lab.config import resolve
 from fedjax_lab.engine import Engine, Simulation
 from fedjax_lab.errors import BadInput
 from fedjax_lab.hosted import Host
-from fedjax_lab.local import make_work
+from fedjax_lab.local import WorkRows, make_work, work_rows
 from fedjax_lab.types import Exchange, Method, Stage
 
 KEYS = naive.KEYS
@@ -91,14 +91,15 @@ def check_a_round(method, plan, federation, population, state):
     client = tree.take(population, 0)._replace(private=tree.take(state.private, 0), arrived=None)
     entry, rng = (client, KEYS.local, None), np.random.default_rng(0)
     cohort = tree.take(population, jnp.array([5, 0, 3, 1, 4]))
-    cohort = cohort._replace(weight=cohort.n / cohort.n.sum())
+    cohort = cohort._replace(weight=cohort.n / cohort.n.sum(), key=tree.repeat(KEYS.init, 5))
+    rows = WorkRows(*(a if a is None else a[0] for a in work_rows(method, federation)))
     here = np.flatnonzero(ARRIVED)
     few = tree.take(cohort, here)
     few = few._replace(weight=few.weight / few.weight.sum(), arrived=jnp.ones(len(here), bool))
     whole = partial = state.server
     for exchange in method.round:
         run = simulate.one_client(exchange, plan)
-        shapes, _, _ = jax.eval_shape(run, whole, federation, federation.train[0], entry)
+        shapes, _, _ = jax.eval_shape(run, whole, federation, rows, entry)
         uploads = jax.tree.map(lambda a: values(rng, a), shapes)
         whole = exchange.aggregate(whole, *failures.received(uploads, cohort, ARRIVED))
         partial = exchange.aggregate(partial, tree.take(uploads, here), few)
@@ -116,8 +117,8 @@ def values(rng, shape):
     return jnp.asarray(rng.uniform(0.5, 1.5, size), shape.dtype)
 
 
-# Those that count clients, or scatter by their id; the others weigh by share or by size.
-COUNTING = "fedavg feddyn fedgma fednova fedproto hfedf ifca pfedhn scaffold".split()
+# Those that count clients in different ways, or scatter by their id.
+COUNTING = "cfl fedavg feddyn fedgma fednova fedproto ifca pfedhn scaffold".split()
 
 
 @pytest.mark.parametrize(
@@ -127,13 +128,17 @@ COUNTING = "fedavg feddyn fedgma fednova fedproto hfedf ifca pfedhn scaffold".sp
 def test_the_server_learns_what_it_learns_from_those_that_arrive(name):
     method = toys.make(name)
     state = simulate.init(method, KEYS, toys.C)
-    check_a_round(method, toys.PLAN, toys.FEDERATION, toys.POPULATION, state)
+    federation, *_ = toys.pooled(method)
+    check_a_round(method, toys.PLAN, federation, toys.POPULATION, state)
 
 
 SETTINGS = {
     "fedgma": [{"weights": "size"}, {"mode": "average_plus_masked_step"}, {"tau": 0.9}],
     "hfedf": [{"grad_align": False}, {"nu_lazy": True}, {"embedding": "random"}],
     "ifca": [{"by_size": True}],
+    "cfl": [{"eps1": 1e6, "eps2": 0.0}],
+    "feddisco": [{"distance": "l2"}],
+    "mimelite": [{"base_optimizer": "adam"}],
     "fedopt": [{"server_optimizer": "yogi"}],
     "fedc2i": [{"head": "mean"}],
 }

@@ -61,7 +61,11 @@ def on_groups(group, inner, **divided):
 
 
 @pytest.mark.parametrize(
-    ("name", "group"), [("mlp", 2), ("vit", 8), pytest.param("cnn", 4, marks=pytest.mark.slow)]
+    ("name", "group"),
+    [
+        ("mlp", 2),
+        *(pytest.param(*each, marks=pytest.mark.slow) for each in (("vit", 8), ("cnn", 4))),
+    ],
 )
 def test_groups_of_devices_give_what_one_device_gives(name, group):
     method, alone = player(name, toys.VECTORIZED)

@@ -36,7 +36,10 @@ def simulation(method, host, seeds=(0, 1), strategy=toys.VECTORIZED, cohort=5, m
 
 def run(*args, folder=None, **options):
     """States, scores and sums of a run that is evaluated in its middle."""
-    engine = Engine(simulation(*args, **options), folder=folder)
+    return play(Engine(simulation(*args, **options), folder=folder))
+
+
+def play(engine):
     engine.compile()
     out = []
     for goal in (3, 6):
@@ -66,6 +69,23 @@ def test_same_numbers_of_every_kind_of_method(name, small_blocks):
     method = toys.make(name)
     host = Host(stream=True)
     toys.same(run(method, host, seeds=[0]), run(method, None, seeds=[0]))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "settings"), [("fedfomo", {}), ("knn_per", {"weight": "validation"})]
+)
+@pytest.mark.parametrize("kept", ["memory", "stream"])
+def test_same_numbers_of_methods_that_use_validation_rows(name, settings, kept, small_blocks):
+    """In `local` and in `tune`; new clients, who have none, are left out."""
+    held_out = toys.with_validation(toys.FEDERATION._replace(domain=toys.FEDERATION.y // 2))
+    federations = [jax.tree.map(np.asarray, held_out)]
+
+    def played(host):
+        given = simulation(toys.make(name, **settings), host, seeds=[0])
+        return play(Engine(given._replace(federations=federations, training=federations)))
+
+    toys.same(played(HOSTS[kept]), played(None))
 
 
 @pytest.mark.slow

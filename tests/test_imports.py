@@ -12,6 +12,7 @@ PACKAGE = Path(__file__).parents[1] / "fedjax_lab"
 ROOMS = {  # room: the modules and folders that it has
     "tools": (  # to write methods with, and metrics
         "types tree losses optim schedules sampling clusters streams errors measures metrics ranges"
+        " wire"
     ),
     "core": (
         "contract failures local simulate flops evaluate parallel strategies mesh shards fsdp"
@@ -22,12 +23,13 @@ ROOMS = {  # room: the modules and folders that it has
     "models": "models",
     "embedding": "embedding",
     "methods": "methods",
+    "transforms": "transforms",  # of methods
     "references": "references",
     "registry": "registry",
     "aliases": "aliases",  # earlier names in configs
     "config": "config config_files configs",
     "federation": "federation",
-    "experiment": "experiment",
+    "experiment": "experiment transforming",
     "running": "running",  # a run and its folder
     "loaded": "loaded",  # one that is read again
     "analysis": "analysis",  # what is made of many runs
@@ -40,15 +42,16 @@ MAY_IMPORT = {  # room: other rooms, and single modules of rooms that it must no
     "models": "tools data.safe",  # first weights are read from files
     "embedding": "tools data models",
     "methods": "tools models local",  # the number of batches of a client
+    "transforms": "tools",
     "references": "tools",
-    "registry": "tools data models embedding methods references",
+    "registry": "tools data models embedding methods transforms references",
     "aliases": "tools",
     "config": "tools data registry aliases references",  # the choices of normalizations
     "federation": "tools data",
-    "experiment": "tools core data models embedding registry config federation",
+    "experiment": "tools core data models embedding registry config federation transforms",
     "running": (
-        "tools core data models references registry aliases config federation experiment processes"
-        " interrupts analysis.plots"  # the learning curve of a run
+        "tools core data models transforms references registry aliases config federation experiment"
+        " processes interrupts analysis.plots"  # the learning curve of a run
     ),
     "loaded": "tools core data models config experiment running",
     "analysis": (

@@ -195,6 +195,40 @@ def test_a_mean_that_is_not_due_is_zero_and_costs_no_batch():
     toys.same(run(False), tree.zeros(run(True)))
 
 
+def test_outputs_are_of_each_example_in_the_order_of_the_rows():
+    """Also in the last short batch; the mask says where there is no example."""
+    x, y = (np.asarray(a) for a in toys.FEDERATION[:2])
+    (double, label), mask = work().outputs(lambda batch: (2 * batch.x, batch.y))
+    assert mask.tolist() == [1.0] * REAL + [0.0] * (len(ROWS) - REAL)
+    np.testing.assert_array_equal(double[:REAL], 2 * x[ROWS[:REAL]])
+    np.testing.assert_array_equal(label[:REAL], y[ROWS[:REAL]])
+    assert double.shape == (len(ROWS), toys.D)
+
+
+def test_validation_rows_are_seen_only_where_they_are_asked_for():
+    """More of them than training rows, in plans whose training steps are not masked too."""
+    few, more = jnp.arange(5), jnp.concatenate([jnp.arange(100, 119), jnp.full(9, -1)])
+    for plan in (PLAN, PLAN._replace(equal_steps=True)):
+        both, _ = make_work(toys.FEDERATION, few, plan, KEY, validation=more)
+
+        def first(batch):
+            return losses.masked_mean(batch.x[:, 0], batch.mask)
+
+        x = np.asarray(toys.FEDERATION.x)[:, 0]
+        for rows, part in (("train", x[:5]), ("validation", x[100:119])):
+            np.testing.assert_allclose(both.mean(first, rows=rows), part.mean(), rtol=1e-5)
+            column, mask = both.outputs(lambda batch: batch.x[:, 0], rows=rows)
+            np.testing.assert_array_equal(column[: len(part)], part)
+            assert mask.sum() == len(part)
+        np.testing.assert_array_equal(both.mean(first), both.mean(first, rows="train"))
+
+
+def test_rows_that_a_method_did_not_ask_for_are_refused():
+    said = complaint(work().mean, lambda batch: 0.0, rows="validation")
+    assert "no rows 'validation', but train; " in said and "Method(validation=True)" in said
+    assert "no rows 'test'" in complaint(work().outputs, lambda batch: batch.y, rows="test")
+
+
 @pytest.mark.slow
 def test_draw_is_without_replacement():
     rows = jnp.arange(30)

@@ -12,6 +12,7 @@ from sklearn.metrics import f1_score, log_loss, roc_auc_score, top_k_accuracy_sc
 
 from fedjax_lab import measures, metrics
 from fedjax_lab.errors import BadInput
+from fedjax_lab.transforms import backdoor
 
 N, K = 300, 12
 
@@ -172,9 +173,10 @@ def test_two_functions_of_one_name_are_refused():
 
 
 def test_what_is_known_of_names_is_what_the_metrics_say():
+    of_attack = backdoor.success(lambda x: x, 0)
     lower = {name for name, metric in metrics.BUILT_IN.items() if metric.lower_is_better}
     assert lower == measures.LOWER_IS_BETTER
-    assert measures.PERCENT <= {"accuracy", *metrics.BUILT_IN}
+    assert measures.PERCENT <= {"accuracy", of_attack.name, *metrics.BUILT_IN}
     assert [measures.metric_of(m) for m in ("global", "domains.a", "accuracy.mean", "id")] == (
         ["accuracy"] * 4
     )

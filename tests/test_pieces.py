@@ -22,7 +22,9 @@ SUMMED = tuple(m for m in metrics.BUILT_IN.values() if isinstance(m, metrics.Sum
 
 
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("name", ["scaffold", "fedper", "finetune"])
+@pytest.mark.parametrize(
+    "name", ["scaffold", "fedper", pytest.param("finetune", marks=pytest.mark.slow)]
+)
 def test_same_counts(name, stream):
     """Pieces of two of eight clients and of three new ones, of 60 of 140 and 200 rows; newcomers,
     average clients where a method has none, and clients that train before they are scored."""

@@ -237,6 +237,20 @@ def test_a_key_that_a_run_lacks_has_its_default(tmp_path):
     ]
 
 
+def test_a_section_that_a_run_lacks_has_its_defaults(tmp_path):
+    """As a key: an aggregator that is none is no difference, and another one is told."""
+    none, median = ({"aggregator": {"name": name}} for name in ("none", "median"))
+    for seed, sections in enumerate(({}, none, median)):
+        write(tmp_path / str(seed), {seed: (1, 2, 3)})
+        saved = json.loads((tmp_path / str(seed) / "config.json").read_text())
+        (tmp_path / str(seed) / "config.json").write_text(json.dumps(saved | sections))
+    ((block,), _) = blocks_of(tmp_path)
+    assert [(row.name, list(row.seeds)) for row in block.rows] == [
+        ("fedavg aggregator.name=none", [0, 1]),
+        ("fedavg aggregator.name=median", [2]),
+    ]
+
+
 def test_federations_are_not_compared_with_one_another(pair, tmp_path, capsys):
     write(tmp_path / "other", SCORES["fedavg"], partition={"name": "dirichlet", "alpha": 0.1})
     out = call(capsys, pair, tmp_path / "other")
@@ -578,6 +592,21 @@ def test_the_closing_table_has_every_metric(losses):
     assert re.search(r"^loss.mean +0.6000 \+- 0.1414", table, re.MULTILINE)
     assert re.search(r"^global_top5, % +90.00 \+- 0.00", table, re.MULTILINE)
     assert "global_loss" not in table
+
+
+@pytest.mark.parametrize("form", ["terminal", "markdown", "latex", "csv", "html"])
+def test_epsilon_stands_beside_the_accuracy(form, tmp_path, capsys):
+    for method, epsilons in (("fedavg", (1, 2.5)), ("fedprox", (1, None)), ("scaffold", ())):
+        folder = write(tmp_path / method, {0: (50, 60)}, method=method)
+        rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        for row, epsilon in zip(rows, epsilons, strict=False):
+            row |= {"epsilon": epsilon} | ({"delta": 1e-5} if epsilon else {})
+        (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    said = call(capsys, tmp_path, f"--format={form}")
+    assert ("2.5,1e-05" if form == "csv" else "2.5 (1e-05)") in said and "inf" in said
+    assert "epsilon.mean" not in said  # it is no measure
+    if form == "terminal":
+        assert "fedprox has epsilon (delta) inf" in call(capsys, tmp_path, "--pivot")
 
 
 def test_new_clients_are_compared_where_a_method_scores_them(tmp_path, capsys):

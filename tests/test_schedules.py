@@ -85,7 +85,7 @@ def test_both_learning_rates_are_told_for_each_round(toy):
     "method, settings, said",
     [
         ("fedavg", {"run__server_schedule": "step"}, "a method with the setting server_lr, which"),
-        ("fedavg", {"run__server_warmup": 2}, "fedavg has not; those that have: fedgma, fedopt"),
+        ("fedavg", {"run__server_warmup": 2}, "fedavg has not; those that have: ccvr"),
         ("fedavg", {"local__warmup": 3}, "config.local.warmup=3 leaves none of 3 rounds"),
         ("fedavg", {"local__warmup": -1}, "config.local.warmup must not be negative"),
         ("fedavg", {"local__schedule": "cosin"}, "no schedule 'cosin'; did you mean 'cosine'?"),

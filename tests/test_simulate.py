@@ -111,6 +111,31 @@ def test_measured_work_is_what_the_method_did():
     assert 0.2 < float(one.train_loss) < 3
 
 
+def test_a_client_in_an_empty_place_takes_no_part():
+    """It neither trains nor is counted, and keeps what it has; the others do as without it."""
+
+    def sampled(count, shares):
+        def sample(key, server, population, m):
+            return jnp.arange(count), jnp.asarray(shares)
+
+        return sample
+
+    method = toys.make("scaffold", toys.TASK)
+    short = method._replace(sample=sampled(2, [0.5, 0.5]))
+    long = method._replace(sample=sampled(3, [0.5, 0.5, 0.0]), empty_places=True)
+
+    def play(method):
+        program = simulate.Program(method, toys.PLAN, parallel.chunked(2))
+        lane = simulate.Lane(toys.FEDERATION, toys.POPULATION, KEYS)
+        return simulate.play_round(program, lane, simulate.init(method, KEYS, toys.C), 0)
+
+    (one, measured), (other, also) = jax.jit(lambda: (play(short), play(long)))()
+    toys.close(one.private, other.private)
+    assert (int(measured.drawn), int(also.drawn), int(also.arrived)) == (2, 2, 2)
+    for field in ("examples", "steps", "lane_steps"):
+        assert float(getattr(measured, field)) == float(getattr(also, field))
+
+
 def test_divergence_names_its_round():
     plan = toys.PLAN._replace(optimizer=optax.sgd(1e30))
     _, sums = toys.player(fedavg(toys.TASK), plan=plan)(KEYS, 5, 3)
@@ -164,3 +189,49 @@ def test_what_a_client_keeps_must_have_the_shapes_of_what_it_kept(returned):
     method = plain._replace(init=init, round=(exchange._replace(local=local),))
     with pytest.raises(BadInput, match="in the shapes that `init` gave"):
         toys.player(method)(KEYS, 0, 1)
+
+
+def noting(one_by_one=False, draws=True):
+    """A method of two exchanges whose server keeps the numbers that it has drawn last in each."""
+
+    def exchange(place):
+        def aggregate(server, uploads, cohort):
+            if cohort.key is None:
+                return server
+            numbers = jax.vmap(jax.random.uniform)(cohort.key)
+            if one_by_one:
+                return server.at[place, cohort.id].set(numbers)
+            return server.at[place, : len(numbers)].set(numbers)
+
+        nothing = {"send": lambda server, id: (), "local": lambda *args: ((), ())}
+        return Exchange(**nothing, aggregate=aggregate, one_by_one=one_by_one, draws=draws)
+
+    def init(key, num_clients):
+        return State(jnp.zeros((2, num_clients)), ())
+
+    return fedavg(toys.TASK)._replace(init=init, round=(exchange(0), exchange(1)), newcomer=None)
+
+
+def test_a_server_that_draws_has_a_key_for_each_exchange_and_round():
+    """The same for a whole cohort, whoever is in it and however devices line it up."""
+    play = toys.player(noting())
+    first, second = (np.asarray(play(KEYS, t, 1)[0].server) for t in (0, 1))
+    drawn = np.concatenate([first, second])[:, : toys.PLAN.cohort]
+    assert (drawn == drawn[:, :1]).all() and len(set(drawn[:, 0])) == 4
+    expected = jax.random.uniform(streams.server(KEYS.cohort, 1, 0))
+    assert second[1, 0] == expected  # of the last exchange of round 1
+    mesh = parallel.on_mesh(parallel.make_mesh(4), parallel.chunked(2))
+    lossy = toys.PLAN._replace(dropout=0.3)
+    for options in ({"strategy": mesh}, {"plan": lossy}):
+        np.testing.assert_array_equal(
+            toys.player(noting(), **options)(KEYS, 1, 1)[0].server, second
+        )
+
+
+def test_one_by_one_the_server_has_a_key_for_each_client():
+    drawn = np.asarray(toys.player(noting(one_by_one=True))(KEYS, 0, 1)[0].server)
+    assert len(set(drawn[drawn > 0])) == (drawn > 0).sum() == 2 * toys.PLAN.cohort
+
+
+def test_a_server_that_does_not_draw_has_no_key():
+    assert not toys.player(noting(draws=False))(KEYS, 0, 1)[0].server.any()

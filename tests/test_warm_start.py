@@ -110,6 +110,25 @@ def test_clients_start_with_their_own_models(source, method, folder, trained):
             np.testing.assert_allclose(array, own[name].mean(0), rtol=1e-6)
 
 
+@pytest.mark.parametrize("source", ["ditto", pytest.param("fedamp", marks=pytest.mark.slow)])
+def test_a_model_is_the_one_that_its_client_predicts_with(source, folder, trained):
+    """Also where it is sent a whole model and keeps another one."""
+    run = fedjax_lab.load(trained(source))
+    x, task = run.experiment.dataset.x[:20], run.experiment.task
+    for client in range(4):
+        logits = task.apply(run.model(client, 3), x).logits
+        np.testing.assert_allclose(run.predict(x, client, 3), logits, atol=1e-5)
+    states = first_states(folder, run.folder, "local", ("run.start_with", "personal"))
+    for client in range(4):
+        toys.same(tree.take(states[0].private, client), run.model(client, 3))
+
+
+def test_a_global_model_is_gone_on_from_where_clients_keep_more_than_a_model(folder, trained):
+    run = fedjax_lab.load(trained("apfl"))
+    for i, state in enumerate(first_states(folder, run.folder, "fedavg", seeds=(0, 3))):
+        toys.same(state.server, run.states[i].server)
+
+
 def by_name(weights):
     return dict(zip(tree.names(weights), jax.tree.leaves(weights), strict=True))
 

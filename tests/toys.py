@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_lab import losses, parallel, registry, shards, simulate
+from fedjax_lab import losses, parallel, registry, shards, simulate, streams, wire
 from fedjax_lab.blocks import Tools
 from fedjax_lab.checks import toy
 from fedjax_lab.checks.toy import PLAN, C, D, K, N, as_rows, make_federation  # noqa: F401
@@ -50,6 +50,7 @@ def with_new(federation):
     return federation._replace(new_train=rows(0, (2, 5, 11)), new_test=rows(400, (4, 0, 9)))
 
 
+with_validation = toy.with_validation
 FEDERATION = toy.toy_federation()
 SKEWED = skewed(FEDERATION)
 TASK = make_task(nets.mlp(K, width=16), (D,), K)
@@ -145,9 +146,32 @@ def player(method, strategy=VECTORIZED, plan=None, federation=FEDERATION, schedu
     return play
 
 
+def bytes_of(method, plan=None):
+    """(up, down) of one client in one round."""
+    federation, population, plan_of_method = pooled(method, FEDERATION)
+    keys = streams.make_keys(jax.random.key(0))
+    state = jax.eval_shape(lambda: simulate.init(method, keys, C))
+    program = simulate.Program(method, plan or plan_of_method, VECTORIZED)
+    return simulate.message_bytes(program, simulate.Lane(federation, population, keys), state)
+
+
 def make(name, task=NORM, **hyper):
     """A method by name on a toy task."""
     return registry.make_method(name, task, **hyper)
+
+
+def bare(method):
+    """The method with one exchange, whose message is 0, and whose uploads are updates of it.
+
+    What a client uploads is its message, and what the server learns are the uploads.
+    """
+    exchange = Exchange(
+        send=lambda server, id: server,
+        local=lambda message, client, work: (message, ()),
+        aggregate=lambda server, uploads, cohort: uploads,
+        updates=lambda message, id, upload: wire.itself(upload),
+    )
+    return method._replace(round=(exchange,))
 
 
 def with_keys(task):

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedjax_lab.analysis.runs import HEADLINES, Block, Row, measured, measures
+from fedjax_lab.analysis.runs import HEADLINES, Block, Row, measured, measures, picked
 from fedjax_lab.errors import BadInput, nearest
 from fedjax_lab.running import metrics
 
@@ -61,6 +61,13 @@ class Goal(NamedTuple):
     cost: Cost | None
 
 
+class Privacy(NamedTuple):
+    """What the runs of a row promise of privacy in the chosen round: the weakest of their seeds."""
+
+    epsilon: float  # may be infinite
+    delta: float | None  # None where epsilon is infinite
+
+
 class Entry(NamedTuple):
     """The numbers of a row."""
 
@@ -71,6 +78,7 @@ class Entry(NamedTuple):
     cost: Cost
     pace: Pace
     goal: Goal | None
+    privacy: Privacy | None = None  # None: its runs promise nothing
 
 
 def choose(blocks: Sequence[Block], way: str, wanted: str | None) -> str:
@@ -114,6 +122,7 @@ def entries(
             cost=_cost([rows[-1] for rows in row.seeds.values()]),
             pace=_pace(row),
             goal=None if target is None else goal(row, measure, target, lower_is_better),
+            privacy=privacy(list(picked(row, way).values())),
         )
         for row in block.rows
     ]
@@ -190,6 +199,16 @@ def goal(row: Row, measure: str, target: float, lower_is_better: bool = False) -
         reached += [r for r, value in zip(last, values, strict=True) if value >= sign * target][:1]
     every = len(reached) == len(row.seeds)
     return Goal(len(reached), len(row.seeds), _cost(reached) if every else None)
+
+
+def privacy(evaluations: Sequence[dict]) -> Privacy | None:
+    """The weakest promise of these evaluations; None where they have none."""
+    promises = [
+        Privacy(np.inf if row["epsilon"] is None else row["epsilon"], row.get("delta"))
+        for row in evaluations
+        if "epsilon" in row
+    ]
+    return max(promises, key=lambda promise: promise.epsilon, default=None)
 
 
 def _cost(rows):

@@ -49,7 +49,8 @@ class Finished(NamedTuple):
         BadInput where these are more or less than one model.
         """
         client, message = self.client(i)
-        return loaded.join_model(self.hyper["name"], message, client.private)
+        task = self.experiment.task
+        return loaded.model_of(self.hyper["name"], self.method, task, message, client)
 
 
 def load(workdir: Path, seed: int | None = None) -> Finished:

@@ -154,12 +154,12 @@ def arrange(runs: Sequence[Run]) -> tuple[list[Block], list[str]]:
 
 
 def _completed(runs):
-    """The runs; where a config lacks a key that others have, it has the default of that key."""
+    """The runs; where a config lacks a section or a key that others have, it has the defaults."""
     keys: dict[str, set] = {}
     for run in runs:
         for section, values in run.config.items():
             keys.setdefault(section, set()).update(values)
-    lacking = [any(keys[name] - values.keys() for name, values in r.config.items()) for r in runs]
+    lacking = [any(keys[name] - run.config.get(name, {}).keys() for name in keys) for run in runs]
     if not any(lacking):
         return runs
     from fedjax_lab.config import DEFAULTS  # loads JAX, which a report needs for nothing else
@@ -170,7 +170,7 @@ def _completed(runs):
         for section, names in keys.items()
     }
     return [
-        run._replace(config={name: {**added[name], **own} for name, own in run.config.items()})
+        run._replace(config={name: {**added[name], **run.config.get(name, {})} for name in keys})
         for run in runs
     ]
 

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from fedjax_lab.analysis import runs
-from fedjax_lab.analysis.compare import Cost, Entry, Spread
+from fedjax_lab.analysis.compare import Cost, Entry, Privacy, Spread
 from fedjax_lab.analysis.formats import NONE, Table
 from fedjax_lab.analysis.runs import Block, shown
 from fedjax_lab.measures import LOWER_IS_BETTER, ONE_NUMBER, is_percent, metric_of
@@ -106,6 +106,9 @@ def _compared(section, choice, metric):
         rest = [spread_text(entry.measures.get(m), places) for m in others]
         numbers = [spread_text(main, places), _interval(main, places)]
         cells.append([entry.row.name, str(main.n), *numbers, *rest])
+    if any(entry.privacy for entry in section.entries):
+        header.append("epsilon (delta)")
+        cells = [[*c, privacy_text(e.privacy)] for c, e in zip(cells, section.entries, strict=True)]
     measures = dict(enumerate([choice.measure, None, *others], 2))
     return Table(
         f"{with_unit(metric)}, {WAYS[choice.way]}", header, cells, _bold(section, choice, measures)
@@ -224,6 +227,23 @@ def spread_text(s: Spread | None, places: int) -> str:
     return mean if s.std is None else f"{mean} +- {s.std:.{places}f}"
 
 
+def privacy_text(promise: Privacy | None) -> str:
+    """Epsilon, and delta in brackets."""
+    if promise is None:
+        return NONE
+    return f"{promise.epsilon:.3g}" + (f" ({promise.delta:.3g})" if promise.delta else "")
+
+
+def privacy_notes(sections: Sequence[Section]) -> list[str]:
+    """One line for each row of a private method, for a table without a column of epsilon."""
+    return [
+        f"{section.block.name}: {entry.row.name} has epsilon (delta) {privacy_text(entry.privacy)}"
+        for section in sections
+        for entry in section.entries
+        if entry.privacy
+    ]
+
+
 def _interval(s, places):
     return NONE if s.low is None else f"{s.low:.{places}f} to {s.high:.{places}f}"
 
@@ -275,6 +295,8 @@ def _flat(section, entry, choice):
             line[f"p {test}"] = getattr(pair, test) if pair else None
     line |= cost._asdict()
     line |= {"seconds of a round": entry.pace.seconds, "flops": entry.pace.flops}
+    if entry.privacy:
+        line |= entry.privacy._asdict()
     if goal:
         line |= {"target": choice.target, "reached": goal.reached}
         line |= {f"{key} to target": getattr(goal.cost, key, None) for key in Cost._fields}

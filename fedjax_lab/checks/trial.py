@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_lab import evaluate, parallel, shards, simulate, streams, tree
-from fedjax_lab.checks.toy import PLAN, C, K, as_rows, toy_federation
+from fedjax_lab.checks.toy import PLAN, C, K, as_rows, toy_federation, with_validation
+from fedjax_lab.local import work_sets
 from fedjax_lab.simulate import Lane, Program
 from fedjax_lab.types import Client, Federation, Method, Plan, State
 
@@ -28,6 +29,8 @@ def pooled(
 ) -> tuple[Federation, Client, Plan]:
     """The federation (by default the toy's) as a method trains on it, its clients, and the plan."""
     federation = toy_federation() if federation is None else federation
+    if method.validation:
+        federation = with_validation(federation)
     if method.pooled:
         everybody = np.sort(np.asarray(federation.train).reshape(1, -1))[:, ::-1]
         federation = federation._replace(train=as_rows(everybody))
@@ -69,8 +72,9 @@ class Trial:
         if devices > 1 and not self.method.pooled:
             mesh = parallel.make_mesh(devices)
             strategy = parallel.on_mesh(mesh, strategy, by_client=True, by_row=True)
-            (train,) = shards.deal([jax.device_get(federation.train)], devices)
-            federation = federation._replace(train=jax.tree.map(jnp.asarray, train))
+            for name in work_sets(self.method):
+                (rows,) = shards.deal([jax.device_get(getattr(federation, name))], devices)
+                federation = federation._replace(**{name: jax.tree.map(jnp.asarray, rows)})
         program = Program(self.method, self.plan, strategy)
         lane = Lane(federation, self.population, keys_of(SEEDS[-1]))
         state = simulate.init(self.method, lane.keys, C)
@@ -80,7 +84,7 @@ class Trial:
     def scores(self, states: Any, after: int) -> dict:
         """The evaluation of the last seed."""
         program = Program(self.method, PLAN, parallel.vectorized())
-        federation = toy_federation()
+        federation, *_ = pooled(self.method._replace(pooled=False))
         population = simulate.population(federation, K)
         lane = Lane(federation, population, keys_of(SEEDS[-1]))
         score = jax.jit(partial(evaluate.score, program))

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_lab import losses, tree
+from fedjax_lab import losses, tree, wire
 from fedjax_lab.errors import BadInput
 from fedjax_lab.types import Array, Method, PyTree, Stage, Task, View
 
@@ -75,7 +75,12 @@ def nothing(server, id):
 
 
 def stage(name, rounds, exchange, sample, init=None, reliable=False) -> Stage:
-    """Rounds of one exchange on embedded examples; without `init` from the last stage's state."""
+    """Rounds of one exchange on embedded examples; without `init` from the last stage's state.
+
+    An exchange that does not say what its uploads are updates of has none: clients send examples,
+    or their index, or nothing. Transforms leave these uploads as they are.
+    """
+    exchange = exchange._replace(updates=exchange.updates or wire.all_kept)
     method = Method(init=init, round=(exchange,), predict=None, newcomer=None, sample=sample)
     go_on = None if init else lambda key, num_clients, last, facts: last
     view = View(embedded=True, batch_size=BATCH)

@@ -49,7 +49,7 @@ def inside_clusters(task: Task, decay: float = 0.0) -> Method:
     def predict(w, client, x):
         return task.apply(w, x).logits
 
-    exchange = Exchange(cluster_model, local, aggregate)
+    exchange = Exchange(cluster_model, local, aggregate, alike=False)
     return Method(
         init=None, round=(exchange,), predict=predict, newcomer=None, sample=sampling.by_size
     )

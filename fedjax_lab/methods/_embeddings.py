@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedjax_lab import losses, optim, sampling
+from fedjax_lab import losses, optim, sampling, wire
 from fedjax_lab.errors import BadInput
 from fedjax_lab.local import num_batches
 from fedjax_lab.models.autoencoder import Autoencoder
@@ -47,7 +47,7 @@ def embed(task: Task, size: int) -> Stage:
     def predict(params, client, x):
         return jnp.zeros((len(x), task.num_classes))
 
-    exchange = Exchange(lambda server, id: server[0], local, aggregate)
+    exchange = Exchange(lambda server, id: server[0], local, aggregate, updates=wire.all_kept)
     method = Method(
         init=init,
         round=(exchange,),

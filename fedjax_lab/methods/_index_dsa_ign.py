@@ -91,7 +91,7 @@ def stages(task: Task, training: Training) -> tuple[Stage, ...]:
     last = stage("describe", 1, upload, sampling.all_clients, reliable=True)
     first = partial(first_state, network, training, T.shape[1])
     if training.strategy == "federated":
-        train = Exchange(send_psi, partial(local_epochs, loss), mean_of_models)
+        train = Exchange(send_psi, partial(local_epochs, loss), mean_of_models, updates=from_sent)
         return stage("index", training.epochs, train, tenth, first), last
     collect = Exchange(nothing, one_batch, keep_batches)
     train = Exchange(nothing, silence, unchanged, alone=partial(epoch, loss, training.pooled))
@@ -238,6 +238,11 @@ def local_epochs(loss: Callable, psi: PyTree, client: Client, work: Work) -> tup
 
     w = work.train(Weights(psi, {}), value, epochs=LOCAL_EPOCHS, optimizer=ADAM)
     return w.params, ()
+
+
+def from_sent(psi: PyTree, id: Array, upload: PyTree) -> PyTree:
+    """What the uploads are updates of: each parameter of the one that was sent."""
+    return psi
 
 
 def mean_of_models(server: Server, psi: PyTree, cohort: Client) -> Server:

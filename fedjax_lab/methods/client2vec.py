@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_lab import losses, tree
+from fedjax_lab import losses, tree, wire
 from fedjax_lab.errors import BadInput, check_positive, check_share
 from fedjax_lab.methods import _index_source
 from fedjax_lab.methods._client_index import Index
@@ -190,7 +190,7 @@ def with_index(base: Method) -> Method:
         def aggregate(server, uploads, cohort):
             return server._replace(base=exchange.aggregate(server.base, uploads, cohort))
 
-        return Exchange(send, exchange.local, aggregate)
+        return exchange._replace(send=send, aggregate=aggregate)
 
     def sample(key, server, population, m):
         return base.sample(key, server.base, population, m)
@@ -265,7 +265,11 @@ def with_index_loss(method: Method, w: float, index_loss: Callable, sent_once: b
             message, B_f = (message, work.frozen) if sent_once else message
             return exchange.local(message, client, altered(work, w, index_loss, B_f))
 
-        return exchange._replace(send=send, local=local)
+        def updates(message, id, upload):
+            message = message if sent_once else message[0]
+            return wire.references(exchange, message, id, upload)
+
+        return exchange._replace(send=send, local=local, updates=updates)
 
     def tune(message, client, work):
         return method.tune(message, client, altered(work, w, index_loss, work.frozen))

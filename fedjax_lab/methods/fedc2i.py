@@ -21,7 +21,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_lab import losses, sampling, tree
+from fedjax_lab import losses, sampling, tree, wire
 from fedjax_lab.errors import BadInput, check_choice
 from fedjax_lab.models.task import split_head
 from fedjax_lab.ranges import log_uniform
@@ -68,9 +68,14 @@ def fedc2i(
     def predict(w, client, x):
         return task.apply(w, x).logits
 
+    def updates(server, id, w):
+        return wire.of_model(tree.take(server.models, id), w)
+
     return Method(
         init=init,
-        round=(Exchange(lambda server, id: server, local, aggregate),),
+        round=(
+            Exchange(lambda server, id: server, local, aggregate, updates=updates, alike=False),
+        ),
         predict=predict,
         newcomer=None,
         sample=sampling.by_size,

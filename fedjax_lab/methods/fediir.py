@@ -20,7 +20,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_lab import losses, sampling, tree
+from fedjax_lab import losses, sampling, tree, wire
 from fedjax_lab.errors import check_share
 from fedjax_lab.methods.fedavg import fedavg
 from fedjax_lab.ranges import choice, log_uniform
@@ -58,12 +58,23 @@ def fediir(task: Task, *, ema: float = 0.95, penalty: float = 1e-3) -> Method:
     return fedavg(task)._replace(
         init=init,
         round=(
-            Exchange(lambda server, id: server.w, measure, partial(follow, ema)),
-            Exchange(lambda server, id: server, local, aggregate),
+            Exchange(lambda server, id: server.w, measure, partial(follow, ema), updates=of_sums),
+            Exchange(lambda server, id: server, local, aggregate, updates=of_models),
         ),
         predict=lambda server, client, x: task.apply(server.w, x).logits,
         sample=sampling.equal,
     )
+
+
+def of_sums(w_t: Weights, id: Array, upload: tuple[dict, Array]) -> tuple:
+    """What the uploads of the first exchange are updates of: sums of gradients, and numbers."""
+    total, count = upload
+    return wire.itself(total), wire.kept(count)
+
+
+def of_models(server: Server, id: Array, w: Weights) -> Weights:
+    """What the uploads of the second exchange are updates of."""
+    return wire.of_model(server.w, w)
 
 
 def gradient_and_one(task: Task, w_t: Weights, batch: Batch) -> tuple[dict, Array]:

@@ -11,7 +11,7 @@ of the a_i matter, so the learning rate stays in them.
 
 import jax.numpy as jnp
 
-from fedjax_lab import losses, optim, tree
+from fedjax_lab import losses, optim, tree, wire
 from fedjax_lab.methods.fedavg import fedavg, send
 from fedjax_lab.types import Exchange, Method, Task, Weights
 
@@ -31,4 +31,9 @@ def fednova(task: Task) -> Method:
         mean = tree.mix(p * tau_eff / a, tree.sub(w.params, w_t.params))
         return Weights(tree.add(w_t.params, mean), tree.mix(p, w.stats))
 
-    return fedavg(task)._replace(round=(Exchange(send, local, aggregate),))
+    def updates(w_t, id, upload):
+        w, a = upload
+        return wire.of_model(w_t, w), wire.kept(a)
+
+    exchange = Exchange(send, local, aggregate, updates=updates)
+    return fedavg(task)._replace(round=(exchange,))

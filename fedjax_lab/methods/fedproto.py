@@ -11,16 +11,17 @@ pass after training; the server's mean is unweighted. A class that no participan
 has is without a prototype and pulls nobody.
 """
 
+from collections.abc import Callable
 from functools import partial
 
 import jax
 import jax.numpy as jnp
 
-from fedjax_lab import losses, sampling, tree
+from fedjax_lab import losses, sampling, tree, wire
 from fedjax_lab.errors import BadInput, check_choice
 from fedjax_lab.methods.fedper import head
 from fedjax_lab.ranges import log_uniform
-from fedjax_lab.types import Array, Batch, Client, Exchange, Method, State, Task
+from fedjax_lab.types import Array, Batch, Client, Exchange, Method, State, Task, Work
 
 RANGES = {"lam": log_uniform(0.1, 10.0)}
 
@@ -57,16 +58,13 @@ def fedproto(
             return losses.cross_entropy(out.logits, batch) + lam * pull, out  # eq. 7
 
         w = work.train(client.private, loss)
-        share = client.label_count / client.n  # [K]
-        sums = work.mean(lambda batch: sums_by_class(apply(w, batch.x).features, batch, K))
-        C_i = sums / jnp.where(share > 0, share, 1)[:, None]  # eq. 3
-        return (C_i, (share > 0).astype(jnp.float32)), w
+        return prototypes(lambda x: apply(w, x).features, K, client, work), w
 
     def predict(message, client, x):
         out = apply(client.private, x)
         return out.logits if prediction == "classifier" else nearest(message, client, out.features)
 
-    exchange = Exchange(lambda server, id: server, local, aggregate)
+    exchange = Exchange(lambda server, id: server, local, aggregate, updates=updates)
     return Method(
         init=init, round=(exchange,), predict=predict, newcomer=None, sample=sampling.by_size
     )
@@ -78,6 +76,16 @@ def check_vector(task: Task, apply, culprit: str) -> None:
     features = jax.eval_shape(lambda key: apply(task.init(key), x).features, jax.random.key(0))
     if features.ndim != 2:
         raise BadInput(f"{culprit} sees more than a vector")
+
+
+def prototypes(
+    features: Callable[[Array], Array], K: int, client: Client, work: Work
+) -> tuple[Array, Array]:
+    """Mean features [K, D] of the client's examples by class, and which classes it has [K]."""
+    share = client.label_count / client.n  # [K]
+    sums = work.mean(lambda batch: sums_by_class(features(batch.x), batch, K))
+    C_i = sums / jnp.where(share > 0, share, 1)[:, None]  # eq. 3
+    return C_i, (share > 0).astype(jnp.float32)
 
 
 def sums_by_class(h: Array, batch: Batch, num_classes: int) -> Array:
@@ -92,6 +100,12 @@ def aggregate(server, uploads, cohort):
     count = jnp.sum(has, 0)  # [K]
     C = jnp.sum(has[..., None] * C_i, 0) / jnp.maximum(count, 1)[:, None]  # eq. 6
     return C, (count > 0).astype(jnp.float32)
+
+
+def updates(message, id, upload):
+    """What uploads are updates of: prototypes themselves, and which of them there are."""
+    C_i, has = upload
+    return wire.itself(C_i), wire.kept(has)
 
 
 def nearest(message, client: Client, h: Array) -> Array:

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_lab import clusters, losses, sampling, tree
+from fedjax_lab import clusters, losses, sampling, tree, wire
 from fedjax_lab.errors import check_positive
 from fedjax_lab.ranges import choice, log_uniform
 from fedjax_lab.types import Array, Exchange, Method, PyTree, State, Task, Weights, Work
@@ -69,11 +69,17 @@ def fedsoft(task: Task, *, num_clusters: int = 2, mu: float = 0.01, tau: int = 2
 
     return Method(
         init=init,
-        round=(Exchange(send, local, aggregate),),
+        round=(Exchange(send, local, aggregate, updates=updates, alike=False),),
         predict=predict,
         newcomer=None,
         sample=sampling.by_size,
     )
+
+
+def updates(message, id, upload):
+    """What uploads are updates of: importances, and a model from the center of the largest."""
+    (centers, _), (u, w) = message, upload
+    return wire.kept(u), wire.of_model(tree.take(centers, jnp.argmax(u)), w)
 
 
 def importance(task: Task, centers: Weights, work: Work, due: Array) -> Array:

@@ -60,5 +60,5 @@ def fesem(task: Task, *, num_clusters: int = 2, mu: float = 0.1) -> Method:
             trained=server.trained.at[cohort.id].set(True),
         )
 
-    exchange = Exchange(send, proximal.local, aggregate)
+    exchange = Exchange(send, proximal.local, aggregate, alike=False)
     return method._replace(init=init, round=(exchange,), newcomer=None)

@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_lab import losses, optim, sampling, tree
+from fedjax_lab import losses, optim, sampling, tree, wire
 from fedjax_lab.errors import BadInput, check_choice, check_share
 from fedjax_lab.methods._embeddings import embed
 from fedjax_lab.models import hypernetwork
@@ -134,7 +134,7 @@ def hfedf(
     )
     method = Method(
         init=partial(first_state, task, update, embedding_dim, start),
-        round=(Exchange(send, pseudo_gradient(task), partial(aggregate, update)),),
+        round=(exchange(task, update),),
         predict=lambda phi, client, x: task.apply(phi, x).logits,
         newcomer=newcomer,
         sample=sampling.by_size,
@@ -212,6 +212,17 @@ def newcomer(state: State) -> tuple[Weights, tuple]:
     """The model of the mean embedding."""
     theta, nu = final(state.server)
     return Weights(generate(theta, jnp.mean(nu, 0), ACTIVATION), state.server.stats), ()
+
+
+def exchange(task: Task, update: Update) -> Exchange:
+    """The one of each round."""
+    local, server = pseudo_gradient(task), partial(aggregate, update)
+    return Exchange(send, local, server, updates=updates, alike=False)
+
+
+def updates(phi: Weights, id: Array, upload: Weights) -> Weights:
+    """What the uploads of `pseudo_gradient` are updates of: they are updates themselves."""
+    return wire.of_pseudo_gradient(upload)
 
 
 def pseudo_gradient(task: Task):

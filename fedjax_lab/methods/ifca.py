@@ -14,7 +14,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 
-from fedjax_lab import clusters, losses, sampling, tree
+from fedjax_lab import clusters, losses, sampling, tree, wire
 from fedjax_lab.methods.fedavg import send
 from fedjax_lab.ranges import choice
 from fedjax_lab.types import Array, Client, Exchange, Method, State, Task, Weights, Work
@@ -52,11 +52,20 @@ def ifca(
     def predict(centers, client, x):
         return task.apply(tree.take(centers, client.private), x).logits
 
-    exchange, pick = Exchange(send, local, aggregate), partial(best, risk)
+    exchange, pick = (
+        Exchange(send, local, aggregate, updates=updates, alike=False),
+        partial(best, risk),
+    )
     method = Method(
         init=init, round=(exchange,), predict=predict, newcomer=None, sample=sampling.by_size
     )
     return method._replace(tune=pick, join=pick)
+
+
+def updates(centers, id, upload):
+    """What uploads are updates of: the number of a cluster, and a model from its center."""
+    k, w = upload
+    return wire.kept(k), wire.of_model(tree.take(centers, k), w)
 
 
 def best(risk: losses.Loss, centers: Weights, client: Client, work: Work) -> tuple[Weights, Array]:

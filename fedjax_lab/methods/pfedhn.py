@@ -18,7 +18,7 @@ import jax
 import optax
 
 from fedjax_lab import optim, sampling, streams, tree
-from fedjax_lab.methods.hfedf import WIDTH, Trained, pseudo_gradient
+from fedjax_lab.methods.hfedf import WIDTH, Trained, pseudo_gradient, updates
 from fedjax_lab.models import hypernetwork
 from fedjax_lab.models.hypernetwork import embedding_size, generate
 from fedjax_lab.ranges import log_uniform
@@ -74,7 +74,7 @@ def pfedhn(
     def predict(phi, client, x):
         return task.apply(phi, x).logits
 
-    exchange = Exchange(send, pseudo_gradient(task), aggregate, one_by_one=True)
+    exchange = Exchange(send, pseudo_gradient(task), aggregate, one_by_one=True, updates=updates)
     return Method(
         init=init, round=(exchange,), predict=predict, newcomer=None, sample=sampling.shuffled
     )

@@ -15,7 +15,7 @@ no gradient: use SGD. Weight decay counts as drift, as it does in NIID-Bench.
 import jax
 import optax
 
-from fedjax_lab import losses, optim, tree
+from fedjax_lab import losses, optim, tree, wire
 from fedjax_lab.methods.fedavg import aggregate, fedavg
 from fedjax_lab.ranges import log_uniform
 from fedjax_lab.types import Exchange, Method, State, Task, Weights
@@ -52,10 +52,16 @@ def scaffold(task: Task, *, server_lr: float = 1.0) -> Method:
 
     return fedavg(task)._replace(
         init=init,
-        round=(Exchange(send, local, step),),
+        round=(Exchange(send, local, step, updates=updates),),
         predict=lambda message, client, x: task.apply(message[0], x).logits,
         newcomer=lambda state: (state.server, ()),
     )
+
+
+def updates(message, id, upload):
+    """The model's are from w_t; what is sent of the control variate is a change itself."""
+    (w_t, _), (y, change) = message, upload
+    return wire.of_model(w_t, y), wire.itself(change)
 
 
 def _drift(w_t, y):

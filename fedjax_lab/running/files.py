@@ -72,19 +72,22 @@ EVALUATION = {  # a line of metrics.jsonl; metrics that a config names may have 
     "bytes_up": NUMBER,
     "bytes_down": NUMBER,
     "seconds": NUMBER,
+    "epsilon?": SCORE,  # null: infinite
+    "delta?": NUMBER,
 }
 CONFIG = {  # config.json
     "data": OBJECT,
     "partition": OBJECT,
     "method": {"name": TEXT},
-    **dict.fromkeys(("model?", "embedding?", "local?", "engine?"), OBJECT),
     "run": {"rounds?": POSITIVE, "eval_every?": POSITIVE},
     "seeds": [COUNT],
     "parts?": {"*": OBJECT},  # where the user's own functions came from
+    "*": OBJECT,  # the other sections
 }
 _SCORES = {
     "round?": NUMBER,
     "train_loss?": NUMBER,
+    "epsilon?": SCORE,
     "accuracy?": {"mean": NUMBER, "*": NUMBER},
     "domains?": {"*": NUMBER},
     "global?": NUMBER,
@@ -94,10 +97,19 @@ _SCORES = {
     **LOSS,
 }
 _WAY = {"per_seed": {"*": _SCORES}, "mean": _SCORES, "std?": _SCORES}
+PRIVACY = {  # what a run promises; epsilon null: infinite, and then there is no more than that
+    "epsilon": SCORE,
+    "delta?": NUMBER,
+    "unit?": TEXT,
+    "neighbors?": TEXT,
+    "noise": NUMBER,
+    "full?": {"*": COUNT},  # rounds of each seed whose Poisson cohort had no place left
+}
 SUMMARY = {  # summary.json, as far as comparisons read it
     "diverged?": {"*": COUNT},
     "stopped?": {"rule": TEXT, "round": COUNT},  # by which rule it ended early
     "lower_is_better?": [TEXT],
+    "privacy?": PRIVACY,
     "data?": {"*": TEXT},  # name, license, citation, fingerprint
     "device?": TEXT,
     "strategy?": TEXT,

@@ -15,7 +15,12 @@ from fedjax_lab.errors import MACHINE, BadInput, quoted
 from fedjax_lab.measures import FORMS, NO_MEASURES, PER_CLIENT, metric_of
 from fedjax_lab.running import cloud, files, provenance
 
-TAGS = {"train_loss": "train/loss", "bytes_up": "bytes/up", "bytes_down": "bytes/down"}
+TAGS = {
+    "train_loss": "train/loss",
+    "bytes_up": "bytes/up",
+    "bytes_down": "bytes/down",
+    "epsilon": "privacy/epsilon",
+}
 
 
 def make_folder(path: Path) -> None:
@@ -203,7 +208,7 @@ def summarize(rows: list[dict], seeds: list[int]) -> dict:
 
 
 def _numbers(row):
-    out = {key: row[key] for key in ("round", "train_loss") if key in row}
+    out = {key: row[key] for key in ("round", "train_loss", "epsilon") if key in row}
     return out | numbers(row)
 
 

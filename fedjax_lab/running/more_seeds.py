@@ -14,7 +14,7 @@ from fedjax_lab import flops, processes
 from fedjax_lab.engine import Engine
 from fedjax_lab.errors import BadInput
 from fedjax_lab.experiment import Experiment, of_seeds
-from fedjax_lab.running import growth, merging, metrics
+from fedjax_lab.running import growth, guaranteed, merging, metrics
 from fedjax_lab.running.checkpoint import Checkpoints
 from fedjax_lab.running.warm_start import warmed
 from fedjax_lab.running.workdir import Workdir
@@ -134,7 +134,8 @@ def _summary(parts, experiment, rows):
     peak = max(part.summary["peak_memory_bytes"] for part in parts)
     pace = metrics.pace(rows, seeds)
     pace["flops_utilization"] = flops.utilization(pace["flops_per_second"])
-    numbers = {"seeds": seeds, **metrics.summarize(rows, seeds), **sums, **rates, **pace}
+    privacy = guaranteed.in_summary(experiment, rows, last["rounds"])
+    numbers = {"seeds": seeds, **metrics.summarize(rows, seeds), **sums, **rates, **pace, **privacy}
     return {**last, **numbers, "peak_memory_bytes": peak}
 
 

@@ -15,10 +15,11 @@ import numpy as np
 
 from fedjax_lab import STOP, evaluate, flops, interrupts, processes, tree
 from fedjax_lab.engine import Engine
-from fedjax_lab.experiment import Experiment, join, of_seeds
+from fedjax_lab.experiment import Experiment, check_promise, join, of_seeds
 from fedjax_lab.running import (
     followers,
     growth,
+    guaranteed,
     loggers,
     metrics,
     more_seeds,
@@ -103,6 +104,7 @@ def _run_with_more(experiment, count, workdir, quiet, profile, listeners):
     Loggers are told of the merged run alone.
     """
     seeds, rounds = experiment.simulation.seeds, experiment.simulation.plan.rounds
+    check_promise(experiment, (seeds[:count], seeds[count:]))
     unlogged = listeners._replace(loggers={})
     first = _run_alone(of_seeds(experiment, seeds[:count]), workdir, quiet, unlogged)
     more_seeds.check_first(workdir, first.summary["rounds"], rounds)
@@ -128,8 +130,9 @@ def _run(experiment, folder, quiet, profile, listeners):
             summary = folder.read_summary()
         else:
             told = following.tell, listeners.on_evaluation
-            live = _Live(experiment, engine, folder, rows, profile, clock, *told)
-            summary = _finish(live, _play(live, quiet))
+            with guaranteed.told_in_rows(experiment, _upcoming(folder, engine)) as privacy:
+                live = _Live(experiment, engine, folder, rows, profile, clock, privacy, *told)
+                summary = _finish(live, _play(live, quiet))
         following.end(summary)
     return Result(summary, rows, engine.final_states(), folder.path)
 
@@ -156,10 +159,17 @@ def run_together(parts: list[Experiment], workdirs: list[Path], log: loggers.Cho
             for part, path in zip(parts, workdirs, strict=True)
         ]
         tell, clock = followers.joint(following, counts), stopping.Clock(0)
-        live = _Live(joint, engine, folders, [], Profile(None, None), clock, tell)
+        in_rows = guaranteed.told_in_rows(joint, _upcoming(folders, engine))
+        privacy = until_the_end.enter_context(in_rows)
+        live = _Live(joint, engine, folders, [], Profile(None, None), clock, privacy, tell)
         summaries = _finish(live, _play(live, quiet=True))
         for follower, summary in zip(following, summaries, strict=True):
             follower.end(summary)
+
+
+def _upcoming(folder, engine):
+    """After how many rounds there is an evaluation that has not been made yet."""
+    return [after for after in folder.evaluations(engine) if after > engine.played]
 
 
 class _Listeners(NamedTuple):
@@ -178,6 +188,7 @@ class _Live(NamedTuple):
     rows: list[dict]  # of all evaluations
     profile: Profile
     clock: stopping.Clock
+    privacy: Callable[[int], dict[str, Any]]  # rounds -> what rows say of privacy after them
     tell: Callable[[list[dict]], None]  # the loggers
     on_evaluation: OnEvaluation | None = None
 
@@ -273,7 +284,7 @@ def _after(live, cut):
 
 def _evaluate(live, since, progress):
     """An evaluation, of which everybody is told. Returns the rule by which it ends the run."""
-    new = _rows(live.experiment, live.engine, since, live.rows)
+    new = _rows(live, since)
     live.rows.extend(new)
     live.folder.append(new)
     progress.evaluated(new)
@@ -324,10 +335,11 @@ def _new_clients_unscored(experiment, stage):
     )
 
 
-def _rows(experiment, engine, since, earlier):
+def _rows(live, since):
     """One metrics row per seed, for the `since` rounds from the last evaluation on."""
+    experiment, engine = live.experiment, live.engine
     sums, cost = engine.progress(), engine.round_cost
-    before = {row["seed"]: row.get("flops") for row in earlier}  # None: of an earlier version
+    before = {row["seed"]: row.get("flops") for row in live.rows}  # None: of an earlier version
     rows = []
     scored = zip(experiment.simulation.seeds, engine.evaluate(), engine.recorded(), strict=True)
     for i, (seed, scores, recorded) in enumerate(scored):
@@ -347,6 +359,7 @@ def _rows(experiment, engine, since, earlier):
                 "bytes_up": int(up),
                 "bytes_down": int(down),
                 "seconds": engine.seconds,
+                **live.privacy(engine.played),
                 **({} if operations is None else {"flops": operations}),
                 **({"recorded": recorded} if recorded else {}),
             }
@@ -394,6 +407,7 @@ def _summary(engine, experiment, rows):
         "bytes_down": sum(row["bytes_down"] for row in newest),
         "strategy": experiment.simulation.strategy.name,
         "seeds_vectorised": engine.together,
+        **guaranteed.in_summary(experiment, rows, engine.played),
         "data": _data(experiment),
         "device": f"{len(jax.devices())} x {jax.devices()[0].device_kind}",
         "versions": _versions(),

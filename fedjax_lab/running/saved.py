@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 import ml_collections
 
 from fedjax_lab import experiment, tree
@@ -13,7 +14,8 @@ from fedjax_lab.errors import BadInput
 from fedjax_lab.experiment import Experiment
 from fedjax_lab.running import files, growth, provenance
 from fedjax_lab.running.workdir import Workdir, saved_config
-from fedjax_lab.types import Method, PyTree, Stage, State, Weights
+from fedjax_lab.transforms import beside
+from fedjax_lab.types import Client, Method, PyTree, Stage, State, Task, Weights
 
 ATTEMPTS = 3  # at reading a folder in which a run replaces its checkpoints
 
@@ -84,15 +86,54 @@ def global_model(name: str, method: Method, state: State) -> Weights:
     message, private = method.newcomer(state)
     parts = jax.tree.leaves((message, private), is_leaf=lambda a: isinstance(a, Weights))
     models = [part for part in parts if isinstance(part, Weights)]
-    return models[0] if len(models) == 1 else join_model(name, message, private)
+    if models and all(_covers(models[0], other) for other in models):
+        return models[0]  # what is sent; the others are where a client's own models begin
+    return _joined(name, (message, beside.plain(private)))
 
 
-def join_model(name: str, message: PyTree, private: PyTree) -> Weights:
-    """One model of what a client is sent and what it keeps. BadInput where they are not one."""
-    parts = [part for part in (message, private) if jax.tree.leaves(part)]
+def model_of(name: str, method: Method, task: Task, message: PyTree, client: Client) -> Weights:
+    """The model with which a client predicts: what it is sent, what it keeps, or both joined.
+
+    Where each is a whole model it is the one that `predict` reads. BadInput where there is not one
+    model.
+    """
+    parts = message, beside.plain(client.private)
+    if not all(isinstance(part, Weights) for part in parts) or not _covers(*parts):
+        return _joined(name, parts)
+    x = jnp.zeros((1, *task.input_shape))
+
+    def with_message(message):
+        return method.predict(message, client, x)
+
+    def with_private(part):
+        private = beside.with_plain(client.private, part)
+        return method.predict(message, client._replace(private=private), x)
+
+    each = zip((with_message, with_private), parts, strict=True)
+    read = [part for function, part in each if _reads(function, part)]
+    if len(read) != 1:
+        raise no_model(name)
+    return read[0]
+
+
+def _joined(name, parts):
+    """One model of these parts, of which one may be empty. BadInput where they are not one."""
+    parts = [part for part in parts if jax.tree.leaves(part)]
     if not parts or not all(isinstance(part, Weights) for part in parts):
         raise no_model(name)
     return parts[0] if len(parts) == 1 else tree.join(*parts)
+
+
+def _covers(a, b):
+    """Whether the first tree has every leaf that the second one has."""
+    return set(tree.names(b)) <= set(tree.names(a))
+
+
+def _reads(function, argument):
+    """Whether a function computes anything from its argument."""
+    jaxpr = jax.make_jaxpr(function)(argument).jaxpr
+    read = {id(variable) for equation in jaxpr.eqns for variable in equation.invars}
+    return any(id(variable) in read for variable in jaxpr.invars)
 
 
 def no_model(name: str) -> BadInput:

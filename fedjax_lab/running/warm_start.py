@@ -4,14 +4,14 @@ Each seed starts from the same seed of the other run, or from its only one.
 """
 
 import jax
-import jax.numpy as jnp
 
-from fedjax_lab import contract, processes, tree
+from fedjax_lab import contract, processes, simulate, tree
 from fedjax_lab.engine import Engine
 from fedjax_lab.errors import BadInput
 from fedjax_lab.experiment import Experiment, with_first_weights
 from fedjax_lab.models import pretrained
 from fedjax_lab.running import cloud, saved
+from fedjax_lab.transforms import beside
 
 
 def warmed(experiment: Experiment) -> Experiment:
@@ -47,7 +47,7 @@ def _with_own_models(experiment, was):
     first = Engine(warm.simulation).final_states()
     name = experiment.config.method.name
     start = [
-        state._replace(private=_part(name, of_seed, state.private))
+        state._replace(private=_with_part(name, of_seed, state.private))
         for state, of_seed in zip(first, models, strict=True)
     ]
     return warm._replace(simulation=warm.simulation._replace(start=start))
@@ -70,14 +70,15 @@ def _check_alone(start_with):
 
 def _own_models(was, state):
     """The models [C, ...] that the clients of that run have, before any tuning."""
-    name, method = was.config.method.name, was.stage.method
+    name, method, task = was.config.method.name, was.stage.method, was.experiment.task
     send = method.scored or method.round[-1].send
 
-    def one(client, private):
-        return saved.join_model(name, send(state.server, client), private)
+    def one(client):
+        return saved.model_of(name, method, task, send(state.server, client.id), client)
 
-    clients = len(was.experiment.simulation.federations[0].train)
-    return jax.vmap(one)(jnp.arange(clients), state.private)
+    federation = was.experiment.simulation.federations[0]
+    everybody = simulate.population(federation, task.num_classes)
+    return jax.vmap(one)(everybody._replace(private=state.private))
 
 
 def _fitted(experiment, model):
@@ -88,6 +89,11 @@ def _fitted(experiment, model):
 
 def _by_name(model):
     return dict(zip(tree.names(model), jax.tree.leaves(model), strict=True))
+
+
+def _with_part(method, models, private):
+    """The clients' private state with a part of these models in the place of its own."""
+    return beside.with_plain(private, _part(method, models, beside.plain(private)))
 
 
 def _part(method, models, private):

@@ -22,7 +22,7 @@ from fedjax_lab.config import sources_of
 from fedjax_lab.data.dataset import fingerprint_of
 from fedjax_lab.engine import Engine
 from fedjax_lab.errors import BadInput
-from fedjax_lab.experiment import Experiment, check_rates, ends, ends_with
+from fedjax_lab.experiment import Experiment, check_noise, check_rates, ends, ends_with
 from fedjax_lab.running import (
     cloud,
     files,
@@ -249,6 +249,7 @@ class Workdir:
         growth.check_rounds(self.path, until_now, today, self.saved)
         old, new = (np.diff([0, *each.values()]).tolist() for each in (until_now, today))
         check_rates(self._experiment.config, old, new, self.saved)
+        check_noise(self._experiment, sum(old), sum(new), self.saved)
         while self.saved > engine.ends[engine.stage_number]:
             stage = engine.simulation.stages[engine.stage_number + 1]
             engine.next_stage(self.read_facts(stage, len(engine.lanes)))

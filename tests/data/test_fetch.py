@@ -19,7 +19,7 @@ from loopback import Server
 from published import contents, offered, zipped
 
 from fedjax_lab.data import __main__ as command
-from fedjax_lab.data import catalog, download, fetch, idx, places, unpack
+from fedjax_lab.data import at_hand, catalog, download, fetch, idx, places, unpack
 from fedjax_lab.registry import NAMED, keyword_defaults
 from fedjax_lab.running import lock
 
@@ -32,7 +32,9 @@ def folder(tmp_path, monkeypatch):
     """The one place where data are looked for."""
     where = tmp_path / "home"
     monkeypatch.setattr(places, "PLACES", (str(where),))
-    monkeypatch.setattr(idx, "FASHION", idx.FASHION._replace(elsewhere=()))
+    release = idx.FASHION._replace(elsewhere=())
+    monkeypatch.setattr(idx, "FASHION", release)
+    monkeypatch.setitem(at_hand.FIRST, "fashion_mnist", at_hand._idx(release))
     monkeypatch.setenv("FEDJAX_LAB_CACHE", str(tmp_path / "cache"))
     clock = SimpleNamespace(sleep=lambda seconds: None, time=time.time)
     monkeypatch.setattr(download, "time", clock)
@@ -326,7 +328,7 @@ CHILD = """
 import sys
 from fedjax_lab import command as base
 base.begin()
-from fedjax_lab.data import catalog, download, places
+from fedjax_lab.data import at_hand, catalog, download, places
 from fedjax_lab.data import __main__ as command
 import pickle
 catalog.PUBLISHED = pickle.loads(bytes.fromhex(sys.argv.pop()))

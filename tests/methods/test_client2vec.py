@@ -21,6 +21,8 @@ from fedjax_lab.types import Batch, State
 
 pytestmark = pytest.mark.usefixtures("small_network")
 
+WITH_VALIDATION = toys.with_validation(toys.SKEWED)
+
 
 def improved(clients_index=INDEX, **settings):
     """The method of the training stage, and its first state with this index."""
@@ -347,13 +349,16 @@ def test_other_bases_run_with_all_three(base):
 def one_round(base):
     method, state, stage = improved(base=base)
     program = simulate.Program(method, toys.PLAN, toys.VECTORIZED)
-    lane = simulate.Lane(federation(stage, state), POPULATION, KEYS)
+    given = federation(stage, state)
+    if method.validation:
+        given = given._replace(validation=WITH_VALIDATION.validation)
+    lane = simulate.Lane(given, POPULATION, KEYS)
     return simulate.play_round(program, lane, state, 0)[0]
 
 
 @pytest.mark.slow
 def test_every_plain_method_can_be_wrapped_or_says_why_not():
-    """Traced only. FedPick's and FedSR's losses call parts of the model on their own."""
+    """Traced only. The losses of FedPick and FedSR call parts of a model, FedEM's several."""
     refused = set()
     for base in registry.METHODS:
         try:
@@ -362,9 +367,9 @@ def test_every_plain_method_can_be_wrapped_or_says_why_not():
             assert "method.base" in str(error) or base in str(error)
             refused.add(base)
     in_stages, alone, several_passes = (
-        {"fedconcat", "fedconcat_id"},
+        {"ccvr", "fedconcat", "fedconcat_id"},
         {"central", "pfedhn"},
-        {"fedpick"},
+        {"fedpick", "pfedme", "fedem"},
     )
     assert refused == in_stages | alone | several_passes | {"fedsr", "client2vec"}
 

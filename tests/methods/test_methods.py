@@ -4,6 +4,7 @@ import functools
 import re
 import sys
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -22,6 +23,7 @@ from fedjax_lab.checks.methods import (
     check_types,
 )
 from fedjax_lab.checks.trial import Trial
+from fedjax_lab.models.task import make_task
 from fedjax_lab.simulate import Program
 from fedjax_lab.types import Method
 
@@ -31,8 +33,16 @@ BOTH = jax.vmap(streams.make_keys)(jnp.stack([jax.random.key(5), jax.random.key(
 
 
 SLOW = [check_blocks, check_strategies, check_learns]
-QUICK = [check_types, check_repeats, check_resumes]
-MARKED = [pytest.param(check, marks=pytest.mark.slow) for check in SLOW]
+COMPILED = [check_repeats, check_resumes]
+DIFFERENT = "fedavg fedbn fedc2i fedfomo fedproto fedrep hfedf ifca knn_per pfedhn scaffold".split()
+
+
+def held_to():
+    """(name, check). What compiles is fast for methods of different kinds, else slow."""
+    for name in PLAIN:
+        for check in (check_types, *COMPILED, *SLOW):
+            slow = check in SLOW or (check in COMPILED and name not in DIFFERENT)
+            yield pytest.param(name, check, marks=[pytest.mark.slow] * slow)
 
 
 @functools.cache
@@ -41,16 +51,15 @@ def trial(name):
     return Trial(toys.make(name))
 
 
-@pytest.mark.parametrize("name", PLAIN)
-@pytest.mark.parametrize(
-    "check", [*QUICK, *(pytest.param(c, marks=pytest.mark.slow) for c in SLOW)]
-)
+@pytest.mark.parametrize(("name", "check"), [*held_to()])
 def test_what_every_method_is_held_to(name, check):
     check(trial(name))
 
 
 def test_all_checks_are_made():
-    assert {*QUICK, *SLOW, check_compiles_for_tpu} == {*CHECKS}  # the last: tests/accelerators
+    assert {check_types, *COMPILED, *SLOW, check_compiles_for_tpu} == {
+        *CHECKS
+    }  # the last: tests/accelerators
 
 
 @pytest.mark.slow
@@ -83,6 +92,25 @@ def test_the_pool_of_examples_is_never_copied(name):
     sizes = {(shape, kind): np.prod([int(n) for n in shape.split("x")]) for shape, kind in types}
     large = [of for of, size in sizes.items() if size >= federation.x.size]
     assert large == [("x".join(map(str, federation.x.shape)), "ui8")]
+
+
+class NoBias(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        z = nn.relu(nn.Dense(5)(x))
+        return nn.Dense(toys.K, use_bias=False, name="head")(z), z
+
+
+@pytest.mark.parametrize("name", ["cfl", "ccvr", "fedgh", "feddbe", "fedpac", "fedetf"])
+def test_a_head_may_be_without_a_bias(name):
+    """In the methods that look into the head."""
+    task = make_task(NoBias(), (toys.D,), toys.K)
+    method = toys.make(name, task)
+    stages = [method] if isinstance(method, Method) else [s.method for s in method(2)]
+    state = simulate.init(stages[0], KEYS, toys.C)
+    program = simulate.Program(stages[-1], toys.PLAN, toys.VECTORIZED)
+    lane = simulate.Lane(toys.FEDERATION, toys.POPULATION, KEYS)
+    jax.eval_shape(functools.partial(simulate.play_round, program, lane), state, jnp.int32(0))
 
 
 @pytest.mark.parametrize("name", registry.METHODS)
@@ -125,4 +153,24 @@ def test_messages_are_counted_from_their_types():
     assert sizes("scaffold") == (model + params, model + params)
     assert sizes("fednova") == (model + 4, model)
     assert sizes("fediir") == (model + head + 4, 2 * model + head)
+    for name in ("ditto", "apfl", "pfedme", "per_fedavg", "fedala", "fedphp", "fedamp", "fml"):
+        assert sizes(name) == (model, model), name
+    assert sizes("fedbabu") == (model - head, model - head)
+    numbers = params // 4  # each mask is a byte a parameter
+    assert sizes("fedcac") == (model + numbers, model)
+    features, count = 4 * toys.K * 16, 4 * toys.K
+    assert sizes("fedpac") == (model + 2 * features + count + 4, model + features + count)
+    assert sizes("feddbe") == (model + 4 * 16, model + 4 * 16 + 4)
+    assert sizes("fedgh") == (features + count, head)
+    assert sizes("fd") == (4 * toys.K * toys.K + count, 4 * toys.K * toys.K + count)
+    assert sizes("fedetf") == (model + 4, model + 4)
     assert sizes("local") == sizes("central") == (0, 0)
+    for name in ("fedntd", "fedsam", "fedexp", "fedadmm", "feddecorr"):
+        assert sizes(name) == (model, model), name
+    assert sizes("fedcm") == (model + 4, model + params)
+    assert sizes("mimelite") == (model + params, model + params + 4)
+    assert sizes("feddisco") == (model + 4, model)
+    assert sizes("elastic") == (model + params, model)
+    assert sizes("fedem") == (3 * model, 3 * model)
+    assert sizes("cfl") == sizes("knn_per") == (model, model)
+    assert sizes("fedfomo") == (model + 5 * 8, 5 * (model + 4))

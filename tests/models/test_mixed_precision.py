@@ -64,7 +64,9 @@ def check(net, tolerance):
         assert tree.sq_norm(tree.sub(a, b)) < tolerance**2 * tree.sq_norm(a)
 
 
-@pytest.mark.parametrize("name", NETS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n in ("cct", "vit"))) for n in NETS]
+)
 def test_a_step_in_bfloat16_is_close_to_float32(name):
     check(NETS[name], 0.15)
 

@@ -1,0 +1,16 @@
+"""Numbers that a server keeps for each pair of clients."""
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_lab.types import Array, PyTree
+
+
+def distances(many: PyTree, one: PyTree) -> Array:
+    """Squared distances [C] of many trees, leaves [C, ...], to one."""
+
+    def of_leaf(a, b):
+        apart = a.astype(jnp.float32) - b.astype(jnp.float32)
+        return jnp.sum(apart**2, tuple(range(1, a.ndim)))
+
+    return sum(jax.tree.leaves(jax.tree.map(of_leaf, many, one)), jnp.float32(0))

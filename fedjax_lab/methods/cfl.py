@@ -1,0 +1,161 @@
+"""CFL (Sattler et al., 2019, arXiv:1910.01991): a cluster whose clients disagree is split in two.
+
+  send    w_k, k = a(i) the client's cluster
+  local   w_i <- SGD on F_i from w_k;  Delta_i = w_i - w_k
+  server  where ||sum_i n_i/n Delta_i|| < eps1 and max_i ||Delta_i|| > eps2 in cluster k:
+            its two parts are those with the least alpha, the largest cosine of a Delta_i of one and
+            a Delta_j of the other; they become clusters if sqrt((1 - alpha) / 2) > gamma
+          w_k <- sum_i n_i/n w_i over the i with a(i) = k
+
+All clients begin in one cluster. There are at most `max_clusters`; then none is split any more. In
+the paper everybody takes part. Here those who do decide whether their cluster is split, every
+member goes where its last Delta_i belongs, and who has none stays: the server keeps the last update
+of each client. As in the authors' code a split comes before the means of its round, and gamma is 0;
+that code bounds alpha by complete linkage, where this finds the least one. Running statistics are
+averaged, but are no part of Delta. New clients, whom the paper leads down its tree of splits, have
+no model.
+"""
+
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_lab import clusters, tree
+from fedjax_lab.errors import check_positive
+from fedjax_lab.methods.fedavg import fedavg
+from fedjax_lab.ranges import log_uniform
+from fedjax_lab.types import Array, Client, Exchange, Method, PyTree, State, Task, Weights
+
+RANGES = {"eps1": log_uniform(0.05, 2.0), "eps2": log_uniform(0.2, 8.0)}
+
+
+class Server(NamedTuple):
+    """What the server knows. K is `max_clusters`."""
+
+    centers: Weights  # leaves [K, ...], of which the first `used` are in use
+    used: Array  # [] how many clusters there are
+    member: Array  # [C] a, the cluster of each client
+    updates: PyTree  # Delta_i, the clients' last ones, leaves [C, ...]
+    trained: Array  # [C] whether there is one
+
+
+def cfl(
+    task: Task,
+    *,
+    max_clusters: int = 5,
+    eps1: float = 0.4,
+    eps2: float = 1.6,
+    gamma: float = 0.0,
+) -> Method:
+    """max_clusters: how many clusters there are at most.
+
+    eps1: a cluster is split only if the norm of the mean update of its clients is below this.
+    eps2: a cluster is split only if the largest norm of one client's update is above this; with
+    a huge one, such as 1e9, no cluster is split, and CFL is FedAvg.
+    gamma: how far a client's update may be from that of its distribution, from 0 to 1.
+    """
+    check_positive("method.max_clusters", max_clusters)
+    K, method = max_clusters, fedavg(task)
+    (plain,) = method.round
+
+    def init(key, num_clients):
+        w = task.init(key)
+        nobody, first = jnp.zeros(num_clients, bool), jnp.zeros(num_clients, jnp.int32)
+        updates = tree.repeat(tree.zeros(w.params), num_clients)
+        return State(Server(tree.repeat(w, K), jnp.int32(1), first, updates, nobody), ())
+
+    def send(server, id):
+        return tree.take(server.centers, server.member[id])
+
+    def aggregate(server, w, cohort):
+        starts = tree.take(server.centers.params, server.member[cohort.id])
+        server = remembered(server, tree.sub(w.params, starts), cohort)
+        due = disagree(server, cohort, eps1, eps2)  # [K]
+        server = jax.lax.cond(jnp.any(due), partial(split, gamma), lambda s, due: s, server, due)
+        share = jax.nn.one_hot(server.member[cohort.id], K).T * cohort.n  # [K, M]
+        return server._replace(centers=clusters.average(share, w, server.centers))
+
+    return method._replace(
+        init=init,
+        round=(Exchange(send, plain.local, aggregate, alike=False),),
+        newcomer=None,
+        record=lambda state: {"clusters": state.server.member},
+    )
+
+
+def remembered(server: Server, updates: PyTree, cohort: Client) -> Server:
+    """The server with the updates [M] of a cohort."""
+    return server._replace(
+        updates=tree.put(server.updates, cohort.id, updates),
+        trained=server.trained.at[cohort.id].set(True),
+    )
+
+
+def disagree(server: Server, cohort: Client, eps1: float, eps2: float) -> Array:
+    """In which clusters the updates of the cohort cancel out, but are not small: [K] bool."""
+    K = len(jax.tree.leaves(server.centers)[0])
+    updates = tree.take(server.updates, cohort.id)
+    here = jax.nn.one_hot(server.member[cohort.id], K).T * cohort.arrived  # [K, M]
+    by_size = here * cohort.n
+    total = jnp.maximum(jnp.sum(by_size, 1, keepdims=True), 1e-9)
+    of_mean = norms(tree.mix(by_size / total, updates))  # [K]
+    largest = jnp.max(here * norms(updates), 1)
+    return (of_mean < eps1) & (largest > eps2)
+
+
+def norms(trees: PyTree) -> Array:
+    """The norm of each of the trees, leaves [M, ...]."""
+    return jnp.sqrt(jax.vmap(tree.sq_norm)(trees))
+
+
+def split(gamma: float, server: Server, due: Array) -> Server:
+    """The server with two clusters in the place of each that is due [K], while there is room.
+
+    The second part takes the next free number, and starts from the model of the first.
+    """
+    alpha, K = cosines(server.updates), len(due)
+
+    def one(k, carry):
+        member, used, parent = carry
+        second, across = bipartition(alpha, (member == k) & server.trained)
+        made = due[k] & (used < K) & (jnp.sqrt((1 - across) / 2) > gamma)
+        member = jnp.where(made & second, used, member)
+        parent = jnp.where(made & (jnp.arange(K) == used), k, parent)
+        return member, used + made, parent
+
+    start = server.member, server.used, jnp.arange(K, dtype=jnp.int32)
+    member, used, parent = jax.lax.fori_loop(0, K, one, start)
+    return server._replace(centers=tree.take(server.centers, parent), member=member, used=used)
+
+
+def cosines(updates: PyTree) -> Array:
+    """The cosine similarity of any two updates, leaves [C, ...]: [C, C]."""
+    flat = [a.reshape(len(a), -1) for a in jax.tree.leaves(updates)]
+    full = jax.lax.Precision.HIGHEST
+    dots = sum(jnp.matmul(a, a.T, precision=full) for a in flat)
+    length = jnp.sqrt(jnp.diagonal(dots))
+    return dots / jnp.maximum(length[:, None] * length, 1e-12)
+
+
+def bipartition(alpha: Array, inside: Array) -> tuple[Array, Array]:
+    """Who of those inside [C] is in the second of two parts, and the largest alpha across them.
+
+    No other parts have a smaller one. They are what is left of the tree that spans those inside
+    with the largest alphas, without its weakest edge. Prim's algorithm builds that tree from one
+    end; what it adds before the weakest edge is one part. Infinity where fewer than two are inside.
+    """
+
+    def add(carry, _):
+        outside, reach = carry
+        j = jnp.argmax(jnp.where(outside, reach, -jnp.inf))
+        edge = jnp.where(jnp.any(outside), reach[j], jnp.inf)
+        return (outside.at[j].set(False), jnp.maximum(reach, alpha[j])), (j, edge)
+
+    first, C = jnp.argmax(inside), len(inside)
+    start = inside.at[first].set(False), alpha[first]
+    _, (order, edges) = jax.lax.scan(add, start, None, length=C)
+    later = (jnp.arange(C) >= jnp.argmin(edges)) & (edges < jnp.inf)
+    second = jnp.zeros(C, bool).at[jnp.where(later, order, C)].set(True)
+    return second, jnp.min(edges)

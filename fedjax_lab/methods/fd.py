@@ -1,0 +1,66 @@
+"""FD (Jeong et al., 2018, arXiv:1811.11479): federated distillation of mean outputs by class.
+
+  send    G_i,c = mean of F_j,c over the other clients j that have class c
+  local   w_i <- SGD on CE(p, y) + gamma CE(p, G_i,y) from w_i,  p = the class probabilities
+          F_i,c = mean of p over the client's examples of class c
+  server  keeps every client's last F_i
+
+Models never leave the clients. F_i comes from a clean pass after training, where the paper collects
+it during the steps. All devices take part in the paper; here the others' last F_j counts. The paper
+leaves gamma open, and augments data by a generator besides (FAug), which is not part of this. A
+class that no other client has had yet teaches nothing.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_lab import losses, sampling, tree
+from fedjax_lab.methods.fedproto import prototypes, updates
+from fedjax_lab.ranges import log_uniform
+from fedjax_lab.types import Array, Client, Exchange, Method, PyTree, State, Task
+
+RANGES = {"gamma": log_uniform(1e-2, 1.0)}
+
+
+def fd(task: Task, *, gamma: float = 0.1) -> Method:
+    """gamma: weight of the distillation; 0 is Local with a cohort."""
+    K = task.num_classes
+
+    def init(key, num_clients):
+        nothing = jnp.zeros((num_clients, K, K)), jnp.zeros((num_clients, K))
+        return State(nothing, tree.repeat(task.init(key), num_clients))
+
+    def local(message, client, work):
+        G, exists = message  # [K, K], [K]
+
+        def loss(w, batch, key):
+            out = task.apply(w, batch.x, key, batch.mask)
+            apart = -jnp.sum(G[batch.y] * jax.nn.log_softmax(out.logits), -1) * exists[batch.y]
+            distilled = losses.masked_mean(apart, batch.mask)
+            return losses.cross_entropy(out.logits, batch) + gamma * distilled, out
+
+        w = work.train(client.private, loss)
+        F_i = prototypes(lambda x: jax.nn.softmax(task.apply(w, x).logits), K, client, work)
+        return F_i, w
+
+    def predict(message, client, x):
+        return task.apply(client.private, x).logits
+
+    exchange = Exchange(teach, local, aggregate, updates=updates, alike=False)
+    return Method(
+        init=init, round=(exchange,), predict=predict, newcomer=None, sample=sampling.by_size
+    )
+
+
+def teach(server: tuple[Array, Array], id: Array) -> tuple[Array, Array]:
+    """G_i [K, K], and the classes that it has, [K]."""
+    F, has = server  # [C, K, K], [C, K]
+    has = has * (jnp.arange(len(has)) != id)[:, None]
+    count = jnp.sum(has, 0)  # [K]
+    G = jnp.sum(F * has[..., None], 0) / jnp.maximum(count, 1)[:, None]
+    return G, (count > 0).astype(jnp.float32)
+
+
+def aggregate(server: PyTree, uploads: PyTree, cohort: Client) -> PyTree:
+    """The last F_i of all clients."""
+    return tree.put(server, cohort.id, uploads)

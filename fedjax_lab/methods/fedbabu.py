@@ -1,0 +1,50 @@
+"""FedBABU (Oh, Kim, Yun, ICLR 2022, arXiv:2106.06042): the head stays as it was initialized.
+
+  send    phi_t, the body
+  local   phi_i <- SGD on F_i(phi, h) from phi_t; the head h is never trained
+  server  phi_{t+1} = sum_i n_i/n phi_i
+
+All clients have the same first head, so that it need not be sent. Before a client is scored it
+fine-tunes the model on its own data, and nothing of that is kept; the global test set is scored
+with the body under the first head. The paper's mean is by size too.
+"""
+
+from fedjax_lab import losses, tree
+from fedjax_lab.errors import check_choice
+from fedjax_lab.local import everything
+from fedjax_lab.methods.fedper import head, partly_private
+from fedjax_lab.ranges import choice
+from fedjax_lab.types import Method, Task
+
+RANGES = {"tune_epochs": choice(1, 2, 5), "tuned": choice("all", "body", "head")}
+
+
+def fedbabu(
+    task: Task, *, head_layers: int = 1, tune_epochs: int = 5, tuned: str = "all"
+) -> Method:
+    """head_layers: as in FedPer.
+
+    tune_epochs: passes over the client's data before it is scored; 0: the body as it is.
+    tuned: what these passes train: all, body or head.
+    """
+    check_choice("method.tuned", tuned, ("all", "body", "head"))
+    risk = losses.risk(task)
+    in_head = tree.within(head(task, head_layers))
+
+    def in_body(name):
+        return not in_head(name)
+
+    def train(w, work):
+        return work.train(w, risk, only=in_body)
+
+    def tune(body, client, work):
+        w, only = tree.join(body, client.private), {"body": in_body, "head": in_head}
+        w = work.train(w, risk, only=only.get(tuned, everything), epochs=tune_epochs)
+        private, shared = tree.split(in_head, w)
+        return shared, private
+
+    def newcomer(state):
+        return state.server, tree.take(state.private, 0)
+
+    method = partly_private(task, in_head, train)
+    return method._replace(tune=tune, newcomer=newcomer)

@@ -1,0 +1,125 @@
+"""FedCAC (Wu et al., ICCV 2023, arXiv:2309.11103): collaboration on critical parameters.
+
+  send    M_i * mean_{j in C_i} w_j + (1 - M_i) * w_t
+  local   w_i <- SGD on F_i from that, w;  M_i = 1 at the share tau of each array of parameters
+          with the largest |(w_i - w) w_i|: the critical ones
+  server  w_{t+1} = sum_i n_i/n w_i
+          O_ij = 1 - |M_i - M_j|_1 / (2 |M_i|_1)
+          C_i = {i} and the j with O_ij >= mean O + t/beta (max O - mean O)
+
+After more than beta rounds a client's critical parameters are its own last ones, also where all
+overlaps are the same. Mean and maximum are over pairs of different clients. In the paper all
+clients take part in every round; here the others count with their last model, those that have not
+taken part yet with none, and they get w_t. Running statistics are w_t's. The server keeps C models,
+C masks and, in memory O(C^2), how they differ.
+"""
+
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_lab import losses, tree, wire
+from fedjax_lab.errors import check_pairs, check_positive, check_share
+from fedjax_lab.methods._pairs import distances
+from fedjax_lab.methods.fedavg import fedavg
+from fedjax_lab.ranges import choice, uniform
+from fedjax_lab.types import Array, Client, Exchange, Method, PyTree, State, Task, Weights
+
+RANGES = {"tau": uniform(0.1, 0.9), "beta": choice(20, 50, 100, 200)}
+
+
+class Server(NamedTuple):
+    """What the server knows."""
+
+    w: Weights  # w_t
+    models: PyTree  # parameters of the w_i, leaves [C, ...]
+    masks: PyTree  # M_i, likewise, bool
+    differ: Array  # [C, C] |M_i - M_j|_1
+    trained: Array  # [C] whether there is a w_i
+    t: Array  # rounds played
+
+
+def fedcac(task: Task, *, tau: float = 0.5, beta: int = 100) -> Method:
+    """tau: the share of parameters that are critical; 0 is FedAvg.
+
+    beta: after more rounds than this each client is alone with its critical ones.
+    """
+    check_share("method.tau", tau)
+    check_positive("method.beta", beta)
+    risk = losses.risk(task)
+
+    def init(key, num_clients):
+        check_pairs("fedcac", num_clients)
+        w = task.init(key)
+        models = tree.repeat(w.params, num_clients)
+        masks = jax.tree.map(lambda a: jnp.zeros(a.shape, bool), models)
+        differ = jnp.zeros((num_clients, num_clients))
+        trained = jnp.zeros(num_clients, bool)
+        return State(Server(w, models, masks, differ, trained, jnp.int32(0)), ())
+
+    def local(sent, client, work):
+        w = work.train(sent, risk)
+        return (w, jax.tree.map(partial(critical, tau), sent.params, w.params)), client.private
+
+    return fedavg(task)._replace(
+        init=init,
+        round=(Exchange(partial(send, beta), local, aggregate, updates=updates, alike=False),),
+        newcomer=lambda state: (state.server.w, ()),
+    )
+
+
+def critical(tau: float, before: Array, after: Array) -> Array:
+    """Which entries of one array of parameters are critical."""
+    sensitivity = jnp.abs((after - before) * after)
+    count = jnp.floor(tau * before.size).astype(int)
+    least = jnp.sort(sensitivity.ravel(), descending=True)[jnp.maximum(count - 1, 0)]
+    return (sensitivity >= least) & (sensitivity > 0) & (count > 0)
+
+
+def send(beta: int, server: Server, id: Array) -> Weights:
+    """The global model but for the critical parameters of a client."""
+    others = server.trained & (jnp.arange(len(server.trained)) != id)  # [C]
+    alike = overlaps(server)
+    least = threshold(server, alike, beta) - 1e-6  # so that ties do not depend on rounding
+    others = others & (server.t <= beta)  # also where all overlaps are the same
+    chosen = (others & (alike[id] >= least)).at[id].set(True)
+    shared = tree.mix(chosen / jnp.sum(chosen), server.models)
+    mask = tree.take(server.masks, id)
+    return server.w._replace(params=jax.tree.map(jnp.where, mask, shared, server.w.params))
+
+
+def overlaps(server: Server) -> Array:
+    """O_ij, [C, C]."""
+    sizes = sum(jnp.sum(m, tuple(range(1, m.ndim))) for m in jax.tree.leaves(server.masks))
+    return 1 - server.differ / jnp.maximum(2.0 * sizes, 1)[:, None]
+
+
+def threshold(server: Server, alike: Array, beta: int) -> Array:
+    """From which overlap on clients collaborate in the round that begins."""
+    pairs = server.trained[:, None] & server.trained & ~jnp.eye(len(alike), dtype=bool)
+    mean = jnp.sum(alike * pairs) / jnp.maximum(jnp.sum(pairs), 1)
+    largest = jnp.max(jnp.where(pairs, alike, 0))
+    return mean + server.t / beta * (largest - mean)
+
+
+def aggregate(server: Server, uploads: tuple[Weights, PyTree], cohort: Client) -> Server:
+    """The mean, and the last models and masks of all clients."""
+    w, new = uploads
+    masks = tree.put(server.masks, cohort.id, new)
+    rows = jax.lax.map(partial(distances, masks), new)  # [M, C]
+    return Server(
+        w=tree.mix(cohort.weight, w),
+        models=tree.put(server.models, cohort.id, w.params),
+        masks=masks,
+        differ=server.differ.at[cohort.id].set(rows).at[:, cohort.id].set(rows.T),
+        trained=server.trained.at[cohort.id].set(True),
+        t=server.t + 1,
+    )
+
+
+def updates(sent, id, upload):
+    """What uploads are updates of: the model that was sent; masks are kept."""
+    w, mask = upload
+    return wire.of_model(sent, w), wire.kept(mask)

@@ -1,0 +1,62 @@
+"""FedCM (Xu et al., 2021, arXiv:2106.10874): clients step along their gradient and the server's.
+
+  send    w_t, Delta_t
+  local   y <- y - eta (alpha grad F_i(y) + (1 - alpha) Delta_t), K steps from w_t
+  server  Delta_{t+1} = sum_i n_i/n (w_t - y_i) / (K_i eta)
+          w_{t+1} = w_t - server_lr sum_i n_i/n (w_t - y_i)
+
+Delta_0 is zero. In the paper all clients make K steps, the mean is uniform, and the server steps
+along Delta_{t+1}; with unequal K_i each client's step is divided by its own. K_i eta is the reach
+of the clients' optimizer, which should be SGD without momentum. Weight decay is added to the mixed
+direction, and the clipping of gradients acts on grad F_i alone.
+"""
+
+import jax.numpy as jnp
+import optax
+
+from fedjax_lab import losses, optim, tree, wire
+from fedjax_lab.errors import check_share
+from fedjax_lab.methods.fedavg import aggregate, fedavg
+from fedjax_lab.ranges import log_uniform
+from fedjax_lab.types import Exchange, Method, State, Task, Weights
+
+RANGES = {"alpha": log_uniform(0.01, 1.0), "server_lr": log_uniform(0.1, 1.0)}
+
+
+def fedcm(task: Task, *, alpha: float = 0.1, server_lr: float = 1.0) -> Method:
+    """alpha: share of the client's gradient in a step, 1 is FedAvg.
+
+    server_lr: the server's learning rate.
+    """
+    check_share("method.alpha", alpha)
+    risk = losses.risk(task)
+
+    def init(key, num_clients):
+        w = task.init(key)
+        return State((w, tree.zeros(w.params)), ())
+
+    def local(message, client, work):
+        w_t, delta = message
+        pull = tree.scale(1 - alpha, delta)
+        mixed = optax.stateless(lambda g, _: tree.add(pull, g, alpha))
+        y = work.train(w_t, risk, optimizer=optax.chain(mixed, work.optimizer))
+        return (y, optim.reach(work.optimizer, work.steps)), client.private
+
+    def step(server, uploads, cohort):
+        (w_t, _), (y, reach) = server, uploads
+        mean = aggregate(w_t, y, cohort)
+        back = tree.sub(w_t.params, mean.params)
+        share = cohort.weight / jnp.where(cohort.arrived, reach, 1)
+        delta = tree.mix(share, tree.sub(w_t.params, y.params))
+        return Weights(tree.add(mean.params, back, 1 - server_lr), mean.stats), delta
+
+    def updates(message, id, upload):
+        (w_t, _), (y, reach) = message, upload
+        return wire.of_model(w_t, y), wire.kept(reach)
+
+    return fedavg(task)._replace(
+        init=init,
+        round=(Exchange(lambda server, id: server, local, step, updates=updates),),
+        predict=lambda message, client, x: task.apply(message[0], x).logits,
+        newcomer=lambda state: (state.server, ()),
+    )

@@ -1,0 +1,75 @@
+"""FedDBE: FedAvg with DBE (Zhang et al., NeurIPS 2023, arXiv:2311.14975), without domain bias.
+
+  send    w_t, and from round 2 on h, the mean features of all
+  local   (w_i, p_i) <- SGD on CE(phi(f(x) + p_i), y) + kappa/2 mean_d (mean_b f(x) - h)^2
+          h_i = mean of f over the client's examples
+  server  as FedAvg; after round 1 h = sum_i n_i/n h_i, which then stays
+
+f gives the features and phi is the head of w; p_i, a vector that starts at zero, stays on the
+client. Round 1 is FedAvg's: the paper's initialization, in which all clients take part and their
+models are dropped. mean_b is that of the batch, the paper's moving average with mu = 1; h_i is
+taken over all examples after the training, in evaluation mode. A new client has p = 0.
+"""
+
+import jax.numpy as jnp
+
+from fedjax_lab import losses, tree, wire
+from fedjax_lab.methods.fedavg import aggregate, fedavg
+from fedjax_lab.ranges import log_uniform
+from fedjax_lab.types import Array, Exchange, Method, Output, State, Task, Weights
+
+RANGES = {"kappa": log_uniform(0.1, 100.0)}
+
+
+def feddbe(task: Task, *, kappa: float = 10.0) -> Method:
+    """kappa: weight of the pull of mean features toward those of all."""
+
+    def init(key, num_clients):
+        w = task.init(key)
+        p = jnp.zeros(w.params["head"]["kernel"].shape[0])
+        return State((w, p, jnp.float32(0)), tree.repeat(p, num_clients))
+
+    def local(message, client, work):
+        w_t, h, started = message
+
+        def loss(w, batch, key):
+            out = task.apply(w, batch.x, key, batch.mask)
+            value = losses.cross_entropy(shifted(w, started * w.params["p"], out), batch)
+            far = losses.masked_mean(out.features, batch.mask) - h
+            return value + started * kappa / 2 * jnp.mean(far**2), out
+
+        both = w_t._replace(params={**w_t.params, "p": client.private})
+        w = work.train(both, loss)
+        shared = {name: layer for name, layer in w.params.items() if name != "p"}
+
+        def mean_features(batch):
+            return losses.masked_mean(task.apply(w, batch.x).features, batch.mask)
+
+        return (w._replace(params=shared), work.mean(mean_features)), w.params["p"]
+
+    def step(server, uploads, cohort):
+        (w_t, h, started), (w, h_i) = server, uploads
+        h = jnp.where(started > 0, h, tree.mix(cohort.weight, h_i))
+        return aggregate(w_t, w, cohort), h, jnp.ones_like(started)
+
+    def predict(message, client, x):
+        w, *_ = message
+        return shifted(w, client.private, task.apply(w, x))
+
+    return fedavg(task)._replace(
+        init=init,
+        round=(Exchange(lambda server, id: server, local, step, updates=updates),),
+        predict=predict,
+        newcomer=lambda state: (state.server, jnp.zeros_like(state.server[1])),
+    )
+
+
+def updates(message, id, upload):
+    """The model's are from w_t; mean features are protected as an update is."""
+    (w_t, *_), (w, h_i) = message, upload
+    return wire.of_model(w_t, w), wire.itself(h_i)
+
+
+def shifted(w: Weights, p: Array, out: Output) -> Array:
+    """phi(f(x) + p), the head being linear."""
+    return out.logits + jnp.dot(p, w.params["head"]["kernel"], precision="highest")

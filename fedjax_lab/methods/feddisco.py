@@ -1,0 +1,64 @@
+"""FedDisco (Ye et al., ICML 2023, arXiv:2305.19229): who has few classes counts for less.
+
+  send    w_t
+  local   w_i <- SGD on F_i from w_t
+  server  w_{t+1} = sum_i p_i w_i,  p_i in proportion to max(0, n_i/n - a d_i + b)
+
+d_i is how far the client's distribution of classes is from the uniform one: the Kullback-Leibler
+divergence, in shares of its sum over the sampled clients as in the authors' code, or the Euclidean
+distance. A client uploads it with its model. Where no p_i is above 0 they are n_i/n. Running
+statistics are averaged as weights.
+"""
+
+import jax.numpy as jnp
+
+from fedjax_lab import losses, tree, wire
+from fedjax_lab.errors import check_choice
+from fedjax_lab.methods.fedavg import fedavg, send
+from fedjax_lab.ranges import uniform
+from fedjax_lab.types import Array, Client, Exchange, Method, Task
+
+RANGES = {"a": uniform(0.1, 1.0), "b": uniform(0.0, 0.5)}
+
+
+def feddisco(task: Task, *, a: float = 0.5, b: float = 0.1, distance: str = "kl") -> Method:
+    """a: weight of the distance d_i. b: what is added to the weight of every client.
+
+    With both at 0 it is FedAvg.
+
+    distance: how d_i is measured: kl, the Kullback-Leibler divergence, or l2, the Euclidean one.
+    """
+    check_choice("method.distance", distance, ("kl", "l2"))
+    risk = losses.risk(task)
+
+    def local(w_t, client, work):
+        return (work.train(w_t, risk), discrepancy(client.label_count, distance)), client.private
+
+    def aggregate(w_t, uploads, cohort):
+        w, d = uploads
+        if distance == "kl":
+            d = d / jnp.maximum(jnp.sum(d), 1e-9)
+        return tree.mix(shares(cohort, a * d - b), w)
+
+    def updates(w_t, id, upload):
+        w, d = upload
+        return wire.of_model(w_t, w), wire.kept(d)
+
+    exchange = Exchange(send, local, aggregate, updates=updates)
+    return fedavg(task)._replace(round=(exchange,))
+
+
+def discrepancy(label_count: Array, distance: str) -> Array:
+    """How far the distribution of label_count [K] is from the uniform one."""
+    K = len(label_count)
+    share = label_count / jnp.maximum(jnp.sum(label_count), 1)
+    if distance == "l2":
+        return jnp.sqrt(jnp.sum((share - 1 / K) ** 2))
+    return jnp.sum(share * jnp.log(K * jnp.where(share > 0, share, 1)))
+
+
+def shares(cohort: Client, minus: Array) -> Array:
+    """p [M], in proportion to the sizes' shares minus these numbers [M] where that is above 0."""
+    p = jnp.maximum(0, cohort.weight - minus) * cohort.arrived
+    total = jnp.sum(p)
+    return jnp.where(total > 0, p / jnp.where(total > 0, total, 1), cohort.weight)

@@ -1,0 +1,54 @@
+"""FedExP (Jhunjhunwala et al., ICLR 2023, arXiv:2301.09604): FedAvg that extrapolates.
+
+  send    w_t
+  local   w_i <- SGD on F_i from w_t;  Delta_i = w_t - w_i
+  server  Delta = sum_i p_i Delta_i
+          eta_g = max(1, sum_i p_i ||Delta_i||^2 / (2 (||Delta||^2 + eps)))
+          w_{t+1} = w_t - eta_g Delta
+
+p_i = n_i/n over the sampled clients; the paper's is uniform. Norms run over all trainable
+parameters. Scored is the mean of the last two w_t, since the paper sees w_t oscillate. Running
+statistics take the plain mean.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_lab import tree
+from fedjax_lab.errors import check_positive
+from fedjax_lab.methods.fedavg import aggregate, fedavg
+from fedjax_lab.ranges import log_uniform
+from fedjax_lab.types import Exchange, Method, State, Task, Weights
+
+RANGES = {"eps": log_uniform(1e-4, 1.0)}
+
+
+def fedexp(task: Task, *, eps: float = 1e-3) -> Method:
+    """eps: keeps eta_g finite where Delta vanishes; a huge one makes it 1, which is FedAvg."""
+    check_positive("method.eps", eps)
+    method = fedavg(task)
+    (plain,) = method.round
+
+    def init(key, num_clients):
+        w = task.init(key)
+        return State((w, w), ())  # the last two
+
+    def step(server, w, cohort):
+        w_t, _ = server
+        mean = aggregate(w_t, w, cohort)
+        far = jax.vmap(lambda v: tree.sq_norm(tree.sub(v, w_t.params)))(w.params)  # [M]
+        delta = tree.sub(mean.params, w_t.params)
+        ratio = jnp.sum(cohort.weight * far) / (2 * (tree.sq_norm(delta) + eps))
+        beyond = jnp.maximum(1, ratio) - 1
+        return Weights(tree.add(mean.params, delta, beyond), mean.stats), w_t
+
+    def middle(server):
+        new, old = server
+        return Weights(tree.scale(0.5, tree.add(new.params, old.params)), new.stats)
+
+    return method._replace(
+        init=init,
+        round=(Exchange(lambda server, id: server[0], plain.local, step),),
+        scored=lambda server, id: middle(server),
+        newcomer=lambda state: (middle(state.server), ()),
+    )

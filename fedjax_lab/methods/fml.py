@@ -1,0 +1,53 @@
+"""FML (Shen et al., 2020, arXiv:2006.16765): federated mutual learning, all models alike.
+
+  send    w_t
+  local   w_i <- SGD on beta F_i(w) + (1 - beta) KL(p_v || p_w) from w_t     the meme model
+          v_i <- SGD on alpha F_i(v) + (1 - alpha) KL(p_w || p_v) from v_i   on the same batches
+  server  w_{t+1} = sum_i n_i/n w_i
+
+p_w and p_v are the class probabilities of the two models; each is fixed where the other learns
+from it. The divergence is a mean over examples, where PFLlib's is one over examples and classes. A
+client predicts with v_i, which starts as the first global model; the paper's may be of any
+architecture. Since one training moves both models, config.local.clip bounds their gradients
+together.
+"""
+
+import jax
+import optax
+
+from fedjax_lab import losses
+from fedjax_lab.errors import check_share
+from fedjax_lab.methods._personal import train_together, with_personal_models
+from fedjax_lab.ranges import uniform
+from fedjax_lab.types import Array, Method, Task
+
+RANGES = {"alpha": uniform(0.1, 1.0), "beta": uniform(0.1, 1.0)}
+
+
+def fml(task: Task, *, alpha: float = 0.5, beta: float = 0.5) -> Method:
+    """alpha: weight of the labels for the personal model; 1 is Local.
+
+    beta: their weight for the shared model; 1 is FedAvg.
+    """
+    check_share("method.alpha", alpha)
+    check_share("method.beta", beta)
+    risk = losses.risk(task)
+
+    def local(w_t, client, work):
+        def loss(w, v, batch, key):
+            (of_w, w_out), (of_v, v_out) = (risk(model, batch, key) for model in (w, v))
+            w_from_v = divergence(v_out.logits, w_out.logits, batch.mask)
+            v_from_w = divergence(w_out.logits, v_out.logits, batch.mask)
+            shared = beta * of_w + (1 - beta) * w_from_v
+            return shared + alpha * of_v + (1 - alpha) * v_from_w, (w_out, v_out)
+
+        return train_together(work, w_t, client.private, loss)
+
+    return with_personal_models(task, local)
+
+
+def divergence(teacher: Array, student: Array, mask: Array) -> Array:
+    """Mean of KL(teacher || student) over the real examples; logits [B, K], the teacher's fixed."""
+    p = jax.nn.softmax(jax.lax.stop_gradient(teacher))
+    each = optax.losses.kl_divergence(jax.nn.log_softmax(student), p)
+    return losses.masked_mean(each, mask)

@@ -1,0 +1,108 @@
+"""kNN-Per (Marfoq et al., ICML 2022, arXiv:2111.09360): each client remembers its own examples.
+
+  send    w_t
+  local   as FedAvg
+  server  as FedAvg
+
+Before a client is scored it stores (z_j, y_j) of each of its training examples, z_j the features
+that w_t has of it. It predicts lam p(y | x) + (1 - lam) softmax(w_t(x)), where p(y | x) is
+proportional to the sum of exp(-||z - z_j|| / scale) over those of the k nearest z_j with y_j = y.
+
+The paper lets each client choose its lam on validation examples: `weight=validation` takes that of
+0, 0.1, ..., 1 with the least loss. The authors' code has the squared distance over D in the place
+of the distance. The store is that of the model that is scored, and is not kept. New clients are
+scored in the same way. The global test set is scored with w_t.
+"""
+
+from typing import Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_lab import losses
+from fedjax_lab.errors import check_choice, check_positive, check_share
+from fedjax_lab.methods.fedavg import fedavg
+from fedjax_lab.ranges import choice, uniform
+from fedjax_lab.types import Array, Method, Output, Task
+
+RANGES = {"weight": uniform(0.0, 1.0), "neighbors": choice(5, 10, 20)}
+
+GRID = 11  # weights from which `weight=validation` chooses
+
+
+class Store(NamedTuple):
+    """What a client remembers of N examples."""
+
+    z: Array  # [N, D]
+    y: Array  # [N]
+    mask: Array  # [N] 0 where there is no example
+    lam: Array  # []
+
+
+def knn_per(
+    task: Task,
+    *,
+    weight: float | Literal["validation"] = 0.5,
+    neighbors: int = 10,
+    scale: float = 1.0,
+) -> Method:
+    """weight: the share lam of the neighbors in a prediction; 0 is FedAvg. With validation, each
+    client chooses its own.
+
+    neighbors: how many of the nearest examples count.
+    scale: the distance over which the weight of a neighbor falls to 1/e.
+    """
+    if isinstance(weight, str):
+        check_choice("method.weight", weight, ("validation",))
+    check_share("method.weight", weight)
+    check_positive("method.neighbors", neighbors)
+    check_positive("method.scale", scale)
+
+    def mixed(out, store):
+        near = log_nearest(out.features, store, neighbors, scale, task.num_classes)
+        far = jax.nn.log_softmax(out.logits)
+        lam = jnp.any(store.mask > 0) * store.lam
+        return jnp.logaddexp(jnp.log(lam) + near, jnp.log1p(-lam) + far)
+
+    def tune(w, client, work):
+        (z, y), mask = work.outputs(lambda batch: (task.apply(w, batch.x).features, batch.y))
+        store = Store(z, y, mask, jnp.float32(0))
+        if isinstance(weight, str):
+            return w, store._replace(lam=best_weight(task, mixed, w, store, work))
+        return w, store._replace(lam=jnp.asarray(weight, jnp.float32))
+
+    def predict(w, client, x):
+        out: Output = task.apply(w, x)
+        return mixed(out, client.private) if isinstance(client.private, Store) else out.logits
+
+    return fedavg(task)._replace(tune=tune, predict=predict, validation=isinstance(weight, str))
+
+
+def log_nearest(h: Array, store: Store, k: int, scale: float, num_classes: int) -> Array:
+    """log p(y | x) of the features h [B, D]: [B, classes].
+
+    Where no neighbor is of a class it is the logarithm of the least number, so that losses stay
+    finite. An empty store has that everywhere.
+    """
+    full = jax.lax.Precision.HIGHEST
+    products = jnp.matmul(h, store.z.T, precision=full)  # [B, N]
+    squared = jnp.sum(h * h, 1)[:, None] + jnp.sum(store.z * store.z, 1) - 2 * products
+    near = -jnp.sqrt(jnp.maximum(squared, 0)) / scale
+    near, places = jax.lax.top_k(jnp.where(store.mask > 0, near, -jnp.inf), min(k, len(store.y)))
+    total = jax.nn.logsumexp(near, 1, keepdims=True)  # [B, 1]
+    near = jnp.where(jnp.isfinite(total), near - total, -jnp.inf)
+    member = jax.nn.one_hot(store.y[places], num_classes, dtype=bool)  # [B, k, classes]
+    of_class = jax.nn.logsumexp(jnp.where(member, near[:, :, None], -jnp.inf), 1)
+    return jnp.maximum(of_class, jnp.log(jnp.finfo(h.dtype).tiny))
+
+
+def best_weight(task: Task, mixed, w, store: Store, work) -> Array:
+    """The lam with the least loss on the client's validation examples; the least of equal ones."""
+    grid = jnp.linspace(0, 1, GRID)
+
+    def loss(batch):
+        out = task.apply(w, batch.x)
+        each = jax.vmap(lambda lam: mixed(out, store._replace(lam=lam)))(grid)  # [G, B, classes]
+        return jax.vmap(lambda logits: losses.cross_entropy(logits, batch))(each)
+
+    return grid[jnp.argmin(work.mean(loss, rows="validation"))]

@@ -1,0 +1,82 @@
+"""MimeLite (Karimireddy et al., NeurIPS 2021, arXiv:2008.03606): one optimizer state for all.
+
+  send    w_t, s_t, the state of a base optimizer
+  local   y <- y - eta U(grad F_i(y), s_t) from w_t, where s_t stays fixed;  g_i = grad F_i(w_t)
+  server  w_{t+1} = sum_i n_i/n y_i;  s_{t+1} = V(sum_i n_i/n g_i, s_t)
+
+U is the direction of the base optimizer and V its change of state. Of momentum both are the moving
+average beta s + (1 - beta) g; of adam U is that average over the root of the moving average of g^2,
+each corrected for its start at zero. U takes the place of the gradient in the clients' optimizer,
+which should be SGD without momentum; weight decay is added to U. g_i is the mean gradient over the
+client's batches, in training mode and with one stream of dropout. The paper's means are uniform.
+"""
+
+import jax
+import optax
+
+from fedjax_lab import losses, streams, tree, wire
+from fedjax_lab.errors import check_below_one, check_choice, check_positive
+from fedjax_lab.methods.fedavg import aggregate, fedavg
+from fedjax_lab.ranges import uniform
+from fedjax_lab.types import Exchange, Method, State, Task
+
+RANGES = {"beta": uniform(0.0, 0.99)}
+
+GRADIENT = 8  # the number of the stream of g_i, among those of an upload
+
+
+def mimelite(
+    task: Task,
+    *,
+    base_optimizer: str = "momentum",
+    beta: float = 0.9,
+    beta2: float = 0.99,
+    eps: float = 1e-3,
+) -> Method:
+    """base_optimizer: momentum or adam.
+
+    beta: decay of the base optimizer's first moment; momentum with a beta of 0 is FedAvg.
+    beta2: decay of adam's second moment. eps: what is added to the root of that moment.
+    """
+    check_below_one("method.beta", beta)
+    check_below_one("method.beta2", beta2)
+    check_positive("method.eps", eps)
+    check_choice("method.base_optimizer", base_optimizer, ("momentum", "adam"))
+    base = optax.ema(beta, debias=False)
+    if base_optimizer == "adam":
+        base = optax.scale_by_adam(beta, beta2, eps)
+    risk = losses.risk(task)
+
+    def init(key, num_clients):
+        w = task.init(key)
+        return State((w, base.init(w.params)), ())
+
+    def local(message, client, work):
+        w_t, s = message
+        U = optax.stateless(lambda g, _: base.update(g, s)[0])
+        y = work.train(w_t, risk, optimizer=optax.chain(U, work.optimizer))
+
+        key = streams.extra(work.upload_key(), GRADIENT)
+
+        def gradient(batch):
+            return jax.grad(lambda w: risk(w_t._replace(params=w), batch, key)[0])(w_t.params)
+
+        return (y, work.mean(gradient)), client.private
+
+    def step(server, uploads, cohort):
+        (w_t, s), (y, g) = server, uploads
+        _, s = base.update(tree.mix(cohort.weight, g), s)
+        return aggregate(w_t, y, cohort), s
+
+    return fedavg(task)._replace(
+        init=init,
+        round=(Exchange(lambda server, id: server, local, step, updates=updates),),
+        predict=lambda message, client, x: task.apply(message[0], x).logits,
+        newcomer=lambda state: (state.server, ()),
+    )
+
+
+def updates(message, id, upload):
+    """The model's are from w_t; the gradient is an update itself."""
+    (w_t, _), (y, g) = message, upload
+    return wire.of_model(w_t, y), wire.itself(g)

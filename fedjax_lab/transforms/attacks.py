@@ -1,0 +1,176 @@
+"""Attacks: what clients do that want the training to fail. `Client.attacks` says who they are.
+
+u_i is the update that client i would have sent, as one vector over all leaves that are updates
+(`wire`). Running statistics, counts and ids are sent as they are.
+"""
+
+from collections.abc import Callable
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_lab import streams, tree
+from fedjax_lab.errors import check_not_negative, check_positive
+from fedjax_lab.transforms import cohort, uplink
+from fedjax_lab.transforms.aggregators import mean_of
+from fedjax_lab.transforms.cohort import Updates
+from fedjax_lab.types import Array, Batch, Client, Exchange, Method, PyTree, Task, Work
+
+NOISE = 3  # the number of the attackers' stream, of what is drawn for an upload
+
+
+def sign_flip(method: Method, task: Task, *, factor: float = 1.0) -> Method:
+    """An attacker sends -factor u_i (Li et al., AAAI 2019, arXiv:1811.03761, "sign-flipping").
+
+    factor: how many times as long the update is that an attacker sends.
+    """
+    check_positive("attack.factor", factor)
+    return by_each(method, lambda update, key: tree.scale(-factor, update))
+
+
+def gaussian(method: Method, task: Task, *, std: float = 1.0) -> Method:
+    """An attacker sends noise, N(0, std^2) in each coordinate (Blanchard et al., NeurIPS 2017).
+
+    std: the standard deviation; 200 in the paper, whose clients send gradients.
+    """
+    check_positive("attack.std", std)
+
+    def noise(update, key):
+        keys = jax.random.split(key, len(update))
+        return [
+            std * jax.random.normal(k, u.shape, u.dtype) for k, u in zip(keys, update, strict=True)
+        ]
+
+    return by_each(method, noise)
+
+
+def inner_product(method: Method, task: Task, *, epsilon: float = 0.5) -> Method:
+    """All attackers send minus epsilon times the mean of the honest updates, which they know.
+
+    Inner-product manipulation (Xie et al., UAI 2019, arXiv:1903.03936).
+
+    epsilon: the length of what an attacker sends, relative to that mean.
+    """
+    check_positive("attack.epsilon", epsilon)
+
+    def crafted(updates, cohort):
+        return tree.scale(-epsilon, mean_of(updates, cohort.arrived & ~cohort.attacks))
+
+    return by_all(method, crafted)
+
+
+def little_is_enough(method: Method, task: Task, *, z: float = 0.0) -> Method:
+    """All attackers send mu - z sigma of what they would have sent, in each coordinate.
+
+    Baruch et al., NeurIPS 2019, arXiv:1902.06156, the attack that prevents convergence. mu and
+    sigma are the mean and the standard deviation of the attackers' own honest updates: one attacker
+    alone does no harm.
+
+    z: how many standard deviations; 0: as the paper says, the most that hides the attackers among
+        the honest clients of the round.
+    """
+    check_not_negative("attack.z", z)
+
+    def crafted(updates, cohort):
+        attacks = cohort.arrived & cohort.attacks
+        mu = mean_of(updates, attacks)
+        squares = [(u - a) ** 2 for u, a in zip(updates, mu, strict=True)]
+        far = z or hidden(jnp.sum(cohort.arrived), jnp.sum(attacks))
+        return [
+            a - far * jnp.sqrt(var) for a, var in zip(mu, mean_of(squares, attacks), strict=True)
+        ]
+
+    return by_all(method, crafted)
+
+
+def hidden(n: Array, m: Array) -> Array:
+    """z_max of m attackers among n clients: Phi(z) = (n - m - s) / (n - m), s = floor(n/2 + 1) - m.
+
+    The first lines of that algorithm. Never below 0; where attackers are so many that they need
+    nobody else, the share is taken to be 0.999.
+    """
+    supporters = n // 2 + 1 - m
+    share = (n - m - supporters) / jnp.maximum(n - m, 1)
+    return jax.scipy.stats.norm.ppf(jnp.clip(share, 0.5, 0.999))
+
+
+def label_flip(method: Method, task: Task) -> Method:
+    """An attacker trains on K - 1 - y in the place of each label y (Fang et al., USENIX Security
+    2020, arXiv:1911.11815)."""
+
+    def flip(batch):
+        return batch._replace(y=task.num_classes - 1 - batch.y)
+
+    def counts(label_count):
+        return label_count[::-1]
+
+    return on_data(method, flip, counts)
+
+
+# Who attacks, and with what.
+
+
+def by_each(method: Method, attack: Callable[[list[Array], Array], list[Array]]) -> Method:
+    """Each attacker sends what `attack` makes of its update and a key."""
+
+    def change(update, client, key):
+        if client.attacks is None:
+            return update
+        return tree.where(client.attacks, attack(update, streams.extra(key, NOISE)), update)
+
+    return uplink.changed(method, change)
+
+
+def by_all(method: Method, attack: Callable[[Updates, Client], list[Array]]) -> Method:
+    """All attackers of a round send the same: what `attack` makes of the round's updates."""
+
+    def change(updates, cohort):
+        if cohort.attacks is None:
+            return updates
+        crafted = tree.repeat(attack(updates, cohort), len(cohort.id))
+        return tree.where(cohort.attacks, crafted, updates)
+
+    return cohort.changed(method, change)
+
+
+def on_data(
+    method: Method, change: Callable[[Batch], Batch], counts: Callable[[Array], Array]
+) -> Method:
+    """Attackers work with changed examples.
+
+    change: a batch -> a batch in the same shapes, each example of which depends on that one alone.
+    counts: what becomes of a client's number of examples of each class [K].
+    """
+
+    def local(exchange: Exchange, message: PyTree, client: Client, work: Work):
+        if client.attacks is None:
+            return exchange.local(message, client, work)
+        label_count = jnp.where(client.attacks, counts(client.label_count), client.label_count)
+        seen = with_examples(work, lambda b: tree.where(client.attacks, change(b), b))
+        return exchange.local(message, client._replace(label_count=label_count), seen)
+
+    each = (e._replace(local=partial(local, e)) for e in method.round)
+    return method._replace(round=tuple(each))
+
+
+def with_examples(work: Work, change: Callable[[Batch], Batch]) -> Work:
+    """The work of a client whose examples are changed."""
+
+    def train(weights, loss, *, references=None, **options):
+        def changed_loss(w, batch, key=None):
+            return loss(w, change(batch), key)
+
+        of_examples = references and (lambda batch: references(change(batch)))
+        return work.train(weights, changed_loss, references=of_examples, **options)
+
+    def mean(fn, **options):
+        return work.mean(lambda batch: fn(change(batch)), **options)
+
+    def outputs(fn, **options):
+        return work.outputs(lambda batch: fn(change(batch)), **options)
+
+    def draw(size):
+        return change(work.draw(size))
+
+    return work._replace(train=train, mean=mean, draw=draw, outputs=outputs)

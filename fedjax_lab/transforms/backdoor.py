@@ -1,0 +1,105 @@
+"""The backdoor attack: a model that is right, but on images with a small square in one corner."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_lab import tree
+from fedjax_lab.errors import BadInput, check_positive, check_share
+from fedjax_lab.metrics import Summed
+from fedjax_lab.transforms.attacks import by_each, on_data
+from fedjax_lab.types import Array, Batch, Method, Task
+
+
+def backdoor(
+    method: Method,
+    task: Task,
+    *,
+    target: int = 0,
+    size: int = 3,
+    poison: float = 0.5,
+    boost: float = 1.0,
+) -> Method:
+    """An attacker trains on images with a trigger, which all have the label of the target.
+
+    The trigger is that of BadNets (Gu et al., arXiv:1708.06733): a square of the highest value in
+    the last rows and columns. An evaluation has the metric backdoor_success besides: the share, in
+    percent, of the examples of other classes that the model takes for the target when they have the
+    trigger.
+
+    target: the class that images with the trigger are to be taken for.
+    size: the height and width of the trigger, in pixels.
+    poison: the share of an attacker's examples that get the trigger; the same ones in all rounds,
+        unless training images are augmented.
+    boost: how many times as long the update is that an attacker sends (gamma of Bagdasaryan et al.,
+        AISTATS 2020, arXiv:1807.00459, "model replacement").
+    """
+    if not 0 <= target < task.num_classes:
+        raise BadInput(
+            f"config.attack.target={target} is no class; there are {task.num_classes}, from 0"
+        )
+    check_positive("attack.size", size)
+    check_positive("attack.boost", boost)
+    check_share("attack.poison", poison)
+    with_trigger = trigger(task, size)
+
+    def counts(label_count):
+        moved = poison * label_count
+        return (label_count - moved).at[target].add(jnp.sum(moved))
+
+    poisoned = on_data(method, partial(poison_batch, with_trigger, target, poison), counts)
+    if boost != 1:
+        poisoned = by_each(poisoned, lambda update, key: tree.scale(boost, update))
+    return poisoned._replace(metrics=(*method.metrics, success(with_trigger, target)))
+
+
+def trigger(task: Task, size: int):
+    """images [B, H, W, channels] -> the same with the square. BadInput for other examples."""
+    height, width = (*task.input_shape, 0, 0)[:2]
+    if len(task.input_shape) != 3 or min(height, width) < size:
+        shape = list(task.input_shape)
+        raise BadInput(f"its examples must be images of at least {size} x {size}, and are {shape}")
+
+    def with_trigger(x):
+        if x.shape[1:] != task.input_shape:
+            raise BadInput("its clients train on something else than the images themselves")
+        square = jnp.broadcast_to(task.highest, (size, size, x.shape[-1])).astype(x.dtype)
+        return x.at[:, -size:, -size:].set(square)
+
+    return with_trigger
+
+
+def poison_batch(with_trigger, target: int, share: float, batch: Batch) -> Batch:
+    """The batch with the trigger and the target's label in so many of its examples."""
+    chosen = at_random(batch.x, share)
+    pixels = chosen.reshape(-1, *(1,) * (batch.x.ndim - 1))
+    return batch._replace(
+        x=jnp.where(pixels, with_trigger(batch.x), batch.x),
+        y=jnp.where(chosen, target, batch.y),
+    )
+
+
+def at_random(x: Array, share: float) -> Array:
+    """A share of the examples [B], which the examples themselves choose: in every batch alike."""
+    words = jax.lax.bitcast_convert_type(x.astype(jnp.float32), jnp.uint32).reshape(len(x), -1)
+    number = jnp.sum(words, 1, dtype=jnp.uint32)  # in any order the same
+    for multiplier, shift in ((0x85EBCA6B, 16), (0xC2B2AE35, 13), (1, 16)):  # of MurmurHash3
+        number = (number ^ (number >> shift)) * jnp.uint32(multiplier)
+    return (number >> 8) < round(share * 2**24)
+
+
+def success(with_trigger, target: int) -> Summed:
+    """The share of examples of other classes that the trigger turns into the target."""
+
+    def statistics(logits, labels, mask):
+        others = labels != target
+        return {"others": others, "turned": others & (jnp.argmax(logits, -1) == target)}
+
+    return Summed("backdoor_success", statistics, _percent, True, with_trigger)
+
+
+def _percent(sums, total):
+    others = np.asarray(sums["others"], float)
+    return 100 * sums["turned"] / np.where(others > 0, others, np.nan)

@@ -1,0 +1,194 @@
+"""Client-level differential privacy with correlated noise: DP-FTRL by banded matrix factorization.
+
+  C       lower triangular and Toeplitz, b bands c_0, ..., c_{b-1}, columns of norm at most 1
+  z_t     noise N(0, (sigma S)^2 I) of round t
+  x_t     (C^-1 z)_t = (z_t - c_1 x_{t-1} - ... - c_{b-1} x_{t-b+1}) / c_0
+  u_t     1/m (sum_{i drawn} u_i' + x_t)                                           (release)
+
+Choquette-Choo et al., NeurIPS 2023, arXiv:2306.08153, with the server's view of Kairouz et al.,
+ICML 2021, arXiv:2103.00039: a model is the sum of all updates so far, and noise that is correlated
+so that later rounds cancel some of that of earlier ones leaves less of it in those sums. The bands
+are jax-privacy's, the ones with the least mean squared error of all sums. u_i' are clipped, and the
+method gets u_t, as `privacy` has it.
+
+Client i is in group i mod b, and round t draws each client of group t mod b with probability
+m / ceil(C / b). Whoever takes part thus does so at most once in b rounds. Two rounds of a client
+lie in columns of C that have no row in common, and so the rounds of a group are as private as so
+many rounds of the Gaussian mechanism with noise multiplier sigma on a Poisson sample of the group
+(arXiv:2306.08153), whatever the models in between: those of a group are ceil(rounds / b). That is
+what `accounting` composes. It assumes that groups do not depend on the clients' data and that
+clients are drawn independently. A group that is smaller than ceil(C / b) counts as one of that
+size, whose last client has an update of zero.
+"""
+
+import functools
+import math
+from typing import Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_lab import sampling as cohorts
+from fedjax_lab import streams, tree, wire
+from fedjax_lab.errors import BadInput
+from fedjax_lab.transforms import accounting, libraries, privacy, rehearsal, server_state
+from fedjax_lab.transforms.accounting import Run
+from fedjax_lab.transforms.guarantee import Guarantee, Setup
+from fedjax_lab.transforms.server_state import Server
+from fedjax_lab.types import Array, Client, Method, PyTree, Task
+
+NEIGHBORS = "populations of as many clients, one of whom has updates of zero in one of them"
+
+
+class Correlated(NamedTuple):
+    """What the server keeps to draw the noise of the next round."""
+
+    key: Array
+    releases: Array  # [] int32, how many so far
+    bands: Array  # [b] c_0, ..., c_{b-1}: those that the run has begun with
+    noises: tuple[PyTree, ...]  # x_{t-1}, ..., x_{t-b+1}, each like an update, and lying as it does
+
+
+def banded(
+    method: Method,
+    task: Task,
+    setup: Setup,
+    *,
+    clip: float | Literal["inf"] = 1.0,
+    noise: float = 0.0,
+    epsilon: float | Literal["inf"] = 0.0,
+    delta: float = 0.0,
+    bands: int = 4,
+) -> Method:
+    """The server adds noise that is correlated between rounds to the mean of the clipped updates.
+
+    clip: S, the largest norm of a client's update over all its leaves; longer ones are shortened.
+    noise: sigma, the standard deviation of z_t in the sum, relative to S; 0: the least that gives
+        epsilon.
+    epsilon: that the run has after its last round, in the place of noise; inf: no noise.
+    delta: at which epsilon is meant; 0: C^-1.1 of C clients.
+    bands: b, also how many rounds lie at least between two of a client; 1 is `privacy.central`.
+    """
+    clip = float(clip)
+    _check_bands(method, setup, bands)
+    if bands == 1:
+        return privacy.central(
+            method, task, setup, clip=clip, noise=noise, epsilon=epsilon, delta=delta
+        )
+    guarantee = _promise(setup, bands, noise, float(epsilon), delta)
+    if guarantee is not None:
+        if clip == math.inf:
+            raise BadInput("config.privacy.clip must be finite where there is noise")
+        privacy.check_separate(method, guarantee)
+        std = guarantee.noise * clip / setup.cohort
+        method = with_correlated_noise(method, task, setup, std, strategy(setup.rounds, bands))
+    method = privacy.central(method, task, setup, clip=clip, epsilon=math.inf)
+
+    def sample(key, server, population, m):
+        return in_turn(key, server.extra.releases, population, m, bands)
+
+    return method._replace(sample=sample, guarantee=guarantee)
+
+
+def _check_bands(method, setup, bands):
+    largest = min(setup.num_clients // setup.cohort, setup.rounds)
+    if not 1 <= bands <= max(1, largest):
+        raise BadInput(
+            f"config.privacy.bands must be from 1 to {max(1, largest)}, got {bands}: groups of"
+            f" {setup.num_clients} / bands clients take turns for {setup.rounds} rounds of"
+            f" {setup.cohort} clients"
+        )
+    if len(method.round) > 1 and bands > 1:
+        raise BadInput(
+            "its rounds have several exchanges, and noise is correlated between rounds of one; take"
+            " config.privacy.name=central"
+        )
+
+
+def _promise(setup, bands, noise, epsilon, delta) -> Guarantee | None:
+    """The guarantee of a group, which takes part in every b-th round; None without noise."""
+
+    def turns(rounds):
+        return -(-rounds // bands)
+
+    group = turns(setup.num_clients)
+    run = Run(group, setup.cohort, "poisson", cohorts.room(setup.cohort, group))
+    of_group = setup._replace(rounds=turns(setup.rounds))
+    promised = accounting.promise(run, of_group, noise, epsilon, delta, NEIGHBORS)
+    if promised is None:
+        return None
+
+    def epsilons(rounds):
+        return promised.epsilons([turns(number) for number in rounds])
+
+    return promised._replace(epsilons=epsilons, rounds=setup.rounds)  # as its bands are
+
+
+def in_turn(key: Array, t: Array, population: Client, m: int, bands: int) -> tuple[Array, Array]:
+    """(ids, shares) of the clients of group t mod b that take part, as `sampling.poisson` has them.
+
+    Each does with probability m / ceil(C / b).
+    """
+    count = population.n.shape[0]
+    places = jnp.zeros(-(-count // bands))  # of a group; the last one may be nobody's
+    numbers, shares = cohorts.poisson(key, (), population._replace(n=places), m)
+    ids = numbers * bands + t % bands
+    drawn = (shares > 0) & (ids < count)
+    return jnp.minimum(ids, count - 1), cohorts.equal_shares(drawn)
+
+
+# The noise.
+
+
+@functools.lru_cache(maxsize=64)
+def strategy(rounds: int, bands: int) -> tuple[float, ...]:
+    """c_0, ..., c_{b-1}, whose norm is 1.
+
+    Another choice, such as that of another machine, would be as private but noisier.
+    """
+    library = libraries.of_privacy("jax_privacy.matrix_factorization.toeplitz", "jax-privacy")
+    with jax.ensure_compile_time_eval():
+        made = np.asarray(library.optimize_banded_toeplitz(rounds, bands), np.float64)
+    return tuple((made / np.linalg.norm(made)).tolist())
+
+
+def with_correlated_noise(
+    method: Method, task: Task, setup: Setup, std: float, bands: tuple[float, ...]
+) -> Method:
+    """The method whose server adds x_t to the update of round t, which everybody has sent alike.
+
+    std: of an entry of z_t.
+    bands: c_0, ..., c_{b-1}.
+    """
+
+    def first(key):
+        state = jax.eval_shape(lambda key: method.init(key, setup.num_clients), key)
+        (shapes,) = rehearsal.updates(method, task, state, setup.num_clients)
+        zero = [jnp.zeros(a.shape, jnp.float32) for a in shapes]
+        return Correlated(
+            streams.noise(key), jnp.int32(0), jnp.float32(bands), (zero,) * (len(bands) - 1)
+        )
+
+    def listen(exchange, server, uploads, clients):
+        id, upload = tree.take((clients.id, uploads), 0)
+        references = wire.references(exchange, exchange.send(server.base, id), id, upload)
+        update = wire.updates(references, upload)
+        noise, after = next_noise(server.extra, std, update)
+        upload = wire.with_updates(references, upload, tree.add(update, noise))
+        base = exchange.aggregate(server.base, tree.repeat(upload, len(clients.id)), clients)
+        return Server(base, after)
+
+    return server_state.with_state(method, first, listen)
+
+
+def next_noise(state: Correlated, std: float, like: list[Array]) -> tuple[list[Array], Correlated]:
+    """(x_t, the state after it); x_t has the shapes of `like`."""
+    library = libraries.of_privacy("jax_privacy.matrix_factorization.toeplitz", "jax-privacy")
+    key = jax.random.fold_in(state.key, state.releases)
+    z = privacy.with_noise([jnp.zeros(a.shape, jnp.float32) for a in like], key, std)
+    past = jax.tree.map(lambda *noises: jnp.stack(noises), *state.noises)
+    with jax.default_matmul_precision("highest"):
+        x, past = library.inverse_as_streaming_matrix(state.bands).multiply_next(z, past)
+    noises = tuple(tree.take(past, j) for j in range(len(state.noises)))
+    return x, state._replace(releases=state.releases + 1, noises=noises)

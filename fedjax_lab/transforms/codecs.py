@@ -1,0 +1,177 @@
+"""How an update is written in fewer bytes, and read again.
+
+u is the update with d numbers, v what the receiver has after it: its reference plus u. Codecs that
+send numbers as they are send those of v, so that where everything is sent nothing is rounded.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_lab import sampling
+from fedjax_lab.types import Array, PyTree
+
+Leaves = list[Array]  # of an update, in the order of the upload's
+
+
+class Codec(NamedTuple):
+    """Both ends of a wire. The shapes of what is sent depend on the update's shapes alone."""
+
+    encode: Callable[[Leaves, Leaves, Array], PyTree]  # (u, v, key) -> what is sent
+    decode: Callable[[PyTree, Leaves], Leaves]  # (what is sent, reference) -> v
+
+
+def top_k(share: float) -> Codec:
+    """The numbers of v where |u| is largest, and their places; of equal ones the first."""
+
+    def encode(u, v, key):
+        flat = _flat(u)
+        _, at = jax.lax.top_k(jnp.abs(flat), count(share, flat.size))
+        return _flat(v)[at], at.astype(index_type(flat.size))
+
+    def decode(sent, reference):
+        values, at = sent
+        return _like(_flat(reference).at[at].set(values), reference)
+
+    return Codec(encode, decode)
+
+
+def random_k(share: float) -> Codec:
+    """The numbers of v at random places, all sets of which are as likely, and the places' seed."""
+
+    def places(seed, size):
+        return sampling.without_replacement(jax.random.key(seed), size, count(share, size))
+
+    def encode(u, v, key):
+        flat, seed = _flat(v), jax.random.bits(key, (), jnp.uint32)
+        return flat[places(seed, flat.size)], seed
+
+    def decode(sent, reference):
+        (values, seed), flat = sent, _flat(reference)
+        return _like(flat.at[places(seed, flat.size)].set(values), reference)
+
+    return Codec(encode, decode)
+
+
+def quantized(bits: int, scale_of: Callable[[Array], Array]) -> Codec:
+    """Of each leaf a scale, and of each number a level of s = 2^(bits-1) - 1 on each side of 0.
+
+    |u| s / scale is rounded up with the probability of its fraction: the mean of what is read is u.
+
+    scale_of: a leaf -> a number that none in the leaf exceeds.
+    """
+    s = 2 ** (bits - 1) - 1
+
+    def of_leaf(u, key):
+        scale = scale_of(u)
+        ratio = jnp.abs(u) / jnp.where(scale > 0, scale, 1) * s
+        level = jnp.minimum(jnp.floor(ratio + jax.random.uniform(key, u.shape)), s)
+        return pack((jnp.sign(u) * level + s).astype(jnp.uint8), bits), scale
+
+    def encode(u, v, key):
+        return [of_leaf(a, k) for a, k in zip(u, jax.random.split(key, len(u)), strict=True)]
+
+    def read(sent, reference):
+        codes, scale = sent
+        level = unpack(codes, bits, reference.size).astype(reference.dtype) - s
+        return reference + (scale / s * level).reshape(reference.shape)
+
+    return Codec(encode, lambda sent, reference: list(map(read, sent, reference)))
+
+
+def sign() -> Codec:
+    """Of each leaf the signs, of 0 a plus, and the mean of |u|."""
+
+    def encode(u, v, key):
+        return [(pack((a >= 0).astype(jnp.uint8), 1), jnp.mean(jnp.abs(a))) for a in u]
+
+    def read(sent, reference):
+        codes, scale = sent
+        signs = unpack(codes, 1, reference.size).astype(reference.dtype) * 2 - 1
+        return reference + (scale * signs).reshape(reference.shape)
+
+    return Codec(encode, lambda sent, reference: list(map(read, sent, reference)))
+
+
+def low_rank(rank: int, iterations: int) -> Codec:
+    """Of each leaf as a matrix [n, m] two factors P [n, r] and Q [m, r], where these are fewer.
+
+    P spans what `iterations` of subspace iteration from a random Q find, and Q = u^T P. Other
+    leaves are sent as they are. m is the leaf's last axis: a layer's outputs.
+    """
+
+    def of_leaf(u, v, key):
+        if not _is_shortened(u, rank):
+            return v
+        matrix = u.reshape(-1, u.shape[-1])
+        Q = jax.random.normal(key, (matrix.shape[1], rank), u.dtype)
+        for _ in range(iterations):
+            P, _ = jnp.linalg.qr(_times(matrix, Q))
+            Q = _times(matrix.T, P)
+        return P, Q
+
+    def encode(u, v, key):
+        keys = jax.random.split(key, len(u))
+        return [of_leaf(*leaf) for leaf in zip(u, v, keys, strict=True)]
+
+    def read(sent, reference):
+        if not _is_shortened(reference, rank):
+            return sent
+        P, Q = sent
+        return reference + _times(P, Q.T).reshape(reference.shape)
+
+    return Codec(encode, lambda sent, reference: list(map(read, sent, reference)))
+
+
+def count(share: float, size: int) -> int:
+    """How many of `size` numbers a share is, rounded; at least one."""
+    return max(1, round(share * size))
+
+
+def index_type(size: int) -> type:
+    """The smallest unsigned type for the places of so many numbers."""
+    return jnp.uint16 if size <= 1 << 16 else jnp.uint32
+
+
+def pack(codes: Array, bits: int) -> Array:
+    """Whole numbers below 2^bits, in bytes [ceil(n bits / 8)]; the first has the lowest bits."""
+    in_byte = 8 // bits
+    flat = jnp.pad(codes.ravel(), (0, -codes.size % in_byte)).reshape(-1, in_byte)
+    return jnp.sum(flat << _shifts(bits), axis=1, dtype=jnp.uint8)
+
+
+def unpack(packed: Array, bits: int, size: int) -> Array:
+    """The first `size` of the numbers that were packed."""
+    codes = (packed[:, None] >> _shifts(bits)) & jnp.uint8(2**bits - 1)
+    return codes.ravel()[:size]
+
+
+def _shifts(bits):
+    return jnp.arange(0, 8, bits, dtype=jnp.uint8)
+
+
+def _is_shortened(leaf, rank):
+    n = leaf.size // leaf.shape[-1] if leaf.ndim > 1 else 1
+    return leaf.ndim > 1 and rank * (n + leaf.shape[-1]) < leaf.size
+
+
+def _times(a, b):
+    return jnp.matmul(a, b, precision=jax.lax.Precision.HIGHEST)
+
+
+def _flat(leaves):
+    return jnp.concatenate([leaf.ravel() for leaf in leaves])
+
+
+def _like(flat, leaves):
+    parts = jnp.split(flat, list(_ends(leaves))[:-1])
+    return [p.reshape(a.shape).astype(a.dtype) for p, a in zip(parts, leaves, strict=True)]
+
+
+def _ends(leaves):
+    end = 0
+    for leaf in leaves:
+        end += leaf.size
+        yield end

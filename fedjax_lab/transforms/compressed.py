@@ -1,0 +1,140 @@
+"""Uploads in fewer bytes, with or without error feedback, whatever the codec.
+
+A client sends the code of its update; counts, ids and running statistics travel as they are
+(`wire`). The server reads the code against the reference that it has sent, before the method's
+`aggregate`, and before whatever else has been wrapped around that: compression is wrapped last.
+
+Error feedback (Seide et al., Interspeech 2014; Karimireddy et al., ICML 2019, arXiv:1901.09847): a
+client keeps what the code has left out, and adds it to its next update. It does not learn whether
+an upload has been lost (config.run.dropout): what it has sent counts as sent, as in its method's
+own private state.
+"""
+
+from dataclasses import dataclass, field
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_lab import streams, tree, wire
+from fedjax_lab.errors import BadInput
+from fedjax_lab.transforms import beside, rehearsal
+from fedjax_lab.transforms.beside import Beside
+from fedjax_lab.transforms.codecs import Codec
+from fedjax_lab.types import Array, Client, Exchange, Method, PyTree, Task, Work
+
+UP = 4  # the number of this stream, of what is drawn for an upload
+
+
+class Form(NamedTuple):
+    """What an upload looks like when it has been read: known to both sides, so never sent."""
+
+    structure: jax.tree_util.PyTreeDef
+    leaves: tuple[jax.ShapeDtypeStruct, ...]
+    kept: tuple[bool, ...]  # which leaves travel as they are
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Compressed:
+    """An upload on its way: the code of its updates, and the leaves that are no updates."""
+
+    code: PyTree
+    kept: list[Array]
+    form: Form = field(metadata={"static": True})
+
+
+def uploads(method: Method, task: Task, codec: Codec, error_feedback: bool) -> Method:
+    """The method whose clients send codes.
+
+    BadInput where the updates in its uploads are not known, or are codes already.
+    """
+    local = _with_feedback if error_feedback else _without_feedback
+    each = tuple(
+        exchange._replace(
+            local=partial(local, exchange, codec, i),
+            aggregate=partial(_aggregate, exchange, codec),
+            updates=_are_codes,
+        )
+        for i, exchange in enumerate(method.round)
+    )
+    if not error_feedback:
+        return method._replace(round=each)
+
+    def residuals(state, num_clients):
+        shapes = rehearsal.updates(method, task, state, num_clients)
+        return tree.repeat(tree.zeros(shapes), num_clients)
+
+    return beside.wrapped(method, residuals)._replace(round=each)
+
+
+def _without_feedback(exchange, codec, number, message, client, work):
+    upload, private = exchange.local(message, client, work)
+    references = wire.references(exchange, message, client.id, upload)
+    update = wire.updates(references, upload)
+    return _sent(codec, references, upload, update, _key(work)), private
+
+
+def _with_feedback(exchange: Exchange, codec, number: int, message, client: Client, work: Work):
+    """residual' = residual + update - what the server reads."""
+    private, residuals = client.private
+    upload, private = exchange.local(message, client._replace(private=private), work)
+    references = wire.references(exchange, message, client.id, upload)
+    update = tree.add(wire.updates(references, upload), residuals[number])
+    after = wire.with_updates(references, upload, update)
+    sent = _sent(codec, references, after, update, _key(work))
+    if update:
+        read = codec.decode(codec.encode(update, update, _key(work)), tree.zeros(update))
+        residuals = [*residuals]
+        residuals[number] = tree.sub(update, read)
+    return sent, Beside(private, residuals)
+
+
+def _sent(codec, references, upload, update, key):
+    """The code of an upload whose updates are `update`."""
+    leaves, structure = jax.tree.flatten(upload)
+    kept = tuple(r is wire.KEPT for r in jax.tree.leaves(references))
+    shapes = tuple(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in leaves)
+    new = [a for a, k in zip(leaves, kept, strict=True) if not k]
+    code = codec.encode(update, new, key) if update else ()
+    as_they_are = [a for a, k in zip(leaves, kept, strict=True) if k]
+    return Compressed(code, as_they_are, Form(structure, shapes, kept))
+
+
+def _aggregate(exchange: Exchange, codec: Codec, server: PyTree, sent: Compressed, cohort: Client):
+    def read(id, sent):
+        return _read(exchange, codec, exchange.send(server, id), id, sent)
+
+    uploads = jax.vmap(read)(cohort.id, sent)
+    uploads = tree.where(cohort.arrived, uploads, tree.zeros(uploads))
+    return exchange.aggregate(server, uploads, cohort)
+
+
+def _read(exchange, codec, message, id, sent):
+    """The upload of a client. References depend on what has been sent and on KEPT leaves alone."""
+    form = sent.form
+    blank = _merged(form, sent.kept, [jnp.zeros(a.shape, a.dtype) for a in _changed(form)])
+    references = wire.references(exchange, message, id, blank)
+    pairs = zip(jax.tree.leaves(references), jax.tree.leaves(blank), strict=True)
+    old = [zero if r is wire.ITSELF else r for r, zero in pairs if r is not wire.KEPT]
+    return _merged(form, sent.kept, codec.decode(sent.code, old) if old else [])
+
+
+def _changed(form):
+    return [a for a, kept in zip(form.leaves, form.kept, strict=True) if not kept]
+
+
+def _merged(form, kept, changed):
+    """The upload of its two kinds of leaves."""
+    parts = {True: iter(kept), False: iter(changed)}
+    leaves = [next(parts[k]).astype(a.dtype) for a, k in zip(form.leaves, form.kept, strict=True)]
+    return jax.tree.unflatten(form.structure, leaves)
+
+
+def _key(work):
+    return streams.extra(work.upload_key(), UP)
+
+
+def _are_codes(message, id, upload):
+    raise BadInput("its uploads are compressed already, so that they cannot be changed any more")

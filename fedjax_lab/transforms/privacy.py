@@ -1,0 +1,381 @@
+"""Client-level differential privacy: what one client's data may change about a run's models.
+
+  u_i     the update of client i, as one vector over all leaves of the upload      (`wire`)
+  u_i'    u_i min(1, S / ||u_i||)                                                  (clipping)
+  u       1/m (sum_{i drawn} u_i' + N(0, (sigma S)^2 I))                           (release)
+
+McMahan et al., ICLR 2018, arXiv:1710.06963, with uniform weights. m is fixed: it is how many
+clients a round is expected to have, not how many it has. Adding a client to the population, or
+removing one, thus changes m u by at most S: the Gaussian mechanism with noise multiplier sigma,
+which `accounting` composes. The method gets u in the place of everybody's update, from m clients
+of whom it learns nothing else, so that all that it makes of u is post-processing.
+
+Lost uploads (config.run.dropout) are missing in the sum, and m stays. Which clients' uploads would
+be lost in a round is drawn for each client alone, whatever anybody's data are and whoever else is
+drawn: given that, the sum is over fewer clients with the same noise, and epsilon, which is computed
+as if none were lost, is an upper bound. A round that loses all of them releases noise too.
+
+Protected are the models and whatever else the server keeps and sends. What a simulation measures
+beside them, such as the training loss and scores, is not, nor is what clients keep for themselves.
+Noise is drawn in float32 by JAX's generator from the run's seed, and a norm is right up to its
+rounding: this simulates the mechanism, it does not protect anybody (Mironov, CCS 2012).
+"""
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_lab import sampling as cohorts
+from fedjax_lab import streams, tree, wire
+from fedjax_lab.errors import BadInput, check_choice, check_not_negative, check_positive
+from fedjax_lab.transforms import accounting, server_state, uplink
+from fedjax_lab.transforms import cohort as of_cohort
+from fedjax_lab.transforms.guarantee import Guarantee, Setup
+from fedjax_lab.transforms.server_state import Server
+from fedjax_lab.types import Array, Client, Exchange, Method, PyTree, Task, Work
+
+NOBODY = jnp.iinfo(jnp.int32).max  # the id of no client
+NOISE = 5  # the number of the stream of a client's own noise, of what is drawn for an upload
+
+
+class Released(NamedTuple):
+    """What the server keeps to release updates."""
+
+    key: Array
+    releases: Array  # [] int32, how many so far
+    full: Array  # [] int32, those of them whose cohort had no place left: clients may be left out
+    clip: Array  # [] float32, S of the next one
+
+
+Release = Callable[[Array, list[Array], Array, Array], tuple[list[Array], Array]]
+# (key, updates [M, ...], who was drawn [M] bool, S) -> (u, the next S)
+
+
+def central(
+    method: Method,
+    task: Task,
+    setup: Setup,
+    *,
+    clip: float | Literal["inf"] = 1.0,
+    noise: float = 0.0,
+    epsilon: float | Literal["inf"] = 0.0,
+    delta: float = 0.0,
+    sampling: str = "poisson",
+    capacity: int = 0,
+) -> Method:
+    """The server adds noise to the mean of the clipped updates.
+
+    With an infinite clip, no noise and sampling=fixed it is the method with equal shares.
+
+    setup: has m, how many clients a round is expected to have.
+    clip: S, the largest norm of a client's update over all its leaves; longer ones are shortened.
+    noise: sigma, the standard deviation of the noise in the sum, relative to S; 0: the least that
+        gives epsilon.
+    epsilon: that the run has after its last round, in the place of noise; inf: no noise.
+    delta: at which epsilon is meant; 0: C^-1.1 of C clients.
+    sampling: poisson, each client takes part in a round with probability m / C; or fixed, m of the
+        C clients do.
+    capacity: how many clients a round can have under Poisson sampling; of more that are drawn, so
+        many at random take part. 0: m and three standard deviations.
+    """
+    first, cohort = _checked_clip(clip), setup.cohort
+    run = _run(method, setup, sampling, capacity)
+    guarantee = accounting.promise(run, setup, noise, float(epsilon), delta)
+    sigma = 0.0 if guarantee is None else guarantee.noise
+    check_separate(method, guarantee)
+    method = _sampled(method, run)._replace(guarantee=guarantee)
+    if sigma == 0 and first == math.inf and sampling == "fixed":
+        return method
+    if sigma != 0 and first == math.inf:
+        raise BadInput("config.privacy.clip must be finite where there is noise")
+
+    def release(key, updates, drawn, clip):
+        mean = clipped_mean(updates, drawn, clip, cohort)
+        return with_noise(mean, key, sigma * clip / cohort) if sigma != 0 else mean, clip
+
+    return _released(method, release, first, cohort)
+
+
+def adaptive(
+    method: Method,
+    task: Task,
+    setup: Setup,
+    *,
+    clip: float = 0.1,
+    noise: float = 0.0,
+    epsilon: float | Literal["inf"] = 0.0,
+    delta: float = 0.0,
+    quantile: float = 0.5,
+    clip_lr: float = 0.2,
+    count_noise: float = 0.05,
+    sampling: str = "poisson",
+    capacity: int = 0,
+) -> Method:
+    """As `central`, with an S that follows a quantile of the updates' norms.
+
+    Andrew et al., NeurIPS 2021, arXiv:1905.03871, Algorithm 1: with b_i = 1 where ||u_i|| <= S,
+    S <- S exp(-eta_C (b - gamma)), b = 1/2 + 1/m (sum_i (b_i - 1/2) + N(0, sigma_b^2)). The noise
+    of u is greater, so that both releases of a round together cost what one with sigma does.
+
+    clip: the first S.
+    noise: sigma, of both releases of a round together; 0: the least that gives epsilon.
+    epsilon: that the run has after its last round, in the place of noise; inf: no noise.
+    delta: at which epsilon is meant; 0: C^-1.1 of C clients.
+    quantile: gamma, the share of updates that shall not be clipped.
+    clip_lr: eta_C, how fast S follows.
+    count_noise: sigma_b / m, the noise in the share of updates that are not clipped.
+    sampling: poisson or fixed, as of `central`.
+    capacity: how many clients a round can have under Poisson sampling; 0: m and three standard
+        deviations.
+    """
+    clip, cohort = _checked_clip(clip), setup.cohort
+    check_positive("privacy.count_noise", count_noise)
+    check_not_negative("privacy.clip_lr", clip_lr)
+    if not 0 <= quantile <= 1:
+        raise BadInput(f"config.privacy.quantile must be from 0 to 1, got {quantile}")
+    run = _run(method, setup, sampling, capacity)
+    guarantee = accounting.promise(run, setup, noise, float(epsilon), delta)
+    check_separate(method, guarantee)
+    sigma = noise_beside_count(0.0 if guarantee is None else guarantee.noise, count_noise * cohort)
+
+    def release(key, updates, drawn, clip):
+        mean = clipped_mean(updates, drawn, clip, cohort)
+        short = jnp.sum(jnp.where(drawn, (norms(updates) <= clip) - 0.5, 0)) / cohort
+        b = 0.5 + short + count_noise * jax.random.normal(streams.extra(key, len(mean)))
+        after = clip * jnp.exp(-clip_lr * (b - quantile))
+        return with_noise(mean, key, sigma * clip / cohort), after
+
+    method = _sampled(method, run)._replace(guarantee=guarantee)
+    return _released(method, release, clip, cohort)
+
+
+def local(
+    method: Method,
+    task: Task,
+    setup: Setup,
+    *,
+    clip: float | Literal["inf"] = 1.0,
+    noise: float = 0.0,
+    epsilon: float | Literal["inf"] = 0.0,
+    delta: float = 0.0,
+) -> Method:
+    """Each client clips its update and adds noise to it, before it is sent.
+
+    Nobody needs to trust the server. The guarantee is for what a client sends, whatever its data
+    are: two updates differ by at most 2 S. Weights in the mean are uniform, since a client does not
+    say how many examples it has. Epsilon after t rounds is that of a client which has taken part in
+    all of them, since the server knows who has.
+
+    clip: S, the largest norm of a client's update over all its leaves; longer ones are shortened.
+    noise: sigma, the standard deviation of the noise in each update, relative to S; 0: the least
+        that gives epsilon.
+    epsilon: that a client has after the last round, in the place of noise; inf: no noise.
+    delta: at which epsilon is meant; 0: C^-1.1 of C clients.
+    """
+    largest = _checked_clip(clip)
+    of_cohort.check_common(method)
+    run = accounting.Run(1, 1, "fixed", per_round=len(method.round))
+    words = "any two sets of data that a client may have"
+    guarantee = accounting.promise(run, setup, noise, float(epsilon), delta, words)
+    if guarantee is None and math.isinf(largest):
+        return method
+    if guarantee is not None and math.isinf(largest):
+        raise BadInput("config.privacy.clip must be finite where there is noise")
+    sigma = 0.0 if guarantee is None else guarantee.noise
+
+    def change(update, client, key):
+        one, drawn = jax.tree.map(lambda u: u[None], update), jnp.ones(1, bool)
+        clipped = clipped_mean(one, drawn, largest, 1)
+        return with_noise(clipped, streams.extra(key, NOISE), sigma * largest)
+
+    method = _of_equals(_all_protected(method))
+    return uplink.changed(method, change)._replace(guarantee=guarantee)
+
+
+# The mechanism.
+
+
+def norms(updates: list[Array]) -> Array:
+    """||u_i|| [M], in float32."""
+    return jnp.sqrt(jax.vmap(tree.sq_norm)([u.astype(jnp.float32) for u in updates]))
+
+
+def clipped_mean(
+    updates: list[Array], drawn: Array, clip: float | Array, cohort: int
+) -> list[Array]:
+    """1/m sum_{i drawn} u_i min(1, S / ||u_i||), in float32.
+
+    An update that is not finite, or too long for float32, counts as 0.
+    """
+    length = norms(updates)
+    counts = drawn & jnp.isfinite(length)
+    factor = jnp.minimum(1, clip / jnp.maximum(length, jnp.finfo(jnp.float32).tiny))
+    finite = tree.where(counts, updates, tree.zeros(updates))
+    return tree.mix(jnp.where(counts, factor, 0) / cohort, [u.astype(jnp.float32) for u in finite])
+
+
+def with_noise(update: list[Array], key: Array, std: float | Array) -> list[Array]:
+    """The update with Gaussian noise of that standard deviation; leaf j takes extra stream j."""
+    return [
+        u + std * jax.random.normal(streams.extra(key, j), u.shape, jnp.float32)
+        for j, u in enumerate(update)
+    ]
+
+
+def noise_beside_count(noise: float, count_noise: float) -> float:
+    """z_Delta = (z^-2 - (2 sigma_b)^-2)^-1/2, Theorem 1 of Andrew et al.; BadInput where there is
+    none."""
+    if noise == 0:
+        return 0.0
+    left = noise**-2 - (2 * count_noise) ** -2
+    if left <= 0:
+        raise BadInput(
+            f"config.privacy.count_noise is too low for config.privacy.noise={noise:.6g}; it must"
+            " be above noise / (2 run.cohort)"
+        )
+    return left**-0.5
+
+
+# How a method gets what is released.
+
+
+def _released(method: Method, release: Release, clip: float, cohort: int) -> Method:
+    def first(key):
+        zero = jnp.int32(0)
+        largest = min(clip, float(jnp.finfo(jnp.float32).max))  # a state must be finite
+        return Released(streams.noise(key), zero, zero, jnp.float32(largest))
+
+    def listen(exchange, server, uploads, clients):
+        kept, drawn = server.extra, (clients.weight > 0) & clients.arrived
+        updates = jax.vmap(partial(_updates, exchange, server.base))(clients.id, uploads)
+        key = jax.random.fold_in(kept.key, kept.releases)
+        mean, after = release(key, updates, drawn, kept.clip)
+        upload = _upload(exchange, server.base, tree.take(tree.zeros(uploads), 0), mean)
+        uploads = tree.repeat(upload, cohort)
+        base = exchange.aggregate(server.base, uploads, crowd(clients, cohort))
+        is_full = jnp.all(drawn | ~clients.arrived)  # who is lost may have been drawn
+        full = kept.full + (len(drawn) > cohort) * is_full
+        return Server(base, Released(kept.key, kept.releases + 1, full, after))
+
+    method = _with_private_sums(server_state.with_state(_all_protected(method), first, listen))
+    before = method.record
+
+    def record(state):
+        kept = state.server.extra
+        return {**(before(state) if before else {}), "full_cohorts": kept.full, "clip": kept.clip}
+
+    return method._replace(record=record)
+
+
+def _with_private_sums(method):
+    each = (exchange._replace(private_sum=True) for exchange in method.round)
+    return method._replace(round=tuple(each))
+
+
+def check_separate(method: Method, guarantee: Guarantee | None) -> None:
+    """BadInput where one client's data would change more than one of the updates that are clipped.
+
+    It adds to what the guarantee of a noisy sum takes for granted; without one nothing is refused.
+    """
+    if guarantee is not None and any(of_cohort.parts(exchange)[1] for exchange in method.round):
+        raise BadInput(
+            "its attackers make their updates of those of other clients, so that one client's data"
+            " change several updates, and epsilon would be too low; take an attack that does not,"
+            " config.privacy.name=local, or no noise (config.privacy.epsilon=inf)"
+        )
+
+
+def crowd(clients: Client, count: int) -> Client:
+    """So many clients of whom nothing is known."""
+    some = tree.take(clients._replace(attacks=None), jnp.zeros(count, jnp.int32))
+    there = jnp.ones(count, bool)
+    return _without_data(some._replace(arrived=there))._replace(
+        id=jnp.full(count, NOBODY), weight=there / count, private=tree.zeros(some.private)
+    )
+
+
+def _without_data(clients: Client) -> Client:
+    """The clients as if each had one example, of no class in particular; a lost one has none."""
+    n = clients.arrived.astype(clients.n.dtype)
+    classes = clients.label_count.shape[1]
+    return clients._replace(
+        n=n, mean_n=jnp.ones_like(n), label_count=jnp.tile(n[:, None] / classes, classes)
+    )
+
+
+def _of_equals(method: Method) -> Method:
+    """The method whose server learns what clients send, but not how many examples they have."""
+
+    def listen(exchange, server, uploads, clients):
+        return exchange.aggregate(server, uploads, _without_data(clients))
+
+    each = (of_cohort.with_listener(exchange, listen) for exchange in method.round)
+    return method._replace(sample=cohorts.evenly(method.sample), round=tuple(each))
+
+
+def _alone(client: Client) -> Client:
+    """The client without what depends on others: its share, and the examples that others have."""
+    return client._replace(weight=jnp.ones_like(client.weight), mean_n=client.n)
+
+
+def _updates(exchange, server, id, upload):
+    return wire.updates(wire.references(exchange, exchange.send(server, id), id, upload), upload)
+
+
+def _upload(exchange, server, empty, update):
+    """The upload with that update."""
+    id = jnp.int32(NOBODY)
+    references = wire.references(exchange, exchange.send(server, id), id, empty)
+    return wire.with_updates(references, empty, update)
+
+
+def _all_protected(method: Method) -> Method:
+    """The method whose clients know nothing of each other but what the server sends.
+
+    BadInput, once it is traced, where they send what is not an update.
+    """
+
+    def local(exchange: Exchange, message: PyTree, client: Client, work: Work):
+        upload, private = exchange.local(message, _alone(client), work)
+        leaves = jax.tree.leaves(wire.references(exchange, message, client.id, upload))
+        if any(leaf is wire.KEPT for leaf in leaves):
+            raise BadInput(
+                "its clients also upload counts or running statistics (of BatchNorm, for example),"
+                " which are not protected; a model without BatchNorm has none"
+            )
+        return upload, private
+
+    each = (exchange._replace(local=partial(local, exchange)) for exchange in method.round)
+    return method._replace(round=tuple(each))
+
+
+def _run(method: Method, setup: Setup, sampling: str, capacity: int) -> accounting.Run:
+    """What is accounted for. BadInput for what cannot be protected or drawn."""
+    of_cohort.check_common(method)
+    check_choice("privacy.sampling", sampling, accounting.NEIGHBORS)
+    check_not_negative("privacy.capacity", capacity)
+    if 0 < capacity < setup.cohort:
+        raise BadInput(
+            f"config.privacy.capacity must be at least config.run.cohort={setup.cohort}, got"
+            f" {capacity}"
+        )
+    room = capacity or cohorts.room(setup.cohort, setup.num_clients)
+    return accounting.Run(setup.num_clients, setup.cohort, sampling, room, len(method.round))
+
+
+def _sampled(method: Method, run: accounting.Run) -> Method:
+    """The method with cohorts as they are accounted for."""
+    if run.sampling == "fixed":
+        return method._replace(sample=cohorts.equal)
+    sample = partial(cohorts.poisson, capacity=run.capacity)
+    return method._replace(sample=sample, empty_places=True)
+
+
+def _checked_clip(clip):
+    """S as a number. BadInput unless it is above 0."""
+    check_positive("privacy.clip", float(clip))
+    return float(clip)

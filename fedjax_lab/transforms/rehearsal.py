@@ -1,0 +1,78 @@
+"""The shapes of what clients upload, found before there are any data."""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedjax_lab import tree, wire
+from fedjax_lab.types import Array, Batch, Client, Exchange, Method, PyTree, State, Task, Work
+
+
+def updates(method: Method, task: Task, state: State, num_clients: int) -> list[PyTree]:
+    """Shapes of the updates of one client in each exchange of a round (`wire.updates`).
+
+    Nothing is computed: a round is traced with stand-ins for a client and its work. BadInput where
+    an exchange does not say what its uploads are updates of.
+    """
+
+    def play(state):
+        server, private, sent = state.server, tree.take(state.private, 0), []
+        for exchange in method.round:
+            client = _client(task, private)
+            message = exchange.send(server, client.id)
+            upload, private = exchange.local(message, client, stand_in(task))
+            references = wire.references(exchange, message, client.id, upload)
+            sent.append(wire.updates(references, upload))
+            if exchange is not method.round[-1]:
+                server = _learned(exchange, server, upload, client, num_clients)
+        return sent
+
+    shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), state)
+    return jax.eval_shape(play, shapes)
+
+
+def _learned(exchange: Exchange, server, upload, client, num_clients):
+    """The server's state after an exchange, in which everybody has sent the same."""
+    uploads, cohort = tree.repeat((upload, client._replace(private=())), num_clients)
+    keys = tree.repeat(jax.random.key(0), num_clients)
+    cohort = cohort._replace(arrived=jnp.ones(num_clients, bool), key=keys)
+    server = exchange.aggregate(server, uploads, cohort)
+    return server if exchange.alone is None else exchange.alone(server, lambda rows: rows)
+
+
+def _client(task: Task, private: PyTree) -> Client:
+    one = jnp.ones(())
+    return Client(
+        id=jnp.int32(0),
+        n=one,
+        weight=one,
+        label_count=jnp.ones(task.num_classes),
+        private=private,
+        num_clients=one,
+        mean_n=one,
+    )
+
+
+def stand_in(task: Task) -> Work:
+    """Work of a client with one example, which trains nothing."""
+
+    def draw(size: int) -> Batch:
+        x = jnp.zeros((size, *task.input_shape))
+        return Batch(x, jnp.zeros(size, jnp.int32), jnp.ones(size))
+
+    def train(weights: PyTree, loss: Callable, **options) -> PyTree:
+        return weights
+
+    def mean(fn: Callable[[Batch], PyTree], when: Array | bool = True, rows: str = "") -> PyTree:
+        return fn(draw(1))
+
+    def outputs(fn: Callable[[Batch], PyTree], rows: str = "") -> tuple[PyTree, Array]:
+        return fn(draw(1)), jnp.ones(1)
+
+    def upload_key() -> Array:
+        return jax.random.key(0)
+
+    others = {"upload_key": upload_key, "outputs": outputs}
+    return Work(train, mean, draw, jnp.int32(1), optax.sgd(1.0), **others)

@@ -1,0 +1,102 @@
+"""A table of attacks and aggregators: the accuracy of a method under each pair of them.
+
+    python launch/attack_table.py --config=configs/fashion_mnist_attacks.py --out=DIR
+        [--attacks=none,gaussian,...] [--aggregators=none,median,...] [--seeds=0,1,2]
+        [--measure=global] [--way=last] [--config.run.rounds=20 ...]
+
+Each cell is one run of fedjax_lab.main in DIR. What is finished is not run again, what was
+interrupted goes on. The numbers are means over seeds, with the population standard deviation; the
+best of each row in bold.
+
+--attacks, --aggregators  names as in config.attack and config.aggregator; all that are built in.
+                          After colons settings: --aggregators=none,centered_clipping:radius=1
+--measure                 global: on the global test set; accuracy.mean: over the clients' own
+                          examples; global_backdoor_success
+--way                     how the round is chosen: see fedjax_lab.report
+
+Exit codes are those of fedjax_lab.sweep.
+"""
+
+if __name__ == "__main__":  # before the imports, which an interrupt may meet
+    from fedjax_lab import command
+
+    command.begin()
+
+import argparse
+import sys
+from pathlib import Path
+
+import numpy as np
+from cells import measures, spread
+from choices import folder, point
+
+from fedjax_lab import command, parallel, sweep
+from fedjax_lab.analysis import formats, tables
+from fedjax_lab.config import resolve
+from fedjax_lab.config_files import load_config
+from fedjax_lab.errors import parse
+from fedjax_lab.main import parse_seeds, split_overrides
+from fedjax_lab.measures import is_percent
+from fedjax_lab.registry import NAMED
+from fedjax_lab.running.sweep_plan import Cell
+
+
+def main(argv: list[str]) -> int:
+    """The command, without its name; returns the exit code."""
+    return command.call(_main, argv, "the same command continues", __doc__)
+
+
+def _main(argv):
+    args, overrides = _parse(argv)
+    attacks, aggregators = args.attacks.split(","), args.aggregators.split(",")
+    cells = {(a, b): cell(args, overrides, a, b) for a in attacks for b in aggregators}
+    code = sweep.train(list(cells.values()), args.out)
+    numbers = {pair: values(args, args.out / each.name) for pair, each in cells.items()}
+    said = " ".join([args.config, *(f"--config.{key}={value}" for key, value in overrides)])
+    unit = " in percent" if is_percent(args.measure) else ""
+    title = f"{args.measure}{unit}, {tables.WAYS[args.way]}, seeds {args.seeds}: {said}"
+    print("\n" + formats.markdown(table(title, attacks, aggregators, numbers)))
+    return code
+
+
+def _parse(argv):
+    argv, overrides = split_overrides(argv)
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--config", required=True)
+    parser.add_argument("--out", required=True, type=Path)
+    parser.add_argument("--attacks", default=",".join(NAMED["attack"]))
+    parser.add_argument("--aggregators", default=",".join(NAMED["aggregator"]))
+    parser.add_argument("--seeds", default="0")
+    parser.add_argument("--measure", default="global")
+    parser.add_argument("--way", default="last", choices=tables.WAYS)
+    return parse(parser, argv), overrides
+
+
+def cell(args, overrides, attack: str, aggregator: str) -> Cell:
+    """One run with this attack and this aggregator."""
+    chosen = point("attack", attack) | point("aggregator", aggregator)
+    config = resolve(load_config(args.config), [*overrides, *chosen.items()])
+    name = f"{folder(attack)}-{folder(aggregator)}"
+    return Cell(name, config.method.name, chosen, config, parse_seeds(args.seeds.split(",")))
+
+
+def values(args, folder: Path) -> list[float]:
+    """The measure of each seed; none where the run has not ended well, or has no such measure."""
+    of_seeds = measures(folder, args.way)
+    return [each[args.measure] for each in of_seeds if args.measure in each]
+
+
+def table(title: str, attacks, aggregators, numbers: dict) -> formats.Table:
+    """A row of each attack, a column of each aggregator; the best mean of each row in bold."""
+    cells, bold = [], set()
+    for i, attack in enumerate(attacks):
+        of_row = [numbers[attack, aggregator] for aggregator in aggregators]
+        cells.append([attack, *map(spread, of_row)])
+        means = {j: np.mean(each) for j, each in enumerate(of_row, 1) if each}
+        bold |= {(i, j) for j, mean in means.items() if mean == max(means.values())}
+    return formats.Table(title, ["", *aggregators], cells, bold)
+
+
+if __name__ == "__main__":
+    parallel.use_every_core()
+    command.run(main, sys.argv[1:])

@@ -1,0 +1,28 @@
+"""What the tables of launch scripts read of the runs in their cells."""
+
+from pathlib import Path
+
+import numpy as np
+
+from fedjax_lab.analysis import runs
+from fedjax_lab.running import sweep_folder
+
+
+def measures(folder: Path, way: str) -> list[dict[str, float]]:
+    """The measures of each seed; none where the run has not ended well.
+
+    way: how the round is chosen: see fedjax_lab.report.
+    """
+    outcome = sweep_folder.ended(folder)
+    if outcome is None or outcome.code:
+        return []
+    run = runs.read(folder)
+    seeds = {seed: [r for r in run.rows if r["seed"] == seed] for seed in run.seeds}
+    return list(runs.measured(runs.Row(folder.name, [run], seeds), way).values())
+
+
+def spread(values: list[float]) -> str:
+    """Mean, and the population standard deviation in brackets where there are several values."""
+    if not values:
+        return ""
+    return f"{np.mean(values):.1f}" + (f" ({np.std(values):.1f})" if len(values) > 1 else "")

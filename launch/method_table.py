@@ -1,0 +1,116 @@
+"""A table of all methods: paper, lines, settings, bytes on the wire, and accuracy in a short run.
+
+    python launch/method_table.py --out=DIR [--config=configs/digit_domains.py]
+        [--methods=fedavg,ditto,...] [--seeds=0] [--config.run.rounds=30 ...]
+
+Each method is one run of fedjax_lab.main in DIR with its default settings. What is finished is not
+run again, what was interrupted goes on. The table is Markdown:
+
+lines      of the method's file, without blank ones
+up, down   bytes of a round, as multiples of FedAvg's in the same run; of methods with stages the
+           bytes of the whole run
+accuracy   in percent, the mean over the clients' own test examples after the last round, and over
+           seeds
+
+Exit codes are those of fedjax_lab.sweep.
+"""
+
+if __name__ == "__main__":  # before the imports, which an interrupt may meet
+    from fedjax_lab import command
+
+    command.begin()
+
+import argparse
+import inspect
+import re
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from fedjax_lab import command, parallel, sweep
+from fedjax_lab.analysis import formats, runs
+from fedjax_lab.config import resolve
+from fedjax_lab.config_files import load_config
+from fedjax_lab.errors import parse
+from fedjax_lab.main import parse_seeds, split_overrides
+from fedjax_lab.registry import METHODS, keyword_defaults
+from fedjax_lab.running import sweep_folder
+from fedjax_lab.running.sweep_plan import Cell
+
+HEADER = ["method", "paper", "settings and their defaults", "lines", "up", "down", "accuracy"]
+
+
+def main(argv: list[str]) -> int:
+    """The command, without its name; returns the exit code."""
+    return command.call(_main, argv, "the same command continues", __doc__)
+
+
+def _main(argv):
+    args, overrides = _parse(argv)
+    methods = args.methods.split(",")
+    cells = [cell(args, overrides, method) for method in sorted({*methods, "fedavg"})]
+    code = sweep.train(cells, args.out)
+    measured = {each.method: last(args.out / each.name) for each in cells}
+    rows = [row(method, measured[method], measured["fedavg"]) for method in methods]
+    print("\n" + formats.markdown(formats.Table("", HEADER, rows)))
+    return code
+
+
+def _parse(argv):
+    argv, overrides = split_overrides(argv)
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--config", default="configs/digit_domains.py")
+    parser.add_argument("--out", required=True, type=Path)
+    parser.add_argument("--methods", default=",".join(METHODS))
+    parser.add_argument("--seeds", default="0")
+    return parse(parser, argv), overrides
+
+
+def cell(args, overrides, method: str) -> Cell:
+    """One run of a method with its default settings."""
+    config = resolve(load_config(f"{args.config}:{method}"), overrides)
+    return Cell(method, method, {}, config, parse_seeds(args.seeds.split(",")))
+
+
+def last(folder: Path) -> tuple[float, float, float] | None:
+    """(bytes up, bytes down, accuracy in percent) of a run; None where it has not ended well."""
+    outcome = sweep_folder.ended(folder)
+    if outcome is None or outcome.code:
+        return None
+    by_seed = {row["seed"]: row for row in runs.read(folder).rows}  # the last row of each
+    each = [
+        (r["bytes_up"], r["bytes_down"], runs.measures(r)["accuracy.mean"])
+        for r in by_seed.values()
+    ]
+    up, down, accuracy = np.mean(each, 0)
+    return float(up), float(down), float(accuracy)
+
+
+def row(method: str, measured, plain) -> list[str]:
+    """The cells of a method. measured, plain: what `last` gives for it and for FedAvg."""
+    function = METHODS[method]
+    settings = ", ".join(f"{k}={v}" for k, v in keyword_defaults(function).items())
+    described = [method, paper(function), settings, str(lines(function))]
+    if measured is None or plain is None:
+        return [*described, formats.NONE, formats.NONE, formats.NONE]
+    wire = [f"{a / b:.3g}" for a, b in zip(measured[:2], plain[:2], strict=True)]
+    return [*described, *wire, f"{measured[2]:.1f}"]
+
+
+def paper(function) -> str:
+    """What the first sentence of the method's file names in brackets; else the sentence itself."""
+    sentence = (inspect.getmodule(function).__doc__ or "").split("\n\n")[0].split("\n")[0]
+    named = re.search(r"\((.*)\)", sentence)
+    return named.group(1) if named else sentence.rstrip(".")
+
+
+def lines(function) -> int:
+    """Lines of the method's file that are not blank."""
+    text = Path(inspect.getsourcefile(function)).read_text()
+    return sum(bool(line.strip()) for line in text.splitlines())
+
+
+if __name__ == "__main__":
+    parallel.use_every_core()
+    command.run(main, sys.argv[1:])

@@ -1,0 +1,128 @@
+"""CCVR: the body stays as it is, naive NumPy, and the moments of virtual features."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import naive
+import numpy as np
+import pytest
+import toys
+
+from fedjax_lab import experiment, simulate, streams, tree
+from fedjax_lab.methods import ccvr
+from fedjax_lab.models.task import split_head
+from fedjax_lab.types import State
+
+KEYS = naive.KEYS
+STEPS = 5
+
+
+@functools.cache
+def played(task, federation_skewed=False):
+    """The states after three rounds of FedAvg, and after the fourth, which calibrates."""
+    federation = toys.SKEWED if federation_skewed else toys.FEDERATION
+    train, calibrate = experiment.lay_out(
+        toys.make("ccvr", task, virtual=50, server_lr=0.3, server_steps=STEPS), 4
+    )
+    assert (train.rounds, calibrate.rounds, calibrate.reliable) == (3, 1, True)
+    before, _ = toys.player(train.method, plan=naive.FULL, federation=federation)(KEYS, 0, 3)
+    start = calibrate.start(KEYS.init, toys.C, before, {})
+    play = toys.player(calibrate.method, plan=naive.FULL, federation=federation)
+    return before, play(KEYS, 3, 1, start)[0]
+
+
+@pytest.mark.slow
+def test_the_body_stays_bit_for_bit():
+    before, after = played(toys.NORM)
+    (body, head), (same_body, new_head) = (split_head(toys.NORM, s.server) for s in (before, after))
+    toys.same(same_body, body)
+    assert float(tree.sq_norm(tree.sub(new_head.params, head.params))) > 1e-4
+
+
+def features(w, federation):
+    """z [n, D] and y [n] of everybody, by client."""
+    return [
+        (naive.features(w, x), y) for x, y in (naive.data_of(i, federation) for i in range(toys.C))
+    ]
+
+
+def moments(z):
+    """Mean and covariance of z [n, D]."""
+    return z.mean(0), np.cov(z, rowvar=False, ddof=1)
+
+
+def test_the_moments_of_all_follow_from_those_of_each_client():
+    before, _ = played(toys.TASK, True)
+    w, method = before.server, toys.make("ccvr", toys.TASK)(4)[1].method
+    each = [method.round[0].local(w, client_of(i), work_of(i))[0] for i in range(toys.C)]
+    total = ccvr.together(jax.tree.map(lambda *a: jnp.stack(a), *each))
+    parts = features(naive.weights_of(w), toys.SKEWED)
+    z, y = (np.concatenate(a) for a in zip(*parts, strict=True))
+    for c in range(toys.K):
+        mu, Sigma = moments(z[y == c])
+        assert total.N[c] == (y == c).sum()
+        np.testing.assert_allclose(total.mu[c], mu, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(total.Sigma[c], Sigma, rtol=1e-3, atol=1e-4)
+
+
+def client_of(i):
+    population = simulate.population(toys.SKEWED, toys.K)
+    return jax.tree.map(lambda a: a[i], population)
+
+
+def work_of(i):
+    return simulate.make_work(toys.SKEWED, toys.SKEWED.train[i], toys.PLAN, KEYS.local)[0]
+
+
+def test_ccvr_against_numpy():
+    """The server's normal numbers are taken as they are; the rest is computed by hand."""
+    before, after = played(toys.TASK, True)
+    w = naive.weights_of(before.server)
+    z, y = (np.concatenate(a) for a in zip(*features(w, toys.SKEWED), strict=True))
+    e = np.asarray(jax.random.normal(streams.server(KEYS.cohort, 3, 0), (toys.K, 50, 16)))
+    x, labels = [], np.repeat(np.arange(toys.K), 50)
+    for c in range(toys.K):
+        mu, Sigma = moments(z[y == c])
+        lam, V = np.linalg.eigh(Sigma)
+        x.append(mu + e[c] @ (V * np.sqrt(np.maximum(lam, 0))) @ V.T)
+    x = np.concatenate(x)
+    B, b, m = w[2], w[3], [0, 0]
+    for _ in range(STEPS):
+        logits = x @ B + b
+        p = np.exp(logits - logits.max(1, keepdims=True))
+        d = (p / p.sum(1, keepdims=True) - np.eye(toys.K)[labels]) / len(labels)
+        m = [0.9 * m[0] + x.T @ d, 0.9 * m[1] + d.sum(0)]
+        B, b = B - 0.3 * m[0], b - 0.3 * m[1]
+    naive.close(after.server, [*w[:2], B, b])
+
+
+def test_virtual_features_have_the_moments_that_they_are_drawn_with():
+    """Also where a class has fewer examples than a feature has numbers."""
+    rng = np.random.default_rng(0)
+    z = rng.normal(size=(2, 3, 4))  # three examples of each class, four numbers
+    mu, Sigma = zip(*map(moments, z), strict=True)
+    given = ccvr.Moments(jnp.full(2, 3.0), jnp.asarray(mu), jnp.asarray(Sigma))
+    drawn = np.asarray(ccvr.virtual_features(KEYS.init, given, 20_000))
+    for c in range(2):
+        got = moments(drawn[c])
+        np.testing.assert_allclose(got[0], mu[c], atol=0.05)
+        np.testing.assert_allclose(got[1], Sigma[c], atol=0.05)
+
+
+def test_a_class_without_examples_has_no_virtual_features():
+    w, z = toys.TASK.init(KEYS.init), toys.normal(0, toys.K, 10, 16)
+    there = jnp.array([True, True, False, True])
+    head = ccvr.calibrated(w, z, there, 0.1, 3).params["head"]
+    other = ccvr.calibrated(w, z.at[2].set(7.0), there, 0.1, 3).params["head"]
+    toys.same(head, other)
+
+
+def test_every_client_uploads_its_moments_once():
+    _, calibrate = toys.make("ccvr", toys.TASK)(3)
+    ids, _ = calibrate.method.sample(KEYS.cohort, (), toys.POPULATION, 2)
+    assert len(ids) == toys.C
+    program = simulate.Program(calibrate.method, toys.PLAN, toys.VECTORIZED)
+    lane = simulate.Lane(toys.FEDERATION, toys.POPULATION, KEYS)
+    up, _ = simulate.message_bytes(program, lane, State(toys.TASK.init(KEYS.init), ()))
+    assert up == 4 * toys.K * (1 + 16 + 16 * 16)

@@ -1,0 +1,69 @@
+"""Ditto: identities with FedAvg and Local, then naive NumPy."""
+
+import naive
+import pytest
+import toys
+from rounds import averaged
+
+from fedjax_lab import losses, tree
+from fedjax_lab.local import make_work
+from fedjax_lab.methods.fedavg import fedavg
+from fedjax_lab.types import State
+
+KEYS = naive.KEYS
+
+
+@pytest.mark.slow
+def test_the_global_model_is_fedavgs():
+    state, _ = toys.player(toys.make("ditto"))(KEYS, 0, 3)
+    toys.same(state.server, averaged()[0].server)
+
+
+@pytest.mark.slow
+def test_without_lam_the_personal_models_are_locals():
+    """Of clients that shuffle as those of Ditto do in the second training of a round."""
+    risk = losses.risk(toys.NORM)
+
+    def local(w_t, client, work):
+        return work.train(w_t, risk, epochs=0), work.train(client.private, risk)
+
+    def init(key, num_clients):
+        w = toys.NORM.init(key)
+        return State(w, tree.repeat(w, num_clients))
+
+    alone = fedavg(toys.NORM, local)._replace(init=init)
+    state, _ = toys.player(toys.make("ditto", lam=0.0))(KEYS, 0, 3)
+    toys.same(state.private, toys.player(alone)(KEYS, 0, 3)[0].private)
+
+
+def proximal_sgd(v, center, lam, i):
+    return naive.sgd(v, *naive.data_of(i), lambda u: [lam * a for a in naive.sub(u, center)])
+
+
+@pytest.mark.slow
+def test_against_numpy():
+    lam, method = 0.7, toys.make("ditto", toys.TASK, lam=0.7)
+    w = naive.first_weights()
+    v = [w] * toys.C
+    for t in range(3):
+        ids = naive.cohort(method, t)
+        models = [naive.sgd(w, *naive.data_of(i)) for i in ids]
+        for i in ids:
+            v[i] = proximal_sgd(v[i], w, lam, i)
+        w = naive.mean_by_size(ids, models)
+    state, _ = toys.player(method, plan=naive.FULL)(KEYS, 0, 3)
+    naive.close(state.server, w)
+    for i in range(toys.C):
+        naive.close(tree.take(state.private, i), v[i])
+
+
+def test_a_new_client_trains_a_personal_model_from_the_global_one():
+    method = toys.make("ditto", toys.TASK, lam=0.7)
+    w = toys.TASK.init(KEYS.init)
+    message, untrained = method.newcomer(State(w, ()))
+    toys.same((message, untrained), (w, w))
+    work, _ = make_work(toys.FEDERATION, toys.FEDERATION.train[1], naive.FULL, KEYS.score)
+    message, v = method.join(w, tree.take(toys.POPULATION, 1), work)
+    toys.same(message, w)
+    first = naive.first_weights()
+    naive.close(v, proximal_sgd(first, first, 0.7, 1))

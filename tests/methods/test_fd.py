@@ -1,0 +1,65 @@
+"""FD: its identity with Local, then naive NumPy."""
+
+import naive
+import numpy as np
+import pytest
+import toys
+from scipy.special import softmax
+
+from fedjax_lab import tree
+
+KEYS = naive.KEYS
+
+
+@pytest.mark.slow
+def test_without_distillation_it_is_local():
+    everybody = toys.PLAN._replace(cohort=toys.C)
+    state, _ = toys.player(toys.make("fd", gamma=0.0), plan=everybody)(KEYS, 0, 3)
+    alone, _ = toys.player(toys.make("local"), plan=everybody)(KEYS, 0, 3)
+    toys.same(state.private, alone.private)
+
+
+def probabilities(w, x):
+    return softmax(naive.features(w, x) @ w[2] + w[3], 1)
+
+
+def taught(w, x, y, gamma, teacher):
+    """The gradient of the risk and of the cross-entropy with the outputs of the label's class."""
+    h, n = naive.features(w, x), len(x)
+    target = np.array([teacher.get(c, np.zeros(toys.K)) for c in y])
+    d = gamma * (target.sum(1, keepdims=True) * probabilities(w, x) - target) / n
+    dh = d @ w[2].T * (h > 0)
+    return naive.add(naive.gradient(w, x, y)[1], [x.T @ dh, dh.sum(0), h.T @ d, d.sum(0)])
+
+
+def teacher_of(i, outputs):
+    """By class, the mean outputs of the others that have it."""
+    by_class = {}
+    for c in range(toys.K):
+        of_others = [F[c] for j, F in outputs.items() if j != i and c in F]
+        if of_others:
+            by_class[c] = np.mean(of_others, 0)
+    return by_class
+
+
+@pytest.mark.slow
+def test_against_numpy():
+    """On skewed classes, so that some are missing; clients that stay away teach with their last."""
+    gamma, method = 0.7, toys.make("fd", toys.TASK, gamma=0.7)
+    w, outputs = [naive.first_weights()] * toys.C, {}
+    for t in range(4):
+        new = {}
+        for i in naive.cohort(method, t):
+            x, y = naive.data_of(i, toys.SKEWED)
+            G = teacher_of(i, outputs)
+            w[i] = naive.descend(w[i], lambda v, x=x, y=y, G=G: taught(v, x, y, gamma, G))
+            new[i] = {c: probabilities(w[i], x[y == c]).mean(0) for c in set(y.tolist())}
+        outputs |= new
+    state, _ = toys.player(method, plan=naive.FULL, federation=toys.SKEWED)(KEYS, 0, 4)
+    for i in range(toys.C):
+        naive.close(tree.take(state.private, i), w[i], rtol=1e-3, atol=1e-4)
+        G, exists = method.round[0].send(state.server, i)
+        expected = teacher_of(i, outputs)
+        np.testing.assert_array_equal(np.flatnonzero(exists), sorted(expected))
+        for c, mean in expected.items():
+            np.testing.assert_allclose(G[c], mean, rtol=1e-3, atol=1e-4)

@@ -1,0 +1,76 @@
+"""FedAMP: identities with Local and the plain mean, then naive NumPy; its bounds."""
+
+import jax
+import naive
+import numpy as np
+import pytest
+import toys
+
+from fedjax_lab import simulate, tree
+from fedjax_lab.errors import BadInput
+
+KEYS = naive.KEYS
+
+
+@pytest.mark.slow
+def test_without_a_pull_it_is_local():
+    everybody = toys.PLAN._replace(cohort=toys.C)
+    state, _ = toys.player(toys.make("fedamp", pull=0.0), plan=everybody)(KEYS, 0, 3)
+    alone, _ = toys.player(toys.make("local"), plan=everybody)(KEYS, 0, 3)
+    toys.same(state.private, alone.private)
+
+
+def test_a_wide_attention_is_the_mean_of_all_models():
+    method = toys.make("fedamp", toys.TASK, sigma=1e12)
+    state = simulate.init(method, KEYS, toys.C)
+    noise = jax.tree.map(lambda a: toys.normal(1, *a.shape), state.private)
+    cohort = toys.POPULATION._replace(private=())
+    server = method.round[0].aggregate(state.server, noise, cohort)
+    mean = jax.tree.map(lambda a: a.mean(0), noise)
+    toys.close(method.round[0].send(server, 3), mean)
+
+
+def cloud(i, w, sigma, alpha):
+    """u_i."""
+    far = [sum(((a - b) ** 2).sum() for a, b in zip(w[i], v, strict=True)) for v in w]
+    xi = alpha / sigma * np.exp(-np.array(far) / sigma)
+    xi[i] = 0
+    xi[i] = 1 - xi.sum()
+    return naive.mean(xi, w)
+
+
+@pytest.mark.slow
+def test_against_numpy():
+    sigma, alpha, pull = 0.5, 0.05, 2.0
+    method = toys.make("fedamp", toys.TASK, sigma=sigma, alpha=alpha, pull=pull)
+    w = [naive.first_weights()] * toys.C
+    for t in range(4):
+        new = {}
+        for i in naive.cohort(method, t):
+            u = cloud(i, w, sigma, alpha)
+            extra = lambda v, u=u: [pull * a for a in naive.sub(v, u)]  # noqa: E731
+            new[i] = naive.sgd(w[i], *naive.data_of(i), extra)
+        w = [new.get(i, v) for i, v in enumerate(w)]
+    state, _ = toys.player(method, plan=naive.FULL)(KEYS, 0, 4)
+    for i in range(toys.C):
+        naive.close(tree.take(state.private, i), w[i])
+        naive.close(tree.take(state.server.models, i), w[i])
+        naive.close(method.round[0].send(state.server, i), cloud(i, w, sigma, alpha))
+
+
+def test_a_lost_upload_changes_nothing():
+    method = toys.make("fedamp", toys.TASK)
+    state = simulate.init(method, KEYS, toys.C)
+    cohort = tree.take(toys.POPULATION, np.array([2, 5]))._replace(id=np.array([2, toys.C]))
+    uploads = jax.tree.map(lambda a: a[:2] + 1.0, state.private)
+    server = method.round[0].aggregate(state.server, uploads, cohort)
+    moved = [i for i in range(toys.C) if float(server.far[i].max()) and i != 2]
+    assert moved == [i for i in range(toys.C) if i != 2]  # their distance to client 2 alone
+    assert float(server.far[5, 7]) == 0 and float(server.far[2, 5]) > 0
+
+
+def test_bounds_are_checked_before_anything_is_compiled():
+    with pytest.raises(BadInput, match="1.5 GiB for 20,000 clients; it takes at most 16,384"):
+        jax.eval_shape(lambda: simulate.init(toys.make("fedamp"), KEYS, 20_000))
+    with pytest.raises(BadInput, match="alpha must be at most sigma / 7 = 1.43 for 8 clients"):
+        simulate.init(toys.make("fedamp", alpha=2.0), KEYS, toys.C)

@@ -1,0 +1,61 @@
+"""FedDecorr: an identity, then naive NumPy."""
+
+import jax
+import jax.numpy as jnp
+import naive
+import numpy as np
+import pytest
+import toys
+from rounds import averaged, rounds
+
+from fedjax_lab.methods.feddecorr import correlations
+
+KEYS = naive.KEYS
+
+
+@pytest.mark.slow
+def test_feddecorr_without_beta_is_fedavg():
+    state, sums = toys.player(toys.make("feddecorr", beta=0.0))(KEYS, 0, 3)
+    toys.close((state.server, sums), (averaged()[0].server, averaged()[1]), rtol=1e-5, atol=1e-7)
+
+
+def test_correlations_leave_out_padding_and_constant_features():
+    h = np.array(toys.normal(0, 9, 5))
+    h[:, 3] = 2.0
+    mask = (np.arange(9) < 7).astype(np.float32)
+    K = np.array(correlations(jnp.asarray(h), jnp.asarray(mask)))
+    assert not K[3].any() and not K[:, 3].any()
+    others = np.delete(np.arange(5), 3)
+    expected = np.corrcoef(h[:7, others].T)
+    np.testing.assert_allclose(K[np.ix_(others, others)], expected, rtol=1e-4, atol=1e-5)
+    alone = jnp.asarray(np.arange(9) < 1, jnp.float32)
+    gradient = jax.grad(lambda h: jnp.sum(correlations(h, alone) ** 2))(jnp.asarray(h))
+    assert not np.asarray(gradient).any()
+
+
+def decorrelation(z):
+    """Gradient with respect to z of the mean of the squared correlations of its columns."""
+    d, n = z.shape[1], len(z)
+    s = np.sqrt(z.var(0) + 1e-8)
+    u = (z - z.mean(0)) / s
+    K = u.T @ u / n
+    du = 4 * u @ K / (n * d * d)
+    dx = (du - u * (du * u).mean(0)) / s  # through the scale, then through the mean
+    return dx - dx.mean(0)
+
+
+def test_feddecorr_against_numpy():
+    beta = 5.0
+    method = toys.make("feddecorr", toys.TASK, beta=beta)
+    w = naive.first_weights()
+    for t in range(3):
+        ids, models = naive.cohort(method, t), []
+        for i in ids:
+            x, y = naive.data_of(i)
+
+            def gradient_of(v, x=x, y=y):
+                return naive.gradient(v, x, y, pull=lambda z: beta * decorrelation(z))[1]
+
+            models.append(naive.descend(w, gradient_of))
+        w = naive.mean_by_size(ids, models)
+    naive.close(rounds(method, 3).server, w, rtol=1e-3, atol=1e-4)

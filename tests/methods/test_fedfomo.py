@@ -1,0 +1,94 @@
+"""FedFomo: an identity, naive NumPy, who is sent what, and how many clients are too many."""
+
+import jax
+import jax.numpy as jnp
+import naive
+import numpy as np
+import pytest
+import toys
+
+from fedjax_lab import simulate, tree
+from fedjax_lab.errors import BadInput
+from fedjax_lab.methods import fedfomo
+
+KEYS = naive.KEYS
+FEDERATION = toys.with_validation(toys.FEDERATION)
+
+
+def test_fedfomo_without_other_models_is_local_training():
+    plan = toys.PLAN._replace(cohort=toys.C)
+    one, _ = toys.player(toys.make("fedfomo", models=0), plan=plan)(KEYS, 0, 3)
+    alone = toys.make("local")._replace(validation=True)  # on the same training examples
+    toys.same(one.private, toys.player(alone)(KEYS, 0, 3)[0].private)
+
+
+def by_hand(method, count):
+    """Everybody's model, and P, after rounds in which the models of all others are sent."""
+    first = naive.first_weights()
+    models, trained, P = [first] * toys.C, set(), np.zeros((toys.C, toys.C))
+    rows = np.asarray(FEDERATION.validation)
+    for t in range(count):
+        new = {}
+        for i in naive.cohort(method, t):
+            x, y = (np.asarray(a)[rows[i][rows[i] >= 0]] for a in (FEDERATION.x, FEDERATION.y))
+            L_i = naive.gradient(models[i], x, y)[0]
+            v = {}
+            for n in trained - {i}:
+                away = naive.sub(models[n], models[i])
+                length = np.sqrt(sum((a**2).sum() for a in away))
+                v[n] = (L_i - naive.gradient(models[n], x, y)[0]) / length
+                P[i, n] += v[n]
+            total, start = sum(max(a, 0) for a in v.values()), models[i]
+            for n in v:
+                if v[n] > 0:
+                    start = naive.add(start, naive.sub(models[n], models[i]), v[n] / total)
+            new[i] = naive.sgd(start, *naive.data_of(i, FEDERATION))
+        trained |= new.keys()
+        models = [new.get(i, model) for i, model in enumerate(models)]
+    return models, P
+
+
+def test_fedfomo_against_numpy():
+    method = toys.make("fedfomo", toys.TASK, models=toys.C - 1)
+    models, P = by_hand(method, 3)
+    state, _ = toys.player(method, plan=naive.FULL)(KEYS, 0, 3)
+    assert (P > 0).any() and (P < 0).any() and (P == 0).any()
+    np.testing.assert_allclose(state.server.P, P, rtol=2e-4, atol=1e-5)
+    for i in range(toys.C):
+        naive.close(tree.take(state.private, i), models[i])
+    kept = jnp.flatnonzero(state.server.trained)
+    toys.same(tree.take(state.server.models, kept), tree.take(state.private, kept))
+
+
+def server(P, trained):
+    method = toys.make("fedfomo", toys.TASK)
+    first = simulate.init(method, KEYS, len(P)).server
+    return first._replace(P=jnp.asarray(P, jnp.float32), trained=jnp.asarray(trained))
+
+
+def test_a_client_is_sent_the_most_useful_models_of_others():
+    P = np.tile([5.0, 4, 3, 2, 1, 0], (6, 1))
+    sent = fedfomo.chosen(server(P, [True] * 6), jnp.int32(1), 3, 0.0)
+    assert sent.ids.tolist() == [0, 2, 3]
+    few = fedfomo.chosen(server(P, [False, True, False, True, False, False]), jnp.int32(1), 3, 0.0)
+    assert few.ids.tolist() == [3, -1, -1]
+    assert len(fedfomo.chosen(server(P, [True] * 6), jnp.int32(1), 9, 0.0).ids) == 5
+
+
+def test_models_of_equal_use_and_those_explored_are_any():
+    """Over 300 rounds each of five other clients is sent about as often as any other."""
+    useful = np.tile([5.0, 4, 3, 2, 1, 0], (6, 1))
+    for P, epsilon in ((np.zeros((6, 6)), 0.0), (useful, 1.0)):
+        first = server(P, [True] * 6)
+        each = first._replace(key=jax.random.split(KEYS.init, 300))
+        axes = (jax.tree.map(lambda _: None, first)._replace(key=0), None, None, None)
+        sent = jax.vmap(fedfomo.chosen, axes)(each, 2, 2, epsilon).ids
+        counts = np.bincount(np.asarray(sent).ravel(), minlength=6)
+        assert counts[2] == 0 and counts.sum() == 600
+        assert (np.abs(np.delete(counts, 2) - 120) < 40).all()
+
+
+def test_too_many_pairs_of_clients_are_refused_before_anything_is_made():
+    method = toys.make("fedfomo", toys.TASK)
+    with pytest.raises(BadInput, match="fedfomo keeps .* 1.5 GiB for 20,000 clients; .* 16,384"):
+        jax.eval_shape(lambda: simulate.init(method, KEYS, 20_000))

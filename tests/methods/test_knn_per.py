@@ -1,0 +1,116 @@
+"""kNN-Per: an identity, then naive NumPy, whose lam a client takes."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import naive
+import numpy as np
+import pytest
+import toys
+
+from fedjax_lab import evaluate, simulate
+from fedjax_lab.errors import BadInput
+from fedjax_lab.local import make_work
+from fedjax_lab.methods import knn_per
+
+KEYS = naive.KEYS
+METHOD = functools.partial(toys.make, "knn_per", toys.TASK)
+
+
+def scores(method, state, federation=toys.FEDERATION):
+    program = simulate.Program(method, toys.PLAN, toys.VECTORIZED)
+    lane = simulate.Lane(federation, simulate.population(federation, toys.K), KEYS)
+    return jax.jit(functools.partial(evaluate.score, program))(lane, state, 3)
+
+
+@functools.cache
+def averaged():
+    return toys.player(toys.make("fedavg", toys.TASK))(KEYS, 0, 3)[0]
+
+
+def test_knn_per_trains_as_fedavg_and_with_weight_0_scores_as_it():
+    toys.same(toys.player(METHOD(weight=0.0))(KEYS, 0, 3)[0], averaged())
+    fedavg = toys.make("fedavg", toys.TASK)
+    one, other = (scores(method, averaged()) for method in (METHOD(weight=0.0), fedavg))
+    toys.same(one.test.correct, other.test.correct)
+    toys.same(one.global_test, other.global_test)
+
+
+def by_hand(w, i, x, lam, k, federation=toys.FEDERATION):
+    """Probabilities [B, K] of client i."""
+    x_i, y_i = naive.data_of(i, federation)
+    z, z_i = naive.features(w, x), naive.features(w, x_i)
+    logits = z @ w[2] + w[3]
+    p = np.exp(logits - logits.max(1, keepdims=True))
+    p = (1 - lam) * p / p.sum(1, keepdims=True)
+    for b in range(len(x)):
+        distance = np.linalg.norm(z[b] - z_i, axis=1)
+        near = np.argsort(distance, kind="stable")[:k]
+        share = np.exp(-distance[near]) / np.exp(-distance[near]).sum()
+        for j, weight in zip(near, share, strict=True):
+            p[b, y_i[j]] += lam * weight
+    return p
+
+
+@pytest.mark.parametrize("k", [3, pytest.param(30, marks=pytest.mark.slow)])
+def test_knn_per_against_numpy(k):
+    """Clients have 10 to 37 examples, so that 30 neighbors are more than most of them have."""
+    method, state = METHOD(weight=0.7, neighbors=k), averaged()
+    w = naive.weights_of(state.server)
+    for i in range(toys.C):
+        client, x = one_client(i), np.asarray(toys.FEDERATION.x[400:420])
+        work, _ = make_work(toys.FEDERATION, toys.FEDERATION.train[i], toys.PLAN, KEYS.score)
+        message, store = method.tune(state.server, client, work)
+        logits = method.predict(message, client._replace(private=store), x)
+        np.testing.assert_allclose(np.exp(logits), by_hand(w, i, x, 0.7, k), atol=2e-6)
+
+
+def one_client(i):
+    return jax.tree.map(lambda a: a[i], toys.POPULATION)
+
+
+def test_a_client_may_choose_its_weight_on_validation_examples():
+    method = METHOD(weight="validation", neighbors=3)
+    federation = toys.with_validation(toys.FEDERATION)
+    state = averaged()
+    w, chosen = naive.weights_of(state.server), set()
+    for i in range(toys.C):
+        rows = np.asarray(federation.validation[i])
+        rows = rows[rows >= 0]
+        x, y = np.asarray(federation.x)[rows], np.asarray(federation.y)[rows]
+        losses = []
+        with np.errstate(divide="ignore"):
+            for lam in np.linspace(0, 1, 11):
+                p = by_hand(w, i, x, lam, 3, federation)
+                losses.append(-np.log(p[np.arange(len(y)), y]).mean())
+        each = federation.train[i], toys.PLAN, KEYS.score
+        work, _ = make_work(federation, *each, validation=federation.validation[i])
+        _, store = method.tune(state.server, one_client(i), work)
+        chosen.add(round(float(store.lam), 1))
+        assert losses[round(float(store.lam) * 10)] <= min(losses) + 1e-5
+    assert len(chosen) > 1
+    assert scores(method, state, federation).test.total.sum() == 8 * 20
+
+
+def test_a_class_without_a_neighbor_has_a_finite_loss_also_where_the_store_alone_counts():
+    method, x = METHOD(weight=1.0, neighbors=1), toys.FEDERATION.x[400:420]
+    w, client = averaged().server, one_client(0)
+    work, _ = make_work(toys.FEDERATION, toys.FEDERATION.train[0], toys.PLAN, KEYS.score)
+    _, store = method.tune(w, client, work)
+    logits = np.asarray(method.predict(w, client._replace(private=store), x))
+    assert np.isfinite(logits).all() and (np.sort(logits)[:, -2] < -80).all()
+
+
+def test_an_empty_store_leaves_the_model_alone():
+    store = knn_per.Store(jnp.ones((4, 16)), jnp.zeros(4, int), jnp.zeros(4), jnp.float32(0.5))
+    x, client = toys.FEDERATION.x[:5], one_client(0)
+    w = averaged().server
+    logits = METHOD().predict(w, client._replace(private=store), x)
+    np.testing.assert_allclose(logits, jax.nn.log_softmax(toys.TASK.apply(w, x).logits), rtol=1e-6)
+
+
+def test_what_cannot_be_is_refused():
+    for hyper in ({"weight": 1.5}, {"weight": "test"}, {"neighbors": 0}, {"scale": 0.0}):
+        with pytest.raises(BadInput, match="method." + next(iter(hyper))):
+            METHOD(**hyper)

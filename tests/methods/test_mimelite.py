@@ -1,0 +1,80 @@
+"""MimeLite: an identity, then naive NumPy."""
+
+import jax
+import naive
+import numpy as np
+import pytest
+import toys
+from rounds import PLAIN, averaged, rounds
+
+from fedjax_lab import simulate, tree
+
+KEYS = naive.KEYS
+
+
+@pytest.mark.slow
+def test_mimelite_without_momentum_is_fedavg():
+    state, sums = toys.player(toys.make("mimelite", beta=0.0))(KEYS, 0, 3)
+    toys.same((state.server[0], sums), (averaged()[0].server, averaged()[1]))
+
+
+@pytest.mark.slow
+def test_the_gradient_of_all_examples_does_not_depend_on_running_statistics():
+    """It is taken in training mode, as those of the steps are."""
+    method = toys.make("mimelite")
+    play, state = toys.player(method), simulate.init(method, KEYS, toys.C)
+    w, s = state.server
+    moved = w._replace(stats=jax.tree.map(lambda a: a + 3.0, w.stats))
+    one, _ = play(KEYS, 0, 1, state)
+    other, _ = play(KEYS, 0, 1, state._replace(server=(moved, s)))
+    toys.same(one.server[1], other.server[1])
+    assert float(tree.sq_norm(one.server[1].ema)) > 1e-6
+
+
+class Momentum:
+    """The moving average of gradients."""
+
+    def __init__(self, w):
+        self.m = [np.zeros_like(a) for a in w]
+
+    def after(self, g):
+        """(direction, state) after the gradient g."""
+        new = Momentum(g)
+        new.m = [0.7 * m + 0.3 * a for m, a in zip(self.m, g, strict=True)]
+        return new.m, new
+
+
+class Adam:
+    """The moving averages of gradients and of their squares, with bias correction."""
+
+    def __init__(self, w, t=0):
+        self.m, self.v, self.t = [0 * a for a in w], [0 * a for a in w], t
+
+    def after(self, g):
+        """(direction, state) after the gradient g."""
+        new = Adam(g, self.t + 1)
+        new.m = [0.7 * m + 0.3 * a for m, a in zip(self.m, g, strict=True)]
+        new.v = [0.99 * v + 0.01 * a * a for v, a in zip(self.v, g, strict=True)]
+        of_m, of_v = 1 - 0.7**new.t, 1 - 0.99**new.t
+        pairs = zip(new.m, new.v, strict=True)
+        return [m / of_m / (np.sqrt(v / of_v) + 0.1) for m, v in pairs], new
+
+
+@pytest.mark.parametrize("rule", [Momentum, pytest.param(Adam, marks=pytest.mark.slow)])
+def test_mimelite_against_numpy(rule):
+    name = rule.__name__.lower()
+    method = toys.make("mimelite", toys.TASK, base_optimizer=name, beta=0.7, eps=0.1)
+    w = naive.first_weights()
+    state = rule(w)
+    for t in range(3):
+        ids = naive.cohort(method, t)
+        data = [naive.data_of(i) for i in ids]
+        models = [
+            naive.descend(
+                w, lambda v, xy=xy, s=state: s.after(naive.gradient(v, *xy)[1])[0], momentum=0.0
+            )
+            for xy in data
+        ]
+        g = naive.mean_by_size(ids, [naive.gradient(w, *xy)[1] for xy in data])
+        w, (_, state) = naive.mean_by_size(ids, models), state.after(g)
+    naive.close(rounds(method, 3, PLAIN).server[0], w)

@@ -1,0 +1,100 @@
+"""Per-FedAvg: its identity with FedAvg, the gradient of each variant in naive NumPy."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import naive
+import numpy as np
+import pytest
+import toys
+from rounds import averaged, rounds
+
+from fedjax_lab import simulate, streams, tree
+from fedjax_lab.errors import BadInput
+from fedjax_lab.local import make_work
+from fedjax_lab.models import nets
+from fedjax_lab.models.task import make_task
+
+KEYS = naive.KEYS
+VARIANTS = ("first_order", "hessian_free", "exact")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("hessian", VARIANTS)
+def test_without_an_inner_step_it_is_fedavg(hessian):
+    method = toys.make("per_fedavg", inner_lr=0.0, hessian=hessian)
+    toys.same(toys.player(method)(KEYS, 0, 3), averaged())
+
+
+def drawn(method, t, i, size):
+    """The examples D of client i in round t: by the draws of the simulator itself."""
+    key = streams.clients(KEYS.local, t, jnp.array([i]))[0]
+    work, _ = make_work(toys.FEDERATION, toys.FEDERATION.train[i], naive.FULL, key)
+    batch = work.draw(size)
+    rows = np.asarray(batch.mask) > 0
+    return np.asarray(batch.x)[rows], np.asarray(batch.y)[rows]
+
+
+def hessian_times(w, g, x, y, delta):
+    ahead, behind = (naive.gradient(naive.add(w, g, s), x, y)[1] for s in (delta, -delta))
+    return [a / (2 * delta) for a in naive.sub(ahead, behind)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("hessian", VARIANTS)
+def test_against_numpy(hessian):
+    alpha, size, delta = 0.2, 12, 1e-3
+    method = toys.make("per_fedavg", toys.TASK, inner_lr=alpha, hessian=hessian, inner_batch=size)
+    w = [a.astype(np.float64) for a in naive.first_weights()]
+    for t in range(3):
+        models = []
+        for i in (ids := naive.cohort(method, t)):
+            x, y = naive.data_of(i)
+            inner = drawn(method, t, i, size)
+            assert len(inner[0]) == min(size, len(x))
+
+            def meta(v, x=x, y=y, inner=inner):
+                adapted = naive.add(v, naive.gradient(v, *inner)[1], -alpha)
+                g = naive.gradient(adapted, x, y)[1]
+                if hessian == "first_order":
+                    return g
+                return naive.add(g, hessian_times(v, g, *inner, delta), -alpha)
+
+            models.append(naive.descend(w, meta))
+        w = naive.mean_by_size(ids, models)
+    naive.close(rounds(method, 3).server, w, rtol=1e-3, atol=1e-4)
+
+
+def test_a_client_is_scored_after_one_inner_step_on_all_its_data():
+    method = toys.make("per_fedavg", toys.TASK, inner_lr=0.3)
+    w = toys.TASK.init(KEYS.init)
+    work, _ = make_work(toys.FEDERATION, toys.FEDERATION.train[1], toys.PLAN, KEYS.score)
+    adapted, _ = method.tune(w, tree.take(toys.POPULATION, 1), work)
+    first = naive.first_weights()
+    naive.close(adapted, naive.add(first, naive.gradient(first, *naive.data_of(1))[1], -0.3))
+
+
+def test_what_it_cannot_be():
+    with pytest.raises(BadInput, match="hessian cannot be 'free'; did you mean 'hessian_free'"):
+        toys.make("per_fedavg", hessian="free")
+
+
+CONVOLUTIONAL = make_task(nets.digit_cnn(toys.K), (28, 28, 3), toys.K)
+
+
+@pytest.mark.parametrize("hessian", ["first_order", "hessian_free"])
+def test_a_model_with_first_derivatives_alone_is_trained(hessian):
+    """Convolutions and batch normalization have no others."""
+    method = toys.make("per_fedavg", CONVOLUTIONAL, hessian=hessian)
+    plan = toys.PLAN._replace(example_shape=CONVOLUTIONAL.input_shape)
+    program = simulate.Program(method, plan, toys.VECTORIZED)
+    federation = toys.FEDERATION._replace(x=jnp.zeros((600, 28 * 28 * 3)))
+    lane = simulate.Lane(federation, toys.POPULATION, KEYS)
+    state = simulate.init(method, KEYS, toys.C)
+    jax.eval_shape(partial(simulate.play_round, program, lane), state, jnp.int32(0))
+
+
+def test_the_exact_hessian_of_such_a_model_is_refused():
+    with pytest.raises(BadInput, match="exact needs second derivatives, which this model does not"):
+        toys.make("per_fedavg", CONVOLUTIONAL, hessian="exact")

@@ -1,0 +1,50 @@
+"""pFedMe: one inner step is a step of FedAvg, then naive NumPy."""
+
+import naive
+import pytest
+import toys
+from rounds import averaged
+
+from fedjax_lab import tree
+
+KEYS = naive.KEYS
+
+
+@pytest.mark.slow
+def test_one_inner_step_of_1_over_lam_is_fedavgs_gradient():
+    """lam (w - (w - grad F(w) / lam)) is grad F(w)."""
+    method = toys.make("pfedme", lam=4.0, inner_steps=1, inner_lr=0.25)
+    state, _ = toys.player(method)(KEYS, 0, 3)
+    toys.close(state.server, averaged()[0].server)
+
+
+def nearby(w, x, y, lam, steps, lr):
+    theta = w
+    for _ in range(steps):
+        gradient = naive.gradient(theta, x, y)[1]
+        theta = naive.add(theta, naive.add(gradient, naive.sub(theta, w), lam), -lr)
+    return theta
+
+
+@pytest.mark.slow
+def test_against_numpy():
+    lam, steps, lr, beta = 2.0, 3, 0.1, 0.7
+    method = toys.make("pfedme", toys.TASK, lam=lam, inner_steps=steps, inner_lr=lr, beta=beta)
+    w = naive.first_weights()
+    last = [w] * toys.C
+    for t in range(3):
+        models = []
+        for i in (ids := naive.cohort(method, t)):
+            x, y = naive.data_of(i)
+
+            def envelope(v, i=i, x=x, y=y):
+                last[i] = nearby(v, x, y, lam, steps, lr)
+                return [lam * a for a in naive.sub(v, last[i])]
+
+            models.append(naive.descend(w, envelope))
+        mean = naive.mean_by_size(ids, models)
+        w = naive.add([(1 - beta) * a for a in w], mean, beta)
+    state, _ = toys.player(method, plan=naive.FULL)(KEYS, 0, 3)
+    naive.close(state.server, w)
+    for i in range(toys.C):
+        naive.close(tree.take(state.private, i), last[i])

@@ -1,0 +1,203 @@
+"""What a private run tells of its promise: in rows, in the summary, when it is gone on with."""
+
+import json
+
+import numpy as np
+import pytest
+import toys
+from commands import comparable
+from inputs import complaint
+from stops import stopping_after
+
+import fedjax_lab
+from fedjax_lab import experiment, meanings, measures, registry, report
+from fedjax_lab.config import resolve
+from fedjax_lab.config_files import load_config
+from fedjax_lab.errors import BadInput
+from fedjax_lab.running import guaranteed, metrics, runner
+from fedjax_lab.transforms import accounting
+
+pytest.importorskip("dp_accounting")
+
+DELTA = 6**-1.1  # of six clients
+
+
+@pytest.fixture(scope="module")
+def toy(tmp_path_factory):
+    """A config file: six clients, three a round, an evaluation every second round."""
+    folder = tmp_path_factory.mktemp("toy")
+    toys.write_examples(folder / "data.npz")
+    run = {"cohort": 3, "rounds": 4, "eval_every": 2}
+    return toys.write_config(folder, run=run, engine={"seeds": "sequential"})
+
+
+def built(toy, method="fedavg", **overrides):
+    named = [(key.replace("_", ".", 1), value) for key, value in overrides.items()]
+    return experiment.build(resolve(load_config(f"{toy}:{method}"), named))
+
+
+def central(toy, **overrides):
+    return built(toy, privacy_name="central", **overrides)
+
+
+def in_rows(made, rounds):
+    with guaranteed.told_in_rows(made, rounds) as told:
+        return [told(number) for number in rounds]
+
+
+def test_a_row_tells_epsilon_after_its_rounds_and_its_delta(toy):
+    made = central(toy, privacy_noise="0.7", privacy_sampling="fixed")
+    run = accounting.Run(6, 3, "fixed", capacity=6)
+    expected = accounting.epsilons(run, 0.7, DELTA, (2, 4))
+    told = [{"epsilon": epsilon, "delta": DELTA} for epsilon in expected]
+    assert in_rows(made, (2, 4)) == told and expected[0] < expected[1]
+
+
+def test_without_noise_epsilon_is_null_and_without_privacy_there_is_none(toy):
+    assert in_rows(central(toy, privacy_epsilon="inf"), (2,)) == [{"epsilon": None}]
+    assert in_rows(built(toy), (2,)) == [{}] and guaranteed.in_summary(built(toy), [], 2) == {}
+    assert not measures.is_free("epsilon")  # no metric of one's own can have this name
+
+
+@pytest.fixture(scope="module")
+def noise_found(toy):
+    """A run whose noise was found for epsilon 8 after its four rounds."""
+    return central(toy, privacy_epsilon="8", privacy_delta="0.01", privacy_sampling="fixed")
+
+
+def test_a_summary_has_the_promise_and_how_often_a_cohort_was_full(toy, noise_found):
+    rows = [{"seed": 5, "recorded": {"full_cohorts": number}} for number in (1, 3)]
+    told = guaranteed.in_summary(noise_found, rows, 4)["privacy"]
+    assert 7 < told["epsilon"] <= 8 and told["delta"] == 0.01 and told["full"] == {"5": 3}
+    assert (told["unit"], told["neighbors"]) == ("client", accounting.NEIGHBORS["fixed"])
+    line = report._privacy(told)
+    assert line.startswith(f"epsilon {told['epsilon']:.4g} at delta 0.01 for each client, between")
+    assert line.endswith(f"noise multiplier {told['noise']:.4g}; 3 cohorts had no place left")
+    nothing = guaranteed.in_summary(central(toy, privacy_epsilon="inf"), [], 4)
+    assert nothing == {"privacy": {"epsilon": None, "noise": 0.0}}
+    assert report._privacy(nothing["privacy"]).startswith("epsilon is infinite")
+
+
+def test_a_run_whose_noise_was_found_for_its_rounds_cannot_have_others(toy, noise_found):
+    assert "other noise until round 2" in complaint(experiment.check_noise, noise_found, 4, 8, 2)
+    experiment.check_noise(noise_found, 4, 8, 0)
+    experiment.check_noise(central(toy, privacy_noise="1"), 4, 8, 2)
+
+
+def play(toy, folder, rounds=4, seeds=(0,), method="scaffold", **privacy):
+    config = load_config(f"{toy}:{method}")
+    config["privacy"] = {"noise": 0.3, **privacy}
+    config["run"]["rounds"] = rounds
+    return fedjax_lab.run(config, workdir=folder, seeds=seeds, resume=True, quiet=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["central", "adaptive", "local"])
+def test_a_private_run_that_was_interrupted_and_grows_has_the_rows_of_a_whole_one(
+    name, toy, tmp_path, monkeypatch
+):
+    whole = play(toy, tmp_path / "whole", 8, name=name)
+    with monkeypatch.context() as patch, pytest.raises(runner.Interrupted):
+        stopping_after(3, patch)
+        play(toy, tmp_path / "run", name=name)
+    play(toy, tmp_path / "run", name=name)
+    grown = play(toy, tmp_path / "run", 8, name=name)
+    rows = comparable(tmp_path / "run")
+    assert rows == comparable(tmp_path / "whole")
+    epsilons = [row["epsilon"] for row in rows]
+    assert epsilons == sorted(epsilons) and epsilons[0] < epsilons[-1]
+    assert grown.summary["privacy"] == whole.summary["privacy"]
+    toys.same(grown.states, whole.states)
+    if name == "adaptive":
+        clips = [row["recorded"]["clip"] for row in rows]
+        assert len(set(clips)) == len(clips)
+        assert [int(state.server.extra.releases) for state in grown.states] == [8]
+
+
+@pytest.mark.slow
+def test_more_rounds_with_other_noise_are_refused_and_change_nothing(toy, tmp_path):
+    play(toy, tmp_path, name="central", noise=0.0, epsilon=8.0)
+    before = comparable(tmp_path)
+    with pytest.raises(BadInput, match="the noise depends on config.run.rounds"):
+        play(toy, tmp_path, 8, name="central", noise=0.0, epsilon=8.0)
+    assert comparable(tmp_path) == before and (tmp_path / "summary.json").exists()
+
+
+@pytest.mark.slow
+def test_more_seeds_have_the_promise_of_the_first(toy, tmp_path):
+    both = play(toy, tmp_path / "both", seeds=(0, 1), name="central")
+    play(toy, tmp_path / "more", name="central")
+    more = play(toy, tmp_path / "more", seeds=(0, 1), name="central")
+    assert comparable(tmp_path / "more") == comparable(tmp_path / "both")
+    assert more.summary["privacy"] == both.summary["privacy"]
+    assert list(more.summary["privacy"]["full"]) == ["0", "1"]
+    assert json.loads((tmp_path / "more/summary.json").read_text()) == more.summary
+
+
+def test_seeds_whose_clients_have_other_examples_are_not_added_to_a_promise(toy):
+    """Whose examples are protected depends on the seed, and so does the noise that does it."""
+    pytest.importorskip("jax_privacy")
+    name, parts = {"privacy_name": "example_level", "privacy_noise": "1"}, ([0], [1])
+    both = experiment.of_seeds(built(toy, **name), [0, 1])
+    assert "name another folder" in complaint(experiment.check_promise, both, parts)
+    both = experiment.of_seeds(central(toy, privacy_noise="1"), [0, 1])
+    experiment.check_promise(both, parts)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["fedavg", "scaffold"])
+def test_a_config_without_clip_and_noise_is_the_plain_method_bit_for_bit(toy, tmp_path, method):
+    settings = {"noise": 0.0, "epsilon": "inf", "clip": "inf", "sampling": "fixed"}
+    private = play(toy, tmp_path / "private", method=method, name="central", **settings)
+    config = load_config(f"{toy}:{method}")
+    config["run"]["sampling"] = "equal"
+    plain = fedjax_lab.run(config, workdir=tmp_path / "plain", quiet=True)
+    rows = comparable(tmp_path / "private")
+    assert [row.pop("epsilon") for row in rows] == [None] * len(rows)
+    assert rows == comparable(tmp_path / "plain")
+    toys.same(private.states, plain.states)
+    assert metrics.tagged(private.metrics[0]) == metrics.tagged(plain.metrics[0])
+    assert np.isfinite(private.summary["last"]["mean"]["accuracy"]["mean"])
+
+
+OWN = '''
+from fedjax_lab.transforms.guarantee import Guarantee
+
+def trusted(method, task, setup, *, budget: float = 0.5):
+    """budget: epsilon of each round."""
+    def epsilons(rounds):
+        return [budget * number for number in rounds]
+
+    promised = Guarantee("client", "any two populations", 1e-6, 0.0, epsilons, setup.rounds)
+    return method._replace(guarantee=promised)
+'''
+
+
+def test_a_mechanism_may_be_ones_own(toy, tmp_path, monkeypatch):
+    (tmp_path / "own.py").write_text(OWN)
+    monkeypatch.chdir(tmp_path)
+    made = built(toy, privacy_name="own.py:trusted", privacy_budget="0.25")
+    assert in_rows(made, (4,)) == [{"epsilon": 1.0, "delta": 1e-6}]
+    assert experiment.guarantee(made).rounds == 4
+    assert meanings.of_section("privacy", made.config.privacy)["budget"] == "epsilon of each round"
+
+
+@pytest.mark.parametrize("name", registry.NAMED["privacy"])
+def test_every_setting_has_a_meaning(name):
+    words = meanings.of_section("privacy", resolve({"privacy": {"name": name}}).privacy)
+    assert [key for key, meaning in words.items() if not meaning] == []
+
+
+REFUSED = [
+    ({"method": "fedconcat"}, "protects the rounds of one stage, and method fedconcat has stages"),
+    ({"run_sampling": "equal"}, "config.privacy.name=central both draw the clients"),
+    ({"aggregator_name": "median"}, "its server learns nothing but a noisy sum"),
+    ({"privacy_clip": "inf"}, "config.privacy.clip must be finite where there is noise"),
+    ({"privacy_epsilon": "8"}, "cannot both be given"),
+    ({"method": "central"}, "it trains on everybody's examples at once"),
+]
+
+
+@pytest.mark.parametrize(("overrides", "said"), REFUSED)
+def test_what_cannot_be_private_is_refused_in_one_line(toy, overrides, said):
+    assert said in complaint(central, toy, privacy_noise="1", **overrides)

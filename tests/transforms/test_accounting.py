@@ -1,0 +1,100 @@
+"""Epsilon, beside published values."""
+
+import sys
+
+import pytest
+from inputs import complaint
+
+from fedjax_lab.transforms import accounting, libraries
+from fedjax_lab.transforms.accounting import Run
+
+library = pytest.importorskip("dp_accounting")
+
+EVERYBODY = Run(10, 10, "poisson", capacity=10)
+TUTORIAL = [  # tensorflow/privacy, tutorials/README.md: noise, epochs, epsilon at delta = 1e-5
+    pytest.param(1.12, 60, 2.92, marks=pytest.mark.slow),
+    pytest.param(0.6, 30, 9.74, marks=pytest.mark.slow),
+    (1.2, 10, 1.20),
+]
+
+
+def test_epsilon_of_poisson_cohorts_is_that_of_the_library_s_examples():
+    """pld_privacy_accountant_test.py: test_gaussian_basic and test_poisson_subsampled_gaussian."""
+    assert accounting.epsilon(Run(1, 1, "poisson"), 3**0.5, 3, 0.126936) == pytest.approx(
+        1, abs=2e-3
+    )
+    assert accounting.epsilon(Run(5, 1, "poisson"), 0.5, 3, 0.15594) == pytest.approx(1, abs=2e-3)
+
+
+@pytest.mark.slow
+def test_epsilon_is_that_of_the_fourier_accountant():
+    """DPBayes/PLD-Accountant, simple_usage_example.py: delta 4.2435e-6 at epsilon 1, of 10^4
+    rounds (it says 1,000, of which delta is 1e-15)."""
+    run = Run(100, 1, "poisson")
+    assert accounting.epsilon(run, 4.0, 10_000, 4.243484e-6) == pytest.approx(1, abs=1e-3)
+
+
+@pytest.mark.slow
+def test_truncated_cohorts_are_those_of_the_library_s_example():
+    """pld_privacy_accountant_test.py: test_truncated_subsampled_gaussian_basic."""
+    first = Run(4, 2, "poisson", 2)
+    accountant = accounting._accountant(first, 1.0)
+    accountant.compose(accounting._event(first, 1.0), 3)
+    accountant.compose(library.TruncatedSubsampledGaussianDpEvent(3, 0.5, 2, 1.0), 2)
+    assert accountant.get_epsilon(1e-6) == pytest.approx(17.904330, abs=2e-3)
+
+
+@pytest.mark.parametrize(("noise", "epochs", "published"), TUTORIAL)
+def test_epsilon_is_below_the_tutorial_s_looser_bound(noise, epochs, published):
+    """That one is by Renyi divergences, with an earlier conversion; ours is tight."""
+    steps = epochs * 60_000 // 256
+    ours = accounting.epsilon(Run(60_000, 256, "poisson"), noise, steps, 1e-5)
+    assert 0.6 * published < ours < published
+
+
+def test_a_fixed_cohort_costs_what_twice_the_sensitivity_does():
+    fixed, poisson = Run(1000, 100, "fixed"), Run(1000, 100, "poisson")
+    ours = accounting.epsilon(fixed, 4.0, 50, 1e-5)
+    assert ours == pytest.approx(accounting.epsilon(poisson, 2.0, 50, 1e-5), rel=1e-3)
+    event = library.SampledWithoutReplacementDpEvent(1000, 100, library.GaussianDpEvent(2.0))
+    loose = library.rdp.RdpAccountant(
+        neighboring_relation=library.NeighboringRelation.REPLACE_ONE
+    ).compose(event, 50)
+    assert ours < loose.get_epsilon(1e-5)
+
+
+def test_everybody_in_every_round_is_the_gaussian_mechanism():
+    once = accounting.epsilon(EVERYBODY, 2.0, 4, 1e-5)
+    assert once == pytest.approx(accounting.epsilon(EVERYBODY, 1.0, 1, 1e-5), abs=2e-3)
+    twice = accounting.epsilon(EVERYBODY._replace(per_round=2), 2.0, 2, 1e-5)
+    assert twice == pytest.approx(once, abs=2e-3)
+    assert accounting.epsilon(Run(1, 1, "fixed"), 2.0, 1, 1e-5) == pytest.approx(once, abs=2e-3)
+
+
+def test_epsilon_after_some_rounds_does_not_depend_on_who_else_is_asked_for():
+    run = Run(1000, 100, "poisson")
+    each = accounting.epsilons(run, 2.0, 1e-5, (0, 7, 20))
+    accounting.epsilon.cache_clear()
+    assert each == [0, *accounting.epsilons(run, 2.0, 1e-5, (20, 7))[::-1]]
+    assert accounting.epsilon(run, 0.0, 1, 1e-5) == float("inf")
+
+
+@pytest.mark.slow
+def test_the_noise_for_an_epsilon_is_the_least():
+    run = Run(1000, 100, "poisson")
+    noise = accounting.noise_for(run, 8.0, 20, 1e-5)
+    assert accounting.epsilon(run, noise, 20, 1e-5) <= 8
+    assert accounting.epsilon(run, noise - 2e-3, 20, 1e-5) > 8
+    assert accounting.noise_for(run, float("inf"), 20, 1e-5) == 0
+
+
+def test_bad_values_and_a_missing_package_are_told_in_one_line(monkeypatch):
+    run = Run(10, 5, "fixed")
+    assert "privacy.delta must be above 0 and below 1" in complaint(
+        accounting.epsilon, run, 1.0, 1, 1.0
+    )
+    assert "must be above 0" in complaint(accounting.noise_for, run, 0.0, 1, 1e-5)
+    libraries.of_privacy.cache_clear()
+    monkeypatch.setitem(sys.modules, "dp_accounting", None)
+    told = complaint(accounting.epsilon, run, 1.0, 1, 1e-5)
+    assert told.endswith("pip install 'fedjax_lab[privacy]'")

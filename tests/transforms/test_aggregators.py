@@ -1,0 +1,154 @@
+"""Robust aggregators: each formula against NumPy, with lost uploads and unequal shares."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import toys
+from inputs import complaint
+
+from fedjax_lab import tree
+from fedjax_lab.transforms import aggregators
+
+M = 11
+ARRIVED = np.array([1, 1, 0, 1, 1, 1, 1, 0, 1, 1, 1], bool)
+SHARE = np.where(ARRIVED, np.arange(1, M + 1), 0) / np.arange(1, M + 1)[ARRIVED].sum()
+
+
+def cohort_of(arrived, share):
+    cohort = tree.take(toys.POPULATION, jnp.zeros(len(arrived), int))
+    return cohort._replace(arrived=jnp.asarray(arrived), weight=jnp.asarray(share, jnp.float32))
+
+
+def updates_of(seed, arrived=ARRIVED):
+    """[M, 3, 2] and [M, 4]: two updates are far away, and a lost one is 0."""
+    rng = np.random.default_rng(seed)
+    u = rng.normal(size=(len(arrived), 10)) + 1
+    u[:2] *= 50
+    return np.float32(u * arrived[:, None])
+
+
+def leaves(u):
+    return [jnp.asarray(u[:, :6].reshape(-1, 3, 2)), jnp.asarray(u[:, 6:])]
+
+
+def given(reduce, u, arrived=ARRIVED, share=SHARE):
+    """What the aggregator makes of it, as one vector."""
+    made = jax.jit(reduce)(leaves(u), cohort_of(arrived, share))
+    return np.concatenate([np.ravel(a) for a in made])
+
+
+def by_hand_trimmed(u, share, beta):
+    u = np.sort(u, 0)
+    cut = int(beta * len(u))
+    return u[cut : len(u) - cut].mean(0)
+
+
+def by_hand_krum(u, share, f, chosen):
+    m = len(u)
+    scores = [
+        sum(sorted(((u[i] - u[j]) ** 2).sum() for j in range(m) if j != i)[: m - f - 2])
+        for i in range(m)
+    ]
+    return u[np.argsort(scores)[: chosen or m - f - 2]].mean(0)
+
+
+def by_hand_geometric(u, share, iterations, nu):
+    z = share @ u
+    for _ in range(iterations):
+        b = share / np.maximum(nu, np.linalg.norm(u - z, axis=1))
+        z = b @ u / b.sum()
+    return z
+
+
+def by_hand_centered(u, share, radius, iterations):
+    v = np.zeros(u.shape[1])
+    for _ in range(iterations):
+        far = np.linalg.norm(u - v, axis=1, keepdims=True)
+        v = v + ((u - v) * np.minimum(1, radius / far)).mean(0)
+    return v
+
+
+def mean_of_best(**settings):
+    return partial(aggregators.mean_of_best, **settings)
+
+
+REDUCED = {  # ours, and what NumPy makes of those that arrived and of their shares
+    "median": (partial(aggregators.trimmed, share=0.5), lambda u, p: np.median(u, 0)),
+    "trimmed": (partial(aggregators.trimmed, share=0.3), partial(by_hand_trimmed, beta=0.3)),
+    "krum": (mean_of_best(attackers=0.3, chosen=1), partial(by_hand_krum, f=3, chosen=1)),
+    "multi_krum": (mean_of_best(attackers=0.2, chosen=0), partial(by_hand_krum, f=2, chosen=0)),
+    "geometric": (
+        partial(aggregators.weiszfeld, iterations=4, nu=1e-6),
+        partial(by_hand_geometric, iterations=4, nu=1e-6),
+    ),
+    "centered": (
+        partial(aggregators.centered, radius=2.0, iterations=3),
+        partial(by_hand_centered, radius=2.0, iterations=3),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REDUCED)
+def test_an_aggregator_is_its_formula_over_the_uploads_that_arrived(name):
+    ours, by_hand = REDUCED[name]
+    u = updates_of(0)
+    expected = by_hand(np.float64(u[ARRIVED]), SHARE[ARRIVED])
+    np.testing.assert_allclose(given(ours, u), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_the_median_of_an_even_number_is_the_mean_of_the_two_in_the_middle():
+    arrived = ARRIVED.copy()
+    arrived[0] = False
+    u = updates_of(1, arrived)
+    median = REDUCED["median"][0]
+    np.testing.assert_allclose(given(median, u, arrived), np.median(u[arrived], 0), rtol=1e-5)
+
+
+def bounded(updates, cohort):
+    """The mean of updates of a bounded norm."""
+    clipped = jax.vmap(partial(aggregators.clipped, 2.0))(updates)
+    return aggregators.mean_of(clipped, cohort.arrived)
+
+
+@pytest.mark.parametrize("name", [*REDUCED, "bounded"])
+def test_numbers_of_a_few_that_are_not_finite_do_not_reach_the_server(name):
+    """Nor those whose squares are not; what the server gets is no longer than honest updates."""
+    aggregator, honest = {**REDUCED, "bounded": (bounded,)}[name][0], updates_of(2)
+    longest = np.linalg.norm(honest[2:], axis=1).max()
+    made = jax.jit(aggregator)
+    for number in (np.inf, -np.inf, np.nan, 1e30):
+        u = honest.copy()
+        u[0], u[1, 3] = number, number
+        received = made(leaves(u), cohort_of(ARRIVED, SHARE))
+        assert np.linalg.norm(np.concatenate([np.ravel(a) for a in received])) <= longest
+
+
+def test_a_norm_bound_leaves_short_updates_as_they_are():
+    u = updates_of(3)[:3]
+    short = np.linalg.norm(u[2]) + 1
+    made = [aggregators.clipped(short, leaves(u[i : i + 1])) for i in (2, 0)]
+    toys.same(made[0], leaves(u[2:3]))
+    expected = u[0] * short / np.linalg.norm(u[0])
+    np.testing.assert_allclose(np.concatenate([np.ravel(a) for a in made[1]]), expected, rtol=1e-5)
+
+
+def test_settings_that_cannot_be_are_refused():
+    plain = toys.make("fedavg")
+    of = aggregators
+    assert "below 0.5, got 0.5" in complaint(of.trimmed_mean, plain, toys.TASK, trim=0.5)
+    assert "must be above 0" in complaint(of.norm_bound, plain, toys.TASK, bound=0.0)
+    assert "below 0.5, got 0.6" in complaint(of.krum, plain, toys.TASK, attackers=0.6)
+    assert "7 for f=2 attackers among 6 clients" in complaint(of.most_attackers, 6, 0.4, 0)
+    assert "at most M - f - 2, which is 3 of 7" in complaint(of.most_attackers, 7, 0.3, 4)
+    assert of.most_attackers(7, 0.3, 3) == 2
+    one_by_one = complaint(of.norm_bound, toys.make("pfedhn"), toys.TASK)
+    assert one_by_one == "its server never sees the updates of several clients at once"
+    assert "models of their own" in complaint(of.median, toys.make("ifca"), toys.TASK)
+
+
+def test_a_trimmed_mean_of_0_is_the_plain_method():
+    plain = toys.make("fedavg")
+    assert aggregators.trimmed_mean(plain, toys.TASK, trim=0.0) is plain

@@ -1,0 +1,218 @@
+"""Attacks: who attacks, and what each attacker sends."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import naive
+import numpy as np
+import pytest
+import scipy.stats
+import toys
+from inputs import complaint
+
+from fedjax_lab import failures, parallel
+from fedjax_lab.engine import Engine, Simulation
+from fedjax_lab.hosted import Host
+from fedjax_lab.transforms import aggregators, attacks, cohort
+from fedjax_lab.types import Stage, Work
+
+KEYS = naive.KEYS
+M, D = 9, 6
+ARRIVED = np.array([1, 1, 0, 1, 1, 0, 1, 1, 1], bool)
+ATTACKS = np.array([1, 0, 1, 1, 0, 0, 0, 1, 0], bool)
+THEY = ATTACKS & ARRIVED
+
+
+def updates_of(seed):
+    return np.float32(np.random.default_rng(seed).normal(1, 2, (M, D)) * ARRIVED[:, None])
+
+
+def received(attack, u):
+    """What the server gets of updates [M, D], where attackers work together."""
+    (exchange,) = attack(toys.bare(toys.make("fedavg")), toys.TASK).round
+    clients = jax.tree.map(lambda a: a[jnp.zeros(M, int)], toys.POPULATION)
+    clients = clients._replace(arrived=jnp.asarray(ARRIVED), attacks=jnp.asarray(ATTACKS))
+    return np.asarray(jax.jit(exchange.aggregate)(jnp.zeros(D), jnp.asarray(u), clients))
+
+
+def sent(attack, u, attacker, key=KEYS.init):
+    """What a client uploads whose update is u [D]."""
+    (exchange,) = attack(toys.bare(toys.make("fedavg")), toys.TASK).round
+    client = jax.tree.map(lambda a: a[0], toys.POPULATION)._replace(attacks=jnp.bool_(attacker))
+    work = Work(None, None, None, 1, None, upload_key=lambda: key)
+    return np.asarray(exchange.local(jnp.asarray(u), client, work)[0])
+
+
+# Who attacks.
+
+
+def test_a_share_of_the_clients_attacks_and_the_seed_says_who():
+    everybody = jnp.arange(400)
+    plan = toys.PLAN._replace(attackers=0.2)
+
+    def who(key, ids=everybody):
+        return np.asarray(failures.attacks(plan, key, ids, 400))
+
+    first, other = who(KEYS.cohort), who(jax.random.key(9))
+    assert first.sum() == other.sum() == 80 and (first != other).any()
+    assert who(KEYS.cohort, everybody[5::7]).tolist() == first[5::7].tolist()
+    assert failures.attacks(toys.PLAN, KEYS.cohort, everybody, 400) is None
+    assert (
+        failures.attacks(
+            toys.PLAN._replace(attackers=0.29), KEYS.cohort, jnp.arange(100), 100
+        ).sum()
+        == 29
+    )
+
+
+# What they send.
+
+
+def test_what_each_attacker_sends():
+    u = updates_of(0)[0]
+    np.testing.assert_allclose(
+        sent(partial(attacks.sign_flip, factor=3.0), u, True), -3 * u, rtol=1e-6
+    )
+    noise = partial(attacks.gaussian, std=2.0)
+    drawn = [sent(noise, np.zeros(20_000), True, jax.random.key(k)) for k in (0, 1)]
+    assert abs(np.mean(drawn)) < 0.05 and abs(np.std(drawn) - 2) < 0.05
+    assert abs(np.corrcoef(drawn)[0, 1]) < 0.05
+    for attack in (attacks.sign_flip, noise):
+        toys.same(sent(attack, u, False), u)
+
+
+def test_inner_product_manipulation_sends_minus_the_honest_mean():
+    u = updates_of(1)
+    expected = np.where(THEY[:, None], -0.7 * u[ARRIVED & ~ATTACKS].mean(0), u)
+    made = received(partial(attacks.inner_product, epsilon=0.7), u)
+    np.testing.assert_allclose(made, expected, rtol=1e-5)
+
+
+def test_a_little_is_enough_hides_among_the_honest():
+    u, (n, m) = updates_of(2), (ARRIVED.sum(), THEY.sum())
+    supporters = np.floor(n / 2 + 1) - m
+    z = scipy.stats.norm.ppf((n - m - supporters) / (n - m))
+    for given, far in ((0.0, z), (1.5, 1.5)):
+        expected = np.where(THEY[:, None], u[THEY].mean(0) - far * u[THEY].std(0), u)
+        made = received(partial(attacks.little_is_enough, z=given), u)
+        np.testing.assert_allclose(made, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_negative_z_is_refused():
+    said = complaint(attacks.little_is_enough, toys.make("fedavg"), toys.TASK, z=-1.0)
+    assert said == "config.attack.z must not be negative, got -1.0"
+
+
+def test_an_aggregator_sees_what_attackers_have_sent():
+    """Whatever is wrapped last stands closest to the server."""
+
+    def attacked(method, task):
+        method = attacks.by_all(method, lambda updates, _: [u[0] * 0 + 7 for u in updates])
+        return cohort.replaced(method, lambda u, c: aggregators.mean_of(u, c.arrived & c.attacks))
+
+    assert received(attacked, updates_of(3))[ARRIVED] == pytest.approx(7)
+
+
+def test_how_far_attackers_can_go():
+    """24 attackers among 50 clients need two of 26 honest ones; a majority needs nobody."""
+    z = jax.jit(attacks.hidden)(jnp.array([50, 4, 9]), jnp.array([24, 4, 0]))
+    np.testing.assert_allclose(z, scipy.stats.norm.ppf([24 / 26, 0.999, 0.5]), atol=1e-4)
+
+
+def test_all_that_an_attacker_does_is_done_with_changed_examples():
+    """Training, what is kept beside each example, means, drawn batches and outputs."""
+    batch, seen = toys.example(), []
+
+    def train(weights, loss, *, references, epochs):
+        return loss(weights, batch, None), references(batch), epochs
+
+    work = Work(train, lambda fn, when=True: (fn(batch), when), lambda size: batch, 1, None)
+    work = work._replace(outputs=lambda fn, rows: (fn(batch), rows))
+    changed = attacks.with_examples(work, lambda b: b._replace(y=3 - b.y))
+    seen += changed.train((), lambda w, b, key: b.y, references=lambda b: b.y, epochs=7)
+    seen += [*changed.mean(lambda b: b.y, when=False), changed.draw(9).y]
+    assert (seen.pop(2), seen.pop(3)) == (7, False)
+    y, rows = changed.outputs(lambda b: b.y, rows="validation")
+    assert rows == "validation"
+    toys.same([*seen, y], [3 - batch.y] * 5)
+
+
+@pytest.mark.slow
+def test_attackers_train_on_flipped_labels():
+    """One round of FedAvg by hand, and nothing else is changed."""
+    plan = naive.FULL._replace(attackers=0.5, cohort=5)
+    method = attacks.label_flip(toys.make("fedavg", toys.TASK), toys.TASK)
+    ids = naive.cohort(method, 0, 5)
+    flips = np.asarray(failures.attacks(plan, KEYS.cohort, jnp.asarray(ids), toys.C))
+    assert 0 < flips.sum() < 5
+    models = []
+    for i, flip in zip(ids, flips, strict=True):
+        x, y = naive.data_of(i)
+        models.append(naive.sgd(naive.first_weights(), x, toys.K - 1 - y if flip else y))
+    state, _ = toys.player(method, plan=plan)(KEYS, 0, 1)
+    naive.close(state.server, naive.mean_by_size(ids, models))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(n, marks=pytest.mark.slow)
+        for n in ("fediir", "fedsoft", "ifca", "fedc2i", "fedlc", "fedproto")
+    ],
+)
+def test_whatever_a_client_does_with_its_examples_an_attacker_does_with_flipped_ones(name):
+    """All clients attack: a run on a federation whose labels are flipped."""
+    plain, task = toys.make(name), toys.NORM
+    flipped = toys.FEDERATION._replace(y=toys.K - 1 - toys.FEDERATION.y)
+    plan = toys.PLAN._replace(attackers=1.0)
+    made = toys.player(attacks.label_flip(plain, task), plan=plan)(KEYS, 0, 2)[0]
+    expected = toys.player(plain, federation=flipped)(KEYS, 0, 2)[0]
+    toys.same(made, expected)
+
+
+# However it is run.
+
+
+def simulation(strategy=toys.VECTORIZED, host=None, together=False):
+    federation = jax.tree.map(np.asarray, toys.FEDERATION)
+    method = attacks.little_is_enough(
+        attacks.sign_flip(toys.make("scaffold"), toys.NORM), toys.NORM
+    )
+    method = aggregators.trimmed_mean(method, toys.NORM, trim=0.3)
+    return Simulation(
+        seeds=[0, 1],
+        federations=[federation] * 2,
+        training=[federation] * 2,
+        num_classes=toys.K,
+        stages=(Stage("train", method, 4),),
+        plan=toys.PLAN._replace(rounds=4, attackers=0.4, dropout=0.2),
+        strategy=strategy,
+        host=host,
+        vectorized_seeds=together,
+    )
+
+
+def played(**options):
+    engine = Engine(simulation(**options))
+    engine.compile()
+    engine.play(4)
+    return [state.server for state in engine.final_states()]
+
+
+OTHERS = {
+    "seeds at once": {"together": True},
+    "chunks": {"strategy": parallel.chunked(2)},
+    "several devices": {"strategy": "mesh"},
+    "on the host": {"host": Host(on_disk=False, stream=True)},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("other", OTHERS)
+def test_however_it_is_run_the_same_clients_attack(other):
+    options = OTHERS[other]
+    if other == "several devices":
+        mesh = parallel.make_mesh(4)
+        options = {"strategy": parallel.on_mesh(mesh, parallel.chunked(2), by_client=True)}
+    toys.close(played(), played(**options))

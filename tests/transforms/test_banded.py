@@ -1,0 +1,267 @@
+"""DP-FTRL by banded matrix factorization: its noise, its cohorts and its epsilon."""
+
+import sys
+
+import jax
+import jax.numpy as jnp
+import naive
+import numpy as np
+import pytest
+import toys
+from inputs import complaint
+from stops import stopping_after
+
+from fedjax_lab import experiment, fsdp, optim, parallel, sampling, simulate, streams, tree
+from fedjax_lab.config import resolve
+from fedjax_lab.engine import Engine
+from fedjax_lab.running import runner
+from fedjax_lab.transforms import accounting, banded, libraries, privacy
+from fedjax_lab.transforms.accounting import Run
+from fedjax_lab.transforms.guarantee import Setup
+
+pytest.importorskip("jax_privacy")
+
+KEYS, TASK = naive.KEYS, toys.TASK
+SETUP = Setup(toys.C, 2, 12, (10,) * toys.C, 8, 2)
+PLAN = toys.PLAN._replace(cohort=2, rounds=12)
+SMALL = {"clip": 0.5, "noise": 0.3, "bands": 3}
+BANDS = (2 / 3, 2 / 3, 1 / 3)
+optimized = banded.strategy
+
+
+@pytest.fixture(autouse=True)
+def bands_without_a_search(monkeypatch):
+    monkeypatch.setattr(banded, "strategy", lambda rounds, bands: BANDS)
+
+
+def make(name="fedavg", setup=SETUP, **settings):
+    return banded.banded(toys.make(name, TASK), TASK, setup, **{**SMALL, **settings})
+
+
+def vector(a):
+    return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(a)])
+
+
+def dense(bands, rounds):
+    """C [rounds, rounds]."""
+    return sum(c * np.eye(rounds, k=-j) for j, c in enumerate(bands))
+
+
+def independent(like, t):
+    """z_t of standard deviation 1."""
+    key = jax.random.fold_in(streams.noise(KEYS.init), t)
+    leaves = enumerate(jax.tree.leaves(like))
+    return vector([jax.random.normal(streams.extra(key, j), a.shape) for j, a in leaves])
+
+
+def test_noise_is_that_of_the_inverse_of_a_dense_matrix():
+    like, rounds = [jnp.zeros((3, 2)), jnp.zeros(4)], 6
+    state = banded.Correlated(streams.noise(KEYS.init), jnp.int32(0), jnp.array(BANDS), (like,) * 2)
+    drawn, step = [], jax.jit(lambda state: banded.next_noise(state, 0.3, like))
+    for _ in range(rounds):
+        noise, state = step(state)
+        drawn.append(vector(noise))
+    z = 0.3 * np.stack([independent(like, t) for t in range(rounds)])
+    x = np.linalg.inv(dense(BANDS, rounds)) @ z
+    np.testing.assert_allclose(np.stack(drawn), x, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_the_models_of_clients_who_learn_nothing_are_sums_of_the_noise_of_a_dense_matrix():
+    rounds, std = 5, 0.3 * 0.5 / 2
+    plan = PLAN._replace(optimizer=optim.sgd(0.0))
+    method, first = make(), TASK.init(KEYS.init)
+    play = toys.player(method, plan=plan)
+    z = std * np.stack([independent(first, t) for t in range(rounds)])
+    models = np.tri(rounds) @ np.linalg.inv(dense(BANDS, rounds)) @ z
+    state = None
+    for t in range(rounds):  # bit for bit as in one go: what is kept between rounds is all there is
+        state, _ = play(KEYS, t, 1, state)
+        model = vector(state.server.base.base) - vector(first)
+        np.testing.assert_allclose(model, models[t], rtol=1e-4, atol=1e-5)
+    toys.same(state, play(KEYS, 0, rounds)[0])
+
+
+@pytest.mark.slow
+def test_bands_have_norm_one_and_leave_less_noise_in_the_models():
+    bands = optimized(SETUP.rounds, 3)
+    assert np.linalg.norm(bands) == pytest.approx(1, abs=1e-12) and min(bands) > 0
+    left = np.tri(12) @ np.linalg.inv(dense(bands, 12))
+    assert (left**2).sum() < 0.75 * (np.tri(12) ** 2).sum()
+    assert optimized(SETUP.rounds, 3) is bands  # remembered, as a transform is called often
+
+
+def test_a_client_takes_part_at_most_once_in_as_many_rounds_as_there_are_bands():
+    C, m, bands, rounds = 20, 3, 3, 6000
+    population = tree.take(toys.POPULATION, jnp.zeros(C, int))
+    numbers = jnp.arange(rounds)
+
+    def draw(key, t):
+        return banded.in_turn(key, t, population, m, bands)
+
+    keys = jax.vmap(lambda t: jax.random.fold_in(KEYS.cohort, t))(numbers)
+    ids, shares = (np.asarray(a) for a in jax.jit(jax.vmap(draw))(keys, numbers))
+    drawn = shares > 0
+    assert ids.min() >= 0 and ids.max() < C
+    assert (ids[drawn] % bands == np.repeat(np.arange(rounds), drawn.sum(1)) % bands).all()
+    for row, mask in zip(ids[:100], drawn[:100], strict=True):
+        assert len(set(row)) == len(row)
+        assert len(set(row[mask])) == mask.sum()
+    often = np.bincount(ids[drawn], minlength=C) / (rounds / bands)
+    q = m / 7
+    assert np.abs(often - q).max() < 5 * (q * (1 - q) / (rounds / bands)) ** 0.5
+    np.testing.assert_allclose(shares.sum(1)[drawn.any(1)], 1, rtol=1e-6)
+
+
+def test_a_single_group_is_drawn_as_poisson_cohorts_are():
+    for t in range(5):
+        key = jax.random.fold_in(KEYS.cohort, t)
+        one = banded.in_turn(key, jnp.int32(t), toys.POPULATION, 3, 1)
+        toys.same(one, sampling.poisson(key, (), toys.POPULATION, 3))
+
+
+@pytest.mark.slow
+def test_one_band_is_central_noise():
+    one, central = (
+        make(bands=1),
+        privacy.central(toys.make("fedavg", TASK), TASK, SETUP, clip=0.5, noise=0.3),
+    )
+    assert one.guarantee.neighbors == central.guarantee.neighbors
+    (a, _), (b, _) = (toys.player(m, plan=PLAN)(KEYS, 0, 2) for m in (one, central))
+    toys.same(a, b)
+
+
+@pytest.mark.slow
+def test_whole_groups_without_clipping_and_noise_are_averaged_by_fedavg():
+    setup, plan = SETUP._replace(cohort=4), PLAN._replace(cohort=4)
+    made = make(setup=setup, clip=np.inf, noise=0.0, epsilon=np.inf, bands=2)
+    assert made.guarantee is None
+
+    def odd(key, server, population, m):
+        return jnp.array([0, 2, 4, 6]), jnp.full(4, 1 / 4)
+
+    plain = toys.make("fedavg", TASK)._replace(sample=odd)
+    (one, _), (other, _) = (toys.player(m, plan=plan)(KEYS, 0, 1) for m in (plain, made))
+    toys.close(one.server, other.server.base, rtol=1e-4, atol=1e-5)
+
+
+def test_epsilon_is_that_of_the_library_s_analysis_of_the_same_sampling():
+    from jax_privacy import accounting as library
+    from jax_privacy.accounting import accountants, analysis
+
+    setup = Setup(4000, 100, 60, (10,) * 4000, 8, 1)
+    made = banded._promise(setup, 4, 1.5, 0.0, 1e-5)
+    params = library.DpParams(
+        noise_multipliers=1.5,
+        num_samples=4000,
+        delta=1e-5,
+        batch_size=100,
+        cycle_length=4,
+        truncated_batch_size=sampling.room(100, 1000),
+    )
+    accountant = analysis.DpsgdTrainingAccountant(
+        accountants.PldAccountantConfig(value_discretization_interval=1e-3)
+    )
+    once, again, twice, last = made.epsilons([1, 4, 5, 60])
+    assert once == again < twice
+    for rounds, epsilon in ((5, twice), (60, last)):
+        assert epsilon == pytest.approx(accountant.compute_epsilon(rounds, params), rel=5e-3)
+
+
+def test_epsilon_of_a_group_is_the_library_s_published_one():
+    """jax_privacy.experimental.accounting: 512 steps of noise 3 at rate 0.1 have epsilon 3.77 at
+    1e-6, here with whom there is no place for."""
+    setup = Setup(4000, 100, 2048, (10,) * 4000, 8, 1)
+    (epsilon,) = banded._promise(setup, 4, 3.0, 0.0, 1e-6).epsilons([2048])
+    assert 3.77 <= epsilon < 3.9
+
+
+@pytest.mark.slow
+def test_the_noise_for_an_epsilon_is_that_of_a_group_s_turns():
+    made = make(noise=0.0, epsilon=8.0, delta=1e-3).guarantee
+    group = Run(3, 2, "poisson", sampling.room(2, 3))
+    assert made.noise == accounting.noise_for(group, 8.0, 4, 1e-3)
+    assert made.epsilons([SETUP.rounds])[0] <= 8 and made.unit == "client" and made.rounds == 12
+
+
+def test_the_noise_lies_as_the_model_does(monkeypatch):
+    monkeypatch.setattr(fsdp, "SMALLEST", 8)
+    server = jax.eval_shape(lambda: simulate.init(make(), KEYS, toys.C)).server
+    sharding = parallel.on_mesh(parallel.make_mesh(8, 2), parallel.sequential()).sharding
+    model = jax.tree.leaves(fsdp.shardings(sharding, server.base.base))
+    assert any(not one.is_fully_replicated for one in model)
+    assert len(server.base.extra.noises) == 2
+    for noise in server.base.extra.noises:
+        assert jax.tree.leaves(fsdp.shardings(sharding, noise)) == model
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["scaffold", "fedopt"])
+def test_other_methods_and_devices_give_the_same(name):
+    made = make(name)
+    alone, _ = toys.player(made, plan=PLAN)(KEYS, 0, 4)
+    one_by_one, _ = toys.player(made, parallel.sequential(), PLAN)(KEYS, 0, 4)
+    toys.close(alone, one_by_one, rtol=1e-4, atol=1e-5)
+    federation = toys.divided(2)
+    mesh = parallel.on_mesh(parallel.make_mesh(2), parallel.chunked(1), by_client=True)
+    divided, _ = toys.player(made, mesh, PLAN, federation)(KEYS, 0, 4)
+    toys.close(alone.server, divided.server, rtol=1e-4, atol=1e-5)
+
+
+def job(folder):
+    """A run on groups of two devices, whose server keeps two noises."""
+    config = {
+        "data": {"name": "arrays", "path": str(folder / "data.npz")},
+        "partition": {"name": "iid", "num_clients": 12},
+        "model": {"name": "mlp", "width": 8},
+        "run": {"rounds": 4, "cohort": 3},
+        "engine": {"fsdp": 2},
+    }
+    made = experiment.build(resolve(config), [0])
+    setup, task = Setup(12, 3, 4, (20,) * 12, 32, 1), made.task
+    (stage,) = made.simulation.stages
+    method = banded.banded(stage.method, task, setup, **SMALL)
+    return toys.changed(made, stages=(stage._replace(method=method),))
+
+
+@pytest.mark.slow
+def test_an_interrupted_run_on_groups_goes_on_as_if_it_had_not_been(tmp_path, monkeypatch):
+    monkeypatch.setattr(fsdp, "SMALLEST", 8)
+    toys.write_examples(tmp_path / "data.npz")
+    whole = runner.run(job(tmp_path), quiet=True)
+    (state,) = whole.states
+    assert all(float(tree.sq_norm(noise)) > 0 for noise in state.server.base.extra.noises)
+    with monkeypatch.context() as patch:
+        stopping_after(2, patch)
+        with pytest.raises(runner.Interrupted):
+            runner.run(job(tmp_path), tmp_path / "cut", quiet=True)
+    result = runner.run(job(tmp_path), tmp_path / "cut", resume=True, quiet=True)
+    toys.same(result.states, whole.states)
+
+
+@pytest.mark.slow
+def test_the_noise_is_divided_among_the_devices_of_a_group(tmp_path, monkeypatch):
+    monkeypatch.setattr(fsdp, "SMALLEST", 8)
+    toys.write_examples(tmp_path / "data.npz")
+    (state,) = Engine(job(tmp_path).simulation).states
+    model = jax.tree.leaves(state.server.base.base)
+    for noise in state.server.base.extra.noises:
+        assert [a.sharding for a in noise] == [a.sharding for a in model]
+    assert any(not a.sharding.is_fully_replicated for a in model)
+
+
+def test_what_cannot_be_is_refused_in_one_line(monkeypatch):
+    told = complaint(make, bands=5)
+    assert told.startswith("config.privacy.bands must be from 1 to 4, got 5")
+    assert "from 1 to 2" in complaint(make, setup=SETUP._replace(rounds=2))
+    assert "must be finite" in complaint(make, clip=np.inf)
+    assert "cannot both be given" in complaint(make, epsilon=1.0)
+    assert "several exchanges" in complaint(make, "fediir")
+    assert "models of their own" in complaint(make, "ifca")
+    optimized.cache_clear()
+    monkeypatch.setattr(banded, "strategy", optimized)
+    libraries.of_privacy.cache_clear()
+    monkeypatch.setitem(sys.modules, "jax_privacy.matrix_factorization.toeplitz", None)
+    assert complaint(make).endswith(
+        "needs the package jax-privacy: pip install 'fedjax_lab[privacy]'"
+    )

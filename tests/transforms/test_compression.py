@@ -1,0 +1,443 @@
+"""Uploads and messages in fewer bytes: the codecs, error feedback, bytes, what cannot be."""
+
+import jax
+import jax.numpy as jnp
+import naive
+import numpy as np
+import pytest
+import toys
+import wrapped
+from inputs import complaint
+
+from fedjax_lab import experiment, parallel, simulate, tree
+from fedjax_lab.config import resolve
+from fedjax_lab.engine import Engine, Simulation
+from fedjax_lab.hosted import Host
+from fedjax_lab.running import runner
+from fedjax_lab.transforms import (
+    aggregators,
+    beside,
+    codecs,
+    compression,
+    downlink,
+    rehearsal,
+    uplink,
+)
+from fedjax_lab.types import Stage, Weights
+
+KEYS = naive.KEYS
+UP = {
+    "top_k": compression.top_k,
+    "random_k": compression.random_k,
+    "qsgd": compression.qsgd,
+    "sign": compression.sign,
+    "low_rank": compression.low_rank,
+}
+
+rng = np.random.default_rng(0)
+U = [np.float32(rng.normal(size=shape)) for shape in ((6, 5), (7,), ())]
+REFERENCE = [np.float32(rng.normal(size=u.shape)) for u in U]
+V = [r + u for r, u in zip(REFERENCE, U, strict=True)]
+D = sum(u.size for u in U)
+
+
+def flat(leaves):
+    return np.concatenate([np.ravel(a) for a in leaves])
+
+
+def through(codec, key=KEYS.init, u=U, reference=REFERENCE):
+    """What is read of an update, and what was sent."""
+    v = [r + a for r, a in zip(reference, u, strict=True)]
+
+    def both_ends(u, v, reference):
+        sent = codec.encode(u, v, key)
+        return codec.decode(sent, reference), sent
+
+    return jax.jit(both_ends)(u, v, reference)
+
+
+# The codecs, by hand.
+
+
+def test_top_k_sends_the_largest_updates_as_new_values():
+    read, (values, at) = through(codecs.top_k(0.25))
+    places = np.argsort(-np.abs(flat(U)), kind="stable")[: round(0.25 * D)]
+    expected = flat(REFERENCE)
+    expected[places] = flat(V)[places]
+    np.testing.assert_array_equal(flat(read), expected)
+    assert [a.shape for a in read] == [u.shape for u in U]
+    assert at.tolist() == places.tolist()
+    assert at.dtype == jnp.uint16
+
+
+def test_places_take_two_bytes_as_long_as_they_can():
+    assert codecs.index_type(1 << 16) == jnp.uint16
+    assert codecs.index_type((1 << 16) + 1) == jnp.uint32
+
+
+def test_random_k_sends_values_and_a_seed():
+    read, (values, seed) = through(codecs.random_k(0.25))
+    changed = flat(read) != flat(REFERENCE)
+    assert changed.sum() == len(values) == round(0.25 * D)
+    np.testing.assert_array_equal(flat(read)[changed], flat(V)[changed])
+    assert tree.num_bytes(seed) == 4
+
+
+@pytest.mark.parametrize(("bits", "norm"), [(2, "max"), (4, "l2")])
+def test_qsgd_sends_the_nearest_level_on_one_side_or_the_other(bits, norm):
+    zeros = [np.zeros_like(u) for u in U]
+    read, sent = through(codecs.quantized(bits, compression.NORMS[norm]), reference=zeros)
+    s = 2 ** (bits - 1) - 1
+    for a, u, (codes, scale) in zip(read, U, sent, strict=True):
+        expected = np.abs(u).max() if norm == "max" else np.sqrt((u**2).sum())
+        np.testing.assert_allclose(scale, expected, rtol=1e-6)
+        level = np.asarray(a) / expected * s
+        np.testing.assert_allclose(level, np.round(level), atol=1e-4)
+        assert (np.abs(level - u / expected * s) < 1 + 1e-4).all()
+        assert codes.dtype == jnp.uint8 and codes.size == -(-u.size * bits // 8)
+
+
+def test_sign_sends_signs_and_a_mean():
+    read, sent = through(codecs.sign())
+    for a, u, r, (codes, _) in zip(read, U, REFERENCE, sent, strict=True):
+        expected = r + np.abs(u).mean() * np.where(u >= 0, 1, -1)
+        np.testing.assert_allclose(a, expected, rtol=1e-5, atol=1e-6)
+        np.testing.assert_array_equal(codes, np.packbits(np.ravel(u >= 0), bitorder="little"))
+
+
+def test_low_rank_is_one_subspace_iteration_from_a_random_start():
+    u = [U[0], U[1]]
+    read, sent = through(codecs.low_rank(1, 2), u=u, reference=REFERENCE[:2])
+    q = np.asarray(jax.random.normal(jax.random.split(KEYS.init, 2)[0], (5, 1)))
+    for _ in range(2):
+        p = U[0] @ q
+        p /= np.sqrt((p**2).sum())
+        q = U[0].T @ p
+    np.testing.assert_allclose(read[0], REFERENCE[0] + p @ q.T, rtol=1e-4, atol=1e-5)
+    np.testing.assert_array_equal(read[1], V[1])
+    assert [a.shape for a in jax.tree.leaves(sent)] == [(6, 1), (5, 1), (7,)]
+
+
+def test_low_rank_finds_a_matrix_of_that_rank():
+    u = [U[0][:, :1] * U[0][:1]]
+    read, _ = through(codecs.low_rank(1, 1), u=u, reference=[np.zeros_like(u[0])])
+    np.testing.assert_allclose(read[0], u[0], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("bits", [1, 4])
+def test_packed_numbers_are_read_again(bits):
+    codes = np.random.default_rng(bits).integers(0, 2**bits, 19).astype(np.uint8)
+    packed = codecs.pack(jnp.asarray(codes), bits)
+    assert packed.size == -(-19 * bits // 8)
+    np.testing.assert_array_equal(codecs.unpack(packed, bits, 19), codes)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", UP)
+def test_no_update_is_read_as_none(name):
+    """Not as NaN, and by low rank and QSGD not as anything else."""
+    zeros = [np.zeros_like(u) for u in U]
+    codec = {
+        "top_k": codecs.top_k(0.1),
+        "random_k": codecs.random_k(0.1),
+        "qsgd": codecs.quantized(2, compression.NORMS["l2"]),
+        "sign": codecs.sign(),
+        "low_rank": codecs.low_rank(1, 2),
+    }[name]
+    np.testing.assert_array_equal(flat(through(codec, u=zeros)[0]), flat(REFERENCE))
+
+
+# The mean of what is read.
+
+DRAWS = 4000
+
+
+def read_often(method, u):
+    """What the server reads of update u [D], for many keys [DRAWS, D]."""
+    (exchange,) = method.round
+    client = tree.take(toys.POPULATION, 0)
+
+    def sent(key):
+        return exchange.local(jnp.asarray(u), client, stand_in(key))[0]
+
+    uploads = jax.vmap(sent)(jax.random.split(KEYS.local, DRAWS))
+    cohort = tree.repeat(client, DRAWS)
+    return np.asarray(exchange.aggregate(jnp.asarray(u), uploads, cohort), np.float64)
+
+
+def stand_in(key):
+    return rehearsal.stand_in(toys.TASK)._replace(upload_key=lambda: key)
+
+
+def bare():
+    return toys.bare(toys.make("fedavg"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [("random_k", {"share": 0.25}), ("qsgd", {"bits": 2}), ("qsgd", {"bits": 4, "norm": "l2"})],
+)
+def test_the_mean_of_what_is_read_is_the_update(name, settings):
+    u = flat(U)
+    read = read_often(UP[name](bare(), toys.TASK, **settings), u)
+    error = (read.mean(0) - u) / (read.std(0) / np.sqrt(DRAWS) + 1e-6)
+    assert np.abs(error).max() < 4.5
+    if name == "random_k":  # E ||read - u||^2 = (d / k - 1) ||u||^2
+        expected = (D / round(0.25 * D) - 1) * (u**2).sum()
+    else:  # p (1 - p) of each, times a level's square
+        s = 2 ** (settings["bits"] - 1) - 1
+        unit = (np.abs(u).max() if "norm" not in settings else np.linalg.norm(u)) / s
+        p = np.abs(u) / unit % 1
+        expected = (p * (1 - p)).sum() * unit**2
+    np.testing.assert_allclose(((read - u) ** 2).sum(1).mean(), expected, rtol=0.08)
+
+
+# Whole methods.
+
+EXACT = {
+    "top_k": lambda m: compression.top_k(m, toys.NORM, share=1.0, error_feedback=False),
+    "top_k with feedback": lambda m: compression.top_k(m, toys.NORM, share=1.0),
+    "random_k": lambda m: compression.random_k(m, toys.NORM, share=1.0),
+    "low_rank": lambda m: compression.low_rank(m, toys.NORM, rank=64),
+    "messages": lambda m: downlink.messages(m, codecs.top_k(1.0)),
+}
+
+
+DIFFERENT = ("fedbn", "fedc2i", "fediir", "hfedf", "ifca", "pfedhn", "scaffold")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "exact"),
+    [(name, "top_k with feedback") for name in wrapped.METHODS]
+    + [(name, exact) for name in DIFFERENT for exact in EXACT if exact != "top_k with feedback"],
+)
+def test_what_leaves_nothing_out_is_the_plain_method_bit_for_bit(name, exact):
+    check_identity(toys.make(name), EXACT[exact])
+
+
+def check_identity(plain, wrap):
+    expected, _ = toys.player(plain)(KEYS, 0, 2)
+    made, _ = toys.player(wrap(plain))(KEYS, 0, 2)
+    toys.same(made.server, expected.server)
+    toys.same(beside.plain(made.private), expected.private)
+
+
+def expected_bytes(name, leaves):
+    """What a codec takes, as its docstring says, for an update of these shapes."""
+    sizes = [leaf.size for leaf in leaves]
+    k = max(1, round(0.01 * sum(sizes)))
+    if not sizes:
+        return 0
+    if name in ("top_k", "random_k"):
+        return 4 * k + (2 * k if name == "top_k" else 4)
+    if name == "low_rank":
+        return 4 * sum(map(factors, leaves))
+    return sum(-(-n // {"sign": 8, "qsgd": 1}[name]) + 4 for n in sizes)
+
+
+def factors(leaf):
+    if leaf.ndim < 2:
+        return leaf.size
+    m = leaf.shape[-1]
+    return min(leaf.size, 2 * (leaf.size // m + m))
+
+
+def check_bytes(name, codec):
+    """Up: the plain method's, less those of its updates, and those of their codes."""
+    plain = toys.make(name)
+    up, down = toys.bytes_of(plain)
+    state = jax.eval_shape(lambda: simulate.init(plain, KEYS, toys.C))
+    updates = rehearsal.updates(plain, toys.NORM, state, toys.C)
+    expected = up - tree.num_bytes(updates) + sum(expected_bytes(codec, u) for u in updates)
+    assert toys.bytes_of(UP[codec](plain, toys.NORM)) == (expected, down)
+
+
+@pytest.mark.parametrize(
+    ("name", "codec"), [("fedavg", "top_k"), ("scaffold", "qsgd"), ("ifca", "low_rank")]
+)
+def test_bytes_are_those_of_what_is_sent(name, codec):
+    check_bytes(name, codec)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", wrapped.METHODS)
+@pytest.mark.parametrize("codec", UP)
+def test_bytes_of_every_method_are_those_of_what_is_sent(name, codec):
+    check_bytes(name, codec)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", wrapped.METHODS)
+def test_bytes_of_every_message_are_those_of_what_is_sent(name):
+    """Down: of each leaf of numbers a byte for each and 4; the others as they are."""
+    plain = toys.make(name)
+    state = jax.eval_shape(lambda: simulate.init(plain, KEYS, toys.C))
+    expected = 0
+    for exchange in plain.round:
+        message = jax.eval_shape(exchange.send, state.server, jnp.int32(0))
+        stats = [a.stats for a in jax.tree.leaves(message, is_leaf=is_model) if is_model(a)]
+        numbers = [a for a in jax.tree.leaves(message) if a.dtype == jnp.float32]
+        count = sum(a.size for a in numbers) - sum(a.size for a in jax.tree.leaves(stats))
+        leaves = len(numbers) - len(jax.tree.leaves(stats))
+        expected += tree.num_bytes(message) - 4 * count + count + 4 * leaves
+    assert toys.bytes_of(downlink.qsgd(plain, toys.NORM)) == (toys.bytes_of(plain)[0], expected)
+
+
+def is_model(part):
+    return isinstance(part, Weights)
+
+
+# Error feedback.
+
+
+def test_a_client_keeps_what_it_has_not_sent():
+    """Of a client who always has the same update, all that was read and what it keeps add up."""
+    u, rounds = flat(U), 5
+    method = compression.top_k(bare(), toys.TASK, share=0.1)
+    (exchange,) = method.round
+    client = tree.take(toys.POPULATION, 0)
+    private = beside.Beside((), [[jnp.zeros(D)]])
+    total = np.zeros(D)
+    for t in range(rounds):
+        client = client._replace(private=private)
+        sent, private = exchange.local(jnp.asarray(u), client, stand_in(KEYS.init))
+        read = exchange.aggregate(jnp.asarray(u), tree.repeat(sent, 1), tree.repeat(client, 1))
+        total += np.asarray(read[0])
+        np.testing.assert_allclose(private.extra[0][0] + total, (t + 1) * u, rtol=1e-5)
+    assert (total != 0).sum() > round(0.1 * D)  # not the same places in every round
+
+
+@pytest.mark.slow
+def test_what_a_lost_upload_has_sent_counts_as_sent():
+    """A client's residual does not depend on whether its uploads arrive in the first round."""
+    method = compression.sign(toys.make("fedavg"), toys.NORM)
+    lossy = toys.PLAN._replace(dropout=0.5)
+    kept, _ = toys.player(method)(KEYS, 0, 1)
+    lost, sums = toys.player(method, plan=lossy)(KEYS, 0, 1)
+    toys.same(lost.private, kept.private)
+    assert tree.finite(lost)
+
+
+def simulation(strategy=toys.VECTORIZED, host=None, together=False):
+    federation = jax.tree.map(np.asarray, toys.with_new(toys.FEDERATION))
+    method = downlink.qsgd(toys.make("scaffold"), toys.NORM)
+    method = compression.qsgd(method, toys.NORM, bits=4, error_feedback=True)
+    return Simulation(
+        seeds=[0, 1],
+        federations=[federation] * 2,
+        training=[federation] * 2,
+        num_classes=toys.K,
+        stages=(Stage("train", method, 4),),
+        plan=toys.PLAN._replace(rounds=4, dropout=0.2),
+        strategy=strategy,
+        host=host,
+        vectorized_seeds=together,
+    )
+
+
+def played(**options):
+    engine = Engine(simulation(**options))
+    engine.compile()
+    engine.play(4)
+    return engine.final_states()
+
+
+OTHERS = {
+    "seeds at once": {"together": True},
+    "chunks": {"strategy": parallel.chunked(2)},
+    "on the host": {"host": Host(on_disk=False, stream=True)},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("other", OTHERS)
+def test_however_it_is_run_the_same_is_sent(other):
+    """Within the step of a quantizer, over which a last bit may decide."""
+    for expected, made in zip(played(), played(**OTHERS[other]), strict=True):
+        for a, b in zip(*map(jax.tree.leaves, (expected, made)), strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "method",
+    [
+        {"name": "fedconcat", "num_clusters": 2, "classifier_rounds": 2},
+        {"name": "client2vec", "index_epochs": 2},
+    ],
+    ids=lambda method: method["name"],
+)
+def test_a_stage_begins_with_the_state_of_the_last_one(method, tmp_path):
+    """Top-k of everything: each stage is the plain one, although clients keep something else."""
+    toys.write_examples(tmp_path / "data.npz")
+    config = {
+        "data": {"name": "arrays", "path": str(tmp_path / "data.npz")},
+        "partition": {"num_clients": 6},
+        "model": {"name": "mlp", "width": 8},
+        "method": method,
+        "local": {"lr": 0.001, "batch_size": 16},
+        "run": {"rounds": 6, "eval_every": 3, "cohort": 3},
+    }
+    plain = experiment.build(resolve(config), [0])
+    made = experiment.build(
+        resolve({**config, "compression": {"name": "top_k", "share": 1.0}}), [0]
+    )
+    rows = (runner.run(e, tmp_path / n, quiet=True).metrics for n, e in (("a", plain), ("b", made)))
+    for expected, row in zip(*rows, strict=True):
+        for key in ("stage", "train_loss", "accuracy"):
+            assert row.get(key) == expected.get(key)
+
+
+@pytest.mark.slow
+def test_an_aggregator_sees_what_has_been_read():
+    """Compression is wrapped around it; with top-k of everything it changes nothing."""
+    robust = aggregators.trimmed_mean(toys.make("scaffold"), toys.NORM, trim=0.3)
+    check_identity(robust, EXACT["top_k with feedback"])
+
+
+# What cannot be.
+
+
+def test_what_is_compressed_already_cannot_be_changed():
+    method = compression.qsgd(toys.make("fedavg"), toys.NORM)
+    for wrap in (
+        lambda: compression.sign(method, toys.NORM, error_feedback=True),
+        lambda: uplink.changed(method, lambda update, client, key: update),
+    ):
+        said = complaint(lambda wrap=wrap: simulate_shapes(wrap()))
+        assert said == "its uploads are compressed already, so that they cannot be changed any more"
+
+
+def test_uploads_of_which_nothing_is_known_are_refused():
+    plain = toys.make("scaffold")
+    (exchange,) = plain.round
+    unknown = plain._replace(round=(exchange._replace(updates=None),))
+    said = complaint(lambda: simulate_shapes(compression.top_k(unknown, toys.NORM)))
+    assert "does not say what its uploads are updates of" in said
+
+
+def test_the_settings_of_messages_are_those_of_their_section():
+    for settings, said in (({"bits": 3}, "bits=3"), ({"norm": "l1"}, "norm")):
+        message = complaint(downlink.qsgd, toys.make("fedavg"), toys.NORM, **settings)
+        assert message.startswith(f"config.downlink.{said}")
+
+
+def simulate_shapes(method):
+    toys.bytes_of(method)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "said"),
+    [
+        ("top_k", {"share": 0.0}, "share"),
+        ("random_k", {"share": 1.5}, "share"),
+        ("qsgd", {"bits": 3}, "bits=3 must be one of 2, 4, 8"),
+        ("qsgd", {"norm": "l1"}, "norm"),
+        ("low_rank", {"rank": 0}, "rank"),
+        ("low_rank", {"iterations": 0}, "iterations"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(name, settings, said):
+    assert said in complaint(lambda: UP[name](toys.make("fedavg"), toys.NORM, **settings))

@@ -1,0 +1,82 @@
+"""Every transform on every method, and every pair of transforms on FedAvg and SCAFFOLD."""
+
+import itertools
+
+import pytest
+import toys
+import wrapped
+from inputs import complaint
+
+from fedjax_lab.errors import BadInput
+
+PAIRS = [
+    (first, second)
+    for first, second in itertools.combinations(wrapped.EVERY, 2)
+    if first[0] != second[0]
+]
+
+
+def ids(transforms):
+    return " ".join(name for _, name in transforms)
+
+
+@pytest.mark.parametrize(
+    "pair",
+    [
+        (("attack", "sign_flip"), ("aggregator", "median")),
+        (("downlink", "qsgd"), ("compression", "sign")),
+        (("aggregator", "centered_clipping"), ("compression", "low_rank")),
+    ],
+    ids=ids,
+)
+def test_two_transforms_go_together(pair):
+    wrapped.check_works("scaffold", *pair)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pair", PAIRS, ids=ids)
+def test_every_two_transforms_go_together(pair):
+    wrapped.check_works("fedavg", *pair)
+    wrapped.check_sends("scaffold", *pair)
+
+
+def is_refused(name, transform):
+    """Whether the method cannot have the transform, as the end of a line says."""
+    try:
+        wrapped.wrap(toys.make(name), transform)
+    except BadInput:
+        said = complaint(wrapped.wrap, toys.make(name), transform)
+        return said in (
+            "its server never sees the updates of several clients at once",
+            "its clients update models of their own, which have no common update",
+        )
+    return False
+
+
+OF_EACH_SORT = [
+    ("downlink", "qsgd"),
+    ("attack", "little_is_enough"),  # by all attackers of a round
+    ("aggregator", "median"),  # one update for all
+    ("compression", "sign"),  # with private state
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", wrapped.METHODS)
+@pytest.mark.parametrize("transform", OF_EACH_SORT, ids=lambda transform: transform[1])
+def test_a_transform_of_each_sort_goes_with_every_method(name, transform):
+    if not is_refused(name, transform):
+        wrapped.check_works(name, transform)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("transform", wrapped.EVERY, ids=lambda transform: transform[1])
+def test_every_transform_goes_with_every_method_or_is_refused(transform):
+    """Traced only."""
+    for name in wrapped.METHODS:
+        if not is_refused(name, transform):
+            wrapped.check_sends(name, transform)
+            continue
+        (*_, exchange) = toys.make(name).round
+        assert transform[0] in ("aggregator", "attack"), name
+        assert exchange.one_by_one or not exchange.alike, name

@@ -1,0 +1,419 @@
+"""Differential privacy: each mechanism against NumPy, and what the method's server learns."""
+
+import jax
+import jax.numpy as jnp
+import naive
+import numpy as np
+import pytest
+import toys
+from inputs import complaint
+
+from fedjax_lab import registry, sampling, simulate, streams, tree, wire
+from fedjax_lab.errors import BadInput
+from fedjax_lab.transforms import accounting, banded, cohort, privacy
+from fedjax_lab.transforms.guarantee import Setup
+from fedjax_lab.types import Exchange, Weights, Work
+
+pytest.importorskip("dp_accounting")
+
+KEYS = naive.KEYS
+TWO_BANDS = {banded.banded: {"bands": 2}}
+M, DRAWN = 6, np.array([1, 1, 0, 1, 1, 0], bool)
+TASK = toys.TASK
+
+
+def setup(cohort, rounds=10):
+    return Setup(toys.C, cohort, rounds, sizes=(), batch_size=8, epochs=1)
+
+
+def central(method, cohort, **settings):
+    return privacy.central(method, TASK, setup(cohort), **settings)
+
+
+def updates_of(seed):
+    """[M, 3, 2] and [M, 4], of very different lengths; those that were not drawn count nowhere."""
+    u = np.random.default_rng(seed).normal(size=(M, 10)) * 10.0 ** np.arange(-2, M - 2)[:, None]
+    return np.float32(u)
+
+
+def leaves(u):
+    return [jnp.asarray(u[:, :6].reshape(-1, 3, 2)), jnp.asarray(u[:, 6:])]
+
+
+def vector(leaves):
+    return np.concatenate([np.ravel(a) for a in leaves])
+
+
+def by_hand(u, drawn, clip, cohort):
+    total = np.zeros(u.shape[1])
+    for one in u[drawn]:
+        total += one * min(1, clip / np.linalg.norm(one))
+    return total / cohort
+
+
+def noise_of(key):
+    """Standard normal, as the leaves of an update get it."""
+    shapes = enumerate([(3, 2), (4,)])
+    return vector([jax.random.normal(streams.extra(key, j), shape) for j, shape in shapes])
+
+
+def bare(method):
+    """Its clients send updates themselves, and its server keeps the mean that it gets."""
+
+    def updates(message, id, upload):
+        return wire.itself(upload)
+
+    def mean(server, uploads, clients):
+        return tree.mix(clients.weight, uploads)
+
+    exchange = Exchange(lambda s, id: s, lambda s, c, w: (s, ()), mean, updates=updates)
+    return method._replace(
+        init=lambda key, count: simulate.State([jnp.zeros((3, 2)), jnp.zeros(4)], ()),
+        round=(exchange,),
+    )
+
+
+def cohort_of(ids, drawn=DRAWN):
+    clients = tree.take(toys.POPULATION, jnp.asarray(ids))
+    return clients._replace(weight=jnp.asarray(drawn / drawn.sum(), jnp.float32))
+
+
+def heard(wrapped, u, clients, server=None):
+    (exchange,) = wrapped.round
+    server = wrapped.init(KEYS.init, toys.C).server if server is None else server
+    return jax.jit(exchange.aggregate)(server, leaves(u), clients)
+
+
+def test_the_mean_of_clipped_updates_is_that_of_numpy():
+    u = updates_of(0)
+    made = privacy.clipped_mean(leaves(u), jnp.asarray(DRAWN), 0.5, 5)
+    np.testing.assert_allclose(vector(made), by_hand(np.float64(u), DRAWN, 0.5, 5), rtol=1e-5)
+
+
+def test_one_update_moves_the_sum_by_at_most_the_clip_whatever_it_is():
+    u = updates_of(1)
+    without = DRAWN.copy()
+    without[1] = False
+    rest = vector(privacy.clipped_mean(leaves(u), jnp.asarray(without), 0.5, 1))
+    for bad in (np.nan, np.inf, 1e30, 1e5, 1e-30, 0):
+        u[1] = bad
+        made = vector(privacy.clipped_mean(leaves(u), jnp.asarray(DRAWN), 0.5, 1))
+        assert np.linalg.norm(made - rest) <= 0.5 * (1 + 1e-5)
+
+
+def test_the_server_adds_noise_of_a_stream_of_its_own_to_the_mean():
+    u, wrapped = updates_of(2), central(bare(toys.make("fedavg")), 4, clip=0.5, noise=1.0)
+    first = heard(wrapped, u, cohort_of(np.arange(M)))
+    again = heard(wrapped, u, cohort_of(np.arange(M)), first)
+    mean = by_hand(np.float64(u), DRAWN, 0.5, 4)
+    for t, server in enumerate((first, again)):
+        key = jax.random.fold_in(streams.noise(KEYS.init), t)
+        noise = [
+            jax.random.normal(streams.extra(key, j), shape)
+            for j, shape in enumerate([(3, 2), (4,)])
+        ]
+        expected = mean + 1.0 * 0.5 / 4 * vector(noise)
+        np.testing.assert_allclose(vector(server.base), expected, rtol=1e-4, atol=1e-6)
+    assert int(again.extra.releases) == 2 and int(again.extra.full) == 0
+
+
+def test_noise_has_the_standard_deviation_that_accounting_takes():
+    noise = privacy.with_noise([jnp.zeros(40_000)], KEYS.init, 0.25)[0]
+    assert abs(float(jnp.std(noise)) / 0.25 - 1) < 0.02
+    assert abs(float(jnp.mean(noise))) < 0.25 * 4 / 200
+
+
+def test_the_method_learns_nothing_of_a_cohort_but_the_released_mean():
+    seen = []
+
+    def aggregate(server, uploads, clients):
+        seen.append((uploads, clients))
+        return server
+
+    plain = bare(toys.make("fedavg"))
+    plain = plain._replace(round=(plain.round[0]._replace(aggregate=aggregate),))
+    wrapped = central(plain, 4, epsilon=np.inf)
+    u, other = updates_of(3), updates_of(4)
+    other[DRAWN] = u[DRAWN][::-1]
+    (exchange,), server = wrapped.round, wrapped.init(KEYS.init, toys.C).server
+    exchange.aggregate(server, leaves(u), cohort_of(np.arange(M)))
+    exchange.aggregate(server, leaves(other), cohort_of(np.arange(M)[::-1] % toys.C))
+    assert seen[0][1].id.shape == (4,) and float(seen[0][1].weight.sum()) == 1
+    for a, b in zip(jax.tree.leaves(seen[0][1]), jax.tree.leaves(seen[1][1]), strict=True):
+        np.testing.assert_array_equal(a, b)
+    for a, b in zip(*(jax.tree.leaves(s[0]) for s in seen), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5)
+        np.testing.assert_array_equal(a, np.broadcast_to(a[0], a.shape))
+
+
+@pytest.mark.parametrize("make", [privacy.central, privacy.adaptive, privacy.local])
+def test_a_client_learns_nothing_of_others_but_what_the_server_sends(make):
+    """FedDyn's clients know how their number of examples compares with everybody's."""
+    seen = []
+
+    def local(message, client, work):
+        seen.append(client)
+        return message, ()
+
+    plain = bare(toys.make("fedavg"))
+    plain = plain._replace(round=(plain.round[0]._replace(local=local),))
+    (exchange,) = make(plain, TASK, setup(4), noise=0.1).round
+    client = tree.take(toys.POPULATION, 0)
+    work = Work(*[None] * 5, upload_key=lambda: KEYS.local)
+    message = [jnp.zeros((3, 2)), jnp.zeros(4)]
+    for others in (1.0, 2.0):
+        exchange.local(message, client._replace(weight=others / 4, mean_n=others), work)
+    toys.same(*seen)
+    assert float(seen[0].n) == float(client.n)
+
+
+@pytest.mark.parametrize("attack", ["none", "inner_product"])
+def test_a_client_of_local_privacy_does_not_say_how_many_examples_it_has(attack):
+    seen = []
+
+    def aggregate(server, uploads, clients):
+        seen.append(clients)
+        return server
+
+    plain = bare(toys.make("fedavg"))
+    plain = plain._replace(round=(plain.round[0]._replace(aggregate=aggregate),))
+    wrapped = registry.NAMED["attack"].get(attack, lambda method, task: method)(plain, TASK)
+    wrapped = privacy.local(wrapped, TASK, setup(4), noise=1.0)
+    ids, shares = wrapped.sample(KEYS.cohort, (), toys.POPULATION, 4)
+    np.testing.assert_array_equal(ids, plain.sample(KEYS.cohort, (), toys.POPULATION, 4)[0])
+    np.testing.assert_array_equal(shares, np.full(4, 0.25, np.float32))
+    some = tree.take(toys.POPULATION, ids)._replace(weight=shares)
+    for factor in (1, 3):
+        n, counts, mean = (factor * a for a in (some.n, some.label_count, some.mean_n))
+        clients = some._replace(n=n, label_count=counts, mean_n=mean)
+        wrapped.round[0].aggregate(
+            [jnp.zeros((3, 2)), jnp.zeros(4)], leaves(updates_of(1)[:4]), clients
+        )
+    toys.same(*seen)
+
+
+def test_what_attackers_do_together_comes_before_clipping():
+    doubled = cohort.changed(bare(toys.make("fedavg")), lambda u, clients: tree.scale(2, u))
+    u, wrapped = updates_of(8), central(doubled, 4, clip=0.5, epsilon=np.inf)
+    expected = by_hand(2 * np.float64(u), DRAWN, 0.5, 4)
+    server = heard(wrapped, u, cohort_of(np.arange(M)))
+    np.testing.assert_allclose(vector(server.base), expected, rtol=1e-4)
+
+
+@pytest.mark.parametrize("attack", ["inner_product", "little_is_enough"])
+def test_epsilon_is_not_claimed_where_attackers_repeat_what_others_sent(attack):
+    attacked = registry.NAMED["attack"][attack](bare(toys.make("fedavg")), TASK)
+    for make in (privacy.central, privacy.adaptive, banded.banded):
+        said = complaint(make, attacked, TASK, setup(4), noise=0.3, **TWO_BANDS.get(make, {}))
+        assert "attackers make their updates of those of other clients" in said
+    assert privacy.central(attacked, TASK, setup(4), epsilon=np.inf).guarantee is None
+    assert privacy.local(attacked, TASK, setup(4), noise=0.3).guarantee is not None
+
+
+def test_a_full_cohort_is_counted():
+    wrapped = central(bare(toys.make("fedavg")), 4, noise=1.0)
+    everybody = cohort_of(np.arange(M), np.ones(M, bool))
+    assert int(heard(wrapped, updates_of(5), everybody).extra.full) == 1
+    weight, arrived = everybody.weight.at[2].set(0), everybody.arrived.at[2].set(False)
+    lost = everybody._replace(weight=weight, arrived=arrived)
+    assert int(heard(wrapped, updates_of(5), lost).extra.full) == 1
+    assert int(heard(wrapped, updates_of(5), cohort_of(np.arange(M))).extra.full) == 0
+
+
+def test_a_round_whose_uploads_are_all_lost_releases_noise():
+    """That nothing was released would tell of who was drawn."""
+    plain = bare(toys.make("fedavg"))
+    plain = plain._replace(round=(plain.round[0]._replace(local=lambda s, c, w: (s, ())),))
+    plan = toys.PLAN._replace(dropout=1 - 1e-7)
+    state, sums = toys.player(central(plain, 4, noise=1.0), plan=plan)(KEYS, 0, 2)
+    assert int(state.server.extra.releases) == 2
+    assert float(jnp.abs(jax.tree.leaves(state.server.base)[0]).max()) > 0
+    without, _ = toys.player(central(plain, 4, epsilon=np.inf), plan=plan)(KEYS, 0, 2)
+    assert float(jnp.abs(jax.tree.leaves(without.server.base)[0]).max()) == 0
+
+
+def test_adaptive_clipping_is_the_rule_of_its_paper():
+    u = updates_of(6)
+    made = privacy.adaptive(
+        bare(toys.make("fedavg")), TASK, setup(4), clip=0.5, noise=0.2, quantile=0.3, clip_lr=0.7
+    )
+    server = heard(made, u, cohort_of(np.arange(M)))
+    key = jax.random.fold_in(streams.noise(KEYS.init), 0)
+    short = np.linalg.norm(u[DRAWN], axis=1) <= 0.5
+    assert 0 < short.sum() < len(short)
+    count = (short - 0.5).sum() + 0.05 * 4 * float(jax.random.normal(streams.extra(key, 2)))
+    expected = 0.5 * np.exp(-0.7 * (count / 4 + 0.5 - 0.3))
+    np.testing.assert_allclose(server.extra.clip, expected, rtol=1e-5)
+    z = (0.2**-2 - (2 * 0.05 * 4) ** -2) ** -0.5
+    mean = by_hand(np.float64(u), DRAWN, 0.5, 4) + z * 0.5 / 4 * noise_of(key)
+    np.testing.assert_allclose(vector(server.base), mean, rtol=1e-4, atol=1e-6)
+
+
+def test_a_client_adds_noise_to_what_it_sends():
+    plain = bare(toys.make("fedavg"))
+    plain = plain._replace(round=(plain.round[0]._replace(local=lambda s, c, w: (s, ())),))
+    (exchange,) = privacy.local(plain, TASK, setup(4), clip=0.5, noise=2.0).round
+    client = tree.take(toys.POPULATION, 0)
+    work = Work(*[None] * 5, upload_key=lambda: KEYS.local)
+    u = updates_of(7)[3:4]
+    sent, _ = jax.jit(lambda s: exchange.local(s, client, work))([a[0] for a in leaves(u)])
+    key = streams.extra(KEYS.local, privacy.NOISE)
+    expected = u[0] * 0.5 / np.linalg.norm(u[0]) + 2.0 * 0.5 * noise_of(key)
+    np.testing.assert_allclose(vector(sent), expected, rtol=1e-4, atol=1e-6)
+
+
+def test_a_poisson_cohort_has_each_client_with_the_same_probability():
+    C, m, capacity, count = 20, 5, 7, 4000
+    population = tree.take(toys.POPULATION, jnp.zeros(C, int))
+
+    def draw(key):
+        return sampling.poisson(key, (), population, m, capacity)
+
+    ids, shares = jax.jit(jax.vmap(draw))(jax.random.split(KEYS.cohort, count))
+    ids, drawn = np.asarray(ids), np.asarray(shares) > 0
+    k = drawn.sum(1)
+    binomial = np.minimum(np.random.default_rng(0).binomial(C, m / C, 200_000), capacity)
+    assert abs(k.mean() - binomial.mean()) < 5 * binomial.std() / count**0.5
+    assert abs(k.std() / binomial.std() - 1) < 0.06
+    often = np.bincount(ids[drawn], minlength=C) / count
+    assert np.abs(often - binomial.mean() / C).max() < 5 * (often.mean() / count) ** 0.5
+    assert all(len(set(row)) == capacity for row in ids[:50])
+    np.testing.assert_allclose(np.asarray(shares).sum(1)[k > 0], 1, rtol=1e-6)
+    assert sampling.room(100, 1000) == 129 and sampling.room(9, 10) == 10
+
+
+@pytest.mark.slow
+def test_a_round_is_dp_fedavg():
+    plan = naive.FULL
+    wrapped = privacy.central(
+        toys.make("fedavg", TASK), TASK, setup(plan.cohort), clip=0.2, noise=0.3, sampling="fixed"
+    )
+    state, _ = toys.player(wrapped, plan=plan)(KEYS, 0, 1)
+    w, ids = naive.first_weights(), naive.cohort(wrapped, 0)
+    updates = [naive.sub(naive.sgd(w, *naive.data_of(i)), w) for i in ids]
+    u = np.stack([vector(one) for one in updates])
+    assert (np.linalg.norm(u, axis=1) > 0.2).any()
+    shapes = [a.shape for a in jax.tree.leaves(state.server.base)]
+    key = jax.random.fold_in(streams.noise(KEYS.init), 0)
+    noise = Weights(
+        jax.tree.unflatten(
+            jax.tree.structure(state.server.base.params),
+            [jax.random.normal(streams.extra(key, j), shape) for j, shape in enumerate(shapes)],
+        ),
+        {},
+    )
+    mean = by_hand(np.float64(u), np.ones(len(u), bool), 0.2, plan.cohort)
+    expected = vector(w) + mean + 0.3 * 0.2 / plan.cohort * vector(naive.weights_of(noise))
+    np.testing.assert_allclose(
+        vector(naive.weights_of(state.server.base)), expected, rtol=1e-4, atol=1e-5
+    )
+
+
+def test_without_clipping_and_noise_it_is_the_method_with_equal_shares():
+    plain = toys.make("scaffold")
+    made = central(plain, 3, clip=np.inf, epsilon=np.inf, sampling="fixed")
+    assert made == plain._replace(sample=sampling.equal)
+    assert privacy.local(plain, TASK, setup(3), clip=np.inf, epsilon=np.inf) is plain
+
+
+def test_an_infinite_clip_leaves_a_finite_state_and_every_update_as_it_is():
+    """A run whose state is not finite has diverged."""
+    wrapped = central(bare(toys.make("fedavg")), 4, clip=np.inf, epsilon=np.inf)
+    u = updates_of(9)
+    server = heard(wrapped, u, cohort_of(np.arange(M)))
+    assert np.isfinite(server.extra.clip)
+    expected = by_hand(np.float64(u), DRAWN, np.inf, 4)
+    np.testing.assert_allclose(vector(server.base), expected, rtol=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["fedavg", "scaffold", "fedopt"])
+def test_a_clip_that_nothing_reaches_changes_rounding_alone(name):
+    plain = toys.make(name, TASK)._replace(sample=sampling.equal)
+    made = central(plain, toys.PLAN.cohort, clip=1e6, epsilon=np.inf, sampling="fixed")
+    one, other = (toys.player(m)(KEYS, 0, 3)[0] for m in (plain, made))
+    for a, b in zip(jax.tree.leaves(one.server), jax.tree.leaves(other.server.base), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_who_is_not_drawn_keeps_its_private_state():
+    made = central(toys.make("scaffold", TASK), 2, noise=0.1)
+    state, _ = toys.player(made, plan=toys.PLAN._replace(cohort=2))(KEYS, 0, 1)
+    key = jax.random.fold_in(KEYS.cohort, 0)
+    ids, shares = sampling.poisson(key, (), toys.POPULATION, 2)
+    drawn = set(np.asarray(ids)[np.asarray(shares) > 0].tolist())
+    moved = np.abs(np.asarray(jax.tree.leaves(state.private)[0])).reshape(toys.C, -1).max(1) > 0
+    assert drawn == set(np.flatnonzero(moved).tolist()) and len(drawn) < len(ids)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("make", [privacy.central, privacy.adaptive, privacy.local])
+@pytest.mark.parametrize("name", sorted(set(registry.NAMED["method"]) - {"client2vec"}))
+def test_each_method_is_protected_or_refused(name, make):
+    method = toys.make(name, TASK)
+    if callable(method):
+        pytest.skip("it has stages")
+    try:
+        made = make(method, TASK, setup(4), noise=0.1)
+        state, sums = toys.player(made)(KEYS, 0, 2)
+    except BadInput as error:
+        assert str(error).startswith("its ") or str(error).startswith("it ")
+        return
+    assert int(sums.diverged) == -1
+
+
+def test_what_cannot_be_protected_is_refused_in_one_line():
+    def refused(name, make=privacy.central, **settings):
+        return complaint(make, toys.make(name), TASK, setup(4), **{"noise": 1.0, **settings})
+
+    assert "several clients at once" in refused("pfedhn")
+    assert "models of their own" in refused("ifca")
+    assert "models of their own" in refused("ifca", privacy.local)
+    assert "must be above 0" in refused("fedavg", clip=0.0)
+    assert "must be finite" in refused("fedavg", clip=np.inf)
+    assert "did you mean 'poisson'" in refused("fedavg", sampling="poison")
+    assert "at least config.run.cohort=4, got 3" in refused("fedavg", capacity=3)
+    assert "count_noise is too low" in refused("fedavg", privacy.adaptive, noise=0.4)
+    assert "clip_lr must not be negative" in refused("fedavg", privacy.adaptive, clip_lr=-1.0)
+    one = setup(1)._replace(num_clients=1)
+    said = complaint(privacy.central, toys.make("fedavg"), TASK, one, noise=1.0)
+    assert "config.privacy.delta must be given" in said
+
+
+def test_no_aggregator_takes_the_place_of_a_private_sum():
+    made = central(toys.make("fedavg"), 4, noise=1.0)
+    said = complaint(registry.NAMED["aggregator"]["median"], made, TASK)
+    assert "learns nothing but a noisy sum" in said and "config.privacy.name=local" in said
+    own = privacy.local(toys.make("fedavg"), TASK, setup(4), noise=1.0)
+    assert registry.NAMED["aggregator"]["median"](own, TASK).guarantee is own.guarantee
+
+
+def test_noise_or_epsilon_is_given_and_the_other_follows():
+    def of(make=privacy.central, **settings):
+        return make(toys.make("scaffold"), TASK, setup(4), **settings).guarantee
+
+    given = of(noise=0.7)
+    assert (given.noise, given.rounds, given.delta) == (0.7, None, toys.C**-1.1)
+    found = of(epsilon=3.0, delta=0.01)
+    assert type(found.noise) is float and found.rounds == 10 and found.delta == 0.01
+    assert 2.9 < found.epsilons([10])[0] <= 3
+    assert of(privacy.adaptive, epsilon=3.0, delta=0.01, count_noise=9.0).noise == found.noise
+    assert of(epsilon="inf") is None and of(privacy.local, epsilon="inf") is None
+    for both in ({}, {"noise": 0.7, "epsilon": 3.0}):
+        assert "config.privacy.epsilon" in complaint(of, **both)
+
+
+def test_a_client_s_epsilon_is_of_all_that_it_sends():
+    method = toys.make("fedavg")
+    made = privacy.local(method, TASK, setup(4), noise=2.0, delta=1e-5).guarantee
+    assert made.unit == "client" and "any two sets of data" in made.neighbors
+    run = accounting.Run(10, 10, "poisson", capacity=10)  # everybody, always: the plain mechanism
+    assert made.epsilons([3]) == [
+        pytest.approx(accounting.epsilon(run, 1.0, 3, 1e-5), abs=2e-3)  # S / (2 S)
+    ]
+
+
+def test_running_statistics_are_refused():
+    made = central(toys.make("fedavg", toys.NORM), 4, noise=1.0)
+    assert "running statistics" in complaint(toys.player(made), KEYS, 0, 1)

@@ -1,0 +1,240 @@
+"""Transforms of any method: what changes nothing, and what a config names."""
+
+import naive
+import numpy as np
+import own_parts
+import pytest
+import toys
+import wrapped
+from commands import comparable
+from inputs import complaint
+
+from fedjax_lab import experiment, meanings, registry, sweep, wire
+from fedjax_lab.config import resolve, sources_of
+from fedjax_lab.config_files import load_config
+from fedjax_lab.methods import _embeddings
+from fedjax_lab.running import runner
+from fedjax_lab.transforms import aggregators, cohort, uplink
+
+KEYS = naive.KEYS
+
+
+def with_nothing_changed(method):
+    """Each update goes through both levels of transforms and stays as it is."""
+    method = uplink.changed(method, lambda update, client, key: [u * 1.0 for u in update])
+    if any(exchange.one_by_one for exchange in method.round):
+        return method
+    return cohort.changed(method, lambda updates, cohort: [u + 0 for u in updates])
+
+
+@pytest.mark.parametrize("name", wrapped.slow_but(("fedavg",), wrapped.METHODS))
+def test_what_changes_no_update_leaves_a_method_bit_for_bit(name):
+    plain = toys.make(name)
+    expected, _ = toys.player(plain)(KEYS, 0, 2)
+    toys.same(toys.player(with_nothing_changed(plain))(KEYS, 0, 2)[0], expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["fedavg", "scaffold"])
+def test_a_bound_that_no_update_reaches_leaves_a_method_bit_for_bit(name):
+    plain = toys.make(name)
+    bounded = aggregators.norm_bound(plain, toys.NORM, bound=1e9)
+    expected, _ = toys.player(plain)(KEYS, 0, 2)
+    toys.same(toys.player(bounded)(KEYS, 0, 2)[0], expected)
+
+
+EVERY = [(kind, name) for kind in ("attack", "aggregator") for name in registry.NAMED[kind]]
+
+
+# Uploads that are no updates.
+
+
+@pytest.mark.parametrize("transform", [("attack", "gaussian"), ("aggregator", "krum")])
+def test_what_is_no_update_is_left_as_it_is(transform):
+    """Clients send the model, and say that it is only a description of them."""
+    (exchange,) = toys.make("fedavg").round
+    described = exchange._replace(
+        local=lambda message, client, work: (message, client.private), updates=wire.all_kept
+    )
+    plain = toys.make("fedavg")._replace(round=(described,))
+    plan = toys.PLAN._replace(attackers=0.5)
+    expected, _ = toys.player(plain, plan=plan)(KEYS, 0, 1)
+    made = registry.NAMED[transform[0]][transform[1]](plain, toys.NORM)
+    toys.same(toys.player(made, plan=plan)(KEYS, 0, 1)[0], expected)
+
+
+DESCRIBING = {  # methods whose clients first describe their data; the last one also trains on it
+    "client2vec": {"index_epochs": "2"},
+    "client2vec by class": {"index": "class_prototypes"},
+    "hfedf": {"embedding": "autoencoder", "embedding_dim": "2"},
+    "client2vec federated": {"index": "federated", "index_epochs": "2"},
+}
+ON_UPDATES = [
+    ("compression", "top_k"),
+    ("downlink", "qsgd"),
+    ("attack", "gaussian"),
+    ("attack", "label_flip"),
+    ("aggregator", "norm_bound"),
+]
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory):
+    """The config file of six clients with small images."""
+    folder = tmp_path_factory.mktemp("images")
+    rng = np.random.default_rng(0)
+    x, y = rng.integers(0, 256, (200, 8, 8, 1), dtype=np.uint8), rng.integers(0, 3, 200)
+    np.savez(folder / "data.npz", x=x, y=y)
+    local, run = {"lr": 1e-3, "batch_size": 16}, {"rounds": 2, "eval_every": 1}
+    return toys.write_config(folder, local=local, run=run)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", DESCRIBING)
+@pytest.mark.parametrize(("kind", "transform"), ON_UPDATES)
+def test_stages_that_describe_data_send_what_they_send(
+    case, kind, transform, images, monkeypatch, small_network
+):
+    """The first stage has the plain method's bytes; a run in fewer bytes has them later."""
+    monkeypatch.setattr(_embeddings, "EPOCHS", 1)
+    settings = {f"method_{key}": value for key, value in DESCRIBING[case].items()}
+    if case == "hfedf" and kind == "aggregator":
+        pytest.skip("its server listens to one client after another")
+    plain, made = (
+        runner.run(built(images, case.split()[0], **settings, **more), quiet=True).metrics
+        for more in ({}, {f"{kind}_name": transform})
+    )
+    sent = [[(row["bytes_up"], row["bytes_down"]) for row in rows] for rows in (plain, made)]
+    if "federated" not in case and kind != "downlink":
+        assert sent[0][0] == sent[1][0]
+    fewer = [now < before for now, before in zip(sent[1][-1], sent[0][-1], strict=True)]
+    assert fewer == [kind == "compression", kind == "downlink"]
+
+
+# In a config.
+
+
+@pytest.fixture(scope="module")
+def toy(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("toy")
+    toys.write_examples(folder / "data.npz")
+    return toys.write_config(folder, run={"rounds": 2, "eval_every": 2})
+
+
+def built(toy, method="fedavg", **overrides):
+    named = [(key.replace("_", ".", 1), value) for key, value in overrides.items()]
+    return experiment.build(resolve(load_config(f"{toy}:{method}"), named))
+
+
+def test_without_a_transform_the_stages_are_those_of_the_method(toy):
+    made = built(toy)
+    (stage,) = made.simulation.stages
+    assert not isinstance(stage.method.round[0].aggregate, cohort.Changed)
+    assert stage.method.round[0].aggregate.__name__ == "aggregate"
+    assert made.simulation.plan.attackers == 0
+
+
+def test_a_config_names_transforms_and_their_settings(toy):
+    made = built(toy, attack_name="gaussian", attack_share="0.34", aggregator_name="krum")
+    assert made.config.attack.to_dict() == {"name": "gaussian", "share": 0.34, "std": 1.0}
+    assert made.config.aggregator.to_dict() == {"name": "krum", "attackers": 0.2}
+    assert made.simulation.plan.attackers == 0.34
+    (exchange,) = made.simulation.stages[0].method.round
+    assert exchange.aggregate.__wrapped__.exchange.aggregate.__name__ == "aggregate"
+
+
+REFUSED = {
+    "central": "it trains on everybody's examples at once, and nothing is uploaded",
+    "pfedhn": "its server never sees the updates of several clients at once",
+    "ifca": "its clients update models of their own, which have no common update",
+}
+
+
+@pytest.mark.parametrize("method", REFUSED)
+def test_what_cannot_be_transformed_is_refused_by_name(toy, method):
+    said = complaint(built, toy, method, aggregator_name="median")
+    assert said == f"method {method} with aggregator median: {REFUSED[method]}"
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("attack_name", "sign_flop", "no attack 'sign_flop'; did you mean 'sign_flip'?"),
+        ("aggregator_name", "medain", "no aggregator 'medain'; did you mean 'median'?"),
+        ("attack_share", "1.5", "config.attack.share must be from 0 to 1, got 1.5"),
+        ("aggregator_name", "own.py:flat", "is no aggregator: it must take (method, task), then"),
+    ],
+)
+def test_what_cannot_be_is_told(toy, key, value, said, tmp_path, monkeypatch):
+    own_parts.write(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    assert said in complaint(built, toy, **{key: value})
+
+
+OWN = '''
+from fedjax_lab.transforms import uplink
+
+def half(method, task, *, factor: float = 0.5):
+    """factor: of each update."""
+    return uplink.changed(method, lambda update, client, key: [factor * u for u in update])
+'''
+
+
+def test_a_transform_may_be_ones_own(toy, tmp_path, monkeypatch):
+    (tmp_path / "half.py").write_text(OWN)
+    monkeypatch.chdir(tmp_path)
+    made = built(toy, aggregator_name="half.py:half", aggregator_factor="0.25")
+    assert made.config.aggregator.factor == 0.25
+    assert list(sources_of(made.config)) == ["half.py:half"]
+    assert meanings.of_section("aggregator", made.config.aggregator)["factor"] == "of each update"
+
+
+@pytest.mark.parametrize(("kind", "name"), EVERY)
+def test_every_setting_has_a_meaning(kind, name):
+    words = meanings.of_section(kind, resolve({kind: {"name": name}})[kind])
+    assert [key for key, meaning in words.items() if not meaning] == []
+
+
+def numbers(folder):
+    """Its rows without what a computation costs."""
+    return [{k: v for k, v in row.items() if k != "flops"} for row in comparable(folder)]
+
+
+@pytest.mark.slow
+def test_a_sweep_over_aggregators_has_a_run_of_each(toy, tmp_path):
+    """Another aggregator has other numbers; an attack of nobody has those of the plain method."""
+    grid = ["--grid=aggregator.name=none,median", "--grid=attack.name=none,sign_flip"]
+    shared = [f"--config={toy}", "--methods=fedavg", f"--out={tmp_path}"]
+    assert sweep.main(["sweep", *shared, *grid, "--config.attack.share=0.0"]) == 0
+    folders = sorted(path for path in tmp_path.iterdir() if (path / "config.json").exists())
+    rows = {path.name: str(numbers(path)) for path in folders}
+    assert len(rows) == 4 and len(set(rows.values())) == 2
+
+
+UNKNOWN = """
+from fedjax_lab.methods.scaffold import scaffold
+
+def unknown(task):
+    plain = scaffold(task)
+    return plain._replace(round=(plain.round[0]._replace(updates=None),))
+"""
+
+
+def test_what_is_found_in_a_first_state_is_told_with_the_names(toy, tmp_path, monkeypatch):
+    """Error feedback needs to know the updates when clients get their first private state."""
+    (tmp_path / "mine.py").write_text(UNKNOWN)
+    monkeypatch.chdir(tmp_path)
+    said = complaint(built, toy, "mine.py:unknown", compression_name="top_k")
+    assert said.startswith("method mine.py:unknown with compression top_k: it does not say what")
+
+
+@pytest.mark.parametrize(
+    ("method", "said"),
+    [
+        ("fedavg", "Krum needs 2f + 3 clients in a round, 7 for f=2 attackers among 6 clients"),
+        ("local", "its clients upload nothing"),
+    ],
+)
+def test_what_only_a_round_can_tell_is_told_before_there_is_a_folder(toy, method, said):
+    message = complaint(built, toy, method, aggregator_name="krum", aggregator_attackers="0.4")
+    assert message.startswith(f"method {method} with aggregator krum: {said}")
