@@ -24,6 +24,8 @@ METHODS = [
     for name in registry.METHODS
     if isinstance(method := toys.make(name), Method) and name not in ("central", "local")
 ]
+# One of each kind: what suffices where a transform meets the machinery, not the method's formulas.
+DIFFERENT = ("fedavg", "fedbn", "fedc2i", "fediir", "hfedf", "ifca", "pfedhn", "scaffold")
 ROUNDS = 7
 
 
