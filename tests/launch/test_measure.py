@@ -191,3 +191,12 @@ def test_a_toy_is_measured(toy, tmp_path, capsys):
     assert (first.cell, first.commit, second.seed) == ("fedavg", "abc", 1)
     assert 30 < first.values["last/accuracy.mean"] <= 100
     assert "`fedavg` | **" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if records.read(name)[0]])
+def test_the_page_shows_the_tables_as_they_are(name):
+    """Else `python launch/measure.py NAME --write` makes it so."""
+    out = Path("runs") / name
+    table = measure.load(name)
+    text = measure.shown(name, table, table.cells(out), out)
+    assert f"<!-- {name} -->\n{text}\n<!-- end {name} -->\n" in measure.PAGE.read_text()
