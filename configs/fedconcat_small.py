@@ -25,8 +25,8 @@ The data come from the folder config.data.folder, or from where each source look
 """
 
 # The paper tuned FedProx's mu, MOON's mu and FedLC's tau on grids that its text does not give; for
-# SVHN it added some to MOON's, which did not work well: --config.method.mu=0.01. MOON has no
-# projection in NIID-Bench, whose settings the paper takes.
+# SVHN it added some to MOON's, which did not work well: --config.method.mu=0.01. In NIID-Bench,
+# whose settings the paper takes, MOON has no projection, and SCAFFOLD averages models by size.
 FEDCONCAT = {"num_clusters": 5, "encoder_rounds": 31, "classifier_rounds": 200}
 SETTINGS = {
     "fedconcat": FEDCONCAT,
@@ -35,6 +35,7 @@ SETTINGS = {
     "fesem": {"num_clusters": 5},
     "ifca": {"num_clusters": 5, "by_size": True},
     "moon": {"mu": 0.1, "projection": "none"},
+    "scaffold": {"weights": "size"},
 }
 
 

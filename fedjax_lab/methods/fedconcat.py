@@ -14,8 +14,10 @@
      server      plain mean: all make the same number of steps
 
 `clustering` puts IFCA, FeSEM or FedSoft in the place of 1 and 2 (Table 4), or lets every client be
-a cluster (Fig. 3). All clusters of 1 start from one init. Frozen means evaluation mode (the
-released code leaves dropout and batch statistics on). Stages 2 and 3 are in _concatenation.py.
+a cluster (Fig. 3). IFCA scores each cluster's model by the mean loss over a client's examples; the
+released code takes the mean of the batches' means, in which a short last batch counts like the
+others. All clusters of 1 start from one init. Frozen means evaluation mode (the released code
+leaves dropout and batch statistics on). Stages 2 and 3 are in _concatenation.py.
 """
 
 from functools import partial

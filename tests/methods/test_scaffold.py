@@ -5,6 +5,7 @@ import naive
 import numpy as np
 import pytest
 import toys
+from inputs import complaint
 from rounds import PLAIN, rounds
 
 from fedjax_lab import optim, simulate, tree
@@ -14,8 +15,8 @@ KEYS = naive.KEYS
 
 
 def test_scaffold_starts_as_fedavg():
-    """All control variates are zero in the first round: bit for bit."""
-    one, _ = toys.player(toys.make("scaffold"))(KEYS, 0, 1)
+    """All control variates are zero in the first round: bit for bit, with the mean by size."""
+    one, _ = toys.player(toys.make("scaffold", weights="size"))(KEYS, 0, 1)
     other, _ = toys.player(toys.make("fedavg"))(KEYS, 0, 1)
     toys.same(one.server[0], other.server)
 
@@ -46,16 +47,42 @@ def test_the_mean_of_scaffolds_control_variates_is_the_servers():
     assert float(tree.sq_norm(mean)) > 1e-3
 
 
+def test_of_equal_clients_both_means_are_one():
+    """Up to rounding; of unequal ones they are not."""
+    rows = np.arange(toys.C * toys.N).reshape(toys.C, toys.N) % len(toys.FEDERATION.y)
+    equal = toys.FEDERATION._replace(train=toys.as_rows(rows))
+    uniform, size = (
+        toys.player(toys.make("scaffold", weights=weights), federation=equal)(KEYS, 0, 3)[0]
+        for weights in ("uniform", "size")
+    )
+    toys.close(uniform, size)
+    other, _ = toys.player(toys.make("scaffold"))(KEYS, 0, 3)
+    by_size, _ = toys.player(toys.make("scaffold", weights="size"))(KEYS, 0, 3)
+    far = tree.sub(other.server[0].params, by_size.server[0].params)
+    assert float(tree.sq_norm(far)) > 1e-4
+
+
+def test_other_weights_are_refused():
+    said = complaint(toys.make, "scaffold", weights="sizes")
+    assert "method.weights" in said and "size" in said
+
+
 @pytest.mark.parametrize(
-    "momentum, server_lr, decay", [(0.0, 1.0, 1.0), (naive.MOMENTUM, 0.5, 1.0), (0.0, 0.9, 0.7)]
+    "weights, momentum, server_lr, decay",
+    [
+        ("uniform", 0.0, 1.0, 1.0),
+        ("size", naive.MOMENTUM, 0.5, 1.0),
+        ("uniform", 0.0, 0.9, 0.7),
+    ],
 )
-def test_scaffold_against_numpy(momentum, server_lr, decay):
+def test_scaffold_against_numpy(weights, momentum, server_lr, decay):
     """Also where both learning rates decay from round to round."""
-    method = toys.make("scaffold", toys.TASK, server_lr=server_lr)
+    method = toys.make("scaffold", toys.TASK, server_lr=server_lr, weights=weights)
 
     def decayed(t):
         optimizer = optim.sgd(naive.LR * decay**t, momentum, naive.DECAY)
-        made = toys.make("scaffold", toys.TASK, server_lr=server_lr * decay**t)
+        rate = server_lr * decay**t
+        made = toys.make("scaffold", toys.TASK, server_lr=rate, weights=weights)
         return made, {"optimizer": optimizer}
 
     w = naive.first_weights()
@@ -74,7 +101,9 @@ def test_scaffold_against_numpy(momentum, server_lr, decay):
             changes.append(naive.sub(new, c_i[i]))
             c_i[i] = new
             models.append(y)
-        w = naive.add(w, naive.sub(naive.mean_by_size(ids, models), w), server_lr * decay**t)
+        uniform = naive.mean(np.full(len(ids), 1 / len(ids)), models)
+        mean = uniform if weights == "uniform" else naive.mean_by_size(ids, models)
+        w = naive.add(w, naive.sub(mean, w), server_lr * decay**t)
         c = naive.add(c, naive.mean(np.full(len(ids), 1 / toys.C), changes))
     plan = PLAIN if momentum == 0 else naive.FULL
     state = rounds(method, 4, plan, scheduled=None if decay == 1 else decayed)
