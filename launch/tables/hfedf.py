@@ -1,0 +1,204 @@
+"""hFedF and its baselines on the digit domains, each left out in turn (configs/hfedf_digits.py).
+
+Every method runs with the paper's step of the clients' Adam, 1e-3, and with 3e-4 and 3e-3; all else
+is Table 10's. For each method and target, one of the three steps is chosen by `id`, the accuracy on
+the clients' own validation rows, and one by the accuracy on a source domain that no client holds
+(configs/hfedf_tuning.py, where clients hold one domain). Seed 0 chooses; the chosen steps then have
+seeds 1 and 2 too: repeat the command. `hfedf_server` is hFedF with three steps of the server's
+Adam, 1e-3 in Table 10 as well, and Table 10's step of the clients'.
+
+A cell is d1/METHOD/TARGET or d1/METHOD,SETTING/TARGET, where clients hold one domain; d2 where they
+hold two. Those that begin with held_out/ are of hfedf_tuning.py.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import records
+from records import Record
+
+from fedjax_lab.analysis import formats
+from fedjax_lab.configs import hfedf_tuning
+
+COUNTS = "d1", "d2"  # of domains that a client holds
+TARGETS = tuple(hfedf_tuning.HELD_OUT)
+METHODS = "central", "local", "fedavg", "fedprox", "fedsr", "fedgma", "pfedhn", "hfedf"
+ROWS = *METHODS, "hfedf_server"
+PAPERS = "1e-3"
+STEPS = PAPERS, "3e-4", "3e-3"
+WAYS = {"Table 10": (), "step by id": ("", "id"), "step by a held-out domain": ("held_out/", "ood")}
+TUNED = list(WAYS)[1:]
+ABLATIONS = {
+    "grad_align=False": {"method.grad_align": "False"},
+    "ema=1.0": {"method.ema": "1.0"},
+    "grad_align=False,ema=1.0": {"method.grad_align": "False", "method.ema": "1.0"},
+    "embedding=random": {"method.embedding": "random"},
+    "embedding=autoencoder": {"method.embedding": "autoencoder"},
+    "server_lr=1e-2": {"method.server_lr": "1e-2"},
+}
+ROUNDS = range(20, 201, 20)  # of the curves
+MEASURES = "id", "ood", "spread"
+
+
+# The runs.
+
+
+def cells(out):
+    """All of them; the steps that are chosen by the records that there are have three seeds."""
+    found = planned()
+    there = records.current(*records.read("hfedf"), found, out)
+    chosen = {
+        each for way in WAYS for d in COUNTS for row in ROWS for each in runs(there, way, d, row)
+    }
+    return [each._replace(seeds=[0, 1, 2]) if each.name in chosen else each for each in found]
+
+
+def planned():
+    """Those of Table 10 first, then other steps, then the runs without the target."""
+    found = {}
+    for d in COUNTS:
+        for step in STEPS:
+            for row in ROWS:
+                add(found, "", d, row, step)
+    for name, settings in ABLATIONS.items():
+        for target in TARGETS:
+            cell = f"d1/hfedf,{name}/{target}"
+            found[cell] = make(cell, "hfedf", target, (0, 1, 2), **settings)
+    for row in ROWS:
+        for step in STEPS:
+            add(found, "held_out/", "d1", row, step)
+    return list(found.values())
+
+
+def add(found, where, d, row, step):
+    """The cells of a row with one step, one for each target."""
+    method, key = ("hfedf", "method.server_lr") if row == "hfedf_server" else (row, "local.lr")
+    seeds = (0, 1, 2) if step == PAPERS and not where else (0,)
+    for target in TARGETS:
+        cell = name_of(where, d, row, step, target)
+        found.setdefault(cell, make(cell, method, target, seeds, **{key: step}))
+
+
+def make(cell, method, target, seeds, **settings):
+    """The run of a name."""
+    places = {"data.unseen": target, "partition.domains": "1" if "d1/" in cell else "2"}
+    file = "hfedf_digits"
+    if cell.startswith("held_out/"):
+        places |= {"data.unseen": hfedf_tuning.HELD_OUT[target], "data.target": target}
+        file = "hfedf_tuning"
+    return records.cell(cell, f"configs/{file}.py:{method}", seeds, **places, **settings)
+
+
+def name_of(where: str, d: str, row: str, step: str, target: str) -> str:
+    """Of a cell; where: "held_out/" or ""."""
+    method, key = ("hfedf", "server_lr") if row == "hfedf_server" else (row, "lr")
+    return f"{where}{d}/{method}{'' if step == PAPERS else f',{key}={step}'}/{target}"
+
+
+def measured(row):
+    """{seed: id, ood and its spread over clients after the last round, and curves of the two}."""
+    return {seed: of_seed(rows) for seed, rows in row.seeds.items()}
+
+
+def of_seed(rows: Sequence[dict]) -> dict[str, float]:
+    """What is recorded of one seed's evaluations."""
+    out = {"id": rows[-1]["id"], "ood": rows[-1]["ood"], "spread": spread(rows[-1])}
+    for row in rows:
+        if row["round"] in ROUNDS:
+            out[f"ood/{row['round']}"] = row["ood"]
+            out[f"spread/{row['round']}"] = spread(row)
+    return out
+
+
+def spread(row: dict) -> float:
+    """The population standard deviation of ood over the clients."""
+    return float(np.std([each for each in row["ood_per_client"] if each is not None]))
+
+
+# Which runs a row of the tables is made of.
+
+
+def step_of(of_table: Sequence[Record], way: str, d: str, row: str, target: str) -> str | None:
+    """The step that a way of WAYS gives; None where runs that choose it are missing."""
+    if not WAYS[way]:
+        return PAPERS
+    where, measure = WAYS[way]
+    names = {name_of(where, "d1" if where else d, row, step, target): step for step in STEPS}
+    of_steps = {
+        names[record.cell]: record.values.get(measure, -np.inf)
+        for record in of_table
+        if record.seed == 0 and record.cell in names
+    }
+    return max(STEPS, key=of_steps.__getitem__) if len(of_steps) == len(STEPS) else None
+
+
+def runs(of_table: Sequence[Record], way: str, d: str, row: str) -> list[str]:
+    """The cell of each target; "" where its step is not known."""
+    steps = [step_of(of_table, way, d, row, target) for target in TARGETS]
+    pairs = zip(TARGETS, steps, strict=True)
+    return [name_of("", d, row, step, target) if step else "" for target, step in pairs]
+
+
+def average(of_table: Sequence[Record], cells: Sequence[str], measure: str) -> float | None:
+    """The mean over cells and seeds; None where one of three seeds is missing."""
+    values = [records.values(of_table, cell, measure) for cell in cells]
+    return float(np.mean(values)) if all(len(of_cell) == 3 for of_cell in values) else None
+
+
+# The tables.
+
+
+def tables(of_table: Sequence[Record]) -> list[formats.Table]:
+    """Means over targets, targets, chosen steps; the ablations."""
+    made = [make(of_table, d) for d in COUNTS for make in (by_method, by_target, by_step)]
+    return [*made, ablations(of_table)]
+
+
+def shown(values: Sequence[float | None]) -> list[str]:
+    """With one decimal."""
+    return [formats.NONE if value is None else f"{value:.1f}" for value in values]
+
+
+def by_method(of_table, d):
+    """Means over the targets."""
+    rows = []
+    for row in ROWS:
+        by_way = [runs(of_table, way, d, row) for way in WAYS]
+        values = [average(of_table, cells, measure) for cells in by_way for measure in MEASURES]
+        rows.append([row, *shown(values)])
+    title = f"{d}: percent, means over five targets and seeds 0, 1, 2; spread: the standard"
+    title += " deviation of ood over the clients of a seed."
+    return formats.Table(title, ["", *MEASURES * 3], rows, groups=[(way, 3) for way in WAYS])
+
+
+def by_target(of_table, d):
+    """ood of each target, with Table 10's step and with the one that a held-out domain chose."""
+    ways, rows = ("Table 10", TUNED[-1]), []
+    for row in ROWS:
+        cells = [cell for way in ways for cell in runs(of_table, way, d, row)]
+        rows.append([row, *(records.spread(of_table, cell, "ood") for cell in cells)])
+    title = f"{d}: ood in percent, mean (population standard deviation) over seeds."
+    groups = [(way, len(TARGETS)) for way in ways]
+    return formats.Table(title, ["", *TARGETS * 2], rows, groups=groups)
+
+
+def by_step(of_table, d):
+    """The steps that were chosen."""
+    rows = []
+    for row in ROWS:
+        steps = [step_of(of_table, way, d, row, target) for way in TUNED for target in TARGETS]
+        rows.append([row, *(step or formats.NONE for step in steps)])
+    groups = [(way, len(TARGETS)) for way in TUNED]
+    return formats.Table(f"{d}: the chosen steps.", ["", *TARGETS * 2], rows, groups=groups)
+
+
+def ablations(of_table):
+    """hFedF without its parts, with Table 10's settings otherwise."""
+    rows = []
+    for label in ("hfedf", *(f"hfedf,{each}" for each in ABLATIONS)):
+        cells = [f"d1/{label}/{target}" for target in TARGETS]
+        rows.append([label, *shown([average(of_table, cells, m) for m in MEASURES])])
+    title = (
+        "d1: hFedF with other settings than Table 10's, means over five targets and three seeds."
+    )
+    return formats.Table(title, ["", *MEASURES], rows)

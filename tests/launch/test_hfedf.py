@@ -1,0 +1,101 @@
+"""The table of hFedF on the digit domains, and its picture."""
+
+from pathlib import Path
+
+import hfedf_spread
+import matplotlib.pyplot as plt
+import measure
+import numpy as np
+import pytest
+import records
+from records import Record
+
+table = measure.load("hfedf")
+FACTS = "digest", "abc", "0.1.0", "1 x cpu"
+
+
+def record(cell, seed=0, **values):
+    return Record(cell, seed, *FACTS, values)
+
+
+@pytest.fixture
+def of_fedavg():
+    """By id 3e-3 is best, on the held-out domain 3e-4; ood is 10, 20, 30 with seeds 0, 1, 2."""
+    id_of = {"1e-3": 50.0, "3e-4": 40.0, "3e-3": 60.0}
+    found = []
+    for target in table.TARGETS:
+        for step, value in id_of.items():
+            cell = table.name_of("", "d1", "fedavg", step, target)
+            found += [
+                record(cell, s, id=value, ood=10.0 * (s + 1), spread=1.0 * s) for s in range(3)
+            ]
+            cell = table.name_of("held_out/", "d1", "fedavg", step, target)
+            found.append(record(cell, ood=100 - value))
+    return found
+
+
+def test_a_step_is_chosen_by_seed_0_of_all_steps(of_fedavg):
+    by_id, held_out = table.TUNED
+    place = "d1", "fedavg", "street"
+    assert table.step_of([], "Table 10", *place) == "1e-3"
+    assert table.step_of(of_fedavg, by_id, *place) == "3e-3"
+    assert table.step_of(of_fedavg, held_out, *place) == "3e-4"
+    assert table.step_of(of_fedavg, held_out, "d2", *place[1:]) == "3e-4"  # that of d1
+    assert table.step_of(of_fedavg, by_id, "d2", *place[1:]) is None
+    later = [each for each in of_fedavg if each.seed or "lr=3e-4" not in each.cell]
+    assert table.step_of(later, by_id, *place) is None
+
+
+def test_the_means_are_of_three_seeds(of_fedavg):
+    rows = {name: line for name, *line in table.by_method(of_fedavg, "d1").cells}
+    assert rows["fedavg"] == ["50.0", "20.0", "1.0", "60.0", "20.0", "1.0", "40.0", "20.0", "1.0"]
+    assert rows["hfedf"] == ["-"] * 9
+    (fedavg,) = [line[1:] for line in table.by_target(of_fedavg, "d1").cells if "fedavg" in line]
+    assert fedavg == ["20.0 (8.2)"] * 10
+    short = [each for each in of_fedavg if (each.cell, each.seed) != ("d1/fedavg/street", 2)]
+    assert table.average(short, ["d1/fedavg/street"], "ood") is None
+
+
+def test_chosen_cells_get_three_seeds(of_fedavg, monkeypatch):
+    monkeypatch.setattr(records, "read", lambda name: (of_fedavg, {}))
+    monkeypatch.setattr(records, "current", lambda there, settings, cells, out: there)
+    seeds = {cell.name: cell.seeds for cell in table.cells(Path("out"))}
+    assert seeds["d1/fedavg,lr=3e-3/street"] == seeds["d1/fedavg,lr=3e-4/street"] == [0, 1, 2]
+    assert seeds["d1/fedprox,lr=3e-4/street"] == seeds["d1/hfedf,server_lr=3e-4/street"] == [0]
+    assert seeds["d2/fedavg,lr=3e-4/street"] == [0, 1, 2] and seeds["d2/hfedf/street"] == [0, 1, 2]
+    assert seeds["held_out/d1/fedavg/street"] == [0]
+
+
+def test_the_runs_have_the_settings_of_their_names():
+    config = {cell.name: cell.config for cell in table.planned()}
+    server = config["d2/hfedf,server_lr=3e-3/postal"]
+    assert (server.method.server_lr, server.local.lr, server.partition.domains) == (3e-3, 1e-3, 2)
+    assert (server.data.unseen, server.method.embedding_dim) == ("postal", 1)
+    tuned = config["held_out/d1/pfedhn,lr=3e-4/postal"]
+    assert (tuned.data.target, tuned.data.unseen) == ("postal", "handwritten")
+    assert (tuned.local.lr, tuned.method.server_lr) == (3e-4, 1e-2)
+    assert tuned.partition.num_clients == 3 and tuned.partition.domains == 1
+    both = config["d1/hfedf,grad_align=False,ema=1.0/street"].method
+    assert (both.grad_align, both.ema) == (False, 1.0)
+
+
+def test_what_is_recorded_of_a_seed():
+    rows = [
+        {"round": 20, "id": 40.0, "ood": 50.0, "ood_per_client": [40.0, 60.0, None]},
+        {"round": 30, "id": 50.0, "ood": 50.0, "ood_per_client": [50.0, 50.0]},
+    ]
+    curve = {"ood/20": 50.0, "spread/20": 10.0}
+    assert table.of_seed(rows) == {"id": 50.0, "ood": 50.0, "spread": 0.0, **curve}
+
+
+def test_the_picture_has_a_line_for_each_method_that_is_measured():
+    found = []
+    for target in table.TARGETS:
+        for cell in ("local", "hfedf"):
+            values = {f"spread/{round}": 5.0 for round in table.ROUNDS}
+            found += [record(f"d1/{cell}/{target}", s, **values) for s in range(3)]
+    curves = hfedf_spread.curves(table, found[1:])  # a seed of `local` is missing
+    assert list(curves) == ["hfedf"] and np.all(curves["hfedf"] == 5)
+    assert curves["hfedf"].shape == (3, len(table.ROUNDS))
+    texts = {t.get_text() for t in hfedf_spread.picture(table, found).findobj(plt.Text)}
+    assert {"local", "hfedf"} <= texts
