@@ -493,7 +493,7 @@ def two_domains(tmp_path_factory):
 def test_the_analyses_of_a_finished_run(two_domains, capsys):
     out = two_domains / "out"
     every = {"sparsity", "fisher_probe"}
-    picked = {"selection_ratio", "fisher_split", "overlap", "tsne"}
+    picked = {"selection", "selection_ratio", "fisher_split", "overlap", "tsne"}
     for name, expected in (("fedavg", every), ("fedpick", every | picked)):
         argv = ["fedpick", str(two_domains / name), f"--out={out / name}", "--head_layers=1"]
         assert figures.main(argv) == 0

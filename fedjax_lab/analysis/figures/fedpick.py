@@ -14,6 +14,7 @@ fisher_probe.png    accuracy of ten nearest neighbors on the features of highest
 
 Of a run of fedpick also, on test images:
 
+selection.png       for how many images a client selects each feature
 selection_ratio.png share of features that are selected
 tsne.png            t-SNE of relevant and irrelevant features of one domain
 fisher_split.png    mean Fisher score of both
@@ -171,6 +172,7 @@ def analyze_selection(clients: list[Client], shown: Client) -> tuple[dict, dict[
     domains, label = plots.Side("domain", list(ratio)), "overlap of selected features"
     square = {"": np.array(overlap)}
     figures = {
+        "selection": draw_selection({c.name: c.picked.m.mean(0) for c in clients}),
         "selection_ratio": bars(selected, "features selected, %"),
         "fisher_split": bars(fisher, "mean Fisher score"),
         "overlap": plots.draw_heat_maps(square, label, domains, domains, high=1, written=True),
@@ -178,6 +180,15 @@ def analyze_selection(clients: list[Client], shown: Client) -> tuple[dict, dict[
     }
     numbers = {"selection_ratio": ratio, "overlap": overlap}
     return numbers | {"fisher_split": fisher, "infinite_fisher_scores": left_out}, figures
+
+
+def draw_selection(often: dict[str, np.ndarray]) -> Figure:
+    """How often each client selects each feature, shares [d]; features ordered by the mean."""
+    share = 100 * np.stack(list(often.values()))
+    order = np.argsort(-share.mean(0), kind="stable")
+    rows, columns = plots.Side("domain", list(often)), plots.Side("feature", order)
+    label = "test images for which it is selected, %"
+    return plots.draw_heat_maps({"": share[:, order]}, label, rows, columns, high=100)
 
 
 def halves(out: Picked) -> dict[str, np.ndarray]:
