@@ -1,0 +1,232 @@
+"""Measures the numbers of a table in the documentation, in one session or in several.
+
+    python launch/measure.py NAME [--cells=PATTERN] [--seeds=0,1] [--out=DIR] [--commit=HASH]
+    python launch/measure.py NAME --list
+    python launch/measure.py NAME --print
+    python launch/measure.py NAME --write
+
+NAME is a file of launch/tables. The command runs those cells of its table that have no numbers yet,
+one after another, and adds the numbers of each cell to docs/results/NAME.csv as soon as the cell is
+finished. Commit that folder: another session, also on another machine, goes on with what is left.
+An interrupted cell goes on in its folder of --out. Numbers that were measured with other settings
+than today's are stale: they are never shown, and their cells are run again.
+
+--cells   only the cells whose names match the pattern, for example 'fedavg*'
+--seeds   only these of each cell's seeds
+--out     the folder of the runs; default: runs/NAME
+--commit  the commit of the code, where the folder is a copy without git's own files
+--list    the cells, and which seeds of each are measured, left or stale; runs nothing
+--print   the table in Markdown from the numbers that there are; runs nothing
+--write   puts the table in docs/results.md between the lines <!-- NAME --> and <!-- end NAME -->
+
+A table file has three functions:
+
+cells(out)       the list of its cells: fedjax_lab.running.sweep_plan.Cell, made by records.cell.
+                 out: the folder of the runs, for settings that name the folder of another cell;
+                 such a cell has note={"needs": [NAME]}
+measured(row)    what is recorded of the runs of a cell (analysis.runs.Row): {seed: {name: number}},
+                 such as records.in_rounds("last")
+tables(records)  the list of its tables (analysis.formats.Table), from the records alone
+
+Exit codes are those of fedjax_lab.sweep.
+"""
+
+if __name__ == "__main__":  # before the imports, which an interrupt may meet
+    from fedjax_lab import command
+
+    command.begin()
+
+import argparse
+import fnmatch
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+import records
+from records import Record
+
+import fedjax_lab
+from fedjax_lab import command, parallel, sweep
+from fedjax_lab.analysis import formats, runs
+from fedjax_lab.errors import BadInput, nearest, parse, quoted
+from fedjax_lab.main import parse_seeds
+from fedjax_lab.running import files, metrics, sweep_folder
+from fedjax_lab.running.sweep_plan import Cell
+
+TABLES = Path(__file__).parent / "tables"
+PAGE = records.ROOT / "docs" / "results.md"
+CODE = "fedjax_lab", "configs", "launch"
+
+
+def main(argv: list[str]) -> int:
+    """The command, without its name; returns the exit code."""
+    return command.call(_main, argv, "the same command continues", __doc__)
+
+
+def _main(argv):
+    args = _parse(argv)
+    table, code = load(args.name), 0
+    cells = table.cells(args.out)
+    if args.list:
+        print(listed(args.name, cells, args.out))
+        return 0
+    if not (args.print or args.write):
+        code = measure(args, table, cells)
+    text = shown(args.name, table, cells, args.out)
+    if args.write:
+        write(PAGE, args.name, text)
+    else:
+        print("\n" + text)
+    return code
+
+
+def _parse(argv):
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("name", nargs="?", default="")
+    for flag in ("--cells", "--seeds", "--commit"):
+        parser.add_argument(flag)
+    parser.add_argument("--out", type=Path)
+    for flag in ("--list", "--print", "--write"):
+        parser.add_argument(flag, action="store_true")
+    args = parse(parser, argv)
+    args.out = args.out or Path("runs") / args.name
+    args.seeds = None if args.seeds is None else parse_seeds(args.seeds.split(","))
+    return args
+
+
+def load(name: str):
+    """The module of a table file. BadInput where there is none."""
+    names = sorted(path.stem for path in TABLES.glob("*.py"))
+    if name not in names:
+        raise BadInput(f"there is no table {quoted(name)}; {nearest(name, names)}")
+    spec = importlib.util.spec_from_file_location(f"tables_{name}", TABLES / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+# Measuring.
+
+
+def measure(args, table, cells: list[Cell]) -> int:
+    """Runs what has no numbers yet and records it; the exit code."""
+    code, by_name, where = 0, {each.name: each for each in cells}, args.commit or commit()
+    todo = left(args, cells)
+    for i, cell in enumerate(todo, 1):
+        print(f"cell {i} of {len(todo)}: {cell.name}, seeds {_listed(cell.seeds)}", flush=True)
+        whole = by_name[cell.name].seeds == cell.seeds
+        folder = cell.name if whole else f"{cell.name}-seeds-{_listed(cell.seeds)}"
+        needed = [by_name[name] for name in cell.note.get("needs", ())]
+        code |= sweep.train([*needed, cell._replace(name=folder)], args.out)
+        measured = read(table, cell, args.out / folder)
+        settings = records.settings_of(cell.config, args.out)
+        facts = records.digest(settings), where, fedjax_lab.__version__
+        new = [Record(cell.name, seed, *facts, device, of) for seed, device, of in measured]
+        if new:
+            records.add(args.name, new, settings)
+    return code
+
+
+def left(args, cells: list[Cell]) -> list[Cell]:
+    """The chosen cells with their seeds that have no numbers yet."""
+    chosen = [each for each in cells if fnmatch.fnmatchcase(each.name, args.cells or "*")]
+    if not chosen:
+        names = [each.name for each in cells]
+        raise BadInput(f"--cells={quoted(args.cells)}: no such cell; {nearest(args.cells, names)}")
+    there = records.current(*records.read(args.name), cells, args.out)
+    measured = {(record.cell, record.seed) for record in there}
+    todo = []
+    for cell in chosen:
+        wanted = [s for s in cell.seeds if args.seeds is None or s in args.seeds]
+        seeds = [s for s in wanted if (cell.name, s) not in measured]
+        todo += [cell._replace(seeds=seeds)] if seeds else []
+    return todo
+
+
+def read(table, cell: Cell, folder: Path) -> list[tuple[int, str, dict[str, float]]]:
+    """(seed, device, values) of a run that has ended; none where it failed."""
+    outcome = sweep_folder.ended(folder)
+    if outcome is None:
+        return []
+    summary = files.read_json(folder / "summary.json", files.SUMMARY) or {}
+    device = summary.get("device", "")
+    if outcome.code:
+        round = summary.get("diverged", {}).get("round", 0)
+        return [(seed, device, {records.DIVERGED: round}) for seed in cell.seeds]
+    run = runs.read(folder)
+    seeds = {seed: [r for r in run.rows if r["seed"] == seed] for seed in cell.seeds}
+    measured = table.measured(runs.Row(cell.name, [run], seeds))
+    return [(seed, device, values) for seed, values in measured.items()]
+
+
+def commit() -> str:
+    """The commit of the code, with a + where files of it have been changed since."""
+    try:
+        head = _git("rev-parse", "--short=10", "HEAD")
+        return head + "+" * bool(_git("status", "--porcelain", "--", *CODE))
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise BadInput("git does not tell the commit; name it with --commit=HASH") from error
+
+
+def _git(*words):
+    done = subprocess.run(
+        ["git", *words], cwd=records.ROOT, check=True, capture_output=True, text=True
+    )
+    return done.stdout.strip()
+
+
+# What a person sees.
+
+
+def listed(name: str, cells: list[Cell], out: Path) -> str:
+    """A line for each cell: its seeds that are measured, stale and left."""
+    all_records, settings = records.read(name)
+    there = records.current(all_records, settings, cells, out)
+    rows = []
+    for cell in cells:
+        of_cell = {r.seed for r in there if r.cell == cell.name}
+        stale = {r.seed for r in all_records if r.cell == cell.name} - of_cell
+        others = [seed for seed in cell.seeds if seed not in of_cell]
+        rows.append([cell.name, *(_listed(s) or formats.NONE for s in (of_cell, stale, others))])
+    header = ["cell", "measured", "stale", "left"]
+    return formats.terminal(formats.Table(f"{name}: seeds of each cell", header, rows))
+
+
+def shown(name: str, table, cells: list[Cell], out: Path) -> str:
+    """The tables in Markdown, and where their numbers come from."""
+    all_records, settings = records.read(name)
+    there = records.current(all_records, settings, cells, out)
+    tables = [formats.markdown(each) for each in table.tables(there)]
+    return "\n\n".join([*tables, sources(name, cells, there, len(all_records) - len(there))])
+
+
+def sources(name: str, cells: list[Cell], there: list[Record], stale: int) -> str:
+    """The command, and the commits, devices and seeds of the numbers."""
+    wanted = sum(len(cell.seeds) for cell in cells)
+    of_all = {field: sorted({getattr(r, field) for r in there}) for field in records.FACTS}
+    parts = [f"Command: `python launch/measure.py {name}`"]
+    parts += [f"{len(there)} of {wanted} runs (a cell and a seed) are measured"]
+    parts += [f"{stale} with earlier settings are left out"] * bool(stale)
+    labels = {"commit": "commits", "version": "versions", "device": "devices", "seed": "seeds"}
+    parts += [f"{label}: {_listed(of_all[key], ', ')}" for key, label in labels.items() if there]
+    return "; ".join(parts) + "."
+
+
+def _listed(values, separator=","):
+    return separator.join(map(str, sorted(values)))
+
+
+def write(page: Path, name: str, text: str) -> None:
+    """Replaces what stands in a page between the lines that name the table."""
+    begin, end = f"<!-- {name} -->\n", f"<!-- end {name} -->\n"
+    before, found, rest = page.read_text().partition(begin)
+    _, closed, after = rest.partition(end)
+    if not (found and closed):
+        raise BadInput(f"{page} has not the lines {begin.strip()} and {end.strip()}")
+    metrics.write_text(page, f"{before}{begin}{text}\n{end}{after}")
+
+
+if __name__ == "__main__":
+    parallel.use_every_core()
+    command.run(main, sys.argv[1:])

@@ -1,0 +1,193 @@
+"""Tables that are measured in several sessions."""
+
+import json
+from pathlib import Path
+
+import measure
+import pytest
+import records
+import toys
+from records import Record
+
+from fedjax_lab import sweep
+from fedjax_lab.analysis import formats
+from fedjax_lab.running import metrics
+from fedjax_lab.running.sweep_folder import Outcome
+
+NAMES = sorted(path.stem for path in measure.TABLES.glob("*.py"))
+TABLE = """
+import records
+
+def cells(out):
+    each = {{"fedavg": {{}}, "fedprox": {{"method.mu": "{mu}"}}}}
+    return [records.cell(m, f"{config}:{{m}}", (0, 1), **more) for m, more in each.items()]
+
+measured = records.in_rounds("last", measures=("accuracy.mean",))
+
+def tables(of_table):
+    columns = {{"accuracy": "last/accuracy.mean"}}
+    return [records.table("Toy", ["fedavg", "fedprox"], columns, of_table)]
+"""
+
+
+@pytest.fixture
+def toy(tmp_path, monkeypatch):
+    """write(mu): a table `toy` of two methods, whose results are in tmp_path / "results"."""
+    toys.write_examples(tmp_path / "data.npz")
+    config = toys.write_config(tmp_path, run={"rounds": 2, "eval_every": 1})
+    monkeypatch.setattr(measure, "TABLES", tmp_path)
+    monkeypatch.setattr(records, "RESULTS", tmp_path / "results")
+
+    def write(mu=0.1):
+        (tmp_path / "toy_table.py").write_text(TABLE.format(config=config, mu=mu))
+
+    write()
+    return write
+
+
+@pytest.fixture
+def trained(monkeypatch):
+    """The names and seeds of the cells that were run; their accuracy is 80 + seed."""
+    cells = []
+
+    def run_one(cell, folder, load, log):
+        cells.append((cell.name, cell.seeds))
+        if "fails" in (folder.parent / "what").read_text():
+            return Outcome(1, "no memory")
+        metrics.make_folder(folder)
+        metrics.write_json(folder / "config.json", cell.saved)
+        cost = {"bytes_up": 1, "bytes_down": 1, "seconds": 1.0, "train_loss": 0.1}
+        rows = [
+            {"round": r, "seed": s, "accuracy": {"mean": 78.0 + r + s}, **cost}
+            for r in (1, 2)
+            for s in cell.seeds
+        ]
+        (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        ends = {} if cell.name[:7] != "fedprox" else {"diverged": {"round": 2, "seed": 1}}
+        metrics.write_json(folder / "summary.json", {**toys.SUMMARY, "seeds": cell.seeds, **ends})
+        return Outcome(0)
+
+    monkeypatch.setattr(sweep, "_run_one", run_one)
+    return cells
+
+
+def command(tmp_path, *flags, what=""):
+    out = tmp_path / "out"
+    out.mkdir(exist_ok=True)
+    (out / "what").write_text(what)
+    return measure.main(["toy_table", f"--out={out}", "--commit=abc", *flags])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_cells_of_every_table_have_configs_and_the_table_can_be_made(name):
+    """The command of the table in the documentation parses, and shows no stale number."""
+    table = measure.load(name)
+    cells = table.cells(Path("runs") / name)
+    names = [cell.name for cell in cells]
+    assert len(set(names)) == len(names) > 0 and all(cell.seeds for cell in cells)
+    assert {need for cell in cells for need in cell.note.get("needs", ())} <= {*names}
+    assert all(isinstance(each, formats.Table) for each in table.tables([]))
+    text = measure.shown(name, table, cells, Path("runs") / name)
+    assert f"`python launch/measure.py {name}`" in text
+
+
+def test_a_table_that_is_not_there(capsys):
+    assert measure.main(["fedpick_digit"]) == 2
+    assert "did you mean 'fedpick_digits'" in capsys.readouterr().err
+
+
+def test_cells_are_recorded_and_not_run_again(toy, trained, tmp_path, capsys):
+    assert command(tmp_path, "--cells=fedavg", "--seeds=1") == 0
+    assert command(tmp_path) == 1  # fedprox diverges
+    assert trained == [("fedavg-seeds-1", [1]), ("fedavg-seeds-0", [0]), ("fedprox", [0, 1])]
+    assert command(tmp_path) == 0 and len(trained) == 3
+    said = capsys.readouterr().out.split("cell 1 of")[-1]
+    assert "| `fedavg` | **80.5 (0.5)** |" in said and "| `fedprox` | diverged |" in said
+    assert "4 of 4 runs" in said and "commits: abc" in said and "devices: 2 x cpu" in said
+    (of_seed_0, *_), settings = records.read("toy_table")
+    found = records.read("toy_table")[0]
+    assert {(r.cell, r.seed) for r in found} == {
+        (c, s) for c in ("fedavg", "fedprox") for s in (0, 1)
+    }
+    assert of_seed_0.values == {"last/accuracy.mean": 81.0}
+    assert str(tmp_path) not in json.dumps(settings)
+
+
+def test_a_cell_that_fails_leaves_no_record(toy, trained, tmp_path):
+    assert command(tmp_path, what="fails") == 1
+    assert records.read("toy_table") == ([], {})
+
+
+def test_a_changed_setting_makes_numbers_stale(toy, trained, tmp_path, capsys):
+    command(tmp_path)
+    toy(mu=0.2)
+    capsys.readouterr()
+    command(tmp_path, "--print")
+    said = capsys.readouterr().out
+    assert "| `fedprox` | - |" in said and "**80.5 (0.5)**" in said
+    assert "2 of 4 runs" in said and "2 with earlier settings are left out" in said
+    command(tmp_path, "--list")
+    assert "fedprox         -    0,1   0,1" in capsys.readouterr().out
+    assert command(tmp_path) == 2  # the folder holds the earlier run
+    trained.clear()
+    (tmp_path / "again").mkdir()
+    assert command(tmp_path / "again") == 1 and trained == [("fedprox", [0, 1])]
+
+
+@pytest.mark.parametrize(
+    ("added", "is_same"),
+    [
+        ({}, True),
+        ({"run.target": 0.0}, True),
+        ({"run.target": 5.0}, False),
+        ({"method.weights": "uniform"}, False),
+        ({"model.depth": 2}, False),
+    ],
+)
+def test_a_setting_that_was_added_later_has_to_be_at_its_default(added, is_same):
+    old = {"run.rounds": 50, "method.name": "scaffold"}
+    assert records.same(old, {**old, **added}) == is_same
+    assert not records.same({**old, "run.target": 0.0}, old)
+    assert not records.same(old, {**old, **added, "run.rounds": 30})
+
+
+def test_the_folder_of_another_cell_is_no_setting(tmp_path):
+    def settings(out):
+        more = {"method.index_of": str(out / "index")}
+        config = records.cell("a", "configs/client2vec_digits.py:client2vec", (0,), **more).config
+        return records.settings_of(config, out)
+
+    assert settings(tmp_path)["method.index_of"] == "OUT/index"
+    assert settings(tmp_path) == settings(Path("a"))
+
+
+def test_records_keep_what_each_has(monkeypatch, tmp_path):
+    monkeypatch.setattr(records, "RESULTS", tmp_path)
+    facts = "abc+", "0.1.0", "2 x cpu"
+    settings = [{"run.rounds": n} for n in (10, 20)]
+    digests = [records.digest(each) for each in settings]
+    first = [Record("x", seed, digests[0], *facts, {"id": 80.0 + seed}) for seed in (0, 1)]
+    records.add("t", first, settings[0])
+    again = Record("x", 1, digests[1], *facts, {"ood": 12.3456})
+    records.add("t", [again], settings[1])
+    assert records.read("t") == ([first[0], again], dict(zip(digests, settings, strict=True)))
+    records.add("t", [again._replace(seed=0)], settings[1])
+    assert records.read("t")[1] == {digests[1]: settings[1]}
+
+
+def test_the_page_of_results(tmp_path):
+    page = tmp_path / "results.md"
+    page.write_text("a\n<!-- t -->\nold\n<!-- end t -->\nb\n")
+    measure.write(page, "t", "| new |")
+    assert page.read_text() == "a\n<!-- t -->\n| new |\n<!-- end t -->\nb\n"
+    with pytest.raises(measure.BadInput, match="has not the lines <!-- u -->"):
+        measure.write(page, "u", "")
+
+
+@pytest.mark.slow
+def test_a_toy_is_measured(toy, tmp_path, capsys):
+    assert command(tmp_path, "--cells=fedavg") == 0
+    (first, second), _ = records.read("toy_table")
+    assert (first.cell, first.commit, second.seed) == ("fedavg", "abc", 1)
+    assert 30 < first.values["last/accuracy.mean"] <= 100
+    assert "`fedavg` | **" in capsys.readouterr().out
