@@ -17,7 +17,7 @@ def get_config(method="fedavg"):
             "alpha": 0.1,
             "validation": 0.1,
         },
-        "model": {"name": "simple_cnn"},
+        "model": {"name": "mlp", "width": 128, "depth": 2},
         "method": {"name": method},
         "local": {"momentum": 0.9, "batch_size": 64, "epochs": 1},
         "run": {"rounds": 30, "eval_every": 5},
