@@ -93,6 +93,7 @@ MEANINGS = {
     "data.size": "the height and width of the images, in pixels",
     "data.seed": "of what is drawn when the dataset is made",
     "data.train_per_domain": "training examples of each domain",
+    "data.train_per_class": "training examples of each class, the first ones; 0: all",
     "data.test_per_domain": "test examples of each domain",
     "data.fraction": "the share of the texts that is taken",
     "data.dataset": "the name of the dataset",

@@ -12,8 +12,8 @@ from typing import IO, NamedTuple
 import numpy as np
 
 from fedjax_lab.data import places, safe
-from fedjax_lab.data.dataset import Dataset
-from fedjax_lab.errors import BadInput
+from fedjax_lab.data.dataset import Dataset, first_of_each
+from fedjax_lab.errors import BadInput, check_not_negative
 
 KINDS = {0x801: "labels", 0x803: "images"}  # by a file's first four bytes
 DIGITS = tuple("0123456789")
@@ -94,13 +94,21 @@ def kmnist(*, folder: str = "") -> Dataset:
     return _published(KMNIST, folder)
 
 
-def fashion_mnist(*, folder: str = "") -> Dataset:
+def fashion_mnist(*, folder: str = "", train_per_class: int = 0) -> Dataset:
     """Fashion-MNIST (Xiao et al. 2017, arXiv:1708.07747): 60,000 + 10,000 images [28, 28, 1].
 
+    With `train_per_class` only the first so many training images of each class are used; 0: all.
     Otherwise as `mnist`; its folders are fashion-mnist, torchvision's FashionMNIST/raw and, without
     `folder`, that of Debian's package dataset-fashion-mnist.
     """
-    return _published(FASHION, folder)
+    check_not_negative("data.train_per_class", train_per_class)
+    dataset = _published(FASHION, folder)
+    if not train_per_class:
+        return dataset
+    kept = first_of_each(dataset.y[~dataset.test], train_per_class)  # training images come first
+    rows = np.concatenate([kept, np.flatnonzero(dataset.test)])
+    arrays = {key: getattr(dataset, key)[rows] for key in ("x", "y", "domain", "test")}
+    return dataset._replace(**arrays)
 
 
 def _published(release: Release, folder: str) -> Dataset:

@@ -54,6 +54,17 @@ def test_fashion_mnist_from_a_folder_has_named_classes(mnist):
     assert data.classes[0] == "T-shirt/top" and data.classes[9] == "Ankle boot"
 
 
+def test_fashion_mnist_with_so_many_training_images_of_each_class(mnist):
+    folder, x, y = mnist
+    data = idx.fashion_mnist(folder=str(folder), train_per_class=1)
+    rows = [0, 1, 2, 3, 5, 6]  # labels 3, 0, 9, 1, 1; the two test images stay
+    assert np.array_equal(data.x[..., 0], x[rows]) and np.array_equal(data.y, y[rows])
+    assert data.test.tolist() == [False] * 4 + [True] * 2 and len(data.domain) == 6
+    assert len(idx.fashion_mnist(folder=str(folder), train_per_class=9).x) == len(x)
+    message = complaint(idx.fashion_mnist, folder=str(folder), train_per_class=-1)
+    assert "data.train_per_class must not be negative" in message
+
+
 def test_fashion_mnist_is_found_in_the_usual_places(mnist, tmp_path, monkeypatch):
     folder, x, _ = mnist
     partial = tmp_path / "partial"
