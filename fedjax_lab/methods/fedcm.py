@@ -15,8 +15,8 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_lab import losses, optim, tree, wire
-from fedjax_lab.errors import check_share
-from fedjax_lab.methods.fedavg import aggregate, fedavg
+from fedjax_lab.errors import check_positive, check_positive_share
+from fedjax_lab.methods.fedavg import aggregate, fedavg, send
 from fedjax_lab.ranges import log_uniform
 from fedjax_lab.types import Exchange, Method, State, Task, Weights
 
@@ -28,7 +28,8 @@ def fedcm(task: Task, *, alpha: float = 0.1, server_lr: float = 1.0) -> Method:
 
     server_lr: the server's learning rate.
     """
-    check_share("method.alpha", alpha)
+    check_positive_share("method.alpha", alpha)
+    check_positive("method.server_lr", server_lr)
     risk = losses.risk(task)
 
     def init(key, num_clients):
@@ -56,7 +57,7 @@ def fedcm(task: Task, *, alpha: float = 0.1, server_lr: float = 1.0) -> Method:
 
     return fedavg(task)._replace(
         init=init,
-        round=(Exchange(lambda server, id: server, local, step, updates=updates),),
+        round=(Exchange(send, local, step, updates=updates),),
         predict=lambda message, client, x: task.apply(message[0], x).logits,
         newcomer=lambda state: (state.server, ()),
     )

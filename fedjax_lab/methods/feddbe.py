@@ -14,7 +14,7 @@ taken over all examples after the training, in evaluation mode. A new client has
 import jax.numpy as jnp
 
 from fedjax_lab import losses, tree, wire
-from fedjax_lab.methods.fedavg import aggregate, fedavg
+from fedjax_lab.methods.fedavg import aggregate, fedavg, send
 from fedjax_lab.ranges import log_uniform
 from fedjax_lab.types import Array, Exchange, Method, Output, State, Task, Weights
 
@@ -58,7 +58,7 @@ def feddbe(task: Task, *, kappa: float = 10.0) -> Method:
 
     return fedavg(task)._replace(
         init=init,
-        round=(Exchange(lambda server, id: server, local, step, updates=updates),),
+        round=(Exchange(send, local, step, updates=updates),),
         predict=predict,
         newcomer=lambda state: (state.server, jnp.zeros_like(state.server[1])),
     )

@@ -16,7 +16,7 @@ import optax
 
 from fedjax_lab import losses, streams, tree, wire
 from fedjax_lab.errors import check_below_one, check_choice, check_positive
-from fedjax_lab.methods.fedavg import aggregate, fedavg
+from fedjax_lab.methods.fedavg import aggregate, fedavg, send
 from fedjax_lab.ranges import uniform
 from fedjax_lab.types import Exchange, Method, State, Task
 
@@ -70,7 +70,7 @@ def mimelite(
 
     return fedavg(task)._replace(
         init=init,
-        round=(Exchange(lambda server, id: server, local, step, updates=updates),),
+        round=(Exchange(send, local, step, updates=updates),),
         predict=lambda message, client, x: task.apply(message[0], x).logits,
         newcomer=lambda state: (state.server, ()),
     )
