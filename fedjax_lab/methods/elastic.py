@@ -8,7 +8,7 @@
 f gives the logits of all examples, in evaluation mode; the norm's square is averaged over a batch,
 without labels. Each parameter has its zeta; the maximum runs over the array that it is in. The
 paper takes part of the examples, and a moving average over batches in the place of the mean.
-Running statistics take the plain mean.
+Running statistics take the plain mean. A client is sent one model and sends two, w_i and Omega_i.
 """
 
 import jax

@@ -11,7 +11,8 @@ After more than beta rounds a client's critical parameters are its own last ones
 overlaps are the same. Mean and maximum are over pairs of different clients. In the paper all
 clients take part in every round; here the others count with their last model, those that have not
 taken part yet with none, and they get w_t. Running statistics are w_t's. The server keeps C models,
-C masks and, in memory O(C^2), how they differ.
+C masks and, in memory O(C^2), how they differ. A client is sent one model and sends one and a mask,
+which has a byte for each parameter: a quarter of a model.
 """
 
 from functools import partial

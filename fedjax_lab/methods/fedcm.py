@@ -8,7 +8,8 @@
 Delta_0 is zero. In the paper all clients make K steps, the mean is uniform, and the server steps
 along Delta_{t+1}; with unequal K_i each client's step is divided by its own. K_i eta is the reach
 of the clients' optimizer, which should be SGD without momentum. Weight decay is added to the mixed
-direction, and the clipping of gradients acts on grad F_i alone.
+direction, and the clipping of gradients acts on grad F_i alone. A client is sent two models, the
+second without running statistics, and sends one.
 """
 
 import jax.numpy as jnp

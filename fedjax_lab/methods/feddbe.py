@@ -8,7 +8,8 @@
 f gives the features and phi is the head of w; p_i, a vector that starts at zero, stays on the
 client. Round 1 is FedAvg's: the paper's initialization, in which all clients take part and their
 models are dropped. mean_b is that of the batch, the paper's moving average with mu = 1; h_i is
-taken over all examples after the training, in evaluation mode. A new client has p = 0.
+taken over all examples after the training, in evaluation mode. A new client has p = 0. One model
+and D numbers are sent each way, for D features.
 """
 
 import jax.numpy as jnp

@@ -11,7 +11,7 @@ Of equal P_in any comes first. The paper's w_i in v_n is the client's model of t
 its new one is among the w_n; here w_i is its last one after training, so that who is sent nothing
 trains alone. The paper's epsilon falls; here it stays. Running statistics are mixed with the
 parameters, but do not count in the norm. A client without validation examples weighs nobody. The
-server keeps C models and, in memory O(C^2), P.
+server keeps C models and, in memory O(C^2), P. A client is sent M models and sends one.
 """
 
 from typing import NamedTuple

@@ -7,7 +7,8 @@
 
 Bodies stay on the clients, which start from the same one. Features are taken in evaluation mode
 after the training. The paper's server goes through the v_ic one after the other; here every step is
-on all of them, so that their order does not matter.
+on all of them, so that their order does not matter. A client is sent the head and sends K (D + 1)
+numbers, for K classes and D features; no model is sent.
 """
 
 import jax

@@ -13,7 +13,8 @@
 Heads are combined over the clients of the round; the others keep theirs. The minimum is found by
 `solver_steps` of accelerated projected gradient descent; the authors' code calls a solver, and
 drops shares below 0.001. The alignment is a mean over features, as in that code. PFLlib averages
-the c_ik without n_ik. Who joins later has no head, and no model.
+the c_ik without n_ik. Who joins later has no head, and no model. A client is sent one model and
+K D numbers, for K classes and D features, and sends one model and twice as many.
 """
 
 from functools import partial
