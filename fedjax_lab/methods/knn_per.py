@@ -100,5 +100,5 @@ def log_nearest(h: Array, store: Store, k: int, scale: float, num_classes: int) 
     total = jax.nn.logsumexp(near, 1, keepdims=True)  # [B, 1]
     near = jnp.where(jnp.isfinite(total), near - total, -jnp.inf)
     member = jax.nn.one_hot(store.y[places], num_classes, dtype=bool)  # [B, k, classes]
-    of_class = jax.nn.logsumexp(near[:, :, None], 1, where=member)
+    of_class = jax.nn.logsumexp(jnp.where(member, near[:, :, None], -jnp.inf), 1)
     return jnp.maximum(of_class, jnp.log(jnp.finfo(h.dtype).tiny))
