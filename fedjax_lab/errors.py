@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 LONGEST = 500  # characters of a message
 LONGEST_WORD = 200  # ... and of a word in it
 MOST_PAIRS = 1 << 28  # of clients, for each of which a number is kept: 1 GiB
+MOST_UPLOADED = 1 << 32  # bytes of what all clients upload at once, where a model is little of it
 MACHINE = frozenset(  # of an OSError that no input causes
     getattr(errno, name)
     for name in "ENOSPC EDQUOT EFBIG EIO ENOMEM EMFILE ENFILE EROFS ESTALE".split()
@@ -100,7 +101,7 @@ def check_positive(key: str, value) -> None:
 
 def check_not_negative(key: str, value) -> None:
     """BadInput if the config's value of `key` is below 0; other than numbers are let through."""
-    if isinstance(value, (int, float)) and value < 0:
+    if isinstance(value, (int, float)) and not value >= 0:
         raise BadInput(f"config.{key} must not be negative, got {quoted(value)}")
 
 
@@ -108,6 +109,12 @@ def check_share(key: str, value) -> None:
     """BadInput unless the config's value of `key` is from 0 to 1; traced values are let through."""
     if isinstance(value, (int, float)) and not 0 <= value <= 1:
         raise BadInput(f"config.{key} must be from 0 to 1, got {quoted(value)}")
+
+
+def check_positive_share(key: str, value) -> None:
+    """BadInput unless the config's value of `key` is in (0, 1]; traced values are let through."""
+    if isinstance(value, (int, float)) and not 0 < value <= 1:
+        raise BadInput(f"config.{key} must be above 0 and at most 1, got {quoted(value)}")
 
 
 def check_below_one(key: str, value) -> None:
@@ -123,6 +130,16 @@ def check_pairs(method: str, num_clients: int) -> None:
         raise BadInput(
             f"method {method} keeps a number for each pair of clients, {size:,.1f} GiB for"
             f" {num_clients:,} clients; it takes at most {most:,} (config.partition)"
+        )
+
+
+def check_uploads(method: str, num_clients: int, size: int) -> None:
+    """BadInput where all clients together upload too much at once; size: bytes of one of them."""
+    if num_clients * size > MOST_UPLOADED:
+        raise BadInput(
+            f"method {method} has {num_clients * size / 2**30:,.1f} GiB of uploads at once,"
+            f" {size / 2**10:,.1f} KiB from each of {num_clients:,} clients; with this model it"
+            f" takes at most {MOST_UPLOADED // size:,} clients (config.partition)"
         )
 
 

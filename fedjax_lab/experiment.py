@@ -75,8 +75,8 @@ def build(
     _check_cohort(config, len(federations[0].train))
     task = make_model(config, dataset, _platform(devices))
     task = task._replace(labels=lambda: jnp.asarray(embeddings().labels))
-    stages = _make_stages(config, task, setup := transforming.make_setup(config, federations))
-    _check_examples(config, stages, federations[0])
+    setup = transforming.make_setup(config, federations)
+    stages = _make_stages(config, task, setup, federations[0])
     training = pool(federations) if stages[0].method.pooled else federations
     plan = _plan(config, training, stages, dataset)
     plan = plan._replace(feature_skew=feature_skew(config, dataset.x, federations[0]))
@@ -98,11 +98,14 @@ def build(
     return Experiment(config, dataset, task, simulation)
 
 
-def _make_stages(config, task, setup):
-    """The stages of a run as its config wraps them."""
+def _make_stages(config, task, setup, federation):
+    """The stages of a run as its config wraps them. BadInput where they do not fit its examples."""
     stages = lay_out(make_method(task=task, **config.method), config.run.rounds)
     transforming.check_private(config, stages)
-    return tuple(transforming.as_configured(stage, task, config, setup) for stage in stages)
+    stages = tuple(transforming.as_configured(stage, task, config, setup) for stage in stages)
+    _check_skewed(config, stages)
+    _check_validation(config, stages, federation)
+    return stages
 
 
 def join(parts: Sequence[Experiment]) -> Experiment:
@@ -648,12 +651,6 @@ def feature_skew(
     like = jax.ShapeDtypeStruct(x.shape[1:], jnp.float32)
     jax.eval_shape(of_raw, jax.random.key(0), like, jnp.int32(0))  # BadInput where it does not fit
     return of_raw
-
-
-def _check_examples(config, stages, federation):
-    """BadInput where a method cannot work with the examples as a config deals them."""
-    _check_skewed(config, stages)
-    _check_validation(config, stages, federation)
 
 
 def _check_skewed(config, stages):

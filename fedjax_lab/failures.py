@@ -58,6 +58,7 @@ def attacks(plan: Plan, cohort: Array, ids: Array, num_clients: int) -> Array | 
     if not plan.attackers:
         return None
     count = math.floor(plan.attackers * num_clients + 1e-6)
+    # Drawn once for all rounds: XLA moves what does not depend on the round out of their loop.
     return jax.random.permutation(streams.attackers(cohort), num_clients)[ids] < count
 
 

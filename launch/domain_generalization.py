@@ -28,14 +28,14 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
+from cells import ended_well
 
 from fedjax_lab import command, experiment, parallel, sweep
-from fedjax_lab.analysis import formats, runs
+from fedjax_lab.analysis import formats
 from fedjax_lab.config import resolve
 from fedjax_lab.config_files import load_config
 from fedjax_lab.errors import parse
 from fedjax_lab.main import parse_seeds, split_overrides
-from fedjax_lab.running import sweep_folder
 from fedjax_lab.running.sweep_plan import Cell
 
 MEASURES = ("id", "ood")
@@ -96,11 +96,10 @@ def cell(args, overrides, d: str, method: str, target: str) -> Cell:
 
 def last_round(folder: Path) -> Percents:
     """What every client and seed has after the last round; empty where a run has not ended well."""
-    outcome = sweep_folder.ended(folder)
-    if outcome is None or outcome.code:
+    run = ended_well(folder)
+    if run is None:
         return {}
-    rows = runs.read(folder).rows
-    last = [row for row in rows if row["round"] == rows[-1]["round"]]
+    last = [row for row in run.rows if row["round"] == run.rows[-1]["round"]]
     return {m: percents(last, m) for m in MEASURES if f"{m}_per_client" in last[0]}
 
 

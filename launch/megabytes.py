@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from cells import ended_well
 from choices import folder, point
 from matplotlib.ticker import LogLocator, NullFormatter
 
@@ -37,7 +38,6 @@ from fedjax_lab.config import resolve
 from fedjax_lab.config_files import load_config
 from fedjax_lab.errors import parse
 from fedjax_lab.main import parse_seeds, split_overrides
-from fedjax_lab.running import sweep_folder
 from fedjax_lab.running.sweep_plan import Cell
 
 ALL = "none,top_k,random_k,qsgd,sign,low_rank"
@@ -94,11 +94,11 @@ def cell(args, overrides, compression: str) -> Cell:
 
 def curve_of(folder: Path, measure: str) -> Curve | None:
     """Of a run; None where it has not ended well."""
-    outcome = sweep_folder.ended(folder)
-    if outcome is None or outcome.code:
+    run = ended_well(folder)
+    if run is None:
         return None
     by_seed: dict[int, list[dict]] = {}
-    for row in runs.read(folder).rows:
+    for row in run.rows:
         by_seed.setdefault(row["seed"], []).append(row)
     sent = [[row["bytes_up"] / 1e6 for row in rows] for rows in by_seed.values()]
     values = [[runs.measures(row)[measure] for row in rows] for rows in by_seed.values()]

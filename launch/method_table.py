@@ -27,6 +27,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+from cells import ended_well
 
 from fedjax_lab import command, parallel, sweep
 from fedjax_lab.analysis import formats, runs
@@ -35,7 +36,6 @@ from fedjax_lab.config_files import load_config
 from fedjax_lab.errors import parse
 from fedjax_lab.main import parse_seeds, split_overrides
 from fedjax_lab.registry import METHODS, keyword_defaults
-from fedjax_lab.running import sweep_folder
 from fedjax_lab.running.sweep_plan import Cell
 
 HEADER = ["method", "paper", "settings and their defaults", "lines", "up", "down", "accuracy"]
@@ -75,10 +75,10 @@ def cell(args, overrides, method: str) -> Cell:
 
 def last(folder: Path) -> tuple[float, float, float] | None:
     """(bytes up, bytes down, accuracy in percent) of a run; None where it has not ended well."""
-    outcome = sweep_folder.ended(folder)
-    if outcome is None or outcome.code:
+    run = ended_well(folder)
+    if run is None:
         return None
-    by_seed = {row["seed"]: row for row in runs.read(folder).rows}  # the last row of each
+    by_seed = {row["seed"]: row for row in run.rows}  # the last row of each
     each = [
         (r["bytes_up"], r["bytes_down"], runs.measures(r)["accuracy.mean"])
         for r in by_seed.values()

@@ -71,6 +71,6 @@ def head(weights: PyTree) -> Array:
     models = jax.tree.leaves(weights, is_leaf=lambda a: isinstance(a, Weights))
     model = next((w for w in models if isinstance(w, Weights)), None)
     layer = (model.params.get("head") or {}) if model else {}
-    if getattr(layer.get("kernel"), "ndim", 0) != 2 or layer.get("bias") is None:
+    if getattr(layer.get("kernel"), "ndim", 0) != 2:
         raise BadInput("config.method.index=local_weights needs a base with one model for all")
-    return jnp.concatenate([layer["kernel"].ravel(), layer["bias"]])
+    return jnp.concatenate([layer[name].ravel() for name in ("kernel", "bias") if name in layer])

@@ -10,24 +10,39 @@
                 SGD on the head of w, on as many z ~ N(mu_c, Sigma_c) of each class
 
 The round of stage 2 is the last one of the run; no upload is lost in it. Each step of the server
-sees all virtual features, with a momentum of 0.9. A class without examples has none. A client sends
-D^2 numbers of each class.
+sees all virtual features, with a momentum of 0.9. A class without examples has none. Once in a run,
+each client sends K (D^2 + D + 1) numbers for K classes and D features. The server has those of all
+clients in memory at once; they may have 4 GiB together.
 """
 
+from functools import partial
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 
-from fedjax_lab import losses, optim, sampling, wire
-from fedjax_lab.errors import check_positive
-from fedjax_lab.methods.fedavg import fedavg
+from fedjax_lab import optim, sampling, wire
+from fedjax_lab.errors import check_positive, check_uploads
+from fedjax_lab.methods.fedavg import fedavg, send
+from fedjax_lab.methods.fedgh import with_trained_head
 from fedjax_lab.methods.fedproto import sums_by_class
 from fedjax_lab.ranges import choice, log_uniform
-from fedjax_lab.types import Array, Batch, Exchange, Method, Stage, Stages, State, Task, Weights
+from fedjax_lab.types import (
+    Array,
+    Batch,
+    Client,
+    Exchange,
+    Stage,
+    Stages,
+    State,
+    Task,
+    Weights,
+    Work,
+)
 
 RANGES = {"server_lr": log_uniform(1e-3, 1.0), "server_steps": choice(30, 100, 300)}
+
+einsum = partial(jnp.einsum, precision="highest")
 
 
 class Moments(NamedTuple):
@@ -47,56 +62,53 @@ def ccvr(
     server_steps: how many steps that training has.
     """
     check_positive("method.virtual", virtual)
-    method = fedavg(task)
+    plain = fedavg(task)
+
+    def init(key, num_clients):
+        state = plain.init(key, num_clients)
+        D, K = state.server.params["head"]["kernel"].shape
+        check_uploads("ccvr", num_clients, 4 * K * (D * D + D + 1))
+        return state
+
+    def local(w, client, work):
+        return moments_of(task, w, client, work), client.private
 
     def aggregate(w, moments, cohort):
         total = together(moments)
         z = virtual_features(cohort.key[0], total, virtual)  # [K, virtual, D]
         return calibrated(w, z, total.N > 0, server_lr, server_steps)
 
-    exchange = Exchange(
-        send=lambda w, id: w,
-        local=lambda w, client, work: (moments_of(task, w, client, work), client.private),
-        aggregate=aggregate,
-        updates=lambda w, id, moments: wire.kept(moments),
-        draws=True,
-    )
-    calibration: Method = method._replace(init=None, round=(exchange,), sample=sampling.all_clients)
+    def updates(w, id, moments):
+        return wire.kept(moments)
+
+    exchange = Exchange(send, local, aggregate, updates=updates, draws=True)
+    calibration = plain._replace(init=None, round=(exchange,), sample=sampling.all_clients)
 
     def start(key, num_clients, last, facts):
         return State(last.server, ())
 
     def stages(rounds):
-        return (
-            Stage("train", method, rounds - 1),
-            Stage("calibrate", calibration, 1, start=start, reliable=True),
-        )
+        train = Stage("train", plain._replace(init=init), rounds - 1)
+        return train, Stage("calibrate", calibration, 1, start=start, reliable=True)
 
     return stages
 
 
-def moments_of(task: Task, w: Weights, client, work) -> Moments:
+def moments_of(task: Task, w: Weights, client: Client, work: Work) -> Moments:
     """Those of one client."""
     N, K = client.label_count, task.num_classes
 
     def features(batch):
         return task.apply(w, batch.x).features
 
-    def mean(fn, count):  # from the mean over examples to that over `count` of each class
-        of_all = work.mean(fn)
-        return of_all * (client.n / jnp.maximum(count, 1)).reshape(K, *(1,) * (of_all.ndim - 1))
+    def scatter(batch):  # sums by class of (z - mu_c)(z - mu_c)', over the number of examples
+        away = features(batch) - mu[batch.y]
+        member = jax.nn.one_hot(batch.y, K) * batch.mask[:, None]  # [B, K]
+        return einsum("bk,bd,be->kde", member / jnp.maximum(jnp.sum(batch.mask), 1), away, away)
 
-    mu = mean(lambda batch: sums_by_class(features(batch), batch, K), N)
-    return Moments(N, mu, mean(lambda batch: scatter(features(batch), batch, mu), N - 1))
-
-
-def scatter(z: Array, batch: Batch, mu: Array) -> Array:
-    """Sum by class of (z - mu_c)(z - mu_c)', over the number of examples: [K, D, D]."""
-    away = z - mu[batch.y]
-    member = jax.nn.one_hot(batch.y, len(mu)) * batch.mask[:, None]  # [B, K]
-    share = member / jnp.maximum(jnp.sum(batch.mask), 1)
-    full = jax.lax.Precision.HIGHEST
-    return jnp.einsum("bk,bd,be->kde", share, away, away, precision=full)
+    mu = work.mean(lambda batch: sums_by_class(features(batch), batch, K))
+    mu = mu * (client.n / jnp.maximum(N, 1))[:, None]
+    return Moments(N, mu, work.mean(scatter) * (client.n / jnp.maximum(N - 1, 1))[:, None, None])
 
 
 def together(moments: Moments) -> Moments:
@@ -105,13 +117,10 @@ def together(moments: Moments) -> Moments:
     The sum over mu_ck mu_ck' is taken around mu_c, which is the same and cancels out less.
     """
     N = jnp.sum(moments.N, 0)  # [K]
-    full = jax.lax.Precision.HIGHEST
-    mu = jnp.einsum("mk,mkd->kd", moments.N, moments.mu, precision=full)
-    mu = mu / jnp.maximum(N, 1)[:, None]
+    mu = einsum("mk,mkd->kd", moments.N, moments.mu) / jnp.maximum(N, 1)[:, None]
     away = moments.mu - mu
-    between = jnp.einsum("mk,mkd,mke->kde", moments.N, away, away, precision=full)
-    others = jnp.maximum(moments.N - 1, 0)
-    within = jnp.einsum("mk,mkde->kde", others, moments.Sigma, precision=full)
+    between = einsum("mk,mkd,mke->kde", moments.N, away, away)
+    within = einsum("mk,mkde->kde", jnp.maximum(moments.N - 1, 0), moments.Sigma)
     return Moments(N, mu, (within + between) / jnp.maximum(N - 1, 1)[:, None, None])
 
 
@@ -121,27 +130,14 @@ def virtual_features(key: Array, moments: Moments, count: int) -> Array:
     The root is the symmetric one: a covariance of few examples has no Cholesky factor.
     """
     lam, V = jnp.linalg.eigh(moments.Sigma)
-    full = jax.lax.Precision.HIGHEST
-    root = jnp.matmul(V * jnp.sqrt(jnp.maximum(lam, 0))[:, None], V.mT, precision=full)
+    root = jnp.matmul(V * jnp.sqrt(jnp.maximum(lam, 0))[:, None], V.mT, precision="highest")
     e = jax.random.normal(key, (len(lam), count, lam.shape[1]))
-    return moments.mu[:, None] + jnp.matmul(e, root, precision=full)
+    return moments.mu[:, None] + jnp.matmul(e, root, precision="highest")
 
 
 def calibrated(w: Weights, z: Array, there: Array, lr: float, steps: int) -> Weights:
     """w with its head trained on features z [K, n, D] of the classes that are there [K]."""
-    K, count, _ = z.shape
-    x, y = z.reshape(K * count, -1), jnp.repeat(jnp.arange(K), count)
-    batch = Batch(x, y, jnp.repeat(there.astype(jnp.float32), count))
-    optimizer = optim.sgd(lr, 0.9)
-
-    def loss(head):
-        return losses.cross_entropy(x @ head["kernel"] + head.get("bias", 0.0), batch)
-
-    def step(_, carry):
-        head, moments = carry
-        updates, moments = optimizer.update(jax.grad(loss)(head), moments, head)
-        return optax.apply_updates(head, updates), moments
-
-    head = w.params["head"]
-    head, _ = jax.lax.fori_loop(0, steps, step, (head, optimizer.init(head)))
-    return w._replace(params={**w.params, "head": head})
+    K, count, D = z.shape
+    y = jnp.repeat(jnp.arange(K), count)
+    batch = Batch(z.reshape(K * count, D), y, there[y].astype(jnp.float32))
+    return with_trained_head(w, batch, optim.sgd(lr, 0.9), steps)

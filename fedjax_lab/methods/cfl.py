@@ -7,13 +7,12 @@
             a Delta_j of the other; they become clusters if sqrt((1 - alpha) / 2) > gamma
           w_k <- sum_i n_i/n w_i over the i with a(i) = k
 
-All clients begin in one cluster. There are at most `max_clusters`; then none is split any more. In
-the paper everybody takes part. Here those who do decide whether their cluster is split, every
-member goes where its last Delta_i belongs, and who has none stays: the server keeps the last update
-of each client. As in the authors' code a split comes before the means of its round, and gamma is 0;
-that code bounds alpha by complete linkage, where this finds the least one. Running statistics are
-averaged, but are no part of Delta. New clients, whom the paper leads down its tree of splits, have
-no model.
+All clients begin in one cluster, and there are at most `max_clusters`. In the paper everybody takes
+part. Here those who do decide whether their cluster is split, and every member then goes where its
+last Delta_i belongs, of which the server keeps one for each client; who has none stays. As in the
+authors' code a split comes before the means of its round, and gamma is 0; that code bounds alpha by
+complete linkage, where this finds the least one. Running statistics are averaged, but are no part
+of Delta. New clients, whom the paper leads down its tree of splits, have no model.
 """
 
 from functools import partial
@@ -23,10 +22,10 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_lab import clusters, tree
-from fedjax_lab.errors import check_positive
+from fedjax_lab.errors import check_below_one, check_positive
 from fedjax_lab.methods.fedavg import fedavg
 from fedjax_lab.ranges import log_uniform
-from fedjax_lab.types import Array, Client, Exchange, Method, PyTree, State, Task, Weights
+from fedjax_lab.types import Array, Exchange, Method, PyTree, State, Task, Weights
 
 RANGES = {"eps1": log_uniform(0.05, 2.0), "eps2": log_uniform(0.2, 8.0)}
 
@@ -54,9 +53,10 @@ def cfl(
     eps1: a cluster is split only if the norm of the mean update of its clients is below this.
     eps2: a cluster is split only if the largest norm of one client's update is above this; with
     a huge one, such as 1e9, no cluster is split, and CFL is FedAvg.
-    gamma: how far a client's update may be from that of its distribution, from 0 to 1.
+    gamma: how far a client's update may be from that of its distribution, below 1.
     """
     check_positive("method.max_clusters", max_clusters)
+    check_below_one("method.gamma", gamma)
     K, method = max_clusters, fedavg(task)
     (plain,) = method.round
 
@@ -69,13 +69,20 @@ def cfl(
     def send(server, id):
         return tree.take(server.centers, server.member[id])
 
+    def shares(server, cohort):
+        return jax.nn.one_hot(server.member[cohort.id], K).T * cohort.n  # [K, M]
+
     def aggregate(server, w, cohort):
         starts = tree.take(server.centers.params, server.member[cohort.id])
-        server = remembered(server, tree.sub(w.params, starts), cohort)
-        due = disagree(server, cohort, eps1, eps2)  # [K]
+        delta = tree.sub(w.params, starts)
+        server = server._replace(
+            updates=tree.put(server.updates, cohort.id, delta),
+            trained=server.trained.at[cohort.id].set(True),
+        )
+        due = disagree(delta, shares(server, cohort), eps1, eps2)  # [K]
         server = jax.lax.cond(jnp.any(due), partial(split, gamma), lambda s, due: s, server, due)
-        share = jax.nn.one_hot(server.member[cohort.id], K).T * cohort.n  # [K, M]
-        return server._replace(centers=clusters.average(share, w, server.centers))
+        centers = clusters.average(shares(server, cohort), w, server.centers)
+        return server._replace(centers=centers)
 
     return method._replace(
         init=init,
@@ -85,24 +92,11 @@ def cfl(
     )
 
 
-def remembered(server: Server, updates: PyTree, cohort: Client) -> Server:
-    """The server with the updates [M] of a cohort."""
-    return server._replace(
-        updates=tree.put(server.updates, cohort.id, updates),
-        trained=server.trained.at[cohort.id].set(True),
-    )
-
-
-def disagree(server: Server, cohort: Client, eps1: float, eps2: float) -> Array:
-    """In which clusters the updates of the cohort cancel out, but are not small: [K] bool."""
-    K = len(jax.tree.leaves(server.centers)[0])
-    updates = tree.take(server.updates, cohort.id)
-    here = jax.nn.one_hot(server.member[cohort.id], K).T * cohort.arrived  # [K, M]
-    by_size = here * cohort.n
-    total = jnp.maximum(jnp.sum(by_size, 1, keepdims=True), 1e-9)
-    of_mean = norms(tree.mix(by_size / total, updates))  # [K]
-    largest = jnp.max(here * norms(updates), 1)
-    return (of_mean < eps1) & (largest > eps2)
+def disagree(updates: PyTree, share: Array, eps1: float, eps2: float) -> Array:
+    """In which clusters the updates [M] of their shares [K, M] cancel out, but are not small."""
+    total = jnp.maximum(jnp.sum(share, 1, keepdims=True), 1e-9)
+    largest = jnp.max((share > 0) * norms(updates), 1)
+    return (norms(tree.mix(share / total, updates)) < eps1) & (largest > eps2)
 
 
 def norms(trees: PyTree) -> Array:
@@ -113,7 +107,7 @@ def norms(trees: PyTree) -> Array:
 def split(gamma: float, server: Server, due: Array) -> Server:
     """The server with two clusters in the place of each that is due [K], while there is room.
 
-    The second part takes the next free number, and starts from the model of the first.
+    The second part takes the next free number, and starts from the same model.
     """
     alpha, K = cosines(server.updates), len(due)
 
@@ -133,8 +127,7 @@ def split(gamma: float, server: Server, due: Array) -> Server:
 def cosines(updates: PyTree) -> Array:
     """The cosine similarity of any two updates, leaves [C, ...]: [C, C]."""
     flat = [a.reshape(len(a), -1) for a in jax.tree.leaves(updates)]
-    full = jax.lax.Precision.HIGHEST
-    dots = sum(jnp.matmul(a, a.T, precision=full) for a in flat)
+    dots = sum(jnp.matmul(a, a.T, precision="highest") for a in flat)
     length = jnp.sqrt(jnp.diagonal(dots))
     return dots / jnp.maximum(length[:, None] * length, 1e-12)
 
@@ -142,9 +135,9 @@ def cosines(updates: PyTree) -> Array:
 def bipartition(alpha: Array, inside: Array) -> tuple[Array, Array]:
     """Who of those inside [C] is in the second of two parts, and the largest alpha across them.
 
-    No other parts have a smaller one. They are what is left of the tree that spans those inside
-    with the largest alphas, without its weakest edge. Prim's algorithm builds that tree from one
-    end; what it adds before the weakest edge is one part. Infinity where fewer than two are inside.
+    No other parts have a smaller one: they are the tree that spans those inside with the largest
+    alphas, without its weakest edge. Prim's algorithm builds it from one end, and what comes before
+    the weakest edge is one part. Infinity where fewer than two are inside.
     """
 
     def add(carry, _):

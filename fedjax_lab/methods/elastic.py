@@ -8,13 +8,14 @@
 f gives the logits of all examples, in evaluation mode; the norm's square is averaged over a batch,
 without labels. Each parameter has its zeta; the maximum runs over the array that it is in. The
 paper takes part of the examples, and a moving average over batches in the place of the mean.
-Running statistics take the plain mean.
+Running statistics take the plain mean. A client is sent one model and sends two, w_i and Omega_i.
 """
 
 import jax
 import jax.numpy as jnp
 
 from fedjax_lab import losses, wire
+from fedjax_lab.errors import check_share
 from fedjax_lab.methods.fedavg import aggregate, fedavg, send
 from fedjax_lab.ranges import uniform
 from fedjax_lab.types import Array, Exchange, Method, Task, Weights
@@ -24,6 +25,7 @@ RANGES = {"tau": uniform(0.0, 1.0)}
 
 def elastic(task: Task, *, tau: float = 0.5) -> Method:
     """tau: zeta of the most sensitive parameter of an array; of one that is not at all 1 + tau."""
+    check_share("method.tau", tau)
     risk = losses.risk(task)
 
     def local(w_t, client, work):

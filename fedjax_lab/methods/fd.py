@@ -8,7 +8,8 @@
 Models never leave the clients. F_i comes from a clean pass after training, where the paper collects
 it during the steps. All devices take part in the paper; here the others' last F_j counts. The paper
 leaves gamma open, and augments data by a generator besides (FAug), which is not part of this. A
-class that no other client has had yet teaches nothing.
+class that no other client has had yet teaches nothing. K (K + 1) numbers are sent each way, for K
+classes.
 """
 
 import jax

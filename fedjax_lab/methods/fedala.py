@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_lab import losses, streams, tree
-from fedjax_lab.errors import BadInput, check_share
+from fedjax_lab.errors import BadInput, check_positive_share
 from fedjax_lab.methods._personal import with_personal_models
 from fedjax_lab.ranges import choice, log_uniform
 from fedjax_lab.types import Array, Method, PyTree, Task, Weights, Work
@@ -35,7 +35,7 @@ def fedala(
     eta: the learning rate of W_i. share: the share of the client's data that W_i is learned from.
     first_passes: passes over that share when the client comes back for the first time.
     """
-    check_share("method.share", share)
+    check_positive_share("method.share", share)
     if not 0 <= layers <= len(task.layers):
         raise BadInput(f"config.method.layers must be from 0 to {len(task.layers)}, got {layers}")
     risk = losses.risk(task)

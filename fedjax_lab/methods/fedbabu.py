@@ -6,7 +6,8 @@
 
 All clients have the same first head, so that it need not be sent. Before a client is scored it
 fine-tunes the model on its own data, and nothing of that is kept; the global test set is scored
-with the body under the first head. The paper's mean is by size too.
+with the body under the first head. The paper's mean is by size too. The model without its head is
+sent each way.
 """
 
 from fedjax_lab import losses, tree

@@ -114,7 +114,7 @@ def client_losses(task: Task, models: Weights, last: Weights, batch: Batch) -> A
         theta = tree.scale(1 / (M - 1), tree.sub(summed, theta_i))  # eq. 4
         return losses.cross_entropy(task.apply(tree.join(theta, head), batch.x).logits, batch)
 
-    M = len(models.params["head"]["bias"])
+    M = len(models.params["head"]["kernel"])
     return jax.lax.map(without, bodies)
 
 
@@ -122,9 +122,10 @@ def class_losses(task: Task, heads: Weights, last: Weights, batch: Batch) -> Arr
     """l^-i,-c [M, C] in closed form, from one forward pass of the client's last model."""
     out = task.apply(last, batch.x)
     z, rows = out.logits, heads.params["head"]  # [B, C]
-    M, C = rows["bias"].shape
+    M, _, C = rows["kernel"].shape
     full = jax.lax.Precision.HIGHEST
-    Z = jnp.einsum("bd,mdc->bmc", out.features, rows["kernel"], precision=full) + rows["bias"]
+    Z = jnp.einsum("bd,mdc->bmc", out.features, rows["kernel"], precision=full)
+    Z = Z + rows.get("bias", 0.0)
     A = (jnp.sum(Z, 1, keepdims=True) - Z) / (M - 1)  # [B, M, C], the logit of class c without i
     others = jnp.where(jnp.eye(C, dtype=bool), -jnp.inf, z[:, None, :])  # [B, C, C]
     E = jax.nn.logsumexp(others, axis=-1)[:, None, :]  # [B, 1, C], over all classes but c

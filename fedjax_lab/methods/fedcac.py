@@ -11,7 +11,8 @@ After more than beta rounds a client's critical parameters are its own last ones
 overlaps are the same. Mean and maximum are over pairs of different clients. In the paper all
 clients take part in every round; here the others count with their last model, those that have not
 taken part yet with none, and they get w_t. Running statistics are w_t's. The server keeps C models,
-C masks and, in memory O(C^2), how they differ.
+C masks and, in memory O(C^2), how they differ. A client is sent one model and sends one and a mask,
+which has a byte for each parameter: a quarter of a model.
 """
 
 from functools import partial
@@ -80,28 +81,21 @@ def critical(tau: float, before: Array, after: Array) -> Array:
 
 def send(beta: int, server: Server, id: Array) -> Weights:
     """The global model but for the critical parameters of a client."""
-    others = server.trained & (jnp.arange(len(server.trained)) != id)  # [C]
-    alike = overlaps(server)
-    least = threshold(server, alike, beta) - 1e-6  # so that ties do not depend on rounding
-    others = others & (server.t <= beta)  # also where all overlaps are the same
-    chosen = (others & (alike[id] >= least)).at[id].set(True)
+    chosen = collaborators(beta, server)[id].at[id].set(True)  # C_i, [C]
     shared = tree.mix(chosen / jnp.sum(chosen), server.models)
     mask = tree.take(server.masks, id)
     return server.w._replace(params=jax.tree.map(jnp.where, mask, shared, server.w.params))
 
 
-def overlaps(server: Server) -> Array:
-    """O_ij, [C, C]."""
+def collaborators(beta: int, server: Server) -> Array:
+    """Which others are in C_i in the round that begins, row i: [C, C]."""
     sizes = sum(jnp.sum(m, tuple(range(1, m.ndim))) for m in jax.tree.leaves(server.masks))
-    return 1 - server.differ / jnp.maximum(2.0 * sizes, 1)[:, None]
-
-
-def threshold(server: Server, alike: Array, beta: int) -> Array:
-    """From which overlap on clients collaborate in the round that begins."""
-    pairs = server.trained[:, None] & server.trained & ~jnp.eye(len(alike), dtype=bool)
-    mean = jnp.sum(alike * pairs) / jnp.maximum(jnp.sum(pairs), 1)
-    largest = jnp.max(jnp.where(pairs, alike, 0))
-    return mean + server.t / beta * (largest - mean)
+    overlap = 1 - server.differ / jnp.maximum(2.0 * sizes, 1)[:, None]  # O
+    pairs = server.trained[:, None] & server.trained & ~jnp.eye(len(overlap), dtype=bool)
+    mean = jnp.sum(overlap * pairs) / jnp.maximum(jnp.sum(pairs), 1)
+    largest = jnp.max(jnp.where(pairs, overlap, 0))
+    least = mean + server.t / beta * (largest - mean) - 1e-6  # so ties do not depend on rounding
+    return pairs & (overlap >= least) & (server.t <= beta)  # after beta none, even if all tie
 
 
 def aggregate(server: Server, uploads: tuple[Weights, PyTree], cohort: Client) -> Server:

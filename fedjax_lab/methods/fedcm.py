@@ -8,15 +8,16 @@
 Delta_0 is zero. In the paper all clients make K steps, the mean is uniform, and the server steps
 along Delta_{t+1}; with unequal K_i each client's step is divided by its own. K_i eta is the reach
 of the clients' optimizer, which should be SGD without momentum. Weight decay is added to the mixed
-direction, and the clipping of gradients acts on grad F_i alone.
+direction, and the clipping of gradients acts on grad F_i alone. A client is sent two models, the
+second without running statistics, and sends one.
 """
 
 import jax.numpy as jnp
 import optax
 
 from fedjax_lab import losses, optim, tree, wire
-from fedjax_lab.errors import check_share
-from fedjax_lab.methods.fedavg import aggregate, fedavg
+from fedjax_lab.errors import check_positive, check_positive_share
+from fedjax_lab.methods.fedavg import aggregate, fedavg, send
 from fedjax_lab.ranges import log_uniform
 from fedjax_lab.types import Exchange, Method, State, Task, Weights
 
@@ -28,7 +29,8 @@ def fedcm(task: Task, *, alpha: float = 0.1, server_lr: float = 1.0) -> Method:
 
     server_lr: the server's learning rate.
     """
-    check_share("method.alpha", alpha)
+    check_positive_share("method.alpha", alpha)
+    check_positive("method.server_lr", server_lr)
     risk = losses.risk(task)
 
     def init(key, num_clients):
@@ -56,7 +58,7 @@ def fedcm(task: Task, *, alpha: float = 0.1, server_lr: float = 1.0) -> Method:
 
     return fedavg(task)._replace(
         init=init,
-        round=(Exchange(lambda server, id: server, local, step, updates=updates),),
+        round=(Exchange(send, local, step, updates=updates),),
         predict=lambda message, client, x: task.apply(message[0], x).logits,
         newcomer=lambda state: (state.server, ()),
     )

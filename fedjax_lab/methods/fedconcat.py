@@ -32,6 +32,7 @@ from fedjax_lab.methods._concatenation import Clusters, concatenation, inside_cl
 from fedjax_lab.methods.fedsoft import fedsoft
 from fedjax_lab.methods.fesem import fesem
 from fedjax_lab.methods.ifca import ifca
+from fedjax_lab.models.task import check_bias
 from fedjax_lab.ranges import choice
 from fedjax_lab.types import Array, Client, Method, Stage, Stages, State, Task
 
@@ -72,6 +73,7 @@ def fedconcat(
         unused |= {"encoder_decay": encoder_decay}
     for name in (name for name, value in unused.items() if value):
         raise BadInput(f"config.method.{name} does not go with clustering={clustering}")
+    check_bias(task, "fedconcat")
     form = partial(by_labels, num_clusters, balanced, epsilon)
     prepare = alone if clustering == "none" else form
 

@@ -23,6 +23,7 @@ from fedjax_lab.errors import BadInput, check_choice, check_positive
 from fedjax_lab.methods._communication import split_rounds
 from fedjax_lab.methods._concatenation import Clusters, concatenation, decayed, inside_clusters
 from fedjax_lab.methods.fedavg import fedavg
+from fedjax_lab.models.task import check_bias
 from fedjax_lab.ranges import choice
 from fedjax_lab.types import Array, Client, Method, Stage, Stages, State, Task, Weights
 
@@ -52,6 +53,7 @@ def fedconcat_id(
     """
     check_choice("method.infer_from", infer_from, ("outputs", "bias"))
     check_positive("method.num_noise", num_noise)
+    check_bias(task, "fedconcat_id")
     if encoder_rounds == 1:
         raise BadInput("config.method.encoder_rounds must be 2 or more: the first finds clusters")
 

@@ -8,13 +8,14 @@
 f gives the features and phi is the head of w; p_i, a vector that starts at zero, stays on the
 client. Round 1 is FedAvg's: the paper's initialization, in which all clients take part and their
 models are dropped. mean_b is that of the batch, the paper's moving average with mu = 1; h_i is
-taken over all examples after the training, in evaluation mode. A new client has p = 0.
+taken over all examples after the training, in evaluation mode. A new client has p = 0. One model
+and D numbers are sent each way, for D features.
 """
 
 import jax.numpy as jnp
 
 from fedjax_lab import losses, tree, wire
-from fedjax_lab.methods.fedavg import aggregate, fedavg
+from fedjax_lab.methods.fedavg import aggregate, fedavg, send
 from fedjax_lab.ranges import log_uniform
 from fedjax_lab.types import Array, Exchange, Method, Output, State, Task, Weights
 
@@ -58,7 +59,7 @@ def feddbe(task: Task, *, kappa: float = 10.0) -> Method:
 
     return fedavg(task)._replace(
         init=init,
-        round=(Exchange(lambda server, id: server, local, step, updates=updates),),
+        round=(Exchange(send, local, step, updates=updates),),
         predict=predict,
         newcomer=lambda state: (state.server, jnp.zeros_like(state.server[1])),
     )

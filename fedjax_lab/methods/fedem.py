@@ -8,7 +8,8 @@
 A client keeps pi, which starts at 1/M; q is computed once in a round, in evaluation mode and with
 the pi of the last one. The components start from distinct inits and train in the same batches, with
 the same dropout; a norm at which gradients are clipped is that of all of them. A client predicts
-with the mixture of the components' probabilities. A new one fits pi alone.
+with the mixture of the components' probabilities. A new one fits pi alone. M models are sent each
+way.
 """
 
 from functools import partial

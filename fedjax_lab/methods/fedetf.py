@@ -17,6 +17,7 @@ import math
 import jax.numpy as jnp
 
 from fedjax_lab import losses
+from fedjax_lab.errors import check_positive
 from fedjax_lab.methods.fedavg import fedavg
 from fedjax_lab.ranges import choice, uniform
 from fedjax_lab.types import Array, Method, State, Task, Weights
@@ -28,6 +29,7 @@ def fedetf(task: Task, *, gamma: float = 1.0, scale: float = 1.0) -> Method:
     """gamma: weight of the classes' counts, 0 is plain cross-entropy; scale: what the
     scale beta of the logits starts from.
     """
+    check_positive("method.scale", scale)
 
     def init(key, num_clients):
         w = task.init(key)

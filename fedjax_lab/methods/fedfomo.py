@@ -10,9 +10,8 @@
 Of equal P_in any comes first. The paper's w_i in v_n is the client's model of the round before, and
 its new one is among the w_n; here w_i is its last one after training, so that who is sent nothing
 trains alone. The paper's epsilon falls; here it stays. Running statistics are mixed with the
-parameters, but do not count in the norm. A client without validation examples weighs nobody.
-
-The server keeps C models and C^2 numbers.
+parameters, but do not count in the norm. A client without validation examples weighs nobody. The
+server keeps C models and, in memory O(C^2), P. A client is sent M models and sends one.
 """
 
 from typing import NamedTuple
@@ -71,17 +70,20 @@ def fedfomo(task: Task, *, models: int = 5, epsilon: float = 0.3) -> Method:
         return chosen(server, id, models, epsilon)
 
     def local(message, client, work):
-        v = usefulness(risk, message, client.private, work)
-        start = mixed(client.private, message.models, jnp.maximum(v, 0))
-        w = work.train(start, risk)
+        w_i = client.private
+        v = usefulness(risk, message, w_i, work)
+        share = jnp.maximum(v, 0) / jnp.maximum(jnp.sum(jnp.maximum(v, 0)), 1e-12)
+        w = tree.add(w_i, tree.mix(share, tree.sub(message.models, w_i)))
+        w = work.train(w, risk)
         return Upload(w, v, message.ids), w
 
     def predict(nothing, client, x):
         return task.apply(client.private, x).logits
 
+    exchange = Exchange(send, local, aggregate, updates=updates, alike=False, draws=True)
     return Method(
         init=init,
-        round=(Exchange(send, local, aggregate, updates=updates, alike=False, draws=True),),
+        round=(exchange,),
         predict=predict,
         newcomer=None,
         sample=sampling.by_size,
@@ -105,21 +107,13 @@ def usefulness(risk: losses.Loss, message: Message, w_i: Weights, work) -> Array
     """v [M] of the models that a client was sent; 0 of nobody's."""
 
     def both(batch):
-        def loss(w):
-            return risk(w, batch, None)[0]
-
-        return loss(w_i), jax.vmap(loss)(message.models)
+        each = jax.vmap(lambda w: risk(w, batch, None)[0])(message.models)
+        return risk(w_i, batch, None)[0], each
 
     L_i, L = work.mean(both, rows="validation")
     away = jax.vmap(tree.sq_norm)(tree.sub(message.models.params, w_i.params))  # [M]
     v = (L_i - L) / jnp.maximum(jnp.sqrt(away), 1e-12)
     return jnp.where(message.ids >= 0, v, 0)
-
-
-def mixed(w_i: Weights, models: Weights, v: Array) -> Weights:
-    """w_i moved towards the models [M] by their shares in v [M]; as it is where v is 0."""
-    share = v / jnp.maximum(jnp.sum(v), 1e-12)
-    return tree.add(w_i, tree.mix(share, tree.sub(models, w_i)))
 
 
 def aggregate(server, upload, cohort):

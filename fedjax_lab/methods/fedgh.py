@@ -7,18 +7,19 @@
 
 Bodies stay on the clients, which start from the same one. Features are taken in evaluation mode
 after the training. The paper's server goes through the v_ic one after the other; here every step is
-on all of them, so that their order does not matter.
+on all of them, so that their order does not matter. A client is sent the head and sends K (D + 1)
+numbers, for K classes and D features; no model is sent.
 """
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_lab import tree, wire
+from fedjax_lab import losses, optim, tree, wire
 from fedjax_lab.methods.fedper import partly_private
 from fedjax_lab.methods.fedproto import prototypes
 from fedjax_lab.ranges import choice, log_uniform
-from fedjax_lab.types import Array, Exchange, Method, Task
+from fedjax_lab.types import Batch, Exchange, Method, Task, Weights
 
 RANGES = {"server_lr": log_uniform(0.01, 1.0), "server_steps": choice(1, 5, 10, 20)}
 
@@ -39,21 +40,31 @@ def fedgh(task: Task, *, server_lr: float = 0.1, server_steps: int = 10) -> Meth
 
     def step(phi, uploads, cohort):
         v, has = uploads  # [M, K, D], [M, K]
-        count, classes = jnp.maximum(jnp.sum(has), 1), jnp.broadcast_to(jnp.arange(K), has.shape)
-
-        def loss(head) -> Array:
-            logits = jnp.dot(v, head["kernel"], precision="highest") + head.get("bias", 0.0)
-            ce = optax.softmax_cross_entropy_with_integer_labels(logits, classes)
-            return jnp.sum(has * ce) / count
-
-        def descend(_, head):
-            return tree.add(head, jax.grad(loss)(head), -server_lr)
-
-        head = jax.lax.fori_loop(0, server_steps, descend, phi.params["head"])
-        return phi._replace(params={**phi.params, "head": head})
+        y = jnp.tile(jnp.arange(K), len(v))
+        batch = Batch(v.reshape(len(y), -1), y, has.ravel())
+        return with_trained_head(phi, batch, optim.sgd(server_lr), server_steps)
 
     def updates(phi, id, upload):
         v, has = upload
         return wire.itself(v), wire.kept(has)
 
     return method._replace(round=(Exchange(plain.send, local, step, updates=updates),))
+
+
+def with_trained_head(
+    w: Weights, batch: Batch, optimizer: optax.GradientTransformation, steps: int
+) -> Weights:
+    """w with its head trained so many steps on all features of a batch, x [B, D]."""
+
+    def loss(head):
+        logits = jnp.dot(batch.x, head["kernel"], precision="highest") + head.get("bias", 0.0)
+        return losses.cross_entropy(logits, batch)
+
+    def step(_, carry):
+        head, moments = carry
+        updates, moments = optimizer.update(jax.grad(loss)(head), moments, head)
+        return optax.apply_updates(head, updates), moments
+
+    head = w.params["head"]
+    head, _ = jax.lax.fori_loop(0, steps, step, (head, optimizer.init(head)))
+    return w._replace(params={**w.params, "head": head})

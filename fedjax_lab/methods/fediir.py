@@ -23,6 +23,7 @@ import jax.numpy as jnp
 from fedjax_lab import losses, sampling, tree, wire
 from fedjax_lab.errors import check_share
 from fedjax_lab.methods.fedavg import fedavg
+from fedjax_lab.models.task import check_bias
 from fedjax_lab.ranges import choice, log_uniform
 from fedjax_lab.types import Array, Batch, Client, Exchange, Method, Output, State, Task, Weights
 
@@ -39,6 +40,7 @@ class Server(NamedTuple):
 def fediir(task: Task, *, ema: float = 0.95, penalty: float = 1e-3) -> Method:
     """ema: what g keeps of itself, from 0 to 1. penalty: of the alignment; 0: uniform FedAvg."""
     check_share("method.ema", ema)
+    check_bias(task, "fediir")
 
     def init(key, num_clients):
         w = task.init(key)

@@ -13,7 +13,8 @@
 Heads are combined over the clients of the round; the others keep theirs. The minimum is found by
 `solver_steps` of accelerated projected gradient descent; the authors' code calls a solver, and
 drops shares below 0.001. The alignment is a mean over features, as in that code. PFLlib averages
-the c_ik without n_ik. Who joins later has no head, and no model.
+the c_ik without n_ik. Who joins later has no head, and no model. A client is sent one model and
+K D numbers, for K classes and D features, and sends one model and twice as many.
 """
 
 from functools import partial
@@ -24,10 +25,11 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_lab import losses, sampling, tree, wire
+from fedjax_lab.errors import check_positive
 from fedjax_lab.methods.fedper import head
 from fedjax_lab.methods.fedproto import prototypes, sums_by_class
 from fedjax_lab.ranges import choice, log_uniform
-from fedjax_lab.types import Array, Client, Exchange, Method, PyTree, State, Task, Weights, Work
+from fedjax_lab.types import Array, Batch, Client, Exchange, Method, PyTree, State, Task, Weights
 
 RANGES = {"lam": log_uniform(0.1, 10.0), "head_epochs": choice(1, 2)}
 
@@ -65,6 +67,7 @@ def fedpac(
     combine: whether heads are combined, or stay with their clients.
     solver_steps: steps of the descent to the shares with which heads are combined.
     """
+    check_positive("method.solver_steps", solver_steps)
     risk, K = losses.risk(task), task.num_classes
     in_head = tree.within(head(task, 1))
 
@@ -84,7 +87,7 @@ def fedpac(
             return value + lam * pull, out
 
         w = tree.join(message.heads, message.body)
-        H, square = moments(task, w, work)
+        H, square = work.mean(partial(moments, task, w))
         w = work.train(w, risk, only=in_head, epochs=head_epochs)
         w = work.train(w, aligned, only=lambda name: not in_head(name))
         c, _ = prototypes(lambda x: task.apply(w, x).features, K, client, work)
@@ -101,15 +104,11 @@ def fedpac(
     )
 
 
-def moments(task: Task, w: Weights, work: Work) -> tuple[Array, Array]:
-    """Sums of the features by class [K, D] and of their squared norms [], over all examples."""
-
-    def of_batch(batch):
-        h = task.apply(w, batch.x).features
-        square = losses.masked_mean(jnp.sum(h**2, -1), batch.mask)
-        return sums_by_class(h, batch, task.num_classes), square
-
-    return work.mean(of_batch)
+def moments(task: Task, w: Weights, batch: Batch) -> tuple[Array, Array]:
+    """H [K, D] of one batch, and the mean squared norm of its features []."""
+    h = task.apply(w, batch.x).features
+    square = losses.masked_mean(jnp.sum(h**2, -1), batch.mask)
+    return sums_by_class(h, batch, task.num_classes), square
 
 
 def merge(in_head, steps: int | None, server: Message, uploads: Upload, cohort: Client) -> Message:
@@ -129,12 +128,12 @@ def merge(in_head, steps: int | None, server: Message, uploads: Upload, cohort: 
 
 def shares(H: Array, V: Array, arrived: Array, steps: int) -> Array:
     """Row i: the shares of all heads in that of client i, [M, M]; lost ones have none."""
-    apart = H[:, None] - H  # [M, M, K, D]
     lost = jnp.where(arrived, 0.0, 1e9)
+    start = jnp.where(arrived, 1 / jnp.sum(arrived), 0.0)
 
-    def of_client(apart):
-        flat = apart.reshape(len(apart), -1)
-        Q = flat @ flat.T + jnp.diag(jnp.maximum(V, 0))
+    def of_client(H_i):
+        apart = (H_i - H).reshape(len(H), -1)
+        Q = apart @ apart.T + jnp.diag(jnp.maximum(V, 0))
         rate = 1 / jnp.maximum(jnp.linalg.norm(Q), 1e-12)
 
         def step(k, carry):
@@ -142,14 +141,12 @@ def shares(H: Array, V: Array, arrived: Array, steps: int) -> Array:
             b = optax.projections.projection_simplex(ahead - rate * (Q @ ahead) - lost)
             return b, b + k / (k + 3) * (b - a)
 
-        start = jnp.where(arrived, 1 / jnp.sum(arrived), 0.0)
         return jax.lax.fori_loop(0, steps, step, (start, start))[0]
 
-    return jax.lax.map(of_client, apart)
+    return jax.lax.map(of_client, H)
 
 
 def updates(message, id, upload):
     """What uploads are updates of: the model that was sent; features and variances themselves."""
-    sent = tree.join(message.heads, message.body)
-    other = wire.itself(upload)
-    return other._replace(w=wire.of_model(sent, upload.w), counts=wire.kept(upload.counts))
+    w = wire.of_model(tree.join(message.heads, message.body), upload.w)
+    return wire.itself(upload)._replace(w=w, counts=wire.kept(upload.counts))

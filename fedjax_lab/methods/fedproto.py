@@ -19,6 +19,7 @@ import jax.numpy as jnp
 
 from fedjax_lab import losses, sampling, tree, wire
 from fedjax_lab.errors import BadInput, check_choice
+from fedjax_lab.methods.fedavg import send
 from fedjax_lab.methods.fedper import head
 from fedjax_lab.ranges import log_uniform
 from fedjax_lab.types import Array, Batch, Client, Exchange, Method, State, Task, Work
@@ -64,7 +65,7 @@ def fedproto(
         out = apply(client.private, x)
         return out.logits if prediction == "classifier" else nearest(message, client, out.features)
 
-    exchange = Exchange(lambda server, id: server, local, aggregate, updates=updates)
+    exchange = Exchange(send, local, aggregate, updates=updates)
     return Method(
         init=init, round=(exchange,), predict=predict, newcomer=None, sample=sampling.by_size
     )

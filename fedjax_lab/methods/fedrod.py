@@ -27,7 +27,7 @@ def fedrod(task: Task) -> Method:
 
     def personal(phi_i, out):
         """phi_G h + phi_i h."""
-        return out.logits + out.features @ phi_i["kernel"] + phi_i["bias"]
+        return out.logits + out.features @ phi_i["kernel"] + phi_i.get("bias", 0.0)
 
     def local(w_t, client, work):
         prior = jnp.log(jnp.maximum(client.label_count, 1e-8))  # [K]

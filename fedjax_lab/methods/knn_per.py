@@ -10,8 +10,8 @@ proportional to the sum of exp(-||z - z_j|| / scale) over those of the k nearest
 
 The paper lets each client choose its lam on validation examples: `weight=validation` takes that of
 0, 0.1, ..., 1 with the least loss. The authors' code has the squared distance over D in the place
-of the distance. The store is that of the model that is scored, and is not kept. New clients are
-scored in the same way. The global test set is scored with w_t.
+of the distance. The store is not kept. New clients are scored in the same way; the global test set
+is scored with w_t.
 """
 
 from typing import Literal, NamedTuple
@@ -52,7 +52,7 @@ def knn_per(
     neighbors: how many of the nearest examples count.
     scale: the distance over which the weight of a neighbor falls to 1/e.
     """
-    if isinstance(weight, str):
+    if chooses := isinstance(weight, str):
         check_choice("method.weight", weight, ("validation",))
     check_share("method.weight", weight)
     check_positive("method.neighbors", neighbors)
@@ -66,16 +66,25 @@ def knn_per(
 
     def tune(w, client, work):
         (z, y), mask = work.outputs(lambda batch: (task.apply(w, batch.x).features, batch.y))
-        store = Store(z, y, mask, jnp.float32(0))
-        if isinstance(weight, str):
-            return w, store._replace(lam=best_weight(task, mixed, w, store, work))
-        return w, store._replace(lam=jnp.asarray(weight, jnp.float32))
+        store = Store(z, y, mask, jnp.float32(0 if chooses else weight))
+        return w, best(store, w, work) if chooses else store
+
+    def best(store, w, work):
+        """The store with the lam of the least loss on validation examples; the first of equal."""
+        grid = jnp.linspace(0, 1, GRID)
+
+        def loss(batch):
+            out = task.apply(w, batch.x)
+            each = jax.vmap(lambda lam: mixed(out, store._replace(lam=lam)))(grid)
+            return jax.vmap(losses.cross_entropy, (0, None))(each, batch)
+
+        return store._replace(lam=grid[jnp.argmin(work.mean(loss, rows="validation"))])
 
     def predict(w, client, x):
         out: Output = task.apply(w, x)
         return mixed(out, client.private) if isinstance(client.private, Store) else out.logits
 
-    return fedavg(task)._replace(tune=tune, predict=predict, validation=isinstance(weight, str))
+    return fedavg(task)._replace(tune=tune, predict=predict, validation=chooses)
 
 
 def log_nearest(h: Array, store: Store, k: int, scale: float, num_classes: int) -> Array:
@@ -84,8 +93,7 @@ def log_nearest(h: Array, store: Store, k: int, scale: float, num_classes: int) 
     Where no neighbor is of a class it is the logarithm of the least number, so that losses stay
     finite. An empty store has that everywhere.
     """
-    full = jax.lax.Precision.HIGHEST
-    products = jnp.matmul(h, store.z.T, precision=full)  # [B, N]
+    products = jnp.matmul(h, store.z.T, precision="highest")  # [B, N]
     squared = jnp.sum(h * h, 1)[:, None] + jnp.sum(store.z * store.z, 1) - 2 * products
     near = -jnp.sqrt(jnp.maximum(squared, 0)) / scale
     near, places = jax.lax.top_k(jnp.where(store.mask > 0, near, -jnp.inf), min(k, len(store.y)))
@@ -94,15 +102,3 @@ def log_nearest(h: Array, store: Store, k: int, scale: float, num_classes: int) 
     member = jax.nn.one_hot(store.y[places], num_classes, dtype=bool)  # [B, k, classes]
     of_class = jax.nn.logsumexp(jnp.where(member, near[:, :, None], -jnp.inf), 1)
     return jnp.maximum(of_class, jnp.log(jnp.finfo(h.dtype).tiny))
-
-
-def best_weight(task: Task, mixed, w, store: Store, work) -> Array:
-    """The lam with the least loss on the client's validation examples; the least of equal ones."""
-    grid = jnp.linspace(0, 1, GRID)
-
-    def loss(batch):
-        out = task.apply(w, batch.x)
-        each = jax.vmap(lambda lam: mixed(out, store._replace(lam=lam)))(grid)  # [G, B, classes]
-        return jax.vmap(lambda logits: losses.cross_entropy(logits, batch))(each)
-
-    return grid[jnp.argmin(work.mean(loss, rows="validation"))]

@@ -8,7 +8,8 @@ U is the direction of the base optimizer and V its change of state. Of momentum 
 average beta s + (1 - beta) g; of adam U is that average over the root of the moving average of g^2,
 each corrected for its start at zero. U takes the place of the gradient in the clients' optimizer,
 which should be SGD without momentum; weight decay is added to U. g_i is the mean gradient over the
-client's batches, in training mode and with one stream of dropout. The paper's means are uniform.
+client's batches, in training mode and with one stream of dropout. The paper's means are uniform. A
+client sends two models, y and g_i; it is sent two, or three with adam.
 """
 
 import jax
@@ -16,7 +17,7 @@ import optax
 
 from fedjax_lab import losses, streams, tree, wire
 from fedjax_lab.errors import check_below_one, check_choice, check_positive
-from fedjax_lab.methods.fedavg import aggregate, fedavg
+from fedjax_lab.methods.fedavg import aggregate, fedavg, send
 from fedjax_lab.ranges import uniform
 from fedjax_lab.types import Exchange, Method, State, Task
 
@@ -70,7 +71,7 @@ def mimelite(
 
     return fedavg(task)._replace(
         init=init,
-        round=(Exchange(lambda server, id: server, local, step, updates=updates),),
+        round=(Exchange(send, local, step, updates=updates),),
         predict=lambda message, client, x: task.apply(message[0], x).logits,
         newcomer=lambda state: (state.server, ()),
     )

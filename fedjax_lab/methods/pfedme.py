@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_lab import losses, tree
+from fedjax_lab.errors import check_positive
 from fedjax_lab.methods._personal import with_personal_models
 from fedjax_lab.methods.fedavg import aggregate, send
 from fedjax_lab.ranges import log_uniform, uniform
@@ -41,6 +42,10 @@ def pfedme(
     inner_steps: steps of the descent to theta on each batch (the paper's K).
     inner_lr: the learning rate of that descent (the paper's personal one).
     """
+    check_positive("method.lam", lam)
+    check_positive("method.inner_steps", inner_steps)
+    check_positive("method.inner_lr", inner_lr)
+    check_positive("method.beta", beta)
     risk = losses.risk(task)
 
     def nearby(w, batch, key):
@@ -75,5 +80,4 @@ def pfedme(
         params = tree.add(tree.scale(1 - beta, w_t.params), mean.params, beta)
         return mean._replace(params=params)
 
-    exchange = Exchange(send, local, step)
-    return with_personal_models(task, local)._replace(round=(exchange,))
+    return with_personal_models(task, local)._replace(round=(Exchange(send, local, step),))

@@ -275,6 +275,14 @@ def split_head(task: Task, weights: Weights) -> tuple[Weights, Weights]:
     return encoder, of_head
 
 
+def check_bias(task: Task, method: str) -> None:
+    """BadInput where the head of the model has no bias, which this method needs."""
+    if "bias" not in _no_head(task).params[HEAD]:
+        raise BadInput(
+            f"method {method} needs a model whose head has a bias; take another config.model"
+        )
+
+
 def encode(task: Task, encoder: Weights, x: Array) -> Array:
     """What an encoder (of `split_head`) makes of inputs x [B, ...] in evaluation mode: [B, D]."""
     return task.apply(tree.join(encoder, _no_head(task)), x).features

@@ -12,7 +12,7 @@ from typing import Literal
 import jax.numpy as jnp
 
 from fedjax_lab import tree
-from fedjax_lab.errors import BadInput, check_choice, check_positive
+from fedjax_lab.errors import BadInput, check_choice, check_positive, check_positive_share
 from fedjax_lab.transforms import codecs, compressed, uplink
 from fedjax_lab.types import Array, Method, Task
 
@@ -30,7 +30,7 @@ def top_k(
     share: k / d.
     error_feedback: whether a client adds what it left out to its next update.
     """
-    _check_share(share)
+    check_positive_share("compression.share", share)
     return compressed.uploads(method, task, codecs.top_k(share), error_feedback)
 
 
@@ -45,7 +45,7 @@ def random_k(
     share: k / d.
     error_feedback: whether a client adds what it left out to its next update.
     """
-    _check_share(share)
+    check_positive_share("compression.share", share)
 
     def enlarged(update, client, key):
         d = sum(u.size for u in update)
@@ -122,8 +122,3 @@ def norm_of(section: str, bits: int, norm: str) -> Callable[[Array], Array]:
         raise BadInput(f"config.{section}.bits={bits} must be one of {', '.join(map(str, BITS))}")
     check_choice(f"{section}.norm", norm, NORMS)
     return NORMS[norm]
-
-
-def _check_share(share):
-    if not 0 < share <= 1:
-        raise BadInput(f"config.compression.share={share} must be above 0 and at most 1")

@@ -261,14 +261,11 @@ def _released(method: Method, release: Release, clip: float, cohort: int) -> Met
         full = kept.full + (len(drawn) > cohort) * is_full
         return Server(base, Released(kept.key, kept.releases + 1, full, after))
 
-    method = _with_private_sums(server_state.with_state(_all_protected(method), first, listen))
-    before = method.record
+    def recorded(kept):
+        return {"full_cohorts": kept.full, "clip": kept.clip}
 
-    def record(state):
-        kept = state.server.extra
-        return {**(before(state) if before else {}), "full_cohorts": kept.full, "clip": kept.clip}
-
-    return method._replace(record=record)
+    protected = _all_protected(method)
+    return _with_private_sums(server_state.with_state(protected, first, listen, recorded))
 
 
 def _with_private_sums(method):

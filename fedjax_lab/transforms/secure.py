@@ -122,7 +122,9 @@ def secure_sum(
 
     scored = method.scored or method.round[-1].send
     masked = method._replace(round=tuple(map(wrapped, method.round)), scored=scored)
-    masked = _counted(server_state.with_state(masked, lambda key: jnp.int32(0), _listen))
+    masked = server_state.with_state(
+        masked, lambda key: jnp.int32(0), _listen, lambda aborted: {"aborted_sums": aborted}
+    )
     does_not_look = method.sample in AT_RANDOM  # at the server's state
     return masked._replace(sample=method.sample) if does_not_look else masked
 
@@ -183,16 +185,6 @@ def _local(exchange: Exchange, protocol: Protocol, sent: WithPeers, client: Clie
 def _listen(exchange, server, sent, cohort):
     after, is_known = exchange.aggregate(server.base, sent, cohort)
     return Server(after, server.extra + ~is_known)
-
-
-def _counted(method):
-    """The method, each row of whose metrics tells how many sums could not be unmasked so far."""
-    before = method.record
-
-    def record(state):
-        return {**(before(state) if before else {}), "aborted_sums": state.server.extra}
-
-    return method._replace(record=record)
 
 
 def _unmask(

@@ -19,7 +19,12 @@ class Server(NamedTuple):
 Listen = Callable[[Exchange, Server, PyTree, Client], Server]
 
 
-def with_state(method: Method, first: Callable[[Array], PyTree], listen: Listen) -> Method:
+def with_state(
+    method: Method,
+    first: Callable[[Array], PyTree],
+    listen: Listen,
+    recorded: Callable[[PyTree], dict[str, Array]] | None = None,
+) -> Method:
     """The method whose server is a `Server`.
 
     Args:
@@ -27,6 +32,8 @@ def with_state(method: Method, first: Callable[[Array], PyTree], listen: Listen)
       first: the key of `Method.init` -> the transform's first state.
       listen: (the method's exchange, server, uploads, cohort) -> server; in the place of
         `aggregate`. Changes of the updates by transforms that were wrapped before come first.
+      recorded: the transform's state -> what each row of metrics keeps of it, beside what the
+        method keeps (`Method.record`).
 
     BadInput for a method that does not make its own first state.
     """
@@ -41,7 +48,11 @@ def with_state(method: Method, first: Callable[[Array], PyTree], listen: Listen)
     def of_base(state):
         return State(state.server.base, state.private)
 
-    newcomer, join, record, scored = method.newcomer, method.join, method.record, method.scored
+    def record(state):
+        of_method = method.record(of_base(state)) if method.record else {}
+        return {**of_method, **(recorded(state.server.extra) if recorded else {})}
+
+    newcomer, join, scored = method.newcomer, method.join, method.scored
     return method._replace(
         init=started,
         round=tuple(_with_state(exchange, listen) for exchange in method.round),
@@ -49,7 +60,7 @@ def with_state(method: Method, first: Callable[[Array], PyTree], listen: Listen)
         join=join and (lambda server, client, work: join(server.base, client, work)),
         sample=lambda key, server, *more: method.sample(key, server.base, *more),
         scored=scored and (lambda server, id: scored(server.base, id)),
-        record=record and (lambda state: record(of_base(state))),
+        record=record if recorded or method.record else None,
     )
 
 

@@ -8,6 +8,7 @@ import naive
 import numpy as np
 import pytest
 import toys
+from inputs import complaint
 
 from fedjax_lab import experiment, simulate, streams, tree
 from fedjax_lab.methods import ccvr
@@ -116,6 +117,15 @@ def test_a_class_without_examples_has_no_virtual_features():
     head = ccvr.calibrated(w, z, there, 0.1, 3).params["head"]
     other = ccvr.calibrated(w, z.at[2].set(7.0), there, 0.1, 3).params["head"]
     toys.same(head, other)
+
+
+def test_more_than_the_server_can_have_at_once_is_refused_before_the_first_round():
+    (train, _) = toys.make("ccvr", toys.TASK)(3)
+    said = complaint(lambda: jax.eval_shape(lambda: simulate.init(train.method, KEYS, 10**6)))
+    assert said == (
+        "method ccvr has 4.1 GiB of uploads at once, 4.3 KiB from each of 1,000,000 clients; with"
+        " this model it takes at most 983,279 clients (config.partition)"
+    )
 
 
 def test_every_client_uploads_its_moments_once():

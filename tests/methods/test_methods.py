@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import toys
+from inputs import complaint
 
 from fedjax_lab import evaluate, parallel, registry, simulate, streams, tree
 from fedjax_lab.checks.methods import (
@@ -23,6 +24,7 @@ from fedjax_lab.checks.methods import (
     check_types,
 )
 from fedjax_lab.checks.trial import Trial
+from fedjax_lab.methods._index_naive import head
 from fedjax_lab.models.task import make_task
 from fedjax_lab.simulate import Program
 from fedjax_lab.types import Method
@@ -101,16 +103,62 @@ class NoBias(nn.Module):
         return nn.Dense(toys.K, use_bias=False, name="head")(z), z
 
 
-@pytest.mark.parametrize("name", ["cfl", "ccvr", "fedgh", "feddbe", "fedpac", "fedetf"])
+NO_BIAS = make_task(NoBias(), (toys.D,), toys.K)
+
+
+@pytest.mark.parametrize(
+    "name", ["cfl", "ccvr", "fedgh", "feddbe", "fedpac", "fedetf", "fedrod", "fedc2i"]
+)
 def test_a_head_may_be_without_a_bias(name):
     """In the methods that look into the head."""
-    task = make_task(NoBias(), (toys.D,), toys.K)
-    method = toys.make(name, task)
+    method = toys.make(name, NO_BIAS)
     stages = [method] if isinstance(method, Method) else [s.method for s in method(2)]
     state = simulate.init(stages[0], KEYS, toys.C)
     program = simulate.Program(stages[-1], toys.PLAN, toys.VECTORIZED)
     lane = simulate.Lane(toys.FEDERATION, toys.POPULATION, KEYS)
     jax.eval_shape(functools.partial(simulate.play_round, program, lane), state, jnp.int32(0))
+
+
+@pytest.mark.parametrize("name", ["fediir", "fedconcat", "fedconcat_id"])
+def test_methods_that_need_a_bias_say_so(name):
+    said = f"method {name} needs a model whose head has a bias; take another config.model"
+    assert complaint(toys.make, name, NO_BIAS) == said
+
+
+def test_the_index_of_local_weights_needs_no_bias():
+    w = NO_BIAS.init(KEYS.init)
+    toys.same(head((0, w)), w.params["head"]["kernel"].ravel())
+
+
+@pytest.mark.parametrize("name", registry.METHODS)
+def test_settings_that_are_not_numbers_are_refused(name):
+    """nan is neither below 0 nor above it."""
+    for key, default in registry.default_settings(registry.METHODS[name]).items():
+        if type(default) is float:
+            said = complaint(toys.make, name, **{key: float("nan")})
+            assert said.startswith(f"config.method.{key} must ") and said.endswith(", got nan")
+
+
+@pytest.mark.parametrize(
+    ("name", "setting", "value", "must"),
+    [
+        ("cfl", "gamma", 1.0, "be at least 0 and below 1"),
+        ("elastic", "tau", 1.5, "be from 0 to 1"),
+        ("fedadmm", "server_lr", 0.0, "be above 0"),
+        ("fedala", "share", 0.0, "be above 0 and at most 1"),
+        ("fedcm", "alpha", 0.0, "be above 0 and at most 1"),
+        ("fedcm", "server_lr", 0.0, "be above 0"),
+        ("fedetf", "scale", 0.0, "be above 0"),
+        ("fedpac", "solver_steps", 0, "be above 0"),
+        ("pfedme", "lam", 0.0, "be above 0"),
+        ("pfedme", "inner_steps", 0, "be above 0"),
+        ("pfedme", "inner_lr", 0.0, "be above 0"),
+        ("pfedme", "beta", 0.0, "be above 0"),
+    ],
+)
+def test_settings_with_which_a_method_would_not_learn_are_refused(name, setting, value, must):
+    said = complaint(toys.make, name, **{setting: value})
+    assert said == f"config.method.{setting} must {must}, got {value}"
 
 
 @pytest.mark.parametrize("name", registry.METHODS)

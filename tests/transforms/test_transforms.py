@@ -1,5 +1,7 @@
 """Transforms of any method: what changes nothing, and what a config names."""
 
+import functools
+
 import naive
 import numpy as np
 import own_parts
@@ -14,9 +16,28 @@ from fedjax_lab.config import resolve, sources_of
 from fedjax_lab.config_files import load_config
 from fedjax_lab.methods import _embeddings
 from fedjax_lab.running import runner
-from fedjax_lab.transforms import aggregators, cohort, uplink
+from fedjax_lab.transforms import aggregators, cohort, server_state, uplink
+from fedjax_lab.types import State
 
 KEYS = naive.KEYS
+
+
+def test_rows_have_what_a_transform_records_beside_what_the_method_does():
+    def listen(exchange, server, uploads, cohort):
+        return server._replace(extra=server.extra + 1)
+
+    plain = toys.bare(toys.make("fedavg"))
+    method = plain._replace(record=lambda state: {"first": state.server})
+    for name in ("second", "third"):
+        recorded = functools.partial(lambda name, extra: {name: extra}, name)
+        method = server_state.with_state(method, lambda key: 0, listen, recorded)
+    server = method.init(KEYS.init, 2).server
+    for _ in range(2):
+        server = method.round[0].aggregate(server, (), toys.POPULATION)
+    rows = method.record(State(server._replace(base=server.base._replace(base=7)), ()))
+    assert rows == {"first": 7, "second": 0, "third": 2}
+    silent = server_state.with_state(plain, lambda key: 0, listen)
+    assert silent.record is None
 
 
 def with_nothing_changed(method):
