@@ -1,4 +1,4 @@
-"""README and the pages of docs/: their length, links, code, tables and versions are those of the package."""
+"""README and the pages of docs/: length, links, code, tables and versions."""
 
 import ast
 import re
