@@ -1,0 +1,126 @@
+"""README and the pages of docs/: length, links, code, tables and versions."""
+
+import ast
+import re
+from pathlib import Path
+
+import jax
+import pytest
+import toys
+
+import fedjax_lab
+from fedjax_lab import registry, streams
+from fedjax_lab.methods.fedavg import fedavg
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+CONFIGURATION = (ROOT / "docs/configuration.md").read_text()
+METHODS = (ROOT / "docs/methods.md").read_text()
+PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), ROOT / "launch/README.md"]
+FENCED = re.compile(r"^( *)```.*?^\1```", re.S | re.M)
+PYTHON = re.findall(r"^```python\n(.*?)^```", README, re.S | re.M)
+
+
+def anchors(page):
+    """Of the headings of a page, as GitHub and mkdocs form them."""
+    headings = re.findall(r"^#+ (.*)$", FENCED.sub("", page.read_text()), re.M)
+    plain = (re.sub(r"[^\w\- ]", "", heading.lower()) for heading in headings)
+    return {heading.replace(" ", "-") for heading in plain}
+
+
+def broken(page):
+    """The relative links of a page whose file or heading does not exist."""
+    text = re.sub(r"`[^`]*`", "", FENCED.sub("", page.read_text()))
+    links = (link for link in re.findall(r"\]\(([^)\s]+)\)", text) if ":" not in link)
+    for link in links:
+        name, _, anchor = link.partition("#")
+        target = page.parent / name if name else page
+        if not target.exists() or (anchor and anchor not in anchors(target)):
+            yield link
+
+
+def rows(text):
+    """The cells of each row of the tables whose first cell is a name in backticks."""
+    return [
+        [cell.strip() for cell in line.strip("| ").split(" | ")]
+        for line in text.splitlines()
+        if line.startswith("| `")
+    ]
+
+
+def test_the_readme_is_short():
+    assert len(README.split()) < 1200
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_relative_links_lead_somewhere(page):
+    assert list(broken(page)) == []
+
+
+def test_broken_links_are_found(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("# A *title*\n[a](#a-title) [b](#b) [c](c.md) [d](https://d.org) `[e](e)`\n")
+    assert list(broken(page)) == ["#b", "c.md"]
+
+
+def test_fedprox_is_shown_as_it_is():
+    assert PYTHON[0] == (ROOT / "fedjax_lab/methods/fedprox.py").read_text()
+
+
+@pytest.mark.slow
+def test_the_own_method_of_the_readme_is_fedavg_without_its_term():
+    names = {}
+    exec(compile(PYTHON[1], "README.md", "exec"), names)
+    keys = streams.make_keys(jax.random.key(0))
+    plain, ours, other = (
+        toys.player(method)(keys, 0, 1)[0]
+        for method in (
+            fedavg(toys.NORM),
+            names["decayed"](toys.NORM, lam=0.0),
+            names["decayed"](toys.NORM, lam=0.1),
+        )
+    )
+    toys.same(plain.server, ours.server)
+    with pytest.raises(AssertionError):
+        toys.same(plain.server, other.server)
+
+
+def test_the_table_of_methods_has_each_with_its_settings():
+    table = [row for row in rows(METHODS) if len(row) >= 2 and "fedjax_lab" not in row[0]]
+    named = [name for row in table for name in re.findall(r"`(\w+)`", row[0])]
+    assert sorted(named) == sorted(registry.METHODS)
+
+
+@pytest.mark.parametrize("name", registry.METHODS)
+def test_the_defaults_in_the_table_of_methods_are_those_of_the_code(name):
+    (row,) = (row for row in rows(METHODS) if f"`{name}`" in row[0])
+    said = re.findall(r"`(\w+)=([^`]+)`", row[-1])
+    defaults = registry.default_settings(registry.METHODS[name])
+    assert {key: value for key, value in said if not same_value(defaults[key], value)} == {}
+
+
+def same_value(default, said):
+    """Whether a default is the value that a page names."""
+    if isinstance(default, str):
+        return default == said
+    return default == ast.literal_eval(said)
+
+
+@pytest.mark.parametrize("kind", ["data", "model", "partition", "embedding"])
+def test_the_configuration_page_has_every_name(kind):
+    (row,) = (row for row in rows(CONFIGURATION) if row[0] == f"`{kind}`")
+    assert set(registry.names(kind)) <= set(re.findall(r"`(\w+)`", row[1]))
+
+
+def test_the_readme_counts_what_there_is():
+    count = {kind: len(registry.names(kind)) for kind in ("method", "data", "partition", "model")}
+    assert (
+        f"{count['method']} methods, {count['data']} sources of data (real users, images, texts),"
+        f" {count['partition']} partitions and {count['model']} models" in " ".join(README.split())
+    )
+
+
+def test_the_citations_name_the_version():
+    version = re.escape(fedjax_lab.__version__)
+    assert re.search(rf"version = {{{version}}}", README)
+    assert re.search(rf"^version: {version}$", (ROOT / "CITATION.cff").read_text(), re.M)
