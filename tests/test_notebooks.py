@@ -37,7 +37,7 @@ METHODS, ALPHAS, SEEDS = "fedavg,scaffold", "1,10", "0,1"
 ROUNDS, SIZE, EXAMPLES, WIDTH = 3, 16, 40, 2
 """,
     "fedpick_masks": f"{OF_PAPERS}; WIDTH = 2",
-    "fedconcat_clusters": f"{OF_PAPERS}; ENCODER_ROUNDS, CLASSIFIER_ROUNDS, WIDTH = 1, 2, 2",
+    "fedconcat_clusters": f"{OF_PAPERS}; WIDTH = 2",
     "fedc2i_influence": OF_PAPERS,
     "hfedf_embeddings": OF_PAPERS,
     "client2vec_index": f"{OF_PAPERS}; EPOCHS, WIDTH = 1, 2",
