@@ -113,16 +113,14 @@ def wire(cost: Cost | None) -> str:
         )
     if cost == Cost(0, 0):
         return "Nothing is sent."
+    up, down = (f"{share:.3g} times the bytes of the model" for share in cost)
+    same = "as many bytes as the model has"
+    up, down = (same if text.startswith("1 times") else text for text in (up, down))
+    said = f"uploads and receives {up}" if up == down else f"uploads {up} and receives {down}"
     return (
-        f"In a round a client uploads {times(cost.up)} the bytes of the model and receives"
-        f" {times(cost.down)} them. [All methods](index.md) says for which model and how many"
+        f"In a round a client {said}. [All methods](index.md) says for which model and how many"
         " clients this was counted."
     )
-
-
-def times(share: float) -> str:
-    """A multiple as a text."""
-    return f"{share:.3g} times" if f"{share:.3g}" != "1" else "1 time"
 
 
 def tests(name: str) -> str:

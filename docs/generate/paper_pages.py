@@ -10,33 +10,26 @@ from fedjax_lab.analysis.published import Recipe, Result
 
 
 def accuracies(paper: str) -> str:
-    """A table of a paper's accuracy tables, by data set, and what their runs leave open."""
-    rows = [
-        "| table | data | model | cells | runs | seeds | config |",
-        "|---|---|---|---|---|---|---|",
-    ]
+    """A table of a paper's accuracy tables, and what their runs leave open."""
+    rows = ["| table | data (model) | cells | runs | seeds | config |", "|---|---|---|---|---|---|"]
     noted: dict[str, list[str]] = {}
     for (of_paper, table), results in published.tables().items():
         if of_paper == paper:
-            rows += [_row(results, data, table) for data in dict.fromkeys(map(_data, results))]
-            for note in dict.fromkeys(n for r in results for n in _said(published.recipe(r))):
+            recipes = [published.recipe(result) for result in results]
+            rows.append(_row(table, results, recipes))
+            for note in dict.fromkeys(note for recipe in recipes for note in _said(recipe)):
                 noted.setdefault(note, []).append(table)
-    notes = [f"- Table {_listed(where)}: {note}." for note, where in noted.items()]
+    notes = [f"- {_listed(where)}: {note}." for note, where in noted.items()]
     said = "What the paper leaves open, or what a run here has otherwise:\n\n" + "\n".join(notes)
     return "\n".join(rows) + ("\n\n" + said if notes else "") + "\n"
 
 
-def _data(result: Result) -> tuple[str, str]:
-    return result.dataset, result.model
-
-
-def _row(results: Sequence[Result], data: tuple[str, str], table: str) -> str:
-    recipes = [published.recipe(r) for r in results if _data(r) == data]
-    specs = {spec.name: spec for recipe in recipes for spec in recipe.specs}
-    files = dict.fromkeys(spec.config for spec in specs.values())
-    configs = ", ".join(f"[`{file}`](../../configs/{file})" for file in files) or "not run"
+def _row(table: str, results: Sequence[Result], recipes: Sequence[Recipe]) -> str:
+    data = ", ".join(dict.fromkeys(f"{r.dataset} ({r.model})" for r in results))
+    specs = {spec.name: spec.config for recipe in recipes for spec in recipe.specs}
+    links = [f"[{file}](../../configs/{file})" for file in dict.fromkeys(specs.values())]
     counts = f"{len(recipes)} | {len(specs)} | {max(recipe.seeds for recipe in recipes)}"
-    return f"| {table} | `{data[0]}` | `{data[1]}` | {counts} | {configs} |"
+    return f"| {table} | {data} | {counts} | {', '.join(links) or 'not run'} |"
 
 
 def _said(recipe: Recipe) -> list[str]:
@@ -44,8 +37,9 @@ def _said(recipe: Recipe) -> list[str]:
 
 
 def _listed(tables: Sequence[str]) -> str:
-    each = list(dict.fromkeys(tables))
-    return ", ".join(each[:-1]) + " and " + each[-1] if len(each) > 1 else each[0]
+    if len(tables) == 1:
+        return f"Table {tables[0]}"
+    return f"Tables {', '.join(tables[:-1])} and {tables[-1]}"
 
 
 def measured(title: str, docs: Path) -> str:
