@@ -1,0 +1,26 @@
+"""What the page of a notebook needs to be read without a network, and without JavaScript."""
+
+import html
+import re
+
+from latex2mathml.converter import convert
+
+KEPT = re.compile(r"(<(?:pre|code|script|style)\b.*?</(?:pre|code|script|style)>)", re.DOTALL)
+MATH = re.compile(r"\$\$(.+?)\$\$|(?<![\\\w$])\$(?!\s)([^$<]+?)(?<!\s)\$(?!\d)", re.DOTALL)
+MATHJAX = re.compile(r"<script[^>]*mathjax[^>]*>.*?</script>", re.DOTALL | re.IGNORECASE)
+BADGE = re.compile(r'<img[^>]*src="https://colab[^"]*"[^>]*/?>')
+LINK = re.compile(r'href="([\w-]+)\.ipynb"')
+
+
+def offline(page: str) -> str:
+    """The page of a notebook with MathML, without what would come from a network."""
+    page = MATHJAX.sub("", page)
+    page = BADGE.sub("Open in Colab", page)
+    parts = KEPT.split(LINK.sub(r'href="\1.html"', page))
+    return "".join(part if k % 2 else MATH.sub(_mathml, part) for k, part in enumerate(parts))
+
+
+def _mathml(match):
+    display = match[1] is not None
+    latex = html.unescape(match[1] if display else match[2]).replace("\n", " ")
+    return convert(latex, display="block" if display else "inline")

@@ -1,0 +1,119 @@
+"""Hooks of mkdocs: pages made from the package, pages from outside of docs/, and their links."""
+
+import re
+
+import method_pages
+import notebook_pages
+import paper_pages
+import repository_links
+import result_tables
+import wire_costs
+from mkdocs.plugins import event_priority
+from mkdocs.structure.files import File, Files
+
+ROOT = repository_links.ROOT
+DOCS = ROOT / "docs"
+ORIGINS = {uri: path for path, uri in repository_links.COPIES.items() if uri != "index.md"}
+MARKER = re.compile(r"<!-- (accuracies|measured) (\w+) -->")
+
+
+def on_config(config):
+    """Fills the parts of the navigation that follow from what there is."""
+    filled = {
+        "Methods": ["methods/index.md", *_methods_by_group()],
+        "Results": _results(),
+        "Notebooks": [f"notebooks/{path.name}" for path in _notebooks()],
+    }
+    for entry in config.nav:
+        ((title, pages),) = entry.items()
+        if title in filled:
+            entry[title] = filled[title] + (pages or [])
+    config.nav = [entry for entry in config.nav if next(iter(entry.values()))]
+    return config
+
+
+def _methods_by_group():
+    groups = method_pages.groups()
+    titles = {name: method_pages.title(name) for names in groups.values() for name in names}
+    return [
+        {group: [{titles[name]: f"methods/{name}.md"} for name in names]}
+        for group, names in groups.items()
+    ]
+
+
+def _notebooks():
+    """Those that a reader should see first, then the others."""
+    first = ["one_run", "add_a_method", "sweep_and_compare"]
+    paths = sorted((ROOT / "notebooks").glob("*.ipynb"))
+    return sorted(paths, key=lambda path: first.index(path.stem) if path.stem in first else 9)
+
+
+def _results():
+    """The pages of measured numbers, which come and go."""
+    kinds = "results*.md", "leaderboard*.md", "comparison*.md"
+    return [path.name for kind in kinds for path in sorted(DOCS.glob(kind))]
+
+
+@event_priority(100)  # before the plugin that renders notebooks
+def on_files(files: Files, config) -> Files:
+    """Adds what is made from the package, the pages from outside of docs/, and linked code."""
+    made = _made()
+    for uri, text in made.items():
+        files.append(File.generated(config, uri, content=text))
+    for path in _notebooks():
+        uri = f"notebooks/{path.name}"
+        files.append(File(uri, str(ROOT), config.site_dir, config.use_directory_urls))
+    for path in sorted(_linked(files)):
+        page = repository_links.code_page(path)
+        files.append(File.generated(config, f"code/{path}.md", content=page))
+    return files
+
+
+def _linked(files):
+    """The files of the repository that pages link to and that are shown as code."""
+    found = set()
+    for file in files.documentation_pages():
+        if file.src_uri.endswith(".md"):
+            path = _path(file.src_uri)
+            found |= repository_links.linked_code(MARKER.sub(_filled, file.content_string), path)
+    return found
+
+
+def _path(uri):
+    """The file of the repository that a page shows."""
+    return ORIGINS.get(uri, f"docs/{uri}")
+
+
+def _made():
+    """The pages that no file in docs/ has, by address."""
+    costs = wire_costs.costs()
+    numbers = result_tables.rows(result_tables.files(DOCS))
+    pages = {
+        f"methods/{name}.md": method_pages.page(name, costs.get(name), numbers.get(name, []))
+        for names in method_pages.groups().values()
+        for name in names
+    }
+    pages["methods/index.md"] = method_pages.overview(costs, wire_costs.SETTING)
+    for path, uri in repository_links.COPIES.items():
+        if not (DOCS / uri).exists():
+            pages[uri] = (ROOT / path).read_text(encoding="utf-8")
+    return pages
+
+
+def on_page_markdown(markdown: str, page, config, files) -> str:
+    """Fills the markers of the pages of papers, and leads links to pages of the site."""
+    uri = page.file.src_uri
+    if uri.startswith("code/"):
+        return markdown
+    return repository_links.on_site(MARKER.sub(_filled, markdown), uri, _path(uri))
+
+
+def on_page_content(html: str, page, config, files) -> str:
+    """Makes the pages of notebooks readable without a network."""
+    return notebook_pages.offline(html) if page.file.src_uri.endswith(".ipynb") else html
+
+
+def _filled(match):
+    if match[1] == "accuracies":
+        return paper_pages.accuracies(match[2].lower())
+    return paper_pages.measured(match[2], DOCS)

@@ -1,0 +1,38 @@
+"""What each method of one stage sends, from the types of its messages. Nothing is trained."""
+
+import jax
+import jax.numpy as jnp
+from method_pages import Cost
+
+from fedjax_lab import registry, simulate, streams, tree
+from fedjax_lab.checks.toy import C, make_federation
+from fedjax_lab.checks.trial import pooled
+from fedjax_lab.models import nets
+from fedjax_lab.models.task import make_task
+from fedjax_lab.parallel import vectorized
+from fedjax_lab.types import Method
+
+SHAPE, K = (28, 28, 1), 10
+SETTING = f"`mcmahan_cnn` on images of 28x28 pixels, {K} classes and {C} clients"
+
+
+def costs() -> dict[str, Cost]:
+    """By method, as multiples of the bytes of the model."""
+    task = make_task(nets.mcmahan_cnn(K), SHAPE, K)
+    task = task._replace(labels=lambda: jnp.eye(K, 32))
+    model = tree.num_bytes(jax.eval_shape(task.init, jax.random.key(0)))
+    methods = {name: registry.make_method(name, task) for name in registry.METHODS}
+    plain = {name: method for name, method in methods.items() if isinstance(method, Method)}
+    return {name: _cost(method, model) for name, method in plain.items()}
+
+
+def _cost(method, model):
+    toy = make_federation()
+    images = jnp.zeros((len(toy.x), SHAPE[0] * SHAPE[1] * SHAPE[2]))
+    federation, _, plan = pooled(method, toy._replace(x=images))
+    population = simulate.population(federation, K)
+    keys = streams.make_keys(jax.random.key(0))
+    state = jax.eval_shape(lambda: simulate.init(method, keys, C))
+    program = simulate.Program(method, plan._replace(example_shape=SHAPE), vectorized())
+    up, down = simulate.message_bytes(program, simulate.Lane(federation, population, keys), state)
+    return Cost(up / model, down / model)

@@ -1,0 +1,76 @@
+"""The generated pages of the documentation site: every method has one, with all of its settings."""
+
+import re
+
+import equations
+import method_pages
+import paper_pages
+import pytest
+import repository_links
+import result_tables
+
+from fedjax_lab import registry
+from fedjax_lab.analysis import published
+
+
+def test_every_method_is_in_one_group():
+    named = [name for names in method_pages.GROUPS.values() for name in names.split()]
+    assert sorted(named) == sorted(registry.METHODS)
+
+
+@pytest.mark.parametrize("name", registry.METHODS)
+def test_the_page_of_a_method_has_its_settings_and_its_equations(name):
+    page = method_pages.page(name, None, [])
+    for key, default in registry.default_settings(registry.METHODS[name]).items():
+        assert re.search(rf"^\| `{key}` \| `{re.escape(str(default))}` \| \w?", page, re.M)
+    assert '<table class="lines">' in page
+    assert f"def {name}(" in page
+
+
+def test_no_word_of_a_docstring_is_lost():
+    kept = re.compile(r"[A-Za-z]{4,}")
+    for name in registry.METHODS:
+        shown = re.sub(r"<[^>]*>", " ", equations.of_docstring(method_pages.docstring(name)))
+        text = method_pages.docstring(name).partition("\n\n")[2]
+        wanted = {w for w in kept.findall(text) if w.lower() not in equations.GREEK and w != "grad"}
+        assert wanted - set(kept.findall(shown)) <= {"epsilon"}, name
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("w_{t+1} = sum_i n_i/n w_i", "w[t+1] = ∑[i] n[i]/n w[i]"),
+        ("mu/2 ||w - w_t||^2", "μ/2 ‖w − w[t]‖^2"),
+        ("phi~_i <- a(i), a head", "φ̃[i] ← a(i), a head"),
+        ("see config.local.lr and `x_y`", "see config.local.lr and x_y"),
+    ],
+)
+def test_symbols_are_typeset(text, shown):
+    out = equations.inline(text, in_block=True)
+    out = re.sub(r"<sub>(.*?)</sub>", r"[\1]", re.sub(r"<sup>(.*?)</sup>", r"^\1", out))
+    assert re.sub(r"<[^>]*>", "", out) == shown
+
+
+def test_measured_rows_are_found_by_method(tmp_path):
+    page = "# Results\n\n## Digits, `x`\n\n| | mean |\n|---|---|\n| **`fedavg`** | 87.5 |\n"
+    (tmp_path / "results.md").write_text(page)
+    (row,) = result_tables.rows(result_tables.files(tmp_path))["fedavg"]
+    assert row.cells[1] == "87.5" and row.anchor == "digits-x"
+    assert "| **`fedavg`** | 87.5 |" in method_pages.page("fedavg", None, [row])
+
+
+def test_the_page_of_a_paper_has_all_accuracy_tables():
+    text = paper_pages.accuracies("fedc2i")
+    for paper, table in published.tables():
+        assert paper != "fedc2i" or f"\n| {table} | " in text
+
+
+def test_links_lead_to_pages_of_the_site():
+    def on_site(link, uri, path):
+        return repository_links.on_site(f"[a]({link})", uri, path)
+
+    assert on_site("docs/runs.md#x", "changelog.md", "CHANGELOG.md") == "[a](runs.md#x)"
+    assert on_site("../CHANGELOG.md", "runs.md", "docs/runs.md") == "[a](changelog.md)"
+    shown = on_site("../../setup.cfg", "papers/x.md", "docs/papers/x.md")
+    assert shown == "[a](../code/setup.cfg.md)"
+    assert on_site("https://jax.dev", "a.md", "docs/a.md") == "[a](https://jax.dev)"
