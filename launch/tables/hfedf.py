@@ -26,7 +26,11 @@ METHODS = "central", "local", "fedavg", "fedprox", "fedsr", "fedgma", "pfedhn", 
 ROWS = *METHODS, "hfedf_server"
 PAPERS = "1e-3"
 STEPS = PAPERS, "3e-4", "3e-3"
-WAYS = {"Table 10": (), "by id": ("", "id"), "held out": ("held_out/", "ood")}  # to a step
+WAYS = {  # to choose a step: the cells that are compared, by the beginning of their names, and how
+    "Table 10": (),
+    "by id": ("", "id"),
+    "held out": ("held_out/", "ood"),
+}
 TUNED = list(WAYS)[1:]
 ABLATIONS = {
     "grad_align=False": {"method.grad_align": "False"},
