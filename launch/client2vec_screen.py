@@ -17,6 +17,11 @@ first step of the clients of the first and of the last round.
          vectors are scaled to a mean length of 1. The number of a reading is w.
 """
 
+if __name__ == "__main__":  # before the imports, which an interrupt may meet
+    from fedjax_lab import command
+
+    command.begin()
+
 import argparse
 import fnmatch
 import sys
@@ -187,19 +192,24 @@ def first_steps(config, data, steps: int, B_f: np.ndarray):
     w, B = task.init(jax.random.key(0)), jnp.asarray(B_f)
     batch = Batch(jnp.asarray(data["x"][rows]), jnp.asarray(data["y"][rows]), jnp.ones(len(rows)))
 
-    def term(reading, params):
+    def term(reading, w, batch, params):
         return objective(task, w.stats, batch, reading, B, params)[0]
 
-    gradient = jax.jit(lambda reading: jax.grad(partial(term, reading))(w.params))
-    train = jax.jit(
-        lambda reading: trained(task, config.local, w, batch.x, batch.y, reading, B, steps)[1]
-    )
+    @jax.jit
+    def gradient(reading, w, batch):
+        return jax.grad(partial(term, reading, w, batch))(w.params)
+
+    @jax.jit
+    def sizes(reading, w, batch):
+        return trained(task, config.local, w, batch.x, batch.y, reading, B, steps)[1]
 
     def play(reading):
-        without = gradient(FEDAVG)
-        parts = [tree.sub(gradient({**FEDAVG, k: reading[k]}), without) for k in ("orth", "p_q")]
+        without = gradient(FEDAVG, w, batch)
+        each = [gradient({**FEDAVG, key: reading[key]}, w, batch) for key in ("orth", "p_q")]
+        parts = [tree.sub(g, without) for g in each]
         lengths = [float(jnp.sqrt(tree.sq_norm(g))) for g in (without, *parts)]
-        return [f"{value:.2g}" for value in [*lengths, *np.asarray(train(reading))[:, -1]]]
+        of_z = np.asarray(sizes(reading, w, batch))[:, -1]
+        return [f"{value:.2g}" for value in [*lengths, *of_z]]
 
     names = [f"gradient of {part}" for part in SIZES[:3]]
     return [*names, *(f"z, {t}" for t in range(steps))], play
