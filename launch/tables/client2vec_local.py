@@ -1,0 +1,59 @@
+"""Client2Vec's local term (eq. 4) with the index of 512 numbers: 20 rounds, one seed.
+
+One run finds the index of each data set, the others take it. i+ii: sampling and aggregation; w=5:
+local training as well, with this weight, the paper's; kl: without |z P B^f|; detached: the KL term
+gives no gradient to o.
+"""
+
+import records
+
+SETS = {"digits": "configs/client2vec_digits.py", "fashion": "configs/client2vec_fmnist.py"}
+EPOCHS = {"digits": "100", "fashion": "50"}  # of the index; the paper has 500
+SHORT = {"run.rounds": "20", "run.eval_every": "5"}
+READINGS: dict[str, dict[str, str]] = {
+    "i+ii": {"method.local_training": "False"},
+    "w=0.1": {"method.local_weight": "0.1"},
+    "w=1": {"method.local_weight": "1"},
+    "w=5": {"method.local_weight": "5"},
+    "w=5,kl": {"method.local_orth": "False"},
+    "w=5,detached": {"method.detach_teacher": "True"},
+}
+BASES = {"digits": ("fedavg", "fedavgm", "feddyn"), "fashion": ("fedavg",)}
+measured = records.in_rounds("max_over_rounds", "last", measures=("accuracy.mean",))
+
+
+def cells(out):
+    """The index of each data set; each base as it is and improved."""
+    made = []
+    for data, config in SETS.items():
+        index = {"method.index_epochs": EPOCHS[data], "embedding.size": "512"}
+        once = {"run.rounds": "1", "run.eval_every": "1", "method.local_training": "False"}
+        made.append(records.cell(f"{data}-index", f"{config}:client2vec", (0,), **index, **once))
+        for base in BASES[data]:
+            made.append(records.cell(f"{data}-{base}", f"{config}:{base}", (0,), **SHORT))
+            made += [_improved(out, data, base, name) for name in READINGS]
+    return made
+
+
+def _improved(out, data, base, name):
+    """A base with a reading, and with the index of the first cell."""
+    of_base = {"method.index_of": str(out / f"{data}-index"), "method.base": base}
+    settings = SHORT | of_base | READINGS[name]
+    made = records.cell(f"{data}-{base}-{name}", f"{SETS[data]}:client2vec", (0,), **settings)
+    return made._replace(note={"needs": [f"{data}-index"]})
+
+
+def tables(of_table):
+    """One table for each data set: the bases below each other."""
+    columns = {"best round": "max_over_rounds/accuracy.mean", "last": "last/accuracy.mean"}
+    title = "accuracy in percent, mean over clients, 20 rounds, seed 0"
+    return [records.table(f"{data}: {title}", _rows(data), columns, of_table) for data in SETS]
+
+
+def _rows(data):
+    """The names of the cells of a data set, without its index."""
+    return [
+        each
+        for base in BASES[data]
+        for each in (f"{data}-{base}", *(f"{data}-{base}-{name}" for name in READINGS))
+    ]
