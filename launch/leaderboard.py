@@ -21,10 +21,10 @@ folder of --out.
 
 A method has five runs on each federation, 610 runs in all, each compiled anew. Four hours on two
 cores are 28,800 seconds of a core, or 47 for a run with its compilation. With the sizes below a run
-of FedAvg took about 30 of them on the digit domains (half of them to compile) and 14 on
-Fashion-MNIST (two thirds), measured as processor time on a busy machine. With methods that cost 1.7
-times as much on average that is 22,000 seconds; the rest is for cores that wait. The simple CNN of
-the other Fashion-MNIST configs would take 65 for the rounds alone, so this one has a perceptron. The
+of FedAvg took about 30 of them on the digit domains (half of them to compile) and 14 on Fashion-
+MNIST (two thirds), measured as processor time on a busy machine. With methods that cost 1.7 times
+as much on average that is 22,000 seconds; the rest is for cores that wait. The simple CNN of the
+other Fashion-MNIST configs would take 65 for the rounds alone, so this one has a perceptron. The
 digit domains have half the images and half the width of configs/digit_domains.py, and 20 rounds.
 
 Exit codes are those of fedjax_lab.sweep.
@@ -36,6 +36,7 @@ if __name__ == "__main__":  # before the imports, which an interrupt may meet
     command.begin()
 
 import argparse
+import functools
 import sys
 from pathlib import Path
 from typing import NamedTuple
@@ -137,6 +138,7 @@ def run(args, name: str, method: str) -> int:
     return code if best is None else code | measure.measure(args, sys.modules[__name__], [best])
 
 
+@functools.cache
 def draws(name: str, method: str) -> list[Cell]:
     """The draws of a method on a federation, with the first seed."""
     federation = FEDERATIONS[name]
