@@ -64,7 +64,8 @@ ORDER = sorted(METHODS, key=lambda name: (name != BASELINE, name != "local", nam
 SEARCH = sweep_tuning.parse("random:3:1", "validation", [])
 SCORE, SCORE_LOSS = "best_by_validation/id", "best_by_validation/id_loss"
 MEASURES = "accuracy.mean", "accuracy.worst10", "global"
-ACCURACY, WORST, GLOBAL = (f"last/{measure}" for measure in MEASURES)
+ACCURACY, WORST, GLOBAL = (f"best_by_validation/{measure}" for measure in MEASURES)
+LAST = f"last/{MEASURES[0]}"
 MEGABYTES, SECONDS = "to target/megabytes", "to target/seconds"
 
 
@@ -170,7 +171,7 @@ def score(values: dict[str, float]) -> tuple[float, float] | None:
 def measured(row: runs.Row) -> records.Measured:
     """What is recorded of the runs of a cell."""
     target = FEDERATIONS[row.name.partition("/")[0]].target
-    out = records.in_rounds("last", measures=MEASURES)(row)
+    out = records.in_rounds("last", "best_by_validation", measures=MEASURES)(row)
     of_score = records.in_rounds("best_by_validation", measures=("id", "id_loss"))(row)
     for seed, rows in row.seeds.items():
         goal = compare.goal(row._replace(seeds={seed: rows}), MEASURES[0], target)
@@ -252,14 +253,23 @@ def numbers(each: Place, measure: str) -> list[float]:
 
 def table(federation: Federation, ranked: list[Place]) -> formats.Table:
     """A row of each method, the best first."""
-    header = ["", "rank", "accuracy, %", "worst tenth, %", "global, %", f"minus {BASELINE}"]
+    header = [
+        "",
+        "rank",
+        "accuracy, %",
+        "last, %",
+        "worst tenth, %",
+        "global, %",
+        f"minus {BASELINE}",
+    ]
     header += [f"MB to {federation.target:g} %", f"s to {federation.target:g} %", "settings"]
     pairs = paired(ranked)
     rows = []
     for rank, each in enumerate(ranked, 1):
         accuracy = compare.spread(numbers(each, ACCURACY))
         half = (accuracy.high - accuracy.low) / 2
-        shown = [f"{accuracy.mean:.1f} ± {half:.1f}", mean(each, WORST), mean(each, GLOBAL)]
+        others = [mean(each, measure) for measure in (LAST, WORST, GLOBAL)]
+        shown = [f"{accuracy.mean:.1f} ± {half:.1f}", *others]
         cost = [mean(each, key, of_all=True) for key in (MEGABYTES, SECONDS)]
         row = [each.method, str(rank), *shown, difference(pairs.get(each.method))]
         rows.append([*row, *cost, each.settings])
@@ -313,8 +323,10 @@ methods have the same clients, first weights and batches. This page is generated
 READING = """\
 ## How to read this page, and what it cannot say
 
-- Accuracy is the mean over clients of the accuracy on each client's own test examples, after the
-  last round, with the model that the client then uses. Behind ± is half of the 95 % interval of the
+- Accuracy is the mean over clients of the accuracy on each client's own test examples, with the
+  model that the client then uses, in the evaluation with the best accuracy on validation examples;
+  the draws are chosen by the same rule. `last` is the accuracy after the last round. Where it is
+  much lower, training was unstable with the chosen settings. Behind ± is half of the 95 % interval of the
   mean over three seeds (Student's t). The worst tenth is the mean over the worst tenth of the
   clients. `global` is the accuracy on all test examples of the model that a new client would get;
   where a paper defines no such model, it is the mean over the clients' models.

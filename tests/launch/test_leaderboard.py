@@ -18,6 +18,7 @@ def values(accuracy, score=80.0, **more):
     return {
         leaderboard.SCORE: score,
         leaderboard.ACCURACY: accuracy,
+        leaderboard.LAST: accuracy - 2,
         leaderboard.WORST: accuracy - 20,
         leaderboard.GLOBAL: accuracy - 1,
         **more,
@@ -106,9 +107,9 @@ def test_the_page_ranks_what_is_whole_and_names_what_is_missing(kept, tmp_path):
     rows, missing = lines_of(text, leaderboard.FEDERATIONS["digits"].title)
     (ditto, fedavg) = rows
     assert ditto[:2] == ["`ditto`", "1"] and fedavg[:2] == ["`fedavg`", "2"]
-    assert fedavg[2:] == ["81.0 ± 2.5", "61.0", "80.0", "-", "12.0", "3.0", "lr=0.095"]
-    assert ditto[5].startswith("+5.0, p = 0.000") and ditto[6:8] == ["-", "-"]
-    assert "lam=" in ditto[8] and "lr=0.0243" in ditto[8]
+    assert fedavg[2:] == ["81.0 ± 2.5", "79.0", "61.0", "80.0", "-", "12.0", "3.0", "lr=0.095"]
+    assert ditto[6].startswith("+5.0, p = 0.000") and ditto[7:9] == ["-", "-"]
+    assert "lam=" in ditto[9] and "lr=0.0243" in ditto[9]
     assert any("2 of 3 draws are measured: `local`." in line for line in missing)
     assert any("all draws diverged: `scaffold`." in line for line in missing)
     assert any("not measured:" in line and "`moon`" in line for line in missing)
@@ -122,7 +123,7 @@ def test_a_difference_that_may_be_chance_is_called_so(kept, tmp_path):
     kept("digits", "fedbn", (70, 90, 80), (83.0, 80.0, 82.5))
     leaderboard.write(tmp_path)
     rows, _ = lines_of(leaderboard.PAGE.read_text(), leaderboard.FEDERATIONS["digits"].title)
-    assert rows[0][:1] == ["`fedbn`"] and rows[0][5] == "+0.8, not distinguishable"
+    assert rows[0][:1] == ["`fedbn`"] and rows[0][6] == "+0.8, not distinguishable"
 
 
 def test_draws_then_more_seeds_are_run_and_not_run_again(kept, monkeypatch, tmp_path):
@@ -167,6 +168,8 @@ def test_what_is_recorded_of_a_run():
     assert leaderboard.measured(row)[0] == {
         "last/accuracy.mean": 80.0,
         "last/accuracy.worst10": 40.0,
+        leaderboard.ACCURACY: 71.0,
+        leaderboard.WORST: 40.0,
         leaderboard.SCORE: 59.0,
         leaderboard.SCORE_LOSS: 0.5,
         leaderboard.MEGABYTES: 15.0,
