@@ -326,8 +326,8 @@ READING = """\
 - Accuracy is the mean over clients of the accuracy on each client's own test examples, with the
   model that the client then uses, in the evaluation with the best accuracy on validation examples;
   the draws are chosen by the same rule. `last` is the accuracy after the last round. Where it is
-  much lower, training was unstable with the chosen settings. Behind ± is half of the 95 % interval of the
-  mean over three seeds (Student's t). The worst tenth is the mean over the worst tenth of the
+  much lower, training was unstable with the chosen settings. Behind ± is half of the 95 % interval
+  of the mean over three seeds (Student's t). The worst tenth is the mean over the worst tenth of the
   clients. `global` is the accuracy on all test examples of the model that a new client would get;
   where a paper defines no such model, it is the mean over the clients' models.
 - The difference to FedAvg is taken seed by seed. p is that of a paired t-test, with Holm's
