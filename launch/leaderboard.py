@@ -20,12 +20,13 @@ folder of --out.
 --page         writes the page from the numbers that there are; runs nothing
 
 A method has five runs on each federation, 610 runs in all, each compiled anew. Four hours on two
-cores are 28,800 seconds of a core, or 47 for a run with its compilation. With the sizes below a run
-of FedAvg took about 30 of them on the digit domains (half of them to compile) and 14 on Fashion-
-MNIST (two thirds), measured as processor time on a busy machine. With methods that cost 1.7 times
-as much on average that is 22,000 seconds; the rest is for cores that wait. The simple CNN of the
-other Fashion-MNIST configs would take 65 for the rounds alone, so this one has a perceptron. The
-digit domains have half the images and half the width of configs/digit_domains.py, and 20 rounds.
+cores are 28,800 seconds of a core, or 47 for a run with its compilation. Measured as processor
+time on a busy machine, a run of FedAvg took about 27 on the digit domains, most of them to
+compile. On Fashion-MNIST 12 were measured with a perceptron of one layer of 64; 14 are estimated
+for this one. If a method costs 1.7 times as much on average, which has not been measured, that is
+21,000 seconds; the rest is for cores that wait. The simple CNN of the other Fashion-MNIST configs
+would take 60 for the rounds alone, so this one has a perceptron. The digit domains have half the
+images and half the width of configs/digit_domains.py, and 20 rounds.
 
 Exit codes are those of fedjax_lab.sweep.
 """
@@ -327,8 +328,8 @@ READING = """\
   model that the client then uses, in the evaluation with the best accuracy on validation examples;
   the draws are chosen by the same rule. `last` is the accuracy after the last round. Where it is
   much lower, training was unstable with the chosen settings. Behind ± is half of the 95 % interval
-  of the mean over three seeds (Student's t). The worst tenth is the mean over the worst tenth of the
-  clients. `global` is the accuracy on all test examples of the model that a new client would get;
+  of the mean over three seeds (Student's t). The worst tenth is the mean over the worst tenth of
+  the clients. `global` is the accuracy on all test examples of the model that a new client would get;
   where a paper defines no such model, it is the mean over the clients' models.
 - The difference to FedAvg is taken seed by seed. p is that of a paired t-test, with Holm's
   correction for all methods of the table. Three seeds give this test little power: a method that is
