@@ -329,8 +329,8 @@ READING = """\
   the draws are chosen by the same rule. `last` is the accuracy after the last round. Where it is
   much lower, training was unstable with the chosen settings. Behind ± is half of the 95 % interval
   of the mean over three seeds (Student's t). The worst tenth is the mean over the worst tenth of
-  the clients. `global` is the accuracy on all test examples of the model that a new client would get;
-  where a paper defines no such model, it is the mean over the clients' models.
+  the clients. `global` is the accuracy on all test examples of the model that a new client would
+  get; where a paper defines no such model, it is the mean over the clients' models.
 - The difference to FedAvg is taken seed by seed. p is that of a paired t-test, with Holm's
   correction for all methods of the table. Three seeds give this test little power: a method that is
   not distinguishable from FedAvg may still be better or worse. Ranks of neighbors in the table say
