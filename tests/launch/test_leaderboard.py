@@ -1,0 +1,182 @@
+"""The leaderboard: its plan for every method, how draws are chosen, and its page."""
+
+import leaderboard
+import measure
+import numpy as np
+import pytest
+import records
+from records import Record
+
+from fedjax_lab.registry import METHODS
+from fedjax_lab.running import metrics
+
+FACTS = "abc", "0.1.0", "2 x cpu"
+
+
+def values(accuracy, score=80.0, **more):
+    """The measures of a run."""
+    return {
+        leaderboard.SCORE: score,
+        leaderboard.ACCURACY: accuracy,
+        leaderboard.LAST: accuracy - 2,
+        leaderboard.WORST: accuracy - 20,
+        leaderboard.GLOBAL: accuracy - 1,
+        **more,
+    }
+
+
+def record(cell, seed, measured):
+    settings = records.digest(records.settings_of(cell.config, leaderboard.records.ROOT))
+    return Record(cell.name, seed, settings, *FACTS, measured)
+
+
+@pytest.fixture
+def kept(tmp_path, monkeypatch):
+    """add(federation, method, draws, accuracies): the records of a method, in a folder of tests."""
+    monkeypatch.setattr(records, "RESULTS", tmp_path / "results")
+    monkeypatch.setattr(leaderboard, "PAGE", tmp_path / "page.md")
+    few = ["fedavg", "local", "ditto", "fedbn", "moon", "scaffold"]
+    monkeypatch.setattr(leaderboard, "ORDER", few)
+
+    def add(name, method, scores, accuracies=(), **more):
+        drawn = leaderboard.draws(name, method)
+        for cell, score in zip(drawn, scores, strict=False):
+            of_draw = {records.DIVERGED: 3.0} if score is None else values(50.0, score)
+            settings = records.settings_of(cell.config, tmp_path)
+            records.add("leaderboard", [record(cell, 0, of_draw)], settings)
+        if accuracies:
+            best = leaderboard.chosen(drawn, leaderboard.current(drawn, tmp_path))
+            settings = records.settings_of(best.config, tmp_path)
+            of_seeds = [values(a, max(scores), **more) for a in accuracies]
+            new = [record(best, seed, each) for seed, each in enumerate(of_seeds)]
+            records.add("leaderboard", new, settings)
+
+    return add
+
+
+def lines_of(page, title):
+    """The cells of a table's rows, and the lines below it."""
+    _, _, rest = page.partition(f"## {title}\n")
+    of_section = rest.partition("\n## ")[0].splitlines()
+    rows = [[c.strip() for c in line.split("|")[1:-1]] for line in of_section if line[:3] == "| `"]
+    return rows, [line for line in of_section if line.startswith("- ")]
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("name", ["digits", pytest.param("fashion", marks=pytest.mark.slow)])
+def test_every_method_has_as_many_draws(name, method):
+    drawn = leaderboard.draws(name, method)
+    assert len(drawn) == leaderboard.SEARCH.draws == 3
+    assert [draw.seeds for draw in drawn] == [[0]] * 3
+    plain = [draw.grid["local.lr"] for draw in leaderboard.draws(name, "fedavg")]
+    assert [draw.grid["local.lr"] for draw in drawn] == plain
+    assert all(draw.config.partition.validation > 0 for draw in drawn)
+
+
+def test_the_draws_of_the_step_size_lie_in_the_three_thirds_of_its_range():
+    rates = [float(draw.grid["local.lr"]) for draw in leaderboard.draws("digits", "fedavg")]
+    thirds = np.log(np.array(rates) / 1e-3) / np.log(300) * 3
+    assert sorted(thirds.astype(int)) == [0, 1, 2]
+
+
+def test_fedavg_and_local_come_first():
+    assert leaderboard.ORDER[:3] == ["fedavg", "local", "apfl"]
+    assert sorted(leaderboard.ORDER) == sorted(METHODS)
+
+
+def test_the_best_draw_by_validation_gets_more_seeds():
+    drawn = leaderboard.draws("digits", "fedprox")
+    there = [record(draw, 0, values(60.0, s)) for draw, s in zip(drawn, (70, 90, 80), strict=True)]
+    assert leaderboard.chosen(drawn, there[:2]) is None
+    best = leaderboard.chosen(drawn, there)
+    assert best.name == drawn[1].name and best.seeds == [0, 1, 2]
+    there[1] = record(drawn[1], 0, {records.DIVERGED: 4.0})
+    assert leaderboard.chosen(drawn, there).name == drawn[2].name
+    lost = [record(draw, 0, {records.DIVERGED: 4.0}) for draw in drawn]
+    assert leaderboard.chosen(drawn, lost) is None
+
+
+def test_the_page_ranks_what_is_whole_and_names_what_is_missing(kept, tmp_path):
+    cost = {leaderboard.MEGABYTES: 12.0, leaderboard.SECONDS: 3.0}
+    kept("digits", "fedavg", (70, 90, 80), (80.0, 81.0, 82.0), **cost)
+    kept("digits", "ditto", (70, 80, 90), (85.0, 86.0, 87.001))
+    kept("digits", "local", (70, 80))
+    kept("digits", "scaffold", (None, None, None))
+    leaderboard.write(tmp_path)
+    text = leaderboard.PAGE.read_text()
+    rows, missing = lines_of(text, leaderboard.FEDERATIONS["digits"].title)
+    (ditto, fedavg) = rows
+    assert ditto[:2] == ["`ditto`", "1"] and fedavg[:2] == ["`fedavg`", "2"]
+    assert fedavg[2:] == ["81.0 ± 2.5", "79.0", "61.0", "80.0", "-", "12.0", "3.0", "lr=0.095"]
+    assert ditto[6].startswith("+5.0, p = 0.000") and ditto[7:9] == ["-", "-"]
+    assert "lam=" in ditto[9] and "lr=0.0243" in ditto[9]
+    assert any("2 of 3 draws are measured: `local`." in line for line in missing)
+    assert any("all draws diverged: `scaffold`." in line for line in missing)
+    assert any("not measured:" in line and "`moon`" in line for line in missing)
+    assert "commit: abc" in text and "`python launch/leaderboard.py`" in text
+    rows, missing = lines_of(text, leaderboard.FEDERATIONS["fashion"].title)
+    assert rows == [] and len(missing) == 1
+
+
+def test_a_difference_that_may_be_chance_is_called_so(kept, tmp_path):
+    kept("digits", "fedavg", (70, 90, 80), (80.0, 81.0, 82.0))
+    kept("digits", "fedbn", (70, 90, 80), (83.0, 80.0, 82.5))
+    leaderboard.write(tmp_path)
+    rows, _ = lines_of(leaderboard.PAGE.read_text(), leaderboard.FEDERATIONS["digits"].title)
+    assert rows[0][:1] == ["`fedbn`"] and rows[0][6] == "+0.8, not distinguishable"
+
+
+def test_draws_then_more_seeds_are_run_and_not_run_again(kept, monkeypatch, tmp_path):
+    ran = []
+
+    def train(cells, out):
+        ran.extend((cell.name, cell.seeds) for cell in cells)
+        return 0
+
+    def read(table, cell, folder):
+        assert table.measured is leaderboard.measured
+        score = {"0.095": 90.0}.get(cell.grid["local.lr"], 60.0)
+        return [(seed, "2 x cpu", values(70.0 + seed, score)) for seed in cell.seeds]
+
+    monkeypatch.setattr(measure.sweep, "train", train)
+    monkeypatch.setattr(measure, "read", read)
+    flags = ["--methods=fedavg", "--federations=digits", f"--out={tmp_path}", "--commit=abc"]
+    assert leaderboard.main(flags) == 0 and leaderboard.main(flags) == 0
+    names = [f"digits/fedavg,local.lr={lr}" for lr in ("0.00237", "0.095", "0.0243")]
+    more = f"{names[1]}-seeds-1,2"
+    assert ran == [*((name, [0]) for name in names), (more, [1, 2])]
+    rows, _ = lines_of(leaderboard.PAGE.read_text(), leaderboard.FEDERATIONS["digits"].title)
+    assert rows[0][:3] == ["`fedavg`", "1", "71.0 ± 2.5"]
+
+
+def test_what_is_recorded_of_a_run():
+    cost = {"bytes_up": 1e6, "bytes_down": 2e6, "train_loss": 0.1}
+    rows = [
+        {
+            "round": r,
+            "seed": 0,
+            "accuracy": {"mean": 70.0 + r, "worst10": 40.0},
+            "id": 60.0 - r,
+            "id_loss": 0.5,
+            "seconds": 2.0 * r,
+            **{key: r * value for key, value in cost.items()},
+        }
+        for r in (1, 5, 10)
+    ]
+    row = measure.runs.Row("digits/x", [], {0: rows})
+    assert metrics.pick_rounds(rows)["best_by_validation"]["round"] == 1
+    assert leaderboard.measured(row)[0] == {
+        "last/accuracy.mean": 80.0,
+        "last/accuracy.worst10": 40.0,
+        leaderboard.ACCURACY: 71.0,
+        leaderboard.WORST: 40.0,
+        leaderboard.SCORE: 59.0,
+        leaderboard.SCORE_LOSS: 0.5,
+        leaderboard.MEGABYTES: 15.0,
+        leaderboard.SECONDS: 10.0,
+    }
+
+
+def test_a_method_that_is_not_there(capsys):
+    assert leaderboard.main(["--methods=fedprx"]) == 2
+    assert "did you mean 'fedprox'?" in capsys.readouterr().err
