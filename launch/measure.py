@@ -197,8 +197,16 @@ def shown(name: str, table, cells: list[Cell], out: Path) -> str:
     """The tables in Markdown, and where their numbers come from."""
     all_records, settings = records.read(name)
     there = records.current(all_records, settings, cells, out)
-    tables = [formats.markdown(each) for each in table.tables(there)]
-    return "\n\n".join([*tables, sources(name, cells, there, len(all_records) - len(there))])
+    tables = [measured_rows(each) for each in table.tables(there)]
+    texts = [formats.markdown(each) for each in tables if each.cells]
+    return "\n\n".join([*texts, sources(name, cells, there, len(all_records) - len(there))])
+
+
+def measured_rows(table: formats.Table) -> formats.Table:
+    """The table without the rows that have no number yet."""
+    kept = [i for i, row in enumerate(table.cells) if set(row[1:]) != {formats.NONE}]
+    bold = {(kept.index(i), j) for i, j in table.bold if i in kept}
+    return table._replace(cells=[table.cells[i] for i in kept], bold=bold)
 
 
 def sources(name: str, cells: list[Cell], there: list[Record], stale: int) -> str:
