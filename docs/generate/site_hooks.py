@@ -50,7 +50,7 @@ def _notebooks():
 
 def _results():
     """The pages of measured numbers, which come and go."""
-    kinds = "results*.md", "leaderboard*.md", "comparison*.md"
+    kinds = "results*.md", "method_costs.md", "leaderboard*.md", "comparison*.md"
     return [path.name for kind in kinds for path in sorted(DOCS.glob(kind))]
 
 
