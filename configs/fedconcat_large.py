@@ -21,7 +21,11 @@ FEDCONCAT = {
     "classifier_init": "clusters",
     "encoder_decay": 9.9e-4,
 }
-SETTINGS = {"fedconcat": FEDCONCAT, "fedconcat_id": FEDCONCAT}
+SETTINGS = {
+    "fedconcat": FEDCONCAT,
+    "fedconcat_id": FEDCONCAT,
+    "scaffold": {"weights": "size"},  # as NIID-Bench
+}
 
 
 def get_config(method="fedavg"):

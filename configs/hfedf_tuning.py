@@ -1,12 +1,11 @@
-"""hfedf_digits.py without its unseen domain: what steps are chosen by, when nobody may look at it.
+"""hFedF's setting without the unseen domain, to choose learning rates without looking at it.
 
 python -m fedjax_lab.main --config=configs/hfedf_tuning.py:fedavg --config.local.lr=3e-3
 
-The domain `data.target` is taken out of the data altogether. Of the four that are left one is held
-by nobody, in the place of the target: `ood` is the accuracy on it, and the step with the highest
-one is taken for the runs of hfedf_digits.py with data.unseen=TARGET. The other three domains go to
-three clients. HELD_OUT says which domain is held out for which target: the next one in the data's
-order.
+The domain `data.target` is removed from the data. One of the remaining four domains replaces it: no
+client holds that domain, and `ood` is the accuracy on it. The learning rate with the highest `ood`
+is used in hfedf_digits.py with data.unseen=TARGET. The other three domains go to three clients.
+HELD_OUT says which domain is held out for which target: the next one in the data's order.
 """
 
 import numpy as np

@@ -135,6 +135,11 @@ def check_pairs(method: str, num_clients: int) -> None:
 
 def check_uploads(method: str, num_clients: int, size: int) -> None:
     """BadInput where all clients together upload too much at once; size: bytes of one of them."""
+    if size > MOST_UPLOADED:
+        raise BadInput(
+            f"method {method}: one upload has {size / 2**30:,.1f} GiB, and all of them may have"
+            f" {MOST_UPLOADED / 2**30:g} GiB; take a model with fewer features (config.model)"
+        )
     if num_clients * size > MOST_UPLOADED:
         raise BadInput(
             f"method {method} has {num_clients * size / 2**30:,.1f} GiB of uploads at once,"

@@ -231,7 +231,7 @@ def why(drawn: list[Cell], own: list[Record], out: Path) -> str:
         return "all draws diverged"
     failed = [f for draw in drawn if (f := sweep_folder.failure(out / draw.name)) and f.code]
     if failed:
-        return failed[0].said.splitlines()[-1]
+        return (failed[0].said.splitlines() or ["failed"])[-1]
     return f"{len(own)} of {len(drawn)} draws are measured" if own else "not measured"
 
 
@@ -300,7 +300,9 @@ def difference(pair: compare.Paired | None) -> str:
     if pair is None or pair.difference.mean is None:
         return formats.NONE
     clear = pair.t_holm is not None and pair.t_holm < 0.05
-    p = f"p = {pair.t_holm:.3f}" if clear else "not distinguishable"
+    p = "not distinguishable"
+    if clear:
+        p = f"p = {pair.t_holm:.3f}" if pair.t_holm >= 0.001 else "p < 0.001"
     return f"{pair.difference.mean:+.1f}, {p}"
 
 

@@ -9,7 +9,8 @@ NAME is a file of launch/tables. The command runs those cells of its table that 
 one after another, and adds the numbers of each cell to docs/results/NAME.csv as soon as the cell is
 finished. Commit that folder: another session, also on another machine, goes on with what is left.
 An interrupted cell goes on in its folder of --out. Numbers that were measured with other settings
-than today's are stale: they are never shown, and their cells are run again.
+than today's are stale: they are never shown, and their cells are run again, which needs another
+folder of runs than the one that holds the earlier runs.
 
 --cells   only the cells whose names match the pattern, for example 'fedavg*'
 --seeds   only these of each cell's seeds
@@ -134,6 +135,8 @@ def left(args, cells: list[Cell]) -> list[Cell]:
     if not chosen:
         names = [each.name for each in cells]
         raise BadInput(f"--cells={quoted(args.cells)}: no such cell; {nearest(args.cells, names)}")
+    if args.seeds is not None and not {*args.seeds} & {s for cell in chosen for s in cell.seeds}:
+        raise BadInput(f"--seeds={_listed(args.seeds)}: no chosen cell has one of these seeds")
     there = records.current(*records.read(args.name), cells, args.out)
     measured = {(record.cell, record.seed) for record in there}
     todo = []
@@ -176,7 +179,7 @@ def _git(*words):
     return done.stdout.strip()
 
 
-# What a person sees.
+# Output.
 
 
 def listed(name: str, cells: list[Cell], out: Path) -> str:

@@ -42,6 +42,8 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--methods", default="*")
     patterns = parser.parse_args(argv).methods.split(",")
     files = sorted(str(path) for each in patterns for path in TESTS.glob(f"test_{each}.py"))
+    if not files:
+        parser.error(f"--methods={','.join(patterns)}: there are no tests of these methods")
     options = ["-n0", "-q", "-m", "slow or not slow", "-k", "numpy", *files]
     code = pytest.main(options, plugins=[differences := Differences()])
     for method, largest in sorted(differences.largest.items()):

@@ -45,7 +45,7 @@ class Record(NamedTuple):
 FACTS = Record._fields[:-1]
 
 
-# What table files are written with.
+# Helpers for table files.
 
 
 def cell(name: str, config: str, seeds: Sequence[int], **overrides: str) -> Cell:
@@ -82,13 +82,14 @@ def values(records: Iterable[Record], cell: str, measure: str) -> list[float]:
 def spread(records: Sequence[Record], cell: str, measure: str, places: int = 1) -> str:
     """Mean over seeds, and the population standard deviation in brackets where there are several.
 
-    What cannot be shown says why.
+    It says how many seeds diverged, and is "-" where there is no number.
     """
-    of_cell = values(records, cell, measure)
+    of_cell, diverged = values(records, cell, measure), len(values(records, cell, DIVERGED))
     if not of_cell:
-        return DIVERGED if values(records, cell, DIVERGED) else formats.NONE
+        return DIVERGED if diverged else formats.NONE
     std = f" ({np.std(of_cell):.{places}f})" if len(of_cell) > 1 else ""
-    return f"{np.mean(of_cell):.{places}f}{std}"
+    lost = f", {diverged} {DIVERGED}" if diverged else ""
+    return f"{np.mean(of_cell):.{places}f}{std}{lost}"
 
 
 def table(
@@ -115,7 +116,7 @@ def table(
     return formats.Table(title, ["", *columns], rows, bold)
 
 
-# Their files.
+# Reading and writing records.
 
 
 def settings_of(config, out: Path) -> Settings:
@@ -137,7 +138,7 @@ def digest(settings: Settings) -> str:
 
 
 def same(old: Settings, today: Settings) -> bool:
-    """Whether a run with the old settings is one with today's.
+    """Whether a run with the old settings gives the same numbers as one with today's.
 
     A setting that has been added since, other than a method's own, has to be at its default.
     """
@@ -188,10 +189,15 @@ def add(name: str, new: Sequence[Record], settings: Settings) -> None:
     records += new
     known[digest(settings)] = settings
     used = {record.settings for record in records}
-    lines = [f'"{key}": {json.dumps(known[key], sort_keys=True)}' for key in known if key in used]
-    metrics.make_folder(RESULTS)  # the settings first: no record is without
-    metrics.write_text(RESULTS / f"{name}.json", "{\n" + ",\n".join(lines) + "\n}\n")
+    metrics.make_folder(RESULTS)
+    _write_settings(name, known)  # before the records, which are never without their settings
     metrics.write_text(RESULTS / f"{name}.csv", _csv(records))
+    _write_settings(name, {key: value for key, value in known.items() if key in used})
+
+
+def _write_settings(name, known):
+    lines = [f'"{key}": {json.dumps(value, sort_keys=True)}' for key, value in known.items()]
+    metrics.write_text(RESULTS / f"{name}.json", "{\n" + ",\n".join(lines) + "\n}\n")
 
 
 def _csv(records):

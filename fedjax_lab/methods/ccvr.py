@@ -12,7 +12,7 @@
 The round of stage 2 is the last one of the run; no upload is lost in it. Each step of the server
 sees all virtual features, with a momentum of 0.9. A class without examples has none. Once in a run,
 each client sends K (D^2 + D + 1) numbers for K classes and D features. The server has those of all
-clients in memory at once; they may have 4 GiB together.
+clients in memory at once; more than 4 GiB are refused.
 """
 
 from functools import partial

@@ -135,9 +135,9 @@ def cosines(updates: PyTree) -> Array:
 def bipartition(alpha: Array, inside: Array) -> tuple[Array, Array]:
     """Who of those inside [C] is in the second of two parts, and the largest alpha across them.
 
-    No other parts have a smaller one: they are the tree that spans those inside with the largest
-    alphas, without its weakest edge. Prim's algorithm builds it from one end, and what comes before
-    the weakest edge is one part. Infinity where fewer than two are inside.
+    The parts are what remains when the weakest edge is removed from the maximum spanning tree; no
+    other split has a smaller largest alpha across the parts. Prim's algorithm adds the clients one
+    by one, and those before the weakest edge are one part. Infinity if fewer than two are inside.
     """
 
     def add(carry, _):

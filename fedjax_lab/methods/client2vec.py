@@ -10,8 +10,9 @@
 z are the features of the model before any projection of the base's own, o its logits; P and phi_P
 become parts of the model. p takes the place of the shares by which the base's server averages; ii
 changes nothing where it has other weights (fedc2i, fedgma, fedproto, fedsoft, fesem, hfedf, ifca).
-The paper gives beta^f no length, and |z P B^f| grows with it. L_orth shortens beta^f as long as
-DSA-IGN is trained; where w |beta^f| is 1 or more, iii shrinks z (docs/results_client2vec.md).
+The paper does not bound the length of beta^f, and |z P B^f| grows with it. L_orth keeps shortening
+beta^f while DSA-IGN is trained; where w |beta^f| is at least 1, iii shrinks the features z
+(docs/results_client2vec.md).
 """
 
 from collections.abc import Callable

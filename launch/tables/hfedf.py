@@ -1,4 +1,4 @@
-"""hFedF and its baselines on the digit domains, each left out in turn (configs/hfedf_digits.py).
+"""hFedF and its baselines on the digit domains; each domain is the unseen target once.
 
 Every method runs with the paper's step of the clients' Adam, 1e-3, and with 3e-4 and 3e-3; all else
 is Table 10's. For each method and target, one of the three steps is chosen by `id`, the accuracy on

@@ -88,7 +88,7 @@ def test_the_cells_of_every_table_have_configs_and_the_table_can_be_made(name):
     assert {need for cell in cells for need in cell.note.get("needs", ())} <= {*names}
     assert all(isinstance(each, formats.Table) for each in table.tables([]))
     text = measure.shown(name, table, cells, Path("runs") / name)
-    assert f"`python launch/measure.py {name}`" in text
+    assert f"`python launch/measure.py {name}`" in text and "earlier settings" not in text
 
 
 def test_a_table_that_is_not_there(capsys):

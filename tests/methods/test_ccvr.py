@@ -124,7 +124,7 @@ def test_more_than_the_server_can_have_at_once_is_refused_before_the_first_round
     said = complaint(lambda: jax.eval_shape(lambda: simulate.init(train.method, KEYS, 10**6)))
     assert said == (
         "method ccvr has 4.1 GiB of uploads at once, 4.3 KiB from each of 1,000,000 clients; with"
-        " this model it takes at most 983,279 clients (config.partition)"
+        " this model it takes at most 983,280 clients (config.partition)"
     )
 
 

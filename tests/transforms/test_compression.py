@@ -266,7 +266,9 @@ def test_bytes_are_those_of_what_is_sent(name, codec):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "codec"), zip(wrapped.METHODS, itertools.cycle(UP), strict=False))
+@pytest.mark.parametrize(
+    ("name", "codec"), list(zip(wrapped.METHODS, itertools.cycle(UP), strict=False))
+)
 def test_bytes_of_every_method_are_those_of_what_is_sent(name, codec):
     check_bytes(name, codec)
 
