@@ -26,8 +26,9 @@ def measures(folder: Path, way: str) -> list[dict[str, float]]:
     return list(runs.measured(runs.Row(folder.name, [run], seeds), way).values())
 
 
-def spread(values: list[float]) -> str:
+def spread(values: list[float], places: int = 1) -> str:
     """Mean, and the population standard deviation in brackets where there are several values."""
     if not values:
         return ""
-    return f"{np.mean(values):.1f}" + (f" ({np.std(values):.1f})" if len(values) > 1 else "")
+    std = f" ({np.std(values):.{places}f})" if len(values) > 1 else ""
+    return f"{np.mean(values):.{places}f}{std}"

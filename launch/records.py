@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import cells
 import numpy as np
 
 from fedjax_lab.analysis import formats, runs
@@ -87,9 +88,8 @@ def spread(records: Sequence[Record], cell: str, measure: str, places: int = 1) 
     of_cell, diverged = values(records, cell, measure), len(values(records, cell, DIVERGED))
     if not of_cell:
         return DIVERGED if diverged else formats.NONE
-    std = f" ({np.std(of_cell):.{places}f})" if len(of_cell) > 1 else ""
     lost = f", {diverged} {DIVERGED}" if diverged else ""
-    return f"{np.mean(of_cell):.{places}f}{std}{lost}"
+    return cells.spread(of_cell, places) + lost
 
 
 def table(

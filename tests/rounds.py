@@ -20,6 +20,13 @@ def averaged(skewed=False):
     return toys.player(toys.make("fedavg"), federation=federation)(KEYS, 0, 3)
 
 
+def check_averages(method):
+    """That the method is FedAvg up to rounding, with its server and its measurements."""
+    state, sums = toys.player(method)(KEYS, 0, 3)
+    expected, expected_sums = averaged()
+    toys.close((state.server, sums), (expected.server, expected_sums), rtol=1e-5, atol=1e-7)
+
+
 def rounds(method, count, plan=naive.FULL, federation=toys.FEDERATION, scheduled=None):
     """The state after `count` rounds."""
     play = toys.player(method, plan=plan, federation=federation, scheduled=scheduled)

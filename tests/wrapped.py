@@ -2,12 +2,15 @@
 
 import functools
 
+import jax
 import naive
+import numpy as np
 import pytest
 import toys
 
 from fedjax_lab import registry
-from fedjax_lab.types import Method
+from fedjax_lab.engine import Engine, Simulation
+from fedjax_lab.types import Method, Stage
 
 KINDS = ("downlink", "attack", "aggregator", "compression")  # in the order of the wrapping
 # The backdoor needs images (test_backdoor.py), and secure sums a model without BatchNorm
@@ -86,3 +89,22 @@ def may_learn(name, transforms):
     sparse = {"top_k", "random_k"} & set(names)
     inexact = name in ("fd", "fedgh", "fedpac", "fedproto") and "compression" in kinds
     return "attack" not in kinds and not inexact and not ("aggregator" in kinds and sparse)
+
+
+def played(method, plan, federation=toys.FEDERATION, strategy=toys.VECTORIZED, **options):
+    """The final state of each of two seeds after four rounds; options: of `Simulation`."""
+    federation = jax.tree.map(np.asarray, federation)
+    simulation = Simulation(
+        seeds=[0, 1],
+        federations=[federation] * 2,
+        training=[federation] * 2,
+        num_classes=toys.K,
+        stages=(Stage("train", method, 4),),
+        plan=plan._replace(rounds=4),
+        strategy=strategy,
+        **options,
+    )
+    engine = Engine(simulation)
+    engine.compile()
+    engine.play(4)
+    return engine.final_states()

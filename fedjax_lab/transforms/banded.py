@@ -34,7 +34,7 @@ from fedjax_lab import streams, tree, wire
 from fedjax_lab.errors import BadInput
 from fedjax_lab.transforms import accounting, libraries, privacy, rehearsal, server_state
 from fedjax_lab.transforms.accounting import Run
-from fedjax_lab.transforms.guarantee import Guarantee, Setup
+from fedjax_lab.transforms.guarantee import Guarantee, Setup, noise_multiplier
 from fedjax_lab.transforms.server_state import Server
 from fedjax_lab.types import Array, Client, Method, PyTree, Task
 
@@ -78,10 +78,9 @@ def banded(
         )
     guarantee = _promise(setup, bands, noise, float(epsilon), delta)
     if guarantee is not None:
-        if clip == math.inf:
-            raise BadInput("config.privacy.clip must be finite where there is noise")
+        sigma = noise_multiplier(guarantee, clip)
         privacy.check_separate(method, guarantee)
-        std = guarantee.noise * clip / setup.cohort
+        std = sigma * clip / setup.cohort
         method = with_correlated_noise(method, task, setup, std, strategy(setup.rounds, bands))
     method = privacy.central(method, task, setup, clip=clip, epsilon=math.inf)
 

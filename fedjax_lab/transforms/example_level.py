@@ -18,7 +18,6 @@ result. An augmentation (config.data.augment) must change each image for itself.
 about what a simulation measures, about what clients keep and about floating point holds here too.
 """
 
-import math
 from functools import partial
 from typing import Any, Literal
 
@@ -29,7 +28,7 @@ from fedjax_lab import losses, sampling, streams, tree, wire
 from fedjax_lab.errors import BadInput, check_positive
 from fedjax_lab.transforms import accounting, accounting_examples, libraries, privacy, rehearsal
 from fedjax_lab.transforms.accounting_examples import Training
-from fedjax_lab.transforms.guarantee import Guarantee, Setup
+from fedjax_lab.transforms.guarantee import Guarantee, Setup, noise_multiplier
 from fedjax_lab.types import Client, Method, Stepping, Task, Weights, Work
 
 NEIGHBORS = "the examples of all clients, one of which has a gradient of zero in one of them"
@@ -70,10 +69,7 @@ def example_level(
     if method.init is None:
         raise BadInput("it starts from the state of an earlier stage")
     guarantee = _promise(method, task, setup, noise, float(epsilon), delta)
-    if guarantee is not None and clip == math.inf:
-        raise BadInput("config.privacy.clip must be finite where there is noise")
-    sigma = 0.0 if guarantee is None else guarantee.noise
-    stepping = partial(_stepping, setup, clip, sigma)
+    stepping = partial(_stepping, setup, clip, noise_multiplier(guarantee, clip))
 
     def train(work, weights, loss, **options):
         return work.train(weights, loss, stepping=stepping, **options)

@@ -1,7 +1,10 @@
 """What a private run promises, and what that depends on besides the mechanism."""
 
+import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
+
+from fedjax_lab.errors import BadInput
 
 
 class Setup(NamedTuple):
@@ -25,3 +28,15 @@ class Guarantee(NamedTuple):
     epsilons: Callable[[Sequence[int]], list[float]]
     # numbers of rounds, which ascend -> epsilon after each of them
     rounds: int | None = None  # for which its noise was found; None: it is the same for any number
+
+
+def noise_multiplier(guarantee: Guarantee | None, clip: float) -> float:
+    """sigma of a run that clips norms to at most `clip`; 0 without a guarantee.
+
+    BadInput where noise relative to an infinite clip is asked for.
+    """
+    if guarantee is None:
+        return 0.0
+    if math.isinf(clip):
+        raise BadInput("config.privacy.clip must be finite where there is noise")
+    return guarantee.noise

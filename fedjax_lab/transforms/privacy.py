@@ -34,7 +34,7 @@ from fedjax_lab import streams, tree, wire
 from fedjax_lab.errors import BadInput, check_choice, check_not_negative, check_positive
 from fedjax_lab.transforms import accounting, server_state, uplink
 from fedjax_lab.transforms import cohort as of_cohort
-from fedjax_lab.transforms.guarantee import Guarantee, Setup
+from fedjax_lab.transforms.guarantee import Guarantee, Setup, noise_multiplier
 from fedjax_lab.transforms.server_state import Server
 from fedjax_lab.types import Array, Client, Exchange, Method, PyTree, Task, Work
 
@@ -85,13 +85,11 @@ def central(
     first, cohort = _checked_clip(clip), setup.cohort
     run = _run(method, setup, sampling, capacity)
     guarantee = accounting.promise(run, setup, noise, float(epsilon), delta)
-    sigma = 0.0 if guarantee is None else guarantee.noise
     check_separate(method, guarantee)
+    sigma = noise_multiplier(guarantee, first)
     method = _sampled(method, run)._replace(guarantee=guarantee)
     if sigma == 0 and first == math.inf and sampling == "fixed":
         return method
-    if sigma != 0 and first == math.inf:
-        raise BadInput("config.privacy.clip must be finite where there is noise")
 
     def release(key, updates, drawn, clip):
         mean = clipped_mean(updates, drawn, clip, cohort)
@@ -181,11 +179,9 @@ def local(
     run = accounting.Run(1, 1, "fixed", per_round=len(method.round))
     words = "any two sets of data that a client may have"
     guarantee = accounting.promise(run, setup, noise, float(epsilon), delta, words)
+    sigma = noise_multiplier(guarantee, largest)
     if guarantee is None and math.isinf(largest):
         return method
-    if guarantee is not None and math.isinf(largest):
-        raise BadInput("config.privacy.clip must be finite where there is noise")
-    sigma = 0.0 if guarantee is None else guarantee.noise
 
     def change(update, client, key):
         one, drawn = jax.tree.map(lambda u: u[None], update), jnp.ones(1, bool)

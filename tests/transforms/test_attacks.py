@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import scipy.stats
 import toys
+import wrapped
 from inputs import complaint
 
 from fedjax_lab import failures, parallel
-from fedjax_lab.engine import Engine, Simulation
 from fedjax_lab.hosted import Host
 from fedjax_lab.transforms import aggregators, attacks, cohort
-from fedjax_lab.types import Stage, Work
+from fedjax_lab.types import Work
 
 KEYS = naive.KEYS
 M, D = 9, 6
@@ -174,34 +174,17 @@ def test_whatever_a_client_does_with_its_examples_an_attacker_does_with_flipped_
 # However it is run.
 
 
-def simulation(strategy=toys.VECTORIZED, host=None, together=False):
-    federation = jax.tree.map(np.asarray, toys.FEDERATION)
+def played(**options):
     method = attacks.little_is_enough(
         attacks.sign_flip(toys.make("scaffold"), toys.NORM), toys.NORM
     )
     method = aggregators.trimmed_mean(method, toys.NORM, trim=0.3)
-    return Simulation(
-        seeds=[0, 1],
-        federations=[federation] * 2,
-        training=[federation] * 2,
-        num_classes=toys.K,
-        stages=(Stage("train", method, 4),),
-        plan=toys.PLAN._replace(rounds=4, attackers=0.4, dropout=0.2),
-        strategy=strategy,
-        host=host,
-        vectorized_seeds=together,
-    )
-
-
-def played(**options):
-    engine = Engine(simulation(**options))
-    engine.compile()
-    engine.play(4)
-    return [state.server for state in engine.final_states()]
+    plan = toys.PLAN._replace(attackers=0.4, dropout=0.2)
+    return [state.server for state in wrapped.played(method, plan, **options)]
 
 
 OTHERS = {
-    "seeds at once": {"together": True},
+    "seeds at once": {"vectorized_seeds": True},
     "chunks": {"strategy": parallel.chunked(2)},
     "several devices": {"strategy": "mesh"},
     "on the host": {"host": Host(on_disk=False, stream=True)},

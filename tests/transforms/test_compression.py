@@ -13,7 +13,6 @@ from inputs import complaint
 
 from fedjax_lab import experiment, parallel, simulate, tree
 from fedjax_lab.config import resolve
-from fedjax_lab.engine import Engine, Simulation
 from fedjax_lab.hosted import Host
 from fedjax_lab.running import runner
 from fedjax_lab.transforms import (
@@ -25,7 +24,7 @@ from fedjax_lab.transforms import (
     rehearsal,
     uplink,
 )
-from fedjax_lab.types import Stage, Weights
+from fedjax_lab.types import Weights
 
 KEYS = naive.KEYS
 UP = {
@@ -325,32 +324,15 @@ def test_what_a_lost_upload_has_sent_counts_as_sent():
     assert tree.finite(lost)
 
 
-def simulation(strategy=toys.VECTORIZED, host=None, together=False):
-    federation = jax.tree.map(np.asarray, toys.with_new(toys.FEDERATION))
+def played(**options):
     method = downlink.qsgd(toys.make("scaffold"), toys.NORM)
     method = compression.qsgd(method, toys.NORM, bits=4, error_feedback=True)
-    return Simulation(
-        seeds=[0, 1],
-        federations=[federation] * 2,
-        training=[federation] * 2,
-        num_classes=toys.K,
-        stages=(Stage("train", method, 4),),
-        plan=toys.PLAN._replace(rounds=4, dropout=0.2),
-        strategy=strategy,
-        host=host,
-        vectorized_seeds=together,
-    )
-
-
-def played(**options):
-    engine = Engine(simulation(**options))
-    engine.compile()
-    engine.play(4)
-    return engine.final_states()
+    plan = toys.PLAN._replace(dropout=0.2)
+    return wrapped.played(method, plan, toys.with_new(toys.FEDERATION), **options)
 
 
 OTHERS = {
-    "seeds at once": {"together": True},
+    "seeds at once": {"vectorized_seeds": True},
     "chunks": {"strategy": parallel.chunked(2)},
     "on the host": {"host": Host(on_disk=False, stream=True)},
 }
