@@ -3,12 +3,13 @@
 python -m fedjax_lab.main --config=configs/client2vec_cifar10.py --config.method.base=fedavgm \
     --config.embedding.name=clip
 
-Without a base FedAvg is improved; local_training=False, aggregation=False, sampling=False leave out
-the three case studies. The paper sweeps sampling_tau in 0.1, 0.5, 1, 2; history_gamma in 0.1, 0.5,
-0.9; FedAvgM's beta in 0.1, 0.5, 1; MOON's mu in 0.01, 0.1, 1 (--config.method.projection=mlp256),
-and reports the best round: compare `max_over_rounds`. It does not say whether the ResNet-18 starts
-from scratch, nor how it is normalized: here batch normalization from scratch, or
---config.model.norm=group.
+Without --config.method.base, Client2Vec improves FedAvg. The settings local_training=False,
+aggregation=False and sampling=False switch off its three case studies. The paper sweeps
+sampling_tau over 0.1, 0.5, 1, 2; history_gamma over 0.1, 0.5, 0.9; FedAvgM's beta over 0.1, 0.5, 1;
+and MOON's mu over 0.01, 0.1, 1 (with --config.method.projection=mlp256). It reports the best round:
+compare `max_over_rounds`. The paper does not state whether the ResNet-18 is pretrained, nor its
+normalization: this config trains from scratch with batch normalization; --config.model.norm=group
+selects group normalization.
 """
 
 from fedjax_lab.analysis.published import CLIENT2VEC_BASES

@@ -3,8 +3,8 @@
 python -m fedjax_lab.main --config=configs/client2vec_digits.py --config.method.base=fediir
 python -m fedjax_lab.main --config=configs/client2vec_digits.py:fediir
 
-The paper's DomainNet setting with a small net and, without CLIP's weights, a stand-in for it
-(embedding/stand_in.py): it shows whether the method works, not the paper's numbers.
+The paper's DomainNet setting with a small model and, because it needs no CLIP weights, a substitute
+for CLIP (embedding/stand_in.py). It shows whether the method works, but not the paper's numbers.
 """
 
 from fedjax_lab.analysis.published import CLIENT2VEC_BASES

@@ -4,10 +4,11 @@ python -m fedjax_lab.main --config=configs/client2vec_domainnet.py --config.meth
     --config.embedding.name=clip --config.model.pretrained=mobilenet_v2.safetensors \
     --config.data.normalize=imagenet
 
-50 of the 345 classes, images of 64 x 64 pixels for the model (CLIP sees the original files). Also
---config.model.name=resnet18 --config.model.stem=imagenet --config.model.pretrained=FILE and
---config.model.name=cct7, from scratch. FedIIR's ema is 0.95, 0.5 or 0.1. Otherwise as
-client2vec_cifar10.py; the table without pretrained weights runs, but is not the paper's.
+The data are 50 of the 345 classes, as images of 64 x 64 pixels for the model (CLIP gets the
+original files). The paper's other models are --config.model.name=resnet18
+--config.model.stem=imagenet --config.model.pretrained=FILE, and --config.model.name=cct7, trained
+from scratch. FedIIR's ema is 0.95, 0.5 or 0.1. All else is as in client2vec_cifar10.py. Without
+pretrained weights the experiment runs, but differs from the paper's.
 """
 
 from fedjax_lab.analysis.published import CLIENT2VEC_BASES

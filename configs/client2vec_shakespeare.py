@@ -3,8 +3,9 @@
 python -m fedjax_lab.main --config=configs/client2vec_shakespeare.py \
     --config.partition.num_clients=USERS --config.run.cohort=USERS/10
 
-A client is a role; LEAF's sample decides how many there are: a wrong number is told the right one.
-Both parts of the index are made of texts ("The next character of ...", "Character a").
+Each client is a role, and LEAF's sample determines their number; for a wrong number the error
+message states the right one. Both parts of the client index are computed from texts ("The next
+character of ...", "Character a").
 """
 
 from fedjax_lab.analysis.published import CLIENT2VEC_BASES

@@ -1,9 +1,9 @@
-"""Five digit domains, one client each: the embedded federation that every method can run on.
+"""Five digit domains, one client each: generated data on which every method can run.
 
 python -m fedjax_lab.main --config=configs/digit_domains.py:fedbn --seeds=0,1,2
 
-Made at first use, no download. In the shape of Digits-Five; the clients differ in what their images
-look like, not in their labels.
+The data are generated at the first use, without a download. They have the structure of Digits-Five:
+the clients differ in the style of their images, not in their labels.
 """
 
 

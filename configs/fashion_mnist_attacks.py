@@ -1,4 +1,4 @@
-"""Fashion-MNIST on 20 clients with mild label skew; a fifth attacks where an attack is named.
+"""Fashion-MNIST on 20 clients with mild label skew; a fifth of them attack if an attack is named.
 
 python -m fedjax_lab.main --config=configs/fashion_mnist_attacks.py \
     --config.attack.name=little_is_enough --config.aggregator.name=median

@@ -1,4 +1,4 @@
-"""Fashion-MNIST on 100 clients, 10 a round, for uploads in fewer bytes.
+"""Fashion-MNIST on 100 clients, 10 a round, for comparing compressed uploads.
 
 python -m fedjax_lab.main --config=configs/fashion_mnist_compressed.py \
     --config.compression.name=top_k --config.compression.share=0.01

@@ -1,4 +1,4 @@
-"""Fashion-MNIST on 1,000 clients of 60 images each, 100 a round, with privacy of whole clients.
+"""Fashion-MNIST on 1,000 clients of 60 images each, 100 a round, with client-level privacy.
 
 python -m fedjax_lab.main --config=configs/fashion_mnist_private.py --config.privacy.epsilon=2
 python -m fedjax_lab.sweep --config=configs/fashion_mnist_private.py --out=runs/private \

@@ -1,11 +1,12 @@
-"""FedC2I's experiment on Office-Caltech-10 (arXiv:2410.03315), in FedBN's split, which you fetch.
+"""FedC2I's experiment on Office-Caltech-10 (arXiv:2410.03315), in FedBN's split (to download).
 
 python -m fedjax_lab.main --config=configs/fedc2i_office.py:fedrod --seeds=0,1,2
 
-One client per site with 20 images a class, two local epochs of Adam, 40 rounds. The paper scores
-the last round (compare `last`): the global model of FedAvg and FedProx, the locally trained one of
-Local and FedProto, body plus own head of FedRep, both heads of FedRoD. Its images are 64x64, in
-0..1; at that size the LeNet has the paper's 4,336,906 parameters.
+One client per site with 20 images per class, two local epochs of Adam, 40 rounds. The paper scores
+the models after the last round (compare `last`): the global model for FedAvg and FedProx, the
+locally trained model for Local and FedProto, the shared body with the client's head for FedRep, and
+both heads for FedRoD. Its images have 64x64 pixels from 0 to 1; at that size the LeNet has the
+paper's 4,336,906 parameters.
 """
 
 

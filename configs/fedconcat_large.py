@@ -4,13 +4,13 @@ python -m fedjax_lab.main --config=configs/fedconcat_large.py:fedconcat
 python -m fedjax_lab.main --config=configs/fedconcat_large.py:fedavg \
     --config.data.name=tiny_imagenet --config.data.normalize=half
 
-CIFAR-100 by default. The four partitions are #C=2 (the config's), #C=3
+The default data are CIFAR-100. The four partitions are #C=2 (the default), #C=3
 (--config.partition.classes=3), Dir(0.1) and Dir(0.5) (--config.partition.name=dirichlet
---config.partition.alpha=0.1). The paper's weight decay of FedConcat's encoders is 1e-3 for #C
-(the config's), 2e-3 for Dir on Tiny-ImageNet, and on CIFAR-100 2e-3 for Dir(0.1) and 5e-3 for
-Dir(0.5): --config.method.encoder_decay=1.99e-3 or 4.99e-3 on top of the 1e-5 of all. More of it
-helps most methods; for an honest comparison try 1e-5, 1e-3, 2e-3, 5e-3 and 1e-2 with each
-(--config.local.weight_decay).
+--config.partition.alpha=0.1). The paper's weight decay for FedConcat's encoders is 1e-3 for #C
+(the default), 2e-3 for Dir on Tiny-ImageNet, and on CIFAR-100 2e-3 for Dir(0.1) and 5e-3 for
+Dir(0.5): use --config.method.encoder_decay=1.99e-3 or 4.99e-3, which is added to the weight decay
+of 1e-5 of all methods. A larger weight decay helps most methods; for a fair comparison try 1e-5,
+1e-3, 2e-3, 5e-3 and 1e-2 with each (--config.local.weight_decay).
 """
 
 FEDCONCAT = {
@@ -24,7 +24,7 @@ FEDCONCAT = {
 SETTINGS = {
     "fedconcat": FEDCONCAT,
     "fedconcat_id": FEDCONCAT,
-    "scaffold": {"weights": "size"},  # as NIID-Bench
+    "scaffold": {"weights": "size"},  # as in NIID-Bench
 }
 
 

@@ -4,10 +4,11 @@ python -m fedjax_lab.main --config=configs/fedconcat_small.py:fedconcat --seeds=
 python -m fedjax_lab.main --config=configs/fedconcat_small.py:fedconcat_id \
     --config.data.name=svhn --config.data.augment=none --config.partition.classes=3
 
-The four partitions are #C=2 (the config's), #C=3 (--config.partition.classes=3), Dir(0.1) and
+The four partitions are #C=2 (the default), #C=3 (--config.partition.classes=3), Dir(0.1) and
 Dir(0.5) (--config.partition.name=dirichlet --config.partition.alpha=0.1). The paper scores the
-global model on the whole test set: after 50 rounds, FedConcat's after 31 + 200 (`global` under
-`last`). Fashion-MNIST is fmnist_label_skew.py. Further experiments by overrides:
+global model on the whole test set after 50 rounds, or after 31 + 200 rounds for FedConcat (compare
+`global` under `last`). The config for Fashion-MNIST is fmnist_label_skew.py. These overrides select
+the paper's other experiments:
 
 Table 2, 13  --config.partition.num_clients=100 --config.run.cohort=50 --config.run.rounds=100 \
              (FedConcat: --config.method.encoder_rounds=62 --config.method.classifier_rounds=400)
@@ -21,12 +22,13 @@ D.5          --config.method.num_clusters=2 (1 to 40, or elbow)
              --config.method.encoder_rounds=100 --config.method.classifier_rounds=1000; FedAvg 200
 Fig. 7       --config.run.rounds=200, FedConcat --config.method.classifier_rounds=1000
 
-The data come from the folder config.data.folder, or from where each source looks by itself.
+The data are read from the folder config.data.folder, or from the default places of each source.
 """
 
-# The paper tuned FedProx's mu, MOON's mu and FedLC's tau on grids that its text does not give; for
-# SVHN it added some to MOON's, which did not work well: --config.method.mu=0.01. In NIID-Bench,
-# whose settings the paper takes, MOON has no projection, and SCAFFOLD averages models by size.
+# The paper tuned FedProx's mu, MOON's mu and FedLC's tau on grids that its text does not give. For
+# SVHN it added values to MOON's grid, because MOON did not work well: --config.method.mu=0.01. In
+# NIID-Bench, whose settings the paper uses, MOON has no projection, and SCAFFOLD averages models by
+# size.
 FEDCONCAT = {"num_clusters": 5, "encoder_rounds": 31, "classifier_rounds": 200}
 SETTINGS = {
     "fedconcat": FEDCONCAT,

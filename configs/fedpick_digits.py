@@ -1,15 +1,16 @@
-"""FedPick's experiment on Digits-Five (Zhu et al.), on the five embedded digit domains.
+"""FedPick's experiment on Digits-Five (Zhu et al.), on the five generated digit domains.
 
 python -m fedjax_lab.main --config=configs/fedpick_digits.py:fedrep --seeds=0,1,2,3,4
 
 One client per domain, one local epoch, 300 rounds, every round scored. The paper reports each
-domain's best test accuracy over the rounds: compare `max_per_domain`, which peeks at the test set.
-The net is digit_cnn in place of the paper's of 18 million parameters; with that one,
---config.model.name=fedbn_cnn, features enter three dense layers (--config.method.head_layers=3).
+domain's best test accuracy over the rounds: compare `max_per_domain`, which is chosen on the test
+set. The model is digit_cnn instead of the paper's model with 18 million parameters. The latter is
+--config.model.name=fedbn_cnn, whose head has three dense layers (--config.method.head_layers=3).
 --config.data.name=digits_five --config.data.folder=FOLDER runs on the real Digits-Five.
 """
 
-# The head of FedPer, FedPick and FedRep is the whole dense stack, that of LG-FedAvg the last layer.
+# The head of FedPer, FedPick and FedRep consists of all dense layers, that of LG-FedAvg of the last
+# layer.
 SETTINGS = {
     "fedper": {"head_layers": 2},
     "fedpick": {"head_layers": 2, "tau": 10.0, "lam_lce": 10.0, "lam_dis": 10.0},

@@ -1,10 +1,11 @@
-"""FedPick's experiment on Office-Caltech-10 (Zhu et al.), in FedBN's split, which you fetch.
+"""FedPick's experiment on Office-Caltech-10 (Zhu et al.), in FedBN's split (to download).
 
 python -m fedjax_lab.main --config=configs/fedpick_office.py:fedrep --seeds=0,1,2,3,4
 
 One client per site with 125 images, one local epoch, 300 rounds, every round scored; LG-FedAvg
 starts with 20 rounds of full averaging. The paper reports each domain's best test accuracy over the
-rounds: compare `max_per_domain`, which peeks at the test set. Heads are the last layer.
+rounds: compare `max_per_domain`, which is chosen on the test set. The head of a model is its last
+layer.
 """
 
 SETTINGS = {

@@ -1,18 +1,19 @@
-"""hFedF's setting (an unseen domain) on the embedded digit domains, small enough for two cores.
+"""hFedF's setting (an unseen domain) on the generated digit domains, small enough for two cores.
 
 python -m fedjax_lab.main --config=configs/hfedf_digits.py:fedprox --config.data.unseen=street
 python launch/domain_generalization.py --config=configs/hfedf_digits.py --out=runs/digits \
     --methods=local,fedavg --domains=1,2
 
-One of the five domains is held by nobody; the other four go to four clients, `domains` to each
-(Algorithm 5). `id` is the accuracy on a tenth of each client's examples, `ood` that on all of the
-unseen domain; 200 rounds, the last one counts. The pictures are small and the net is not the
-paper's; that one would be --config.data.size=32 --config.model.name=hfedf_cnn.
+One of the five domains is held by no client. The other four are divided among four clients, with
+`domains` domains each (Algorithm 5). `id` is the accuracy on a tenth of each client's examples,
+`ood` the accuracy on all examples of the unseen domain. The result is that of the last of 200
+rounds. The images and the model are smaller than the paper's, which would be
+--config.data.size=32 --config.model.name=hfedf_cnn.
 
-Every method has the settings of the paper's Table 10 in its column PACS, none was tuned here
-(hfedf_tuning.py is for that). The clients' optimizer, which the paper does not name, is Adam.
-Embeddings have one dimension, as in all of the paper's main results; its rule floor(1 + N / 4)
-would give two for four clients, which is what pFedHN has here.
+Every method has the settings of column PACS of the paper's Table 10, without further tuning
+(hfedf_tuning.py is for tuning). The clients' optimizer, which the paper does not name, is Adam.
+hFedF's embeddings have one dimension, as in the main results of the paper; its rule
+floor(1 + N / 4) would give two dimensions for four clients, which pFedHN has here.
 """
 
 # Table 10: learning rate and weight decay of the clients.
@@ -22,7 +23,7 @@ LOCAL = {
     "pfedhn": (1e-3, 1e-5),
 }
 OTHERS = (1e-3, 1e-4)
-# The paper's FedGMA makes steps of 1.
+# The paper's FedGMA has a server step size of 1.
 SETTINGS = {
     "fedgma": {"tau": 0.7},
     "fedprox": {"mu": 1e-2},

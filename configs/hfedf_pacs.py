@@ -4,15 +4,16 @@ python -m fedjax_lab.main --config=configs/hfedf_pacs.py:fedavg --seeds=0,1,2
 python launch/domain_generalization.py --config=configs/hfedf_pacs.py --out=runs/pacs \
     --methods=local,fedavg,fedprox
 
-Three clients hold `domains` of the three other domains each (Algorithm 5), a tenth of every
-client's images is for validation (`id`), all of the unseen domain is the test (`ood`); 200 rounds,
-the last one counts. The first command is the cell "photo, d = 1", published for FedAvg: id 67.3,
-ood 57.8. The second makes all four targets and d = 1, 2, 3. The other data sets are hfedf_vlcs.py
-and hfedf_office_home.py.
+Each of three clients holds `domains` of the three other domains (Algorithm 5). A tenth of every
+client's images is for validation (`id`), and all images of the unseen domain are for testing
+(`ood`). The result is that of the last of 200 rounds. The first command runs the table's cell
+"photo, d = 1", for which the paper reports id 67.3 and ood 57.8 for FedAvg. The second command runs
+all four unseen domains with d = 1, 2, 3. The configs for the paper's other data sets are
+hfedf_vlcs.py and hfedf_office_home.py.
 
-The paper does not name the clients' optimizer; its grid of learning rates is Adam's. Images are
-32x32 in 0..1, not augmented. `local` and `central` take FedAvg's settings.
-What the methods themselves are told is in SETTINGS, otherwise their defaults.
+The paper does not name the clients' optimizer; its grid of learning rates is typical of Adam, which
+is used here. Images have 32x32 pixels from 0 to 1, without augmentation. `local` and `central` have
+FedAvg's settings. The settings of methods are in SETTINGS; all others have their defaults.
 """
 
 # Table 10: learning rate and weight decay of the clients.
@@ -22,7 +23,7 @@ LOCAL = {
     "pfedhn": (1e-3, 1e-5),
 }
 OTHERS = (1e-3, 1e-4)
-# The paper's FedGMA makes steps of 1.
+# The paper's FedGMA has a server step size of 1.
 SETTINGS = {
     "fedgma": {"tau": 0.7},
     "fedprox": {"mu": 1e-2},

@@ -2,8 +2,8 @@
 
 python -m fedjax_lab.main --config=configs/hfedf_vlcs.py:fedavg --seeds=0,1,2
 
-As hfedf_pacs.py. The command is the cell "Caltech101, d = 1", published for FedAvg: id 57.8,
-ood 73.8.
+The setting is that of hfedf_pacs.py. The command runs the table's cell "Caltech101, d = 1", for
+which the paper reports id 57.8 and ood 73.8 for FedAvg.
 """
 
 # Table 10: learning rate and weight decay of the clients.
@@ -14,7 +14,7 @@ LOCAL = {
     "local": (1e-4, 1e-4),
 }
 OTHERS = (1e-3, 1e-4)
-# The paper's FedGMA makes steps of 1e-2, with which it would hardly move: 1 here.
+# The paper's FedGMA has a server step size of 1e-2, with which it would hardly move; here it is 1.
 SETTINGS = {
     "fedgma": {"tau": 0.5},
     "fedprox": {"mu": 1e-2},

@@ -1,11 +1,12 @@
-"""Five clients, one digit domain each; the first thing to run. Under a minute on two cores.
+"""Five clients, one digit domain each: the first config to run. Under a minute on two cores.
 
 python -m fedjax_lab.main --config=configs/quickstart.py
 python -m fedjax_lab.main --config=configs/quickstart.py:client2vec
 
-Client2Vec finds its index in 20 epochs on embeddings of 64 numbers; the paper's 500 epochs on 512
-numbers take about ten minutes before the first round. With the paper's loss weight of 5 it does not
-learn within these few rounds; 0.02 was the best of five weights that were tried with one seed.
+Client2Vec trains its client index for 20 epochs on embeddings with 64 dimensions; the paper's 500
+epochs on 512 dimensions take about ten minutes before the first round. With the paper's loss weight
+of 5 the model does not learn within these few rounds; 0.02 was the best of five weights that were
+tried with one seed.
 """
 
 METHOD = {"client2vec": {"index_epochs": 20, "local_weight": 0.02}}

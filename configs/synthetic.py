@@ -5,9 +5,10 @@ python -m fedjax_lab.main --config=configs/synthetic.py:fedprox --seeds=0,1,2,3,
 python -m fedjax_lab.main --config=configs/synthetic.py:fedavg --config.run.dropout=0.9
 python -m fedjax_lab.main --config=configs/synthetic.py:fedprox --config.run.straggler=0.9
 
-The settings are those of the paper and of its code. Of the clients of a round, 90 % may be too slow
-to make all 20 passes: FedAvg drops them (run.dropout), FedProx takes what they have done
-(run.straggler). Here each client is slow by chance, there it is nine of ten in every round.
+The settings are those of the paper and of its code. In the last two commands, clients are too slow
+for all 20 passes with a probability of 90 %: FedAvg drops them (run.dropout), and FedProx uses
+their partial work (run.straggler). In the paper exactly nine of the ten clients of every round are
+slow; here each client is slow by chance.
 """
 
 SETTINGS = {"fedprox": {"mu": 1.0}}  # the best of 0.001, 0.01, 0.1 and 1 in the paper

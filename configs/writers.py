@@ -1,9 +1,9 @@
-"""A federation of the size of FEMNIST: 3,500 users with handwriting of their own, 100 in a round.
+"""A federation of the size of FEMNIST: 3,500 users with different handwriting, 100 in a round.
 
 python -m fedjax_lab.main --config=configs/writers.py
 
-Made in seconds, no download. Batches of 20 and one pass are those of Reddi et al. (ICLR 2021) on
-FEMNIST; their net has two convolutions as well.
+The data are generated in seconds, without a download. The batch size of 20 and the single epoch are
+those of Reddi et al. (ICLR 2021) on FEMNIST; their model also has two convolutions.
 """
 
 

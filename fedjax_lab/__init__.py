@@ -2,7 +2,7 @@
 
 __version__ = "0.1.0"
 
-STOP = "stop"  # what `on_evaluation` returns to end a run
+STOP = "stop"  # the value that `on_evaluation` returns to end a run
 
 
 def run(
@@ -16,21 +16,22 @@ def run(
     log=(),
     on_evaluation=None,
 ):
-    """Runs a config (a ConfigDict or dict, as `get_config` gives) and returns a `runner.Result`.
+    """Trains a config, as the command line does, and returns a `runner.Result`.
 
-    The same as the command line; with no workdir nothing is written. Where the run of a workdir is
-    resumed, a config of None stands for the run's own, and seeds of None then for all of its seeds.
+    Without a workdir, nothing is written to disk.
 
     Args:
-      config: its sections, each with the values that are not defaults.
-      workdir, seeds, resume, profile: as on the command line.
-      quiet: whether nothing is printed.
-      log: the names of loggers, or functions that begin one; see `running/loggers`.
+      config: a ConfigDict or dict as `get_config` returns it: sections with the values that differ
+        from the defaults. When a workdir is resumed, None means the config of the saved run.
+      workdir, seeds, resume, profile: as on the command line. When a workdir is resumed without a
+        config, seeds of None mean all seeds of the saved run.
+      quiet: whether to print nothing.
+      log: names of loggers, or functions that create one; see `running/loggers`.
       on_evaluation: called as on_evaluation(row, state) after each evaluation, once for each seed:
-        `row` is the new line of metrics.jsonl, and `state()` gives the seed's state in copies that
-        may be kept. Where it returns `fedjax_lab.STOP`, the run ends with this evaluation. What it
-        raises ends the run as well, with the state saved. Each of several processes calls it, and
-        if one of them asks for a state, all have to.
+        `row` is the new line of metrics.jsonl, and `state()` returns a copy of the seed's state.
+        If it returns `fedjax_lab.STOP`, the run ends after this evaluation. If it raises an
+        exception, the state is saved, and the exception ends the run. In a run of several
+        processes, each process calls it; if one of them calls `state`, all of them must.
 
     Raises `errors.BadInput`, `runner.Diverged` or `runner.Interrupted`.
     """
@@ -53,9 +54,9 @@ def run(
 
 
 def load(folder, *, rounds=None):
-    """A finished or running folder, read without a change to it: a `loaded.Run`.
+    """Reads the folder of a finished or unfinished run, without changing it, as a `loaded.Run`.
 
-    rounds: of the checkpoint to take; None: the newest one. Raises `errors.BadInput`.
+    rounds: the round of the checkpoint to read; None: the newest one. Raises `errors.BadInput`.
     """
     from fedjax_lab import loaded
 

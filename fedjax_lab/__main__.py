@@ -9,22 +9,22 @@ from typing import NoReturn
 
 from fedjax_lab import command
 
-COMMANDS = {  # the module of each, and what it does
+COMMANDS = {  # name: (module, description)
     "run": ("fedjax_lab.main", "trains one config"),
     "sweep": ("fedjax_lab.sweep", "trains every method at every point of a grid"),
     "report": ("fedjax_lab.report", "compares runs"),
-    "paper": ("fedjax_lab.paper", "measures the published tables of five papers again"),
-    "figures": ("fedjax_lab.figures", "draws learning curves, and the analyses of five papers"),
-    "data": ("fedjax_lab.data", "fetches data sets, and prepares large ones"),
+    "paper": ("fedjax_lab.paper", "reruns the published tables of five papers"),
+    "figures": ("fedjax_lab.figures", "draws learning curves and the analyses of five papers"),
+    "data": ("fedjax_lab.data", "fetches data sets and prepares large ones"),
     "tensorboard": (
         "fedjax_lab.tensorboard",
-        "writes runs as event files, also while they train",
+        "exports runs to TensorBoard, also while they train",
     ),
 }
 
 
 def main() -> NoReturn:
-    """Runs the command that the first argument names, as if its module had been called."""
+    """Runs the command that the first argument names, as `python -m MODULE` would."""
     if sys.argv[1:2] and sys.argv[1] in COMMANDS:
         module, _ = COMMANDS[sys.argv.pop(1)]
         runpy.run_module(module, run_name="__main__", alter_sys=True)

@@ -1,14 +1,15 @@
-"""Rounds with the clients of a block on the devices, and everybody's private state on the host.
+"""Plays rounds in blocks: the clients' private state is on the host, a block's on the devices.
 
-A block is some rounds whose cohorts are drawn ahead, from the streams that draw them in the rounds
-themselves. On the devices are the private state, and where examples are streamed the examples, of
-the clients in those cohorts: the devices divide them, and each process reads and writes those of
-its segment (`owners`). What a round computes is what it computes with everybody there.
+A block is a sequence of rounds whose cohorts are drawn in advance, from the same random streams as
+in the rounds themselves. The devices hold the private state of the clients in those cohorts and,
+where examples are streamed, also their examples. The devices divide them, and each process reads
+and writes those of its segment (`owners`). A round computes the same numbers as with the state of
+all clients on the devices.
 
-One thread besides the main one reads from the host and writes to it, in the order of its tasks:
-while a block is played, it writes what the block before has left, and reads what the next one
-needs. It reads clients of the next block that are in the block being played as well too early; they
-are replaced on the devices when that block is over.
+A second thread reads from the host and writes to it, in the order of its tasks: while a block is
+played, it writes the results of the previous block and reads the input of the next one. A client
+that is both in the next block and in the one being played is read too early; its state is replaced
+on the devices when the current block is over.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,39 +29,39 @@ from fedjax_lab.simulate import Lane, Program, Progress
 from fedjax_lab.tracing import depends
 from fedjax_lab.types import CLIENT_ROWS, POOL, Federation, PyTree, State
 
-STATE_BYTES = 1 << 24  # of the private state in a block; the devices hold up to four blocks
-EXAMPLE_BYTES = 1 << 26  # of streamed examples in a block
-MOST_ROUNDS = 256  # of a block
+STATE_BYTES = 1 << 24  # most private state in a block; the devices hold up to four blocks
+EXAMPLE_BYTES = 1 << 26  # most streamed examples in a block
+MOST_ROUNDS = 256  # most rounds of a block
 
 
 class Size(NamedTuple):
-    """Of blocks, which all have the same shapes."""
+    """Size of a block; all blocks of a run have the same shapes."""
 
     rounds: int
-    clients: int  # of each segment
+    clients: int  # in each segment
 
 
 class Block(NamedTuple):
-    """Rounds start .. end - 1 on the devices."""
+    """Rounds start .. end - 1, with their arrays on the devices."""
 
     start: int
     end: int
-    clients: np.ndarray  # [U] whose private state it has, as `Owners.line_up` gives them
+    clients: np.ndarray  # [U] the clients whose private state it has, as from `Owners.line_up`
     lane: Lane
-    private: PyTree  # leaves [U, ...]; where a client is repeated, nobody uses it
+    private: PyTree  # leaves [U, ...]; the entries of repeated clients are not used
 
 
 class Tools(NamedTuple):
-    """How functions are compiled, and arrays put on the devices."""
+    """The engine's functions that compile functions and put arrays on the devices."""
 
-    jit: Callable[..., Any]  # as `jax.jit`; out: where the results lie, by default on all devices
-    everywhere: Any  # the sharding of what every device has; None: the default device
-    of_segments: Any  # and of what the devices divide
-    put: Callable[[PyTree], PyTree]  # what every process has
-    put_segment: Callable[[PyTree], PyTree]  # this process's segment of what the devices divide
+    jit: Callable[..., Any]  # as `jax.jit`; out: sharding of the results, by default replicated
+    everywhere: Any  # the sharding of replicated arrays; None: the default device
+    of_segments: Any  # the sharding of arrays that the devices divide
+    put: Callable[[PyTree], PyTree]  # puts arrays that every process has on all devices
+    put_segment: Callable[[PyTree], PyTree]  # puts this process's segment of divided arrays
 
     def put_part(self, part: Federation) -> Federation:
-        """A part (`parts`), whose pool may be on the devices already."""
+        """Puts a part (`parts`) on the devices; its pool may already be there."""
         pool: dict[str, Any] = {name: getattr(part, name) for name in POOL}
         rows: dict[str, Any] = {name: getattr(part, name) for name in CLIENT_ROWS}
         nothing: Any = dict.fromkeys((*POOL, *CLIENT_ROWS))
@@ -74,14 +75,14 @@ class Player:
     """Plays the rounds of a lane as `simulate.play` does, but reads private state from `store`.
 
     Args:
-      program: what is played.
-      lane: with the population and the keys on the devices; its federation is not used.
-      store: what everybody keeps.
-      like: the shapes of everybody's state.
-      part: gives the federation of a block's clients.
-      size: of the blocks.
-      owners: of the clients.
-      tools: of the engine.
+      program: the method, plan and strategy to play.
+      lane: has the population and the keys on the devices; its federation is not used.
+      store: the private state of all clients.
+      like: the shapes of the state of all clients.
+      part: returns the federation of a block's clients.
+      size: the size of the blocks.
+      owners: the division of the clients among the processes.
+      tools: the engine's functions for compiling and placing.
     """
 
     def __init__(
@@ -96,7 +97,7 @@ class Player:
         tools: Tools,
     ):
         self._program, self._store, self._like = program, store, like
-        nothing: Any = None  # a block has examples of its own
+        nothing: Any = None  # each block has its own examples
         self._lane = lane._replace(federation=nothing)
         self._part, self._size, self._owners, self._tools = part, size, owners, tools
         self._draw = tools.jit(self._cohorts)
@@ -104,19 +105,19 @@ class Player:
         self._replace = tools.jit(replaced, out=tools.of_segments, donate_argnums=0)
         self._ahead = draws_ahead(program, self._lane, like.server)
         self._worker = ThreadPoolExecutor(1)
-        self._block: Block | None = None  # the one being played
-        self._next: Future | None = None  # the one after it
+        self._block: Block | None = None  # the block being played
+        self._next: Future | None = None  # the block after it
         self.compiled: Callable[..., Any]  # `simulate.play` for the shapes of a block
 
     def first_block(self) -> Block:
-        """One with the shapes of any."""
+        """A block for its shapes, which are those of every block."""
         clients = np.arange(min(self._size.clients, len(self._owners.segments[0])))
         return self._read(0, clients)
 
     def play(self, state: State, sums: Progress, start: int, count: int) -> tuple[State, Progress]:
-        """Rounds start .. start + count - 1. The states have only the server's part.
+        """Plays rounds start .. start + count - 1. The states have only the server's part.
 
-        With a count of 0 the block of round `start` is made ready.
+        A count of 0 only loads the block of round `start`.
         """
         end = start + count
         while True:
@@ -130,20 +131,20 @@ class Player:
                 return state, sums
 
     def flush(self) -> None:
-        """Returns when the store has what everybody keeps after the rounds played."""
+        """Writes the private state of all clients after the rounds played to the store."""
         if self._next is not None:
             self._next.result()
         if self._block is not None:
             self._write(self._block)
 
     def forget(self) -> None:
-        """Goes on with what the store has, whatever was played."""
+        """Discards the blocks on the devices; the next round starts from the store's state."""
         if self._next is not None:
             self._next.result()
         self._block = self._next = None
 
     def _block_at(self, start, server):
-        """The block of round `start`: the one being played, or the next one."""
+        """The block of round `start`: the current or the next one."""
         last = self._block
         if last is not None and start < last.end:
             return last
@@ -156,7 +157,7 @@ class Player:
         return block
 
     def _submit(self, over, start, server):
-        """The task to write the block that is over, if any, and then to read that of `start`."""
+        """Submits a task that writes the finished block, if any, then reads the one of `start`."""
         ids = None
         if start < self._program.plan.rounds:
             ids = self._draw(self._lane, server, np.int32(start))
@@ -182,16 +183,16 @@ class Player:
         return Block(start, start + self._size.rounds, clients, lane, private)
 
     def _patched(self, block, last):
-        """The block with the private state that clients have after the last one."""
+        """The block, with the clients of the last block in their state after that block."""
         _, here, there = np.intersect1d(block.clients, last.clients, return_indices=True)
         missing = len(block.clients) - len(here)
-        here = np.pad(here, (0, missing), constant_values=len(block.clients))  # in no entry
+        here = np.pad(here, (0, missing), constant_values=len(block.clients))  # out of range
         places = np.stack([here, np.pad(there, (0, missing))]).astype(np.int32)
         private = self._replace(block.private, last.private, self._tools.put(places))
         return block._replace(private=private)
 
     def _cohorts(self, lane, server, start):
-        """The clients of a block's rounds, [rounds, M]."""
+        """The cohorts of a block's rounds: ids of clients [rounds, M]."""
 
         def cohort(t):
             return simulate.draw(self._program, lane, server, t)[0]
@@ -200,13 +201,13 @@ class Player:
 
 
 def _replaced(strategy, new, old, places):
-    """`new` with its entries places[0] as the entries places[1] of `old`."""
+    """`new` with its entries places[0] replaced by the entries places[1] of `old`."""
     here, there = places
     return strategy.put(new, here, strategy.take(old, there))
 
 
 def draws_ahead(program: Program, lane: Lane, server: PyTree) -> bool:
-    """Whether cohorts can be drawn before their rounds: not where they depend on the server."""
+    """Whether cohorts can be drawn in advance: not if they depend on the server's state."""
 
     def ids(server, lane):
         return simulate.draw(program, lane, server, jnp.int32(0))[0]
@@ -217,13 +218,14 @@ def draws_ahead(program: Program, lane: Lane, server: PyTree) -> bool:
 def block_size(
     program: Program, owners: Owners, cohort: int, fitting: int, ahead: bool = True
 ) -> Size:
-    """As many rounds as cohorts fit, at least one and at most `MOST_ROUNDS`.
+    """The size of blocks: as many rounds as cohorts fit, at least one and at most `MOST_ROUNDS`.
 
-    No two cohorts of a block need have a client in common, and all may be of one segment, so it has
-    room for all of them, or for everybody, in each segment.
+    The cohorts of a block may be disjoint, and all their clients may be of one segment. Therefore
+    each segment has room for all clients of all these cohorts, or for the whole segment if that is
+    smaller.
 
-    cohort: clients of a round. fitting: `clients_that_fit`. ahead: `draws_ahead`; where it does not
-    hold, a block is one round.
+    cohort: clients of a round. fitting: from `clients_that_fit`. ahead: from `draws_ahead`; if
+        false, a block is one round.
     """
     most = MOST_ROUNDS if ahead else 1
     rounds = max(1, min(fitting // cohort, most, program.plan.rounds))
@@ -231,12 +233,12 @@ def block_size(
 
 
 def clients_that_fit(state_bytes: int, example_bytes: int, counts: Sequence[np.ndarray]) -> int:
-    """How many clients fit in a block, even if they are the largest; at least one.
+    """How many clients fit in a block, even if they are the largest ones; at least one.
 
     Args:
-      state_bytes: private state of one.
-      example_bytes: of an example; 0 where the examples are on the devices.
-      counts: how many examples each client has [C], of each set of rows that is needed.
+      state_bytes: bytes of one client's private state.
+      example_bytes: bytes of an example; 0 if the examples are on the devices.
+      counts: for each set of rows that is needed, how many examples each client has [C].
     """
     fitting = STATE_BYTES // max(1, state_bytes)
     if example_bytes and counts:

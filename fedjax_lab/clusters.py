@@ -1,4 +1,7 @@
-"""Clusters of clients: formed on the host from one vector per client, averaged in each round."""
+"""Clusters of clients, which are formed on the host from one vector per client.
+
+Their models are averaged in each round.
+"""
 
 import warnings
 
@@ -10,29 +13,29 @@ from fedjax_lab import tree
 from fedjax_lab.errors import BadInput
 from fedjax_lab.types import Array, PyTree, Task
 
-CAP = 1.2  # of balanced clusters, in mean sizes (FedConcat's released code)
-PASSES = 100  # of balanced k-means, at most
-MOST_CLUSTERS = 12  # that the elbow looks at
+CAP = 1.2  # largest size of a balanced cluster, in mean sizes (FedConcat's released code)
+PASSES = 100  # most iterations of balanced k-means
+MOST_CLUSTERS = 12  # most clusters that the elbow method considers
 
 
 def generator(key: Array) -> np.random.Generator:
-    """NumPy's random numbers from a key, for work on the host."""
+    """A NumPy random generator seeded by a JAX key, for work on the host."""
     return np.random.default_rng(np.asarray(jax.random.key_data(key)))
 
 
 def kmeans(points: np.ndarray, num_clusters: int, rng: np.random.Generator):
-    """scikit-learn's k-means++ with ten restarts on points [n, D]: a fitted `KMeans`."""
+    """Fits scikit-learn's k-means++ with ten restarts to points [n, D]; returns the `KMeans`."""
     from sklearn.cluster import KMeans
     from sklearn.exceptions import ConvergenceWarning
 
     seed = int(rng.integers(2**31))
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)  # more clusters than different points
+        warnings.simplefilter("ignore", ConvergenceWarning)  # more clusters than distinct points
         return KMeans(num_clusters, n_init=10, random_state=seed).fit(points)
 
 
 def check_number(num_clusters: int | str, num_clients: int) -> None:
-    """BadInput unless 1 <= num_clusters <= num_clients; does not check a word such as "elbow"."""
+    """Raises BadInput unless 1 <= num_clusters <= num_clients; ignores words such as "elbow"."""
     if isinstance(num_clusters, int) and not 1 <= num_clusters <= num_clients:
         raise BadInput(
             f"config.method.num_clusters must be from 1 to the {num_clients} clients, got"
@@ -43,9 +46,10 @@ def check_number(num_clusters: int | str, num_clients: int) -> None:
 def assign(
     points: np.ndarray, num_clusters: int, rng: np.random.Generator, balanced: bool = False
 ) -> np.ndarray:
-    """The cluster of each point [n]: of K clusters, or fewer where fewer points are different.
+    """Assigns each of the points [n, D] to a cluster by k-means; returns labels [n].
 
-    With `balanced` there are always K. BadInput where K is not from 1 to n.
+    There are fewer than `num_clusters` clusters if there are fewer distinct points, unless
+    `balanced` is set: see `balance`. Raises BadInput unless 1 <= num_clusters <= n.
     """
     check_number(num_clusters, len(points))
     if balanced:
@@ -54,14 +58,15 @@ def assign(
 
 
 def different(points: np.ndarray) -> int:
-    """How many different points there are."""
+    """The number of distinct points [n, D]."""
     return len(np.unique(points, axis=0))
 
 
 def balance(points: np.ndarray, centers: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """K-means from these centers [K, D] in which no cluster exceeds its cap: labels [n].
+    """Runs k-means from these centers [K, D] with a cap on the cluster size; returns labels [n].
 
-    FedConcat, appendix D.8. The farthest members of a full cluster go to the nearest one with room.
+    The farthest members of a cluster that is too large move to the nearest cluster with room
+    (FedConcat, appendix D.8).
     """
     n, K = len(points), len(centers)
     cap = max(int(CAP * n / K), -(-n // K))
@@ -89,44 +94,47 @@ def balance(points: np.ndarray, centers: np.ndarray, rng: np.random.Generator) -
 
 
 def elbow(points: np.ndarray, rng: np.random.Generator) -> tuple[int, np.ndarray]:
-    """Number of clusters K at the bend, and the inertia of K = 1, 2, ... that shows it.
+    """Chooses a number of clusters K by the elbow method; returns K and the inertia of each K.
 
-    The bend is farthest from the chord between the first and the last; ties go to fewer clusters.
-    K is at most 12, below the number of points, and at most the number of different points.
-    BadInput for a single point.
+    The inertia is computed for K = 1, 2, ... up to 12, but below the number of points and at most
+    the number of distinct points. The chosen K is the one whose inertia is farthest from the chord
+    between the first and the last; ties go to fewer clusters. Raises BadInput for a single point.
     """
     most = min(MOST_CLUSTERS, len(points) - 1, different(points))
     if most < 1:
         raise BadInput("config.method.num_clusters=elbow needs at least two clients")
     inertia = np.array([kmeans(points, k, rng).inertia_ for k in range(1, most + 1)])
     chord = np.linspace(inertia[0], inertia[-1], most)
-    far = np.abs(chord - inertia)  # up to one factor the distance from the chord
-    return 1 + int(np.argmax(far.round(12))), inertia
+    distance = np.abs(chord - inertia)  # up to a constant factor the distance from the chord
+    return 1 + int(np.argmax(distance.round(12))), inertia
 
 
 def form(
     p: np.ndarray, num_clusters: int | str, balanced: bool, rng: np.random.Generator
 ) -> dict[str, np.ndarray]:
-    """The facts with which stage 2 begins, from the label distributions p [C, classes].
+    """Clusters clients by their label distributions p [C, classes]; returns the facts of stage 2.
 
-    `member` [K, C] is 1 where a client belongs to a cluster; `p`, and the elbow's `inertia`, are
-    kept for the figures.
+    The fact `member` [K, C] is 1 where a client belongs to a cluster. The facts `p` and, with the
+    elbow method, `inertia` are kept for the figures.
     """
     facts = {"p": np.asarray(p, np.float32)}
-    if isinstance(num_clusters, str):  # elbow, the only word that the setting takes
+    if isinstance(num_clusters, str):  # "elbow", the only word that is allowed
         num_clusters, facts["inertia"] = elbow(p, rng)
     a = assign(p, num_clusters, rng, balanced)  # [C]
     return facts | {"member": (a == np.unique(a)[:, None]).astype(np.float32)}
 
 
 def distinct_starts(task: Task, key: Array, num_clusters: int) -> PyTree:
-    """First models, leaves [K, ...]; the first cluster starts where every other method does."""
+    """The initial models of K clusters, leaves [K, ...].
+
+    The first cluster starts from the same weights as any other method with this key.
+    """
     others = [jax.random.fold_in(key, k) for k in range(1, num_clusters)]
     return jax.tree.map(lambda *a: jnp.stack(a), *[task.init(k) for k in (key, *others)])
 
 
 def average(share: Array, models: PyTree, centers: PyTree) -> PyTree:
-    """Each cluster's mean of the models [M], weighted by share [K, M]; leaves [K, ...].
+    """Averages the models [M] of each cluster, weighted by share [K, M]; leaves [K, ...].
 
     A cluster without members keeps its center.
     """

@@ -1,4 +1,4 @@
-"""What all commands share with the operating system: streams, signals, failures, exit codes.
+"""The interface of all commands to the operating system: streams, signals, failures, exit codes.
 
     if __name__ == "__main__":  # before other imports, which take seconds
         command.begin()
@@ -27,12 +27,12 @@ def _no_words() -> str:
     return ""
 
 
-_how_to_continue: Callable[[], str] = _no_words  # see `continue_with`
+_how_to_continue: Callable[[], str] = _no_words  # set by `continue_with`
 _what_is_saved: Callable[[], str] = _no_words
 
 
 class Outlet(io.RawIOBase):
-    """A file descriptor to print to. What it cannot take is dropped, and `error` says why."""
+    """A file descriptor to print to. Output that cannot be written is dropped; `error` says why."""
 
     def __init__(self, descriptor: int):
         self.descriptor = descriptor
@@ -51,7 +51,7 @@ class Outlet(io.RawIOBase):
         return os.isatty(self.descriptor)
 
     def write(self, data) -> int:
-        """Writes what can be written; says that all of it was."""
+        """Writes as much as possible; returns the full length in any case."""
         rest = memoryview(data).cast("B")
         try:
             while len(rest):
@@ -64,7 +64,7 @@ class Outlet(io.RawIOBase):
 
 
 def begin() -> None:
-    """Prepares this process for a command. Ctrl-C ends it from here on with one line."""
+    """Prepares this process for a command. From here on, Ctrl-C ends it with one printed line."""
     _open_closed_streams()
     interrupts.watch()
     for name, descriptor in (("stdout", 1), ("stderr", 2)):
@@ -79,12 +79,12 @@ def begin() -> None:
 
 
 def _open_closed_streams():
-    """Gives closed standard streams to the null device, before a file of ours takes their place."""
+    """Opens closed standard streams on the null device, so that no other file gets their number."""
     for descriptor in range(3):
         try:
             os.fstat(descriptor)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # takes the lowest free descriptor, which is this one
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest free descriptor, which is this one
 
 
 def run(
@@ -94,19 +94,20 @@ def run(
     prints_result: bool = False,
     leave: Callable[[int], NoReturn] = sys.exit,
 ) -> NoReturn:
-    """Calls a command and leaves the process with its exit code.
+    """Calls a command and exits the process with its exit code.
 
     Args:
-      main: takes the arguments, returns the exit code.
-      arguments: of the command.
-      prints_result: what it prints is its result, so that the exit code is 1 where that cannot be
-        written. Otherwise its files are, and whoever reads its output may leave.
-      leave: ends the process.
+      main: the command, which takes the arguments and returns the exit code.
+      arguments: the command's arguments.
+      prints_result: whether the printed output is the command's result, so that the exit code is 1
+        if it cannot be written. Otherwise its files are the result, and errors of the output are
+        ignored. A closed pipe is never an error.
+      leave: exits the process.
     """
     code = main(arguments)
     with contextlib.suppress(OSError):
         sys.stdout.flush()
-    output: Any = sys.stdout.buffer  # around an `Outlet`
+    output: Any = sys.stdout.buffer  # wraps an `Outlet`
     error = output.raw.error
     if prints_result and code == 0 and error and error.errno != errno.EPIPE:
         code = report_failure(f"cannot write the output: {error.strerror}")
@@ -119,18 +120,18 @@ def call(
     how_to_continue: str = "",
     help_text: str | None = None,
 ) -> int:
-    """The exit code of function(arguments); what goes wrong is told in one line.
+    """Calls function(arguments), reports errors in one line, and returns the exit code.
 
-    2 after BadInput, where a path cannot be used, or where the user's own code fails; 1 after a
-    failure of the machine, such as a full disk; 130 after an interrupt. Other exceptions are faults
-    of the program: they pass.
+    The exit code is 2 after BadInput, for a path that cannot be used, or after an error in the
+    user's own code; 1 after a failure of the machine, such as a full disk; 130 after an interrupt.
+    Other exceptions are bugs of the program and are raised again.
 
     Args:
       function: returns the exit code.
-      arguments: of the function.
+      arguments: the function's arguments.
       how_to_continue: what the user can do after an interrupt or a failure of the machine; see
         `continue_with`.
-      help_text: printed instead, where the arguments ask for help.
+      help_text: printed, instead of calling the function, if the arguments have -h or --help.
     """
     from fedjax_lab.errors import BadInput, tell
 
@@ -142,7 +143,7 @@ def call(
             return 0
         return function(arguments)
     except KeyboardInterrupt as error:
-        interrupts.set_last_words(_no_words)  # a second signal has nothing to add
+        interrupts.set_last_words(_no_words)  # a second signal prints nothing
         print(_joined(str(error) or "interrupted", _how_to_continue()), file=sys.stderr)
         return interrupts.CODE
     except (Exception, SystemExit) as error:
@@ -159,27 +160,28 @@ def call(
 
 
 def continue_with(how: Callable[[], str], saved: Callable[[], str] = _no_words) -> None:
-    """`how` gives what the user can do after an interrupt or a failure, asked when one comes.
+    """Sets the functions that return the last sentences of a command that is interrupted or fails.
 
-    `saved` gives what was saved until then, for failures that come while rounds are played.
+    `how` returns what the user can do to continue. `saved` returns what has been saved; it is
+    called only for failures while rounds are played. Both are called when the event happens.
     """
     global _how_to_continue, _what_is_saved
     _how_to_continue, _what_is_saved = how, saved
 
 
 def fail(text: str) -> NoReturn:
-    """Ends this process at once with a line and exit code 1, from any thread."""
+    """Prints an error in one line and exits this process at once with code 1, from any thread."""
     line = _joined(f"error: {text}", _what_is_saved(), _how_to_continue())
     interrupts.tell(line, interrupts.stderr)
     os._exit(1)
 
 
 def divert_libraries() -> BinaryIO:
-    """The file to which from now on goes what libraries write to stderr past Python.
+    """Redirects what compiled libraries write to stderr; returns the file that collects it.
 
-    What Python writes stays where it was.
+    What Python code writes to `sys.stderr` is still printed.
     """
-    stream: Any = sys.stderr.buffer  # around an `Outlet`
+    stream: Any = sys.stderr.buffer  # wraps an `Outlet`
     stream.raw.descriptor = interrupts.stderr = os.dup(2)
     file = tempfile.TemporaryFile()
     os.dup2(file.fileno(), 2)
@@ -187,10 +189,10 @@ def divert_libraries() -> BinaryIO:
 
 
 def machine_failure(error: BaseException | None) -> str | None:
-    """What failed where the machine is to blame, not the user or the program; else None.
+    """Describes an error that the machine caused, such as a full disk; None for other errors.
 
-    Looks through the causes of the error too. A file whose header asks for more memory than there
-    is (BadInput because of a MemoryError) is a mistake in the data.
+    The causes of the error are searched too. BadInput caused by a MemoryError is not a failure of
+    the machine: a file whose header claims a size beyond the memory is invalid data.
     """
     from fedjax_lab.errors import MACHINE, BadInput
 
@@ -209,7 +211,7 @@ def machine_failure(error: BaseException | None) -> str | None:
 
 
 def users_mistake(error: BaseException) -> str:
-    """What a user's own code raised, and where; "" where the error comes from elsewhere."""
+    """The location and reason of an error in the user's own code; "" if it is from elsewhere."""
     from fedjax_lab.errors import place_of, reason_of
 
     place = place_of(error)
@@ -217,7 +219,7 @@ def users_mistake(error: BaseException) -> str:
 
 
 def report_failure(text: str) -> int:
-    """Prints a failure of the machine in one line; returns the exit code 1."""
+    """Prints a failure of the machine in one line and returns the exit code 1."""
     from fedjax_lab.errors import BadInput, tell
 
     tell(BadInput(text))

@@ -1,7 +1,7 @@
-"""Configs: their sections, keys and defaults; overrides; every check of a value.
+"""Configs: their sections, keys and defaults; overrides; checks of all values.
 
 A config has thirteen sections. All but `local`, `run` and `engine` name a function of the registry,
-and its settings are the section's further keys. What a config leaves out takes the defaults below
+whose settings are the section's other keys. Keys that a config leaves out take the defaults below
 and those of the named functions. `config_files` reads config files.
 """
 
@@ -45,72 +45,72 @@ from fedjax_lab.registry import (
 DEFAULTS: dict[str, dict[str, Any]] = {
     "data": {
         "name": "digit_domains",
-        "normalize": "unit",  # unit: pixels in 0..1; half: -1..1; else that set's mean and std
-        "augment": "none",  # of training images
+        "normalize": "unit",  # unit: pixels in 0..1; half: -1..1; else a data set's mean and std
+        "augment": "none",  # random changes of training images
         "unseen": "",  # a domain that no client holds
-        "shots": 0,  # images of it that each client holds after all
-        "shots_per": "client",  # client: so many in all; class: so many of each class
-        "test": 0.0,  # share of the examples for tests, where the source has no test set
-        "test_seed": 0,  # of their draw
+        "shots": 0,  # images of the unseen domain that each client gets nevertheless
+        "shots_per": "client",  # client: `shots` images in all; class: `shots` of each class
+        "test": 0.0,  # share of test examples, if the source has no test set
+        "test_seed": 0,  # seed of the draw of these test examples
     },
     "partition": {
         "name": "iid",
         "num_clients": 10,
-        "validation": 0.0,  # fraction of each client's training examples
+        "validation": 0.0,  # fraction of each client's training examples that is held out
         "new_clients": 0.0,  # share of the clients that are scored, but never trained on
         "feature_skew": "none",  # how the examples of one client differ from those of another
     },
     "model": {
         "name": "mlp",
-        "pretrained": "",  # file or folder of the first weights; see models/pretrained.py
+        "pretrained": "",  # file or folder with the initial weights; see models/pretrained.py
     },
-    "embedding": {"name": "stand_in"},  # of examples and labels, for methods that take them
+    "embedding": {"name": "stand_in"},  # of examples and labels, for methods that use them
     "method": {"name": "fedavg"},
     "attack": {
         "name": "none",
-        "share": 0.2,  # of the clients, who attack in every round
+        "share": 0.2,  # share of the clients that attack in every round
     },
     "privacy": {"name": "none"},  # differential privacy
-    "aggregator": {"name": "none"},  # in the place of the method's mean
-    "compression": {"name": "none"},  # of uploads
-    "downlink": {"name": "none"},  # compression of messages
+    "aggregator": {"name": "none"},  # replaces the method's mean of updates
+    "compression": {"name": "none"},  # compression of uploads
+    "downlink": {"name": "none"},  # compression of the server's messages
     "local": {
         "optimizer": "sgd",
         "lr": 0.01,
-        "schedule": "constant",  # of the learning rate, over the rounds
-        "warmup": 0,  # rounds in which it rises before the schedule begins
-        "momentum": 0.0,  # of sgd, nesterov and rmsprop
+        "schedule": "constant",  # how the learning rate changes from round to round
+        "warmup": 0,  # rounds in which the learning rate rises before the schedule begins
+        "momentum": 0.0,  # for sgd, nesterov and rmsprop
         "weight_decay": 0.0,
-        "clip": 0.0,  # largest norm of a step's gradient, before weight decay; 0: none
+        "clip": 0.0,  # largest norm of a step's gradient, before weight decay; 0: no limit
         "batch_size": 32,
         "epochs": 1,
     },
     "run": {
-        "rounds": 50,  # fedconcat: of FedAvg, whose bytes it spends
-        "cohort": 0,  # clients a round; 0: all
+        "rounds": 50,  # for fedconcat: the rounds of FedAvg with the same communicated bytes
+        "cohort": 0,  # clients per round; 0: all
         "eval_every": 10,
-        "patience": 0,  # evaluations without a better accuracy on validation rows; 0: no rule
+        "patience": 0,  # evaluations without a better validation accuracy; 0: no early stopping
         "target": 0.0,  # accuracy in percent that ends the run; 0: none
-        "max_seconds": 0.0,  # for which a command trains; 0: no limit
-        "metrics": (),  # besides accuracy and loss: names of metrics
+        "max_seconds": 0.0,  # longest training time of a command; 0: no limit
+        "metrics": (),  # names of metrics besides accuracy and loss
         "seed": 0,
-        "start_from": "",  # the folder of another run
-        "start_with": "global",  # what of it: its global model, its clients' own, or its state
-        "sampling": "",  # who takes part in a round; empty: as the method says
+        "start_from": "",  # the folder of another run, whose models this one starts with
+        "start_with": "global",  # that run's global model, its clients' own models, or its state
+        "sampling": "",  # how a round's clients are drawn; empty: as the method defines
         "dropout": 0.0,  # probability that a client's uploads of a round are lost
-        "straggler": 0.0,  # and that it makes only some of its passes
-        "server_schedule": "constant",  # of method.server_lr
+        "straggler": 0.0,  # probability that a client makes only some of its passes in a round
+        "server_schedule": "constant",  # how method.server_lr changes from round to round
         "server_warmup": 0,
     },
     "engine": {
         "strategy": "auto",
-        "chunk": 0,  # clients at a time, where the strategy is auto or chunked; 0: as many as fit
-        "state": "auto",  # what is kept by client: on every device, divided among them, beyond them
-        "data": "auto",  # the examples: the same
+        "chunk": 0,  # clients at a time, if the strategy is auto or chunked; 0: as many as fit
+        "state": "auto",  # where the clients' state is kept: on every device, divided, on the host
+        "data": "auto",  # where the examples are kept: likewise
         "sampling": "exact",  # device: each device draws from the clients that it holds
         "fsdp": 1,  # devices that hold a model together and train a client together
         "dtype": "float32",  # of the model's products; weights, sums and losses are float32
-        "precision": "default",  # of float32 products; on a TPU the default is one pass in bfloat16
+        "precision": "default",  # of float32 products; on a TPU the default is one bfloat16 pass
         "convolution": "auto",
         "seeds": "auto",
     },
@@ -130,7 +130,7 @@ CHOICES = {
     "engine.seeds": ("auto", "vectorized", "sequential"),
 }
 
-SETTINGS_OF = {  # the keys in a section that name functions, whose settings stand beside them
+SETTINGS_OF = {  # keys that name functions whose settings are further keys of the same section
     "data": ("name",),
     "partition": ("name", "feature_skew"),
     "model": ("name",),
@@ -170,21 +170,22 @@ NOT_NEGATIVE = (
 )
 
 
-Override = tuple[str, str | bool]  # a dotted key; text or, of --config.KEY alone, a truth value
+Override = tuple[str, str | bool]  # (dotted key, text), or a bool for --config.KEY without a value
 BOOLEANS = {"true": True, "t": True, "1": True, "false": False, "f": False, "0": False}
 
 
 def value_at(config: Mapping, key: str) -> Any:
-    """The value of a dotted key, such as "local.lr"."""
+    """Returns the value of a dotted key, such as "local.lr"."""
     section, rest = key.split(".")
     return config[section][rest]
 
 
 def resolve(config: dict, overrides: Sequence[Override] = ()) -> ml_collections.ConfigDict:
-    """The whole, checked and locked config, with overrides as a command line gives them.
+    """Completes a config with defaults, applies overrides and checks it; returns it locked.
 
-    What names a function (`references.PARTS`) may be that function itself; here it becomes text.
-    Keys and values may have the names of earlier versions (`aliases.ALIASES`).
+    A value that names a function (`references.PARTS`) may also be the function itself, which is
+    replaced by its name or reference. Keys and values may have the names of earlier versions
+    (`aliases.ALIASES`). Raises BadInput for an unknown key or an invalid value.
     """
     references.refresh()
     config = as_dict(config)
@@ -194,10 +195,10 @@ def resolve(config: dict, overrides: Sequence[Override] = ()) -> ml_collections.
     sections = {**{name: {} for name in DEFAULTS}, **current_config(config)}
     pairs = [current(key, given) for key, given in overrides]
     texts = [(key, given) for key, given in pairs if isinstance(given, str)]
-    for section, values in sections.items():  # names first: they decide which other keys there are
+    for section, values in sections.items():  # names first: they decide which other keys exist
         sections[section] = _with_names(section, values, dict(texts))
     for key, text in texts:
-        if key == "method.base":  # and so does the method that is wrapped
+        if key == "method.base":  # as does the method that is wrapped
             sections["method"] = _with_base(sections["method"], text)
     full = {name: _fill(name, values) for name, values in sections.items()}
     for key, given in pairs:
@@ -208,14 +209,16 @@ def resolve(config: dict, overrides: Sequence[Override] = ()) -> ml_collections.
 
 
 def sources_of(config: Mapping) -> dict[str, Source]:
-    """Where the functions came from that a resolved config names and that are not built in."""
+    """The sources of the functions that a resolved config names, by name; without built-in ones."""
     each = {name: source_of(kind, name) for _, kind, name in parts_of(config)}
     return {name: source for name, source in each.items() if source is not None}
 
 
 def _checked_section(section, values):
-    """The section, with text for functions. BadInput unless the section is known and its keys are
-    text, and so is what names a function."""
+    """The section, with the names of functions instead of the functions.
+
+    BadInput if the section is unknown, or if a key or the name of a function is not text.
+    """
     if section not in DEFAULTS:
         raise BadInput(f"no config section {quoted(section)}; {nearest(str(section), DEFAULTS)}")
     checked = {}
@@ -230,16 +233,16 @@ def _checked_section(section, values):
 
 
 def _as_text(kind, value):
-    """The value with names or references in the place of functions and classes."""
+    """The value, with names or references instead of functions and classes."""
     if isinstance(value, (list, tuple)):
         return tuple(_as_text(kind, each) for each in value)
     return name_of(kind, value) if is_part(kind, value) else value
 
 
 def _with_names(section, values, texts):
-    """The section with the names that overrides give, without the settings of earlier ones.
+    """The section with the names from overrides, without the settings of the replaced functions.
 
-    A key that every config has goes too where the newly named function has its own default for it.
+    A key that every config has is removed too if the newly named function has a default for it.
     """
     names = {key: texts.get(f"{section}.{key}") for key in SETTINGS_OF.get(section, ())}
     names = {key: name for key, name in names.items() if name not in (None, values.get(key))}
@@ -255,7 +258,7 @@ def _with_names(section, values, texts):
 
 
 def _with_base(values, base):
-    """Without the settings of the base method that they had."""
+    """The section with another base method, without the settings of the previous one."""
     name = values.get("name", DEFAULTS["method"]["name"])
     settings = keyword_defaults(look_up("method", name))
     kept = {key: value for key, value in values.items() if key == "name" or key in settings}
@@ -263,12 +266,12 @@ def _with_base(values, base):
 
 
 def as_dict(config: Any) -> Any:
-    """A ConfigDict as a dict; anything else as it is."""
+    """Converts a ConfigDict to a dict; returns anything else unchanged."""
     return config.to_dict() if isinstance(config, ml_collections.ConfigDict) else config
 
 
 def _fill(section, values):
-    """A section with all its keys: defaults, then those of the named function, then its own."""
+    """The section with all its keys; given values replace defaults."""
     defaults, words = _defaults(section, values)
     full = dict(defaults)
     for key, value in values.items():
@@ -279,7 +282,7 @@ def _fill(section, values):
 
 
 def default_values(section: str, values: Mapping) -> dict[str, Any]:
-    """The defaults of a section's keys, and of the settings of the function that it names."""
+    """The defaults of a section's keys and of the settings of the functions that it names."""
     if section not in DEFAULTS:
         return {}
     defaults, _ = _defaults(section, values)
@@ -287,7 +290,7 @@ def default_values(section: str, values: Mapping) -> dict[str, Any]:
 
 
 def _defaults(section, values):
-    """The defaults of a section's keys, and the words that some take besides their type."""
+    """The defaults of a section's keys, and the words that some accept besides their type."""
     defaults, words, owners = dict(DEFAULTS[section]), {}, {}
     for name, function in named_functions(section, values).items():
         settings = default_settings(function, values)
@@ -303,9 +306,9 @@ def _defaults(section, values):
 
 
 def named_functions(section: str, values: Mapping) -> dict[str, Callable]:
-    """The functions whose settings stand in a section, by the names that its values give.
+    """The functions whose settings are keys of a section, by name; `values` has the names.
 
-    BadInput where there is no function of such a name.
+    Raises BadInput if there is no function of such a name.
     """
     keys = SETTINGS_OF.get(section, ())
     names = {key: values.get(key, DEFAULTS[section][key]) for key in keys}
@@ -325,8 +328,8 @@ def _override(full, key, given):
     defaults, words = _defaults(section, full[section])
     default = defaults[rest]
     if isinstance(given, bool) and not isinstance(default, bool):
-        flag = f"--config.{key} needs a value" if given else f"no --noconfig.{key} but a value"
-        raise BadInput(f"{flag}: --config.{key}=VALUE")
+        flag = f"--config.{key} needs a value" if given else f"--noconfig.{key} is not a flag"
+        raise BadInput(f"{flag}; use --config.{key}=VALUE")
     value = _from_text(given, default) if isinstance(given, str) else given
     full[section][rest] = _typed(f"config.{key}", value, default, words.get(rest, ()))
 
@@ -338,7 +341,7 @@ def _unknown(section, key, defaults, values):
 
 
 def _from_text(text, default):
-    """The value that a text writes for a setting with that default, as config_flags reads it."""
+    """Parses the text of a setting with that default, by the rules of `ml_collections`' flags."""
     if isinstance(default, str) or default is inspect.Parameter.empty:
         return text
     if isinstance(default, bool):
@@ -352,18 +355,18 @@ def _from_text(text, default):
 
 
 def _literal(text):
-    """The Python value that the text writes; the text itself where it writes none."""
+    """The value of a text that is a Python literal; any other text unchanged."""
     try:
-        with warnings.catch_warnings(action="ignore"):  # of the text's syntax
+        with warnings.catch_warnings(action="ignore"):  # about the text's syntax
             return ast.literal_eval(text)
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
-        return text  # the last two: nested too deep for the parser
+        return text  # the last two: nested too deeply for the parser
 
 
 def _typed(key, value, default, words):
-    """The value in the type of the default, or one of the words.
+    """Converts the value to the type of the default, unless it is one of the words.
 
-    An int may stand for a float, and a float such as 1e3 for an int.
+    An int is accepted for a float, and a float such as 1e3 for an int.
     """
     if isinstance(value, str) and value in words:
         return value
@@ -390,7 +393,7 @@ def _as_float(number):
     try:
         return float(number)
     except OverflowError:
-        return math.inf  # refused by the check of values
+        return math.inf  # rejected by `_check_value`
 
 
 def _check_values(full):
@@ -401,7 +404,7 @@ def _check_values(full):
                 raise BadInput(f"{owner} needs config.{section}.{key}")
             for each in value if isinstance(value, tuple) else (value,):
                 _check_value(f"config.{section}.{key}", each)
-    sources_of(full)  # BadInput where there is no such function
+    sources_of(full)  # BadInput if there is no such function
     for key, choices in CHOICES.items():
         check_choice(key, value_at(full, key), choices)
     for key in POSITIVE:
@@ -425,7 +428,7 @@ def _check_clients(partition, cohort):
     may_be_0 = default_values("partition", partition)["num_clients"] == 0
     (check_not_negative if may_be_0 else check_positive)("partition.num_clients", num_clients)
     if num_clients == 0:
-        return  # the data decide; the cohort is checked when they are there
+        return  # the data decide; the cohort is checked when they are loaded
     new = count_new(num_clients, share)
     if cohort > num_clients - new:
         without = f" without {new} new clients (config.partition.new_clients)" if new else ""
@@ -440,24 +443,24 @@ def _check_failures(run, local):
     check_share("run.straggler", run["straggler"])
     if run["straggler"] and local["epochs"] < 2:
         raise BadInput(
-            f"config.run.straggler={run['straggler']} needs config.local.epochs of at least 2, of"
-            f" which a straggler makes some; got {local['epochs']}"
+            f"config.run.straggler={run['straggler']} needs config.local.epochs of at least 2,"
+            f" because stragglers make fewer passes; got {local['epochs']}"
         )
 
 
 def _check_rules(run, validation):
-    """Of those that end a run early."""
+    """Checks the settings that end a run early."""
     if run["patience"] and not validation:
         raise BadInput(
-            f"config.run.patience={run['patience']} goes by the accuracy on validation examples,"
-            " and there are none; hold some out with --config.partition.validation=0.1"
+            f"config.run.patience={run['patience']} needs validation examples, and there are none;"
+            " hold some out with --config.partition.validation=0.1"
         )
     if run["target"] > 100:
-        raise BadInput(f"config.run.target is a percentage, got {run['target']}")
+        raise BadInput(f"config.run.target is a percentage of at most 100, got {run['target']}")
 
 
 def _check_value(key, value):
-    """BadInput for what no setting can be, whatever its name."""
+    """BadInput for a value that is invalid for every setting."""
     if isinstance(value, float) and not np.isfinite(value):
         raise BadInput(f"{key} must be finite, got {value}")
     if isinstance(value, int) and value >= 2**31:

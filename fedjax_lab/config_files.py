@@ -10,18 +10,19 @@ from fedjax_lab.registry import METHODS, is_method, look_up, names
 
 
 def packaged() -> dict[str, Path]:
-    """The files of the configs that come with the package, by name."""
+    """The paths of the configs that come with the package, by name."""
     files = (path for folder in configs.__path__ for path in sorted(Path(folder).glob("*.py")))
     return {path.stem: path for path in files if path.stem != "__init__"}
 
 
 def load_config(text: str) -> dict:
-    """The config that a command line names, as the function `get_config` of its file returns it.
+    """Loads the config that a command line names: the result of `get_config` in its file.
 
     Args:
-      text: the path of a file, `configs/quickstart.py`, or the name of a config that comes with the
-        package, `quickstart`, where no file has that path. Either may be followed by `:METHOD`: the
-        name of a method or of a function of that file, MODULE:FUNCTION, or PATH/FILE.py:FUNCTION.
+      text: the path of a file, such as `configs/quickstart.py`, or, if there is no such file, the
+        name of a config that comes with the package, such as `quickstart`. Either may be followed
+        by `:METHOD`: the name of a method, the name of a function in that file, MODULE:FUNCTION, or
+        PATH/FILE.py:FUNCTION.
 
     Raises:
       BadInput: there is no such file or method, or the file cannot be executed.
@@ -36,7 +37,10 @@ def load_config(text: str) -> dict:
 
 
 def split(text: str) -> tuple[str, str]:
-    """The file or name of a config, and what stands behind its colon; a path may have colons."""
+    """Splits FILE:METHOD or NAME:METHOD at its colon; the path of an existing file may have colons.
+
+    The method is "" if there is none.
+    """
     words = text.split(":")
     ends = [n for n in range(1, len(words) + 1) if os.path.isfile(":".join(words[:n]))]
     end = ends[0] if ends else 1
@@ -44,7 +48,7 @@ def split(text: str) -> tuple[str, str]:
 
 
 def _find(name):
-    """The path of the file with that path or, else, of the packaged config with that name."""
+    """The path itself if there is such a file, otherwise that of the packaged config."""
     by_name = packaged()
     if name in by_name and not Path(name).is_file():
         return str(by_name[name])
@@ -53,7 +57,7 @@ def _find(name):
 
 
 def _reference(path, module, method):
-    """The name or reference of the method. BadInput where there is none."""
+    """The name or reference of the method. BadInput if there is no such method."""
     of_file = [name for name, value in vars(module).items() if is_method(value)]
     if method in of_file and method not in METHODS:
         method = f"{path}:{method}"
@@ -62,13 +66,13 @@ def _reference(path, module, method):
     except BadInput as error:
         if references.is_reference(method):
             raise
-        known = [*names("method"), *of_file]
-        raise BadInput(f"no method {quoted(method)}; {nearest(method, known)}") from error
+        valid = [*names("method"), *of_file]
+        raise BadInput(f"no method {quoted(method)}; {nearest(method, valid)}") from error
     return method
 
 
 def _with_method(config, method, reference):
-    """The config with the reference of a method that it has under a name of its own file."""
+    """The config with the reference of its method if it names a function of its own file."""
     section = config.get("method") if isinstance(config, dict) else None
     if method == reference or not isinstance(section, dict) or section.get("name") != method:
         return config

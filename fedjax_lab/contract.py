@@ -1,4 +1,4 @@
-"""What a method must be, checked before anything is compiled. BadInput says what is not so."""
+"""Checks of methods before anything is compiled. BadInput names the requirement that is not met."""
 
 import inspect
 from typing import Any
@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from fedjax_lab.errors import BadInput, cut, quoted
 from fedjax_lab.types import Array, Method, PyTree, Stage, State
 
-TAKES = {  # what the functions of a method and of its exchanges are called with
+TAKES = {  # the arguments of the functions of a method and of its exchanges
     "init": ("key", "num_clients"),
     "predict": ("message", "client", "x"),
     "newcomer": ("state",),
@@ -27,13 +27,16 @@ TAKES = {  # what the functions of a method and of its exchanges are called with
 
 
 def check_stages(stages: Any) -> None:
-    """BadInput unless these are stages whose functions can be called as a run calls them."""
+    """Raises BadInput unless these are stages whose functions take the arguments of a run."""
     if not isinstance(stages, tuple) or not all(isinstance(stage, Stage) for stage in stages):
         raise BadInput(f"the stages of a method must be a tuple of Stage, not {quoted(stages)}")
     for stage in stages:
         _check_method(stage.method)
         if stage.method.validation and stage.view is not None and stage.view.embedded:
-            raise BadInput("embeddings have no validation rows, for which the method asks")
+            raise BadInput(
+                "a method with validation=True cannot train on embeddings (View.embedded), which"
+                " have no validation rows"
+            )
 
 
 def _check_method(method):
@@ -53,12 +56,12 @@ def _check_method(method):
 
 
 def _check_call(field, function):
-    """BadInput unless it can be called with what the field of that name takes."""
+    """BadInput unless the function can be called with the arguments of that field."""
     if not callable(function):
         raise BadInput(f"`{field}` of a method must be a function, not {quoted(function)}")
     try:
         signature = inspect.signature(function)
-    except (TypeError, ValueError):  # written in C: it does not tell
+    except (TypeError, ValueError):  # a function written in C may have no signature
         return
     try:
         signature.bind(*TAKES[field])
@@ -71,8 +74,8 @@ def _check_call(field, function):
 
 
 def first_state(method: Method, key: Array, num_clients: int) -> State:
-    """What `init` gives. BadInput unless it has private state for so many clients."""
-    assert method.init is not None  # only a method whose stage has a `start` has none
+    """Returns the result of `init`. Raises BadInput unless it has private state for all clients."""
+    assert method.init is not None  # only a method whose stage has a `start` may lack it
     state = method.init(key, num_clients)
     if not isinstance(state, State):
         raise BadInput(f"`init` of a method must return a State, not {quoted(state)}")
@@ -80,28 +83,31 @@ def first_state(method: Method, key: Array, num_clients: int) -> State:
     for shape in shapes:
         if shape[:1] != (num_clients,):
             raise BadInput(
-                f"`init` of a method must give private state to {num_clients} clients: each array"
+                f"`init` of a method must return private state of {num_clients} clients: each array"
                 f" [{num_clients}, ...], not {list(shape)}"
             )
     return state
 
 
 def check_sample(drawn: Any) -> tuple[Array, Array]:
-    """(ids, shares), which `sample` has returned. BadInput unless these are arrays [M]."""
+    """Returns the result of `sample`. Raises BadInput unless it is (ids, shares), arrays [M]."""
     if isinstance(drawn, tuple) and len(drawn) == 2:
         ids, shares = drawn
         are_whole = jnp.issubdtype(jnp.result_type(ids), jnp.integer)
         if are_whole and jnp.ndim(ids) == 1 and jnp.shape(ids) == jnp.shape(shares):
             return drawn
     raise BadInput(
-        "the sampling of a method must return (ids, shares), whole numbers [M] and numbers [M], not"
+        "the sampling of a method must return (ids, shares), integers [M] and numbers [M], not"
         f" {shown(drawn)}"
     )
 
 
 def check_local(returned: Any, private: PyTree) -> tuple[PyTree, PyTree]:
-    """(upload, private), which `local` has returned. BadInput unless it returned both, and the
-    second in the shapes of the private state that the client had."""
+    """Returns the result of `local`.
+
+    Raises BadInput unless it is (upload, private), where `private` has the same structure and
+    shapes as the client's private state before.
+    """
     if not isinstance(returned, tuple) or len(returned) != 2:
         raise BadInput(f"`local` of a method must return (upload, private), not {shown(returned)}")
     check_alike("`local` of a method must return (upload, private)", returned[1], private)
@@ -109,15 +115,23 @@ def check_local(returned: Any, private: PyTree) -> tuple[PyTree, PyTree]:
 
 
 def check_model(function: str, given: Any) -> tuple[PyTree, PyTree]:
-    """(message, private), which this function of a method has given. BadInput unless it is that."""
-    if type(given) is not tuple or len(given) != 2:  # weights alone are a NamedTuple of two
-        raise BadInput(f"`{function}` of a method must give (message, private), not {shown(given)}")
+    """Returns the result `given` of this function. Raises BadInput unless it is (message, private).
+
+    function: its name, for the message.
+    """
+    if type(given) is not tuple or len(given) != 2:  # `Weights` is a NamedTuple of two fields
+        raise BadInput(
+            f"`{function}` of a method must return (message, private), not {shown(given)}"
+        )
     return given
 
 
 def check_alike(what: str, given: PyTree, expected: PyTree) -> None:
-    """BadInput, which begins with `what`, unless two trees have the same structure and shapes."""
-    import chex  # here, so that importing the package takes no longer
+    """Raises BadInput unless two trees have the same structure and shapes.
+
+    what: the beginning of the message.
+    """
+    import chex  # imported here, so that importing the package stays fast
 
     try:
         chex.assert_trees_all_equal_shapes(given, expected)
@@ -128,36 +142,36 @@ def check_alike(what: str, given: PyTree, expected: PyTree) -> None:
 
 
 def check_logits(logits: Any, count: int) -> None:
-    """BadInput unless there are logits [count, K], which else would broadcast."""
+    """Raises BadInput unless the logits are [count, K]; other shapes could broadcast silently."""
     if getattr(logits, "shape", ())[:1] != (count,) or logits.ndim != 2:
         raise BadInput(
-            f"`predict` of a method must give logits [B, K], for {count} examples [{count}, K], not"
-            f" {shown(logits)}"
+            f"`predict` of a method must return logits [B, K], for {count} examples [{count}, K],"
+            f" not {shown(logits)}"
         )
 
 
 def check_augmented(augmented: Any, x: Array) -> Array:
-    """What an augmentation made of examples x. BadInput unless these are as many in their shape."""
+    """Returns the augmented examples. Raises BadInput unless they have the shape of x."""
     if getattr(augmented, "shape", None) != x.shape:
         raise BadInput(
-            f"an augmentation must give examples {list(x.shape)} as it gets them, not"
+            f"an augmentation must return examples of the same shape, {list(x.shape)}, not"
             f" {shown(augmented)}"
         )
     return augmented
 
 
 def check_skewed(skewed: Any, x: Array) -> Array:
-    """What a feature skew made of an example x. BadInput unless it is one in the same shape."""
+    """Returns the result of a feature skew. Raises BadInput unless it has the shape of x."""
     if getattr(skewed, "shape", None) != x.shape:
         raise BadInput(
-            f"a feature skew must give an example {list(x.shape)} as it gets it, not"
+            f"a feature skew must return an example of the same shape, {list(x.shape)}, not"
             f" {shown(skewed)}"
         )
     return skewed
 
 
 def shown(tree: PyTree) -> str:
-    """A tree with the types and shapes of its arrays in their place, shortened."""
+    """Formats a tree with its arrays replaced by their types and shapes, shortened."""
     if tree is None:
         return "None"
     return cut(str(jax.tree.map(_shown, tree)), 120)

@@ -1,4 +1,4 @@
-"""The compiled functions of a run, and what its seeds have on the devices."""
+"""The compiled functions of a run, and the arrays of its seeds on the devices."""
 
 import itertools
 import operator
@@ -35,78 +35,81 @@ from fedjax_lab.types import (
     View,
 )
 
-BLOCK_SECONDS = 1.0  # rounds between two looks at the keyboard
+BLOCK_SECONDS = 1.0  # duration of a block of rounds, between which interrupts are checked
 
 
 class Joint(NamedTuple):
-    """What makes one computation of seeds that differ in more than their random numbers.
+    """Settings that differ between the seeds of one computation, besides their random numbers.
 
-    They may be of several runs, which differ in a few numbers, or have first weights of their own.
+    The seeds may belong to several runs that differ in a few numbers, or each seed may have its own
+    initial weights.
     """
 
     settings: list[dict[str, PyTree]]  # [seed] by dotted key of the config, or another name
     vary: Callable[[int, dict[str, PyTree]], tuple[Stage, dict[str, Any]]]
-    # (number of the stage, settings) -> the stage, and fields of the plan that replace its own
+    # (number of the stage, settings) -> the stage, and the fields of the plan that change
 
 
 class Simulation(NamedTuple):
-    """What the engine plays. Federations [seed] share one pool of examples.
+    """The input of the engine. Federations [seed] share one pool of examples.
 
-    `training` differs from `federations` for a pooled method only: one client holds everything.
+    `training` differs from `federations` only for a pooled method: one client holds all examples.
     """
 
     seeds: list[int]
     federations: list[Federation]
     training: list[Federation]
     num_classes: int
-    stages: tuple[Stage, ...]  # a plain method is one; their rounds sum to the plan's
+    stages: tuple[Stage, ...]  # one for a plain method; their rounds sum to the plan's
     plan: Plan
     strategy: parallel.Strategy
-    placement: str = ""  # where state and examples lie and why, in words
+    placement: str = ""  # a text that says where state and examples are kept, and why
     vectorized_seeds: bool = False
     precision: str | None = None  # of float32 products, as JAX names it; None: JAX's default
     embeddings: Callable[[], Any] | None = None  # () -> embedding.Embeddings, for embedded stages
     joint: Joint | None = None
-    start: list[State] | None = None  # [seed] the first states; None: those of the method's `init`
+    start: list[State] | None = None  # [seed] initial states; None: those of the method's `init`
     scheduled: Callable[[int, dict, Array], tuple[Method, dict[str, Any]]] | None = None
-    # (number of the stage, settings of `joint`, round) -> the method and fields of the plan,
-    # where a learning rate depends on the round; None: it does not
-    host: Host | None = None  # what is kept there; None: all is on the devices
+    # (number of the stage, settings of `joint`, round) -> the method and changed fields of the
+    # plan in that round; None: no learning rate depends on the round
+    host: Host | None = None  # what is kept on the host; None: everything is on the devices
 
 
 class Lanes(NamedTuple):
-    """What one call of a compiled function sees: one seed, or all of them on a leading axis."""
+    """The input of one call of a compiled function: one seed, or all seeds on a leading axis."""
 
-    settings: dict[str, PyTree]  # in which seeds differ: see `Joint`
+    settings: dict[str, PyTree]  # the settings in which seeds differ: see `Joint`
     training: Lane
     scoring: Lane
 
 
 class Programs(NamedTuple):
-    """What one stage runs, lowered or compiled."""
+    """The programs of one stage, lowered or compiled."""
 
     play: Any  # (settings, lane, state, sums, start, count): a block of rounds
-    score: Any  # (settings, lane, state, t): the evaluation; of a hosted lane several, in a list
-    clients: int  # of a round of one seed
-    message_bytes: tuple[int, int]  # up and down, of one of them in a round
+    score: Any  # (settings, lane, state, t): the evaluation; a list of several for a hosted lane
+    clients: int  # in a round of one seed
+    message_bytes: tuple[int, int]  # up and down, of one client in a round
 
 
 class Snapshot(NamedTuple):
-    """All that a checkpoint needs to go on with identical numbers."""
+    """The content of a checkpoint, from which a run continues with identical numbers."""
 
-    states: list[State]  # one of each lane
-    sums: list[simulate.Progress]  # since the last evaluation, one of each lane
+    states: list[State]  # one per lane
+    sums: list[simulate.Progress]  # since the last evaluation, one per lane
     seconds: np.ndarray  # [1] spent in rounds
-    bytes: np.ndarray  # [seeds, 2] up and down
+    bytes: np.ndarray  # [seeds, 2] communicated, up and down
 
 
 class Engine:
-    """Plays rounds and scores them. All seeds advance together, in one call or one by one.
+    """Plays rounds and scores models. All seeds advance together, in one call or one by one.
 
-    An abstract engine has the shapes of its arrays alone. It plays nothing; its programs can be
-    lowered for devices that are not there. A stage that has `prepare` needs its facts handed in:
-    `facts` are those of the first stage. Files that the engine needs for itself are in `folder`;
-    None: where temporary files are.
+    Args:
+      simulation: the input.
+      abstract: whether to hold only the shapes of arrays. Such an engine cannot play rounds, but
+        its programs can be lowered for devices that this machine does not have.
+      facts: those of the first stage; an abstract engine needs them if the stage has `prepare`.
+      folder: where to create the engine's own files; None: the folder for temporary files.
     """
 
     def __init__(
@@ -131,22 +134,22 @@ class Engine:
         self.sums = self._no_progress()
         self.played = 0  # rounds
         self.seconds = 0.0  # spent in them, and in nothing else
-        self.bytes = np.zeros((len(simulation.seeds), 2))  # up and down, of the rounds played
+        self.bytes = np.zeros((len(simulation.seeds), 2))  # up and down, in the rounds played
         self.evaluate_seconds = 0.0
         self.session = _Session(0, 0.0, np.zeros(3))
-        self._seed_fields = ()  # fields of a federation that a view makes differ between seeds
+        self._seed_fields = ()  # fields of a federation that differ between seeds due to a view
         self.stage_number = -1
         self.states: list[Any] = [None] * len(self.lanes)
         self._folder = folder or Path(tempfile.gettempdir())
         self._hosted: list[Hosted] = []
-        self.compile_seconds = time.perf_counter() - began  # of all that happens once
+        self.compile_seconds = time.perf_counter() - began  # of all work that is done only once
         self.first_facts = self.next_stage(facts)
 
     def compile(self) -> None:
         """Compiles a block of rounds and the evaluation of this stage, once for all seeds.
 
-        Seeds whose states differ in shape have programs of their own. Each program then plays a
-        block of no rounds: what the first call of a program costs is no time of training.
+        Seeds whose states differ in shape have separate programs. Each program then plays a block
+        of zero rounds, so that the cost of its first call is not counted as training time.
         """
         began = time.perf_counter()
         lowered = self.lower()
@@ -160,7 +163,7 @@ class Engine:
         self.compile_seconds += time.perf_counter() - began
 
     def lower(self) -> dict[Hashable, Programs]:
-        """The programs of this stage before they are compiled, by the shapes of a lane's state."""
+        """Lowers the programs of this stage; returns them by the shapes of a lane's state."""
         self._apply_view()
         lowered = {}
         for i, of_lane in enumerate(zip(self.lanes, self.states, self.sums, strict=True)):
@@ -173,7 +176,7 @@ class Engine:
         return lowered
 
     def _shapes(self, lane):
-        """In which the programs of lanes differ."""
+        """The shapes of a lane's state; lanes with the same shapes share their programs."""
         return _shapes(self._hosted[lane].shapes if self._hosted else self.states[lane])
 
     def _lower(self, lanes, state, sums):
@@ -195,7 +198,7 @@ class Engine:
         return Programs(block, scored, *self._messages(lanes.training, state))
 
     def _program(self, settings):
-        """What is played in this stage, of a seed with these settings."""
+        """The program of this stage for a seed with these settings."""
         simulation = self.simulation
         stage, fields = self._varied(settings)
         program = Program(stage.method, self.plan._replace(**fields), simulation.strategy)
@@ -205,19 +208,19 @@ class Engine:
         return program._replace(scheduled=scheduled)
 
     def _varied(self, settings):
-        """This stage of a seed with these settings, and fields of its plan."""
+        """This stage for a seed with these settings, and the fields of the plan that change."""
         if not settings:
             return self.stage, {}
         return self.simulation.joint.vary(self.stage_number, settings)
 
     @property
     def programs(self) -> list[Programs]:
-        """What runs in this stage, compiled; one of each lane."""
+        """The compiled programs of this stage, one entry per lane."""
         return self._compiled
 
     @property
     def stage(self) -> Stage:
-        """The one under way."""
+        """The current stage."""
         return self.simulation.stages[self.stage_number]
 
     @property
@@ -226,9 +229,9 @@ class Engine:
         return self.played == self.ends[self.stage_number] < self.ends[-1]
 
     def next_stage(self, facts: list[dict] | None = None) -> list[dict]:
-        """Begins the next (or first) stage with these facts of each lane, or what `prepare` finds.
+        """Begins the next (or first) stage and returns the facts of each lane.
 
-        Returns them. Compile afterward.
+        facts: of each lane; None: computes them with the stage's `prepare`. Call `compile` next.
         """
         began = time.perf_counter()
         self.stage_number += 1
@@ -245,7 +248,7 @@ class Engine:
         return facts
 
     def _started(self, facts):
-        """The states with which this stage starts, one of each lane."""
+        """The states with which this stage starts, one per lane."""
 
         def start(settings, keys, last, facts):
             number, last = self.stage_number, self.place.without_padding(last)
@@ -259,11 +262,11 @@ class Engine:
         return [run(*of_lane) for of_lane in args]
 
     def _frozen_bytes(self, state):
-        """Of what a stage sends to each client of one seed, once."""
+        """The size of what a stage sends once to each client of one seed."""
         return tree.num_bytes(jax.eval_shape(self.stage.view.frozen, self._one_seed(state).server))
 
     def _apply_view(self):
-        """Sets lanes and plan of this stage: what its clients have to work with."""
+        """Sets lanes and plan for this stage, as its view of the examples requires."""
         self.lanes, self.plan, self._seed_fields = self._image_lanes, self._first_plan, ()
         if self.stage.reliable:
             self.plan = self.plan._replace(dropout=0.0)
@@ -284,10 +287,10 @@ class Engine:
             self._transform(view)
 
     def _transform(self, view):
-        """Puts what the view makes of them in the place of the examples; once if that is enough."""
+        """Replaces the examples by their transforms: once for the pool, or else in every batch."""
         transformed = self.plan._replace(view=view.transform)
         of_clean = self.plan.augment is None or view.before_augmentation
-        if not of_clean or self.plan.feature_skew is not None:  # by whom an example is held matters
+        if not of_clean or self.plan.feature_skew is not None:  # a skew depends on the client
             self.plan = transformed._replace(augment=None) if of_clean else transformed
             return
         whole = partial(simulate.view_pool, transformed, self.simulation.strategy)
@@ -301,7 +304,7 @@ class Engine:
         self.plan = self.plan._replace(augment=None, example_shape=viewed.shape[1:])
 
     def _change_federations(self, fields):
-        """Other fields of the federations of each lane."""
+        """Replaces fields of the federations of each lane."""
         self.lanes = [
             lanes._replace(
                 training=_changed(lanes.training, new), scoring=_changed(lanes.scoring, new)
@@ -310,7 +313,7 @@ class Engine:
         ]
 
     def _axes(self, lane):
-        """What differs between seeds: clients, keys, the rows they hold, and what a view gives."""
+        """Vmap axes of a lane: 0 for what differs between seeds (clients, keys, rows, views)."""
         federation = _seed_axes(lane.federation)._replace(**dict.fromkeys(self._seed_fields, 0))
         return Lane(federation, population=0, keys=0, new=0)
 
@@ -323,22 +326,22 @@ class Engine:
             self._facts(*of_seed)
             for of_seed in zip(keys, populations, self.final_states(), strict=True)
         ]
-        facts = processes.of_first(lambda: facts)  # hosts may differ in the last bit
+        facts = processes.of_first(lambda: facts)  # the last bit may differ between hosts
         return self._facts_by_lane(facts)
 
     def _facts_by_lane(self, facts):
-        """Those of each seed as the calls of compiled functions take them."""
+        """The facts of each lane, from those of each seed."""
         if not self.together:
             return facts
         if len({_shapes(of_seed) for of_seed in facts}) > 1:
             raise BadInput(
-                f"stage {self.stage.name} differs in size between seeds; use"
+                f"the facts of stage {self.stage.name} differ in size between seeds; use"
                 " config.engine.seeds=sequential"
             )
         return [jax.tree.map(lambda *a: np.stack(a), *facts)]
 
     def _facts(self, keys, population, state):
-        """What `prepare` of this stage finds for one seed."""
+        """The facts that `prepare` of this stage computes for one seed."""
         key, _ = streams.stage(keys.init, self.stage_number)
         population, state = processes.on_host((population, state))
         population = simulate.without_padding(self._first_plan, population)
@@ -384,7 +387,7 @@ class Engine:
         return [init(*of_lane) for of_lane in args]
 
     def _begin_with(self, given):
-        """Puts the states `given` [seed] in the place of the first ones."""
+        """Replaces the initial states by the states `given` [seed]."""
         for first, state in zip(self.final_states(), given, strict=True):
             contract.check_alike("the state that the run starts from must be", state, first)
         if self._hosted:
@@ -419,13 +422,13 @@ class Engine:
         return Hosted(program, seed, simulation.host, owners, self._folder, tools)
 
     def _first_server(self, hosted):
-        """The server's part of the first state; that of the clients is stored."""
+        """The server's part of the initial state; the clients' part is put into the store."""
         if not self.abstract:
             hosted.fill()
         return State(self._run(hosted.first_server, ())(hosted.keys), ())
 
     def play(self, at_most: int) -> None:
-        """A block of rounds, about a second long."""
+        """Plays a block of at most `at_most` rounds, about a second long."""
         played, seconds, totals = self.session
         earlier = self._stage_session
         new = played - earlier.played
@@ -449,17 +452,22 @@ class Engine:
         jax.block_until_ready(self.sums)
 
     def _counts(self):
-        """How many clients have taken part, and how many uploads have arrived, since the last
-        evaluation: [seeds] each; None where each place is taken, or no upload is lost."""
+        """(clients that took part, uploads that arrived) since the last evaluation, [seeds] each.
+
+        They are None if no place of a cohort can be empty, or no upload can be lost, respectively.
+        """
         if self.sums[0].drawn is None and self.sums[0].arrived is None:
             return None, None
         sums = self.progress()
         return sums.drawn, sums.arrived
 
     def _sent(self, count, before):
-        """Bytes up and down [seeds, 2] of the last `count` rounds; before: `_counts` then."""
+        """Bytes up and down [seeds, 2] in the last `count` rounds.
+
+        before: the value of `_counts` before these rounds.
+        """
         each = [(compiled.clients, *compiled.message_bytes) for compiled in self._compiled]
-        clients, up, down = np.array(each).T  # of each lane; vectorized seeds send alike
+        clients, up, down = np.array(each).T  # per lane; vectorized seeds send equally many bytes
         pairs = zip(self._counts(), before, strict=True)
         drawn, arrived = (None if then is None else now - then for now, then in pairs)
         sent = count * clients if drawn is None else drawn
@@ -472,7 +480,7 @@ class Engine:
         return jax.tree.map(lambda *a: np.concatenate(a), *sums)
 
     def evaluate(self) -> list[evaluate.Scores]:
-        """The scores of each seed after the rounds played so far; starts new sums."""
+        """Scores each seed after the rounds played so far, and resets the sums."""
         self.session = self.session._replace(totals=self.session.totals + self._done())
         self.sums = self._no_progress()
         began = time.perf_counter()
@@ -485,7 +493,7 @@ class Engine:
         return self._each_seed(scores)
 
     def _count_flops(self):
-        """The cost of a round of this stage of one seed."""
+        """The cost of a round of this stage for one seed."""
         if self._hosted:
             lane, private = self._hosted[0].shapes[0]
             state = State(self.states[0].server, private)
@@ -494,7 +502,7 @@ class Engine:
         return flops.of_round(self._program({}), lane, state)
 
     def _messages(self, lane, state):
-        """How many clients take part in a round of one seed, and the bytes (up, down) of one."""
+        """The number of clients in a round of one seed, and the bytes (up, down) of one client."""
         of_round = self._program({}), *self._lane_of_one_seed(lane, state)
         return simulate.cohort_size(*of_round), simulate.message_bytes(*of_round)
 
@@ -508,13 +516,13 @@ class Engine:
         return Lane(Federation(*federation), population, keys), state
 
     def _one_seed(self, a):
-        """The shapes of one seed's part of what a lane has."""
+        """The shapes of one seed's part of a lane's arrays."""
         if not self.together:
             return a
         return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), a)
 
     def recorded(self) -> list[dict]:
-        """What the method records of the state, as nested lists by name; for each seed."""
+        """The arrays that the method's `record` returns, as nested lists by name, for each seed."""
         if self.stage.method.record is None:
             return [{} for _ in self.simulation.seeds]
         settings = self._each_seed([lanes.settings for lanes in self.lanes])
@@ -525,7 +533,7 @@ class Engine:
         return [{name: np.asarray(a).tolist() for name, a in each.items()} for each in arrays]
 
     def final_states(self) -> list[State]:
-        """The state of each seed. What is kept on the host is NumPy arrays, maybe of a file."""
+        """The state of each seed. Parts kept on the host are NumPy arrays, or maps of a file."""
         if self._hosted:
             each = zip(self._hosted, self.states, strict=True)
             return [hosted.whole_state(state) for hosted, state in each]
@@ -539,25 +547,25 @@ class Engine:
         return Snapshot(self.states, self.sums, np.array([self.seconds]), self.bytes)
 
     def kept(self) -> list[HostState]:
-        """What the clients keep on the host after the rounds played, one of each lane.
+        """The private state that is kept on the host after the rounds played, one per lane.
 
-        After `go_on` they are to be filled with what belongs to that snapshot.
+        After `go_on`, fill them with the private state that belongs to that snapshot.
         """
         return [hosted.kept() for hosted in self._hosted]
 
     def go_on(self, snapshot: Snapshot, played: int) -> None:
-        """Takes back a snapshot after so many rounds, in the stage where it was taken."""
+        """Restores a snapshot that was taken after `played` rounds, in the same stage."""
         self.states, self.sums, (self.seconds,), self.bytes = snapshot
         self.played = played
         for hosted in self._hosted:
             hosted.forget()
-        # What an earlier process did since the last evaluation is not this session's.
+        # The work of an earlier process since the last evaluation does not count for this session.
         self.session = self.session._replace(totals=-self._done())
 
     def join(self, parts: Sequence["Engine"]) -> None:
-        """Takes over the states of engines that have played some of the seeds each.
+        """Takes over the states of engines each of which has played some of the seeds.
 
-        parts: engines in the same stage and round, whose seeds are this one's, one after another.
+        parts: engines in the same stage and round, whose seeds in order are those of this engine.
         """
         states, sums = (
             self._by_lane([of for part in parts for of in part._each_seed(get(part))], get(self))
@@ -568,12 +576,12 @@ class Engine:
         self.go_on(Snapshot(states, sums, seconds, sent), parts[0].played)
 
     def join_facts(self, parts: Sequence["Engine"], facts: Sequence[list[dict]]) -> list[dict]:
-        """The facts for `next_stage`, from those with which each of the parts began it."""
+        """The facts for `next_stage`, from those that each of the parts used."""
         each = [part._each_seed(lanes) for part, lanes in zip(parts, facts, strict=True)]
         return self._facts_by_lane(list(itertools.chain(*each)))
 
     def _by_lane(self, of_seeds, like):
-        """What each seed has as the calls of compiled functions take it, where `like` lies."""
+        """Trees of each lane from trees of each seed, with the shardings of `like`."""
         if not self.together:
             return of_seeds
 
@@ -611,7 +619,7 @@ class Engine:
     def _each_lane(self, pool, federations, groups):
         """Fields of the lanes of these groups of seeds, over one pool of examples for all."""
         dealt, put = federations, operator.itemgetter(0)
-        if self.simulation.host is None:  # where rows are in NumPy, and seeds one by one
+        if self.simulation.host is None:  # else rows stay in NumPy, and there is one seed per lane
             dealt, put = self.place.dealt(federations), self.place.put_rows
         for group in groups:
             rows = {name: put([getattr(f, name) for f in dealt[group]]) for name in CLIENT_ROWS}
@@ -622,22 +630,22 @@ class Engine:
             }
 
     def _put_people(self, of, federations):
-        """Clients of each of these seeds, as `of` gives them for a federation, or None."""
+        """The clients that `of` makes from each of these seeds' federations, or None."""
         people = [of(federation, self.simulation.num_classes) for federation in federations]
         return None if people[0] is None else self.place.put_clients(people)
 
     def _make_pool(self, federation):
-        """All but the rows that clients own; in NumPy where examples are streamed."""
-        nobody = federation._replace(**dict.fromkeys((*CLIENT_ROWS, "skews")))
+        """The federation without the clients' rows; in NumPy if examples are streamed."""
+        shared = federation._replace(**dict.fromkeys((*CLIENT_ROWS, "skews")))
         if self._streams:
-            return nobody
+            return shared
         pool = {name: self.place.put_pool(getattr(federation, name)) for name in POOL}
-        return self.place.put(nobody._replace(**dict.fromkeys(POOL)))._replace(**pool)
+        return self.place.put(shared._replace(**dict.fromkeys(POOL)))._replace(**pool)
 
     def _no_progress(self):
         places = any(stage.method.empty_places for stage in self.simulation.stages)
 
-        def one(lanes):  # never shared between lanes: their memory is given away
+        def one(lanes):  # a separate copy per lane, since their buffers are donated
             none = simulate.no_progress(self.simulation.plan.dropout > 0, places)
             if self.together:
                 none = jax.tree.map(lambda a: jnp.stack([a] * len(self.simulation.seeds)), none)
@@ -646,13 +654,13 @@ class Engine:
         return [one(lanes) for lanes in self.lanes]
 
     def _put(self, a):
-        """What every process has, on the devices of the run."""
+        """Puts arrays that every process has on the devices of the run."""
         return self.place.put(a)
 
     def _run(self, function, seed_axes, out=None):
-        """The function over all seeds of a call, compiled when it is called.
+        """The jitted function over all seeds of a call; an abstract engine returns only shapes.
 
-        out: where what it gives lies; None: on all devices.
+        out: sharding of the results; None: on all devices.
         """
         out = self._sharding if out is None else out
         jitted = self._jit(function, seed_axes, out)
@@ -667,7 +675,7 @@ class Engine:
         return jax.jit(function, out_shardings=out, **options)
 
     def _shapes_of(self, function, args):
-        """Of what the function gives for the seeds of a call."""
+        """The shapes of the function's results for the seeds of a call."""
         return jax.eval_shape(self._jit(function, (0,) * len(args), None), *args)
 
     def _each_seed(self, trees):
@@ -678,17 +686,17 @@ class Engine:
 
 
 def _changed(lane, fields):
-    """The lane with other fields of its federation."""
+    """The lane, with these fields of its federation replaced."""
     return lane._replace(federation=lane.federation._replace(**fields))
 
 
 def _flat(examples):
-    """[R, ...] as rows of a pool, [R, D]."""
+    """Examples [R, ...] as rows of a pool, [R, D]."""
     return examples.reshape(len(examples), -1)
 
 
 def _compiled(programs):
-    """These programs, ready to run. MemoryError where a CPU could not hold what a round needs."""
+    """The compiled programs. MemoryError if a round needs more memory than a CPU has free."""
     play = programs.play.compile()
     if (sizes := play.memory_analysis()) is not None:
         parallel.check_memory(sizes.temp_size_in_bytes, "a round needs")
@@ -697,11 +705,11 @@ def _compiled(programs):
 
 
 class _Session(NamedTuple):
-    """What this process has done, for its rates."""
+    """The work of this process, for its rates."""
 
     played: int
     seconds: float
-    totals: np.ndarray  # examples, steps, lane steps; over all seeds
+    totals: np.ndarray  # examples, steps, lane steps; summed over all seeds
 
 
 def _shapes(a):
@@ -709,13 +717,13 @@ def _shapes(a):
     return tree, *((x.shape, str(x.dtype)) for x in leaves)
 
 
-_PLAIN = {"center": np.float32(0), "scale": np.float32(1)}  # of examples that are no images
-_NOT_SCORED = dict.fromkeys(ROWS[1:])  # all but the rows to train on
+_PLAIN = {"center": np.float32(0), "scale": np.float32(1)}  # leaves examples unchanged
+_NOT_SCORED = dict.fromkeys(ROWS[1:])  # removes all rows but those to train on
 _AXES = Federation._make(0 if name in CLIENT_ROWS else None for name in Federation._fields)
 
 
 def _seed_axes(federation: Federation) -> Federation:
-    """Only the rows that clients own differ between seeds."""
+    """Vmap axes of a federation: only the clients' rows differ between seeds."""
     return Federation._make(
         None if a is None else axis for a, axis in zip(federation, _AXES, strict=True)
     )

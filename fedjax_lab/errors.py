@@ -1,4 +1,4 @@
-"""The one exception for what a user got wrong, and how its message names the right choice."""
+"""The exception for invalid input of a user, checks that raise it, and parts of its messages."""
 
 import argparse
 import difflib
@@ -14,28 +14,31 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 LONGEST = 500  # characters of a message
-LONGEST_WORD = 200  # ... and of a word in it
-MOST_PAIRS = 1 << 28  # of clients, for each of which a number is kept: 1 GiB
-MOST_UPLOADED = 1 << 32  # bytes of what all clients upload at once, where a model is little of it
-MACHINE = frozenset(  # of an OSError that no input causes
+LONGEST_WORD = 200  # characters of a word in a message
+MOST_PAIRS = 1 << 28  # pairs of clients for which a method may keep a number: 1 GiB
+MOST_UPLOADED = 1 << 32  # bytes of all uploads at once, of methods that upload far more than models
+MACHINE = frozenset(  # codes of an OSError that is not caused by input
     getattr(errno, name)
     for name in "ENOSPC EDQUOT EFBIG EIO ENOMEM EMFILE ENFILE EROFS ESTALE".split()
 )
 
 
 class BadInput(ValueError):
-    """Bad usage, config or data, in one line. Every command prints it and exits with 2."""
+    """Raised for bad usage, a bad config or bad data, with a message of one line.
+
+    Every command prints the message and exits with code 2.
+    """
 
 
 def tell(error: BadInput) -> int:
-    """Prints the message in one line of at most LONGEST characters; returns the exit code."""
-    words = (cut(word, LONGEST_WORD) for word in str(error).split())  # values, before the message
+    """Prints the error in one line of at most LONGEST characters; returns the exit code 2."""
+    words = (cut(word, LONGEST_WORD) for word in str(error).split())  # shortens long values first
     print("error:", cut(" ".join(words), LONGEST), file=sys.stderr)
     return 2
 
 
 def cut(text: str, longest: int) -> str:
-    """The text, or its beginning and its end where it has more than `longest` characters."""
+    """Shortens a text of more than `longest` characters to its beginning and its end."""
     if len(text) <= longest:
         return text
     kept = longest - len(" ... ")
@@ -43,29 +46,29 @@ def cut(text: str, longest: int) -> str:
 
 
 def quoted(value: Any, longest: int = 80) -> str:
-    """A value as a message shows it; of a large one the rest is not even formatted."""
+    """Formats a value for a message, shortened; the rest of a large value is never formatted."""
     short = reprlib.Repr()
     short.maxlevel = 2
     short.maxstring = short.maxother = short.maxlong = longest
     try:
         return cut(short.repr(value), longest)
-    except Exception:  # an integer of too many digits; what a stranger's file holds may refuse
+    except Exception:  # an integer with too many digits, or a user's class whose repr raises
         return f"a value of type {type(value).__name__} that cannot be shown"
 
 
 def warn(message: str) -> None:
-    """Tells on stderr, in one line, of what does not stop the command."""
+    """Prints a warning to stderr in one line."""
     print("warning:", " ".join(message.split()), file=sys.stderr)
 
 
 def refuse(message: str) -> NoReturn:
-    """The `error` of a command's argument parser."""
+    """Raises BadInput; replaces the method `error` of a command's argument parser."""
     raise BadInput(message)
 
 
 def parse(parser: argparse.ArgumentParser, argv: list[str]) -> argparse.Namespace:
-    """The values of a command's flags. BadInput, with the nearest flag, where there are others."""
-    parser.error = refuse  # type: ignore[method-assign]  # of this parser alone
+    """Parses a command's flags. Raises BadInput, with the nearest flag, for an unknown one."""
+    parser.error = refuse  # type: ignore[method-assign]  # for this parser only
     args, rest = parser.parse_known_args(argv)
     if rest:
         flags = [text for action in parser._actions for text in action.option_strings]
@@ -75,7 +78,7 @@ def parse(parser: argparse.ArgumentParser, argv: list[str]) -> argparse.Namespac
 
 
 def check_path(flag: str, path: str | Path | None) -> None:
-    """BadInput where no local file could have that path: SCHEME://, too long, or a NUL byte."""
+    """Raises BadInput if no local file can have that path: SCHEME://, too long, or a NUL byte."""
     if "://" in str(path):
         raise BadInput(f"{flag} must be a local path, got {cut(str(path), 80)}")
     try:
@@ -88,43 +91,43 @@ def check_path(flag: str, path: str | Path | None) -> None:
 
 
 def check_choice(key: str, value: str, valid: Iterable[str]) -> None:
-    """BadInput unless the config's value of `key` is one of the valid ones."""
+    """Raises BadInput unless the config's value of `key` is one of the valid ones."""
     if value not in valid:
         raise BadInput(f"config.{key} cannot be {quoted(value)}; {nearest(value, valid)}")
 
 
 def check_positive(key: str, value) -> None:
-    """BadInput unless the config's value of `key` is above 0; traced values are let through."""
+    """Raises BadInput unless the config's value of `key` is above 0; ignores traced values."""
     if isinstance(value, (int, float)) and not value > 0:
         raise BadInput(f"config.{key} must be above 0, got {quoted(value)}")
 
 
 def check_not_negative(key: str, value) -> None:
-    """BadInput if the config's value of `key` is below 0; other than numbers are let through."""
+    """Raises BadInput if the config's value of `key` is below 0; ignores all but numbers."""
     if isinstance(value, (int, float)) and not value >= 0:
         raise BadInput(f"config.{key} must not be negative, got {quoted(value)}")
 
 
 def check_share(key: str, value) -> None:
-    """BadInput unless the config's value of `key` is from 0 to 1; traced values are let through."""
+    """Raises BadInput unless the config's value of `key` is in [0, 1]; ignores traced values."""
     if isinstance(value, (int, float)) and not 0 <= value <= 1:
         raise BadInput(f"config.{key} must be from 0 to 1, got {quoted(value)}")
 
 
 def check_positive_share(key: str, value) -> None:
-    """BadInput unless the config's value of `key` is in (0, 1]; traced values are let through."""
+    """Raises BadInput unless the config's value of `key` is in (0, 1]; ignores traced values."""
     if isinstance(value, (int, float)) and not 0 < value <= 1:
         raise BadInput(f"config.{key} must be above 0 and at most 1, got {quoted(value)}")
 
 
 def check_below_one(key: str, value) -> None:
-    """BadInput unless the config's value of `key` is in [0, 1); traced values are let through."""
+    """Raises BadInput unless the config's value of `key` is in [0, 1); ignores traced values."""
     if isinstance(value, (int, float)) and not 0 <= value < 1:
         raise BadInput(f"config.{key} must be at least 0 and below 1, got {quoted(value)}")
 
 
 def check_pairs(method: str, num_clients: int) -> None:
-    """BadInput where a method that keeps a number for each pair of clients has too many clients."""
+    """Raises BadInput if there are too many clients to keep a number for each pair of them."""
     most, size = math.isqrt(MOST_PAIRS), num_clients**2 / 2**28
     if num_clients > most:
         raise BadInput(
@@ -134,11 +137,15 @@ def check_pairs(method: str, num_clients: int) -> None:
 
 
 def check_uploads(method: str, num_clients: int, size: int) -> None:
-    """BadInput where all clients together upload too much at once; size: bytes of one of them."""
+    """Raises BadInput if the uploads of all clients are too large to be held at once.
+
+    size: bytes of one upload.
+    """
     if size > MOST_UPLOADED:
         raise BadInput(
-            f"method {method}: one upload has {size / 2**30:,.1f} GiB, and all of them may have"
-            f" {MOST_UPLOADED / 2**30:g} GiB; take a model with fewer features (config.model)"
+            f"method {method}: one upload has {size / 2**30:,.1f} GiB, but all uploads together may"
+            f" have at most {MOST_UPLOADED / 2**30:g} GiB; take a model with fewer features"
+            " (config.model)"
         )
     if num_clients * size > MOST_UPLOADED:
         raise BadInput(
@@ -149,7 +156,7 @@ def check_uploads(method: str, num_clients: int, size: int) -> None:
 
 
 def nearest(word: str, valid: Iterable[str]) -> str:
-    """The end of a message about an unknown name: the closest valid one, or all of them."""
+    """The end of a message about an unknown name: the closest valid name, or all of them."""
     valid = sorted(valid)
     close = difflib.get_close_matches(word, valid, 1, cutoff=0.5)
     if close:
@@ -158,9 +165,10 @@ def nearest(word: str, valid: Iterable[str]) -> str:
 
 
 def place_of(error: BaseException) -> str:
-    """Where in a user's code an error was raised, as "own.py, line 3"; "" where in none of that.
+    """Where in a user's code an error was raised, as "own.py, line 3"; "" if it was elsewhere.
 
-    The file that was started as a program is left out: it is a command, or it sees the error.
+    The file that was started as a program does not count: it is either a command of the package, or
+    a script of the user that gets the exception itself.
     """
     installed = {sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")}
     libraries = (os.path.dirname(__file__), *installed)

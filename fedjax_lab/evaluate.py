@@ -1,8 +1,8 @@
-"""The evaluation contract: every method is scored alike, on all the rows that a federation has.
+"""The evaluation contract: every method is scored in the same way, on all rows of a federation.
 
-A client's model is what it has after aggregation and broadcast, before any further training, except
-where a method's `tune` says otherwise. All accuracies are percent, 0..100. Beside them there are
-the loss and the metrics that a config names: see `metrics`.
+A client's model is scored as it is after aggregation and broadcast, before any further training,
+unless the method has a `tune`. All accuracies are percentages, 0..100. The loss and the metrics
+that a config names are measured too: see `metrics`.
 """
 
 from collections.abc import Sequence
@@ -19,14 +19,14 @@ from fedjax_lab.metrics import LOSS, Metric, Summed, Whole, by_domain
 from fedjax_lab.simulate import Lane, Program
 from fedjax_lab.types import Array, Client, Federation, Method, Plan, PyTree, Rows, State
 
-GLOBAL_CLIENTS = 100  # where no newcomer is defined, `global` is the mean over at most so many
+GLOBAL_CLIENTS = 100  # most clients whose mean is `global` if the method defines no newcomer
 
 
 class Counts(NamedTuple):
-    """Examples that were classified correctly, and all, by domain [..., D]; and other metrics.
+    """Numbers of correctly classified and of all examples by domain [..., D], and other metrics.
 
-    `measured` has, by the name of a metric, its sums by domain [..., D, ...], or its values [...]
-    where it is a `Whole`.
+    `measured` maps the name of a metric to its sums by domain [..., D, ...] or, for a `Whole`, to
+    its values [...].
     """
 
     correct: Array
@@ -35,7 +35,7 @@ class Counts(NamedTuple):
 
 
 class Answers(NamedTuple):
-    """What a model says of rows [T]: the arguments of a metric."""
+    """The outputs of a model for rows [T], with their labels: the arguments of a metric."""
 
     logits: Array  # [T, K]
     labels: Array  # [T]
@@ -43,20 +43,21 @@ class Answers(NamedTuple):
 
 
 class Scores(NamedTuple):
-    """None for rows that the federation does not have."""
+    """The counts of one evaluation, by set of rows; None for rows that the federation lacks."""
 
     validation: Counts | None  # [C, D]
     test: Counts | None  # [C, D]
     global_test: Counts | None  # [1 or clients, D]
     unseen: Counts | None  # [C, D]
     new: Counts | None = None  # [N, D] new clients with the model that they get
-    new_tuned: Counts | None = None  # [N, D] and with what it makes of its own data first
+    new_tuned: Counts | None = None  # [N, D] new clients after they have used their own data
 
 
 def score(program: Program, lane: Lane, state: State, t: Array) -> Scores:
-    """Scores after t rounds, as one pure function. `federation.train` is the clients' own.
+    """Scores the models after t rounds, as one pure function.
 
-    A method's `tune` has the learning rate of the last round.
+    `lane.federation.train` has the rows of each client, also for a pooled method. A method's `tune`
+    uses the learning rate of the last round.
     """
     federation, program = lane.federation, simulate.in_round(program, jnp.maximum(t - 1, 0))
     of_clients = partial(_score_clients, program, lane, state, t)
@@ -80,9 +81,9 @@ def score(program: Program, lane: Lane, state: State, t: Array) -> Scores:
 
 
 def _score_clients(program, lane, state, t, rows, at_most=None):
-    """Counts [C, D] for the clients' own models; with `at_most`, for so many evenly spaced clients.
+    """Counts [C, D] for the clients' own models; with `at_most`, only of evenly spaced clients.
 
-    rows: each client's own, or the same for all of them [T].
+    rows: the rows of each client, or rows [T] that all clients share.
     """
     (method, plan, strategy, _), federation = program, lane.federation
     clients = lane.population
@@ -92,9 +93,9 @@ def _score_clients(program, lane, state, t, rows, at_most=None):
     num_clients = plan.num_clients or len(clients.id)
     clients = clients._replace(private=state.private)
     to_tune = () if method.tune is None else work_rows(method, federation)
-    everybody = None
+    shared_rows = None
     if not isinstance(rows, Rows):
-        everybody, rows = strategy.collect(federation, rows), ()
+        shared_rows, rows = strategy.collect(federation, rows), ()
     if at_most is not None and at_most < num_clients:
         chosen = jnp.asarray(evenly_spaced(num_clients, at_most))
         clients, to_tune, rows = strategy.take_any((clients, to_tune, rows), chosen)
@@ -102,27 +103,27 @@ def _score_clients(program, lane, state, t, rows, at_most=None):
     send = method.scored or method.round[-1].send
 
     def one(shared, federation, rows, entry):
-        (server, everybody), (to_tune, rows), (client, key) = shared, rows, entry
+        (server, shared_rows), (to_tune, rows), (client, key) = shared, rows, entry
         skewed = of_client(federation, client)
         message, client = _tuned(program, skewed, send(server, client.id), client, to_tune, key)
-        federation, rows = (skewed, rows) if everybody is None else everybody
+        federation, rows = (skewed, rows) if shared_rows is None else shared_rows
         return count_model(program, federation, message, client, rows)
 
     run = strategy.everyone(one, min(plan.cohort, num_clients))
-    counts = run((state.server, everybody), federation, (to_tune, rows), (clients, k_clients))
+    counts = run((state.server, shared_rows), federation, (to_tune, rows), (clients, k_clients))
     return simulate.without_padding(plan, counts)
 
 
 def evenly_spaced(num_clients: int, at_most: int = GLOBAL_CLIENTS) -> np.ndarray:
-    """At most so many clients among all, as numbers."""
+    """The ids of at most `at_most` clients, evenly spaced among all."""
     count = min(at_most, num_clients)
     return np.linspace(0, num_clients - 1, count).round().astype(np.int32)
 
 
 def _tuned(program, federation, message, client, rows, key):
-    """Message and client after what the method lets a client do before it is scored.
+    """The message and the client after the method's `tune`, if it has one.
 
-    rows: its `WorkRows`, where the method lets it do anything.
+    rows: the client's `WorkRows`; not used without `tune`.
     """
     method, plan, *_ = program
     if method.tune is None:
@@ -137,8 +138,8 @@ def _score_newcomer(program, lane, state, rows):
     """Counts [1, D] of an unseen client's model on rows [G]."""
     plan, strategy = program.plan, program.strategy
     message, private = _newcomer(program, state)
-    nobody = jax.tree.map(lambda a: jnp.zeros_like(a[0]), lane.population)
-    client = nobody._replace(id=jnp.int32(-1), private=private)
+    blank = jax.tree.map(lambda a: jnp.zeros_like(a[0]), lane.population)
+    client = blank._replace(id=jnp.int32(-1), private=private)
 
     def block(shared, federation, rows, entry):
         message, client = shared
@@ -149,32 +150,32 @@ def _score_newcomer(program, lane, state, rows):
     counts, answers = run((message, client), lane.federation, blocks, ())
     counts = jax.tree.map(lambda a: jnp.sum(a, 0), counts)
     answers = jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), answers)
-    if strategy.sharding is not None:  # sorting what devices divide takes ten times as long
+    if strategy.sharding is not None:  # sorting divided arrays takes ten times as long
         answers = jax.lax.with_sharding_constraint(answers, strategy.sharding)
     return jax.tree.map(lambda a: a[None], _with_whole(plan, counts, answers))
 
 
 def _newcomer(program, state):
-    """The message and the private state of a client that took no part."""
+    """The message and the private state for a client that has not taken part in training."""
     private = simulate.without_padding(program.plan, state.private)
     given = program.method.newcomer(state._replace(private=private))
     return contract.check_model("newcomer", given)
 
 
 def scores_new(method: Method) -> bool:
-    """Whether the method has a model for new clients, at once or when they have joined."""
+    """Whether the method has a model for new clients, with or without the use of their data."""
     return method.newcomer is not None or method.join is not None
 
 
 def uses_data_of_new(method: Method) -> bool:
-    """Whether new clients do something with their own data before they are scored."""
+    """Whether new clients use their own data before they are scored."""
     return method.tune is not None or method.join is not None
 
 
 def _score_new(program, lane, state, t):
-    """Counts [N, D] of the new clients, before and after they use their own data.
+    """Counts [N, D] of the new clients before and after they use their own data.
 
-    None: there are no such counts.
+    Each is None if there are no such counts.
     """
     (method, plan, strategy, _), federation = program, lane.federation
     if federation.new_test is None or not scores_new(method):
@@ -207,9 +208,9 @@ def _score_new(program, lane, state, t):
 
 
 def _made_by_new(program, federation, server, before, client, rows, key):
-    """(message, private) after what a new client does with its own data; None: it does nothing.
+    """(message, private) after a new client has used its own data; None if it never does.
 
-    before: (message, private) until then.
+    before: (message, private) before that.
     """
     method, plan, *_ = program
     if not uses_data_of_new(method):
@@ -225,16 +226,17 @@ def _made_by_new(program, federation, server, before, client, rows, key):
 def count_model(
     program: Program, federation: Federation, message: PyTree, client: Client, rows: Array
 ) -> Counts:
-    """The counts [D] of one client's model on rows [T], -1 padded at the end."""
+    """Scores one client's model on rows [T], padded with -1 at the end; returns counts [D]."""
     return _with_whole(program.plan, *count(program, federation, message, client, rows))
 
 
 def count(
     program: Program, federation: Federation, message: PyTree, client: Client, rows: Array
 ) -> tuple[Counts, Answers | None]:
-    """One client's model on rows [T], -1 padded at the end.
+    """Scores one client's model on rows [T], padded with -1 at the end; returns (counts, answers).
 
-    The answers are None where no metric needs all of them.
+    The answers are None if no metric needs all of them at once. The counts do not yet have the
+    metrics that do.
     """
     plan = program.plan
     size, num_classes = min(plan.eval_batch, rows.shape[0]), client.label_count.shape[-1]
@@ -269,7 +271,8 @@ def count(
 def _count_batch(plan, logits, labels, domain, views):
     """The counts [D] of a batch.
 
-    domain: [B, D], all 0 for padding. views: logits of what the model saw for some metrics instead.
+    domain: one-hot domains [B, D], all 0 for padding. views: logits for changed inputs, by the name
+        of the metric that defines the change.
     """
     correct = jnp.argmax(logits, -1) == labels
     measured = {
@@ -292,7 +295,7 @@ def _no_counts(plan, size, num_classes):
 
 
 def _with_whole(plan, counts, answers):
-    """The counts of a client, with the metrics that need all its answers at once."""
+    """Adds the metrics that need all answers of a client at once to its counts."""
     if answers is None:
         return counts
     values = {
@@ -304,12 +307,12 @@ def _with_whole(plan, counts, answers):
 
 
 def all_metrics(plan: Plan) -> tuple[Metric, ...]:
-    """What an evaluation has besides the accuracy."""
+    """The loss and the plan's metrics: what an evaluation measures besides the accuracy."""
     return (LOSS, *plan.metrics)
 
 
 def _views(plan):
-    """What the model sees in the place of examples, by the name of the metric that asks for it."""
+    """The functions that change the model's input for some metrics, by the name of the metric."""
     summed = (metric for metric in plan.metrics if isinstance(metric, Summed))
     return {metric.name: metric.view for metric in summed if metric.view is not None}
 
@@ -326,18 +329,21 @@ def _pad(rows, multiple):
 def summarize(
     scores: Scores, domains: tuple[str, ...], named: Sequence[Metric] = ()
 ) -> dict[str, Any]:
-    """The contract's numbers of one evaluation (host side). NaN-free: what is absent is left out.
+    """Summarizes one evaluation by the numbers of the contract, on the host.
 
-    accuracy: over the clients' own test rows. global: the model an average client gets, on the
-    global test set. id: validation rows. ood: each client's model on the unseen domain. domains: by
-    the clients' own test rows, or by the global test set where there are none. id and ood are means
-    over clients; id_per_client and ood_per_client hold theirs, None for one without such rows. new
-    and new_tuned: the same of the new clients, before and after they use their own data.
+    The result has no NaN; numbers that do not exist are left out. Its keys:
 
-    The loss and the named metrics follow in the same forms: loss, domains_loss, global_loss, ...;
-    None stands for a value that is not finite. A mean over clients leaves out those for which a
-    metric is not defined, and `weighted` is that of all clients' examples together, or, of a
-    `Whole`, the mean weighted by examples. A `Whole` has no domains.
+    accuracy: of the clients' own models on their own test rows. global: of the model that an
+    average client gets, on the global test set. id: on the clients' validation rows. ood: of each
+    client's model on the unseen domain. domains: by domain, on the clients' test rows or, without
+    such rows, on the global test set. new and new_tuned: of the new clients, before and after they
+    use their own data. id, ood, new and new_tuned are means over clients; id_per_client and so on
+    have the value of each client, None for one without such rows.
+
+    The loss and the named metrics have the same forms: loss, domains_loss, global_loss, ...; None
+    is a value that is not finite. A mean over clients leaves out those for which a metric is not
+    defined. `weighted` is the value over all clients' examples together or, for a `Whole`, the mean
+    weighted by examples. A `Whole` has no domains.
     """
     out: dict[str, Any] = {}
     split = scores.test if scores.test is not None else scores.global_test
@@ -356,7 +362,7 @@ def summarize(
 
 
 def _means_of_clients(scores):
-    """The counts [C, D] by form, of the forms that are a mean over clients and each one's value."""
+    """{form: counts [C, D]} of the forms that have a mean over clients and each client's value."""
     forms = {
         "id": scores.validation,
         "ood": scores.unseen,
@@ -380,13 +386,13 @@ def _clients(counts):
 
 
 def _spread(each, weighted, lower_is_better=False):
-    """The values of clients [C] and what sums them up; those that are not a number have none."""
-    there = each[~np.isnan(each)]
-    ascending, tenth = np.sort(there), max(1, len(there) // 10)
+    """The values of clients [C] and their summary, which leaves out NaN."""
+    defined = each[~np.isnan(each)]
+    ascending, tenth = np.sort(defined), max(1, len(defined) // 10)
     worst = ascending[-tenth:] if lower_is_better else ascending[:tenth]
     parts = {"worst10": worst, "min": ascending[:1], "max": ascending[-1:]}
     return {
-        "mean": _mean(there),
+        "mean": _mean(defined),
         "weighted": _finite(weighted),
         **{name: _mean(values) for name, values in parts.items()},
         "per_client": np.where(np.isfinite(each), each, None).tolist(),
@@ -413,7 +419,7 @@ def _pooled(counts):
 
 
 def _summarize_metric(metric, scores, split, domains):
-    """The numbers of one metric; its keys end in its name."""
+    """The numbers of one metric; their keys end in its name."""
     name, out = metric.name, {}
     if scores.test is not None:
         out[name] = _metric_of_clients(metric, scores.test)
@@ -433,13 +439,13 @@ def _metric_of_clients(metric, counts):
         each, weighted = _value(metric, counts, 1), _value(metric, counts, (0, 1))
     else:
         each = np.where(total > 0, np.asarray(counts.measured[metric.name], float), np.nan)
-        there = ~np.isnan(each)
-        weighted = (each * total)[there].sum() / total[there].sum()
+        defined = ~np.isnan(each)
+        weighted = (each * total)[defined].sum() / total[defined].sum()
     return _spread(each, weighted, metric.lower_is_better)
 
 
 def _value(metric, counts, axis):
-    """The value of a `Summed` for what is left when these axes of [C, D] are summed up."""
+    """The value of a `Summed` after summing over these axes of [C, D]."""
     sums, total = jax.tree.map(
         lambda a: np.asarray(a, float).sum(axis), (counts.measured[metric.name], counts.total)
     )

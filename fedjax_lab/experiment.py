@@ -1,4 +1,4 @@
-"""From a config to what a run needs: reads the config's keys and hands on their values."""
+"""Builds the objects of a run from its config: data, model, method, plan and simulation."""
 
 import functools
 import inspect
@@ -39,11 +39,11 @@ from fedjax_lab.transforms.guarantee import Guarantee
 from fedjax_lab.types import Federation, Method, Plan, Stage, Stages, Task, Weights
 from fedjax_lab.width import client_bytes
 
-FIRST_WEIGHTS = "first weights"  # among the settings in which seeds differ
+FIRST_WEIGHTS = "first weights"  # key of the initial weights among the settings of a seed
 
 
 class Experiment(NamedTuple):
-    """What a run needs: what the engine plays, and what that was made from."""
+    """The simulation that the engine plays, with the config, dataset and task it was built from."""
 
     config: ml_collections.ConfigDict
     dataset: Dataset
@@ -58,13 +58,13 @@ def build(
     devices: Sequence[jax.Device] | None = None,
     memory: int = 0,
 ) -> Experiment:
-    """All that a run of a resolved config needs. Nothing is compiled yet.
+    """Builds the experiment of a resolved config. Nothing is compiled yet.
 
-    seeds: those of the run; None: the config's.
-    dataset: what `load_data` gives for this config, where that is at hand.
-    devices: those that the run is made for; None: all that JAX finds. They need not be there for
-        an engine that only describes its arrays.
-    memory: bytes of each of these devices, where they are not there; 0: that is not known.
+    seeds: the seeds of the run; None: the config's seed.
+    dataset: the result of `load_data` for this config, if it is already loaded.
+    devices: the devices that the run is built for; None: all that JAX finds. For an abstract engine
+        they may be descriptions of devices that this machine does not have.
+    memory: bytes of each of these devices if they are only described; 0: unknown.
     """
     seeds = [config.run.seed] if seeds is None else [int(seed) for seed in seeds]
     _check_seeds(seeds)
@@ -99,7 +99,7 @@ def build(
 
 
 def _make_stages(config, task, setup, federation):
-    """The stages of a run as its config wraps them. BadInput where they do not fit its examples."""
+    """The stages of a run with the config's transforms. BadInput if they do not fit the data."""
     stages = lay_out(make_method(task=task, **config.method), config.run.rounds)
     transforming.check_private(config, stages)
     stages = tuple(transforming.as_configured(stage, task, config, setup) for stage in stages)
@@ -109,10 +109,11 @@ def _make_stages(config, task, setup, federation):
 
 
 def join(parts: Sequence[Experiment]) -> Experiment:
-    """Runs whose configs differ in numbers of `method` and `local` alone, as one computation.
+    """Combines runs whose configs differ only in numbers of `method` and `local`.
 
-    Its seeds are those of the first run, then those of the second, and so on; the numbers in which
-    the runs differ are its `joint.settings`, which are traced. BadInput where that cannot be.
+    The result is one computation. Its seeds are those of the first run, then those of the second,
+    and so on. The numbers in which the runs differ are its `joint.settings`, which are traced.
+    BadInput if these runs cannot be combined.
     """
     first, simulations = parts[0], [part.simulation for part in parts]
     _check_joinable(first)
@@ -136,29 +137,29 @@ def join(parts: Sequence[Experiment]) -> Experiment:
 
 
 def with_first_weights(experiment: Experiment, weights: Sequence[Weights]) -> Experiment:
-    """The experiment in which each seed has first weights of its own; new ones for None in them."""
+    """The experiment with the initial weights of each seed; None in them: newly drawn weights."""
     vary = functools.partial(_vary, experiment.task, experiment.config, _setup_of(experiment))
     joint = Joint([{FIRST_WEIGHTS: of_seed} for of_seed in weights], vary)
     return experiment._replace(simulation=experiment.simulation._replace(joint=joint))
 
 
 def _check_joinable(first):
-    """BadInput unless runs like this one can be one computation."""
+    """BadInput unless runs like this one can be combined in one computation."""
     simulation = first.simulation
     if first.config.run.start_from:
-        raise BadInput("each run starts from another one (config.run.start_from)")
+        raise BadInput("the runs start from other runs (config.run.start_from)")
     if len(simulation.stages) > 1 or simulation.stages[0].start is not None:
         raise BadInput(f"method {first.config.method.name} has stages")
     if simulation.host is not None:
         raise BadInput("private state or examples are on the host (config.engine.state, data)")
     if not (simulation.vectorized_seeds or len(simulation.seeds) == 1):
-        raise BadInput("the seeds of a run are not vectorized here (config.engine.seeds)")
+        raise BadInput("the seeds of each run are not vectorized (config.engine.seeds)")
 
 
 def _vary(task, config, setup, number, settings):
-    """A stage, and fields of the plan, where these settings of a config differ.
+    """A stage, and the fields of the plan that change, with these settings replaced in the config.
 
-    settings: values by dotted key, which may be traced; and weights under `FIRST_WEIGHTS`.
+    settings: values by dotted key, which may be traced, and weights under `FIRST_WEIGHTS`.
     """
     if (weights := settings.get(FIRST_WEIGHTS)) is not None:
         new = task.init
@@ -173,14 +174,14 @@ def _vary(task, config, setup, number, settings):
 
 # Learning rates that change from round to round.
 
-SCHEDULED = {  # a learning rate: the keys of its schedule, and of its rounds of warm-up
+SCHEDULED = {  # learning rate: (key of its schedule, key of its warm-up rounds)
     "local.lr": ("local.schedule", "local.warmup"),
     "method.server_lr": ("run.server_schedule", "run.server_warmup"),
 }
 
 
 def _in_round(task, config, setup, lengths, number, settings, t):
-    """As `_vary` of a stage's method, with the learning rates of round t.
+    """As `_vary`, but returns a stage's method, with the learning rates of round t.
 
     lengths: how many rounds each stage has.
     """
@@ -195,11 +196,11 @@ def _in_round(task, config, setup, lengths, number, settings, t):
 def learning_rates(
     config: ml_collections.ConfigDict, lengths: Sequence[int]
 ) -> dict[str, np.ndarray]:
-    """By dotted key the learning rates that change from round to round, in each round of a run.
+    """The learning rates that change from round to round: {dotted key: value in each round}.
 
-    lengths: how many rounds each stage has. A schedule begins anew in each of them.
+    lengths: how many rounds each stage has. A schedule restarts in each stage.
 
-    BadInput where a schedule, or a setting of it, cannot be used.
+    BadInput if a schedule or one of its settings cannot be used.
     """
     rates = {}
     for rate in filter(functools.partial(_is_scheduled, config), SCHEDULED):
@@ -217,17 +218,18 @@ def learning_rates(
 def check_rates(
     config: ml_collections.ConfigDict, old: Sequence[int], new: Sequence[int], played: int
 ) -> None:
-    """BadInput where stages of other lengths give rounds that were played other learning rates.
+    """BadInput if other lengths of stages change the learning rates of rounds already played.
 
-    old, new: how many rounds each stage was to have, and is to have. played: so many were played.
+    old, new: the earlier and the new number of rounds of each stage. played: rounds played so far.
     """
     before, after = (learning_rates(config, lengths) for lengths in (old, new))
     for rate, rates in before.items():
         if not np.array_equal(rates[:played], after[rate][:played]):
             key = SCHEDULED[rate][0]
             raise BadInput(
-                f"config.{key}={value_at(config, key)} depends on config.run.rounds, so that other"
-                f" rounds would have had another {rate} until round {played}; name another folder"
+                f"config.{key}={value_at(config, key)} depends on config.run.rounds: another number"
+                f" of rounds would have changed {rate} in the first {played} rounds; name another"
+                " folder"
             )
 
 
@@ -237,33 +239,35 @@ def _is_scheduled(config, rate):
 
 
 def _check_has(config, rate, key):
-    """BadInput unless the config's method has the learning rate that a schedule is for."""
+    """BadInput unless the config's method has the learning rate that the schedule changes."""
     section, _, name = rate.partition(".")
     if name in config[section]:
         return
     having = [m for m, made in METHODS.items() if name in keyword_defaults(made)]
     raise BadInput(
-        f"config.{key} and its warm-up are for a method with the setting {name}, which"
-        f" {config.method.name} has not; those that have: {', '.join(having)}"
+        f"config.{key} and its warm-up need a method with the setting {name}, which method"
+        f" {config.method.name} does not have; methods that have it: {', '.join(having)}"
     )
 
 
 def _check_cohort(config, num_clients):
-    """BadInput where a round has more clients than there are to train on."""
+    """BadInput if a round has more clients than there are training clients."""
     if config.run.cohort > num_clients:
         raise BadInput(
             f"config.run.cohort={config.run.cohort} is more than the {num_clients} clients that"
-            f" partition {config.partition.name} makes to be trained on"
+            f" partition {config.partition.name} makes for training"
         )
 
 
 def _check_warmup(config, key, rounds):
     if value_at(config, key) >= rounds:
-        raise BadInput(f"config.{key}={value_at(config, key)} leaves none of {rounds} rounds")
+        raise BadInput(
+            f"config.{key}={value_at(config, key)} must be less than the {rounds} rounds"
+        )
 
 
 def _make_schedule(config, rate, rounds, settings):
-    """The schedule of a learning rate; settings: as in `_vary`."""
+    """The schedule of a learning rate. settings: as in `_vary`."""
     key, warmup = SCHEDULED[rate]
     section, _, name = key.partition(".")
     values = {k: settings.get(f"{section}.{k}", value) for k, value in config[section].items()}
@@ -276,28 +280,28 @@ def _setup_of(experiment):
 
 
 def guarantee(experiment: Experiment) -> Guarantee | None:
-    """What the run promises of privacy; None where it promises nothing, or epsilon is infinite."""
+    """The privacy guarantee of the run; None if it has none, or if epsilon is infinite."""
     return experiment.simulation.stages[0].method.guarantee
 
 
 def check_noise(experiment: Experiment, old: int, new: int, played: int) -> None:
-    """BadInput where another number of rounds gives rounds that were played other noise.
+    """BadInput if another number of rounds changes the noise of rounds already played.
 
-    old, new: how many rounds the run was to have, and is to have. played: so many were played.
+    old, new: the earlier and the new number of rounds of the run. played: rounds played so far.
     """
     promised = guarantee(experiment)
     if old == new or not played or promised is None or promised.rounds is None:
         return
     raise BadInput(
-        f"config.privacy: the noise depends on config.run.rounds, so that {new} rounds in the place"
-        f" of {old} would have had other noise until round {played}; name another folder"
+        f"config.privacy: the noise depends on config.run.rounds: {new} rounds instead of {old}"
+        f" would have changed the noise of the first {played} rounds; name another folder"
     )
 
 
 def check_promise(experiment: Experiment, seeds: Sequence[Sequence[int]]) -> None:
-    """BadInput where the clients of some seeds alone are promised anything else than all are.
+    """BadInput if the guarantee for some of the seeds differs from that for all seeds.
 
-    seeds: the parts of the experiment's seeds that are trained apart from each other.
+    seeds: the parts of the experiment's seeds that are trained separately.
     """
     if not transforming.is_private(experiment.config):
         return
@@ -310,15 +314,15 @@ def check_promise(experiment: Experiment, seeds: Sequence[Sequence[int]]) -> Non
     if any(promise(of_seeds(experiment, part)) != whole for part in seeds):
         raise BadInput(
             f"config.privacy.name={experiment.config.privacy.name}: epsilon depends on how many"
-            " examples the clients of all seeds have, so that more seeds would have changed that of"
-            " the first ones; name another folder"
+            " examples the clients of all seeds have, so that more seeds would have changed the"
+            " epsilon of the earlier ones; name another folder"
         )
 
 
 def lay_out(method: Method | Stages, rounds: int) -> tuple[Stage, ...]:
-    """The stages of a run: what a method makes of config.run.rounds, or one of so many.
+    """The stages of a run of so many rounds; a method without stages is a single one.
 
-    Last stages without a round are left out. BadInput where another one has none.
+    Stages without rounds at the end are left out. BadInput if any other stage has no rounds.
     """
     stages = (Stage("train", method, rounds),) if isinstance(method, Method) else method(rounds)
     contract.check_stages(stages)
@@ -333,13 +337,13 @@ def lay_out(method: Method | Stages, rounds: int) -> tuple[Stage, ...]:
 
 
 def ends(stages: Sequence[Stage]) -> dict[str, int]:
-    """By the name of each stage of a run: after how many rounds it ends."""
+    """{name of a stage: the number of rounds after which it ends}."""
     names, rounds = zip(*((stage.name, stage.rounds) for stage in stages), strict=True)
     return dict(zip(names, itertools.accumulate(rounds), strict=True))
 
 
 def ends_with(experiment: Experiment, rounds: int) -> dict[str, int]:
-    """The same of a run that differs from the experiment in config.run.rounds alone."""
+    """As `ends`, for a run that differs from the experiment only in config.run.rounds."""
     config = experiment.config
     if rounds == config.run.rounds:
         return ends(experiment.simulation.stages)
@@ -347,17 +351,18 @@ def ends_with(experiment: Experiment, rounds: int) -> dict[str, int]:
 
 
 def of_seeds(experiment: Experiment, seeds: Sequence[int]) -> Experiment:
-    """The experiment with these seeds in the place of its own."""
+    """The experiment with these seeds instead of its own."""
     if list(seeds) == experiment.simulation.seeds:
         return experiment
     return build(experiment.config, seeds, experiment.dataset)
 
 
 def load_data(section: Mapping) -> Dataset:
-    """The examples of the source that a config's section `data` names.
+    """Loads the dataset of the source that a config's section `data` names.
 
-    With config.data.test a share of them are test examples. BadInput where the source returns
-    anything but a Dataset, or has a test set besides.
+    With config.data.test, a share of the examples become test examples, unless the source has its
+    own setting `test`. BadInput if the result is not a valid Dataset, or if it already has a test
+    set.
     """
     dataset = bind("data", section)()
     if not isinstance(dataset, Dataset):
@@ -375,7 +380,7 @@ def load_data(section: Mapping) -> Dataset:
 
 
 def _check_arrays(dataset):
-    """BadInput unless the fields of the dataset are arrays of numbers with an entry per example."""
+    """BadInput unless the dataset's fields are arrays of numbers with one entry per example."""
     kinds_of = {"x": "biuf", "y": "biu", "domain": "biu", "test": "biu"}
     kinds_of |= {} if dataset.client is None else {"client": "biu"}
     for field, kinds in kinds_of.items():
@@ -387,13 +392,15 @@ def _check_arrays(dataset):
             raise BadInput(f"the dataset's {field} must be {numbers}, not {array.dtype}")
         if field != "x" and np.shape(array) != (len(dataset.x),):
             shape = list(np.shape(array))
-            raise BadInput(f"the dataset has {len(dataset.x)} examples, but its {field} is {shape}")
+            raise BadInput(
+                f"the dataset has {len(dataset.x)} examples, but its {field} has shape {shape}"
+            )
 
 
 def _check_numbers(what, numbers, names):
-    """BadInput unless each of an example's numbers is that of a name."""
+    """BadInput unless each number is an index of `names`."""
     if not isinstance(names, (list, tuple)):
-        raise BadInput(f"the names of each {what} must be a tuple of text, not {quoted(names)}")
+        raise BadInput(f"the {what} names must be a tuple of text, not {quoted(names)}")
     bad = (numbers < 0) | (numbers >= len(names))
     if bad.any():
         row = int(np.argmax(bad))
@@ -406,9 +413,10 @@ def deal_dataset(
     seeds: Sequence[int],
     embeddings: Callable[[], Embeddings] | None = None,
 ) -> list[Federation]:
-    """One federation for each seed, as the config's sections `data` and `partition` say.
+    """Divides the dataset among clients as the config's sections `data` and `partition` specify.
 
-    embeddings: () -> what `load_embeddings` gives for this config, where that is at hand.
+    Returns one federation per seed. embeddings: () -> the result of `load_embeddings` for this
+    config, if it is to be shared.
     """
     load = embeddings or functools.cache(lambda: load_embeddings(config, dataset))
     return make_federations(
@@ -429,14 +437,14 @@ def deal_dataset(
 
 
 def partition_counts(config: ml_collections.ConfigDict, seed: int) -> tuple[np.ndarray, Dataset]:
-    """How many training examples of each class each client holds, [C, K]; and the dataset."""
+    """The number of training examples of each class of each client, [C, K], and the dataset."""
     dataset = load_data(config.data)
     (federation,) = deal_dataset(config, dataset, [seed])
     return class_counts(federation.train, federation.y, len(dataset.classes)), dataset
 
 
 def load_embeddings(config: ml_collections.ConfigDict, dataset: Dataset) -> Embeddings:
-    """Those of the named source, of all examples that clients may train on."""
+    """The embeddings, from the named source, of all examples that clients may train on."""
     unseen = is_of_domain(dataset, config.data.unseen)
     dataset = dataset._replace(test=np.where(unseen, config.data.shots == 0, dataset.test))
     made = bind("embedding", config.embedding)(dataset)
@@ -449,9 +457,9 @@ def load_embeddings(config: ml_collections.ConfigDict, dataset: Dataset) -> Embe
 def make_model(
     config: ml_collections.ConfigDict, dataset: Dataset, platform: str | None = None
 ) -> Task:
-    """The task of the config's model on examples of this dataset.
+    """Makes the task of the config's model for examples of this dataset.
 
-    platform: of the devices that will run it: "cpu", "gpu" or "tpu"; None: of those that JAX finds.
+    platform: "cpu", "gpu" or "tpu", on which the model will run; None: that of JAX's devices.
     """
     net = bind("model", config.model)(len(dataset.classes))
     modules.check_module(net)
@@ -475,12 +483,12 @@ def make_model(
 
 
 def make_plan(training: Sequence[Federation], *, cohort: int, batch_size: int, **fields) -> Plan:
-    """The sizes of a run that trains on these federations; fields: the others of the plan.
+    """Makes the plan of a run that trains on these federations. fields: further fields of the plan.
 
-    cohort: clients of a round; 0: all. A batch has no more examples than the largest client.
+    cohort: clients per round; 0: all. A batch has no more examples than the largest client.
     """
     num_clients, width = len(training[0].train), training[0].train.longest
-    size = min(batch_size, width)  # the same batches
+    size = min(batch_size, width)  # larger batches would only have more padding
     sizes = np.concatenate([f.train.count for f in training])
     return Plan(
         cohort=min(cohort or num_clients, num_clients),
@@ -491,9 +499,10 @@ def make_plan(training: Sequence[Federation], *, cohort: int, batch_size: int, *
 
 
 def make_optimizer(local: Mapping) -> optax.GradientTransformation:
-    """The clients' optimizer, of a config's section `local`.
+    """Makes the clients' optimizer from a config's section `local`.
 
-    Its function gets the learning rate, and by name the keys of the section that it takes.
+    The optimizer's function gets the learning rate and, by name, those keys of the section that it
+    has as parameters.
     """
     function = look_up("optimizer", local["optimizer"])
     _, *settings = inspect.signature(function).parameters
@@ -527,21 +536,21 @@ def _plan(config, training, stages, dataset):
 
 
 def _check_words(measured, classes):
-    """BadInput where the accuracy of words is asked for and the classes are none."""
+    """BadInput if the word accuracy is a metric, but the classes are not words."""
     if not are_words(classes) and any(m.name == "word_accuracy" for m in measured):
         raise BadInput(
             "config.run.metrics: word_accuracy is for data whose classes are words, such as"
-            " config.data.task=next_word; take accuracy, which is always there, or top5"
+            " config.data.task=next_word; use top5, or the accuracy, which is always measured"
         )
 
 
 def _failures(run, pooled):
-    """The fields of a plan that say how clients fail; a pooled method has no clients that could."""
+    """The fields of a plan for clients that fail; a pooled method has no such clients."""
     return {} if pooled else {"dropout": run.dropout, "straggler": run.straggler}
 
 
 def _engine_fields(engine, plan, stages, task, federations, devices, memory):
-    """The fields of a simulation that a config's section `engine` decides."""
+    """The fields of a simulation that depend on the config's section `engine`."""
     convolutional = has_convolutions(task)
     division = _divide(engine, plan, stages, task, federations, devices, memory)
     host = _host(division, engine, stages)
@@ -570,7 +579,7 @@ def _engine_fields(engine, plan, stages, task, federations, devices, memory):
 
 
 def _divide(engine, plan, stages, task, federations, devices, memory):
-    """What is on every device, what the devices divide, and what is on the host."""
+    """Decides what is kept on every device, divided among the devices, or on the host."""
     chosen = parallel.choose_devices(plan.cohort, engine.fsdp, devices)
     lent = sizes.Devices(
         number=len(chosen) // engine.fsdp,
@@ -591,7 +600,7 @@ def _divide(engine, plan, stages, task, federations, devices, memory):
 
 
 def _host(division, engine, stages):
-    """What the run keeps on the host; None: nothing. BadInput where its method cannot do that."""
+    """What the run keeps on the host; None: nothing. BadInput if its method does not allow it."""
     if not division.on_host:
         return None
     stream = division.data.where == "stream"
@@ -599,40 +608,40 @@ def _host(division, engine, stages):
     if len(stages) > 1 or stages[0].start or stages[0].view:
         raise BadInput(f"{asked} needs a method without stages; this one has {len(stages)}")
     if stages[0].method.pooled:
-        raise BadInput(f"{asked} needs clients; this method trains on everybody's examples at once")
+        raise BadInput(f"{asked} needs clients; this method trains on all clients' examples pooled")
     if engine.seeds == "vectorized":
-        raise BadInput(f"{asked} plays one seed after another: config.engine.seeds=sequential")
+        raise BadInput(f"{asked} trains one seed after another; use config.engine.seeds=sequential")
     if engine.fsdp > 1:
-        raise BadInput(f"{asked} needs devices that each hold a model: config.engine.fsdp=1")
+        raise BadInput(f"{asked} needs a whole model on each device; use config.engine.fsdp=1")
     return Host(on_disk=division.state.where == "disk", stream=stream)
 
 
 def _platform(devices):
-    """Of the devices of a run: "cpu", "gpu" or "tpu"."""
+    """The platform of the devices of a run: "cpu", "gpu" or "tpu"."""
     return (jax.devices() if devices is None else devices)[0].platform
 
 
 def _step_fields(local):
-    """The fields of a plan that make a client's step, of a config's section `local`."""
+    """The fields of a plan that define a client's step, from a config's section `local`."""
     return {"optimizer": make_optimizer(local), "clip": local["clip"]}
 
 
 def _augmentation(name: str, x: np.ndarray) -> Callable | None:
-    """The named change of training images; BadInput where the examples x have no use for it."""
+    """The named augmentation of training images; BadInput if it does not fit the examples x."""
     if name in NAMED["augmentation"] and name != "none" and x.ndim != 4:
         raise BadInput(f"config.data.augment={name} needs images")
     if name == "domainbed" and not (x.dtype == np.uint8 and x.shape[3:] == (3,)):
-        raise BadInput("config.data.augment=domainbed needs color images of 8 bits")
+        raise BadInput("config.data.augment=domainbed needs 8-bit color images")
     return look_up("augmentation", name)
 
 
 def feature_skew(
     config: ml_collections.ConfigDict, x: np.ndarray, federation: Federation
 ) -> Callable | None:
-    """The change of examples x by their client that a config names; None: there is none.
+    """The config's feature skew as a function of raw examples x; None if there is none.
 
-    Of 8-bit images it gets pixels in 0..1, of other examples their numbers. BadInput where the
-    examples have no use for it.
+    The skew itself sees the pixels of 8-bit images in 0..1 and other examples unchanged. BadInput
+    if it does not fit the examples.
     """
     name, skews = config.partition.feature_skew, federation.skews
     if skews is None:
@@ -649,42 +658,42 @@ def feature_skew(
         return skewed * scale
 
     like = jax.ShapeDtypeStruct(x.shape[1:], jnp.float32)
-    jax.eval_shape(of_raw, jax.random.key(0), like, jnp.int32(0))  # BadInput where it does not fit
+    jax.eval_shape(of_raw, jax.random.key(0), like, jnp.int32(0))  # BadInput if it does not fit
     return of_raw
 
 
 def _check_skewed(config, stages):
-    """BadInput where a method would not see examples as the feature skew changes them."""
+    """BadInput if the feature skew would not affect the method's examples."""
     name, method = config.partition.feature_skew, config.method.name
     if name == "none":
         return
     if stages[0].method.pooled:
         raise BadInput(
             f"config.partition.feature_skew={name} needs clients; method {method} trains on"
-            " everybody's examples at once"
+            " all clients' examples pooled"
         )
     if any(stage.view and stage.view.embedded for stage in stages):
         raise BadInput(
             f"config.partition.feature_skew={name} does not change embeddings"
-            f" (config.embedding), which method {method} trains on; take another method"
+            f" (config.embedding), which method {method} trains on; use another method"
         )
 
 
 def _check_validation(config, stages, federation):
-    """BadInput where a method needs validation rows that clients, or new clients, do not have."""
+    """BadInput if a method needs validation rows that clients or new clients do not have."""
     name, methods = config.method.name, [stage.method for stage in stages]
     if not any(method.validation for method in methods):
         return
     if federation.validation is None:
         raise BadInput(
-            f"method {name} needs validation rows of its clients, and there are none; hold some out"
-            " with --config.partition.validation=0.2"
+            f"method {name} needs validation examples of its clients, and there are none; hold some"
+            " out with --config.partition.validation=0.2"
         )
     tuned = any(method.validation and uses_data_of_new(method) for method in methods)
     if federation.new_train is not None and tuned:
         raise BadInput(
-            f"method {name} needs validation rows also of new clients, which have none; leave"
-            " config.partition.new_clients at 0"
+            f"method {name} needs validation examples also of new clients, which have none; use"
+            " config.partition.new_clients=0"
         )
 
 
@@ -700,18 +709,18 @@ def vectorizes_seeds(
         return False
     if choice != "auto":
         return choice == "vectorized"
-    if any(stage.prepare for stage in stages):  # its facts may differ in size between seeds
+    if any(stage.prepare for stage in stages):  # the facts may differ in size between seeds
         return False
     return platform != "cpu" or not convolutional
 
 
 def _check_fsdp(config, plan, stages):
-    """BadInput where a group of devices could not share a client's work."""
+    """BadInput if a group of devices cannot share a client's work."""
     group = config.engine.fsdp
     if plan.batch_size % group:
         raise BadInput(
             f"config.engine.fsdp={group} does not divide a batch of {plan.batch_size} examples"
-            " (config.local.batch_size, or all that the largest client holds)"
+            " (config.local.batch_size, or all examples of the largest client)"
         )
     in_turn = any(exchange.one_by_one for stage in stages for exchange in stage.method.round)
     if in_turn and group > 1:
@@ -725,4 +734,4 @@ def _check_seeds(seeds):
     if not seeds or not all(0 <= seed < 2**32 for seed in seeds):
         raise BadInput(f"seeds must be from 0 to 2**32 - 1, got {quoted(seeds)}")
     if len(set(seeds)) < len(seeds):
-        raise BadInput(f"a seed appears twice in {','.join(map(str, seeds))}")
+        raise BadInput(f"the seeds {','.join(map(str, seeds))} are not all different")

@@ -1,7 +1,7 @@
 """Clients that fail: their uploads are lost, they are stragglers, or they attack.
 
-Who fails depends on the seed, the round and the client alone, so it is the same for every method;
-who attacks does so in all rounds.
+Which clients fail depends only on the seed, the round and the client, so that it is the same for
+every method. An attacker attacks in every round.
 """
 
 import math
@@ -14,14 +14,14 @@ import numpy as np
 from fedjax_lab import contract, streams, tree
 from fedjax_lab.types import Array, Client, Plan, PyTree
 
-NOBODY = np.iinfo(np.int32).max  # an id beyond all clients: JAX drops what is scattered there
+NOBODY = np.iinfo(np.int32).max  # an id beyond all clients: JAX drops scattered updates to it
 ALIKE = "where uploads may be lost, each `aggregate` of a method must return the server's state"
 
 
 def arrivals(plan: Plan, clients: Array) -> Array | None:
-    """Whose uploads arrive in a round, [M] bool; None: those of all.
+    """Draws which clients' uploads arrive in a round, [M] bool; None if no upload can be lost.
 
-    clients: the streams [M] of the clients in this round.
+    clients: the random streams [M] of the clients in this round.
     """
     if not plan.dropout:
         return None
@@ -30,12 +30,12 @@ def arrivals(plan: Plan, clients: Array) -> Array | None:
 
 
 def passes(plan: Plan, clients: Array) -> Array | None:
-    """How many of its `plan.epochs` passes each client makes in a round, [M]; None: all of them.
+    """Draws how many passes each client makes in a round, [M]; None if all make `plan.epochs`.
 
-    A straggler makes 1 to epochs - 1 of them, each number with the same probability, as in FedProx
+    A straggler makes 1 to epochs - 1 passes, each number with the same probability, as in FedProx
     (Li et al., MLSys 2020).
 
-    clients: the streams [M] of the clients in this round.
+    clients: the random streams [M] of the clients in this round.
     """
     if not plan.straggler:
         return None
@@ -49,23 +49,23 @@ def passes(plan: Plan, clients: Array) -> Array | None:
 
 
 def attacks(plan: Plan, cohort: Array, ids: Array, num_clients: int) -> Array | None:
-    """Which of the clients `ids` [M] attack, [M] bool; None: nobody does.
+    """Which of the clients `ids` [M] attack, [M] bool; None if there are no attackers.
 
-    They are the first floor(share C) of all C clients in an order that the seed draws.
+    The attackers are the first floor(share C) of all C clients in a random order.
 
-    cohort: the stream of that name.
+    cohort: the random stream `Keys.cohort` of the seed, which determines the order.
     """
     if not plan.attackers:
         return None
     count = math.floor(plan.attackers * num_clients + 1e-6)
-    # Drawn once for all rounds: XLA moves what does not depend on the round out of their loop.
+    # Computed once for all rounds: XLA hoists what does not depend on the round out of the loop.
     return jax.random.permutation(streams.attackers(cohort), num_clients)[ids] < count
 
 
 def received(uploads: PyTree, cohort: Client, arrived: Array | None) -> tuple[PyTree, Client]:
-    """Uploads and cohort [M] as `aggregate` gets them: the entry of a lost upload is empty.
+    """Uploads and cohort [M] as `aggregate` gets them: the entries of lost uploads are empty.
 
-    The shares of the others sum to 1. arrived: of `arrivals`.
+    The shares of the other clients sum to 1. arrived: the result of `arrivals`.
     """
     if arrived is None:
         return uploads, cohort._replace(arrived=jnp.ones(cohort.id.shape, bool))
@@ -80,7 +80,7 @@ def received(uploads: PyTree, cohort: Client, arrived: Array | None) -> tuple[Py
 
 
 def learned(after: PyTree, before: PyTree, arrived: Array | None) -> PyTree:
-    """The server's state after an exchange: that before it where no upload has arrived."""
+    """The server's state after an exchange; it stays as before if no upload has arrived."""
     if arrived is None:
         return after
     contract.check_alike(ALIKE, after, before)

@@ -1,4 +1,4 @@
-"""From a dataset to federations: which client holds which of its examples."""
+"""Divides a dataset among clients: federations, which record the examples of each client."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -29,21 +29,21 @@ def make_federations(
     new_clients: float = 0.0,
     skewed: bool = False,
 ) -> list[Federation]:
-    """One federation per seed over one pool of examples, as NumPy arrays of the same shapes.
+    """Makes one federation per seed over one pool of examples, as NumPy arrays of equal shapes.
 
     deal: a partition of either form; see data/dealing.py.
-    num_clients: 0 where the partition decides how many there are, for all seeds equally many.
-    name: of the partition, in messages; "": that of the function.
-    embed: () -> the vectors of all examples [R, E]; None: there are none.
+    num_clients: the number of clients; 0 if the partition chooses it, equal for all seeds.
+    name: the name of the partition in messages; "": the name of the function.
+    embed: () -> the embeddings of all examples [R, E]; None: there are none.
     validation: the fraction of each client's training examples that is held out.
     normalize: one of data.normalize.NORMALIZATIONS.
-    unseen: a domain that no client holds; "": there is none.
-    shots: so many of its examples each client holds after all: in all, or with shots_per="class"
-        of each class. They are the same for all seeds.
-    new_clients: the share of the clients that are never trained on. They are chosen at random when
-        all examples are dealt, so that the others hold what they hold without new clients, and
-        these are numbered anew.
-    skewed: the clients' examples have a feature skew, for which federations have `skews`.
+    unseen: a domain whose examples no client holds, except for the shots; "": none.
+    shots: the number of examples of the unseen domain that each client gets: in all, or with
+        shots_per="class" of each class. They are the same for all seeds.
+    new_clients: the share of the clients that are never trained on. They are chosen at random after
+        all examples are divided, so that the other clients have the same examples as without new
+        clients. The remaining clients are renumbered.
+    skewed: whether the clients' examples have a feature skew, which adds `skews` to federations.
     """
     in_unseen = is_of_domain(dataset, unseen)
     unseen_rows = np.flatnonzero(in_unseen)
@@ -54,7 +54,7 @@ def make_federations(
         )
     train = np.flatnonzero(~in_unseen & ~dataset.test)
     test = np.flatnonzero(~in_unseen & dataset.test)
-    rngs = [np.random.default_rng([seed, 0]) for seed in seeds]  # the partition's own streams
+    rngs = [np.random.default_rng([seed, 0]) for seed in seeds]  # used only by the partition
     examples = _examples(dataset, train, embed)
     dealt = _deal(deal, examples, num_clients, rngs, name or getattr(deal, "__name__", ""))
     by_seed = zip(dealt, rngs, strict=True)
@@ -75,13 +75,13 @@ def make_federations(
 
 
 def _skews(order, seed):
-    """Of clients in the order in which they are numbered; order: their numbers when dealt."""
+    """The skews of the clients in the order of their ids; order: their numbers when dealt."""
     drawn = np.random.default_rng([seed, 1]).integers(2**32, size=len(order), dtype=np.uint32)
     return Skew(order.astype(np.int32), drawn[order])
 
 
 def is_of_domain(dataset: Dataset, name: str) -> np.ndarray:
-    """Which examples are of the named domain, [R] bool; of "" none. BadInput for another name."""
+    """Which examples are of the named domain, [R] bool; none for "". BadInput for unknown names."""
     if not name:
         return np.zeros(len(dataset.y), bool)
     if name not in dataset.domains:
@@ -102,13 +102,13 @@ def check_scored(federation: Federation) -> None:
 
 
 def pool(federations: Sequence[Federation]) -> list[Federation]:
-    """The same examples with one client that holds them all."""
+    """The federations with a single client that holds all training examples."""
     rows = make_rows([[np.asarray(f.train.list)] for f in federations])
     return [f._replace(train=r) for f, r in zip(federations, rows, strict=True)]
 
 
 def class_counts(rows: Rows | None, y: Array, num_classes: int) -> np.ndarray:
-    """How many of these rows, of examples with labels y [R], each client holds by class, [C, K]."""
+    """The number of these rows of each client by class, [C, K]; y: the labels of the pool [R]."""
     if rows is None:
         return np.zeros((0, num_classes), int)
     return partition.counts(parts_of(rows), y, num_classes)
@@ -121,7 +121,7 @@ def parts_of(rows: Rows) -> partition.Parts:
 
 
 def _make_pool(dataset, normalize, test, unseen):
-    """A federation whose clients hold nothing yet."""
+    """A federation with the pool of examples, but without the rows of clients."""
     center, scale = center_and_scale(dataset.x, normalize)
     return Federation(
         x=dataset.x.reshape(len(dataset.x), -1),
@@ -136,9 +136,10 @@ def _make_pool(dataset, normalize, test, unseen):
 
 
 def _deal_shots(dataset, rows, num_clients, shots, shots_per):
-    """Which of the unseen rows each client holds after all, [C, .].
+    """Chooses the rows of the unseen domain that each client gets, [C, shots].
 
-    As even over the classes as can be, in all and for each client, or of each class equally many.
+    The classes are as balanced as possible, in total and for each client; with shots_per="class"
+    each client gets `shots` rows of each class.
     """
     if shots == 0:
         return np.zeros((num_clients, 0), int)
@@ -149,30 +150,30 @@ def _deal_shots(dataset, rows, num_clients, shots, shots_per):
     if num_clients * count >= len(rows):
         raise BadInput(
             f"config.data.shots={shots} for {num_clients} clients is more than the"
-            f" {len(rows)} unseen examples leave"
+            f" {len(rows)} unseen examples allow, since at least one must remain for tests"
         )
     rows = np.random.default_rng(0).permutation(rows)
     rows = rows[np.argsort(dataset.y[rows], kind="stable")]  # class after class
     y = dataset.y[rows]
-    place = np.arange(len(y)) - np.searchsorted(y, y)  # in its class
+    place = np.arange(len(y)) - np.searchsorted(y, y)  # position in its class
     chosen = np.sort(np.argsort(place, kind="stable")[: num_clients * count])
     return np.stack([rows[chosen[i::num_clients]] for i in range(num_clients)])
 
 
 def _check_shots_of_classes(dataset, rows, num_clients, shots):
-    """BadInput unless these rows have so many examples of each class for each client."""
+    """BadInput unless these rows have enough examples of each class for all clients."""
     counts = np.bincount(dataset.y[rows], minlength=len(dataset.classes))
     fewest = int(np.argmin(counts))
     if num_clients * shots > counts[fewest]:
         raise BadInput(
             f"config.data.shots={shots} of each class for {num_clients} clients is more than the"
-            f" {counts[fewest]} unseen examples of class {dataset.classes[fewest]!r}; take fewer,"
-            " or config.data.shots_per=client"
+            f" {counts[fewest]} unseen examples of class {dataset.classes[fewest]!r}; decrease it,"
+            " or use config.data.shots_per=client"
         )
 
 
 def _examples(dataset, train, embed):
-    """What a partition may know of the training examples, whose rows these are."""
+    """The properties of the training examples, which are rows `train`, that a partition may use."""
 
     def vectors():
         if embed is None:
@@ -191,7 +192,7 @@ def _examples(dataset, train, embed):
 
 
 def _deal(deal, examples, num_clients, rngs, name):
-    """The parts of each seed, by its generator; each has equally many, of which none is empty."""
+    """The parts [client] of each seed; all seeds have equally many, and no part is empty."""
     dealt = [dealing.deal(deal, examples, num_clients, rng, name) for rng in rngs]
     for parts in dealt:
         partition.check(parts, name)
@@ -199,17 +200,18 @@ def _deal(deal, examples, num_clients, rngs, name):
     if len(numbers) > 1:
         raise BadInput(
             f"partition {name} makes {numbers[0]} clients with one seed and {numbers[-1]} with"
-            " another; the seeds of a run must have equally many: run them one by one, or set"
-            " config.partition.num_clients"
+            " another; the seeds of a run must have equally many: set config.partition.num_clients,"
+            " or run each seed on its own"
         )
     return dealt
 
 
 def _deal_tests(dataset, train, test, parts, rng, deal):
-    """The positions of test examples that each client holds.
+    """The positions of the test examples of each client.
 
-    If the partition knows the users, and divides the training examples of none among clients, a
-    user's test examples go where these are. Otherwise labels and domains decide.
+    If the partition uses the users and keeps each user's training examples on one client, the
+    user's test examples go to the same client. Otherwise the test examples are divided by label and
+    domain like the training examples.
     """
     if dataset.client is not None and dealing.takes_examples(deal):
         owner = dealing.owners(parts, dataset.client[train], len(dataset.users))
@@ -220,9 +222,10 @@ def _deal_tests(dataset, train, test, parts, rng, deal):
 
 
 def _deal_rows(train, test, shot_rows, parts, tests, rng, seed, validation, new_clients, origin):
-    """Rows of one seed: each set of CLIENT_ROWS as a list over its clients.
+    """The rows of one seed, each set of CLIENT_ROWS as a list over clients, and the clients' order.
 
-    And the numbers that the clients, and then the new ones, had when all examples were dealt.
+    The order has the numbers that the clients, followed by the new ones, had before new clients
+    were chosen.
     """
     kept, held_out = partition.hold_out(parts, validation, rng, origin)
     kept = [np.concatenate([train[p], shots]) for p, shots in zip(kept, shot_rows, strict=True)]
@@ -233,7 +236,7 @@ def _deal_rows(train, test, shot_rows, parts, tests, rng, seed, validation, new_
     if new.any() and not any(map(len, to_score)):
         raise BadInput(
             f"the new clients of seed {seed} (config.partition.new_clients={new_clients}) have no"
-            " examples to be scored on; take more of them, or, where the data have no test"
+            " examples to be scored on; increase new_clients or, if the data have no test"
             " examples, hold some out with --config.partition.validation=0.1"
         )
     rows = *(_of(rows, ~new) for rows in each), new_train, to_score
@@ -241,12 +244,12 @@ def _deal_rows(train, test, shot_rows, parts, tests, rng, seed, validation, new_
 
 
 def _of(rows, chosen):
-    """Those of the chosen clients."""
+    """The rows of the chosen clients."""
     return [of_one for of_one, is_chosen in zip(rows, chosen, strict=True) if is_chosen]
 
 
 def make_rows(parts_by_seed: Sequence[partition.Parts]) -> list[Any]:
-    """The rows of each seed, equal in shape, from parts [seed][client]; None if nobody has any."""
+    """The `Rows` of each seed, equal in shape, from parts [seed][client]; None if all are empty."""
     counts = np.array([[len(part) for part in parts] for parts in parts_by_seed], np.int32)
     if not counts.any():
         return [None] * len(counts)

@@ -1,28 +1,29 @@
-"""The command that draws learning curves, and the analyses of five papers, from runs.
+"""The command that draws learning curves and the analyses of five papers from runs.
 
 python -m fedjax_lab.figures NAME FOLDER... [--out=DIR] [--format=png,pdf,svg] [options of NAME]
 
-curves            learning curves against rounds, megabytes and seconds; of unfinished runs too
-client2vec        how much alike clients and domains are; the time that an index takes
-domain_gap        every client's model tested on every domain
+curves            learning curves by rounds, megabytes and seconds, also of unfinished runs
+client2vec        similarity of clients and of domains, and the time to compute an index
+domain_gap        accuracy of each client's model on each domain
 encoder_exchange  FedConcat's Appendix C: probes on the encoders of two clients
 fedc2i            the influence of clients on one another, by round
-fedconcat         accuracy by megabytes, the clusters and their number
-fedpick           sparsity and Fisher scores of features; what FedPick selects
+fedconcat         accuracy by megabytes, the clusters, and the choice of their number
+fedpick           sparsity and Fisher scores of features, and the features that FedPick selects
 hfedf             weights, embeddings, the spread of the clients' models and their calibration
 
-FOLDER: of a finished run, also gs://BUCKET/FOLDER; curves, client2vec, fedconcat and hfedf take
-several.
-`NAME --help` tells what is drawn and which options there are.
+FOLDER is the folder of a finished run, which may also be gs://BUCKET/FOLDER. curves, client2vec,
+fedconcat and hfedf take several folders.
+`NAME --help` describes the pictures and the options of NAME.
 
---out     folder of the pictures, and of numbers.json where there are numbers; default:
-          FOLDER/figures, in the first one
---format  of the pictures, one or several of png (the default), pdf and svg
+--out     folder to write the pictures to, and numbers.json if there are numbers; default:
+          FOLDER/figures, in the first FOLDER
+--format  format of the pictures: one or several of png (the default), pdf and svg
 
-Exit codes: 0 done; 1 the machine failed (disk, memory); 2 bad input, in one line; 130 interrupted.
+Exit codes: 0 success; 1 the machine failed (disk, memory); 2 the input is invalid (reported in one
+line); 130 interrupted.
 """
 
-if __name__ == "__main__":  # before the imports, which an interrupt may meet
+if __name__ == "__main__":  # before the imports, so that an interrupt during them is handled
     from fedjax_lab import command
 
     command.begin()
@@ -49,7 +50,7 @@ from fedjax_lab.analysis.figures.drawn import Drawn
 from fedjax_lab.errors import BadInput, nearest, parse, quoted
 from fedjax_lab.running import cloud, metrics
 
-# Each takes the folder of a run, or several, and as keyword-only arguments its options.
+# Each function takes the folder of a run, or several; its options are keyword-only arguments.
 FIGURES: dict[str, Callable[..., Drawn]] = {
     "curves": curves.draw,
     "client2vec": client2vec.draw,
@@ -72,7 +73,9 @@ def main(argv: list[str]) -> int:
 
 def _main(argv):
     if not argv:
-        raise BadInput("which figures? python -m fedjax_lab.figures NAME FOLDER; --help tells more")
+        raise BadInput(
+            "no figures are named; use python -m fedjax_lab.figures NAME FOLDER, or see --help"
+        )
     name, *rest = argv
     if name in ("-h", "--help"):
         print(__doc__)
@@ -87,13 +90,14 @@ def _main(argv):
     with cloud.read(folders) as local, cloud.staged(out) as target:
         for folder in local:
             if not folder.is_dir():
-                raise BadInput(f"{folder} is {'not a folder' if folder.exists() else 'not there'}")
+                problem = "is not a folder" if folder.exists() else "does not exist"
+                raise BadInput(f"{folder} {problem}")
         write(FIGURES[name](*local, **options), target, formats)
     return 0
 
 
 def _parse(name, arguments):
-    """The folders of runs, that of the pictures, their formats, and the options of the figures."""
+    """Parses the folders of runs, the output folder, the formats and the options of the figures."""
     draw = FIGURES[name]
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("folders", type=Path, nargs="*")
@@ -106,12 +110,12 @@ def _parse(name, arguments):
     folders, out = args.pop("folders"), args.pop("out")
     formats = list(dict.fromkeys(args.pop("format").split(",")))
     if not folders:
-        raise BadInput(f"which run? python -m fedjax_lab.figures {name} FOLDER")
+        raise BadInput(f"no run is named; use python -m fedjax_lab.figures {name} FOLDER")
     if len(folders) > 1 and not takes_several(draw):
-        raise BadInput(f"{name} is drawn of one run, not of {len(folders)}")
+        raise BadInput(f"figures {name} take the folder of one run, got {len(folders)} folders")
     for wanted in formats:
         if wanted not in FORMATS:
-            raise BadInput(f"--format: no pictures {quoted(wanted)}; {nearest(wanted, FORMATS)}")
+            raise BadInput(f"--format: no format {quoted(wanted)}; {nearest(wanted, FORMATS)}")
     for folder in folders:
         cloud.check("FOLDER", folder)
     cloud.check("--out", out)
@@ -119,19 +123,19 @@ def _parse(name, arguments):
 
 
 def options_of(draw: Callable[..., Drawn]) -> dict[str, str | int | None]:
-    """The options of figures, and their defaults; None stands for a number that is not given."""
+    """The options of figures with their defaults; None is the default of an optional number."""
     parameters = inspect.signature(draw).parameters.values()
     return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
 
 
 def takes_several(draw: Callable[..., Drawn]) -> bool:
-    """Whether figures are drawn of any number of runs."""
+    """Whether the figures may be drawn from several runs."""
     parameters = inspect.signature(draw).parameters.values()
     return any(p.kind is p.VAR_POSITIONAL for p in parameters)
 
 
 def write(drawn: Drawn, out: Path, formats: Sequence[str]) -> None:
-    """Prints the text, and writes the pictures and the numbers; tells where they are."""
+    """Prints the text, writes the pictures and the numbers, and prints the paths of the files."""
     if drawn.text:
         print(drawn.text)
     metrics.make_folder(out)

@@ -1,9 +1,8 @@
-"""How many floating-point operations the rounds of a run take, as XLA counts them.
+"""Counts the floating-point operations of the rounds of a run, with XLA's cost analysis.
 
-XLA counts the body of a loop once, however often it turns; here it counts as often as the loop
-turns. What is counted is what each client does, and then the server, before XLA optimizes it. So
-the numbers depend neither on the device nor on the strategy, and padding is no work. Evaluations
-are not counted.
+XLA counts the body of a loop once; here it is multiplied by the number of iterations. The work of
+each client and of the server is counted before XLA optimizes it. Therefore the numbers depend
+neither on the device nor on the strategy, and padding does not count. Evaluations are not counted.
 """
 
 from collections.abc import Iterator
@@ -21,8 +20,8 @@ from fedjax_lab.local import WorkRows, work_sets
 from fedjax_lab.simulate import Lane, Program
 from fedjax_lab.types import POOL, ROWS, State
 
-# Dense products in bfloat16 (float16 where there is none) of one device, by the name that JAX gives
-# it, in operations a second, as the makers publish them.
+# Peak rate of one device for dense products in bfloat16 (in float16 on devices without bfloat16),
+# in operations per second, as published by the vendor; by JAX's name of the device.
 PEAKS = {
     "NVIDIA H100 80GB HBM3": 989e12,
     "NVIDIA H200": 989e12,
@@ -39,31 +38,31 @@ PEAKS = {
 
 
 class RoundCost(NamedTuple):
-    """Operations of a round of one seed: `fixed`, and `step` for each step of a client."""
+    """Operations of a round of one seed: `fixed`, plus `step` for each step of a client."""
 
     fixed: float
     step: float
 
     def of(self, rounds: int, steps: float) -> float:
-        """Those of so many rounds, in which all clients together made so many steps."""
+        """The operations of `rounds` rounds in which all clients together make `steps` steps."""
         return rounds * self.fixed + steps * self.step
 
 
 def utilization(rate: float | None) -> float | None:
-    """The share of what all devices could do that so many operations a second are.
+    """The share of the devices' peak rate that `rate` operations per second are, in 0..1.
 
-    None where that is not known.
+    None if the peak rate of the devices is unknown.
     """
     peak = PEAKS.get(jax.devices()[0].device_kind)
     return rate / (len(jax.devices()) * peak) if rate and peak else None
 
 
 def of_round(program: Program, lane: Lane, state: State) -> RoundCost:
-    """The cost of a round of one seed, from the shapes of what it is played with.
+    """The cost of a round of one seed, from the shapes of the arguments.
 
-    A client with one batch and one with two batches are counted. What the second one does more is
-    the cost of its additional steps; the rest of what the first one does is fixed: each client of a
-    cohort does it in each round, whatever it holds. So is what the server does.
+    A client with one batch and a client with two batches are compared. Their difference is the cost
+    of the additional steps. The rest of the first one's operations is fixed: each client of a
+    cohort performs it in each round, whatever it holds. The server's operations are fixed too.
     """
     lane, state = _shapes((lane, state))
     clients = simulate.cohort_size(program, lane, state)
@@ -75,18 +74,18 @@ def of_round(program: Program, lane: Lane, state: State) -> RoundCost:
 
 
 def count(program: ClosedJaxpr) -> float:
-    """The operations of a program. A loop whose number of turns depends on data turns once."""
+    """The operations of a program. A loop whose length depends on data counts as one iteration."""
     return _count_once(program) + _of_further_turns(program.jaxpr)
 
 
 def _count_once(program):
-    """As XLA counts them: the body of a loop once."""
+    """The operations as XLA counts them: the body of a loop once."""
     lowered = jax.jit(jaxpr_as_fun(program)).lower(*program.in_avals)
     return (lowered.cost_analysis() or {}).get("flops", 0.0)
 
 
 def _of_further_turns(jaxpr):
-    """What the loops do after their first turn."""
+    """The operations of the loops after their first iteration."""
     total = 0.0
     for turns, body in _loops(jaxpr):
         total += turns * _of_further_turns(body.jaxpr)
@@ -96,7 +95,7 @@ def _of_further_turns(jaxpr):
 
 
 def _loops(jaxpr) -> Iterator[tuple[int, ClosedJaxpr]]:
-    """(turns, body) of each `scan` that is inside no other."""
+    """(number of iterations, body) of each outermost `scan`."""
     for each in jaxpr.eqns:
         if each.primitive.name == "scan":
             yield each.params["length"], each.params["jaxpr"]
@@ -106,14 +105,14 @@ def _loops(jaxpr) -> Iterator[tuple[int, ClosedJaxpr]]:
 
 
 class ClientCost(NamedTuple):
-    """Operations of one client in a round, and its steps."""
+    """The operations of one client in a round, and its number of steps."""
 
     operations: float
     steps: float
 
 
 def of_client(program: Program, lane: Lane, state: State, batches: int) -> ClientCost:
-    """What a client does in a round that holds so many full batches; of the shapes of arrays."""
+    """The cost of a client that holds this number of full batches, in a round; from shapes."""
     plan = program.plan._replace(equal_steps=True)
     federation, rows = _small(program.method, lane.federation, batches * plan.batch_size)
     total = ClientCost(0.0, 0.0)
@@ -125,20 +124,20 @@ def of_client(program: Program, lane: Lane, state: State, batches: int) -> Clien
 
 
 def _with_steps(run, *args):
-    """The steps of a client's trainings, before what `run` gives."""
+    """(number of steps of the client's trainings, the results of `run`)."""
     done = run(*args)
     return sum((training.steps for training in done[2]), jnp.float32(0)), done
 
 
 def _first_output(traced):
-    """The number that a program gives first; 0 where it depends on the arguments."""
+    """The first output of a program, a number; 0 if it depends on the arguments."""
     only_first = [i == 0 for i in range(len(traced.out_avals))]
     jaxpr, needed = partial_eval.dce_jaxpr(traced.jaxpr, only_first)
     return 0.0 if any(needed) else float(jaxpr_as_fun(ClosedJaxpr(jaxpr, traced.consts))()[0])
 
 
 def of_server(program: Program, lane: Lane, state: State, clients: int) -> float:
-    """What the server does in a round with the uploads of so many clients; of shapes."""
+    """The operations of the server in a round with this number of clients; from shapes."""
     federation, rows = _small(program.method, lane.federation, program.plan.batch_size)
     client, *others = _entry(lane, state)
     total = 0.0
@@ -159,15 +158,12 @@ def of_server(program: Program, lane: Lane, state: State, clients: int) -> float
 
 
 def _shapes(tree):
-    """Of the arrays of a tree; where they lie is forgotten."""
+    """The shapes of a tree of arrays, without shardings."""
     return jax.tree.map(lambda a: jax.ShapeDtypeStruct(jnp.shape(a), jnp.result_type(a)), tree)
 
 
 def _small(method, federation, count):
-    """The shapes of a federation with a pool of so many examples, and `WorkRows` of all of them.
-
-    Nothing of it is scored.
-    """
+    """The shapes of a federation with `count` examples and no rows, and `WorkRows` of them all."""
     pool = {name: _of_length(getattr(federation, name), count) for name in POOL}
     rows = WorkRows(*[jax.ShapeDtypeStruct((count,), np.int32)] * len(work_sets(method)))
     return federation._replace(**pool, **dict.fromkeys(ROWS)), rows
@@ -178,7 +174,7 @@ def _of_length(a, count):
 
 
 def _entry(lane, state):
-    """The shapes of one client and of its key; None: it makes all of its passes."""
+    """The shapes of one client and of its key; and None: the client makes all of its passes."""
     stacked = lane.population._replace(private=state.private)
     client = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), stacked)
     return client, jax.eval_shape(_key), None

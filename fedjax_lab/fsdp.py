@@ -1,11 +1,11 @@
-"""Models that a group of devices holds together: fully sharded data parallelism (FSDP).
+"""Fully sharded data parallelism (FSDP): a group of devices holds one model and trains it together.
 
 The devices along a mesh's axis `fsdp` train one client together. Each holds a part of every large
-array of the model, so also of its gradient and of what the optimizer keeps, and computes on a part
-of every batch. The weights of a layer are gathered just before the layer uses them, and their
-gradients are summed and divided again. The compiler derives all of it from two facts that it is
-told here: where the server's arrays lie, and what a layer works on. No number depends on them but
-by rounding.
+array of the model, of its gradient and of the optimizer's state, and computes on a part of every
+batch. The weights of a layer are gathered just before the layer uses them, and their gradients are
+reduced and scattered again. The compiler derives all of it from two kinds of constraints that are
+set here: the shardings of the server's arrays, and those of a layer's weights and inputs. They
+change the results only by rounding errors.
 """
 
 import math
@@ -20,25 +20,25 @@ from jax.sharding import PartitionSpec as P
 from fedjax_lab.types import Array, PyTree
 
 AXIS = "fsdp"
-SMALLEST = 2**16  # numbers of an array that is divided: gathering a smaller one costs more time
+SMALLEST = 2**16  # fewest elements of a divided array; replicating smaller ones takes less time
 
 
 def group_size(mesh: Mesh) -> int:
-    """How many devices hold a model together."""
+    """The number of devices that hold a model together."""
     return mesh.shape.get(AXIS, 1)
 
 
 def even(count: int, group: int) -> int:
-    """The smallest multiple of the group from `count` on: rows that its devices can share."""
+    """`count` rounded up to a multiple of the group size, so that its devices can divide it."""
     return -(-count // group) * group
 
 
 def spec(shape: Sequence[int], group: int) -> P:
-    """How a group of so many devices divides an array: along its longest axis that they divide.
+    """The partition of an array in a group: along the longest axis that the group size divides.
 
-    Of several as long it is the last, since the compiler for TPUs turns a sum of gradients into a
-    `reduce-scatter` there more often. P() where there is none, or where the array is small: each
-    device has it whole.
+    Of several axes of that length it is the last, since the compiler for TPUs turns a sum of
+    gradients into a `reduce-scatter` more often along that one. P(), a whole copy on each device,
+    if there is no such axis or if the array is small.
     """
     axes = [axis for axis, length in enumerate(shape) if length % group == 0]
     if not axes or math.prod(shape) < SMALLEST:
@@ -48,9 +48,9 @@ def spec(shape: Sequence[int], group: int) -> P:
 
 
 def shardings(sharding: NamedSharding, a: PyTree, leading: int = 0) -> PyTree:
-    """Where arrays of a model's shapes lie that groups divide (arrays or their shapes).
+    """The shardings of a model's arrays (or of their shapes) that are divided within groups.
 
-    The first `leading` axes, which are not the model's, lie as `sharding` says.
+    The first `leading` axes, which are not the model's, are divided as in `sharding`.
     """
     mesh = sharding.mesh
     first = [*sharding.spec, *[None] * leading][:leading]
@@ -62,12 +62,12 @@ def shardings(sharding: NamedSharding, a: PyTree, leading: int = 0) -> PyTree:
 
 
 def in_group(fn: Callable, group: int) -> Callable:
-    """fn, traced inside a `shard_map` that leaves the axis `fsdp` to the compiler, on a group.
+    """Wraps fn for a group; it is traced in a `shard_map` that leaves the axis `fsdp` automatic.
 
-    Each layer with a kernel, of any model that fn applies, works on whole weights and on the
-    device's rows of its input. Left to itself, the compiler for TPUs multiplies by the weights part
-    by part while it passes them around, which took 2.6 times as many cycles (1e9 parameters on
-    groups of 16 v5e).
+    In any model that fn applies, each layer with a kernel works on gathered weights and on the
+    device's rows of its input. Without these constraints, the compiler for TPUs multiplies by the
+    weights part by part while it passes them around, which took 2.6 times as many cycles (1e9
+    parameters on groups of 16 v5e).
     """
     if group == 1:
         return fn
@@ -80,7 +80,7 @@ def in_group(fn: Callable, group: int) -> Callable:
 
 
 def _gathered(group, call, args, kwargs, context):
-    """A layer's call on its gathered weights, and on rows that the group divides."""
+    """Calls a layer with gathered weights, and with rows that the group divides."""
     layer = context.module
     is_layer = context.method_name == "__call__" and layer.path  # () is the copy made below
     if not (is_layer and layer.has_variable("params", "kernel")):
@@ -91,7 +91,7 @@ def _gathered(group, call, args, kwargs, context):
 
 
 def _by_row(x: Array, group: int) -> Array:
-    """x [B, ...], divided by row where the group divides B."""
+    """x [B, ...], divided by row if the group size divides B."""
     if x.ndim == 0 or x.shape[0] % group:
         return x
     return jax.lax.with_sharding_constraint(x, P(AXIS, *[P.UNCONSTRAINED] * (x.ndim - 1)))

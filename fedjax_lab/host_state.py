@@ -1,8 +1,8 @@
-"""What all clients keep between rounds, in this machine's memory or in a file instead of a device.
+"""Private state of clients in this machine's memory or in a file, instead of on a device.
 
-Private state may be far larger than the memory of a device: a round needs that of its cohort alone.
-Here each client has one record of bytes, so that a cohort is read by one copy for each client, and
-an entry [N, ...] of every leaf is a view of the records that were read.
+The private state of all clients may be far larger than the memory of a device, but a round needs
+only that of its cohort. Each client has one record of bytes, so that one copy per client reads a
+cohort; each leaf [N, ...] of the result is a view of the records that were read.
 """
 
 import errno
@@ -26,19 +26,20 @@ from fedjax_lab.data import safe
 from fedjax_lab.tree import is_key
 from fedjax_lab.types import PyTree
 
-ALIGNMENT = 64  # bytes, of each leaf of a record
-PIECE_BYTES = 1 << 22  # of the records that are handled at a time
+ALIGNMENT = 64  # bytes to which each leaf of a record is aligned
+PIECE_BYTES = 1 << 22  # bytes of the records that are processed at a time
 
 
 class HostState:
-    """The private state of C clients, or of those that this process keeps; zeros at first.
+    """The private state of C clients, or of this process's part of them; initially all zeros.
 
-    like: the shapes of everybody's state, leaves [C, ...].
-    folder: where to keep it in a file, which vanishes with the process; None: in memory.
-    segment: the clients that this process keeps; None: all.
+    like: the shapes of the state of all clients, leaves [C, ...].
+    folder: where to create the file, which is deleted when the process ends; None: in memory.
+    segment: the clients that this process stores; None: all.
 
-    OSError or MemoryError where there is no room for it. A pass over all clients holds no more than
-    `PIECE_BYTES` of a file in memory. Threads may read at the same time, but not while one writes.
+    Raises OSError or MemoryError if there is not enough space. A pass over all clients holds at
+    most `PIECE_BYTES` of a file in memory. Several threads may read at the same time, but not while
+    one writes.
     """
 
     def __init__(
@@ -60,24 +61,24 @@ class HostState:
 
     @property
     def bytes_of_one(self) -> int:
-        """How many bytes a client takes."""
+        """The size of one client's record in bytes."""
         return self._ends[-1]
 
     @property
     def nbytes(self) -> int:
-        """How many bytes everybody takes, zeros included."""
+        """The size of all clients' records in bytes, including zeros that take no space."""
         return self.num_clients * self.bytes_of_one
 
     def read(self, ids: np.ndarray) -> PyTree:
-        """The entries of clients `ids` [N], ascending: NumPy leaves [N, ...]."""
+        """Returns the entries of clients `ids` [N], ascending, as NumPy leaves [N, ...]."""
         return self._leaves(self._read(ids))
 
     def everything(self) -> PyTree:
-        """The entries of all clients that are kept here, not copied: they change when written."""
+        """The entries of all clients stored here, as views that change with later writes."""
         return self._leaves(self._records.all())
 
     def save(self, file: BinaryIO) -> str:
-        """Writes all records to an empty file, zeros as holes; returns their SHA-256."""
+        """Writes all records to an empty file, with holes for zeros; returns their SHA-256."""
         digest, first = hashlib.sha256(), self.segment.start
         done = first
         for ids in self.pieces():
@@ -91,7 +92,7 @@ class HostState:
         return digest.hexdigest()
 
     def load(self, file: BufferedReader, saved: range) -> None:
-        """Reads what is kept here of the clients `saved` from the file that `save` has written."""
+        """Reads the clients stored here from a file that `save` has written for clients `saved`."""
         for ids in self.pieces():
             ids = ids[(ids >= saved.start) & (ids < saved.stop)]
             if not len(ids):
@@ -105,7 +106,7 @@ class HostState:
 
     @property
     def layout(self) -> dict:
-        """What makes the records of two stores comparable."""
+        """A description of the records; two stores with equal layouts can exchange records."""
         leaves = [[list(shape), str(dtype)] for shape, dtype in self._shapes]
         return {"clients": self.num_clients, "alignment": ALIGNMENT, "leaves": leaves}
 
@@ -127,9 +128,9 @@ class HostState:
         self._records.write(ids - self.segment.start, records)
 
     def fill(self, entries: Callable[[np.ndarray], PyTree]) -> None:
-        """Sets all that is kept here, a piece of the clients at a time, where it is not zero.
+        """Sets the entries of all clients stored here, in pieces; pieces of zeros are skipped.
 
-        entries: (ids [N], ascending, of the same length at every call) -> leaves [N, ...].
+        entries: (ids [N], ascending, of the same length in every call) -> leaves [N, ...].
         """
         for ids in self.pieces():
             new = jax.device_get(entries(ids))
@@ -137,7 +138,7 @@ class HostState:
                 self.write(ids, new)
 
     def pieces(self) -> list[np.ndarray]:
-        """All clients as pieces of equal length; the last one may overlap the one before."""
+        """The clients stored here in pieces of equal length; the last two may overlap."""
         count, first = len(self.segment), self.segment.start
         length = min(count, max(1, PIECE_BYTES // max(1, self.bytes_of_one)))
         starts = [min(start, count - length) for start in range(0, count, length)]
@@ -148,7 +149,7 @@ class HostState:
 
 
 def to_bits(entries: PyTree) -> PyTree:
-    """Entries as they are kept: typed keys, which NumPy lacks, as the integers in them."""
+    """Entries as they are stored: typed keys, which NumPy lacks, become integers."""
     return jax.tree.map(lambda a: jax.random.key_data(a) if is_key(a) else a, entries)
 
 
@@ -165,13 +166,13 @@ def from_bits(bits: PyTree, like: PyTree) -> PyTree:
 
 
 class _Memory:
-    """Records [C, size] in memory. What was never written takes none."""
+    """Records [C, size] in memory. Pages that were never written take no memory."""
 
     def __init__(self, count, size, _):
         if count * size > safe.free_memory():
             raise MemoryError(_too_large(count * size, safe.free_memory(), "memory"))
         pages = mmap.mmap(-1, max(1, count * size), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        if hasattr(mmap, "MADV_NOHUGEPAGE"):  # one client would take a page of 2 MiB
+        if hasattr(mmap, "MADV_NOHUGEPAGE"):  # otherwise one client could take a page of 2 MiB
             pages.madvise(mmap.MADV_NOHUGEPAGE)
         self._all = np.frombuffer(pages, np.uint8, count * size).reshape(count, size)
 
@@ -186,10 +187,10 @@ class _Memory:
 
 
 class _File:
-    """Records [C, size] in a file without a name. What was never written takes no room.
+    """Records [C, size] in an unnamed file. Blocks that were never written take no space.
 
-    Read and written by calls of the system. In a file that is mapped into memory, every page that
-    was touched counts as memory of the process, and a full disk would kill it.
+    The file is read and written by system calls. If it were mapped into memory instead, every
+    touched page would count as memory of the process, and a full disk would kill the process.
     """
 
     def __init__(self, count, size, folder):
@@ -201,7 +202,7 @@ class _File:
         self._file.truncate(count * size)
 
     def all(self):
-        if not self._size:  # no file without content can be mapped
+        if not self._size:  # an empty file cannot be mapped
             return np.zeros((self._count, 0), np.uint8)
         return np.memmap(self._file, np.uint8, "r", shape=(self._count, self._size))
 
@@ -221,7 +222,7 @@ class _File:
                 run, at = run.reshape(-1)[written:], at + written
 
     def _runs(self, ids, records):
-        """The parts of the records that lie side by side in the file, and where they begin."""
+        """The runs of records that are adjacent in the file, and the offset of each run."""
         starts = np.flatnonzero(np.diff(ids, prepend=-2) != 1)
         for begin, end in pairwise([*starts.tolist(), len(ids)]):
             yield records[begin:end], int(ids[begin]) * self._size

@@ -1,4 +1,4 @@
-"""A seed of a run whose private state, and with a stream whose examples, are on the host."""
+"""Plays one seed of a run whose private state, and optionally whose examples, are on the host."""
 
 from functools import partial
 from pathlib import Path
@@ -21,32 +21,33 @@ from fedjax_lab.types import NEW_ROWS, POPULATION_ROWS, Federation, Method, Stat
 
 
 class Host(NamedTuple):
-    """What is kept on the host: private state, and with `stream` the examples."""
+    """What is kept on the host: the private state and, with `stream`, the examples."""
 
-    on_disk: bool = False  # the private state
+    on_disk: bool = False  # whether the private state is in a file, not in memory
     stream: bool = False
 
 
 class Seed(NamedTuple):
-    """What one seed has, for training and for scoring.
+    """The lanes and federations of one seed, for training and for scoring.
 
-    The rows in the lanes' federations are not used, nor are the examples where they are streamed.
+    The rows in the lanes' federations are not used. If examples are streamed, those in the lanes
+    are not used either.
     """
 
     training: Lane
     scoring: Lane
-    keys: Keys  # those of the lanes, on the default device of this process
+    keys: Keys  # the keys of the lanes, on the default device of this process
     to_train: Federation  # in NumPy
-    to_score: Federation
+    to_score: Federation  # in NumPy
 
 
 class Hosted:
-    """Plays and scores a seed as the engine's programs do, once `use` has them compiled.
+    """Plays and scores a seed like the engine's programs, after `use` has set compiled programs.
 
-    The states that go in and out have the server's part alone.
+    The states that its methods take and return have only the server's part.
 
-    owners: of the clients.
-    folder: for a file of the private state.
+    owners: the division of the clients among the processes.
+    folder: where to create the file of the private state, if it is on disk.
     """
 
     def __init__(
@@ -67,17 +68,16 @@ class Hosted:
         self._store = HostState(self._like.private, self._num_clients, place, owners.segment)
         self._player, self._scorer = self._make_player(), self._make_scorer()
         block, pieces = self._player.first_block(), self._scorer.first_pieces()
-        self.shapes = _described(((block.lane, block.private), pieces))  # of what programs get
+        self.shapes = _described(((block.lane, block.private), pieces))  # of the programs' inputs
 
     def first_server(self, keys: Any) -> Any:
-        """The server's part of the first state."""
+        """The server's part of the initial state."""
         return self._init(keys).server
 
     def fill(self) -> None:
-        """Stores the first private state of this process's clients, a piece of them at a time.
+        """Stores the initial private state of this process's clients, a piece of them at a time.
 
-        MemoryError where the method's `init` can only make everybody's at once, and that does not
-        fit.
+        MemoryError if `init` can only be computed for all clients at once, and that does not fit.
         """
         keys, length = self._seed.keys, len(self._store.pieces()[0])
 
@@ -88,11 +88,11 @@ class Hosted:
 
         piece = self._tools.jit(entries, out=None).lower(keys, np.int32(0)).compile()
         if (sizes := piece.memory_analysis()) is not None:
-            parallel.check_memory(sizes.temp_size_in_bytes, "the clients' first state needs")
+            parallel.check_memory(sizes.temp_size_in_bytes, "the clients' initial state needs")
         self._store.fill(lambda ids: piece(keys, np.int32(ids[0])))
 
     def keep(self, private: Any) -> None:
-        """Stores this private state [C, ...] of everybody."""
+        """Stores the private state [C, ...] of all clients."""
 
         def entries(ids):
             return to_bits(tree.take(private, ids))
@@ -100,7 +100,7 @@ class Hosted:
         self._store.fill(entries)
 
     def lower(self, server: Any, sums: Progress) -> tuple[Any, list[Any], int, tuple[int, int]]:
-        """Rounds, the scores of each kind, clients and bytes, as in `engine.Programs`."""
+        """The lowered programs, clients and bytes, as in `engine.Programs`; `score` is a list."""
         (lane, private), pieces = self.shapes
         state, number = State(server, private), np.int32(0)
         everywhere, of_segments = self._tools.everywhere, self._tools.of_segments
@@ -117,29 +117,29 @@ class Hosted:
         return play.lower(lane, state, sums, number, number), scores, clients, sent
 
     def use(self, play: Any, score: list[Any]) -> None:
-        """Takes what `lower` gave, compiled."""
+        """Sets the compiled versions of the programs that `lower` returned."""
         self._player.compiled, self._scorer.compiled = play, score
 
     def play(self, settings, lane, state: State, sums: Progress, start, count):
-        """A block of rounds, as `engine.Programs.play`."""
+        """Plays a block of rounds, as `engine.Programs.play`."""
         return self._player.play(state, sums, int(start), int(count))
 
     def score(self, settings, lane, state: State, t) -> evaluate.Scores:
-        """An evaluation, as `engine.Programs.score`."""
+        """Evaluates the models, as `engine.Programs.score`."""
         self._player.flush()
         return self._scorer.score(state.server, int(t))
 
     def kept(self) -> HostState:
-        """What the clients of this process keep after the rounds played."""
+        """The store with the private state of this process's clients after the rounds played."""
         self._player.flush()
         return self._store
 
     def whole_state(self, state: State) -> State:
-        """A state with the private part of this process's clients, which is not copied."""
+        """The state with the private part of this process's clients, which is not copied."""
         return state._replace(private=from_bits(self.kept().everything(), self._like.private))
 
     def forget(self) -> None:
-        """Goes on with what is stored, whatever was played."""
+        """Discards the state on the devices; the next round starts from the stored state."""
         self._player.forget()
 
     def _init(self, keys):
@@ -160,7 +160,7 @@ class Hosted:
         whole, lane, batch = self._seed.to_score, self._seed.scoring, self._program.plan.eval_batch
         each = POPULATION_ROWS, NEW_ROWS
         clients, rows = min(self._clients_that_fit(whole, sets) for sets in each), len(whole.y)
-        if self._stream:  # in whole batches
+        if self._stream:  # a multiple of the batch size
             rows = max(1, blocks.EXAMPLE_BYTES // parts.example_bytes(whole) // batch) * batch
         kinds = [
             (kind, self._part(lane, whole, kind.sets, kind.room, kind.num_rows))
@@ -185,23 +185,22 @@ def _described(a):
 
 
 def check(method: Method, like: State) -> None:
-    """BadInput where a method needs everybody's private state at once. like: shapes."""
+    """BadInput if a method needs the private state of all clients at once. like: shapes."""
     for name, function in (("newcomer", method.newcomer), ("record", method.record)):
         if function is not None and depends(partial(_of_parts, function), *like[::-1]):
             raise BadInput(
                 f"the method's `{name}` reads the private state of all clients at once, which"
-                " config.engine.state=host and disk do not have together; use"
-                " config.engine.state=auto"
+                " config.engine.state=host and disk do not allow; use config.engine.state=auto"
             )
 
 
 def _check_metrics(plan, kinds):
-    """BadInput where a metric needs all examples at once, but they are scored in pieces."""
+    """BadInput if a metric needs all examples at once, but they are scored in pieces."""
     in_pieces = any(len(kind.shared) > 1 for kind in kinds)
     names = [metric.name for metric in plan.metrics if isinstance(metric, Whole)]
     if in_pieces and names:
         raise BadInput(
-            f"metric {names[0]!r} needs a model's answers to all test examples at once, which"
+            f"metric {names[0]!r} needs a model's outputs for all test examples at once, which"
             " config.engine.data=stream scores in pieces; use config.engine.data=auto"
         )
 

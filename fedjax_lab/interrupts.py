@@ -1,12 +1,13 @@
-"""Ctrl-C and SIGTERM, at any moment of a command.
+"""Handling of Ctrl-C and SIGTERM at any moment of a command.
 
-`watch` starts a thread that ends the process at the first signal: one line on stderr and exit code
-130. An exception in the main thread would not do. It is raised only when compiled code returns, it
-crashes a library that is just being imported, and some libraries swallow it. Ending at once is safe
-because every file is written under another name first, or appended to line by line.
+`watch` starts a thread that ends the process at the first signal, with one line on stderr and exit
+code 130. Raising an exception in the main thread is not sufficient: it is raised only when compiled
+code returns, it can break the import of a library, and some libraries swallow it. Ending the
+process at once is safe because every file is written under a temporary name first, or appended to
+line by line.
 
-While rounds are played, `delayed` turns the first signal into an event, so that the state is saved.
-Only the standard library is imported here: a command watches before it imports anything else.
+While rounds run, `delayed` turns the first signal into an event, so that the state is saved. Only
+the standard library is imported here, because a command calls `watch` before any other import.
 """
 
 import atexit
@@ -18,12 +19,12 @@ from collections.abc import Callable, Iterator
 
 CODE = 130
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
-STOPPING = "stopping after the rounds under way; once more to stop at once"
+STOPPING = "finishing the current rounds; press Ctrl-C again to quit now"
 
 _watching = False
-_delayed: list[tuple[threading.Event, str]] = []  # of the `delayed` blocks under way
-stderr = 2  # the descriptor of the last words
-children: set = set()  # of subprocess.Popen, which `stop` kills: they end with this process
+_delayed: list[tuple[threading.Event, str]] = []  # of the active `delayed` blocks
+stderr = 2  # the file descriptor for the final message
+children: set = set()  # subprocess.Popen objects, which `stop` kills together with this process
 
 
 def _interrupted() -> str:
@@ -34,21 +35,21 @@ _last_words: Callable[[], str] = _interrupted
 
 
 def watch() -> None:
-    """From now on a signal ends this process. For commands, in their first line."""
+    """Makes SIGINT and SIGTERM end this process from now on. Commands call it first."""
     global _watching
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
     _arm()
-    # The last of all exit functions, as it is the first: from there on no thread can act, and the
-    # default action would leave the exit code of a signal behind work that is done.
+    # Registered first, so it runs as the last exit function. After it no thread can act on a
+    # signal, whose default action would replace the exit code of a finished command.
     atexit.register(_ignore)
     threading.Thread(target=_act_on_signals, args=(reader,), daemon=True).start()
     _watching = True
 
 
 def _arm():
-    """Python notes the signal and passes it on to the thread; nothing is raised anywhere."""
+    """Installs handlers that do nothing: Python still writes the signal to the thread's pipe."""
     for number in SIGNALS:
         signal.signal(number, lambda *_: None)
 
@@ -70,41 +71,42 @@ def _act_on_signals(reader):
 
 
 def stop() -> None:
-    """Ends this process and its children at once, with its last words."""
+    """Prints the final message and ends this process and its children at once."""
     try:
         for child in list(children):
             child.kill()
-        if words := _last_words():  # else they have been said
+        if words := _last_words():  # empty if they have already been printed
             tell(words, descriptor=stderr)
         for child in list(children):
-            child.wait(timeout=5)  # so that its folder is free
+            child.wait(timeout=5)  # so that the lock on its folder is released
     finally:
         os._exit(CODE)
 
 
 def tell(text: str, descriptor: int) -> None:
-    """Writes a line past Python's buffers."""
+    """Writes a line directly to a file descriptor, bypassing Python's buffers."""
     with contextlib.suppress(OSError):
-        line = "\n" * os.isatty(descriptor) + text + "\n"  # a progress bar may stand there
+        line = "\n" * os.isatty(descriptor) + text + "\n"  # the line may hold a progress bar
         os.write(descriptor, line.encode(errors="backslashreplace"))
 
 
 def set_last_words(words: Callable[[], str]) -> None:
-    """`words` gives the line that a signal prints: what was saved, and how to continue."""
+    """Sets the function that returns the final message: what was saved, and how to continue."""
     global _last_words
     _last_words = words
 
 
 @contextlib.contextmanager
 def delayed(message: str = STOPPING) -> Iterator[threading.Event]:
-    """Inside, the first signal only sets the event that this yields; the second one is not delayed.
+    """A context in which the first signal sets the yielded event instead of ending the process.
 
-    The first signal also prints the message. Where nobody watches, as in a notebook, the second
-    signal acts as the system's default, and outside of the main thread no signal is caught.
+    The first signal also prints the message; the second one is not delayed. Without `watch`, as in
+    a notebook, the second signal has the system's default action, and outside of the main thread no
+    signal is caught.
     """
     event = threading.Event()
     if _watching:
-        _arm()  # anew: a library such as the distributed runtime may have handlers of its own
+        _arm()  # again, because a library such as the distributed runtime may replace the handlers
     with contextlib.nullcontext() if _watching else _handlers(event, message):
         _delayed.append((event, message))
         try:

@@ -1,4 +1,4 @@
-"""A run of a folder, read again: its states, predictions, scores on other data, models as files."""
+"""Loads a run from its folder: states, predictions, scores on other data, models as files."""
 
 import functools
 from collections.abc import Callable
@@ -24,11 +24,16 @@ from fedjax_lab.types import ROWS, Client, PyTree, Stage, State, Weights
 
 
 def load(folder: str | Path, rounds: int | None = None) -> "Run":
-    """The run of a folder at its checkpoint after so many rounds; None: at the newest one.
+    """The run of a folder, at one of its checkpoints.
 
-    Nothing in the folder is changed, and a run may go on in it. The data are read again, as the
-    config says. BadInput where the folder holds no run or no such checkpoint, or where data or
-    files are not those of the run.
+    The folder is not changed, and a command may still be training in it. The data are loaded anew
+    from the source in the config.
+
+    folder: a local folder, or text such as gs://BUCKET/FOLDER.
+    rounds: the number of rounds after which the checkpoint was saved; None: the newest checkpoint.
+
+    BadInput if the folder holds no run or no such checkpoint, or if the data or files have changed
+    since the run.
     """
     if not isinstance(folder, (str, Path)):
         raise BadInput(f"a folder must be text or a Path, got {quoted(folder)}")
@@ -55,35 +60,36 @@ def _load(folder, rounds):
 
 
 def _scheduled(was):
-    """As `Program.scheduled`, in the stage that was under way."""
+    """`Program.scheduled` for the stage of the checkpoint."""
     scheduled = was.experiment.simulation.scheduled
     return scheduled and functools.partial(scheduled, was.number, {})
 
 
 @dataclass(frozen=True, repr=False)
 class Run:
-    """What a run has come to. `client` is a number from 0, or None for the global model.
+    """A run at one of its checkpoints.
 
-    The global model is the one of a newcomer: of a client that took no part. A client's model is
-    the one that it is scored with. `seed` is one of the run's; None: the first one.
+    In the methods, `client` is the number of a client from 0, or None for the global model, which
+    is the model of a client that took no part in training. A client's model is the one with which
+    it is scored. `seed` is a seed of the run; None: its first one.
     """
 
-    folder: Path | str  # text where it is in the cloud
+    folder: Path | str  # text if it is in the cloud
     config: ml_collections.ConfigDict
     experiment: Experiment  # with the dataset, the task and the federation of each seed
-    rounds: int  # so many were played
-    rows: list[dict]  # of metrics.jsonl, until then
-    states: list[State]  # one of each seed; what was kept on the host is NumPy arrays
-    stage: Stage  # of the method, that was under way
+    rounds: int  # the number of finished rounds
+    rows: list[dict]  # the rows of metrics.jsonl up to this round
+    states: list[State]  # the state of each seed; parts that were kept on the host are NumPy arrays
+    stage: Stage  # the stage of the method at the checkpoint
     scheduled: Callable | None = None  # as `Program.scheduled`
 
     @property
     def seeds(self) -> list[int]:
-        """Those of the run, in the order of `states`."""
+        """The seeds of the run, in the order of `states`."""
         return self.experiment.simulation.seeds
 
     def predict(self, x: Any, client: int | None = None, seed: int | None = None) -> np.ndarray:
-        """Logits [N, K] of examples x [N, ...], which are as those of the run's dataset."""
+        """Logits [N, K] of examples x [N, ...] in the format of the run's dataset."""
         x = np.asarray(x)
         self._check_examples(x)
         message, who = self.of_client(client, seed)
@@ -93,12 +99,12 @@ class Run:
         return np.concatenate([self._logits(pool, message, who, rows) for rows in batches])
 
     def score(self, data: Dataset | tuple[Any, Any], seed: int | None = None) -> dict:
-        """Accuracies in percent on all examples of other data, as a row of metrics has them.
+        """Scores on all examples of other data, in the format of a row of metrics.jsonl.
 
-        data: a dataset, or examples [N, ...] and labels [N].
+        data: a dataset, or a pair of examples [N, ...] and labels [N].
 
-        Returns `accuracy`, over the clients' own models, and `global`; `domains`, if there are
-        several.
+        Returns a dict with `accuracy`, over the clients' own models, and `global`, in percent; if
+        the data have several domains also `domains`.
         """
         dataset = _as_dataset(data, self.experiment.dataset)
         self._check_examples(dataset.x)
@@ -112,19 +118,20 @@ class Run:
             each = [jax.device_get(counted(pool, *self.of_client(i, seed), rows)) for i in clients]
             return jax.tree.map(lambda *a: np.stack(a), *each)
 
-        everybody = count(range(self.num_clients))
+        of_clients = count(range(self.num_clients))
         if self.stage.method.newcomer is None:
             some = evaluate.evenly_spaced(self.num_clients)
-            average = jax.tree.map(lambda a: a[some], everybody)
+            average = jax.tree.map(lambda a: a[some], of_clients)
         else:
             average = count([None])
-        scores = evaluate.Scores(None, everybody, average, None)
+        scores = evaluate.Scores(None, of_clients, average, None)
         return evaluate.summarize(scores, dataset.domains, plan.metrics)
 
     def model(self, client: int | None = None, seed: int | None = None) -> Weights:
-        """The weights of `experiment.task`: what the client is sent, what it keeps, or both.
+        """The weights of a model of `experiment.task`.
 
-        BadInput where these are more or less than one model.
+        They are collected from the message to the client and from the state that it keeps. BadInput
+        if these do not contain exactly one model.
         """
         message, who = self.of_client(client, seed)
         name, task = self.config.method.name, self.experiment.task
@@ -135,19 +142,20 @@ class Run:
         return weights
 
     def export(self, path: str | Path, client: int | None = None, seed: int | None = None) -> None:
-        """Writes the weights of `model` to a new .safetensors file, or else to a folder of Orbax.
+        """Writes the weights of `model` to a new .safetensors file, or else to an Orbax folder.
 
-        `config.model.pretrained` takes either. Their names are `params/LAYER/kernel` and the like.
+        `config.model.pretrained` reads both. The names of weights are of the form
+        `params/LAYER/kernel`. BadInput if the path exists or its folder does not.
         """
         path = Path(path)
         if path.exists():
             raise BadInput(f"{path} exists; name a new file or folder")
         if not path.absolute().parent.is_dir():
-            raise BadInput(f"no folder {path.parent} to write {path.name} in")
+            raise BadInput(f"cannot write {path.name}: there is no folder {path.parent}")
         pretrained.write(path, self.model(client, seed))
 
     def of_client(self, client: int | None, seed: int | None = None) -> tuple[PyTree, Client]:
-        """The message that the client predicts with, and the client with what it keeps."""
+        """The message with which the client predicts, and the client with its private state."""
         i, method = self.index(seed), self.stage.method
         if method.predict is None:
             raise BadInput(
@@ -157,9 +165,9 @@ class Run:
         if client is None:
             return self._newcomer(i)
         if not _is_whole(client) or client not in range(self.num_clients):
-            raise BadInput(f"no client {quoted(client)}; there are 0 .. {self.num_clients - 1}")
-        everybody = self._populations[i]._replace(private=self.states[i].private)
-        person = jax.tree.map(lambda a: jnp.asarray(a[client]), everybody)
+            raise BadInput(f"no client {quoted(client)}; valid: 0 .. {self.num_clients - 1}")
+        population = self._populations[i]._replace(private=self.states[i].private)
+        person = jax.tree.map(lambda a: jnp.asarray(a[client]), population)
         message = self._send(self.states[i].server, person.id)
         if method.tune is None:
             return message, person
@@ -168,7 +176,7 @@ class Run:
 
     @property
     def num_clients(self) -> int:
-        """How many there are; of a pooled method those that are scored."""
+        """The number of clients; with a pooled method, the clients that are scored."""
         return len(self.experiment.simulation.federations[0].train)
 
     def _newcomer(self, i):
@@ -183,7 +191,7 @@ class Run:
         return message, nobody._replace(id=jnp.int32(-1), private=private)
 
     def _held(self, i, client):
-        """The examples of one client's `Work` as a federation and rows; and its stream."""
+        """The examples of one client's `Work` as a federation and rows, and its random key."""
         federation = self.experiment.simulation.federations[i]
         each = work_rows(self.stage.method, federation)
         sets = [of_set.on_host(np.array([client]))[0] for of_set in each if of_set is not None]
@@ -197,7 +205,7 @@ class Run:
         return held, WorkRows(*map(jnp.asarray, parts)), key
 
     def _pool(self, x, y, domain, i):
-        """Examples as a federation, which the run's models see as they see those of seed i."""
+        """Examples as a federation with the preprocessing of seed i of the run."""
         federation, view = self.experiment.simulation.federations[i], self.stage.view
         frozen: PyTree = ()
         if view is not None and view.frozen is not None:
@@ -209,7 +217,7 @@ class Run:
 
     @functools.cached_property
     def _plan(self):
-        """The run's, where a view of the stage is taken of each batch."""
+        """The plan of the run, with the stage's view applied to each batch."""
         plan, view = self.experiment.simulation.plan._replace(equal_steps=False), self.stage.view
         if view is None:
             return plan
@@ -265,11 +273,11 @@ class Run:
             )
 
     def index(self, seed: int | None) -> int:
-        """The place of a seed in `seeds`; None: the first one."""
+        """The position of a seed in `seeds`; 0 for None. BadInput for an unknown seed."""
         if seed is None:
             return 0
         if seed not in self.seeds:
-            raise BadInput(f"{self.folder} has no seed {quoted(seed)}, but {self.seeds}")
+            raise BadInput(f"{self.folder} has no seed {quoted(seed)}; valid: {self.seeds}")
         return self.seeds.index(seed)
 
 
@@ -278,7 +286,7 @@ def _is_whole(number):
 
 
 def _as_dataset(data, like):
-    """A dataset as it is; examples and labels as one with the classes of `like`."""
+    """The data as a dataset; a pair of examples and labels gets the classes of `like`."""
     if isinstance(data, Dataset):
         return data
     if not isinstance(data, (tuple, list)) or len(data) != 2:

@@ -1,4 +1,4 @@
-"""What one client does with its own rows: train on them, average over them, draw from them."""
+"""The work of one client on its own rows: training, means over examples, and random batches."""
 
 from collections.abc import Callable
 from functools import partial
@@ -26,16 +26,16 @@ from fedjax_lab.types import (
 
 
 def everything(name: str) -> bool:
-    """The default of `only`: every leaf is trained."""
+    """The default of `only`, which selects every leaf for training."""
     return True
 
 
 def fetch(federation: Federation, rows: Array, plan: Plan, key: Array | None = None) -> Batch:
-    """The examples of rows [B]; a row of -1 is padding. The only reader of `federation.x`.
+    """The examples of rows [B], where -1 is padding. The only function that reads `federation.x`.
 
-    Only here they become float32 and take the shape that the plan gives an example. Those of one
-    client (`of_client`) have its feature skew. With a key, those of a training step: augmented
-    where the plan says so.
+    The examples are converted to float32 and to the shape `plan.example_shape`. In a federation of
+    one client (`of_client`) its feature skew is applied. With a key, the examples are those of a
+    training step and are augmented by `plan.augment`.
     """
     raw = federation.x[rows]
     x = raw.astype(jnp.float32)
@@ -53,24 +53,24 @@ def fetch(federation: Federation, rows: Array, plan: Plan, key: Array | None = N
 
 
 def of_client(federation: Federation, client: Client) -> Federation:
-    """The federation whose examples are fetched as this client, whose own they are, has them."""
+    """The federation from which `fetch` returns examples with the feature skew of this client."""
     return federation if client.skew is None else federation._replace(skew=client.skew)
 
 
 def num_batches(n: Array, batch_size: int) -> Array:
-    """Batches in a pass over n examples, the last short one included."""
+    """The number of batches in a pass over n examples, including a short last batch."""
     return (jnp.asarray(n, jnp.int32) + batch_size - 1) // batch_size
 
 
 class WorkRows(NamedTuple):
-    """The rows that a client's `Work` sees, of one client [N] or of many (`Rows`)."""
+    """The rows that a client's `Work` uses, of one client [N] or of many (`Rows`)."""
 
     train: Any
-    validation: Any = None  # None: the method does not ask for them
+    validation: Any = None  # None: `Method.validation` is false
 
 
 def work_sets(method: Method) -> tuple[str, ...]:
-    """The fields of a federation that have the rows of `Work`, in the order of `WorkRows`."""
+    """The fields of a federation that hold the rows of `Work`, in the order of `WorkRows`."""
     return WorkRows._fields if method.validation else ("train",)
 
 
@@ -80,7 +80,7 @@ def work_rows(method: Method, federation: Federation) -> WorkRows:
 
 
 class Training(NamedTuple):
-    """What one call of `Work.train` did."""
+    """Totals of one call of `Work.train`."""
 
     loss: Array  # sum over steps
     steps: Array
@@ -88,31 +88,31 @@ class Training(NamedTuple):
 
 
 class Examples(NamedTuple):
-    """What one client holds: rows [N] of a federation, padding last, in batches of the plan's."""
+    """The examples of one client: rows [N] of a federation, padding last, divided into batches."""
 
     federation: Federation
     rows: Array
     plan: Plan
-    padded: Array  # [longest, B] the rows as they stand
-    batches: Array | int  # in a pass over the real rows; a number where no steps are masked
+    padded: Array  # [longest, B] the rows in their original order
+    batches: Array | int  # batches of a pass without padding; an int if no steps are masked
 
     @property
     def longest(self) -> int:
-        """Batches in a pass over all rows, padding among them."""
+        """The number of batches in a pass over all rows, including padding."""
         return self.padded.shape[0]
 
     @property
     def size(self) -> Array:
-        """How many of the rows are real."""
+        """The number of rows that are not padding."""
         return jnp.sum(self.rows >= 0)
 
     def batch(self, s: Array) -> Batch:
-        """Batch s of the rows as they stand."""
+        """Batch s of the rows in their original order."""
         return fetch(self.federation, self.padded[s], self.plan)
 
 
 def make_examples(federation: Federation, rows: Array, plan: Plan) -> Examples:
-    """The examples of rows [N] in batches."""
+    """The examples of rows [N], divided into batches of `plan.batch_size`."""
     size = plan.batch_size
     longest = -(-rows.shape[0] // size)
     padded = _pad(rows, longest * size).reshape(longest, size)
@@ -128,14 +128,19 @@ def make_work(
     passes: Array | None = None,
     validation: Array | None = None,
 ) -> tuple[Work, list[Training]]:
-    """The work of one client on its rows [N], padding last; and a list of its trainings.
+    """The `Work` of one client, and a list to which each of its trainings is added.
 
-    validation: its validation rows [V], likewise; None: `Work` does not have them.
-    passes: how many of `plan.epochs` passes the client makes; None: all of them. Of another number
-    of passes that a method asks for it makes the same share, rounded up.
+    Args:
+      federation: holds the examples.
+      rows: the client's training rows [N], padding last.
+      plan: the sizes of the run.
+      key: the client's stream of random numbers in this exchange.
+      passes: how many of `plan.epochs` passes the client makes; None: all of them. If a method
+        requests another number of passes, the client makes the same share of it, rounded up.
+      validation: the client's validation rows [V], padding last; None: `Work` does not have them.
 
-    The list grows by one entry while `train` is traced, so `Exchange.local` calls `train` at its
-    top level, never inside a jax transformation of its own: BadInput says so.
+    The list gets an entry when `train` is traced. `Exchange.local` must therefore call `train` at
+    its top level, not inside a jax transformation of its own; else BadInput is raised.
     """
     examples = make_examples(federation, rows, plan)
     sets = {"train": examples}
@@ -172,18 +177,18 @@ def make_work(
 INSIDE = (
     "work.train is called inside a jax transformation (such as vmap, scan, fori_loop, cond, grad or"
     " jit), which hides its steps from the simulator; call it at the top level of a method's"
-    " local, several times by a Python loop if need be"
+    " local, for several trainings in a Python loop"
 )
 
 
 def _on_sets(function, sets):
-    """The function of those examples that its option `rows` names, by default of "train"."""
+    """The function with an option `rows`, which selects the set of examples, by default "train"."""
 
     def run(*args, rows="train", **options):
         if rows not in sets:
             raise BadInput(
                 f"`Work` has no rows {quoted(rows)}, but {' and '.join(sets)}; a method that needs"
-                " validation rows asks for them with Method(validation=True)"
+                " validation rows must set Method(validation=True)"
             )
         return function(sets[rows], *args, **options)
 
@@ -203,26 +208,28 @@ def train(
     references: Callable[[Batch], PyTree] | None = None,
     stepping: Callable[[Examples], Stepping] | None = None,
 ) -> tuple[Weights, Training]:
-    """Passes over the examples in fresh order, from a fresh state of the optimizer.
+    """Trains weights for several passes, each in a new random order of the examples.
+
+    The state of the optimizer is initialized anew in each call.
 
     Args:
-      examples: those that are trained on.
-      key: the stream of this training.
-      weights: where it begins.
+      examples: the training examples.
+      key: the stream of random numbers of this training.
+      weights: the initial weights.
       loss: (weights, batch, key) -> (mean over the batch, `Output` of the pass): `losses.Loss`.
-      only: chooses by name the leaves that are trained; the others stay.
-      epochs: how many passes; None: the plan's number.
-      steps: after how many batches a pass is cut; None: never.
-      optimizer: None: the plan's.
-      references: Batch -> arrays [B, ...], a function of each example alone that the training does
-        not change; the loss gets them as `batch.references`. Computed once in a call; where
-        training images are augmented, in every step instead.
-      stepping: how each step draws its examples, and makes a gradient of them, for the examples
-        that are trained on. It does not change how many steps there are. None: a pass goes through
-        the examples in fresh order, by the gradient of the loss.
+      only: selects the leaves to train by their names; other leaves do not change.
+      epochs: the number of passes; None: `plan.epochs`.
+      steps: the largest number of batches of a pass; None: no limit.
+      optimizer: an optax.GradientTransformation; None: `plan.optimizer`.
+      references: Batch -> arrays [B, ...]: values of each example that do not depend on the trained
+        weights; the loss gets them as `batch.references`. They are computed once per call, or in
+        every step if training images are augmented.
+      stepping: examples -> `Stepping`: how each step draws its examples and computes their
+        gradient. The number of steps does not change. None: each pass uses every example once, in a
+        new random order, with the gradient of the loss.
 
     Returns:
-      The weights after it, and what it did.
+      The trained weights, and the totals of the training.
     """
     plan = examples.plan
     epochs = plan.epochs if epochs is None else epochs
@@ -251,7 +258,7 @@ def train(
 
 
 def _in_fresh_order(examples):
-    """Each pass has every example once."""
+    """The default `Stepping`: each pass uses every example once, in a new random order."""
     rows, size = examples.rows, examples.plan.batch_size
     positions = jnp.where(rows < 0, -1, jnp.arange(rows.shape[0], dtype=rows.dtype))
 
@@ -266,14 +273,14 @@ def _in_fresh_order(examples):
 
 
 def _batches_of_a_pass(examples, steps):
-    """A Python number where the plan has equal steps: no step is masked then."""
+    """The number of batches of a pass; a Python int if the plan has equal steps (no masking)."""
     if steps is None:
         return examples.batches
     return (min if examples.plan.equal_steps else jnp.minimum)(examples.batches, steps)
 
 
 def _batches_with(references, examples):
-    """(positions among the rows [B], -1: padding; key of the step) -> the batch of a step."""
+    """A function (positions [B] among the rows, -1: padding; key of the step) -> batch."""
     federation, rows, plan = examples.federation, examples.rows, examples.plan
     table = None
     if references is not None and plan.augment is None:
@@ -290,7 +297,7 @@ def _batches_with(references, examples):
 
 
 def _of_each(fn, examples):
-    """fn of each example in the batches of a pass: [longest * B, ...]."""
+    """The outputs of fn for each example, in batches of the original order: [longest * B, ...]."""
     shape = jax.eval_shape(lambda s: fn(examples.batch(s)), 0)
     empty = jax.tree.map(lambda a: jnp.zeros((examples.longest, *a.shape), a.dtype), shape)
     table = jax.lax.fori_loop(
@@ -300,7 +307,10 @@ def _of_each(fn, examples):
 
 
 def _make_update(loss, fixed, optimizer, clip, gradient):
-    """(carry, batch, key) -> carry after a step: free leaves, statistics, moments, summed loss."""
+    """A function (carry, batch, key) -> carry that makes one step.
+
+    carry: the trained leaves, the statistics, the optimizer's state and the sum of losses.
+    """
 
     def update(carry, batch, key):
         free, stats, moments, total = carry
@@ -317,10 +327,11 @@ def _make_update(loss, fixed, optimizer, clip, gradient):
 
 
 def mean(examples: Examples, fn: Callable[[Batch], PyTree], when: Array | bool = True) -> PyTree:
-    """Mean of fn over the examples; fn gives a batch's mean over its real ones.
+    """The mean of fn over the examples.
 
-    when: a flag []; where it does not hold nothing is computed and the mean is 0. A `cond` would
-    not do under `vmap`, where it computes both of its branches.
+    fn: Batch -> tree, the mean over the examples of the batch that are not padding.
+    when: a flag []; if it is false, nothing is computed and the mean is 0. (Under `vmap`, `cond`
+    would compute both of its branches.)
     """
 
     def step(s, total):
@@ -334,9 +345,9 @@ def mean(examples: Examples, fn: Callable[[Batch], PyTree], when: Array | bool =
 
 
 def outputs(examples: Examples, fn: Callable[[Batch], PyTree]) -> tuple[PyTree, Array]:
-    """What fn gives for each of the examples, in the order of the rows [N, ...]; and a mask [N].
+    """The outputs of fn for each example, in the order of the rows [N, ...], and a mask [N].
 
-    fn: Batch -> arrays [B, ...]. Where the mask is 0 there is no example: see `_of_each`.
+    fn: Batch -> arrays [B, ...]. The mask is 0 for padding.
     """
     rows = examples.rows
     of_rows = jax.tree.map(lambda a: a[: rows.shape[0]], _of_each(fn, examples))
@@ -344,13 +355,13 @@ def outputs(examples: Examples, fn: Callable[[Batch], PyTree]) -> tuple[PyTree, 
 
 
 def draw(examples: Examples, key: Array, size: int) -> Batch:
-    """A random batch, drawn without replacement: the same at every call in an exchange."""
+    """A random batch, drawn without replacement; the same in every call with the same key."""
     rows = _pad(shuffle(streams.drawing(key), examples.rows), size)[:size]
     return fetch(examples.federation, rows, examples.plan)
 
 
 def shuffle(key: Array, rows: Array) -> Array:
-    """Rows [N] in random order, padding (-1) last."""
+    """The rows [N] in random order, with padding (-1) last."""
     noise = jax.random.bits(key, rows.shape, jnp.uint32) >> 1
     return jax.lax.sort((jnp.where(rows < 0, jnp.uint32(1 << 31), noise), rows), num_keys=1)[1]
 

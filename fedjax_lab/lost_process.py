@@ -1,9 +1,9 @@
-"""One line where another process of the run has ended, in place of what JAX's runtime does then.
+"""Ends a process with a one-line message when another process of the run has ended.
 
-JAX's coordination service notices a process that is gone: the first one by its closed connection,
-any other by its missing heartbeats. The runtime of all others then prints a page to stderr and
-aborts, and offers no way to do anything else. So what the runtime prints goes to a file, and the
-signal of the abort reads there what has happened.
+JAX's coordination service detects that a process has ended: the first process by its closed
+connection, any other by missing heartbeats. JAX's runtime in the other processes then prints a long
+message to stderr and aborts, without a way to handle the event. Therefore the output of the runtime
+is redirected to a file, and the handler of the abort signal reads the reason from that file.
 """
 
 import ctypes
@@ -18,11 +18,11 @@ from fedjax_lab import command, interrupts, processes
 NOTICE = "JAX distributed service detected fatal errors"
 MISSED = re.compile(r"stopped sending heartbeats\):\s*([\d,\s]+)")
 
-_kept: list = []  # what must not be collected: the file, and the handler, which C code calls
+_kept: list = []  # keeps the file and the handler, which C code calls, from garbage collection
 
 
 def watch() -> None:
-    """From now on the end of another process ends this one with one line and exit code 1."""
+    """Makes the end of another process end this one, with a one-line message and exit code 1."""
     file = command.divert_libraries()
     handler = ctypes.CFUNCTYPE(None, ctypes.c_int)(lambda _: _aborted(file))
     ctypes.CDLL(None).signal(signal.SIGABRT, handler)  # runs in the aborting thread, which waits
@@ -31,7 +31,7 @@ def watch() -> None:
 
 def _aborted(file):
     printed = os.pread(file.fileno(), 1 << 20, 0).decode(errors="replace")
-    if NOTICE not in printed:  # an abort of another kind
+    if NOTICE not in printed:  # an abort for another reason
         interrupts.tell(printed, interrupts.stderr)
         return
     processes.let_others_end()
@@ -39,7 +39,10 @@ def _aborted(file):
 
 
 def what_ended(printed: str, count: int) -> str:
-    """Which of the `count` processes are gone, from what the runtime has printed."""
+    """A message with the numbers of the processes that have ended.
+
+    printed: the output of JAX's runtime. count: the number of processes of the run.
+    """
     missed = MISSED.search(printed)
     numbers = sorted(set(map(int, re.findall(r"\d+", missed[1])))) if missed else [0]
     which = ", ".join(f"{number}/{count}" for number in numbers)

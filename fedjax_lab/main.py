@@ -1,4 +1,4 @@
-"""The command line of a run. The only file with absl flags.
+"""The command that trains one run. This is the only module that defines absl flags.
 
 python -m fedjax_lab.main --config=quickstart[:METHOD] [--config.method.mu=0.1 ...]
                           [--workdir=DIR] [--seeds=0,1,2] [--resume] [--partition_only]
@@ -6,53 +6,58 @@ python -m fedjax_lab.main --config=quickstart[:METHOD] [--config.method.mu=0.1 .
                           [--nocompilation_cache] [--flagfile=FILE] [--show_config]
 python -m fedjax_lab.main --help-method NAME
 
---config          a config that comes with the package, or the path of a file with a function
-                  get_config, which wins; :METHOD is the argument of get_config: a name, that of a
-                  function of the file, MODULE:FUNCTION or PATH/FILE.py:FUNCTION
---config.KEY      overrides a key of the config, --config.local.lr=0.1; where the value is true or
-                  false also --config.KEY and --noconfig.KEY alone; given twice, the last one holds
---workdir         folder for all results; default: a new one in runs/
---seeds           whole numbers and ranges of them, 0,1,2 or 0-2, which are trained together;
-                  default: config.run.seed
---resume          goes on from the newest checkpoint of the workdir. Config and seeds are those of
-                  the workdir where no --config is given. What changes nothing that was computed may
-                  be another: config.run.rounds (if the method's stages end where they have ended),
-                  run.eval_every, run.metrics, engine.state, engine.data; and there may be more
-                  --seeds, of which only the new ones are trained
---partition_only  shows who holds what, as a table and a picture, and trains nothing
---profile         rounds to record, after the first three, in DIR/profile: a trace that TensorBoard
-                  (xprof) and Perfetto open; the results do not depend on it
---log             loggers that follow the run: wandb, mlflow, tensorboard (event files in
-                  DIR/tensorboard), or MODULE:FUNCTION of your own, see running/loggers. A run that
-                  is resumed goes on in the same run of the service, but begins a new one there
-                  where it gets more seeds; no service holds a run up
---distributed     this is one of several processes that together make one run; see below
+--config          the name of a config that comes with the package, or the path of a Python file
+                  that defines get_config; if both exist, the file is used. METHOD is passed to
+                  get_config: the name of a method, the name of a function in the config file,
+                  MODULE:FUNCTION or PATH/FILE.py:FUNCTION
+--config.KEY      overrides a key of the config, for example --config.local.lr=0.1. A key that is
+                  true or false can also be set with --config.KEY and --noconfig.KEY. If a key is
+                  given twice, the last value is used
+--workdir         folder for all results; default: a new folder below runs/
+--seeds           whole numbers and ranges of them, for example 0,1,2 or 0-2; all seeds are trained
+                  together; default: config.run.seed
+--resume          continues from the newest checkpoint in the workdir. Without --config, the config
+                  and the seeds of the workdir are used. Settings that do not affect the finished
+                  rounds may change: config.run.rounds (provided that the method's finished stages
+                  keep their length), the other run keys eval_every, metrics, patience, target and
+                  max_seconds, and engine.state and engine.data. More --seeds may be given; only the
+                  new ones are then trained
+--partition_only  prints and draws which clients hold which examples, without training
+--profile         number of rounds to profile, after the first three rounds. The trace in
+                  DIR/profile can be opened in TensorBoard (xprof) and in Perfetto; profiling does
+                  not change the results
+--log             experiment loggers: wandb, mlflow, tensorboard (event files in DIR/tensorboard),
+                  or MODULE:FUNCTION of your own, see running/loggers. A resumed run continues the
+                  same run of the service; with more seeds it starts a new one. A slow or failing
+                  service never blocks training
+--distributed     marks this process as one of several that run the same command; see below
 --nocompilation_cache
-                  compiles all programs anew. Otherwise they are kept for later runs in the user's
-                  cache folder ($FEDJAX_LAB_CACHE/programs, by default in ~/.cache/fedjax_lab, or
-                  JAX_COMPILATION_CACHE_DIR)
---show_config     prints each key of the config as a flag, with its value and its meaning, and
-                  trains nothing
---help_method     prints what a method is, and the defaults and meanings of its settings; also
-                  written --help-method
---flagfile        a file with a flag in each line, read in the place of this one
+                  compiles all programs anew. By default compiled programs are kept for later runs
+                  in the user's cache folder: $FEDJAX_LAB_CACHE/programs, below ~/.cache/fedjax_lab
+                  if that variable is not set, or JAX_COMPILATION_CACHE_DIR
+--show_config     prints each key of the config as a flag, with its value and its meaning, without
+                  training
+--help_method     prints the description of a method, and the defaults and meanings of its settings;
+                  also written --help-method
+--flagfile        a file with one flag per line; the flags are inserted at this position
 
-With --distributed this is number I of N processes, where number 0 can be reached at HOST:PORT, or
-as Slurm, a TPU pod or MPI says. Number 0 writes the files, but each process writes its share of a
-checkpoint, so that all must see the same workdir. Where one of them ends too early, the others end
-within half a minute, and --resume goes on.
+With --distributed=I/N@HOST:PORT this is process I of N, and process 0 can be reached at HOST:PORT;
+with --distributed=auto, Slurm, the TPU pod or MPI provides these values. Process 0 writes the
+files, but each process writes its part of a checkpoint, so all processes must see the same workdir.
+If one process ends early, the others end within half a minute; --resume continues the run.
 
 DIR may be in the cloud: gs://BUCKET/FOLDER (package gcsfs), s3://... (s3fs), az://... (adlfs). The
-run then works in a copy in $TMPDIR, which it uploads with every checkpoint and at its end, so that
---resume goes on from another machine. Such a folder has no lock: where a second command resumes the
-run, the first one ends at its next upload. A run of several processes cannot be there.
+run then works in a local copy in $TMPDIR, which it uploads with every checkpoint and at its end, so
+that --resume can continue it on another machine. Cloud folders have no lock: if a second command
+resumes the run, the first one ends at its next upload. Runs with several processes need a local
+DIR.
 
-Exit codes: 0 done; 1 the machine failed (disk, memory, another process of the run): what was saved
-is kept; 2 a usage, config or data error; 3 diverged; 130 interrupted. Each but 0 comes with one
-line.
+Exit codes: 0 done; 1 a failure of the machine (disk, memory, another process of the run): the saved
+state is kept; 2 a usage, config or data error; 3 diverged; 130 interrupted. Every code except 0
+comes with a one-line message.
 """
 
-if __name__ == "__main__":  # before the imports, which an interrupt may meet
+if __name__ == "__main__":  # before the imports, during which an interrupt may arrive
     from fedjax_lab import command
 
     command.begin()
@@ -70,27 +75,27 @@ from fedjax_lab import command
 from fedjax_lab.errors import BadInput, cut, quoted
 from fedjax_lab.running import cloud
 
-CONFIG = flags.DEFINE_string("config", None, "NAME or FILE.py, or with :METHOD behind it")
+CONFIG = flags.DEFINE_string("config", None, "NAME or FILE.py, optionally followed by :METHOD")
 WORKDIR = flags.DEFINE_string(
-    "workdir", None, "folder or gs://... for all results; default: in runs"
+    "workdir", None, "folder or gs://... for all results; default: a new folder below runs/"
 )
-SEEDS = flags.DEFINE_list("seeds", None, "such as 0,1,2 or 0-2; default: config.run.seed")
-RESUME = flags.DEFINE_bool("resume", False, "go on from the newest checkpoint of the workdir")
-PARTITION_ONLY = flags.DEFINE_bool("partition_only", False, "show who holds what; train nothing")
-PROFILE = flags.DEFINE_string("profile", None, "rounds to record for TensorBoard and Perfetto")
+SEEDS = flags.DEFINE_list("seeds", None, "for example 0,1,2 or 0-2; default: config.run.seed")
+RESUME = flags.DEFINE_bool("resume", False, "continue from the newest checkpoint of the workdir")
+PARTITION_ONLY = flags.DEFINE_bool("partition_only", False, "show the partition without training")
+PROFILE = flags.DEFINE_string("profile", None, "number of rounds to profile")
 LOG = flags.DEFINE_list("log", [], "loggers: wandb, mlflow, tensorboard, MODULE:FUNCTION")
 COMPILATION_CACHE = flags.DEFINE_bool("compilation_cache", True, "keep compiled programs on disk")
-DISTRIBUTED = flags.DEFINE_string("distributed", None, "one of many processes: auto, I/N@HOST:PORT")
+DISTRIBUTED = flags.DEFINE_string("distributed", None, "this process: auto or I/N@HOST:PORT")
 
-SHOW_CONFIG = flags.DEFINE_bool("show_config", False, "print all keys; train nothing")
-HELP_METHOD = flags.DEFINE_string("help_method", None, "print what a method is and its settings")
+SHOW_CONFIG = flags.DEFINE_bool("show_config", False, "print all config keys without training")
+HELP_METHOD = flags.DEFINE_string("help_method", None, "describe a method and its settings")
 
-LONGEST_FLAG = 100  # characters; no flag's name has more
-MOST_SEEDS = 10_000  # of a range
+LONGEST_FLAG = 100  # characters; all flag names are shorter
+MOST_SEEDS = 10_000  # in one range
 
 
 def main(argv: list[str]) -> int:
-    """Runs the command line; returns the exit code."""
+    """Runs the command line and returns its exit code."""
     return command.call(_main, argv)
 
 
@@ -130,14 +135,14 @@ def _main(argv):
 
 
 def _parse(argv):
-    """Fills the flags; returns the overrides of config keys, the seeds and the rounds to profile.
+    """Sets the flags and returns (overrides of config keys, seeds, rounds to profile).
 
-    Of the last two each is None where it is not given.
+    Seeds and rounds are None if their flag is not given.
     """
     argv, overrides = split_overrides(argv)
     _parse_flags([re.sub("^--?help-method", "--help_method", argument) for argument in argv])
-    goes_on = RESUME.value and WORKDIR.value and not SHOW_CONFIG.value
-    if not (CONFIG.value or HELP_METHOD.value or goes_on):
+    resumes = RESUME.value and WORKDIR.value and not SHOW_CONFIG.value
+    if not (CONFIG.value or HELP_METHOD.value or resumes):
         raise BadInput("--config is missing; for example --config=quickstart")
     cloud.check("--workdir", WORKDIR.value)
     seeds, profile = parse_seeds(SEEDS.value), parse_profile(PROFILE.value)
@@ -147,7 +152,7 @@ def _parse(argv):
 
 
 def _explain(overrides):
-    """Prints what --help-method or --show_config asks for."""
+    """Prints the output of --help-method or --show_config."""
     from fedjax_lab import meanings
 
     if HELP_METHOD.value:
@@ -167,7 +172,10 @@ def _given_config(overrides):
 
 @contextlib.contextmanager
 def _telling(folder, is_new):
-    """What ends the run tells how to continue it, also once a working copy of it is gone."""
+    """Adds to the message of an early end how to continue the run.
+
+    This also works after the local copy of a cloud folder has been removed.
+    """
     if folder is None:
         yield
         return
@@ -198,13 +206,16 @@ def _train(config, seeds, profile, path):
     finally:
         if path is None and processes.is_first():
             with contextlib.suppress(OSError):
-                folder.rmdir()  # made for this run, and empty if that has not begun
+                folder.rmdir()  # was made for this run; it is empty if the run has not begun
     _show(result)
     return 0
 
 
 def _how_to_continue(folder, is_new):
-    """The end of the last line of a run that is cut short. Removes a new folder without a run."""
+    """The last part of the message of a run that ends early.
+
+    Also removes a folder that was made for the run, if nothing was saved in it.
+    """
     from fedjax_lab import processes
     from fedjax_lab.running import lock
 
@@ -216,34 +227,37 @@ def _how_to_continue(folder, is_new):
 
 
 def _saved(folder):
-    """Which checkpoint of the run is the newest."""
+    """A message with the round of the newest checkpoint; empty if there is none."""
     from fedjax_lab.running import growth
 
     while (folder / growth.ADDED / "checkpoints").exists():
-        folder = folder / growth.ADDED  # what is under way
+        folder = folder / growth.ADDED  # the seeds that are being trained
     rounds = [int(path.name) for path in folder.glob("checkpoints/[0-9]*") if path.name.isdigit()]
     return f"the state after round {max(rounds)} is saved" if rounds else ""
 
 
 def _parse_flags(argv):
-    """Sets the values of the flags. BadInput where there is anything else."""
+    """Sets the values of the flags. BadInput for any other argument."""
     for argument in argv[1:]:
         name = argument.partition("=")[0]
-        if name.startswith("-") and len(name) > LONGEST_FLAG:  # absl takes too long to compare it
+        if name.startswith("-") and len(name) > LONGEST_FLAG:  # absl's search for similar is slow
             raise BadInput(f"Unknown command line flag {quoted(name.lstrip('-'))}")
     try:
         rest = flags.FLAGS(argv)[1:]
-    except (flags.Error, UnicodeError) as error:  # the second: of a --flagfile
+    except (flags.Error, UnicodeError) as error:  # UnicodeError: from reading a --flagfile
         raise BadInput(str(error)) from error
     if rest:
-        raise BadInput(f"unexpected argument {quoted(rest[0])}; everything is a --flag")
+        raise BadInput(f"unexpected argument {quoted(rest[0])}; all arguments are --flags")
 
 
 def split_overrides(argv: list[str]) -> tuple[list[str], list[tuple[str, str | bool]]]:
-    """The arguments that are not about a key of the config, and the overrides that the others give.
+    """Separates the overrides of config keys from all other arguments.
 
-    Overrides are --config.KEY=VALUE, --config.KEY VALUE and, where the value is true or false,
-    --config.KEY and --noconfig.KEY. Files that --flagfile names are read first.
+    Overrides are --config.KEY=VALUE, --config.KEY VALUE and, for keys that are true or false,
+    --config.KEY and --noconfig.KEY. Files named by --flagfile are read first.
+
+    Returns:
+      The other arguments, and the overrides as pairs of a key and its text or truth value.
     """
     try:
         argv = flags.FLAGS.read_flags_from_files(argv)
@@ -269,9 +283,9 @@ def split_overrides(argv: list[str]) -> tuple[list[str], list[tuple[str, str | b
 
 
 def parse_seeds(texts: list[str] | None) -> list[int] | None:
-    """The numbers of texts such as 3 and 0-4; None where the flag is not given.
+    """The seeds of texts such as "3" and "0-4"; None if the flag is not given.
 
-    BadInput where a text is neither a whole number nor a range of them.
+    BadInput if a text is neither a whole number nor a range of them.
     """
     try:
         seeds = [seed for text in texts or [] for seed in _range(text)]
@@ -288,12 +302,12 @@ def _range(text):
         return [_whole_number(text)]
     seeds = range(int(ends[1]), int(ends[2]) + 1)
     if not 0 < len(seeds) <= MOST_SEEDS:
-        raise ValueError("no range, or too long")
+        raise ValueError("empty range, or too many seeds")
     return seeds
 
 
 def parse_profile(text: str | None) -> int | None:
-    """The number of rounds; None where the flag is not given. BadInput where it is none."""
+    """The number of rounds to profile; None if the flag is not given. BadInput if not whole."""
     if text is None:
         return None
     try:
@@ -303,7 +317,7 @@ def parse_profile(text: str | None) -> int | None:
 
 
 def _whole_number(text):
-    """Of 10 or 1e1. ValueError where the text is no whole number."""
+    """The number of a text such as "10" or "1e1". ValueError if it is not a whole number."""
     try:
         return int(text)
     except ValueError:
@@ -314,7 +328,7 @@ def _whole_number(text):
 
 
 def _new_folder(config):
-    """One in runs that nobody else has, made here and now."""
+    """Creates a new folder below runs/ and returns its path."""
     from fedjax_lab.config_files import split
     from fedjax_lab.running import metrics
 
@@ -345,7 +359,7 @@ def _show_partition(config, seed, path):
     metrics.make_folder(workdir)
     dealt.write(held, workdir / "partition.csv")
     plots.save(dealt.draw(held, images), workdir / "partition.png")
-    print(f"everybody: {cloud.address(workdir / 'partition.csv')}")
+    print(f"table of all clients: {cloud.address(workdir / 'partition.csv')}")
     print(f"picture: {cloud.address(workdir / 'partition.png')}")
     return 0
 

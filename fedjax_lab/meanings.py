@@ -1,4 +1,4 @@
-"""What the keys of a config mean, in words: of a config, of a method, of all names."""
+"""Descriptions of config keys, methods and names for --show_config, --help-method and --help."""
 
 import inspect
 import re
@@ -14,103 +14,113 @@ from fedjax_lab import experiment, ranges, registry
 from fedjax_lab.config import CHOICES, DEFAULTS, named_functions
 
 WIDTH = 100  # characters of a line
-INDENT = 6  # of what is said of a key
-SHOWN_RATES = 6  # rounds in which a learning rate that changes is shown
+INDENT = 6  # of the description of a key
+SHOWN_RATES = 6  # number of rounds at which a changing learning rate is shown
 
 MEANINGS = {
-    # Of the keys that every config has.
+    # Keys that every config has.
     "data.name": "the source of the examples",
-    "data.normalize": "what the model sees of pixels: unit, 0 to 1; half, -1 to 1; or they are"
-    " centered and scaled by the mean and standard deviation of the named dataset",
-    "data.augment": "the random changes of training images",
+    "data.normalize": "the range of pixels that the model sees: unit, 0 to 1; half, -1 to 1; or the"
+    " name of a dataset, by whose mean and standard deviation pixels are normalized",
+    "data.augment": "the random augmentation of training images",
     "data.unseen": "a domain that no client holds, on which models are scored; empty: none",
-    "data.shots": "how many images of the unseen domain each client holds after all",
-    "data.shots_per": "client: so many shots in all; class: so many of each class",
-    "data.test": "the share of the examples that become test examples where the source has no test"
-    " set, drawn by class, domain and user; 0: none",
-    "data.test_seed": "of the draw of these test examples",
+    "data.shots": "the number of images of the unseen domain that each client gets nevertheless",
+    "data.shots_per": "client: data.shots is the number of images of a client; class: the number"
+    " of images of each class of a client",
+    "data.test": "the share of examples that become test examples if the source has no test set;"
+    " the draw is stratified by class, domain and user; 0: none",
+    "data.test_seed": "the seed of the draw of these test examples",
     "partition.name": "how the training examples are divided among the clients",
-    "partition.num_clients": "the number of clients; by_client draws so many users at random, or"
-    " takes all of them where it is 0",
-    "partition.validation": "the fraction of each client's training examples that is held out",
-    "partition.new_clients": "the share of the clients that are scored, but never trained on",
-    "partition.feature_skew": "how the examples of one client differ from those of another: its"
-    " training, validation and test examples are changed, the global test set and the unseen"
-    " domain are not",
+    "partition.num_clients": "the number of clients; by_client draws this number of users at"
+    " random, or takes all users if it is 0",
+    "partition.validation": "the fraction of each client's training examples that is held out for"
+    " validation",
+    "partition.new_clients": "the share of clients that are scored, but never trained on",
+    "partition.feature_skew": "how the examples of one client differ from those of another; it"
+    " changes training, validation and test examples of clients, but not the global test set or"
+    " the unseen domain",
     "model.name": "the model that is trained",
-    "model.pretrained": "a file or folder with the first weights; empty: new ones",
+    "model.pretrained": "a file or folder with the initial weights; empty: random initialization",
     "embedding.name": "the embeddings of examples and labels, for methods that use them",
     "method.name": "the federated method",
     "method.base": "the method that this one improves",
-    "attack.name": "what clients do that attack",
-    "attack.share": "the share of the clients that attack in every round, rounded down",
-    "privacy.name": "what makes the run differentially private: give it noise, or the epsilon that"
-    " the run has after its last round; the other follows",
-    "compression.name": "how uploads are written in fewer bytes",
-    "downlink.name": "how messages are written in fewer bytes",
-    "aggregator.name": "what the server makes of all updates of a round; none: as the method says",
+    "attack.name": "what attacking clients do",
+    "attack.share": "the share of clients that attack in every round, rounded down",
+    "privacy.name": "the mechanism of differential privacy; set its noise, or the epsilon that the"
+    " run has after its last round, and the other is computed",
+    "compression.name": "how uploads are compressed",
+    "downlink.name": "how messages from the server to the clients are compressed",
+    "aggregator.name": "how the server aggregates the updates of a round; none: as the method does",
     "local.optimizer": "the clients' optimizer",
     "local.lr": "the clients' learning rate",
     "local.schedule": "how the clients' learning rate changes from round to round",
-    "local.warmup": "in so many rounds the clients' learning rate rises before its schedule begins",
+    "local.warmup": "the number of rounds in which the clients' learning rate rises linearly before"
+    " its schedule begins",
     "local.momentum": "the momentum of sgd, nesterov and rmsprop",
-    "local.weight_decay": "the weight decay, added to the gradient; of adamw and lion decoupled",
+    "local.weight_decay": "the weight decay, added to the gradient; for adamw and lion decoupled",
     "local.clip": "the largest norm of a step's gradient, before weight decay; 0: no limit",
-    "local.batch_size": "examples of a step",
-    "local.epochs": "passes of a client over its examples in a round",
-    "run.rounds": "rounds of the run; of FedConcat: of FedAvg, whose bytes it spends",
+    "local.batch_size": "the number of examples of a step",
+    "local.epochs": "the number of passes of a client over its examples in a round",
+    "run.rounds": "the number of rounds; for FedConcat the number of FedAvg rounds that need as"
+    " many bytes as the run",
     "run.cohort": "clients that take part in a round; 0: all",
-    "run.eval_every": "rounds between two evaluations",
-    "run.patience": "ends the run after so many evaluations without a better accuracy on validation"
-    " examples; 0: never",
-    "run.target": "ends the run when its accuracy in percent has reached this; 0: never",
-    "run.max_seconds": "ends the run, with its state saved, when the command has compiled, trained"
-    " and evaluated for so many seconds; --resume goes on; 0: never",
-    "run.seed": "the seed where --seeds names none",
-    "run.start_from": "the folder of a run at whose end this one starts; empty: anew",
-    "run.start_with": "global: with its global model; personal: clients with their own models, as"
-    " far as they keep one, and the server with the mean of these; state: with its whole state, of"
-    " which the shapes must be those of this run's",
-    "run.sampling": "how the clients of a round are drawn; empty: as the method says",
+    "run.eval_every": "the number of rounds between two evaluations",
+    "run.patience": "ends the run after this many evaluations without a better accuracy on"
+    " validation examples; 0: never",
+    "run.target": "ends the run when its accuracy in percent reaches this value; 0: never",
+    "run.max_seconds": "ends the run, and saves its state, when the command has compiled, trained"
+    " and evaluated for this many seconds; --resume continues it; 0: never",
+    "run.seed": "the random seed, unless --seeds is given",
+    "run.start_from": "the folder of a run from whose end this run starts; empty: no such run",
+    "run.start_with": "what the run takes from run.start_from: global, its global model; personal,"
+    " its clients' own models for clients that keep a model, and their mean for the server; state,"
+    " its whole state, whose shapes must be those of this run",
+    "run.sampling": "how the clients of a round are drawn; empty: as the method does",
     "run.server_schedule": "how the method's setting server_lr changes from round to round",
-    "run.server_warmup": "in so many rounds server_lr rises before its schedule begins",
-    "run.metrics": "what is measured besides accuracy and loss",
-    "run.dropout": "probability that the server never gets what a client uploads in a round",
-    "run.straggler": "probability that a client makes only some of its passes in a round",
+    "run.server_warmup": "the number of rounds in which server_lr rises linearly before its"
+    " schedule begins",
+    "run.metrics": "the metrics that are reported besides accuracy and loss",
+    "run.dropout": "the probability that a client's uploads of a round are lost",
+    "run.straggler": "the probability that a client makes only some of its passes in a round",
     "engine.strategy": "how the clients of a round share a device",
-    "engine.chunk": "clients at a time, where the strategy is auto or chunked; 0: as many as fit",
+    "engine.chunk": "the number of clients that a device trains at a time, if the strategy is auto"
+    " or chunked; 0: as many as fit",
     "engine.state": "where the state of the clients is kept",
     "engine.data": "where the examples are kept",
-    "engine.sampling": "exact: among all clients; device: each device draws from its own clients",
-    "engine.fsdp": "devices that hold a model together and train a client together",
-    "engine.dtype": "of the model's products; weights, sums and losses are float32",
-    "engine.precision": "of float32 products; on a TPU the default is one pass in bfloat16",
+    "engine.sampling": "how a cohort is drawn: exact, from all clients; device, by each device from"
+    " its own clients",
+    "engine.fsdp": "the number of devices that together hold one model and train one client",
+    "engine.dtype": "the type of the model's products; weights, sums and losses are float32",
+    "engine.precision": "the precision of float32 products; default on a TPU: one bfloat16 pass",
     "engine.convolution": "how the convolutions of many clients are computed",
-    "engine.seeds": "whether the seeds of a run are one computation",
-    # Of settings that several functions have, where their docstrings say no more.
+    "engine.seeds": "whether all seeds of a run are trained in one computation",
+    # Settings that several functions share, used where their docstrings do not describe them.
     "data.folder": "the folder with the dataset; empty: the usual places are searched",
     "data.path": "the file or folder with the examples",
     "data.size": "the height and width of the images, in pixels",
-    "data.seed": "of what is drawn when the dataset is made",
-    "data.train_per_domain": "training examples of each domain",
-    "data.train_per_class": "training examples of each class, the first ones; 0: all",
-    "data.test_per_domain": "test examples of each domain",
-    "data.fraction": "the share of the texts that is taken",
+    "data.seed": "the seed of the random draws that make the dataset",
+    "data.train_per_domain": "the number of training examples of each domain",
+    "data.train_per_class": "the number of training examples of each class, taken from the"
+    " beginning; 0: all",
+    "data.test_per_domain": "the number of test examples of each domain",
+    "data.fraction": "the share of the texts that is used",
     "data.dataset": "the name of the dataset",
-    "data.task": "of texts: classify, or next_word, in which each word is an example",
+    "data.task": "the task on texts: classify, or next_word, in which each word is an example",
     "data.tokenizer": "hash, words, or the path of a tokenizer.json of transformers",
-    "data.vocabulary": "the number of token ids, padding and the unknown word among them",
-    "data.length": "the tokens of an example; longer texts are cut",
-    "partition.alpha": "of the Dirichlet distribution: the smaller, the more unequal are clients",
-    "partition.min_size": "the fewest examples that a client may have",
-    "partition.tries": "how often the draw is repeated at most",
+    "data.vocabulary": "the number of token ids, including padding and the unknown word",
+    "data.length": "the number of tokens of an example; longer texts are cut",
+    "partition.alpha": "the concentration of the Dirichlet distribution; a smaller value makes"
+    " clients more unequal",
+    "partition.min_size": "the smallest number of examples that a client may have",
+    "partition.tries": "the maximum number of draws until every client has partition.min_size"
+    " examples",
     "model.width": "the size of the hidden layers",
     "model.depth": "the number of hidden layers",
-    "model.vocabulary": "the token ids that the model embeds; 0: as many as the data have",
+    "model.vocabulary": "the number of token ids that the model embeds; 0: that of the data",
     "model.norm": "the normalization between layers",
-    "model.heads": "the attention heads of a layer",
+    "model.heads": "the number of attention heads of a layer",
     "model.patch": "the height and width of a patch, in pixels",
-    "embedding.batch_size": "examples that are embedded at a time",
+    "embedding.batch_size": "the number of examples that are embedded at a time",
     "embedding.file": "the file with the embeddings",
 }
 
@@ -133,7 +143,10 @@ def of_config(config: ml_collections.ConfigDict) -> str:
 
 
 def shown_curve(rates: np.ndarray) -> str:
-    """A learning rate in some rounds, as in "0.1 in round 1, 0.05 in 26, 0.0001 in 50"."""
+    """A learning rate at several rounds, such as "0.1 in round 1, 0.05 in 26, 0.0001 in 50".
+
+    rates: [rounds].
+    """
     last = len(rates) - 1
     at = sorted({round(last * share) for share in np.linspace(0, 1, SHOWN_RATES)})
     first, *others = (f"{rates[t]:.3g} in {'' if t else 'round '}{t + 1}" for t in at)
@@ -141,13 +154,13 @@ def shown_curve(rates: np.ndarray) -> str:
 
 
 def of_section(section: str, values: Mapping) -> dict[str, str]:
-    """What the keys of a config's section mean; an empty text where nobody has said it."""
+    """The meaning of each key in a section of a config; empty for keys without a description."""
     words = {key: MEANINGS.get(f"{section}.{key}", "") for key in values}
     for function in named_functions(section, values).values():
         settings = registry.default_settings(function, dict(values))
         keys = [key for key in settings if key not in DEFAULTS[section] and key != "base"]
-        said = of_settings(function, keys, values)
-        words |= {key: meaning for key, meaning in said.items() if meaning}
+        described = of_settings(function, keys, values)
+        words |= {key: meaning for key, meaning in described.items() if meaning}
     for key, choices in CHOICES.items():
         of, _, rest = key.partition(".")
         if of == section and not all(choice in words[rest] for choice in choices):
@@ -156,7 +169,10 @@ def of_section(section: str, values: Mapping) -> dict[str, str]:
 
 
 def of_settings(function: Callable, keys: list[str], chosen: Mapping | None = None) -> dict:
-    """What settings of a function mean, as its docstring, or that of its base method, says."""
+    """The meaning of settings, from the docstring of their function or of its base method.
+
+    chosen: the section of the config, whose `base` names the base method of a wrapper.
+    """
     parts = [function]
     if registry.is_wrapper(function):
         base = (chosen or {}).get("base", registry.DEFAULT_BASE)
@@ -166,11 +182,12 @@ def of_settings(function: Callable, keys: list[str], chosen: Mapping | None = No
 
 
 def described_in(docstring: str, keys: list[str]) -> dict[str, str]:
-    """What a docstring says of these settings; an empty text of one that it does not describe.
+    """The descriptions of these settings in a docstring; empty for a setting without one.
 
-    An entry is `mu: its meaning`, `mu, tau: their meaning` or `mu (float): its meaning`, at the
-    start of a line or of a sentence, until the next entry or an empty line. Otherwise it is the
-    sentence with `mu` in such quotes.
+    A description is an entry `mu: its meaning`, `mu, tau: their meaning` or `mu (float): its
+    meaning`. It begins at the start of a line or of a sentence and extends to the next entry or an
+    empty line. If there is no entry, the description is the first sentence that has `mu` in
+    backquotes.
     """
     each = "|".join(map(re.escape, keys)) or "$."
     several = rf"(?:{each})(?:, (?:{each}))*"
@@ -188,9 +205,9 @@ def described_in(docstring: str, keys: list[str]) -> dict[str, str]:
 
 
 def of_method(name: str) -> str:
-    """A method's settings with their defaults and meanings, and what its docstrings say.
+    """The text of --help-method: a method's settings, defaults and meanings, and its docstrings.
 
-    name: of a method, or a reference. BadInput where there is none.
+    name: the name of a method, or a reference to one. BadInput if there is no such method.
     """
     function = registry.look_up("method", name)
     defaults = registry.default_settings(function)
@@ -205,14 +222,14 @@ def of_method(name: str) -> str:
         if key in searched:
             lines += _indented(f"a sweep with --tune draws it from {searched[key]}")
     if not defaults:
-        lines.append("It has no settings.")
+        lines.append("This method has no settings.")
     module = inspect.getmodule(function)
     texts = [inspect.getdoc(part) for part in (module, function) if part is not None]
     return "\n\n".join(["\n".join(lines), *filter(None, texts)])
 
 
 def of_names() -> str:
-    """The names of all methods, data sources, models and so on, as --help lists them."""
+    """The names of all methods, data sources, models and other parts, as --help lists them."""
     titles = {"method": "methods", "data": "data", "model": "models", "partition": "partitions"}
     titles |= {"embedding": "embeddings", "optimizer": "optimizers", "schedule": "schedules"}
     titles |= {"sampling": "samplings", "feature_skew": "feature skews"}
@@ -224,7 +241,7 @@ def of_names() -> str:
         )
         for kind, title in titles.items()
     ]
-    end = "In the place of each name: MODULE:FUNCTION or PATH/FILE.py:FUNCTION of your own."
+    end = "Each name can be replaced by MODULE:FUNCTION or PATH/FILE.py:FUNCTION of your own."
     return "\n".join([*wrapped, end])
 
 

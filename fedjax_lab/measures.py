@@ -1,18 +1,18 @@
-"""The names of measurements: which metric one belongs to, its unit, and which direction is better.
+"""The names of measures: the metric of each, its unit, and whether lower values are better.
 
 Reports of runs use this module without starting JAX, so it imports nothing.
 
 A row of metrics.jsonl has the accuracy under `accuracy`, `domains`, `global`, `id` and `ood`, and
 every other metric in the same forms: `loss`, `domains_loss`, `global_loss`, `id_loss`, `ood_loss`.
-New clients are measured as `new` and, after what a method lets a client do with its own data,
-`new_tuned`.
+Measures of new clients have the form `new`, or `new_tuned` after the method has adapted the model
+to the client's own data.
 """
 
 OF_NEW = ("new", "new_tuned")  # forms of a metric that are measured on new clients
 ONE_NUMBER = ("global", "id", "ood", *OF_NEW)  # forms that are one number
-FORMS = ("domains", *ONE_NUMBER)  # all, besides a metric's values by client
+FORMS = ("domains", *ONE_NUMBER)  # all forms, besides a metric's values by client
 PER_CLIENT = "_per_client"  # the end of a key that holds a list with a value for each client
-NO_MEASURES = (  # keys of a row that say where it comes from and what it cost
+NO_MEASURES = (  # keys of a row for its origin and its costs
     "round",
     "seed",
     "stage",
@@ -32,7 +32,7 @@ LOWER_IS_BETTER = frozenset({"loss", "perplexity", "ece"})
 
 
 def metric_of(measure: str) -> str:
-    """The metric of a measure: "loss" of "loss.mean", of "global_loss" and of "domains_loss.a"."""
+    """The metric of a measure: "loss" for "loss.mean", "global_loss" and "domains_loss.a"."""
     key = measure.partition(".")[0]
     if key in FORMS:
         return "accuracy"
@@ -46,7 +46,7 @@ def is_percent(measure: str) -> bool:
 
 
 def is_free(name: str) -> bool:
-    """Whether a metric of one's own can have this name: no key of a row has another meaning."""
+    """Whether a user's metric can have this name without a conflict with other keys of a row."""
     keys = [name, *(f"{form}_{name}" for form in FORMS)]
     own_keys = {metric_of(key) for key in keys} == {name} and name not in ("accuracy", *NO_MEASURES)
     return own_keys and name.isidentifier() and not f"_{name}".endswith(PER_CLIENT)

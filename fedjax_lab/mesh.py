@@ -1,4 +1,4 @@
-"""How one function runs for every client on a mesh of devices."""
+"""Strategies that run a function for every client on a mesh of devices."""
 
 from functools import partial
 
@@ -19,21 +19,26 @@ def on_mesh(
     by_row: bool = False,
     by_device: bool = False,
 ) -> Strategy:
-    """The cohort dealt over the mesh's `client` axis by size; `inner` runs a device's share.
+    """A strategy that divides the cohort among the devices of a mesh by the clients' work.
 
-    by_client: each device holds its share of what is kept by client, and not all of it.
-    by_row: and of the examples. A device then gets those of the clients that it trains at the
-        beginning of a round.
-    by_device: each device draws its part of the cohort from the clients that it holds, whose
-        examples it holds too (`shards.arrange`): nothing but sums travels. Needs both of the above;
-        the devices divide the clients and the cohort.
+    Args:
+      mesh: its axis `client` divides the clients.
+      inner: the strategy by which each device runs its part of the cohort.
+      by_client: the state of clients is divided among the devices; else every device has all of it.
+      by_row: the examples are divided too. At the beginning of a round, a device then gets the
+        examples of the clients that it trains.
+      by_device: each device draws its part of the cohort from the clients that it holds, whose
+        examples it holds too (`shards.arrange`), so that only sums are communicated. Needs
+        by_client and by_row; the numbers of clients and of the cohort must be multiples of the
+        number of devices.
 
-    A cohort that the devices do not divide is filled up with copies of its last client, whose
-    results are dropped. Where clients run one by one a copy is skipped instead; under `vmap` it
-    must not be, because a `cond` there turns into a `select` whose operands, the pool of examples
-    among them, are copied for every client.
+    If the size of a cohort is not a multiple of the number of devices, copies of its last client
+    fill it up, and their results are dropped. If clients run one by one, the copies are skipped.
+    Under `vmap` they are not, because `cond` would become a `select`, whose operands, among them
+    the pool of examples, are copied for every client.
 
-    shard_map and not a sharding constraint: XLA replicates a convolution with per-client weights.
+    It uses shard_map instead of a sharding constraint, with which XLA would replicate convolutions
+    with per-client weights.
     """
     devices = mesh.shape["client"]
     clients = NamedSharding(mesh, P("client"))
@@ -66,7 +71,7 @@ def on_mesh(
 
 
 def _drawn_by_device(devices, spread, sample):
-    """`sample`, with which each device draws from the clients that it holds."""
+    """A version of `sample` in which each device draws from the clients that it holds."""
 
     def draw(key, server, population, m):
         def each(fn):
@@ -96,7 +101,7 @@ def _each_on_mesh(mesh, inner, by_row, by_device, fn):
 
 
 def _everyone_on_mesh(mesh, inner, by_client, by_row, by_device, fn, size):
-    """Each device runs its share of the clients, in groups."""
+    """The `everyone` of the mesh: each device runs its part of the clients, in groups."""
     devices = mesh.shape["client"]
 
     def on_device(fn):
@@ -118,9 +123,9 @@ def _everyone_on_mesh(mesh, inner, by_client, by_row, by_device, fn, size):
 
 
 def _with_examples(each, by_row, here, fn):
-    """`each` on a device that first gets the examples of its clients from those that hold them.
+    """A version of `each` in which a device first gets the examples of its clients from others.
 
-    here: it holds them itself.
+    here: whether the device itself holds these examples.
     """
     if not by_row:
         return each(fn)
@@ -142,7 +147,7 @@ def _with_examples(each, by_row, here, fn):
 
 
 def _unless_copy(fn):
-    """fn for an entry with a flag; zeros where the flag says that the entry is a copy."""
+    """A version of fn for pairs (flag, entry), which returns zeros if the flag marks a copy."""
 
     def run(shared, federation, rows, flagged):
         is_copy, entry = flagged
@@ -154,9 +159,9 @@ def _unless_copy(fn):
 
 
 def _spread(mesh, each, by_row, rows_whole=False):
-    """`each` with a share of the leading axes on each device.
+    """A version of `each` with the leading axes divided among the devices.
 
-    rows_whole: all devices have the same `Rows`.
+    rows_whole: whether every device has the `Rows` of all clients.
     """
     clients, everything = P("client"), P()
 
@@ -179,7 +184,7 @@ def _spread(mesh, each, by_row, rows_whole=False):
 
 
 def _on_shares(mesh, fn, **specs):
-    """The function on each device's share of the clients; the axis `fsdp` is the compiler's."""
+    """The function on each device's part of the clients; the compiler manages the axis `fsdp`."""
     return jax.shard_map(fn, mesh=mesh, axis_names={"client"}, check_vma=False, **specs)
 
 
@@ -188,7 +193,7 @@ def _without_rows(federation):
 
 
 def _specs(by_row):
-    """Of a federation without rows whose pool every device has, or which the devices divide."""
+    """The specs of a federation without rows; by_row: its pool is divided among the devices."""
     whole = Federation._make(P() for _ in Federation._fields)
     return whole._replace(**dict.fromkeys(POOL, P("client"))) if by_row else whole
 
@@ -220,14 +225,17 @@ def _lane_steps_on_mesh(inner, devices, steps):
 
 
 def _longest_first_of_each(steps, devices):
-    """The longest first among the clients of each device, which lie one device after another."""
+    """An order by decreasing steps within the clients of each device, which are contiguous."""
     lines = steps.reshape(devices, -1)
     first = lines.shape[1] * jnp.arange(devices)[:, None]
     return (first + jnp.argsort(-lines, axis=1, stable=True)).reshape(-1)
 
 
 def _by_load(steps, devices):
-    """The longest first, each to the device with the least to do that has a place left."""
+    """An order that assigns clients by decreasing steps, each to the least loaded device.
+
+    Each device gets a fixed number of clients.
+    """
     m = len(steps)
     share = -(-m // devices)
     room = jnp.clip(m - share * jnp.arange(devices), 0, share)

@@ -1,14 +1,14 @@
-"""What an evaluation measures besides accuracy: the loss always, the others where a config says so.
+"""The metrics of an evaluation besides accuracy: the loss, and the metrics that a config names.
 
-A metric is a function of a model's logits [N, K], the labels [N] and a mask [N], 0 where an example
-is padding. Where it gives [N], one value for each example, the metric is the mean over examples.
-Where it gives one number, it sees all examples of a client at once (of the global test set, all of
-that), so that all their logits are held on the device while a client is scored: N * K float32.
+A metric is a function of a model's logits [N, K], the labels [N] and a mask [N], which is 0 for
+padding. If it returns [N], one value for each example, the metric is the mean over examples. If it
+returns one number, it gets all examples of a client (or of the global test set) at once, so the
+device holds all their logits while a client is scored: N * K float32.
 
-A metric that is no mean, but that follows from sums over examples, is a `Summed`: only its sums are
-held, so that it costs no more memory for more examples.
+A metric that is not a mean but can be computed from sums over examples is a `Summed`. Only the sums
+are stored, so its memory does not grow with the number of examples.
 
-Definitions are scikit-learn's; those that are shares are in percent.
+Definitions are those of scikit-learn; metrics that are fractions are in percent.
 """
 
 from collections.abc import Callable, Iterable
@@ -23,26 +23,26 @@ from fedjax_lab import measures
 from fedjax_lab.errors import BadInput, cut, quoted
 from fedjax_lab.types import Array, PyTree
 
-SPECIAL = 2  # classes of predicted words that are none: padding and the unknown word
+SPECIAL = 2  # the first two classes of word predictions are padding and the unknown word
 BINS = 15  # of the calibration error: equally wide, each without its lower edge
 
 
 class Summed(NamedTuple):
-    """A metric that follows from sums over examples.
+    """A metric that is computed from sums over examples.
 
-    `value` is computed on the host for many clients at once: the leaves of its first argument are
-    the sums [C, ...] in float64, the second is the number of examples [C].
+    `value` runs on the host for many clients at once: the leaves of its first argument are the sums
+    [C, ...] in float64, the second argument is the number of examples [C].
     """
 
     name: str
     statistics: Callable[[Array, Array, Array], PyTree]  # (logits, labels, mask) -> [N, ...]
     value: Callable[[Any, np.ndarray], np.ndarray]  # (sums, total) -> [C]
     lower_is_better: bool = False
-    view: Callable[[Array], Array] | None = None  # x [B, ...] -> what the model sees in its place
+    view: Callable[[Array], Array] | None = None  # x [B, ...] -> the inputs to use instead
 
 
 class Whole(NamedTuple):
-    """A metric that needs all logits of a client at once."""
+    """A metric that is computed from all logits of a client at once."""
 
     name: str
     value: Callable[[Array, Array, Array], Array]  # (logits, labels, mask) -> one number
@@ -67,8 +67,10 @@ def _cross_entropy(logits, labels, mask):
 
 
 def _in_top5(logits, labels, mask):
-    """Whether fewer than five classes come before the label; of equal logits the last comes first,
-    as in `top_k_accuracy_score`."""
+    """Whether the label is among the five classes with the largest logits.
+
+    Of equal logits the last class comes first, as in `top_k_accuracy_score`.
+    """
     label = labels[:, None]
     logit = jnp.take_along_axis(logits, label, 1)
     is_after = jnp.arange(logits.shape[1]) > label
@@ -77,7 +79,7 @@ def _in_top5(logits, labels, mask):
 
 
 def _by_class(logits, labels, mask):
-    """Of each class: predicted, actual, and both [N, K]."""
+    """Indicators [N, K] of the predicted class, of the actual class, and of both."""
     num_classes = logits.shape[1]
     predicted = jax.nn.one_hot(jnp.argmax(logits, 1), num_classes)
     actual = jax.nn.one_hot(labels, num_classes)
@@ -85,14 +87,14 @@ def _by_class(logits, labels, mask):
 
 
 def _macro_f1(sums, total):
-    """The mean of F1 over the classes that are predicted or actual at least once."""
+    """The mean F1 score of the classes that are predicted or actual for at least one example."""
     either = sums["predicted"] + sums["actual"]
     f1 = 2 * sums["both"] / np.maximum(either, 1)
     return 100 * f1.sum(-1) / (either > 0).sum(-1)
 
 
 def _by_confidence(logits, labels, mask):
-    """Of each bin of the highest probability: that probability, and whether it is right [N, B]."""
+    """Confidence and correctness of the prediction, in the bin of the confidence [N, BINS]."""
     confidence = jnp.max(jax.nn.softmax(logits), 1)
     place = jnp.clip(jnp.ceil(confidence * BINS) - 1, 0, BINS - 1)
     member = jax.nn.one_hot(place.astype(jnp.int32), BINS)
@@ -110,24 +112,25 @@ def _perplexity(sums, total):
 
 
 def _of_words(logits, labels, mask):
-    """Whether the label is a word, neither padding nor unknown, and whether that is predicted."""
+    """Whether the label is a word (not padding or unknown), and whether it is also predicted."""
     is_word = labels >= SPECIAL
     return {"words": is_word, "right": is_word & (jnp.argmax(logits, 1) == labels)}
 
 
 def _word_accuracy(sums, total):
-    """Not a number where no label is a word."""
+    """The accuracy on labels that are words, in percent; NaN if there are none."""
     with np.errstate(invalid="ignore"):
         return 100 * sums["right"] / sums["words"]
 
 
 def _auroc(logits: Array, labels: Array, mask: Array) -> Array:
-    """Area under the ROC curve, one class against the rest: the mean over classes with both.
+    """Area under the ROC curve, one class against the rest, averaged over classes, in percent.
 
-    The share of pairs of a positive and a negative example that are ranked rightly by their
-    probability; of equal ones half. Not a number where no class has both.
+    The area of a class is the fraction of pairs of a positive and a negative example that its
+    probability ranks correctly; ties count one half. Classes without positive or negative examples
+    are left out. NaN if no class remains.
     """
-    log_p = jax.nn.log_softmax(logits)  # in the order of the probabilities, but not rounded to 1
+    log_p = jax.nn.log_softmax(logits)  # ordered like the probabilities, but not rounded to 1
     log_p = jnp.where(jnp.isnan(log_p), -jnp.inf, log_p)
 
     def of_class(score, is_positive):  # [N] each
@@ -135,7 +138,7 @@ def _auroc(logits: Array, labels: Array, mask: Array) -> Array:
             (score, mask * is_positive, mask * (1 - is_positive)), num_keys=1
         )
         differs, end = ranked[1:] != ranked[:-1], jnp.ones(1, bool)
-        is_first, is_last = jnp.append(end, differs), jnp.append(differs, end)  # of equal ones
+        is_first, is_last = jnp.append(end, differs), jnp.append(differs, end)  # of equal scores
         upto = jnp.cumsum(negative)
         below = jax.lax.cummax(jnp.where(is_first, upto - negative, 0))
         upto = jax.lax.cummin(jnp.where(is_last, upto, jnp.inf), reverse=True)
@@ -163,15 +166,15 @@ BUILT_IN: dict[str, Metric] = {
 
 
 def make(parts: Iterable[Metric | Callable], num_classes: int) -> tuple[Metric, ...]:
-    """The metrics of a run besides the loss, which is always there.
+    """The metrics of a run besides the loss, which is always evaluated.
 
     Args:
-      parts: built-in metrics, and functions (logits, labels, mask) -> [N] or one number. A lower
-        value of a function is better where it has an attribute `lower_is_better` that is true.
-      num_classes: of the run's task.
+      parts: built-in metrics, and functions (logits, labels, mask) -> [N] or one number. Lower
+        values of a function are better if its attribute `lower_is_better` is true.
+      num_classes: the number of classes of the run's task.
 
-    Raises BadInput for a name that a row has already, and for a function that JAX cannot trace or
-    that gives something else.
+    Raises BadInput for a name that is already a key of a row, and for a function that JAX cannot
+    trace or that returns anything else.
     """
     made: dict[str, Metric] = {LOSS.name: LOSS}
     for part in parts:
@@ -183,13 +186,13 @@ def make(parts: Iterable[Metric | Callable], num_classes: int) -> tuple[Metric, 
 
 
 def _of_function(function, num_classes):
-    """The metric that a function of one's own is, by the shape of what it gives."""
-    named = getattr(function, "func", function)  # that of a functools.partial
+    """The metric of a user's function; its output shape decides between `Summed` and `Whole`."""
+    named = getattr(function, "func", function)  # the function of a functools.partial
     name = getattr(named, "__name__", type(named).__name__)
     if not measures.is_free(name) or name in BUILT_IN:
         raise BadInput(
-            f"a metric cannot have the name {quoted(name)}: it must be a plain word that means"
-            " nothing else in metrics.jsonl; rename the function"
+            f"a metric cannot have the name {quoted(name)}: the name must be a plain word that has"
+            " no other meaning in metrics.jsonl; rename the function"
         )
     lower = bool(getattr(function, "lower_is_better", False))
     if _given_shape(name, function, num_classes) == ():
@@ -198,28 +201,28 @@ def _of_function(function, num_classes):
 
 
 def _given_shape(name, function, num_classes):
-    """() or (N,), the shape of what the function gives for N examples."""
-    count = num_classes + 1  # not to be mistaken for the number of classes
+    """() or (N,), the shape of the function's output for N examples."""
+    count = num_classes + 1  # differs from the number of classes
     like = jax.ShapeDtypeStruct
     labels, mask = like((count,), jnp.int32), like((count,), jnp.float32)
     try:
         given = jax.eval_shape(function, like((count, num_classes), jnp.float32), labels, mask)
-    except Exception as error:  # whatever a stranger's function raises
+    except Exception as error:  # a user's function may raise anything
         reason = cut(f"{type(error).__name__}: {error}".partition("\n")[0], 300)
         raise BadInput(
             f"metric {name!r} fails on (logits [N, K], labels [N], mask [N]): {reason}"
         ) from error
     shape = getattr(given, "shape", None)
     if shape not in ((), (count,)):
-        what = "no array" if shape is None else f"an array of shape {shape} for N={count}"
-        raise BadInput(f"metric {name!r} must give [N] values or one number, but gives {what}")
+        what = "something else" if shape is None else f"an array of shape {shape} for N={count}"
+        raise BadInput(f"metric {name!r} must return [N] values or one number, not {what}")
     if jnp.issubdtype(given.dtype, jnp.complexfloating):
-        raise BadInput(f"metric {name!r} must give real numbers, but gives {given.dtype}")
+        raise BadInput(f"metric {name!r} must return real numbers, not {given.dtype}")
     return shape
 
 
 def by_domain(metric: Summed, logits: Array, labels: Array, domain: Array) -> PyTree:
-    """The sums of a batch by domain [D, ...]. domain: [N, D], all 0 for padding."""
+    """The sums of a batch by domain [D, ...]. domain: one-hot [N, D], all 0 for padding."""
     mask = jnp.sum(domain, 1)
 
     def summed(a):

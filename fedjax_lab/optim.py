@@ -1,7 +1,7 @@
-"""The optimizers of clients, with PyTorch's arithmetic where a docstring says nothing else.
+"""The optimizers of clients. They compute as in PyTorch unless a docstring says otherwise.
 
-Weight decay is added to the gradient before all else, except in `adamw` and `lion`, where the
-weights shrink by the learning rate times it.
+Weight decay is added to the gradient first. In `adamw` and `lion` it is decoupled: in each step the
+weights are multiplied by 1 - lr * weight_decay.
 """
 
 import math
@@ -55,7 +55,7 @@ def adamw(
     """Adam with decoupled weight decay, whose default is 0 here and 0.01 in PyTorch.
 
     beta1, beta2: decay of the first and of the second moment, below 1.
-    eps: what is added to the root of the second moment.
+    eps: a constant added to the square root of the second moment.
     """
     _check_moments(beta1, beta2, eps)
     moments = optax.scale_by_adam(beta1, beta2, eps)
@@ -73,7 +73,7 @@ def radam(
     """RAdam (Liu et al., ICLR 2020).
 
     beta1, beta2: decay of the first and of the second moment, below 1.
-    eps: what is added to the root of the second moment.
+    eps: a constant added to the square root of the second moment.
     """
     _check_moments(beta1, beta2, eps)
     check_positive("local.beta2", beta2)
@@ -90,10 +90,10 @@ def nadam(
     eps: float = 1e-8,
     momentum_decay: float = 4e-3,
 ) -> optax.GradientTransformation:
-    """NAdam (Dozat, 2016) with the paper's schedule of the momentum, which optax's has not.
+    """NAdam (Dozat, 2016) with the paper's momentum schedule, which optax's version lacks.
 
     beta1, beta2: decay of the first and of the second moment, below 1.
-    eps: what is added to the root of the second moment.
+    eps: a constant added to the square root of the second moment.
     momentum_decay: psi; in step t the momentum is beta1 (1 - 0.5 * 0.96^(t psi)).
     """
     _check_moments(beta1, beta2, eps)
@@ -113,7 +113,7 @@ def rmsprop(
     """RMSprop: v <- alpha v + (1 - alpha) d^2;  w <- w - lr d / (sqrt(v) + eps).
 
     alpha: decay of the second moment, below 1.
-    eps: what is added to the root of the second moment.
+    eps: a constant added to the square root of the second moment.
     """
     check_below_one("local.alpha", alpha)
     check_not_negative("local.eps", eps)
@@ -130,7 +130,7 @@ def adagrad(
 ) -> optax.GradientTransformation:
     """Adagrad: v <- v + d^2 from v = 0;  w <- w - lr d / (sqrt(v) + eps).
 
-    eps: what is added to the root of the sum of squares, above 0.
+    eps: a constant added to the square root of the sum of squares, above 0.
     """
     check_positive("local.eps", eps)
     sums = _scale_by_sum_of_squares(eps)
@@ -140,9 +140,9 @@ def adagrad(
 def lion(
     lr: float, weight_decay: float = 0.0, *, beta1: float = 0.9, beta2: float = 0.99
 ) -> optax.GradientTransformation:
-    """Lion (Chen et al., NeurIPS 2023), optax's, with decoupled weight decay.
+    """Lion (Chen et al., NeurIPS 2023) as in optax, with decoupled weight decay.
 
-    beta1, beta2: decay of the momentum in a step and between steps, below 1.
+    beta1, beta2: weight of the momentum in a step, and decay of its running mean, below 1.
     """
     _check_moments(beta1, beta2)
     signs = optax.scale_by_lion(beta1, beta2)
@@ -150,35 +150,35 @@ def lion(
 
 
 def clip(gradient: PyTree, norm: float | Array) -> PyTree:
-    """g min(1, norm / (||g|| + 1e-6)), as PyTorch clips a gradient; with a norm of 0: g."""
+    """The clipped gradient g min(1, norm / (||g|| + 1e-6)), as in PyTorch; g if norm is 0."""
     if not _used(norm):
         return gradient
-    largest = jnp.where(norm > 0, norm, jnp.inf)  # of a joint run, whose numbers are traced
+    largest = jnp.where(norm > 0, norm, jnp.inf)  # in joint runs the norm is traced
     factor = jnp.minimum(1, largest / (optax.tree.norm(gradient) + 1e-6))
     return jax.tree.map(lambda g: (factor * g).astype(g.dtype), gradient)
 
 
 def reach(optimizer: optax.GradientTransformation, steps: int | Array) -> Array:
-    """How far `steps` steps go along a constant gradient of 1, weight decay aside.
+    """The distance that `steps` steps cover with a constant gradient of 1, without weight decay.
 
-    eta a(K, rho) of SGD with momentum rho: eta K for rho = 0, else
+    For SGD with momentum rho it is eta K if rho = 0, else
     eta [K - rho (1 - rho^K) / (1 - rho)] / (1 - rho)   (Wang et al., NeurIPS 2020).
     """
     origin = jnp.float32(0)
 
     def step(_, carry):
-        state, far = carry
+        state, distance = carry
         update, state = optimizer.update(jnp.float32(1), state, origin)
-        return state, far - update
+        return state, distance - update
 
     return jax.lax.fori_loop(0, steps, step, (optimizer.init(origin), origin))[1]
 
 
 class _Nadam(NamedTuple):
-    """What `nadam` keeps between steps."""
+    """The state of `nadam`."""
 
     step: Array
-    product: Array  # of the momenta so far
+    product: Array  # product of the momenta of all steps so far
     first: PyTree
     second: PyTree
 
@@ -206,10 +206,13 @@ def _scale_by_nadam(beta1, beta2, eps, psi):
 
 
 def _scale_by_radam(beta1, beta2, eps):
-    """The step of RAdam; optax's is off by up to a hundredth in single precision, and adds eps
-    elsewhere than PyTorch."""
+    """The step of RAdam.
+
+    Optax's version is off by up to one hundredth in single precision, and adds eps in another place
+    than PyTorch.
+    """
     largest = 2 / (1 - beta2) - 1
-    log = math.log(beta2) if isinstance(beta2, float) else jnp.log(beta2)  # of a joint run: traced
+    log = math.log(beta2) if isinstance(beta2, float) else jnp.log(beta2)  # joint runs trace beta2
 
     def update(gradient, state, params=None):
         t = state.count + 1

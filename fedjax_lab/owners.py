@@ -1,8 +1,8 @@
-"""Which process of a run keeps which clients, where their state or examples are on the host.
+"""Assigns clients to processes, for runs that keep the clients' state or examples on the host.
 
-The clients are divided into as many segments of consecutive numbers as there are processes. A block
-of rounds (or a piece of an evaluation) has room for equally many clients of each segment, and each
-process reads those of its own segment. Its devices divide them in equal numbers.
+The clients are divided into one segment of consecutive numbers for each process. A block of rounds
+(or a piece of an evaluation) has the same number of places for the clients of each segment. Each
+process reads the clients of its own segment and divides them evenly among its devices.
 """
 
 from typing import NamedTuple
@@ -15,11 +15,11 @@ from fedjax_lab.errors import BadInput
 
 
 class Owners(NamedTuple):
-    """How the processes divide the clients."""
+    """The assignment of clients to processes."""
 
     bounds: tuple[int, ...]  # segment p has clients bounds[p] .. bounds[p + 1] - 1
-    process: int = 0  # this one's number
-    devices: int = 1  # of each process that divide what is kept by client
+    process: int = 0  # the number of this process
+    devices: int = 1  # number of devices of each process among which clients are divided
 
     @property
     def segments(self) -> list[range]:
@@ -34,18 +34,18 @@ class Owners(NamedTuple):
 
     @property
     def largest(self) -> int:
-        """The clients of the largest segment."""
+        """The number of clients in the largest segment."""
         return max(map(len, self.segments))
 
     def even(self, count: int) -> int:
-        """The number raised to a multiple of the devices of a process."""
+        """The count rounded up to a multiple of the devices of a process."""
         return count + -count % self.devices
 
     def line_up(self, clients: np.ndarray, room: int) -> np.ndarray:
-        """Ascending clients with `room` places for each segment: [segments x room], ascending.
+        """The given clients in `room` places for each segment: [segments x room], ascending.
 
-        The last of a segment is repeated in the places that are left; where there is none, the
-        first client of the segment is.
+        clients: numbers of clients, ascending. Remaining places of a segment repeat its last given
+        client, or the first client of the segment if none of its clients is given.
         """
         places = np.searchsorted(clients, self.bounds)
         lots = []
@@ -55,13 +55,14 @@ class Owners(NamedTuple):
         return np.concatenate(lots).astype(np.int32)
 
     def own(self, lined_up: np.ndarray) -> np.ndarray:
-        """The places of this process among those that `line_up` gives."""
+        """The part of `line_up`'s result that belongs to this process."""
         return np.split(lined_up, len(self.bounds) - 1)[self.process]
 
     def pieces(self, length: int) -> list[np.ndarray]:
-        """All clients in pieces with `length` places, or a few more, for each segment.
+        """All clients, in pieces with about `length` places for each segment.
 
-        A client may be in several places of a piece, and in several pieces.
+        The length is rounded up to a multiple of the devices. A client may be in several places of
+        a piece, and in several pieces.
         """
         length = self.even(min(length, self.largest))
         count = -(-self.largest // length)
@@ -69,19 +70,20 @@ class Owners(NamedTuple):
         return [self.line_up(np.concatenate(lot), length) for lot in zip(*lots, strict=True)]
 
     def of_new(self, number: int) -> "Owners":
-        """How the same processes divide so many new clients. BadInput as from `divide`."""
+        """The assignment of `number` new clients to the same processes. BadInput as in `divide`."""
         return self._replace(bounds=_bounds(number, len(self.bounds) - 1, "new clients"))
 
 
 def divide(num_clients: int, by_client: NamedSharding | None) -> Owners:
-    """The owners of a run whose devices divide what is kept by client so; None: there is one.
+    """The assignment of the clients of a run to its processes.
 
-    BadInput where there are fewer clients than processes.
+    by_client: how the devices divide arrays that have an entry for each client; None: there is one
+    device, which has all of them. BadInput if there are fewer clients than processes.
     """
     if by_client is None:
         return Owners((0, num_clients))
     number = len({device.process_index for device in by_client.mesh.devices.flat})
-    if jax.process_count() == 1:  # devices of others are described only
+    if jax.process_count() == 1:  # devices of other processes are only described, for compilation
         number = 1
     bounds = _bounds(num_clients, number, "clients whose state is on the host")
     return Owners(bounds, jax.process_index(), by_client.mesh.devices.size // number)

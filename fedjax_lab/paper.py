@@ -1,28 +1,30 @@
-"""Published tables, measured again: the runs of a table's cells, and their numbers side by side.
+"""The command that reproduces published tables and prints measured beside published numbers.
 
 python -m fedjax_lab.paper list [--configs=DIR] [--config.data.folder=DIR ...]
 python -m fedjax_lab.paper PAPER TABLE [--cells=PATTERN,PATTERN] [--seeds=0,1,2] [--out=DIR]
                            [--dry_run] [--configs=DIR] [--config.run.rounds=20 ...]
 
-`list` has a line for each data set of each accuracy table of Client2Vec, FedC2I, FedConcat, hFedF
-and FedPick: its cells, how many of them have their data on this machine, and what they cost.
-`fedconcat table1` runs those of one table and prints measured beside published numbers.
+`list` prints one line for each data set of each accuracy table of Client2Vec, FedC2I, FedConcat,
+hFedF and FedPick: the number of cells, how many of them have their data on this machine, and their
+cost. `fedconcat table1` runs the cells of that table.
 
---cells    parts of the cells' names, in which * stands for anything: --cells='fmnist/*#C=2/fedavg'
---seeds    default: 0, 1, .. as many as the paper has
+--cells    runs only the cells whose names contain one of these patterns, separated by commas; *
+           matches any text: --cells='fmnist/*#C=2/fedavg'
+--seeds    default: 0, 1, ..., as many seeds as the paper used
 --out      folder of the runs; default: runs/PAPER-TABLE
---dry_run  show the commands of the runs (after # those that cannot start here); train nothing
---configs  folder of the config files; default: those that come with the package
+--dry_run  prints the command of each run without training; a # marks runs that cannot start on this
+           machine
+--configs  folder of the config files; default: the configs that come with the package
 
-A run is one of fedjax_lab.main in a folder of its own; columns of a table that one run measures
-share it. The same command goes on with what is not finished. --config.KEY=VALUE goes to all runs,
-which then are not the paper's any more.
+Each run is a run of fedjax_lab.main with its own folder; columns of a table that come from the same
+run share it. The same command continues unfinished runs. --config.KEY=VALUE changes all runs, which
+then no longer have the paper's settings.
 
-Exit codes: 0 done; 1 a run failed or diverged; 2 a usage, config or data error, in one line; 130
-interrupted, the state of the run under way saved.
+Exit codes: 0 done; 1 a run failed or diverged; 2 a usage, config or data error, reported in one
+line; 130 interrupted, with the state of the running run saved.
 """
 
-if __name__ == "__main__":  # before the imports, which an interrupt may meet
+if __name__ == "__main__":  # before the imports, during which an interrupt may arrive
     from fedjax_lab import command
 
     command.begin()
@@ -57,11 +59,11 @@ class Run(NamedTuple):
     cell: sweep_plan.Cell
     path: str  # of the config file
     settings: list[tuple[str, str]]
-    missing: str  # why it cannot start on this machine; else empty
+    missing: str  # why the run cannot start on this machine; empty if it can
 
 
 class Cell(NamedTuple):
-    """A printed number, and the runs that measure it."""
+    """A published number, and the runs that reproduce it."""
 
     name: str
     result: Result
@@ -70,12 +72,12 @@ class Cell(NamedTuple):
 
     @property
     def missing(self) -> str:
-        """Why it is not measured here; else empty."""
+        """Why the cell cannot be measured on this machine; empty if it can."""
         return self.recipe.lacks or next((run.missing for run in self.runs if run.missing), "")
 
 
 class Request(NamedTuple):
-    """What a command line says about every cell."""
+    """The options of a command line that apply to every cell."""
 
     configs: Path
     overrides: Sequence[Override] = ()
@@ -86,7 +88,10 @@ class Request(NamedTuple):
 
 
 def plan(results: Iterable[Result], request: Request) -> list[Cell]:
-    """The cells of printed numbers, with checked configs; a run that cells share is one object."""
+    """The cells of published numbers, with checked configs.
+
+    If several cells share a run, it is one `Run` object in all of them.
+    """
     described: dict[str, Run] = {}
     cells = []
     for result in results:
@@ -114,7 +119,11 @@ def _load(path):
 
 
 def choose(cells: Sequence[Cell], patterns: Sequence[str]) -> list[Cell]:
-    """Those whose name is a pattern, or else has it somewhere. BadInput for a pattern in vain."""
+    """The cells whose names match at least one pattern.
+
+    A pattern that equals a name selects that cell alone; any other selects all cells whose names
+    contain it. BadInput for a pattern without a match.
+    """
     names = [cell.name for cell in cells]
     chosen = set()
     for pattern in patterns or [""]:
@@ -123,7 +132,7 @@ def choose(cells: Sequence[Cell], patterns: Sequence[str]) -> list[Cell]:
         if not fitting:
             parts = {part for name in names for part in (name, *name.split("/"))}
             wanted = f"--cells={cut(pattern, 80)}"
-            raise BadInput(f"{wanted}: no cell has that; {nearest(pattern, parts)}")
+            raise BadInput(f"{wanted}: no cell matches; {nearest(pattern, parts)}")
         chosen |= set(fitting)
     return [cell for cell in cells if cell.name in chosen]
 
@@ -132,7 +141,10 @@ def choose(cells: Sequence[Cell], patterns: Sequence[str]) -> list[Cell]:
 
 
 def values(cell: Cell, out: Path) -> list[float] | None:
-    """Percent of each seed, or of each client and seed; None unless all runs have ended well."""
+    """The measured percentages, one per seed, or one per client and seed.
+
+    None unless all runs of the cell finished without a failure.
+    """
     rows = []
     for run in cell.runs:
         folder = out / run.cell.name
@@ -153,22 +165,22 @@ def values(cell: Cell, out: Path) -> list[float] | None:
     try:
         each = [[seeds[s][cell.recipe.measure] for seeds in measured] for s in measured[0]]
     except KeyError:
-        return None  # the way or the measure is not of such a run
+        return None  # such a run does not have the way or the measure
     return [float(np.mean(one)) for one in each]
 
 
 class Line(NamedTuple):
-    """Measured beside published; None is what there is not."""
+    """The comparison of a measured with a published number; missing values are None."""
 
     mean: float | None
-    std: float | None  # of the population, as the papers'
-    n: int  # seeds
+    std: float | None  # population standard deviation, as in the papers
+    n: int  # number of seeds
     difference: float | None  # measured minus published
-    in_stds: float | None  # of the published one
+    in_stds: float | None  # the difference in published standard deviations
 
 
 def compare(result: Result, measured: Sequence[float] | None, seeds: int) -> Line:
-    """What measured values say about a printed number."""
+    """Compares the measured values of a cell with its published number."""
     if not measured:
         return Line(mean=None, std=None, n=0, difference=None, in_stds=None)
     mean = float(np.mean(measured))
@@ -183,11 +195,11 @@ def compare(result: Result, measured: Sequence[float] | None, seeds: int) -> Lin
     )
 
 
-# What a person sees.
+# Output for people.
 
 
 def show(cells: Sequence[Cell], out: Path) -> str:
-    """The table, and what has to be known about it."""
+    """The table of published and measured numbers, as text."""
     header = ["cell, %", "published", "measured", "seeds", "difference", "in std"]
     lines = []
     for cell in cells:
@@ -225,7 +237,7 @@ def _state(cell, out):
 
 
 def damaged(cells: Sequence[Cell], out: Path) -> list[str]:
-    """What is wrong with the files of runs that have ended, one line each."""
+    """One message for each finished run whose files are damaged."""
     notes: dict[str, None] = {}
     for folder in (out / run.cell.name for cell in cells for run in cell.runs):
         if sweep_folder.ended(folder):
@@ -237,17 +249,17 @@ def damaged(cells: Sequence[Cell], out: Path) -> list[str]:
 
 
 def remarks(cells: Sequence[Cell], overrides: Sequence[Override]) -> list[str]:
-    """What differs from the paper, what it contradicts, and which cells are not run and why."""
+    """Notes on differences from the paper, contradictions in it, and cells that cannot be run."""
     out = [f"--config.{key}={value}: not the paper's setting" for key, value in overrides]
-    there = [cell for cell in cells if not cell.missing]
-    out += dict.fromkeys(note for cell in there for note in cell.recipe.notes)
-    out += [f"{cell.name}: {cell.result.conflict}" for cell in there if cell.result.conflict]
+    runnable = [cell for cell in cells if not cell.missing]
+    out += dict.fromkeys(note for cell in runnable for note in cell.recipe.notes)
+    out += [f"{cell.name}: {cell.result.conflict}" for cell in runnable if cell.result.conflict]
     lacking = Counter(cell.missing for cell in cells if cell.missing)
     return out + [f"{n} cell{'s' * (n > 1)} not run: {reason}" for reason, n in lacking.items()]
 
 
 def overview(request: Request) -> str:
-    """A line for each data set (and model) of each table."""
+    """The output of `list`: a line for each data set and model of each table."""
     header = ["table", "data", "model", "cells", "here", "runs", "seeds", "M examples", "hours"]
     lines: list[list[str]] = []
     reasons: dict[str, None] = {}
@@ -263,20 +275,20 @@ def overview(request: Request) -> str:
             reasons |= {f"{dataset}: {_short(c)}": None for c in cells if not c.recipe.lacks}
     pace = ", ".join(f"{speed:,} examples/s for {model}" for model, speed in SPEED.items())
     title = (
-        "here: cells that this machine could run. M examples: millions that the clients of all runs"
-        f" and seeds train on.\nhours: at {pace}, the pace of FedAvg on Fashion-MNIST on two shared"
-        " CPU cores."
+        "here: cells that this machine can run. M examples: millions of training examples processed"
+        f" by the clients of all runs and seeds.\nhours: at {pace}, the speed of FedAvg on"
+        " Fashion-MNIST on two shared CPU cores."
     )
     return "\n".join([formats.terminal(formats.Table(title, header, lines)), "", *reasons])
 
 
 def _short(cell):
-    """What is missing, without the remedy, which the table itself has."""
+    """What is missing, without the remedy, which the command of the table itself prints."""
     return cell.missing.partition(": ")[0] or "here"
 
 
 def _costs(cells):
-    """Runs, seeds, millions of examples and hours of all described cells."""
+    """The columns runs, seeds, M examples and hours for these cells."""
     each_once = {run.cell.name: run.cell for cell in cells for run in cell.runs}.values()
     if not each_once:
         return [formats.NONE] * 4
@@ -295,7 +307,7 @@ def _costs(cells):
 
 
 def command_line(run: Run, out: Path) -> str:
-    """The run as a command line."""
+    """The run as a command line of fedjax_lab.main."""
     words = ["python", "-m", "fedjax_lab.main", f"--config={run.path}:{run.cell.method}"]
     words += [
         f"--workdir={cloud.address(out / run.cell.name)}",
@@ -309,7 +321,7 @@ def command_line(run: Run, out: Path) -> str:
 
 
 def main(argv: list[str]) -> int:
-    """The command, without its name; returns the exit code."""
+    """Runs the command with these arguments, without its name; returns the exit code."""
     return command.call(_main, argv, "the same command continues", __doc__)
 
 
@@ -352,7 +364,7 @@ def _parse(argv):
     cloud.check("--out", args.out)
     check_path("--configs", args.configs)
     if args.what != ["list"] and len(args.what) != 2:
-        raise BadInput("name a table, for example fedconcat table1; `list` has all of them")
+        raise BadInput("name a table, for example fedconcat table1; `list` shows all tables")
     seeds = parse_seeds(None if args.seeds is None else args.seeds.split(","))
     return args, Request(_configs(args.configs), overrides, seeds)
 
@@ -361,7 +373,7 @@ def _configs(wanted):
     for folder in map(Path, [wanted] if wanted else configs.__path__):
         if (folder / "fedconcat_small.py").is_file():
             return folder
-    raise BadInput(f"{wanted} has not the configs of the papers: name their folder: --configs=DIR")
+    raise BadInput(f"{wanted} does not hold the papers' configs; name their folder: --configs=DIR")
 
 
 if __name__ == "__main__":

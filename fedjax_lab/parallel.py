@@ -1,4 +1,4 @@
-"""The devices of a run: which there are, what they hold, and which strategy they follow."""
+"""The devices of a run: their selection, the placement of arrays, and the choice of a strategy."""
 
 import os
 import warnings
@@ -21,12 +21,13 @@ from fedjax_lab.width import width
 def use_every_core() -> None:
     """Makes each core of a CPU a device, so that the devices share the clients.
 
-    Takes effect only before jax starts. JAX_NUM_CPU_DEVICES, if set, is the number of devices.
+    It has an effect only before jax starts. JAX_NUM_CPU_DEVICES, if set, is the number of devices.
 
-    Sets NPROC, the number of XLA's worker threads, to one more than the devices. If every worker
-    runs a device, the queue of a long loop fills up, XLA runs a new task at once in its caller, and
-    Eigen's convolution overwrites a block that it still reads (measured with jaxlib 0.10.2:
-    gradients of digit_cnn that are wrong by 15 %). The spare worker keeps the queue short.
+    Also sets NPROC, the number of XLA's worker threads, to the number of devices plus one. If every
+    worker runs a device, the queue of a long loop fills up, XLA then runs a new task directly in
+    its caller, and Eigen's convolution overwrites a block that is still being read (measured with
+    jaxlib 0.10.2: errors of 15 % in gradients of digit_cnn). The spare worker keeps the queue
+    short.
     """
     devices = jax.config.jax_num_cpu_devices  # type: ignore[attr-defined]  # jax adds its flags
     if "JAX_NUM_CPU_DEVICES" not in os.environ:
@@ -38,20 +39,22 @@ def use_every_core() -> None:
 
 
 def check_devices() -> None:
-    """Starts jax. BadInput where it finds no device, for example under a wrong JAX_PLATFORMS."""
+    """Starts jax. BadInput if it finds no device, for example because of a wrong JAX_PLATFORMS."""
     try:
         jax.devices()
-    except (RuntimeError, AssertionError) as error:  # the second: no plugin has the platform
+    except (RuntimeError, AssertionError) as error:  # AssertionError: no plugin has the platform
         platforms = jax.config.jax_platforms  # type: ignore[attr-defined]  # jax adds its flags
         asked = f"JAX_PLATFORMS={platforms}: " if platforms else ""
         raise BadInput(f"{asked}{str(error) or 'jax finds no such device here'}") from error
 
 
 def check_memory(size: int, what: str) -> None:
-    """MemoryError unless each CPU device can take `size` bytes more; `what` begins the message.
+    """Raises MemoryError unless each CPU device can allocate `size` more bytes.
 
-    An accelerator's runtime refuses an allocation that is too large. A CPU's operating system
-    grants it, and kills the process when the memory is used.
+    what: the beginning of the message.
+
+    The runtime of an accelerator refuses an allocation that is too large. The operating system of a
+    CPU grants it, and kills the process when the memory is used.
     """
     total = size * len(jax.local_devices())
     free = safe.free_memory()
@@ -60,10 +63,11 @@ def check_memory(size: int, what: str) -> None:
 
 
 def make_mesh(devices: int | Sequence[jax.Device], group: int = 1) -> Mesh:
-    """A mesh with the axis `client` over these devices, or over so many of JAX's first.
+    """A mesh with the axis `client` over these devices.
 
-    With a `group` above 1, which must divide their number, so many of them hold a model together,
-    along the axis `fsdp`.
+    devices: the devices, or a number: the first devices of JAX.
+    group: number of devices that together hold a model, along the axis `fsdp`; it must divide the
+    number of devices. 1: there is no axis `fsdp`.
     """
     chosen = jax.devices()[:devices] if isinstance(devices, int) else devices
     shape: tuple[int, ...] = (len(chosen),)
@@ -78,9 +82,9 @@ def make_mesh(devices: int | Sequence[jax.Device], group: int = 1) -> Mesh:
 
 
 def put(a: PyTree, sharding: Sharding | None, compared: bool = True) -> PyTree:
-    """A copy of what every process has on all devices of the mesh; keys of random numbers too.
+    """A copy, on all devices of the mesh, of arrays that every process has; also of random keys.
 
-    compared: the processes make sure that theirs are equal, which only the main thread may do.
+    compared: checks that the arrays of all processes are equal. Only the main thread may do this.
     """
     if sharding is None or sharding.is_fully_addressable:
         return jax.device_put(a, sharding)
@@ -90,7 +94,7 @@ def put(a: PyTree, sharding: Sharding | None, compared: bool = True) -> PyTree:
         if isinstance(a, jax.Array) and (_is_divided(a) or a.sharding == sharding):
             return jax.device_put(a, sharding)
         if not tree.is_key(a):
-            # An array on the only device of a process would become one that cannot be read.
+            # A jax array on the only device of a process would become unreadable for it.
             return place(np.asarray(a), sharding)
         bits = place(np.asarray(jax.random.key_data(a)), sharding)
         return jax.random.wrap_key_data(bits, impl=jax.random.key_impl(a))
@@ -103,30 +107,30 @@ def _from_host(a, sharding):
 
 
 def _is_divided(a):
-    """Whether this process cannot read all of it."""
+    """Whether this process cannot read the whole array."""
     return not (a.is_fully_addressable or a.is_fully_replicated)
 
 
 def num_parts(sharding: NamedSharding) -> int:
-    """How many devices, or groups of devices, divide what is kept by client or by row."""
+    """The number of devices, or groups of devices, among which clients or rows are divided."""
     return sharding.mesh.shape["client"]
 
 
 def padded_shape(shape: Sequence[int], sharding: NamedSharding, axis: int) -> tuple[int, ...]:
-    """The shape with this axis as long as a multiple of what divides it."""
+    """The shape with this axis rounded up to a multiple of the number of parts."""
     length = shape[axis] + -shape[axis] % num_parts(sharding)
     return (*shape[:axis], length, *shape[axis + 1 :])
 
 
 def put_divided(a: np.ndarray, sharding: NamedSharding, axis: int) -> Array:
-    """A host array whose axis the sharding divides, padded there with zeros to a multiple.
+    """Puts a host array on devices that divide one of its axes, which is padded with zeros.
 
-    Each process reads only the entries of its devices.
+    Each process reads only the entries of its own devices.
     """
     shape = padded_shape(a.shape, sharding, axis)
 
     def part(index):
-        piece = np.asarray(a[index if axis else index[0]])  # what is beyond the end is cut off
+        piece = np.asarray(a[index if axis else index[0]])  # slices stop at the end of the array
         begin, end, _ = index[axis].indices(shape[axis])
         missing = end - begin - piece.shape[axis]
         widths = [(0, missing if i == axis else 0) for i in range(piece.ndim)]
@@ -136,15 +140,15 @@ def put_divided(a: np.ndarray, sharding: NamedSharding, axis: int) -> Array:
 
 
 def put_segment(a: PyTree, sharding: NamedSharding) -> PyTree:
-    """This process's segment of host arrays whose leading axis the sharding divides.
+    """Global arrays whose leading axis is divided, from this process's segment of them.
 
-    The segments of all processes have one length, a multiple of its devices.
+    The segments of all processes have the same length, a multiple of the devices of a process.
     """
     return jax.tree.map(partial(jax.make_array_from_process_local_data, sharding), a)
 
 
 def of_process(a: Array) -> np.ndarray:
-    """The segment of an array that the devices of this process hold; all if it is not divided."""
+    """The part of an array on the devices of this process; the whole array if it is not divided."""
     if a.is_fully_replicated:
         return np.asarray(a)
     shards = sorted(a.addressable_shards, key=lambda shard: shard.index[0].start or 0)
@@ -163,14 +167,14 @@ def choose(
     devices: Sequence[jax.Device] | None = None,
     **divided: bool,
 ) -> Strategy:
-    """The named strategy on these devices, by default all of this machine; `auto` picks one.
+    """The named strategy on these devices, by default on all devices of this machine.
 
-    On a CPU a convolutional model goes through its clients one after another, since its kernels
-    cannot be batched over clients; so does a `group` of more than one device, which trains one
-    client together, since a model that needs it fills the devices alone. Otherwise `chunk` clients
-    run at a time; where it is 0, `width` decides from client_bytes(), the memory that a step of one
-    client works on. Several devices, or groups of them, share the cohort, and what `divided` says:
-    arguments of `on_mesh`.
+    `auto` chooses one. On a CPU it runs the clients of a convolutional model one after another,
+    because their kernels cannot be batched over clients. It does the same for a `group` of more
+    than one device, because a model that needs a group fills its devices alone. Otherwise `chunk`
+    clients run at a time; if it is 0, `width` chooses the number from client_bytes(), the memory
+    for a step of one client. Several devices, or groups of devices, share the cohort, and the
+    arrays that `divided` selects: arguments of `on_mesh`.
     """
     chosen = choose_devices(cohort, group, devices)
     line = -(-cohort * group // len(chosen))  # clients of one device, or of one group
@@ -195,10 +199,10 @@ def choose(
 def choose_devices(
     cohort: int, group: int = 1, devices: Sequence[jax.Device] | None = None
 ) -> Sequence[jax.Device]:
-    """Those that a run takes: no more than a cohort needs, but of several processes all.
+    """The devices of a run: no more than the cohort needs, but all devices of several processes.
 
-    Where a cohort has fewer clients, the others train copies. A process must not stand idle, and
-    the compiler for TPUs wants all chips of a slice of several hosts.
+    With several processes, devices without a client train copies: no process may be idle, and the
+    TPU compiler needs all chips of a slice with several hosts.
     """
     every = jax.devices() if devices is None else devices
     _check_group(group, len(every))
@@ -207,9 +211,9 @@ def choose_devices(
 
 
 def free_memory(devices: Sequence[jax.Device] | None = None) -> int:
-    """Bytes that each of this machine's devices can take, the least of all processes.
+    """Bytes that can be allocated on each of this machine's devices, the minimum of all processes.
 
-    0: not known, as of devices that are not there.
+    0 if unknown, for example for `devices` that are not on this machine.
     """
     if devices is not None:
         return 0
@@ -220,7 +224,7 @@ def free_memory(devices: Sequence[jax.Device] | None = None) -> int:
 
 
 def _memory():
-    """Bytes that JAX may allocate on a device, the same in every process; 0: that is not known."""
+    """Bytes that JAX may allocate on a device, the same in every process; 0 if unknown."""
     stats = processes.of_first(lambda: jax.local_devices()[0].memory_stats())
     return (stats or {}).get("bytes_limit", 0)
 
@@ -229,7 +233,7 @@ def _check_group(group, devices):
     if devices % group:
         divisors = " or ".join(str(n) for n in range(1, devices + 1) if devices % n == 0)
         raise BadInput(
-            f"config.engine.fsdp={group} does not divide the {devices} devices; take {divisors}"
+            f"config.engine.fsdp={group} does not divide the {devices} devices; choose {divisors}"
         )
 
 

@@ -1,10 +1,9 @@
-"""Federations of some of the clients, for a block of rounds or of scores: on the host, in NumPy.
+"""Federations of a subset of the clients, for a block of rounds or of scores, on the host in NumPy.
 
-A part is made by part(ids, **shared). Its clients are those of `ids` [N], ascending, which may be
-repeated; `shared` are the rows that all of them see, `global_test` or `unseen` [S], padded with -1.
-What has an entry for each client or each example is this process's segment of that (`owners`): of
-what is lined up for all segments, the N clients of its own. All parts of one kind have the same
-shapes.
+A part is made by part(ids, **shared). Its clients are `ids` [N], ascending, possibly with
+repetitions; `shared` are rows that all clients use, `global_test` or `unseen` [S], padded with -1.
+Arrays with an entry for each client or each example contain only this process's segment (`owners`):
+`ids` are the N clients of this process. All parts of one kind have the same shapes.
 """
 
 import math
@@ -22,17 +21,17 @@ from fedjax_lab.types import ROWS, Federation, Rows
 NO_ROWS: Any = dict.fromkeys((*ROWS, "skews"))
 
 READERS = 4  # threads that read the examples of a part: a disk serves several requests at once
-LOTS = 4 * READERS  # which they read, since lots are not equally full
+LOTS = 4 * READERS  # pieces of work for these threads, because pieces take different times
 
 Part = Callable[..., Federation]
 
 
 def of_rows(pool: Federation, whole: Federation, sets: Sequence[str], owners: Owners) -> Part:
-    """Parts with rows alone: the examples are those of `pool`, which all parts share.
+    """Makes parts that contain only rows; all parts share the examples of `pool`.
 
     pool: examples, on the devices.
     whole: the same federation in NumPy.
-    sets: of each client's own rows, those that are needed.
+    sets: the names of the clients' sets of rows that are needed.
     """
 
     def part(ids, **shared):
@@ -45,14 +44,14 @@ def of_rows(pool: Federation, whole: Federation, sets: Sequence[str], owners: Ow
 def with_examples(
     whole: Federation, sets: Sequence[str], clients: int, shared: int, owners: Owners
 ) -> Part:
-    """Parts whose pool has the examples that their clients need, and no others.
+    """Makes parts whose pool contains only the examples that their clients need.
 
-    Each process reads the examples of its clients, and its share of those that all see.
+    Each process reads the examples of its clients, and its part of the shared rows.
 
-    whole: a federation in NumPy; of its x only `x[rows]` is asked, for ascending rows.
-    sets: of each client's own rows, those that are needed.
-    clients: of a segment.
-    shared: rows that all of them see.
+    whole: a federation in NumPy; its x is only read as `x[rows]` with ascending rows.
+    sets: the names of the clients' sets of rows that are needed.
+    clients: the number of clients of a segment.
+    shared: the number of shared rows.
     """
     readers = ThreadPoolExecutor(READERS)
     own_room = min(len(whole.y), sum(most_rows(getattr(whole, s), clients) for s in sets))
@@ -67,16 +66,16 @@ def with_examples(
         seen = {name: _in_shares(rows, share, room, own_room) for name, rows in shared.items()}
         asked = np.full(room, -1)
         asked[: len(needed)] = needed
-        for of_all in shared.values():  # one kind at most
-            mine = of_all[owners.process * share :][:share]
-            asked[own_room : own_room + len(mine)] = mine
+        for of_all in shared.values():  # at most one set
+            of_process = of_all[owners.process * share :][:share]
+            asked[own_room : own_room + len(of_process)] = of_process
         return whole._replace(**_examples(whole, asked, readers), **{**NO_ROWS, **rows, **seen})
 
     return part
 
 
 def _examples(whole, rows, readers):
-    """The pool of these rows, zeros for -1: fields of a federation."""
+    """The pool of these rows, with zeros for -1, as fields of a federation."""
     x = np.empty((len(rows), example_size(whole)), whole.x.dtype)
     lots = (np.array_split(a, LOTS) for a in (x, rows))
     list(readers.map(lambda made, rows: stream.fill(made, whole.x, rows), *lots))
@@ -85,24 +84,24 @@ def _examples(whole, rows, readers):
 
 
 def example_bytes(whole: Federation) -> int:
-    """Of one example in the pool, and of what the pool says of it."""
+    """The bytes of one example in the pool, including its label and its domain."""
     return example_size(whole) * whole.x.dtype.itemsize + 2 * whole.y.itemsize
 
 
 def example_size(whole: Federation) -> int:
-    """How many numbers an example has."""
+    """The number of values of an example."""
     return math.prod(whole.x.shape[1:])
 
 
 def most_rows(rows: Rows, clients: int) -> int:
-    """How many rows so many clients can hold."""
+    """The largest number of rows that any `clients` clients hold together."""
     return int(np.sort(rows.count)[::-1][:clients].sum())
 
 
 def _dealt(rows, ids, owners):
     """The rows of clients `ids` in lists for the devices of this process, padded with -1.
 
-    A client that is repeated has them once.
+    The rows of a repeated client are listed once.
     """
     devices, clients = owners.devices, len(ids) // owners.devices
     room = max(1, most_rows(rows, clients))
@@ -117,12 +116,15 @@ def _dealt(rows, ids, owners):
 
 
 def _places(needed, rows, first):
-    """Where each row is in a pool whose entries from `first` on are the ascending `needed`."""
+    """The position of each row in a pool whose entries from `first` on are the rows `needed`."""
     return np.where(rows < 0, -1, first + np.searchsorted(needed, rows)).astype(np.int32)
 
 
 def _in_shares(rows, share, room, own_room):
-    """Where rows that all see are: each process has `room` examples, which end in its share."""
+    """The positions of shared rows in the pool.
+
+    Each process has `room` examples: `own_room` of its clients, then its part of the shared rows.
+    """
     number = np.arange(len(rows))
     places = number // share * room + own_room + number % share
     return np.where(rows < 0, -1, places).astype(np.int32)

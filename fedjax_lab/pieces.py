@@ -1,7 +1,7 @@
-"""The evaluation with the clients on the devices a piece at a time.
+"""Evaluation in pieces, if not all clients fit on the devices at the same time.
 
-What it counts is counted for one client or one example, so that the pieces give what everybody at
-once gives.
+Scores are counted for each client or each example, so the pieces give the same numbers as an
+evaluation of all clients at once.
 """
 
 from collections.abc import Callable, Iterator
@@ -23,37 +23,42 @@ from fedjax_lab.types import NEW_ROWS, Federation, Method, PyTree, State
 
 
 class Kind(NamedTuple):
-    """Some sets of rows, and who is scored on them."""
+    """Sets of rows that are scored together, and the clients that are scored on them."""
 
-    sets: tuple[str, ...]  # of each client's own rows, those that it needs
+    sets: tuple[str, ...]  # the names of the clients' own sets of rows that are needed
     owners: Owners  # of these clients
-    clients: list[np.ndarray]  # in pieces of one length, as `Owners.line_up` gives them
-    shared: list[dict[str, np.ndarray]]  # rows that all of them see, in pieces of one length
-    by_client: bool = True  # what is counted; a newcomer's counts are by batch
-    new: bool = False  # they are new clients, who keep nothing
+    clients: list[np.ndarray]  # in pieces of one length, from `Owners.line_up`
+    shared: list[dict[str, np.ndarray]]  # rows that all clients use, in pieces of one length
+    by_client: bool = True  # whether counts are by client; a newcomer's counts are by batch
+    new: bool = False  # whether these are new clients, which have no private state
 
     @property
     def num_rows(self) -> int:
-        """How many rows that all see a piece has."""
+        """The number of shared rows in a piece."""
         return sum(len(rows) for rows in self.shared[0].values())
 
     @property
     def room(self) -> int:
-        """How many places a piece has for the clients of a segment."""
+        """The number of places of a piece for the clients of a segment."""
         return len(self.owners.own(self.clients[0]))
 
 
 def kinds(method: Method, whole: Federation, owners: Owners, clients: int, rows: int) -> list[Kind]:
-    """Clients and new clients on their own rows; the unseen domain; the average one on the global.
+    """The kinds of an evaluation.
 
-    whole: a federation in NumPy. clients: of a segment, and rows, of a piece.
+    Clients and new clients are scored on their own rows, all clients on the unseen domain, and the
+    global model (or, without one, some clients) on the global test set.
+
+    whole: a federation in NumPy.
+    clients: the number of clients of a segment in a piece.
+    rows: the number of shared rows in a piece.
     """
     tuned = work_sets(method) if method.tune else ()
     own = tuple(name for name in ("validation", "test") if getattr(whole, name) is not None)
-    everybody = owners.pieces(clients)
+    all_pieces = owners.pieces(clients)
     each = tuple(dict.fromkeys(tuned + own))
-    out = [Kind(each, owners, everybody, [{}])] if own else []
-    for name, of_clients in (("unseen", everybody), ("global_test", [_average(method, owners)])):
+    out = [Kind(each, owners, all_pieces, [{}])] if own else []
+    for name, of_clients in (("unseen", all_pieces), ("global_test", [_average(method, owners)])):
         if (shared := getattr(whole, name)) is not None:
             cut = [{name: some} for some in _cut(shared, rows)]
             by_client = name == "unseen" or method.newcomer is None
@@ -66,7 +71,7 @@ def kinds(method: Method, whole: Federation, owners: Owners, clients: int, rows:
 
 
 def _average(method, owners):
-    """Those who are scored on the global set; a newcomer needs nothing of any client."""
+    """The clients that are scored on the global test set; one place if a newcomer is scored."""
     some = np.arange(1)
     if method.newcomer is None:
         some = evaluate.evenly_spaced(owners.bounds[-1])
@@ -75,13 +80,13 @@ def _average(method, owners):
 
 
 class Scorer:
-    """Scores a lane as `evaluate.score` does, but reads private state from `store`.
+    """Scores a lane like `evaluate.score`, but reads private state from `store`.
 
     Args:
-      lane: with the population and the keys on the devices; its federation is not used.
-      store: what everybody keeps.
-      like: the shapes of everybody's state.
-      kinds: what is scored, each with what makes the federation of a piece.
+      lane: has the population and the keys on the devices; its federation is not used.
+      store: the private state of all clients.
+      like: the shapes of the state of all clients.
+      kinds: the kinds of the evaluation, each with the function that makes a piece's federation.
       owners: of the clients.
       tools: of the engine.
     """
@@ -101,13 +106,13 @@ class Scorer:
         self.compiled: list[Callable[..., Any]]  # `evaluate.score` for the shapes of each kind
 
     def first_pieces(self) -> list[tuple[Lane, PyTree]]:
-        """Lane and private state of a piece of each kind, with the shapes of any."""
+        """Lane and private state of the first piece of each kind; all pieces have these shapes."""
         return [
             self._read(kind, part, kind.clients[0], kind.shared[0]) for kind, part in self._kinds
         ]
 
     def score(self, server: PyTree, played: int) -> Scores:
-        """The scores after so many rounds."""
+        """The scores after `played` rounds."""
         scores = [
             self._score(*kind, compiled, server, np.int32(played))
             for kind, compiled in zip(self._kinds, self.compiled, strict=True)
@@ -127,7 +132,7 @@ class Scorer:
         return _joined(kind.clients, sums) if kind.by_client else sums[0]
 
     def _each(self, kind, part, pieces) -> Iterator[tuple[Lane, PyTree]]:
-        """Lane and private state of each piece, read while the one before is scored."""
+        """Lane and private state of each piece, read while the previous piece is scored."""
         with ThreadPoolExecutor(1) as worker:
             reading = worker.submit(self._read, kind, part, *pieces[0])
             for following in [*pieces[1:], None]:
@@ -140,25 +145,25 @@ class Scorer:
         ids, put = kind.owners.own(clients), self._tools.put
         federation = self._tools.put_part(part(ids, **shared))
         lane = self._lane._replace(federation=federation, held=put(clients))
-        # What a new client gets depends on nobody's private state: that of any client will do.
+        # The message to a new client does not depend on private state, so any client's will do.
         holders = self._owners.own(self._owners.pieces(1)[0]) if kind.new else ids
         private = self._tools.put_segment(self._store.read(holders))
         return lane, from_bits(private, self._like.private)
 
 
 def _joined(clients, counts):
-    """The counts of pieces in one; a client that is in several places counts once."""
+    """The joined counts of all pieces; a client that is in several places counts once."""
     _, first = np.unique(np.concatenate(clients), return_index=True)
     return jax.tree.map(lambda *a: np.concatenate(a)[first], *counts)
 
 
 def _cut(rows, length):
-    """Rows [S] in pieces of one length, the last one padded with -1."""
+    """Rows [S] in pieces of one length, the last piece padded with -1."""
     length = min(length, len(rows))
     padded = np.pad(rows, (0, -len(rows) % length), constant_values=-1)
     return list(padded.reshape(-1, length))
 
 
 def _the_one(values):
-    """The one of these that is not None, if any is."""
+    """The first value that is not None; None if there is none."""
     return next((value for value in values if value is not None), None)

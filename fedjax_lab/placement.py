@@ -1,4 +1,4 @@
-"""Where the arrays of a run lie: which every device has, and which the devices divide."""
+"""The placement of a run's arrays on its devices: replicated, or divided among them."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -13,42 +13,42 @@ from fedjax_lab.types import CLIENT_ROWS, Array, Federation, PyTree, State
 
 
 class Placement(NamedTuple):
-    """Puts the arrays of a run on its devices, or describes them there.
+    """Puts the arrays of a run on its devices, or only describes them.
 
-    What is kept by client is padded with zeros to a multiple of the devices that divide it, and so
-    is the pool of examples.
+    Arrays with an entry for each client are padded with zeros to a multiple of the devices among
+    which they are divided, and so is the pool of examples.
     """
 
     strategy: parallel.Strategy
     num_clients: int  # without padding
-    seeds: int  # on a leading axis of what differs between seeds; 0: there is no such axis
-    abstract: bool  # describe only
+    seeds: int  # length of the leading axis of arrays that depend on the seed; 0: no such axis
+    abstract: bool  # return descriptions (`ShapeDtypeStruct`) instead of arrays
 
     @property
     def parts(self) -> int:
-        """How many devices divide what is kept by client."""
+        """The number of devices among which the clients are divided."""
         sharding = self.strategy.by_client
         return 1 if sharding is None else parallel.num_parts(sharding)
 
     @property
     def padding(self) -> int:
-        """How many entries beyond the last client there are."""
+        """The number of entries of padding after the last client."""
         return -self.num_clients % self.parts
 
     def put(self, a: PyTree, compared: bool = True) -> PyTree:
-        """What every process has, on all devices; as `parallel.put`."""
+        """Arrays that every process has, copied to all devices, as in `parallel.put`."""
         if self.abstract:
             return self.described(a, self.strategy.sharding)
         return parallel.put(a, self.strategy.sharding, compared)
 
     def put_pool(self, a: Any) -> Array:
-        """An array with an entry for each example, [R, ...] alike for all seeds."""
+        """An array with an entry for each example [R, ...], the same for all seeds."""
         if self.strategy.by_row is None:
             return self.put(a if self.abstract else np.asarray(a))
         return self._put_divided(a, self.strategy.by_row, axis=0)
 
     def dealt(self, federations: Sequence[Federation]) -> list[Federation]:
-        """The federations of all seeds, with rows as the devices divide them."""
+        """The federations of all seeds, with rows in the layout of the devices."""
         if self.strategy.by_client is None:
             return list(federations)
         rows = {name: [getattr(f, name) for f in federations] for name in CLIENT_ROWS}
@@ -63,7 +63,7 @@ class Placement(NamedTuple):
         return None if rows_by_seed[0] is None else self.put_clients(rows_by_seed)
 
     def put_clients(self, of_seeds: Sequence[PyTree]) -> PyTree:
-        """What is kept by client, NumPy arrays [C, ...] of each of these seeds, as one tree."""
+        """NumPy arrays [C, ...] with an entry for each client, one tree per seed, as one tree."""
         joined = jax.tree.map(lambda *a: np.stack(a), *of_seeds) if self.seeds else of_seeds[0]
         sharding = self.of_clients
         if sharding is None:
@@ -72,7 +72,7 @@ class Placement(NamedTuple):
         return jax.tree.map(lambda a: self._put_divided(a, sharding, axis), joined)
 
     def put_segment(self, a: PyTree) -> PyTree:
-        """What this process has of arrays whose entries the devices divide (`owners`)."""
+        """This process's segment of arrays that are divided among the devices (`owners`)."""
         sharding = self.strategy.by_client
         if sharding is None:
             return self.put(a)
@@ -88,11 +88,11 @@ class Placement(NamedTuple):
 
     @property
     def of_clients(self) -> NamedSharding | None:
-        """Of what is kept by client; None: as everything else."""
+        """The sharding of arrays with an entry for each client; None: as all other arrays."""
         return self._behind_seeds(self.strategy.by_client)
 
     def of_state(self, state: State) -> Any:
-        """Of the parts of a state (arrays or their shapes)."""
+        """The shardings of the parts of a state, whose leaves are arrays or their shapes."""
         whole, by_client = self.strategy.sharding, self.of_clients
         if self.strategy.group > 1:
             assert isinstance(whole, NamedSharding)
@@ -103,13 +103,13 @@ class Placement(NamedTuple):
         return whole if by_client is None else State(whole, by_client)
 
     def num_bytes(self, state: State) -> int:
-        """What a device holds of a state, padding and small arrays aside."""
+        """The bytes of a state on one device, without padding and small arrays."""
         parts = tree.num_bytes(state.server), tree.num_bytes(state.private) // self.parts
         return sum(parts) // self.strategy.group
 
     @property
     def of_viewed_pool(self) -> Sharding | None:
-        """Of the pool of examples that a view makes for each seed."""
+        """The sharding of the pool of examples that a view computes for each seed."""
         if self.strategy.by_row is None:
             return self.strategy.sharding
         return self._behind_seeds(self.strategy.by_row)
@@ -120,7 +120,7 @@ class Placement(NamedTuple):
         return NamedSharding(sharding.mesh, PartitionSpec(None, *sharding.spec))
 
     def padded(self, state: State) -> State:
-        """A state of one seed whose private part is [C, ...], as it lies on the devices."""
+        """A state of one seed, with its private part [C, ...] padded as on the devices."""
         if not self.padding:
             return state
 
@@ -139,7 +139,7 @@ class Placement(NamedTuple):
         return state._replace(private=jax.tree.map(lambda a: a[: self.num_clients], state.private))
 
     def described(self, a: PyTree, sharding: Any) -> PyTree:
-        """The shapes of arrays that lie so; `sharding` is one, or a tree of them."""
+        """The shapes of arrays with these shardings; `sharding` is a sharding or a tree of them."""
 
         def one(x, sharding):
             x = x if hasattr(x, "dtype") else np.asarray(x, np.float32)

@@ -1,8 +1,8 @@
-"""One run by several processes, on one host or many: who they are, and how they agree.
+"""Runs with several processes on one or more hosts: their numbers, and how they agree on decisions.
 
-All of them run the same program on one mesh of all their devices. What a process decides by itself
-(a clock, a signal, a file) must be agreed on before the next program is started, or they would run
-different ones and wait for each other for ever.
+All processes run the same program on one mesh of all their devices. If a process decides something
+from its own clock, signals or files, all processes must agree on the decision before the next
+program starts. Otherwise they would run different programs and wait for each other forever.
 """
 
 import os
@@ -24,16 +24,17 @@ from fedjax_lab.types import PyTree
 T = TypeVar("T")
 PIECE = 1 << 28  # bytes that are sent at a time
 GRACE_SECONDS = 2.0
-HEARTBEAT_SECONDS = 20  # without a sign of life until a process is given up; not its work is late,
-# but a thread of JAX's runtime that needs neither the interpreter nor a device
+HEARTBEAT_SECONDS = 20  # a process without a heartbeat for this time counts as ended; heartbeats
+# come from a thread of JAX's runtime that needs neither the interpreter nor a device
 
 
 def connect(place: str) -> None:
-    """Waits for the other processes of the run. Before jax starts.
+    """Connects to the other processes of the run. Must be called before jax starts.
 
-    `place` is I/N@HOST:PORT, this one's number, how many there are and where number 0 can be
-    reached; or `auto`, where jax finds that itself (Slurm, TPU pods, MPI, Kubernetes). From then
-    on only the first process prints.
+    place: I/N@HOST:PORT, which is this process's number, the number of processes and the address of
+    process 0; or "auto" if jax can determine these itself (Slurm, TPU pods, MPI, Kubernetes).
+
+    After this call only the first process prints. BadInput if the processes cannot connect.
     """
     try:
         jax.distributed.initialize(**parse(place), heartbeat_timeout_seconds=HEARTBEAT_SECONDS)
@@ -46,9 +47,12 @@ def connect(place: str) -> None:
 
 
 def _leave_with(tell, kind, error, trace):
-    """After an exception. One that another process has caused by its end is not what to tell."""
+    """Reports an exception and ends the process.
+
+    If the end of another process caused the exception, that is reported instead.
+    """
     if _of_runtime(error):
-        time.sleep(HEARTBEAT_SECONDS + 10)  # the runtime tells of that by then and ends this one
+        time.sleep(HEARTBEAT_SECONDS + 10)  # by then the runtime has reported that and ended this
     tell(kind, error, trace)
     leave(1)
 
@@ -60,7 +64,7 @@ def _of_runtime(error):
 
 
 def leave(code: int) -> NoReturn:
-    """Ends this process; after a failure without waiting for others, which may wait for it."""
+    """Ends this process; after a failure without waiting for others, which might wait for it."""
     if code and not _alone():
         sys.stdout.flush()
         sys.stderr.flush()
@@ -70,19 +74,24 @@ def leave(code: int) -> NoReturn:
 
 
 def let_others_end() -> None:
-    """In the first process, whose end ends all others at once, time for what they have to say."""
+    """Waits, in the first process only, until the others have printed their messages.
+
+    The end of the first process ends all others at once.
+    """
     if is_first():
         time.sleep(GRACE_SECONDS)
 
 
 def parse(place: str) -> dict:
-    """The arguments of jax.distributed.initialize."""
+    """The arguments of jax.distributed.initialize for the value of --distributed."""
     if place == "auto":
         return {}
     match = re.fullmatch(r"(\d+)/(\d+)@(.+:\d+)", place)
     if match is None or int(match[1]) >= int(match[2]):
-        example = "--distributed=0/2@127.0.0.1:7000"
-        raise BadInput(f"--distributed={place} is neither auto nor I/N@HOST:PORT, as {example}")
+        raise BadInput(
+            f"--distributed={place} is neither auto nor I/N@HOST:PORT; for example"
+            " --distributed=0/2@127.0.0.1:7000"
+        )
     return {
         "process_id": int(match[1]),
         "num_processes": int(match[2]),
@@ -92,24 +101,25 @@ def parse(place: str) -> dict:
 
 
 def is_first() -> bool:
-    """Whether this process writes files and prints."""
+    """Whether this is the first process, which writes files and prints."""
     return number() == 0
 
 
 def number() -> int:
-    """This one's, from 0."""
+    """The number of this process, from 0."""
     return 0 if _alone() else jax.process_index()
 
 
 def count() -> int:
-    """How many processes the run has."""
+    """The number of processes of the run."""
     return 1 if _alone() else jax.process_count()
 
 
 def of_first(make: Callable[[], T]) -> T:
-    """What `make` gives in the first process, where alone it is called; its BadInput too.
+    """Calls `make` in the first process only, and returns its result in all processes.
 
-    All processes must ask, in the same order. The value has to be picklable.
+    A BadInput from `make` is raised in all processes. All processes must call this function, in the
+    same order. The result must be picklable.
     """
     if _alone():
         return make()
@@ -132,17 +142,20 @@ def of_first(make: Callable[[], T]) -> T:
 
 
 def on_host(a: PyTree) -> PyTree:
-    """The arrays as NumPy's, of which each process may hold a part. All must ask."""
+    """NumPy copies of arrays that may be divided among processes. All processes must call this."""
     return jax.device_get(a) if _alone() else multihost_utils.process_allgather(a, tiled=True)
 
 
 def of_each(a: np.ndarray) -> np.ndarray:
-    """The arrays of all processes, equal in shape and type, [processes, ...]. All must ask."""
+    """The arrays of all processes, stacked: [processes, ...]. All processes must call this.
+
+    The arrays must have the same shape and type.
+    """
     return a[None] if _alone() else multihost_utils.process_allgather(a)
 
 
 def least(number: int) -> int:
-    """The smallest of all processes' numbers of bytes. All must ask, in the same order."""
+    """The minimum of all processes' numbers of bytes. All must call this in the same order."""
     if _alone():
         return number
     megabytes = np.array(number >> 20, np.int32)
@@ -150,11 +163,11 @@ def least(number: int) -> int:
 
 
 def anywhere(flag: bool) -> bool:
-    """Whether it is set in any process. All must ask, in the same order."""
+    """Whether the flag is set in any process. All processes must call this in the same order."""
     if _alone():
         return flag
     return bool(multihost_utils.process_allgather(np.array(flag)).any())
 
 
 def _alone():
-    return not jax.distributed.is_initialized()  # asked before jax starts
+    return not jax.distributed.is_initialized()  # unlike process_count, works before jax starts

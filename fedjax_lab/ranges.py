@@ -4,8 +4,8 @@ A method declares the ranges of its settings in a constant of its file, beside i
 
     RANGES = {"mu": log_uniform(1e-3, 1.0)}
 
-`python -m fedjax_lab.sweep --tune=random:20` draws from them. The settings of one's own methods
-are declared in the same way.
+`python -m fedjax_lab.sweep --tune=random:20` draws from these ranges. Files with your own methods
+declare them in the same way.
 """
 
 import ast
@@ -16,22 +16,22 @@ from typing import Any, NamedTuple
 
 from fedjax_lab.errors import BadInput, cut, nearest, quoted
 
-DIGITS = 3  # significant digits of a drawn number, so that it can be read and typed again
+DIGITS = 3  # significant digits of a drawn number, so that it is easy to read and to type
 
 
 class Range(NamedTuple):
-    """The values that a setting can take, and how likely they are."""
+    """A distribution of the values of a setting."""
 
     kind: str  # a key of KINDS
     values: tuple[Any, ...]  # the two ends of an interval, or all values of a choice
 
     def __str__(self) -> str:
-        """The text from which `parse` makes the same range."""
+        """The text that `parse` converts to the same range."""
         return f"{self.kind}:{','.join(map(str, self.values))}"
 
 
 def log_uniform(low: float, high: float) -> Range:
-    """Numbers between two positive ends whose logarithm is uniformly distributed."""
+    """Numbers between two positive bounds, whose logarithm is uniformly distributed."""
     _check_interval(low, high)
     if low <= 0:
         raise BadInput(f"a log-uniform range must begin above 0, got {quoted(low)}")
@@ -39,7 +39,7 @@ def log_uniform(low: float, high: float) -> Range:
 
 
 def uniform(low: float, high: float) -> Range:
-    """Numbers between two ends, all equally likely."""
+    """Uniformly distributed numbers between two bounds."""
     _check_interval(low, high)
     return Range("uniform", (low, high))
 
@@ -59,7 +59,7 @@ KINDS: dict[str, Callable[..., Range]] = {
 
 
 def at(range_: Range, share: float) -> Any:
-    """The value below which the share of a range lies; share is in [0, 1)."""
+    """A quantile of a range: the value below which a `share` of its values lies, in [0, 1)."""
     if range_.kind == "choice":
         return range_.values[int(share * len(range_.values))]
     low, high = range_.values
@@ -73,8 +73,8 @@ def at(range_: Range, share: float) -> Any:
 def parse(text: str) -> Range:
     """The range of a text such as "log:0.001,1", "uniform:0,0.9" or "choice:1,2,5".
 
-    The values of a choice stay text, because the setting says what type they have. BadInput where
-    the text is no range.
+    The values of a choice stay text, because the setting determines their type. BadInput if the
+    text is not a range.
     """
     kind, colon, listed = text.partition(":")
     values: list[Any] = [value.strip() for value in listed.split(",")]
@@ -85,23 +85,23 @@ def parse(text: str) -> Range:
     if kind == "choice":
         return choice(*values)
     if len(values) != 2:
-        raise BadInput(f"{cut(text, 80)}: a range of numbers has two ends, got {len(values)}")
+        raise BadInput(f"{cut(text, 80)}: a range of numbers has two bounds, got {len(values)}")
     return KINDS[kind](*map(_number, values))
 
 
 def declared(function: Callable) -> Mapping[str, Range]:
-    """The RANGES of the file that defines a function; empty where there are none.
+    """The RANGES of the file that defines a function; empty if the file has none.
 
-    BadInput where RANGES is something else than a dict of ranges by setting.
+    BadInput if RANGES is not a dict from settings to ranges.
     """
     ranges = getattr(inspect.unwrap(function), "__globals__", {}).get("RANGES", {})
     name = getattr(function, "__name__", "a function")
     if not isinstance(ranges, Mapping):
-        raise BadInput(f"RANGES beside {name} must be a dict, got {quoted(ranges)}")
+        raise BadInput(f"RANGES in the file of {name} must be a dict, got {quoted(ranges)}")
     for key, value in ranges.items():
         if not isinstance(value, Range):
             raise BadInput(
-                f"RANGES[{key!r}] beside {name} must be made by fedjax_lab.ranges, such as"
+                f"RANGES[{key!r}] in the file of {name} must be made by fedjax_lab.ranges, such as"
                 f" log_uniform(1e-3, 1.0), got {quoted(value)}"
             )
     return ranges
@@ -113,7 +113,7 @@ def _number(text):
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         value = text
     if type(value) not in (int, float):
-        raise BadInput(f"the end of a range must be a number, got {quoted(text)}")
+        raise BadInput(f"the bound of a range must be a number, got {quoted(text)}")
     return float(value)
 
 
@@ -122,6 +122,6 @@ def _check_interval(low, high):
         raise BadInput(f"a range must go from a finite number to a larger one, got {low} to {high}")
 
 
-# The range of config.local.lr, in which every method is tuned, by the name of the optimizer.
+# The range of config.local.lr for every method, by the name of the optimizer.
 LEARNING_RATES = {"sgd": log_uniform(1e-3, 0.3), "nesterov": log_uniform(1e-3, 0.3)}
-ADAPTIVE = log_uniform(1e-4, 1e-2)  # of all optimizers that are not in LEARNING_RATES
+ADAPTIVE = log_uniform(1e-4, 1e-2)  # the range for all other optimizers

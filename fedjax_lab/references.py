@@ -1,7 +1,7 @@
-"""References: text that names a function or class outside of the registry, and back.
+"""References: text that names a function or class outside of the registry.
 
-A reference is MODULE:FUNCTION or PATH/FILE.py:FUNCTION. A path is seen from the current folder. A
-file is executed once in a process, and again where its content has changed before `refresh`.
+A reference is MODULE:FUNCTION or PATH/FILE.py:FUNCTION. A path is relative to the current folder. A
+file is executed once in a process, and again if its content has changed at a call of `refresh`.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ from fedjax_lab.errors import MACHINE, BadInput, nearest, quoted, reason_of
 Source = dict[str, str | None]  # `module`, `file` and `sha256` (of the file) of a function
 
 
-PARTS = {  # keys of a config whose values name functions: of which kind of the registry
+PARTS = {  # the keys of a config whose values name functions, with their kind in the registry
     "data.name": "data",
     "data.augment": "augmentation",
     "partition.name": "partition",
@@ -45,16 +45,16 @@ PARTS = {  # keys of a config whose values name functions: of which kind of the 
 
 
 class _Execution(NamedTuple):
-    """The last one of a file."""
+    """The most recent execution of a file."""
 
-    digest: str  # of what was executed
+    digest: str  # of the content that was executed
     module: ModuleType
-    is_current: bool = True  # the file had the same content when `refresh` was called last
+    is_current: bool = True  # the file had the same content at the last call of `refresh`
 
 
 _executions: dict[str, _Execution] = {}  # by absolute path
-_first_digests: dict[tuple[str, int], str] = {}  # of a module's file, when a function was found
-_nameless: dict[str, Callable] = {}  # by their text: functions that no module has under a name
+_first_digests: dict[tuple[str, int], str] = {}  # of a module's file at the first `source_of`
+_nameless: dict[str, Callable] = {}  # functions that are not an attribute of a module, by reference
 
 
 def parts_of(config: Mapping) -> Iterator[tuple[str, str, str]]:
@@ -80,13 +80,13 @@ def is_reference(text: str) -> bool:
 
 
 def find(text: str) -> Callable:
-    """The function or class that a reference names. BadInput says in one line what is missing."""
+    """The function or class that a reference names. BadInput if it does not exist."""
     if text in _nameless:
         return _nameless[text]
     if not lasts(text):
         raise BadInput(
-            f"{text} is a lambda or a local function, which is known only where it was given;"
-            " define it at the top of a file"
+            f"{text} is a lambda or a local function, which exists only in the process that made"
+            " it; define it at the top level of a file"
         )
     where, _, name = text.rpartition(":")
     module = of_file(where) if is_file(where) else _imported(where)
@@ -95,7 +95,7 @@ def find(text: str) -> Callable:
     except AttributeError as error:
         if where == "__main__":
             raise BadInput(
-                f"{name} was defined in a notebook, and is not defined here; define it in a file"
+                f"{name} was defined in a notebook and does not exist here; define it in a file"
             ) from error
         callables = [key for key, value in vars(module).items() if _offers(module, key, value)]
         raise BadInput(
@@ -105,23 +105,23 @@ def find(text: str) -> Callable:
 
 
 def lasts(text: str) -> bool:
-    """Whether a reference means the same in another process."""
+    """Whether a reference is valid in other processes too."""
     return "<" not in text.rpartition(":")[2]
 
 
 def is_file(where: str) -> bool:
-    """Whether what stands before the colon of a reference is a path and not a module."""
+    """Whether the part of a reference before the colon is a path, not a module."""
     return where.endswith(".py") or not all(word.isidentifier() for word in where.split("."))
 
 
 def _offers(module, key, value):
-    """Whether a module defines a function or class of that name for others."""
+    """Whether a module itself defines a public function or class of that name."""
     defined_here = getattr(value, "__module__", module.__name__) == module.__name__
     return callable(value) and defined_here and not key.startswith("_")
 
 
 def of_file(path: str) -> ModuleType:
-    """What a file defines. BadInput where there is no such file, or executing it fails."""
+    """The module of a file. BadInput if there is no such file, or if executing it fails."""
     absolute = os.path.abspath(path)
     if absolute == _main_file():
         return sys.modules["__main__"]
@@ -133,9 +133,10 @@ def of_file(path: str) -> ModuleType:
 
 
 def refresh() -> None:
-    """Files that have changed are executed anew when they are asked for again.
+    """Marks files that have changed, so that their next use executes them again.
 
-    Between two calls all functions of a file are of one content, which `source_of` tells.
+    Between two calls, all functions of a file come from the same content, whose digest `source_of`
+    returns.
     """
     for path, last in list(_executions.items()):
         is_current = os.path.isfile(path) and digest(path) == last.digest
@@ -143,14 +144,14 @@ def refresh() -> None:
 
 
 def execute(path: str) -> ModuleType:
-    """Executes a file, which can import modules that lie beside it. BadInput where that fails."""
+    """Executes a file, which can import modules from its folder. BadInput if that fails."""
     absolute = os.path.abspath(path)
     of_path = hashlib.sha256(absolute.encode(errors="surrogateescape")).hexdigest()[:8]
-    module = ModuleType(f"{Path(path).stem}_{of_path}")  # no other module's name
+    module = ModuleType(f"{Path(path).stem}_{of_path}")  # a unique name
     module.__file__ = absolute
     _search(os.path.dirname(absolute))
     before = sys.modules.get(module.__name__)
-    sys.modules[module.__name__] = module  # where dataclasses look for the types of fields
+    sys.modules[module.__name__] = module  # dataclasses look there for the types of fields
     try:
         with told(path):
             content = Path(absolute).read_bytes()
@@ -166,12 +167,12 @@ def execute(path: str) -> ModuleType:
 
 @contextlib.contextmanager
 def told(path: str) -> Iterator[None]:
-    """Turns what a user's code raises into BadInput, in one line with the place in that file."""
+    """Converts exceptions of a user's code to BadInput, in one line with the line in that file."""
     try:
         yield
     except KeyboardInterrupt:
         raise
-    except BaseException as error:  # sys.exit among them: it would end the command without a word
+    except BaseException as error:  # includes sys.exit, which would end the command silently
         if isinstance(error, OSError) and error.errno in MACHINE:
             raise
         frames = traceback.extract_tb(error.__traceback__)
@@ -181,15 +182,16 @@ def told(path: str) -> Iterator[None]:
 
 
 def check_file(path: str, what: str, names: Iterable[str] = ()) -> None:
-    """BadInput unless the path is that of a file; it has the nearest path or one of other names.
+    """Raises BadInput, with the nearest valid choice, unless the path is that of a file.
 
-    what: what the file is, in words: "config file".
+    what: the kind of file for the message, such as "config file".
+    names: valid choices besides the Python files in the same folder.
     """
     try:
         if Path(path).is_file():
             return
         nearby = [str(p) for p in Path(path).parent.glob("*.py") if p.is_file()]
-    except (OSError, ValueError) as error:  # too long, not allowed to be read, with a NUL byte
+    except (OSError, ValueError) as error:  # too long, not readable, or with a NUL byte
         reason = getattr(error, "strerror", error)
         raise BadInput(f"no {what} {quoted(path)}: {reason}") from error
     raise BadInput(f"no {what} {quoted(path)}; {nearest(path, [*nearby, *names])}")
@@ -203,13 +205,13 @@ def _imported(name):
     except BadInput as error:
         absent = error.__cause__
         if isinstance(absent, ModuleNotFoundError) and f"{name}.".startswith(f"{absent.name}."):
-            where = "neither the current folder nor PYTHONPATH has it"
+            where = "neither the current folder nor PYTHONPATH contains it"
             raise BadInput(f"no module {quoted(absent.name)}; {where}") from error
         raise
 
 
 def _search(folder):
-    """Modules in that folder can be imported, unless others of their names can."""
+    """Appends a folder to the module search path, unless it is already there."""
     if folder not in sys.path:
         sys.path.append(folder)
 
@@ -218,15 +220,18 @@ def _search(folder):
 
 
 def text_of(function: Callable) -> str:
-    """The reference of a function or class; one for this process alone where it has no name."""
-    own = sys.modules.get(getattr(function, "__module__", None) or "")
+    """The reference of a function or class.
+
+    If no module has it under a name, the reference is valid only in this process.
+    """
+    home = sys.modules.get(getattr(function, "__module__", None) or "")
     executed = [last.module for last in _executions.values()]
-    for module in filter(None, (own, *executed, sys.modules["__main__"])):
+    for module in filter(None, (home, *executed, sys.modules["__main__"])):
         if name := _name_in(module, function):
             return f"{_where(module)}:{name}"
     name = getattr(function, "__qualname__", "")
     name = name if "<" in name else f"<{name or type(function).__name__}>"
-    text = first = f"{_where(own) if own else 'python'}:{name}"
+    text = first = f"{_where(home) if home else 'python'}:{name}"
     count = 1
     while _nameless.get(text, function) is not function:
         count += 1
@@ -236,23 +241,23 @@ def text_of(function: Callable) -> str:
 
 
 def _name_in(module, function):
-    """The name under which the module has the function; None where it has it not."""
+    """The name under which the module has the function; None if it does not have it."""
     name = getattr(function, "__qualname__", "")
     with contextlib.suppress(AttributeError):
-        found = functools.reduce(getattr, name.split("."), module)
-        if found is function or (_path_of(module) and _is_same(found, function)):
+        value = functools.reduce(getattr, name.split("."), module)
+        if value is function or (_path_of(module) and _is_same(value, function)):
             return name
     return next((key for key, value in vars(module).items() if value is function), None)
 
 
 def _is_same(one, other):
-    """Whether both are of one place in a file, which may have been executed more than once."""
+    """Whether both have the same name in the same module, which may have been executed again."""
     names = ("__module__", "__qualname__")
     return all(getattr(one, name, 1) == getattr(other, name, 2) for name in names)
 
 
 def _where(module):
-    """What stands before the colon in references to what the module defines."""
+    """The part before the colon in references to functions of the module."""
     path = _path_of(module)
     if path is None:
         return module.__name__
@@ -261,14 +266,14 @@ def _where(module):
 
 
 def _path_of(module):
-    """The absolute path of a module that was executed as a file."""
+    """The absolute path of a module that was executed as a file; None for other modules."""
     if module is sys.modules["__main__"]:
         return _main_file()
     return next((path for path, last in _executions.items() if last.module is module), None)
 
 
 def _as_file(path):
-    """The absolute path of a file; None where there is none, as of <stdin>."""
+    """The absolute path of a file; None if it does not exist, for example <stdin>."""
     return os.path.abspath(path) if path and os.path.isfile(path) else None
 
 
@@ -280,7 +285,7 @@ def _main_file():
 
 
 def source_of(text: str, function: Callable) -> Source:
-    """Where the function of that reference came from; `sha256` is None where nobody can tell."""
+    """The source of the function with that reference; `sha256` is None if it is not known."""
     where = text.rpartition(":")[0]
     if not lasts(text):
         return {"module": None, "file": None, "sha256": None}
@@ -296,7 +301,7 @@ def source_of(text: str, function: Callable) -> Source:
 
 
 def _defining_file(module, function):
-    """The file with the function's code; None of what a notebook defines."""
+    """The file with the function's code; None for a function that a notebook defines."""
     with contextlib.suppress(TypeError, OSError):
         path = _as_file(inspect.getsourcefile(inspect.unwrap(function)))
         if path and module != "__main__":
@@ -318,7 +323,10 @@ def digest(path: str) -> str:
 
 
 def recalled(text: str, source: Source) -> str:
-    """A reference to the function that came from there, whatever the current folder is now."""
+    """A reference to the function with that source that is valid in any current folder.
+
+    text: the original reference, valid in the folder in which it was written.
+    """
     path, module = source.get("file"), source.get("module")
     where, _, name = text.rpartition(":")
     if not path or not where:
@@ -333,19 +341,19 @@ def recalled(text: str, source: Source) -> str:
     return text
 
 
-# What installed packages offer.
+# Functions that installed packages provide.
 
 
 def offered(group: str) -> dict[str, Any]:
-    """The entry points of that group by name. Two packages may offer one name: the first has it."""
-    from importlib import metadata  # read only where a name is not built in
+    """The entry points of a group by name; if two share a name, the first by value is used."""
+    from importlib import metadata  # imported only if a name is not built in
 
     points = sorted(metadata.entry_points(group=group), key=lambda point: point.value)
     return {point.name: point for point in reversed(points)}
 
 
 def load_offered(point: Any) -> Callable:
-    """The function of an entry point. BadInput where it cannot be loaded."""
+    """The function of an entry point. BadInput if it cannot be loaded."""
     package = point.dist.name if point.dist else "a package"
     with told(f"{point.name!r} of {package} ({point.value})"):
         return point.load()

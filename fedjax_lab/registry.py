@@ -1,7 +1,7 @@
-"""From names to functions: what a config can name, with its settings and the words these take.
+"""Finds the functions that a config names, and their settings.
 
-A name is one of NAMED, one that an installed package offers (GROUPS), or a reference to a function
-or class of the user's own: see `references`.
+A name is one of NAMED, a name that an installed package provides (GROUPS), or a reference to a
+function or class of the user: see `references`.
 """
 
 import inspect
@@ -337,7 +337,7 @@ NAMED: dict[str, dict] = {
     "downlink": _table(transforms.none, downlink.qsgd),
 }
 
-GROUPS = {  # of the entry points with which installed packages offer parts
+GROUPS = {  # groups of entry points by which installed packages provide parts, by kind
     "data": "fedjax_lab.data",
     "partition": "fedjax_lab.partitions",
     "model": "fedjax_lab.models",
@@ -351,7 +351,7 @@ GROUPS = {  # of the entry points with which installed packages offer parts
     "downlink": "fedjax_lab.downlinks",
 }
 
-TAKES = {  # what a function is called with, besides its settings
+TAKES = {  # the arguments of a function of each kind, without its settings
     "data": (),
     "partition": ("y", "domain", "num_clients", "rng"),
     "feature_skew": ("key", "x", "client", "num_clients"),
@@ -372,16 +372,18 @@ TAKES = {  # what a function is called with, besides its settings
 
 OF_EXAMPLES = ("examples", "num_clients", "rng")  # the second form of a partition; see dealing.py
 
-WITH_PATHS = "data", "embedding"  # whose settings without a default are paths
+WITH_PATHS = "data", "embedding"  # kinds whose settings may lack a default: these are paths
 
-DEFAULT_BASE = "fedavg"  # the method that a wrapper wraps unless its setting `base` says otherwise
+DEFAULT_BASE = "fedavg"  # the default of a wrapper's setting `base`
 
 
 def look_up(kind: str, name: str) -> Callable:
-    """The function of that name or reference; kind: a key of NAMED.
+    """The function with this name or reference.
 
-    BadInput has the nearest name, or says what is missing or wrong in a function that is not built
-    in.
+    kind: a key of NAMED, such as "method".
+
+    BadInput with the nearest name if there is no such function, or with the reason if a function
+    that is not built in cannot be loaded or does not have the signature of its kind.
     """
     if name in NAMED[kind]:
         return NAMED[kind][name]
@@ -395,7 +397,7 @@ def look_up(kind: str, name: str) -> Callable:
 
 
 def name_of(kind: str, part: Callable) -> str:
-    """The name or reference with which `look_up` finds a function or class."""
+    """The name or reference by which `look_up` finds this function or class."""
     for name, function in NAMED[kind].items():
         if function is part:
             return name
@@ -403,19 +405,19 @@ def name_of(kind: str, part: Callable) -> str:
 
 
 def is_part(kind: str, value: object) -> bool:
-    """Whether it is a function, a class, or another object that a config may have for a name."""
+    """Whether the value is a function, class or `Metric`, which a config may have for a name."""
     return callable(value) or (kind == "metric" and isinstance(value, Metric))
 
 
 def names(kind: str) -> list[str]:
-    """All names of that kind, those that installed packages offer among them."""
+    """All names of a kind, including those that installed packages provide."""
     return sorted({*NAMED[kind], *_offered(kind)})
 
 
 def source_of(kind: str, name: str) -> references.Source | None:
-    """Where the function of that name came from; None of what is built in.
+    """The source file of the function with this name; None for a built-in function.
 
-    BadInput as of `look_up`.
+    BadInput as in `look_up`.
     """
     look_up(kind, name)
     if name in NAMED[kind]:
@@ -427,14 +429,15 @@ def source_of(kind: str, name: str) -> references.Source | None:
 
 
 def _offered(kind):
-    """The entry points of that kind by name."""
+    """The entry points of a kind by name."""
     return references.offered(GROUPS[kind]) if kind in GROUPS else {}
 
 
 def _checked(kind, name, function):
-    """The function, or one that makes modules of a class, where it takes what its kind does."""
+    """The function, after a check of its signature; for a model class a function that makes it."""
+    what = {"data": "data source"}.get(kind, kind)
     if not is_part(kind, function):
-        raise BadInput(f"{name} is no {kind} but of type {type(function).__name__}")
+        raise BadInput(f"{name} is not a valid {what}: it is of type {type(function).__name__}")
     if not callable(function):
         return function
     if kind == "model":
@@ -442,7 +445,7 @@ def _checked(kind, name, function):
     wraps = kind == "method" and is_wrapper(function)
     takes = (*TAKES[kind], "make_base") if wraps else TAKES[kind]
     signature = _signature(function)
-    named: tuple[str, ...] = ()  # of these, what is given by name
+    named: tuple[str, ...] = ()  # those of the arguments that are passed by name
     if kind == "partition" and takes_examples(function):
         takes, named = OF_EXAMPLES, OF_EXAMPLES[1:]
     settings = keyword_defaults(function)
@@ -456,15 +459,17 @@ def _checked(kind, name, function):
     except TypeError:
         fits = False
     if not fits:
-        wanted = f"take ({', '.join(takes)}), then settings" if takes else "take settings alone"
-        raise BadInput(f"{name} is no {kind}: it must {wanted}, not {cut(str(signature), 80)}")
+        wanted = f"take ({', '.join(takes)}), then settings" if takes else "take only settings"
+        actual = cut(str(signature), 80)
+        raise BadInput(f"{name} is not a valid {what}: it must {wanted}, not {actual}")
     return function
 
 
 def bind(kind: str, section: Mapping, key: str = "name") -> Callable:
-    """The function that a section of a config names, with the settings that stand beside it.
+    """The function that a section of a config names, with its settings from the same section.
 
-    Keys of the section that are no settings of that function are left out.
+    key: the key of the section that holds the name. Keys of the section that are not settings of
+    the function are ignored.
     """
     function = look_up(kind, section[key])
     settings = {key: section[key] for key in keyword_defaults(function)}
@@ -474,7 +479,7 @@ def bind(kind: str, section: Mapping, key: str = "name") -> Callable:
 def make_method(name: str, task: Task, **settings) -> Method | Stages:
     """The named method with these settings. A wrapper gets a factory of its base method.
 
-    BadInput says what would have been right.
+    BadInput, with the nearest valid choice, for an unknown name or setting.
     """
     function = look_up("method", name)
     defaults = default_settings(function, settings)
@@ -491,40 +496,42 @@ def make_method(name: str, task: Task, **settings) -> Method | Stages:
 
 
 def _method(name, made):
-    """What a method's function has made. BadInput where that is nothing that can be played."""
+    """Checks what a method's function returned. BadInput if it is no method and has no stages."""
     if name not in METHODS and not isinstance(made, Method) and not callable(made):
         raise BadInput(
-            f"method {name} must return a Method, or a function that gives the stages of so many"
-            f" rounds, not {quoted(made)}"
+            f"method {name} must return a Method, or a function that returns the stages for a"
+            f" number of rounds, not {quoted(made)}"
         )
     return made
 
 
 def _make_base(name, settings, task):
-    """A method that another one can wrap. BadInput where it has stages, or no cohorts."""
+    """A method that another one can wrap. BadInput if it has stages, or no cohorts."""
     method = make_method(name, task, **settings)
     if not isinstance(method, Method):
-        raise BadInput(f"config.method.base={name} has stages of its own; take another")
+        raise BadInput(f"config.method.base={name} has several stages; choose another method")
     if method.pooled or any(exchange.one_by_one for exchange in method.round):
-        raise BadInput(f"config.method.base={name} has no rounds of several clients; take another")
+        raise BadInput(
+            f"config.method.base={name} has no rounds with several clients; choose another method"
+        )
     return method
 
 
 def is_wrapper(function: Callable) -> bool:
-    """Whether a method improves another one: its second argument is then a factory of that."""
+    """Whether a method wraps another one, whose factory `make_base` is then its second argument."""
     return list(_signature(function).parameters)[1:2] == ["make_base"]
 
 
 def is_method(value: object) -> bool:
-    """Whether it is a function whose first argument is a task."""
+    """Whether the value is a function whose first argument is `task`."""
     return inspect.isfunction(value) and next(iter(_signature(value).parameters), "") == "task"
 
 
 def default_settings(function: Callable, chosen: dict | None = None) -> dict:
     """The settings of a method (or data source, partition, model) and their defaults.
 
-    Those are its keyword-only arguments. A wrapper has the setting `base` besides, and the settings
-    of the method that `chosen`, or else the default, names as its base.
+    Settings are keyword-only arguments. A wrapper also has the setting `base` and the settings of
+    its base method: the one that chosen["base"] names, or the default.
     """
     if not is_wrapper(function):
         return keyword_defaults(function)
@@ -533,12 +540,12 @@ def default_settings(function: Callable, chosen: dict | None = None) -> dict:
 
 
 def has_own_test(source: str) -> bool:
-    """Whether the named data source takes config.data.test itself, in a meaning of its own."""
+    """Whether the named data source has its own setting `test`, which replaces config.data.test."""
     return "test" in keyword_defaults(look_up("data", source))
 
 
 def setting_words(function: Callable, chosen: dict | None = None) -> dict[str, tuple[str, ...]]:
-    """The words that settings take besides values of their default's type (`Literal`)."""
+    """The words that settings accept besides values of their default's type (`Literal`)."""
     words = {}
     for part in (function, _base(function, chosen)) if is_wrapper(function) else (function,):
         for key, parameter in _signature(part).parameters.items():
@@ -549,7 +556,10 @@ def setting_words(function: Callable, chosen: dict | None = None) -> dict[str, t
 
 
 def keyword_defaults(function: Callable) -> dict:
-    """The keyword-only arguments of a function and their defaults, if a config can hold these."""
+    """The keyword-only arguments of a function and their defaults, if a config can hold these.
+
+    An argument without a default has `inspect.Parameter.empty`.
+    """
     parameters = _signature(function).parameters
     keywords = {key: p.default for key, p in parameters.items() if p.kind == p.KEYWORD_ONLY}
     return {key: default for key, default in keywords.items() if _is_setting(default)}
@@ -561,15 +571,15 @@ def _is_setting(default):
 
 
 def _signature(function):
-    """With annotations as objects, also where their file keeps them as text."""
+    """The signature, with annotations evaluated if they are stored as text."""
     try:
         return inspect.signature(function, eval_str=True)
-    except Exception:  # of a name that is there for a type checker alone
+    except Exception:  # an annotation names something that only a type checker imports
         pass
     try:
         return inspect.signature(function)
     except (TypeError, ValueError) as error:  # written in C
-        raise BadInput(f"{quoted(function)} does not tell its arguments") from error
+        raise BadInput(f"the arguments of {quoted(function)} cannot be determined") from error
 
 
 def _base(wrapper, chosen):

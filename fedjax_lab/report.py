@@ -1,37 +1,40 @@
-"""What a run says at its end, and the command that compares runs.
+"""The closing table of a run, and the command that compares runs.
 
 python -m fedjax_lab.report DIR... [--way=last] [--measure=accuracy.mean] [--baseline=fedavg]
                             [--target=80] [--ddof=1] [--bold] [--format=terminal]
                             [--pivot [--published=fedconcat/table1]] [--label=tab:main]
                             [--out=FILE]
 
-DIR: folders of runs, finished or not, or folders that hold such (a sweep's), also gs://BUCKET/DIR.
-Runs of one config are one row, whatever their seeds; seeds are paired with the baseline's.
+DIR: folders of runs, finished or unfinished, or folders that contain runs (for example of a sweep);
+also gs://BUCKET/DIR. Runs of one config with any seeds are one row; differences to the baseline are
+paired by seed.
 
---way       how the round of each number is chosen: last, best_by_validation, max_over_rounds,
-            max_per_domain; the two maxima peek at the test set, where there is one
---measure   what is compared: accuracy.mean (the default, where there is one), accuracy.worst10,
+--way       which round each number is taken from: last, best_by_validation, max_over_rounds or
+            max_per_domain; the two maxima are chosen on the test set, if there is one
+--measure   what is compared: accuracy.mean (the default if the runs have it), accuracy.worst10,
             global, ood, id, new, new_tuned, domains.NAME, ..., loss.mean, global_loss, ood_top5,
-            ...; of the loss, ece and perplexity, and of metrics that say so of themselves, lower is
-            better
---baseline  a row's name, or a method's
---target    in the unit of the measure: the rounds, bytes and seconds until it was first reached
---ddof      0: the population's std, for tables beside published ones that used it
---bold      the best mean of each column in bold: in markdown, latex and html
---pivot     one table as papers print it: rows are methods, columns are partitions by data set; the
-            best mean of a column is bold and the second best underlined; * and † mark rows that
-            are significantly better and worse than the baseline (paired t-tests over seeds, with
-            Holm's correction for all comparisons of the table); the caption says all this
---published numbers that a paper printed, beside those of runs with its method, method settings,
-            data and partition: PAPER/TABLE, several with commas; `fedjax_lab.paper list` has them
---label     of the table in LaTeX, the beginning of the labels where there are several;
+            ...; lower is better for the loss, ece, perplexity, and metrics of your own with the
+            attribute lower_is_better
+--baseline  the name of a row or of a method
+--target    a value of the measure; adds the rounds, bytes and seconds until it was first reached
+--ddof      0: the population standard deviation, which some published tables use
+--bold      prints the best mean of each column in bold (markdown, latex and html)
+--pivot     one table in the form of papers: rows are methods, columns are partitions grouped by
+            data set; the best mean of a column is bold and the second best underlined; * and †
+            mark rows that are significantly better and worse than the baseline (paired t-tests over
+            seeds, with Holm's correction for all comparisons of the table); the caption says so
+--published adds the published numbers of PAPER/TABLE to the rows with the same method, method
+            settings, data and partition; separate several tables by commas;
+            `fedjax_lab.paper list` lists all tables
+--label     the label of the LaTeX table, or the prefix of the labels of several tables;
             default: tab:MEASURE
 --format    terminal, markdown, latex, csv, html; LaTeX needs the packages booktabs and graphicx
+--out       a file to write the report to; default: the standard output
 
-Exit codes: 0 done; 2 bad input, in one line.
+Exit codes: 0 done; 2 bad input, reported in one line.
 """
 
-if __name__ == "__main__":  # before the imports, which an interrupt may meet
+if __name__ == "__main__":  # before the imports, during which an interrupt may arrive
     from fedjax_lab import command
 
     command.begin()
@@ -52,7 +55,11 @@ FORMATS = ("terminal", "markdown", "latex", "csv", "html")
 
 
 def closing_table(summary: dict) -> str:
-    """Accuracy in percent, then the other metrics, by the ways to choose a round."""
+    """The table that a run prints at its end.
+
+    Its rows are the accuracies in percent and the other metrics, its columns the ways to choose a
+    round. summary: the content of summary.json.
+    """
     ways = [way for way in tables.WAYS if way in summary]
     lines = [_line("accuracy, %", [tables.WAYS[way] for way in ways])]
     lines.append("-" * len(lines[0]))
@@ -73,11 +80,11 @@ def closing_table(summary: dict) -> str:
 
 
 def _privacy(told):
-    """What a run promises of privacy, in one line."""
+    """The privacy guarantee of a run, in one line."""
     if told["epsilon"] is None:
-        return "epsilon is infinite: nothing is promised of privacy"
+        return "epsilon is infinite: the run has no privacy guarantee"
     full = sum(told.get("full", {}).values())
-    cohorts = f"; {full} cohorts had no place left" if full else ""
+    cohorts = f"; {full} cohorts were full" if full else ""
     at = f"epsilon {told['epsilon']:.4g} at delta {told['delta']:.3g}"
     of = f"for each {told['unit']}, between {told['neighbors']}"
     return f"{at} {of}; noise multiplier {told['noise']:.4g}{cohorts}"
@@ -88,7 +95,7 @@ def _flat(chosen):
 
 
 def _measures(measured):
-    """(name, label) of each measure that is shown."""
+    """(name, label) of each row of the closing table."""
     domains = [(m, m.removeprefix("domains.")) for m in measured if m.startswith("domains.")]
     accuracies = [(m, label) for m, label in tables.MEASURES.items() if m in measured]
     headlines = runs.headlines(measured).items()
@@ -109,7 +116,7 @@ def _line(name, cells):
 
 
 def main(argv: list[str]) -> int:
-    """The command, without its name; returns the exit code."""
+    """Runs the command with these arguments, without its name; returns the exit code."""
     return command.call(_main, argv, help_text=__doc__)
 
 
@@ -143,13 +150,13 @@ def _arguments(argv):
     if args.target is not None and not math.isfinite(args.target):
         raise BadInput(f"--target must be a finite number, got {args.target}")
     if args.published and not args.pivot:
-        raise BadInput("--published is for the table of --pivot")
+        raise BadInput("--published needs --pivot, whose table it extends")
     if args.pivot and args.target is not None and args.format != "html":
-        raise BadInput("--target has no place in the table of --pivot")
+        raise BadInput("--target cannot be combined with --pivot, except with --format=html")
     if args.label and not re.fullmatch(r"[A-Za-z0-9:._-]+", args.label):
-        raise BadInput(f"--label={quoted(args.label)} must be of letters, digits and :._-")
+        raise BadInput(f"--label={quoted(args.label)} may have only letters, digits and :._-")
     if not args.folders:
-        raise BadInput("which runs? python -m fedjax_lab.report DIR...; --help tells the rest")
+        raise BadInput("no folder given: python -m fedjax_lab.report DIR...; see --help")
     return args
 
 
@@ -163,7 +170,10 @@ def _write(path, text):
 
 
 def report(args) -> str:
-    """The comparison that the arguments ask for, as text. BadInput where there is none."""
+    """The comparison of runs as text in the requested format.
+
+    args: the parsed command line. BadInput if the runs cannot be compared in this way.
+    """
     whole, damaged = runs.read_all(runs.find(args.folders))
     blocks, notes = runs.arrange(whole)
     notes += [*sweeps.notes(whole), *damaged, *data_used.notes(whole)]
@@ -185,14 +195,14 @@ def report(args) -> str:
         printed, told = _printed(args.published, sections, choice)
         columns = pivot.columns(sections, printed)
         notes += [*told, *tables.privacy_notes(sections)]
-    if args.format == "csv":  # it has no place for notes
+    if args.format == "csv":  # the format has no place for notes
         print("\n".join(damaged), end="\n" * bool(damaged), file=sys.stderr)
         return pivot.to_csv(columns, choice) if columns else tables.to_csv(sections, choice)
     return _shown(args, sections, choice, notes, columns)
 
 
 def _shown(args, sections, choice, notes, columns):
-    """The comparison in a format that people read; columns: of the pivot, if any is wanted."""
+    """The comparison in a format for people; columns: those of the pivot table, or empty."""
     sets_off = args.format != "terminal"
     pivoted = pivot.table(columns, choice, sets_off) if columns else None
     if args.format == "html":
@@ -207,7 +217,7 @@ def _shown(args, sections, choice, notes, columns):
 
 
 def _sections(blocks, choice, wanted):
-    """The blocks with their numbers, compared with the wanted baseline."""
+    """The blocks with their numbers, compared with the baseline that --baseline names."""
     lower = metric_of(choice.measure) in choice.lower_is_better
     numbers = (choice.target, choice.ddof, lower)
     return [
@@ -222,28 +232,28 @@ def _sections(blocks, choice, wanted):
 
 def _no_baseline(section):
     if section.baseline is None and len(section.block.rows) > 1:
-        return [f"{section.block.name}: no baseline, --baseline=ROW names one"]
+        return [f"{section.block.name}: no baseline; choose one with --baseline=ROW"]
     return []
 
 
 def _printed(names, sections, choice):
-    """The published numbers that stand beside each section's, by row, and notes on them."""
+    """The published numbers of each section by row, and notes about them."""
     if not names:
         return [{}] * len(sections), []
     from fedjax_lab.analysis import beside
 
     printed = [one for name in names.split(",") for one in beside.read(name, choice)]
-    found = [
+    matches = [
         {row.name: (row, one) for row in section.block.rows if (one := beside.find(row, printed))}
         for section in sections
     ]
-    notes = beside.notes([pair for rows in found for pair in rows.values()])
-    if not any(found):
-        notes = [f"no number of {names} is of these methods, their settings, data and partitions"]
-    return [{name: one.result for name, (_, one) in rows.items()} for rows in found], notes
+    notes = beside.notes([pair for rows in matches for pair in rows.values()])
+    if not any(matches):
+        notes = [f"{names} has no number for these methods, settings, data and partitions"]
+    return [{name: one.result for name, (_, one) in rows.items()} for rows in matches], notes
 
 
-_TEXTS = {  # of each format: how a table, a remark and a heading are written
+_TEXTS = {  # by format: how to write a table, a remark and a heading
     "terminal": (formats.terminal, "{}", "== {} =="),
     "markdown": (formats.markdown, "- {}", "## {}"),
     "latex": (formats.latex, "% {}", "% {}"),

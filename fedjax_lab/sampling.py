@@ -1,4 +1,8 @@
-"""Which clients take part in a round, and their shares in the server's mean."""
+"""Functions that draw the clients of a round and their shares in the server's mean.
+
+A sampling function takes (key, server, population [C], m) and returns the ids [M] and the shares
+[M] of the drawn clients; M is m unless its docstring says otherwise.
+"""
 
 import math
 from collections.abc import Callable
@@ -11,25 +15,25 @@ from fedjax_lab.types import Array, Client, PyTree
 
 
 def by_size(key: Array, server: PyTree, population: Client, m: int) -> tuple[Array, Array]:
-    """m clients at random; share n_i / sum_j n_j over the sampled."""
+    """m clients, drawn uniformly without replacement; share n_i / sum_j n_j over the sample."""
     ids = without_replacement(key, population.n.shape[0], m)
     return ids, population.n[ids] / jnp.sum(population.n[ids])
 
 
 def shuffled(key: Array, server: PyTree, population: Client, m: int) -> tuple[Array, Array]:
-    """The clients of `by_size` in random order; share n_i / sum_j n_j over the sampled."""
+    """The clients of `by_size` in random order; share n_i / sum_j n_j over the sample."""
     ids = without_replacement(key, population.n.shape[0], m)
     ids = jax.random.permutation(streams.extra(key), ids)
     return ids, population.n[ids] / jnp.sum(population.n[ids])
 
 
 def equal(key: Array, server: PyTree, population: Client, m: int) -> tuple[Array, Array]:
-    """m clients at random; share 1/m."""
+    """m clients, drawn uniformly without replacement; share 1/m."""
     return without_replacement(key, population.n.shape[0], m), jnp.full(m, 1 / m)
 
 
 def evenly(sample: Callable) -> Callable:
-    """The function that draws the same clients as `sample`, but gives each the same share."""
+    """A function that draws the same clients as `sample`, but gives each the same share."""
     if sample in (by_size, equal):
         return equal
 
@@ -43,12 +47,12 @@ def evenly(sample: Callable) -> Callable:
 def poisson(
     key: Array, server: PyTree, population: Client, m: int, capacity: int = 0
 ) -> tuple[Array, Array]:
-    """Each client with probability m / C, independently; share 1/k of the k that are drawn.
+    """Poisson sampling: each client with probability m / C, independently; share 1/k for k clients.
 
-    Entries beyond the k clients have a share of 0: they are not drawn. Of more than `capacity`
-    clients so many at random are. With nobody drawn all shares are 0.
+    The result has a fixed length. Entries beyond the k drawn clients have a share of 0. If more
+    than this length are drawn, a random subset of them is kept. If none is drawn, all shares are 0.
 
-    capacity: the length of what is returned; 0: `room`.
+    capacity: the length of the result; 0: `room`.
     """
     count = population.n.shape[0]
     u = jax.random.uniform(key, (count,))
@@ -57,13 +61,15 @@ def poisson(
 
 
 def equal_shares(drawn: Array) -> Array:
-    """1/k for each of the k clients that were drawn, [M] bool; 0 for the others."""
+    """Shares [M]: 1/k for each of the k clients with drawn [M] true, 0 for the others."""
     return drawn / jnp.maximum(jnp.sum(drawn), 1)
 
 
 def room(m: int, count: int) -> int:
-    """Places for a Poisson sample of m expected among so many clients: three standard deviations
-    more than m."""
+    """The length of a Poisson sample: m plus three standard deviations, at most `count`.
+
+    m: the expected number of clients. count: the number of all clients.
+    """
     return min(count, m + math.ceil(3 * math.sqrt(m * max(0, 1 - m / count))))
 
 
@@ -81,14 +87,17 @@ def in_strata(
     strata: int,
     each: Callable[[Callable], Callable] = jax.vmap,
 ) -> tuple[Array, Array]:
-    """m clients, as many from each stratum: so many equal parts of the population, by id.
+    """m clients, with the same number from each stratum.
 
-    Every set of m / strata clients of a stratum is equally likely. A stratum has the share that its
-    clients have together when all take part; within it `sample` decides. Of clients of one size all
-    strata have the same share, and so have all clients of the cohort.
+    The strata are equal parts of the population in the order of ids. Every set of m / strata
+    clients of a stratum is equally likely. The share of a stratum is the total share of its clients
+    if all clients took part; within a stratum `sample` determines the shares. If all clients have
+    the same size, all strata and all clients of the cohort have equal shares.
 
-    sample: `by_size` or `equal`. Both m and the number of clients are multiples of strata.
-    each: runs a function for every stratum, as `vmap` does.
+    sample: `by_size` or `equal`.
+    m: size of the cohort; a multiple of `strata`, like the number of clients.
+    strata: the number of strata.
+    each: maps a function over the strata, like `vmap`.
     """
     parts = jax.tree.map(lambda a: a.reshape(strata, -1, *a.shape[1:]), population)
     whole = jnp.sum(AT_RANDOM[sample](parts), axis=1, keepdims=True)  # [strata, 1]
@@ -103,18 +112,18 @@ def in_strata(
     return (first + ids).reshape(m), (whole * share).reshape(m)
 
 
-AT_RANDOM = {  # what `in_strata` takes: clients -> to what their shares are proportional
+AT_RANDOM = {  # the samplings for `in_strata`, with a function clients -> unnormalized shares
     by_size: lambda clients: clients.n,
     equal: lambda clients: jnp.ones_like(clients.n),
 }
 
 
 def without_replacement(key: Array, count: int, m: int) -> Array:
-    """m distinct numbers below `count`, every set equally likely.
+    """m distinct numbers below `count`, with every set equally likely.
 
-    A small cohort of a large population never costs a sort of the population: 2 m numbers are drawn
-    with replacement, and the first m distinct ones are taken. If there are too few, all are drawn
-    again, which favors no set, since the numbers are exchangeable.
+    For a small cohort of a large population this avoids sorting the population: 2 m numbers are
+    drawn with replacement, and the first m distinct ones are taken. If there are fewer than m, all
+    are drawn again. This favors no set, because the numbers are exchangeable.
     """
     if m == count:
         return jnp.arange(count)

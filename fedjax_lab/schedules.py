@@ -1,8 +1,8 @@
 """Schedules of a learning rate over the rounds of a run.
 
-A schedule is a pure function from the index of a round, the first of which is 0, to the factor by
-which the learning rate of that round is multiplied. The functions below make one for so many
-rounds, those of the run or, where a method has stages, of a stage. They start at 1.
+A schedule is a pure function from the index of a round, counted from 0, to the factor by which the
+learning rate of that round is multiplied. The functions below make a schedule for a number of
+rounds: those of the run or, if a method has stages, of a stage. All of them start at 1.
 """
 
 from collections.abc import Callable
@@ -27,10 +27,10 @@ def exponential(rounds: int, *, lr_decay: float = 0.99, lr_decay_every: int = 1)
     """lr_decay^(t / lr_decay_every) in round t: PyTorch's ExponentialLR with `lr_decay` as gamma.
 
     lr_decay: the factor by which the learning rate has changed after `lr_decay_every` rounds.
-    lr_decay_every: in how many rounds the learning rate changes by `lr_decay`.
+    lr_decay_every: the number of rounds in which the learning rate changes by `lr_decay`.
     """
     _check_least("lr_decay_every", lr_decay_every, 1)
-    # Not optax.exponential_decay: its decay rate cannot be traced, and that of a joint run is.
+    # Not optax.exponential_decay: its decay rate cannot be traced, as joint runs require.
     return lambda t: jnp.power(jnp.float32(lr_decay), t / lr_decay_every)
 
 
@@ -47,10 +47,10 @@ def step(rounds: int, *, lr_decay: float = 0.1, lr_decay_every: int = 10) -> Sch
 def multistep(
     rounds: int, *, lr_decay: float = 0.1, lr_decay_at: tuple[int, ...] = (30, 80)
 ) -> Schedule:
-    """lr_decay^(how many of `lr_decay_at` are at most t) in round t: PyTorch's MultiStepLR.
+    """lr_decay^k in round t, for k entries of `lr_decay_at` up to t: PyTorch's MultiStepLR.
 
     lr_decay: the factor by which the learning rate changes at a step.
-    lr_decay_at: after how many rounds there is a step.
+    lr_decay_at: the numbers of rounds after which there is a step.
     """
     steps = jnp.array(lr_decay_at, jnp.int32)
     return lambda t: jnp.power(jnp.float32(lr_decay), jnp.sum(t >= steps))
@@ -59,8 +59,8 @@ def multistep(
 def linear(rounds: int, *, lr_end: float = 0.0, lr_decay_rounds: int = 0) -> Schedule:
     """A straight line from 1 to `lr_end`: PyTorch's LinearLR with a start factor of 1.
 
-    lr_end: the share of the learning rate that the schedule reaches in the end.
-    lr_decay_rounds: after how many rounds it is reached; 0: of the whole run. Then it stays.
+    lr_end: the factor of the learning rate at the end of the schedule.
+    lr_decay_rounds: the number of rounds until `lr_end`, which holds afterwards; 0: the whole run.
     """
     _check_least("lr_decay_rounds", lr_decay_rounds, 0)
     return optax.linear_schedule(1.0, lr_end, lr_decay_rounds or rounds)
@@ -69,25 +69,26 @@ def linear(rounds: int, *, lr_end: float = 0.0, lr_decay_rounds: int = 0) -> Sch
 def cosine(rounds: int, *, lr_end: float = 0.0, lr_decay_rounds: int = 0) -> Schedule:
     """Half a cosine wave from 1 to `lr_end`: PyTorch's CosineAnnealingLR until T_max.
 
-    lr_end: the share of the learning rate that the schedule reaches in the end.
-    lr_decay_rounds: after how many rounds it is reached; 0: of the whole run. Then it stays.
+    lr_end: the factor of the learning rate at the end of the schedule.
+    lr_decay_rounds: the number of rounds until `lr_end`, which holds afterwards; 0: the whole run.
     """
     _check_least("lr_decay_rounds", lr_decay_rounds, 0)
     return optax.cosine_decay_schedule(1.0, lr_decay_rounds or rounds, lr_end)
 
 
 def _check_least(name: str, value: int, least: int) -> None:
-    """BadInput where the setting of a schedule is below its least value; traced ones pass."""
+    """Raises BadInput if a schedule's setting is below `least`; traced values are not checked."""
     if isinstance(value, int) and value < least:
         raise BadInput(f"{name} must be at least {least}, got {value}")
 
 
 def after_warmup(make: Callable[[int], Schedule], warmup: int, rounds: int) -> Schedule:
-    """The schedule that `make` gives for the rounds that follow a linear warm-up.
+    """A linear warm-up, followed by the schedule that `make` returns for the remaining rounds.
 
     In round t of the warm-up the factor is (t + 1) / (warmup + 1), so that it is never 0.
 
-    BadInput where `make` returns no function.
+    make: number of rounds -> schedule. warmup: the number of rounds of the warm-up. rounds: the
+    number of all rounds. BadInput if `make` does not return a function.
     """
     schedule = make(max(rounds - warmup, 1))  # a short stage may end before its warm-up
     if not callable(schedule):
@@ -99,13 +100,14 @@ def after_warmup(make: Callable[[int], Schedule], warmup: int, rounds: int) -> S
 
 
 def curve(schedule: Schedule, rounds: int) -> np.ndarray:
-    """The factors of all rounds [rounds]. BadInput unless each is a finite number above 0."""
+    """The factors of all rounds, [rounds]. BadInput unless each is a finite number above 0."""
     factors = np.asarray(jax.jit(jax.vmap(schedule))(jnp.arange(rounds)), np.float32)
     if factors.shape != (rounds,):
-        raise BadInput(f"it must give one number for a round, not {list(factors.shape[1:])}")
-    wrong = ~(np.isfinite(factors) & (factors > 0))
-    if wrong.any():
-        t = int(np.argmax(wrong))
+        shape = list(factors.shape[1:])
+        raise BadInput(f"it must return one number for each round, not the shape {shape}")
+    invalid = ~(np.isfinite(factors) & (factors > 0))
+    if invalid.any():
+        t = int(np.argmax(invalid))
         raise BadInput(
             f"its factor of the learning rate is {factors[t]:g} in round {t + 1} of {rounds}; it"
             " must be a finite number above 0 in every round"

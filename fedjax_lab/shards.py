@@ -1,8 +1,8 @@
-"""What is kept by client, and the pool of examples, divided over the `client` axis of a mesh.
+"""Arrays of clients, and the pool of examples, divided over the `client` axis of a mesh.
 
-Device d of D holds the d-th part of the leading axis, which ends in zeros where D does not divide
-it. All functions but `deal` and `arrange` run inside `jax.shard_map` over that axis; a part there
-is what this device holds. Numbers travel as their bits, so that they arrive unchanged.
+Device d of D holds the d-th part of the leading axis, which is padded with zeros to a multiple of
+D. All functions except `deal` and `arrange` run inside `jax.shard_map` over that axis; there a
+"part" is the part on this device. Numbers are communicated as bits, so that they arrive unchanged.
 """
 
 import math
@@ -24,9 +24,10 @@ AT_ONCE = 1 << 28  # bytes that a device prepares for the others at a time
 
 
 def take(part: PyTree, ids: Array) -> PyTree:
-    """Of entries `ids` [M] of the whole this device's share [M / D]; those below 0 are zeros.
+    """This device's share [M / D] of the entries `ids` [M] of the whole arrays.
 
-    M is a multiple of D, and `ids` is the same on all devices. A `Rows` gives padded rows.
+    M is a multiple of D, and `ids` is the same on all devices. Entries are zeros for negative ids.
+    The result for a `Rows` is padded rows.
     """
 
     def share(a):
@@ -39,22 +40,22 @@ def take(part: PyTree, ids: Array) -> PyTree:
 
 
 def put(part: PyTree, ids: Array, new: PyTree) -> PyTree:
-    """The part with entries `ids` [M] of the whole replaced; `new` is this device's share of them.
+    """The part after entries `ids` [M] of the whole arrays are replaced.
 
-    An id that is nobody's is left out.
+    new: this device's share of the new entries. Ids that are out of range are ignored.
     """
 
     def replaced(a, new):
         place, held = _places(ids, a.shape[0])
-        everyone = jax.lax.all_gather(_bits(new), AXIS, tiled=True)
+        gathered = jax.lax.all_gather(_bits(new), AXIS, tiled=True)
         place = jnp.where(held, place, a.shape[0])  # out of range: dropped
-        return a.at[place].set(_of_bits(everyone, a), mode="drop")
+        return a.at[place].set(_of_bits(gathered, a), mode="drop")
 
     return jax.tree.map(replaced, part, new)
 
 
 def take_here(part: PyTree, ids: Array) -> PyTree:
-    """Entries `ids` [m] of the whole, all of which this device holds."""
+    """Entries `ids` [m] of the whole arrays, all of which are on this device."""
 
     def entries(a):
         if is_rows(a):
@@ -65,12 +66,12 @@ def take_here(part: PyTree, ids: Array) -> PyTree:
 
 
 def put_here(part: PyTree, ids: Array, new: PyTree) -> PyTree:
-    """The part with entries `ids` [m] of the whole replaced, all of which this device holds."""
+    """The part after entries `ids` [m] of the whole arrays are replaced, all on this device."""
     return jax.tree.map(lambda a, b: a.at[_here(ids, a.shape[0])].set(b), part, new)
 
 
 def rows_here(federation: Federation, rows: PyTree) -> PyTree:
-    """Rows of the whole pool, all of which this device holds, as rows of its part."""
+    """The positions in this device's part of the pool of rows that it holds; -1 stays -1."""
     length = federation.x.shape[0]
     return jax.tree.map(lambda r: jnp.where(r < 0, -1, _here(r, length)), rows)
 
@@ -80,10 +81,12 @@ def _here(ids, length):
 
 
 def bring(federation: Federation, rows: PyTree) -> tuple[dict[str, Array], PyTree]:
-    """The examples of each of this device's clients, as fields of a federation, and their rows.
+    """Gets the examples of this device's clients from the devices that hold them.
 
-    rows: arrays [m, .] for m clients, -1: padding. The fields are [m, n, ...]; n is the number
-    of rows of a client in all arrays together.
+    rows: arrays [m, .] for m clients, -1: padding.
+
+    Returns the pool of each client, as fields of a federation [m, n, ...], where n is the number of
+    rows of a client in all arrays together; and the rows as positions in that pool.
     """
     leaves, treedef = jax.tree.flatten(rows)
     together = jnp.concatenate(leaves, axis=1)
@@ -96,7 +99,7 @@ def bring(federation: Federation, rows: PyTree) -> tuple[dict[str, Array], PyTre
 
 
 def _in_pieces(a, rows):
-    """The entries of a [R, ...] that each of these clients asks for: [m, n, ...]."""
+    """The entries `rows` [m, n] of a [R, ...], for some clients at a time: [m, n, ...]."""
     clients = rows.shape[0]
     size = math.prod(a.shape[1:]) * a.dtype.itemsize * rows.shape[1] * jax.lax.axis_size(AXIS)
     pieces = min(clients, -(-clients * size // AT_ONCE))
@@ -107,9 +110,10 @@ def _in_pieces(a, rows):
 
 
 def local(rows: PyTree, clients: int, divided: bool) -> PyTree:
-    """Each `Rows` with this device's so many clients alone; other arrays as they are.
+    """The tree with each `Rows` restricted to the clients of this device.
 
-    divided: the device has its part of the arrays already, in which `start` is that of the whole.
+    clients: the number of clients of a device.
+    divided: whether `rows` is already this device's part, with `start` counted in the whole list.
     """
 
     def one(a):
@@ -124,7 +128,7 @@ def local(rows: PyTree, clients: int, divided: bool) -> PyTree:
 
 
 def collect(federation: Federation, rows: Array) -> tuple[Federation, Array]:
-    """A federation of these rows alone, the same on all devices, and the rows in it."""
+    """A federation with only these rows, the same on all devices; and the rows' positions in it."""
 
     def everywhere(a):
         place, held = _places(rows.reshape(-1), a.shape[0])
@@ -137,14 +141,14 @@ def collect(federation: Federation, rows: Array) -> tuple[Federation, Array]:
 
 
 def _places(ids, length):
-    """Where entries `ids` are in a part of this length, and whether they are."""
+    """The positions of entries `ids` in a part of this length, and whether the part has them."""
     place = ids - jax.lax.axis_index(AXIS) * length
     held = (ids >= 0) & (place >= 0) & (place < length)
     return jnp.where(held, place, 0), held
 
 
 def _share(entries, ids, length):
-    """This device's share of entries [M], each of which the device that holds it contributes."""
+    """This device's share of entries [M], each contributed by the device that holds it."""
     bits = _zero_unless(_places(ids, length)[1], _bits(entries))
     return _of_bits(jax.lax.psum_scatter(bits, AXIS, scatter_dimension=0, tiled=True), entries)
 
@@ -154,7 +158,7 @@ def _zero_unless(held, bits):
 
 
 def _bits(a):
-    """The array as unsigned integers, which a sum with zeros leaves unchanged."""
+    """The bits of an array as unsigned integers, which do not change when zeros are added."""
     if tree.is_key(a):
         return jax.random.key_data(a)
     if a.dtype == bool:
@@ -171,10 +175,10 @@ def _of_bits(bits, like):
 
 
 def deal(rows_by_seed: Sequence[Rows], devices: int) -> list[Rows]:
-    """The rows of each seed, with the clients and the part of the list that each device holds.
+    """The rows of each seed in the layout of devices that divide the clients.
 
-    NumPy in and out. There are as many clients as a multiple of the devices, the last ones without
-    rows, and each device's part of the list has the same length.
+    Input and output are NumPy arrays. The number of clients is padded to a multiple of the devices
+    with clients without rows, and each device's part of the list has the same length.
     """
     dealt = []
     for rows in rows_by_seed:
@@ -197,10 +201,10 @@ def _deal_one(rows, count, ends, length):
 
 
 def arrange(federation: Federation, devices: int) -> Federation:
-    """The federation with the pool in such an order that each device holds its clients' examples.
+    """The federation with its pool reordered so that each device holds its clients' examples.
 
-    NumPy in and out; the examples are read when they are asked for. What no client holds is spread
-    over the devices. BadInput where clients of two devices hold one example.
+    Input and output are NumPy arrays; examples are read when they are accessed. Examples without a
+    client are distributed over the devices. BadInput if clients of two devices share an example.
     """
     device = _device_of_rows(federation, devices)
     free = np.flatnonzero(device < 0)
@@ -227,7 +231,7 @@ def arrange(federation: Federation, devices: int) -> Federation:
 
 
 def _device_of_rows(federation, devices):
-    """Which device's clients hold each example of the pool [R], -1: nobody's."""
+    """The device whose clients hold each example of the pool [R]; -1: no client holds it."""
     device = np.full(len(federation.y), -1)
     for rows in (getattr(federation, name) for name in CLIENT_ROWS):
         if rows is None:
@@ -238,14 +242,14 @@ def _device_of_rows(federation, devices):
         device[held[first]] = of[first]
         if (device[held] != of).any():
             raise BadInput(
-                "config.engine.sampling=device: some examples belong to several clients, which lie"
-                " on different devices; use config.engine.sampling=exact"
+                "config.engine.sampling=device: some examples belong to several clients that are on"
+                " different devices; use config.engine.sampling=exact"
             )
     return device
 
 
 class Ordered:
-    """An array [R, ...] in another order, which is read when entries are asked for; -1: zeros."""
+    """An array [R, ...] in another order, read when entries are accessed; -1 stands for zeros."""
 
     def __init__(self, a, order: np.ndarray):
         self._a, self._order = a, order

@@ -1,4 +1,4 @@
-"""One round, and many. Knows no method by name and no device."""
+"""Rounds of federated training as pure functions, independent of methods and devices."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -18,39 +18,39 @@ AGGREGATED = "the last `aggregate` of a method's round must return the server's 
 
 
 class Program(NamedTuple):
-    """What is played: a method, in which sizes, and how its clients share the devices."""
+    """The program of a run: a method, its sizes, and how its clients share the devices."""
 
     method: Method
     plan: Plan
     strategy: Strategy
     scheduled: Callable[[Array], tuple[Method, dict[str, Any]]] | None = None
-    # round -> the method and fields of the plan, where a learning rate depends on the round
+    # round -> (method, fields of the plan), if a learning rate depends on the round
 
 
 class Lane(NamedTuple):
-    """What it is played with: the clients of one seed, and its random numbers.
+    """The inputs of a program for one seed: its clients and its random numbers.
 
-    Where only some clients take part, their rows and their private state are enough: `held` says
-    whose those of the federation and of the state are.
+    If only some clients take part, the federation and the state may contain the rows and the
+    private state of only these clients: `held` lists their ids.
     """
 
     federation: Federation
     population: Client  # [C], without private state
     keys: Keys
-    held: Array | None = None  # [U] int32, ascending; None: everybody's
-    new: Client | None = None  # [N] the new clients, who are scored alone; None: there are none
+    held: Array | None = None  # [U] int32, ascending; None: all clients
+    new: Client | None = None  # [N] the new clients, which are only scored; None: there are none
 
 
 class Progress(NamedTuple):
-    """What the rounds since an evaluation measured: sums over them."""
+    """Sums over the rounds since the last evaluation."""
 
     train_loss: Array
-    examples: Array  # trained on
-    steps: Array  # that the clients' own data ask for
-    lane_steps: Array  # that were executed
-    diverged: Array  # the first round with a number that is not finite, or -1
-    arrived: Array | None = None  # uploads that were not lost; None: none can be
-    drawn: Array | None = None  # clients that took part; None: each place of a cohort is taken
+    examples: Array  # training examples that were processed
+    steps: Array  # training steps of the clients
+    lane_steps: Array  # executed steps, including masked ones
+    diverged: Array  # the first round with a non-finite number, or -1
+    arrived: Array | None = None  # uploads that were not lost; None: uploads cannot be lost
+    drawn: Array | None = None  # clients that took part; None: cohorts have no empty places
 
 
 def population(federation: Federation, num_classes: int) -> Client:
@@ -59,7 +59,7 @@ def population(federation: Federation, num_classes: int) -> Client:
 
 
 def population_on_host(federation: Federation, num_classes: int) -> Client:
-    """The same as NumPy arrays."""
+    """All clients [C] as NumPy arrays, without private state."""
     count = np.asarray(federation.train.count)
     n = count.astype(np.float32)
     fields: dict[str, Any] = {
@@ -76,10 +76,10 @@ def population_on_host(federation: Federation, num_classes: int) -> Client:
 
 
 def new_on_host(federation: Federation, num_classes: int) -> Client | None:
-    """The new clients [N] as NumPy arrays; None where the federation has none.
+    """The new clients [N] as NumPy arrays; None if the federation has none.
 
-    Their numbers go on where those of the population end, so that their random numbers are nobody
-    else's. They have no share in the server's mean.
+    Their ids follow those of the population, so that no other client has the same random numbers.
+    Their weight is 0.
     """
     if federation.new_train is None:
         return None
@@ -96,7 +96,7 @@ def new_on_host(federation: Federation, num_classes: int) -> Client | None:
 
 
 def _label_counts(rows, y, num_classes):
-    """How many examples of each class each client holds, [C, K]; some clients at a time."""
+    """The number of examples of each class of each client, [C, K]; computed in pieces."""
     start, count, held = (np.asarray(a) for a in (rows.start, rows.count, rows.list))
     out = np.empty((len(rows), num_classes), np.float32)
     for begin in range(0, len(rows), PIECE):
@@ -112,7 +112,7 @@ def _label_counts(rows, y, num_classes):
 def no_progress(losses: bool = False, empty_places: bool = False) -> Progress:
     """The sums before the first round after an evaluation.
 
-    losses: uploads may be lost. empty_places: of a method's samples.
+    losses: whether uploads may be lost. empty_places: `Method.empty_places`.
     """
     zero = jnp.zeros(4)
     return Progress(
@@ -127,16 +127,17 @@ def no_progress(losses: bool = False, empty_places: bool = False) -> Progress:
 
 
 def init(method: Method, keys: Keys, num_clients: int) -> State:
-    """The state before round 1; first weights depend on the seed alone."""
+    """The state before the first round; initial weights depend only on the seed."""
     return contract.first_state(method, keys.init, num_clients)
 
 
 def play(
     program: Program, lane: Lane, state: State, sums: Progress, start: Array, count: Array
 ) -> tuple[State, Progress]:
-    """Rounds start .. start + count - 1 (the first round is 0) as one pure function.
+    """Runs rounds start .. start + count - 1 (the first round is 0) as one pure function.
 
-    The sums go in and out, so that the numbers do not depend on how rounds are cut into blocks.
+    The sums are passed in and returned, so that the results do not depend on how rounds are divided
+    into blocks.
     """
 
     def one(t, carry):
@@ -156,9 +157,9 @@ def play(
 
 
 class Round(NamedTuple):
-    """What one round measured."""
+    """The measurements of one round."""
 
-    train_loss: Array  # mean over the cohort by share, over lost uploads too, of that over steps
+    train_loss: Array  # clients' means over steps, averaged by share, including lost uploads
     examples: Array
     steps: Array
     lane_steps: Array
@@ -168,7 +169,7 @@ class Round(NamedTuple):
 
 
 def play_round(program: Program, lane: Lane, state: State, t: Array) -> tuple[State, Round]:
-    """Round t: sample a cohort, then every exchange of the method."""
+    """Runs round t: samples a cohort, then carries out every exchange of the method."""
     program = in_round(program, t)
     exchanges, federation, server = program.method.round, lane.federation, state.server
     with jax.named_scope("sample"):
@@ -214,9 +215,9 @@ def draw(program: Program, lane: Lane, server: PyTree, t: Array) -> tuple[Array,
 
 
 def _sample(program, lane, state, t):
-    """The cohort [M] of round t, in the order in which the strategy lines its clients up.
+    """The cohort of round t, in the strategy's order of clients.
 
-    With its `WorkRows` [M, N], and the places [M] of its private state.
+    Returns the clients [M], their `WorkRows` [M, N], and the positions [M] of their private state.
     """
     method, plan, strategy, _ = program
     ids, share = draw(program, lane, state.server, t)
@@ -234,7 +235,7 @@ def _sample(program, lane, state, t):
 
 
 def _batches(program, lane, ids, share, t):
-    """In which proportion the clients have work to do in round t, [M]."""
+    """The work of each client in round t, [M], up to a common factor."""
     of_pass = num_batches(lane.population.n[ids], program.plan.batch_size)
     if not (program.plan.straggler or program.method.empty_places):
         return of_pass
@@ -242,7 +243,7 @@ def _batches(program, lane, ids, share, t):
 
 
 def _passes(program, k_clients, share):
-    """How many passes each client makes, [M]: none in an empty place; None: all do the plan's."""
+    """The number of passes of each client, [M], 0 in empty places; None: the plan's for all."""
     passes = failures.passes(program.plan, k_clients)
     if not program.method.empty_places:
         return passes
@@ -250,19 +251,22 @@ def _passes(program, k_clients, share):
 
 
 def _who_train(program, population):
-    """The population without padding; of a pooled method one client, not those that are scored."""
+    """The clients that train: the population without padding, or one for a pooled method."""
     method, plan, *_ = program
     return without_padding(plan._replace(num_clients=1) if method.pooled else plan, population)
 
 
 def without_padding(plan: Plan, stacked: PyTree) -> PyTree:
-    """What is kept by client [C, ...], without what makes its length a multiple of the devices."""
+    """Arrays with an entry for each client [C, ...], without the padding for the devices."""
     count = plan.num_clients
     return stacked if count is None else jax.tree.map(lambda a: a[:count], stacked)
 
 
 def _at_once(program, exchange, server, federation, rows, stacked, arrived, key):
-    """All clients are sent the same; gives server, private state, trainings, steps executed."""
+    """Carries out an exchange in which all clients start from the same server state.
+
+    Returns the server, the clients' private state, the trainings and the number of executed steps.
+    """
     each = program.strategy.each(one_client(exchange, program.plan))
     uploads, private, trainings = each(server, federation, rows, stacked)
     uploads, cohort = failures.received(uploads, stacked[0], arrived)
@@ -276,10 +280,10 @@ def _at_once(program, exchange, server, federation, rows, stacked, arrived, key)
 
 
 def _in_turn(program, exchange, server, federation, rows, stacked, arrived, key):
-    """As `_at_once`, but each client is sent what the server has learned from the last."""
+    """Like `_at_once`, but the server is updated after each client, before the next one starts."""
     run = one_client(exchange, program.plan)
     federation, train = program.strategy.collect(federation, rows.train)
-    rows = rows._replace(train=train)  # there are no others: `contract.check_stages`
+    rows = rows._replace(train=train)  # no validation rows: `contract.check_stages`
 
     def step(server, one_client):
         rows, entry, arrived = one_client
@@ -300,9 +304,9 @@ def _in_turn(program, exchange, server, federation, rows, stacked, arrived, key)
 
 
 def one_client(exchange, plan):
-    """What a strategy runs for each client: (server, federation, rows, (client, key, passes)).
+    """The function (server, federation, rows, (client, key, passes)) that runs one client.
 
-    rows: its `WorkRows`.
+    rows: the client's `WorkRows`. It returns (upload, private state, trainings).
     """
 
     def run(server, federation, rows, entry):
@@ -320,7 +324,7 @@ def one_client(exchange, plan):
 
 
 def _measure(program, trainings, lane_steps, cohort, server, arrived):
-    """The Round of these trainings, one of each call of `train` with leaves [M]."""
+    """The `Round` of these trainings, one for each call of `train`, with leaves [M]."""
     is_drawn = cohort.weight > 0 if program.method.empty_places else jnp.ones_like(cohort.id, bool)
     loss, steps, examples = jnp.zeros((3, 1))
     if trainings:
@@ -338,7 +342,7 @@ def _measure(program, trainings, lane_steps, cohort, server, arrived):
 
 
 def view_pool(plan: Plan, strategy: Strategy, federation: Federation) -> Array:
-    """All examples of the pool through the plan's view, [R, ...]."""
+    """All examples of the pool after the plan's view, [R, ...]."""
     count, size = federation.x.shape[0], plan.eval_batch
     rows = jnp.arange(-(-count // size) * size) % count
 
@@ -351,7 +355,7 @@ def view_pool(plan: Plan, strategy: Strategy, federation: Federation) -> Array:
 
 
 def cohort_size(program: Program, lane: Lane, state: State) -> int:
-    """How many clients take part in a round; a method may ask for more than the plan."""
+    """The size of a cohort, which may be larger than the plan's if the method samples more."""
 
     def ids(key, server, population):
         clients = _who_train(program, population)
@@ -363,9 +367,9 @@ def cohort_size(program: Program, lane: Lane, state: State) -> int:
 
 
 def message_bytes(program: Program, lane: Lane, state: State) -> tuple[int, int]:
-    """Bytes (up, down) of one client in one round, from the types of what is sent.
+    """The bytes (up, down) of one client in one round, from the shapes of uploads and messages.
 
-    Those up if its uploads arrive. Nothing is computed. A pooled method has no wire: (0, 0).
+    Nothing is computed. Lost uploads are not considered. A pooled method sends nothing: (0, 0).
     """
     if program.method.pooled:
         return 0, 0

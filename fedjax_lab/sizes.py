@@ -1,6 +1,7 @@
-"""Where what clients keep and the examples go: on every device, divided among them, or elsewhere.
+"""Decides where a run keeps the clients' state and the examples.
 
-What `auto` chooses follows from sizes alone, before anything is compiled.
+They are kept on every device, divided among the devices, or outside of them. The choice of `auto`
+depends only on sizes, and is made before anything is compiled.
 """
 
 import math
@@ -15,42 +16,44 @@ from fedjax_lab.errors import BadInput
 from fedjax_lab.sampling import AT_RANDOM
 from fedjax_lab.types import CLIENT_ROWS, Federation, Method
 
-SMALL = 64 * 2**20  # bytes: what is no larger is on every device, which saves a collective a round,
-PART = 16  # and so is what is no more than such a part of an accelerator's memory
-ON_HOST = {"host", "disk", "stream"}  # where something is when it is not on the devices
-SHARE = 0.5  # of a device's memory that the clients' state and the examples may take, each
+# `auto` replicates arrays up to SMALL bytes, or up to 1 / PART of an accelerator's memory, on every
+# device, which saves a collective operation in each round.
+SMALL = 64 * 2**20
+PART = 16
+ON_HOST = {"host", "disk", "stream"}  # the places outside of the devices
+SHARE = 0.5  # of a device's memory that the clients' state may take, and that the examples may take
 
 
 class Devices(NamedTuple):
-    """Those of a run."""
+    """The devices of a run."""
 
     number: int
-    memory: int  # bytes of one that are free; 0: that is not known
-    of_host: bool = False  # whether that memory is the host's, as a CPU's is
+    memory: int  # free bytes of one device; 0: unknown
+    of_host: bool = False  # whether this is the host's memory, as for a CPU
 
 
 class Choice(NamedTuple):
-    """Where something goes, and why."""
+    """A place for the clients' state or for the examples, and the reason."""
 
-    where: str  # "replicated", "sharded", or what is beyond the devices
+    where: str  # "replicated", "sharded", or a place in ON_HOST
     reason: str
 
 
 class Division(NamedTuple):
-    """What the devices of a run divide."""
+    """The places of the clients' state and of the examples."""
 
     state: Choice
     data: Choice
-    by_device: bool  # whether each draws from the clients that it holds
+    by_device: bool  # whether each device draws from the clients that it holds
 
     @property
     def on_host(self) -> bool:
-        """Whether rounds are played on a part of the clients at a time."""
+        """Whether the devices hold only some of the clients at a time."""
         return bool({self.state.where, self.data.where} & ON_HOST)
 
     @property
     def divided(self) -> dict[str, bool]:
-        """As arguments of `mesh.on_mesh`."""
+        """The corresponding arguments of `mesh.on_mesh`."""
         return {
             "by_client": self.state.where in ("sharded", "host", "disk"),
             "by_row": self.data.where in ("sharded", "stream"),
@@ -59,8 +62,8 @@ class Division(NamedTuple):
 
     @property
     def words(self) -> str:
-        """One line that says where everything is, and why."""
-        parts = {"what clients keep": self.state, "the examples": self.data}
+        """One line with the places and the reasons."""
+        parts = {"clients' state": self.state, "examples": self.data}
         return "; ".join(f"{what}: {part.where} ({part.reason})" for what, part in parts.items())
 
 
@@ -75,13 +78,16 @@ def divide(
     data: str = "auto",
     sampling: str = "exact",
 ) -> Division:
-    """Where a run keeps what it has, by the keys of config.engine; BadInput if that cannot be."""
+    """Decides where a run keeps the clients' state and the examples.
+
+    state, data, sampling: the keys of config.engine. BadInput if they cannot be satisfied.
+    """
     first = federations[0]
     by_device = sampling == "device" and devices.number > 1
     if by_device:
         if not {state, data} <= {"auto", "sharded"}:
             raise BadInput(
-                f"{BY_DEVICE} divides what clients keep and the examples among the devices; leave"
+                f"{BY_DEVICE} divides the clients' state and the examples among the devices; leave"
                 " config.engine.state and config.engine.data at auto"
             )
         _check_by_device(methods, first, cohort, len(federations), devices.number)
@@ -98,12 +104,12 @@ def divide(
 
 
 def _beside_stream(division, state):
-    """Where state is when examples are streamed: on the host. BadInput if it was asked for else."""
+    """The place of the state if examples are streamed: the host. BadInput for other choices."""
     if state in ("replicated", "sharded"):
         raise BadInput(
-            f"config.engine.state={state} does not go with examples that are streamed"
-            f" ({division.data.reason}): what clients keep is on the host then too; use auto, host"
-            " or disk"
+            f"config.engine.state={state} cannot be combined with streamed examples"
+            f" ({division.data.reason}), because the clients' state is then kept on the host; use"
+            " auto, host or disk"
         )
     return Choice("host", "examples are streamed")
 
@@ -112,11 +118,11 @@ BY_DEVICE = "config.engine.sampling=device"
 
 
 def _check_by_device(methods, federation, cohort, seeds, devices):
-    """BadInput where devices cannot each draw from the clients that they hold."""
+    """BadInput if devices cannot draw from the clients that they hold."""
     if seeds > 1:
         raise BadInput(
-            f"{BY_DEVICE} is for one seed, because the examples are divided as its clients are; got"
-            f" {seeds} seeds"
+            f"{BY_DEVICE} needs a run with one seed, whose clients determine how the examples are"
+            f" divided; got {seeds} seeds"
         )
     if not all(method.sample in AT_RANDOM for method in methods):
         raise BadInput(f"{BY_DEVICE} needs a method that draws its clients at random")
@@ -126,15 +132,15 @@ def _check_by_device(methods, federation, cohort, seeds, devices):
     for what, count in counts.items():
         if count % devices:
             raise BadInput(
-                f"{BY_DEVICE} divides {count} {what} among {devices} devices; take a multiple of"
-                f" {devices} (a run has no more devices than clients a round)"
+                f"{BY_DEVICE} divides {count} {what} among {devices} devices; use a multiple of"
+                f" {devices} (a run uses at most as many devices as clients a round)"
             )
 
 
 def check_model(method: Method, group: int, devices: Devices) -> None:
-    """BadInput where the server's state is more than the memory of a group of devices.
+    """Raises BadInput if the server's state does not fit in the memory of a group of devices.
 
-    A CPU's memory is checked when the state is made.
+    The memory of a CPU is checked later, when the state is made.
     """
     if devices.of_host or not devices.memory or method.init is None:
         return
@@ -149,10 +155,9 @@ def check_model(method: Method, group: int, devices: Devices) -> None:
 
 
 def state_bytes(method: Method, federation: Federation, num_classes: int) -> int:
-    """Bytes of all that is kept by client: its description, its rows and its private state.
+    """The bytes of all arrays of clients: their descriptions, rows and private states.
 
-    Of a method whose first state follows from facts about the data the private state is not
-    counted.
+    Private states are not counted if the method's first state depends on facts about the data.
     """
     rows = [getattr(federation, name) for name in CLIENT_ROWS]
     clients, new = len(federation.train), federation.new_train
@@ -165,20 +170,20 @@ def state_bytes(method: Method, federation: Federation, num_classes: int) -> int
 
 
 def pool_bytes(federation: Federation) -> int:
-    """Bytes of all examples."""
+    """The bytes of all examples."""
     x: Any = federation.x
     return int(np.prod(x.shape, dtype=np.int64)) * x.dtype.itemsize + 8 * len(x)
 
 
 def choose(what: str, asked: str, size: int, devices: Devices, beyond: str) -> Choice:
-    """Where `size` bytes go.
+    """Decides where `size` bytes are kept.
 
-    what: "state" or "data", the key of config.engine that decides.
-    asked: its value: "auto", "replicated", "sharded", or something beyond the devices.
-    beyond: what does without the devices' memory: "host", "disk" or "stream".
+    what: "state" or "data", the key of config.engine.
+    asked: its value: "auto", "replicated", "sharded", or a place outside of the devices.
+    beyond: the place outside of the devices to use or to recommend: "host", "disk" or "stream".
 
     Raises:
-      BadInput: it does not fit where it was asked to be.
+      BadInput: the bytes do not fit in the requested place.
     """
     room = SHARE * devices.memory if devices.memory else float("inf")
     share = -(-size // devices.number)
@@ -188,7 +193,7 @@ def choose(what: str, asked: str, size: int, devices: Devices, beyond: str) -> C
             return Choice("replicated", f"{_amount(size)} on each device")
         if share <= room:
             return Choice("sharded", f"{_amount(size)}, {_amount(share)} on each device")
-        return Choice(beyond, f"{_amount(share)} a device is more than {_amount(room)}")
+        return Choice(beyond, f"{_amount(share)} per device is more than {_amount(room)}")
     needed = {"replicated": size, "sharded": share}.get(asked, 0)
     if needed > room:
         remedy = f"config.engine.{what}={beyond}"
@@ -198,11 +203,11 @@ def choose(what: str, asked: str, size: int, devices: Devices, beyond: str) -> C
             f"config.engine.{what}={asked} needs {_amount(needed)} on each device, more than"
             f" {_amount(room)}, half of its free memory; use {remedy}"
         )
-    return Choice(asked, "as asked for")
+    return Choice(asked, "requested by the config")
 
 
 def _amount(size):
-    """Bytes for people to read."""
+    """A number of bytes as text with a unit."""
     if size < 2**30:
         return f"{size / 2**20:,.1f} MiB"
     return f"{size / 2**30:,.1f} GiB"

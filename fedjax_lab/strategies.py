@@ -1,4 +1,4 @@
-"""How one function runs for every client on one device. All strategies give the same numbers."""
+"""Strategies that run a function for every client on one device. All give the same results."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -12,39 +12,39 @@ from fedjax_lab.types import Array, Federation, PyTree, Rows
 
 
 class Strategy(NamedTuple):
-    """A way to run a cohort.
+    """A way to run the clients of a cohort.
 
-    `each` and `everyone` take a function written for one client, fn(shared, federation, rows,
-    entry), and give run(shared, federation, rows, stacked). `shared` is for all clients alike; what
-    the client may look at is `rows` (a tree of arrays [N] of rows of this federation), and `entry`
-    is its entry of the leading axis of `stacked`.
+    `each` and `everyone` take a function for one client, fn(shared, federation, rows, entry), and
+    return run(shared, federation, rows, stacked) for many. `shared` is the same for all clients.
+    `rows`, a tree of arrays [N], are the rows of the federation that the client may use. `entry` is
+    the client's entry of the leading axis of `stacked`.
 
-    Of a population whose number the devices do not divide, `stacked` has entries beyond the last
-    client, whose results mean nothing.
+    If the size of a population is not a multiple of the number of devices, `stacked` has padding
+    after the last client, whose results are not used.
     """
 
     name: str
     each: Callable[[Callable], Callable]  # (fn) -> run for a cohort; rows [M, N], stacked [M]
     everyone: Callable[[Callable, int], Callable]
     # (fn, size) -> run for all [C], at most `size` at a time; rows: `Rows`, or arrays [C, N]
-    deal: Callable[[Array], Array]  # steps [M] -> the order [M] in which to line the clients up
-    lane_steps: Callable[[Array], Array]  # steps [M] so ordered -> steps that are executed
-    one_by_one: bool = False  # clients run one after another, so that one can be left out for free
-    split: Callable[[PyTree], PyTree] = lambda rows: rows  # as `Exchange.alone` is given it
+    deal: Callable[[Array], Array]  # steps [M] -> the order [M] of the clients
+    lane_steps: Callable[[Array], Array]  # steps [M] in this order -> number of executed steps
+    one_by_one: bool = False  # clients run one after another, so that skipping one costs nothing
+    split: Callable[[PyTree], PyTree] = lambda rows: rows  # the argument of `Exchange.alone`
     take: Callable[[PyTree, Array], PyTree] = lambda stacked, ids: _take(stacked, ids)
-    # (what is kept by client [C, ...], ids [M]) -> [M, ...]; of `Rows` [M, N]
+    # (arrays of clients [C, ...], ids [M]) -> [M, ...]; for `Rows` [M, N]
     put: Callable[[PyTree, Array, PyTree], PyTree] = tree.put  # the inverse, for arrays
     take_any: Callable[[PyTree, Array], PyTree] = lambda stacked, ids: _take(stacked, ids)
-    # as `take`, of clients that `draw` has not drawn
-    draw: Callable[[Callable], Callable] = lambda sample: sample  # what is used of `Method.sample`
+    # like `take`, for clients that `draw` has not drawn
+    draw: Callable[[Callable], Callable] = lambda sample: sample  # `Method.sample` -> its version
     collect: Callable[[Federation, Array], tuple[Federation, Array]] = lambda *pool: pool
-    # (federation, rows [...]) -> a federation that all devices have, with these rows; the rows
+    # (federation, rows [...]) -> (a federation with these rows on all devices, rows in it)
     arrange: Callable[[Federation], Federation] = lambda federation: federation
-    # (NumPy arrays of one seed) -> the same with the pool in the order in which devices hold it
-    sharding: Sharding | None = None  # of what every device has; None: the default device
-    by_client: NamedSharding | None = None  # of what is kept by client, where that is another one
-    by_row: NamedSharding | None = None  # of the pool of examples, where that is another one
-    group: int = 1  # devices that hold a model together: see `fsdp`
+    # (NumPy arrays of one seed) -> the same with the pool in the order of the devices
+    sharding: Sharding | None = None  # of arrays that every device has; None: the default device
+    by_client: NamedSharding | None = None  # of arrays of clients; None: as `sharding`
+    by_row: NamedSharding | None = None  # of the pool of examples; None: as `sharding`
+    group: int = 1  # number of devices that hold a model together: see `fsdp`
 
 
 def _take(stacked, ids):
@@ -52,7 +52,7 @@ def _take(stacked, ids):
 
 
 def vectorized() -> Strategy:
-    """All clients at once on one device: each runs for as long as the longest."""
+    """All clients at once on one device; each takes as many steps as the longest client."""
 
     def each(fn):
         return jax.vmap(fn, (None, None, 0, 0))
@@ -64,7 +64,7 @@ def vectorized() -> Strategy:
 
 
 def sequential() -> Strategy:
-    """One client after another: no step is wasted."""
+    """One client after another, without masked steps."""
 
     def each(fn):
         def run(shared, federation, rows, stacked):
@@ -77,7 +77,7 @@ def sequential() -> Strategy:
 
 
 def chunked(size: int) -> Strategy:
-    """At most `size` clients at a time, sorted: a chunk ends with its own longest client."""
+    """At most `size` clients at a time, sorted by steps; a chunk takes the steps of its longest."""
 
     def lane_steps(steps):
         lanes = _groups(steps, size)
@@ -94,7 +94,7 @@ def chunked(size: int) -> Strategy:
 
 
 def in_groups(each):
-    """An `everyone` that runs groups of clients with this `each`."""
+    """An `everyone` that runs the clients in groups with this `each`."""
 
     def everyone(fn, size):
         def run(shared, federation, rows, stacked):
@@ -115,7 +115,7 @@ def in_groups(each):
 
 
 def _groups(a, size):
-    """[M, ...] in as few groups of at most `size` as there can be, of one length: [G, g, ...]."""
+    """[M, ...] in the smallest number of equal groups of at most `size` entries: [G, g, ...]."""
     groups = -(-len(a) // size)
     length = -(-len(a) // groups)
     return fill(a, length).reshape(groups, length, *a.shape[1:])
@@ -126,13 +126,13 @@ def length(stacked):
 
 
 def fill(a, multiple):
-    """[M, ...] made a multiple long by repeating the last entry (if sorted, the shortest)."""
+    """[M, ...] padded to a multiple by repeating the last entry (the shortest client if sorted)."""
     missing = -a.shape[0] % multiple
     return jnp.concatenate([a, jnp.repeat(a[-1:], missing, axis=0)]) if missing else a
 
 
 def filled(a, multiple):
-    """The tree with each array so filled, but not what is in a `Rows`."""
+    """The tree with each array padded by `fill`, except `Rows`, which are unchanged."""
     return jax.tree.map(lambda a: a if is_rows(a) else fill(a, multiple), a, is_leaf=is_rows)
 
 

@@ -1,4 +1,4 @@
-"""Many runs from one command: every method at every point of a grid.
+"""The command that trains many runs: every method at every point of a grid of settings.
 
 python -m fedjax_lab.sweep --config=configs/X.py --out=DIR [--methods=fedavg,fedprox]
                            [--grid=method.mu=0.01,0.1] [--grid=partition.alpha=0.1,0.5]
@@ -8,55 +8,56 @@ python -m fedjax_lab.sweep --config=configs/X.py --out=DIR [--methods=fedavg,fed
                            [--nocompilation_cache] [--config.run.rounds=20 ...]
 python -m fedjax_lab.sweep --status=DIR
 
-A cell is a method at a grid point, with all seeds in one run. Its folder DIR/CELL is that of a run
-of fedjax_lab.main; DIR/sweep.json is the plan. A method without a setting that is in the grid for
-another one has one cell for all its values. The same command goes on with what is not finished;
-other methods and grids add cells, if all else is the same, and all cells together may get more
---seeds or rounds, of which only the new ones are run. A cell that failed has error.txt and is tried
-again; one that diverged has it too and is not.
+A cell is one method at one grid point; all its seeds are one run. Its folder DIR/CELL is the folder
+of a run of fedjax_lab.main, and DIR/sweep.json is the plan. If a grid key is not a setting of a
+method, the method has one cell for all values of that key. The same command continues unfinished
+cells. It also adds cells for further methods and grids if everything else is unchanged. More
+--seeds or more rounds extend all cells; only the new seeds or rounds are then run. A failed or
+diverged cell has a file error.txt. Failed cells are tried again, diverged cells are not.
 
-Cells run one after another in this process, or N at a time in processes of their own: on a CPU
-each with its share of the cores, on GPUs each on one of them. With --together new cells that differ
-in numbers of `method` and `local` alone run as one vmapped computation; where that fails (memory,
-a number that a method does not let be traced, a cell that diverges) they go on one by one.
+Cells run one after another in this process. With --workers=N, N cells run at a time in processes of
+their own: each has an equal part of the CPU cores, or one GPU. With --together, new cells that
+differ only in numerical settings of `method` and `local` run as one vmapped computation. If that
+fails (out of memory, a setting that cannot be traced, a cell that diverges), they run one by one.
 
-With --log (see fedjax_lab.main) each cell is one run of the service. All of them are in one group
-of Weights & Biases, or one experiment of MLflow, with the name of DIR.
+With --log (see fedjax_lab.main), each cell is one run of the service. All cells are in one group of
+Weights & Biases, or one experiment of MLflow, with the name of DIR.
 
-With --tune=random:20 the settings of each method are searched for first, with as many draws for
-every method: 20 at each point of the grid. Drawn are local.lr and the settings for which the
-method's file declares RANGES, unless --config.KEY or --grid gives a value. --range declares another
-range or one more: log:LOW,HIGH (log-uniform), uniform:LOW,HIGH or choice:A,B,C. Methods that share
-a setting get the same quantiles of its range; random:20:7 takes other random numbers. A draw is a
-run of the first seed in DIR/draws. The one with the highest accuracy on validation examples, in the
-round that is best by them, becomes the method's cell and is run with all seeds; --on=test chooses
-by the test accuracy after the last round, as some papers do. sweep.json and reports say what each
-search has cost.
+With --tune=random:20, a random search chooses the settings of each method first, with the same
+number of draws for every method: 20 at each grid point. It draws local.lr and the settings for
+which the method's file declares RANGES, unless --config.KEY or --grid sets them. --range replaces
+or adds a range: log:LOW,HIGH (log-uniform), uniform:LOW,HIGH or choice:A,B,C. Methods that share a
+setting get the same quantiles of its range; random:20:7 uses another stream of random numbers. Each
+draw is a run of the first seed in DIR/draws. The draw with the highest validation accuracy, in its
+best round by that accuracy, becomes the method's cell and is run with all seeds. With --on=test the
+test accuracy after the last round decides, as in some papers. sweep.json and reports state the cost
+of each search.
 
-With --until=ci:0.5 cells get more seeds, as many at a time as they began with, until the difference
-to the baseline in accuracy after the last round is known within 0.5 points, or they have
---max_seeds. --baseline is a method, whose cell at the same point of the grid is compared with, or a
-cell. Differences are taken seed by seed, so the baseline gets the same seeds. The interval at the
-level of 95 % is one of a confidence sequence, which stays valid however often one looks at it (see
-running/confidence.py); it needs at least four seeds.
+With --until=ci:0.5, cells get more seeds until the confidence interval of the difference to the
+baseline, in accuracy after the last round, is at most +- 0.5 points, or until they have --max_seeds
+seeds. Each time a cell gets as many new seeds as it started with. --baseline is a method, whose
+cell at the same grid point is the baseline, or the name of a cell. Differences are paired by seed,
+so the baseline gets the same seeds. The 95 % interval belongs to a confidence sequence, so it
+remains valid although it is computed repeatedly (see running/confidence.py); it needs at least four
+seeds.
 
---status tells which cells are done, running, waiting or have failed, and when the sweep may end. It
-only reads.
+--status shows which cells are done, running, waiting or failed, and estimates when the sweep ends.
+It changes no file.
 
-DIR may be in the cloud (gs://BUCKET/FOLDER, see fedjax_lab.main), where a sweep has no lock: start
-it once, or with --share. Where two commands run the same cell, the one that began first gives it
-up.
+DIR may be in the cloud (gs://BUCKET/FOLDER, see fedjax_lab.main). A sweep there has no lock: start
+it only once, or in parts with --share. If two commands run the same cell, the command that began
+the cell first stops running it.
 
-With --share=I/N only every N-th cell is run, from number I on (0 is the first), so that N commands,
-on hosts that all see DIR, share a sweep. With --tune a cell comes with all of its draws. --until
-needs all cells: add it, without --share, when the shares are done.
+With --share=I/N, only every N-th cell is run, starting with cell I (the first is 0), so that N
+commands on hosts that all see DIR can share a sweep. With --tune a share includes all draws of its
+cells. --until needs all cells: add it, without --share, when all shares are done.
 
 Exit codes: 0 done; 1 a cell failed, or the machine did (disk, memory); 2 a usage, config or data
-error, in one line and before anything is run; 130 interrupted, the state of the cells under way
-saved.
+error, reported in one line before any cell runs; 130 interrupted, with the state of the running
+cells saved.
 """
 
-if __name__ == "__main__":  # before the imports, which an interrupt may meet
+if __name__ == "__main__":  # before the imports, during which an interrupt may arrive
     from fedjax_lab import command
 
     command.begin()
@@ -120,7 +121,7 @@ MOST_WORKERS = 1000
 
 
 def load_once() -> Callable[[ml_collections.ConfigDict], Dataset]:
-    """experiment.load_data that loads once for successive configs with the same data."""
+    """Returns `experiment.load_data` with a cache for successive configs with the same data."""
     last = [None, None]
 
     def load(config):
@@ -132,20 +133,23 @@ def load_once() -> Callable[[ml_collections.ConfigDict], Dataset]:
 
 
 def check(cells: Iterable[Cell], load: Callable[..., Dataset]) -> None:
-    """BadInput, which names the cell, where one cannot be built from its config."""
+    """Raises BadInput, with the name of the cell, if a cell cannot be built from its config."""
     for cell in cells:
         try:
             experiment.build(cell.config, cell.seeds, load(cell.config))
         except BadInput as error:
             raise BadInput(f"{cell.name}: {error}") from error
         except (Exception, SystemExit):
-            continue  # it comes again when the cell is run, and is recorded
+            continue  # the same error is raised, and recorded, when the cell is run
 
 
 def run_here(
     groups: Iterable[list[Cell]], out: Path, load: Callable[..., Dataset], log: str = ""
 ) -> Generator[tuple[Cell, Outcome], None, None]:
-    """Runs cells in this process, each group as one computation or else one after another."""
+    """Runs cells in this process and yields the outcome of each.
+
+    The cells of a group run as one computation, or one after another if that fails.
+    """
     for group in groups:
         if len(group) > 1:
             _try_together(group, out, load, log)
@@ -157,10 +161,10 @@ def run_here(
 
 
 def alike(cells: Iterable[Cell], out: Path) -> list[list[Cell]]:
-    """Groups of new cells that differ in numbers of `method` and `local` alone."""
+    """Groups of new cells that differ only in numerical settings of `method` and `local`."""
     groups = {}
     for cell in cells:
-        if (out / cell.name / "config.json").exists():  # it goes on from a round of its own
+        if (out / cell.name / "config.json").exists():  # it resumes from its own last round
             groups[cell.name] = [cell]
             continue
         config = cell.saved
@@ -176,7 +180,7 @@ def _try_together(group, out, load, log):
         runner.run_together(parts, [make_ready(out / c.name) for c in group], log)
     except (Exception, SystemExit) as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())
-        tqdm.write(f"not together but one by one: {group[0].name} ...: {reason:.200}")
+        tqdm.write(f"running one by one instead of together: {group[0].name} ...: {reason:.200}")
 
 
 def _run_one(cell, folder, load, log):
@@ -198,9 +202,9 @@ def _run_one(cell, folder, load, log):
 
 
 def train(cells: Sequence[Cell], out: Path) -> int:
-    """Runs those of the cells that have not ended, in folders of `out`.
+    """Runs the unfinished cells, each in a folder below `out`.
 
-    0, or 1 where one failed or diverged. BadInput where a folder holds another run.
+    Returns 0, or 1 if a cell failed or diverged. Raises BadInput if a folder holds another run.
     """
     for cell in cells:
         check_cell(cell, out / cell.name)
@@ -217,13 +221,16 @@ def train(cells: Sequence[Cell], out: Path) -> int:
     return int(any(outcome is None or outcome.code for outcome in outcomes))
 
 
-# What a person sees.
+# Output for people.
 
 
 def follow(
     results: Generator[tuple[Cell, Outcome], None, None], todo: int, total: int, out: Path
 ) -> None:
-    """Records how each cell ends and tells it, with the time left for `todo` of `total` cells."""
+    """Records and prints how each cell ends, with an estimate of the remaining time.
+
+    results: the cells as they end. todo: how many of the `total` cells are to be run.
+    """
     began, layout = time.monotonic(), "{desc}{n_fmt}/{total_fmt} |{bar}| {remaining} left"
     hidden = not sys.stderr.isatty()
     bar = tqdm(total=total, initial=total - todo, bar_format=layout, disable=hidden)
@@ -240,7 +247,7 @@ def follow(
 
 
 def table(cells: dict[str, Cell], keys: Sequence[str], out: Path) -> str:
-    """One line per cell: method, values of these keys of the config, accuracy."""
+    """A table with one line per cell: method, values of the given config keys, accuracy."""
     rows = [["method", *keys, "accuracy, %"]]
     for name, cell in cells.items():
         values = [cell.grid.get(key, "") for key in keys]
@@ -249,7 +256,7 @@ def table(cells: dict[str, Cell], keys: Sequence[str], out: Path) -> str:
 
 
 def differences(pairs: Sequence[Pair], goal: Goal, out: Path) -> str:
-    """One line per pair: the difference in points, and whether it is clear."""
+    """A table with one line per pair: the difference in points, its interval and its state."""
     level = f"{confidence.LEVEL:.0%} interval"
     rows = [["cell", "minus", "seeds", "difference", level, "state"]]
     for pair in pairs:
@@ -264,17 +271,17 @@ def differences(pairs: Sequence[Pair], goal: Goal, out: Path) -> str:
 
 
 class Request(NamedTuple):
-    """What a command line asks for."""
+    """The parsed command line."""
 
     args: argparse.Namespace
     methods: list[str]
     shared: Shared
-    search: Search | None  # for the settings of each method
-    goal: Goal | None  # until which seeds are added
+    search: Search | None  # of --tune: how the settings of each method are searched
+    goal: Goal | None  # of --until: when to stop adding seeds
 
 
 class Work(NamedTuple):
-    """A sweep under way."""
+    """A running sweep."""
 
     request: Request
     out: Path
@@ -282,7 +289,7 @@ class Work(NamedTuple):
 
 
 def main(argv: list[str]) -> int:
-    """Runs the command line; returns the exit code."""
+    """Runs the command line and returns its exit code."""
     return command.call(_main, argv, "the same command continues", __doc__)
 
 
@@ -321,14 +328,14 @@ def _show_status(argv):
 
 def _use_devices(args):
     if args.workers:
-        jax.config.update("jax_platforms", "cpu")  # the devices are the workers'
+        jax.config.update("jax_platforms", "cpu")  # leaves the accelerators to the workers
     if args.compilation_cache:
         compilation_cache.enable()
     parallel.check_devices()
 
 
 def _run_and_show(work, cells, chosen, pairs):
-    """Runs the chosen ones of the cells, then more seeds of pairs; shows what came of them."""
+    """Runs the chosen cells, then more seeds of pairs, and prints the results."""
     request, out = work.request, work.out
     if request.goal:
         until = {"until": str(request.goal)}
@@ -346,7 +353,7 @@ def _run_and_show(work, cells, chosen, pairs):
 
 
 def _carry_out(work, planned, runs, what):
-    """Plans cells and runs those of `runs` that have not ended."""
+    """Adds the planned cells to sweep.json and runs the unfinished ones among `runs`."""
     (args, _, shared, *_), out, load = work
     runs = [sweep_seeds.of_all(run, out) for run in runs]
     for run in runs:
@@ -355,7 +362,7 @@ def _carry_out(work, planned, runs, what):
     lock.check_free([out / run.name for run in todo])
     check(todo, load)
     with lock.planning(out):
-        others = check_folder(shared, planned, out)  # with the cells of other shares
+        others = check_folder(shared, planned, out)  # includes the cells of other shares
         workdir.remove_temporary(out)
         write_plan(others, planned, out)
     place = cloud.address(out)
@@ -369,19 +376,19 @@ def _carry_out(work, planned, runs, what):
 
 
 def _tune(work, contenders):
-    """Runs all draws; gives the cell of each contender's best one by the name of its own cell."""
+    """Runs all draws and returns, by the name of each contender's cell, the cell to run instead."""
     (_, _, shared, search, _), out, load = work
     all_seeds = [each.draws[0]._replace(seeds=each.cell.seeds) for each in contenders]
-    check(all_seeds, load)  # what is run in the end fails before anything is run
+    check(all_seeds, load)  # so that a mistake in the final cells shows before any draw runs
     draws = {draw.name: draw for each in contenders for draw in each.draws}
     _carry_out(work, draws, list(draws.values()), "draws")
     best = {}
     for each in contenders:
         name = each.cell.name
         if left := sweep_tuning.waiting(each, out):
-            print(f"{name}: none is chosen, because {left} of {len(each.draws)} draws have failed")
+            print(f"{name}: no draw is chosen, because {left} of {len(each.draws)} draws failed")
         elif (cell := sweep_tuning.chosen(each, out, shared, search)) is None:
-            print(f"{name}: none is chosen, because all {len(each.draws)} draws have diverged")
+            print(f"{name}: no draw is chosen, because all {len(each.draws)} draws diverged")
         else:
             best[name] = cell
             print(f"{cell.name}: the best of {told(cell.note['tuned'])}")
@@ -389,16 +396,16 @@ def _tune(work, contenders):
 
 
 def _add_seeds(work, pairs):
-    """Runs more seeds until all pairs are clear or have --max_seeds; whether all of that went well.
+    """Runs more seeds until all pairs are decided or have --max_seeds; returns whether none failed.
 
-    A cell that fails is tried once, and what is compared with it is left alone.
+    A cell that fails is not tried again, and its pairs get no more seeds.
     """
-    everything = pairs
+    all_pairs = pairs
     while runs := sweep_seeds.next_runs(pairs, work.request.goal, work.out):
         _carry_out(work, {}, runs, "cells with more seeds")
         failed = {run.name for run in runs if not done(run, work.out / run.name)}
         pairs = [p for p in pairs if failed.isdisjoint((p.cell.name, p.baseline.name))]
-    return pairs == everything
+    return pairs == all_pairs
 
 
 def _parse(argv):
@@ -423,25 +430,26 @@ def _parse(argv):
 
 
 def _check_together(args):
-    """BadInput for flags that do not go together."""
+    """BadInput for flags that cannot be combined."""
     if args.workers and args.together:
-        raise BadInput("--together runs cells in one process, --workers in many; drop one")
+        raise BadInput("--together runs cells in one process, --workers in many; drop one of them")
     if args.workers and (cloud.split(args.out) or "")[:1] == ("memory",):
         raise BadInput(
-            "--workers needs an --out that other processes see; memory:// is of this one"
+            "--workers needs an --out that other processes can read; memory:// exists only in"
+            " this process"
         )
     if not 0 <= args.workers <= MOST_WORKERS:
         raise BadInput(f"--workers must be from 0 to {MOST_WORKERS}, got {quoted(args.workers)}")
     if args.until and args.share != "0/1":
         raise BadInput(
-            "--until decides by all cells of a sweep, --share runs a part of them: drop --until,"
-            " and when all shares are done add it to the command without --share"
+            "--until compares all cells of a sweep, but --share runs only some of them: drop"
+            " --until, and when all shares are done add it to the command without --share"
         )
     needs = {"tune": ("on", "range"), "until": ("baseline", "max_seeds")}
     for flag, others in needs.items():
         for other in others:
             if getattr(args, flag) is None and getattr(args, other) not in (None, []):
-                raise BadInput(f"--{other} says more about --{flag}, which is not given")
+                raise BadInput(f"--{other} needs --{flag}, which is missing")
 
 
 def _parser():
@@ -462,7 +470,7 @@ def _parser():
 
 
 def _methods(args):
-    """The path of the config file, and the methods: one that the path names, or --methods."""
+    """The path of the config file, and the methods: those of --methods, or the one of --config."""
     path, of_config = split(args.config)
     methods = [of_config] if args.methods is None else args.methods.split(",")
     if args.methods is not None and (of_config or not all(methods)):

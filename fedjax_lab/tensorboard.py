@@ -1,22 +1,23 @@
-"""The command that shows runs in TensorBoard: their curves, pictures and configs as event files.
+"""The command that writes curves, pictures and configs of runs as event files for TensorBoard.
 
 python -m fedjax_lab.tensorboard DIR... [--logdir=runs/tensorboard] [--follow]
 tensorboard --logdir=runs/tensorboard         # the viewer: pip install tensorboard
 
-DIR: folders of runs, finished or not, or folders that hold such (a sweep's), also gs://BUCKET/DIR.
-RUN is a run's folder as seen from DIR (from what several DIRs have in common); of a single run, its
-name. TensorBoard's run RUN/seed-0 has that seed's evaluations by round, RUN what its seeds share:
-its config.json as text, its pictures. Wall times are seconds of training of one seed after
-config.json was written (from the cloud: fetched).
+DIR: folders of runs, finished or unfinished, or folders that contain runs (for example of a sweep);
+also gs://BUCKET/DIR. TensorBoard shows each run as RUN, with its config.json as text and its
+pictures, and each of its seeds as RUN/seed-0 and so on, with the evaluations by round. RUN is the
+path of the run's folder relative to DIR, or relative to the common parent of several DIRs; a single
+run has the name of its folder. Wall times are the time at which config.json was written (for cloud
+folders: downloaded) plus the training seconds of one seed.
 
---logdir    where to; what this command wrote there of runs of these names before is replaced (a
-            viewer with --load_fast=false sees that after a restart)
---follow    goes on with new evaluations, pictures and runs as they come, until Ctrl-C
+--logdir    the folder of the event files. Earlier files that this command wrote there for runs of
+            the same names are replaced; a viewer started with --load_fast=false needs a restart
+--follow    adds new evaluations, pictures and runs as they appear, until Ctrl-C
 
-Exit codes: 0 done; 2 bad input, in one line; 130 interrupted before all was written.
+Exit codes: 0 done; 2 bad input, reported in one line; 130 interrupted before all was written.
 """
 
-if __name__ == "__main__":  # before the imports, which an interrupt may meet
+if __name__ == "__main__":  # before the imports, during which an interrupt may arrive
     from fedjax_lab import command
 
     command.begin()
@@ -38,16 +39,16 @@ POLL_SECONDS = 5
 
 
 class Written(NamedTuple):
-    """What has been written of a run to its event files."""
+    """What a run's event files already contain."""
 
-    file: str  # their name, in the folders of the run and of its seeds
+    file: str  # the name of the event files, in the folders of the run and of its seeds
     lines: list[str]  # the config, then the evaluations
-    stamps: dict[Path, tuple[int, int]]  # of the run's files: nanoseconds, bytes
+    stamps: dict[Path, tuple[int, int]]  # (modification time in ns, bytes) of the run's files
 
 
 def main(argv: list[str]) -> int:
-    """The command, without its name; returns the exit code."""
-    return command.call(_main, argv, "the same command writes all anew", __doc__)
+    """Runs the command with these arguments, without its name; returns the exit code."""
+    return command.call(_main, argv, "the same command writes all files anew", __doc__)
 
 
 def _main(argv):
@@ -70,7 +71,7 @@ def _arguments(argv):
     args = parse(parser, argv)
     cloud.check_local("--logdir", args.logdir)
     if not args.folders:
-        raise BadInput("which runs? python -m fedjax_lab.tensorboard DIR...; --help tells the rest")
+        raise BadInput("no folder given: python -m fedjax_lab.tensorboard DIR...; see --help")
     try:
         import tensorboardX  # noqa: F401
     except ImportError as error:
@@ -80,7 +81,7 @@ def _arguments(argv):
 
 
 def _follow(args, written):
-    with interrupts.delayed("no longer following") as stop:
+    with interrupts.delayed("stopped following the runs") as stop:
         while not stop.wait(POLL_SECONDS):
             for folder in args.folders:
                 cloud.refresh(folder)
@@ -90,11 +91,13 @@ def _follow(args, written):
 def update(
     folders: Sequence[Path], logdir: Path, written: dict[Path, Written]
 ) -> dict[Path, Written]:
-    """Brings the event files to what the runs in `folders` are now.
+    """Updates the event files with the current state of the runs in `folders`.
 
-    `written`: what the last call returned; a run that is not in it is written from its beginning.
-    A run whose files are damaged is left out, with a note. BadInput where there is no other run, or
-    `logdir` cannot be written or is inside of one.
+    written: the result of the last call; a run that is not in it is written from its beginning.
+
+    Returns what the event files of each run contain. A run with damaged files is skipped with a
+    note on stderr. BadInput if there is no other run, or if `logdir` cannot be written or lies
+    inside a run's folder.
     """
     run_folders = runs.find(folders)
     inside = {run.resolve() for run in run_folders}
@@ -104,7 +107,7 @@ def update(
     for run in run_folders:
         target = logdir / Path(os.path.abspath(run)).relative_to(base)
         if inside & {target.resolve(), *target.resolve().parents}:
-            raise BadInput(f"{target} is in the folder of a run; --logdir names another place")
+            raise BadInput(f"{target} is in the folder of a run; choose another --logdir")
         try:
             new[run] = _write(run, target, written.get(run))
         except files.Damaged as error:

@@ -1,11 +1,12 @@
-"""Checks that a method, model, partition or data source of one's own is what the simulator expects.
+"""Checks for your own methods, models, partitions and data sources.
 
     from fedjax_lab.testing import check_method
 
     def test_my_method():
         check_method(my_method, mu=0.1)
 
-Each check trains on a toy for a moment and raises `CheckFailed`, which says in words what is wrong.
+Each check trains for a moment on a toy problem and raises `CheckFailed`, with an explanation, if
+the simulator cannot use the part.
 """
 
 from fedjax_lab.checks.failure import CheckFailed

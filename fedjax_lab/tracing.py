@@ -1,4 +1,4 @@
-"""What a function depends on, found by tracing it: nothing is compiled or computed."""
+"""Determines by tracing what a function depends on; nothing is compiled or computed."""
 
 from collections.abc import Callable
 
@@ -11,8 +11,8 @@ from fedjax_lab.types import PyTree
 def depends(function: Callable, on: PyTree, *others: PyTree) -> bool:
     """Whether the outputs of function(on, *others) depend on the values of `on`.
 
-    The arguments may be the shapes of arrays. True in doubt: what a nested jit is given counts as
-    used by all of its outputs.
+    The arguments may be arrays or their shapes. The result may be true although there is no
+    dependence, because all outputs of a nested jit count as dependent on all of its inputs.
     """
     jaxpr = jax.make_jaxpr(function)(on, *others).jaxpr
     dependent = set(jaxpr.invars[: len(jax.tree.leaves(on))])

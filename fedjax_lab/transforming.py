@@ -1,4 +1,4 @@
-"""A method under the transforms that a config names, in the sections of `TRANSFORMS`."""
+"""Applies the transforms that a config names to a method, in the sections of `TRANSFORMS`."""
 
 import contextlib
 import functools
@@ -18,15 +18,18 @@ from fedjax_lab.transforms import beside
 from fedjax_lab.transforms.guarantee import Setup
 from fedjax_lab.types import Federation, Stage, Task
 
-# Sections that name transforms, in the order of the wrapping: what is wrapped later is nearer to
-# the wire, and what the server does with uploads sees them decoded. What attackers send is clipped.
+# Sections that name transforms, in the order of wrapping. Later transforms are nearer to the
+# network: the server aggregates uploads after decoding, and attackers' uploads are clipped too.
 TRANSFORMS = ("downlink", "attack", "privacy", "aggregator", "compression")
 
 
 def as_configured(
     stage: Stage, task: Task, config: ml_collections.ConfigDict, setup: Setup | None
 ) -> Stage:
-    """The stage with the clients that a config draws, and with the transforms that it names."""
+    """The stage with the sampling and the transforms that a config names.
+
+    setup: the facts on which epsilon depends; None for a run without privacy.
+    """
     stage = _with_sampling(stage, config.run)
     method = stage.method
     named = [key for key in TRANSFORMS if config[key].name != "none"]
@@ -37,7 +40,7 @@ def as_configured(
     naming = functools.partial(_naming, f"method {config.method.name} with {words}")
     with naming():
         if method.pooled:
-            raise BadInput("it trains on everybody's examples at once, and nothing is uploaded")
+            raise BadInput("it trains on the examples of all clients at once and has no uploads")
         for key in named:
             takes = (task, setup) if key == "privacy" else (task,)
             stage = beside.in_stage(stage, functools.partial(_wrap, bind(key, config[key]), takes))
@@ -53,14 +56,14 @@ def as_configured(
 
 
 def is_private(config: Mapping) -> bool:
-    """Whether a config asks for differential privacy."""
+    """Whether a config enables differential privacy."""
     return config["privacy"]["name"] != "none"
 
 
 def make_setup(
     config: ml_collections.ConfigDict, federations: Sequence[Federation]
 ) -> Setup | None:
-    """What epsilon depends on; None of a run that is not private."""
+    """The facts on which epsilon depends; None for a run without privacy."""
     if not is_private(config):
         return None
     num_clients = len(federations[0].train)
@@ -76,27 +79,27 @@ def make_setup(
 
 
 def check_private(config: ml_collections.ConfigDict, stages: Sequence[Stage]) -> None:
-    """BadInput where a run would not be as private as its accounting says."""
+    """Raises BadInput if a run would be less private than its accounting assumes."""
     if not is_private(config):
         return
     name, method = config.privacy.name, config.method.name
     (first, *others) = stages
     if others or first.prepare or first.start or first.view:
         raise BadInput(
-            f"config.privacy.name={name} protects the rounds of one stage, and method {method} has"
-            " stages, between which it learns of its clients in other ways"
+            f"config.privacy.name={name} protects only the rounds of a single stage, but method"
+            f" {method} has stages, between which it also uses data of its clients"
         )
     if config.run.sampling and {"sampling", "bands"} & set(config.privacy):
         raise BadInput(
             f"config.run.sampling={config.run.sampling} and config.privacy.name={name} both draw"
-            " the clients of a round, and epsilon is of the second; leave out the first"
+            " the clients of a round, and epsilon is valid only for the second; drop the first"
         )
 
 
 def check_first_round(config: ml_collections.ConfigDict, simulation: Simulation) -> None:
-    """BadInput where a transform finds in its first round that it cannot be; only shapes are used.
+    """Raises BadInput if a transform cannot be applied, by tracing the first round with shapes.
 
-    Later stages, which start from states of earlier ones, are checked when they begin.
+    Later stages start from states of earlier ones, and are checked when they begin.
     """
     stage, plan = simulation.stages[0], simulation.plan
     is_plain = all(config[key].name == "none" for key in TRANSFORMS)
@@ -119,7 +122,7 @@ def check_first_round(config: ml_collections.ConfigDict, simulation: Simulation)
 
 
 def _with_sampling(stage, run):
-    """The stage with the clients that a config's section `run` draws, where it says how."""
+    """The stage with the sampling of config.run.sampling, if that is set."""
     if not run["sampling"] or stage.method.pooled:
         return stage
     method = stage.method._replace(sample=bind("sampling", run, "sampling"))
@@ -127,7 +130,7 @@ def _with_sampling(stage, run):
 
 
 def _as_seen(stage, task):
-    """The task with the examples that clients work on in the stage: embeddings, or its own."""
+    """The task with the input shape of the stage: that of embeddings, or the task's own."""
     if stage.view is None or not stage.view.embedded:
         return task
     return task._replace(input_shape=task.labels().shape[1:])
@@ -139,7 +142,7 @@ def _wrap(transform, takes, method):
 
 @contextlib.contextmanager
 def _naming(what):
-    """Says first of what a BadInput speaks; also of functions that it decorates."""
+    """Prepends `what` to the message of a BadInput. Can also be used as a decorator."""
     try:
         yield
     except BadInput as error:

@@ -1,4 +1,4 @@
-"""Arithmetic on pytrees, and splitting one by the names of its leaves."""
+"""Arithmetic on pytrees, and functions that select leaves by their names."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,7 +10,11 @@ from fedjax_lab.types import Array, PyTree
 
 
 def mix(weight: Array, trees: PyTree) -> PyTree:
-    """Linear mixing over clients: leaves [M, ...]; weight [M] gives one tree, [K, M] gives K."""
+    """Weighted sums over clients.
+
+    trees: leaves [M, ...]. weight: [M] for one sum, with leaves [...], or [K, M] for K sums, with
+    leaves [K, ...].
+    """
     full = jax.lax.Precision.HIGHEST  # no TF32, no bfloat16
     return jax.tree.map(
         lambda a: jnp.tensordot(weight.astype(a.dtype), a, axes=1, precision=full), trees
@@ -44,7 +48,7 @@ def scale(factor: float | Array, a: PyTree) -> PyTree:
 
 
 def zeros(a: PyTree) -> PyTree:
-    """Zeros in the shapes and types of `a` (arrays or their shapes)."""
+    """Zeros with the shapes and types of `a`, whose leaves are arrays or `ShapeDtypeStruct`s."""
     return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), a)
 
 
@@ -54,7 +58,7 @@ def repeat(a: PyTree, count: int) -> PyTree:
 
 
 def take(a: PyTree, ids: Array | int) -> PyTree:
-    """Entries `ids` of the leading axis; of one number, that entry without the axis."""
+    """Entries `ids` of the leading axis; for a single number, that entry without the axis."""
     return jax.tree.map(lambda x: jnp.asarray(x)[ids], a)
 
 
@@ -64,7 +68,7 @@ def put(a: PyTree, ids: Array, new: PyTree) -> PyTree:
 
 
 def where(condition: Array, a: PyTree, b: PyTree) -> PyTree:
-    """Leaf by leaf `a` where the condition [] or [M] holds, else `b`."""
+    """Each leaf of `a` where the condition, [] or [M], is true, and of `b` elsewhere."""
 
     def pick(x, y):
         wide = condition.reshape(condition.shape + (1,) * (x.ndim - condition.ndim))
@@ -74,7 +78,7 @@ def where(condition: Array, a: PyTree, b: PyTree) -> PyTree:
 
 
 def typed_like(a: PyTree, like: PyTree) -> PyTree:
-    """`a` with each floating-point leaf in the type that it has in `like`, as loops require."""
+    """`a` with each floating-point leaf cast to its type in `like`, as JAX's loops require."""
 
     def cast(x, y):
         floats = all(jnp.issubdtype(z.dtype, jnp.floating) for z in (x, y))
@@ -90,13 +94,13 @@ def finite(a: PyTree) -> Array:
 
 
 def is_key(a: Any) -> bool:
-    """Whether an array, or its shape, holds typed random keys, which NumPy and files lack."""
+    """Whether an array holds typed random keys, which NumPy arrays and files cannot hold."""
     dtype: Any = getattr(a, "dtype", None)
     return jnp.issubdtype(dtype, jax.dtypes.prng_key)
 
 
 def num_bytes(a: PyTree) -> int:
-    """Bytes of all leaves (arrays or their shapes)."""
+    """The number of bytes of all leaves, which are arrays or `ShapeDtypeStruct`s."""
     return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(a))
 
 
@@ -106,9 +110,9 @@ def names(a: PyTree) -> list[str]:
 
 
 def split(which: Callable[[str], bool], a: PyTree) -> tuple[PyTree, PyTree]:
-    """Two trees of one shape: the leaves whose name `which` chooses, and the others.
+    """Two trees of the same structure: the leaves whose name `which` selects, and the others.
 
-    None fills the gaps; `join` is the inverse.
+    The leaves of the other tree are None in each. `join` is the inverse.
     """
     chosen = jax.tree_util.tree_map_with_path(lambda path, _: bool(which(_name(path))), a)
 
@@ -119,7 +123,7 @@ def split(which: Callable[[str], bool], a: PyTree) -> tuple[PyTree, PyTree]:
 
 
 def within(layers: tuple[str, ...]) -> Callable[[str], bool]:
-    """Chooses all leaves of these layers, parameters and running statistics, for `split`."""
+    """A function for `split` that selects the parameters and running statistics of these layers."""
 
     def chosen(name):
         _, path = name.split("/", 1)  # params or stats
@@ -134,7 +138,7 @@ def join(a: PyTree, b: PyTree) -> PyTree:
 
 
 def at(a: PyTree, path: str) -> PyTree:
-    """The part of nested dicts at a path such as 'Dense_0/kernel'."""
+    """The entry of nested dicts at a path such as 'Dense_0/kernel'."""
     for key in path.split("/"):
         a = a[key if key in a else int(key)]  # NNX numbers the parts of a list
     return a

@@ -1,4 +1,7 @@
-"""The nouns of the simulator. Shapes: B batch, K classes, C clients, M sampled clients, R rows."""
+"""The data types of the simulator.
+
+Shapes: B examples of a batch, K classes, C clients, M sampled clients, R rows of the pool.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -13,162 +16,167 @@ PyTree = Any
 
 
 class Weights(NamedTuple):
-    """All that a model needs for a forward pass."""
+    """The arrays that a model needs for a forward pass."""
 
     params: PyTree  # trained by gradient
     stats: PyTree  # running statistics of normalization layers; {} if there are none
 
 
 class Output(NamedTuple):
-    """What a forward pass gives."""
+    """The result of a forward pass."""
 
     logits: Array  # [B, K]
     features: Array  # [B, D], the input of the head
-    stats: PyTree  # running statistics after it
-    extra: PyTree = ()  # what a wrapper of the task adds, for a loss of its own
+    stats: PyTree  # running statistics after the pass
+    extra: PyTree = ()  # additional outputs of a wrapped task, for the method's loss
 
 
 class Batch(NamedTuple):
-    """A batch with its padding marked."""
+    """A batch of examples, with a mask for padding."""
 
     x: Array  # [B, ...] float32
     y: Array  # [B] int32
     mask: Array  # [B] float32, 0 where padded
-    references: PyTree = ()  # [B, ...] what `Work.train` was asked to keep beside each example
+    references: PyTree = ()  # [B, ...] results of the argument `references` of `Work.train`
 
 
 class Task(NamedTuple):
     """The model that a method trains, as two pure functions."""
 
     init: Callable[[Array], Weights]
-    apply: Callable[..., Output]  # (weights, x, key=None, mask=None); a key means training mode
+    apply: Callable[..., Output]  # (weights, x, key=None, mask=None); with a key in training mode
     num_classes: int
     layers: tuple[str, ...]  # paths of all layers with weights, in the order of the forward pass
-    batch_norms: tuple[str, ...]  # those of them that are of type BatchNorm
-    dense: tuple[str, ...]  # and of type Dense; the last one is the head
+    batch_norms: tuple[str, ...]  # paths of the BatchNorm layers
+    dense: tuple[str, ...]  # paths of the Dense layers; the last one is the head
     input_shape: tuple[int, ...]  # of one example
     noise: Callable[[Array, int], Array]  # (key, count) -> inputs of uniform noise [count, ...]
     apply_at: Callable[..., Output]  # (layer, weights, x, features=None, key=None, mask=None)
-    # as `apply`, but the features are the input of the named layer. Given ones replace that input:
-    # what precedes the layer is then not computed (once jitted), and the features are again those
-    # of the head
-    labels: Callable[[], Array] | None = None  # () -> embeddings of the labels' names [K, E]
-    lowest: Array | float = 0.0  # inputs are from here, [] or [channels],
-    highest: Array | float = 1.0  # to here
+    # like `apply`, but `Output.features` is the input of the named layer. If `features` are passed,
+    # they replace that input: the layers before it are then not computed (once jitted), and
+    # `Output.features` is the input of the head again
+    labels: Callable[[], Array] | None = None  # () -> embeddings of the class names [K, E]
+    lowest: Array | float = 0.0  # lower bound of inputs, [] or [channels]
+    highest: Array | float = 1.0  # upper bound of inputs, [] or [channels]
 
 
 class Skew(NamedTuple):
-    """What a client's own examples differ by (`Plan.feature_skew`); with a leading axis of several.
+    """The inputs of a client's feature skew (`Plan.feature_skew`); several have a leading axis.
 
-    Both follow from how the examples were dealt, so that new clients, which are numbered anew,
-    keep theirs.
+    Both fields are fixed when the examples are divided among the clients, so that new clients,
+    whose ids change, keep their skew.
     """
 
-    client: Array  # [] int32, its number among all clients when the examples were dealt
-    seed: Array  # [] uint32, of its random numbers
+    client: Array  # [] int32, the client's number among all clients when the examples were divided
+    seed: Array  # [] uint32, of the client's random numbers
 
 
 class Client(NamedTuple):
-    """One client; with a leading axis on each leaf a cohort [M] or the population [C]."""
+    """One client. With a leading axis on each leaf: a cohort [M] or the population [C]."""
 
     id: Array  # [] int32
     n: Array  # [] float32, number of training examples
     weight: Array  # [] share in the server's mean; sums to 1 over a cohort
-    label_count: Array  # [K] float32
-    private: PyTree  # what the client keeps between rounds
-    num_clients: Array  # [] float32, C: the whole population, not the cohort
+    label_count: Array  # [K] float32, number of training examples of each class
+    private: PyTree  # state that the client keeps between rounds
+    num_clients: Array  # [] float32, C: the size of the whole population, not of the cohort
     mean_n: Array  # [] float32, n averaged over the whole population
-    arrived: Any = None  # [] bool, whether the server got the upload: for `aggregate` only
-    skew: Skew | None = None  # None: nobody's examples are changed
-    attacks: Any = None  # [] bool, whether it attacks in this round; None: nobody does
-    key: Any = None  # [] of the server's random numbers in this exchange, the same for a whole
-    # cohort: for an `aggregate` that draws them (`Exchange.draws`) only
+    arrived: Any = None  # [] bool, whether the server received the upload: for `aggregate` only
+    skew: Skew | None = None  # None: the run has no feature skew
+    attacks: Any = None  # [] bool, whether the client attacks in this round; None: no client does
+    key: Any = None  # [] key of the server's random numbers in this exchange, the same for the
+    # whole cohort: only for an `aggregate` that draws random numbers (`Exchange.draws`)
 
 
 class Work(NamedTuple):
-    """What a client can do with its own data. The runner hands it to `Exchange.local`."""
+    """The operations of a client on its own data. The runner passes it to `Exchange.local`."""
 
     train: Callable[..., Weights]
     # (weights, loss, *, only, epochs, steps, optimizer, references, stepping) -> weights:
     # `local.train`
     mean: Callable[..., PyTree]  # (fn: Batch -> tree, when=True) -> mean of fn over the examples;
-    # with rows="validation" over the validation examples, which `Method.validation` asks for
+    # with rows="validation" over the validation examples, if `Method.validation` is true
     draw: Callable[[int], Batch]  # (size) -> one random batch, drawn without replacement
-    steps: Array  # [] int32, how many `train` makes with its defaults
-    optimizer: Any  # optax.GradientTransformation, the one that `train` takes by default
-    frozen: PyTree = ()  # what the stage has sent to every client once: `View.frozen`
-    upload_key: Any = None  # () -> the stream of what is drawn for the upload: for its transforms
-    outputs: Any = None  # (fn: Batch -> arrays [B, ...]) -> (what fn gives for each example
-    # [N, ...], mask [N]), where N is the size of the largest client; rows as in `mean`
+    steps: Array  # [] int32, number of steps of `train` with its defaults
+    optimizer: Any  # optax.GradientTransformation, the default of `train`
+    frozen: PyTree = ()  # state that the stage has sent to every client once: `View.frozen`
+    upload_key: Any = None  # () -> key of the random numbers for the upload: for its transforms
+    outputs: Any = None  # (fn: Batch -> arrays [B, ...]) -> (outputs of fn for each example
+    # [N, ...], mask [N]), where N is the size of the largest client; `rows` as in `mean`
 
 
 class Stepping(NamedTuple):
-    """Which examples a step of a training sees, and the gradient that it makes of them."""
+    """How a training draws the examples of each step and computes their gradient."""
 
     draw: Callable[[Array], Callable[[Array], Array]]
     # key of a pass -> (number of the step -> positions among the rows [L], -1: padding)
     gradient: Callable[..., tuple[tuple[Array, Any], PyTree]]
-    # (objective, free, batch, key) -> ((objective's value, its other result), the gradient), as
+    # (objective, free, batch, key) -> ((value, auxiliary output), gradient), as
     # `jax.value_and_grad` with has_aux; objective: (free, batch, key) -> (value, what `loss` gives)
 
 
 class Exchange(NamedTuple):
-    """The server speaks, the sampled clients work, the server listens. All three are pure.
+    """One exchange between the server and the sampled clients, as three pure functions.
 
-    One by one, the server listens after each client, in the order of the sample, before it speaks
-    to the next: `aggregate` then sees cohorts of one.
+    `send` makes the server's message to a client, `local` is the client's work, and `aggregate`
+    updates the server with the uploads. With `one_by_one` the clients take turns in the order of
+    the sample: `aggregate` is called after each client, with a cohort of one, before `send` is
+    called for the next.
 
-    An upload may be lost (config.run.dropout). `aggregate` then sees an empty entry in its place:
-    an upload of zeros, from a client with a weight and an n of 0, and with an id that no client
-    has, so that JAX drops what is scattered there. Sums and weighted means are thus right as they
-    stand; what counts clients counts those that have `arrived`. Where all uploads are lost,
-    `aggregate` has no effect.
+    Uploads may be lost (config.run.dropout). `aggregate` then sees an empty entry in their place:
+    an upload of zeros from a client whose weight and n are 0 and whose id is out of range, so that
+    JAX drops what is scattered to it. Sums and weighted means are therefore right without changes;
+    code that counts clients must count those with `arrived`. If all uploads are lost, `aggregate`
+    has no effect.
 
-    Every device carries out `send` and `aggregate`, which are cheap. Training that the server does
-    on data of its own belongs in `alone`, which follows `aggregate`: what it computes from
-    `split(rows)`, for a tree of arrays [B, ...] whose values `split` leaves unchanged, is divided
-    among the devices by row.
+    Every device executes `send` and `aggregate`, which are cheap. Training by the server on its own
+    data belongs in `alone`, which runs after `aggregate`. `split` takes a tree of arrays [B, ...]
+    and leaves their values unchanged; computations on `split(rows)` are divided among the devices
+    by row.
 
     Transforms of uploads need `updates`, unless the message and the upload are models.
     """
 
-    send: Callable[[PyTree, Array], PyTree]  # (server, id) -> message: all that goes down the wire
-    local: Callable[[PyTree, Client, Work], tuple[PyTree, PyTree]]  # -> (upload, private)
-    aggregate: Callable[[PyTree, PyTree, Client], PyTree]  # (server, uploads [M], cohort [M])
+    send: Callable[[PyTree, Array], PyTree]  # (server, id) -> message, the whole download
+    local: Callable[[PyTree, Client, Work], tuple[PyTree, PyTree]]
+    # (message, client, work) -> (upload, private)
+    aggregate: Callable[[PyTree, PyTree, Client], PyTree]
+    # (server, uploads [M], cohort [M]) -> server
     one_by_one: bool = False
     alone: Callable[[PyTree, Callable[[PyTree], PyTree]], PyTree] | None = None
     # (server, split) -> server
     updates: Callable[[PyTree, Array, PyTree], PyTree] | None = None
     # (message, id, upload) -> what each leaf of the upload is an update of: see `wire`
-    alike: bool = True  # all clients update the same thing, so that one update can stand for all
-    private_sum: bool = False  # `aggregate` releases a noisy sum, also where all uploads are lost
+    alike: bool = True  # all clients update the same arrays, so that one update can replace others
+    private_sum: bool = False  # `aggregate` releases a noisy sum, even if all uploads are lost
     draws: bool = False  # `aggregate` draws random numbers: its cohort has a `key`
 
 
 class State(NamedTuple):
-    """All that lives from one round to the next."""
+    """The state that is kept from one round to the next."""
 
     server: PyTree
-    private: PyTree  # leading axis [C]
+    private: PyTree  # state of each client, leading axis [C]
 
 
 class Method(NamedTuple):
     """A federated method. `send`, `local` and `predict` are written for one client.
 
-    `newcomer` gives the (message, private) of an unseen client; None where the paper defines none.
-    `scored` gives the message that clients are scored with, where it is not the one of the last
-    exchange. `tune`, where a method has it, is what a client then does with its own data first.
-    `join`, where a method has it, is what a new client does with its own data in the place of
-    `tune`; with it, a method without a `newcomer` has a model for new clients too.
-    `record` gives what each row of metrics keeps of the state, as `recorded`, for a figure.
-    `metrics` are what an evaluation of this method measures besides those that a config names.
-    `pooled`: training sees one client that holds everybody's examples (a centralized bound).
+    `newcomer` returns the (message, private) of an unseen client; None if the paper defines none.
+    `scored` returns the message with which clients are scored; None: that of the last exchange.
+    `tune` is what a client does with its own data before it is scored; None: nothing.
+    `join` replaces `tune` for new clients. With it, a method without a `newcomer` also has a model
+    for new clients.
+    `record` returns arrays of the state that each row of metrics keeps as `recorded`, for figures.
+    `metrics` are evaluated in addition to those that a config names.
+    `pooled`: training sees one client that holds the examples of all clients (centralized
+    training).
     `validation`: `Work` also has the client's validation rows (config.partition.validation), in
     `local` and in `tune`.
     """
 
-    init: Callable[[Array, int], State] | None  # (key, C); None in a stage that has a `start`
-    round: tuple[Exchange, ...]  # one for nearly every method
+    init: Callable[[Array, int], State] | None  # (key, C); None in a stage with a `start`
+    round: tuple[Exchange, ...]  # the exchanges of a round; nearly every method has one
     predict: (
         Callable[[PyTree, Client, Array], Array] | None
     )  # (message, client, x) -> logits [B, K]
@@ -183,18 +191,19 @@ class Method(NamedTuple):
     join: Callable[[PyTree, Client, Work], tuple[PyTree, PyTree]] | None = None
     # (server, client, work) -> (message, private)
     metrics: tuple[Any, ...] = ()  # `metrics.Metric`s
-    guarantee: Any = None  # `guarantee.Guarantee`, what the method promises of privacy
+    guarantee: Any = None  # `guarantee.Guarantee`, the privacy guarantee of the method
     validation: bool = False
-    empty_places: bool = False  # those of a sample with a share of 0, whose clients take no part
+    empty_places: bool = False  # samples may have entries with share 0, whose clients do not train
 
 
 class View(NamedTuple):
-    """What the clients of a stage have to work with, where it is not the run's examples alone.
+    """What the clients of a stage get instead of, or in addition to, the run's examples.
 
-    `frozen` chooses the part of the server's state that is sent to every client once, when the
-    stage starts, and does not change in it: `Work.frozen`. `transform` makes of it and of the
-    examples what the method gets in their place. That is computed once for all examples, but in
-    every batch where training images are augmented and `before_augmentation` does not hold.
+    `frozen` selects a part of the server's state that is sent to every client once, when the stage
+    starts, and stays constant during the stage: `Work.frozen`. `transform` computes, from this part
+    and the examples, the inputs that the method gets instead of the examples. It is evaluated once
+    for all examples, or in every batch if training images are augmented, unless
+    `before_augmentation` is true.
 
     `embedded`: the examples are embeddings [B, E] (config.embedding) of the training rows; nothing
     is scored, so the method need not predict.
@@ -202,22 +211,22 @@ class View(NamedTuple):
 
     frozen: Callable[[PyTree], PyTree] | None = None  # server -> part of it
     transform: Callable[[PyTree, Array], Array] | None = None  # (frozen, x [B, ...]) -> [B, ...]
-    before_augmentation: bool = False  # of the image as it was before augmentation
+    before_augmentation: bool = False  # `transform` gets the images without augmentation
     embedded: bool = False
-    batch_size: int | None = None  # in place of the run's
+    batch_size: int | None = None  # replaces config.local.batch_size; None: it does not
 
 
 class Stage(NamedTuple):
-    """A part of a run, with a method of its own. A plain method is one stage.
+    """A part of a run with its own method. A plain method has one stage.
 
-    Before a stage `prepare` looks at the last one's final state on the host, in NumPy and once for
-    each seed, and finds facts (arrays by name). `start` then makes the first state of this stage
-    from that state and the facts, as a pure function that is jitted; without it the method begins
-    anew. Before the first stage there is no state: None. To resume, `start` also runs on untrained
-    states, for their shapes alone.
+    Before a stage, `prepare` reads the final state of the previous stage on the host, as NumPy
+    arrays and once for each seed, and returns facts (arrays by name). Then `start` makes the first
+    state of this stage from that state and the facts; it is a pure function and is jitted. Without
+    `start` the stage begins with `Method.init`. Before the first stage the previous state is None.
+    When a run is resumed, `start` also runs on untrained states to determine shapes.
 
-    With a `view` the method gets something else in place of the examples. A `reliable` stage needs
-    the upload of every client: no upload is lost in it (config.run.dropout).
+    With a `view` the method gets other inputs instead of the examples. A `reliable` stage needs the
+    upload of every client, so config.run.dropout does not apply to it.
     """
 
     name: str
@@ -237,21 +246,21 @@ Stages = Callable[[int], tuple[Stage, ...]]  # config.run.rounds -> the stages o
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Rows:
-    """Which rows of the pool each client holds, in one list: its memory is their number.
+    """The rows of the pool that each client holds, stored without padding in one list.
 
-    `rows[ids]` gives those of clients `ids` [M] padded with -1 to the longest client of all
-    [M, longest], and `np.asarray(rows)` those of everybody, on the host. With a leading axis on
-    each array one for each seed.
+    `rows[ids]` returns the rows of clients `ids` [M], padded with -1 to the length of the longest
+    client [M, longest]; `np.asarray(rows)` returns those of all clients, on the host. A leading
+    axis on each array is the axis of seeds.
     """
 
-    start: Array  # [C] int32, where those of a client begin in the list; ascending
-    count: Array  # [C] int32, how many a client holds
+    start: Array  # [C] int32, where the rows of each client begin in the list; ascending
+    count: Array  # [C] int32, number of rows of each client
     list: Array  # [E] int32; -1 where it is padded
     longest: int = field(metadata={"static": True})
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Of the padded rows of everybody."""
+        """The shape of the padded rows of all clients, (C, longest)."""
         return len(self), self.longest
 
     def __len__(self) -> int:
@@ -269,7 +278,7 @@ class Rows:
         return self.on_host(np.arange(len(self))).astype(dtype or np.int32, copy=False)
 
     def on_host(self, ids: np.ndarray) -> np.ndarray:
-        """`rows[ids]` of arrays in NumPy."""
+        """`rows[ids]` for arrays in NumPy."""
         rows, place = np.asarray(self.list), np.arange(self.longest)
         start, count = (np.asarray(a)[ids][:, None] for a in (self.start, self.count))
         held = rows[np.minimum(start + place, len(rows) - 1)]
@@ -279,53 +288,54 @@ class Rows:
 class Federation(NamedTuple):
     """One flat pool of examples, and the rows of it that each client holds.
 
-    A set of rows that this federation does not have is None. New clients are those that a run never
-    trains on: `new_train` is for `Method.tune` and `join` alone, before they are scored.
+    A set of rows that this federation does not have is None. New clients are clients that a run
+    never trains on: their rows `new_train` are used only by `Method.tune` and `join`, before they
+    are scored.
     """
 
-    x: Array  # [R, D]: flat examples in the type that the dataset has, uint8 for images
+    x: Array  # [R, D]: flat examples in the dataset's type, uint8 for images
     y: Array  # [R] int32
     domain: Array  # [R] int32
-    center: Array  # the model sees (x - center) * scale
+    center: Array  # the input of the model is (x - center) * scale
     scale: Array
     train: Rows
     validation: Rows | None
     test: Rows | None
     global_test: Array | None  # [G] the global test set
     unseen: Array | None  # [U] the domain that no client holds
-    new_train: Rows | None = None  # of each new client [N]
-    new_test: Rows | None = None  # the rows that it is scored on
-    frozen: PyTree = ()  # what `View.frozen` has chosen; `Plan.view` and `Work` take it
-    skews: Skew | None = None  # of the clients, then of the new ones [C + N]: `Client.skew`
-    skew: Skew | None = None  # of the client whose own examples are fetched; None: as they are
+    new_train: Rows | None = None  # training rows of each new client [N]
+    new_test: Rows | None = None  # test rows of each new client [N]
+    frozen: PyTree = ()  # the result of `View.frozen`, used by `Plan.view` and `Work`
+    skews: Skew | None = None  # of the clients, then of the new clients [C + N]: `Client.skew`
+    skew: Skew | None = None  # of the client whose examples are fetched; None: no feature skew
 
 
 POOL = ("x", "y", "domain")  # the fields of a federation with an entry for each example
-POPULATION_ROWS = ("train", "validation", "test")  # those with rows of each client [C]
-NEW_ROWS = ("new_train", "new_test")  # those with rows of each new client [N]
+POPULATION_ROWS = ("train", "validation", "test")  # the fields with rows of each client [C]
+NEW_ROWS = ("new_train", "new_test")  # the fields with rows of each new client [N]
 CLIENT_ROWS = (*POPULATION_ROWS, *NEW_ROWS)
-ROWS = (*CLIENT_ROWS, "global_test", "unseen")  # and all that have rows
+ROWS = (*CLIENT_ROWS, "global_test", "unseen")  # all fields with rows
 
 
 class Plan(NamedTuple):
-    """The sizes of a run: static Python numbers."""
+    """The sizes and functions that define how a run trains: static Python values."""
 
     rounds: int
     cohort: int
     batch_size: int
     epochs: int
-    optimizer: Any  # optax.GradientTransformation, used where a method names none
-    clip: float | Array = 0.0  # largest norm of the gradient of a client's step; 0: none
+    optimizer: Any  # optax.GradientTransformation, used unless a method passes its own
+    clip: float | Array = 0.0  # largest norm of the gradient of a client's step; 0: no limit
     dropout: float = 0.0  # probability that a client's uploads of a round are lost
-    straggler: float = 0.0  # probability that a client makes only part of its passes in a round
+    straggler: float = 0.0  # probability that a client makes only some of its passes in a round
     attackers: float = 0.0  # share of the clients that attack: `Client.attacks`
     num_domains: int = 1
-    num_clients: int | None = None  # of a population that is padded; None: it is not
-    num_new: int | None = None  # of new clients that are padded; None: they are not
-    example_shape: tuple[int, ...] | None = None  # of one, flat in the pool; None: it is a vector
-    equal_steps: bool = False  # every client has as many batches as the longest: no masking
+    num_clients: int | None = None  # without padding, if the population is padded; else None
+    num_new: int | None = None  # without padding, if the new clients are padded; else None
+    example_shape: tuple[int, ...] | None = None  # shape of an example; None: it is a vector
+    equal_steps: bool = False  # all clients have the same number of batches: no masking
     eval_batch: int = 100
-    metrics: tuple[Any, ...] = ()  # `metrics.Metric`s that an evaluation has besides the loss
+    metrics: tuple[Any, ...] = ()  # `metrics.Metric`s of an evaluation besides the loss
     augment: Callable[[Array, Array], Array] | None = None  # (key, raw x) -> raw x, in training
     view: Callable[[PyTree, Array], Array] | None = None  # a stage's `View.transform`
     feature_skew: Callable[[Array, Array, Array], Array] | None = None

@@ -1,4 +1,4 @@
-"""How many clients a device trains at a time, from the memory that each of them works on."""
+"""Chooses how many clients a device trains at a time, from the memory that each client needs."""
 
 import math
 import sys
@@ -13,38 +13,40 @@ from fedjax_lab.types import Plan, Task
 MIB = 2**20
 ALL_AT_ONCE = {"cpu": 12 * MIB, "gpu": 16 * 2**10 * MIB, "tpu": 100 * MIB}
 CHUNK = {"cpu": 2 * MIB, "gpu": 16 * 2**10 * MIB, "tpu": 100 * MIB}
-FEWEST = {"cpu": 1, "gpu": 8, "tpu": 8}  # in a chunk of unequal clients, where memory allows it
+FEWEST = {"cpu": 1, "gpu": 8, "tpu": 8}  # minimum for clients with unequal steps, if memory allows
 
 
 def width(
     platform: str, line: int, client_bytes: int, equal_steps: bool = True, memory: int = 0
 ) -> int:
-    """How many clients a device trains at a time; what `auto` and `chunked` do without a number.
+    """The number of clients that a device trains at a time, if config.engine.chunk is 0.
 
     platform: "cpu", "gpu" or "tpu".
-    line: the clients that one device trains in a round.
-    client_bytes: what a step of one client works on.
-    equal_steps: whether all clients take as many steps.
-    memory: bytes of the device, 0 where that is not known. A quarter of it is never exceeded.
+    line: the number of clients that one device trains in a round.
+    client_bytes: the bytes that a step of one client uses.
+    equal_steps: whether all clients take the same number of steps.
+    memory: bytes of the device, 0 if unknown. The result uses at most a quarter of it.
 
-    All at once where the whole line fits, since a chunk costs a turn of a loop and a copy of what
-    its clients upload; else as many as fill the limit of a chunk. Of clients with unequal steps
-    about the square root of the line: a wider chunk waits for its longest client, a narrower one
-    costs more turns. Where the line has a divisor between half of that number and all of it, no
-    copies fill the last chunk.
+    If the whole line fits, all clients run at once, because each chunk costs an iteration of a loop
+    and a copy of the clients' uploads. Otherwise a chunk has as many clients as its memory limit
+    allows. For clients with unequal steps the limit is also about the square root of the line: a
+    larger chunk waits for its longest client, a smaller one costs more iterations. If the line has
+    a divisor between half of the limit and the limit, the largest such divisor is used, so that the
+    last chunk needs no copies to fill it up.
 
     - CPU, measured on two cores of an AMD EPYC (second-level cache 1 MiB each, third-level 32 MiB
-      in all). An MLP 64-64-10 has 48 KiB a client: up to a line of 160 all at once is fastest, and
-      chunks take up to 1.8 times as long; of 500, 1,600 and 5,000 chunks of 20 to 125 are, and all
-      at once takes 1.2 to 1.9 times as long. An MLP 784-256-10 has 1.6 MiB a client: a line of 5
-      is fastest all at once, of 50 and 500 chunks of 2 are.
-    - TPU, by its compiler's estimate for a v5e, pooling by `reduce_window`. A round of pfl_cnn, 50
-      clients of 19 MiB, takes 48 ms one by one, 45 by 2, 36 by 5, 42 by 8 (with 6 copies) and 61
-      all at once, with four times the memory; one of mcmahan_cnn, 10 clients of 18 MiB, 73 ms one
-      by one, 38 by 2, 50 by 5 and 67 all at once.
-    - GPU, undecided by a device. By its compiler for an H100 pfl_cnn's round has 274 kernels that
-      touch 21 GB all at once, 1,273 and 39 GB in chunks of 10. So only memory bounds the width:
-      16 GiB, a fifth of an H100's.
+      in all). With an MLP 64-64-10 (48 KiB per client), all clients at once are fastest for lines
+      of up to 160, and chunks take up to 1.8 times as long. For lines of 500, 1,600 and 5,000,
+      chunks of 20 to 125 are fastest, and all at once takes 1.2 to 1.9 times as long. With an MLP
+      784-256-10 (1.6 MiB per client), all at once is fastest for a line of 5, and chunks of 2 are
+      fastest for 50 and 500.
+    - TPU, from the compiler's estimate for a v5e, with pooling by `reduce_window`. A round of
+      pfl_cnn with 50 clients of 19 MiB takes 48 ms one by one, 45 in chunks of 2, 36 of 5, 42 of 8
+      (with 6 copies) and 61 all at once, with four times the memory. A round of mcmahan_cnn with 10
+      clients of 18 MiB takes 73 ms one by one, 38 in chunks of 2, 50 of 5 and 67 all at once.
+    - GPU, not measured on a device. According to the compiler for an H100, a round of pfl_cnn has
+      274 kernels that access 21 GB all at once, and 1,273 kernels and 39 GB in chunks of 10.
+      Therefore only memory limits the number: 16 GiB, a fifth of an H100's memory.
     """
     at_most = memory // 4 or sys.maxsize
     if equal_steps and line * client_bytes <= min(ALL_AT_ONCE[platform], at_most):
@@ -56,16 +58,16 @@ def width(
 
 
 def _even(line, limit):
-    """The largest divisor of the line from limit / 2 to limit, the limit if there is none."""
+    """The largest divisor of the line from limit / 2 to limit, or the limit if there is none."""
     divisors = [d for d in range(-(-limit // 2), limit + 1) if line % d == 0]
     return max(divisors, default=limit)
 
 
 def client_bytes(task: Task, plan: Plan) -> int:
-    """Bytes that a step of one client works on. From shapes alone: nothing is compiled.
+    """The bytes that a step of one client uses, from shapes; nothing is compiled.
 
-    The weights, their gradient, the optimizer's state, a batch of inputs, and what the backward
-    pass keeps of the forward pass. Of the plain model: what a method adds is not counted.
+    They are the weights, their gradient, the optimizer's state, a batch of inputs, and the values
+    of the forward pass that the backward pass needs. Additional arrays of a method are not counted.
     """
     key = jax.random.key(0)
     weights = jax.eval_shape(task.init, key)

@@ -1,12 +1,12 @@
-"""What the leaves of an upload are updates of, so that a transform can act on updates alone.
+"""Which leaves of an upload are updates, so that transforms can change updates and nothing else.
 
-An upload is in general not an update: FedAvg's clients send models, SCAFFOLD's also the changes of
-their control variates, IFCA's also the number of their cluster. `Exchange.updates` says which is
-which. It gives a tree like the upload in which a leaf is
+In general an upload is not an update: FedAvg's clients send models, SCAFFOLD's clients also send
+the changes of their control variates, and IFCA's clients also send the number of their cluster.
+`Exchange.updates` describes the upload: it returns a tree of the same structure, in which a leaf is
 
-    an array  that the upload's leaf has been computed from: the update is their difference
-    ITSELF    where the upload's leaf is an update, or another quantity that may be changed as one
-    KEPT      where it is a count, an id, a running statistic, or a description of a client's data:
+    an array  if the upload's leaf was computed from this array: the update is their difference
+    ITSELF    if the upload's leaf is an update, or a quantity that can be changed like one
+    KEPT      if it is a count, an id, a running statistic, or a description of a client's data:
               no transform changes it
 """
 
@@ -20,7 +20,7 @@ from fedjax_lab.types import Array, Exchange, PyTree, Weights
 
 
 class Leaf(enum.Enum):
-    """What a leaf of an upload is where it has not been computed from an array."""
+    """Marks a leaf of an upload that was not computed from an array of the message."""
 
     ITSELF = enum.auto()
     KEPT = enum.auto()
@@ -30,35 +30,35 @@ ITSELF, KEPT = Leaf.ITSELF, Leaf.KEPT
 
 
 def kept(upload: PyTree) -> PyTree:
-    """KEPT for each leaf."""
+    """The upload's tree with KEPT for each leaf."""
     return jax.tree.map(lambda _: KEPT, upload)
 
 
 def itself(upload: PyTree) -> PyTree:
-    """ITSELF for each leaf."""
+    """The upload's tree with ITSELF for each leaf."""
     return jax.tree.map(lambda _: ITSELF, upload)
 
 
 def all_kept(message: PyTree, id: Array, upload: PyTree) -> PyTree:
-    """The `Exchange.updates` of an exchange in which clients send nothing that is an update."""
+    """The `Exchange.updates` of an exchange whose uploads contain no updates."""
     return kept(upload)
 
 
 def of_model(start: Weights, upload: Weights) -> Weights:
-    """Of a model that has been trained from `start`: running statistics are kept."""
+    """The references of a model trained from `start`; its running statistics are KEPT."""
     return Weights(start.params, kept(upload.stats))
 
 
 def of_pseudo_gradient(upload: Weights) -> Weights:
-    """Of weights whose parameters are a difference already: running statistics are kept."""
+    """The references of weights whose parameters are already differences; statistics are KEPT."""
     return Weights(itself(upload.params), kept(upload.stats))
 
 
 def references(exchange: Exchange, message: PyTree, id: Array, upload: PyTree) -> PyTree:
-    """For each leaf of a client's upload what it is an update of.
+    """The references of a client's upload: for each leaf an array, ITSELF or KEPT.
 
-    An exchange that does not say so must send a model and receive one of the same structure.
-    BadInput where it does not.
+    They come from `exchange.updates`. Without it the message and the upload must be models of the
+    same structure, and the upload is an update of the message; else BadInput.
     """
     if exchange.updates is not None:
         return exchange.updates(message, id, upload)
@@ -67,20 +67,23 @@ def references(exchange: Exchange, message: PyTree, id: Array, upload: PyTree) -
     alike = isinstance(upload, Weights) and isinstance(message, Weights)
     if not alike or jax.tree.structure(message) != jax.tree.structure(upload):  # type: ignore[operator]
         raise BadInput(
-            "it does not say what its uploads are updates of (Exchange.updates), so that they"
-            " cannot be changed on their way"
+            "it does not say what its uploads are updates of (Exchange.updates), so they cannot"
+            " be transformed"
         )
     return of_model(message, upload)
 
 
 def updates(references: PyTree, upload: PyTree) -> list[Array]:
-    """The updates in an upload, in the order of its leaves; those that are KEPT are left out."""
+    """The updates in an upload, in the order of its leaves; KEPT leaves are left out."""
     pairs = zip(jax.tree.leaves(references), jax.tree.leaves(upload), strict=True)
     return [u if r is ITSELF else u - r for r, u in pairs if r is not KEPT]
 
 
 def with_updates(references: PyTree, upload: PyTree, after: list[Array]) -> PyTree:
-    """The upload with other updates. A number whose update is unchanged stays as it is, exactly."""
+    """The upload with its updates replaced by `after`; the inverse of `updates`.
+
+    A number whose update is unchanged keeps its exact value, without rounding.
+    """
     olds, news = iter(updates(references, upload)), iter(after)
 
     def one(r, u):

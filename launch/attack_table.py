@@ -1,23 +1,25 @@
-"""A table of attacks and aggregators: the accuracy of a method under each pair of them.
+"""Prints a table of attacks and aggregators: the accuracy of a method under each pair of them.
 
     python launch/attack_table.py --config=configs/fashion_mnist_attacks.py --out=DIR
         [--attacks=none,gaussian,...] [--aggregators=none,median,...] [--seeds=0,1,2]
         [--measure=global] [--way=last] [--config.run.rounds=20 ...]
 
-Each cell is one run of fedjax_lab.main in DIR. What is finished is not run again, what was
-interrupted goes on. The numbers are means over seeds, with the population standard deviation; the
-best of each row in bold.
+Each cell is one run of fedjax_lab.main in DIR. Finished runs are skipped, and interrupted ones are
+resumed. The numbers are means over seeds, with the population standard deviation; the best number
+of each row is bold.
 
---attacks, --aggregators  names as in config.attack and config.aggregator; all that are built in.
-                          After colons settings: --aggregators=none,centered_clipping:radius=1
---measure                 global: on the global test set; accuracy.mean: over the clients' own
-                          examples; global_backdoor_success
---way                     how the round is chosen: see fedjax_lab.report
+--attacks, --aggregators  names as in config.attack and config.aggregator, by default all that are
+                          built in. Settings follow a name after colons:
+                          --aggregators=none,centered_clipping:radius=1
+--measure                 any measure of fedjax_lab.report, such as global (accuracy on the global
+                          test set), accuracy.mean (mean over clients of the accuracy on their own
+                          test examples) or global_backdoor_success
+--way                     rule that chooses the reported round; see fedjax_lab.report
 
 Exit codes are those of fedjax_lab.sweep.
 """
 
-if __name__ == "__main__":  # before the imports, which an interrupt may meet
+if __name__ == "__main__":  # before the slow imports, so that an interrupt during them is handled
     from fedjax_lab import command
 
     command.begin()
@@ -42,7 +44,7 @@ from fedjax_lab.running.sweep_plan import Cell
 
 
 def main(argv: list[str]) -> int:
-    """The command, without its name; returns the exit code."""
+    """Run the command with the arguments `argv`, without its name; returns the exit code."""
     return command.call(_main, argv, "the same command continues", __doc__)
 
 
@@ -52,9 +54,9 @@ def _main(argv):
     cells = {(a, b): cell(args, overrides, a, b) for a in attacks for b in aggregators}
     code = sweep.train(list(cells.values()), args.out)
     numbers = {pair: values(args, args.out / each.name) for pair, each in cells.items()}
-    said = " ".join([args.config, *(f"--config.{key}={value}" for key, value in overrides)])
+    flags = " ".join([args.config, *(f"--config.{key}={value}" for key, value in overrides)])
     unit = " in percent" if is_percent(args.measure) else ""
-    title = f"{args.measure}{unit}, {tables.WAYS[args.way]}, seeds {args.seeds}: {said}"
+    title = f"{args.measure}{unit}, {tables.WAYS[args.way]}, seeds {args.seeds}: {flags}"
     print("\n" + formats.markdown(table(title, attacks, aggregators, numbers)))
     return code
 
@@ -73,7 +75,7 @@ def _parse(argv):
 
 
 def cell(args, overrides, attack: str, aggregator: str) -> Cell:
-    """One run with this attack and this aggregator."""
+    """The cell of this attack and this aggregator."""
     chosen = point("attack", attack) | point("aggregator", aggregator)
     config = resolve(load_config(args.config), [*overrides, *chosen.items()])
     name = f"{folder(attack)}-{folder(aggregator)}"
@@ -81,13 +83,16 @@ def cell(args, overrides, attack: str, aggregator: str) -> Cell:
 
 
 def values(args, folder: Path) -> list[float]:
-    """The measure of each seed; none where the run has not ended well, or has no such measure."""
+    """The measure of each seed that has it; empty if the run has not ended or has failed."""
     of_seeds = measures(folder, args.way)
     return [each[args.measure] for each in of_seeds if args.measure in each]
 
 
 def table(title: str, attacks, aggregators, numbers: dict) -> formats.Table:
-    """A row of each attack, a column of each aggregator; the best mean of each row in bold."""
+    """A table with a row for each attack and a column for each aggregator.
+
+    numbers: {(attack, aggregator): values of the seeds}. The best mean of each row is bold.
+    """
     cells, bold = [], set()
     for i, attack in enumerate(attacks):
         of_row = [numbers[attack, aggregator] for aggregator in aggregators]

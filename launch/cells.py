@@ -1,4 +1,4 @@
-"""What the tables of launch scripts read of the runs in their cells."""
+"""Helpers that read the runs of a table's cells and format their numbers."""
 
 from pathlib import Path
 
@@ -9,15 +9,15 @@ from fedjax_lab.running import sweep_folder
 
 
 def ended_well(folder: Path) -> runs.Run | None:
-    """The run of a cell; None where it has not ended, or not well."""
+    """The run of a cell; None if it has not ended or has failed."""
     outcome = sweep_folder.ended(folder)
     return None if outcome is None or outcome.code else runs.read(folder)
 
 
 def measures(folder: Path, way: str) -> list[dict[str, float]]:
-    """The measures of each seed; none where the run has not ended well.
+    """One dict of measures for each seed; an empty list if the run has not ended or has failed.
 
-    way: how the round is chosen: see fedjax_lab.report.
+    way: rule that chooses the reported round; see --way of fedjax_lab.report.
     """
     run = ended_well(folder)
     if run is None:
@@ -27,7 +27,7 @@ def measures(folder: Path, way: str) -> list[dict[str, float]]:
 
 
 def spread(values: list[float], places: int = 1) -> str:
-    """Mean, and the population standard deviation in brackets where there are several values."""
+    """Format the mean, and the population standard deviation if there are several values."""
     if not values:
         return ""
     std = f" ({np.std(values):.{places}f})" if len(values) > 1 else ""

@@ -1,10 +1,10 @@
-"""How the launch scripts write a choice with its settings: `top_k:share=0.1`."""
+"""Parsing of a choice with its settings, as the launch scripts write it: `top_k:share=0.1`."""
 
 
 def point(section: str, choice: str) -> dict[str, str]:
-    """The overrides of a config: `section.name`, and `section.KEY` for each `KEY=VALUE`.
+    """The config overrides of a choice: `section.name`, and `section.KEY` for each `KEY=VALUE`.
 
-    The name may be MODULE:FUNCTION, as everywhere in a config.
+    The name may also be MODULE:FUNCTION or FILE.py:FUNCTION, as everywhere in a config.
     """
     parts = choice.split(":")
     name = ":".join(part for part in parts if "=" not in part)
@@ -13,5 +13,5 @@ def point(section: str, choice: str) -> dict[str, str]:
 
 
 def folder(choice: str) -> str:
-    """The choice as the name of a folder."""
+    """A folder name for the choice: its text with `/` replaced by `_`."""
     return choice.replace("/", "_")

@@ -1,23 +1,26 @@
-"""Readings of Client2Vec's local term (eq. 4) in short runs of FedAvg with that term alone.
+"""Tries readings of Client2Vec's local term (eq. 4) in short runs of FedAvg with that term alone.
 
     python launch/client2vec_screen.py [--index=DIR] [--readings=PATTERN,...] [--rounds=20]
         [--images=40] [--steps=0] [--config=configs/client2vec_digits.py]
         [--config.data.size=16 ...]
 
-All readings are one compiled program on --images examples of each client, which is one batch, and
-20 rounds of a reading take seconds. Neither sampling nor aggregation by the index is on: the first
-reading is FedAvg. Shown are the test accuracy in percent (of every second test example) after every
-fifth round; then cross entropy, mean |z P beta|, KL and the root mean square length of z, at the
-first step of the clients of the first and of the last round.
+A reading is one interpretation of the term; the number in its name is the weight w. The first
+reading is plain FedAvg: sampling and aggregation by the index are off in all of them. All readings
+share one compiled program, which trains each client on one batch of --images examples; 20 rounds of
+a reading take seconds. The table has the test accuracy in percent (on every second test example)
+after every fifth round, then cross entropy, mean |z P beta|, KL and the root mean square length of
+z at the clients' first step, in the first and in the last round.
 
---steps  instead of rounds, so many steps of the first client alone: how long the gradients of cross
-         entropy, products and KL, times their weights, are at first, and z before each step
---index  the workdir of a client2vec run, whose index gives B^f; otherwise B^f is what a DSA-IGN
-         that was not trained makes of 16 stand-in embeddings of each client, of 128 numbers. Its
-         vectors are scaled to a mean length of 1. The number of a reading is w.
+--readings  only the readings whose names match one of the patterns
+--steps     trains the first client alone for this number of steps, instead of rounds. The table has
+            the initial lengths of the weighted gradients of cross entropy, products and KL, and the
+            length of z before each step
+--index     workdir of a client2vec run whose index gives B^f. Without it B^f is computed by an
+            untrained DSA-IGN from 16 stand-in embeddings of 128 numbers for each client. In both
+            cases its vectors are scaled to a mean length of 1
 """
 
-if __name__ == "__main__":  # before the imports, which an interrupt may meet
+if __name__ == "__main__":  # before the slow imports, so that an interrupt during them is handled
     from fedjax_lab import command
 
     command.begin()
@@ -45,9 +48,9 @@ from fedjax_lab.models.dsa_ign import Network
 from fedjax_lab.models.task import with_side_head
 from fedjax_lab.types import Batch, Task, Weights
 
-# orth: of mean |z P B^f|; p_q, q_p: of KL(softmax o || softmax o_P) and its reverse; o, side: 0, no
-# gradient of KL to that side; clip: largest norm of a step's gradient; orthogonal: P starts with
-# orthogonal rows; full_rank: B^f is random
+# orth: weight of mean |z P B^f|. p_q, q_p: weights of KL(softmax o || softmax o_P) and of its
+# reverse. o, side: shares of KL's gradient that reach o and o_P (0: none). clip: largest norm of
+# a step's gradient. orthogonal: 1 if P starts with orthogonal rows. full_rank: 1 if B^f is random.
 FEDAVG = {"orth": 0.0, "p_q": 0.0, "q_p": 0.0, "o": 1.0, "side": 1.0, "clip": 1e9}
 READINGS: dict[str, dict[str, float]] = {
     "FedAvg": {},
@@ -66,12 +69,12 @@ READINGS: dict[str, dict[str, float]] = {
     "both 5 with B^f of full rank": {"orth": 5, "p_q": 5, "full_rank": 1},
 }
 EVERY = 5  # rounds between two evaluations
-SIZES = "CE", "|z P beta|", "KL", "z"  # of `objective`
-SHOWN = 16  # images of each client that an index is made of here
+SIZES = "CE", "|z P beta|", "KL", "z"  # names of the sizes that `objective` returns
+SHOWN = 16  # images of each client from which `untrained` computes an index
 
 
 def main(argv: list[str]) -> int:
-    """The command, without its name; returns the exit code."""
+    """Run the command with the arguments `argv`, without its name; returns the exit code."""
     return command.call(_main, argv, "nothing was kept", __doc__)
 
 
@@ -103,18 +106,18 @@ def _main(argv):
 
 
 def complete(reading: dict[str, float]) -> dict[str, float]:
-    """The reading with all its numbers, of one type: a second one would be compiled anew."""
+    """The reading with defaults for missing numbers; all are floats, to compile only once."""
     return {key: float(value) for key, value in {**FEDAVG, **reading}.items()}
 
 
 def of_run(workdir: str) -> np.ndarray:
-    """B^f [C, F] of the first seed of a run."""
+    """B^f [C, F] of the first seed of the run in `workdir`."""
     feature = kept(workdir)[0]["feature"]
     return feature.reshape(-1, *feature.shape[-2:])[0]
 
 
 def untrained(data) -> np.ndarray:
-    """B^f [C, 128] by a DSA-IGN with its first weights."""
+    """B^f [C, 128] from a DSA-IGN with its initial weights."""
     rows = [of_client[:SHOWN] for of_client in data["train"]]
     pool = np.concatenate(rows)
     few = data["dataset"]
@@ -132,7 +135,7 @@ def untrained(data) -> np.ndarray:
 
 
 def described(B_f: np.ndarray) -> str:
-    """The size of B^f [C, F] and of its singular values s."""
+    """A line with the shape, mean length and effective rank of B^f [C, F]."""
     s = np.linalg.svd(B_f, compute_uv=False)
     s = s[s > 0]
     one, two = (np.exp(-np.sum(p * np.log(p))) for p in (s / s.sum(), s**2 / np.sum(s**2)))
@@ -144,7 +147,10 @@ def described(B_f: np.ndarray) -> str:
 
 
 def data_of(config, images: int) -> dict[str, Any]:
-    """The examples, those of each client, the test examples (every second), and the task."""
+    """The data set and task, normalized examples x, labels y, and the rows to train and test on.
+
+    `train` has at most `images` rows for each client; `test` has every second test example.
+    """
     dataset = experiment.load_data(config.data)
     federation = experiment.deal_dataset(config, dataset, [0], lambda: None)[0]
     task = experiment.make_model(config, dataset, "cpu")
@@ -159,7 +165,7 @@ def data_of(config, images: int) -> dict[str, Any]:
 
 
 def player(config, data, rounds: int, B_f: np.ndarray):
-    """The names of the columns, and (reading) -> the accuracies and the sizes of the terms."""
+    """The names of the columns, and a function from a reading to their values."""
     task = with_side_head(data["task"], B_f.shape[1])
     one_round = jax.jit(partial(averaged, task, config.local))
     predict = jax.jit(lambda w, x: task.apply(w, x).logits)
@@ -187,7 +193,7 @@ def player(config, data, rounds: int, B_f: np.ndarray):
 
 
 def first_steps(config, data, steps: int, B_f: np.ndarray):
-    """The names of the columns, and (reading) -> what `--steps` shows."""
+    """The names of the columns of --steps, and a function from a reading to their values."""
     task, rows = with_side_head(data["task"], B_f.shape[1]), data["train"][0]
     w, B = task.init(jax.random.key(0)), jnp.asarray(B_f)
     batch = Batch(jnp.asarray(data["x"][rows]), jnp.asarray(data["y"][rows]), jnp.ones(len(rows)))
@@ -216,7 +222,7 @@ def first_steps(config, data, steps: int, B_f: np.ndarray):
 
 
 def averaged(task: Task, settings, w: Weights, xs, ys, reading, B_f):
-    """The mean of the cohort's weights after their local training; the mean sizes of the terms."""
+    """The cohort's means of the trained weights, and of the terms' sizes at the first step."""
 
     def one(total, client):
         after, sizes = trained(task, settings, w, *client, reading, B_f, settings.epochs)
@@ -226,7 +232,7 @@ def averaged(task: Task, settings, w: Weights, xs, ys, reading, B_f):
 
 
 def trained(task: Task, settings, w: Weights, x, y, reading, B_f, steps: int):
-    """SGD on full batches; beside the weights the terms' sizes before each step."""
+    """SGD on full batches; returns the weights and the terms' sizes [steps, 4] before each step."""
     optimizer = optax.chain(
         optax.stateless(lambda g, _: clipped(g, reading["clip"])),
         optax.add_decayed_weights(settings.weight_decay),
@@ -245,7 +251,7 @@ def trained(task: Task, settings, w: Weights, x, y, reading, B_f, steps: int):
 
 
 def objective(task: Task, stats, batch: Batch, reading, B_f, params):
-    """Cross entropy and the reading's terms; beside it the new statistics and the terms' sizes."""
+    """The loss, cross entropy plus the reading's terms, and (new statistics, terms' sizes [4])."""
     out = task.apply(Weights(params, stats), batch.x, jax.random.key(0), batch.mask)
     z_P, o_P = out.extra
     log_p = jax.nn.log_softmax(let_through(reading["o"], out.logits))
@@ -258,23 +264,23 @@ def objective(task: Task, stats, batch: Batch, reading, B_f, params):
 
 
 def KL(log_p, log_q):
-    """The mean over examples of sum p log(p / q)."""
+    """The KL divergence of q from p, sum p log(p / q), averaged over examples."""
     return jnp.mean(jnp.sum(jnp.exp(log_p) * (log_p - log_q), 1))
 
 
 def let_through(share, value):
-    """The value, with this share of its gradient."""
+    """The value, whose gradient is multiplied by `share`."""
     return share * value + (1 - share) * jax.lax.stop_gradient(value)
 
 
 def clipped(g, largest):
-    """The gradient, no longer than that."""
+    """The gradient, scaled down to the norm `largest` if it is longer."""
     length = jnp.sqrt(tree.sq_norm(g))
     return tree.scale(jnp.minimum(1, largest / jnp.maximum(length, 1e-9)), g)
 
 
 def with_orthogonal_rows(w: Weights) -> Weights:
-    """P with orthogonal rows [d, F], and its length as before."""
+    """The weights with orthogonal rows in P [d, F], whose norm stays the same."""
     side = w.params["side"]
     Q = jax.nn.initializers.orthogonal()(jax.random.key(3), side["P"].shape)
     P = Q * jnp.linalg.norm(side["P"]) / jnp.linalg.norm(Q)

@@ -1,22 +1,23 @@
-"""Client2Vec's Table 1: base methods as they are, +i, +i+ii and +i+ii+iii, by both kinds of index.
+"""Prints Client2Vec's Table 1: base methods alone, +i, +i+ii and +i+ii+iii, with two indices.
 
     python launch/client2vec_table.py --config=configs/client2vec_digits.py --out=DIR
         [--bases=fedavg,fedavgm,feddyn,moon,fedlc,fediir] [--indices=federated,global]
         [--epochs=500] [--seeds=0] [--way=max_over_rounds] [--config.run.rounds=30 ...]
 
-Each cell is one run of fedjax_lab.main in DIR; the first runs find the indices, which all others
-take. What is finished is not run again, what was interrupted goes on. i: sampling; ii: aggregation;
-iii: local training. A base has the settings that the config file gives it where it is run alone.
-Accuracy in percent: mean over clients, then over seeds (population standard deviation); the best of
-each row in bold.
+Each cell is one run of fedjax_lab.main in DIR; the first runs compute the indices, which all others
+use. Finished runs are skipped, and interrupted ones are resumed. The improvements are i: sampling,
+ii: aggregation, iii: local training. A base method has the settings that the config file gives it
+when it is run alone. Numbers are accuracies in percent: the mean over clients, then over seeds
+(population standard deviation); the best number of each row is bold.
 
---epochs  of the index network
---way     how the round is chosen: see fedjax_lab.report
+--indices  kinds of index: see the setting `index` of client2vec
+--epochs   epochs for which the index network is trained
+--way      rule that chooses the reported round; see fedjax_lab.report
 
 Exit codes are those of fedjax_lab.sweep.
 """
 
-if __name__ == "__main__":  # before the imports, which an interrupt may meet
+if __name__ == "__main__":  # before the slow imports, so that an interrupt during them is handled
     from fedjax_lab import command
 
     command.begin()
@@ -36,15 +37,15 @@ from fedjax_lab.errors import parse
 from fedjax_lab.main import parse_seeds, split_overrides
 from fedjax_lab.running.sweep_plan import Cell
 
-STEPS = {
+STEPS = {  # {column: improvements that it leaves out}
     "+i": ("aggregation", "local_training"),
     "+i+ii": ("local_training",),
     "+i+ii+iii": (),
-}  # what each column leaves out
+}
 
 
 def main(argv: list[str]) -> int:
-    """The command, without its name; returns the exit code."""
+    """Run the command with the arguments `argv`, without its name; returns the exit code."""
     return command.call(_main, argv, "the same command continues", __doc__)
 
 
@@ -54,8 +55,8 @@ def _main(argv):
     code = sweep.train([find_index(args, overrides, index) for index in indices], args.out)
     rows = {base: row(args, overrides, base, indices) for base in bases}
     code |= sweep.train([cell for cells in rows.values() for cell in cells], args.out)
-    said = " ".join([args.config, *(f"--config.{key}={value}" for key, value in overrides)])
-    title = f"{tables.WAYS[args.way]}, seeds {args.seeds}: {said}"
+    flags = " ".join([args.config, *(f"--config.{key}={value}" for key, value in overrides)])
+    title = f"{tables.WAYS[args.way]}, seeds {args.seeds}: {flags}"
     numbers = {
         base: [accuracies(args.out / cell.name, args.way) for cell in cells]
         for base, cells in rows.items()
@@ -78,14 +79,14 @@ def _parse(argv):
 
 
 def find_index(args, overrides, index: str) -> Cell:
-    """The run that finds an index: one round of training after it."""
+    """The cell that computes an index, followed by only one round of training."""
     short = [*overrides, ("run.rounds", "1"), ("run.eval_every", "1")]
     settings = {"index": index, "index_epochs": args.epochs}
     return cell(args, short, f"index-{index}", "client2vec", settings)
 
 
 def row(args, overrides, base: str, indices: list[str]) -> list[Cell]:
-    """A base method as it is, and improved step by step with each index."""
+    """The cells of a base method: alone, and with the improvements of STEPS for each index."""
     cells = [cell(args, overrides, base, base, {})]
     alone = dict(load_config(f"{args.config}:{base}")["method"])
     alone.pop("name")
@@ -98,7 +99,7 @@ def row(args, overrides, base: str, indices: list[str]) -> list[Cell]:
 
 
 def cell(args, overrides, name: str, method: str, settings: dict) -> Cell:
-    """One run of a method with these settings of its own."""
+    """The cell of a method with these settings of the section `method`."""
     point = {f"method.{key}": str(value) for key, value in settings.items()}
     loaded = load_config(f"{args.config}:{method}")
     config = resolve(loaded, [*overrides, *point.items()])
@@ -106,13 +107,16 @@ def cell(args, overrides, name: str, method: str, settings: dict) -> Cell:
 
 
 def accuracies(folder: Path, way: str) -> list[float]:
-    """The mean over clients of each seed; none where the run has not ended well."""
+    """The mean accuracy over clients of each seed; empty if the run has not ended or has failed."""
     return [each["accuracy.mean"] for each in measures(folder, way)]
 
 
 def table(title: str, indices: list[str], rows: dict[str, list[list[float]]]) -> formats.Table:
-    """Of the accuracies of seeds; the best mean of each row in bold."""
-    header = ["", "as it is", *(f"{index} {step}" for index in indices for step in STEPS)]
+    """A table with a row for each base method; the best mean of each row is bold.
+
+    rows: {base: for each column the accuracies of the seeds}.
+    """
+    header = ["", "alone", *(f"{index} {step}" for index in indices for step in STEPS)]
     cells, bold = [], set()
     for i, (base, accuracy) in enumerate(rows.items()):
         cells.append([base, *map(spread, accuracy)])

@@ -1,23 +1,23 @@
-"""hFedF's tables: every domain left out in turn; Markdown, accuracy in percent.
+"""Prints hFedF's tables in Markdown: accuracy in percent, with every domain left out in turn.
 
     python launch/domain_generalization.py --config=configs/hfedf_pacs.py --out=DIR
         --methods=fedavg,fedprox [--targets=photo,sketch] [--domains=1,2,3] [--seeds=0,1,2]
         [--config.run.rounds=100 ...]
 
-Each target (config.data.unseen), number of domains per client (config.partition.domains) and method
-is one run of fedjax_lab.main in DIR/METHOD/dN/TARGET. What is finished there is not run again, what
-was interrupted goes on; a run with another config or other seeds is refused. Without --targets all
-domains are left out in turn.
+Each target (the domain left out, config.data.unseen), number of domains per client
+(config.partition.domains) and method is one run of fedjax_lab.main in DIR/METHOD/dN/TARGET.
+Finished runs are skipped, and interrupted ones are resumed; a folder that holds a run with another
+config or other seeds is an error. Without --targets every domain is a target in turn.
 
-id is each client's accuracy on its own validation rows, ood on all of the target; a cell is their
-mean (population standard deviation) over clients and seeds after the last round, and the mean over
-targets is that of the cells. The paper scores `central` on the union of the validation rows, here
-it is scored like all others.
+id is each client's accuracy on its own validation rows, ood its accuracy on all examples of the
+target. A cell of a table is the mean (population standard deviation) over clients and seeds after
+the last round; the column `mean` is the mean of the cells over targets. The paper scores `central`
+on the union of the validation rows; here it is scored like all other methods.
 
 Exit codes are those of fedjax_lab.sweep.
 """
 
-if __name__ == "__main__":  # before the imports, which an interrupt may meet
+if __name__ == "__main__":  # before the slow imports, so that an interrupt during them is handled
     from fedjax_lab import command
 
     command.begin()
@@ -39,11 +39,11 @@ from fedjax_lab.main import parse_seeds, split_overrides
 from fedjax_lab.running.sweep_plan import Cell
 
 MEASURES = ("id", "ood")
-Percents = dict[str, list[float]]  # of every client and seed, by measure
+Percents = dict[str, list[float]]  # {measure: accuracies of every client and seed}
 
 
 def main(argv: list[str]) -> int:
-    """The command, without its name; returns the exit code."""
+    """Run the command with the arguments `argv`, without its name; returns the exit code."""
     return command.call(_main, argv, "the same command continues", __doc__)
 
 
@@ -81,12 +81,12 @@ def _parse(argv):
 
 
 def all_domains(config: str, overrides: Sequence[tuple[str, str]]) -> tuple[str, ...]:
-    """The domains of the config's data."""
+    """The names of all domains of the config's data set."""
     return experiment.load_data(resolve(load_config(config), overrides).data).domains
 
 
 def cell(args, overrides, d: str, method: str, target: str) -> Cell:
-    """One run: the domain left out, and how many of the others a client holds."""
+    """The cell that leaves out the domain `target`; each client holds `d` of the other domains."""
     point = {"data.unseen": target, "partition.domains": d}
     loaded = load_config(f"{args.config}:{method}")
     config = resolve(loaded, [*overrides, *point.items()])
@@ -95,7 +95,7 @@ def cell(args, overrides, d: str, method: str, target: str) -> Cell:
 
 
 def last_round(folder: Path) -> Percents:
-    """What every client and seed has after the last round; empty where a run has not ended well."""
+    """The measures after the last round; empty if the run has not ended or has failed."""
     run = ended_well(folder)
     if run is None:
         return {}
@@ -104,12 +104,12 @@ def last_round(folder: Path) -> Percents:
 
 
 def percents(rows: Iterable[dict], measure: str) -> list[float]:
-    """Of every client and seed that has any, in one round."""
+    """The measure of every client and seed that has it; `rows` are those of one round."""
     return [v for row in rows for v in row[f"{measure}_per_client"] if v is not None]
 
 
 def table(title: str, rows: dict[str, dict[str, Percents]]) -> formats.Table:
-    """Of {method: {target: percents}}; gaps stay empty."""
+    """The table of `rows`, {method: {target: percents}}; cells without numbers stay empty."""
     targets = list(next(iter(rows.values())))
     header = ["", *(f"{m} {column}" for m in MEASURES for column in (*targets, "mean"))]
     cells = []
@@ -124,7 +124,7 @@ def table(title: str, rows: dict[str, dict[str, Percents]]) -> formats.Table:
 
 
 def spread(values: Sequence[float]) -> str:
-    """Mean (population standard deviation)."""
+    """Format the values as mean (population standard deviation)."""
     return f"{np.mean(values):.2f} ({np.std(values):.2f})"
 
 

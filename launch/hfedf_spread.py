@@ -2,9 +2,11 @@
 
     python launch/hfedf_spread.py [FILE]
 
-Against rounds, for methods whose clients have models of their own: the standard deviation over
-clients of the accuracy on the unseen domain, mean over the five targets, shaded from the lowest to
-the highest seed (launch/tables/hfedf.py, Table 10's settings, one domain per client).
+The figure is about methods that give each client its own model. It shows, against rounds, the
+standard deviation over clients of the accuracy on the unseen domain, averaged over the five unseen
+domains, and shaded from the lowest to the highest seed. FILE replaces docs/hfedf_spread.png. The
+runs are those of launch/tables/hfedf.py with the settings of the paper's Table 10 and one domain
+per client.
 """
 
 import sys
@@ -21,8 +23,8 @@ PICTURE = records.ROOT / "docs" / "hfedf_spread.png"
 
 
 def curves(table, of_table) -> dict[str, np.ndarray]:
-    """[seeds, rounds] of each method all of whose targets are measured."""
-    found = {}
+    """The curves [seeds, rounds] of each method for which all targets and seeds are measured."""
+    out = {}
     for name in CELLS:
         cells = [f"d1/{name}/{target}" for target in table.TARGETS]
         values = [
@@ -30,21 +32,21 @@ def curves(table, of_table) -> dict[str, np.ndarray]:
             for cell in cells
         ]
         if all(len(of_round) == 3 for of_cell in values for of_round in of_cell):
-            found[name] = np.mean(values, 0).T
-    return found
+            out[name] = np.mean(values, 0).T
+    return out
 
 
 def picture(table, of_table):
-    """A line for each method."""
-    found, rounds = curves(table, of_table), np.array(table.ROUNDS)
-    lines = [(rounds, values) for values in found.values()]
+    """A figure with a line for each method."""
+    by_method, rounds = curves(table, of_table), np.array(table.ROUNDS)
+    lines = [(rounds, values) for values in by_method.values()]
     ylabel = "std of ood over clients, points"
-    return plots.draw_curves(lines, "round", ylabel, list(found))
+    return plots.draw_curves(lines, "round", ylabel, list(by_method))
 
 
 if __name__ == "__main__":
     table = measure.load("hfedf")
-    there, settings = records.read("hfedf")
+    all_records, settings = records.read("hfedf")
     cells = table.cells(Path("runs/hfedf"))
-    of_table = records.current(there, settings, cells, Path("runs/hfedf"))
+    of_table = records.current(all_records, settings, cells, Path("runs/hfedf"))
     print(plots.save(picture(table, of_table), Path(*sys.argv[1:2] or [PICTURE])))

@@ -3,8 +3,10 @@
     python launch/interrupt_stress.py [--first=0.1] [--last=8] [--step=0.3] [--signal=INT] \
         -- fedjax_lab.main --config=configs/quickstart.py --config.run.rounds=3
 
-WORKDIR in an argument becomes a new folder for each try. A line for each try: when the signal came,
-the exit code, the lines on stderr. The exit code of the script is 1 where one try ended otherwise.
+WORKDIR in an argument is replaced by a new folder for each try. The script prints a line for each
+try: when the signal was sent, the exit code, the number of lines on stderr, the seconds until the
+command ended, and its last line. A command that ends before the signal must end with exit code 0
+and no line. The exit code of the script is 1 if any try ended differently.
 """
 
 import argparse
@@ -20,7 +22,10 @@ FINE = {0: 0, 130: 1}  # exit code -> lines on stderr
 
 
 def attempt(words: list[str], after: float, number: int) -> tuple[int, list[str], float]:
-    """Exit code, lines on stderr and the seconds from the signal to the end of one try."""
+    """The exit code, the lines on stderr, and the seconds from the signal to the end of a try.
+
+    words: the module and its arguments. after: seconds until the signal. number: the signal.
+    """
     with tempfile.TemporaryDirectory() as folder:
         words = [word.replace("WORKDIR", f"{folder}/new") for word in words]
         pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
@@ -28,8 +33,8 @@ def attempt(words: list[str], after: float, number: int) -> tuple[int, list[str]
         time.sleep(after)
         process.send_signal(number)
         began = time.monotonic()
-        _, said = process.communicate(timeout=300)
-    return process.returncode, said.splitlines(), time.monotonic() - began
+        _, message = process.communicate(timeout=300)
+    return process.returncode, message.splitlines(), time.monotonic() - began
 
 
 def main() -> int:
@@ -45,7 +50,7 @@ def main() -> int:
         bad += FINE.get(code) != len(lines)
         last = lines[-1] if lines else ""
         print(f"{after:5.2f} s  {code:4}  {len(lines)} lines  {seconds:5.2f} s  {last[:100]}")
-    print(f"{bad} tries ended otherwise")
+    print(f"{bad} tries failed")
     return int(bad > 0)
 
 

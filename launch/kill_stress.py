@@ -2,10 +2,11 @@
 
     python launch/kill_stress.py [--tries=10] [--devices=4] [--seed=0] -- --config=FILE.py ...
 
-The arguments after -- are those of fedjax_lab.main; the run should last some ten seconds. A line
-for each try: when and which process was killed, what the other one said, and whether the resumed
-run has the rows and the final state of an undisturbed one, bit for bit. The exit code is 1 where
-one has not, or where the other process did not end with one line and exit code 1.
+The arguments after -- are those of fedjax_lab.main; choose a run of about ten seconds. The script
+prints a line for each try: when which process was killed, the message of the other one, and whether
+the resumed run has the same rows and the same final state as an undisturbed run, bit for bit. The
+exit code is 1 if any resumed run differs, or if the surviving process neither finished the run
+without a message nor ended with exit code 1 and one line.
 """
 
 import argparse
@@ -27,7 +28,7 @@ COUNT = 2  # processes
 
 @contextlib.contextmanager
 def started(words, folder, devices):
-    """The processes of one run."""
+    """Start the processes of one run, and kill those that are left at the end of the block."""
     command = [sys.executable, "-m", "fedjax_lab.main", *words, f"--workdir={folder}"]
     address = f"127.0.0.1:{free_port()}"
     options = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
@@ -45,25 +46,25 @@ def started(words, folder, devices):
 
 
 def finish(words, folder, devices):
-    """Runs to the end; returns the seconds since the run began to write."""
+    """Run to the end; returns the seconds since the run's config was written."""
     with started(words, folder, devices) as processes:
         began = beginning(processes, folder)
         for process in processes:
-            _, said = process.communicate(timeout=600)
+            _, message = process.communicate(timeout=600)
             if process.returncode:
-                sys.exit(f"exit code {process.returncode}: {said}")
+                sys.exit(f"exit code {process.returncode}: {message}")
     return time.monotonic() - began
 
 
 def beginning(processes, folder):
-    """The moment when the run begins to write."""
+    """Wait until the run has written its config, or a process has ended; returns that time."""
     while not (folder / "config.json").exists() and all(p.poll() is None for p in processes):
         time.sleep(0.01)
     return time.monotonic()
 
 
 def results(folder):
-    """The rows without the clock, and the digests of the final state on the devices and hosts."""
+    """The rows without their seconds, and the digests of the final state on devices and hosts."""
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     last = max((folder / "checkpoints").iterdir(), key=lambda path: int(path.name))
     saved = json.loads((last / "digest/metadata").read_text())
@@ -72,9 +73,9 @@ def results(folder):
 
 
 def attempt(words, folder, devices, choose, seconds):
-    """Kills a process after up to `seconds`; returns whether the other ended as it should.
+    """Kill a process after up to `seconds`; returns whether the other one ended as it should.
 
-    None where the run had come to its end by then.
+    Returns None if the chosen process had already ended by then.
     """
     after, victim = choose.uniform(0, seconds), choose.randrange(COUNT)
     with started(words, folder, devices) as processes:
@@ -84,10 +85,11 @@ def attempt(words, folder, devices, choose, seconds):
             return None
         processes[victim].kill()
         killed = time.monotonic()
-        _, said = processes[1 - victim].communicate(timeout=120)
+        _, message = processes[1 - victim].communicate(timeout=120)
         code, took = processes[1 - victim].returncode, time.monotonic() - killed
-    fine = code == 0 and not said or code == 1 and said.count("\n") == 1
-    print(f"{after:5.1f} s: {victim} killed; {took:4.1f} s later exit code {code}: {said.strip()}")
+    fine = code == 0 and not message or code == 1 and message.count("\n") == 1
+    ending = f"the other ended {took:4.1f} s later with exit code {code}: {message.strip()}"
+    print(f"{after:5.1f} s: process {victim} killed; {ending}")
     return fine
 
 
@@ -95,7 +97,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     for flag, default in (("tries", 10), ("devices", 4), ("seed", 0)):
         parser.add_argument(f"--{flag}", type=int, default=default)
-    parser.add_argument("words", nargs="+", help="of fedjax_lab.main, after --")
+    parser.add_argument("words", nargs="+", help="flags of fedjax_lab.main, after --")
     args = parser.parse_args()
     choose, bad = random.Random(args.seed), 0
     with tempfile.TemporaryDirectory() as scratch:
@@ -109,7 +111,7 @@ def main() -> int:
             equal = results(folder) == results(whole)
             bad += not (fine and equal)
             print(f"         resumed: {'equal' if equal else 'DIFFERENT'}", flush=True)
-    print(f"{bad} of {args.tries} tries ended otherwise")
+    print(f"{bad} of {args.tries} tries failed")
     return int(bad > 0)
 
 

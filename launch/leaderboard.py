@@ -1,37 +1,39 @@
-"""Every method on two federations, each tuned with the same number of draws: docs/leaderboard.md.
+"""Runs every method on two federations, tuned with equal effort, and writes docs/leaderboard.md.
 
     python launch/leaderboard.py [--methods=fedavg,ditto,...] [--federations=digits,fashion]
         [--out=runs/leaderboard] [--commit=HASH]
     python launch/leaderboard.py --page
 
-Three draws of the step size, and of the settings for which a method's file declares RANGES, are run
-with seed 0. The draw with the highest accuracy on validation examples is run with seeds 1 and 2 as
-well. FedAvg and Local come first, the other methods in alphabetical order.
+Each method draws its learning rate, and the settings for which its file declares RANGES, three
+times. The three draws are run with seed 0. The draw with the highest accuracy on validation
+examples is run with seeds 1 and 2 as well. FedAvg and Local come first, then the other methods in
+alphabetical order.
 
 The numbers of each run are added to docs/results/leaderboard.csv as soon as it has ended, and the
-page is written again after each method. What the CSV file has is not run again: commit it, and
-another session or another machine goes on with what is left. An interrupted run goes on in its
-folder of --out.
+page is rewritten after each method. Runs that the CSV file has are skipped. Commit it, and another
+session or another machine measures the remaining runs. An interrupted run is resumed from its
+folder in --out.
 
---methods      only these
---federations  only these
+--methods      only these methods
+--federations  only these federations: digits, fashion
 --out          the folder of the runs
---commit       the commit of the code, where the folder is a copy without git's own files
---page         writes the page from the numbers that there are; runs nothing
+--commit       the commit of the code; needed only in a copy of the repository without .git
+--page         write the page from the recorded numbers; runs nothing
 
-A method has five runs on each federation, 610 runs in all, each compiled anew. Four hours on two
-cores are 28,800 seconds of a core, or 47 for a run with its compilation. Measured as processor
-time on a busy machine, a run of FedAvg took about 27 on the digit domains, most of them to
-compile. On Fashion-MNIST 12 were measured with a perceptron of one layer of 64; 14 are estimated
-for this one. If a method costs 1.7 times as much on average, which has not been measured, that is
-21,000 seconds; the rest is for cores that wait. The simple CNN of the other Fashion-MNIST configs
-would take 60 for the rounds alone, so this one has a perceptron. The digit domains have half the
-images and half the width of configs/digit_domains.py, and 20 rounds.
+The federations are small because each method has five runs on each, 610 runs in all, and each run
+is compiled anew. The budget was four hours on two cores: 28,800 core seconds, or 47 for a run. In
+processor time on a busy machine, a run of FedAvg took about 27 s on the digit domains, most of
+which was compilation. On Fashion-MNIST it took 12 s with a perceptron of one layer of 64, from
+which 14 s are estimated for the perceptron used here; the simple CNN of the other Fashion-MNIST
+configs would take 60 s for the rounds alone. If methods cost 1.7 times as much as FedAvg on
+average, which has not been measured, the total is 21,000 core seconds, which leaves some for idle
+cores. The digit domains have half the images and half the width of configs/digit_domains.py, and
+20 rounds.
 
 Exit codes are those of fedjax_lab.sweep.
 """
 
-if __name__ == "__main__":  # before the imports, which an interrupt may meet
+if __name__ == "__main__":  # before the slow imports, so that an interrupt during them is handled
     from fedjax_lab import command
 
     command.begin()
@@ -60,8 +62,8 @@ SEEDS = [0, 1, 2]
 BASELINE = "fedavg"
 ORDER = sorted(METHODS, key=lambda name: (name != BASELINE, name != "local", name))
 
-# The first stream of random numbers whose three draws of the step size lie in the three thirds of
-# its range: 0.00237, 0.095, 0.0243.
+# Stream 1 of random numbers is the first whose three draws of the learning rate (0.00237, 0.095,
+# 0.0243) lie in different thirds of its logarithmic range.
 SEARCH = sweep_tuning.parse("random:3:1", "validation", [])
 SCORE, SCORE_LOSS = "best_by_validation/id", "best_by_validation/id_loss"
 MEASURES = "accuracy.mean", "accuracy.worst10", "global"
@@ -71,12 +73,12 @@ MEGABYTES, SECONDS = "to target/megabytes", "to target/seconds"
 
 
 class Federation(NamedTuple):
-    """What the methods are compared on."""
+    """A data set and partition on which the methods are compared."""
 
     title: str
     config: str
     overrides: list[tuple[str, str]]
-    target: float  # accuracy in percent, of which the cost is told
+    target: float  # accuracy in percent for which the table reports megabytes and seconds
 
 
 FEDERATIONS = {
@@ -96,7 +98,7 @@ FEDERATIONS = {
 
 
 def main(argv: list[str]) -> int:
-    """The command, without its name; returns the exit code."""
+    """Run the command with the arguments `argv`, without its name; returns the exit code."""
     return command.call(_main, argv, "the same command continues", __doc__)
 
 
@@ -119,12 +121,12 @@ def _parse(argv):
     parser.add_argument("--commit")
     parser.add_argument("--page", action="store_true")
     args = parse(parser, argv)
-    args.name, args.cells, args.seeds = NAME, None, None  # of launch/measure.py: all of them
-    for flag, known in (("methods", ORDER), ("federations", FEDERATIONS)):
+    args.name, args.cells, args.seeds = NAME, None, None  # for launch/measure.py: no restriction
+    for flag, names in (("methods", ORDER), ("federations", FEDERATIONS)):
         chosen = getattr(args, flag).split(",")
         for name in chosen:
-            if name not in known:
-                raise BadInput(f"--{flag}={quoted(name)}: there is none; {nearest(name, known)}")
+            if name not in names:
+                raise BadInput(f"--{flag}: unknown name {quoted(name)}; {nearest(name, names)}")
         setattr(args, flag, chosen)
     return args
 
@@ -133,7 +135,10 @@ def _parse(argv):
 
 
 def run(args, name: str, method: str) -> int:
-    """Runs what has no numbers yet: the draws of a method, then more seeds of the best one."""
+    """Run what has no numbers yet: a method's draws, then more seeds of the best one.
+
+    name: the federation. Returns the exit code.
+    """
     drawn = draws(name, method)
     code = measure.measure(args, sys.modules[__name__], drawn)
     best = chosen(drawn, current(drawn, args.out))
@@ -142,16 +147,16 @@ def run(args, name: str, method: str) -> int:
 
 @functools.cache
 def draws(name: str, method: str) -> list[Cell]:
-    """The draws of a method on a federation, with the first seed."""
+    """The cells of a method's draws on the federation `name`, with the first seed alone."""
     federation = FEDERATIONS[name]
     shared = Shared(str(records.ROOT / federation.config), federation.overrides, SEEDS)
     (contender,) = sweep_tuning.contenders(plan(shared, [method], {}).values(), shared, SEARCH)
     return [draw._replace(name=f"{name}/{Path(draw.name).name}") for draw in contender.draws]
 
 
-def chosen(drawn: list[Cell], there: list[Record]) -> Cell | None:
-    """The best draw, with all seeds; None where a draw has no record, or all have diverged."""
-    of_first = {r.cell: r.values for r in there if r.seed == SEEDS[0]}
+def chosen(drawn: list[Cell], available: list[Record]) -> Cell | None:
+    """The best draw, with all seeds; None if a draw has no record yet, or all have diverged."""
+    of_first = {r.cell: r.values for r in available if r.seed == SEEDS[0]}
     if any(draw.name not in of_first for draw in drawn):
         return None
     scored = [(score(of_first[draw.name]), draw) for draw in drawn]
@@ -163,14 +168,14 @@ def chosen(drawn: list[Cell], there: list[Record]) -> Cell | None:
 
 
 def score(values: dict[str, float]) -> tuple[float, float] | None:
-    """What is larger for a better draw, as in a sweep; None for one that diverged."""
+    """The sort key of a draw, larger for a better one, as in a sweep; None if it diverged."""
     if records.DIVERGED in values:
         return None
     return values[SCORE], -values.get(SCORE_LOSS, 0.0)
 
 
 def measured(row: runs.Row) -> records.Measured:
-    """What is recorded of the runs of a cell."""
+    """The numbers to record from the runs of a cell: see launch/measure.py."""
     target = FEDERATIONS[row.name.partition("/")[0]].target
     out = records.in_rounds("last", "best_by_validation", measures=MEASURES)(row)
     of_score = records.in_rounds("best_by_validation", measures=("id", "id_loss"))(row)
@@ -182,7 +187,7 @@ def measured(row: runs.Row) -> records.Measured:
 
 
 def current(cells: list[Cell], out: Path) -> list[Record]:
-    """The records of cells with today's settings, of all seeds."""
+    """The records of the cells, of all seeds, that were measured with today's settings."""
     with_all = [cell._replace(seeds=SEEDS) for cell in cells]
     return records.current(*records.read(NAME), with_all, out)
 
@@ -191,33 +196,33 @@ def current(cells: list[Cell], out: Path) -> list[Record]:
 
 
 class Place(NamedTuple):
-    """What the leaderboard says of a method."""
+    """The entry of a method in the table of a federation."""
 
     method: str
     settings: str  # those of the best draw
-    seeds: dict[int, dict[str, float]]  # by seed and measure
-    missing: str = ""  # why it has no place; empty: it has one
+    seeds: dict[int, dict[str, float]]  # {seed: {measure: value}}
+    missing: str = ""  # why the method is not ranked; empty if it is
 
 
 def write(out: Path) -> None:
-    """docs/leaderboard.md, from the records alone."""
+    """Write docs/leaderboard.md from the records alone."""
     parts, used = [], []
     for name, federation in FEDERATIONS.items():
         cells = {method: draws(name, method) for method in ORDER}
-        there = current([draw for drawn in cells.values() for draw in drawn], out)
-        used += there
-        places = [place(method, drawn, there, out) for method, drawn in cells.items()]
+        available = current([draw for drawn in cells.values() for draw in drawn], out)
+        used += available
+        places = [place(method, drawn, available, out) for method, drawn in cells.items()]
         parts += [f"## {federation.title}", section(federation, places)]
     metrics.write_text(PAGE, "\n\n".join([INTRODUCTION, origin(used), *parts, READING]) + "\n")
 
 
-def place(method: str, drawn: list[Cell], there: list[Record], out: Path) -> Place:
-    """What there is of a method on a federation."""
-    own = [r for r in there if r.cell in {draw.name for draw in drawn}]
-    best = chosen(drawn, own)
+def place(method: str, drawn: list[Cell], available: list[Record], out: Path) -> Place:
+    """The entry of a method in the table of a federation, from the records of its draws."""
+    of_method = [r for r in available if r.cell in {draw.name for draw in drawn}]
+    best = chosen(drawn, of_method)
     if best is None:
-        return Place(method, "", {}, why(drawn, own, out))
-    seeds = {r.seed: r.values for r in own if r.cell == best.name}
+        return Place(method, "", {}, why(drawn, of_method, out))
+    seeds = {r.seed: r.values for r in of_method if r.cell == best.name}
     settings = ", ".join(f"{key.partition('.')[2]}={text}" for key, text in best.grid.items())
     if any(records.DIVERGED in values for values in seeds.values()):
         return Place(method, settings, seeds, "a seed of the chosen draw diverged")
@@ -225,35 +230,37 @@ def place(method: str, drawn: list[Cell], there: list[Record], out: Path) -> Pla
     return Place(method, settings, seeds, lacks)
 
 
-def why(drawn: list[Cell], own: list[Record], out: Path) -> str:
-    """Why a method has no chosen draw."""
-    if sum(records.DIVERGED in record.values for record in own) == len(drawn):
+def why(drawn: list[Cell], of_method: list[Record], out: Path) -> str:
+    """The reason why no draw of a method could be chosen."""
+    if sum(records.DIVERGED in record.values for record in of_method) == len(drawn):
         return "all draws diverged"
     failed = [f for draw in drawn if (f := sweep_folder.failure(out / draw.name)) and f.code]
     if failed:
         return (failed[0].said.splitlines() or ["failed"])[-1]
-    return f"{len(own)} of {len(drawn)} draws are measured" if own else "not measured"
+    if not of_method:
+        return "not measured"
+    return f"{len(of_method)} of {len(drawn)} draws are measured"
 
 
 def section(federation: Federation, places: list[Place]) -> str:
-    """The table of a federation, and the methods without a place in it."""
+    """The table of a federation, and a list of the methods that are not ranked in it."""
     ranked = [each for each in places if not each.missing]
     ranked.sort(key=lambda each: -np.mean(numbers(each, ACCURACY)))
     missing: dict[str, list[str]] = {}
     for each in places:
         if each.missing:
             missing.setdefault(each.missing, []).append(f"`{each.method}`")
-    lines = [f"- Without a place, {why}: {', '.join(of)}." for why, of in missing.items()]
+    lines = [f"- Not ranked, {why}: {', '.join(of)}." for why, of in missing.items()]
     return "\n\n".join([formats.markdown(table(federation, ranked)), "\n".join(lines)]).rstrip()
 
 
 def numbers(each: Place, measure: str) -> list[float]:
-    """A measure of all seeds that have it."""
+    """The values of a measure, one for each seed that has it."""
     return [values[measure] for _, values in sorted(each.seeds.items()) if measure in values]
 
 
 def table(federation: Federation, ranked: list[Place]) -> formats.Table:
-    """A row of each method, the best first."""
+    """A table with a row for each ranked method, the best first."""
     header = [
         "",
         "rank",
@@ -278,7 +285,10 @@ def table(federation: Federation, ranked: list[Place]) -> formats.Table:
 
 
 def mean(each: Place, measure: str, of_all: bool = False) -> str:
-    """The mean over seeds; with of_all only where every seed has the measure."""
+    """Format the mean over the seeds that have the measure; "-" if there is none.
+
+    of_all: give "-" unless every seed has the measure.
+    """
     values = numbers(each, measure)
     if not values or (of_all and len(values) < len(SEEDS)):
         return formats.NONE
@@ -286,7 +296,7 @@ def mean(each: Place, measure: str, of_all: bool = False) -> str:
 
 
 def paired(ranked: list[Place]) -> dict[str, compare.Paired]:
-    """The difference of each method to the baseline, with Holm's correction over the table."""
+    """The paired difference of each method to the baseline, Holm-corrected over the table."""
     by_seed = {e.method: {s: v[ACCURACY] for s, v in e.seeds.items()} for e in ranked}
     if (theirs := by_seed.pop(BASELINE, None)) is None:
         return {}
@@ -296,7 +306,7 @@ def paired(ranked: list[Place]) -> dict[str, compare.Paired]:
 
 
 def difference(pair: compare.Paired | None) -> str:
-    """The mean difference, and its p value where that is below 0.05."""
+    """Format the mean difference, with its p value if that is below 0.05."""
     if pair is None or pair.difference.mean is None:
         return formats.NONE
     clear = pair.t_holm is not None and pair.t_holm < 0.05
@@ -307,7 +317,7 @@ def difference(pair: compare.Paired | None) -> str:
 
 
 def origin(used: list[Record]) -> str:
-    """The command, and what code and which device the numbers are of."""
+    """The command, and the commits, versions and devices of the numbers."""
     of = {key: sorted({getattr(r, key) for r in used}) for key in ("commit", "version", "device")}
     parts = [f"{key}: {', '.join(values)}" for key, values in of.items() if values]
     command = "Command: `python launch/leaderboard.py`"
@@ -318,36 +328,38 @@ INTRODUCTION = """\
 # Leaderboard
 
 Every method of the project on two small federations, under one protocol. Each method gets three
-draws of the client's step size and of its own settings, from the ranges that its file declares. The
-draw with the best accuracy on validation examples is run with three seeds. For the same seed all
-methods have the same clients, first weights and batches. This page is generated;
-`docs/results/leaderboard.csv` has the number of every run."""
+draws of the clients' learning rate and of its own settings, from the ranges that its file declares.
+The draw with the best accuracy on validation examples is run with three seeds. For the same seed
+all methods have the same clients, initial weights and batches. This page is generated;
+`docs/results/leaderboard.csv` has the numbers of every run."""
 
 READING = """\
-## How to read this page, and what it cannot say
+## How to read this page, and its limits
 
 - Accuracy is the mean over clients of the accuracy on each client's own test examples, with the
-  model that the client then uses, in the evaluation with the best accuracy on validation examples;
-  the draws are chosen by the same rule. `last` is the accuracy after the last round. Where it is
-  much lower, training was unstable with the chosen settings. Behind ± is half of the 95 % interval
-  of the mean over three seeds (Student's t). The worst tenth is the mean over the worst tenth of
-  the clients. `global` is the accuracy on all test examples of the model that a new client would
-  get; where a paper defines no such model, it is the mean over the clients' models.
-- The difference to FedAvg is taken seed by seed. p is that of a paired t-test, with Holm's
-  correction for all methods of the table. Three seeds give this test little power: a method that is
-  not distinguishable from FedAvg may still be better or worse. Ranks of neighbors in the table say
-  nothing by themselves.
+  model that the client uses for prediction, at the evaluation with the best accuracy on validation
+  examples; the draws are chosen by the same rule. `last` is the accuracy after the last round; if
+  it is much lower, training was unstable with the chosen settings. The number after ± is half of
+  the 95 % confidence interval of the mean over three seeds (Student's t). The worst tenth is the
+  mean over the worst tenth of the clients. `global` is the accuracy, on all test examples, of the
+  model that a new client would get; if a paper defines no such model, it is the mean over the
+  clients' models.
+- The difference to FedAvg is the mean of the differences for equal seeds. p is the p value of a
+  paired t-test with Holm's correction for all methods of the table. Three seeds give this test
+  little power: a method that is not distinguishable from FedAvg may still be better or worse. The
+  order of methods with similar accuracies means nothing.
 - Three draws are few. Methods with several settings of their own are tuned less well than FedAvg,
-  whose only setting is the step size. The run of seed 0 is the draw that was chosen.
-- Megabytes are those of all clients, both ways, until the accuracy was first at the target, at
-  evaluations every five rounds. There is no number where a seed did not reach the target. Seconds
-  are those of training, on machines that also did other work: they only tell orders of magnitude.
-- The federations are small and the runs are short, so that all methods fit into hours. Under label
-  skew a client's own test examples are of few classes, which favors methods with a model for each
-  client: compare those with `local`, and methods with one model for all by `global`. On the digit
-  domains every client has all classes.
-- `central` is no federated method but one model that is trained on all examples, for orientation.
-  `fedbn` is FedAvg where the model has no BatchNorm, as that of Fashion-MNIST here."""
+  whose only setting is the learning rate. The run of seed 0 is also the one that chose the draw.
+- Megabytes are the uploads and downloads of all clients until the accuracy first reached the
+  target, at evaluations every five rounds. The number is missing if a seed did not reach the
+  target. Seconds are training time on machines that also did other work: read them only as orders
+  of magnitude.
+- The federations are small and the runs are short, so that all methods can be run within hours.
+  Under label skew a client's own test examples have few classes, which favors methods with a model
+  for each client: compare these with `local`, and methods with one model for all by `global`. On
+  the digit domains every client has all classes.
+- `central` is not a federated method: it trains one model on all examples, as a reference. `fedbn`
+  equals FedAvg if the model has no BatchNorm, as on Fashion-MNIST here."""
 
 
 if __name__ == "__main__":

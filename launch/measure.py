@@ -1,4 +1,4 @@
-"""Measures the numbers of a table in the documentation, in one session or in several.
+"""Measures the numbers of a table of the documentation, in one session or in several.
 
     python launch/measure.py NAME [--cells=PATTERN] [--seeds=0,1] [--out=DIR] [--commit=HASH]
     python launch/measure.py NAME --list
@@ -7,32 +7,33 @@
 
 NAME is a file of launch/tables. The command runs those cells of its table that have no numbers yet,
 one after another, and adds the numbers of each cell to docs/results/NAME.csv as soon as the cell is
-finished. Commit that folder: another session, also on another machine, goes on with what is left.
-An interrupted cell goes on in its folder of --out. Numbers that were measured with other settings
-than today's are stale: they are never shown, and their cells are run again, which needs another
-folder of runs than the one that holds the earlier runs.
+finished. Commit docs/results, and another session, also on another machine, measures the remaining
+cells. An interrupted cell is resumed from its folder in --out. Numbers that were measured with
+other settings than the current ones are stale: they are never shown, and their cells are run again.
+For that, choose another --out than the folder that holds the earlier runs.
 
 --cells   only the cells whose names match the pattern, for example 'fedavg*'
---seeds   only these of each cell's seeds
+--seeds   only these seeds of each cell
 --out     the folder of the runs; default: runs/NAME
---commit  the commit of the code, where the folder is a copy without git's own files
---list    the cells, and which seeds of each are measured, left or stale; runs nothing
---print   the table in Markdown from the numbers that there are; runs nothing
---write   puts the table in docs/results.md between the lines <!-- NAME --> and <!-- end NAME -->
+--commit  the commit of the code; needed only in a copy of the repository without .git
+--list    list the cells, and which seeds of each are measured, stale or left; runs nothing
+--print   print the table in Markdown from the recorded numbers; runs nothing
+--write   write the table from the recorded numbers to docs/results.md, between the lines
+          <!-- NAME --> and <!-- end NAME -->; runs nothing
 
 A table file has three functions:
 
 cells(out)       the list of its cells: fedjax_lab.running.sweep_plan.Cell, made by records.cell.
                  out: the folder of the runs, for settings that name the folder of another cell;
-                 such a cell has note={"needs": [NAME]}
-measured(row)    what is recorded of the runs of a cell (analysis.runs.Row): {seed: {name: number}},
-                 such as records.in_rounds("last")
-tables(records)  the list of its tables (analysis.formats.Table), from the records alone
+                 a cell that needs another one has note={"needs": [NAME]}
+measured(row)    the numbers to record from the runs of a cell (analysis.runs.Row), as
+                 {seed: {name: number}}; for example records.in_rounds("last")
+tables(records)  the list of its tables (analysis.formats.Table), computed from the records alone
 
 Exit codes are those of fedjax_lab.sweep.
 """
 
-if __name__ == "__main__":  # before the imports, which an interrupt may meet
+if __name__ == "__main__":  # before the slow imports, so that an interrupt during them is handled
     from fedjax_lab import command
 
     command.begin()
@@ -61,7 +62,7 @@ CODE = "fedjax_lab", "configs", "launch"
 
 
 def main(argv: list[str]) -> int:
-    """The command, without its name; returns the exit code."""
+    """Run the command with the arguments `argv`, without its name; returns the exit code."""
     return command.call(_main, argv, "the same command continues", __doc__)
 
 
@@ -97,10 +98,10 @@ def _parse(argv):
 
 
 def load(name: str):
-    """The module of a table file. BadInput where there is none."""
+    """Import the table file launch/tables/NAME.py. Raises BadInput if it does not exist."""
     names = sorted(path.stem for path in TABLES.glob("*.py"))
     if name not in names:
-        raise BadInput(f"there is no table {quoted(name)}; {nearest(name, names)}")
+        raise BadInput(f"unknown table {quoted(name)}; {nearest(name, names)}")
     spec = importlib.util.spec_from_file_location(f"tables_{name}", TABLES / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -111,7 +112,7 @@ def load(name: str):
 
 
 def measure(args, table, cells: list[Cell]) -> int:
-    """Runs what has no numbers yet and records it; the exit code."""
+    """Run the cells that have no numbers yet and record their numbers; returns the exit code."""
     code, by_name, where = 0, {each.name: each for each in cells}, args.commit or commit()
     todo = left(args, cells)
     for i, cell in enumerate(todo, 1):
@@ -130,15 +131,15 @@ def measure(args, table, cells: list[Cell]) -> int:
 
 
 def left(args, cells: list[Cell]) -> list[Cell]:
-    """The chosen cells with their seeds that have no numbers yet."""
+    """The cells chosen by --cells and --seeds, each with its seeds that have no numbers yet."""
     chosen = [each for each in cells if fnmatch.fnmatchcase(each.name, args.cells or "*")]
     if not chosen:
         names = [each.name for each in cells]
         raise BadInput(f"--cells={quoted(args.cells)}: no such cell; {nearest(args.cells, names)}")
     if args.seeds is not None and not {*args.seeds} & {s for cell in chosen for s in cell.seeds}:
         raise BadInput(f"--seeds={_listed(args.seeds)}: no chosen cell has one of these seeds")
-    there = records.current(*records.read(args.name), cells, args.out)
-    measured = {(record.cell, record.seed) for record in there}
+    current = records.current(*records.read(args.name), cells, args.out)
+    measured = {(record.cell, record.seed) for record in current}
     todo = []
     for cell in chosen:
         wanted = [s for s in cell.seeds if args.seeds is None or s in args.seeds]
@@ -148,7 +149,10 @@ def left(args, cells: list[Cell]) -> list[Cell]:
 
 
 def read(table, cell: Cell, folder: Path) -> list[tuple[int, str, dict[str, float]]]:
-    """(seed, device, values) of a run that has ended; none where it failed."""
+    """(seed, device, values) for each seed of a run that has ended; an empty list otherwise.
+
+    The values of a run that diverged are the round in which it did (0: unknown).
+    """
     outcome = sweep_folder.ended(folder)
     if outcome is None:
         return []
@@ -164,12 +168,12 @@ def read(table, cell: Cell, folder: Path) -> list[tuple[int, str, dict[str, floa
 
 
 def commit() -> str:
-    """The commit of the code, with a + where files of it have been changed since."""
+    """The commit of the code, followed by + if files of CODE have uncommitted changes."""
     try:
         head = _git("rev-parse", "--short=10", "HEAD")
         return head + "+" * bool(_git("status", "--porcelain", "--", *CODE))
     except (OSError, subprocess.CalledProcessError) as error:
-        raise BadInput("git does not tell the commit; name it with --commit=HASH") from error
+        raise BadInput("git cannot determine the commit; give it as --commit=HASH") from error
 
 
 def _git(*words):
@@ -183,12 +187,12 @@ def _git(*words):
 
 
 def listed(name: str, cells: list[Cell], out: Path) -> str:
-    """A line for each cell: its seeds that are measured, stale and left."""
+    """A table with a line for each cell: its measured, stale and remaining seeds."""
     all_records, settings = records.read(name)
-    there = records.current(all_records, settings, cells, out)
+    current = records.current(all_records, settings, cells, out)
     rows = []
     for cell in cells:
-        of_cell = {r.seed for r in there if r.cell == cell.name}
+        of_cell = {r.seed for r in current if r.cell == cell.name}
         stale = {r.seed for r in all_records if r.cell == cell.name} - of_cell
         others = [seed for seed in cell.seeds if seed not in of_cell]
         rows.append([cell.name, *(_listed(s) or formats.NONE for s in (of_cell, stale, others))])
@@ -197,30 +201,30 @@ def listed(name: str, cells: list[Cell], out: Path) -> str:
 
 
 def shown(name: str, table, cells: list[Cell], out: Path) -> str:
-    """The tables in Markdown, and where their numbers come from."""
+    """The tables in Markdown, followed by a line that says where their numbers come from."""
     all_records, settings = records.read(name)
-    there = records.current(all_records, settings, cells, out)
-    tables = [measured_rows(each) for each in table.tables(there)]
+    current = records.current(all_records, settings, cells, out)
+    tables = [measured_rows(each) for each in table.tables(current)]
     texts = [formats.markdown(each) for each in tables if each.cells]
-    return "\n\n".join([*texts, sources(name, cells, there, len(all_records) - len(there))])
+    return "\n\n".join([*texts, sources(name, cells, current, len(all_records) - len(current))])
 
 
 def measured_rows(table: formats.Table) -> formats.Table:
-    """The table without the rows that have no number yet."""
+    """The table without the rows that have no numbers yet."""
     kept = [i for i, row in enumerate(table.cells) if set(row[1:]) != {formats.NONE}]
     bold = {(kept.index(i), j) for i, j in table.bold if i in kept}
     return table._replace(cells=[table.cells[i] for i in kept], bold=bold)
 
 
-def sources(name: str, cells: list[Cell], there: list[Record], stale: int) -> str:
-    """The command, and the commits, devices and seeds of the numbers."""
+def sources(name: str, cells: list[Cell], current: list[Record], stale: int) -> str:
+    """The command, the number of runs, and the commits, versions, devices and seeds of the runs."""
     wanted = sum(len(cell.seeds) for cell in cells)
-    of_all = {field: sorted({getattr(r, field) for r in there}) for field in records.FACTS}
+    of_all = {field: sorted({getattr(r, field) for r in current}) for field in records.FACTS}
     parts = [f"Command: `python launch/measure.py {name}`"]
-    parts += [f"{len(there)} of {wanted} runs (a cell and a seed) are measured"]
+    parts += [f"{len(current)} of {wanted} runs (a cell and a seed) are measured"]
     parts += [f"{stale} with earlier settings are left out"] * bool(stale)
     labels = {"commit": "commits", "version": "versions", "device": "devices", "seed": "seeds"}
-    parts += [f"{label}: {_listed(of_all[key], ', ')}" for key, label in labels.items() if there]
+    parts += [f"{label}: {_listed(of_all[key], ', ')}" for key, label in labels.items() if current]
     return "; ".join(parts) + "."
 
 
@@ -229,12 +233,12 @@ def _listed(values, separator=","):
 
 
 def write(page: Path, name: str, text: str) -> None:
-    """Replaces what stands in a page between the lines that name the table."""
+    """Replace the text of a page between the lines <!-- NAME --> and <!-- end NAME -->."""
     begin, end = f"<!-- {name} -->\n", f"<!-- end {name} -->\n"
-    before, found, rest = page.read_text().partition(begin)
+    before, opened, rest = page.read_text().partition(begin)
     _, closed, after = rest.partition(end)
-    if not (found and closed):
-        raise BadInput(f"{page} has not the lines {begin.strip()} and {end.strip()}")
+    if not (opened and closed):
+        raise BadInput(f"{page} lacks the lines {begin.strip()} and {end.strip()}")
     metrics.write_text(page, f"{before}{begin}{text}\n{end}{after}")
 
 

@@ -1,22 +1,22 @@
-"""Accuracy against megabytes: a method with each compression of uploads, and without; one picture.
+"""Draws accuracy against megabytes for a method with each compression of its uploads.
 
     python launch/megabytes.py --config=fashion_mnist --out=DIR [--method=fedavg]
         [--compressions=none,top_k,random_k,qsgd,sign,low_rank] [--measure=accuracy.mean]
         [--seeds=0,1,2] [--config.run.rounds=100 ...]
 
-A compression may have settings of its own: `--compressions="none top_k:share=0.1 qsgd:bits=2"`,
-apart by spaces or commas. Each is one run of fedjax_lab.main in DIR/COMPRESSION. What is finished
-there is not run again, what was interrupted goes on; a run with another config or other seeds is
-refused.
+Compressions are separated by spaces or commas. Settings follow a name after colons:
+`--compressions="none top_k:share=0.1 qsgd:bits=2"`. Each is one run of fedjax_lab.main in
+DIR/COMPRESSION. Finished runs are skipped, and interrupted ones are resumed; a folder that holds a
+run with another config or other seeds is an error.
 
-DIR/megabytes.png: the measure against the megabytes that all clients have uploaded, the mean over
-seeds, shaded from the lowest seed to the highest; the axis is logarithmic. What is downloaded is
-the same for all of them, and is left out. The table has the same numbers after the last round.
+DIR/megabytes.png shows the measure against the megabytes uploaded by all clients, as the mean over
+seeds, shaded from the lowest seed to the highest, on a logarithmic axis. Downloads are left out,
+since they are the same for all compressions. The table has the same numbers after the last round.
 
 Exit codes are those of fedjax_lab.sweep.
 """
 
-if __name__ == "__main__":  # before the imports, which an interrupt may meet
+if __name__ == "__main__":  # before the slow imports, so that an interrupt during them is handled
     from fedjax_lab import command
 
     command.begin()
@@ -44,14 +44,14 @@ ALL = "none,top_k,random_k,qsgd,sign,low_rank"
 
 
 class Curve(NamedTuple):
-    """What a run has reached with how much."""
+    """The measure of a run at its E evaluations, against the megabytes uploaded until then."""
 
-    megabytes: np.ndarray  # [E], uploaded by all clients until then
+    megabytes: np.ndarray  # [E], summed over clients and rounds, mean over seeds
     values: np.ndarray  # [seeds, E]
 
 
 def main(argv: list[str]) -> int:
-    """The command, without its name; returns the exit code."""
+    """Run the command with the arguments `argv`, without its name; returns the exit code."""
     return command.call(_main, argv, "the same command continues", __doc__)
 
 
@@ -64,10 +64,10 @@ def _main(argv):
         name: curve_of(args.out / c.name, args.measure)
         for name, c in zip(names, cells, strict=True)
     }
-    there = {name: curve for name, curve in curves.items() if curve is not None}
-    if there:
-        print("\n" + formats.markdown(table(args.measure, there)))
-        print(plots.save(picture(args.measure, there), args.out / "megabytes.png"))
+    drawn = {name: curve for name, curve in curves.items() if curve is not None}
+    if drawn:
+        print("\n" + formats.markdown(table(args.measure, drawn)))
+        print(plots.save(picture(args.measure, drawn), args.out / "megabytes.png"))
     return code
 
 
@@ -84,7 +84,7 @@ def _parse(argv):
 
 
 def cell(args, overrides, compression: str) -> Cell:
-    """One run. compression: its name, and after colons settings such as share=0.1."""
+    """The cell of a compression: its name, with settings such as share=0.1 after colons."""
     chosen = point("compression", compression)
     loaded = load_config(f"{args.config}:{args.method}")
     config = resolve(loaded, [*overrides, *chosen.items()])
@@ -93,7 +93,7 @@ def cell(args, overrides, compression: str) -> Cell:
 
 
 def curve_of(folder: Path, measure: str) -> Curve | None:
-    """Of a run; None where it has not ended well."""
+    """The curve of a run; None if the run has not ended or has failed."""
     run = ended_well(folder)
     if run is None:
         return None
@@ -106,7 +106,7 @@ def curve_of(folder: Path, measure: str) -> Curve | None:
 
 
 def picture(measure: str, curves: dict[str, Curve]):
-    """A line for each compression, with its name above the place where it ends."""
+    """A figure with a line for each compression, whose name stands above the end of its line."""
     figure = plots.draw_curves(list(curves.values()), "megabytes up", with_unit(measure))
     figure.set_size_inches(6.0, 3.6)
     least = min(curve.megabytes[curve.megabytes > 0].min() for curve in curves.values())
@@ -125,7 +125,7 @@ def picture(measure: str, curves: dict[str, Curve]):
 
 
 def table(measure: str, curves: dict[str, Curve]) -> formats.Table:
-    """After the last round: mean over seeds (population standard deviation)."""
+    """A table of the last round: mean over seeds (population standard deviation)."""
     cells = []
     for name, curve in curves.items():
         last = curve.values[:, -1]

@@ -1,21 +1,20 @@
-"""A table of all methods: paper, lines, settings, bytes on the wire, and accuracy in a short run.
+"""Prints a table of all methods: paper, settings, lines of code, bytes sent, accuracy.
 
     python launch/method_table.py --out=DIR [--config=configs/digit_domains.py]
         [--methods=fedavg,ditto,...] [--seeds=0] [--config.run.rounds=30 ...]
 
-Each method is one run of fedjax_lab.main in DIR with its default settings. What is finished is not
-run again, what was interrupted goes on. The table is Markdown:
+Each method is one run of fedjax_lab.main in DIR with its default settings. Finished runs are
+skipped, and interrupted ones are resumed. The table is in Markdown and has these columns:
 
-lines      of the method's file, without blank ones
-up, down   bytes of a round, as multiples of FedAvg's in the same run; of methods with stages the
-           bytes of the whole run
-accuracy   in percent, the mean over the clients' own test examples after the last round, and over
-           seeds
+lines      non-blank lines of the method's file
+up, down   bytes of the whole run in each direction, as multiples of FedAvg's
+accuracy   mean over clients of the accuracy in percent on each client's own test examples, after
+           the last round, averaged over seeds
 
 Exit codes are those of fedjax_lab.sweep.
 """
 
-if __name__ == "__main__":  # before the imports, which an interrupt may meet
+if __name__ == "__main__":  # before the slow imports, so that an interrupt during them is handled
     from fedjax_lab import command
 
     command.begin()
@@ -42,7 +41,7 @@ HEADER = ["method", "paper", "settings and their defaults", "lines", "up", "down
 
 
 def main(argv: list[str]) -> int:
-    """The command, without its name; returns the exit code."""
+    """Run the command with the arguments `argv`, without its name; returns the exit code."""
     return command.call(_main, argv, "the same command continues", __doc__)
 
 
@@ -68,13 +67,13 @@ def _parse(argv):
 
 
 def cell(args, overrides, method: str) -> Cell:
-    """One run of a method with its default settings."""
+    """The cell of a method with its default settings."""
     config = resolve(load_config(f"{args.config}:{method}"), overrides)
     return Cell(method, method, {}, config, parse_seeds(args.seeds.split(",")))
 
 
 def last(folder: Path) -> tuple[float, float, float] | None:
-    """(bytes up, bytes down, accuracy in percent) of a run; None where it has not ended well."""
+    """(bytes up, bytes down, accuracy in percent), averaged over seeds; None for a failed run."""
     run = ended_well(folder)
     if run is None:
         return None
@@ -88,7 +87,7 @@ def last(folder: Path) -> tuple[float, float, float] | None:
 
 
 def row(method: str, measured, plain) -> list[str]:
-    """The cells of a method. measured, plain: what `last` gives for it and for FedAvg."""
+    """The row of a method. measured, plain: the values of `last` for it and for FedAvg."""
     function = METHODS[method]
     settings = ", ".join(f"{k}={v}" for k, v in keyword_defaults(function).items())
     described = [method, paper(function), settings, str(lines(function))]
@@ -99,14 +98,14 @@ def row(method: str, measured, plain) -> list[str]:
 
 
 def paper(function) -> str:
-    """What the first sentence of the method's file names in brackets; else the sentence itself."""
+    """The text in parentheses on the first line of the method's file, or else that whole line."""
     sentence = (inspect.getmodule(function).__doc__ or "").split("\n\n")[0].split("\n")[0]
     named = re.search(r"\((.*)\)", sentence)
     return named.group(1) if named else sentence.rstrip(".")
 
 
 def lines(function) -> int:
-    """Lines of the method's file that are not blank."""
+    """The number of non-blank lines of the method's file."""
     text = Path(inspect.getsourcefile(function)).read_text()
     return sum(bool(line.strip()) for line in text.splitlines())
 

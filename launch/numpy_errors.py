@@ -1,10 +1,10 @@
-"""The largest difference of each method from its NumPy version: runs the tests that compare them.
+"""Prints the largest difference of each method from its NumPy version in the tests.
 
     python launch/numpy_errors.py [--methods=fedavg,ditto,...]
 
-These are the tests of tests/methods with "numpy" in their names. For each file it prints the
-largest absolute difference between two arrays that any of them compares: models after a few rounds,
-and what clients and server keep beside them. FedProx is compared in the file of FedAvg.
+Runs the tests of tests/methods that have "numpy" in their names. For each test file it prints the
+largest absolute difference between any two arrays that these tests compare: models after a few
+rounds, and the states of the clients and the server. FedProx is compared in FedAvg's test file.
 """
 
 import argparse
@@ -18,10 +18,10 @@ TESTS = Path(__file__).parents[1] / "tests" / "methods"
 
 
 class Differences:
-    """A plugin of pytest that watches np.testing.assert_allclose."""
+    """A pytest plugin that records the differences seen by np.testing.assert_allclose."""
 
     def __init__(self):
-        self.largest = {}  # by method
+        self.largest = {}  # {test file without "test_": largest difference}
         self._method = ""
         self._check = np.testing.assert_allclose
         np.testing.assert_allclose = self.assert_allclose
@@ -37,13 +37,13 @@ class Differences:
 
 
 def main(argv: list[str]) -> int:
-    """The command, without its name; returns pytest's exit code."""
+    """Run the command with the arguments `argv`, without its name; returns pytest's exit code."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--methods", default="*")
     patterns = parser.parse_args(argv).methods.split(",")
     files = sorted(str(path) for each in patterns for path in TESTS.glob(f"test_{each}.py"))
     if not files:
-        parser.error(f"--methods={','.join(patterns)}: there are no tests of these methods")
+        parser.error(f"--methods={','.join(patterns)}: tests/methods has no tests of these methods")
     options = ["-n0", "-q", "-m", "slow or not slow", "-k", "numpy", *files]
     code = pytest.main(options, plugins=[differences := Differences()])
     for method, largest in sorted(differences.largest.items()):

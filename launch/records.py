@@ -1,7 +1,7 @@
-"""The records that measured tables are made of: one for each cell and seed, kept in docs/results.
+"""Records of measured runs, one for each cell and seed of a table, kept in docs/results.
 
 docs/results/NAME.csv has a line for each record of a table; an empty column means that the record
-does not have that measure. docs/results/NAME.json has the settings of the runs by their digests.
+does not have that measure. docs/results/NAME.json maps digests to the settings of the runs.
 """
 
 import csv
@@ -24,20 +24,20 @@ from fedjax_lab.running.sweep_plan import Cell
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "docs" / "results"
-DIVERGED = "diverged"  # the measure of a run that diverged: the round, 0 where it is not known
-PLACES = "data.folder", "data.path"  # where the same data lie is not a setting of the experiment
+DIVERGED = "diverged"  # the only measure of a run that diverged: in which round, 0 if unknown
+PLACES = "data.folder", "data.path"  # the location of the data does not change the numbers
 
 Settings = dict[str, Any]  # by dotted key
 Measured = dict[int, dict[str, float]]  # by seed and measure
 
 
 class Record(NamedTuple):
-    """What one seed of one cell has measured."""
+    """The measures of one seed of one cell, and how they were obtained."""
 
     cell: str
     seed: int
     settings: str  # the digest of the cell's settings
-    commit: str  # of the code; a + says that the code had been changed since
+    commit: str  # of the code; a trailing + marks uncommitted changes
     version: str  # of the package
     device: str
     values: dict[str, float]  # by measure
@@ -50,17 +50,20 @@ FACTS = Record._fields[:-1]
 
 
 def cell(name: str, config: str, seeds: Sequence[int], **overrides: str) -> Cell:
-    """One run: its name, `configs/FILE.py:METHOD`, seeds, and overrides such as
-    **{"run.rounds": "30"}."""
+    """Make a cell of a table.
+
+    config: `configs/FILE.py:METHOD`. overrides: config keys, such as **{"run.rounds": "30"}.
+    """
     path = str(ROOT / config)
     resolved = resolve(load_config(path), list(overrides.items()))
     return Cell(name, resolved.method.name, dict(overrides), resolved, list(seeds))
 
 
 def in_rounds(*ways: str, measures: Sequence[str] = ("*",)) -> Callable[[runs.Row], Measured]:
-    """A table's `measured`: "WAY/MEASURE" for ways to choose a round and patterns of measures.
+    """Make a table's `measured`, which records each measure under the name "WAY/MEASURE".
 
-    fedjax_lab.report describes both, for example in_rounds("last", measures=("domains.*",)).
+    ways: rules that choose the reported round, such as "last". measures: patterns of the names of
+    measures, such as "domains.*". Both are those of fedjax_lab.report.
     """
 
     def measured(row):
@@ -76,14 +79,15 @@ def in_rounds(*ways: str, measures: Sequence[str] = ("*",)) -> Callable[[runs.Ro
 
 
 def values(records: Iterable[Record], cell: str, measure: str) -> list[float]:
-    """The measure of each seed of a cell."""
+    """The measure of a cell, one value for each seed that has it."""
     return [r.values[measure] for r in records if r.cell == cell and measure in r.values]
 
 
 def spread(records: Sequence[Record], cell: str, measure: str, places: int = 1) -> str:
-    """Mean over seeds, and the population standard deviation in brackets where there are several.
+    """Format the mean over seeds, and the population standard deviation if there are several.
 
-    It says how many seeds diverged, and is "-" where there is no number.
+    The number of diverged seeds is appended. The text is "-" if there is no number, and "diverged"
+    if all seeds diverged.
     """
     of_cell, diverged = values(records, cell, measure), len(values(records, cell, DIVERGED))
     if not of_cell:
@@ -99,9 +103,10 @@ def table(
     records: Sequence[Record],
     by_mean: str = "",
 ) -> formats.Table:
-    """A row of each cell, and a column of each measure under its name; the best means in bold.
+    """A table with a row for each cell and a column for each measure; the best means are bold.
 
-    by_mean: the measure whose means sort the rows, the highest first; empty: as they are given.
+    columns: {title of the column: measure}. by_mean: the measure by whose mean the rows are sorted,
+    highest first; empty keeps the given order.
     """
     measures = list(columns.values())
     means = {m: {c: np.mean(v) for c in cells if (v := values(records, c, m))} for m in measures}
@@ -120,27 +125,28 @@ def table(
 
 
 def settings_of(config, out: Path) -> Settings:
-    """The settings that decide a run's numbers, without the places of data on this machine."""
+    """The settings that determine a run's numbers, without the local paths of the data."""
     saved = runs.flatten(runs.comparable(workdir.saved_config(config, [])))
     kept = {key: _named(value, out) for key, value in saved.items() if key not in PLACES}
     return json.loads(json.dumps(kept, sort_keys=True))
 
 
 def _named(value, out):
-    """The value; the folder of another cell by its name alone."""
+    """The value; a folder of another cell inside `out` becomes OUT/NAME."""
     inside = isinstance(value, str) and Path(value).is_relative_to(out)
     return f"OUT/{Path(value).relative_to(out)}" if inside else value
 
 
 def digest(settings: Settings) -> str:
-    """Twelve hexadecimal digits."""
+    """A digest of the settings: twelve hexadecimal digits of their SHA-256."""
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12]
 
 
 def same(old: Settings, today: Settings) -> bool:
-    """Whether a run with the old settings gives the same numbers as one with today's.
+    """Whether a run with the old settings gives the same numbers as one with today's settings.
 
-    A setting that has been added since, other than a method's own, has to be at its default.
+    A setting that did not exist then must have its default value today; new settings of the
+    section `method` always count as a difference.
     """
     if any(key not in today or today[key] != value for key, value in old.items()):
         return False
@@ -154,7 +160,7 @@ def same(old: Settings, today: Settings) -> bool:
 def current(
     records: Iterable[Record], settings: dict[str, Settings], cells: Sequence[Cell], out: Path
 ) -> list[Record]:
-    """The records of today's cells, seeds and settings; the others are stale."""
+    """The records that match today's cells, seeds and settings; all others are stale."""
     today = {each.name: (each.seeds, settings_of(each.config, out)) for each in cells}
     return [
         record
@@ -166,7 +172,7 @@ def current(
 
 
 def read(name: str) -> tuple[list[Record], dict[str, Settings]]:
-    """The records of a table, and the settings by digest; nothing where none was measured."""
+    """The records of a table, and the settings by digest; both empty if nothing was measured."""
     path = RESULTS / f"{name}.csv"
     if not path.exists():
         return [], {}
@@ -182,21 +188,24 @@ def _record(line):
 
 
 def add(name: str, new: Sequence[Record], settings: Settings) -> None:
-    """Adds records of one cell; those that it had of the same seeds are replaced."""
-    records, known = read(name)
+    """Add records of one cell, replacing earlier ones of the same seeds.
+
+    settings: those of the cell, which all the new records share.
+    """
+    records, by_digest = read(name)
     replaced = {(record.cell, record.seed) for record in new}
     records = [record for record in records if (record.cell, record.seed) not in replaced]
     records += new
-    known[digest(settings)] = settings
+    by_digest[digest(settings)] = settings
     used = {record.settings for record in records}
     metrics.make_folder(RESULTS)
-    _write_settings(name, known)  # before the records, which are never without their settings
+    _write_settings(name, by_digest)  # before the records, so that none ever lacks its settings
     metrics.write_text(RESULTS / f"{name}.csv", _csv(records))
-    _write_settings(name, {key: value for key, value in known.items() if key in used})
+    _write_settings(name, {key: value for key, value in by_digest.items() if key in used})
 
 
-def _write_settings(name, known):
-    lines = [f'"{key}": {json.dumps(value, sort_keys=True)}' for key, value in known.items()]
+def _write_settings(name, by_digest):
+    lines = [f'"{key}": {json.dumps(value, sort_keys=True)}' for key, value in by_digest.items()]
     metrics.write_text(RESULTS / f"{name}.json", "{\n" + ",\n".join(lines) + "\n}\n")
 
 

@@ -1,23 +1,24 @@
 #!/bin/bash
-# One run over all hosts of a TPU slice, or a sweep whose cells several slices share.
+# Starts one run over all hosts of a TPU slice, or a sweep whose cells several slices share.
 #
 #   launch/tpu_pod.sh NAME ZONE [run] --config=fashion_mnist --workdir=/shared/large
 #   launch/tpu_pod.sh NAME,NAME,... ZONE sweep --config=fashion_mnist --methods=fedavg,fedprox \
 #       --out=/shared/sweep
 #
-# Needs gcloud, and on every host the repository in the folder fedjax_lab of the home, with an
-# environment .venv in it. The slices of a sweep have one host each, and slice I of N runs the cells
-# of --share=I/N. All hosts must see the workdir, or the folder of the sweep, under the same path.
+# Needs gcloud, and on every host the repository in the folder ~/fedjax_lab with a virtual
+# environment in .venv. The slices of a sweep have one host each, and slice I of N runs the cells of
+# --share=I/N. All hosts must see the workdir, or the folder of the sweep, under the same path.
 #
-# A slice that is preempted ends this command, unless CREATE and SETUP say how to get it again: the
-# options of `gcloud compute tpus tpu-vm create`, and what its new hosts have to run. Then the slice
-# is deleted, asked for every PAUSE seconds (60) until it is there, and goes on where it was.
+# A preempted slice ends this command, unless the variables CREATE and SETUP tell how to replace it:
+# the options of `gcloud compute tpus tpu-vm create`, and the commands that set up its new hosts.
+# Then the slice is deleted, requested every PAUSE seconds (60) until it is created, and the run or
+# sweep is resumed on it.
 #
 #   export CREATE='--accelerator-type=v4-32 --version=tpu-ubuntu2204-base --spot'
 #   export SETUP='git clone REPOSITORY fedjax_lab && cd fedjax_lab && python3 -m venv .venv &&
 #       .venv/bin/pip install -e ".[tpu]"'
 #
-# The exit code is that of gcloud; of a sweep, that of the last slice that failed.
+# The exit code is that of gcloud; for a sweep, that of the last slice that failed.
 
 set -um  # m: each slice of a sweep is a process group, to which Ctrl-C is passed on
 usage="usage: $0 NAME[,NAME...] ZONE [run|sweep] ARGUMENTS"
@@ -31,7 +32,7 @@ tpu() { # COMMAND NAME OPTIONS
     gcloud compute tpus tpu-vm "$@" --zone="$zone"
 }
 
-start() { # NAME WORKERS COMMAND ARGUMENTS: returns when that ends other than by preemption
+start() { # NAME WORKERS COMMAND ARGUMENTS: runs the command until it ends other than by preemption
     local name=$1 workers=$2 code state
     shift 2
     until tpu ssh "$name" --worker="$workers" --command \
@@ -44,10 +45,10 @@ start() { # NAME WORKERS COMMAND ARGUMENTS: returns when that ends other than by
     done
 }
 
-replace() { # NAME: where SETUP fails, so does the command that comes after it
-    echo "$1 was preempted; asking for it again" >&2
+replace() { # NAME: if SETUP fails, the command that is run next fails too
+    echo "$1 was preempted; requesting it again" >&2
     tpu delete "$1" --quiet
-    # shellcheck disable=SC2086  # the options are words
+    # shellcheck disable=SC2086  # $CREATE is split into options on purpose
     until tpu create "$1" $CREATE; do sleep "${PAUSE:-60}"; done
     tpu ssh "$1" --worker=all --command "${SETUP:-true}"
 }

@@ -316,7 +316,7 @@ def test_domainbed_needs_colors_in_eight_bits(kind, tmp_path):
     x = RNG.integers(0, 256, (40, 8, 8, 1 if kind == "gray" else 3))
     x = x.astype(np.uint8 if kind == "gray" else np.float32)
     message = complaint(experiment.build, color_config(tmp_path, x))
-    assert message == "config.data.augment=domainbed needs color images of 8 bits"
+    assert message == "config.data.augment=domainbed needs 8-bit color images"
 
 
 @pytest.mark.parametrize("name", ["cifar10", "cifar100", "domainbed"])

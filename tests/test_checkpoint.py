@@ -100,7 +100,7 @@ def test_a_flipped_bit_is_never_restored(seed, folder, capsys):
     rounds = newest(folder)
     said = capsys.readouterr().err
     assert rounds in (2, 5) and said.count("\n") == (rounds == 2)
-    assert rounds == 5 or f"checkpoint 5 in {folder} is damaged; 2 is used" in said
+    assert rounds == 5 or f"checkpoint 5 in {folder} is damaged, so checkpoint 2 is" in said
 
 
 def test_a_checkpoint_of_lost_or_empty_files_is_damaged(folder, capsys):
@@ -115,7 +115,7 @@ def test_a_checkpoint_of_lost_or_empty_files_is_damaged(folder, capsys):
 def test_without_a_whole_checkpoint_there_is_one_line(folder, capsys):
     for rounds in "25":
         shutil.rmtree(folder / rounds / "leaves")
-    with pytest.raises(BadInput, match="no checkpoint in .* is whole"):
+    with pytest.raises(BadInput, match="all checkpoints in .* are damaged"):
         newest(folder)
     assert capsys.readouterr().err == ""
     assert (folder / "5").exists() and (folder / "2").exists()
@@ -137,7 +137,8 @@ def test_what_is_no_checkpoint_is_no_obstacle(folder, capsys):
 def test_a_copy_under_another_number_is_not_that_checkpoint(folder, capsys):
     shutil.copytree(folder / "5", folder / "8")
     assert newest(folder) == 5
-    assert f"checkpoint 8 in {folder} is damaged; 5 is used" in capsys.readouterr().err
+    said = f"checkpoint 8 in {folder} is damaged, so checkpoint 5 is used"
+    assert said in capsys.readouterr().err
 
 
 def test_an_empty_folder_holds_none(tmp_path):
@@ -316,7 +317,7 @@ def test_changed_entries_are_found(name, change, tmp_path, monkeypatch):
         checkpoint, "_description", lambda rounds, _, kept: description(rounds, leaves, kept)
     )
     save(tmp_path, wrong)
-    with pytest.raises(BadInput, match="the arrays are not those that were saved"):
+    with pytest.raises(BadInput, match="the arrays do not match their checksums"):
         restore(tmp_path, state, everywhere(8))
 
 
@@ -325,7 +326,7 @@ def test_files_that_are_cut_off_are_found(by_devices, tmp_path):
     path = max(folder.rglob("d/*"), key=lambda path: path.stat().st_size)
     with path.open("ab") as file:
         file.truncate(path.stat().st_size // 2)
-    with pytest.raises(BadInput, match="no checkpoint in .* is whole"):
+    with pytest.raises(BadInput, match="all checkpoints in .* are damaged"):
         restore(folder, spread(4), everywhere(4))
 
 

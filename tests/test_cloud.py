@@ -160,7 +160,7 @@ def test_a_run_goes_on_where_nothing_local_is_left(folder, undisturbed, monkeypa
     assert run(folder) == 2
     assert "memory://bucket/run is not empty; use --resume" in capsys.readouterr().err
     assert run(folder, "--resume", "--config.local.lr=0.2") == 2
-    assert "memory://bucket/run holds another run: config.local.lr" in capsys.readouterr().err
+    assert "memory://bucket/run holds another run: its config.local.lr" in capsys.readouterr().err
     assert run(folder, "--resume") == 0
     assert rows() == undisturbed
     assert "round 2/8" not in capsys.readouterr().out
@@ -237,7 +237,8 @@ def test_files_that_are_cut_off_on_their_way_are_not_used(folder, monkeypatch, c
     monkeypatch.setattr(MemoryFileSystem, "get_file", cut)
     capsys.readouterr()
     assert run(folder, "--resume") == 2
-    assert re.match("error: memory://bucket/run cannot be read: .* cut off", capsys.readouterr()[1])
+    said = capsys.readouterr().err
+    assert re.match("error: memory://bucket/run cannot be read: .* was truncated", said)
 
 
 def test_an_earlier_command_ends_where_another_one_takes_its_run(
@@ -247,7 +248,7 @@ def test_an_earlier_command_ends_where_another_one_takes_its_run(
         taken_after_round(6, store, patch)
         assert run(folder) == 2
     said = capsys.readouterr().err
-    assert "memory://bucket/run was taken by another command, process 7 on other; this" in said
+    assert "memory://bucket/run was taken over by another command, process 7 on other; th" in said
     assert [row["round"] for row in rows()] == [2, 4]  # what it had uploaded before
     assert [path for path in store() if path.endswith(".owner")]
     assert run(folder, "--resume") == 0 and rows() == undisturbed
@@ -301,7 +302,7 @@ def test_a_sweep_in_the_cloud_and_its_readers(folder, store, tmp_path, capsys):
     assert report.main([f"{BUCKET}/sweep", "--baseline=fedavg"]) == 0
     assert "fedprox" in capsys.readouterr().out
     assert report.main([f"{BUCKET}/nothing"]) == 2
-    assert "memory://bucket/nothing is not there" in capsys.readouterr().err
+    assert "memory://bucket/nothing does not exist" in capsys.readouterr().err
     assert figures.main(["domain_gap", f"{BUCKET}/sweep/fedavg"]) == 0
     assert "memory://bucket/sweep/fedavg/figures/domain_gap.png" in capsys.readouterr().out
     (picture,) = store().keys() - before.keys()
@@ -330,7 +331,7 @@ def test_a_cell_that_another_command_takes_is_left_to_it(folder, store, monkeypa
     with monkeypatch.context() as patch:
         taken_after_round(6, store, patch)
         assert sweep.main(["sweep", *words]) == 1
-    assert "was taken by another command, process 7 on other" in capsys.readouterr().out
+    assert "was taken over by another command, process 7 on other" in capsys.readouterr().out
     assert store()["/bucket/sweep/fedavg/.owner"] == b"process 7 on other"
     assert store()["/bucket/sweep/fedavg/metrics.jsonl"].count(b"\n") == 2
     assert "/bucket/sweep/fedavg/error.txt" not in store()
@@ -339,7 +340,7 @@ def test_a_cell_that_another_command_takes_is_left_to_it(folder, store, monkeypa
 def test_cells_that_run_together_and_shares_are_in_the_cloud(folder, store, capsys):
     words = [f"--config={folder / 'toy.py'}", f"--out={BUCKET}/sweep", "--grid=local.lr=0.1,0.2"]
     assert sweep.main(["sweep", *words, "--together"]) == 0
-    assert "not together" not in capsys.readouterr().out
+    assert "one by one instead" not in capsys.readouterr().out
     names = [path for path in store() if path.endswith("summary.json")]
     assert len(names) == 2 and all(b'"runs_together": 2' in store()[name] for name in names)
     words[-1] += ",0.3,0.4"
@@ -357,7 +358,7 @@ def test_cells_go_on_one_by_one_after_an_upload_that_failed(
     Journal(store, monkeypatch, fails_at)
     words = [f"--config={folder / 'toy.py'}", "--grid=local.lr=0.1,0.2", "--together"]
     assert sweep.main(["sweep", *words, f"--out={BUCKET}/sweep"]) == 0
-    assert "not together but one by one" in capsys.readouterr().out
+    assert "running one by one instead of together" in capsys.readouterr().out
     assert rows(f"{BUCKET}/sweep/fedavg,local.lr=0.1") == undisturbed
     assert not list(copies.iterdir())
 
@@ -396,8 +397,8 @@ def test_workers_write_their_cells_into_the_cloud(folder, tmp_path, capsys):
     [
         ("gs://", "names no bucket: gs://BUCKET/FOLDER"),
         ("s3:///folder", "names no bucket: s3://BUCKET/FOLDER"),
-        ("foo://bucket/run", "there is no foo://, but gs://, s3://"),
-        ("gs://bucket/../run", "must not have"),
+        ("foo://bucket/run", "unknown scheme foo://; valid: gs://, s3://"),
+        ("gs://bucket/../run", "must not contain"),
         ("memory://bucket/file", "is a file, not a folder"),
     ],
 )

@@ -84,9 +84,9 @@ def test_what_is_true_or_false_is_written_as_for_absl(given):
 
 @pytest.mark.parametrize("key", ["local.lr", "method.name", "data.unseen", "run.rounds"])
 def test_a_flag_without_a_value_is_for_what_is_true_or_false(key):
-    value = f"--config.{key}=VALUE"
-    assert complaint(resolve, {}, [(key, True)]) == f"--config.{key} needs a value: {value}"
-    assert complaint(resolve, {}, [(key, False)]) == f"no --noconfig.{key} but a value: {value}"
+    use = f"use --config.{key}=VALUE"
+    assert complaint(resolve, {}, [(key, True)]) == f"--config.{key} needs a value; {use}"
+    assert complaint(resolve, {}, [(key, False)]) == f"--noconfig.{key} is not a flag; {use}"
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ def test_the_earlier_name_of_a_key_goes_on_working(monkeypatch):
     assert resolve({"local": {"rate": 0.5}}).local.lr == 0.5
     assert resolve({"local": {"lr": 0.2}}, [("local.rate", "0.5")]).local.lr == 0.5
     said = complaint(resolve, {"local": {"rate": 0.5, "lr": 0.2}})
-    assert said == "config.local.lr is given twice: also by its earlier name"
+    assert said == "config.local.lr is given twice, once under its earlier name"
 
 
 def test_every_alias_is_of_something_there_is():

@@ -60,7 +60,7 @@ def test_stages_are_a_tuple_of_stages():
 
 def test_embeddings_have_no_validation_rows():
     stages = (Stage("train", PLAIN._replace(validation=True), 1, view=View(embedded=True)),)
-    assert "embeddings have no validation rows" in complaint(contract.check_stages, stages)
+    assert "which have no validation rows" in complaint(contract.check_stages, stages)
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_a_sampling_draws_ids_and_shares(drawn, said):
 def test_an_augmentation_keeps_the_shape_of_the_examples(made, said):
     plan = toys.PLAN._replace(augment=lambda key, x: made)
     fetched = complaint(local.fetch, toys.FEDERATION, jnp.arange(2), plan, jax.random.key(0))
-    assert fetched.endswith(f"[2, {toys.D}] as it gets them, not {said}")
+    assert fetched.endswith(f"examples of the same shape, [2, {toys.D}], not {said}")
 
 
 @pytest.mark.parametrize(
@@ -137,5 +137,5 @@ def test_a_client_is_scored_with_a_message_and_a_private_state(fields):
     state = simulate.init(PLAIN, KEYS, toys.C)
     scored = complaint(jax.eval_shape, partial(evaluate.score, program), lane, state, jnp.int32(0))
     assert scored.startswith(
-        f"`{next(iter(fields))}` of a method must give (message, private), not"
+        f"`{next(iter(fields))}` of a method must return (message, private), not"
     )

@@ -297,7 +297,7 @@ def test_a_method_that_predicts_classes_for_logits_is_found():
     program = simulate.Program(method, toys.PLAN, toys.VECTORIZED)
     lane = simulate.Lane(toys.FEDERATION, toys.POPULATION, KEYS)
     state = simulate.init(method, KEYS, toys.C)
-    with pytest.raises(BadInput, match="must give logits"):
+    with pytest.raises(BadInput, match="must return logits"):
         jax.eval_shape(partial(evaluate.score, program), lane, state, jnp.int32(0))
 
 

@@ -164,7 +164,7 @@ def test_vectorized_seeds_share_the_memory_of_a_device(data):
 @pytest.mark.parametrize(
     ("fsdp", "more", "message"),
     [
-        (3, {}, "config.engine.fsdp=3 does not divide the 8 devices; take 1 or 2 or 4 or 8"),
+        (3, {}, "config.engine.fsdp=3 does not divide the 8 devices; choose 1 or 2 or 4 or 8"),
         (16, {}, "config.engine.fsdp=16 does not divide the 8 devices"),
         (0, {}, "config.engine.fsdp must be above 0, got 0"),
         (4, {"local": {"batch_size": 6}}, "config.engine.fsdp=4 does not divide a batch of 6"),
@@ -193,7 +193,7 @@ def test_a_group_of_devices_takes_as_much_as_a_client_needs(data):
         ({"x": np.array([object()] * 240)}, "the dataset's x must be numbers, not object"),
         ({"y": np.full(240, 0.5)}, "the dataset's y must be whole numbers, not float64"),
         ({"domain": np.ones(240, int)}, "row 0 has domain 1, out of range 0..0"),
-        ({"classes": 3}, "the names of each label must be a tuple of text, not 3"),
+        ({"classes": 3}, "the label names must be a tuple of text, not 3"),
     ],
 )
 def test_a_dataset_of_ones_own_is_checked(fields, said, tmp_path, monkeypatch):
@@ -208,7 +208,7 @@ def test_a_method_that_needs_validation_rows_says_how_to_get_them(data):
     choosing = {"name": "knn_per", "weight": "validation"}
     for method in ({"name": "fedfomo"}, choosing):
         said = complaint(build, data, method=method)
-        assert f"method {method['name']} needs validation rows of its clients" in said
+        assert f"method {method['name']} needs validation examples of its clients" in said
         assert "--config.partition.validation=0.2" in said
         build(data, method=method, partition={"validation": 0.2})
     build(data, method={"name": "knn_per"}, partition={"new_clients": 0.2})

@@ -73,7 +73,7 @@ def test_few_shots_of_each_class(four_domains):
             [6, 5, 9],
             2,
             "config.data.shots=2 of each class for 3 clients is more than the 5 unseen examples of"
-            " class '1'; take fewer, or config.data.shots_per=client",
+            " class '1'; decrease it, or use config.data.shots_per=client",
         ),
         ([6, 9, 0], 1, "is more than the 0 unseen examples of class '2'"),
         ([6, 6, 6], 2, "config.data.shots=2 for 3 clients is more than the 18 unseen examples"),

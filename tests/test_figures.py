@@ -8,18 +8,18 @@ from fedjax_lab.analysis import plots
 from fedjax_lab.analysis.figures.drawn import Drawn
 
 REFUSED = {
-    "": "which figures?",
+    "": "no figures are named",
     "hfed {run}": "no figures 'hfed'; did you mean 'hfedf'?",
-    "hfedf": "which run? python -m fedjax_lab.figures hfedf FOLDER",
-    "fedpick {run} {run}": "fedpick is drawn of one run, not of 2",
+    "hfedf": "no run is named; use python -m fedjax_lab.figures hfedf FOLDER",
+    "fedpick {run} {run}": "figures fedpick take the folder of one run, got 2 folders",
     "fedpick {run} --sed=1": "unexpected argument '--sed=1'; did you mean '--seed'?",
     "fedpick {run} --seed=one": "argument --seed: invalid int value: 'one'",
     "fedconcat {run} --seed=1": "unexpected argument '--seed=1'",
-    "fedpick {run}/nothing": "nothing is not there",
+    "fedpick {run}/nothing": "nothing does not exist",
     "fedc2i {run} --rounds=1,b": "holds no influence of seed",
     "hfedf {run}": "holds no finished run",
     "curves {run}": "holds no run: there is no config.json in it",
-    "curves {run} --format=png,pfd": "--format: no pictures 'pfd'; did you mean 'pdf'?",
+    "curves {run} --format=png,pfd": "--format: no format 'pfd'; did you mean 'pdf'?",
     "client2vec {run} {run}": "two of the folders have the same name",
     "domain_gap {run}": "holds no finished run",
     "encoder_exchange {run}": "holds no finished run",

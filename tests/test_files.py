@@ -214,10 +214,10 @@ def test_a_damaged_plan_is_refused(whole, harm):
     "text, reason",
     [
         (b"", "it is empty"),
-        (b'{"a": ', "it is cut off or not JSON"),
+        (b'{"a": ', "it is truncated or not JSON"),
         (b'{"a": "\xff"}', "not text in UTF-8"),
         (b"[]", r"it must be a JSON object, not \[\]"),
-        (b"{}", "it is without data, method, partition, run, seeds"),
+        (b"{}", "it lacks data, method, partition, run, seeds"),
         (b"[" * 10**5, "nested too deep"),
         (b'{"a": ' + b"[" * 60 + b"]" * 60 + b"}", "nested too deep"),
         (b'{"a": ' + b"9" * 5000 + b"}", "integer string conversion"),
@@ -236,7 +236,7 @@ def test_a_damaged_file_is_named_with_the_reason(tmp_path, text, reason):
     [
         ({"new": None}, "new must be a finite number"),
         ({"new_tuned": "91"}, "new_tuned must be a finite number"),
-        ({"new_per_client": []}, "new_per_client must be a list of at least one"),
+        ({"new_per_client": []}, "new_per_client must be a list with at least one"),
         ({"new_tuned_loss_per_client": [True]}, r"new_tuned_loss_per_client\[0\] must be a finite"),
     ],
 )
@@ -266,9 +266,9 @@ def test_a_place_in_a_value_is_named():
     said = fault(row, files.EVALUATION)
     assert said == "accuracy.per_client[1] must be a finite number or null, not '60'"
     said = fault({"round": True}, {"round": files.COUNT})
-    assert said == "round must be a whole number from 0, not True"
+    assert said == "round must be a whole number >= 0, not True"
     assert fault({"a": {"b": None}}, {"*": {"*": files.NUMBER}}).startswith("a.b must be a finite")
-    assert fault([], [files.COUNT]) == "it must be a list of at least one value, not []"
+    assert fault([], [files.COUNT]) == "it must be a list with at least one value, not []"
     files.check({"more": None}, {"last?": files.NUMBER})
 
 
@@ -282,10 +282,10 @@ def test_a_cut_last_line_is_normal_and_another_one_is_damage(tmp_path):
     assert len(metrics.read_metrics(path)) == 3
     path.write_text("\n".join([lines[0], lines[1][:30], lines[2]]) + "\n")
     before = path.read_bytes()
-    assert "line 2: it is cut off or not JSON" in complaint(metrics.verified, path, [(2, 0)])
+    assert "line 2: it is truncated or not JSON" in complaint(metrics.verified, path, [(2, 0)])
     assert path.read_bytes() == before
     path.write_text("\n".join([lines[0], '{"round": 1, "seed": 0}', ""]))
-    assert "line 2: it is without bytes_down" in complaint(metrics.read_metrics, path)
+    assert "line 2: it lacks bytes_down" in complaint(metrics.read_metrics, path)
     other = evaluation(0, 4)
     del other["id"]
     path.write_text("\n".join([lines[0], json.dumps(other), ""]))
@@ -296,7 +296,7 @@ def test_a_cut_last_line_is_normal_and_another_one_is_damage(tmp_path):
 def test_a_damaged_run_is_noted_in_every_format(whole):
     with copied(whole) as out:
         (out / RUNS[0] / "metrics.jsonl").write_text("{}\n")
-        note = f"{out / RUNS[0] / 'metrics.jsonl'} cannot be used: line 1: it is without"
+        note = f"{out / RUNS[0] / 'metrics.jsonl'} cannot be used: line 1: it lacks"
         for form in ("terminal", "markdown", "latex", "html"):
             code, said, err = call(report.main, out, f"--format={form}")
             assert code == 0 and not err and "left out" in said

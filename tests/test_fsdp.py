@@ -136,7 +136,7 @@ def test_the_command_runs_on_groups(data, tmp_path, capsys):
     assert call(f"--config={config}", "--config.engine.fsdp=3") == 2
     said = capsys.readouterr().err.splitlines()[-1]
     assert (
-        said == "error: config.engine.fsdp=3 does not divide the 8 devices; take 1 or 2 or 4 or 8"
+        said == "error: config.engine.fsdp=3 does not divide the 8 devices; choose 1 or 2 or 4 or 8"
     )
 
 

@@ -72,14 +72,15 @@ def test_a_summary_has_the_promise_and_how_often_a_cohort_was_full(toy, noise_fo
     assert (told["unit"], told["neighbors"]) == ("client", accounting.NEIGHBORS["fixed"])
     line = report._privacy(told)
     assert line.startswith(f"epsilon {told['epsilon']:.4g} at delta 0.01 for each client, between")
-    assert line.endswith(f"noise multiplier {told['noise']:.4g}; 3 cohorts had no place left")
+    assert line.endswith(f"noise multiplier {told['noise']:.4g}; 3 cohorts were full")
     nothing = guaranteed.in_summary(central(toy, privacy_epsilon="inf"), [], 4)
     assert nothing == {"privacy": {"epsilon": None, "noise": 0.0}}
     assert report._privacy(nothing["privacy"]).startswith("epsilon is infinite")
 
 
 def test_a_run_whose_noise_was_found_for_its_rounds_cannot_have_others(toy, noise_found):
-    assert "other noise until round 2" in complaint(experiment.check_noise, noise_found, 4, 8, 2)
+    said = complaint(experiment.check_noise, noise_found, 4, 8, 2)
+    assert "would have changed the noise of the first 2 rounds" in said
     experiment.check_noise(noise_found, 4, 8, 0)
     experiment.check_noise(central(toy, privacy_noise="1"), 4, 8, 2)
 
@@ -189,12 +190,15 @@ def test_every_setting_has_a_meaning(name):
 
 
 REFUSED = [
-    ({"method": "fedconcat"}, "protects the rounds of one stage, and method fedconcat has stages"),
+    (
+        {"method": "fedconcat"},
+        "protects only the rounds of a single stage, but method",
+    ),
     ({"run_sampling": "equal"}, "config.privacy.name=central both draw the clients"),
-    ({"aggregator_name": "median"}, "its server learns nothing but a noisy sum"),
-    ({"privacy_clip": "inf"}, "config.privacy.clip must be finite where there is noise"),
+    ({"aggregator_name": "median"}, "its server only learns a noisy sum"),
+    ({"privacy_clip": "inf"}, "config.privacy.clip must be finite for a run with noise"),
     ({"privacy_epsilon": "8"}, "cannot both be given"),
-    ({"method": "central"}, "it trains on everybody's examples at once"),
+    ({"method": "central"}, "it trains on the examples of all clients at once"),
 ]
 
 

@@ -146,9 +146,9 @@ def test_a_method_that_reads_everybodys_state_is_refused(part):
         ({"method.name": "fedconcat"}, "config.engine.state=host needs a method without stages"),
         (
             {"engine.data": "stream", "engine.state": "replicated"},
-            "state=replicated does not go with examples that are streamed",
+            "state=replicated cannot be combined with streamed examples",
         ),
-        ({"engine.seeds": "vectorized"}, "config.engine.state=host plays one seed after another"),
+        ({"engine.seeds": "vectorized"}, "config.engine.state=host trains one seed after another"),
     ],
 )
 def test_what_cannot_be_is_refused(options, message, tmp_path):
@@ -173,6 +173,6 @@ def test_a_metric_of_all_answers_is_refused_where_they_come_in_pieces(monkeypatc
     monkeypatch.setattr(blocks, "EXAMPLE_BYTES", 60 * 32)
     metrics = tuple(BUILT_IN[name] for name in ("ece", "auroc"))
     options = {"method": toys.make("fedavg"), "seeds": [0], "host": Host(stream=True)}
-    with pytest.raises(BadInput, match="^metric 'auroc' needs a model's answers to all test"):
+    with pytest.raises(BadInput, match="^metric 'auroc' needs a model's outputs for all test"):
         Engine(simulation(**options, metrics=metrics))
     Engine(simulation(**options, metrics=metrics[:1]))

@@ -65,7 +65,7 @@ def test_damaged_files_are_not_taken(tmp_path, capsys):
     (tmp_path / "run" / "summary.json").unlink()
     shutil.rmtree(folder / "4")
     damage(folder / "6" / "0-0")
-    with pytest.raises(BadInput, match="no checkpoint in .* is whole"):
+    with pytest.raises(BadInput, match="all checkpoints in .* are damaged"):
         play(tmp_path, "run", resume=True, state="host")
 
 

@@ -166,16 +166,16 @@ def test_what_cannot_be_loaded_or_asked_is_said_in_one_line(runs, tmp_path):
     saved["model"]["width"] = 5
     other = shutil.copytree(path, tmp_path / "other")
     (other / "config.json").write_text(json.dumps(saved))
-    assert "another run's" in complaint(fedjax_lab.load, other)
+    assert "belongs to another run" in complaint(fedjax_lab.load, other)
 
     run = fedjax_lab.load(path)
     x, y = run.experiment.dataset.x, run.experiment.dataset.y
-    assert "no client 4; there are 0 .. 3" in complaint(run.predict, x, 4)
-    assert "no client 1.0; there are" in complaint(run.predict, x, 1.0)
+    assert "no client 4; valid: 0 .. 3" in complaint(run.predict, x, 4)
+    assert "no client 1.0; valid:" in complaint(run.predict, x, 1.0)
     assert "must be a Dataset, or a pair" in complaint(run.score, x)
     assert "rounds must be a whole number, got '2'" in complaint(fedjax_lab.load, path, rounds="2")
     assert "a folder must be text or a Path" in complaint(fedjax_lab.load, None)
-    assert "has no seed 1, but [0, 3]" in complaint(run.predict, x, seed=1)
+    assert "has no seed 1; valid: [0, 3]" in complaint(run.predict, x, seed=1)
     assert "shape [N, 5] of the run's, not [300, 4]" in complaint(run.predict, x[:, 1:])
     assert "labels must be 0 .. 2, not 1 .. 3" in complaint(run.score, (x, y + 1))
     assert "one for each of the 300 examples" in complaint(run.score, (x, y[1:]))
@@ -183,5 +183,5 @@ def test_what_cannot_be_loaded_or_asked_is_said_in_one_line(runs, tmp_path):
 
 def test_a_client_that_has_no_one_model_cannot_be_exported(runs, tmp_path):
     run = fedjax_lab.load(runs("fedconcat")[0])
-    assert "more or less than a model" in complaint(run.export, tmp_path / "m", 0)
+    assert "do not have exactly one model" in complaint(run.export, tmp_path / "m", 0)
     assert run.predict(run.experiment.dataset.x[:3], 0).shape == (3, 3)

@@ -75,7 +75,7 @@ def test_a_file_system_without_locks_is_told_of_once(number, tmp_path, monkeypat
     with lock.owned(tmp_path / "run"), lock.owned(tmp_path / "run"):
         (tmp_path / "run/note").touch()
     said = capsys.readouterr().err
-    assert said.count("\n") == 1 and f"{tmp_path / 'run'} has no locks" in said
+    assert said.count("\n") == 1 and f"{tmp_path / 'run'} does not support locks" in said
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["note"]
 
 
@@ -95,7 +95,7 @@ def test_shares_with_a_cell_in_common_exclude_each_other(tmp_path):
 def test_a_path_that_is_not_utf8_or_of_no_folder_is_refused(tmp_path, monkeypatch):
     """Checkpoints could not be written there."""
     bad = Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff"))
-    with pytest.raises(BadInput, match="text in UTF-8"), lock.owned(bad / "run"):
+    with pytest.raises(BadInput, match="path in valid UTF-8"), lock.owned(bad / "run"):
         pass
     assert not bad.exists()
     gone = tmp_path / "gone"

@@ -143,7 +143,7 @@ def test_a_service_that_does_not_answer_is_left_behind(tmp_path, capsys, monkeyp
     before = set(threading.enumerate())
     follow({"mine": begin}, tmp_path, [2], None)  # comes back
     (left,) = set(threading.enumerate()) - before
-    assert "--log=mine: it takes too long" in capsys.readouterr().err
+    assert "--log=mine: logging takes too long" in capsys.readouterr().err
     answers.set()
     left.join()
     assert not (tmp_path / "loggers.json").exists()  # the folder may be another command's by now
@@ -162,7 +162,7 @@ def test_loggers_that_cannot_be(tmp_path, monkeypatch):
     assert loggers.find("") == loggers.find(()) == {}
     for log, said in (
         ("wand", "did you mean 'wandb'"),
-        ("own_logger.py:x", "no function but of type int"),
+        ("own_logger.py:x", "must be a function, not of type int"),
         ("own_logger.py:begun", "did you mean 'begin'"),
         ([3], "a name or a function, got 3"),
         (3, "a name or a function, got 3"),

@@ -79,7 +79,7 @@ def test_help_lists_all_names(capsys):
 def test_no_method_is_told_with_the_nearest():
     assert "did you mean 'fedavg'?" in complaint(meanings.of_method, "fedavq")
     assert meanings.of_settings(fedavg, []) == {}
-    assert "It has no settings" in meanings.of_method("fedavg")
+    assert "This method has no settings" in meanings.of_method("fedavg")
 
 
 def test_a_method_tells_from_which_ranges_its_settings_are_searched():

@@ -339,10 +339,10 @@ def test_files_are_looked_for_where_their_source_does(tmp_path, name):
 def test_first_weights_and_clip_are_missed(plans):
     base = {"data": {"name": "digit_domains"}, "model": {"name": "mobilenet_v2"}}
     config = resolve(base, [("model.pretrained", "nowhere.safetensors")])
-    assert requirements.missing(config).startswith("no first weights nowhere.safetensors")
+    assert requirements.missing(config).startswith("no file nowhere.safetensors with first")
     clip = {"data": {"name": "digit_domains"}, "embedding": {"name": "clip", "folder": "nowhere"}}
     config = resolve({**clip, "method": {"name": "client2vec"}})
-    assert requirements.missing(config).startswith("no CLIP")
+    assert requirements.missing(config).startswith("CLIP is not available")
     assert requirements.missing(resolve(clip)) == ""  # fedavg takes none
 
 
@@ -398,7 +398,7 @@ def test_a_table_is_run_once_and_shown(toy, tmp_path, capsys, monkeypatch):
     again = capsys.readouterr().out
     assert first.partition("\n\n")[2] == again.partition("\n\n")[2]
     assert paper.main([*toy, "--config.local.momentum=0.5"]) == 2
-    assert "holds another run: config.local.momentum is " in capsys.readouterr().err
+    assert "holds another run: its config.local.momentum is " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -192,7 +192,7 @@ def test_dirichlet_that_never_reaches_its_minimum(chunk, monkeypatch):
     for _ in range(300):
         counts, _ = naive_dirichlet(y, 30, random, 1.5, 0)
         best = max(best, counts.sum(1).min())
-    assert best > 0 and f"held {best} at best" in message
+    assert best > 0 and f"had at most {best};" in message
 
 
 @pytest.mark.parametrize("classes", range(1, 8))
@@ -580,7 +580,7 @@ def test_more_clients_than_a_domain_has_examples_is_found_by_check():
         ("by_domain", 10, {}, "num_clients must be a multiple of 3, the number of domains, got 10"),
         ("domains_per_client", 9, {"domains": 0}, "domains must be at least 1, got 0"),
         ("domains_per_client", 9, {"domains": 4}, "domains is 4, but there are 3 domains"),
-        ("domains_per_client", 2, {"domains": 1}, "domains=1 for 2 clients leaves some of the 3"),
+        ("domains_per_client", 2, {"domains": 1}, "domains=1 with 2 clients leaves some of the 3"),
     ],
 )
 def test_a_bad_setting_is_one_line_that_names_its_key(name, num_clients, settings, message):
@@ -667,5 +667,5 @@ def test_skew_against_its_definitions():
 def test_the_table_says_how_skewed_it_is():
     text = partition.table(np.array([[10, 0], [0, 30]]), ["a", "b"])
     assert text.splitlines()[-1] == (
-        "skew: EMD to the labels of all 0.750 (of 2), 1.0 classes per client, Gini of sizes 0.250"
+        "skew: EMD to the global labels 0.750 (max 2), 1.0 classes per client, Gini of sizes 0.250"
     )

@@ -77,7 +77,7 @@ def test_a_run_that_goes_on_is_recorded(toy, plain, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "value, said",
     [
-        ("0", "--profile must be from 1 to 8, the rounds that are left in the run; got 0"),
+        ("0", "--profile must be from 1 to 8, the number of rounds left in the run; got 0"),
         ("-2", "--profile must be from 1 to 8"),
         ("9", "--profile must be from 1 to 8"),
         ("9" * 400, "--profile must be from 1 to 8"),
@@ -95,7 +95,7 @@ def test_a_run_without_rounds_left_or_without_a_folder_is_refused(toy, tmp_path,
     arguments = [f"--config={toy}", f"--workdir={tmp_path / 'w'}", "--config.run.rounds=1"]
     assert call(*arguments) == 0
     assert call(*arguments, "--resume", "--profile=1") == 2
-    assert "the run has no round left" in capsys.readouterr().err
+    assert "the run has no rounds left to record" in capsys.readouterr().err
     with pytest.raises(BadInput, match="a profile needs a workdir"):
         fedjax_lab.run(load_config(toy), profile=1)
 
@@ -123,7 +123,7 @@ def test_a_profile_lies_within_one_stage(toy, tmp_path, capsys):
     arguments = [f"--config={toy}:fedconcat", f"--workdir={tmp_path / 'w'}"]
     arguments += [f"--config.method.{key}={value}" for key, value in sizes.items()]
     assert call(*arguments, "--profile=7") == 2
-    assert "from 1 to 6, the rounds that are left in its longest stage" in capsys.readouterr().err
+    assert "from 1 to 6, the number of rounds left in its longest stage" in capsys.readouterr().err
     assert call(*arguments, "--profile=5") == 0
     assert "profile of rounds 4 to 8" in capsys.readouterr().out
     assert not [e for e in recorded(tmp_path / "w")[0] if "backend_compile" in e["name"]]

@@ -32,7 +32,7 @@ def test_a_range_is_what_its_text_says(text):
         ("0.1,1", "is not a range; for example log:"),
         ("log:", "is not a range"),
         ("lug:1,2", "no range 'lug'; did you mean 'log'?"),
-        ("log:1,2,3", "has two ends, got 3"),
+        ("log:1,2,3", "has two bounds, got 3"),
         ("log:0,1", "must begin above 0"),
         ("log:1,x", "must be a number, got 'x'"),
         ("uniform:1,1", "to a larger one, got 1.0 to 1.0"),

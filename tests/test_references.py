@@ -70,7 +70,7 @@ def test_a_file_can_import_what_lies_beside_it(own):
         ("method", "owm.py:near", "no file 'owm.py'; did you mean 'own.py'?"),
         ("method", "there/own.py:near", "no file 'there/own.py'; there are none"),
         ("method", "own.py:neer", "own.py has no function 'neer'; did you mean 'near'?"),
-        ("method", "own.py:NUMBER", "own.py:NUMBER is no method but of type int"),
+        ("method", "own.py:NUMBER", "own.py:NUMBER is not a valid method: it is of type int"),
         (
             "method",
             "no_such_module:f",
@@ -80,13 +80,13 @@ def test_a_file_can_import_what_lies_beside_it(own):
         (
             "method",
             "own.py:net",
-            "own.py:net is no method: it must take (task), then settings",
+            "own.py:net is not a valid method: it must take (task), then settings",
         ),
-        ("method", "own.py:shift", "own.py:shift is no method: it must take (task), then"),
+        ("method", "own.py:shift", "own.py:shift is not a valid method: it must take (task)"),
         ("method", "own.py:no_default", "own.py:no_default: its setting pull needs a default"),
         ("partition", "own.py:near", "it must take (y, domain, num_clients, rng), then settings"),
-        ("data", "own.py:near", "own.py:near is no data: it must take settings alone, not"),
-        ("optimizer", "own.py:blobs", "own.py:blobs is no optimizer: it must take (lr), then"),
+        ("data", "own.py:near", "own.py:near is not a valid data source: it must take only"),
+        ("optimizer", "own.py:blobs", "own.py:blobs is not a valid optimizer: it must take (lr)"),
         ("method", "own.py:<lambda>", "own.py:<lambda> is a lambda or a local function"),
         ("method", ":near", "no file ''"),
         ("method", "own.py:", "own.py has no function ''"),
@@ -162,7 +162,7 @@ def test_every_name_of_a_config_may_be_a_function(own):
         ([("local.optimizer", "sdg")], "no optimizer 'sdg'; did you mean 'sgd'?"),
         ([("run.sampling", "by_sise")], "no sampling 'by_sise'; did you mean 'by_size'?"),
         ([("data.augment", "cifar1")], "no augmentation 'cifar1'; did you mean 'cifar10"),
-        ([("run.metrics", "own.py:near")], "own.py:near is no metric: it must take (logits,"),
+        ([("run.metrics", "own.py:near")], "own.py:near is not a valid metric: it must"),
     ],
 )
 def test_a_mistake_in_the_settings_of_an_own_part_is_told(own, overrides, said):
@@ -201,15 +201,15 @@ def test_a_run_has_the_parts_that_its_config_names(own):
 @pytest.mark.parametrize(
     "section, made, said",
     [
-        ("partition", None, "must return a list of 4 arrays, the positions that each client"),
+        ("partition", None, "must return a list of 4 arrays, the positions of each client's"),
         ("partition", [[0]] * 3, "must return a list of 4 arrays"),
         (
             "partition",
             [[0.5]] * 4,
-            "must give integers [N], but client 0 gets float64 of shape [1]",
+            "must return integers [N], but client 0 has float64 of shape [1]",
         ),
         ("partition", [[0], [1], [2], [999]], "gives client 3 the position 999, which is not in"),
-        ("method", None, "must return a Method, or a function that gives the stages"),
+        ("method", None, "must return a Method, or a function that returns the stages"),
         ("data", None, "must return a Dataset, not None"),
         ("model", None, "must be a Flax module, not NoneType"),
         ("optimizer", None, "must return a GradientTransformation, not None"),
@@ -321,19 +321,19 @@ def test_a_run_goes_on_with_the_same_source_however_it_is_named(own, run, monkey
 def test_a_run_does_not_go_on_with_another_source(own, run):
     own.write_text(own.read_text() + "# changed\n")
     said = complaint(resume, run, resolve(load_config("own.py")))
-    assert f"{run} holds a run with another own.py:" in said
+    assert f"{run} holds a run with another version of own.py:" in said
     assert f"{own} has changed since it began; restore it" in said
     other = resolve(load_config("own.py"), [("method.name", "fedavg")])
     assert "own.py has changed" in complaint(resume, run, other)
     plain = resolve({"method": {"name": "fedavg"}})
-    assert "holds another run: config." in complaint(resume, run, plain)
+    assert "holds another run: its config." in complaint(resume, run, plain)
 
 
 def test_a_run_with_a_lambda_does_not_go_on(tmp_path):
     config = resolve({"method": {"name": lambda task: fedprox(task)}})
     folder = begin(tmp_path / "run", config)
     said = complaint(resume, folder, config)
-    assert "nobody can tell whether that is the same now; define it in a file" in said
+    assert "cannot be determined whether this function has changed; define it in a file" in said
 
 
 def test_a_function_of_a_notebook_is_known_by_its_code(own, monkeypatch):

@@ -91,9 +91,9 @@ def test_settings_reach_the_wrapper_or_its_base(with_wrapper):
 @pytest.mark.parametrize(
     "base, why",
     [
-        ("fedconcat", "base=fedconcat has stages of its own"),
-        ("central", "base=central has no rounds of several clients"),
-        ("pfedhn", "base=pfedhn has no rounds of several clients"),
+        ("fedconcat", "base=fedconcat has several stages"),
+        ("central", "base=central has no rounds with several clients"),
+        ("pfedhn", "base=pfedhn has no rounds with several clients"),
     ],
 )
 def test_a_method_that_cannot_be_wrapped_is_told(with_wrapper, base, why):

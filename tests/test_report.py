@@ -254,7 +254,7 @@ def test_a_section_that_a_run_lacks_has_its_defaults(tmp_path):
 def test_federations_are_not_compared_with_one_another(pair, tmp_path, capsys):
     write(tmp_path / "other", SCORES["fedavg"], partition={"name": "dirichlet", "alpha": 0.1})
     out = call(capsys, pair, tmp_path / "other")
-    assert "2 federations: nothing is compared across them" in out
+    assert "these runs use 2 different data partitions; each is compared separately" in out
     assert "== toy, iid, 3 clients; partition.name=iid ==" in out
     assert "== toy, dirichlet, 3 clients; partition.name=dirichlet ==" in out
     rows = list(csv.DictReader(io.StringIO(call(capsys, pair, tmp_path / "other", "--format=csv"))))
@@ -266,14 +266,14 @@ def test_federations_are_not_compared_with_one_another(pair, tmp_path, capsys):
 def test_unequal_seeds_pair_where_they_are_shared(pair, tmp_path, capsys):
     write(tmp_path / "c", {1: (1, 2, 73), 5: (1, 2, 3)}, method="moon")
     out = call(capsys, pair, tmp_path / "c")
-    assert "pairs are of shared ones only: 0, 1, 2 (2 rows); 1, 5 (1 row)" in out
+    assert "only shared seeds are paired: 0, 1, 2 (2 rows); 1, 5 (1 row)" in out
     (line,) = (line.split() for line in out.splitlines() if re.match(r"moon +1 +2.00", line))
     assert line[3:] == ["-"] * 5
 
 
 def test_the_same_seed_twice_is_refused(pair, tmp_path, capsys):
     write(tmp_path / "again", {2: (1, 2, 3)})
-    assert "both seed 2 of fedavg" in refusal(capsys, pair, tmp_path / "again")
+    assert "both hold seed 2 of fedavg" in refusal(capsys, pair, tmp_path / "again")
     call(capsys, pair, pair / "a")  # a folder named twice is read once
 
 
@@ -287,7 +287,7 @@ def test_a_run_that_is_still_being_written(pair, tmp_path, capsys):
     assert [r["round"] for r in block.rows[-1].seeds[0]] == [5, 10]  # 15 lacks seed 1
     started = write(tmp_path / "d", {0: ()}, done=False, method="fedbn")
     (started / "metrics.jsonl").unlink()
-    assert "d: not evaluated yet, left out" in call(capsys, pair, started)
+    assert "d: left out, because it has not been evaluated yet" in call(capsys, pair, started)
     assert "nothing to compare" in refusal(capsys, started)
 
 
@@ -316,17 +316,18 @@ def test_a_config_of_something_else(tmp_path, capsys, content):
 
 def test_bad_input_is_told_in_one_line(pair, tmp_path, capsys):
     (tmp_path / "empty").mkdir()
-    assert "which runs?" in refusal(capsys)
-    assert "is not there" in refusal(capsys, tmp_path / "nowhere")
+    assert "no folder given" in refusal(capsys)
+    assert "does not exist" in refusal(capsys, tmp_path / "nowhere")
     assert "is not a folder" in refusal(capsys, pair / "a/config.json")
     assert "holds no run" in refusal(capsys, tmp_path / "empty")
     assert "did you mean 'fedprox'?" in refusal(capsys, pair, "--baseline=fedprx")
     assert "did you mean 'accuracy.worst10'?" in refusal(capsys, pair, "--measure=worst10")
-    assert "no run has a round best by val" in refusal(capsys, pair, "--way=best_by_validation")
+    said = refusal(capsys, pair, "--way=best_by_validation")
+    assert "no run supports --way=best_by_validation" in said
     assert "invalid choice: 'best'" in refusal(capsys, pair, "--way=best")
     assert "cannot write" in refusal(capsys, pair, f"--out={tmp_path}")
     (pair / "a/metrics.jsonl").write_text('{"round": 1, "seed": 0}\n')
-    assert "without bytes_down, bytes_up, seconds" in refusal(capsys, pair / "a")
+    assert "lacks bytes_down, bytes_up, seconds" in refusal(capsys, pair / "a")
 
 
 def test_a_baseline_by_its_method(pair, capsys):

@@ -85,8 +85,8 @@ def test_both_learning_rates_are_told_for_each_round(toy):
     "method, settings, said",
     [
         ("fedavg", {"run__server_schedule": "step"}, "a method with the setting server_lr, which"),
-        ("fedavg", {"run__server_warmup": 2}, "fedavg has not; those that have: ccvr"),
-        ("fedavg", {"local__warmup": 3}, "config.local.warmup=3 leaves none of 3 rounds"),
+        ("fedavg", {"run__server_warmup": 2}, "fedavg does not have; methods that have it: ccvr"),
+        ("fedavg", {"local__warmup": 3}, "config.local.warmup=3 must be less than the 3 rounds"),
         ("fedavg", {"local__warmup": -1}, "config.local.warmup must not be negative"),
         ("fedavg", {"local__schedule": "cosin"}, "no schedule 'cosin'; did you mean 'cosine'?"),
         (
@@ -153,7 +153,7 @@ def test_a_schedule_of_ones_own(toy, tmp_path):
     np.testing.assert_allclose(
         experiment.learning_rates(config, [3])["local.lr"], [0.1, 0.08, 0.06], rtol=1e-6
     )
-    for name, said in {"none": "must return a function", "two": "must give one number"}.items():
+    for name, said in {"none": "must return a function", "two": "must return one number"}.items():
         config = config_of(toy, local__schedule=f"{own}:{name}")
         assert said in complaint(experiment.learning_rates, config, [3])
     both = {"local__optimizer": f"{own}:steps", "local__schedule": "step"}
@@ -232,7 +232,7 @@ def test_a_schedule_begins_anew_in_each_stage(toy):
             {"local__schedule": "cosine"},
             "config.local.schedule=cosine depends on config.run.rounds",
         ),
-        ({"run__server_schedule": "linear"}, "would have had another method.server_lr until round"),
+        ({"run__server_schedule": "linear"}, "would have changed method.server_lr in the first 3"),
     ],
 )
 def test_whether_a_run_may_have_more_rounds_is_told(settings, said, toy):

@@ -36,7 +36,7 @@ def test_auto_decides_from_sizes(size, devices, where):
 
 @pytest.mark.parametrize("where", ["replicated", "sharded", "host"])
 def test_what_was_asked_for_is_done(where):
-    assert sizes.choose("state", where, MIB, EIGHT, "host") == (where, "as asked for")
+    assert sizes.choose("state", where, MIB, EIGHT, "host") == (where, "requested by the config")
 
 
 @pytest.mark.parametrize(
@@ -77,16 +77,16 @@ def test_what_is_beyond_the_devices_is_divided_where_it_comes_to_them():
 def test_sampling_by_device_divides_both():
     division = divide(sampling="device")
     assert division.divided == {"by_client": True, "by_row": True, "by_device": True}
-    assert "what clients keep: sharded" in division.words
+    assert "clients' state: sharded" in division.words
     assert not divide(sampling="device", devices=1).by_device
 
 
 @pytest.mark.parametrize(
     "asked, complaint",
     [
-        ({"cohort": 6}, "divides 6 clients a round among 4 devices; take a multiple of 4"),
+        ({"cohort": 6}, "divides 6 clients a round among 4 devices; use a multiple of 4"),
         ({"devices": 5, "cohort": 5}, "divides 8 clients among 5 devices"),
-        ({"seeds": 2}, "is for one seed"),
+        ({"seeds": 2}, "needs a run with one seed"),
         ({"state": "replicated"}, "leave config.engine.state and config.engine.data at auto"),
         ({"method": local(toys.TASK)}, "draws its clients at random"),
     ],

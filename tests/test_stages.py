@@ -214,7 +214,7 @@ def test_seeds_may_differ_in_what_they_find(data):
     )
     assert [len(state.server[1]) for state in result.states] == [2, 3]
     sizes = iter([2, 3])
-    with pytest.raises(BadInput, match="stage second differs in size between seeds"):
+    with pytest.raises(BadInput, match="the facts of stage second differ in size between seeds"):
         runner.run(staged(data, (0, 1), "vectorized", extra_of=lambda key: next(sizes)), quiet=True)
 
 
@@ -247,7 +247,7 @@ def test_lost_facts_are_noticed(data, tmp_path, monkeypatch):
             runner.run(staged(data), tmp_path / "cut", quiet=True)
     for file in (tmp_path / "cut/stages").iterdir():
         file.unlink()
-    with pytest.raises(BadInput, match="lacks what a stage began with"):
+    with pytest.raises(BadInput, match="is damaged or lost, and its stage needs it"):
         runner.run(staged(data), tmp_path / "cut", resume=True, quiet=True)
 
 
@@ -261,7 +261,7 @@ def test_damaged_facts_are_refused(tmp_path):
         for position in range(0, min(len(content), 64), 3):
             flipped = bytes([content[position] ^ 1])
             damaged.write_bytes(content[:position] + flipped + content[position + 1 :])
-            with pytest.raises(BadInput, match=f"{file} lacks what a stage began with"):
+            with pytest.raises(BadInput, match=f"{file} is damaged or lost, and its stage needs"):
                 workdir.read_arrays(file)
         damaged.write_bytes(content)
 

@@ -179,7 +179,7 @@ def test_joined_runs_with_a_rule_are_run_one_by_one(toy, whole, tmp_path, capsys
     grid = ["--methods=fedprox", "--grid=method.mu=0,0.01", "--together", "--seeds=0,1"]
     out = tmp_path / "sweep"
     assert sweep.main(["sweep", f"--config={toy}", f"--out={out}", *grid, target]) == 0
-    assert "not together but one by one" in capsys.readouterr().out
+    assert "running one by one instead of together" in capsys.readouterr().out
     rows = comparable(out / "fedprox,mu=0.0"), without_clock(whole[:4])
     joined, alone = ([{**row, "flops": 0} for row in each] for each in rows)  # FedProx's has more
     assert joined == alone

@@ -184,9 +184,9 @@ def test_a_folder_takes_more_cells_of_the_same_sweep_alone(tmp_path):
     planned = json.loads((tmp_path / "sweep.json").read_text())["cells"]
     assert list(planned) == [*first, *more]
     for changed, message in (
-        ({"overrides": [("run.rounds", "4")]}, "config.run.rounds is 3 there, not 4"),
-        ({"overrides": []}, "config.run.rounds is 3 there, not 20"),
-        ({"seeds": [0, 1]}, r"config.seeds is \[0\] there, not \[0, 1\]"),
+        ({"overrides": [("run.rounds", "4")]}, "config.run.rounds is 3, not 4"),
+        ({"overrides": []}, "config.run.rounds is 3, not 20"),
+        ({"seeds": [0, 1]}, r"config.seeds is \[0\], not \[0, 1\]"),
         ({"overrides": [("run.rounds", "3"), ("local.lr", "1")]}, "config.local.lr is both"),
     ):
         other = shared._replace(**changed)
@@ -194,7 +194,7 @@ def test_a_folder_takes_more_cells_of_the_same_sweep_alone(tmp_path):
             sweep.check_folder(other, sweep.plan(other, ["moon"], {}), tmp_path)
     (tmp_path / "sweep.json").unlink()
     (tmp_path / "thesis.txt").touch()
-    with pytest.raises(BadInput, match="something else than a sweep"):
+    with pytest.raises(BadInput, match="something other than a sweep"):
         sweep.check_folder(shared, first, tmp_path)
 
 
@@ -239,16 +239,16 @@ BAD = [
     (["--grid=model.width=" + "9" * 400], "config.model.width must be below 2**31"),
     (["--grid=model.width=" + "-" * 20000 + "1"], "config.model.width must be of type int"),
     (["--grid=" + "k" * 5000], "is not SECTION.KEY"),
-    (["--grid=data.path=" + "x" * 300], "too long a folder name"),
+    (["--grid=data.path=" + "x" * 300], "the folder name too long"),
     (["--metods=fedavg"] * 400, "did you mean '--methods'?"),
     (["--workers=2", "--together"], "drop one"),
     (["--seeds=a"], "--seeds"),
     (["--config.run.rounds"], "--config.run.rounds needs a value"),
     (["--tune=random:2"], "--on=validation needs validation examples: --config.partition.valid"),
     (["--tune=20", "--on=test"], "--tune=20 is not random:DRAWS"),
-    (["--on=test"], "--on says more about --tune, which is not given"),
-    (["--range=method.mu=log:1,2"], "--range says more about --tune"),
-    (["--tune=random:2", "--on=test", "--range=method.mu=log:1,2"], "no method here has that"),
+    (["--on=test"], "--on needs --tune, which is missing"),
+    (["--range=method.mu=log:1,2"], "--range needs --tune"),
+    (["--tune=random:2", "--on=test", "--range=method.mu=log:1,2"], "no method of the sweep has"),
     (
         ["--methods=fedprox", "--tune=random:2", "--on=test", "--range=method.mu=log:-1,2"],
         "above 0",
@@ -257,14 +257,14 @@ BAD = [
         ["--methods=fedprox", "--tune=random:2", "--on=test", "--range=method.mu=choice:-1"],
         "draws/",
     ),
-    (["--methods=moon", "--until=ci:1"], "--baseline=fedavg is no cell; valid: moon"),
-    (["--until=ci:1"], "--until needs a cell besides the baseline"),
+    (["--methods=moon", "--until=ci:1"], "--baseline=fedavg names no cell; valid: moon"),
+    (["--until=ci:1"], "--until needs another cell besides the baseline"),
     (["--methods=fedavg,moon", "--until=1"], "--until=1 is not ci:POINTS"),
-    (["--methods=fedavg,moon", "--until=ci:1", "--max_seeds=1"], "--max_seeds=1 adds nothing"),
+    (["--methods=fedavg,moon", "--until=ci:1", "--max_seeds=1"], "--max_seeds=1 must be larger"),
     (["--methods=fedavg,moon", "--until=ci:1", "--max_seeds=x"], "--max_seeds"),
     (["--methods=fedavg,moon", "--until=ci:1", "--share=0/2"], "add it to the command without"),
-    (["--baseline=fedavg"], "--baseline says more about --until"),
-    (["--max_seeds=3"], "--max_seeds says more about --until"),
+    (["--baseline=fedavg"], "--baseline needs --until"),
+    (["--max_seeds=3"], "--max_seeds needs --until"),
 ]
 
 
@@ -467,7 +467,7 @@ def test_what_cannot_be_together_is_run_one_by_one(
     more += ["--config.engine.seeds=sequential"] * ("finetune" in arguments[0])
     call(f"--config={toy}", f"--out={tmp_path}", *arguments, *more)
     said = capsys.readouterr().out
-    assert said.count("not together but one by one") == 1 and why in said
+    assert said.count("running one by one instead of together") == 1 and why in said
     assert len(alone) == 2
     assert all(options["resume"] == (why[0] in "TD") for _, options in alone)  # it had begun
 
@@ -668,7 +668,7 @@ def test_a_draw_that_fails_is_told_and_tried_again(toy, tmp_path, monkeypatch, c
     monkeypatch.setattr("fedjax_lab.errors.place_of", lambda error: "")
     arguments = [f"--config={toy}", f"--out={out}", *TUNED[1:], "--seeds=0"]
     assert call(*arguments) == 1
-    assert "fedavg: none is chosen, because 1 of 3 draws have failed" in capsys.readouterr().out
+    assert "fedavg: no draw is chosen, because 1 of 3 draws failed" in capsys.readouterr().out
     assert call(*arguments) == 0
     assert len(failing) == 3 + 1 + 1  # the draw again, and the cell
 

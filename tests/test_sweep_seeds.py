@@ -47,9 +47,9 @@ def test_a_cell_is_the_baseline_at_its_partition_and_its_twins_are_elsewhere():
         sweep_seeds.pairs(cells, goal(baseline="fedprox"))
     with pytest.raises(BadInput, match="no cell; did you mean 'fedprox'"):
         sweep_seeds.pairs(cells, goal(baseline="fedprx"))
-    with pytest.raises(BadInput, match="needs a cell besides the baseline"):
+    with pytest.raises(BadInput, match="needs another cell besides the baseline"):
         sweep_seeds.pairs(planned(["fedavg"]), goal())
-    with pytest.raises(BadInput, match="--max_seeds=2 adds nothing to the 2 seeds"):
+    with pytest.raises(BadInput, match="--max_seeds=2 must be larger than 2"):
         sweep_seeds.pairs(planned(["fedavg", "moon"]), goal(max_seeds=2))
 
 
@@ -149,10 +149,10 @@ def test_a_sweep_that_has_got_seeds_goes_on_with_the_same_command(tmp_path):
     more = QUICK._replace(seeds=[*range(5)], overrides=[("run.rounds", "99")])
     sweep_folder.check_folder(more, sweep_plan.plan(more, methods, {}), tmp_path)
     for shared, some, message in (
-        (QUICK._replace(seeds=[0]), methods, r"config.seeds is \[0, 1\] there, not \[0\]"),
-        (QUICK._replace(seeds=[1, 2]), methods, r"config.seeds is \[0, 1\] there, not \[1, 2\]"),
-        (more, ["moon"], "config.run.rounds is 20 there, not 99"),  # fedavg would stay behind
-        (QUICK._replace(seeds=[*range(5)]), ["moon"], r"config.seeds is \[0, 1\] there, not"),
+        (QUICK._replace(seeds=[0]), methods, r"config.seeds is \[0, 1\], not \[0\]"),
+        (QUICK._replace(seeds=[1, 2]), methods, r"config.seeds is \[0, 1\], not \[1, 2\]"),
+        (more, ["moon"], "config.run.rounds is 20, not 99"),  # fedavg would stay behind
+        (QUICK._replace(seeds=[*range(5)]), ["moon"], r"config.seeds is \[0, 1\], not"),
     ):
         with pytest.raises(BadInput, match=message):
             sweep_folder.check_folder(shared, sweep_plan.plan(shared, some, {}), tmp_path)

@@ -111,7 +111,7 @@ def test_the_table_tells_all_and_estimates_the_end(out, capsys):
     assert "RuntimeError: no memory" in lines[3]
     assert lines[9] == "6 runs: 1 stopped, 1 failed, 1 diverged, 2 waiting, 1 done"
     # 40 s for 20 rounds, 10 s for 5: 2 s a round; 15 + 20 + 2 * 20 rounds are left.
-    assert lines[10].startswith("no command runs this sweep; the same command continues it; about")
+    assert lines[10].startswith("no command is running this sweep; repeat its command to continue")
     assert lines[10].endswith("about 2 min left at the pace so far, 1 run at a time")
 
 
@@ -122,10 +122,10 @@ def test_the_estimate_counts_runs_at_once_and_ends_with_the_last(out):
         "about 1 min left at the pace so far, 2 runs at a time"
     )
     ended = [s._replace(state="done") for s in each]
-    last = "everything that is planned until now has ended"
+    last = "all runs planned so far have ended"
     assert sweep_status.text(ended, 0, 0.0).endswith(last)
     fresh = [s._replace(state="waiting", seconds=0.0, played=0) for s in each]
-    assert "no estimate of the end yet" in sweep_status.text(fresh, 0, 0.0)
+    assert "no estimate of the time left yet" in sweep_status.text(fresh, 0, 0.0)
 
 
 def test_damaged_files_are_told_as_failures(out):

@@ -80,12 +80,12 @@ def test_adaptive_optimizers_have_smaller_learning_rates():
         ({"tune": "random:0"}, "is not random:DRAWS"),
         ({"tune": "grid:3"}, "is not random:DRAWS"),
         ({"on": "vaildation"}, "did you mean 'validation'?"),
-        ({"given": ["method.mo=log:1,2"]}, "no method here has that setting; did you mean"),
+        ({"given": ["method.mo=log:1,2"]}, "no method of the sweep has it; did you mean"),
         ({"given": ["method.mu"]}, "is not SECTION.KEY=RANGE"),
         ({"given": ["method.mu=log:0,2"]}, "--range=method.mu: a log-uniform range must begin"),
         ({"given": ["method.mu=log:1,2"] * 2}, "--range=method.mu is given twice"),
         ({"given": ["partition.num_clients=choice:5,6"]}, "--grid=partition.num_clients=VALUE"),
-        ({"given": ["run.rounds=choice:5,6"]}, "that is not tuned"),
+        ({"given": ["run.rounds=choice:5,6"]}, "this key cannot be tuned"),
         ({"given": ["method.mu=choice:a,b"]}, "config.method.mu must be of type float"),
         ({"given": ["method.mu=log:1,2"], "grid": {"method.mu": ["1"]}}, "a range in --range and"),
         ({"shared": QUICK._replace(overrides=[("partition.validation", "0")])}, "--config.partit"),
@@ -184,7 +184,7 @@ def test_draws_of_another_seed_are_refused(tmp_path):
     sweep_folder.write_plan({}, draws, tmp_path)
     assert sweep_folder.check_folder(QUICK, draws, tmp_path).keys() == draws.keys()
     _, (other,) = contenders(["fedprox"], "random:1", shared=QUICK._replace(seeds=[9]))
-    with pytest.raises(BadInput, match=r"config.seeds is \[3\] there, not \[9\]"):
+    with pytest.raises(BadInput, match=r"config.seeds is \[3\], not \[9\]"):
         sweep_folder.check_folder(QUICK, {d.name: d for d in other.draws}, tmp_path)
     metrics.write_json(tmp_path / "sweep.json", {"cells": {"a": {"tuned": 1}}})
     with pytest.raises(BadInput, match="sweep.json cannot be used"):

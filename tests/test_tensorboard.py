@@ -240,7 +240,7 @@ def test_a_picture_cut_short_is_left_out(sweep, logdir, capsys):
     draw(path, 200, 200)
     path.write_bytes(path.read_bytes()[:-30])
     assert tensorboard.main([str(sweep), f"--logdir={logdir}"]) == 0
-    assert capsys.readouterr().err == f"{path} is no whole picture, left out\n"
+    assert capsys.readouterr().err == f"skipped {path}, which is not a complete image file\n"
     assert "plots/curve" not in points(logdir / "fedavg,mu=0.1")
 
 
@@ -365,8 +365,8 @@ def test_bad_input_is_told_in_one_line(sweep, tmp_path, logdir, capsys):
     (tmp_path / "empty").mkdir()
     (tmp_path / "file").write_text("")
     run = sweep / "fedavg,mu=0.1"
-    assert "which runs?" in refusal(capsys)
-    assert "is not there" in refusal(capsys, tmp_path / "nowhere")
+    assert "no folder given" in refusal(capsys)
+    assert "does not exist" in refusal(capsys, tmp_path / "nowhere")
     assert "holds no run" in refusal(capsys, tmp_path / "empty")
     assert "--lodgir" in refusal(capsys, sweep, "--lodgir=x")
     assert "Not a directory" in refusal(capsys, sweep, f"--logdir={tmp_path / 'file'}")
@@ -375,7 +375,7 @@ def test_bad_input_is_told_in_one_line(sweep, tmp_path, logdir, capsys):
     (tmp_path / "link").symlink_to(run)
     assert "of a run" in refusal(capsys, sweep, f"--logdir={tmp_path / 'link'}")
     (run / "metrics.jsonl").write_text('{"round": 1, "seed": 0}\n')
-    assert "without bytes_down" in refusal(capsys, run, f"--logdir={logdir}")
+    assert "lacks bytes_down" in refusal(capsys, run, f"--logdir={logdir}")
 
 
 def test_what_cannot_be_written_is_named(sweep, logdir, capsys, monkeypatch):

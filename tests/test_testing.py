@@ -74,8 +74,8 @@ def depends_on_the_order(task):
 @pytest.mark.parametrize(
     ("method", "message"),
     [
-        (keeps_one_for_all, "`init` of a method must give private state to 8 clients"),
-        (divides_by_zero, "its numbers are not finite in round 1"),
+        (keeps_one_for_all, "`init` of a method must return private state of 8 clients"),
+        (divides_by_zero, "a loss or the state is not finite in round 1"),
         pytest.param(never_trains, "the training loss does not fall", marks=pytest.mark.slow),
         pytest.param(
             depends_on_the_order, "gives other numbers than 2 seeds", marks=pytest.mark.slow
@@ -107,7 +107,7 @@ class LogitsAlone(nn.Module):
 def test_models():
     assert check_model("mlp", shape=(5,)).num_classes == 4
     assert check_model(LogitsAlone, shape=(4, 4, 1), width=4).dense[-1] == "head"
-    with fails("in evaluation an example's logits depend on the others of its batch"):
+    with fails("in evaluation an example's logits depend on the other examples"):
         check_model(LogitsAlone, shape=(5,), centered=True)
 
 
@@ -128,7 +128,7 @@ def too_few(y, domain, num_clients, rng):
     [
         (own_random_numbers, "all random numbers must come from `rng`"),
         (twice_the_same, "client 0 holds an example more than once"),
-        (too_few, "it gives rows for 1 clients, where 5 are asked for"),
+        (too_few, "it returns rows for 1 clients instead of 5"),
     ],
 )
 def test_what_is_wrong_with_a_partition_is_named(partition, message):
@@ -149,7 +149,7 @@ def blobs(*, seed: int = 0, low: int = 0, kind: str = "float32"):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"seed": -1}, "two calls give different examples"),
+        ({"seed": -1}, "two calls return different examples"),
         ({"low": -2}, "out of range 0..2"),
         ({"kind": "float64"}, "x must be images [R, H, W, channels] in uint8"),
     ],

@@ -184,9 +184,9 @@ def test_another_content_of_the_folder_is_noticed(folder, trained, tmp_path, cap
             "fedavg",
             "fedavg",
             {"model.width": "9"},
-            "'Dense_0/bias' is 8, the model needs 9",
+            "'Dense_0/bias' is 8, but the model needs 9",
         ),
-        ("fedavg", "fedavg", {"model.depth": "2"}, "its weights are not the model's: it lacks"),
+        ("fedavg", "fedavg", {"model.depth": "2"}, "its weights do not match the model: it lacks"),
         ("fedavg", "fedper", {"run.start_with": "state"}, "the state that the run starts from"),
         ("fedavg", "scaffold", {"run.start_with": "personal"}, "clients of scaffold do not keep"),
         ("fedavg", "fedavg", {"run.start_with": "stat"}, "did you mean 'state'?"),
@@ -201,4 +201,4 @@ def test_a_folder_without_a_run_or_the_seed_is_told(folder, trained, tmp_path):
     message = complaint(lambda: first_states(folder, tmp_path, "fedavg"))
     assert message.startswith(f"config.run.start_from={tmp_path}: ") and "no run" in message
     message = complaint(lambda: first_states(folder, trained(), "fedavg", seeds=(0, 1)))
-    assert "it has no seed 1, but 0, 3" in message
+    assert "the run has no seed 1, only 0, 3" in message

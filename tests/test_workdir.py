@@ -113,7 +113,7 @@ def test_other_data_are_refused_also_after_the_end(change, what, run, capsys):
 
 def test_a_run_without_a_fingerprint_is_refused(run, capsys):
     (run / "run/fingerprint.json").unlink()
-    assert "start the run anew in another folder" in refused(run, capsys, "--resume")
+    assert "start a new run in another folder" in refused(run, capsys, "--resume")
     (run / "run/fingerprint.json").write_text("{")
     assert "fingerprint.json cannot be used" in refused(run, capsys, "--resume")
 
@@ -168,7 +168,7 @@ def test_devices_that_draw_clients_cannot_become_more(tmp_path):
         for count in (2, 4)
     ]
     fingerprint.check_same(digests[0], digests[0], tmp_path)
-    with pytest.raises(BadInput, match="clients on 2 devices .*, and 4 would do so now"):
+    with pytest.raises(BadInput, match="clients on 2 devices .*, but 4 devices would sample"):
         fingerprint.check_same(*digests, tmp_path)
 
 
@@ -181,7 +181,7 @@ def test_the_checkpoint_before_a_damaged_one_is_used(run, finished, capsys):
     capsys.readouterr()
     assert call(*arguments(run), "--resume") == 0
     said = capsys.readouterr().err
-    assert said.count("\n") == 1 and "is damaged; 6 is used" in said
+    assert said.count("\n") == 1 and "is damaged, so checkpoint 6 is used" in said
     assert comparable(run / "run") == comparable(finished / "run")
     assert call(*arguments(run), "--resume") == 0  # it was saved anew
     assert capsys.readouterr().err == ""
@@ -191,7 +191,7 @@ def test_the_checkpoint_before_a_damaged_one_is_used(run, finished, capsys):
 def test_without_a_whole_checkpoint_nothing_is_changed(run, capsys):
     for checkpoint in (run / "run/checkpoints").iterdir():
         damage(checkpoint)
-    assert "no checkpoint in" in refused(run, capsys, "--resume")
+    assert "all checkpoints in" in refused(run, capsys, "--resume")
 
 
 def lines_of(run):
@@ -277,7 +277,7 @@ def test_a_run_of_an_earlier_version_goes_on(run):
         with workdir.owned(run / "run", config, [0, 1], resume=True):
             pass
     assert json.loads((run / "run/config.json").read_text()) == saved
-    with pytest.raises(BadInput, match="config.engine.seeds is 'vectorized' there, not 'auto'"):
+    with pytest.raises(BadInput, match="config.engine.seeds is 'vectorized', not 'auto'"):
         with workdir.owned(run / "run", resolve(load_config(str(run / "toy.py"))), [0, 1], True):
             pass
 
@@ -285,7 +285,7 @@ def test_a_run_of_an_earlier_version_goes_on(run):
 @pytest.mark.parametrize("key, value", [("dtype", "bfloat16"), ("precision", "highest")])
 def test_a_run_goes_on_in_its_own_arithmetic_only(run, key, value):
     config = resolve(load_config(str(run / "toy.py")), [(f"engine.{key}", value)])
-    with pytest.raises(BadInput, match=f"config.engine.{key} is .* there, not '{value}'"):
+    with pytest.raises(BadInput, match=f"config.engine.{key} is .*, not '{value}'"):
         with workdir.owned(run / "run", config, [0, 1], resume=True):
             pass
 

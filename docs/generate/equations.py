@@ -1,7 +1,7 @@
-"""The docstring of a method as HTML: its lines of mathematics typeset, its prose in paragraphs.
+"""Renders a method's docstring as HTML: equations are typeset, and prose becomes paragraphs.
 
-Only what single words are is decided here: `w_{t+1}` becomes a w with an index and `theta` a Greek
-letter. What stands where is left as the docstring has it, so that nothing can be read wrongly.
+Only single symbols are converted: `w_{t+1}` becomes a w with a subscript, and `theta` a Greek
+letter. The order and layout of the symbols stay as in the docstring, so the meaning cannot change.
 """
 
 import html
@@ -32,24 +32,27 @@ TOKEN = re.compile(
 
 
 def of_docstring(docstring: str) -> str:
-    """The paragraphs of a docstring, without the first one: its title."""
+    """The paragraphs of a docstring as HTML, without the first one, which is its title."""
     parts = [part for part in re.split(r"\n\s*\n", docstring)[1:] if part.strip()]
     return "\n\n".join(block(part) if is_block(part) else paragraph(part) for part in parts)
 
 
 def is_block(part: str) -> bool:
-    """Whether a paragraph consists of lines of mathematics, which have columns or an arrow."""
+    """Whether a paragraph consists of equations: lines in columns, or with an arrow."""
     first = part.split("\n")[0]
     return first.startswith("  ") or bool(re.match(r"\w+ {2,}|\w+ <- ", first))
 
 
 def paragraph(text: str) -> str:
-    """A paragraph of prose; what has an index or is a Greek letter is typeset."""
+    """A paragraph of prose as HTML; symbols with an index and Greek letters are typeset."""
     return f"<p>{inline(' '.join(text.split()), in_block=False)}</p>"
 
 
 def block(text: str) -> str:
-    """Lines with a label, what stands there, and a note at the end (the number of an equation)."""
+    """A block of equations as an HTML table.
+
+    Each line has a label, an equation, and a note at its end, such as the equation's number.
+    """
     lines = text.split("\n")
     column = first_column(lines)
     rows = "".join(_row(line, column) for line in lines)
@@ -72,7 +75,7 @@ def _row(line, column):
 
 
 def with_note(text: str) -> tuple[str, str]:
-    """What a line says, and the note that stands apart at its end."""
+    """Split a line into its equation and the note at its end, "" if there is none."""
     apart = re.split(r" {3,}| {2,}(?=\((?:eqs?\.|Alg\.))", text)
     if len(apart) == 1 or apart[-1].startswith("="):
         return " ".join(apart), ""
@@ -80,7 +83,7 @@ def with_note(text: str) -> tuple[str, str]:
 
 
 def first_column(lines: Iterable[str]) -> int:
-    """Where the columns after the labels begin: where the fewest labels would be cut."""
+    """The column at which the equations begin: the one that cuts the fewest labels."""
     lines = list(lines)
     gaps = {m.end() for line in lines for m in re.finditer(r"(?<=\S) {2,}(?=\S)", line[:24])}
     if not gaps:
@@ -94,7 +97,7 @@ def first_column(lines: Iterable[str]) -> int:
 
 
 def inline(text: str, in_block: bool) -> str:
-    """A text with its symbols typeset."""
+    """The text as HTML with its symbols typeset. in_block: whether it is part of an equation."""
     out, at = [], 0
     for match in TOKEN.finditer(text):
         out.append(html.escape(text[at : match.start()], quote=False))
@@ -104,20 +107,20 @@ def inline(text: str, in_block: bool) -> str:
 
 
 def _token(match, text, in_block):
-    said = match.group(0)
+    token = match.group(0)
     if match["code"]:
-        return f"<code>{html.escape(said.strip('`'), quote=False)}</code>"
+        return f"<code>{html.escape(token.strip('`'), quote=False)}</code>"
     if match["link"]:
-        kind, _, number = said.partition(":")
+        kind, _, number = token.partition(":")
         sites = {"arXiv": "https://arxiv.org/abs/", "doi": "https://doi.org/"}
-        address = sites[kind] + number if kind in sites else f"https://{said}"
-        return f'<a href="{address}">{html.escape(said)}</a>'
+        address = sites[kind] + number if kind in sites else f"https://{token}"
+        return f'<a href="{address}">{html.escape(token)}</a>'
     if match["marked"]:
-        return _marks(said)
+        return _marks(token)
     if match["plain"]:
-        return said
+        return token
     if match["sign"]:
-        return {"-": "−"}.get(said, SIGNS.get(said, said))
+        return {"-": "−"}.get(token, SIGNS.get(token, token))
     return _symbol(match, text, in_block)
 
 
@@ -132,7 +135,7 @@ def _symbol(match, text, in_block):
         head = OPERATORS[base]
     elif not re.search("_[a-z]{2}", marks) or base in UPRIGHT or base[0].isupper():
         head = base + match["tilde"]
-    else:  # the name of a setting
+    else:  # a name with an underscore is a setting
         return f"<code>{html.escape(match.group(0))}</code>"
     after = {"'": "′", "''": "″", "+": "<sup>+</sup>", None: ""}[match["after"]]
     if after in ("′", "″") and not (base in GREEK or single):
@@ -142,8 +145,8 @@ def _symbol(match, text, in_block):
 
 def _marks(marks):
     tags = {"_": "sub", "^": "sup"}
-    found = re.findall(rf"([_^])({MARK})", marks)
-    return "".join(f"<{tags[kind]}>{_mark(of)}</{tags[kind]}>" for kind, of in found)
+    pairs = re.findall(rf"([_^])({MARK})", marks)
+    return "".join(f"<{tags[kind]}>{_mark(of)}</{tags[kind]}>" for kind, of in pairs)
 
 
 def _mark(text):

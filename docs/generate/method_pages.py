@@ -1,4 +1,4 @@
-"""The pages of the methods, made from their files: docstring, settings, bytes, tests, numbers."""
+"""Generates the pages of the methods from their files, tests and measured results."""
 
 import functools
 import inspect
@@ -39,32 +39,33 @@ class Cost(NamedTuple):
 
 
 def groups() -> dict[str, list[str]]:
-    """The methods of each group. What no group names is in the last one."""
+    """{title of a group: names of its methods}; methods without a group are in "Others"."""
     named = {title: names.split() for title, names in GROUPS.items()}
     others = sorted(set(registry.METHODS) - {name for each in named.values() for name in each})
     return named | ({"Others": others} if others else {})
 
 
 def docstring(name: str) -> str:
-    """What the file of a method says first."""
+    """The docstring of a method's file."""
     return inspect.getdoc(inspect.getmodule(registry.METHODS[name])) or ""
 
 
 def title(name: str) -> str:
-    """How a method is called in its paper."""
+    """The name of a method in its paper, from the first line of the docstring."""
     return re.split(r" \(|[:,.]|, ", docstring(name).split("\n\n")[0])[0]
 
 
 def paper(name: str) -> str:
-    """The citation in the first sentence of the docstring; empty where there is none."""
-    found = re.search(r"\((.*?)\)", docstring(name).split("\n\n")[0].replace("\n", " "))
-    return found[1] if found else ""
+    """The citation in parentheses in the docstring's first paragraph; empty if there is none."""
+    match = re.search(r"\((.*?)\)", docstring(name).split("\n\n")[0].replace("\n", " "))
+    return match[1] if match else ""
 
 
 def page(name: str, cost: Cost | None, numbers: list[result_tables.Row]) -> str:
     """The page of a method as Markdown.
 
-    cost: what it sends, where it is known; numbers: the rows of it in the tables of results.
+    cost: what it sends; None for a method of several stages. numbers: its rows in the tables of
+    results.
     """
     first = " ".join(docstring(name).split("\n\n")[0].split())
     parts = [
@@ -83,7 +84,7 @@ def page(name: str, cost: Cost | None, numbers: list[result_tables.Row]) -> str:
 
 
 def settings(name: str) -> str:
-    """A table of the settings with defaults, meanings and the ranges of a search."""
+    """A Markdown table of the settings: defaults, meanings, and ranges of `sweep --tune`."""
     function = registry.look_up("method", name)
     defaults, ranged = registry.default_settings(function), ranges.declared(function)
     if not defaults:
@@ -93,55 +94,55 @@ def settings(name: str) -> str:
     lines = ["| `config.method.` | default | meaning | range of `--tune` |", "|---|---|---|---|"]
     for key, default in defaults.items():
         also = ", ".join(f"`{word}`" for word in registry.setting_words(function).get(key, ()))
-        said = "; ".join(filter(None, (cell(words[key]), also and f"or {also}")))
+        meaning = "; ".join(filter(None, (cell(words[key]), also and f"or {also}")))
         drawn = f"`{ranged[key]}`" if key in ranged else ""
-        lines.append(f"| `{key}` | `{default}` | {said} | {drawn} |")
+        lines.append(f"| `{key}` | `{default}` | {meaning} | {drawn} |")
     return "\n".join(lines)
 
 
 def cell(text: str) -> str:
-    """What a docstring says, inside a table of Markdown."""
+    """A docstring's text as a cell of a Markdown table."""
     return equations.inline(text, in_block=False).replace("|", "&#124;")
 
 
 def wire(cost: Cost | None) -> str:
-    """What a client sends and receives."""
+    """A paragraph about the bytes that a client sends and receives."""
     if cost is None:
         return (
-            "The method has stages that send different things. A run counts the bytes of each of"
-            " them, and `metrics.jsonl` and `report` have the sums."
+            "The method has several stages, whose messages differ. A run counts the bytes of each"
+            " stage; `metrics.jsonl` and `report` have the sums."
         )
     if cost == Cost(0, 0):
         return "Nothing is sent."
     up, down = (f"{share:.3g} times the bytes of the model" for share in cost)
     same = "as many bytes as the model has"
     up, down = (same if text.startswith("1 times") else text for text in (up, down))
-    said = f"uploads and receives {up}" if up == down else f"uploads {up} and receives {down}"
+    both = f"uploads and receives {up}" if up == down else f"uploads {up} and receives {down}"
     return (
-        f"In a round a client {said}. [All methods](index.md) says for which model and how many"
-        " clients this was counted."
+        f"In a round a client {both}. [All methods](index.md) gives the model and the number of"
+        " clients for which the bytes were counted."
     )
 
 
 def tests(name: str) -> str:
-    """The files of tests that know the method, besides the one that tests all."""
-    own, word = ROOT / "tests" / "methods" / f"test_{name}.py", re.compile(rf"\b{name}\b")
+    """A sentence that links the test files in which the method occurs."""
+    main, word = ROOT / "tests" / "methods" / f"test_{name}.py", re.compile(rf"\b{name}\b")
     more = [path for path, text in _test_files().items() if word.search(text)]
-    files = dict.fromkeys([own] * own.is_file() + more)
+    files = dict.fromkeys([main] * main.is_file() + more)
     links = [f"[`{path.name}`](../../{path.relative_to(ROOT)})" for path in files]
     every = "[`test_methods.py`](../../tests/methods/test_methods.py) tests every method"
-    return f"{every}. This one occurs in {', '.join(links)} as well." if links else f"{every}."
+    return f"{every}. Further tests of this method: {', '.join(links)}." if links else f"{every}."
 
 
 @functools.cache
 def _test_files():
-    """The texts of the tests of methods, but for those that test every method."""
+    """{file: its text} for the test files of methods, without the one that tests every method."""
     paths = sorted((ROOT / "tests" / "methods").glob("test_*.py"))
     return {path: path.read_text() for path in paths if path.name != "test_methods.py"}
 
 
 def measured(numbers: list[result_tables.Row]) -> str:
-    """Its rows in the tables of results, each under the heading of its table."""
+    """The method's rows in the tables of results, each under the heading of its section."""
     parts = []
     for row in numbers:
         cells = [row.header, ["---"] * len(row.header), row.cells]
@@ -151,7 +152,7 @@ def measured(numbers: list[result_tables.Row]) -> str:
 
 
 def source(name: str) -> str:
-    """The file of a method, folded."""
+    """The source code of a method, as a collapsed block."""
     path = Path(inspect.getsourcefile(inspect.unwrap(registry.METHODS[name])) or "")
     code = "\n".join("    " + line for line in path.read_text().split("\n")).rstrip()
     shown = path.relative_to(ROOT)
@@ -159,21 +160,25 @@ def source(name: str) -> str:
 
 
 def lines(name: str) -> int:
-    """Lines of the method's file that are not blank."""
+    """The number of non-blank lines of the method's file."""
     path = Path(inspect.getsourcefile(inspect.unwrap(registry.METHODS[name])) or "")
     return sum(bool(line.strip()) for line in path.read_text().splitlines())
 
 
 def overview(costs: Mapping[str, Cost], setting: str) -> str:
-    """The page of all methods. setting: for which model the costs were counted."""
+    """The page of all methods.
+
+    costs: those of the methods of one stage. setting: a description of the model and the clients
+    for which the costs were counted.
+    """
     parts = [
         "# All methods",
-        f"The package has {len(registry.METHODS)} methods. Every one of them is a file of pure"
-        " functions written for one client, and runs with every data set, partition, model and"
-        " [transform](../transforms.md) that it has a meaning for. *Up* and *down* are the bytes"
-        " that a client sends and receives in a round, as multiples of the model's, counted from"
-        f" the types of the messages for {setting}. *Lines* are those of the method's file that"
-        " are not blank, docstring included.",
+        f"The package has {len(registry.METHODS)} methods. Every method is a file of pure"
+        " functions written for one client, and can be combined with every data set, partition,"
+        " model and [transform](../transforms.md) for which it makes sense. *Up* and *down* are the"
+        " bytes that a client sends and receives in a round, as multiples of the model's, counted"
+        f" from the types of the messages for {setting}. *Lines* is the number of non-blank lines"
+        " of the method's file, including its docstring.",
     ]
     for group, names in groups().items():
         rows = ["| method | name | paper | lines | up | down |", "|---|---|---|---|---|---|"]

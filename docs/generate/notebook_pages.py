@@ -1,4 +1,4 @@
-"""What the page of a notebook needs to be read without a network, and without JavaScript."""
+"""Makes the pages of notebooks readable without a network and without JavaScript."""
 
 import html
 import re
@@ -13,7 +13,7 @@ LINK = re.compile(r'href="([\w-]+)\.ipynb"')
 
 
 def offline(page: str) -> str:
-    """The page of a notebook with MathML, without what would come from a network."""
+    """The HTML page of a notebook with MathML, and without parts loaded from a network."""
     page = MATHJAX.sub("", page)
     page = BADGE.sub("Open in Colab", page)
     parts = KEPT.split(LINK.sub(r'href="\1.html"', page))

@@ -1,4 +1,4 @@
-"""What the pages of the five papers have from the package: the accuracy tables and their runs."""
+"""Generates the parts of the five papers' pages that list accuracy tables and results."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,18 +10,19 @@ from fedjax_lab.analysis.published import Recipe, Result
 
 
 def accuracies(paper: str) -> str:
-    """A table of a paper's accuracy tables, and what their runs leave open."""
+    """A Markdown table of a paper's accuracy tables, and notes on how the runs differ."""
     rows = ["| table | data (model) | cells | runs | seeds | config |", "|---|---|---|---|---|---|"]
     noted: dict[str, list[str]] = {}
     for (of_paper, table), results in published.tables().items():
         if of_paper == paper:
             recipes = [published.recipe(result) for result in results]
             rows.append(_row(table, results, recipes))
-            for note in dict.fromkeys(note for recipe in recipes for note in _said(recipe)):
+            for note in dict.fromkeys(note for recipe in recipes for note in _notes(recipe)):
                 noted.setdefault(note, []).append(table)
     notes = [f"- {_listed(where)}: {note}." for note, where in noted.items()]
-    said = "What the paper leaves open, or what a run here has otherwise:\n\n" + "\n".join(notes)
-    return "\n".join(rows) + ("\n\n" + said if notes else "") + "\n"
+    text = "Details that the paper leaves open, or that differ in the runs here:\n\n"
+    text += "\n".join(notes)
+    return "\n".join(rows) + ("\n\n" + text if notes else "") + "\n"
 
 
 def _row(table: str, results: Sequence[Result], recipes: Sequence[Recipe]) -> str:
@@ -32,7 +33,7 @@ def _row(table: str, results: Sequence[Result], recipes: Sequence[Recipe]) -> st
     return f"| {table} | {data} | {counts} | {', '.join(links) or 'not run'} |"
 
 
-def _said(recipe: Recipe) -> list[str]:
+def _notes(recipe: Recipe) -> list[str]:
     return [*recipe.notes, *([f"not run: {recipe.lacks}"] if recipe.lacks else [])]
 
 
@@ -43,11 +44,11 @@ def _listed(tables: Sequence[str]) -> str:
 
 
 def measured(title: str, docs: Path) -> str:
-    """Links to the headings of the pages of results that name the paper."""
-    found = []
+    """Links to the headings of the results pages that contain `title`, the name of the paper."""
+    links = []
     for path in result_tables.files(docs):
         for heading, _ in result_tables.sections(path.read_text(encoding="utf-8")):
             if title.lower() in heading.lower():
                 address = f"../{path.name}#{result_tables.anchor(heading)}"
-                found.append(f"- [{heading}]({address})")
-    return "\n".join(found) or "No page of results has measured numbers of this paper yet."
+                links.append(f"- [{heading}]({address})")
+    return "\n".join(links) or "No results page has measured numbers for this paper yet."

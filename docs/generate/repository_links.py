@@ -1,4 +1,4 @@
-"""Links of the pages to files of the repository, which on the site are pages of their own."""
+"""Converts links to files of the repository into links to pages of the documentation site."""
 
 import posixpath
 import re
@@ -17,9 +17,9 @@ LINK = re.compile(r"(\]\()([^)\s#]+)(#[^)\s]*)?\)")
 
 
 def on_site(markdown: str, uri: str, path: str) -> str:
-    """A page whose links lead to pages of the site.
+    """The page with its links to files replaced by links to pages of the site.
 
-    uri: of the page on the site; path: of its file in the repository.
+    uri: the address of the page on the site. path: its file in the repository.
     """
 
     def replaced(match):
@@ -34,12 +34,12 @@ def on_site(markdown: str, uri: str, path: str) -> str:
 
 
 def target(link: str, path: str) -> str:
-    """Where a link in a file leads to; both from the same folder."""
+    """The file to which a link in the file `path` leads, relative to the same folder as `path`."""
     return posixpath.normpath(posixpath.join(posixpath.dirname(path), link))
 
 
 def page_of(path: str) -> str | None:
-    """The page of the site that shows a file or folder of the repository; None where none does."""
+    """The page of the site that shows a file or folder of the repository; None if none does."""
     if path.startswith("docs/"):
         return path.removeprefix("docs/")
     if path.startswith("notebooks/") and path.endswith(".ipynb"):
@@ -52,13 +52,13 @@ def page_of(path: str) -> str | None:
 
 
 def linked_code(markdown: str, path: str) -> set[str]:
-    """The files of the repository that a page links to and that are shown as code."""
-    found = {target(match[2], path) for match in LINK.finditer(markdown) if ":" not in match[2]}
-    return {file for file in found if (page_of(file) or "").startswith("code/")}
+    """The files to which a page links and that the site shows as code."""
+    files = {target(match[2], path) for match in LINK.finditer(markdown) if ":" not in match[2]}
+    return {file for file in files if (page_of(file) or "").startswith("code/")}
 
 
 def code_page(path: str) -> str:
-    """The page of a file; the search leaves it out."""
+    """The page that shows a file as code; it is excluded from the site's search."""
     language = {".py": "python", ".sh": "bash", ".cfg": "ini"}.get(Path(path).suffix, "text")
     text = (ROOT / path).read_text(encoding="utf-8").rstrip()
     head = f"---\nsearch:\n  exclude: true\n---\n\n# {Path(path).name}\n\n`{path}`"

@@ -1,4 +1,4 @@
-"""The rows of the tables in docs/results*.md, by the name in their first cell."""
+"""Reads the rows of the tables in docs/results*.md, by the name in their first cell."""
 
 import re
 from collections.abc import Iterable
@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 
 class Row(NamedTuple):
-    """A row of a table of Markdown."""
+    """A row of a Markdown table, with the section in which the table is."""
 
-    file: str
+    file: str  # name of the page
     heading: str
     anchor: str
     header: list[str]
@@ -17,23 +17,23 @@ class Row(NamedTuple):
 
 
 def files(docs: Path) -> list[Path]:
-    """The pages of results."""
+    """The results pages, docs/results*.md."""
     return sorted(docs.glob("results*.md"))
 
 
 def rows(paths: Iterable[Path]) -> dict[str, list[Row]]:
-    """The rows by the name in their first cell, without its marks."""
-    found: dict[str, list[Row]] = {}
+    """{name: rows whose first cell has this name, ignoring backticks and asterisks}."""
+    by_name: dict[str, list[Row]] = {}
     for path in paths:
         for heading, part in sections(path.read_text(encoding="utf-8")):
             for header, cells in tables(part):
                 row = Row(path.name, heading, anchor(heading), header, cells)
-                found.setdefault(cells[0].strip("`* "), []).append(row)
-    return found
+                by_name.setdefault(cells[0].strip("`* "), []).append(row)
+    return by_name
 
 
 def sections(text: str) -> list[tuple[str, str]]:
-    """(heading, text below it) of a page; lines inside fences of code are no headings."""
+    """(heading, text below it) of each section of a page; code blocks contain no headings."""
     out, fenced = [("", [])], False
     for line in text.split("\n"):
         fenced ^= line.startswith("```")
@@ -44,7 +44,7 @@ def sections(text: str) -> list[tuple[str, str]]:
 
 
 def tables(text: str) -> list[tuple[list[str], list[str]]]:
-    """(header, cells) of each row of each table."""
+    """(header, cells) for each row of each table in the text."""
     out = []
     for table in re.findall(r"(?:^\|.*\n?){3,}", text, re.M):
         header, _, *body = [_cells(line) for line in table.strip().split("\n")]
@@ -57,6 +57,6 @@ def _cells(line):
 
 
 def anchor(heading: str) -> str:
-    """The address of a heading, as Python-Markdown makes it."""
+    """The anchor of a heading, as Python-Markdown forms it."""
     words = re.sub(r"[^\w\s-]", "", re.sub(r"[`*]", "", heading)).strip().lower()
     return re.sub(r"[-\s]+", "-", words)

@@ -1,4 +1,4 @@
-"""Hooks of mkdocs: pages made from the package, pages from outside of docs/, and their links."""
+"""Hooks of MkDocs: add generated pages and pages from outside of docs/, and convert links."""
 
 import re
 
@@ -18,7 +18,7 @@ MARKER = re.compile(r"<!-- (accuracies|measured) (\w+) -->")
 
 
 def on_config(config):
-    """Fills the parts of the navigation that follow from what there is."""
+    """Fill in the parts of the navigation that depend on existing methods, results, notebooks."""
     filled = {
         "Methods": ["methods/index.md", *_methods_by_group()],
         "Results": _results(),
@@ -42,23 +42,22 @@ def _methods_by_group():
 
 
 def _notebooks():
-    """Those that a reader should see first, then the others."""
+    """The notebooks: those that a reader should see first, then the others by name."""
     first = ["one_run", "add_a_method", "sweep_and_compare"]
     paths = sorted((ROOT / "notebooks").glob("*.ipynb"))
     return sorted(paths, key=lambda path: first.index(path.stem) if path.stem in first else 9)
 
 
 def _results():
-    """The pages of measured numbers, which come and go."""
+    """The existing pages of measured numbers."""
     kinds = "results*.md", "method_costs.md", "leaderboard*.md", "comparison*.md"
     return [path.name for kind in kinds for path in sorted(DOCS.glob(kind))]
 
 
 @event_priority(100)  # before the plugin that renders notebooks
 def on_files(files: Files, config) -> Files:
-    """Adds what is made from the package, the pages from outside of docs/, and linked code."""
-    made = _made()
-    for uri, text in made.items():
+    """Add the generated pages, the pages from outside of docs/, notebooks and linked code."""
+    for uri, text in _generated().items():
         files.append(File.generated(config, uri, content=text))
     for path in _notebooks():
         uri = f"notebooks/{path.name}"
@@ -70,22 +69,22 @@ def on_files(files: Files, config) -> Files:
 
 
 def _linked(files):
-    """The files of the repository that pages link to and that are shown as code."""
-    found = set()
+    """The files to which pages link and that the site shows as code."""
+    paths = set()
     for file in files.documentation_pages():
         if file.src_uri.endswith(".md"):
             path = _path(file.src_uri)
-            found |= repository_links.linked_code(MARKER.sub(_filled, file.content_string), path)
-    return found
+            paths |= repository_links.linked_code(MARKER.sub(_filled, file.content_string), path)
+    return paths
 
 
 def _path(uri):
-    """The file of the repository that a page shows."""
+    """The file of the repository from which a page is made."""
     return ORIGINS.get(uri, f"docs/{uri}")
 
 
-def _made():
-    """The pages that no file in docs/ has, by address."""
+def _generated():
+    """{address: text} of the pages that have no file in docs/."""
     costs = wire_costs.costs()
     numbers = result_tables.rows(result_tables.files(DOCS))
     pages = {
@@ -101,7 +100,7 @@ def _made():
 
 
 def on_page_markdown(markdown: str, page, config, files) -> str:
-    """Fills the markers of the pages of papers, and leads links to pages of the site."""
+    """Fill in the markers on the papers' pages, and convert links to pages of the site."""
     uri = page.file.src_uri
     if uri.startswith("code/"):
         return markdown
@@ -109,7 +108,7 @@ def on_page_markdown(markdown: str, page, config, files) -> str:
 
 
 def on_page_content(html: str, page, config, files) -> str:
-    """Makes the pages of notebooks readable without a network."""
+    """Make the pages of notebooks readable without a network."""
     return notebook_pages.offline(html) if page.file.src_uri.endswith(".ipynb") else html
 
 

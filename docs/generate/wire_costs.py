@@ -1,4 +1,4 @@
-"""What each method of one stage sends, from the types of its messages. Nothing is trained."""
+"""Computes the bytes that each method of one stage sends, without training anything."""
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,7 @@ SETTING = f"`mcmahan_cnn` on images of 28x28 pixels, {K} classes and {C} clients
 
 
 def costs() -> dict[str, Cost]:
-    """By method, as multiples of the bytes of the model."""
+    """{method: bytes of one client in one round, as multiples of the model's bytes}."""
     task = make_task(nets.mcmahan_cnn(K), SHAPE, K)
     task = task._replace(labels=lambda: jnp.eye(K, 32))
     model = tree.num_bytes(jax.eval_shape(task.init, jax.random.key(0)))

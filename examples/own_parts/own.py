@@ -1,4 +1,4 @@
-"""A method, model, data source, partition and metric of one's own, and a config that names them.
+"""An example of a user's own method, model, data source, partition and metric, with a config.
 
 Clients hold digits of different rotations, and most of the digits are upright. FedAvg serves the
 clients with rare rotations badly; the method here gives more weight to clients with larger losses.
@@ -17,13 +17,13 @@ from fedjax_lab.types import Exchange, Method, Task
 
 
 def tilted(task: Task, *, tilt: float = 1.0) -> Method:
-    """FedAvg with tilted weights (TERM, Li et al., ICLR 2021, arXiv:2007.01162), by client.
+    """FedAvg with tilted weights of clients (TERM, Li et al., ICLR 2021, arXiv:2007.01162).
 
     send    w_t
     local   F_i(w_t) on all examples, then as FedAvg
     server  w_{t+1} = sum_i a_i w_i,  a_i ~ n_i exp(t F_i(w_t))    (Lemma 1)
 
-    tilt: t; 0 is FedAvg, and a large one follows the client with the largest loss alone.
+    tilt: t; 0 is FedAvg, and for large t only the client with the largest loss counts.
     """
     risk, plain = losses.risk(task), fedavg(task)
 
@@ -39,7 +39,7 @@ def tilted(task: Task, *, tilt: float = 1.0) -> Method:
 
 
 class SmallCNN(nn.Module):
-    """One convolution and one hidden layer. Fields with a default are settings."""
+    """A CNN with one convolution and one hidden layer. Fields with a default are settings."""
 
     num_classes: int
     channels: int = 16
@@ -54,9 +54,9 @@ class SmallCNN(nn.Module):
 
 
 def rotated_digits(*, imbalance: float = 2.0) -> Dataset:
-    """Scikit-learn's 1,797 digits, each turned by 0, 90, 180 or 270 degrees, which are the domains.
+    """Scikit-learn's 1,797 digits, each rotated by 0, 90, 180 or 270 degrees; angles are domains.
 
-    imbalance: how many times as many digits a domain has as the next one.
+    imbalance: expected number of digits of a domain, divided by that of the next one.
     """
     digits, rng = load_digits(), np.random.default_rng(0)
     share = imbalance ** -np.arange(4.0)
@@ -74,7 +74,7 @@ def rotated_digits(*, imbalance: float = 2.0) -> Dataset:
 
 
 def power_law(y, domain, num_clients, rng, *, exponent: float = 0.5) -> list[np.ndarray]:
-    """Each client holds one domain; the k-th client of a domain holds k^-exponent of the first."""
+    """Each client holds one domain; the k-th client of a domain has size ~ k^-exponent."""
     parts = {}
     for z in range(num_domains := int(domain.max()) + 1):
         clients = range(z, num_clients, num_domains)
@@ -86,13 +86,13 @@ def power_law(y, domain, num_clients, rng, *, exponent: float = 0.5) -> list[np.
 
 
 def margin(logits, labels, mask):
-    """The probability of the label minus that of the most probable other class, [N]."""
+    """The probability [N] of the label minus that of the most probable other class."""
     p, label = jax.nn.softmax(logits), jax.nn.one_hot(labels, logits.shape[1])
     return jnp.sum(p * label, 1) - jnp.max(p * (1 - label), 1)
 
 
 def get_config(method=tilted):
-    """All other keys have the defaults that `fedjax-lab run --config=own.py --show_config` says."""
+    """The config of the example; `fedjax-lab run --config=own.py --show_config` shows all keys."""
     return {
         "data": {"name": rotated_digits},
         "partition": {"name": power_law, "num_clients": 12},

@@ -1,4 +1,4 @@
-"""The parts are such as the simulator expects, and each does what it says."""
+"""Tests of the example's parts: the interfaces that the simulator expects, and their behavior."""
 
 from types import SimpleNamespace
 
@@ -16,7 +16,7 @@ def test_parts():
 
 
 def test_clients_with_larger_losses_count_more():
-    """Of the weights of two clients; without a tilt their mean is FedAvg's."""
+    """The mean of two clients' models follows Lemma 1; without a tilt it is FedAvg's."""
     share, loss, w = np.float32([[0.75, 0.25], [0, 1], [1, 5]])
     for tilt in (0.0, 2.0):
         a = share * np.exp(tilt * loss)

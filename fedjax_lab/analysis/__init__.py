@@ -1,1 +1,1 @@
-"""What is made of finished runs."""
+"""Comparisons, tables and pictures of finished runs."""

@@ -1,4 +1,4 @@
-"""Published numbers beside those of runs: which printed cell has the setting of a run."""
+"""Matches runs with published numbers: finds the printed table cell with a run's settings."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -15,7 +15,7 @@ from fedjax_lab.config_files import load_config
 from fedjax_lab.errors import BadInput, quoted
 from fedjax_lab.running import workdir
 
-# Settings in which a run may differ from the one that was published; what matters of it is told.
+# Settings in which a run may differ from the published one; notes report the relevant differences.
 _MAY_DIFFER = (
     *("local.", "model.", "run.", "engine.", "embedding.", "partition.validation"),
     *("data.folder", "data.normalize", "data.augment"),
@@ -24,21 +24,21 @@ _NOT_TOLD = ("engine.", "embedding.", "data.folder", "run.eval_every")
 
 
 class Printed(NamedTuple):
-    """A published number that one run would measure."""
+    """A published number that a single run can reproduce."""
 
     result: Result
     recipe: Recipe
-    settings: dict[str, Any]  # of the run, {"section.key": value}
+    settings: dict[str, Any]  # the settings of this run, {"section.key": value}
 
 
 def read(name: str, choice: Choice) -> list[Printed]:
-    """The numbers of a published table that are of the chosen measure and way.
+    """The numbers of a published table for the chosen measure and way of choosing a round.
 
     Args:
       name: PAPER/TABLE, for example fedconcat/table1.
-      choice: what the runs are compared by.
+      choice: the measure and the way by which runs are compared.
 
-    Raises BadInput where there is no such table, or none of its numbers is of that kind.
+    Raises BadInput if there is no such table, or if it has no such numbers.
     """
     paper, slash, table = name.partition("/")
     if not slash:
@@ -51,7 +51,8 @@ def read(name: str, choice: Choice) -> list[Printed]:
     if wanted not in kinds:
         options = " or ".join(f"--measure={m} --way={way}" for m, way in kinds)
         asked = f"{choice.measure}, {WAYS[choice.way]}"
-        raise BadInput(f"{name} has no numbers of {asked}; {options or 'none of it is one run'}")
+        remedy = options or "none of its numbers comes from a single run"
+        raise BadInput(f"{name} has no numbers of {asked}; {remedy}")
     return [
         Printed(result, recipe, _settings(recipe.specs[0]))
         for result, recipe in recipes
@@ -60,7 +61,7 @@ def read(name: str, choice: Choice) -> list[Printed]:
 
 
 def _settings(spec):
-    """The config of a published cell's run, flat."""
+    """The config of a published cell's run, as {"section.key": value}."""
     path = Path(configs.__path__[-1]) / spec.config
     config = resolve(load_config(f"{path}:{spec.method}"), spec.settings.items())
     saved = json.loads(json.dumps(workdir.saved_config(config, [0])))  # as a run's config.json
@@ -68,9 +69,9 @@ def _settings(spec):
 
 
 def find(row: Row, printed: Iterable[Printed]) -> Printed | None:
-    """The published number of the row's method, method settings, data and partition, if any.
+    """The published number with the row's method, method settings, data and partition, or None.
 
-    Where several are, the one whose other settings differ least.
+    If there are several, the one with the fewest other settings that differ is chosen.
     """
     settings = runs.flatten(row.runs[0].config)
     differing = [(_differences(settings, one.settings), one) for one in printed]
@@ -79,20 +80,21 @@ def find(row: Row, printed: Iterable[Printed]) -> Printed | None:
 
 
 def _differences(settings, others):
-    """The keys of which two flat configs do not have the same value."""
+    """The keys whose values differ between two flat configs."""
     keys = dict.fromkeys([*settings, *others])
     return [key for key in keys if settings.get(key) != others.get(key)]
 
 
 def notes(pairs: Sequence[tuple[Row, Printed]]) -> list[str]:
-    """What a reader has to know about published numbers beside rows, one line each."""
+    """Notes for readers about the published numbers beside rows, one line each."""
     lines: dict[str, None] = {}
     for row, printed in pairs:
         settings = runs.flatten(row.runs[0].config)
         for key in _differences(settings, printed.settings):
             if not key.startswith(_NOT_TOLD):
-                here, there = (one.get(key, "absent") for one in (settings, printed.settings))
-                lines[f"{key} is {runs.shown(here)} here, {runs.shown(there)} as published"] = None
+                ours, theirs = (one.get(key, "absent") for one in (settings, printed.settings))
+                values = f"{runs.shown(ours)} in these runs, {runs.shown(theirs)} as published"
+                lines[f"{key} is {values}"] = None
         lines |= dict.fromkeys(printed.recipe.notes)
         if conflict := printed.result.conflict:
             lines[f"{published.cell_name(printed.result)}: {conflict}"] = None

@@ -1,4 +1,4 @@
-"""The numbers of a comparison: means, intervals, paired tests, costs."""
+"""Computes the numbers of a comparison: means, confidence intervals, paired tests and costs."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -9,31 +9,31 @@ from fedjax_lab.analysis.runs import HEADLINES, Block, Row, measured, measures, 
 from fedjax_lab.errors import BadInput, nearest
 from fedjax_lab.running import metrics
 
-EXACT_PAIRS = 12  # up to so many, all signs of the differences are enumerated
+EXACT_PAIRS = 12  # up to this many pairs, all signs of the differences are enumerated
 
 
 class Spread(NamedTuple):
-    """Statistics of n values; None for one that needs more values than there are."""
+    """Statistics of n values; None for a statistic that needs more values."""
 
     n: int
     mean: float | None
     std: float | None
-    low: float | None  # 95 % interval of the mean, by Student's t
+    low: float | None  # bounds of the 95 % interval of the mean, by Student's t
     high: float | None
 
 
 class Paired(NamedTuple):
-    """A row minus the baseline, seed by seed; p values are two-sided, None where undefined."""
+    """A row minus the baseline, paired by seed; p-values are two-sided, None if undefined."""
 
     difference: Spread
-    t: float | None
-    wilcoxon: float | None
-    t_holm: float | None = None  # corrected for the rows of the block
+    t: float | None  # p-value of the t-test
+    wilcoxon: float | None  # p-value of Wilcoxon's signed-rank test
+    t_holm: float | None = None  # with Holm's correction for the rows of the block
     wilcoxon_holm: float | None = None
 
 
 class Cost(NamedTuple):
-    """Means over seeds: bytes of all clients, up and down; seconds of training of one seed."""
+    """Mean costs over seeds: bytes that all clients sent and received; seconds of training."""
 
     rounds: float
     bytes: float
@@ -41,31 +41,31 @@ class Cost(NamedTuple):
 
 
 class Pace(NamedTuple):
-    """Seconds of a round of one seed, over the intervals between evaluations; see `metrics.pace`.
+    """Seconds per round of one seed, over the intervals between evaluations; see `metrics.pace`.
 
-    `flops` is the mean over seeds of the operations of a whole run; None: not all runs counted.
+    `flops` is the mean over seeds of the operations of a whole run; None if a run has no count.
     """
 
     seconds: float  # the median
-    low: float  # the quartiles
-    high: float
-    intervals: int
+    low: float  # the lower quartile
+    high: float  # the upper quartile
+    intervals: int  # the number of intervals
     flops: float | None
 
 
 class Goal(NamedTuple):
-    """When a target was first reached. `cost` is None unless every seed has reached it."""
+    """The seeds that reached a target, and the mean cost until then."""
 
-    reached: int
-    n: int
-    cost: Cost | None
+    reached: int  # the number of seeds that reached it
+    n: int  # the number of seeds
+    cost: Cost | None  # None unless every seed has reached it
 
 
 class Privacy(NamedTuple):
-    """What the runs of a row promise of privacy in the chosen round: the weakest of their seeds."""
+    """The privacy guarantee of a row in the chosen round: the weakest one of its seeds."""
 
     epsilon: float  # may be infinite
-    delta: float | None  # None where epsilon is infinite
+    delta: float | None  # None if epsilon is infinite
 
 
 class Entry(NamedTuple):
@@ -74,23 +74,26 @@ class Entry(NamedTuple):
     row: Row
     measures: dict[str, Spread]
     values: dict[int, float]  # the chosen measure, by seed
-    paired: Paired | None  # None for the baseline, and without one
+    paired: Paired | None  # None for the baseline, and if there is no baseline
     cost: Cost
     pace: Pace
-    goal: Goal | None
-    privacy: Privacy | None = None  # None: its runs promise nothing
+    goal: Goal | None  # None if there is no target
+    privacy: Privacy | None = None  # None: its runs are not private
 
 
 def choose(blocks: Sequence[Block], way: str, wanted: str | None) -> str:
-    """The wanted measure, else the first of HEADLINES that a run has. BadInput if no run has it."""
+    """The measure to compare by: `wanted`, or else the first of HEADLINES that a run has.
+
+    way: the way of choosing a round. Raises BadInput if no run has the measure or supports the way.
+    """
     rows = [row for block in blocks for row in block.rows]
-    there = {name for row in rows for seed in measured(row, way).values() for name in seed}
-    if not there:
-        raise BadInput(f"no run has a round {way.replace('_', ' ')}; choose another --way")
+    names = {name for row in rows for seed in measured(row, way).values() for name in seed}
+    if not names:
+        raise BadInput(f"no run supports --way={way}; choose another --way")
     if wanted is None:
-        return next(name for name in HEADLINES if name in there)
-    if wanted not in there:
-        raise BadInput(f"no run has a measure {wanted!r}; {nearest(wanted, there)}")
+        return next(name for name in HEADLINES if name in names)
+    if wanted not in names:
+        raise BadInput(f"no run has a measure {wanted!r}; {nearest(wanted, names)}")
     return wanted
 
 
@@ -103,9 +106,16 @@ def entries(
     ddof: int = 1,
     lower_is_better: bool = False,
 ) -> list[Entry]:
-    """The numbers of a block. The baseline is a row's name; `ddof` is that of every std.
+    """The numbers of each row of a block.
 
-    lower_is_better: of the measure, so that it reaches the target from above.
+    Args:
+      block: the block.
+      way: the way of choosing a round, see `metrics.pick_rounds`.
+      measure: the measure that is compared.
+      baseline: the name of the row that others are compared with; None: no tests.
+      target: the value of the measure to reach; None: no target.
+      ddof: the delta degrees of freedom of every standard deviation.
+      lower_is_better: whether lower values of the measure are better.
     """
     scores = {row.name: measured(row, way) for row in block.rows}
     values = {
@@ -129,7 +139,7 @@ def entries(
 
 
 def _pairs(values: dict[str, dict[int, float]], baseline: str, ddof: int) -> dict[str, Paired]:
-    """Every other row against the baseline, with corrected p."""
+    """Every other row compared with the baseline, with p-values corrected by Holm's method."""
     others = [name for name in values if name != baseline]
     pairs = [paired(values[name], values[baseline], ddof) for name in others]
     t = holm([pair.t for pair in pairs])
@@ -147,7 +157,10 @@ def _spreads(scores, ddof):
 
 
 def spread(values: Sequence[float], ddof: int = 1) -> Spread:
-    """Mean, std and Student's 95 % interval, whose own std is always the sample's."""
+    """Mean, standard deviation and Student's 95 % interval of values.
+
+    ddof: for the standard deviation; the interval always uses that of the sample (ddof=1).
+    """
     from scipy import stats
 
     n = len(values)
@@ -163,11 +176,14 @@ def spread(values: Sequence[float], ddof: int = 1) -> Spread:
 
 
 def paired(ours: dict[int, float], theirs: dict[int, float], ddof: int = 1) -> Paired:
-    """Over the seeds that both have. Wilcoxon's test is exact up to EXACT_PAIRS, ties or not."""
+    """Paired differences `ours` - `theirs` over the seeds that both have, with tests.
+
+    Wilcoxon's test is exact for up to EXACT_PAIRS pairs, also with ties.
+    """
     from scipy import stats
 
     shared = sorted(ours.keys() & theirs.keys())
-    d = np.round([ours[seed] - theirs[seed] for seed in shared], 9)  # else ties are lost
+    d = np.round([ours[seed] - theirs[seed] for seed in shared], 9)  # so that ties stay ties
     t = stats.ttest_1samp(d, 0.0).pvalue if len(d) > 1 and np.ptp(d) else None
     other = d[d != 0]
     wilcoxon = None
@@ -179,7 +195,7 @@ def paired(ours: dict[int, float], theirs: dict[int, float], ddof: int = 1) -> P
 
 
 def holm(p: Sequence[float | None]) -> list[float | None]:
-    """Holm's step-down correction (1979) of those that are not None."""
+    """Corrects p-values by Holm's step-down method (1979); None values are ignored."""
     ascending = sorted((value, i) for i, value in enumerate(p) if value is not None)
     out: list[float | None] = [None] * len(p)
     largest = 0.0
@@ -190,7 +206,7 @@ def holm(p: Sequence[float | None]) -> list[float | None]:
 
 
 def goal(row: Row, measure: str, target: float, lower_is_better: bool = False) -> Goal:
-    """When `measure` was first as good as `target`, in the last stage that was reached."""
+    """The seeds of a row that reached `target` in their last stage, and the cost until then."""
     sign = -1 if lower_is_better else 1
     reached = []
     for rows in row.seeds.values():
@@ -202,7 +218,7 @@ def goal(row: Row, measure: str, target: float, lower_is_better: bool = False) -
 
 
 def privacy(evaluations: Sequence[dict]) -> Privacy | None:
-    """The weakest promise of these evaluations; None where they have none."""
+    """The weakest privacy guarantee of these evaluations; None if they have none."""
     promises = [
         Privacy(np.inf if row["epsilon"] is None else row["epsilon"], row.get("delta"))
         for row in evaluations
@@ -227,9 +243,11 @@ def _pace(row):
 
 
 def find_baseline(blocks: Sequence[Block], wanted: str | None) -> list[str | None]:
-    """In each block the name of the wanted row; a method's name will do where only one has it.
+    """The name of the baseline row in each block; None in a block without a unique one.
 
-    fedavg if none is wanted. BadInput where no block has it, or several rows of one do.
+    wanted: the name of a row, or of a method that only one row of a block has; None: fedavg.
+
+    Raises BadInput if no block has a wanted row, or if several rows of a block match it.
     """
     out = []
     for block in blocks:

@@ -1,4 +1,4 @@
-"""What a reader of a comparison has to know about the data that its runs used."""
+"""Notes about the data that the runs of a comparison used."""
 
 from collections.abc import Iterable
 
@@ -8,7 +8,7 @@ from fedjax_lab.analysis.runs import Run, shown
 def notes(runs: Iterable[Run]) -> list[str]:
     """One line for each data set: its name, fingerprint and license, and what to cite.
 
-    Runs that have not ended, or were made by an earlier version, say nothing of their data.
+    Runs that have not ended, or were made by an earlier version, are left out.
     """
     used = [run.summary["data"] for run in runs if "data" in run.summary]
     lines = dict.fromkeys(map(_line, used))
@@ -20,6 +20,6 @@ def _line(data):
         f"data {data.get('name', '')}",
         f"(fingerprint {data['fingerprint']})" if data.get("fingerprint") else "",
         f"license: {data['license']};" if data.get("license") else "",
-        f"cite: {data['citation']}" if data.get("citation") else "no citation is known",
+        f"cite: {data['citation']}" if data.get("citation") else "no citation available",
     ]
     return " ".join(filter(None, parts))

@@ -1,8 +1,8 @@
-"""Who holds what, as a table, a picture and a file: what --partition_only shows.
+"""Shows a partition of the data as a table, a picture and a CSV file, for --partition_only.
 
-The picture has heat maps, of the share of each class and of each domain in a client's examples, and
-a bar for how many these are. Of many clients it shows some, from the smallest to the largest. Where
-a feature skew changes images, it shows one as several clients would have it.
+The picture has heat maps of the share of each class and each domain in a client's examples, and a
+bar for their number. If there are many clients, it shows a selection from the smallest to the
+largest. If a feature skew changes images, it shows one image as several clients would see it.
 """
 
 import csv
@@ -21,30 +21,30 @@ from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.federation import class_counts
 from fedjax_lab.types import Federation
 
-CLIENTS = 100  # that a picture has room for
-IMAGES = 8  # as so many clients have one
-FIELD = 0.2  # inches
+CLIENTS = 100  # the most clients in a picture
+IMAGES = 8  # the most clients for which the image is shown
+FIELD = 0.2  # size of a cell of a heat map, inches
 
 
 class Held(NamedTuple):
-    """How many training examples the clients, and then the new ones, hold."""
+    """The numbers of training examples that the C clients and then the N new clients hold."""
 
     classes: np.ndarray  # [C + N, K] by class
-    domains: np.ndarray  # [C + N, D] by domain; D is 0 where there is one domain
+    domains: np.ndarray  # [C + N, D] by domain; D is 0 if there is only one domain
     num_new: int
     class_names: Sequence[str]
     domain_names: Sequence[str]
-    tests: int = 0  # examples of the global test set
-    tests_of_nobody: int = 0  # those among them that no client holds
+    tests: int = 0  # the number of examples in the global test set
+    tests_of_nobody: int = 0  # the number of these that no client holds
 
     @property
     def clients(self) -> list[str]:
-        """Their names."""
+        """The names of the clients."""
         return _names(len(self.classes) - self.num_new, len(self.classes))
 
 
 def held_by(federation: Federation, dataset: Dataset) -> Held:
-    """What the clients of a federation of this dataset hold."""
+    """The numbers of examples that the clients of a federation hold."""
     domains = dataset.domains if len(dataset.domains) > 1 else ()
 
     def counted(labels, count):
@@ -63,9 +63,9 @@ def held_by(federation: Federation, dataset: Dataset) -> Held:
 
 
 def _tests_of_nobody(federation: Federation) -> int:
-    """How many examples of the global test set no client holds.
+    """The number of examples of the global test set that no client holds.
 
-    They are of users who have no training examples, or whom the partition leaves out.
+    They belong to users who have no training examples, or whom the partition leaves out.
     """
     if federation.global_test is None:
         return 0
@@ -74,22 +74,25 @@ def _tests_of_nobody(federation: Federation) -> int:
 
 
 def table(held: Held) -> str:
-    """The first clients and classes, totals and measures of skew; the same of new clients."""
+    """A text table of the first clients and classes, totals and measures of skew.
+
+    A second table for new clients follows if there are some.
+    """
     names, first = (held.class_names, held.domain_names), len(held.classes) - held.num_new
     text = partition.table(held.classes[:first], names[0], held.domains[:first], names[1])
     if held.tests_of_nobody:
         text += (
-            f"\n{held.tests_of_nobody} of {held.tests} test examples are no client's: only the"
-            " global test set has them"
+            f"\n{held.tests_of_nobody} of {held.tests} test examples belong to no client; they are"
+            " only in the global test set"
         )
     if not held.num_new:
         return text
     new = partition.table(held.classes[first:], names[0], held.domains[first:], names[1])
-    return f"{text}\n\nnew clients, which are never trained on:\n{new}"
+    return f"{text}\n\nnew clients, which take no part in training:\n{new}"
 
 
 def write(held: Held, path: Path) -> None:
-    """Everybody's counts as CSV: a line for each client, a column for each class and domain."""
+    """Writes the counts of all clients as CSV: a line per client, a column per class and domain."""
     with path.open("w", newline="", encoding="utf-8") as file:
         lines = csv.writer(file)
         lines.writerow(["client", "examples", *held.class_names, *held.domain_names])
@@ -100,9 +103,15 @@ def write(held: Held, path: Path) -> None:
 def skewed_images(
     dataset: Dataset, federation: Federation, skew: Callable | None
 ) -> dict[str, np.ndarray]:
-    """One training image as some of the clients would have it, in 0..1, by the client's name.
+    """One training image after the feature skew of several clients, by the client's name.
 
-    skew: `Plan.feature_skew`. Empty where there is none, or where the examples are no images.
+    Args:
+      dataset: the dataset.
+      federation: its partition.
+      skew: `Plan.feature_skew`; None: there is no feature skew.
+
+    Returns:
+      Images with values in [0, 1]; {} without a feature skew, or if the examples are not images.
     """
     x, skews = dataset.x, federation.skews
     if skew is None or skews is None or len(x.shape) != 4 or x.shape[3] not in (1, 3):
@@ -119,13 +128,13 @@ def skewed_images(
 
 
 def _names(first, count):
-    """Of so many clients, of whom the first are trained on."""
+    """The names of `count` clients; those after the `first` ones are new clients."""
     return [*map(str, range(first)), *(f"new {i}" for i in range(count - first))]
 
 
 @plots.in_style
 def draw(held: Held, images: dict[str, np.ndarray] | None = None) -> Figure:
-    """The picture; images: what `skewed_images` gives."""
+    """Draws the picture; images: the result of `skewed_images`."""
     names, sizes = held.clients, held.classes.sum(1)
     label, order = "client", np.arange(len(sizes))
     cuts = [len(sizes) - held.num_new] if held.num_new else []
@@ -160,7 +169,7 @@ def _drawn(maps, sizes, rows, images):
         )
         plots.name_fields(axes.yaxis, rows, len(sizes), height / len(sizes), axes.axhline)
         bar = {"location": "top", "aspect": 10 * width, "pad": 0.15 / height}
-        above.colorbar(image, ax=axes, label="% of its examples", **bar)
+        above.colorbar(image, ax=axes, label="% of the client's examples", **bar)
         axes.grid(visible=False)
         axes.spines[:].set_visible(False)
     for axes in panels[1:]:
@@ -173,7 +182,7 @@ def _drawn(maps, sizes, rows, images):
 
 
 def _draw_images(figure, images):
-    figure.suptitle("one image as these clients would have it", fontsize="small")
+    figure.suptitle("one image after the feature skew of these clients", fontsize="small")
     for axes, (name, image) in zip(figure.subplots(1, len(images)), images.items(), strict=True):
         axes.imshow(image.squeeze(), cmap="gray", vmin=0, vmax=1)
         axes.set_title(name, fontsize="small")

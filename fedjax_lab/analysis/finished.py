@@ -1,4 +1,4 @@
-"""A finished run, read again: where the analyses of its models begin."""
+"""Loads a finished run for analyses of its models."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -13,14 +13,14 @@ from fedjax_lab.types import Client, Federation, Plan, PyTree, State, Weights
 
 
 class Finished(NamedTuple):
-    """One seed of a run."""
+    """One seed of a finished run."""
 
     seed: int
     experiment: experiment.Experiment
     hyper: dict  # the config's section `method`
     federation: Federation
     state: State
-    population: Client  # [C], with what the clients keep
+    population: Client  # [C], with the clients' private state
 
     @property
     def method(self):
@@ -34,19 +34,19 @@ class Finished(NamedTuple):
 
     @property
     def num_clients(self) -> int:
-        """C."""
+        """The number of training clients, C."""
         return len(self.federation.train)
 
     def client(self, i: int) -> tuple[Client, PyTree]:
-        """Client i, and the message that it is scored with."""
+        """Client i, and the message with which it is scored."""
         client = tree.take(self.population, i)
         send = self.method.scored or self.method.round[-1].send
         return client, send(self.state.server, client.id)
 
     def model(self, i: int) -> Weights:
-        """The model of client i: what it is sent, what it keeps, or both together.
+        """The model of client i: its message, its private state, or both joined.
 
-        BadInput where these are more or less than one model.
+        Raises BadInput if the client does not have exactly one model.
         """
         client, message = self.client(i)
         task = self.experiment.task
@@ -54,12 +54,15 @@ class Finished(NamedTuple):
 
 
 def load(workdir: Path, seed: int | None = None) -> Finished:
-    """A seed of a run (the first by default), from its last checkpoint. BadInput if unfinished."""
+    """Loads one seed of a run (the first by default) from its last checkpoint.
+
+    Raises BadInput if the run is not finished or has diverged.
+    """
     summary = files.read_json(workdir / "summary.json", files.FINISHED)
     if summary is None or not (workdir / "config.json").is_file():
         raise BadInput(f"{workdir} holds no finished run")
     if "diverged" in summary:
-        raise BadInput(f"the run of {workdir} diverged")
+        raise BadInput(f"the run in {workdir} diverged")
     run = loaded.load(workdir)
     i = run.index(seed)
     federation = run.experiment.simulation.federations[i]

@@ -1,4 +1,4 @@
-"""Tables of text and how they are written: for a terminal, in Markdown, in LaTeX."""
+"""Writes tables of text for a terminal, in Markdown and in LaTeX."""
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
@@ -9,24 +9,24 @@ LATEX_NEEDS = r"\usepackage{booktabs,graphicx}"
 
 
 class Table(NamedTuple):
-    """Text only: numbers are written as a+-b. The first column is a name.
+    """A table of text. Numbers are written as a +- b, and the first column has the names of rows.
 
-    `bold`, `underlined` and `marks` are of cells (row, column), and `groups` is a line above the
-    header: names, each over so many columns from the second one on.
+    `bold`, `underlined` and `marks` refer to cells by (row, column). `groups` is a line above the
+    header: names, each with the number of columns that it spans, from the second column on.
     """
 
     title: str
     header: list[str]
     cells: list[list[str]]
-    bold: Collection[tuple[int, int]] = ()  # not in the terminal
-    underlined: Collection[tuple[int, int]] = ()  # not in the terminal
+    bold: Collection[tuple[int, int]] = ()  # ignored in the terminal
+    underlined: Collection[tuple[int, int]] = ()  # ignored in the terminal
     marks: Mapping[tuple[int, int], str] = {}
     groups: Sequence[tuple[str, int]] = ()
-    label: str = ""  # by which LaTeX refers to it
+    label: str = ""  # for \label in LaTeX
 
 
 def flat_header(table: Table) -> list[str]:
-    """The header with each column's group in front of its name, for formats of one header line."""
+    """The header with each column's group before its name, for formats with one header line."""
     over = ["", *(name for name, columns in table.groups for _ in range(columns))]
     if not table.groups:
         return table.header
@@ -35,7 +35,7 @@ def flat_header(table: Table) -> list[str]:
 
 
 def terminal(table: Table) -> str:
-    """Columns aligned by spaces."""
+    """The table as plain text, with columns aligned by spaces."""
     lines = [flat_header(table)]
     for i, row in enumerate(table.cells):
         lines.append([_marked(table, i, j, cell) for j, cell in enumerate(row)])
@@ -49,12 +49,12 @@ def terminal(table: Table) -> str:
 
 
 def _marked(table, i, j, cell):
-    """The cell with its mark, or as much space, so that numbers stand below one another."""
+    """The cell with its mark, or a space of the same width, so that numbers are aligned."""
     return f"{cell} {table.marks.get((i, j), ' ')}" if table.marks and j else cell
 
 
 def markdown(table: Table) -> str:
-    """A table of GitHub's Markdown, names as code."""
+    """The table in GitHub's Markdown, with row names as code."""
     lines = ["| " + " | ".join(map(escape_markdown, flat_header(table))) + " |"]
     lines.append("|---" + "|---:" * (len(table.header) - 1) + "|")
     for i, (name, *cells) in enumerate(table.cells):
@@ -69,7 +69,10 @@ def markdown(table: Table) -> str:
 
 
 def set_off(table: Table, i: int, j: int, text: str, how: tuple[str, str]) -> str:
-    """The text of cell (i, j) as it is, bold or underlined; `how` has the two as format strings."""
+    """The text of cell (i, j), set in bold or underlined if the table says so.
+
+    how: the format strings for bold and for underlined text.
+    """
     bold, underlined = how
     if (i, j) in table.bold:
         return bold.format(text)
@@ -80,12 +83,12 @@ _MARKDOWN = str.maketrans({c: f"\\{c}" for c in "\\`*_[]<>|"})
 
 
 def escape_markdown(text: str) -> str:
-    """Text that Markdown shows as it is."""
+    """Escapes a text so that Markdown shows it literally."""
     return text.translate(_MARKDOWN)
 
 
 def latex(table: Table) -> str:
-    """A table for LaTeX with LATEX_NEEDS, no wider than the text."""
+    """The table in LaTeX, at most as wide as the text. It needs the packages in LATEX_NEEDS."""
     lines = [_row(list(map(_latex, table.header)))]
     if table.groups:
         lines.insert(0, _group_row(table.groups))
@@ -120,7 +123,7 @@ def _row(cells):
 
 
 def _group_row(groups):
-    """Each group's name centered over its columns, and a rule below it."""
+    """A header line with each group's name centered over its columns, and a rule below it."""
     cells, rules, first = [""], [], 2
     for name, columns in groups:
         cells.append(rf"\multicolumn{{{columns}}}{{c}}{{{_latex(name)}}}")

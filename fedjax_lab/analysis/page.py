@@ -1,4 +1,4 @@
-"""A comparison as one HTML page that needs nothing else: no network, no script."""
+"""Writes a comparison as one self-contained HTML page, without network access or scripts."""
 
 import html as escaping
 import json
@@ -52,9 +52,13 @@ def html(
     notes: Sequence[str],
     pivoted: Table | None = None,
 ) -> str:
-    """The page: tables, curves, distributions, and the config behind every number.
+    """The HTML page: tables, curves, distributions, and the config behind every number.
 
-    pivoted: a table of all sections, which stands before them.
+    Args:
+      sections: the blocks with their numbers.
+      choice: the measure and the way by which runs are compared.
+      notes: lines to show at the top.
+      pivoted: a table of all sections, shown before them.
     """
     title = f"{choice.measure}, {WAYS[choice.way]}: runs compared"
     how = _sign(subtitle(sections, choice))
@@ -150,8 +154,9 @@ def _distributions(section, choice):
         figure = plots.draw_strips(clients, f"{metric} of a client{unit}", f"clients, {way}", True)
         yield _figure(figure, f"{metric} of each client by row, {way}")
         yield (
-            '</div>\n<p class="how">Clients of all seeds: median, quartiles, whiskers from 5 to 95'
-            f" % of them; every client is a point where a row has at most {plots.DOTS}.</p>"
+            '</div>\n<p class="how">Clients of all seeds: boxes show median and quartiles, whiskers'
+            " the 5th and 95th percentiles; each client is also a point in rows with at most"
+            f" {plots.DOTS} values.</p>"
         )
     measured = {row.name: runs.measured(row, choice.way) for row in rows}
     domains = dict.fromkeys(
@@ -167,7 +172,7 @@ def _distributions(section, choice):
             name = runs.shown(domain.removeprefix("domains."))
             figure = plots.draw_strips(values, "accuracy, %", name)
             yield _figure(figure, f"accuracy on {name} by row, {way}")
-        yield '</div>\n<p class="how">A point is a seed, the bar their mean.</p>'
+        yield '</div>\n<p class="how">Each point is a seed; the bar is their mean.</p>'
 
 
 def _configs(section):

@@ -1,4 +1,4 @@
-"""Many federations in one table, as papers print them: a row for each method, a column for each
+"""Puts several federations into one table, as in papers: a row for each method, a column for each
 partition of each data set."""
 
 import csv
@@ -22,26 +22,26 @@ from fedjax_lab.analysis.tables import (
 )
 from fedjax_lab.measures import is_percent, metric_of
 
-LEVEL = 0.05  # of a significant difference
-BOUNDS = ("central",)  # methods that no federated one competes with
+LEVEL = 0.05  # the significance level
+BOUNDS = ("central",)  # non-federated methods, which are shown as bounds and not ranked
 
 
 class Column(NamedTuple):
-    """The numbers of one federation."""
+    """A column of the table: the numbers of one federation."""
 
     data: str
     partition: str
     section: Section
     entries: dict[str, Entry]  # by the row's name
-    printed: Mapping[str, Result]  # the published numbers beside them
+    printed: Mapping[str, Result]  # published numbers to show beside them, by the row's name
 
 
 def columns(sections: Sequence[Section], printed: Sequence[Mapping[str, Result]]) -> list[Column]:
-    """The columns of the table; those of one data set stand together.
+    """The columns of the table, grouped by data set.
 
     Args:
-      sections: of blocks whose rows are named alike (runs.named_alike).
-      printed: for each section the published numbers by the row's name.
+      sections: sections whose rows have matching names, see `runs.named_alike`.
+      printed: for each section, the published numbers by the row's name.
     """
     blocks = [section.block for section in sections]
     names = [runs.section_names(blocks, part) for part in ("data", "partition")]
@@ -53,9 +53,9 @@ def columns(sections: Sequence[Section], printed: Sequence[Mapping[str, Result]]
 
 
 def table(columns: Sequence[Column], choice: Choice, sets_off: bool) -> Table:
-    """The table; its title is the caption, which says how every number and mark was made.
+    """The table; its title is a caption that explains the numbers and marks.
 
-    sets_off: whether its format can show what is bold and what is underlined.
+    sets_off: whether the output format can show bold and underlined text.
     """
     names, tests = _names(columns), _tests(columns)
     places = [*accumulate((_width(column) for column in columns), initial=1)]
@@ -87,7 +87,7 @@ def _width(column):
 
 
 def _written(column, names, choice):
-    """The header and the cells of a column, and of the published numbers beside it."""
+    """Yields the header and the cells of a column, and those of its published numbers if any."""
     entries = [column.entries.get(name) for name in names]
     spreads = [entry.measures.get(choice.measure) if entry else None for entry in entries]
     places = digits(choice.measure)
@@ -97,14 +97,14 @@ def _written(column, names, choice):
 
 
 def _names(columns):
-    """The names of the rows: the baseline's first, those of bounds last."""
+    """The names of the rows: the baseline first, bounds last."""
     baselines = [c.section.baseline for c in columns if c.section.baseline]
     bounds = {name: _is_bound(entry) for c in columns for name, entry in c.entries.items()}
     return sorted(dict.fromkeys([*baselines, *bounds]), key=lambda name: bounds[name])
 
 
 def _groups(columns):
-    """The data sets, each over so many columns of the table."""
+    """The data sets, each with the number of table columns that it spans."""
     by_data = groupby(columns, key=lambda column: column.data)
     return [(data, sum(map(_width, group))) for data, group in by_data]
 
@@ -121,7 +121,7 @@ def _is_bound(entry):
 
 
 def _best_two(column, names, choice):
-    """The places in `names` of the best mean of a column and of the second best."""
+    """The positions in `names` of the best and of the second best mean of a column."""
     spreads = {
         name: entry.measures.get(choice.measure)
         for name, entry in column.entries.items()
@@ -132,10 +132,10 @@ def _best_two(column, names, choice):
 
 
 def _tests(columns):
-    """{(name, column): p} of all comparisons with the baseline, after Holm's correction for them.
+    """{(name, column): p} of all comparisons with the baseline, with Holm's correction.
 
-    They are t-tests of the differences seed by seed. Where there is none (one seed, or differences
-    that are all equal), there is no p.
+    The tests are paired t-tests over seeds. A comparison without a test (one seed, or equal
+    differences) has no entry.
     """
     p = {
         (name, k): entry.paired.t
@@ -154,9 +154,9 @@ def _mark(column, name, p, choice):
 
 
 def caption(columns: Sequence[Column], choice: Choice, comparisons: int, sets_off: bool) -> str:
-    """What the table compares, and how its numbers and marks were made, in sentences.
+    """The caption: what the table compares, and how its numbers and marks were computed.
 
-    comparisons: the number of tests against the baseline.
+    comparisons: the number of tests against the baseline. sets_off: see `table`.
     """
     entries = [entry for column in columns for entry in column.entries.values()]
     sentences = [_numbers_sentence(entries, choice), *_clients_sentence(columns)]
@@ -165,10 +165,10 @@ def caption(columns: Sequence[Column], choice: Choice, comparisons: int, sets_of
     sentences += _marks_sentence(columns, comparisons)
     bounds = dict.fromkeys(entry.row.name for entry in entries if _is_bound(entry))
     if bounds:
-        pooled = f"{' and '.join(bounds)}, which trains on the examples of all clients together"
+        pooled = f"{' and '.join(bounds)}, which trains on the pooled examples of all clients"
         sentences.append(f"No rank or mark is given to {pooled}.")
     if any(runs.unequal_rounds(column.section.block) for column in columns):
-        sentences.append("The runs of a column did not all end after the same number of rounds.")
+        sentences.append("In some columns, the runs ended after different numbers of rounds.")
     results = [result for column in columns for result in column.printed.values()]
     if results:
         named = " and ".join(dict.fromkeys(f"{r.paper}, Table {r.table}" for r in results))
@@ -177,7 +177,7 @@ def caption(columns: Sequence[Column], choice: Choice, comparisons: int, sets_of
 
 
 def _numbers_sentence(entries, choice):
-    """What is measured, in which round, over how many seeds."""
+    """The sentence about the measure, the chosen round and the number of seeds."""
     measure = choice.measure
     if measure in MEASURES:
         what = f"Accuracy in percent, {MEASURES[measure]}"
@@ -194,7 +194,7 @@ def _numbers_sentence(entries, choice):
 
 
 def _clients_sentence(columns):
-    """How many clients there are, where the headers do not tell and the configs do."""
+    """The number of clients, if it is the same in all configs and thus not in the headers."""
     partitions = [c.section.block.rows[0].runs[0].config["partition"] for c in columns]
     counts = {partition.get("num_clients") for partition in partitions}
     return [f"{counts.pop()} clients."] if len(counts) == 1 and not counts & {None, 0} else []
@@ -206,13 +206,13 @@ def _marks_sentence(columns, comparisons):
     baseline = " or ".join(dict.fromkeys(c.section.baseline for c in columns if c.section.baseline))
     times = f"the {comparisons} comparisons" if comparisons > 1 else "the one comparison"
     return [
-        f"{BETTER} better and {WORSE} worse than {baseline} with p < {LEVEL}, by two-sided paired"
-        f" t-tests over seeds with Holm's correction for {times} of this table."
+        f"{BETTER} means better and {WORSE} worse than {baseline} with p < {LEVEL}, by two-sided"
+        f" paired t-tests over seeds with Holm's correction for {times} of this table."
     ]
 
 
 def to_csv(columns: Sequence[Column], choice: Choice) -> str:
-    """One line per row; of each column every number unrounded, empty where there is none."""
+    """The table as CSV: one line per row, with every number unrounded; missing ones are empty."""
     tests = _tests(columns)
     lines = [{"row": name} | _line(columns, name, choice, tests) for name in _names(columns)]
     text = io.StringIO()

@@ -1,7 +1,7 @@
-"""The pictures of runs and comparisons, in one style.
+"""Draws the pictures of runs and comparisons in one style.
 
-Colors are Okabe and Ito's (2008), which the color-blind tell apart, without the yellow that
-paper swallows. Lines differ by dash and marker too, so that they do in print.
+Colors are Okabe and Ito's (2008), which color-blind people can distinguish, without yellow, which
+is hard to see on paper. Lines also differ by dash and marker, for printing in gray.
 """
 
 import io
@@ -18,10 +18,10 @@ from matplotlib.figure import Figure
 
 INK, GRID = "#222222", "#cccccc"
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#555555")
-CONTRAST = (COLORS[0], COLORS[4])  # two areas that differ in gray too
+CONTRAST = (COLORS[0], COLORS[4])  # two colors for areas that also differ in gray
 DASHES = ("-", "--", ":", "-.")
 MARKERS = "os^Dv*P"
-DOTS = 60  # up to so many values of a row are drawn one by one, more as a box alone
+DOTS = 60  # up to this many values of a row are also drawn as single points
 STYLE: dict[Any, Any] = {
     "font.size": 10,
     "font.family": ["DejaVu Sans", "sans-serif"],
@@ -37,7 +37,7 @@ STYLE: dict[Any, Any] = {
     "legend.framealpha": 0.8,
     "legend.fontsize": "small",
     "svg.fonttype": "none",
-    "pdf.fonttype": 42,  # TrueType, because publishers refuse Type 3
+    "pdf.fonttype": 42,  # TrueType, because publishers reject Type 3 fonts
     "svg.hashsalt": "fedjax_lab",
     **{f"{part}.color": INK for part in ("text", "xtick", "ytick")},
     **{f"axes.{part}": INK for part in ("edgecolor", "labelcolor", "titlecolor")},
@@ -45,12 +45,12 @@ STYLE: dict[Any, Any] = {
 in_style = matplotlib.rc_context(STYLE)
 
 
-def _plain(text):  # no formula, no legend entry that is left out
+def _plain(text):  # escapes formulas and the leading "_" that hides a legend entry
     return text.replace("$", r"\$").replace("_", "\u200b_", text.startswith("_"))
 
 
 def look(i: int) -> dict:
-    """Color, dash and marker of the i-th line: those of no other one of the first 28."""
+    """Color, dash and marker of the i-th line; unique for each of the first 28 lines."""
     marker = MARKERS[(i + i // len(COLORS)) % len(MARKERS)]
     return {
         "color": COLORS[i % len(COLORS)],
@@ -59,11 +59,11 @@ def look(i: int) -> dict:
     }
 
 
-def _some(points):  # of many, a marker on about 20
+def _some(points):  # the interval between markers, for about 20 of them
     return max(1, len(points) // 20)
 
 
-def _whole(axes):  # ticks of x at whole numbers
+def _whole(axes):  # puts the ticks of the x axis at whole numbers
     axes.xaxis.get_major_locator().set_params(integer=True)
 
 
@@ -74,8 +74,8 @@ def draw_curves(
     ylabel: str,
     names: Sequence[str] = (),
 ) -> Figure:
-    """Of each (x [E], values [seeds, E]): the mean over seeds, shaded from the lowest to the
-    highest. With names, a legend beside it."""
+    """Draws for each (x [E], values [seeds, E]) the mean over seeds, shaded from the lowest to the
+    highest seed. If there are names, a legend is added."""
     figure = Figure((6.0 if names else 4.2, 3.0), layout="constrained")
     axes = figure.subplots()
     for i, (x, values) in enumerate(curves):
@@ -93,7 +93,7 @@ def draw_curves(
 
 @in_style
 def add_legend(figure: Figure, marks: Sequence, names: Sequence[str]) -> None:
-    """What each mark is, right of the picture."""
+    """Adds a legend on the right of the picture; marks: the artists, one for each name."""
     if names:
         lines = ["\n".join(textwrap.wrap(name, 24)) for name in names]
         figure.legend(marks, [_plain(name) for name in lines], loc="outside right upper")
@@ -103,8 +103,8 @@ def add_legend(figure: Figure, marks: Sequence, names: Sequence[str]) -> None:
 def draw_strips(
     rows: dict[str, Sequence[float]], xlabel: str, title: str, box: bool = False
 ) -> Figure:
-    """One line of points per row, and its mean as a bar; or a box: quartiles, whiskers to 5 and
-    95 %."""
+    """Draws the values of each row as points on one line, with the mean as a bar, or with a box of
+    the quartiles and whiskers at the 5th and 95th percentiles."""
     names = [textwrap.wrap(name, 24, max_lines=3, placeholder=" …") for name in rows]
     height = max([0.28, *(0.14 * len(lines) for lines in names)])
     figure = Figure((4.2, 0.9 + height * len(rows)), layout="constrained")
@@ -138,11 +138,11 @@ def _draw_strip(axes, i, values, box):
 
 
 class Side(NamedTuple):
-    """What the rows or the columns of a heat map are."""
+    """The labels of the rows, or of the columns, of a heat map."""
 
     label: str
-    names: Sequence | np.ndarray  # of each row; with cuts, of each row or of each group of rows
-    cuts: Sequence[int] | np.ndarray = ()  # the rows that begin a group, but for the first
+    names: Sequence | np.ndarray  # of the rows; if there are cuts, of the rows or of their groups
+    cuts: Sequence[int] | np.ndarray = ()  # the first row of each group, except the first group
 
 
 def draw_heat_maps(
@@ -155,10 +155,16 @@ def draw_heat_maps(
     high: float | None = None,
     written: bool = False,
 ) -> Figure:
-    """Values [R, C] by title on one scale, by default from 0 to the largest; `label` says of what.
+    """Draws heat maps with a common color scale; lines separate groups of rows or columns.
 
-    Groups are parted by lines. Names that would overlap are left out; `written` puts each number
-    into its field.
+    Args:
+      maps: values [R, C] by title.
+      label: the label of the color scale.
+      rows: the labels of the rows; names that would overlap are left out.
+      columns: the labels of the columns.
+      low: the lowest value of the scale.
+      high: the highest value of the scale; None: the largest value.
+      written: whether to write each number into its cell.
     """
     shape = next(iter(maps.values())).shape
     layout = _lay_out(len(maps), shape, (rows, columns), field=0.5 if written else 0.2)
@@ -186,17 +192,18 @@ def draw_heat_maps(
 
 
 class _Layout(NamedTuple):
-    """Of heat maps side by side; inches."""
+    """The layout of several heat maps; lengths are in inches."""
 
-    across: int  # maps
-    down: int
+    across: int  # number of maps side by side
+    down: int  # number of rows of maps
     width: float  # of a map
-    height: float
-    figure: tuple[float, float]
+    height: float  # of a map
+    figure: tuple[float, float]  # width and height of the figure
 
 
 def _lay_out(count, shape, sides, field):
-    """At most three maps side by side, whose fields are `field` inches wide where there is room."""
+    """The layout of `count` maps, at most three side by side, with cells of `field` inches if they
+    fit."""
     across = min(3, count)
     down = -(-count // across)
     R, C = shape
@@ -208,7 +215,7 @@ def _lay_out(count, shape, sides, field):
 
 
 def _keep_outer_names(axes, at_left, below):
-    """The names of rows and columns stay on the outer maps only."""
+    """Removes the names of rows and columns from all but the outer maps."""
     if not at_left:
         axes.set_ylabel("")
         axes.tick_params(labelleft=False)
@@ -218,14 +225,24 @@ def _keep_outer_names(axes, at_left, below):
 
 
 def _write_values(axes, values, middle):
-    """Each number into its field, in white on the dark ones below the middle."""
+    """Writes each number into its cell, in white on dark cells, whose values are below `middle`."""
     for (i, j), value in np.ndenumerate(values):
         ink = "white" if value < middle else "black"
         axes.text(j, i, f"{value:.2f}", ha="center", va="center", color=ink, fontsize="small")
 
 
 def name_fields(axis, side, count, inches, draw_line):
-    """Names in the middle of rows or groups, 0.16 inches apart at least; lines between groups."""
+    """Labels an axis of a heat map and draws lines between its groups.
+
+    A name stands in the middle of its row or group; names less than 0.16 inches apart are left out.
+
+    Args:
+      axis: the axis.
+      side: its labels.
+      count: the number of rows or columns.
+      inches: the size of a row or column.
+      draw_line: draws a line at a position, with the keyword arguments of matplotlib.
+    """
     cuts = list(side.cuts)
     edges = [0, *cuts, count] if len(side.names) == len(cuts) + 1 else range(count + 1)
     places, names = [], []
@@ -238,16 +255,16 @@ def name_fields(axis, side, count, inches, draw_line):
     axis.set_ticks(places, names, fontsize="small", rotation=0 if flat else 90)
     axis.set_label_text(side.label)
     thick = min(2.4, 10 * inches * count / (len(cuts) + 1))  # thin between narrow groups
-    for cut in cuts:  # seen on dark and on light fields
+    for cut in cuts:  # two colors, to be visible on dark and on light cells
         draw_line(cut - 0.5, color="white", linewidth=thick)
         draw_line(cut - 0.5, color=INK, linewidth=thick / 3)
 
 
 @in_style
 def save(figure: Figure, path: Path) -> Path:
-    """A picture for print and screen, in the format of the path's ending; gives the path.
+    """Saves a figure in the format of the path's extension; returns the path.
 
-    A figure that is drawn again gives the same bytes.
+    The same figure always gives the same bytes.
     """
     dates = {".pdf": {"CreationDate": None}, ".svg": {"Date": None}}
     figure.savefig(path, dpi=150, bbox_inches="tight", metadata=dates.get(path.suffix))
@@ -256,7 +273,7 @@ def save(figure: Figure, path: Path) -> Path:
 
 @in_style
 def draw_key(i: int) -> Figure:
-    """The i-th line and its marker, for a legend beside the picture."""
+    """Draws a sample of the i-th line with its marker, for a legend outside of the picture."""
     figure = Figure((0.5, 0.16))
     axes = figure.add_axes((0, 0, 1, 1))
     axes.plot([0, 1, 2], [0, 0, 0], linewidth=1.4, markevery=[1], **look(i))
@@ -266,10 +283,10 @@ def draw_key(i: int) -> Figure:
 
 @in_style
 def svg(figure: Figure, label: str) -> str:
-    """An <svg> for a page: its text is text, its colors are the page's.
+    """The figure as an <svg> element for an HTML page, with selectable text and the page's colors.
 
-    Ink, grid and line colors become var(--ink), var(--grid), var(--line-0), ...; `label` is what
-    is read aloud. Names inside are unlike those of any other picture of this process.
+    Ink, grid and line colors become var(--ink), var(--grid), var(--line-0), ... The ids in it are
+    unique among all pictures of this process. label: the text for screen readers.
     """
     text = io.StringIO()
     nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
@@ -293,8 +310,11 @@ _numbers = itertools.count()
 
 @in_style
 def learning_curve(rows: list[dict], title: str) -> Figure:
-    """Of the rows of a metrics.jsonl, means over seeds: accuracy (by domain where there are
-    several), shaded from the lowest seed to the highest, and training loss."""
+    """Draws accuracy and training loss over rounds, as means over seeds.
+
+    The accuracy is also drawn for each domain, if there are several, and shaded from the lowest to
+    the highest seed. rows: the rows of a metrics.jsonl.
+    """
     figure = Figure(figsize=(9, 3.6), layout="constrained")
     left, right = figure.subplots(1, 2)
     rounds = sorted({row["round"] for row in rows})
@@ -319,7 +339,7 @@ _OF_NEW = {"new": "new clients", "new_tuned": "new clients, tuned"}
 
 
 def _curves(rows):
-    """{name: {round: [value per seed]}}"""
+    """The curves of accuracies as {name: {round: [value per seed]}}."""
     curves = {}
     for row in rows:
         points = dict(row.get("domains", {}))

@@ -1,11 +1,11 @@
-"""The accuracy tables of five papers: their numbers, and what makes each cell a run.
+"""The accuracy tables of five papers: their numbers, and the runs that reproduce each cell.
 
 published.csv has a row for every printed accuracy of Client2Vec (Guo et al., ICCV 2025), FedC2I
 (arXiv:2410.03315), FedConcat (Diao et al., AAAI 2024), hFedF (Bartholet et al. 2024) and FedPick
 (Zhu et al.). Tables of losses, seconds, gains and sizes of data sets are left out.
 
-RULES say for the facts of a row which config file, overrides and measure it takes. A later rule
-goes before an earlier one.
+RULES map the facts of a row to the config file, overrides and measure of its run. A later rule
+overrides an earlier one.
 """
 
 import csv
@@ -19,7 +19,7 @@ from fedjax_lab.errors import BadInput, nearest
 
 
 class Result(NamedTuple):
-    """A printed number, percent."""
+    """A printed accuracy, in percent."""
 
     paper: str
     table: str  # "1", "II"
@@ -31,44 +31,44 @@ class Result(NamedTuple):
     column: str
     mean: float
     std: float | None  # None: not printed
-    conflict: str  # what the paper prints elsewhere for the same cell
+    conflict: str  # a different number or remark elsewhere in the paper; empty: none
 
 
 class Rule(NamedTuple):
-    """What is so for the rows that have all facts of `when`; empty fields say nothing."""
+    """Properties of all rows that have the facts of `when`; empty fields specify nothing."""
 
-    when: str  # "table=2|13;dataset=svhn"; a fact may have any of its values
-    settings: dict[str, str] = {}  # of the config by dotted key; {fact} stands for its value
-    config: str = ""  # file in configs/
-    method: str = ""  # of the package, where it is not called as in the table
-    way: str = ""  # metrics.pick_rounds
-    measure: str = ""  # runs.measures
-    seeds: int = 0  # how many the paper has
-    per_client: bool = False  # the std is over clients and seeds
-    over: tuple[str, ...] = ()  # the mean over runs with each of these values of the fact `target`
-    note: str = ""  # how the run differs from the paper, or what the paper does not say
-    lacks: str = ""  # why there is no run
+    when: str  # such as "table=2|13;dataset=svhn"; "|" separates alternatives
+    settings: dict[str, str] = {}  # config values by dotted key; {fact} is replaced by its value
+    config: str = ""  # a file in configs/
+    method: str = ""  # the package's name of the method, if the table has another one
+    way: str = ""  # of choosing a round, see metrics.pick_rounds
+    measure: str = ""  # see runs.measures
+    seeds: int = 0  # the number of seeds in the paper
+    per_client: bool = False  # whether the std is over clients and seeds
+    over: tuple[str, ...] = ()  # the number is the mean over these values of the fact `target`
+    note: str = ""  # how the run differs from the paper, or what the paper does not state
+    lacks: str = ""  # the reason why there is no run
 
 
 class Spec(NamedTuple):
-    """A run."""
+    """The specification of a run."""
 
-    name: str  # of its folder
+    name: str  # the name of its folder
     config: str
     method: str
     settings: dict[str, str]
 
 
 class Recipe(NamedTuple):
-    """How the number of a row is measured."""
+    """How to measure the number of a row."""
 
-    specs: tuple[Spec, ...]  # more than one: the mean over them
+    specs: tuple[Spec, ...]  # the runs; if several, the number is their mean
     way: str
     measure: str
     seeds: int
     per_client: bool
     notes: tuple[str, ...]
-    lacks: str  # why not; else empty
+    lacks: str  # the reason why it cannot be measured; empty if it can
 
 
 # The numbers.
@@ -90,7 +90,7 @@ def results() -> tuple[Result, ...]:
 
 
 def tables() -> dict[tuple[str, str], tuple[Result, ...]]:
-    """The rows of each (paper, table)."""
+    """The rows of each table, by (paper, table)."""
     out: dict[tuple[str, str], tuple[Result, ...]] = {}
     for result in results():
         key = result.paper, result.table
@@ -99,7 +99,10 @@ def tables() -> dict[tuple[str, str], tuple[Result, ...]]:
 
 
 def find(paper: str, table: str) -> tuple[Result, ...]:
-    """The rows of a table, named "table1", "1" or "Table 1". BadInput names the nearest one."""
+    """The rows of a table, named "table1", "1" or "Table 1".
+
+    Raises BadInput, which names the nearest paper or table, if there is none.
+    """
     if paper not in RULES:
         raise BadInput(f"no paper {paper!r}; {nearest(paper, RULES)}")
     of_paper = {f"table{t}": rows for (p, t), rows in tables().items() if p == paper}
@@ -114,16 +117,16 @@ def find(paper: str, table: str) -> tuple[Result, ...]:
 
 
 def facts(result: Result) -> dict[str, str]:
-    """What rules look at. `score` is the part of the column before its colon."""
+    """The facts of a row that rules refer to. `score` is the part of the column before a colon."""
     pairs = [pair.partition("=") for pair in result.setting.split(";") if pair]
-    said = {key: value for key, _, value in pairs}
+    of_row = {key: value for key, _, value in pairs}
     for key in ("paper", "table", "dataset", "model", "method", "variant", "column"):
-        said[key] = getattr(result, key)
-    return said | {"score": result.column.partition(":")[0]}
+        of_row[key] = getattr(result, key)
+    return of_row | {"score": result.column.partition(":")[0]}
 
 
 def recipe(result: Result) -> Recipe:
-    """How a row is measured, or why it is not."""
+    """How to measure a row, or the reason why it cannot be measured."""
     row_facts = facts(result)
     rules = [rule for rule in RULES[result.paper] if _fits(rule, row_facts)]
     over = _last(rules, "over")
@@ -147,8 +150,8 @@ def _fits(rule, row_facts):
 
 
 def _last(rules, field):
-    said = [value for rule in rules if (value := getattr(rule, field))]
-    return said[-1] if said else Rule._field_defaults[field]
+    values = [value for rule in rules if (value := getattr(rule, field))]
+    return values[-1] if values else Rule._field_defaults[field]
 
 
 def _spec(result, row_facts):
@@ -161,7 +164,7 @@ def _spec(result, row_facts):
 
 
 def cell_name(result: Result) -> str:
-    """What tells a row from the others of its table: DATASET/SETTING/METHOD(VARIANT)/COLUMN."""
+    """The unique name of a row in its table: DATASET/SETTING/METHOD(VARIANT)/COLUMN."""
     row_facts = {key: value for key, value in facts(result).items() if key != "target"}
     column = [result.column] if "column" in _varying(result.paper, result.table) else []
     return "/".join([*_shared_parts(result, row_facts), _method(result), *column])
@@ -172,7 +175,7 @@ def _method(result):
 
 
 def _shared_parts(result, row_facts):
-    """Data set (of one: model) and settings, those that differ inside the table."""
+    """The data set (or the model, if there is one data set) and settings that vary in a table."""
     varying = _varying(result.paper, result.table)
     first = "dataset" if "dataset" in varying else "model"
     parts = [row_facts[first]] if first in varying else []
@@ -182,13 +185,13 @@ def _shared_parts(result, row_facts):
 
 @functools.cache
 def _varying(paper, table):
-    """The facts that differ between the rows of a table that have them."""
+    """The facts with different values in the rows of a table."""
     pairs = {pair for result in find(paper, table) for pair in facts(result).items()}
     counts = Counter(key for key, _ in pairs)
     return {key for key, count in counts.items() if count > 1}
 
 
-# What makes a row a run.
+# The rules of each paper.
 
 _TWICE = {"method.encoder_rounds": "62", "method.classifier_rounds": "400"}
 _OF_FEDCONCAT = "method=fedconcat|fedconcat_id|fedconcat_ib|dp_fedconcat"
@@ -211,7 +214,7 @@ _FEDCONCAT = (
     Rule(
         "method=central",
         {"partition.name": "iid", "run.rounds": "20", "local.epochs": "10"},
-        note="central: 200 epochs as in the paper, but momentum starts anew every 10",
+        note="central: 200 epochs as in the paper, but momentum is reset every 10",
     ),
     Rule("method=fedprox", note="fedprox: the paper's grid of mu is not legible; mu=0.01 here"),
     Rule(
@@ -221,7 +224,7 @@ _FEDCONCAT = (
     Rule("dataset=svhn;method=moon", {"method.mu": "0.01"}),
     Rule(
         "dataset=fmnist|svhn;method=moon",
-        note="moon: the paper added values to its grid of mu for fmnist and svhn, neither is"
+        note="moon: the paper's grid of mu, and its additional values for fmnist and svhn, are not"
         " legible; mu=0.01 here",
     ),
     Rule(
@@ -267,7 +270,7 @@ _FEDCONCAT = (
     Rule(f"table=9;dataset=fmnist;{_OF_FEDCONCAT}", {"method.classifier_rounds": "173"}),
     Rule(
         "table=12",
-        lacks="the paper does not say which of its other adaptations to large models are on, and"
+        lacks="the paper does not say which of its other adaptations to large models are used, and"
         " the numbers agree with neither of its entries in Table 3",
     ),
 )
@@ -286,7 +289,7 @@ _FEDC2I = (
     Rule(
         "variant=lambda_only",
         {"method.head": "local"},
-        note="lambda_only: the paper does not say what becomes of the classifier; local here",
+        note="lambda_only: the paper does not say how the classifier is aggregated; local here",
     ),
     Rule("variant=class_matrix_only_local_extractor", {"method.body": "local"}),
     Rule("variant=class_matrix_only_fedavg_extractor", {"method.body": "mean"}),
@@ -345,21 +348,21 @@ _HFEDF = (
 
 _IMAGENET = {"data.normalize": "imagenet", "model.pretrained": "{model}.safetensors"}
 _INDEXED = "index=federated|global"
-CLIENT2VEC_BASES = {"moon": {"projection": "mlp256"}}  # of a base, alone and improved
+CLIENT2VEC_BASES = {"moon": {"projection": "mlp256"}}  # of base methods, with and without index
 
 _CLIENT2VEC = (
     Rule("", way="max_over_rounds", measure="accuracy.mean", seeds=3),
     Rule(
         "dataset=shakespeare",
         config="client2vec_shakespeare.py",
-        note="a client is a role of LEAF's sample: --config.partition.num_clients=ROLES and"
-        " --config.run.cohort=ROLES/10 say how many",
+        note="a client is a role of LEAF's sample; set --config.partition.num_clients=ROLES and"
+        " --config.run.cohort=ROLES/10 accordingly",
     ),
     Rule(
         "dataset=cifar10",
         config="client2vec_cifar10.py",
-        note="the start and the normalization of ResNet-18 on CIFAR-10 are not stated; batch"
-        " normalization, from scratch here",
+        note="initialization and normalization of ResNet-18 on CIFAR-10 are not stated; batch"
+        " normalization, trained from scratch here",
     ),
     Rule("dataset=domainnet50", config="client2vec_domainnet.py"),
     Rule("dataset=domainnet50;model=mobilenet_v2", _IMAGENET),

@@ -1,4 +1,4 @@
-"""What a run needs: data and weights on this machine, and training on so many examples."""
+"""Determines the requirements of a run: missing data and weights, and its amount of training."""
 
 import functools
 from pathlib import Path
@@ -12,7 +12,7 @@ from fedjax_lab.data.partition import count_new
 from fedjax_lab.errors import BadInput
 from fedjax_lab.methods._communication import default_encoder_rounds
 
-EXAMPLES = {  # training examples, those of the unseen domain left out
+EXAMPLES = {  # number of training examples, without those of the unseen domain
     "fashion_mnist": 60_000,
     "cifar10": 50_000,
     "cifar100": 50_000,
@@ -20,7 +20,7 @@ EXAMPLES = {  # training examples, those of the unseen domain left out
     "tiny_imagenet": 100_000,
     "digits_five": 5_000,
     "domainnet": 3_000,
-    "pacs": 6_744,  # 0.9 of three of four domains, on average
+    "pacs": 6_744,  # 90 % of three of the four domains, on average
     "vlcs": 7_242,
     "office_home": 10_522,
 }
@@ -28,7 +28,10 @@ OFFICE_CALTECH = {"fedpick": 500, "fedc2i": 722}
 
 
 def missing(config: ml_collections.ConfigDict) -> str:
-    """What a run needs that is not on this machine: data, CLIP or first weights; else empty."""
+    """The first thing that a run needs and this machine lacks, in words; "" if nothing is missing.
+
+    It may be the data, pretrained weights or CLIP.
+    """
     of_clip = None
     if config.method.name == "client2vec" and config.embedding.name == "clip":
         of_clip = config.embedding.folder, config.embedding.model
@@ -54,7 +57,7 @@ def _no_data(settings):
 def _no_weights(path):
     if not path or Path(path).is_file():
         return ""
-    return f"no first weights {path}: name a file with --config.model.pretrained"
+    return f"no file {path} with first weights; name one with --config.model.pretrained"
 
 
 @functools.cache
@@ -63,17 +66,18 @@ def _no_clip(folder, model):
 
     try:
         clip.find_model(folder, model)
-        clip.check_packages()  # after what is quicker
+        clip.check_packages()  # last, because it is slow
     except (BadInput, ImportError) as error:
-        return f"no CLIP: {error}"
+        return f"CLIP is not available: {error}"
     return ""
 
 
 def cost(config: ml_collections.ConfigDict) -> int | None:
-    """Examples that the clients of one seed train on; None where their number is not known here.
+    """The number of examples that the clients of one seed train on, counted in every epoch.
 
-    Of FedConcat the rounds of encoders only: those of the classifier are short. What IFCA and its
-    like spend on choosing, the client index of Client2Vec and all evaluations are left out.
+    None if it is not known without the data. The estimate includes only the encoder rounds of
+    FedConcat, because the classifier rounds are short. It leaves out the choice of clusters in IFCA
+    and similar methods, the client index of Client2Vec, and all evaluations.
     """
     data, method, run = config.data, config.method, config.run
     examples = EXAMPLES.get(data.name) or (
@@ -82,7 +86,7 @@ def cost(config: ml_collections.ConfigDict) -> int | None:
     if examples is None:
         return None
     clients = config.partition.num_clients
-    if not clients:  # the data decide
+    if not clients:  # the data determine the number of clients
         return None
     trained = clients - count_new(clients, config.partition.new_clients)
     share = (trained if method.name == "central" else run.cohort or trained) / clients

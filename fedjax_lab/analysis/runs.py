@@ -1,8 +1,9 @@
-"""What folders of runs hold, and which of them can be compared.
+"""Reads the folders of runs, and groups those that can be compared.
 
-Runs of one config, whatever their seeds, are one `Row`. Rows of one federation (config.data and
-config.partition) are one `Block`: the same seed gives each of them the same clients, first weights
-and shuffles, so that within a block seeds are pairs. Across blocks nothing is compared.
+Runs with the same config, whatever their seeds, form one `Row`. Rows of one federation (config.data
+and config.partition) form one `Block`: the same seed gives each of them the same clients, first
+weights and shuffles, so that results in a block are paired by seed. Rows of different blocks are
+never compared.
 """
 
 import copy
@@ -19,11 +20,11 @@ from fedjax_lab.measures import LOWER_IS_BETTER, OF_NEW, PER_CLIENT, metric_of
 from fedjax_lab.running import files, metrics, provenance
 
 _TESTED = ("accuracy.mean", "global", "ood")  # measured on test examples
-HEADLINES = (*_TESTED, "id")  # what a run is known by: the first it has
+HEADLINES = (*_TESTED, "id")  # a run's headline measure is the first of these that it has
 _ACCURACY = ("accuracy", "domains", *HEADLINES[1:], *OF_NEW)  # keys of an evaluation
-_FREE = {"data.normalize", "data.augment"}  # settings of data that leave the federation as it is
+_FREE = {"data.normalize", "data.augment"}  # data settings that do not change the federation
 _SKEW = {"partition.alpha", "partition.classes", "partition.domains"}
-AXES = {  # what a curve is drawn against, by the names of `curve`
+AXES = {  # the labels of the x axes of curves, by the names in `curve`
     "rounds": "round",
     "megabytes": "megabytes of all clients, both ways",
     "seconds": "seconds of training, one seed",
@@ -31,25 +32,25 @@ AXES = {  # what a curve is drawn against, by the names of `curve`
 
 
 class Run(NamedTuple):
-    """A run's folder."""
+    """The content of a run's folder."""
 
     folder: Path
-    config: dict  # without the seeds, the metrics, and where data are cached
+    config: dict  # see `comparable`
     seeds: tuple[int, ...]
-    rows: list[dict]  # the evaluations that all seeds have; seconds: of one seed
-    summary: dict  # {} while it goes on
+    rows: list[dict]  # the evaluations that all seeds have; `seconds` is for one seed
+    summary: dict  # {} if the run is unfinished
 
 
 class Row(NamedTuple):
-    """The runs of one config."""
+    """The runs with one config."""
 
     name: str  # the method and the settings in which the rows of the block differ
     runs: list[Run]
-    seeds: dict[int, list[dict]]  # evaluations of each seed
+    seeds: dict[int, list[dict]]  # the evaluations of each seed
 
 
 class Block(NamedTuple):
-    """What can be compared: the rows of one federation."""
+    """The rows of one federation, which can be compared."""
 
     name: str
     rows: list[Row]
@@ -58,15 +59,16 @@ class Block(NamedTuple):
 def find(folders: Sequence[Path]) -> list[Path]:
     """The run folders among `folders` and, at any depth, inside them; each once.
 
-    Draws of a sweep, which are there to choose settings, are left out unless they are named.
+    Draws of a sweep, which only serve to choose settings, are left out unless `folders` names them.
 
-    BadInput for one that is no folder or holds no run.
+    Raises BadInput if one of `folders` is not a folder or holds no run.
     """
     run_folders: dict[Path, Path] = {}
     for folder in folders:
         try:
             if not folder.is_dir():
-                raise BadInput(f"{folder} is {'not a folder' if folder.exists() else 'not there'}")
+                reason = "is not a folder" if folder.exists() else "does not exist"
+                raise BadInput(f"{folder} {reason}")
             runs = _inside(folder)
         except OSError as error:
             raise BadInput(f"cannot read {error.filename}: {error.strerror}") from error
@@ -86,9 +88,9 @@ def _inside(folder):
 
 
 def read_all(folders: Sequence[Path]) -> tuple[list[Run], list[str]]:
-    """The runs, and a note for each folder that is left out because a file in it is damaged.
+    """Reads runs; returns them and a note for each folder left out because of a damaged file.
 
-    Raises files.Damaged where no run is left.
+    Raises files.Damaged if all runs are damaged.
     """
     runs, faults = [], []
     for folder in folders:
@@ -102,26 +104,26 @@ def read_all(folders: Sequence[Path]) -> tuple[list[Run], list[str]]:
 
 
 def read(folder: Path) -> Run:
-    """A finished run, or one that is still being written. Raises files.Damaged."""
+    """Reads a run, finished or not. Raises files.Damaged if a file is missing or damaged."""
     config = files.read_config(folder / "config.json")
     if config is None:
         raise files.Damaged(f"{folder} holds no run: there is no config.json in it")
     config, seeds = comparable(config), config["seeds"]
     rows = metrics.read_metrics(folder / "metrics.jsonl")
-    there = {(row["round"], row["seed"]) for row in rows}
+    evaluated = {(row["round"], row["seed"]) for row in rows}
     rows = [
         row | {"seconds": row["seconds"] / len(seeds)}
         for row in rows
-        if row["seed"] in seeds and all((row["round"], seed) in there for seed in seeds)
+        if row["seed"] in seeds and all((row["round"], seed) in evaluated for seed in seeds)
     ]
     summary = files.read_json(folder / "summary.json", files.SUMMARY)
     return Run(folder=folder, config=config, seeds=tuple(seeds), rows=rows, summary=summary or {})
 
 
 def comparable(config: dict) -> dict:
-    """A config.json without what leaves the numbers of a seed as they are.
+    """A config.json without settings that do not affect the results of a seed.
 
-    These are the seeds, the metrics, the time that a command had, and where data are cached.
+    These are the seeds, the metrics, the time limit of a command, and the cache folder of the data.
     """
     config = copy.deepcopy(provenance.with_digests(config))
     del config["seeds"]
@@ -132,9 +134,9 @@ def comparable(config: dict) -> dict:
 
 
 def arrange(runs: Sequence[Run]) -> tuple[list[Block], list[str]]:
-    """Blocks of rows, and what a reader has to know about them: one line each.
+    """Groups runs into blocks of rows; returns the blocks and notes about them, one line each.
 
-    BadInput where nothing has been evaluated, or two runs are of one config and seed.
+    Raises BadInput if no run has been evaluated, or if two runs have the same config and seed.
     """
     notes = [shown(note) for run in runs if (note := _note(run))]
     runs = _completed([run for run in runs if run.rows])
@@ -148,13 +150,14 @@ def arrange(runs: Sequence[Run]) -> tuple[list[Block], list[str]]:
     for name, same in zip(names, federations.values(), strict=True):
         blocks.append(Block("; ".join(filter(None, (_title(same[0]), name))), _rows(same)))
     if len(blocks) > 1:
-        notes.insert(0, f"{len(blocks)} federations: nothing is compared across them")
+        separate = f"these runs use {len(blocks)} different data partitions"
+        notes.insert(0, f"{separate}; each is compared separately")
     unequal = [note for block in blocks for of in (_seeds, _rounds) for note in of(block)]
     return blocks, notes + unequal
 
 
 def _completed(runs):
-    """The runs; where a config lacks a section or a key that others have, it has the defaults."""
+    """The runs, with defaults for sections and keys that a config lacks and others have."""
     keys: dict[str, set] = {}
     for run in runs:
         for section, values in run.config.items():
@@ -162,7 +165,7 @@ def _completed(runs):
     lacking = [any(keys[name] - run.config.get(name, {}).keys() for name in keys) for run in runs]
     if not any(lacking):
         return runs
-    from fedjax_lab.config import DEFAULTS  # loads JAX, which a report needs for nothing else
+    from fedjax_lab.config import DEFAULTS  # loads JAX, which a report does not need otherwise
 
     defaults = json.loads(json.dumps(DEFAULTS))
     added = {
@@ -177,7 +180,7 @@ def _completed(runs):
 
 def _note(run):
     if not run.rows:
-        return f"{run.folder}: not evaluated yet, left out"
+        return f"{run.folder}: left out, because it has not been evaluated yet"
     rounds = run.rows[-1]["round"]
     if "diverged" in run.summary:
         return f"{run.folder}: diverged; its numbers end with round {rounds}"
@@ -185,19 +188,22 @@ def _note(run):
 
 
 def _seeds(block):
-    """A note where the rows of a block do not have the same seeds."""
+    """A note if the rows of a block do not have the same seeds."""
     counts = Counter(", ".join(map(str, row.seeds)) for row in block.rows)
     if len(counts) == 1:
         return []
-    return [f"unequal seeds, so pairs are of shared ones only: {_listed(counts)}"]
+    return [f"the rows have different seeds, so only shared seeds are paired: {_listed(counts)}"]
 
 
 def _rounds(block):
-    """A note where the runs of a block ended after different numbers of rounds."""
+    """A note if the runs of a block ended after different numbers of rounds."""
     if not unequal_rounds(block):
         return []
     counts = Counter(", ".join(dict.fromkeys(map(_end, row.runs))) for row in block.rows)
-    return [f"unequal rounds, which every comparison of rows depends on: {_listed(counts)}"]
+    return [
+        "the runs ended after different numbers of rounds, which affects all comparisons:"
+        f" {_listed(counts)}"
+    ]
 
 
 def _listed(counts):
@@ -210,15 +216,15 @@ def unequal_rounds(block: Block) -> bool:
 
 
 def _end(run):
-    """After how many rounds a run ended, and which rule stopped it early."""
+    """The number of rounds of a run, and the rule that stopped it early, if any."""
     rule = run.summary.get("stopped", {}).get("rule")
     return f"{run.rows[-1]['round']}" + (f" stopped by {shown(rule)}" if rule else "")
 
 
 def federation(config: dict) -> dict[str, Any]:
-    """The settings of a config that decide which examples every client has, {"section.key": value}.
+    """The settings that determine the examples of every client, as {"section.key": value}.
 
-    Rows with the same ones can be compared.
+    Runs with equal settings can be compared.
     """
     flat = flatten({key: config[key] for key in ("data", "partition")})
     return {key: value for key, value in flat.items() if key not in _FREE}
@@ -226,7 +232,7 @@ def federation(config: dict) -> dict[str, Any]:
 
 def _title(run):
     data, partition = run.config["data"], run.config["partition"]
-    number = partition.get("num_clients")  # 0: the data decide
+    number = partition.get("num_clients")  # 0: the data determine the number
     count = f", {shown(number)} clients" if number else ""
     return f"{shown(data.get('name'))}, {shown(partition.get('name'))}{count}"
 
@@ -243,8 +249,8 @@ def _rows(runs):
             for seed in run.seeds:
                 if seed in owner:
                     raise BadInput(
-                        f"{owner[seed]} and {run.folder} are both seed {seed} of {name} with one"
-                        " config; name one of them"
+                        f"{owner[seed]} and {run.folder} both hold seed {seed} of {name} with the"
+                        " same config; name only one of them"
                     )
                 owner[seed] = run.folder
                 seeds[seed] = [row for row in run.rows if row["seed"] == seed]
@@ -253,10 +259,10 @@ def _rows(runs):
 
 
 def named_alike(blocks: Sequence[Block]) -> list[Block]:
-    """The blocks, with names by which rows of one method match across blocks.
+    """Renames the rows so that the rows of a method have the same names in all blocks.
 
-    A name is the method's, with those settings by which rows of this method differ inside any one
-    block. Settings that were chosen anew for each method or block are told by `chosen` instead.
+    A name is that of the method with the settings in which rows of this method differ within a
+    block. Settings that were chosen separately for each method or block are left to `chosen`.
     """
     methods = dict.fromkeys(_method(row) for block in blocks for row in block.rows)
     names = {
@@ -276,14 +282,17 @@ def _method(row):
 
 
 def _settings(block, method):
-    """The settings of each row of a method, without those that the rows of the block share."""
+    """The settings of each row of a method, without those that define the block's federation."""
     configs = [row.runs[0].config for row in block.rows if _method(row) == method]
     shared = federation(block.rows[0].runs[0].config)
     return [{k: v for k, v in flatten(c).items() if k not in shared} for c in configs]
 
 
 def chosen(before: Sequence[Block], after: Sequence[Block]) -> list[str]:
-    """For each row of `named_alike` the settings that its name leaves out, block after block."""
+    """A note for each row name of `named_alike` about the settings that the name leaves out.
+
+    before, after: the blocks before and after `named_alike`.
+    """
     left_out: dict[str, dict[str, None]] = {}
     pairs = zip(before, after, strict=True)
     rows = [pair for old, new in pairs for pair in zip(old.rows, new.rows, strict=True)]
@@ -295,12 +304,12 @@ def chosen(before: Sequence[Block], after: Sequence[Block]) -> list[str]:
 
 
 def section_names(blocks: Sequence[Block], section: str) -> list[str]:
-    """For each block the name and those settings of a section of its config that tell blocks apart.
+    """For each block, the name of its data or partition, with settings that differ between blocks.
 
-    A partition's degree of skew is always told.
+    The degree of skew of a partition is always included.
 
     Args:
-      blocks: of different federations.
+      blocks: blocks of different federations.
       section: "data" or "partition".
     """
     flat = [federation(block.rows[0].runs[0].config) for block in blocks]
@@ -313,12 +322,12 @@ def section_names(blocks: Sequence[Block], section: str) -> list[str]:
 
 
 def _names(groups, short, always=()):
-    """What tells flat configs of a group apart: for each group, a name of each config.
+    """Names that distinguish the flat configs of each group: for each group, one for each config.
 
-    A name has the settings in which configs of any group with one `SECTION.name` differ. Those of
-    the section `short` lose its prefix, and its name stands first. One that a config lacks is told
-    ("absent") only where nothing else tells the config from another of its group. Keys in `always`
-    are told also where they do not differ.
+    A name has the settings in which configs of any group with the same `SECTION.name` differ. The
+    name of the section `short` comes first, and its settings lose the prefix. A setting that a
+    config lacks is included (as "absent") only if nothing else distinguishes the config from others
+    of its group. Keys in `always` are included even if they do not differ.
     """
     every = {key for group in groups for config in group for key in config}
     tells = {key: _tells(groups, key) for key in sorted(every - {f"{short}name"})}
@@ -340,7 +349,7 @@ def _names(groups, short, always=()):
 
 
 def _tells(groups, key):
-    """The kinds of configs (see `_kind`) that in some group have several values of the key."""
+    """The kinds of configs (see `_kind`) that have several values of the key in some group."""
     kinds = set()
     for group in groups:
         values = {}
@@ -350,7 +359,7 @@ def _tells(groups, key):
     return kinds
 
 
-def _kind(config, key):  # what a setting is of: alpha of one partition is not that of another
+def _kind(config, key):  # the owner of a setting: alpha means something else in each partition
     name = key.partition(".")[0] + ".name"
     return None if key == name else _value(config, name)
 
@@ -360,7 +369,7 @@ def _value(config, key):
 
 
 def flatten(config: dict, prefix: str = "") -> dict[str, Any]:
-    """{"section.key": value}"""
+    """A nested config as a flat dict {"section.key": value}."""
     flat: dict[str, Any] = {}
     for key, value in config.items():
         inner = isinstance(value, dict)
@@ -369,16 +378,16 @@ def flatten(config: dict, prefix: str = "") -> dict[str, Any]:
 
 
 def shown(value: Any) -> str:
-    """A setting in one printable line."""
+    """A setting as one printable line."""
     text = value if isinstance(value, str) else json.dumps(value)
     return "".join(c if c.isprintable() else "?" for c in text) if text else "''"
 
 
 def measures(evaluation: dict) -> dict[str, float]:
-    """{"accuracy.worst10": percent, "global": ..., "domains.NAME": ...} of one evaluation.
+    """The measures of an evaluation: {"accuracy.worst10": percent, "global": ..., ...}.
 
-    After the accuracies the loss and the named metrics: "loss.mean", "global_loss", ... A value
-    that is no finite number is left out.
+    After the accuracies come the loss and the metrics of the config: "loss.mean", "global_loss",
+    ... Values that are not finite numbers are left out.
     """
     numbers = metrics.numbers(evaluation)
     firsts = {key: numbers.pop(key) for key in _ACCURACY if key in numbers}
@@ -387,28 +396,28 @@ def measures(evaluation: dict) -> dict[str, float]:
 
 
 def headlines(measured: Iterable[str]) -> dict[str, str]:
-    """By metric the measure that it is known by, the first in the order of HEADLINES."""
-    there = dict.fromkeys(measured)
+    """The headline measure of each metric: the first that exists in the order of HEADLINES."""
+    names = dict.fromkeys(measured)
     chosen: dict[str, str] = {}
-    for metric in dict.fromkeys(map(metric_of, there)):
+    for metric in dict.fromkeys(map(metric_of, names)):
         mean, *others = HEADLINES
         if metric != "accuracy":
             mean, *others = f"{metric}.mean", *(f"{form}_{metric}" for form in others)
-        headline = next((form for form in (mean, *others) if form in there), None)
+        headline = next((form for form in (mean, *others) if form in names), None)
         chosen |= {metric: headline} if headline else {}
     return chosen
 
 
 def lower_is_better(blocks: Iterable[Block]) -> frozenset[str]:
-    """The metrics of which a lower value is better; those of one's own as summaries say."""
+    """The metrics for which lower is better; for user-defined metrics, as the summaries say."""
     summaries = [run.summary for block in blocks for row in block.rows for run in row.runs]
     return LOWER_IS_BETTER.union(*(summary.get("lower_is_better", ()) for summary in summaries))
 
 
 def peeks(way: str, measured: Iterable[str]) -> bool:
-    """Whether a way to choose a round looks at test examples, where these measures were taken.
+    """Whether a way of choosing a round uses test examples, if these measures exist.
 
-    max_over_rounds goes by the first of HEADLINES that there is: without a test set, by `id`.
+    max_over_rounds uses the first of HEADLINES that exists: without a test set, `id`.
     """
     return way.startswith("max") and not set(_TESTED).isdisjoint(measured)
 
@@ -425,8 +434,11 @@ def measured(row: Row, way: str) -> dict[int, dict[str, float]]:
 
 
 def curve(row: Row, measure: str) -> dict[str, np.ndarray]:
-    """`rounds`, `megabytes`, `seconds` [E], means over seeds, and `values` [seeds, E]: the E
-    evaluations that every seed has."""
+    """The curve of a measure over the E evaluations that every seed has.
+
+    Returns:
+      `rounds`, `megabytes` and `seconds` [E] as means over seeds, and `values` [seeds, E].
+    """
     points = [
         {r["round"]: r for r in rows if measure in measures(r)} for rows in row.seeds.values()
     ]
@@ -442,7 +454,7 @@ def curve(row: Row, measure: str) -> dict[str, np.ndarray]:
 
 
 def per_client(row: Row, way: str, measure: str) -> list[float]:
-    """The values behind a measure: of all clients of all seeds, in the chosen round."""
+    """The values of a measure for single clients of all seeds, in the round chosen by `way`."""
     out = []
     for evaluation in picked(row, way).values():
         of_measure = evaluation.get(f"{measure}{PER_CLIENT}")

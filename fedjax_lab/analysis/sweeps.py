@@ -1,4 +1,4 @@
-"""What a reader of a comparison has to know about the sweeps that its runs come from."""
+"""Notes about the sweeps from which the runs of a comparison come."""
 
 from collections.abc import Iterable, Mapping
 
@@ -7,7 +7,7 @@ from fedjax_lab.running import files
 
 
 def notes(runs: Iterable[Run]) -> list[str]:
-    """What each search for settings has cost, and whether seeds were added until it was clear."""
+    """Notes on the cost of each search for settings, and on seeds that --until has added."""
     runs = list(runs)
     plans = {folder: _plan(folder) for folder in {run.folder.parent for run in runs}}
     cells = [(run.folder.name, plans[run.folder.parent].get(run.folder.name, {})) for run in runs]
@@ -19,14 +19,14 @@ def notes(runs: Iterable[Run]) -> list[str]:
     for until in sorted({cell["until"] for _, cell in cells if "until" in cell}):
         out.append(
             f"seeds were added until differences were clear (--until={shown(until)}): the sweep's"
-            " interval allows for that, while intervals and p-values here are those of a number of"
-            " seeds that is fixed beforehand"
+            " own intervals account for that, but the intervals and p-values here assume a number"
+            " of seeds that was fixed in advance"
         )
     return out
 
 
 def _plan(folder):
-    """The cells of a sweep.json; empty where there is none that can be read."""
+    """The cells of a sweep.json; {} if the file does not exist or is damaged."""
     try:
         return files.read_plan(folder / "sweep.json") if (folder / "sweep.json").exists() else {}
     except files.Damaged:
@@ -34,7 +34,7 @@ def _plan(folder):
 
 
 def told(tuned: Mapping) -> str:
-    """What a search for settings has cost, in words."""
+    """The cost of a search for settings, in words."""
     lost = f", {tuned['diverged']} of them diverged" if tuned["diverged"] else ""
     return (
         f"{tuned['draws']} draws ({tuned['by']}) chosen on {tuned['on']} examples{lost};"

@@ -1,4 +1,4 @@
-"""What a comparison shows as tables, and as CSV."""
+"""Writes a comparison as tables and as CSV."""
 
 import csv
 import io
@@ -38,14 +38,14 @@ _SHORT = {
 
 
 class Choice(NamedTuple):
-    """What was asked for."""
+    """What a comparison shows, and how."""
 
-    way: str
+    way: str  # of choosing a round, one of WAYS
     measure: str
-    target: float | None
-    ddof: int
-    bold: bool = False  # the best mean of each column, but not in the terminal
-    lower_is_better: Collection[str] = LOWER_IS_BETTER  # metrics
+    target: float | None  # the value of the measure for time-to-target numbers
+    ddof: int  # of standard deviations
+    bold: bool = False  # whether the best mean of each column is bold, except in the terminal
+    lower_is_better: Collection[str] = LOWER_IS_BETTER  # the metrics for which lower is better
 
 
 class Section(NamedTuple):
@@ -57,7 +57,7 @@ class Section(NamedTuple):
 
 
 def subtitle(sections: Sequence[Section], choice: Choice) -> str:
-    """How every number of the tables was made."""
+    """A line that explains the numbers of the tables."""
     entries = [entry for section in sections for entry in section.entries]
     peeks = any(runs.peeks(choice.way, entry.measures) for entry in entries)
     peek = " (chosen on the test set itself)" if peeks else ""
@@ -73,8 +73,8 @@ def subtitle(sections: Sequence[Section], choice: Choice) -> str:
 
 
 def tables(section: Section, choice: Choice) -> list[Table]:
-    """What is compared; differences to the baseline; domains; other metrics; costs: those that
-    there are. Their labels tell which is which, empty for the first."""
+    """The tables of a section: the comparison, and if available the differences to the baseline,
+    the domains, other metrics and costs. `label` identifies each; it is empty for the first."""
     metric = metric_of(choice.measure)
     prefix = "domains." if metric == "accuracy" else f"domains_{metric}."
     made = {"": _compared(section, choice, metric)}
@@ -120,12 +120,12 @@ def _bold(section, choice, measures):
 
 
 def with_unit(measure: str) -> str:
-    """The measure, or metric, and "%" where it is in percent."""
+    """The name of a measure or metric, followed by "%" if it is in percent."""
     return f"{measure}, %" if is_percent(measure) else measure
 
 
 def digits(measure: str) -> int:
-    """How many digits behind the point a measure is shown with."""
+    """The number of decimal places with which a measure is shown."""
     return 2 if is_percent(measure) else 4
 
 
@@ -158,7 +158,7 @@ def _others(section, choice, names):
 
 
 def _columns(section, choice, names, title, header):
-    """A table with a measure in each column."""
+    """A table with one measure in each column."""
     cells = [
         [entry.row.name, *(spread_text(entry.measures.get(m), digits(m)) for m in names)]
         for entry in section.entries
@@ -171,7 +171,13 @@ def best(
     measures: dict[int, str | None],
     lower_is_better: Collection[str] = LOWER_IS_BETTER,
 ) -> set[tuple[int, int]]:
-    """(row, column) of the best mean of each column's measure; lower_is_better: metrics."""
+    """The cells (row, column) with the best mean of each column.
+
+    Args:
+      entries: the rows.
+      measures: the measure of each column; None for a column without one.
+      lower_is_better: the metrics for which lower is better.
+    """
     bold = set()
     for column, measure in measures.items():
         spreads = [entry.measures.get(measure or "") for entry in entries]
@@ -184,7 +190,7 @@ def best(
 def ranked(
     means: Mapping[int, float], measure: str, lower_is_better: Collection[str]
 ) -> list[set[int]]:
-    """The keys of the best means, of the second best, ...; means that print alike are equal."""
+    """The keys of the best means, of the second best, and so on; equal if they print the same."""
     printed = {key: round(mean, digits(measure)) for key, mean in means.items()}
     order = sorted(set(printed.values()), reverse=metric_of(measure) not in lower_is_better)
     return [{key for key, mean in printed.items() if mean == value} for value in order]
@@ -193,8 +199,8 @@ def ranked(
 def _costs(section, choice):
     header = ["", "rounds", "MB", "s", "ms a round"]
     title = (
-        "cost of a seed: MB of all clients both ways, seconds of training; of a round the median"
-        " and the quartiles after a warm-up"
+        "cost of a seed: MB that all clients sent and received, seconds of training; ms a round:"
+        " median and quartiles after a warm-up"
     )
     counted = any(entry.pace.flops is not None for entry in section.entries)
     if counted:
@@ -214,13 +220,13 @@ def _costs(section, choice):
 
 
 def _shared(section, prefix=""):
-    """Names of the measures that any row has."""
+    """The names of all measures that at least one row has."""
     names = dict.fromkeys(name for entry in section.entries for name in entry.measures)
     return [name for name in names if name.startswith(prefix)]
 
 
 def spread_text(s: Spread | None, places: int) -> str:
-    """Mean and standard deviation with so many digits behind the point, as far as they exist."""
+    """Mean and standard deviation with this number of decimal places, as far as they exist."""
     if s is None or s.mean is None:
         return NONE
     mean = f"{s.mean:.{places}f}"
@@ -228,7 +234,7 @@ def spread_text(s: Spread | None, places: int) -> str:
 
 
 def privacy_text(promise: Privacy | None) -> str:
-    """Epsilon, and delta in brackets."""
+    """Epsilon, followed by delta in parentheses."""
     if promise is None:
         return NONE
     return f"{promise.epsilon:.3g}" + (f" ({promise.delta:.3g})" if promise.delta else "")
@@ -270,7 +276,7 @@ def _tera(flops):
 
 
 def to_csv(sections: Sequence[Section], choice: Choice) -> str:
-    """One line per row with every number unrounded; empty where there is none."""
+    """The comparison as CSV: one line per row, every number unrounded; missing ones are empty."""
     lines = [_flat(section, entry, choice) for section in sections for entry in section.entries]
     columns = list(dict.fromkeys(name for line in lines for name in line))
     text = io.StringIO()

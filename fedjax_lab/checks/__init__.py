@@ -1,1 +1,1 @@
-"""What `fedjax_lab.testing` offers."""
+"""The implementation of the checks in `fedjax_lab.testing`."""

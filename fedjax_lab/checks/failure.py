@@ -1,4 +1,4 @@
-"""What all checks share: what they raise, and how arrays are compared."""
+"""The exception of all checks, and the comparison of arrays."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,19 +13,20 @@ from fedjax_lab.types import PyTree
 
 
 class CheckFailed(AssertionError):
-    """What is wrong with the part that was checked, in words."""
+    """Raised when a check fails; the message explains why."""
 
 
 def check(holds: bool, what: str) -> None:
-    """CheckFailed unless it holds. what: what is wrong otherwise."""
+    """Raises CheckFailed with the message `what` unless `holds`."""
     if not holds:
         raise CheckFailed(what)
 
 
 def section(kind: str, part: str | Callable, settings: dict[str, Any]) -> dict[str, Any]:
-    """The section of a config with this part, its settings and the defaults of the others.
+    """Makes the section of a config for this part, with its settings and the other defaults.
 
-    kind: a key of `registry.NAMED`. CheckFailed where the part is not such, or lacks a setting.
+    kind: a key of `registry.NAMED`. Raises CheckFailed if the part is not of that kind, or has no
+        setting of a given name.
     """
     try:
         name = part if isinstance(part, str) else registry.name_of(kind, part)
@@ -38,9 +39,9 @@ def section(kind: str, part: str | Callable, settings: dict[str, Any]) -> dict[s
 
 
 def check_same(actual: PyTree, expected: PyTree, what: str, rtol=0.0, atol=0.0) -> None:
-    """CheckFailed unless both trees agree: in every bit, or with tolerances up to these.
+    """Raises CheckFailed unless both trees agree: bit for bit, or within the given tolerances.
 
-    The message begins with `what` and names the leaf that differs most.
+    The message begins with `what` and names the first leaf that differs.
     """
     structures = [str(jax.tree.structure(a)) for a in (actual, expected)]
     check(structures[0] == structures[1], f"{what}: the results are trees of different structure")

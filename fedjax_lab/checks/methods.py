@@ -1,4 +1,4 @@
-"""The check of a method: what every method of the registry is held to."""
+"""The check of a method, which every method of the registry must pass."""
 
 import importlib.util
 import os
@@ -22,25 +22,27 @@ from fedjax_lab.registry import make_method, name_of
 from fedjax_lab.simulate import Lane, Program
 from fedjax_lab.types import Method, Stages
 
-LEARNED = 54  # more rounds, after which a method has learned the toy
-CHIPS = "v5e:2x2"  # for which it is compiled where libtpu is installed
+LEARNED = 54  # further rounds, after which a method must have learned the toy problem
+CHIPS = "v5e:2x2"  # TPU chips for which a round is compiled if libtpu is installed
 
 
 def check_method(method: str | Callable, **settings) -> Method | Stages:
-    """Raises CheckFailed, with the reason, unless the simulator can rely on the method.
+    """Trains a method on a toy problem and checks that the simulator can rely on it.
 
-    On a toy federation of eight unequal clients, five a round, the method must learn and stay
-    finite; its numbers must not depend on how rounds are cut into blocks, on an interruption, on
-    other seeds that are computed together, on chunks of clients, or on the devices that share the
-    clients (as many as there are, at most four); the types of its state must not change; and its
-    messages must be arrays, whose bytes are counted. Where libtpu is installed, a round must
-    compile for four chips of a TPU. Of a method with stages each stage is played.
+    On a federation of eight clients of different sizes, five per round, the method must learn and
+    its numbers must stay finite. They must not depend on the division of rounds into blocks, on an
+    interruption, on other seeds that are computed together, on the number of clients computed at a
+    time, or on the devices that divide the clients (all that exist, at most four). The types of the
+    state must not change, and messages must be arrays, so that their bytes can be counted. If
+    libtpu is installed, a round must compile for four chips of a TPU. If the method has stages, all
+    of them are played, with fewer of these checks.
 
     Args:
-      method: (task, *, settings) -> Method or Stages; its name or a reference does as well.
-      **settings: of the method, beside its defaults.
+      method: (task, *, settings) -> Method or Stages; or the name of a method, or a reference.
+      **settings: values that replace the defaults of the method's settings.
 
-    Returns the method that was made for the toy.
+    Returns the method that was made for the toy problem. Raises CheckFailed, with the reason, if a
+    check fails.
     """
     name = method if isinstance(method, str) else name_of("method", method)
     try:
@@ -51,13 +53,16 @@ def check_method(method: str | Callable, **settings) -> Method | Stages:
                 one(trial)
         else:
             check_stages(made)
-    except BadInput as error:  # what a run would say
+    except BadInput as error:  # as a run would raise
         raise CheckFailed(str(error)) from error
     return made
 
 
 def check_types(trial: Trial) -> None:
-    """A round keeps the types of the state, in 64-bit mode too, and messages are arrays."""
+    """Checks that a round keeps the types of the state, also in 64-bit mode.
+
+    Messages must be arrays.
+    """
     lane = Lane(trial.federation, trial.population, keys_of(0))
     program = Program(trial.method, trial.plan, parallel.vectorized())
 
@@ -68,25 +73,25 @@ def check_types(trial: Trial) -> None:
 
     with jax.enable_x64(True):
         state, _ = jax.eval_shape(play, lane.keys, jnp.int32(0), jnp.int32(2))
-    check(bool(jax.tree.leaves(state)), "its state has no arrays; `init` must give a State")
-    simulate.message_bytes(program, lane, state)  # fails where a message is not made of arrays
+    check(bool(jax.tree.leaves(state)), "the state has no arrays; `init` must return a State")
+    simulate.message_bytes(program, lane, state)  # fails if a message does not consist of arrays
 
 
 def check_repeats(trial: Trial) -> None:
-    """The same seed gives the same numbers."""
-    what = "the same seed gives other numbers in a second run; random numbers must come from keys"
+    """Checks that the same seed gives the same numbers."""
+    what = "a second run of the same seed differs; all random numbers must come from the given keys"
     check_same(trial.play(0, ROUNDS), trial.played, what)
 
 
 def check_blocks(trial: Trial) -> None:
-    """Two rounds and then the others are all of them, bit for bit."""
+    """Checks that two rounds and then the other four give the same bits as six at once."""
     state, _ = trial.play(0, 2)
-    what = "two rounds and then four give other numbers than six at once"
+    what = "two rounds followed by four give other numbers than six rounds at once"
     check_same(trial.play(2, ROUNDS - 2, state)[0], trial.played[0], what)
 
 
 def check_resumes(trial: Trial) -> None:
-    """A state that was saved and read again is the same in every bit."""
+    """Checks that a state is bit-identical after it was saved and read again."""
     from fedjax_lab.running.checkpoint import Checkpoints, placed
 
     state = trial.played[0]
@@ -101,9 +106,9 @@ def check_resumes(trial: Trial) -> None:
 
 
 def check_strategies(trial: Trial) -> None:
-    """Chunks, the devices that share the clients, and other seeds leave the numbers alone.
+    """Checks that chunks, devices and other seeds do not change the numbers.
 
-    Up to the order of sums.
+    Differences due to the order of sums are allowed.
     """
     devices = min(4, jax.device_count())
     state, sums = trial.alone(devices, 3)
@@ -118,41 +123,42 @@ def check_strategies(trial: Trial) -> None:
 
 
 def check_learns(trial: Trial) -> None:
-    """Everything stays finite, the loss falls, clients are scored well above chance."""
+    """Checks that numbers stay finite, the loss falls, and the accuracy is well above chance."""
     state, sums = trial.play(ROUNDS, LEARNED, trial.played[0])
     first = np.asarray(trial.played[1].train_loss) / ROUNDS
     last = np.asarray(sums.train_loss) / LEARNED
     for diverged in (int(np.max(a.diverged)) for a in (trial.played[1], sums)):
-        check(diverged < 0, f"its numbers are not finite in round {diverged + 1}")
-    check(bool(tree.finite(state)), "its state is not finite after the last round")
+        check(diverged < 0, f"a loss or the state is not finite in round {diverged + 1}")
+    check(bool(tree.finite(state)), "the state is not finite after the last round")
     check(
         bool((last < first).all()),
-        f"the training loss does not fall: {first.max():.3g} in the first {ROUNDS} rounds,"
-        f" {last.max():.3g} in the {LEARNED} after them",
+        f"the training loss does not fall: its mean is {first.max():.3g} in the first {ROUNDS}"
+        f" rounds and {last.max():.3g} in the next {LEARNED}",
     )
     scores = trial.scores(state, ROUNDS + LEARNED)
     mean, chance = scores["accuracy"]["mean"], 100 / K
     check(
         mean > 60,
-        f"clients' own models classify {mean:.1f} % of their test examples, where chance is"
-        f" {chance:.0f} % and FedAvg has more than 60 %",
+        f"the clients' own models classify {mean:.1f} % of their test examples correctly, but must"
+        f" exceed 60 %, as FedAvg does; chance is {chance:.0f} %",
     )
     check(
         scores["global"] > 50,
-        f"what `newcomer` gives classifies {scores['global']:.1f} % of the global test set",
+        f"the model that `newcomer` returns classifies {scores['global']:.1f} % of the global test"
+        " set correctly, but must exceed 50 %",
     )
 
 
 def check_compiles_for_tpu(trial: Trial) -> None:
-    """A round compiles for four chips, where their compiler is installed and can be started."""
+    """Checks that a round compiles for four TPU chips, if their compiler can be started here."""
     if importlib.util.find_spec("libtpu") is None:
         return
     from jax.experimental import topologies
 
-    os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")  # no question to the server of a cloud
+    os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")  # do not query a cloud's metadata server
     try:
         devices = topologies.get_topology_desc(CHIPS, "tpu").devices
-    except Exception as error:  # another process may have the library
+    except Exception as error:  # another process may be using the library
         warnings.warn(f"the round was not compiled for a TPU: {error}", stacklevel=2)
         return
     strategy = parallel.on_mesh(parallel.make_mesh(devices), parallel.vectorized())

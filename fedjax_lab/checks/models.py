@@ -19,10 +19,12 @@ def check_model(
     num_classes: int = 4,
     **settings,
 ) -> Task:
-    """Raises CheckFailed unless methods can train the model. Returns its task.
+    """Raises CheckFailed unless methods can train the model. Returns the model's task.
 
-    model: (num_classes, *, settings) -> module.
-    shape: of an example.
+    model: (num_classes, *, settings) -> module; or the name of a model, or a reference.
+    shape: the shape of an example.
+    num_classes: the number of classes.
+    **settings: values that replace the defaults of the model's settings.
     """
     try:
         module = bind("model", section("model", model, settings))(num_classes)
@@ -37,19 +39,19 @@ def check_model(
 
 
 def _check_passes(task, weights, x):
-    """Evaluation depends on nothing but weights and example, also for several clients at once."""
+    """Checks that logits depend only on weights and example, also for several clients at once."""
     out = jax.jit(task.apply)(weights, x)
-    check(bool(jnp.isfinite(out.logits).all()), "first weights give logits that are not finite")
+    check(bool(jnp.isfinite(out.logits).all()), "the logits of the initial weights are not finite")
     alone = jax.jit(task.apply)(weights, x[:2])
-    what = "in evaluation an example's logits depend on the others of its batch"
+    what = "in evaluation an example's logits depend on the other examples of its batch"
     check_same(alone.logits, out.logits[:2], what, rtol=1e-3, atol=1e-4)
     both = jax.jit(jax.vmap(task.apply))(tree.repeat(weights, 2), jnp.stack([x, x]))
-    what = "under jax.vmap over clients it gives other logits"
+    what = "the logits differ under jax.vmap over clients"
     check_same(both.logits[1], out.logits, what, rtol=1e-3, atol=1e-4)
 
 
 def _check_training(task, weights, x, num_classes):
-    """A step changes the weights, and nothing of their structure."""
+    """Checks that a training step has finite gradients and keeps the structure of the weights."""
     y = jnp.arange(len(x)) % num_classes
     batch = Batch(x, y, jnp.ones(len(x)))
 
@@ -63,16 +65,19 @@ def _check_training(task, weights, x, num_classes):
         return gradient, stats
 
     gradient, stats = step(weights, jax.random.key(2))
-    check(bool(tree.finite(gradient)), "the gradient is not finite at the first weights")
+    check(bool(tree.finite(gradient)), "the gradient at the initial weights is not finite")
     check(
         jax.tree.structure(stats) == jax.tree.structure(weights.stats),
         "a training pass changes the structure of the running statistics",
     )
-    still = [
+    without_gradient = [
         jax.tree_util.keystr(path)
         for path, g in jax.tree_util.tree_leaves_with_path(gradient)
         if not jnp.any(g)
     ]
-    check(len(still) < len(jax.tree.leaves(gradient)), "no parameter has a gradient")
+    check(
+        len(without_gradient) < len(jax.tree.leaves(gradient)),
+        "the gradients of all parameters are zero",
+    )
     again = step(weights, jax.random.key(2))[0]
-    check_same(again, gradient, "the same key gives other gradients")
+    check_same(again, gradient, "two training passes with the same key give different gradients")

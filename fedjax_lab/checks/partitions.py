@@ -10,17 +10,21 @@ from fedjax_lab.data import partition as partitions
 from fedjax_lab.errors import BadInput
 from fedjax_lab.registry import bind
 
-COUNT, USERS = 600, 12  # training examples of the toy, and natural users
+COUNT, USERS = 600, 12  # training examples and natural users of the toy dataset
 
 
 def check_partition(
     partition: str | Callable, num_clients: int = 5, num_domains: int = 1, **settings
 ) -> None:
-    """Raises CheckFailed unless the function divides training examples as a partition must.
+    """Raises CheckFailed unless the function is a valid partition of training examples.
 
     partition: (y [R], domain [R], num_clients, rng, *, settings) -> rows of each client; or
-        (examples, num_clients, rng, *, settings), see `fedjax_lab.data.dealing.Examples`.
-    num_clients, num_domains: of the toy, which has 600 examples of 10 classes by 12 users.
+        (examples, num_clients, rng, *, settings), see `fedjax_lab.data.dealing.Examples`; or the
+        name of a partition, or a reference.
+    num_clients: the number of clients among which the function must divide the examples.
+    num_domains: the number of domains of the toy dataset, which has 600 examples of 10 classes and
+        12 users.
+    **settings: values that replace the defaults of the partition's settings.
     """
     named = section("partition", partition, settings)
     deal = bind("partition", named)
@@ -28,7 +32,7 @@ def check_partition(
     again = dealing.call(deal, examples, num_clients, np.random.default_rng(1))
     check(
         len(again) == num_clients,
-        f"it gives rows for {len(again)} clients, where {num_clients} are asked for",
+        f"it returns rows for {len(again)} clients instead of {num_clients}",
     )
     rng = np.random.default_rng(1)
     try:
@@ -40,16 +44,17 @@ def check_partition(
         check(len(np.unique(part)) == len(part), f"client {client} holds an example more than once")
     check(
         all(np.array_equal(a, b) for a, b in zip(rows, again, strict=True)),
-        "the same random generator gives different rows; all random numbers must come from `rng`",
+        "two calls with the same random generator return different rows; all random numbers must"
+        " come from `rng`",
     )
     check(
         all(np.array_equal(a, b) for a, b in zip(before[:4], examples[:4], strict=True)),
-        "it changes the labels or domains that it is given; copy them first",
+        "it modifies the labels or domains in place; it must copy them first",
     )
 
 
 def _toy(num_domains):
-    """Vectors around the mean of their class, which are their own embeddings."""
+    """Examples that are vectors around the mean of their class, and serve as their embeddings."""
     rng = np.random.default_rng(0)
     y = rng.integers(0, 10, COUNT).astype(np.int32)
     x = (rng.normal(size=(10, 8))[y] + rng.normal(size=(COUNT, 8))).astype(np.float32)

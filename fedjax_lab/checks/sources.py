@@ -9,13 +9,14 @@ from fedjax_lab.data.dataset import TYPES, Dataset
 from fedjax_lab.errors import BadInput
 from fedjax_lab.experiment import load_data
 
-EXAMPLES = 64  # of a lazy source, that are read
+EXAMPLES = 64  # examples that are read from a lazy source
 
 
 def check_source(source: str | Callable, **settings) -> Dataset:
-    """Raises CheckFailed unless the function gives a data set as the simulator expects it.
+    """Raises CheckFailed unless the function returns a valid dataset. Returns that dataset.
 
-    source: (*, settings) -> Dataset. Returns what it gave.
+    source: (*, settings) -> Dataset; or the name of a data source, or a reference.
+    **settings: values that replace the defaults of the source's settings.
     """
     try:
         dataset, again = (load_data(section("data", source, settings)) for _ in range(2))
@@ -27,12 +28,12 @@ def check_source(source: str | Callable, **settings) -> Dataset:
     _check_names("users", dataset.users)
     test = np.asarray(dataset.test)
     check(test.dtype == bool, f"test must be flags (bool), got {test.dtype}")
-    check(not test.all(), "all examples are for testing, none for training")
+    check(not test.all(), "all examples are test examples, none are for training")
     count = len(dataset.x)
     rows = np.linspace(0, count - 1, min(count, EXAMPLES)).astype(int)
     check(
         np.array_equal(dataset.x[rows], again.x[rows]) and np.array_equal(dataset.y, again.y),
-        "two calls give different examples; a seed of its own must be fixed",
+        "two calls return different examples; the source must use a fixed seed",
     )
     return dataset
 
@@ -46,7 +47,7 @@ def _check_examples(x):
     )
     if x.dtype == np.float32:
         some = np.asarray(x[: min(len(x), EXAMPLES)])
-        check(bool(np.isfinite(some).all()), "x has values that are not finite")
+        check(bool(np.isfinite(some).all()), "x has non-finite values")
 
 
 def _check_names(what, names):

@@ -1,4 +1,4 @@
-"""The check of a method with stages, by the engine that plays them in a run."""
+"""The check of a method with stages, which uses the engine of a run."""
 
 import jax
 import numpy as np
@@ -16,27 +16,27 @@ ROUNDS = 40
 
 
 def check_stages(method: Stages) -> None:
-    """Raises CheckFailed unless the stages learn, whatever strategy plays them and in what blocks.
+    """Raises CheckFailed unless the stages learn, independently of strategy and length of blocks.
 
-    BadInput, as of a run, where the rounds do not fit the stages.
+    Raises BadInput, as a run does, if the rounds do not fit the stages.
     """
     whole = _play(method, parallel.vectorized(), at_most=ROUNDS)
-    check(bool(tree.finite(whole[0])), "its state is not finite after the last round")
+    check(bool(tree.finite(whole[0])), "the state is not finite after the last round")
     accuracy = whole[1]["accuracy"]["mean"]
     check(
         accuracy > 60,
-        f"clients' own models classify {accuracy:.1f} % of their test examples, where chance is"
-        f" {100 / K:.0f} % and FedAvg has more than 60 %",
+        f"the clients' own models classify {accuracy:.1f} % of their test examples correctly, but"
+        f" must exceed 60 %, as FedAvg does; chance is {100 / K:.0f} %",
     )
     cut = _play(method, parallel.vectorized(), at_most=3)
-    check_same(cut[0], whole[0], "blocks of three rounds give other numbers than longer ones")
+    check_same(cut[0], whole[0], "blocks of three rounds give other numbers than longer blocks")
     chunked = _play(method, parallel.chunked(2), at_most=ROUNDS)
     what = "two clients at a time give other numbers than all at once"
     check_same(chunked[0], whole[0], what, rtol=5e-3, atol=5e-4)
 
 
 def _play(method, strategy, at_most):
-    """The final state of a run, and its scores."""
+    """The final state and the scores of a run."""
     engine = Engine(_simulation(method, strategy))
     engine.compile()
     while engine.played < engine.ends[-1]:

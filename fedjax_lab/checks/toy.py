@@ -1,4 +1,4 @@
-"""A federation on which a method trains in a moment: unequal clients of four clusters of points."""
+"""A small federation for fast checks: clients of different sizes hold points of four clusters."""
 
 import functools
 
@@ -12,18 +12,18 @@ from fedjax_lab.models import nets
 from fedjax_lab.models.task import make_task
 from fedjax_lab.types import Federation, Plan, Rows, Task
 
-C, N, K, D = 8, 37, 4, 6  # clients, most examples of one, classes, features
+C, N, K, D = 8, 37, 4, 6  # clients, examples of the largest client, classes, features
 PLAN = Plan(rounds=6, cohort=5, batch_size=8, epochs=2, optimizer=optim.sgd(0.05, 0.9, 1e-4))
 
 
 def as_rows(table) -> Rows:
-    """Those of a table [C, N], padded with -1."""
+    """The `Rows` of a table [C, N] that is padded with -1."""
     (of_seed,) = make_rows([[row[row >= 0] for row in np.asarray(table)]])
     return jax.tree.map(jnp.asarray, of_seed)
 
 
 def make_federation(seed: int = 0) -> Federation:
-    """600 examples: 400 to train on, 200 to test on; clients hold 10 to 37."""
+    """Makes a federation of 400 training and 200 test examples; clients hold 10 to 37 of them."""
     rng = np.random.default_rng(seed)
     y = rng.integers(0, K, 600)
     x = (rng.normal(size=(K, D)) * 2)[y] + rng.normal(size=(600, D))
@@ -47,7 +47,7 @@ def make_federation(seed: int = 0) -> Federation:
 
 
 def with_validation(federation: Federation) -> Federation:
-    """The federation with a fifth of each client's training rows held out."""
+    """The federation with a fifth of each client's training rows as validation rows."""
     train = np.asarray(federation.train)
     held_out = np.arange(train.shape[1]) < (train >= 0).sum(1, keepdims=True) // 5
     kept, validation = (np.where(side, train, -1) for side in (~held_out, held_out))
@@ -56,12 +56,12 @@ def with_validation(federation: Federation) -> Federation:
 
 @functools.cache
 def toy_federation() -> Federation:
-    """The one that checks use."""
+    """The federation that all checks use."""
     return make_federation()
 
 
 @functools.cache
 def toy_task() -> Task:
-    """An MLP with batch normalization, and embeddings of the labels."""
+    """A task with an MLP with batch normalization, and embeddings of the labels."""
     made = make_task(nets.mlp(K, width=16, norm=True), (D,), K)
     return made._replace(labels=lambda: jnp.eye(K, 32))

@@ -1,4 +1,4 @@
-"""A method on the toy federation, and what its rounds give."""
+"""Trains and scores a method on the toy federation."""
 
 import functools
 from collections.abc import Callable
@@ -20,26 +20,29 @@ ROUNDS = PLAN.rounds
 
 
 def keys_of(seed: int) -> streams.Keys:
-    """All random numbers of one seed."""
+    """The random streams of one seed."""
     return streams.make_keys(jax.random.key(seed))
 
 
 def pooled(
     method: Method, federation: Federation | None = None, plan: Plan = PLAN
 ) -> tuple[Federation, Client, Plan]:
-    """The federation (by default the toy's) as a method trains on it, its clients, and the plan."""
+    """The federation (by default the toy's) as a method trains on it, its clients, and the plan.
+
+    A pooled method gets one client with all examples; one with `validation` gets validation rows.
+    """
     federation = toy_federation() if federation is None else federation
     if method.validation:
         federation = with_validation(federation)
     if method.pooled:
-        everybody = np.sort(np.asarray(federation.train).reshape(1, -1))[:, ::-1]
-        federation = federation._replace(train=as_rows(everybody))
+        all_rows = np.sort(np.asarray(federation.train).reshape(1, -1))[:, ::-1]
+        federation = federation._replace(train=as_rows(all_rows))
         plan = plan._replace(cohort=1)
     return federation, simulate.population(federation, K), plan
 
 
 class Trial:
-    """Plays a method of one stage. Two seeds, vectorized, are one program for all calls."""
+    """Plays a method of one stage with two vectorized seeds, in one program for all calls."""
 
     def __init__(self, method: Method):
         self.method = method
@@ -48,7 +51,10 @@ class Trial:
         self._keys = jax.vmap(streams.make_keys)(jnp.stack([jax.random.key(s) for s in SEEDS]))
 
     def play(self, start: int, count: int, state: Any = None) -> tuple[Any, Any]:
-        """States and sums [seeds] of these rounds; state: that of both before, None: the first."""
+        """Plays `count` rounds from round `start` on; returns states and sums [seeds].
+
+        state: the states of both seeds before these rounds; None: the initial states.
+        """
         if state is None:
             state = jax.vmap(lambda keys: simulate.init(self.method, keys, C))(self._keys)
         return self._play(self._keys, state, jnp.int32(start), jnp.int32(count))
@@ -64,9 +70,9 @@ class Trial:
         return simulate.play(program, lane, state, simulate.no_progress(), start, count)
 
     def alone(self, devices: int, count: int) -> tuple[State, simulate.Progress]:
-        """The last of the seeds alone with two clients at a time on so many devices.
+        """Plays the last seed alone, two clients at a time; returns its state and sums.
 
-        More than one device divide the state and the examples.
+        devices: how many devices to use; if several, they divide the state and the examples.
         """
         strategy, federation = parallel.chunked(2), self.federation
         if devices > 1 and not self.method.pooled:
@@ -82,7 +88,7 @@ class Trial:
         return run(lane, state, simulate.no_progress(), jnp.int32(0), jnp.int32(count))
 
     def scores(self, states: Any, after: int) -> dict:
-        """The evaluation of the last seed."""
+        """Evaluates the last seed after `after` rounds; states: of all seeds."""
         program = Program(self.method, PLAN, parallel.vectorized())
         federation, *_ = pooled(self.method._replace(pooled=False))
         population = simulate.population(federation, K)

@@ -1,7 +1,8 @@
 """The configs that come with the package: `from fedjax_lab.configs import quickstart`.
 
-Their files are in the repository's folder configs/, which a wheel installs in the place of this one
-(setup.cfg, `package_dir`). In a checkout and in an editable install this file leads to them.
+Their files are in the repository's folder configs/, which a wheel installs instead of this folder
+(setup.cfg, `package_dir`). In a checkout or an editable install, this file adds that folder to the
+package's path.
 """
 
 from pathlib import Path

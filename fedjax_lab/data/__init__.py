@@ -1,1 +1,1 @@
-"""Data sources, one short module each: a function of settings that returns a `Dataset`."""
+"""Data sources: each is a function of its settings that returns a `Dataset`."""

@@ -1,29 +1,29 @@
-"""Fetches published data sets, and prepares data that are too large to be decoded at once.
+"""Fetches published data sets, and prepares data sets that are too large to decode at once.
 
 python -m fedjax_lab.data get NAME ... [--folder=FOLDER] [--mirror=URL]
 python -m fedjax_lab.data list [NAME ...] [--folder=FOLDER]
 python -m fedjax_lab.data check [NAME ...] [--folder=FOLDER]
 python -m fedjax_lab.data prepare --config=configs/X.py --out=FOLDER [--config.data.size=224 ...]
 
-get      fetches data sets to FOLDER, by default ~/.cache/fedjax_lab, where every source looks for
-         its files. Their checksums are verified before anything is unpacked, and a data set appears
-         in FOLDER once it is whole. The same command goes on where an earlier one has ended. With
-         --mirror the files come from URL/FILE, and have to have the same checksums. Of a data set
-         that nobody may fetch by a command it says what to do by hand.
-list     what there is, and what of it is on this machine; of the data sets NAME all that is known:
-         licenses, citations, addresses, checksums
-check    reads every byte of what `get` has fetched
-prepare  reads the examples of the source that the config names (config.data), a part at a time, and
-         writes them to FOLDER as ArrayRecord files, with their labels beside them. A run reads them
-         when it needs them: --config.data.name=records --config.data.path=FOLDER. The same command
-         goes on where an earlier one has ended, and writes damaged files again. Needs the extra
-         `stream`.
+get      Fetches data sets to FOLDER (by default ~/.cache/fedjax_lab, where every data source looks
+         for its files). Checksums are verified before anything is unpacked, and a data set appears
+         in FOLDER only when it is complete. Run the same command again to continue an interrupted
+         one. With --mirror, the files are fetched from URL/FILE and must have the same checksums.
+         For a data set that must be fetched by hand, the instructions are printed.
+list     Lists the data sets and shows which of them are on this machine. With NAME, prints the
+         license, citation, addresses and checksums of each named data set.
+check    Reads every byte of the data sets that `get` has fetched and verifies their checksums.
+prepare  Reads the examples of the data source in the config (config.data) piece by piece, and
+         writes them and their labels to FOLDER as ArrayRecord files. A run reads these on demand:
+         --config.data.name=records --config.data.path=FOLDER. Run the same command again to
+         continue an interrupted one; damaged files are then rewritten. Needs the extra `stream`.
 
-Exit codes: 0 done; 1 the machine or the network failed: what was written is kept; 2 bad input, data
-that are missing or damaged, or that are to be fetched by hand, in one line; 130 interrupted.
+Exit codes: 0 success; 1 the machine or the network failed (files written so far are kept); 2 the
+input is invalid, or data are missing, damaged or must be fetched by hand (reported in one line);
+130 interrupted.
 """
 
-if __name__ == "__main__":  # before the imports, which an interrupt may meet
+if __name__ == "__main__":  # before the imports, so that an interrupt during them is handled
     from fedjax_lab import command
 
     command.begin()
@@ -46,7 +46,7 @@ from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.data.download import Unavailable
 from fedjax_lab.errors import BadInput, check_path, nearest, parse, quoted
 
-LARGE = 100_000_000  # bytes of a file whose progress is told also where no terminal is
+LARGE = 100_000_000  # bytes; progress of larger files is printed even without a terminal
 CONTINUE = "the same command continues"
 
 
@@ -58,7 +58,7 @@ def main(argv: list[str]) -> int:
 def _main(argv):
     name, *arguments = argv[1:] or [""]
     if name not in COMMANDS:
-        what = f"no command {quoted(name)}" if name and name[0] != "-" else "which command?"
+        what = f"no command {quoted(name)}" if name and name[0] != "-" else "no command is given"
         raise BadInput(f"{what}; {nearest(name, COMMANDS)}")
     return COMMANDS[name](arguments)
 
@@ -69,15 +69,15 @@ def _main(argv):
 def _get(arguments):
     args = _parse(arguments, "--folder", "--mirror")
     if not args.names:
-        raise BadInput("which data set? for example `fedjax-lab data get cifar10`")
+        raise BadInput("no data set is named; for example `fedjax-lab data get cifar10`")
     for name, data in [(name, catalog.look_up(name)) for name in args.names]:
         if data.by_hand:
             print(_described(name, data))
-            raise BadInput(f"{data.title} has to be fetched by hand, as is said above")
+            raise BadInput(f"{data.title} must be fetched by hand; see the instructions above")
         try:
             _fetch(name, catalog.at_mirror(data, args.mirror), _folder(args), args.folder)
         except Unavailable as error:
-            return command.report_failure(f"{data.title} is not there yet: {error}; {CONTINUE}")
+            return command.report_failure(f"{data.title} could not be fetched: {error}; {CONTINUE}")
     return 0
 
 
@@ -91,9 +91,10 @@ def _fetch(name, data, folder, named):
     with lock.owned(staged):
         fetched = fetch.fetch(data, folder, staged, _bar, _tell)
         lock.discard(staged)
-    what = "verified" if fetched else f"was there before; `fedjax-lab data check {name}` reads it"
+    verify = f"`fedjax-lab data check {name}` verifies it"
+    what = "verified" if fetched else f"already fetched; {verify}"
     print(f"{folder / data.target}: {what}")
-    print(f"read it with {_flags(name, data, folder, named)}")
+    print(f"use it with {_flags(name, data, folder, named)}")
 
 
 def _list(arguments):
@@ -105,7 +106,7 @@ def _list(arguments):
         size = "by hand" if data.by_hand else _size(data.size)
         here = "here" if _is_here(name, data, args.folder) else "-"
         print(f"{name:15}  {size:>8}  {here:4}  {data.license}")
-    print("`fedjax-lab data get NAME` fetches a data set, `fedjax-lab data list NAME` tells more")
+    print("`fedjax-lab data get NAME` fetches a data set, `fedjax-lab data list NAME` describes it")
     return 0
 
 
@@ -117,11 +118,11 @@ def _check(arguments):
         where = next((p for p in _places(args.folder) if fetch.is_fetched(data, p)), None)
         problem = fetch.damage(data, where) if where else ""
         if where and not problem:
-            print(f"{name:15}  whole, {where / data.target}", flush=True)
+            print(f"{name:15}  verified, {where / data.target}", flush=True)
         elif problem:
             problems.append(problem)
         elif _is_here(name, data, args.folder):
-            print(f"{name:15}  here, but not as `get` puts it there: not checked")
+            print(f"{name:15}  here, but not checked: `get` has not fetched it")
         elif args.names:
             problems.append(f"{data.title} is not in {' or '.join(map(str, _places(args.folder)))}")
     if problems:
@@ -144,18 +145,18 @@ def _folder(args):
 
 
 def _places(folder: str) -> list[Path]:
-    """The folders that data sets are looked for in."""
+    """The folders in which data sets are searched."""
     return [Path(place).expanduser() for place in ([folder] if folder else places.PLACES)]
 
 
 def _is_here(name: str, data: Published, folder: str) -> bool:
-    """Whether a run would find the files, where `get` puts them or anywhere else."""
+    """Whether a run would find the files, whether `get` has fetched them or not."""
     fetched = any(fetch.is_fetched(data, place) for place in _places(folder))
     return fetched or at_hand.has_files(name, folder)
 
 
 def _flags(name: str, data: Published, folder: Path, named: str) -> str:
-    """The flags of a run that reads a data set."""
+    """The flags of a run that uses the data set."""
     settings = [("name", data.reader or name), *data.settings]
     if folder not in _places(""):
         settings += [("folder", named)]
@@ -163,7 +164,7 @@ def _flags(name: str, data: Published, folder: Path, named: str) -> str:
 
 
 def _described(name: str, data: Published) -> str:
-    """All that is known of a data set."""
+    """The description of a data set: license, citation, files, and how to fetch it by hand."""
     lines = [
         f"{name}: {data.title}",
         f"home: {data.home}",
@@ -186,14 +187,14 @@ def _size(size: int) -> str:
 
 
 class Tenths:
-    """Stands for a progress bar where no terminal is: a line for each tenth of a large file."""
+    """A substitute for a progress bar without a terminal: one line per tenth of a large file."""
 
     def __init__(self, name: str, size: int):
         self.name, self.size = name, size
         self.n = self.told = 0.0
 
     def update(self, more: float) -> None:
-        """Counts `more` bytes."""
+        """Counts `more` further bytes."""
         self.n += more
         if self.size < LARGE:
             return
@@ -205,7 +206,7 @@ class Tenths:
 
 @contextlib.contextmanager
 def _bar(name: str, size: int) -> Iterator[fetch.Bar]:
-    """Shows how many bytes of a file have been dealt with."""
+    """Shows how many bytes of a file have been processed."""
     if not sys.stderr.isatty():
         yield Tenths(name, size)
         return
@@ -228,12 +229,12 @@ def _prepare(arguments):
     with lock.owned(out):  # before anything is loaded
         dataset = undecoded(config.data)
         follow(record_writer.write(dataset, out, config.data.name), dataset, out)
-    print(f"read it with --config.data.name=records --config.data.path={out}")
+    print(f"use it with --config.data.name=records --config.data.path={out}")
     return 0
 
 
 def _parse_prepare(arguments):
-    """The config and the folder to write."""
+    """The config and the output folder."""
     from fedjax_lab.config import resolve
     from fedjax_lab.config_files import load_config
     from fedjax_lab.main import split_overrides
@@ -251,7 +252,7 @@ def _parse_prepare(arguments):
 
 
 def undecoded(section: ml_collections.ConfigDict) -> Dataset:
-    """The dataset of a config's section `data`; its images are decoded when they are asked for."""
+    """The dataset of a config's section `data`, whose images are decoded on demand."""
     from fedjax_lab.registry import keyword_defaults, look_up
 
     source = look_up("data", section.name)
@@ -260,7 +261,7 @@ def undecoded(section: ml_collections.ConfigDict) -> Dataset:
 
 
 def follow(written: Iterable[record_writer.Progress], dataset: Dataset, out: Path) -> None:
-    """Tells how far it is: a bar on a terminal, in a pipe a line for each shard."""
+    """Reports the progress: as a bar on a terminal, otherwise as one line per shard."""
     began, total, hidden = time.monotonic(), len(dataset.x), not sys.stderr.isatty()
     print(f"{total} examples {list(dataset.x.shape[1:])} {dataset.x.dtype} to {out}", flush=True)
     shards_before = 0

@@ -1,4 +1,4 @@
-"""A user's own arrays: one .npz file with x and y, and if wanted domain, split and classes."""
+"""Arrays of your own in one .npz file: x, y, and optionally domain, client, split and classes."""
 
 from pathlib import Path
 
@@ -10,18 +10,22 @@ from fedjax_lab.errors import BadInput, cut, nearest, quoted
 
 KEYS = ("x", "y", "domain", "client", "split", "classes")
 REMEDY = "write it with numpy.savez"
-MOST_CLASSES = 100_000  # a label beyond is taken for a mistake unless `classes` says otherwise
+MOST_CLASSES = 100_000  # higher labels are refused as mistakes unless `classes` has so many names
 
 
 def arrays(*, path: str) -> Dataset:
-    """Examples of an .npz file; everything wrong with it raises BadInput.
+    """Reads examples from an .npz file.
 
-    `x` holds images [R, H, W] or [R, H, W, channels], or vectors [R, D]: uint8 0..255, or any other
-    numbers, which become float32. `y` [R] holds integers from 0. Optional: `domain` [R], integers
-    or names; `client` [R], the natural user of each example, integers or names; `split` [R],
-    "train" or "test", or 1 for test (without it a fifth drawn at random is the test set, the same
-    at every call, unless config.data.test draws another); `classes`, their names. Nothing else may
-    be in the file.
+    path: the .npz file.
+
+    `x` holds images [R, H, W] or [R, H, W, channels], or vectors [R, D]: uint8 from 0 to 255, or
+    any other numbers, which become float32. `y` [R] holds integer labels from 0. Optional arrays:
+    `domain` [R], integers or names; `client` [R], the natural user of each example, integers or
+    names; `split` [R], "train" or "test", or 0 and 1; and `classes`, the names of the classes. The
+    file must not hold any other array. Without `split`, a random fifth of the examples is the test
+    set: the same one at every call, unless config.data.test draws another.
+
+    Raises BadInput if the file is missing, damaged or not of this form.
     """
     if not path:
         raise BadInput("data.path is empty: name an .npz file with --config.data.path")
@@ -43,35 +47,39 @@ def arrays(*, path: str) -> Dataset:
 
 
 def read(file: Path) -> dict[str, np.ndarray]:
-    """The arrays of the file, x and y among them; BadInput for one that nothing reads."""
+    """The arrays of the file, by name.
+
+    Raises BadInput if x or y is missing, or if the file has an array that is not in KEYS.
+    """
     if not file.is_file():
         raise BadInput(f"{file} is not a file: name an .npz file with --config.data.path")
     with safe.reading(file, REMEDY, "is not an .npz file, or is damaged"):
         names = npz.names(file)
     missing = [key for key in ("x", "y") if key not in names]
     if missing:
-        there = cut(", ".join(names) or "nothing", 200)
-        raise BadInput(f"{file} has no array {missing[0]!r}, it holds: {there}")
+        present = cut(", ".join(names) or "nothing", 200)
+        raise BadInput(f"{file} has no array {missing[0]!r}; it holds: {present}")
     for name in names:
         if name not in KEYS:
-            unused = f"{file} has an array {quoted(name)}, which nothing reads"
-            remedy = f"{nearest(name, KEYS)} Remove all but {', '.join(KEYS)}"
+            unused = f"{file} has an unknown array {quoted(name)}"
+            remedy = f"{nearest(name, KEYS)} Remove all arrays but {', '.join(KEYS)}"
             raise BadInput(f"{unused}; {remedy}")
     arrays = npz.read(file, [key for key in KEYS if key in names], REMEDY, "is damaged")
     return {key: _decoded(array) for key, array in arrays.items()}
 
 
 def _decoded(array: np.ndarray) -> np.ndarray:
-    """The same array; bytes become strings."""
+    """The array, with bytes decoded to strings."""
     return np.char.decode(array, "utf-8", "replace") if array.dtype.kind == "S" else array
 
 
 def pixels(file: Path, x: np.ndarray) -> np.ndarray:
     """Examples as uint8 or finite float32; images [R, H, W] get a channel axis."""
     if x.dtype.kind not in "buif":
-        raise BadInput(f"{file}: x must be numbers, its type is {x.dtype}")
+        raise BadInput(f"{file}: x must hold numbers, but its type is {x.dtype}")
     if x.ndim < 2 or 0 in x.shape:
-        raise BadInput(f"{file}: x has shape {list(x.shape)}: [R, D] or [R, H, W, channels]")
+        shape = f"{list(x.shape)}, not [R, D] or [R, H, W, channels]"
+        raise BadInput(f"{file}: x has shape {shape}")
     if x.dtype != np.uint8:
         with np.errstate(over="ignore"):
             x = x.astype(np.float32)
@@ -82,19 +90,20 @@ def pixels(file: Path, x: np.ndarray) -> np.ndarray:
 
 
 def class_names(file: Path, classes: np.ndarray | None, y: np.ndarray) -> tuple[str, ...]:
-    """The names in the file, or else "0", "1", ... to the highest label."""
+    """The class names in the file, or else "0", "1", ... up to the highest label."""
     if classes is not None:
         if classes.ndim != 1 or len(classes) == 0:
-            raise BadInput(f"{file}: classes has shape {list(classes.shape)}: a list of names")
+            shape = f"{list(classes.shape)}, but must be a list of names"
+            raise BadInput(f"{file}: classes has shape {shape}")
         return tuple(map(str, classes.tolist()))
     top = int(y.max()) if y.dtype.kind in "ui" else 0
     return tuple(map(str, range(min(max(top, 0) + 1, MOST_CLASSES))))
 
 
 def labels(file: Path, y: np.ndarray, classes: tuple[str, ...]) -> np.ndarray:
-    """Labels [R] int32, each of them a class."""
+    """The labels [R] as int32. Raises BadInput unless each one is the number of a class."""
     if y.dtype.kind not in "ui":
-        raise BadInput(f"{file}: y must be integers, its type is {y.dtype}")
+        raise BadInput(f"{file}: y must hold integers, but its type is {y.dtype}")
     bad = (y < 0) | (y >= len(classes))
     if bad.any():
         row = bad.argmax()
@@ -103,18 +112,21 @@ def labels(file: Path, y: np.ndarray, classes: tuple[str, ...]) -> np.ndarray:
 
 
 def numbered(file: Path, what: str, values: np.ndarray) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Each example's domain (or what else) [R] int32, and the names, in order of names or numbers.
+    """Numbers the values: the index [R] int32 of each one among the sorted distinct values.
 
-    BadInput unless the values are integers or names.
+    Returns the indices and the distinct values as strings. what: the name of the array, such as
+    "domain", for messages. Raises BadInput unless the values are integers or strings.
     """
     if values.dtype.kind not in "uiU":
-        raise BadInput(f"{file}: {what} must be integers or strings, its type is {values.dtype}")
+        raise BadInput(
+            f"{file}: {what} must hold integers or strings, but its type is {values.dtype}"
+        )
     names, index = np.unique(values, return_inverse=True)
     return index.astype(np.int32), tuple(map(str, names.tolist()))
 
 
 def with_users(file: Path, dataset: Dataset, client: np.ndarray | None) -> Dataset:
-    """The dataset with the natural user of each example [R]; None: there are none."""
+    """The dataset with the natural user of each example [R]; unchanged if `client` is None."""
     if client is None:
         return dataset
     client, users = numbered(file, "client", client)
@@ -122,7 +134,7 @@ def with_users(file: Path, dataset: Dataset, client: np.ndarray | None) -> Datas
 
 
 def is_test(file: Path, split: np.ndarray) -> np.ndarray:
-    """Which examples [R] bool are for tests."""
+    """The test flags [R] bool of the entries of `split`."""
     train, test = ("train", "test") if split.dtype.kind == "U" else (0, 1)
     bad = (split != train) & (split != test)
     if bad.any():
@@ -132,14 +144,14 @@ def is_test(file: Path, split: np.ndarray) -> np.ndarray:
 
 
 def check_both_splits(file: Path, test: np.ndarray) -> None:
-    """BadInput unless there are examples for tests [R] bool, and others."""
+    """Raises BadInput unless the flags test [R] bool mark both training and test examples."""
     for name, count in (("training", np.sum(~test)), ("test", np.sum(test))):
         if count == 0:
             raise BadInput(f"{file}: there are no {name} examples among its {len(test)}")
 
 
 def random_test_rows(count: int) -> np.ndarray:
-    """A fifth of the examples [count] bool: the last of a permutation that is always the same."""
+    """Flags [count] bool that mark a fifth of the examples, drawn by a fixed random permutation."""
     order = np.random.default_rng(0).permutation(count)
     test = np.zeros(count, bool)
     test[order[count - count // 5 :]] = True

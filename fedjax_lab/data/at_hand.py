@@ -1,4 +1,4 @@
-"""Whether the files of a data set are there, without reading them."""
+"""Checks whether the files of a data set are on this machine, without reading them."""
 
 from pathlib import Path
 
@@ -23,9 +23,9 @@ from fedjax_lab.errors import BadInput
 
 
 def has_files(name: str, folder: str) -> bool:
-    """Whether the first file of the data set `name` is found; False for one that is not in a table.
+    """Whether the first file of the data set `name` exists; False if the name is in no table below.
 
-    folder: where to look; empty: in the usual places.
+    folder: where to look; if empty, ~/.cache/fedjax_lab and data/.
     """
     look = FIRST.get(name) or OTHERS.get(name)
     try:
@@ -44,7 +44,7 @@ def _has_idx(release, folder, names):
 
 
 def _emnist(folder):
-    """Any split."""
+    """Whether the files of any split exist."""
     return any(_has_idx(emnist.release(s), folder, emnist.files(s)) for s in emnist.SPLITS)
 
 
@@ -92,6 +92,6 @@ FIRST = {
     "vlcs": _published(image_folders.VLCS),
     "office_home": _published(image_folders.OFFICE_HOME),
 }
-OTHERS = {  # sets that a source of another name reads
+OTHERS = {  # data sets whose data source has another name
     name: _file(*medmnist.names(name)) for name in medmnist.CLASSES
 }

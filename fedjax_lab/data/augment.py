@@ -1,8 +1,9 @@
-"""Random changes of training images: raw pixels [B, H, W, C], float32 in 0..255.
+"""Random augmentations of training images: raw pixels [B, H, W, C], float32 in 0..255.
 
-Each is a pure function (key, x) -> x of the same shape, which draws anew for every image. They
-follow torchvision's on 8-bit images, but do not round interpolated and mixed pixels to whole
-numbers. Apply them before normalization: pixels from outside of an image are 0, which is black.
+Each augmentation is a pure function (key, x) -> x that keeps the shape and draws new random numbers
+for every image. They follow torchvision's transforms of 8-bit images, except that interpolated and
+mixed pixels are not rounded to integers. Apply them before normalization: pixels outside an image
+are 0, which is black.
 """
 
 import math
@@ -14,9 +15,9 @@ from fedjax_lab.types import Array
 
 
 def random_crop(key: Array, x: Array, pad: int, mode: str) -> Array:
-    """Pads each image by `pad` pixels on every side and crops it to its old size at a random place.
+    """Pads each image by `pad` pixels on every side and crops it at random to its original size.
 
-    `mode` is `jax.numpy.pad`'s: "reflect", without repeating the border, or "constant", zeros.
+    `mode` is `jax.numpy.pad`'s: "reflect" (without repeating the border) or "constant" (zeros).
     """
     grown = jnp.pad(x, ((0, 0), (pad, pad), (pad, pad), (0, 0)), mode)
     corners = jax.random.randint(key, (len(x), 2), 0, 2 * pad + 1)
@@ -28,20 +29,21 @@ def random_crop(key: Array, x: Array, pad: int, mode: str) -> Array:
 
 
 def random_flip(key: Array, x: Array) -> Array:
-    """Half of the images, drawn one by one, are mirrored left to right."""
+    """Mirrors each image left to right with probability 1/2."""
     flipped = jax.random.bernoulli(key, shape=(len(x), 1, 1, 1))
     return jnp.where(flipped, x[:, :, ::-1], x)
 
 
 def random_rotation(key: Array, x: Array, degrees: float) -> Array:
-    """Each image rotated about its center by an angle uniform in +-`degrees`."""
+    """Rotates each image about its center by an angle drawn uniformly from +-`degrees`."""
     return jax.vmap(rotate)(x, jax.random.uniform(key, (len(x),), x.dtype, -degrees, degrees))
 
 
 def rotate(x: Array, degrees: Array) -> Array:
-    """One image [H, W, C] rotated counterclockwise about its center; same size, outside is 0.
+    """Rotates an image [H, W, C] counterclockwise about its center; it keeps its size.
 
-    Nearest neighbor: a pixel takes the value at the place in `x` that turns onto its center.
+    Nearest neighbor: each output pixel takes the value of the input pixel that is rotated onto its
+    center. Output pixels without such an input pixel are 0.
     """
     height, width = x.shape[:2]
     cos, sin = jnp.cos(jnp.radians(degrees)), jnp.sin(jnp.radians(degrees))
@@ -56,11 +58,11 @@ def rotate(x: Array, degrees: Array) -> Array:
 def random_resized_crop(
     key: Array, x: Array, scale: tuple[float, float], ratio: tuple[float, float]
 ) -> Array:
-    """A part of each image, anywhere in it, stretched to the size of the whole.
+    """Crops a random rectangle of each image and stretches it to the size of the image.
 
-    Its share of the area is uniform in `scale`, its width / height log-uniform in `ratio`: the
-    first of ten draws that fits into the image. Without one it is the whole image, as in
-    torchvision where the image's own width / height is within `ratio`.
+    The share of the area is uniform in `scale`, and width / height is log-uniform in `ratio`. The
+    first of ten draws that fits into the image is used. If none fits, the whole image is, as in
+    torchvision for images whose own width / height is within `ratio`.
     """
     height, width = x.shape[1:3]
     k_area, k_ratio, k_corner = jax.random.split(key, 3)
@@ -77,9 +79,9 @@ def random_resized_crop(
 
 
 def stretch(x: Array, corner: Array, sides: Array) -> Array:
-    """A rectangle of one image [H, W, C] stretched to all of it, bilinearly.
+    """Stretches a rectangle of an image [H, W, C] to the size of the image, bilinearly.
 
-    corner, sides: [2], in whole pixels, first vertical. Nothing outside the rectangle is seen.
+    corner, sides: [2], in whole pixels, vertical first. Pixels outside the rectangle are not used.
     """
     for axis in (0, 1):
         n = x.shape[axis]
@@ -87,18 +89,18 @@ def stretch(x: Array, corner: Array, sides: Array) -> Array:
         below = jnp.floor(place)
         share = jnp.expand_dims(place - below, (1 - axis, 2))
         low = (corner[axis] + below).astype(jnp.int32)
-        high = jnp.minimum(low + 1, n - 1)  # counts 0 at the end of the rectangle
+        high = jnp.minimum(low + 1, n - 1)  # has weight 0 at the end of the rectangle
         x = (1 - share) * jnp.take(x, low, axis) + share * jnp.take(x, high, axis)
     return x
 
 
 def gray(x: Array) -> Array:
-    """Luminance of color images [..., 3] after ITU-R 601-2, as Pillow's: [..., 1]."""
+    """Luma of color images [..., 3] by ITU-R BT.601, as in Pillow: [..., 1]."""
     return jnp.sum(x * jnp.array([0.299, 0.587, 0.114], x.dtype), -1, keepdims=True)
 
 
 def random_gray(key: Array, x: Array, share: float) -> Array:
-    """This share of the color images, drawn one by one, loses its colors."""
+    """Turns each color image gray with probability `share`."""
     chosen = jax.random.bernoulli(key, share, (len(x), 1, 1, 1))
     return jnp.where(chosen, gray(x), x)
 
@@ -109,7 +111,7 @@ def brightness(x: Array, factor: Array) -> Array:
 
 
 def contrast(x: Array, factor: Array) -> Array:
-    """Scales the contrast of one color image [H, W, 3]; at 0 it is gray, of its mean luminance."""
+    """Scales the contrast of one color image [H, W, 3]; 0 gives a gray of its mean luma."""
     return _mixed(x, jnp.mean(gray(x)), factor)
 
 
@@ -123,23 +125,23 @@ def _mixed(x, other, factor):
 
 
 def hue(x: Array, turn: Array) -> Array:
-    """Moves the hues (the H of HSV) of one color image [H, W, 3] by `turn` full circles."""
+    """Shifts the hue (the H of HSV) of one color image [H, W, 3] by `turn` full circles."""
     value = jnp.max(x, -1, keepdims=True)
     chroma = value - jnp.min(x, -1, keepdims=True)
     r, g, b = jnp.split(x / jnp.where(chroma > 0, chroma, 1), 3, -1)
     red, green, _ = jnp.split(x == value, 3, -1)
     sextant = jnp.where(red, g - b, jnp.where(green, 2 + b - r, 4 + r - g))
-    # Each channel is the value less the chroma times a function of the hue, which is 0 around the
-    # channel's own hue, 1 around the opposite one, and linear in between.
+    # Each channel is value - chroma * f(hue), where f is 0 around the channel's own hue, 1 around
+    # the opposite hue, and linear in between.
     k = (jnp.array([5.0, 3.0, 1.0], x.dtype) + sextant + 6 * turn) % 6
     return value - chroma * jnp.clip(jnp.minimum(k, 4 - k), 0, 1)
 
 
 def random_jitter(key: Array, x: Array, strength: float) -> Array:
-    """Changes brightness, contrast, saturation, hue of color images [B, H, W, 3] in random order.
+    """Jitters brightness, contrast, saturation and hue of images [B, H, W, 3] in random order.
 
-    The factors of the first three are uniform in 1 +- strength, the hue's turn in +- strength.
-    Factors and order are drawn for each image, as torchvision does.
+    The factors of the first three are uniform in 1 +- strength, and the hue shift is uniform in
+    +- strength. Factors and order are drawn for each image, as in torchvision.
     """
     k_change, k_order = jax.random.split(key)
     change = jax.random.uniform(k_change, (len(x), 4), x.dtype, -strength, strength)
@@ -151,7 +153,8 @@ def random_jitter(key: Array, x: Array, strength: float) -> Array:
 def jitter(x: Array, amounts: Array, order: Array) -> Array:
     """Applies `brightness`, `contrast`, `saturation` and `hue` to one color image [H, W, 3].
 
-    amounts [4]: how much of each, in this order. order [4]: the numbers of the steps as applied.
+    amounts [4]: the factor or shift of each step, in this order. order [4]: the indices of the
+    steps in the order in which they are applied.
     """
     steps = (brightness, contrast, saturation, hue)
 
@@ -162,20 +165,29 @@ def jitter(x: Array, amounts: Array, order: Array) -> Array:
 
 
 def cifar10(key: Array, x: Array) -> Array:
-    """The one of NIID-Bench and FedConcat for CIFAR-10: crop by 4 with reflection, flip."""
+    """NIID-Bench's and FedConcat's for CIFAR-10.
+
+    Random crop after reflecting 4 pixels at each border, random flip.
+    """
     k_crop, k_flip = jax.random.split(key)
     return random_flip(k_flip, random_crop(k_crop, x, 4, "reflect"))
 
 
 def cifar100(key: Array, x: Array) -> Array:
-    """Theirs for CIFAR-100 and Tiny-ImageNet: crop by 4 with zeros, flip, rotation by 15."""
+    """NIID-Bench's and FedConcat's for CIFAR-100 and Tiny-ImageNet.
+
+    Random crop with 4 zero pixels of padding, random flip, rotation by up to 15 degrees.
+    """
     k_crop, k_flip, k_rotation = jax.random.split(key, 3)
     x = random_flip(k_flip, random_crop(k_crop, x, 4, "constant"))
     return random_rotation(k_rotation, x, 15)
 
 
 def office(key: Array, x: Array) -> Array:
-    """The one of FedBN and FedPick for Office-Caltech-10 and DomainNet: flip, rotation by 30."""
+    """FedBN's and FedPick's for Office-Caltech-10 and DomainNet.
+
+    Random flip, rotation by up to 30 degrees.
+    """
     k_flip, k_rotation = jax.random.split(key)
     return random_rotation(k_rotation, random_flip(k_flip, x), 30)
 
@@ -183,8 +195,8 @@ def office(key: Array, x: Array) -> Array:
 def domainbed(key: Array, x: Array) -> Array:
     """DomainBed's (Gulrajani and Lopez-Paz 2021, arXiv:2007.01434) for PACS, VLCS, Office-Home.
 
-    A crop of 0.7 to 1 of the area, a flip, and a color jitter of 0.3; a tenth of the images become
-    gray. The images must have colors.
+    A random crop of 0.7 to 1 of the area, a random flip, and a color jitter of 0.3; a tenth of the
+    images turns gray. It needs color images.
     """
     k_crop, k_flip, k_jitter, k_gray = jax.random.split(key, 4)
     x = random_flip(k_flip, random_resized_crop(k_crop, x, (0.7, 1.0), (3 / 4, 4 / 3)))

@@ -1,4 +1,4 @@
-"""Arrays that take long to make are kept as .npz files; a damaged one is made again."""
+"""A cache of arrays that are slow to compute: .npz files, recomputed if they are damaged."""
 
 import hashlib
 import logging
@@ -15,12 +15,12 @@ from fedjax_lab.data.lazy import LazyArray, pieces
 
 
 def cache_folder(folder: str = "") -> Path:
-    """`folder`, else $FEDJAX_LAB_CACHE, else ~/.cache/fedjax_lab."""
+    """`folder` if it is not empty, else $FEDJAX_LAB_CACHE, else ~/.cache/fedjax_lab."""
     return Path(folder or os.environ.get("FEDJAX_LAB_CACHE") or "~/.cache/fedjax_lab").expanduser()
 
 
 def load(path: Path) -> dict[str, Any] | None:
-    """The arrays in a cache file; None if there is none, or (with a warning) if it is of no use."""
+    """The arrays in a cache file, or None if it does not exist or, with a warning, is damaged."""
     try:
         with safe.opened(path) as content, np.load(content, allow_pickle=False) as file:
             arrays = {key: file[key] for key in file.files if key != "sha256"}
@@ -28,14 +28,14 @@ def load(path: Path) -> dict[str, Any] | None:
                 raise ValueError("the checksum does not match")
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except Exception as error:  # whatever is wrong with a cache file, it can be made again
-        logging.getLogger(__name__).warning("%s is damaged and made again: %s", path, error)
+    except Exception as error:  # any problem with a cache file is solved by computing it again
+        logging.getLogger(__name__).warning("%s is damaged; computing it again: %s", path, error)
         return None
     return arrays
 
 
 def save(path: Path, arrays: dict[str, Any]) -> None:
-    """Write a cache file whole or not at all; where that is impossible, warn and go on."""
+    """Writes a cache file atomically; logs a warning if that is not possible."""
     scratch = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -44,16 +44,16 @@ def save(path: Path, arrays: dict[str, Any]) -> None:
             np.savez(file, **arrays, sha256=np.array(checksum(arrays)))
         os.replace(scratch, path)
     except OSError as error:
-        logging.getLogger(__name__).warning("the arrays are not kept in %s: %s", path, error)
+        logging.getLogger(__name__).warning("could not write the cache file %s: %s", path, error)
     finally:
         if scratch is not None:
             scratch.unlink(missing_ok=True)
 
 
 def checksum(arrays: dict[str, Any]) -> str:
-    """SHA-256 of names, types, shapes and contents, as hexadecimal digits.
+    """SHA-256 of the names, types, shapes and contents of the arrays, in hexadecimal digits.
 
-    Of a lazy array its digest stands for the content; one without a digest is read piece by piece.
+    For a lazy array, its digest stands for its content; without a digest it is read piece by piece.
     """
     digest = hashlib.sha256()
     for key, array in sorted(arrays.items()):
@@ -63,7 +63,7 @@ def checksum(arrays: dict[str, Any]) -> str:
     return digest.hexdigest()
 
 
-def _content(array) -> Iterator[Any]:  # buffers; their types say so from Python 3.12 on
+def _content(array) -> Iterator[Any]:  # of buffers, which have a type from Python 3.12 on
     if not isinstance(array, LazyArray):
         yield np.ascontiguousarray(array)
     elif array.digest is not None:

@@ -1,10 +1,10 @@
-"""The published data sets that the sources read: addresses, checksums, licenses, citations.
+"""The published data sets that can be fetched: addresses, checksums, licenses, citations.
 
-Sizes and SHA-256 checksums are those that TensorFlow Datasets keeps of the same files
-(https://github.com/tensorflow/datasets), of CIFAR's those in Keras, and of sets of texts those that
-Hugging Face's `datasets` had. The MD5 sums are of MedMNIST those in its package, of GTSRB's test
-those in torchvision, and of Tiny-ImageNet, CINIC-10, Kuzushiji-49 and GTSRB's training images those
-that several independent projects have.
+Sizes and SHA-256 checksums were taken from TensorFlow Datasets
+(https://github.com/tensorflow/datasets), those of CIFAR from Keras, and those of text sets from
+Hugging Face's `datasets`. The MD5 checksums of MedMNIST are those of its Python package, those of
+GTSRB's test files are torchvision's, and those of Tiny-ImageNet, CINIC-10, Kuzushiji-49 and GTSRB's
+training images are the ones that several independent projects use.
 """
 
 from collections.abc import Mapping
@@ -30,12 +30,12 @@ ARCHIVES = (".zip", ".tar.gz")
 
 
 class File(NamedTuple):
-    """A file that a publisher offers."""
+    """A file that a publisher offers for download."""
 
-    path: str  # in the folder of all data sets; an archive is unpacked where it lies
-    size: int  # bytes; 0: not published
+    path: str  # relative to the folder of all data sets; an archive is unpacked beside this path
+    size: int  # in bytes; 0: not published
     checksum: str  # ALGORITHM:DIGITS
-    addresses: tuple[str, ...]  # the publisher's, then mirrors
+    addresses: tuple[str, ...]  # the publisher's first, then mirrors
 
     @property
     def name(self) -> str:
@@ -44,39 +44,39 @@ class File(NamedTuple):
 
 
 class Published(NamedTuple):
-    """A data set: either `files` can be fetched, or `by_hand` says what to do."""
+    """A published data set: either `files` can be fetched, or `by_hand` has instructions."""
 
     title: str
     home: str
     license: str
     citation: str
-    target: str = ""  # the one file or folder, in the folder of all data sets, that the files make
+    target: str = ""  # the file or folder that results, relative to the folder of all data sets
     files: tuple[File, ...] = ()
     by_hand: str = ""
-    reader: str = ""  # the data source that reads it; empty: the one of the same name
-    settings: tuple[tuple[str, str], ...] = ()  # with which that source reads it: key, value
+    reader: str = ""  # the data source that reads it; empty: the source of the same name
+    settings: tuple[tuple[str, str], ...] = ()  # (key, value) pairs that this source needs
 
     @property
     def size(self) -> int:
-        """The bytes of all files; 0: not published."""
+        """The total size of all files in bytes; 0 if it is not published."""
         sizes = [file.size for file in self.files]
         return sum(sizes) if all(sizes) else 0
 
     @property
     def archives(self) -> list[File]:
-        """The files that are unpacked; an archive that is the target stays as it is."""
+        """The files to unpack. An archive that is itself the target is not unpacked."""
         return [
             file for file in self.files if file.path.endswith(ARCHIVES) and file.path != self.target
         ]
 
     @property
     def plain(self) -> list[File]:
-        """The files that stay as they are fetched."""
+        """The files that are kept as they are."""
         return [file for file in self.files if file not in self.archives]
 
 
 def _files(folder: str, bases: tuple[str, ...], sums: dict[str, tuple[int, str]]):
-    """Files that lie side by side in `folder`, and so at each of the addresses `bases`."""
+    """Files that are side by side in `folder` and at each of the addresses `bases`."""
     return tuple(
         File(folder + name, size, f"sha256:{digits}", tuple(base + name for base in bases))
         for name, (size, digits) in sums.items()
@@ -84,7 +84,7 @@ def _files(folder: str, bases: tuple[str, ...], sums: dict[str, tuple[int, str]]
 
 
 def _idx(folder: str, bases: tuple[str, ...], sums: tuple[tuple[int, str], ...]):
-    """The four files of a set in MNIST's format, in the order of IDX_FILES."""
+    """The four files of a data set in MNIST's format, in the order of IDX_FILES."""
     names = (f"{name}.gz" for name in IDX_FILES)
     return _files(f"{folder}/", bases, dict(zip(names, sums, strict=True)))
 
@@ -211,7 +211,7 @@ MEDMNIST = {  # the title, the size in bytes where it is published, and the MD5 
 
 
 def _medmnist(name: str) -> Published:
-    """One of MedMNIST's sets at 28 x 28 pixels."""
+    """A data set of MedMNIST with images of 28 x 28 pixels."""
     title, size, digits = MEDMNIST[name]
     path = medmnist.file_name(name, 28)
     return Published(
@@ -297,7 +297,7 @@ PUBLISHED: dict[str, Published] = {
     "mnist": Published(
         "MNIST",
         "http://yann.lecun.com/exdb/mnist",
-        "CC BY-SA 3.0, as Keras's documentation says",
+        "CC BY-SA 3.0, according to Keras's documentation",
         "Y. LeCun, L. Bottou, Y. Bengio, P. Haffner. Gradient-Based Learning Applied to Document"
         " Recognition. Proceedings of the IEEE 86(11), 1998.",
         "mnist",
@@ -467,7 +467,7 @@ PUBLISHED: dict[str, Published] = {
     "digits_five": Published(
         "Digits-Five",
         FEDBN,
-        "those of its five parts; SVHN's: non-commercial use only",
+        "the licenses of its five parts; SVHN: non-commercial use only",
         f"{PENG} {LI_FEDBN}",
         by_hand=digits_five.BY_HAND,
     ),
@@ -556,36 +556,36 @@ PUBLISHED: dict[str, Published] = {
 }
 NOTHING_TO_FETCH = {  # the other data sources
     "text_files": "reads tables of texts of your own",
-    "topics": "is drawn on this machine",
-    "digit_domains": "is drawn on this machine",
-    "synthetic": "is drawn on this machine",
-    "writers": "is drawn on this machine",
+    "topics": "is generated on this machine",
+    "digit_domains": "is generated on this machine",
+    "synthetic": "is generated on this machine",
+    "writers": "is generated on this machine",
     "arrays": "reads an .npz file of your own",
     "mapped": "reads .npy files of your own",
     "image_folders": "reads images of your own",
     "image_table": "reads images of your own",
     "records": "reads what `fedjax-lab data prepare` writes",
     "leaf": "reads what preprocess.sh of https://github.com/TalwalkarLab/leaf writes",
-    "tff_hdf5": "reads what tff.simulation.datasets of TensorFlow Federated has fetched",
+    "tff_hdf5": "reads files that tff.simulation.datasets of TensorFlow Federated fetches",
     "tfds": "reads what `tfds build` prepares",
-    "huggingface": "reads what the library `datasets` has saved, and fetches sets by their names",
-    "idx": "reads files of your own in MNIST's format; mnist, emnist, kmnist have their own names",
-    "medmnist": f"reads MedMNIST's sets; `fedjax-lab data get` fetches {', '.join(MEDMNIST)}",
+    "huggingface": "reads data sets of the library `datasets`, which fetches them itself by name",
+    "idx": "reads files of your own in MNIST's format; mnist, emnist and kmnist can be fetched",
+    "medmnist": f"reads several data sets; fetch one by its own name: {', '.join(MEDMNIST)}",
 }
 
 
-GENERATED = {  # sources that draw their examples from others: license and citation
+GENERATED = {  # license and citation of sources that generate examples from other data
     "digit_domains": (
-        "CC BY 4.0 (the digits); its photographs: see scikit-learn",
+        "CC BY 4.0 (digits); the photographs are scikit-learn's",
         OPTDIGITS,
     ),
 }
 
 
 def credited(dataset: Dataset, section: Mapping) -> Dataset:
-    """The data set with the license and citation of what a config's section `data` names.
+    """The dataset with the license and citation of the published data set in the section `data`.
 
-    What a source says of itself stays as it is. Both are empty where nothing is known.
+    A license or citation that the data source has set itself is kept. Both are empty if unknown.
     """
     name = section["name"]
     published = PUBLISHED.get(name) or PUBLISHED.get(section.get("dataset", ""))
@@ -598,7 +598,7 @@ def credited(dataset: Dataset, section: Mapping) -> Dataset:
 
 
 def look_up(name: str) -> Published:
-    """The data set of this name; BadInput, with the nearest one, if there is none."""
+    """The published data set `name`. Raises BadInput with the nearest name if there is none."""
     if name in NOTHING_TO_FETCH:
         raise BadInput(f"nothing to fetch: {name} {NOTHING_TO_FETCH[name]}")
     if name not in PUBLISHED:
@@ -607,11 +607,11 @@ def look_up(name: str) -> Published:
 
 
 def at_mirror(data: Published, mirror: str) -> Published:
-    """The same with the one address `mirror`/NAME for each file; unchanged where it is empty."""
+    """The data set with `mirror`/NAME as the only address of each file; the same if it is empty."""
     if not mirror:
         return data
     if not mirror.startswith(("http://", "https://")):
-        raise BadInput(f"--mirror is {quoted(mirror)}, not http://... or https://...")
+        raise BadInput(f"--mirror must begin with http:// or https://, got {quoted(mirror)}")
     base = mirror.rstrip("/")
     files = (file._replace(addresses=(f"{base}/{file.name}",)) for file in data.files)
     return data._replace(files=tuple(files))

@@ -1,7 +1,7 @@
-"""CIFAR-10 and CIFAR-100 (Krizhevsky 2009), the "python version", unpacked or as it is fetched.
+"""CIFAR-10 and CIFAR-100 (Krizhevsky 2009), the "python version", unpacked or as an archive.
 
-Format: https://www.cs.toronto.edu/~kriz/cifar.html. Pickled dictionaries of Python 2; `data`
-[N, 3072] uint8 holds the red, the green and the blue plane of each image, row by row.
+Format: https://www.cs.toronto.edu/~kriz/cifar.html. The files are pickled dictionaries of Python 2.
+`data` [N, 3072] uint8 holds the red, green and blue plane of each image, row by row.
 """
 
 import tarfile
@@ -17,7 +17,7 @@ from fedjax_lab.errors import BadInput, quoted
 
 
 class Release(NamedTuple):
-    """The names that tell the two data sets apart."""
+    """The file names and keys in which the two data sets differ."""
 
     name: str
     archive: str
@@ -55,17 +55,21 @@ CIFAR100 = Release(
 
 
 def cifar10(*, folder: str = "") -> Dataset:
-    """CIFAR-10: 50,000 + 10,000 images [32, 32, 3].
+    """CIFAR-10: 50,000 training and 10,000 test images [32, 32, 3].
 
-    `folder` is the one with the batches, or the one around it or around the archive as it is
-    fetched; without it the usual places are searched. Raises BadInput for a file that is missing,
-    damaged or not what its name says.
+    folder: the folder with the batch files, with a folder of them, or with the archive as it was
+        fetched; empty: ~/.cache/fedjax_lab and data/ are searched.
+
+    Raises BadInput if a file is missing, damaged or does not hold what its name says.
     """
     return _read(CIFAR10, folder)
 
 
 def cifar100(*, folder: str = "") -> Dataset:
-    """CIFAR-100 with its 100 fine labels, else as `cifar10`."""
+    """CIFAR-100 with its 100 fine labels: 50,000 + 10,000 images [32, 32, 3].
+
+    folder: as in `cifar10`.
+    """
     return _read(CIFAR100, folder)
 
 
@@ -73,9 +77,9 @@ def _read(release: Release, folder: str) -> Dataset:
     parts = (*release.train, release.test, release.meta)
     remedy = fetched(
         release.name,
-        f"fetch {release.archive} from https://www.cs.toronto.edu/~kriz/cifar.html, leave it whole"
-        f" or unpack it to {release.folder}/ with {', '.join(parts)}, and name the folder it is in"
-        " with --config.data.folder",
+        f"fetch {release.archive} from https://www.cs.toronto.edu/~kriz/cifar.html, leave it packed"
+        f" or unpack it to {release.folder}/ with {', '.join(parts)}, and name the folder that has"
+        " it with --config.data.folder",
     )
     first = release.train[0]
     source = locate(folder, (first, f"{release.folder}/{first}", release.archive), remedy)
@@ -94,7 +98,7 @@ def _read(release: Release, folder: str) -> Dataset:
 
 
 def _unpacked(archive: Path, folder: str, parts: tuple[str, ...], remedy: str) -> dict[str, Any]:
-    """What the parts in an archive hold; nothing of it is written to the disk."""
+    """The content of these parts of an archive; nothing is written to disk."""
     names = {f"{folder}/{part}": part for part in parts}
     content, claimed = {}, 0
     with safe.reading(archive, remedy), safe.opened(archive) as file:
@@ -105,7 +109,7 @@ def _unpacked(archive: Path, folder: str, parts: tuple[str, ...], remedy: str) -
                 safe.check_claim(claimed, stored)
                 if member.isreg() and member.name in names:
                     stream = members.extractfile(member)
-                    assert stream is not None  # None stands for what is no regular file
+                    assert stream is not None  # it is None only if the member is no regular file
                     content[names[member.name]] = stream.read()
     for name, part in names.items():
         if part not in content:
@@ -119,17 +123,17 @@ def _classes(made: Any, release: Release, file: Path, remedy: str) -> tuple[str,
     if not isinstance(names, list) or not all(isinstance(name, bytes) for name in names):
         raise BadInput(f"{file} has no list {release.label_names.decode()}: {remedy}")
     if len(names) != release.num_classes:
-        raise BadInput(f"{file} names {len(names)} classes, not {release.num_classes}: {remedy}")
+        raise BadInput(f"{file} has {len(names)} classes, not {release.num_classes}: {remedy}")
     return tuple(name.decode("ascii", "replace") for name in names)
 
 
 def _examples(
     made: Any, release: Release, file: Path, remedy: str
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Images [R, 32, 32, 3] and labels [R] of one file's dictionary."""
+    """The images [R, 32, 32, 3] and labels [R] in the dictionary of one file."""
     key = release.labels
     if not isinstance(made, dict) or not {b"data", key} <= made.keys():
-        raise BadInput(f"{file} is no dictionary with data and {key.decode()}: {remedy}")
+        raise BadInput(f"{file} is not a dictionary with data and {key.decode()}: {remedy}")
     data, labels = made[b"data"], made[key]
     if not isinstance(data, np.ndarray):
         raise BadInput(f"{file}: data is not an array: {remedy}")
@@ -137,9 +141,9 @@ def _examples(
         what = f"{data.dtype} {list(data.shape)}"
         raise BadInput(f"{file}: data is {what}, not uint8 [R, 3072]: {remedy}")
     if not isinstance(labels, list) or len(labels) != len(data):
-        raise BadInput(f"{file}: {key.decode()} is no list of {len(data)} labels: {remedy}")
+        raise BadInput(f"{file}: {key.decode()} is not a list of {len(data)} labels: {remedy}")
     bad = [y for y in labels if type(y) is not int or not 0 <= y < release.num_classes]
     if bad:
-        raise BadInput(f"{file}: label {quoted(bad[0])} is not of {release.name}: {remedy}")
+        raise BadInput(f"{file}: {quoted(bad[0])} is not a label of {release.name}: {remedy}")
     images = data.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
     return np.ascontiguousarray(images), np.array(labels, np.int32)

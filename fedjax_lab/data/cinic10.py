@@ -1,7 +1,7 @@
-"""CINIC-10 (Darlow et al. 2018, arXiv:1810.03505): CIFAR-10's classes with images of ImageNet.
+"""CINIC-10 (Darlow et al. 2018, arXiv:1810.03505): CIFAR-10 extended by images of ImageNet.
 
-Files: https://datashare.ed.ac.uk/handle/10283/3192. train/, valid/ and test/, each with ten folders
-of 9,000 images of 32 x 32 pixels.
+Files: https://datashare.ed.ac.uk/handle/10283/3192. The folders train/, valid/ and test/ each have
+ten folders, one for each class, of 9,000 images of 32 x 32 pixels.
 """
 
 from pathlib import Path
@@ -11,7 +11,7 @@ from fedjax_lab.data.images import Split, arrays, check_size, decoded, rgb
 from fedjax_lab.data.places import fetched, locate
 from fedjax_lab.errors import BadInput
 
-VERSION = 1  # of the pixels: to be raised with every change that alters one
+VERSION = 1  # of the pixels; increment it with every change that alters a pixel
 CLASSES = (
     "airplane",
     "automobile",
@@ -26,7 +26,7 @@ CLASSES = (
 )
 HELP = fetched(
     "cinic10",
-    "name the folder with train/, valid/ and test/ by --config.data.folder (or put it in"
+    "name the folder with train/, valid/ and test/ with --config.data.folder (or move it to"
     " ~/.cache/fedjax_lab/cinic10)",
 )
 PROBES = tuple(
@@ -36,13 +36,16 @@ PROBES = tuple(
 
 @decoded
 def cinic10(*, folder: str = "", size: int = 32, merge_valid: bool = False) -> Dataset:
-    """CINIC-10: 90,000 + 90,000 images [size, size, 3] of CIFAR-10's ten classes.
+    """CINIC-10: 90,000 training and 90,000 test images [size, size, 3] of CIFAR-10's ten classes.
 
-    The 90,000 validation images are left out, or with `merge_valid` they come after the training
-    images, as training images. `folder` holds train/, valid/ and test/ or is the one around its
-    cinic10 (or CINIC-10); without it the usual places are searched. The pixels are kept in
-    $FEDJAX_LAB_CACHE, else in ~/.cache/fedjax_lab, until names or sizes of files change. Raises
-    BadInput for what is missing or damaged.
+    folder: the folder with train/, valid/ and test/, or with a folder cinic10 or CINIC-10 that has
+        them; empty: ~/.cache/fedjax_lab and data/ are searched.
+    size: the side of an image in pixels.
+    merge_valid: append the 90,000 validation images to the training images; otherwise they are left
+        out.
+
+    Decoded images are cached in $FEDJAX_LAB_CACHE, else in ~/.cache/fedjax_lab, until names or
+    sizes of files change. Raises BadInput if files are missing or damaged.
     """
     check_size(size)
     where = locate(folder, PROBES, HELP, Path.is_dir).parents[1]
@@ -54,7 +57,7 @@ def cinic10(*, folder: str = "", size: int = 32, merge_valid: bool = False) -> D
 
 
 def _files(folder: Path) -> Split:
-    """The files of one split, class after class, by name."""
+    """The files of one split, ordered by class and name."""
     files, labels = [], []
     for label, name in enumerate(CLASSES):
         images = sorted((folder / name).glob("*.png"))

@@ -1,4 +1,4 @@
-"""What every data source returns: arrays in one flat pool."""
+"""The return type of every data source: arrays of all training and test examples."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -9,13 +9,14 @@ from numpy.typing import ArrayLike
 
 from fedjax_lab.data.cache import checksum
 
-TYPES = ("uint8", "int8", "int16", "int32", "float32")  # of examples; uint8: pixels
+TYPES = ("uint8", "int8", "int16", "int32", "float32")  # dtypes of examples; uint8: pixels
 
 
 class Dataset(NamedTuple):
-    """R examples. The pool keeps the type of x: they become floats when a batch is fetched.
+    """R training and test examples with their labels.
 
-    x may be lazy: a memory-mapped array, or a `LazyArray`.
+    x keeps its dtype; examples are converted to float32 when a batch is read. x may be lazy: a
+    memory-mapped array or a `LazyArray`.
     """
 
     x: Any  # [R, H, W, channels] uint8, or [R, ...] of another of TYPES
@@ -24,16 +25,16 @@ class Dataset(NamedTuple):
     test: np.ndarray  # [R] bool
     classes: tuple[str, ...]
     domains: tuple[str, ...]
-    files: tuple[str, ...] = ()  # paths of the original images, one for each row, where there are
-    client: np.ndarray | None = None  # [R] int32, the natural user of each example, where there are
-    users: tuple[str, ...] = ()  # their names
-    license: str = ""  # of the data, as their publisher states it
-    citation: str = ""  # what to cite, in words
-    origin: np.ndarray | None = None  # [R] int32, the text that each is cut from, where many are
-    test_is_drawn: bool = False  # by the source, from data without a test set
+    files: tuple[str, ...] = ()  # path of the original image of each row; () if there are none
+    client: np.ndarray | None = None  # [R] int32, natural user of each example; None: unknown
+    users: tuple[str, ...] = ()  # names of the natural users
+    license: str = ""  # as the publisher of the data states it
+    citation: str = ""  # as text
+    origin: np.ndarray | None = None  # [R] int32, the text that the example was cut from
+    test_is_drawn: bool = False  # whether the source itself drew the test set at random
 
     def digests(self) -> dict[str, str]:
-        """A digest of each part: PARTS, the users only where they are known. Reads all examples."""
+        """The digest of each of PARTS (of the users only if they are known). Reads all examples."""
         parts = {
             "examples": {"x": self.x},
             "labels": {"y": self.y, "classes": np.array(self.classes)},
@@ -45,24 +46,25 @@ class Dataset(NamedTuple):
         return {name: checksum(arrays) for name, arrays in parts.items()}
 
     def fingerprint(self) -> str:
-        """16 hexadecimal digits that tell data sets apart by their content. Reads all examples."""
+        """16 hexadecimal digits that identify the content of the data set. Reads all examples."""
         return fingerprint_of(self.digests())
 
 
 USERS = "users"
-PARTS = ("examples", "labels", "domains", "test flags", USERS)  # that a fingerprint is made from
+PARTS = ("examples", "labels", "domains", "test flags", USERS)  # the parts in a fingerprint
 
 
 def fingerprint_of(digests: Mapping[str, str]) -> str:
-    """The fingerprint of a data set with these digests, of which only those of PARTS matter."""
+    """The fingerprint of a data set with these digests; only the digests of PARTS are used."""
     joined = "".join(digests.get(name, "") for name in PARTS)
     return hashlib.sha256(joined.encode()).hexdigest()[:16]
 
 
 def pooled(x: Any, train: Sequence[ArrayLike], test: Sequence[ArrayLike]) -> dict[str, Any]:
-    """The arrays of a Dataset whose training examples come first, domain after domain.
+    """The arrays x, y, domain and test of a `Dataset`: training examples first, then test examples.
 
-    x [R, ...]: the examples in that order, maybe lazy; train, test: the labels of each domain.
+    x [R, ...]: the examples of both splits, ordered by domain; may be lazy.
+    train, test: the labels of each domain.
     """
     parts = [np.asarray(labels, np.int32) for labels in (*train, *test)]
     counts = [len(labels) for labels in parts]
@@ -80,13 +82,13 @@ def of_one_domain(
     classes: tuple[str, ...],
     name: str,
 ) -> Dataset:
-    """Images [., H, W, channels] and labels [.] of both splits in one pool, training first."""
+    """The dataset of images [., H, W, channels] and labels [.] of both splits, training first."""
     arrays = pooled(np.concatenate([train[0], test[0]]), [train[1]], [test[1]])
     return Dataset(**arrays, classes=classes, domains=(name,))
 
 
 def first_of_each(labels: ArrayLike, count: int) -> np.ndarray:
-    """Ascending positions of the first `count` examples of each class, all where there are less."""
+    """Ascending positions of the first `count` examples of each class (all if there are fewer)."""
     y = np.asarray(labels)
     kept = [np.flatnonzero(y == label)[:count] for label in np.unique(y)]
     return np.sort(np.concatenate(kept))

@@ -1,10 +1,10 @@
-"""How a partition is called, and how its parts are checked.
+"""Calls partitions and checks the parts that they return.
 
-A partition has one of two forms. Most look at labels and domains alone:
-`(y, domain, num_clients, rng, *, settings)`. One whose first argument is named `examples` gets all
-that is known of the training examples: `(examples, num_clients, rng, *, settings)`, of which
-num_clients and rng are given by name. Both return positions among the training examples for each
-client; see `partition`.
+A partition has one of two signatures. Most partitions use labels and domains only:
+`(y, domain, num_clients, rng, *, settings)`. A partition whose first argument is named `examples`
+gets all information about the training examples: `(examples, num_clients, rng, *, settings)`, where
+num_clients and rng are passed by name. Both return, for each client, positions among the training
+examples; see `partition`.
 """
 
 import inspect
@@ -21,23 +21,23 @@ from fedjax_lab.errors import BadInput, quoted
 class Examples(NamedTuple):
     """The R training examples that a partition divides."""
 
-    x: np.ndarray | LazyArray  # [R, ...]; read when it is asked for
+    x: np.ndarray | LazyArray  # [R, ...]; may be read on demand
     y: np.ndarray  # [R] int32
     domain: np.ndarray  # [R] int32
-    client: np.ndarray | None  # [R] int32, the natural user of each example, where there are
-    users: tuple[str, ...]  # their names
-    embed: Callable[[], np.ndarray]  # () -> [R, E] float32, the vectors of config.embedding
+    client: np.ndarray | None  # [R] int32, the natural user of each example; None: unknown
+    users: tuple[str, ...]  # names of the natural users
+    embed: Callable[[], np.ndarray]  # () -> [R, E] float32, embeddings by config.embedding
 
 
 def takes_examples(function: Callable) -> bool:
-    """Whether a partition is of the second form."""
+    """Whether a partition has the second signature, with `examples`."""
     return next(iter(inspect.signature(function).parameters), "") == "examples"
 
 
 def call(
     function: Callable, examples: Examples, num_clients: int, rng: np.random.Generator
 ) -> Parts:
-    """What a partition of either form gives."""
+    """Calls a partition of either signature and returns its parts."""
     if takes_examples(function):
         return function(examples, num_clients=num_clients, rng=rng)
     return function(examples.y, examples.domain, num_clients, rng)
@@ -50,37 +50,42 @@ def deal(
     rng: np.random.Generator,
     name: str,
 ) -> Parts:
-    """The same, as arrays of int32. BadInput, by this name, unless each client gets positions.
+    """Calls a partition and checks its parts.
 
-    num_clients: 0 where the partition decides how many clients there are.
+    num_clients: the number of clients; 0 if the partition chooses it.
+    name: the name of the partition, for messages.
+
+    Returns the parts as int32 arrays. Raises BadInput unless there is an array of valid positions
+    for each client.
     """
     return _checked(name, call(function, examples, num_clients, rng), num_clients, len(examples.y))
 
 
 def _checked(name, parts, num_clients, count):
-    """The parts as arrays of int32. BadInput unless they are positions among so many examples."""
+    """The parts as int32 arrays. Raises BadInput unless they are positions in 0..count-1."""
     is_list = isinstance(parts, (Sequence, np.ndarray))
     if not is_list or not len(parts) or len(parts) != (num_clients or len(parts)):
         raise BadInput(
             f"partition {name} must return a list of {num_clients or 'one or more'} arrays, the"
-            f" positions that each client holds, not {quoted(parts)}"
+            f" positions of each client's examples, not {quoted(parts)}"
         )
     parts = [np.asarray(part) for part in parts]
     for i, part in enumerate(parts):
         if part.ndim != 1 or part.dtype.kind not in "iu":
             what = f"{part.dtype} of shape {list(part.shape)}"
-            raise BadInput(f"partition {name} must give integers [N], but client {i} gets {what}")
+            raise BadInput(f"partition {name} must return integers [N], but client {i} has {what}")
         beyond = part[(part < 0) | (part >= count)]
         if len(beyond):
-            there = f"the position {beyond[0]}, which is not in 0..{count - 1}"
-            raise BadInput(f"partition {name} gives client {i} {there}")
+            position = f"the position {beyond[0]}, which is not in 0..{count - 1}"
+            raise BadInput(f"partition {name} gives client {i} {position}")
     return [part.astype(np.int32) for part in parts]
 
 
 def owners(parts: Parts, client: np.ndarray, num_users: int) -> np.ndarray | None:
-    """The client that holds each user's examples, [U] int, -1 where nobody does.
+    """The client that holds each user's examples, [U] int; -1 if no client does.
 
-    client [R]: the user of each example. None where the examples of a user are divided.
+    client [R]: the user of each example. Returns None if the examples of some user are divided
+    among several clients.
     """
     holder = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
     user = client[np.concatenate(parts)]
@@ -90,7 +95,7 @@ def owners(parts: Parts, client: np.ndarray, num_users: int) -> np.ndarray | Non
 
 
 def by_number(number: np.ndarray, count: int) -> Parts:
-    """The positions of each number from 0 to count - 1, ascending; others are left out."""
+    """The ascending positions of each number in 0..count-1; other numbers are left out."""
     order = np.argsort(number, kind="stable").astype(np.int32)
     ends = np.searchsorted(number[order], np.arange(count + 1))
     return [order[begin:end] for begin, end in zip(ends[:-1], ends[1:], strict=True)]

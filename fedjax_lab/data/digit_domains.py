@@ -1,8 +1,8 @@
-"""Five domains of digits in the shape of Digits-Five, made on this machine, no download.
+"""Five domains of digits in the form of Digits-Five, generated on this machine without a download.
 
-The material comes from installed packages: scikit-learn's 1,797 handwritten digits (UCI optdigits)
-and two photographs, matplotlib's fonts. Nothing of it is shared by training and test examples.
-`python -m fedjax_lab.data.digit_domains sheet.png` draws some of every domain.
+The images are made from installed packages: scikit-learn's 1,797 handwritten digits (UCI optdigits)
+and two photographs, and matplotlib's fonts. Training and test examples share none of this material.
+`python -m fedjax_lab.data.digit_domains sheet.png` draws examples of every domain.
 """
 
 import sys
@@ -16,14 +16,14 @@ from fedjax_lab.data.cache import cache_folder, load, save
 from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.errors import BadInput
 
-VERSION = 1  # of the pictures: to be raised with every change that alters a pixel
+VERSION = 1  # of the images; increment it with every change that alters a pixel
 DOMAINS = ("handwritten", "blended", "printed", "street", "postal")
 CITATION = (  # of scikit-learn's digits
     "E. Alpaydin, C. Kaynak. Optical Recognition of Handwritten Digits. UCI Machine Learning"
     " Repository, 1998, doi:10.24432/C50P49."
 )
 CLASSES = tuple("0123456789")
-FONTS = {  # (domain, test): a slanted twin lies on the same side as its upright font
+FONTS = {  # by (domain, test); a slanted font is in the same split as its upright variant
     ("printed", False): (
         "DejaVuSerif-Bold",
         "DejaVuSerif-BoldItalic",
@@ -49,20 +49,20 @@ FONTS = {  # (domain, test): a slanted twin lies on the same side as its upright
         "DejaVuSansMono-Oblique",
     ),
 }
-PHOTO_TEST_COLUMNS = 240  # of 640: left of this the photographs serve test examples only
+PHOTO_TEST_COLUMNS = 240  # of 640 columns; the left part of a photograph is for test examples only
 
-_INK = 80  # side of the ink images that every digit is drawn from, pixels
+_INK = 80  # side in pixels of the ink images from which every digit is drawn
 _OVERSAMPLING = 2
-_MARGIN = 1.25  # no ink of the labeled digit comes nearer to the edge, pixels
+_MARGIN = 1.25  # smallest distance of the labeled digit's ink from the edge, in pixels
 
 
 class Ink(NamedTuple):
-    """A digit's ink, and the linear map that takes it to its size in the picture."""
+    """The ink of a digit, and the linear map that scales it to its size in the image."""
 
     image: np.ndarray  # [h, w] uint8, 255 is full ink
-    linear: np.ndarray  # [2, 2], from ink pixels (x, y) to picture pixels
-    middle: np.ndarray  # [2] (x, y) in ink pixels: the point that `half` is measured from
-    half: np.ndarray  # [2] half width and height of the mapped ink, picture pixels
+    linear: np.ndarray  # [2, 2], from ink pixels (x, y) to image pixels
+    middle: np.ndarray  # [2] (x, y), center of the ink in ink pixels
+    half: np.ndarray  # [2] half width and height of the mapped ink in image pixels
 
 
 def digit_domains(
@@ -73,10 +73,16 @@ def digit_domains(
     seed: int = 0,
     cache: str = "",
 ) -> Dataset:
-    """Pictures [R, size, size, 3] uint8 of five domains, balanced; the same arguments, same bits.
+    """Images [R, size, size, 3] uint8 of five domains with balanced classes.
 
-    Kept in the folder `cache`, else in $FEDJAX_LAB_CACHE, else in ~/.cache/fedjax_lab. Raises
-    BadInput for a setting that makes no sense.
+    size: the side of an image in pixels, from 16 to 128.
+    train_per_domain: the number of training images of each domain.
+    test_per_domain: the number of test images of each domain.
+    seed: the random seed; the same settings give the same images, bit for bit.
+    cache: the folder in which the images are cached; empty: $FEDJAX_LAB_CACHE, else
+        ~/.cache/fedjax_lab.
+
+    Raises BadInput for an invalid setting.
     """
     _check(size, train_per_domain, test_per_domain, seed)
     name = f"digit_domains-v{VERSION}-{size}px-{train_per_domain}-{test_per_domain}-seed{seed}.npz"
@@ -89,7 +95,7 @@ def digit_domains(
 
 
 def generate(size: int, train: int, test: int, seed: int) -> dict[str, np.ndarray]:
-    """The arrays x, y, domain, test: domain after domain, training examples first."""
+    """The arrays x, y, domain and test, ordered by domain; training examples come first in each."""
     parts = [
         (*_split(name, size, count, seed, is_test), index, is_test)
         for index, name in enumerate(DOMAINS)
@@ -105,9 +111,9 @@ def generate(size: int, train: int, test: int, seed: int) -> dict[str, np.ndarra
 
 
 def source_digits(seed: int, test: bool) -> np.ndarray:
-    """Which of scikit-learn's digits [N] this split may use: a fifth of each class is for tests.
+    """The indices [N] of scikit-learn's digits for this split: a fifth of each class for testing.
 
-    Every domain uses this one split.
+    All domains use the same split.
     """
     rng = np.random.default_rng([seed, len(DOMAINS)])
     labels = _scanned()[1]
@@ -116,7 +122,7 @@ def source_digits(seed: int, test: bool) -> np.ndarray:
 
 
 def photo_regions(test: bool) -> list[np.ndarray]:
-    """The part [h, w, 3] uint8 of each photograph that this split may use."""
+    """The region [h, w, 3] uint8 of each photograph that this split uses."""
     columns = slice(PHOTO_TEST_COLUMNS) if test else slice(PHOTO_TEST_COLUMNS, None)
     return [photo[:, columns] for photo in _photos()]
 
@@ -124,7 +130,7 @@ def photo_regions(test: bool) -> list[np.ndarray]:
 def contact_sheet(
     dataset: Dataset, path: str | Path, per_domain_rows: int = 3, columns: int = 20
 ) -> None:
-    """Write a PNG of some examples of every domain, class after class, the names at the left."""
+    """Writes a PNG with examples of every domain, ordered by class, with the names at the left."""
     from PIL import Image, ImageDraw, ImageFont, ImageOps
 
     cell, left = 2 * dataset.x.shape[1] + 2, 130  # drawn twice as large
@@ -155,14 +161,14 @@ def _sample(dataset: Dataset, domain: int, rows: int, columns: int) -> np.ndarra
 
 
 def _check(size: int, train: int, test: int, seed: int) -> None:
-    """Raise BadInput for settings of `digit_domains` that make no sense."""
+    """Raises BadInput for invalid settings of `digit_domains`."""
     if not 16 <= size <= 128:
-        raise BadInput(f"data.size is {size}: digit_domains draws 16 to 128 pixels")
+        raise BadInput(f"config.data.size must be from 16 to 128 for digit_domains, got {size}")
     for key, count in (("train_per_domain", train), ("test_per_domain", test)):
         if count < 10:
-            raise BadInput(f"data.{key} is {count}: at least 10, one example of each digit")
+            raise BadInput(f"config.data.{key} must be at least 10, one of each digit, got {count}")
     if seed < 0:
-        raise BadInput(f"data.seed is {seed}: it must be 0 or more")
+        raise BadInput(f"config.data.seed must not be negative, got {seed}")
 
 
 # Material
@@ -170,13 +176,13 @@ def _check(size: int, train: int, test: int, seed: int) -> None:
 
 @remembered
 def _scanned() -> tuple[np.ndarray, np.ndarray]:
-    """Ink [1797, _INK, _INK] uint8 and labels [1797] of scikit-learn's 8 x 8 digits."""
+    """The ink [1797, _INK, _INK] uint8 and labels [1797] of scikit-learn's 8 x 8 digits."""
     from PIL import Image, ImageFilter
     from sklearn.datasets import load_digits
 
     digits = load_digits()
     padded = np.pad(digits.images * (255 / 16), ((0, 0), (1, 1), (1, 1))).astype(np.uint8)
-    clear = ImageFilter.UnsharpMask(radius=_INK / 10, percent=150, threshold=0)  # opens small loops
+    clear = ImageFilter.UnsharpMask(radius=_INK / 10, percent=150, threshold=0)  # keeps loops open
     large = [Image.fromarray(small).resize((_INK, _INK)).filter(clear) for small in padded]
     ink = np.stack([np.asarray(image) for image in large])
     sharp = 255 / (1 + np.exp(-12 * (ink.astype(np.float32) / 255 - 0.42)))
@@ -185,7 +191,7 @@ def _scanned() -> tuple[np.ndarray, np.ndarray]:
 
 @remembered
 def _photos() -> list[np.ndarray]:
-    """scikit-learn's two photographs [427, 640, 3] uint8."""
+    """scikit-learn's two photographs, [427, 640, 3] uint8 each."""
     from sklearn.datasets import load_sample_images
 
     return list(load_sample_images().images)
@@ -193,7 +199,7 @@ def _photos() -> list[np.ndarray]:
 
 @remembered
 def _glyph(font: str, label: int) -> np.ndarray:
-    """A digit of one of matplotlib's fonts as ink [_INK, _INK] uint8."""
+    """The ink [_INK, _INK] uint8 of a digit in one of matplotlib's fonts."""
     import matplotlib
     from PIL import Image, ImageDraw, ImageFont
 
@@ -210,7 +216,7 @@ def _glyph(font: str, label: int) -> np.ndarray:
 def pose(
     rng: np.random.Generator, image: np.ndarray, degrees: float, shear: float, extent: float
 ) -> Ink:
-    """Ink turned and sheared at random so that its longer side measures `extent` pixels."""
+    """Rotates and shears ink at random and scales its longer side to `extent` pixels."""
     angle, slope = np.deg2rad(rng.uniform(-degrees, degrees)), rng.uniform(-shear, shear)
     turn = np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]])
     linear = turn @ np.array([[1, slope], [0, 1]])
@@ -222,13 +228,13 @@ def pose(
 
 
 def place(rng: np.random.Generator, ink: Ink, size: int, reach: float) -> np.ndarray:
-    """A center (x, y) at most `reach` pixels off the picture's, with all ink inside its margin."""
+    """A random center (x, y), at most `reach` pixels off the middle, all ink within the margin."""
     slack = np.maximum(size / 2 - _MARGIN - ink.half, 0)
     return size / 2 + rng.uniform(-1, 1, 2) * np.minimum(slack, reach)
 
 
 def draw(ink: Ink, center: np.ndarray, size: int) -> np.ndarray:
-    """How much ink, 0 to 1, each pixel of a [size, size] picture gets, the digit at `center`."""
+    """The ink coverage, 0 to 1, of each pixel of a [size, size] image; the digit is at `center`."""
     from PIL import Image
 
     side = size * _OVERSAMPLING
@@ -245,7 +251,7 @@ def draw(ink: Ink, center: np.ndarray, size: int) -> np.ndarray:
 
 
 def _two_colors(rng: np.random.Generator, low: float, high: float) -> np.ndarray:
-    """Two colors [2, 3], in 0 to 255, whose brightness differs by `low` to `high`."""
+    """Two colors [2, 3] in 0..255 whose brightness differs by `low` to `high`."""
     gap = rng.uniform(low, high)
     brightness = rng.uniform(15, 255 - gap) + np.array([0, gap])
     hue = rng.uniform(-60, 60, (2, 3))
@@ -254,12 +260,12 @@ def _two_colors(rng: np.random.Generator, low: float, high: float) -> np.ndarray
 
 
 def _paint(ink: np.ndarray, colors: np.ndarray) -> np.ndarray:
-    """Ink [size, size] in the first color on a ground of the second: [size, size, 3]."""
+    """Draws ink [size, size] in the first color on a background of the second: [size, size, 3]."""
     return ink[..., None] * colors[0] + (1 - ink[..., None]) * colors[1]
 
 
 def _blurred(picture: np.ndarray, radius: float) -> np.ndarray:
-    """A picture [size, size, 3] out of focus; `radius` in pixels."""
+    """An image [size, size, 3] after a Gaussian blur; `radius` is in pixels."""
     from PIL import Image, ImageFilter
 
     image = Image.fromarray(np.clip(picture, 0, 255).astype(np.uint8))
@@ -267,7 +273,7 @@ def _blurred(picture: np.ndarray, radius: float) -> np.ndarray:
 
 
 def _patch(rng: np.random.Generator, size: int, test: bool) -> np.ndarray:
-    """A random piece [size, size, 3] of a photograph, shrunk up to three times, maybe mirrored."""
+    """A random patch [size, size, 3] of a photograph, shrunk by a factor up to 3, maybe flipped."""
     from PIL import Image
 
     regions = photo_regions(test)
@@ -280,34 +286,35 @@ def _patch(rng: np.random.Generator, size: int, test: bool) -> np.ndarray:
 
 
 def _cloud(rng: np.random.Generator, size: int, cells: int) -> np.ndarray:
-    """Smooth random texture [size, size, 3], about -1 to 1, with `cells` lumps along a side."""
+    """A smooth random texture [size, size, 3], about -1 to 1, with `cells` cells on each side."""
     from PIL import Image
 
     lumps = rng.integers(0, 256, (cells, cells, 3)).astype(np.uint8)
     return np.asarray(Image.fromarray(lumps).resize((size, size)), np.float32) / 127.5 - 1
 
 
-# The five domains: each takes (rng, label, handwritten ink, size, test), gives [size, size, 3]
+# The five domains: each function takes (rng, label, handwritten ink, size, test) and returns an
+# image [size, size, 3].
 
 
 def _handwritten(rng, label, scan, size, test):
-    """White on black, upright, near the middle, as MNIST is."""
+    """White on black, upright and centered, like MNIST."""
     ink = pose(rng, scan, 10, 0.15, size * rng.uniform(0.66, 0.8))
     return 255 * np.repeat(draw(ink, place(rng, ink, size, 0.04 * size), size)[..., None], 3, -1)
 
 
 def _blended(rng, label, scan, size, test):
-    """The absolute difference of a digit and a photograph, as MNIST-M is made."""
+    """The absolute difference of a digit and a photograph, like MNIST-M."""
     digit = _handwritten(rng, label, scan, size, test)
     patches = [_patch(rng, size, test) for _ in range(4)]
     ink = digit[..., 0] > 127
     contrast = [np.abs((255 - 2 * patch[ink]).mean(0)).mean() for patch in patches]
-    best = 0 if contrast[0] > 70 else int(np.argmax(contrast))  # on mid-gray ink would vanish
+    best = 0 if contrast[0] > 70 else int(np.argmax(contrast))  # ink is invisible on mid-gray
     return np.abs(patches[best] - digit)
 
 
 def _printed(rng, label, scan, size, test):
-    """A serif font in clear colors, turned, of many sizes, a little out of focus."""
+    """A serif font in two distinct colors, rotated, of varying size, slightly blurred."""
     glyph = _glyph(str(rng.choice(FONTS["printed", test])), label)
     ink = pose(rng, glyph, 15, 0.15, size * rng.uniform(0.5, 0.86))
     drawn = draw(ink, place(rng, ink, size, 0.15 * size), size)
@@ -316,7 +323,7 @@ def _printed(rng, label, scan, size, test):
 
 
 def _street(rng, label, scan, size, test):
-    """A sans-serif number with its neighbors cut off, dim, in uneven light, as SVHN is."""
+    """A sans-serif digit between cropped neighbors, low in contrast and unevenly lit, like SVHN."""
     font = str(rng.choice(FONTS["street", test]))
     extent = size * rng.uniform(0.52, 0.82)
     ink = pose(rng, _glyph(font, label), 12, 0.2, extent)
@@ -333,7 +340,7 @@ def _street(rng, label, scan, size, test):
 
 
 def _postal(rng, label, scan, size, test):
-    """Thick strokes, large, off the middle, in 16 x 16 pixels and few grays, as USPS is."""
+    """Thick strokes, large and off center, in 16 x 16 pixels and few gray levels, like USPS."""
     from PIL import Image, ImageFilter
 
     thick = np.asarray(Image.fromarray(scan).filter(ImageFilter.MaxFilter(rng.choice([1, 3, 5]))))
@@ -351,7 +358,7 @@ _RENDERERS = dict(zip(DOMAINS, (_handwritten, _blended, _printed, _street, _post
 def _split(
     name: str, size: int, count: int, seed: int, test: bool
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Pictures [count, size, size, 3] uint8 and balanced labels [count] int32 of one domain."""
+    """Images [count, size, size, 3] uint8 and balanced labels [count] int32 of one domain."""
     rng = np.random.default_rng([seed, DOMAINS.index(name), int(test)])
     labels = rng.permutation(np.arange(count) % 10).astype(np.int32)
     scans, render = _scanned()[0], _RENDERERS[name]
@@ -363,7 +370,7 @@ def _split(
 
 
 def deal(rng: np.random.Generator, labels: np.ndarray, pool: np.ndarray) -> np.ndarray:
-    """A source digit of the right class for each label [R]; none twice before all were used."""
+    """A source digit of the right class for each label [R]; all are used before any is repeated."""
     classes = _scanned()[1][pool]
     rows = np.empty(len(labels), np.int64)
     for label in range(10):

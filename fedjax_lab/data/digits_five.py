@@ -1,9 +1,9 @@
-"""Digits-Five: MNIST-M, MNIST, USPS, synthetic digits and SVHN, as FedPick and FedC2I use them.
+"""Digits-Five: MNIST-M, MNIST, USPS, synthetic digits and SVHN, as in FedPick and FedC2I.
 
-Read from FedBN's release (https://github.com/med-air/FedBN, utils/data_preprocess.py): pickled
-pairs (images, labels), each set split 80/20; its parts 0 .. 9 are the first 7438 images of
-train.pkl. Or from the MATLAB files of M3SDA (Peng et al. 2019) and KD3A, which keep the sets' own
-splits (USPS: 7438 + 1860).
+Two releases can be read. FedBN's (https://github.com/med-air/FedBN, utils/data_preprocess.py) has
+pickled pairs (images, labels) and splits each data set 80/20; its parts 0 .. 9 are the first 7438
+images of train.pkl. M3SDA's (Peng et al. 2019) and KD3A's MATLAB files keep the original splits
+(USPS: 7438 + 1860).
 """
 
 from functools import partial
@@ -19,42 +19,42 @@ from fedjax_lab.data.images import check_size
 from fedjax_lab.data.places import locate, told
 from fedjax_lab.errors import BadInput, check_choice
 
-FOLDERS = {  # the domains, and where FedBN's release has them
+FOLDERS = {  # the domains and their folders in FedBN's release
     "mnist_m": "MNIST_M",
     "mnist": "MNIST",
     "usps": "USPS",
     "synth": "SynthDigits",
     "svhn": "SVHN",
 }
-MATLAB = {  # file, images, labels; {} is train or test; the first file that is there
+MATLAB = {  # file, images, labels; {} is train or test; the first file that exists is used
     "mnist_m": [("mnistm_with_label.mat", "{}", "label_{}")],
     "mnist": [("mnist_data.mat", "{}_32", "label_{}")],
     "usps": [("usps_28x28.mat", "dataset", "dataset")],
     "synth": [("synth_{}_32x32.mat", "X", "y"), ("syn_number.mat", "{}_data", "{}_label")],
     "svhn": [("svhn_{}_32x32.mat", "X", "y")],
 }
-PROBES = {  # a file that tells the source, in one of the folders that its archive may make
+PROBES = {  # files that identify a source, in the folders to which its archive may be unpacked
     "fedbn": [f"{a}MNIST/test.pkl" for a in ("", "digits_five/", "digit_dataset/")],
     "m3sda": [f"{a}mnist_data.mat" for a in ("", "digits_five/", "Digit-Five/", "DigitFive/")],
 }
 BY_HAND = (
     "fetch digit_dataset.zip, which the README of https://github.com/med-air/FedBN links, unpack it"
     " so that MNIST_M/, MNIST/, USPS/, SynthDigits/ and SVHN/ hold test.pkl and either"
-    " partitions/train_part0.pkl .. train_part9.pkl or train.pkl, and name the folder around them"
-    " by --config.data.folder (or put them in ~/.cache/fedjax_lab/digits_five); M3SDA's"
-    " mnist_data.mat, mnistm_with_label.mat, usps_28x28.mat, synth_{train,test}_32x32.mat and"
-    " svhn_{train,test}_32x32.mat in one folder do as well"
+    " partitions/train_part0.pkl .. train_part9.pkl or train.pkl, and name their parent folder"
+    " with --config.data.folder (or move them to ~/.cache/fedjax_lab/digits_five); one folder with"
+    " M3SDA's mnist_data.mat, mnistm_with_label.mat, usps_28x28.mat, synth_{train,test}_32x32.mat"
+    " and svhn_{train,test}_32x32.mat works as well"
 )
 HELP = told("digits_five", BY_HAND)
 
 
 class Sampling(NamedTuple):
-    """Which examples of a domain a paper takes, always the first ones."""
+    """The examples of each domain that a paper uses; they are always the first ones."""
 
-    pool: int  # training examples that it chooses from
-    parts: int  # of FedBN's release, which hold them
-    train: int  # of each class; 0: all of the pool
-    test: int  # of each class; 0: all
+    pool: int  # number of training examples from which the paper chooses
+    parts: int  # number of parts of FedBN's release that hold the pool
+    train: int  # training examples of each class; 0: the whole pool
+    test: int  # test examples of each class; 0: all
 
 
 SAMPLINGS = {"fedpick": Sampling(1000, 2, 0, 0), "fedc2i": Sampling(7438, 10, 100, 200)}
@@ -63,13 +63,17 @@ SAMPLINGS = {"fedpick": Sampling(1000, 2, 0, 0), "fedc2i": Sampling(7438, 10, 10
 def digits_five(
     *, folder: str = "", size: int = 32, sampling: str = "fedpick", source: str = "auto"
 ) -> Dataset:
-    """Digits-Five: images [R, size, size, 3] of the domains of FOLDERS.
+    """Digits-Five: images [R, size, size, 3] of the domains in FOLDERS.
 
-    `sampling`, of each domain: "fedpick" the first 1000 training images and all test images,
-    "fedc2i" of each class the first 100 among the first 7438 and the first 200 test images.
-    `source` is "fedbn" or "m3sda"; "auto" takes FedBN's where a folder has both. `folder` is the
-    one with the files or around digits_five/; without it the usual places are searched. Raises
-    BadInput for a file that is missing, damaged or not what its name says.
+    size: the side of an image in pixels.
+    sampling: fedpick: the first 1000 training images of each domain and all test images; fedc2i:
+        the first 100 of each class among the first 7438 training images of each domain, and the
+        first 200 test images of each class.
+    source: the release to read, fedbn or m3sda; auto prefers FedBN's if a folder has both.
+    folder: the folder with the files, or with a folder digits_five; empty: ~/.cache/fedjax_lab and
+        data/ are searched.
+
+    Raises BadInput if a file is missing, damaged or does not hold what its name says.
     """
     check_choice("data.sampling", sampling, SAMPLINGS)
     check_choice("data.source", source, ("auto", *PROBES))
@@ -90,7 +94,7 @@ def digits_five(
 def _first(
     images: np.ndarray, labels: np.ndarray, pool: int | None, each: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Of the first `pool` examples the first `each` of each class, or all."""
+    """The first `each` examples of each class (0: all) among the first `pool` examples."""
     images, labels = images[:pool], labels[:pool]
     if each == 0:
         return images, labels
@@ -99,7 +103,10 @@ def _first(
 
 
 def _fedbn(where: Path, count: int, domain: str, split: str) -> tuple[np.ndarray, np.ndarray]:
-    """Images and labels of FedBN's release; the first `count` parts before the large train.pkl."""
+    """Images and labels of FedBN's release.
+
+    The first `count` part files are preferred to train.pkl, which is large.
+    """
     folder = where / FOLDERS[domain]
     parts = [folder / "partitions" / f"train_part{number}.pkl" for number in range(count)]
     in_parts = split == "train" and all(part.is_file() for part in parts)
@@ -107,11 +114,11 @@ def _fedbn(where: Path, count: int, domain: str, split: str) -> tuple[np.ndarray
     for file in parts if in_parts else [folder / f"{split}.pkl"]:
         made = pickles.load(file, HELP)
         if not isinstance(made, (tuple, list)) or len(made) != 2:
-            raise BadInput(f"{file} is no pair of images and labels: {HELP}")
+            raise BadInput(f"{file} is not a pair of images and labels: {HELP}")
         pairs.append(_examples(made[0], made[1], file))
     images, labels = zip(*pairs, strict=True)
     if len({array.shape[1:] for array in images}) > 1:
-        raise BadInput(f"the parts in {folder / 'partitions'} have images of several sizes: {HELP}")
+        raise BadInput(f"the images in {folder / 'partitions'} differ in size: {HELP}")
     return np.concatenate(images), np.concatenate(labels)
 
 
@@ -127,7 +134,7 @@ def _m3sda(where: Path, domain: str, split: str) -> tuple[np.ndarray, np.ndarray
         images, labels = (content[key] for key in keys)
         if keys == ["X", "y"]:
             images = images.transpose(3, 0, 1, 2)
-        if domain == "usps":  # cells [2, 2]: for training and tests, images and labels
+        if domain == "usps":  # cells [2, 2]: (training, test) x (images, labels)
             images, labels = images[int(split == "test")]
     if labels.ndim == 2 and labels.shape[1] == 10:
         labels = labels.argmax(1)
@@ -135,11 +142,11 @@ def _m3sda(where: Path, domain: str, split: str) -> tuple[np.ndarray, np.ndarray
 
 
 def _examples(images: Any, labels: Any, file: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Images [N, H, W] or [N, H, W, 3] uint8 and labels [N] int32; a label 10 is a 0."""
+    """Images [N, H, W] or [N, H, W, 3] uint8 and labels [N] int32; the label 10 stands for 0."""
     try:
         images, labels = np.asarray(images), np.asarray(labels)
-    except ValueError as error:  # lists of several lengths
-        raise BadInput(f"{file} is no pair of arrays: {HELP}") from error
+    except ValueError as error:  # lists of different lengths
+        raise BadInput(f"{file} is not a pair of arrays: {HELP}") from error
     if images.ndim == 4 and 1 in (images.shape[1], images.shape[3]):  # one channel
         images = images[:, 0] if images.shape[1] == 1 else images[..., 0]
     pictures = images.ndim == 3 or (images.ndim == 4 and images.shape[3] == 3)
@@ -156,7 +163,7 @@ def _examples(images: Any, labels: Any, file: Path) -> tuple[np.ndarray, np.ndar
 
 
 def _pixels(images: np.ndarray, file: Path) -> np.ndarray:
-    """The same in 0 .. 255, uint8; of floats also from 0 .. 1."""
+    """The images as uint8 in 0..255; floats may be in 0..1 or in 0..255."""
     if images.dtype == np.uint8:
         return images
     low, high = images.min(), images.max()
@@ -167,7 +174,7 @@ def _pixels(images: np.ndarray, file: Path) -> np.ndarray:
 
 
 def _resized(parts: list[np.ndarray], size: int) -> np.ndarray:
-    """Images [R, size, size, 3] of all parts [., H, W] or [., H, W, 3], filtered bilinearly."""
+    """The images [R, size, size, 3] of all parts [., H, W] or [., H, W, 3], resized bilinearly."""
     from PIL import Image
 
     made = np.empty((sum(map(len, parts)), size, size, 3), np.uint8)

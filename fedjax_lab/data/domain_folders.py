@@ -1,7 +1,7 @@
-"""Sets of image files in folders <domain>/<class>/, with FedBN's pickled lists of their splits.
+"""Image files in folders <domain>/<class>/, split by FedBN's pickled lists.
 
-A list <domain>_train.pkl or <domain>_test.pkl is a pair: paths relative to the folder around the
-data set, and the names of their classes (https://github.com/med-air/FedBN, utils/data_utils.py).
+A list <domain>_train.pkl or <domain>_test.pkl is a pair of paths, relative to the parent folder of
+the data set, and class names (https://github.com/med-air/FedBN, utils/data_utils.py).
 """
 
 import logging
@@ -22,21 +22,22 @@ PARTS = ("train", "test")
 
 
 class Release(NamedTuple):
-    """What tells one of these data sets from another."""
+    """The properties in which these data sets differ."""
 
-    name: str  # of the files in the cache, with the version of the pixels
-    folder: str  # the first folder of the paths
+    name: str  # of the cache files, with the version of the pixels
+    folder: str  # the first folder of the listed paths
     domains: tuple[str, ...]
     classes: tuple[str, ...]
     remedy: str
 
 
 def read(release: Release, folder: str, size: int, choose: Callable) -> Dataset:
-    """Images [R, size, size, 3] of all domains, training examples first; x is that of `arrays`.
+    """Images [R, size, size, 3] of all domains, training examples first; x is lazy as in `arrays`.
 
-    `folder` is the data set's or the one around it; without it the usual places are searched.
-    `choose(labels)` gives the positions of the training examples that are kept. The lists may lie
-    in split/. Without any list the files are split here, with a warning.
+    folder: the folder of the data set or its parent; empty: ~/.cache/fedjax_lab and data/ are
+        searched. The lists may be in a folder split/ in it. Without any list, the files are split
+        at random here, with a warning.
+    choose: (labels of a training list) -> positions of the examples to keep.
     """
     first = release.domains[0]
     names = (first, f"{release.folder}/{first}")
@@ -44,8 +45,8 @@ def read(release: Release, folder: str, size: int, choose: Callable) -> Dataset:
     lists = next((p for p in (where, where / "split") if any(p.glob("*_train.pkl"))), None)
     if lists is None:
         logging.getLogger(__name__).warning(
-            "%s has no lists *_train.pkl: its images are split here, the results cannot be"
-            " compared with published ones",
+            "%s has no lists *_train.pkl, so its images are split at random; results are not"
+            " comparable with published ones",
             where,
         )
         pairs = [split_here(release, where, domain) for domain in release.domains]
@@ -70,19 +71,19 @@ def listed(release: Release, where: Path, file: Path) -> Split:
     unknown = next((name for name in names if name not in number), None)
     if unknown is not None:
         raise BadInput(
-            f"{file}: {quoted(unknown)} is no class of {release.folder}: {release.remedy}"
+            f"{file}: {quoted(unknown)} is not a class of {release.folder}: {release.remedy}"
         )
     files = [where / inside(path, release.folder, file, release.remedy) for path in paths]
     return Split(files, [number[name] for name in names])
 
 
 def split_here(release: Release, where: Path, domain: str) -> tuple[Split, Split]:
-    """The files of a domain for training and tests: sorted, permuted with seed 0, a fifth tests."""
+    """The training and test files of a domain: a permutation with seed 0, a fifth for testing."""
     files: list[Path] = []
     labels: list[int] = []
     for label, name in enumerate(release.classes):
-        there = (where / domain / name).glob("*")
-        images = sorted(file for file in there if file.suffix.lower() in SUFFIXES)
+        entries = (where / domain / name).glob("*")
+        images = sorted(file for file in entries if file.suffix.lower() in SUFFIXES)
         if not images:
             raise BadInput(f"{where / domain / name} has no images: {release.remedy}")
         files += images
@@ -97,24 +98,24 @@ def _kept(split: Split, rows: np.ndarray) -> Split:
 
 
 def _columns(made: Any, file: Path, remedy: str) -> list[list[str]]:
-    """The two columns of a list, as long as each other."""
+    """The two columns of a list. Raises BadInput unless they are strings and equally long."""
     parts = [_texts(column) for column in _plain(made) or ()]
     columns = [texts for texts in parts if texts is not None]
     if len(parts) != 2 or len(columns) != 2 or len(columns[0]) != len(columns[1]):
-        raise BadInput(f"{file} is no pair of as many paths as names of classes: {remedy}")
+        raise BadInput(f"{file} is not a pair of equally many paths and class names: {remedy}")
     if not columns[0]:
         raise BadInput(f"{file} is empty: {remedy}")
     return columns
 
 
 def _plain(made: Any) -> list | None:
-    """A list of what is in a sequence or an array; None of what is neither."""
+    """The elements of a sequence or an array as a list; None for anything else."""
     made = made.tolist() if isinstance(made, np.ndarray) else made
     return list(made) if isinstance(made, (list, tuple)) else None
 
 
 def _texts(column: Any) -> list[str] | None:
-    """The strings of a column; None if it has anything else."""
+    """The strings of a column; None if it holds anything but strings."""
     column = _plain(column)
     if column is None or not all(isinstance(value, (str, bytes)) for value in column):
         return None
@@ -122,8 +123,11 @@ def _texts(column: Any) -> list[str] | None:
 
 
 def inside(text: str, folder: str, file: Path, remedy: str) -> Path:
-    """A listed path without the data set's folder; BadInput if it could lead out of that."""
+    """A listed path relative to the folder of the data set.
+
+    Raises BadInput if the path could lead out of that folder.
+    """
     path = PurePosixPath(text)
     if path.is_absolute() or ".." in path.parts or not text.isprintable():
-        raise BadInput(f"{file}: {quoted(text, 80)} is no path in the data set's folder: {remedy}")
+        raise BadInput(f"{file}: {quoted(text, 80)} is not in the data set's folder: {remedy}")
     return Path(*path.parts[path.parts[:1] == (folder,) :])

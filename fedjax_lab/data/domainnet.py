@@ -1,6 +1,7 @@
 """DomainNet (Peng et al. 2019, arXiv:1812.01754): six domains, 345 classes.
 
-In FedBN's split, of ten classes, and in the official one, of classes drawn at random.
+`domainnet` has ten classes and FedBN's split; `domainnet_full` has random classes and the official
+split.
 """
 
 from collections.abc import Sequence
@@ -20,7 +21,7 @@ BY_HAND = (
     "fetch domainnet_dataset.zip and the six domains, which the README of"
     " https://github.com/med-air/FedBN links, unpack them and name the folder DomainNet with"
     " clipart/, infograph/, painting/, quickdraw/, real/, sketch/ and clipart_train.pkl,"
-    " clipart_test.pkl .. (or these in split/) by --config.data.folder (or put it in"
+    " clipart_test.pkl .. (or these in split/) with --config.data.folder (or move it to"
     " ~/.cache/fedjax_lab)"
 )
 RELEASE = Release(
@@ -41,9 +42,9 @@ RELEASE = Release(
     ),
     remedy=told("domainnet", BY_HAND),
 )
-TRAINING = 500  # images of a domain in FedPick
-VERSION = 1  # of the pixels of `domainnet_full`: to be raised with every change that alters one
-LISTS = tuple(  # where the first of the official lists may lie
+TRAINING = 500  # training images of each domain in FedPick
+VERSION = 1  # of the pixels of `domainnet_full`; increment it with every change that alters a pixel
+LISTS = tuple(  # possible paths of the first official list
     f"{place}{RELEASE.domains[0]}_train.txt"
     for place in ("", "splits/", "DomainNet/", "DomainNet/splits/")
 )
@@ -52,25 +53,29 @@ FULL_HELP = fetched(
     "fetch the six archives (cleaned version) and the twelve lists clipart_train.txt,"
     " clipart_test.txt .. of http://ai.bu.edu/M3SDA/, unpack them into one folder DomainNet with"
     " clipart/, infograph/, painting/, quickdraw/, real/, sketch/ and the lists (or these in"
-    " splits/) and name it by --config.data.folder (or put it in ~/.cache/fedjax_lab)",
+    " splits/) and name it with --config.data.folder (or move it to ~/.cache/fedjax_lab)",
 )
 
 
 class Line(NamedTuple):
-    """An image of an official list."""
+    """An image in an official list."""
 
     file: Path
-    name: str  # of its class
-    label: int  # of 345
+    name: str  # of the class
+    label: int  # 0..344
 
 
 @decoded
 def domainnet(*, folder: str = "", size: int = 256) -> Dataset:
-    """DomainNet: images [R, size, size, 3] of ten classes in six domains, as FedPick has them.
+    """DomainNet: images [R, size, size, 3] of ten classes in six domains, as in FedPick.
 
-    The first 500 images of each training list, all test images: 526, 657, 619, 1000, 1217, 554.
-    `folder` and the cache: as `domain_folders.read` and `images.decoded` say. Raises BadInput for
-    what is missing or damaged.
+    folder: the folder of the data set, or its parent; empty: ~/.cache/fedjax_lab and data/ are
+        searched.
+    size: the side of an image in pixels.
+
+    The training set has the first 500 images of each training list; the test set has all test
+    images: 526, 657, 619, 1000, 1217 and 554. Decoded images are cached as in `images.decoded`.
+    Raises BadInput if files are missing or damaged.
     """
     check_size(size)
     return read(RELEASE, folder, size, lambda labels: np.arange(min(TRAINING, len(labels))))
@@ -80,12 +85,16 @@ def domainnet(*, folder: str = "", size: int = 256) -> Dataset:
 def domainnet_full(
     *, folder: str = "", size: int = 64, classes: int = 50, classes_seed: int = 0
 ) -> Dataset:
-    """DomainNet: images [R, size, size, 3] of `classes` of its 345 classes, as Client2Vec has them.
+    """DomainNet: images [R, size, size, 3] of `classes` of its 345 classes, as in Client2Vec.
 
-    The classes are drawn at random with `classes_seed` and keep their order; training and test
-    images are those of the official lists. `folder` is the one with the domains, or around it;
-    without it the usual places are searched. The cache is as `images.decoded` says. Raises BadInput
-    for what is missing or damaged.
+    folder: the folder with the domains, or its parent; empty: ~/.cache/fedjax_lab and data/ are
+        searched.
+    size: the side of an image in pixels.
+    classes: the number of classes, drawn at random; they keep their order.
+    classes_seed: the seed of that draw.
+
+    Training and test images are those of the official lists. Decoded images are cached as in
+    `images.decoded`. Raises BadInput if files are missing or damaged.
     """
     check_size(size)
     check_not_negative("data.classes_seed", classes_seed)
@@ -113,12 +122,12 @@ def listed(where: Path, file: Path, domain: str) -> list[Line]:
 
 
 def names_of_labels(lines: Sequence[Line], lists: Path) -> list[str]:
-    """The names of the classes 0, 1, ...; BadInput where labels and names are not one to one."""
+    """The names of the classes 0, 1, ... Raises BadInput unless labels and names are one to one."""
     names: dict[int, str] = {}
     for line in lines:
         if names.setdefault(line.label, line.name) != line.name:
             both = f"{quoted(names[line.label])} and {quoted(line.name)}"
-            raise BadInput(f"{lists}: label {line.label} is of {both}: {FULL_HELP}")
+            raise BadInput(f"{lists}: label {line.label} stands for {both}: {FULL_HELP}")
     if sorted(names) != list(range(len(set(names.values())))):
         raise BadInput(
             f"{lists}: the labels of {len(set(names.values()))} classes are not 0, 1, ..:"
@@ -138,7 +147,7 @@ def _line(where: Path, file: Path, text: str, domain: str) -> Line:
 
 
 def _of_classes(lines: Sequence[Line], chosen: Sequence[int]) -> Split:
-    """The images of these labels, each labeled with its label's place among them."""
+    """The images with these labels, relabeled by the position of the label in `chosen`."""
     number = {label: place for place, label in enumerate(chosen)}
     kept = [line for line in lines if line.label in number]
     return Split([line.file for line in kept], [number[line.label] for line in kept])

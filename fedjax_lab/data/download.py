@@ -1,7 +1,7 @@
-"""One file from the first of its addresses that delivers it, continued where it was cut.
+"""Downloads one file from the first address that delivers it, and continues interrupted downloads.
 
-Python's own HTTP client is used: retries have to know how much of the file has arrived, so that the
-retries of a larger library would not do.
+It uses Python's HTTP client, because retries must know how much of the file has arrived; the
+retries of larger libraries do not.
 """
 
 import contextlib
@@ -23,54 +23,54 @@ from fedjax_lab.data.catalog import File
 from fedjax_lab.errors import MACHINE
 
 TIMEOUT = 60.0  # seconds without a byte
-TRIES = 5  # in a row that bring nothing new, at each address
-FIRST_WAIT = 1.0  # seconds, doubled after each such try
-LONGEST_WAIT = 300.0  # seconds that a server may ask for
+TRIES = 5  # consecutive attempts without progress, at each address
+FIRST_WAIT = 1.0  # seconds, doubled after each attempt without progress
+LONGEST_WAIT = 300.0  # seconds that a server may request
 BLOCK = 2**18  # bytes
 BUSY = frozenset((408, 425, 429, 500, 502, 503, 504))
-PART = ".part"  # the suffix of a file that is not whole
+PART = ".part"  # the suffix of an incomplete file
 AGENT = "fedjax-lab"
 
 
 class Unavailable(Exception):
-    """None of the addresses delivers the file."""
+    """Raised when no address delivers the file."""
 
 
 class Refused(Exception):
-    """An address does not deliver the file, now and later."""
+    """Raised when an address does not deliver the file and a retry would not help."""
 
 
 class Wrong(Exception):
-    """What has arrived is not the file."""
+    """Raised when the received bytes are not the expected file."""
 
 
 class Interrupted(Exception):
-    """The connection has failed, or the server is busy: it may work later."""
+    """Raised when the connection fails or the server is busy, so that a retry may succeed."""
 
     def __init__(self, reason: str, wait: float = 0.0):
         super().__init__(reason)
-        self.wait = wait  # seconds that the server asks for
+        self.wait = wait  # seconds that the server requests
 
 
 def download(
     file: File, path: Path, arrived: Callable[[int], object], tell: Callable[[str], object]
 ) -> str:
-    """Fetches a file to `path`, which has that name only when its checksum has been verified.
+    """Downloads a file to `path`, which appears only after its checksum has been verified.
 
-    What an earlier call has left in `path`.part is continued.
+    The partial file `path`.part of an earlier call is continued.
 
     Args:
-      file: its addresses are tried in their order.
-      path: where to; its folder is made.
-      arrived: called with the number of bytes that are there, which may also fall.
-      tell: called with a line about each attempt that failed.
+      file: the file; its addresses are tried in order.
+      path: the destination; its folder is created.
+      arrived: called with the number of bytes received so far, which may decrease.
+      tell: called with a line about each failed attempt.
 
     Returns:
-      The address that delivered it.
+      The address that delivered the file.
 
     Raises:
-      Unavailable: with a reason for each address.
-      OSError: what arrived cannot be written.
+      Unavailable: no address delivers the file; the message has a reason for each address.
+      OSError: the received bytes cannot be written.
     """
     part, reasons = path.with_name(path.name + PART), []
     for address in file.addresses:
@@ -88,7 +88,7 @@ def download(
 
 
 def matches(file: File, path: Path) -> bool:
-    """Whether a file of the right size has the right checksum."""
+    """Whether a file has the right checksum; its size is not compared."""
     algorithm, _, digits = file.checksum.partition(":")
     with path.open("rb") as content:
         digest = hashlib.file_digest(
@@ -98,18 +98,18 @@ def matches(file: File, path: Path) -> bool:
 
 
 def _persist(address, file, part, arrived, tell):
-    """Receives the file and verifies it; tries again after failures that may pass."""
+    """Receives the file and verifies it; retries after temporary failures."""
     failures, most, restarted = 0, _length(part), False
     while True:
         before = _length(part)
         try:
             _receive(address, file, part, arrived)
             if not matches(file, part):
-                raise Wrong("it has other bytes: the checksum does not match")
+                raise Wrong("the checksum does not match")
             return
         except Wrong as error:
             part.unlink(missing_ok=True)
-            if restarted or not before:  # else what was there before may be to blame
+            if restarted or not before:  # otherwise the earlier partial file may be the cause
                 raise Refused(str(error)) from error
             failures, most, restarted, wait, reason = 0, 0, True, 0.0, str(error)
         except Interrupted as error:
@@ -119,7 +119,7 @@ def _persist(address, file, part, arrived, tell):
                 raise Refused(str(error)) from error
             backoff = FIRST_WAIT * 2 ** max(0, failures - 1) * random.uniform(0.75, 1.25)
             wait, reason = max(error.wait, backoff), str(error)
-        tell(f"{address}: {reason}; again in {wait:.0f} s")
+        tell(f"{address}: {reason}; retrying in {wait:.0f} s")
         time.sleep(wait)
 
 
@@ -128,7 +128,7 @@ def _length(part: Path) -> int:
 
 
 def _receive(address: str, file: File, part: Path, arrived: Callable[[int], object]) -> None:
-    """Asks for the bytes that are missing in `part` and appends them."""
+    """Requests the bytes that are missing in `part` and appends them."""
     there = _length(part)
     if file.size and there == file.size:
         return
@@ -144,7 +144,7 @@ def _receive(address: str, file: File, part: Path, arrived: Callable[[int], obje
             for block in _blocks(answer):
                 there += len(block)
                 if there > size:
-                    raise Wrong(f"it has more than the {size} bytes that are expected")
+                    raise Wrong(f"it has more than the expected {size} bytes")
                 out.write(block)
                 arrived(there)
     if there < size:
@@ -153,7 +153,7 @@ def _receive(address: str, file: File, part: Path, arrived: Callable[[int], obje
 
 @contextlib.contextmanager
 def _answer(address: str, begin: int, part: Path) -> Iterator[http.client.HTTPResponse]:
-    """The answer of a server that is asked for the bytes from `begin` on."""
+    """The response of a server to a request for the bytes from `begin` on."""
     headers = {"User-Agent": AGENT, "Accept-Encoding": "identity"}
     if begin:
         headers["Range"] = f"bytes={begin}-"
@@ -163,12 +163,12 @@ def _answer(address: str, begin: int, part: Path) -> Iterator[http.client.HTTPRe
                 urllib.request.Request(address, headers=headers), timeout=TIMEOUT
             )
         except urllib.error.HTTPError as error:
-            if error.code == 416:  # there are no such bytes
+            if error.code == 416:  # the requested range does not exist
                 part.unlink(missing_ok=True)
             _refused(error)
     with answer:
         if not isinstance(answer, http.client.HTTPResponse):
-            raise Refused("it leads to something else than HTTP")
+            raise Refused("the address does not lead to an HTTP server")
         yield answer
 
 
@@ -185,19 +185,19 @@ def _network_errors() -> Iterator[None]:
 
 
 def _refused(error: urllib.error.HTTPError) -> NoReturn:
-    """Interrupted where the server is busy or cannot continue, otherwise Refused."""
+    """Raises Interrupted if the server is busy or cannot continue the file, otherwise Refused."""
     what = f"HTTP {error.code} {http.client.responses.get(error.code, '')}".strip()
     if error.code in BUSY:
         wait = _seconds(error.headers.get("Retry-After", ""))
         raise Interrupted(f"{what}, wait {wait:.0f} s" if wait else what, wait) from error
     if error.code == 416:
         raise Interrupted(what) from error
-    nowhere = ", a redirect that leads nowhere" if 300 <= error.code < 400 else ""
+    nowhere = ", a redirect that cannot be followed" if 300 <= error.code < 400 else ""
     raise Refused(what + nowhere) from error
 
 
 def _seconds(text: str) -> float:
-    """The seconds to wait that a header Retry-After asks for: a number of them or a date."""
+    """The seconds in a Retry-After header, which holds a number of seconds or a date."""
     if text.strip().isdecimal():
         return float(text)
     with contextlib.suppress(ValueError, TypeError):
@@ -206,28 +206,28 @@ def _seconds(text: str) -> float:
 
 
 def _begin(answer: http.client.HTTPResponse, asked: int, size: int) -> tuple[int, int]:
-    """The place of an answer's first byte, and the size of the whole file.
+    """The position of the first byte of a response, and the size of the whole file.
 
-    size: what it should be; 0: not known, so that the answer has to say it. Refused where it does
-        not, or where the file has another size.
+    size: the expected size; 0: unknown, so that the response must state it. Raises Refused if it
+        does not, or if the file has another size.
     """
     begin, total = 0, answer.headers.get("Content-Length") or ""
     if answer.status == 206:
         pattern = r"bytes (\d{1,18})-\d+/(\d{1,18}|\*)"
         match = re.fullmatch(pattern, answer.headers.get("Content-Range", ""))
         if match is None or int(match[1]) != asked:
-            raise Refused("it answers with other bytes than those that were asked for")
+            raise Refused("the server sent another range of bytes than requested")
         begin, total = asked, match[2]
-    told = int(total) if total.isdecimal() else size
+    stated = int(total) if total.isdecimal() else size
     if not (size or total.isdecimal()):
-        raise Refused("it does not say how many bytes it has")
-    if size and told != size:
-        raise Refused(f"it has {told} bytes, not the {size} that are expected")
-    return begin, told
+        raise Refused("the server does not state the size of the file")
+    if size and stated != size:
+        raise Refused(f"it has {stated} bytes, not the expected {size}")
+    return begin, stated
 
 
 def _blocks(answer: IO[bytes]) -> Iterator[bytes]:
-    """What arrives, until the end or until the connection is cut."""
+    """The received blocks, until the end of the file or until the connection is lost."""
     while True:
         with _network_errors():
             block = answer.read1(BLOCK)  # type: ignore[attr-defined]

@@ -1,8 +1,8 @@
 """EMNIST (Cohen et al. 2017, arXiv:1702.05373): handwritten digits and letters in MNIST's format.
 
-Format: https://www.nist.gov/itl/products-and-services/emnist-dataset. As published each image is
-transposed, and the split of letters has labels from 1; here the images are upright and all labels
-begin with 0.
+Format: https://www.nist.gov/itl/products-and-services/emnist-dataset. In the published files each
+image is transposed, and the labels of the split "letters" begin with 1. Here the images are upright
+and all labels begin with 0.
 """
 
 import string
@@ -14,27 +14,29 @@ from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.errors import check_choice
 
 LETTERS = string.ascii_uppercase + string.ascii_lowercase
-MERGED = string.digits + string.ascii_uppercase + "abdefghnqrt"  # the others look like capitals
+MERGED = string.digits + string.ascii_uppercase + "abdefghnqrt"  # others merge with their capitals
 SPLITS = {  # the classes of each split, in the order of their labels
     "byclass": string.digits + LETTERS,
     "bymerge": MERGED,
     "balanced": MERGED,
-    "letters": string.ascii_uppercase,  # also the small ones
+    "letters": string.ascii_uppercase,  # with the lowercase letters merged
     "digits": string.digits,
     "mnist": string.digits,
 }
-FIRST_LABEL = {"letters": 1}  # of the other splits 0
+FIRST_LABEL = {"letters": 1}  # in the files; 0 for the other splits
 FOLDERS = ("emnist", "emnist/gzip", "EMNIST/raw", "EMNIST", "gzip")
 
 
 def emnist(*, folder: str = "", split: str = "balanced") -> Dataset:
-    """One of the splits of EMNIST: upright images [R, 28, 28, 1], training examples first.
+    """A split of EMNIST: upright images [R, 28, 28, 1], training examples first.
 
-    `split`: "byclass" (62 classes, 697,932 + 116,323 images), "bymerge" (47 classes, the same
-    images), "balanced" (47 classes, 112,800 + 18,800), "letters" (26 classes, 124,800 + 20,800),
-    "digits" (240,000 + 40,000) or "mnist" (60,000 + 10,000). `folder` has the files, or has
-    `emnist` with them (or torchvision's EMNIST/raw); without it the usual places are searched.
-    Raises BadInput for a file that is missing, damaged or not what its name says.
+    folder: the folder with the files, or with a folder emnist (or torchvision's EMNIST/raw); empty:
+        ~/.cache/fedjax_lab and data/ are searched.
+    split: byclass (62 classes, 697,932 + 116,323 images), bymerge (47 classes, the same images),
+        balanced (47 classes, 112,800 + 18,800), letters (26 classes, 124,800 + 20,800), digits
+        (240,000 + 40,000) or mnist (60,000 + 10,000).
+
+    Raises BadInput if a file is missing, damaged or does not hold what its name says.
     """
     check_choice("data.split", split, SPLITS)
     chosen, names = release(split), files(split)
@@ -47,7 +49,7 @@ def emnist(*, folder: str = "", split: str = "balanced") -> Dataset:
 
 
 def release(split: str) -> idx.Release:
-    """What a split is called, and where its files are looked for."""
+    """The description of a split, with the folders in which its files are searched."""
     classes = tuple(SPLITS[split])
     return idx.Release("emnist", f"EMNIST {split}", classes, FOLDERS, idx.remedy_of("emnist"))
 

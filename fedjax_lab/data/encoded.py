@@ -1,4 +1,4 @@
-"""Pictures that a data set holds as the bytes of image files; decoded when they are asked for."""
+"""Images that a data set stores as encoded image files; they are decoded on demand."""
 
 import hashlib
 import io
@@ -15,9 +15,9 @@ from fedjax_lab.data.images import PIXEL, check_size
 from fedjax_lab.data.lazy import LazyArray
 from fedjax_lab.errors import BadInput, check_choice
 
-PIECE = 1000  # pictures that are read at a time
+PIECE = 1000  # images that are read at a time
 COLORS = ("auto", "rgb", "gray")
-GRAY = ("1", "L", "LA")  # what PIL calls pictures without colors
+GRAY = ("1", "L", "LA")  # PIL's modes of images without color
 COLORED = ("P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "LAB", "HSV")
 
 
@@ -27,35 +27,35 @@ class Encoded(NamedTuple):
     fetch: Callable[[np.ndarray], Sequence[bytes]]  # row numbers [n] -> the files' bytes
     total: int  # R
     where: str  # the data set, for messages
-    remedy: str  # how to have it anew
+    remedy: str  # how to obtain it again, for messages
 
 
 class Form(NamedTuple):
-    """What all pictures become."""
+    """The common form of all decoded images."""
 
     width: int
     height: int
-    mode: str  # of PIL: "L", which is gray, or "RGB"
+    mode: str  # PIL's mode: "L" (gray) or "RGB"
     resized: bool
-    all_gray: bool  # so that a picture with colors is a mistake
+    all_gray: bool  # whether a color image is an error
 
 
 def check_form(size: int, color: str) -> None:
-    """BadInput for a side of the pictures or a color that `pictures` cannot give them."""
+    """Raises BadInput for values of config.data.size and config.data.color that are not valid."""
     if size:
         check_size(size)
     check_choice("data.color", color, COLORS)
 
 
 def pictures(encoded: Encoded, size: int, color: str, digest: str) -> LazyArray:
-    """The pictures [R, H, W, channels] uint8.
+    """The images [R, H, W, channels] uint8, decoded on demand.
 
     Args:
-      encoded: what is decoded.
-      size: the side to which each is resized bilinearly; 0: they stay as they are, and must be of
-        the size of the first.
-      color: "rgb" or "gray"; "auto": gray if the first one is, and then none may have colors.
-      digest: changes with the content of what is decoded.
+      encoded: the encoded image files.
+      size: the side to which each image is resized bilinearly; 0: images keep their size, which
+        must be that of the first one.
+      color: "rgb" or "gray"; "auto": gray if the first image is, and then all must be gray.
+      digest: a text that changes with the content of the image files.
     """
     first = _open(encoded, 0, encoded.fetch(np.array([0]))[0])
     width, height = (size, size) if size else first.size
@@ -65,7 +65,7 @@ def pictures(encoded: Encoded, size: int, color: str, digest: str) -> LazyArray:
 
     def picture(job) -> np.ndarray:
         row, content = job
-        return _formed(_open(encoded, row, content), form, f"{encoded.where}: picture {row}")
+        return _formed(_open(encoded, row, content), form, f"{encoded.where}: image {row}")
 
     def read(rows: np.ndarray) -> np.ndarray:
         made = np.empty((len(rows), *shape), np.uint8)
@@ -80,18 +80,18 @@ def pictures(encoded: Encoded, size: int, color: str, digest: str) -> LazyArray:
 
 
 def _formed(image, form, where):
-    """The pixels of a picture; BadInput where it is too unlike the first one."""
+    """The pixels of an image in this form. Raises BadInput if its color or size does not fit."""
     from PIL import Image
 
     if form.all_gray and image.mode not in GRAY:
         raise BadInput(
-            f"{where} has colors, the first one has not: --config.data.color=rgb, or gray, makes"
-            " them alike"
+            f"{where} is in color, but the first one is gray; convert all with"
+            " --config.data.color=rgb or gray"
         )
     if not form.resized and image.size != (form.width, form.height):
         raise BadInput(
-            f"{where} has {image.width}x{image.height} pixels, the first one"
-            f" {form.width}x{form.height}: --config.data.size=32 resizes all to 32x32"
+            f"{where} has {image.width}x{image.height} pixels, but the first one has"
+            f" {form.width}x{form.height}; resize all, for example with --config.data.size=32"
         )
     image = image.convert(form.mode)
     if form.resized:
@@ -100,8 +100,8 @@ def _formed(image, form, where):
 
 
 def in_order(fetch: Callable, total: int, title: str) -> Iterator[bytes]:
-    """All that `fetch` gets by row numbers, a piece at a time, with a progress bar so called."""
-    with tqdm(total=total, desc=title, unit=" pictures", delay=2) as bar:
+    """All encoded images in order, fetched in pieces, with a progress bar of this title."""
+    with tqdm(total=total, desc=title, unit=" images", delay=2) as bar:
         for start in range(0, total, PIECE):
             contents = fetch(np.arange(start, min(start + PIECE, total)))
             yield from contents
@@ -109,9 +109,10 @@ def in_order(fetch: Callable, total: int, title: str) -> Iterator[bytes]:
 
 
 def digest(encoded: Encoded, *arrays: np.ndarray) -> str:
-    """16 hexadecimal digits that change with the bytes of any picture or an entry of an array.
+    """16 hexadecimal digits that change with the bytes of any image or an entry of any array.
 
-    All bytes are read: files of one size, as bitmaps have, tell nothing by their sizes.
+    All bytes are read, because uncompressed images, such as bitmaps, may differ and have equal
+    sizes.
     """
     made = hashlib.sha256()
     for array in arrays:
@@ -122,16 +123,16 @@ def digest(encoded: Encoded, *arrays: np.ndarray) -> str:
 
 
 def _open(encoded, row, content):
-    """A picture as PIL reads it, decoded; BadInput where that is impossible."""
+    """The decoded PIL image. Raises BadInput if it is damaged or not an image."""
     from PIL import Image
 
-    with safe.reading(encoded.where, encoded.remedy, "is damaged or no image", f"picture {row}"):
+    with safe.reading(encoded.where, encoded.remedy, "is damaged or not an image", f"image {row}"):
         image = Image.open(io.BytesIO(content))
         pixels = math.prod(image.size)
-        if image.format == "PNG":  # a pixel has one bit at least
+        if image.format == "PNG":  # a pixel has at least one bit
             safe.check_claim(pixels // 8, len(content))
         safe.check_memory(PIXEL * pixels)
         if image.mode not in (*GRAY, *COLORED):
-            raise ValueError(f"its pixels are of PIL's kind {image.mode}, not of 8 bits")
+            raise ValueError(f"its pixels have PIL's mode {image.mode}, which is not supported")
         image.load()
         return image

@@ -1,12 +1,14 @@
-"""How the examples of one client differ from those of another: one example in, one out.
+"""Feature skews: how the examples of one client differ from those of another.
 
-A feature skew is a pure function `name(key, x, client, num_clients, *, settings)`: x [...] is one
-example as float32, of 8-bit images pixels in 0..1; `client` is the number of the client that holds
-it, from 0 to num_clients - 1 (new clients among them). The settings are keys of `config.partition`.
-An example and its client always have the same key, so that a client trains, validates and is scored
-on examples that do not change from one pass to the next. They are changed before they are
-augmented and normalized. The global test set and an unseen domain are nobody's and stay as they
-are, as in NIID-Bench.
+A feature skew is a pure function `name(key, x, client, num_clients, *, settings)` that returns the
+changed example. x [...] is one example as float32, with the pixels of 8-bit images in 0..1;
+`client` is the number of the client that holds it, from 0 to num_clients - 1 (new clients
+included). The settings are keys of `config.partition`.
+
+An example always has the same key at its client, so that a client trains, validates and is tested
+on examples that stay the same in every pass. Feature skews are applied before augmentation and
+normalization. The global test set and unseen domains belong to no client and are not changed, as in
+NIID-Bench.
 """
 
 from functools import partial
@@ -19,17 +21,17 @@ from fedjax_lab.types import Array
 
 
 def none(key: Array, x: Array, client: Array, num_clients: int) -> Array:
-    """The example as it is."""
+    """Returns the example unchanged."""
     return x
 
 
 def noise(key: Array, x: Array, client: Array, num_clients: int, *, sigma: float = 0.1) -> Array:
-    """Gaussian noise whose standard deviation rises from 0 to sigma over the clients (NIID-Bench).
+    """Adds Gaussian noise whose standard deviation grows linearly over the clients (NIID-Bench).
 
-    That of client i is sigma * i / (n - 1), as in the code of Li et al. 2022 (Federated Learning
-    on Non-IID Data Silos), which sets the standard deviation where the paper speaks of the
-    variance. Their code draws new noise whenever it reads an example; here an example keeps its
-    noise, as the paper has it. Values are not cut off at 0 and 1.
+    The standard deviation of client i is sigma * i / (n - 1), as in the code of Li et al. 2022
+    (Federated Learning on Non-IID Data Silos), although the paper calls this value the variance.
+    Their code draws new noise whenever it reads an example; here each example keeps its noise, as
+    in the paper. Values are not clipped to 0..1.
 
     sigma: the standard deviation of the last client's noise.
     """
@@ -40,9 +42,9 @@ def noise(key: Array, x: Array, client: Array, num_clients: int, *, sigma: float
 
 
 def rotation(key: Array, x: Array, client: Array, num_clients: int, *, rotations: int = 4) -> Array:
-    """Images turned by multiples of 360 / rotations degrees (Ghosh et al. 2020, IFCA).
+    """Rotates images by multiples of 360 / rotations degrees (Ghosh et al. 2020, IFCA).
 
-    Client i turns its images, counterclockwise, i mod rotations times.
+    Client i rotates its images counterclockwise (i mod rotations) times.
 
     rotations: 2 (by 0 and 180 degrees) or 4; quarter turns need square images.
     """

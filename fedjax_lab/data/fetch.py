@@ -1,7 +1,7 @@
-"""Fetches a published data set: all of it appears in the folder at once, or nothing does.
+"""Fetches a published data set; it appears in its folder only when it is complete.
 
-Until then everything lies in a hidden folder beside it, .fetch-NAME, which no source reads and
-which a later call continues: archives/, and new/ for what will be moved out.
+Until then all files are in a hidden folder .fetch-NAME beside it, which no data source reads and
+which a later call continues: archives/ has the archives, and new/ what will be moved to the folder.
 """
 
 import errno
@@ -17,24 +17,24 @@ from fedjax_lab.data.catalog import Published
 from fedjax_lab.data.download import PART, download, matches
 from fedjax_lab.errors import BadInput
 
-CHECKSUMS = ".checksums"  # in a folder that was unpacked: CRC-32, size, path
+CHECKSUMS = ".checksums"  # a file in an unpacked folder with lines of CRC-32, size and path
 AGAIN = "remove it and fetch it again"
 
 
 class Bar(Protocol):
-    """A progress bar: tqdm's."""
+    """A progress bar with tqdm's interface."""
 
     n: Any
 
     def update(self, more: float, /) -> object:
-        """Moves it on by `more` bytes."""
+        """Advances the bar by `more` bytes."""
 
 
-Progress = Callable[[str, int], AbstractContextManager[Bar]]  # of a name and bytes (0: unknown)
+Progress = Callable[[str, int], AbstractContextManager[Bar]]  # (name, bytes; 0: unknown) -> bar
 
 
 def stage(name: str, folder: Path) -> Path:
-    """Where the data set `name` is prepared; who holds its lock may call `fetch`."""
+    """The hidden folder in which the data set `name` is prepared; hold its lock to call `fetch`."""
     return folder / f".fetch-{name}"
 
 
@@ -45,21 +45,21 @@ def fetch(
     progress: Progress,
     tell: Callable[[str], object],
 ) -> bool:
-    """Fetches, verifies and unpacks a data set, unless it is there.
+    """Fetches, verifies and unpacks a data set, unless it is already in the folder.
 
     Args:
-      data: with `files`.
-      folder: of all data sets.
-      staged: see `stage`.
+      data: a data set that has `files`.
+      folder: the folder of all data sets.
+      staged: the hidden folder; see `stage`.
       progress: makes a progress bar.
       tell: called with lines for the user.
 
     Returns:
-      Whether anything was to be done.
+      Whether anything was fetched.
 
     Raises:
-      BadInput: something else has its place, or an archive cannot be unpacked.
-      Unavailable: a file cannot be fetched; what arrived is kept.
+      BadInput: something else is in the data set's place, or an archive cannot be unpacked.
+      Unavailable: a file cannot be fetched; the bytes received so far are kept.
     """
     target = folder / data.target
     needed = not target.exists()
@@ -71,12 +71,14 @@ def fetch(
                 _download(file, path, progress, tell)
         _unpack(data, archives, new, progress)
         if not (new / data.target).exists():
-            raise BadInput(f"what was fetched has no {data.target}; nothing was put in {folder}")
+            raise BadInput(
+                f"the fetched archives have no {data.target}; nothing was written to {folder}"
+            )
         os.rename(new / data.target, target)
     elif problem := incomplete(data, folder):
         raise BadInput(
-            f"{target} is there, but not as it is fetched: {problem}; move it away or name another"
-            " folder with --folder"
+            f"{target} exists, but is not what would be fetched: {problem}; move it away or name"
+            " another folder with --folder"
         )
     for path in (staged / "new", staged / "archives"):
         shutil.rmtree(path, ignore_errors=True)
@@ -84,13 +86,13 @@ def fetch(
 
 
 def is_fetched(data: Published, folder: Path) -> bool:
-    """Whether the folder has the data set from `fetch`, maybe damaged since."""
+    """Whether `fetch` has put the data set in the folder; it may have been damaged since."""
     marker = CHECKSUMS if data.archives else ""
     return bool(data.files) and (folder / data.target / marker).exists()
 
 
 def incomplete(data: Published, folder: Path) -> str:
-    """What is missing of a data set that has its place in the folder, by names and sizes; or ""."""
+    """A missing file, or one of the wrong size, in words; "" if the data set is complete."""
     for file in data.plain:
         path = folder / file.path
         if not path.is_file():
@@ -103,7 +105,7 @@ def incomplete(data: Published, folder: Path) -> str:
 
 
 def damage(data: Published, folder: Path) -> str:
-    """What is wrong with a data set that was fetched to the folder; every byte of it is read."""
+    """The first damage of a fetched data set, in words, or ""; reads every byte of it."""
     if problem := incomplete(data, folder):
         return problem
     for file in data.plain:
@@ -129,13 +131,13 @@ def _download(file, path, progress, tell):
 
 
 def _unpack(data: Published, archives: Path, new: Path, progress: Progress) -> None:
-    """Unpacks the archives to `new`, and writes down what each file has to be."""
+    """Unpacks the archives to `new`, and writes the checksum of each file to CHECKSUMS."""
     if not data.archives:
         return
     lines: list[str] = []
     for file in data.archives:
         archive, inner = archives / file.name, new / Path(file.path).parent
-        _check_room(new, file.size)  # images hardly shrink in an archive
+        _check_room(new, file.size)  # images are hardly compressed in an archive
         with progress(f"unpacking {file.name}", file.size) as bar:
             members = unpack.unpack(archive, inner, f"remove {archive} and fetch again", bar.update)
         paths = ((inner / member.path, member) for member in members)
@@ -145,7 +147,7 @@ def _unpack(data: Published, archives: Path, new: Path, progress: Progress) -> N
 
 
 def _lines(members: Iterable, target: Path) -> list[str]:
-    """The lines of CHECKSUMS for the files that are in the folder `target`."""
+    """The lines of CHECKSUMS for the files in the folder `target`."""
     return [
         f"{member.crc:08x} {member.size} {path.relative_to(target).as_posix()}\n"
         for path, member in members
@@ -154,9 +156,9 @@ def _lines(members: Iterable, target: Path) -> list[str]:
 
 
 def _check_room(path: Path, size: int) -> None:
-    """OSError where the disk of a file has no room for so many more bytes."""
+    """Raises OSError if the disk has no room for `size` more bytes at this path."""
     folder = next(parent for parent in path.parents if parent.exists())
     free = shutil.disk_usage(folder).free
     if size > free:
-        what = f"no room on the disk: {size} bytes are needed, {free} are free"
+        what = f"not enough space on the disk: {size} bytes are needed, {free} are free"
         raise OSError(errno.ENOSPC, what, str(folder))

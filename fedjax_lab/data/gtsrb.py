@@ -1,7 +1,7 @@
-"""GTSRB, German traffic signs (Stallkamp et al. 2012): the recognition benchmark.
+"""GTSRB (Stallkamp et al. 2012): the German traffic sign recognition benchmark.
 
 Files: https://benchmark.ini.rub.de/gtsrb_news.html. Final_Training/Images/00000 .. 00042, each with
-images .ppm and a table GT-000xx.csv; Final_Test/Images; GT-final_test.csv. A table has a row
+.ppm images and a table GT-000xx.csv; Final_Test/Images; GT-final_test.csv. A table has a row
 Filename;Width;Height;Roi.X1;Roi.Y1;Roi.X2;Roi.Y2;ClassId for each image.
 """
 
@@ -17,7 +17,7 @@ from fedjax_lab.data.images import Split, arrays, check_size, decoded, rgb
 from fedjax_lab.data.places import fetched, locate
 from fedjax_lab.errors import BadInput
 
-VERSION = 1  # of the pixels: to be raised with every change that alters one
+VERSION = 1  # of the pixels; increment it with every change that alters a pixel
 CLASSES = (
     "speed limit 20",
     "speed limit 30",
@@ -68,15 +68,15 @@ PROBES = tuple(f"{inside}{IMAGES}" for inside in ("", "GTSRB/", "gtsrb/GTSRB/", 
 TEST = "GT-final_test.csv"
 HELP = fetched(
     "gtsrb",
-    f"name the folder with {IMAGES}, Final_Test/Images and {TEST} by --config.data.folder (or put"
-    " it in ~/.cache/fedjax_lab/gtsrb)",
+    f"name the folder with {IMAGES}, Final_Test/Images and {TEST} with --config.data.folder (or"
+    " move it to ~/.cache/fedjax_lab/gtsrb)",
 )
 COLUMNS = ("Filename", "Roi.X1", "Roi.Y1", "Roi.X2", "Roi.Y2", "ClassId")
-Box = tuple[int, ...]  # left, top, right and bottom; the last two are outside
+Box = tuple[int, ...]  # left, top, right, bottom; right and bottom are exclusive
 
 
 class Sign(NamedTuple):
-    """A row of a table."""
+    """A row of a table: one image."""
 
     file: Path
     box: Box
@@ -85,14 +85,17 @@ class Sign(NamedTuple):
 
 @decoded
 def gtsrb(*, folder: str = "", size: int = 32, roi: bool = False) -> Dataset:
-    """GTSRB: 39,209 + 12,630 images [size, size, 3] of 43 classes of unequal size.
+    """GTSRB: 39,209 training and 12,630 test images [size, size, 3] of 43 classes of unequal size.
 
-    With `roi` each image is cropped to its sign; without it the margin of about a tenth stays. In
-    both cases the picture is then stretched to a square. Of each sign the training set has 30
-    images in a row, so that validation rows drawn at random are easier than the test. `folder`
-    holds Final_Training and Final_Test or is the one around its GTSRB; without it the usual places
-    are searched. The pixels are kept in $FEDJAX_LAB_CACHE, else in ~/.cache/fedjax_lab, until names
-    or sizes of files, labels or boxes change. Raises BadInput for what is missing or damaged.
+    folder: the folder with Final_Training and Final_Test, or with a folder GTSRB; empty:
+        ~/.cache/fedjax_lab and data/ are searched.
+    size: the side of an image in pixels; images are stretched to a square.
+    roi: crop each image to its sign; otherwise a margin of about a tenth is kept.
+
+    The training set has 30 consecutive images of each physical sign, so that randomly drawn
+    validation images are easier than the test set. Decoded pixels are cached in $FEDJAX_LAB_CACHE,
+    else in ~/.cache/fedjax_lab, until names or sizes of files, labels or boxes change. Raises
+    BadInput if files are missing or damaged.
     """
     check_size(size)
     where = locate(folder, PROBES, HELP, Path.is_dir).parents[1]
@@ -106,9 +109,9 @@ def gtsrb(*, folder: str = "", size: int = 32, roi: bool = False) -> Dataset:
 
 
 def signs(table: Path, folder: Path) -> list[Sign]:
-    """The rows of a table of images that are in the folder."""
+    """The rows of a table whose images are in the folder."""
     rows = csv.DictReader(safe.lines(table, HELP), delimiter=";")
-    with safe.reading(table, HELP, "is damaged or no table of GTSRB"):
+    with safe.reading(table, HELP, "is damaged or not a table of GTSRB"):
         made = [
             Sign(folder / name, tuple(map(int, box)), int(label))
             for name, *box, label in ([row[column] for column in COLUMNS] for row in rows)
@@ -126,19 +129,19 @@ def _split(part: list[Sign]) -> Split:
 
 
 def _test_table(where: Path) -> Path:
-    """The file with the classes of the test images, which is unpacked to one of three places."""
+    """The table with the classes of the test images; it may be unpacked to one of three places."""
     places = [folder / TEST for folder in (where / "Final_Test/Images", where, where.parent)]
     return next((path for path in places if path.is_file()), places[0])
 
 
 def _cropped(all_signs: list[Sign]) -> tuple[Callable, str]:
-    """What crops a picture that Pillow has opened to its sign, and a short digest of all boxes."""
+    """A function that crops an open PIL image to its sign, and a short digest of all boxes."""
     boxes = {str(sign.file): sign.box for sign in all_signs}
 
     def colors(image):
         left, top, right, bottom = box = boxes[image.filename]
         if not (0 <= left < right <= image.width and 0 <= top < bottom <= image.height):
-            raise ValueError(f"its sign is at {box}, outside of {image.size}")
+            raise ValueError(f"the box of its sign, {box}, is outside the image of {image.size}")
         return rgb(image.crop(box))
 
     digest = hashlib.sha256(repr([sign.box for sign in all_signs]).encode()).hexdigest()

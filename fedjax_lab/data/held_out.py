@@ -1,4 +1,4 @@
-"""A test set for data that have none: a share of all examples, drawn by class, domain and user."""
+"""Draws a test set from data that have none, stratified by user, domain and class."""
 
 import numpy as np
 
@@ -8,20 +8,20 @@ from fedjax_lab.errors import BadInput
 
 
 def with_test(dataset: Dataset, source: str, share: float, seed: int) -> Dataset:
-    """The dataset with a share of its examples as test examples.
+    """The dataset with a random share of its examples as test examples.
 
-    Of examples that are cut from texts (`Dataset.origin`), a share of the texts: words of one that
-    is trained on would be no test.
+    If examples are cut from texts (`Dataset.origin`), a share of the texts is drawn instead: words
+    of a training text cannot test a model.
 
     Args:
-      dataset: one without test examples, or with such that its source has drawn.
-      source: its name, for messages.
-      share: the fraction of the examples that become test examples, above 0 and below 1.
-      seed: of the draw; the same seed draws the same examples in every run.
+      dataset: a dataset without test examples, or whose source has drawn them at random.
+      source: the name of the data source, for messages.
+      share: the fraction of examples that become test examples, above 0 and below 1.
+      seed: the seed of the draw; the same seed draws the same examples in every run.
 
     Raises:
-      BadInput: the dataset has test examples, or has too few examples for any, or each word of its
-        texts is an example.
+      BadInput: the dataset has its own test set, has too few examples, or has an example for each
+        word without saying which text it is from.
     """
     present = int(np.sum(dataset.test))
     if present and not dataset.test_is_drawn:
@@ -33,21 +33,21 @@ def with_test(dataset: Dataset, source: str, share: float, seed: int) -> Dataset
         test = _of_origins(dataset, dataset.origin, share, seed)
     elif are_words(dataset.classes):
         raise BadInput(
-            f"config.data.test={share} would divide the words of one text between training and"
-            f" tests, as each word is an example and {source} does not say of which text; give the"
-            " tests texts of their own (config.data.test_path of text_files)"
+            f"config.data.test={share} would divide the words of one text between training and test"
+            f" set, because each word is an example and {source} does not say from which text;"
+            " provide a file of test texts (config.data.test_path of text_files)"
         )
     else:
         test = draw(dataset.y, dataset.domain, dataset.client, share, seed)
     if not test.any():
         raise BadInput(
-            f"config.data.test={share} of {len(test)} examples leaves none to test on; take more"
+            f"config.data.test={share} of {len(test)} examples gives no test example; increase it"
         )
     return dataset._replace(test=test)
 
 
 def _of_origins(dataset: Dataset, origin: np.ndarray, share: float, seed: int) -> np.ndarray:
-    """Which examples [R] bool are of the texts that are drawn; their labels do not matter."""
+    """Flags [R] bool of the examples whose texts are drawn, regardless of their labels."""
     _, first, number = np.unique(origin, return_index=True, return_inverse=True)
     client = None if dataset.client is None else np.asarray(dataset.client)[first]
     domain = np.asarray(dataset.domain)[first]
@@ -57,20 +57,20 @@ def _of_origins(dataset: Dataset, origin: np.ndarray, share: float, seed: int) -
 def draw(
     y: np.ndarray, domain: np.ndarray, client: np.ndarray | None, share: float, seed: int
 ) -> np.ndarray:
-    """Which examples [R] bool are drawn: stratified by user, domain and class.
+    """Draws test examples, stratified by user, domain and class; returns their flags [R] bool.
 
-    The examples are put in an order by user, domain and class, in which the draw takes one at even
-    distances. So each user, each domain of a user and each class of these give `share` of their
-    examples, rounded up or down. Where there are no users, that holds for each domain and each
-    class of a domain. The classes of a domain are in random order, so that the rounding favors
-    none. A user, or a class of a domain, keeps one training example at least.
+    The examples are sorted by user, domain and class, and every 1/share-th of them is taken. So
+    each user, each domain of a user and each class of such a domain gives the fraction `share` of
+    its examples, rounded up or down. Without users, this holds for each domain and each class of a
+    domain. The classes of a domain are in random order, so that rounding favors none. At least one
+    training example remains for each user and for each class of a domain.
 
     Args:
       y: the labels [R].
       domain: the domains [R].
-      client: the users [R]; None where there are none.
-      share: the fraction that is drawn.
-      seed: of the draw.
+      client: the users [R]; None if there are none.
+      share: the fraction of examples to draw.
+      seed: the seed of the draw.
     """
     rng = np.random.default_rng(seed)
     owner = np.zeros(len(y), np.int64) if client is None else np.asarray(client, np.int64)
@@ -87,14 +87,14 @@ def draw(
 
 
 def _numbers(first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """A number from 0 for each pair of numbers that there is, [R]."""
+    """A number, counting from 0, for each distinct pair of numbers, [R]."""
     first, second = np.asarray(first, np.int64), np.asarray(second, np.int64)
     pairs = first * (second.max() + 1) + second
     return np.unique(pairs, return_inverse=True)[1]
 
 
 def _firsts_of_emptied(test: np.ndarray, group: np.ndarray, row: np.ndarray) -> np.ndarray:
-    """The row of the first example of each group whose examples are all test examples."""
+    """The first row of each group whose examples have all been drawn as test examples."""
     keeps = np.bincount(group, weights=~test) > 0
     _, first = np.unique(group, return_index=True)
     return row[first[~keeps[group[first]]]]

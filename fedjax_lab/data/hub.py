@@ -1,4 +1,4 @@
-"""Data sets of Hugging Face's library `datasets`: saved folders, its cache, or the hub by name.
+"""Data sets of Hugging Face's library `datasets`: saved folders, its cache, or the hub.
 
 Needs the extra `hub`. Since version 4 the library runs no code that comes with a data set.
 https://huggingface.co/docs/datasets
@@ -19,12 +19,12 @@ from fedjax_lab.data.images import decoded
 from fedjax_lab.data.text_files import LENGTH, TASKS, VOCABULARY, Tokens, check
 from fedjax_lab.errors import BadInput, nearest, quoted
 
-SAVED = ("dataset_dict.json", "state.json")  # that save_to_disk writes: of several splits, of one
+SAVED = ("dataset_dict.json", "state.json")  # written by save_to_disk for several splits, for one
 REMEDY = (
-    "config.data.dataset takes a folder of save_to_disk, one of Parquet, CSV, JSON or image files,"
-    " or a name on the hub; where there is a network, datasets.load_dataset fetches that once"
+    "config.data.dataset takes a folder written by save_to_disk, a folder of Parquet, CSV, JSON or"
+    " image files, or a name on the hub, which datasets.load_dataset fetches over the network"
 )
-IMAGE_KEYS = {"bytes", "path"}  # of an image, where a Parquet file does not say that it is one
+IMAGE_KEYS = {"bytes", "path"}  # fields of an image in a Parquet file without type information
 
 
 @decoded
@@ -46,32 +46,32 @@ def huggingface(
     vocabulary: int = VOCABULARY,
     length: int = LENGTH,
 ) -> Dataset:
-    """A set of images, x [R, H, W, channels] uint8, or of texts, x [R, length] token ids.
+    """A data set of images, x [R, H, W, channels] uint8, or of texts, x [R, length] token ids.
 
-    Decoded images are kept as those of `pacs` are.
+    Decoded images are cached as in `pacs`.
 
     Args:
-      dataset: a folder that save_to_disk wrote; a folder of Parquet, CSV, JSON or image files as
-        datasets.load_dataset takes it; or a name on the hub. Of a name the library's cache is read
-        first; the network is used only for what is not there, and not if HF_HUB_OFFLINE=1.
-      subset: which of the configurations that a set on the hub has.
+      dataset: a folder written by save_to_disk; a folder of Parquet, CSV, JSON or image files, as
+        for datasets.load_dataset; or a name on the hub. For a name, the library's cache is read
+        first; the network is used only for what is not cached, and never if HF_HUB_OFFLINE=1.
+      subset: the configuration of a data set on the hub.
       train_split: the training examples: a split, or several as "train+validation".
-      test_split: the test examples; without it the split `test`, or none where there is none, or
-        where that is among the training examples.
-      image: the column of the images; needed where there are several.
-      text: the column of the texts; needed where there are several, or images besides.
-      label: that of the labels: classes, whole numbers, or names; needed unless there is one of
-        classes, or one that is called `label`.
-      client: the column that tells the user of each example, for partition by_client.
-      domain: the one that tells its domain; without it there is a single domain.
-      size: the side to which images are resized; 0: they stay as they are, and must be of one size.
+      test_split: the test examples; empty: the split `test`, unless it does not exist or is among
+        the training examples.
+      image: the column of the images; needed if there are several.
+      text: the column of the texts; needed if there are several, or if there are also images.
+      label: the column of the labels: class labels, integers or names; needed unless there is one
+        column of class labels, or one called `label`.
+      client: the column with the user of each example, for partition by_client.
+      domain: the column with the domain of each example; empty: there is a single domain.
+      size: the side to which images are resized; 0: images keep their size and must have the same.
       color: "rgb", "gray", or "auto": as the first image.
-      task: of texts: "classify", or "next_word", which needs no label; see `text_files`.
-      tokenizer: of texts: "hash", "words", or a tokenizer.json of transformers; see `text_files`.
+      task: for texts: "classify", or "next_word", which needs no label; see `text_files`.
+      tokenizer: for texts: "hash", "words", or a tokenizer.json of transformers; see `text_files`.
       vocabulary: the number of token ids of the tokenizers "hash" and "words".
-      length: the tokens of an example.
+      length: the number of tokens of an example.
 
-    Raises BadInput if it cannot be had, is damaged, or no such set.
+    Raises BadInput if the data set is not available, damaged, or not of this form.
     """
     encoded.check_form(size, color)
     tokens = Tokens(task, tokenizer, vocabulary, length)
@@ -95,7 +95,7 @@ def huggingface(
 
 
 def _without_x(table: Any, named: Mapping[str, str], where: str, training: int, info: Any):
-    """The Dataset of a table whose first `training` rows are not for tests, but for its x."""
+    """The Dataset of a table, without x; the first `training` rows are the training examples."""
     y, classes = _numbers(table, named["label"], where)
     client, users = _groups(table, named["client"], where)
     domain, domains = _groups(table, named["domain"], where)
@@ -113,11 +113,11 @@ def _without_x(table: Any, named: Mapping[str, str], where: str, training: int, 
     )
 
 
-# What the library gives
+# Loading
 
 
 def _loaded(dataset: str, subset: str) -> Mapping[str, Any]:
-    """The splits by name."""
+    """The splits, by name."""
     if not dataset:
         raise BadInput(f"config.data.dataset is empty: {REMEDY}")
     try:
@@ -140,13 +140,13 @@ def _loaded(dataset: str, subset: str) -> Mapping[str, Any]:
 
 
 def _by_name(dataset: str, subset: str) -> Mapping[str, Any]:
-    """The splits of a set on the hub, from the cache if they are there."""
+    """The splits of a data set on the hub, from the cache if possible."""
     import datasets
 
     if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", dataset):
-        raise FileNotFoundError("no such folder, and no name on the hub")
+        raise FileNotFoundError("it is neither a folder nor a possible name on the hub")
     if dataset in getattr(datasets.packaged_modules, "_PACKAGED_DATASETS_MODULES", ()):
-        raise ValueError("it is a format, which would be looked for in the current folder")
+        raise ValueError("it is the name of a file format, not of a data set")
     online = not datasets.config.HF_HUB_OFFLINE
     datasets.config.HF_HUB_OFFLINE = True
     try:
@@ -160,7 +160,7 @@ def _by_name(dataset: str, subset: str) -> Mapping[str, Any]:
 
 
 def _generated(name: str, subset: str) -> Mapping[str, Any]:
-    """What the library makes of a folder or a name; the first error, where it wraps one."""
+    """The splits that the library loads; if it wraps an error, the original error is raised."""
     import datasets
 
     try:
@@ -171,7 +171,7 @@ def _generated(name: str, subset: str) -> Mapping[str, Any]:
 
 @contextlib.contextmanager
 def _silenced() -> Iterator[None]:
-    """Inside, the libraries log nothing about the files that they read or download again."""
+    """Inside the context, the libraries log nothing about reading and downloading files."""
     import datasets
     import huggingface_hub
 
@@ -187,12 +187,12 @@ def _silenced() -> Iterator[None]:
 
 
 def _check_apart(names: Sequence[str], where: str) -> None:
-    """BadInput where a split is named twice, for training and for tests or for one of them."""
+    """Raises BadInput if a split is named twice, for training and testing or for one of them."""
     twice = [name for name in names if names.count(name) > 1]
     if twice:
         raise BadInput(
-            f"{where}: split {quoted(twice[0])} is named twice in config.data.train_split and"
-            " config.data.test_split; no example may be in both, or twice in one"
+            f"{where}: split {quoted(twice[0])} occurs twice in config.data.train_split and"
+            " config.data.test_split; an example may be used only once"
         )
 
 
@@ -208,7 +208,7 @@ def _joined(splits: Mapping[str, Any], key: str, names: str, where: str) -> Any:
 
 
 def _concatenated(tables: Sequence) -> Any:
-    """All rows of tables with the same columns; an error where one is damaged."""
+    """All rows of tables with the same columns; raises an error if a table is damaged."""
     import datasets
 
     for table in tables:
@@ -220,12 +220,12 @@ def _concatenated(tables: Sequence) -> Any:
 
 
 def _columns(features: Mapping, named: Mapping[str, str], task: str, where: str) -> dict[str, str]:
-    """The column of each kind, empty where there is none; BadInput where that is not clear."""
+    """The column of each kind, "" if there is none. Raises BadInput if the choice is ambiguous."""
     import datasets
 
     there = list(features)
     if named["image"] and named["text"]:
-        raise BadInput("config.data.image and config.data.text are both set: leave one of them out")
+        raise BadInput("config.data.image and config.data.text are both set; set only one of them")
     for key in ("client", "domain"):
         if named[key]:
             columns.check(key, named[key], there, where)
@@ -243,7 +243,7 @@ def _columns(features: Mapping, named: Mapping[str, str], task: str, where: str)
     if made[kind] not in fitting:
         what = quoted(features[made[kind]])
         raise BadInput(
-            f"{where}: column {made[kind]} of config.data.{kind} is no {kind} but {what}"
+            f"{where}: column {made[kind]} (config.data.{kind}) is not of type {kind}, but {what}"
         )
     return made
 
@@ -261,7 +261,7 @@ def _is_text(feature: Any) -> bool:
 
 
 def _column(table: Any, name: str, where: str) -> Any:
-    """A column as Arrow stores it; BadInput where something is missing."""
+    """A column in Arrow's format. Raises BadInput if an entry is missing."""
     with safe.reading(where, REMEDY):
         column = table.select_columns([name]).with_format("arrow")[:][name]
         if column.null_count:
@@ -271,7 +271,7 @@ def _column(table: Any, name: str, where: str) -> Any:
 
 
 def _numbers(table: Any, name: str, where: str) -> tuple[np.ndarray | None, tuple[str, ...]]:
-    """The number of each entry of a column [R] int32 and the names of numbers; none without one."""
+    """The number [R] int32 of each entry of a column, and the names; (None, ()) if name is ""."""
     if not name:
         return None, ()
     values = _column(table, name, where).to_pylist()
@@ -284,7 +284,7 @@ def _numbers(table: Any, name: str, where: str) -> tuple[np.ndarray | None, tupl
 
 
 def _groups(table: Any, name: str, where: str) -> tuple[np.ndarray | None, tuple[str, ...]]:
-    """The same of users or domains; the names of classes that no row has are left out."""
+    """As `_numbers`, for users or domains; names that occur in no row are left out."""
     numbers, names = _numbers(table, name, where)
     if numbers is None:
         return None, ()
@@ -293,10 +293,10 @@ def _groups(table: Any, name: str, where: str) -> tuple[np.ndarray | None, tuple
 
 
 def _images(table, name, where, size, color, made):
-    """The images of a column, not decoded yet; made: what is known of them besides."""
+    """The images of a column as a lazy array; `made` has the labels, domains and test flags."""
     import datasets
 
-    _column(table, name, where)  # is complete
+    _column(table, name, where)  # raises BadInput if an image is missing
     with safe.reading(where, REMEDY):
         table = table.select_columns([name]).cast_column(name, datasets.Image(decode=False))
 
@@ -311,7 +311,7 @@ def _images(table, name, where, size, color, made):
 
 
 def _of_texts(made: Dataset, texts: Sequence[str], tokens: Tokens) -> Dataset:
-    """The Dataset with the examples of its texts; words are counted in those to train on."""
+    """The Dataset with token ids as x; the vocabulary is that of the training texts."""
     training = texts[: int(np.sum(~made.test))]
     words = text_rows.make_tokenizer(tokens.tokenizer, tokens.vocabulary, training)
     ids = [words.encode(text) for text in texts]

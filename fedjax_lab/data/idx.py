@@ -1,7 +1,8 @@
-"""MNIST, Fashion-MNIST, KMNIST, and any set of four files in MNIST's idx format.
+"""MNIST, Fashion-MNIST, KMNIST, and any data set in MNIST's idx format.
 
-Format: http://yann.lecun.com/exdb/mnist. A header of big-endian 32-bit words (0x0800 + the number
-of dimensions, then each dimension), then unsigned bytes. Each file may be gzipped.
+Format: http://yann.lecun.com/exdb/mnist. Each of the four files has a header of big-endian 32-bit
+words (0x0800 + the number of dimensions, then the size of each dimension), followed by unsigned
+bytes. Each file may be gzipped.
 """
 
 import gzip
@@ -15,29 +16,29 @@ from fedjax_lab.data import places, safe
 from fedjax_lab.data.dataset import Dataset, first_of_each
 from fedjax_lab.errors import BadInput, check_not_negative
 
-KINDS = {0x801: "labels", 0x803: "images"}  # by a file's first four bytes
+KINDS = {0x801: "labels", 0x803: "images"}  # by the first four bytes of a file
 DIGITS = tuple("0123456789")
 
 
 class Release(NamedTuple):
-    """A published set: what it is called, and where its files are looked for."""
+    """A published data set, and where its files are searched."""
 
-    source: str  # the function that reads it
+    source: str  # the name of the data source
     title: str
     classes: tuple[str, ...]
-    folders: tuple[str, ...]  # relative to the usual places
+    folders: tuple[str, ...]  # relative to ~/.cache/fedjax_lab and data/
     remedy: str
-    elsewhere: tuple[str, ...] = ()  # folders that are looked in before the usual places
+    elsewhere: tuple[str, ...] = ()  # folders that are searched before these
 
 
 def files(prefix: str = "", test: str = "t10k") -> tuple[str, ...]:
-    """The names of the four files: training images and labels, then those of the test."""
+    """The names of the four files: training images and labels, then test images and labels."""
     kinds = ("images-idx3", "labels-idx1")
     return tuple(f"{prefix}{part}-{kind}-ubyte" for part in ("train", test) for kind in kinds)
 
 
 def remedy_of(source: str, other: str = "") -> str:
-    """What to do where the files of a published set are missing or damaged."""
+    """What to do if the files of a published data set are missing or damaged, for messages."""
     return places.fetched(
         source, f"{other}name the folder of the four files with --config.data.folder"
     )
@@ -72,16 +73,18 @@ FASHION = Release(
     ("/usr/share/datasets/fashion-mnist",),  # Debian's dataset-fashion-mnist
 )
 IDX_HELP = (
-    "name the folder of the four MNIST-format files with --config.data.folder (config.data.name="
-    "mnist, emnist, kmnist and fashion_mnist find those that `fedjax-lab data get` has fetched)"
+    "name the folder of the four files in MNIST's format with --config.data.folder (data sets that"
+    " `fedjax-lab data get` has fetched are config.data.name=mnist, emnist, kmnist, fashion_mnist)"
 )
 
 
 def mnist(*, folder: str = "") -> Dataset:
-    """MNIST (LeCun et al. 1998): 60,000 + 10,000 images [28, 28, 1] of digits.
+    """MNIST (LeCun et al. 1998): 60,000 training and 10,000 test images [28, 28, 1] of digits.
 
-    `folder` is the one with the four files or the one around its `mnist` (or torchvision's
-    MNIST/raw); without it the usual places are searched. Raises BadInput as `idx` does.
+    folder: the folder of the four files, or one with a folder mnist (or torchvision's MNIST/raw)
+        that has them; empty: ~/.cache/fedjax_lab and data/ are searched.
+
+    Raises BadInput as `idx` does.
     """
     return _published(MNIST, folder)
 
@@ -89,7 +92,7 @@ def mnist(*, folder: str = "") -> Dataset:
 def kmnist(*, folder: str = "") -> Dataset:
     """KMNIST (Clanuwat et al. 2018): 60,000 + 10,000 images [28, 28, 1] of ten hiragana.
 
-    Otherwise as `mnist`; its folders are kmnist and torchvision's KMNIST/raw.
+    folder: as in `mnist`, with a folder kmnist or torchvision's KMNIST/raw.
     """
     return _published(KMNIST, folder)
 
@@ -97,9 +100,9 @@ def kmnist(*, folder: str = "") -> Dataset:
 def fashion_mnist(*, folder: str = "", train_per_class: int = 0) -> Dataset:
     """Fashion-MNIST (Xiao et al. 2017, arXiv:1708.07747): 60,000 + 10,000 images [28, 28, 1].
 
-    With `train_per_class` only the first so many training images of each class are used; 0: all.
-    Otherwise as `mnist`; its folders are fashion-mnist, torchvision's FashionMNIST/raw and, without
-    `folder`, that of Debian's package dataset-fashion-mnist.
+    folder: as in `mnist`, with a folder fashion-mnist or torchvision's FashionMNIST/raw; if it is
+        empty, the folder of Debian's package dataset-fashion-mnist is searched, too.
+    train_per_class: the number of training images of each class, the first ones; 0: all.
     """
     check_not_negative("data.train_per_class", train_per_class)
     dataset = _published(FASHION, folder)
@@ -119,9 +122,10 @@ def _published(release: Release, folder: str) -> Dataset:
 
 
 def find_folder(release: Release, folder: str, names: tuple[str, ...] = FILES) -> Path:
-    """The first folder that has all files of a published set; BadInput if there is none.
+    """The first folder that has all files of a published data set.
 
-    A folder that the user has named is returned also where it has not: `read` says what is missing.
+    Raises BadInput if there is none. A folder that the user names is returned even if files are
+    missing in it; `read` then reports them.
     """
     looked = _folders(release, folder)
     where = next((p for p in looked if all(find(p, name) for name in names)), None)
@@ -132,7 +136,7 @@ def find_folder(release: Release, folder: str, names: tuple[str, ...] = FILES) -
 
 
 def _folders(release, folder):
-    """The folders in which a published set may be."""
+    """The folders in which a published data set may be."""
     around = [folder] if folder else places.PLACES
     inside = (f"{place}/{name}" for place in around for name in release.folders)
     first = (folder,) if folder else release.elsewhere
@@ -140,17 +144,19 @@ def _folders(release, folder):
 
 
 def check_labels(where: Path, y: np.ndarray, release: Release) -> None:
-    """BadInput unless each of the labels [R] is that of a class."""
+    """Raises BadInput unless each of the labels [R] is the number of a class."""
     bad = (y < 0) | (y >= len(release.classes))
     if bad.any():
-        raise BadInput(f"{where}: label {y[bad][0]} is not of {release.title}: {release.remedy}")
+        raise BadInput(f"{where}: {y[bad][0]} is not a label of {release.title}: {release.remedy}")
 
 
 def idx(*, folder: str) -> Dataset:
-    """Any set in MNIST's format, from `folder`: images [R, H, W, 1], training examples first.
+    """A data set of your own in MNIST's format: images [R, H, W, 1], training examples first.
 
-    The classes are "0", "1", ... to the highest label, ten at least. Raises BadInput for a file
-    that is missing, damaged or not what its name says.
+    folder: the folder of the four files.
+
+    The classes are "0", "1", ... up to the highest label, at least ten. Raises BadInput if a file
+    is missing, damaged or does not hold what its name says.
     """
     if not folder:
         raise BadInput(f"data.folder is empty: {IDX_HELP}")
@@ -163,13 +169,13 @@ def idx(*, folder: str) -> Dataset:
 def read(
     folder: Path, remedy: str, names: tuple[str, ...] = FILES
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Images [R, H, W, 1] uint8, labels [R] int32 and the test mask [R] of the four files."""
+    """Images [R, H, W, 1] uint8, labels [R] int32 and the test flags [R] bool of the four files."""
     if not folder.is_dir():
         raise BadInput(f"{folder} is not a folder: {remedy}")
     train, test = (_part(folder, names[i], names[i + 1], remedy) for i in (0, 2))
     if train[0].shape[1:] != test[0].shape[1:]:
         sizes = " and ".join(f"{x.shape[1]} x {x.shape[2]}" for x, _ in (train, test))
-        raise BadInput(f"{folder}: training and test images differ in size, {sizes}: {remedy}")
+        raise BadInput(f"{folder}: training and test images differ in size ({sizes}): {remedy}")
     x, y = (np.concatenate(pair) for pair in zip(train, test, strict=True))
     return x[..., None], y.astype(np.int32), np.arange(len(y)) >= len(train[1])
 
@@ -197,48 +203,48 @@ def find(folder: Path, name: str) -> Path | None:
 
 
 def read_file(path: Path, dimensions: int, remedy: str) -> np.ndarray:
-    """One idx file of unsigned bytes with this many dimensions, checked against its own header."""
+    """An idx file of unsigned bytes with this many dimensions, checked against its header."""
     with safe.reading(path, remedy), _opened(path) as file:
         start = 4 * (1 + dimensions)
         head = file.read(start)
         shape = _shape(path, head, dimensions, remedy)
         due, stored = math.prod(shape), path.stat().st_size
         if due > safe.DEFLATE * stored:
-            raise BadInput(f"{path} is truncated: {due} bytes cannot be in {stored}: {remedy}")
+            raise BadInput(f"{path} is truncated: {stored} bytes cannot hold {due}: {remedy}")
         safe.check_memory(due)
         content = file.read(due + 1)
     if len(content) < due:
-        problem = f"truncated, {len(content)} bytes where {due} are due"
+        problem = f"truncated, {len(content)} bytes instead of {due}"
         raise BadInput(f"{path} is {problem}: {remedy}")
     if len(content) > due:
-        raise BadInput(f"{path} is too long, more than the {due} bytes that are due: {remedy}")
+        raise BadInput(f"{path} is too long, its header announces {due} bytes: {remedy}")
     return np.frombuffer(content, np.uint8).reshape(shape)
 
 
 def _opened(path: Path) -> IO[bytes] | gzip.GzipFile:
-    """The file, open to be read, unzipped where it is gzipped."""
+    """The file, open for reading and unzipped if it is gzipped."""
     file = safe.opened(path)
     return gzip.GzipFile(fileobj=file) if path.suffix == ".gz" else file
 
 
 def _shape(path: Path, head: bytes, dimensions: int, remedy: str) -> list[int]:
-    """The sizes in a file's header, none of them 0."""
+    """The shape in the header of a file; no size is 0."""
     magic = int.from_bytes(head[:4], "big")
     if len(head) >= 4 and magic != 0x800 + dimensions:
         kind = KINDS.get(magic, f"something else (magic number {magic})")
         raise BadInput(f"{path} holds {kind}, not {KINDS[0x800 + dimensions]}: {remedy}")
     if len(head) < 4 * (1 + dimensions):
-        raise BadInput(f"{path} is truncated, {len(head)} bytes: {remedy}")
+        raise BadInput(f"{path} is truncated, it has only {len(head)} bytes: {remedy}")
     shape = np.frombuffer(head, ">u4", dimensions, offset=4).tolist()
     if min(shape) < 1:
-        raise BadInput(f"{path} is empty, its header says {shape}: {remedy}")
+        raise BadInput(f"{path} is empty, the shape in its header is {shape}: {remedy}")
     return shape
 
 
 def as_dataset(
     x: np.ndarray, y: np.ndarray, test: np.ndarray, classes: tuple[str, ...], name: str
 ) -> Dataset:
-    """A data set of one domain."""
+    """The dataset of these arrays with a single domain."""
     return Dataset(
         x=x, y=y, domain=np.zeros(len(y), np.int32), test=test, classes=classes, domains=(name,)
     )

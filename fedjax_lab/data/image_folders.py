@@ -1,8 +1,9 @@
-"""Sets of images in folders: PACS, VLCS and Office-Home as DOMAIN/CLASS/IMAGE, and one's own.
+"""Images in folders: PACS, VLCS and Office-Home as DOMAIN/CLASS/IMAGE, and folders of your own.
 
-DomainBed's script domainbed/scripts/download.py fetches the three. They have no test split: in
-domain generalization all of an unseen domain (config.data.unseen) is the test, and validation rows
-(config.partition.validation) are held out of each client's examples; config.data.test draws one.
+DomainBed's script domainbed/scripts/download.py fetches the three data sets. They have no test
+split: in domain generalization, the test set is an unseen domain (config.data.unseen), and
+validation examples (config.partition.validation) are held out of each client's examples.
+config.data.test draws a test set at random.
 """
 
 from collections.abc import Sequence
@@ -15,21 +16,21 @@ from fedjax_lab.data.image_parts import SPLITS, Look, Part, gather, make_look
 from fedjax_lab.data.images import Split, check_size, decoded
 from fedjax_lab.errors import BadInput, quoted
 
-VERSION = 1  # of the pixels: to be raised with every change that alters one
-ENDINGS = (".jpg", ".jpeg", ".png")  # of published sets, in any case
+VERSION = 1  # of the pixels; increment it with every change that alters a pixel
+ENDINGS = (".jpg", ".jpeg", ".png")  # of the published data sets, in upper or lower case
 REMEDY = (
     "config.data.folder takes a folder with DOMAIN/CLASS/IMAGE, CLASS/IMAGE, or train/CLASS/IMAGE"
-    " and test/CLASS/IMAGE; config.data.layout names others"
+    " and test/CLASS/IMAGE; set config.data.layout for other layouts"
 )
 
 
 class Published(NamedTuple):
-    """What a published set is called."""
+    """The names of a published data set and of its folders."""
 
-    source: str  # the function that reads it
+    source: str  # the name of the data source
     name: str
-    folders: tuple[str, ...]  # that hold its domains
-    domains: tuple[str, ...]  # a folder may be written with other case, blanks or underscores
+    folders: tuple[str, ...]  # possible folders of its domains
+    domains: tuple[str, ...]  # case, blanks and underscores of the folders may differ
 
 
 PACS = Published(
@@ -62,11 +63,14 @@ OFFICE_HOME = Published(
 def pacs(*, folder: str = "", size: int = 32) -> Dataset:
     """PACS (Li et al. 2017): images [size, size, 3] of 7 classes.
 
-    2,048 art paintings, 2,344 cartoons, 1,670 photographs, 3,929 sketches. `folder` holds the
-    domains or is the one around it; without it the usual places are searched. As for every source
-    here, the images are shrunk once and kept in $FEDJAX_LAB_CACHE, else in ~/.cache/fedjax_lab,
-    until names or sizes of files change; files that end too early are read as far as they go.
-    Raises BadInput for what is missing or damaged.
+    folder: the folder with the domains, or one with a folder PACS (or PACS/kfold) that has them;
+        empty: ~/.cache/fedjax_lab and data/ are searched.
+    size: the side of an image in pixels.
+
+    The domains are 2,048 art paintings, 2,344 cartoons, 1,670 photographs and 3,929 sketches. As in
+    all data sources of this module, the resized images are cached in $FEDJAX_LAB_CACHE, else in
+    ~/.cache/fedjax_lab, until names or sizes of files change, and truncated files are read as far
+    as possible. Raises BadInput if files are missing or damaged.
     """
     return _published(PACS, folder, size)
 
@@ -75,7 +79,10 @@ def pacs(*, folder: str = "", size: int = 32) -> Dataset:
 def vlcs(*, folder: str = "", size: int = 32) -> Dataset:
     """VLCS (Fang et al. 2013): images [size, size, 3] of 5 classes.
 
-    1,415 of Caltech-101, 2,656 of LabelMe, 3,282 of SUN09, 3,376 of VOC2007; otherwise as `pacs`.
+    folder, size: as in `pacs`.
+
+    The domains are 1,415 images of Caltech-101, 2,656 of LabelMe, 3,282 of SUN09 and 3,376 of
+    VOC2007.
     """
     return _published(VLCS, folder, size)
 
@@ -84,7 +91,9 @@ def vlcs(*, folder: str = "", size: int = 32) -> Dataset:
 def office_home(*, folder: str = "", size: int = 32) -> Dataset:
     """Office-Home (Venkateswara et al. 2017): images [size, size, 3] of 65 classes.
 
-    2,427 of Art, 4,365 of Clipart, 4,439 of Product, 4,357 of Real World; otherwise as `pacs`.
+    folder, size: as in `pacs`.
+
+    The domains are 2,427 images of Art, 4,365 of Clipart, 4,439 of Product and 4,357 of Real World.
     """
     return _published(OFFICE_HOME, folder, size)
 
@@ -98,20 +107,22 @@ def image_folders(
     color: str = "rgb",
     resize: str = "stretch",
 ) -> Dataset:
-    """A set of one's own in folders that are nested as `layout` says: images [size, size, .].
+    """Images of your own in nested folders: images [size, size, 3 or 1].
 
-    layout: what the levels of folders stand for, such as domain/class, or auto: DOMAIN/CLASS/IMAGE,
-        CLASS/IMAGE, SPLIT/CLASS/IMAGE, DOMAIN/SPLIT/CLASS/IMAGE and SPLIT/DOMAIN/CLASS/IMAGE are
-        told from each other, where SPLIT is train, test, val or the like. With client/class there
-        are natural users. Validation images are test examples where there is no test split, or else
-        training examples.
+    folder: the folder of the data set.
+    size: the side of an image in pixels.
+    layout: what the levels of folders stand for, such as domain/class; auto recognizes
+        DOMAIN/CLASS/IMAGE, CLASS/IMAGE, SPLIT/CLASS/IMAGE, DOMAIN/SPLIT/CLASS/IMAGE and
+        SPLIT/DOMAIN/CLASS/IMAGE, where SPLIT is train, test, val or the like. A level client has
+        the natural users, as in client/class. Validation images are test examples if there is no
+        test split, and training examples otherwise.
     color: rgb or gray.
-    resize: stretch scales both sides to the size; crop scales the largest square in the middle of
-        an image; pad puts the whole image into a black square.
+    resize: stretch scales both sides to the size; crop scales the largest centered square; pad
+        scales the whole image and centers it in a black square.
 
-    Domains, classes and users are sorted by name; the training images of each domain have every
-    class. Files end in one of `layouts.ENDINGS`; of an animation the first image counts. Otherwise
-    as `pacs`.
+    Domains, classes and users are sorted by name. Each domain must have training images of every
+    class, unless there are natural users. File names end in one of `layouts.ENDINGS`; of an
+    animation the first image is used. All else is as in `pacs`.
     """
     look = make_look(size, color, resize)
     where = Path(folder).expanduser()
@@ -135,21 +146,24 @@ def _published(published: Published, folder: str, size: int) -> Dataset:
 
 
 def by_hand(published: Published) -> str:
-    """What to do to have this data set."""
+    """How to obtain this data set by hand."""
     return (
         f"fetch {published.name} as DomainBed's script domainbed/scripts/download.py does and name"
-        f" the folder with {', '.join(published.domains)} (in each CLASS/IMAGE) by"
-        f" --config.data.folder (or put it in ~/.cache/fedjax_lab/{published.folders[0]})"
+        f" the folder with {', '.join(published.domains)} (each with CLASS/IMAGE) with"
+        f" --config.data.folder (or move it to ~/.cache/fedjax_lab/{published.folders[0]})"
     )
 
 
 def find_domains(published: Published, folder: str, remedy: str) -> list[Path]:
-    """The folders of all domains, in the first place that has them."""
+    """The folders of all domains, in the first place that has them.
+
+    Raises BadInput if no place has them.
+    """
     around = [Path(place).expanduser() for place in ([folder] if folder else places.PLACES)]
     problem = f"no {published.name} in {' or '.join(map(str, around))}"
     for where in (place / name for place in around for name in ("", *published.folders)):
-        there = {_letters(path.name): path for path in layouts.subfolders(where)}
-        by_domain = {name: there.get(_letters(name)) for name in published.domains}
+        subfolders = {_letters(path.name): path for path in layouts.subfolders(where)}
+        by_domain = {name: subfolders.get(_letters(name)) for name in published.domains}
         paths = [path for path in by_domain.values() if path is not None]
         if len(paths) == len(published.domains):
             return paths
@@ -171,7 +185,7 @@ def _read(
     endings: Sequence[str],
     remedy: str,
 ) -> Dataset:
-    """The images in these folders, domain after domain, class after class, by name of file."""
+    """The images in these folders, ordered by domain, class and file name."""
     if not holders:
         raise BadInput(f"there are no folders of domains: {remedy}")
     classes = sorted({p.name for each in holders for p in layouts.subfolders(each.folder)})
@@ -184,7 +198,7 @@ def _read(
 def _part(
     holder: layouts.Holder, classes: Sequence[str], endings: Sequence[str], remedy: str
 ) -> Part:
-    """The images of a folder; BadInput where it lacks a class that it should have."""
+    """The images of a folder. Raises BadInput if a required class has no images."""
     folder, levels = holder
     split = SPLITS.get(levels.get("split", "train").lower(), "")
     files, labels = [], []
@@ -194,12 +208,12 @@ def _part(
         images = layouts.images_in(folder / name, endings)
         if not images and split == "train" and "client" not in levels:
             kinds = ", ".join(endings)
-            raise BadInput(f"{folder / name} has no images ({kinds}), but is a class: {remedy}")
+            raise BadInput(f"the class folder {folder / name} has no images ({kinds}): {remedy}")
         files += images
         labels += [label] * len(images)
     if files and not split:
         splits = ", ".join(SPLITS)
-        raise BadInput(f"{folder}: {quoted(levels['split'])} is none of the splits {splits}")
+        raise BadInput(f"{folder}: {quoted(levels['split'])} is not one of the splits {splits}")
     return Part(Split(files, labels), _domain(holder), split, levels.get("client", ""))
 
 

@@ -1,4 +1,4 @@
-"""Image files in groups that share domain, user and split, and the Dataset that they make."""
+"""Groups of image files with the same domain, user and split, and the dataset made of them."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -9,7 +9,7 @@ from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.data.images import COLORS, FITS, Split, arrays, check_size, rgb, stretch
 from fedjax_lab.errors import BadInput, check_choice
 
-SPLITS = {  # how people call a split: what it is
+SPLITS = {  # usual names of a split: its kind
     "train": "train",
     "training": "train",
     "test": "test",
@@ -21,7 +21,7 @@ SPLITS = {  # how people call a split: what it is
 
 
 class Part(NamedTuple):
-    """Image files that share all but their labels."""
+    """Image files with the same domain, split and user."""
 
     images: Split
     domain: str
@@ -30,16 +30,16 @@ class Part(NamedTuple):
 
 
 class Look(NamedTuple):
-    """How the images of files become those of a dataset."""
+    """How image files are converted to the images of a dataset."""
 
     size: int  # of a side, in pixels
     colors: Callable = rgb
     fit: Callable = stretch
-    name: str = ""  # in the cache; of the look that all sources had first it is empty
+    name: str = ""  # in the names of cache files; empty for RGB and `stretch`
 
 
 def make_look(size: int, color: str, resize: str) -> Look:
-    """The look that settings of a config ask for; BadInput for a value that there is not."""
+    """The look for these settings of a config. Raises BadInput for an invalid value."""
     check_size(size)
     check_choice("data.color", color, COLORS)
     check_choice("data.resize", resize, FITS)
@@ -56,21 +56,22 @@ def gather(
     remedy: str,
     truncated: bool = False,
 ) -> Dataset:
-    """The dataset of these parts, training examples first, domain after domain; x is lazy.
+    """The dataset of these parts, training examples first and ordered by domain; x is lazy.
 
-    Validation images are test examples where there are no test images, or else training examples.
+    Validation images are test examples if there are no test images, and training examples
+    otherwise.
 
     Args:
-      title: what is in x is called this in the cache.
+      title: the name of the images in the cache.
       parts: the image files.
       classes: the names of the labels.
       domains: the names of the domains, in their order.
-      look: how images become those in x.
+      look: how image files are converted to x.
       remedy: how to get the files, for messages.
-      truncated: files that end too early are read as far as they go.
+      truncated: whether truncated files are read as far as possible.
 
     Raises:
-      BadInput: there are no training images; a file is missing, or, once it is decoded, damaged.
+      BadInput: there are no training images, or a file is missing or (when it is decoded) damaged.
     """
     tests = ("test",) if any(part.split == "test" for part in parts) else ("validation",)
     groups: dict[tuple[bool, str], list[Part]]
@@ -95,7 +96,7 @@ def _joined(parts: Sequence[Part]) -> Split:
 
 
 def _with_users(dataset: Dataset, parts: Sequence[Part]) -> Dataset:
-    """The dataset with the users of these parts, whose images its examples are, in their order."""
+    """The dataset with the users of these parts; its examples are in the order of the parts."""
     users = sorted_names({part.user for part in parts})
     if users == [""]:
         return dataset
@@ -106,7 +107,7 @@ def _with_users(dataset: Dataset, parts: Sequence[Part]) -> Dataset:
 
 
 def sorted_names(names: set[str]) -> list[str]:
-    """The names in order: by value if all are whole numbers, or else by letters."""
+    """The names in numerical order if all are natural numbers, else in alphabetical order."""
     if all(name.isascii() and name.isdigit() and len(name) < 20 for name in names):
         return sorted(names, key=lambda name: (int(name), name))
     return sorted(names)

@@ -1,4 +1,4 @@
-"""Image files: listed without being decoded, or decoded once and then read from the cache."""
+"""Image files, decoded on demand, or decoded once and then read from the cache."""
 
 import contextlib
 import functools
@@ -17,32 +17,32 @@ from fedjax_lab.data.dataset import Dataset, pooled
 from fedjax_lab.data.lazy import LazyArray, read_all
 from fedjax_lab.errors import BadInput
 
-PIXEL = 4  # bytes of a pixel, while an image is read
-UNCOMPRESSED = ".ppm", ".pgm", ".bmp", ".tif", ".tiff"  # endings, most files of which are
+PIXEL = 4  # bytes per pixel while an image is read
+UNCOMPRESSED = ".ppm", ".pgm", ".bmp", ".tif", ".tiff"  # extensions of mostly uncompressed files
 
 
-# What is made of a PIL image: its colors, and a square.
+# Conversions of a PIL image: of its colors, and to a square.
 
 
 def rgb(image):
-    """Any PIL image in color; gray ones get three equal channels."""
+    """Converts any PIL image to color; gray images get three equal channels."""
     return image.convert("RGB")
 
 
 def gray(image):
-    """Any PIL image in shades of gray: the luma of ITU-R 601."""
+    """Converts any PIL image to gray: the luma of ITU-R BT.601."""
     return image.convert("L")
 
 
 def rgb_or_gray(image):
-    """As FedBN: an image that has not exactly three channels loses its colors."""
+    """Converts as FedBN does: images without exactly three channels become gray."""
     return rgb(image if len(image.getbands()) == 3 else image.convert("L"))
 
 
 def stretch(image, size: int):
-    """The whole image, its sides scaled one by one: bilinear as torchvision's Resize of an image.
+    """Resizes the whole image to a square, bilinearly as torchvision's Resize does for PIL images.
 
-    It is antialiased, as are `crop` and `pad`.
+    The result is antialiased, as in `crop` and `pad`.
     """
     from PIL import Image
 
@@ -50,14 +50,14 @@ def stretch(image, size: int):
 
 
 def crop(image, size: int):
-    """The largest square in the middle of the image, scaled."""
+    """Crops the largest centered square of the image and resizes it."""
     from PIL import Image, ImageOps
 
     return ImageOps.fit(image, (size, size), Image.Resampling.BILINEAR)
 
 
 def pad(image, size: int):
-    """The whole image, both sides scaled alike, in the middle of a black square."""
+    """Resizes the whole image, keeping its proportions, and centers it in a black square."""
     from PIL import Image, ImageOps
 
     return ImageOps.pad(image, (size, size), Image.Resampling.BILINEAR)
@@ -78,18 +78,17 @@ class Split(NamedTuple):
 
 
 def check_size(size: int) -> None:
-    """BadInput for a side of the pictures, in pixels, that makes no sense."""
+    """Raises BadInput unless the side of the images, in pixels, is from 8 to 512."""
     if not 8 <= size <= 512:
-        raise BadInput(f"data.size is {size}: from 8 to 512 pixels")
+        raise BadInput(f"config.data.size must be from 8 to 512 pixels, got {size}")
 
 
 def decoded(listing: Callable[..., Dataset]) -> Callable[..., Dataset]:
-    """A data source that decodes all images at once, from one whose x is that of `arrays`.
+    """Decorates a data source that lists images, so that it decodes all of them at once.
 
-    Where x is no lazy array, nothing is left to be decoded.
-    The result is kept in $FEDJAX_LAB_CACHE, else in ~/.cache/fedjax_lab, until names or sizes of
-    files or the labels change. Whoever reads piece by piece takes the attribute `listing`. An x
-    that is no LazyArray stays as it is.
+    The x of `listing` is lazy, like that of `arrays`; any other x is left unchanged. The decoded
+    arrays are cached in $FEDJAX_LAB_CACHE, else in ~/.cache/fedjax_lab, until names or sizes of
+    files or the labels change. To read piece by piece, use the result's attribute `listing`.
     """
 
     @functools.wraps(listing)
@@ -119,23 +118,23 @@ def arrays(
     truncated: bool = False,
     fit: Callable = stretch,
 ) -> dict:
-    """A Dataset's arrays x [R, size, size, channels] uint8, y, domain, test.
+    """A Dataset's arrays x [R, size, size, channels] uint8, y, domain and test, and `files`.
 
-    There is one split of each kind for a domain. With the arrays comes `files`, the paths of the
-    original images. x is lazy: it decodes the images that it is asked for.
+    x is lazy: it decodes images on demand. `files` has the paths of the original images. `train`
+    and `test` have one split for each domain.
 
     Args:
-      name: what is in x is called this in the cache.
-      train: the files of each domain for training.
-      test: those for tests.
+      name: the name of the images in the cache.
+      train: the training files of each domain.
+      test: the test files of each domain.
       size: the side of an image in x.
-      colors: makes RGB of what PIL has opened, or `gray`.
+      colors: converts a PIL image to RGB; or `gray`.
       remedy: how to get the files, for messages.
-      truncated: files that end too early are read as far as they go.
-      fit: makes the square image in x of a whole one: `stretch`, `crop` or `pad`.
+      truncated: whether truncated files are read as far as possible.
+      fit: converts an image to a square: `stretch`, `crop` or `pad`.
 
     Raises:
-      BadInput: a file is missing, or, once it is decoded, damaged.
+      BadInput: a file is missing or (when it is decoded) damaged.
     """
     splits = (*train, *test)
     files = [file for split in splits for file in split.files]
@@ -151,9 +150,10 @@ def arrays(
 
 
 def fingerprint(splits: Sequence[Split], remedy: str) -> str:
-    """16 hexadecimal digits that change with the name, size, label or place of any file.
+    """16 hexadecimal digits that change with the name, size, label or position of any file.
 
-    With the time of a file, too, where images of equal shape have equal sizes (UNCOMPRESSED).
+    For UNCOMPRESSED files, whose size depends only on the shape of the image, they also change with
+    the modification time.
     """
     digest = hashlib.sha256()
     for split in splits:
@@ -171,7 +171,7 @@ def fingerprint(splits: Sequence[Split], remedy: str) -> str:
 def decode(
     files: Sequence[Path], size: int, colors: Callable, remedy: str, fit: Callable = stretch
 ) -> np.ndarray:
-    """Images [R, size, size, channels] uint8; the arguments are as those of `arrays`."""
+    """Images [R, size, size, channels] uint8; the arguments are those of `arrays`."""
 
     def square(image):
         return fit(colors(image), size)
@@ -189,26 +189,26 @@ def _channels(colors: Callable) -> int:
 
 
 def read(file: Path, colors: Callable, remedy: str):
-    """A file's PIL image, with what `colors` makes of it; BadInput where that is impossible."""
+    """Opens an image file and applies `colors` to it. Raises BadInput if that is not possible."""
     from PIL import Image
 
-    with safe.reading(file, remedy, "is damaged or no image"):
+    with safe.reading(file, remedy, "is damaged or not an image"):
         safe.check_regular(file)
         with Image.open(file) as image:
             pixels = math.prod(image.size)
-            if image.format == "PNG":  # a pixel has one bit at least
+            if image.format == "PNG":  # a pixel has at least one bit
                 safe.check_claim(pixels // 8, file.stat().st_size)
             safe.check_memory(PIXEL * pixels)
-            if image.mode.startswith(("I", "F")):  # Pillow would cut their values off at 255
-                raise ValueError("its pixels have more than 8 bits; save it with 8")
+            if image.mode.startswith(("I", "F")):  # Pillow would clip their values at 255
+                raise ValueError("its channels have more than 8 bits; save it with 8 bits")
             return colors(image)
 
 
 @contextlib.contextmanager
 def truncated_allowed() -> Iterator[None]:
-    """Inside, images whose files end too early are read as far as they go.
+    """Inside the context, truncated image files are read as far as possible.
 
-    Pillow has one switch for all threads; on leaving it is as before.
+    Pillow has one switch for all threads; its previous value is restored at the end.
     """
     from PIL import ImageFile
 

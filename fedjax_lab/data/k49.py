@@ -1,6 +1,6 @@
 """Kuzushiji-49 (Clanuwat et al. 2018, arXiv:1812.01718): 48 hiragana and the iteration mark.
 
-Files: http://codh.rois.ac.jp/kmnist. Four .npz files, each with one array `arr_0`.
+Files: http://codh.rois.ac.jp/kmnist. Each of the four .npz files has one array `arr_0`.
 """
 
 from pathlib import Path
@@ -21,10 +21,12 @@ HELP = fetched("k49", "name the folder of the four files with --config.data.fold
 
 
 def k49(*, folder: str = "") -> Dataset:
-    """Kuzushiji-49: 232,365 + 38,547 images [28, 28, 1] of 49 classes of unequal size.
+    """Kuzushiji-49: 232,365 training and 38,547 test images [28, 28, 1] of 49 unequal classes.
 
-    `folder` is the one with the four files or the one around its `k49`; without it the usual places
-    are searched. Raises BadInput for a file that is missing, damaged or not what its name says.
+    folder: the folder of the four files, or one with a folder k49 that has them; empty:
+        ~/.cache/fedjax_lab and data/ are searched.
+
+    Raises BadInput if a file is missing, damaged or does not hold what its name says.
     """
     where = locate(folder, (FILES[0], f"k49/{FILES[0]}"), HELP).parent
     train, test = (_examples(where / FILES[i], where / FILES[i + 1]) for i in (0, 2))
@@ -32,19 +34,20 @@ def k49(*, folder: str = "") -> Dataset:
 
 
 def _examples(images: Path, labels: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Images [N, 28, 28, 1] and labels [N] of two files."""
+    """Images [N, 28, 28, 1] and labels [N] of a pair of files."""
     x, y = (_array(file) for file in (images, labels))
     if x.dtype != np.uint8 or x.ndim != 3 or x.shape[1:] != (28, 28) or len(x) == 0:
-        raise BadInput(f"{images}: {x.dtype} {list(x.shape)} is not uint8 [N, 28, 28]: {HELP}")
+        raise BadInput(f"{images} has {x.dtype} {list(x.shape)}, not uint8 [N, 28, 28]: {HELP}")
     if y.dtype.kind not in "ui" or y.shape != x.shape[:1]:
-        raise BadInput(f"{labels}: {y.dtype} {list(y.shape)} is not {len(x)} labels: {HELP}")
+        raise BadInput(f"{labels} has {y.dtype} {list(y.shape)}, not {len(x)} labels: {HELP}")
     if y.min() < 0 or y.max() >= len(CLASSES):
-        raise BadInput(f"{labels}: a label is {y.max()}, not from 0 to {len(CLASSES) - 1}: {HELP}")
+        span = f"{y.min()} to {y.max()}, not 0 to {len(CLASSES) - 1}"
+        raise BadInput(f"{labels}: the labels are from {span}: {HELP}")
     return x[..., None], y.astype(np.int32)
 
 
 def _array(file: Path) -> np.ndarray:
     if not file.is_file():
         raise BadInput(f"{file} is missing: {HELP}")
-    with safe.reading(file, HELP, "is damaged or no file of Kuzushiji-49"):
+    with safe.reading(file, HELP, "is damaged or not a file of Kuzushiji-49"):
         return npz.read(file, ["arr_0"], HELP)["arr_0"]

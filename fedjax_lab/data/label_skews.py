@@ -10,11 +10,13 @@ from fedjax_lab.errors import BadInput
 def shards(
     y, domain, num_clients: int, rng: np.random.Generator, *, shards_per_client: int = 2
 ) -> Parts:
-    """The examples in the order of their labels, cut into n s shards, s for each client at random.
+    """Sorts the examples by label, cuts them into n s shards and deals s of them to each client.
 
     McMahan et al., AISTATS 2017, Section 3: MNIST in 200 shards of 300 examples, two for each of
-    100 clients. Where the examples do not divide evenly, shards differ in size by one. Which
-    examples of a class are in a shard is random.
+    100 clients. Shards are dealt at random. If the examples do not divide evenly, the sizes of
+    shards differ by one. Examples of one class are in random order.
+
+    shards_per_client: the number of shards s of each client.
     """
     partition.check_clients(num_clients, len(y))
     count = num_clients * shards_per_client
@@ -39,11 +41,14 @@ def extended_dirichlet(
     classes: int = 2,
     alpha: float = 10.0,
 ) -> Parts:
-    """Every client holds at most `classes` classes, each divided among its owners by Dir(alpha).
+    """Every client holds `classes` classes, each divided among its owners by Dir(alpha).
 
-    ExDir(C, alpha) of Li and Lyu, NeurIPS 2023. Classes are allocated first, so that each
-    class has as many owners as another one, or one more: each client takes the classes with the
-    fewest owners so far, of equal ones at random.
+    ExDir(C, alpha) of Li and Lyu, NeurIPS 2023. Classes are allocated to clients one after another:
+    each client gets the classes with the fewest owners so far (ties at random), so that the numbers
+    of owners differ by one at most. A client may get no examples of some of its classes.
+
+    classes: the number of classes C of each client.
+    alpha: the concentration of the Dirichlet distribution.
     """
     partition.check_clients(num_clients, len(y))
     partition.check_alpha(alpha)
@@ -52,8 +57,8 @@ def extended_dirichlet(
         raise BadInput(f"config.partition.classes must be from 1 to {len(ids)}, got {classes}")
     if num_clients * classes < len(ids):
         raise BadInput(
-            f"config.partition.num_clients={num_clients} clients of {classes} classes cannot hold"
-            f" all {len(ids)} classes; raise num_clients or classes"
+            f"config.partition.num_clients={num_clients} clients with {classes} classes each cannot"
+            f" hold all {len(ids)} classes; increase num_clients or classes"
         )
     owners = _allocate(num_clients, len(ids), classes, rng)
     counts = np.zeros((len(ids), num_clients), int)
@@ -64,7 +69,7 @@ def extended_dirichlet(
 
 
 def _allocate(num_clients, num_classes, k, rng):
-    """Which classes each client owns, [n, K] bool: k each, all classes as often as can be."""
+    """The classes that each client owns, [n, K] bool: k per client, all classes equally often."""
     owners = np.zeros((num_clients, num_classes), bool)
     for i in range(num_clients):
         order = np.lexsort((rng.random(num_classes), owners.sum(0)))

@@ -1,6 +1,6 @@
-"""Data sets in LEAF's JSON: FEMNIST, CelebA, Sent140, Reddit, Synthetic and one's own.
+"""Data sets in LEAF's JSON format: FEMNIST, CelebA, Sent140, Reddit, Synthetic and your own.
 
-The content says which of them it is. Shakespeare has a source of its own.
+The kind of data is recognized by the content of the files. Shakespeare has its own data source.
 """
 
 from collections.abc import Callable, Iterator
@@ -19,14 +19,14 @@ from fedjax_lab.data.user_rows import UserRows
 from fedjax_lab.data.word_sequences import Words, check, next_word
 from fedjax_lab.errors import BadInput, check_not_negative, quoted
 
-VERSION = 1  # of the pixels of image files: to be raised with every change that alters one
-END = "<EOS>"  # of a comment
-TWEET, COMMENT = 25, 10  # words, as in LEAF's models
+VERSION = 1  # of the pixels of image files; increment it with every change that alters a pixel
+END = "<EOS>"  # marks the end of a comment
+TWEET, COMMENT = 25, 10  # numbers of words, as in LEAF's models
 PICTURES = ("img_align_celeba", "raw/img_align_celeba", "data/raw/img_align_celeba")
 REMEDY = (
     "run preprocess.sh in data/NAME of https://github.com/TalwalkarLab/leaf (`-s niid --sf 1.0 -k 0"
-    " -t sample` splits the examples of each user) and name the folder data/ that it makes, with"
-    " train/ and test/ or all_data/, by --config.data.folder"
+    " -t sample` splits the examples of each user) and name its output folder data/, with train/"
+    " and test/ or all_data/, with --config.data.folder"
 )
 CITATION = (
     "S. Caldas, S. M. K. Duddu, P. Wu, T. Li, J. Konečný, H. B. McMahan, V. Smith, A. Talwalkar."
@@ -35,7 +35,7 @@ CITATION = (
 
 
 class Settings(NamedTuple):
-    """What `leaf` is told about pictures and texts."""
+    """The settings of `leaf` for images and texts."""
 
     folder: Path
     images: str
@@ -46,10 +46,10 @@ class Settings(NamedTuple):
 
 
 class Kind(NamedTuple):
-    """How one kind of examples is read."""
+    """How examples of one kind are read."""
 
-    encode: Callable[[User], tuple[Any, np.ndarray]]  # examples of a user, and their labels
-    finish: Callable[[list[UserRows]], Dataset]
+    encode: Callable[[User], tuple[Any, np.ndarray]]  # user -> (examples, labels)
+    finish: Callable[[list[UserRows]], Dataset]  # all users' examples -> dataset
 
 
 @decoded
@@ -62,23 +62,24 @@ def leaf(
     vocabulary: int = 10_000,
     length: int = 0,
 ) -> Dataset:
-    """The examples of LEAF's JSON files, and the user of each.
+    """The examples and users in LEAF's JSON files.
 
-    What x holds decides how it is read. Numbers are vectors; 784 of them are an image [28, 28, 1]
-    of FEMNIST (62 characters, or 10 digits), on a white background as LEAF has it. Names of image
-    files (CelebA) become images [size, size, 3]. Texts, or rows of Sent140 that end with one,
-    become token ids. Comments of Reddit, cut into sequences or not, are examples for next-word
-    prediction, each word of a comment with those before it; padding stands for the beginning.
-    Everything wrong with the files raises BadInput.
+    The content of x determines how it is read. Numbers are vectors; 784 numbers are an image
+    [28, 28, 1] of FEMNIST (62 characters, or 10 digits), on a white background as in LEAF. Names of
+    image files (CelebA) become images [size, size, 3]. Texts, or rows that end with a text
+    (Sent140), become token ids. Comments (Reddit), cut into sequences or not, become examples of
+    next-word prediction: each word of a comment with the words before it, padded at the beginning.
 
-    folder: LEAF's data/NAME/data or the one around it. Its train/ and test/ are taken as they are,
-        its val/ is left out; all_data/ alone has no examples for tests.
-    images: the folder with the image files; empty: raw/img_align_celeba or img_align_celeba.
+    folder: LEAF's data/NAME/data, or its parent. The split in train/ and test/ is used, and val/ is
+        left out; all_data/ alone has no test examples.
+    images: the folder of the image files; empty: raw/img_align_celeba or img_align_celeba.
     size: the side of an image in pixels.
     tokenizer: of texts: hash or words, which need no files, or a tokenizer.json of transformers.
-    vocabulary: the number of token ids; of Reddit the most frequent training words.
-    length: the number of words of a text that an example has, or of those before the next word; 0
-        is LEAF's own, 25 and 10.
+    vocabulary: the number of token ids; for Reddit, the most frequent training words.
+    length: the number of words of a text that an example has, or the number of words before the
+        word to predict; 0: LEAF's values, 25 and 10.
+
+    Raises BadInput if the files are missing or malformed.
     """
     check_not_negative("data.length", length)
     where = Path(folder).expanduser()
@@ -97,7 +98,10 @@ def leaf(
 
 
 def users_of(folder: Path) -> Iterator[tuple[User, bool]]:
-    """All users with their training examples, then with those for tests, and which they are."""
+    """All users with their training examples, then all with their test examples.
+
+    Yields pairs of a user and whether its examples are test examples.
+    """
     if not folder.is_dir():
         raise BadInput(f"{folder} is not a folder: {REMEDY}")
     places = [place for place in (folder, folder / "data") if place.is_dir()]
@@ -119,14 +123,17 @@ def _users(folder):
 
 
 def kind_of(user: User, settings: Settings) -> Kind:
-    """What the first example of the first user is."""
+    """The kind of the first example of the first user."""
     x, y = user.x[0], user.y[0]
     first = x[0] if isinstance(x, list) and x else None
     is_nested = isinstance(first, list) and isinstance(first[0] if first else None, str)
     if is_nested or isinstance(y, dict):
         return of_comments(settings)
     if isinstance(x, str) and isinstance(y, str):
-        raise BadInput(f"{user.file} has texts with characters: config.data.name=shakespeare")
+        raise BadInput(
+            f"{user.file} has characters as labels of texts; read it with"
+            " --config.data.name=shakespeare"
+        )
     if isinstance(x, str) and PurePath(x).suffix.lower() in image_folders.ENDINGS:
         return of_pictures(settings)
     if isinstance(x, str) or isinstance(first, str):
@@ -143,23 +150,23 @@ def numbers(user: User) -> tuple[np.ndarray, np.ndarray]:
 
 
 def of_pictures(settings: Settings) -> Kind:
-    """Names of image files, which are read when they are needed."""
+    """The kind of names of image files; the images are decoded on demand."""
     places = [settings.folder / name for name in PICTURES]
     places = [Path(settings.images).expanduser()] if settings.images else places
     where = next((place for place in places if place.is_dir()), None)
     check_size(settings.size)
     if where is None:
         looked = " or ".join(map(str, places))
-        raise BadInput(f"no images in {looked}: name their folder by --config.data.images")
+        raise BadInput(f"no images in {looked}: name their folder with --config.data.images")
 
     def encode(user):
         if not all(isinstance(name, str) and _is_plain(name) for name in user.x):
-            raise ValueError("x is not all names of image files, without folders")
+            raise ValueError("some x is not the name of an image file without a folder")
         return [where / name for name in user.x], user_rows.labels(user.y)
 
     def finish(parts):
         splits = [_files([part for part in parts if part.test == test]) for test in (False, True)]
-        remedy = f"put all images into {where}, or name their folder by --config.data.images"
+        remedy = f"move all images to {where}, or name their folder with --config.data.images"
         made = listed(f"leaf-v{VERSION}", splits[:1], splits[1:], settings.size, rgb, remedy)
         data = user_rows.assembled(parts, made["x"], user_rows.numbered(parts), "leaf")
         return data._replace(files=made["files"])
@@ -179,13 +186,13 @@ def _is_plain(name):
 
 
 def of_texts(settings: Settings) -> Kind:
-    """Texts, or rows of texts of which the last one counts, as Sent140's."""
-    text_rows.make_tokenizer(settings.tokenizer, settings.vocabulary, [])  # refuses an unknown name
+    """The kind of texts, or of rows whose last entry is the text, as in Sent140."""
+    text_rows.make_tokenizer(settings.tokenizer, settings.vocabulary, [])  # checks the settings
 
     def encode(user):
         last = [row[-1] if isinstance(row, list) and row else row for row in user.x]
         if not all(isinstance(text, str) for text in last):
-            raise ValueError("x is not all texts, or rows that end with one")
+            raise ValueError("some x is neither a text nor a row that ends with one")
         return [leaf_json.plain(text) for text in last], user_rows.labels(user.y)
 
     def finish(parts):
@@ -199,7 +206,7 @@ def of_texts(settings: Settings) -> Kind:
 
 
 def of_comments(settings: Settings) -> Kind:
-    """Comments, to predict each next word within one."""
+    """The kind of comments, for next-word prediction within each comment."""
     words, length = Words(), settings.length or COMMENT
     check(settings.vocabulary, length)
 
@@ -214,7 +221,7 @@ def of_comments(settings: Settings) -> Kind:
 
 
 def _words(comment: Any) -> list[str]:
-    """The words of a comment and its end; padding stands for its beginning.
+    """The words of a comment and its end mark, without marks of its beginning and padding.
 
     A comment is a text, or a list of words or of sequences of words.
     """
@@ -223,6 +230,6 @@ def _words(comment: Any) -> list[str]:
     parts = comment if isinstance(comment, list) else [comment]
     words = [w for part in parts for w in (part if isinstance(part, list) else [part])]
     if not all(isinstance(word, str) for word in words):
-        raise ValueError("x is not all comments, texts or lists of sequences of words")
+        raise ValueError("some x is neither a text nor a list of words or of lists of words")
     words = [leaf_json.plain(word) for word in words if word not in ("<BOS>", "<PAD>")]
     return words if words[-1:] == [END] else [*words, END]

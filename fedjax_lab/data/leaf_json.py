@@ -1,7 +1,7 @@
-"""LEAF's JSON files, read user by user, because the numbers of all users may not fit in memory.
+"""Reads LEAF's JSON files user by user, because the numbers of all users may not fit in memory.
 
-A file has `users`, a list of names, and `user_data`, for each name an object with the lists `x` and
-`y`: Caldas et al. 2018, arXiv:1812.01097, https://github.com/TalwalkarLab/leaf.
+A file has a list `users` of names, and an object `user_data` that maps each name to an object with
+the lists `x` and `y`: Caldas et al. 2018, arXiv:1812.01097, https://github.com/TalwalkarLab/leaf.
 """
 
 import json
@@ -18,7 +18,7 @@ BLANK = re.compile(r"[ \t\n\r]*")
 
 
 class User(NamedTuple):
-    """The examples x of a user and as many labels y, as the file has them."""
+    """The examples x of a user and their labels y, equally many, as in the file."""
 
     file: Path
     name: str
@@ -32,7 +32,10 @@ def has_files(folder: Path) -> bool:
 
 
 def users_in(folder: Path, remedy: str) -> Iterator[User]:
-    """The users of all JSON files of a folder, by name of file; BadInput for what is malformed."""
+    """The users in all JSON files of a folder, sorted by file name.
+
+    Raises BadInput if a file is malformed or a user occurs twice.
+    """
     files = sorted(folder.glob("*.json"))
     if not files:
         raise BadInput(f"{folder} has no files *.json: {remedy}")
@@ -46,10 +49,10 @@ def users_in(folder: Path, remedy: str) -> Iterator[User]:
 
 
 def users_of(file: Path, remedy: str) -> Iterator[User]:
-    """The users that a file lists, in the order of `user_data`; only one is decoded at a time.
+    """The users that a file lists, in the order of `user_data`; decoded one at a time.
 
-    Entries of `user_data` that the file does not list are left out: LEAF's split_data.py leaves
-    empty ones there.
+    Entries of `user_data` that `users` does not list are left out: LEAF's split_data.py leaves
+    empty ones.
     """
     with safe.reading(file, remedy, "cannot be read as JSON"):
         text = _text(file)
@@ -70,30 +73,31 @@ def users_of(file: Path, remedy: str) -> Iterator[User]:
 
 
 def plain(text: str) -> str:
-    """The text with ? for each half of a character, which JSON can hold and no file can."""
+    """The text with ? in place of each unpaired surrogate, which JSON can hold but UTF-8 cannot."""
     return text.encode("utf-8", "replace").decode()
 
 
 def _twice(file, name, remedy):
-    return BadInput(f"{file}: user {quoted(name, 60)} is there twice: {remedy}")
+    return BadInput(f"{file}: user {quoted(name, 60)} occurs twice: {remedy}")
 
 
 def _lists(file: Path, name: Any, values: Any, remedy: str) -> tuple[list, list]:
-    """The lists x and y of a user, of one length."""
+    """The lists x and y of a user. Raises BadInput unless they are equally long."""
     x, y = (values.get(key) if isinstance(values, dict) else None for key in ("x", "y"))
     if isinstance(x, list) and isinstance(y, list) and len(x) == len(y):
         return x, y
-    raise BadInput(f"{file}: user {quoted(name, 60)} has no lists x and y of one length: {remedy}")
+    problem = "has no lists x and y of equal length"
+    raise BadInput(f"{file}: user {quoted(name, 60)} {problem}: {remedy}")
 
 
 def _text(file: Path) -> str:
-    """The characters of a JSON file, in whichever Unicode encoding."""
+    """The text of a JSON file in any Unicode encoding."""
     content = safe.content(file)
     return content.decode(json.detect_encoding(content), "surrogatepass")
 
 
 def _listed(text: str) -> list | None:
-    """The list `users`; None where there is none, or no object `user_data`."""
+    """The list `users`; None if there is no such list or no object `user_data`."""
     users, has_data, cursor = None, False, Cursor(text)
     if cursor.peek() != "{":
         cursor.skip()
@@ -124,35 +128,38 @@ def _user_data(text: str) -> Iterator[tuple[str, Any]]:
 
 
 class Cursor:
-    """A place in a JSON text, which moves on as values are read; ValueError where none is."""
+    """A position in a JSON text, which advances as values are read.
+
+    Its methods raise ValueError if the text is malformed at that position.
+    """
 
     def __init__(self, text: str):
-        """The beginning of the text."""
+        """Starts at the beginning of the text."""
         self.text, self.at = text, 0
 
     def peek(self) -> str:
-        """The next character that is not blank; "" at the end."""
+        """The next character that is not whitespace; "" at the end."""
         blank = BLANK.match(self.text, self.at)
         assert blank is not None  # it matches the empty text
         self.at = blank.end()
         return self.text[self.at : self.at + 1]
 
     def take(self, characters: str) -> str:
-        """The next character that is not blank, one of these."""
+        """Reads the next character that is not whitespace; it must be one of `characters`."""
         character = self.peek()
         if not character or character not in characters:
-            raise ValueError(f"no {' or '.join(characters)} at character {self.at}")
+            raise ValueError(f"expected {' or '.join(characters)} at character {self.at}")
         self.at += 1
         return character
 
     def value(self) -> Any:
-        """The next value."""
+        """Reads the next value."""
         self.peek()
         made, self.at = DECODER.raw_decode(self.text, self.at)
         return made
 
     def members(self) -> Iterator[str]:
-        """The keys of the next object; whoever gets a key reads its value before the next key."""
+        """The keys of the next object; the caller must read each value before the next key."""
         self.take("{")
         if self.peek() == "}":
             self.take("}")
@@ -160,14 +167,14 @@ class Cursor:
         while True:
             key = self.value()
             if not isinstance(key, str):
-                raise ValueError(f"a key before character {self.at} is no text")
+                raise ValueError(f"a key before character {self.at} is not a string")
             self.take(":")
             yield key
             if self.take(",}") == "}":
                 return
 
     def skip(self) -> None:
-        """Moves behind the next value; the members of an object are read one by one."""
+        """Skips the next value; the members of an object are decoded one by one."""
         if self.peek() != "{":
             self.value()
             return
@@ -175,6 +182,6 @@ class Cursor:
             self.value()
 
     def end(self) -> None:
-        """ValueError unless all is read."""
+        """Raises ValueError unless the whole text has been read."""
         if self.peek():
-            raise ValueError(f"something follows at character {self.at}")
+            raise ValueError(f"unexpected text at character {self.at}")

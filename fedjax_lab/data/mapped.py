@@ -1,4 +1,4 @@
-"""A user's own arrays, one .npy file each; the examples are mapped and read when they are used."""
+"""Arrays of your own, one .npy file each; the examples are memory-mapped and read on demand."""
 
 import json
 from pathlib import Path
@@ -10,25 +10,30 @@ from fedjax_lab.data.dataset import TYPES, Dataset
 from fedjax_lab.errors import BadInput, nearest, quoted
 
 NAMES = ("x.npy", "y.npy", "domain.npy", "test.npy", "client.npy", "classes.json")
-REMEDY = "write its arrays with numpy.save"
+REMEDY = "write the arrays with numpy.save"
 
 
 def mapped(*, path: str) -> Dataset:
-    """The examples of a folder with x.npy and y.npy; x stays on the disk until it is used.
+    """The examples of a folder with x.npy and y.npy; x stays on disk until it is used.
 
-    `x` holds images [R, H, W] or [R, H, W, channels], or vectors [R, D], as uint8 0..255, int8,
-    int16, int32 or float32; `y` [R] integers from 0. Optional: `domain` [R], integers or names;
-    `client` [R], the natural user of each example, integers or names; `test` [R], True or 1 for
-    tests (without it a fifth drawn at random, the same at every call, unless config.data.test draws
-    another); classes.json, a list of their names. Raises BadInput for anything else.
+    path: the folder.
+
+    `x` holds images [R, H, W] or [R, H, W, channels], or vectors [R, D], as uint8 in 0..255, int8,
+    int16, int32 or float32; `y` [R] holds integer labels from 0. Optional files: `domain` [R],
+    integers or names; `client` [R], the natural user of each example, integers or names; `test`
+    [R], True or 1 for test examples; and classes.json, a list of class names. Without `test`, a
+    random fifth of the examples is the test set: the same one at every call, unless
+    config.data.test draws another.
+
+    Raises BadInput if the folder or a file is not of this form.
     """
     if not path:
-        raise BadInput("data.path is empty: name a folder with x.npy by --config.data.path")
+        raise BadInput("data.path is empty: name a folder with x.npy with --config.data.path")
     folder = Path(path).expanduser()
     check_names(folder)
     x = examples(folder / "x.npy")
     y, domain, test, client = (of_each(folder / name, len(x)) for name in NAMES[1:5])
-    assert y is not None  # `check_names` has seen it
+    assert y is not None  # `check_names` requires it
     classes = arrays.class_names(folder, names_in(folder / "classes.json"), y)
     y = arrays.labels(folder / "y.npy", y, classes)
     domain = np.zeros(len(x), np.int32) if domain is None else domain
@@ -41,17 +46,16 @@ def mapped(*, path: str) -> Dataset:
 
 
 def check_names(folder: Path) -> None:
-    """BadInput unless the folder has x.npy and y.npy, and no other arrays than those of NAMES."""
+    """Raises BadInput unless the folder has x.npy and y.npy, and only .npy files of NAMES."""
     if not folder.is_dir():
-        raise BadInput(f"{folder} is not a folder: name one with x.npy by --config.data.path")
+        raise BadInput(f"{folder} is not a folder: name one with x.npy with --config.data.path")
     for name in NAMES[:2]:
         if not (folder / name).exists():
             raise BadInput(f"{folder} has no {name}: {REMEDY}")
     for file in sorted(folder.glob("*.npy")):
         if file.name not in NAMES:
             raise BadInput(
-                f"{folder} has a file {quoted(file.name)}, which nothing reads;"
-                f" {nearest(file.name, NAMES)}"
+                f"{folder} has an unknown file {quoted(file.name)}; {nearest(file.name, NAMES)}"
             )
 
 
@@ -59,16 +63,16 @@ def examples(file: Path) -> np.ndarray:
     """The memory-mapped examples of a file; images [R, H, W] get a channel axis."""
     x = opened(file)
     if x.dtype not in map(np.dtype, TYPES):
-        raise BadInput(f"{file}: its type is {x.dtype}, not {', '.join(TYPES)}")
+        raise BadInput(f"{file} has type {x.dtype}, not one of {', '.join(TYPES)}")
     if x.ndim < 2:
-        raise BadInput(f"{file} has shape {list(x.shape)}: [R, D] or [R, H, W, channels]")
+        raise BadInput(f"{file} has shape {list(x.shape)}, not [R, D] or [R, H, W, channels]")
     if not x.flags.c_contiguous:
-        raise BadInput(f"{file} is in Fortran's order: write it as numpy.ascontiguousarray(x)")
+        raise BadInput(f"{file} is in Fortran order: save numpy.ascontiguousarray(x) instead")
     return x[..., None] if x.ndim == 3 else x
 
 
 def of_each(file: Path, count: int) -> np.ndarray | None:
-    """The array of a file with one entry for each of so many examples; None without a file."""
+    """The array of a file with one entry for each of `count` examples; None if there is no file."""
     if not file.exists():
         return None
     array = np.array(opened(file))
@@ -78,21 +82,21 @@ def of_each(file: Path, count: int) -> np.ndarray | None:
 
 
 def flags(file: Path, test: np.ndarray) -> np.ndarray:
-    """Which examples [R] bool are for tests."""
+    """The test flags [R] bool of the entries of a file."""
     if test.dtype.kind not in "bui" or not np.isin(test, (0, 1)).all():
-        raise BadInput(f"{file}: its entries must be False and True, or 0 and 1")
+        raise BadInput(f"{file}: its entries must be False or True, or 0 or 1")
     return test.astype(bool)
 
 
 def opened(file: Path) -> np.ndarray:
-    """The memory-mapped array of a file; BadInput where that is not possible."""
+    """The memory-mapped array of a file. Raises BadInput if that is not possible."""
     with safe.reading(file, REMEDY):
         safe.check_regular(file)
         return np.load(file, mmap_mode="r", allow_pickle=False)
 
 
 def names_in(file: Path) -> np.ndarray | None:
-    """The list of names in a JSON file; None where there is no file."""
+    """The list of names in a JSON file; None if there is no file."""
     if not file.exists():
         return None
     with safe.reading(file, "write it with json.dump"):

@@ -1,4 +1,4 @@
-"""MATLAB files, whose claims are checked before anything of them is read."""
+"""Reads MATLAB files; the sizes that they declare are checked before any content is read."""
 
 import math
 from collections.abc import Collection
@@ -7,11 +7,15 @@ from typing import Any
 
 from fedjax_lab.data import safe
 
-WIDEST = 8  # bytes of an element
+WIDEST = 8  # bytes of the largest element
 
 
 def load(path: Path, names: Collection[str]) -> dict[str, Any]:
-    """Those of the variables that are there; whatever SciPy raises, and ValueError for claims."""
+    """The variables of these names that the file has, by name.
+
+    Raises ValueError if a variable declares more elements than the file can hold, TooLargeError if
+    it does not fit in memory, and any error of SciPy.
+    """
     from scipy.io import loadmat, whosmat
 
     stored = path.stat().st_size

@@ -1,7 +1,7 @@
 """MedMNIST (Yang et al. 2023, Scientific Data 10): eleven sets of medical images, as .npz files.
 
-Format: https://medmnist.com. {train,val,test}_images [N, H, W] or [N, H, W, 3] uint8, and
-{train,val,test}_labels [N, 1].
+Format: https://medmnist.com. Each file has {train,val,test}_images [N, H, W] or [N, H, W, 3] uint8,
+and {train,val,test}_labels [N, 1].
 """
 
 from pathlib import Path
@@ -26,7 +26,7 @@ ORGANS = (
     "pancreas",
     "spleen",
 )
-CLASSES = {  # of each set, in the order of its labels
+CLASSES = {  # the classes of each set, in the order of its labels
     "pathmnist": (
         "adipose",
         "background",
@@ -75,21 +75,22 @@ CLASSES = {  # of each set, in the order of its labels
     "organcmnist": ORGANS,
     "organsmnist": ORGANS,
 }
-SIZES = (28, 64, 128, 224)  # the sides of images, in pixels
+SIZES = (28, 64, 128, 224)  # sides of the images, in pixels
 
 
 def medmnist(
     *, dataset: str = "pathmnist", folder: str = "", size: int = 28, merge_valid: bool = False
 ) -> Dataset:
-    """A set of MedMNIST: images [size, size, 1 or 3], in the publisher's training and test split.
+    """A set of MedMNIST: images [size, size, 1 or 3], with the published training and test split.
 
-    `dataset` is pathmnist, dermamnist, octmnist, pneumoniamnist, retinamnist, breastmnist,
-    bloodmnist, tissuemnist, organamnist, organcmnist or organsmnist. The grades of RetinaMNIST are
-    taken for classes; ChestMNIST, whose images have several labels each, is refused. `size` is 28,
-    64, 128 or 224: each has a file of its own. The validation images are left out, or with
-    `merge_valid` they come after the training images, as training images. `folder` is the one with
-    the file; without it the usual places are searched. Raises BadInput for a file that is missing,
-    damaged or not what its name says.
+    dataset: pathmnist, dermamnist, octmnist, pneumoniamnist, retinamnist, breastmnist, bloodmnist,
+        tissuemnist, organamnist, organcmnist or organsmnist. The grades of RetinaMNIST are used as
+        classes. ChestMNIST is refused, because its images have several labels each.
+    folder: the folder with the file; empty: ~/.cache/fedjax_lab and data/ are searched.
+    size: the side of an image, 28, 64, 128 or 224; there is a file for each.
+    merge_valid: append the validation images to the training images; otherwise they are left out.
+
+    Raises BadInput if a file is missing, damaged or does not hold what its name says.
     """
     if dataset == "chestmnist":
         raise BadInput(
@@ -98,7 +99,8 @@ def medmnist(
         )
     check_choice("data.dataset", dataset, CLASSES)
     if size not in SIZES:
-        raise BadInput(f"data.size is {size}: MedMNIST has {', '.join(map(str, SIZES))} pixels")
+        sizes = ", ".join(map(str, SIZES))
+        raise BadInput(f"config.data.size of medmnist must be one of {sizes}, got {size}")
     remedy = _remedy(dataset, size)
     file = locate(folder, names(dataset, size), remedy)
     splits = ("train", "val", "test") if merge_valid else ("train", "test")
@@ -108,43 +110,43 @@ def medmnist(
 
 
 def file_name(dataset: str, size: int) -> str:
-    """What the publisher calls the file of a set at that size."""
+    """The published file name of a set with images of this size."""
     return f"{dataset}.npz" if size == 28 else f"{dataset}_{size}.npz"
 
 
 def names(dataset: str, size: int = 28) -> tuple[str, ...]:
-    """Where that file is looked for, relative to the usual places."""
+    """The paths of that file, relative to the folders that are searched."""
     name = file_name(dataset, size)
     return name, f"medmnist/{name}"
 
 
 def _remedy(dataset, size):
-    """What to do where the file is missing or damaged."""
+    """What to do if the file is missing or damaged, for messages."""
     by_hand = "name the folder of the file with --config.data.folder"
     if size == 28:
         return fetched(dataset, by_hand)
     address = f"https://zenodo.org/records/10519652/files/{file_name(dataset, size)}"
-    return f"fetch {address} and {by_hand} (or put it in ~/.cache/fedjax_lab)"
+    return f"fetch {address} and {by_hand} (or move it to ~/.cache/fedjax_lab)"
 
 
 def _read(
     file: Path, splits: tuple[str, ...], size: int, num_classes: int, remedy: str
 ) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Images [N, size, size, channels] and labels [N] of each split."""
+    """The images [N, size, size, channels] and labels [N] of each split."""
     keys = [f"{split}_{kind}" for split in splits for kind in ("images", "labels")]
-    with safe.reading(file, remedy, "is damaged or no file of MedMNIST"):
+    with safe.reading(file, remedy, "is damaged or not a file of MedMNIST"):
         arrays = npz.read(file, keys, remedy, "is damaged")
     pairs = [(arrays[f"{split}_images"], arrays[f"{split}_labels"]) for split in splits]
     made = [_examples(file, *pair, size, num_classes, remedy) for pair in pairs]
     if len({x.shape[1:] for x, _ in made}) > 1:
-        raise BadInput(f"{file}: only some of its images have colors: {remedy}")
+        raise BadInput(f"{file}: only some of its splits have color images: {remedy}")
     return made
 
 
 def _examples(
     file: Path, x: np.ndarray, y: np.ndarray, size: int, num_classes: int, remedy: str
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Images with an axis of channels and labels without one, checked."""
+    """Checks the arrays; returns images with an axis of channels and labels without that axis."""
     x = x[..., None] if x.ndim == 3 else x
     if x.dtype != np.uint8 or x.shape[1:] not in ((size, size, 1), (size, size, 3)) or not len(x):
         what = f"{x.dtype} {list(x.shape)}"

@@ -1,4 +1,4 @@
-"""A partition by natural users: who wrote, drew or said an example holds it."""
+"""The partition by natural users, such as the writers or authors of the examples."""
 
 import numpy as np
 
@@ -6,7 +6,7 @@ from fedjax_lab.data.dealing import Examples, by_number
 from fedjax_lab.data.partition import Parts
 from fedjax_lab.errors import BadInput
 
-SOURCES = (  # that may say whose an example is
+SOURCES = (  # data sources that can have natural users
     "arrays",
     "huggingface",
     "image_folders",
@@ -33,27 +33,28 @@ def by_client(
 ) -> Parts:
     """One client for each natural user, in the order of the users.
 
-    A user's test examples go to the same client. The global test set stays that of all users.
+    A user's test examples are held by the same client. The global test set has the test examples of
+    all users.
 
-    num_clients: so many of the users, drawn at random; 0: all.
-    min_examples: training examples that a user must have; others are left out.
+    num_clients: the number of users, drawn at random; 0: all.
+    min_examples: the number of training examples that a user must have; other users are left out.
     """
     if examples.client is None:
         raise BadInput(
-            "partition by_client needs data that say whose each example is, and these do not; take"
-            " a partition by labels or domains, such as dirichlet or by_domain, or a source whose"
-            f" data may have natural users: {', '.join(SOURCES)}"
+            "partition by_client needs the natural user of each example, which these data lack; use"
+            " another partition, such as dirichlet or by_domain, or a data source that can have"
+            f" natural users: {', '.join(SOURCES)}"
         )
     if min_examples < 1:
         raise BadInput(f"config.partition.min_examples must be at least 1, got {min_examples}")
     sizes = np.bincount(examples.client, minlength=len(examples.users))
     chosen = np.flatnonzero(sizes >= min_examples)
     if len(chosen) < max(num_clients, 1):
-        remedy = "lower it, or num_clients, of which 0 takes all" if num_clients else "lower it"
+        remedy = "lower it or num_clients (0: all)" if num_clients else "lower it"
         raise BadInput(
             f"partition by_client needs at least {max(num_clients, 1)} users with at least"
             f" {min_examples} training examples (config.partition.min_examples), but {len(chosen)}"
-            f" of {len(sizes)} users have so many, and the largest has {sizes.max()}; {remedy}"
+            f" of {len(sizes)} users have that many, and the largest has {sizes.max()}; {remedy}"
         )
     if num_clients:
         chosen = np.sort(rng.choice(chosen, num_clients, replace=False))

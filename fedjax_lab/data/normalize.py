@@ -1,4 +1,4 @@
-"""What a model sees of 8-bit pixels: (x - center) * scale. Other examples stay as they are."""
+"""Normalization of 8-bit pixels: (x - center) * scale. Examples of other types are not changed."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -9,13 +9,13 @@ from fedjax_lab.types import Array
 
 CHANNELS = {  # mean and standard deviation of red, green and blue
     "cifar100": ((0.50708, 0.48655, 0.44092), (0.26733, 0.25644, 0.27615)),
-    "imagenet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),  # of torchvision's weights
+    "imagenet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),  # as for torchvision's weights
 }
 NORMALIZATIONS = ("unit", "half", *CHANNELS)  # unit: pixels in 0..1; half: in -1..1
 
 
 def center_and_scale(x: np.ndarray | LazyArray, normalize: str) -> tuple[Array, Array]:
-    """Those of the named normalization for examples x [R, ...]; [] or [channels]."""
+    """The center and scale, [] or [channels], of a named normalization for examples x [R, ...]."""
     if x.dtype != np.uint8:
         return jnp.float32(0), jnp.float32(1)
     if normalize == "half":
@@ -29,7 +29,7 @@ def center_and_scale(x: np.ndarray | LazyArray, normalize: str) -> tuple[Array, 
 
 
 def input_range(x: np.ndarray | LazyArray, normalize: str) -> tuple[Array, Array]:
-    """The lowest and the highest input of a model: of images 0 and 255, else what occurs in x."""
+    """The lowest and highest input of a model: from 0 and 255 for images, else from x's range."""
     center, scale = center_and_scale(x, normalize)
     low, high = (0.0, 255.0) if x.dtype == np.uint8 else limits(x)
     return (low - center) * scale, (high - center) * scale

@@ -1,4 +1,4 @@
-"""Arrays of an .npz file, whose claims are checked before anything of them is read."""
+"""Reads arrays of an .npz file; the sizes in its headers are checked before the content is read."""
 
 import math
 import zipfile
@@ -16,7 +16,7 @@ HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
 
 
 def names(path: Path) -> list[str]:
-    """What the file calls its members, without the suffix of arrays; an error if it is no zip."""
+    """The names of the members, without the suffix .npy; raises an error if it is not a zip."""
     with safe.opened(path) as file, zipfile.ZipFile(file) as members:
         return [name.removesuffix(SUFFIX) for name in members.namelist()]
 
@@ -24,10 +24,10 @@ def names(path: Path) -> list[str]:
 def read(
     path: Path, keys: Iterable[str], remedy: str, problem: str = "cannot be read"
 ) -> dict[str, np.ndarray]:
-    """These arrays of the file, by name.
+    """The arrays of these names.
 
-    Raises BadInput for one that is damaged, holds Python objects, or claims more than is there or
-    than memory can hold, and KeyError for one that is not there.
+    Raises BadInput if an array is damaged, holds Python objects, or declares a size that the file
+    or the memory cannot hold. Raises KeyError if an array does not exist.
     """
     made, total = {}, 0
     with safe.opened(path) as file, zipfile.ZipFile(file) as members:
@@ -43,16 +43,16 @@ def read(
 
 
 def _claimed(key: str, content: IO[bytes], member: zipfile.ZipInfo) -> int:
-    """The bytes of an array, by its header; ValueError where its member cannot hold them."""
+    """The size in bytes of an array by its header. Raises ValueError if the member is smaller."""
     version = npy.read_magic(content)
     if version not in HEADERS:
         raise ValueError(f"{key} holds records, not numbers or strings")
     shape, _, dtype = HEADERS[version](content)
     if dtype.hasobject:
         raise ValueError(f"{key} holds objects, not numbers or strings")
-    due = math.prod(shape) * max(1, dtype.itemsize)  # of empty strings too, which are no bytes
+    due = math.prod(shape) * max(1, dtype.itemsize)  # empty strings have 0 bytes, but count as 1
     if min(shape, default=0) < 0 or due > member.file_size - content.tell():
-        raise ValueError(f"{key} claims {due} bytes, but its member has {member.file_size}")
+        raise ValueError(f"{key} declares {due} bytes, but its member has {member.file_size}")
     if member.compress_type in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         safe.check_claim(member.file_size, member.compress_size)
     return due

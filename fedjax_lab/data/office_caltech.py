@@ -1,4 +1,4 @@
-"""Office-Caltech-10 (Gong et al. 2012) in FedBN's split: four sites, ten classes."""
+"""Office-Caltech-10 (Gong et al. 2012) in FedBN's split: four domains, ten classes."""
 
 import numpy as np
 
@@ -11,7 +11,7 @@ from fedjax_lab.errors import check_choice
 BY_HAND = (
     "fetch office_caltech_10_dataset.zip, which the README of https://github.com/med-air/FedBN"
     " links, unpack it and name the folder office_caltech_10 with amazon/, caltech/, dslr/, webcam/"
-    " and amazon_train.pkl, amazon_test.pkl .. by --config.data.folder (or put it in"
+    " and amazon_train.pkl, amazon_test.pkl .. with --config.data.folder (or move it to"
     " ~/.cache/fedjax_lab)"
 )
 RELEASE = Release(
@@ -42,10 +42,14 @@ SAMPLINGS = {
 def office_caltech(*, folder: str = "", size: int = 256, sampling: str = "fedpick") -> Dataset:
     """Office-Caltech-10: images [R, size, size, 3] of amazon, caltech, dslr and webcam.
 
-    `sampling` is of the training lists: "fedpick" the first 125 images of a site, "fedc2i" the
-    first 20 of each class there (200, 200, 125, 197). All test images: 192, 225, 32, 59.
-    `folder` and the cache: as `domain_folders.read` and `images.decoded` say. Raises BadInput for
-    what is missing or damaged.
+    folder: the folder of the data set, or its parent; empty: ~/.cache/fedjax_lab and data/ are
+        searched.
+    size: the side of an image in pixels.
+    sampling: the images of the training lists that are used: fedpick: the first 125 of each domain;
+        fedc2i: the first 20 of each class in each domain (200, 200, 125, 197).
+
+    The test set has all test images: 192, 225, 32 and 59. Decoded images are cached as in
+    `images.decoded`. Raises BadInput if files are missing or damaged.
     """
     check_choice("data.sampling", sampling, SAMPLINGS)
     check_size(size)

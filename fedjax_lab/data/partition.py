@@ -1,12 +1,12 @@
-"""Who holds which training example: labels and domains in, positions per client out.
+"""Partitions: which client holds which training example.
 
-The partitioners here have the signature `name(y, domain, num_clients, rng, *, settings)`: y [R] and
-domain [R] are the integer labels and domains of the training examples; the keyword-only settings
-are the keys of `config.partition`. It returns one int32 array of positions into y per client. It
-decides how many examples of each group (class, domain, or all) each client gets, counts [G, n];
-`deal_counts` then draws which. All randomness comes from the NumPy generator. A bad setting is a
-`BadInput`. An empty client is possible with few examples per client: see `check`. Partitions that
-look at more than labels and domains have another signature: see `dealing`.
+The partitions here have the signature `name(y, domain, num_clients, rng, *, settings)`, where y [R]
+and domain [R] are the integer labels and domains of the training examples, and the keyword-only
+settings are keys of `config.partition`. They return one int32 array of positions in y per client. A
+partition decides how many examples of each group (class, domain, or all) each client gets, counts
+[G, n]; `deal_counts` then draws which ones. All randomness comes from the NumPy generator. Invalid
+settings raise `BadInput`. A client may be empty if there are few examples per client: see `check`.
+Partitions that use more than labels and domains have another signature: see `dealing`.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,15 +20,15 @@ from fedjax_lab.errors import BadInput
 
 Parts = list[np.ndarray]  # per client: positions [N_i] int32
 
-CHUNK = 2**18  # random numbers drawn at once while tries are repeated: 2 MB
-MOST_DRAWN = 2**26  # random numbers drawn in all tries together: a few seconds
-HOPELESS = 1e-6  # tries that are expected to succeed at best: below this none is made
-SHOWN_CLIENTS, SHOWN_CLASSES, SHOWN_DOMAINS = 20, 12, 6  # what `table` fits on a screen
+CHUNK = 2**18  # random numbers that are drawn at once in repeated tries: 2 MB
+MOST_DRAWN = 2**26  # random numbers that are drawn in all tries together: a few seconds
+HOPELESS = 1e-6  # if fewer tries than this are expected to succeed, none is made
+SHOWN_CLIENTS, SHOWN_CLASSES, SHOWN_DOMAINS = 20, 12, 6  # shown by `table`, to fit on a screen
 NAME_WIDTH = 10
 
 
 def iid(y, domain, num_clients: int, rng: np.random.Generator) -> Parts:
-    """A random permutation in equal parts (NIID-Bench `homo`); sizes differ by one at most."""
+    """Divides a random permutation evenly (NIID-Bench `homo`); sizes differ by one at most."""
     check_clients(num_clients, len(y))
     counts = _even(len(y), num_clients)[None]  # [1, n]
     return deal_counts(np.zeros(len(y), int), counts, rng)
@@ -44,11 +44,15 @@ def dirichlet(
     min_size: int = 10,
     tries: int = 10_000,
 ) -> Parts:
-    """Every class is divided by shares ~ Dir(alpha) (NIID-Bench `noniid-labeldir`).
+    """Divides every class among the clients by shares ~ Dir(alpha) (NIID-Bench `noniid-labeldir`).
 
-    With its balancing rule: a client that holds R / n examples gets no share of later classes (the
-    floor of the cumulative shares can still give it one example). Repeated until the smallest
-    client holds min_size examples, at most `tries` times and for a few seconds (MOST_DRAWN).
+    As in NIID-Bench, a client that holds R / n examples gets no share of later classes (rounding
+    can still give it one example). The draw is repeated until the smallest client has min_size
+    examples, at most `tries` times and for a few seconds (MOST_DRAWN).
+
+    alpha: the concentration of the Dirichlet distribution; a smaller one makes clients differ more.
+    min_size: the number of examples that each client must have.
+    tries: the largest number of draws.
     """
     check_clients(num_clients, len(y))
     _check_tries(alpha, min_size, tries, num_clients, len(y))
@@ -69,8 +73,10 @@ def classes_per_client(
 ) -> Parts:
     """Every client holds exactly `classes` classes (#C = k, NIID-Bench `noniid-#labelk`).
 
-    Client i owns class i mod C, the others at random; a class is divided evenly among its owners.
-    With k = C every class is divided over all clients.
+    Client i owns class i mod C and k - 1 random others. Each class is divided evenly among its
+    owners. With k = C, every class is divided among all clients.
+
+    classes: the number of classes k of each client.
     """
     check_clients(num_clients, len(y))
     _at_least("classes", classes, 1)
@@ -98,11 +104,14 @@ def classes_per_client(
 def client_dirichlet(
     y, domain, num_clients: int, rng: np.random.Generator, *, alpha: float = 0.5
 ) -> Parts:
-    """Equal sizes floor(R / n), each client's class mix ~ Dir(alpha) (FedBR's latent Dirichlet).
+    """Clients of equal size floor(R / n) with class mixtures ~ Dir(alpha) (as in FedBR's code).
 
-    Clients choose one after another, so later ones see depleted classes. A client whose mix has no
-    mass left on classes that remain goes on uniformly over these (the original divides by zero).
-    The R mod n examples that remain are left out.
+    Clients choose one after another, so that some classes are exhausted for later clients. If a
+    client's mixture has no mass on the remaining classes, the rest of its examples is drawn
+    uniformly from them (the original code divides by zero). The remaining R mod n examples are left
+    out.
+
+    alpha: the concentration of the Dirichlet distribution; a smaller one makes clients differ more.
     """
     check_clients(num_clients, len(y))
     check_alpha(alpha)
@@ -125,18 +134,22 @@ def quantity(
     min_size: int = 10,
     tries: int = 200_000,
 ) -> Parts:
-    """IID content, sizes ~ Dir(alpha) (NIID-Bench `iid-diff-quantity`).
+    """IID examples, with client sizes ~ Dir(alpha) (NIID-Bench `iid-diff-quantity`).
 
-    The shares are redrawn until the smallest is worth min_size examples, at most `tries` times and
-    for a few seconds (MOST_DRAWN); not at all where that is hopeless from the start.
+    The shares are redrawn until the smallest one gives min_size examples, at most `tries` times and
+    for a few seconds (MOST_DRAWN), and not at all if success is practically impossible.
+
+    alpha: the concentration of the Dirichlet distribution; a smaller one makes sizes differ more.
+    min_size: the number of examples that each client must have.
+    tries: the largest number of draws.
     """
     check_clients(num_clients, len(y))
     _check_tries(alpha, min_size, tries, num_clients, len(y))
     if tries * _most_likely(alpha, min_size / len(y), num_clients) < HOPELESS:
         raise BadInput(
             f"config.partition.min_size {min_size} is out of reach: with alpha {alpha} and "
-            f"num_clients {num_clients} the smallest of the random shares of {len(y)} examples is "
-            "practically never worth that many; raise alpha, or lower num_clients or min_size"
+            f"num_clients {num_clients} the smallest of the random shares of {len(y)} examples "
+            "practically never has that many; raise alpha, or lower num_clients or min_size"
         )
 
     def draw(count):
@@ -148,9 +161,10 @@ def quantity(
 
 
 def by_domain(y, domain, num_clients: int, rng: np.random.Generator) -> Parts:
-    """One domain per client: client i holds domain i // (n / number of domains).
+    """Each client holds examples of one domain: client i of domain i // (n / number of domains).
 
-    With one client per domain FedC2I's split; with ten Client2Vec's: a domain is dealt evenly.
+    The examples of a domain are divided evenly among its clients. One client per domain is FedC2I's
+    split, ten clients per domain are Client2Vec's.
     """
     check_clients(num_clients, len(y))
     ids, group, sizes = _groups(domain)
@@ -171,9 +185,11 @@ def domains_per_client(
 ) -> Parts:
     """Every client holds parts of `domains` different domains (hFedF, Algorithm 5).
 
-    Z domains are cut into a = floor(n d / Z) equal random parts, the n d mod Z largest into a + 1
-    (ties: the lower id). The parts, in order of domain, go to clients 0 .. n-1 in turn, d times:
-    a domain has at most n parts in a row, so nobody gets two of one domain.
+    Z domains are cut into a = floor(n d / Z) equal random parts each, the (n d mod Z) largest ones
+    (ties: lower id first) into a + 1. The parts, ordered by domain, are dealt to clients 0 .. n-1
+    in turn, d times. A domain has at most n consecutive parts, so that no client gets two of them.
+
+    domains: the number of domains d of each client.
     """
     check_clients(num_clients, len(y))
     _at_least("domains", domains, 1)
@@ -182,7 +198,7 @@ def domains_per_client(
         raise BadInput(f"config.partition.domains is {domains}, but there are {len(ids)} domains")
     if num_clients * domains < len(ids):
         raise BadInput(
-            f"config.partition.domains={domains} for {num_clients} clients leaves some of the "
+            f"config.partition.domains={domains} with {num_clients} clients leaves some of the "
             f"{len(ids)} domains unused; raise domains or num_clients"
         )
     parts, more = divmod(num_clients * domains, len(ids))
@@ -210,7 +226,7 @@ PARTITIONS: dict[str, Callable[..., Parts]] = {
 
 
 def check(parts: Parts, name: str = "") -> None:
-    """Raises BadInput where a client has no example; name: which partition made the parts."""
+    """Raises BadInput if a client has no example. name: the name of the partition, for messages."""
     empty = [i for i, part in enumerate(parts) if len(part) == 0]
     if empty:
         what = f"partition {name!r}" if name else "partition"
@@ -222,13 +238,15 @@ def check(parts: Parts, name: str = "") -> None:
 
 
 def deal_like(parts: Parts, y, domain, test_y, test_domain, rng: np.random.Generator) -> Parts:
-    """Positions of test examples [T] per client, divided as the training examples [R] are.
+    """Divides test examples [T] among the clients like the training examples [R].
 
-    The test examples of a (domain, class) cell are cut at floor(cumulated training shares): each
-    is used once, and a client's number is within one of its exact share. The clients' order is
-    random in each cell; in a fixed order the first client would be rounded down in every one.
-    A cell that no client trains on is divided as the training examples of its domain are; a domain
-    that no client holds is left out.
+    For each (domain, class) cell, the test examples are cut at floor(cumulative training shares).
+    So each is used once, and each client's number differs from its exact share by less than one.
+    The clients are in random order in each cell; in a fixed order the first client would be rounded
+    down in every cell. If no client trains on a cell, it is divided like the training examples of
+    its domain. If no client holds a domain, its test examples are left out.
+
+    Returns the positions of each client's test examples.
     """
     classes = max(np.max(y, initial=0), np.max(test_y, initial=0)) + 1
     cells = np.concatenate([domain, test_domain]) * classes + np.concatenate([y, test_y])
@@ -242,7 +260,7 @@ def deal_like(parts: Parts, y, domain, test_y, test_domain, rng: np.random.Gener
     order = rng.permuted(np.tile(np.arange(len(parts)), (len(ids), 1)), axis=1)
     cumulated = np.cumsum(np.take_along_axis(held, order, 1), 1)
     size = np.bincount(test_cell, minlength=len(ids))[:, None]
-    # In integers: a share that is a whole number of examples is met exactly.
+    # Integer arithmetic, so that a share that is a whole number of examples is exact.
     cuts = cumulated * size // np.maximum(cumulated[:, -1:], 1)
     dealt = np.zeros_like(held)
     np.put_along_axis(dealt, order, np.diff(cuts, axis=1, prepend=0), 1)
@@ -252,20 +270,22 @@ def deal_like(parts: Parts, y, domain, test_y, test_domain, rng: np.random.Gener
 def hold_out(
     parts: Parts, fraction: float, rng: np.random.Generator, origin: np.ndarray | None = None
 ) -> tuple[Parts, Parts]:
-    """(train, validation) parts: floor(fraction * N_i) random examples of each client held out.
+    """Holds out floor(fraction * N_i) random examples of each client for validation.
 
-    Not stratified. A client with two examples or more has at least one on either side if fraction
-    is above 0; a client with one example trains on it.
+    The draw is not stratified. If fraction is above 0, a client with at least two examples keeps at
+    least one on either side, and a client with one example trains on it.
 
-    origin [R]: the text that each example is cut from. Whole texts are then held out, so many that
-    their examples are nearest to that number; a client with one text trains on it.
+    origin [R]: the text that each example is cut from. Whole texts are then held out, so that the
+        number of their examples is closest to the above; a client with one text trains on it.
+
+    Returns the (train, validation) parts.
     """
     if not 0 <= fraction < 1:
         raise BadInput(f"the validation fraction must be at least 0 and below 1, got {fraction}")
     train, validation = [], []
     for part in parts:
         mixed = rng.permutation(part)
-        held = int(fraction * len(part) + 1e-9)  # 0.29 * 100 is 28.999999999999996
+        held = int(fraction * len(part) + 1e-9)  # 1e-9: 0.29 * 100 is 28.999999999999996
         held = max(1, min(held, len(part) - 1)) if fraction and len(part) > 1 else 0
         if origin is not None and held:
             mixed, held = _whole_texts(mixed, held, origin[mixed])
@@ -275,9 +295,10 @@ def hold_out(
 
 
 def _whole_texts(mixed, held, origin):
-    """The examples text after text, and how many of the first ones are whole texts, about `held`.
+    """The examples ordered by text, and the number of leading ones, about `held`, to hold out.
 
-    Texts are in the order in which they come first in `mixed`; the last one is left out of them.
+    That number covers whole texts. Texts are ordered by their first example in `mixed`; the last
+    text is never held out.
     """
     _, first, text, sizes = np.unique(
         origin, return_index=True, return_inverse=True, return_counts=True
@@ -288,29 +309,29 @@ def _whole_texts(mixed, held, origin):
 
 
 def check_new(share: float) -> None:
-    """BadInput unless this can be the share of the clients that are new."""
+    """Raises BadInput unless this is a valid share of new clients, in [0, 1)."""
     if not 0 <= share < 1:
         raise BadInput(f"config.partition.new_clients must be in [0, 1), got {share}")
 
 
 def count_new(num_clients: int, share: float) -> int:
-    """How many of the clients are new: floor(share * num_clients), or one if that is none.
+    """The number of new clients: floor(share * num_clients), but at least one if share is above 0.
 
-    BadInput where nobody would be left, or where the share is below 0 or above 1.
+    Raises BadInput if no client would be left to train on, or if share is not in [0, 1).
     """
     check_new(share)
     if share and num_clients < 2:
         raise BadInput(
-            f"config.partition.new_clients={share} leaves no client to train on: there is"
-            f" {num_clients} (config.partition.num_clients)"
+            f"config.partition.new_clients={share} leaves no client to train on, because"
+            f" config.partition.num_clients is {num_clients}"
         )
     return max(1, min(int(share * num_clients + 1e-9), num_clients - 1)) if share else 0
 
 
 def choose_new(num_clients: int, share: float, rng: np.random.Generator) -> np.ndarray:
-    """Whether each client is a new one, [num_clients] bool: `count_new` of them, at random.
+    """Draws the new clients at random: flags [num_clients] bool, of which `count_new` are True.
 
-    Without a share no random number is drawn.
+    With a share of 0, no random number is drawn.
     """
     new = np.zeros(num_clients, bool)
     if share:
@@ -319,7 +340,7 @@ def choose_new(num_clients: int, share: float, rng: np.random.Generator) -> np.n
 
 
 def pad(parts: Parts) -> np.ndarray:
-    """[C, N] int32, N the longest part (at least 1); shorter ones end in -1."""
+    """The parts as an array [C, N] int32; N is the longest part (at least 1), and -1 is padding."""
     sizes = np.array([len(part) for part in parts])
     rows = np.full((len(parts), max(1, sizes.max())), -1, np.int32)
     rows[np.arange(rows.shape[1]) < sizes[:, None]] = np.concatenate(parts)
@@ -327,7 +348,7 @@ def pad(parts: Parts) -> np.ndarray:
 
 
 def counts(parts: Parts, y, num_classes: int) -> np.ndarray:
-    """[C, K]: how many examples of each class each client holds."""
+    """The number of examples of each class that each client holds, [C, K]."""
     client = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
     cell = client * num_classes + np.asarray(y)[np.concatenate(parts)]
     return np.bincount(cell, minlength=len(parts) * num_classes).reshape(-1, num_classes)
@@ -339,9 +360,9 @@ def table(
     of_domains: np.ndarray | None = None,
     domain_names: Sequence[str] = (),
 ) -> str:
-    """Counts [C, K] as text: the first clients and classes, totals, smallest to largest client.
+    """The counts [C, K] as text: the first clients and classes, totals, and statistics of sizes.
 
-    With counts by domain [C, D] also these, behind the classes.
+    of_domains: the counts by domain [C, D], shown after the classes; None: left out.
     """
     clients, classes = counts.shape
     sizes = counts.sum(1)
@@ -375,19 +396,19 @@ def table(
 
 def _skew_line(what, kinds, counts):
     emd, kinds_of_one, _ = skew(counts)
-    return f"EMD to the {what} of all {emd:.3f} (of 2), {kinds_of_one:.1f} {kinds} per client"
+    return f"EMD to the global {what} {emd:.3f} (max 2), {kinds_of_one:.1f} {kinds} per client"
 
 
 class Skew(NamedTuple):
-    """How far clients differ."""
+    """Measures of how much the clients differ."""
 
     emd: float  # mean over examples of sum_k |p_i(k) - p(k)|, from 0 to 2 (Zhao et al. 2018)
     classes: float  # mean number of classes of a client
-    gini: float  # of the clients' sizes: 0 where all are equal, near 1 where one holds everything
+    gini: float  # Gini coefficient of client sizes: 0 if equal, near 1 if one client has all
 
 
 def skew(counts: np.ndarray) -> Skew:
-    """Of counts [C, K]: how many examples of each class each client holds."""
+    """The skew of counts [C, K], the number of examples of each class that each client holds."""
     sizes = counts.sum(1)
     shares = counts / np.maximum(sizes, 1)[:, None]
     distance = np.abs(shares - counts.sum(0) / sizes.sum()).sum(1)
@@ -401,46 +422,48 @@ def skew(counts: np.ndarray) -> Skew:
 
 
 def printable(name: str) -> str:
-    """The name of a class as it can be shown, also where it is a line feed."""
+    """The name of a class with unprintable characters, such as a line feed, escaped."""
     return str(name) if str(name).isprintable() else repr(str(name))[1:-1]
 
 
 def _groups(code) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """code [R] -> the ids that occur [G], each example's group 0 .. G-1 [R], sizes [G]."""
+    """code [R] -> the ids that occur [G], the group 0 .. G-1 of each example [R], sizes [G]."""
     return np.unique(np.asarray(code), return_inverse=True, return_counts=True)
 
 
 def deal_counts(group: np.ndarray, counts: np.ndarray, rng: np.random.Generator) -> Parts:
     """Gives client i counts[g, i] random examples of each group g, in random order.
 
-    group [R] with values 0 .. G-1, counts [G, n]; what the counts leave is dealt to nobody.
+    group: the group 0 .. G-1 of each example [R].
+    counts: [G, n]; examples beyond the counts are left out.
     """
     sizes = np.bincount(group, minlength=len(counts))
-    counts = np.column_stack([counts, sizes - counts.sum(1)])  # the last column is nobody
+    counts = np.column_stack([counts, sizes - counts.sum(1)])  # last column: examples left out
     rows = rng.permutation(len(group))
-    rows = rows[np.argsort(group[rows], kind="stable")]  # by group, random inside
+    rows = rows[np.argsort(group[rows], kind="stable")]  # by group, in random order within it
     client = np.repeat(np.tile(np.arange(counts.shape[1]), len(counts)), counts.ravel())
     mixed = rng.permutation(len(rows))
-    mixed = mixed[np.argsort(client[mixed], kind="stable")]  # by client, random inside
+    mixed = mixed[np.argsort(client[mixed], kind="stable")]  # by client, in random order within it
     return np.split(rows[mixed].astype(np.int32), np.cumsum(counts.sum(0))[:-1])[:-1]
 
 
 def _even(total: int, parts: int) -> np.ndarray:
-    """Sizes [parts] that differ by one at most, the larger ones first."""
+    """Sizes [parts] that sum to `total` and differ by one at most, the larger ones first."""
     return total // parts + (np.arange(parts) < total % parts)
 
 
 def cut(shares: np.ndarray, total: int) -> np.ndarray:
-    """Sizes [..., n] between cuts at floor(cumsum(shares) * total); the last gets the rest."""
+    """Sizes [..., n] between cuts at floor(cumsum(shares) * total); the last one gets the rest."""
     cuts = np.floor(np.cumsum(shares, -1) * total).astype(int)
     cuts[..., -1] = total
     return np.diff(cuts, axis=-1, prepend=0)
 
 
 def _balanced_counts(shares: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """Counts [B, G, n] of B tries with shares [B, G, n] of groups of sizes [G], balancing rule on.
+    """Counts [B, G, n] of B tries with shares [B, G, n] of groups of sizes [G], balanced by size.
 
-    Where the whole share falls on full clients it goes to the others evenly, not to 0 / 0.
+    Clients that hold the average size get no further share. If all of a group's share falls on such
+    clients, the other clients get equal shares instead.
     """
     result = np.zeros(shares.shape, int)
     held = np.zeros(shares[:, 0].shape, int)  # [B, n]
@@ -455,7 +478,7 @@ def _balanced_counts(shares: np.ndarray, sizes: np.ndarray) -> np.ndarray:
 
 
 def _draw_classes(num_clients: int, num_classes: int, k: int, rng) -> np.ndarray:
-    """k different classes per client [n, k]: i mod C, then k - 1 random others."""
+    """k different classes for each client [n, k]: class i mod C and k - 1 random others."""
     clients = np.arange(num_clients)
     rank = rng.random((num_clients, num_classes))
     rank[clients, clients % num_classes] = -1
@@ -466,8 +489,8 @@ def _most_likely(alpha: float, least: float, num_clients: int) -> float:
     """An upper bound on the probability that all shares ~ Dir(alpha) reach `least`.
 
     Each share is Beta(alpha, (n - 1) alpha), and the shares of a Dirichlet distribution are
-    negatively associated: that all of them are large is at most as likely as if they were
-    independent (Joag-Dev and Proschan 1983).
+    negatively associated: the probability that all of them are large is at most that of independent
+    shares (Joag-Dev and Proschan 1983).
     """
     if num_clients == 1:
         return 1.0
@@ -475,10 +498,11 @@ def _most_likely(alpha: float, least: float, num_clients: int) -> float:
 
 
 def _first_accepted(draw, numbers, tries, min_size, alpha, num_clients) -> np.ndarray:
-    """The counts [G, n] of the first try whose smallest client reaches min_size.
+    """The counts [G, n] of the first try in which the smallest client reaches min_size.
 
-    draw(B) -> counts [B, G, n] and the smallest client's size [B] of B further tries, each of which
-    takes so many random `numbers`. There are fewer than `tries` where these are too many.
+    draw: B -> counts [B, G, n] of B further tries, and the smallest client's size [B] in each.
+    numbers: how many random numbers a try draws; there are fewer than `tries` tries if these are
+        too many in total.
     """
     best, batch, most = 0, max(1, CHUNK // numbers), min(tries, max(1, MOST_DRAWN // numbers))
     for start in range(0, most, batch):
@@ -489,16 +513,16 @@ def _first_accepted(draw, numbers, tries, min_size, alpha, num_clients) -> np.nd
     remedy = "raise alpha or tries," if most == tries else "raise alpha,"
     raise BadInput(
         f"config.partition.min_size {min_size} was not reached in {most} tries: with alpha "
-        f"{alpha} and num_clients {num_clients} the smallest client held {best} at best; {remedy} "
+        f"{alpha} and num_clients {num_clients} the smallest client had at most {best}; {remedy} "
         "or lower num_clients or min_size"
     )
 
 
 def _fill(slots: int, mix: np.ndarray, left: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Counts [C] of `slots` classes drawn from mix [C], none more often than it is left [C].
+    """Counts [C] of `slots` draws of classes from mix [C], at most left [C] of each class.
 
-    A draw of an exhausted class is drawn again from the others, which is the same as renormalizing
-    the mix at the moment of exhaustion.
+    A draw of an exhausted class is repeated with the other classes, which is equivalent to
+    renormalizing the mixture when the class is exhausted.
     """
     taken = np.zeros_like(left)
     while slots > taken.sum():

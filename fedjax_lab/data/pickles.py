@@ -1,10 +1,11 @@
-"""Pickles of strangers: plain data and NumPy arrays are read, nothing that they name is run.
+"""Reads untrusted pickles: only plain data and NumPy arrays; nothing that a pickle names is run.
 
-A pickle is a program that may call whatever its reader finds for it. This reader finds stand-ins
-for what NumPy's own pickles call (those of NumPy 1 and 2, Python 2 and 3, any protocol) and five
-harmless types. Not even `numpy.dtype` itself is lent out: a forged one could make pointers of
-bytes. A few bytes that would fill the memory or take for ever are refused; so the reader is the one
-that Python has in Python, which can be told what it must not make.
+A pickle is a program that may call whatever functions its reader looks up for it. This reader looks
+up only replacements for the functions that NumPy's own pickles call (those of NumPy 1 and 2, Python
+2 and 3, any protocol), and five harmless types. Even `numpy.dtype` itself is not available, because
+a forged dtype could turn bytes into pointers. Short pickles that would fill the memory or take
+forever are refused. Therefore this reader is based on the pure-Python one of the standard library,
+whose operations can be overridden.
 """
 
 import pickle
@@ -19,7 +20,7 @@ import numpy as np
 from fedjax_lab.data import safe
 
 BUILTINS = ("bytearray", "bytes", "complex", "frozenset", "set")
-STAND_INS = {  # what a pickle asks for, and the attribute of `_Reader` that it gets
+STAND_INS = {  # (module, name) in a pickle: the attribute of `_Reader` that replaces it
     ("_codecs", "encode"): "encode",
     ("numpy", "dtype"): "dtype",
     ("numpy", "ndarray"): "ndarray",
@@ -30,10 +31,11 @@ STAND_INS = {  # what a pickle asks for, and the attribute of `_Reader` that it 
 
 
 def load(path: Path, remedy: str) -> Any:
-    """What a pickle file holds: containers, numbers, str, bytes and arrays of numbers or strings.
+    """The content of a pickle file: containers, numbers, str, bytes and arrays.
 
-    Strings of Python 2 become bytes, arrays of Python's str those of NumPy's. Arrays may be of a
-    subclass of np.ndarray. Raises BadInput for a file that is damaged or asks for anything else.
+    Strings of Python 2 become bytes, and arrays of Python's str become NumPy's string arrays.
+    Arrays may be of a subclass of np.ndarray. Raises BadInput if the file is damaged or refers to
+    anything else.
     """
     with safe.reading(path, remedy):
         content = safe.content(path)
@@ -41,17 +43,17 @@ def load(path: Path, remedy: str) -> Any:
 
 
 def loads(content: bytes, name: str, remedy: str) -> Any:
-    """As `load`, of what a file of this name holds."""
-    with safe.reading(name, remedy, "is not plain data, or damaged"):
+    """As `load`, for the content of a file of this name."""
+    with safe.reading(name, remedy, "is damaged or not plain data"):
         made = _Reader(BytesIO(content), encoding="bytes").load()
         _check_size(made, len(content))
     return made
 
 
 def _check_size(made: Any, most: int) -> None:
-    """An error if containers that hold each other many times have more than `most` elements.
+    """Raises an error if nested containers have more than `most` elements in total.
 
-    Each element takes a byte of the file, or more, unless its container is there several times.
+    Each element takes at least a byte of the file, unless its container is referenced repeatedly.
     """
     pending, count, size = [made], 1, 0
     while pending:
@@ -61,7 +63,7 @@ def _check_size(made: Any, most: int) -> None:
         if isinstance(value, (list, tuple, set, frozenset)):
             count += len(value)
             if count > most:
-                raise pickle.UnpicklingError("it repeats itself without end")
+                raise pickle.UnpicklingError("its containers repeat each other too often")
             pending.extend(value)
         elif isinstance(value, (str, bytes, bytearray)):
             size += len(value)
@@ -71,35 +73,38 @@ def _check_size(made: Any, most: int) -> None:
 
 
 class _Reader(pickle._Unpickler):
-    """The stand-ins are bound methods, for a pickle can set attributes of plain functions."""
+    """An unpickler whose replacements are bound methods.
+
+    A pickle can set attributes of plain functions, but not of bound methods.
+    """
 
     dispatch: ClassVar[dict[int, Callable[[Any], None]]] = dict(pickle._Unpickler.dispatch)
-    ndarray = None  # only ever an argument, which `reconstruct` ignores
-    made = checked = 0  # bytes that were copied, and how many of them memory was looked at for
+    ndarray = None  # used only as an argument, which `reconstruct` ignores
+    made = checked = 0  # bytes copied so far, and how many of them were checked against memory
 
     def find_class(self, module: str, name: str) -> Any:
         if module in ("builtins", "__builtin__") and name in BUILTINS:
             return getattr(self, name)
         stand_in = STAND_INS.get((module.replace("numpy._core.", "numpy.core."), name))
         if stand_in is None:
-            raise pickle.UnpicklingError(f"it asks for {module}.{name}")
+            raise pickle.UnpicklingError(f"it refers to {module}.{name}")
         return getattr(self, stand_in)
 
     def count(self, size: int) -> None:
-        """An error if all that is copied does not fit in memory."""
+        """Raises an error if all copied bytes do not fit in memory."""
         self.made += size
         if self.made > self.checked + safe.SMALL:
             safe.check_memory(self.made)
             self.checked = self.made
 
     def load_build(self):
-        """An array is filled with a copy of what is on the stack."""
+        """Counts the bytes of the stack that an array copies."""
         if isinstance(self.stack[-2], _Array):
             self.count(_room(self.stack[-1][4]))
         super().load_build()
 
     def load_bytearray8(self):
-        """Python's own makes an array of the size that is claimed before it reads."""
+        """Python's own method allocates the declared size before it reads the bytes."""
         size = int.from_bytes(self.read(8), "little")
         self.append(bytearray(self.read(size)))
 
@@ -135,9 +140,9 @@ class _Reader(pickle._Unpickler):
         return bytes(self.bytearray(*source))
 
     def bytearray(self, *source):
-        """Of text or bytes; of a number, as many zeros, it would be as large as it likes."""
+        """Accepts text or bytes only: a number would allocate as many zeros."""
         if source and not isinstance(source[0], (str, bytes, bytearray)):
-            raise pickle.UnpicklingError("it asks for bytes of neither text nor bytes")
+            raise pickle.UnpicklingError("it makes bytes from something other than text or bytes")
         self.count(len(source[0]) if source else 0)
         return bytearray(*source)
 
@@ -152,9 +157,9 @@ class _Reader(pickle._Unpickler):
         return frozenset(self.set(elements))
 
     def encode(self, text, codec):
-        """Bytes in a pickle of Python 3 for Python 2."""
+        """Encodes the bytes in a pickle that Python 3 wrote for Python 2."""
         if codec not in ("latin1", b"latin1"):
-            raise pickle.UnpicklingError("it asks for a codec")
+            raise pickle.UnpicklingError("it uses a codec other than latin1")
         self.count(len(text))
         return text.encode("latin1")
 
@@ -173,33 +178,33 @@ class _Reader(pickle._Unpickler):
 
 
 def _check_keys(keys: Iterable) -> None:
-    """An error for tuples in tuples: each looks into all of them again when it is hashed."""
+    """Raises an error for nested tuples, because hashing them can take forever."""
     for key in keys:
         if isinstance(key, tuple) and any(isinstance(value, tuple) for value in key):
-            raise pickle.UnpicklingError("it has a tuple of tuples as a key")
+            raise pickle.UnpicklingError("it has a nested tuple as a key")
 
 
 def _room(data: Any) -> int:
-    """The bytes of an array that is filled with this: bytes, or texts as long as the longest."""
+    """The size in bytes of an array filled with `data`: bytes, or texts padded to the longest."""
     if isinstance(data, list):
         return 4 * len(data) * max((len(x) for x in data if isinstance(x, str)), default=0)
     return len(data)
 
 
 def _readable(array: np.ndarray) -> np.ndarray:
-    """The same array; an error if it is of text and some character does not exist."""
+    """The same array. Raises an error if a string in it has an invalid character."""
     if array.dtype.kind == "U":
         array.tolist()
     return array
 
 
 def _turned(array: np.ndarray, shape: tuple[int, ...], axes: tuple[int, ...]) -> np.ndarray:
-    """An array whose axes do not lie in memory in their own order."""
+    """An array whose axes are in another order in memory."""
     return array.reshape(shape).transpose(axes)
 
 
 class _Type:
-    """A stand-in for numpy.dtype."""
+    """A replacement for numpy.dtype."""
 
     def __init__(self, code: str | bytes):
         self.code, self.order = _text(code), "="
@@ -208,17 +213,17 @@ class _Type:
         self.order = _text(state[1])
 
     def checked(self) -> np.dtype:
-        """The type itself, if it is one of numbers or strings."""
+        """The dtype itself. Raises an error unless it is one of numbers or strings."""
         if not re.fullmatch(r"[biufcSU]\d+", self.code):
             raise pickle.UnpicklingError(f"it holds an array of type {self.code}")
-        order: Any = self.order  # NumPy refuses what is none
+        order: Any = self.order  # NumPy refuses an invalid order
         return np.dtype(self.code).newbyteorder(order)
 
 
 class _Array(np.ndarray):
-    """An array that a pickle may fill, but only with bytes and a type that has been checked.
+    """An array that a pickle may fill, but only with bytes and a checked dtype.
 
-    For an array of objects the pickle has a list, row by row: one of str becomes bytes first.
+    An array of objects is pickled as a list; if all of them are str, they are converted to bytes.
     """
 
     def __new__(cls):
@@ -230,7 +235,7 @@ class _Array(np.ndarray):
             texts = np.array(data)
             kind, data, fortran = _Type(texts.dtype.str[1:]), texts.tobytes(), False
         if not isinstance(data, bytes):
-            kind.checked()  # of objects: this says so
+            kind.checked()  # raises an error for an array of objects
             raise pickle.UnpicklingError("it holds an array without its bytes")
         super().__setstate__((1, shape, kind.checked(), fortran, data))
         _readable(self)

@@ -1,4 +1,4 @@
-"""Where the files of a data set are looked for."""
+"""Where the files of a data set are searched."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -9,22 +9,22 @@ PLACES = ("~/.cache/fedjax_lab", "data")
 
 
 def fetched(name: str, by_hand: str) -> str:
-    """The remedy where the data set `name` is missing, which a command fetches.
+    """The remedy for missing files of a data set that `fedjax-lab data get` fetches.
 
-    The command comes last: long messages are cut in their middle.
+    The command comes last, because long messages are shortened in the middle.
     """
     return f"{by_hand}; or run `fedjax-lab data get {name}`, which fetches it"
 
 
 def told(name: str, by_hand: str) -> str:
-    """The remedy where the data set `name` is missing, which has to be fetched by hand."""
-    return f"{by_hand}; `fedjax-lab data get {name}` says more"
+    """The remedy for missing files of a data set that must be fetched by hand."""
+    return f"{by_hand}; `fedjax-lab data get {name}` prints the full instructions"
 
 
 def locate(folder: str, names: tuple[str, ...], remedy: str, kind: Callable = Path.is_file) -> Path:
-    """The first file of these relative names, in `folder` or else in PLACES; BadInput if none.
+    """The first existing file of these relative names, in `folder` or else in PLACES.
 
-    With kind=Path.is_dir the first folder.
+    kind: Path.is_file, or Path.is_dir to find a folder. Raises BadInput if none exists.
     """
     places = [Path(place).expanduser() for place in ([folder] if folder else PLACES)]
     if folder and not places[0].is_dir():

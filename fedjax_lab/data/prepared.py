@@ -1,7 +1,7 @@
-"""Image sets that TensorFlow Datasets has prepared, read without TensorFlow.
+"""Image data sets prepared by TensorFlow Datasets (TFDS), read without TensorFlow.
 
-Its formats tfrecord (the default), array_record and parquet are read. Needs the extra `tfds`.
-https://www.tensorflow.org/datasets/data_source
+The formats tfrecord (TFDS's default), array_record and parquet are supported. Needs the extra
+`tfds`. https://www.tensorflow.org/datasets/data_source
 """
 
 import contextlib
@@ -20,9 +20,9 @@ from fedjax_lab.data.images import decoded
 from fedjax_lab.errors import BadInput, cut, nearest, quoted
 
 VERSION = r"\d+\.\d+\.\d+"
-NAME = re.compile(rf"(?P<set>\w+(/[\w+-][\w.+-]*)?)(:(?P<version>{VERSION}))?")  # as tfds.load's
+NAME = re.compile(rf"(?P<set>\w+(/[\w+-][\w.+-]*)?)(:(?P<version>{VERSION}))?")  # as in tfds.load
 
-Fetch = Callable[[np.ndarray], Sequence[bytes]]  # numbers of records -> these
+Fetch = Callable[[np.ndarray], Sequence[bytes]]  # numbers of records -> the bytes of these records
 
 
 @decoded
@@ -37,23 +37,23 @@ def tfds(
     size: int = 0,
     color: str = "auto",
 ) -> Dataset:
-    """An image classification set of TFDS, images uint8, in the order of its files.
+    """An image classification data set of TFDS, images uint8, in the order of its files.
 
-    Decoded images are kept as those of `pacs` are.
+    Decoded images are cached as in `pacs`.
 
     Args:
-      dataset: what tfds.load takes: NAME, NAME/CONFIG, either with :VERSION. Without a version the
-        newest one that is prepared is read.
-      folder: TFDS's data_dir; without it $TFDS_DATA_DIR, else ~/tensorflow_datasets.
-      train_split: the training examples, as TFDS names them: "train", "train[:80%]", "a+b".
-      test_split: the test examples; without it the split `test`, or none where there is none, or
-        where some of it is among the training examples.
-      image: the feature that holds the image; needed where there are several.
-      label: the one that holds the class; needed where there are several.
-      size: the side to which all are resized; 0: they stay as they are, and must be of one size.
+      dataset: a name as for tfds.load: NAME or NAME/CONFIG, either with :VERSION. Without a
+        version, the newest prepared one is read.
+      folder: TFDS's data_dir; empty: $TFDS_DATA_DIR, else ~/tensorflow_datasets.
+      train_split: the training examples, in TFDS's notation: "train", "train[:80%]", "a+b".
+      test_split: the test examples; empty: the split `test`, unless it does not exist or shares
+        examples with the training examples.
+      image: the feature with the images; needed if there are several.
+      label: the feature with the classes; needed if there are several.
+      size: the side to which images are resized; 0: images keep their size and must have the same.
       color: "rgb", "gray", or "auto": as the first image.
 
-    Raises BadInput if it is not prepared, damaged, or no such set.
+    Raises BadInput if the data set is not prepared, damaged, or not of this form.
     """
     encoded.check_form(size, color)
     version, remedy = _find(dataset, folder)
@@ -87,7 +87,7 @@ def tfds(
 
 
 def newest(folder: Path) -> Path | None:
-    """The folder of the highest version that was prepared whole; None if there is none."""
+    """The folder of the highest version whose preparation is complete; None if there is none."""
     versions = [
         (tuple(map(int, file.parent.name.split("."))), file.parent)
         for file in folder.glob("*/dataset_info.json")
@@ -97,12 +97,15 @@ def newest(folder: Path) -> Path | None:
 
 
 def _find(dataset: str, folder: str) -> tuple[Path, str]:
-    """The folder of that set's version, and how to have it anew; BadInput if it is not there."""
+    """The folder of the data set's version, and how to prepare it, for messages.
+
+    Raises BadInput if it is not prepared.
+    """
     name = NAME.fullmatch(dataset)
     if name is None:
         raise BadInput(
-            f"config.data.dataset is {quoted(dataset)}, not a name as TFDS has them: NAME or"
-            " NAME/CONFIG, maybe with :VERSION"
+            f"config.data.dataset={quoted(dataset)} is not a TFDS name, which is NAME or"
+            " NAME/CONFIG, optionally with :VERSION"
         )
     where = Path(folder or os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets").expanduser()
     remedy = (
@@ -122,24 +125,24 @@ def _find(dataset: str, folder: str) -> tuple[Path, str]:
 
 
 def _hint(where: Path, dataset: str) -> str:
-    """What could be meant by the name of a set that is not prepared."""
+    """A suggestion for the name of a data set that is not prepared."""
     files = (*where.glob("*/*/dataset_info.json"), *where.glob("*/*/*/dataset_info.json"))
     folders = {file.parent.relative_to(where) for file in files}
-    there = {f"{at.parent}:{at.name}" if ":" in dataset else str(at.parent) for at in folders}
+    prepared = {f"{at.parent}:{at.name}" if ":" in dataset else str(at.parent) for at in folders}
     first = re.split("[/:]", dataset)[0]
-    names = {name for name in there if re.split("[/:]", name)[0] == first}
+    names = {name for name in prepared if re.split("[/:]", name)[0] == first}
     if not names:
-        names = there
+        names = prepared
         with contextlib.suppress(ImportError):
             import tensorflow_datasets
 
-            names = {*there, *tensorflow_datasets.list_builders(with_community_datasets=False)}
+            names = {*prepared, *tensorflow_datasets.list_builders(with_community_datasets=False)}
     return "" if first in names or not names else f"{cut(nearest(dataset, names), 200)} Or "
 
 
 @contextlib.contextmanager
 def _reading(version: Path, remedy: str) -> Iterator[None]:
-    """Inside, whatever TFDS raises becomes BadInput."""
+    """Inside the context, any error that TFDS raises becomes BadInput."""
     with safe.reading(version, remedy):
         try:
             yield
@@ -150,7 +153,7 @@ def _reading(version: Path, remedy: str) -> Iterator[None]:
 
 
 def _builder(version: Path, remedy: str) -> Any:
-    """What TFDS knows of the set."""
+    """TFDS's builder of the prepared data set."""
     with _reading(version, remedy):
         import tensorflow_datasets
 
@@ -158,7 +161,7 @@ def _builder(version: Path, remedy: str) -> Any:
 
 
 def _splits(builder: Any, train: str, test: str, version: Path) -> tuple[str, int]:
-    """TFDS's name of all examples, those for tests last, and the number of the others."""
+    """TFDS's name of all examples, training first, and the number of training examples."""
     there = builder.info.splits
     trained_on = {part.partition("[")[0] for part in train.split("+")}
     test = test or ("test" if "test" in there and "test" not in trained_on else "")
@@ -174,7 +177,7 @@ def _splits(builder: Any, train: str, test: str, version: Path) -> tuple[str, in
 
 
 def _check_apart(there: Mapping, split: str, version: Path) -> None:
-    """BadInput where an example is named twice, for training and for tests or for one of them."""
+    """Raises BadInput if an example is named twice, for training and testing or for one of them."""
     import tensorflow_datasets
 
     taken: set[tuple[str, int]] = set()
@@ -183,15 +186,15 @@ def _check_apart(there: Mapping, split: str, version: Path) -> None:
         rows = range(there[name].num_examples)[part.from_ : part.to]
         if not taken.isdisjoint((name, row) for row in rows):
             raise BadInput(
-                f"{version}: some examples of split {quoted(name)} are named twice in"
-                " config.data.train_split and config.data.test_split; none may be in both, or twice"
-                " in one"
+                f"{version}: some examples of split {quoted(name)} occur twice in"
+                " config.data.train_split and config.data.test_split; an example may be used only"
+                " once"
             )
         taken.update((name, row) for row in rows)
 
 
 def _feature(builder: Any, key: str, name: str, kind: str, version: Path) -> str:
-    """The feature that a setting names, or else the one of this class of TFDS's features."""
+    """The feature that a setting names, or else the only suitable one of this TFDS class."""
     import tensorflow_datasets
 
     features = builder.info.features
@@ -202,14 +205,14 @@ def _feature(builder: Any, key: str, name: str, kind: str, version: Path) -> str
     name = columns.choose(key, name, sorted(features), usual if len(usual) == 1 else fitting, where)
     if name not in fitting:
         raise BadInput(
-            f"{where}: {name} is of TFDS's kind {type(features[name]).__name__}, but"
-            f" config.data.{key} names one of kind {kind}: {', '.join(fitting) or 'it has none'}"
+            f"{where}: {name} has TFDS's feature type {type(features[name]).__name__}, but"
+            f" config.data.{key} must be of type {kind}: {', '.join(fitting) or 'there is none'}"
         )
     return name
 
 
 def _files(builder: Any, split: str) -> tuple[Fetch, int]:
-    """What fetches records by their numbers, and how many there are."""
+    """A function that fetches records by their numbers, and the number of records."""
     count = builder.info.splits[split].num_examples
     if builder.info.file_format.value == "tfrecord":
         rows = _of_tfrecords(builder.info.splits[split].file_instructions)
@@ -218,13 +221,13 @@ def _files(builder: Any, split: str) -> tuple[Fetch, int]:
 
     raw = tensorflow_datasets.decode.DeserializeMethod.RAW_BYTES
     source = builder.as_data_source(split, deserialize_method=raw)
-    if len(source) != count:  # parquet files are always read whole
-        raise ValueError(f"split {split} has {count} examples, its files have {len(source)}")
+    if len(source) != count:  # for parts of a split: parquet files are always read as a whole
+        raise ValueError(f"split {split} has {count} examples, but its files have {len(source)}")
     return (lambda numbers: source.__getitems__(numbers.tolist())), count
 
 
 def _of_tfrecords(instructions: Sequence) -> list[tfrecords.Record]:
-    """The records that TFDS's file instructions name."""
+    """The records that TFDS's file instructions select."""
     made: list[tfrecords.Record] = []
     for part in instructions:
         records = tfrecords.records(Path(part.filename))
@@ -236,7 +239,7 @@ def _of_tfrecords(instructions: Sequence) -> list[tfrecords.Record]:
 
 
 def _parser(features: Any, image: str) -> Callable[[bytes], dict]:
-    """What makes an example of a record; its image stays encoded."""
+    """A function that parses a record to an example; its image stays encoded."""
     import tensorflow_datasets
 
     decoders = {image: tensorflow_datasets.decode.SkipDecoding()}

@@ -1,4 +1,4 @@
-"""Writes the folders that `records` reads: shard after shard, each named once it is whole."""
+"""Writes the folders that `records` reads; each shard gets its name when it is complete."""
 
 import contextlib
 import json
@@ -28,32 +28,32 @@ from fedjax_lab.data.records import (
 )
 from fedjax_lab.errors import BadInput
 
-SHARD = 2**28  # bytes of a shard, at least
-MOST_SHARDS = 500  # open at once by who reads at random; many systems allow 1,024 files
-OPTIONS = "group_size:1,uncompressed"  # each example can be read alone
+SHARD = 2**28  # approximate size of a shard in bytes; larger if there were too many shards
+MOST_SHARDS = 500  # a reader keeps all of them open; many systems allow 1,024 open files
+OPTIONS = "group_size:1,uncompressed"  # so that single examples can be read
 REMEDY = "name another folder with --out"
 
 
 class Progress(NamedTuple):
-    """How much of a folder is there."""
+    """The numbers of examples and of complete shards that have been written."""
 
     examples: int
     shards: int
 
 
 def write(dataset: Dataset, folder: Path, source: str) -> Iterator[Progress]:
-    """Writes a dataset to a folder, tells after each piece how far it is; x is read piece by piece.
+    """Writes a dataset to a folder, piece by piece, and yields the progress after each piece.
 
-    Shards that an earlier call has written stay, unless they are damaged. The folder is the same,
-    byte for byte, however often a call was cut short.
+    Intact shards of an earlier call are kept. The resulting folder is the same, byte for byte,
+    however often earlier calls were interrupted.
 
     Args:
-      dataset: x may be lazy.
-      folder: it has no other owner.
+      dataset: the dataset; x may be lazy.
+      folder: the folder, which no other process may use at the same time.
       source: the config.data.name of the dataset.
 
     Raises:
-      BadInput: the folder holds anything else, or x is of a type that records cannot have.
+      BadInput: the folder holds anything else, or records cannot hold the dtype of x.
     """
     index = make_index(dataset, source)
     check_folder(folder, index)
@@ -82,7 +82,7 @@ def make_index(dataset: Dataset, source: str) -> Index:
     x = dataset.x
     if x.dtype not in map(np.dtype, TYPES) or 0 in x.shape:
         what = f"{x.dtype} {list(x.shape)}"
-        raise BadInput(f"the examples are {what}; records hold {', '.join(TYPES)}, at least one")
+        raise BadInput(f"the examples are {what}, but must be non-empty and {', '.join(TYPES)}")
     size = max(1, SHARD // example_bytes(x), -(-len(x) // MOST_SHARDS))
     arrays = {key: np.asarray(getattr(dataset, key)) for key in of_each(dataset)}
     kinds = ("classes", "domains", "users") if dataset.users else ("classes", "domains")
@@ -102,15 +102,15 @@ def make_index(dataset: Dataset, source: str) -> Index:
 
 
 def _content(index):
-    """What the file of an index says; without users and origins as before there were any."""
+    """The content of index.json; users and origin are left out if there are none."""
     left_out = {key for key in ("users", "origin") if not getattr(index, key)}
     return {key: value for key, value in index._asdict().items() if key not in left_out}
 
 
 def check_folder(folder: Path, index: Index) -> None:
-    """BadInput where the folder holds anything else than a part of what has this index."""
-    there = [file for file in folder.iterdir() if file.name[:1] != "." and file.suffix != ".tmp"]
-    if not there:
+    """Raises BadInput unless the folder is empty or holds a (partial) dataset with this index."""
+    files = [file for file in folder.iterdir() if file.name[:1] != "." and file.suffix != ".tmp"]
+    if not files:
         return
     if not (folder / INDEX).exists():
         raise BadInput(f"{folder} is not empty and has no {INDEX}: {REMEDY}")
@@ -118,13 +118,14 @@ def check_folder(folder: Path, index: Index) -> None:
         saved = read_index(folder)
     for key, here in index._asdict().items():
         if getattr(saved, key) != here:
-            raise BadInput(f"{folder} holds other data: {key} in {INDEX} differs; {REMEDY}")
+            raise BadInput(f"{folder} holds another data set: {key} in {INDEX} differs; {REMEDY}")
 
 
 def is_whole(file: Path, size: int, sums: str) -> bool:
-    """Whether a file is a shard as it was written, with so many examples.
+    """Whether a file is an intact shard with `size` examples.
 
-    sums: the content of SHA256SUMS; without it each example is read, whose record has a checksum.
+    sums: the content of SHA256SUMS; if it is empty, every example is read, and array_record
+        verifies the checksum of each record.
     """
     if not file.exists():
         return False
@@ -139,7 +140,7 @@ def is_whole(file: Path, size: int, sums: str) -> bool:
 
 
 def write_shard(x, rows: range, file: Path) -> Iterator[int]:
-    """Writes these examples to a file; tells after each piece how many of x are written."""
+    """Writes these examples to a file; yields after each piece how many of x are written."""
     module = array_record("array_record_module")
     with named_when_whole(file) as scratch, named_errors(file):
         with contextlib.closing(module.ArrayRecordWriter(str(scratch), OPTIONS)) as shard:
@@ -151,13 +152,13 @@ def write_shard(x, rows: range, file: Path) -> Iterator[int]:
 
 @contextlib.contextmanager
 def named_when_whole(file: Path) -> Iterator[Path]:
-    """Where to write a file that gets its name once all of it is on the disk."""
+    """A temporary path to write to; the file is renamed when all of it is on disk."""
     scratch = file.with_name(f"{file.name}.tmp")
     try:
         yield scratch
         with scratch.open("rb+") as content:
             os.fsync(content.fileno())
         os.replace(scratch, file)
-    except BaseException:  # a kill leaves it there; the next call writes it anew
+    except BaseException:  # after a kill the temporary file remains; the next call overwrites it
         scratch.unlink(missing_ok=True)
         raise

@@ -1,12 +1,12 @@
-"""Examples in ArrayRecord files, read when they are asked for. Needs the extra `stream`.
+"""Examples in ArrayRecord files, read on demand. Needs the extra `stream`.
 
-A folder that `python -m fedjax_lab.data prepare` writes holds
+A folder written by `python -m fedjax_lab.data prepare` holds
 
-    index.json                 what an example is, how many each shard has, the names of the classes
+    index.json                 shape and type of the examples, sizes of the shards, class names
     labels.npz                 y, domain and test of each example, and client if there are users
-    shard-00000.array_record   an example is a record: its numbers in C order
+    shard-00000.array_record   one record per example: its numbers in C order
     ..
-    SHA256SUMS                 of all these files, written last; `sha256sum --check` reads it
+    SHA256SUMS                 checksums of all these files, written last, for `sha256sum --check`
 """
 
 import contextlib
@@ -25,10 +25,10 @@ from fedjax_lab.data.dataset import TYPES, Dataset
 from fedjax_lab.data.lazy import LazyArray
 from fedjax_lab.errors import MACHINE, BadInput
 
-FORMAT = 1  # of the folder
+FORMAT = 1  # version of the folder format
 INDEX, LABELS, SUMS = "index.json", "labels.npz", "SHA256SUMS"
-EACH = {"y": np.int32, "domain": np.int32, "test": bool}  # in labels.npz, and their types
-REMEDY = "write it with `python -m fedjax_lab.data prepare`, which mends a damaged folder too"
+EACH = {"y": np.int32, "domain": np.int32, "test": bool}  # arrays in labels.npz and their types
+REMEDY = "write it with `python -m fedjax_lab.data prepare`, which also repairs a damaged folder"
 
 
 class Index(NamedTuple):
@@ -36,21 +36,23 @@ class Index(NamedTuple):
 
     format: int
     source: str  # the config.data.name that the examples were read from
-    content: str  # a digest of all that was read there
-    shape: tuple[int, ...]  # of all examples [R, ...]
+    content: str  # a digest of the whole dataset
+    shape: tuple[int, ...]  # of all examples, [R, ...]
     dtype: str
-    shards: tuple[int, ...]  # how many examples each has
+    shards: tuple[int, ...]  # number of examples in each shard
     classes: tuple[str, ...]
     domains: tuple[str, ...]
-    users: tuple[str, ...] = ()  # natural users; not in the file where there are none
-    origin: bool = False  # whether labels.npz has Dataset.origin; not in the file where it has not
+    users: tuple[str, ...] = ()  # natural users; not in the file if there are none
+    origin: bool = False  # whether labels.npz has Dataset.origin; in the file only if it is True
 
 
 def records(*, path: str) -> Dataset:
-    """The examples of a folder that `python -m fedjax_lab.data prepare` has written; x is lazy.
+    """The examples of a folder written by `python -m fedjax_lab.data prepare`; x is lazy.
 
-    Raises BadInput for what is missing or damaged: shards that are cut off or not there at once,
-    others when what is damaged is read.
+    path: the folder.
+
+    Raises BadInput if anything is missing or damaged: at once for missing or truncated shards, and
+    otherwise when the damaged part is read.
     """
     if not path:
         raise BadInput("data.path is empty: name a folder of records with --config.data.path")
@@ -69,7 +71,7 @@ def records(*, path: str) -> Dataset:
 
 
 def of_each(there: Dataset | Index) -> dict[str, Any]:
-    """What labels.npz holds of each example, with its type."""
+    """The arrays in labels.npz, with their types."""
     has_origin = there.origin if isinstance(there, Index) else there.origin is not None
     kinds = {**EACH, "client": np.int32} if there.users else EACH
     return {**kinds, "origin": np.int32} if has_origin else kinds
@@ -81,7 +83,7 @@ def shard_name(number: int) -> str:
 
 
 def read_index(folder: Path) -> Index:
-    """The index of a folder; any exception where it is not there or does not hold one."""
+    """The index of a folder; raises any exception if it is missing or invalid."""
     content = json.loads(safe.content(folder / INDEX))
     fields: Any = {k: tuple(v) if isinstance(v, list) else v for k, v in content.items()}
     index = Index(**fields)
@@ -94,16 +96,17 @@ def read_index(folder: Path) -> Index:
 
 
 def read_sums(folder: Path) -> list[str]:
-    """The lines of SHA256SUMS. ValueError where the folder is not whole, or what is small differs.
+    """The lines of SHA256SUMS; the checksums of the index and the labels are verified.
 
-    What is small are the index and the labels; the shards are not read.
+    Raises ValueError if the folder is incomplete or one of these two files differs. Shards are not
+    read.
     """
     if not (folder / SUMS).exists():
-        raise ValueError(f"it has no {SUMS}, so it is not whole")
+        raise ValueError(f"it has no {SUMS}, so it is incomplete")
     sums = safe.content(folder / SUMS).decode().splitlines(keepends=True)
     for name in (INDEX, LABELS):
         if sum_of(folder / name) not in sums:
-            raise ValueError(f"{name} is not the file of {SUMS}")
+            raise ValueError(f"{name} does not match its checksum in {SUMS}")
     return sums
 
 
@@ -115,19 +118,22 @@ def sum_of(file: Path) -> str:
 
 
 def check_labels(index: Index, labels: dict[str, np.ndarray]) -> None:
-    """ValueError unless these are what the index says of each example."""
+    """Raises ValueError unless the arrays of labels.npz match the index."""
     for name, array in labels.items():
         if array.shape != index.shape[:1] or array.dtype != of_each(index)[name]:
-            raise ValueError(f"{name} in {LABELS} does not fit {INDEX}")
+            raise ValueError(f"{name} in {LABELS} does not match {INDEX}")
     numbers = {"y": index.classes, "domain": index.domains, "client": index.users}
     for name in numbers.keys() & labels.keys():
         names = numbers[name]
         if not 0 <= labels[name].min() <= labels[name].max() < len(names):
-            raise ValueError(f"{name} in {LABELS} is not within the names in {INDEX}")
+            raise ValueError(f"{name} in {LABELS} has a number without a name in {INDEX}")
 
 
 def reader(folder: Path, index: Index) -> Callable[[np.ndarray], np.ndarray]:
-    """Numbers of examples [n] -> these examples. BadInput where a shard is not whole."""
+    """A function from numbers of examples [n] to these examples.
+
+    Raises BadInput if a shard is missing or truncated.
+    """
     files = [folder / shard_name(number) for number in range(len(index.shards))]
     readers = [opened(file, size) for file, size in zip(files, index.shards, strict=True)]
     ends = np.cumsum(index.shards)
@@ -148,7 +154,7 @@ def reader(folder: Path, index: Index) -> Callable[[np.ndarray], np.ndarray]:
 
 
 def opened(file: Path, size: int) -> Any:
-    """A reader, which threads may share, of a shard with so many examples; else BadInput."""
+    """A thread-safe reader of a shard. Raises BadInput unless the shard has `size` examples."""
     module = array_record("array_record_module")
     with safe.reading(file, REMEDY), named_errors(file):
         safe.check_regular(file)
@@ -161,7 +167,7 @@ def opened(file: Path, size: int) -> Any:
 
 
 def array_record(module: str) -> ModuleType:
-    """A module of the package array_record, imported now; BadInput where it is not installed."""
+    """Imports a module of the package array_record. Raises BadInput if it is not installed."""
     import importlib
 
     try:
@@ -171,13 +177,13 @@ def array_record(module: str) -> ModuleType:
 
 
 def needs_stream(error: ImportError) -> BadInput:
-    """What to raise where a package of the extra `stream` is missing."""
+    """The BadInput for a missing package of the extra `stream`."""
     return BadInput(f"a package is missing ({error}): pip install 'fedjax_lab[stream]'")
 
 
 @contextlib.contextmanager
 def named_errors(path: Path) -> Iterator[None]:
-    """Inside, a failure of the machine that array_record tells in words becomes its OSError."""
+    """Inside the context, array_record's errors about the machine become OSErrors."""
     try:
         yield
     except RuntimeError as error:

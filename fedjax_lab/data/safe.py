@@ -1,9 +1,9 @@
-"""Files of strangers are opened here: regular files only, and no more than memory can hold.
+"""Safe access to untrusted files: only regular files, and no more than memory can hold.
 
-A few bytes may claim anything: an array of 64 GB, an archive of zeros, a pipe in a picture's place.
-So a claim is checked before it is believed, against the bytes that are there (`check_claim`) and
-against the memory of this machine (`check_memory`). `reading` makes every other fault of a file one
-BadInput.
+A few bytes can declare any size: an array of 64 GB, or an archive of zeros; and a path may be a
+pipe. So every declared size is checked against the size of the file (`check_claim`) and against the
+memory of this machine (`check_memory`) before it is used. `reading` turns every other error of a
+file into BadInput.
 """
 
 import contextlib
@@ -16,23 +16,23 @@ import psutil
 
 from fedjax_lab.errors import MACHINE, BadInput
 
-DEFLATE = 1032  # to one: the best that zip and gzip can do
-SMALL = 2**26  # bytes that any machine has: for so few memory is not looked at
+DEFLATE = 1032  # the highest compression ratio of zip and gzip
+SMALL = 2**26  # bytes; the free memory is checked only for larger sizes
 CGROUPS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 
 class TooLargeError(Exception):
-    """What a file holds does not fit in memory."""
+    """Raised when the content of a file does not fit in memory."""
 
 
 @contextlib.contextmanager
 def reading(
     path: Path | str, remedy: str, problem: str = "cannot be read", part: str = ""
 ) -> Iterator[None]:
-    """Whatever goes wrong inside becomes BadInput: `path: part problem (reason): remedy`.
+    """Turns any error inside the context into BadInput: `path: part problem (reason): remedy`.
 
-    Trouble of the machine passes through: its disk, and its memory if it lacks that for a file that
-    could not need much.
+    Errors of the machine pass through: those of the disk, and a lack of memory if the file is too
+    small to be its cause.
     """
     try:
         yield
@@ -52,7 +52,7 @@ def reading(
 
 
 def check_regular(path: Path) -> None:
-    """OSError unless the path is of a regular file: opening a pipe waits for ever."""
+    """Raises OSError unless the path is a regular file; opening a pipe could block forever."""
     mode = path.stat().st_mode
     if stat.S_ISDIR(mode):
         raise IsADirectoryError("it is a folder")
@@ -61,20 +61,20 @@ def check_regular(path: Path) -> None:
 
 
 def opened(path: Path) -> BinaryIO:
-    """The file, open to be read; OSError unless it is a regular one."""
+    """Opens a file for reading. Raises OSError unless it is a regular file."""
     check_regular(path)
     return path.open("rb")
 
 
 def content(path: Path) -> bytes:
-    """All bytes of a regular file that fits in memory."""
+    """All bytes of a file. Raises an error unless it is a regular file that fits in memory."""
     check_regular(path)
     check_memory(path.stat().st_size)
     return path.read_bytes()
 
 
 def lines(path: Path, remedy: str) -> list[str]:
-    """The lines of a text file that are not empty, at least one; or else BadInput."""
+    """The non-empty lines of a text file. Raises BadInput if there are none."""
     with reading(path, remedy):
         nonempty = [line for line in content(path).decode().splitlines() if line.strip()]
     if not nonempty:
@@ -83,14 +83,17 @@ def lines(path: Path, remedy: str) -> list[str]:
 
 
 def check_claim(size: int, stored: int) -> None:
-    """ValueError unless `stored` bytes, maybe deflated, can be `size` bytes; and `check_memory`."""
+    """Raises ValueError if `stored` bytes, possibly compressed, cannot hold `size` bytes.
+
+    Also raises TooLargeError as `check_memory` does.
+    """
     if size > DEFLATE * stored:
-        raise ValueError(f"it claims {size} bytes, which cannot be in the {stored} that are there")
+        raise ValueError(f"it declares {size} bytes, more than its {stored} bytes can hold")
     check_memory(size)
 
 
 def check_memory(size: int) -> None:
-    """TooLargeError unless the free memory has room for `size` bytes twice: as read, as arrays."""
+    """Raises TooLargeError unless memory has room for `size` bytes twice: as read and as arrays."""
     if size > SMALL and 2 * size > free_memory():
         raise TooLargeError(
             f"{size / 2**30:,.1f} GiB are more than half of the {free_memory() / 2**30:,.1f} GiB"
@@ -99,7 +102,7 @@ def check_memory(size: int) -> None:
 
 
 def free_memory() -> int:
-    """Bytes that this process may still take, by the machine and by the limit of its container."""
+    """The bytes that this process may still allocate, also within the limit of its container."""
     free = psutil.virtual_memory().available
     for file in map(Path, CGROUPS):
         with contextlib.suppress(OSError, ValueError):
@@ -108,7 +111,7 @@ def free_memory() -> int:
 
 
 def _is_small(path: Path | str) -> bool:
-    """Whether memory would suffice for the file even if it were deflated as well as possible."""
+    """Whether memory would suffice for the file even at the highest compression ratio."""
     with contextlib.suppress(OSError):
         return 2 * DEFLATE * Path(path).stat().st_size < free_memory()
     return False

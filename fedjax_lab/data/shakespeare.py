@@ -1,7 +1,8 @@
-"""Shakespeare's plays, to predict the next character; one speaking role is one user (LEAF).
+"""LEAF's Shakespeare: next-character prediction, where each speaking role is a user.
 
-Caldas et al. 2018, arXiv:1812.01097, https://github.com/TalwalkarLab/leaf: JSON files with `users`
-and `user_data`, for each user `x`, texts of 80 characters, and `y`, the character that follows.
+Caldas et al. 2018, arXiv:1812.01097, https://github.com/TalwalkarLab/leaf. The JSON files have
+`users` and `user_data`: for each user, `x` has texts of 80 characters, and `y` the character that
+follows each text.
 """
 
 import logging
@@ -16,34 +17,40 @@ from fedjax_lab.data.places import locate, told
 from fedjax_lab.errors import BadInput, check_not_negative, quoted
 
 ALPHABET = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
-LENGTH = 80  # characters of a text
-TRAINING = 0.8  # share of a user's texts, in their order
-LEAST = 40  # texts of a user who is kept
+LENGTH = 80  # characters in a text
+TRAINING = 0.8  # share of training texts: the first ones of each user
+LEAST = 40  # users with fewer texts are left out
 FRACTION, SEED = 0.1, 0
 FOLDERS = ("shakespeare/", "shakespeare/data/", "leaf/data/shakespeare/data/")
 BY_HAND = (
-    "run `./preprocess.sh -s niid --sf 0.1 -k 40 -t sample --tf 0.8` (two dashes before tf: the"
-    " one of its README is not read) in data/shakespeare of https://github.com/TalwalkarLab/leaf"
-    " and name the folder data/ that it makes, with all_data/ or train/ and test/, by"
-    " --config.data.folder (or put it in ~/.cache/fedjax_lab/shakespeare)"
+    "run `./preprocess.sh -s niid --sf 0.1 -k 40 -t sample --tf 0.8` (with two dashes before tf;"
+    " the single dash in its README is ignored) in data/shakespeare of"
+    " https://github.com/TalwalkarLab/leaf and name its output folder data/, with all_data/ or"
+    " train/ and test/, with --config.data.folder (or move it to ~/.cache/fedjax_lab/shakespeare)"
 )
 HELP = told("shakespeare", BY_HAND)
 
 
 def shakespeare(*, folder: str = "", fraction: float = FRACTION, seed: int = SEED) -> Dataset:
-    """x [R, 80] int8, y [R] int32: numbers of characters in LEAF's alphabet.
+    """LEAF's Shakespeare: x [R, 80] int8 and y [R] int32, numbers of characters in LEAF's alphabet.
 
-    Characters that are not in it become the space. `folder` is LEAF's data/shakespeare/data or the
-    one around it; without it the usual places are searched. Where train/ and test/ are there they
-    are taken as they are. Otherwise all_data/ is sampled here as LEAF's `-s niid --sf fraction
-    -k 40 -t sample --tf 0.8` does: users in the random order of `seed` until they have that share
-    of all texts, the last one cut short (LEAF also shuffles that one's texts); a user's first 80 %
-    to train on, then 79 texts left out, which overlap with both sides, the rest for tests. Users
-    with fewer than 40 texts or none for tests are dropped. Raises BadInput for what is missing or
-    malformed, or if fraction or seed is set where the split is ready.
+    Characters outside the alphabet become spaces. If there are folders train/ and test/, this split
+    is used as it is. Otherwise all_data/ is sampled as LEAF's `-s niid --sf fraction -k 40 -t
+    sample --tf 0.8` does: users are taken in the random order of `seed` until they have that
+    fraction of all texts, and the last user is cut short (LEAF also shuffles its texts). The first
+    80 % of each user's texts are for training; the next 79, which overlap with both sides, are left
+    out; the rest is for testing. Users with fewer than 40 texts or without test texts are left out.
 
-    A user is a domain as well, so that accuracies are told by user. One client for each user:
-    partition by_client, or by_domain with num_clients the number of users.
+    folder: LEAF's data/shakespeare/data, or its parent; empty: ~/.cache/fedjax_lab and data/ are
+        searched.
+    fraction: the share of all texts to sample from all_data/.
+    seed: the seed of that sample.
+
+    Each user is also a domain, so that accuracies are reported for each user. For one client per
+    user, use partition by_client, or by_domain with num_clients set to the number of users.
+
+    Raises BadInput if files are missing or malformed, or if fraction or seed is set although there
+    is a split.
     """
     if not 0 < fraction <= 1:
         raise BadInput(f"config.data.fraction must be above 0 and at most 1, got {fraction}")
@@ -55,11 +62,11 @@ def shakespeare(*, folder: str = "", fraction: float = FRACTION, seed: int = SEE
         train, test = ready(where)
     else:
         raise BadInput(
-            f"{where} is split already: config.data.fraction and config.data.seed apply to"
+            f"{where} is already split: config.data.fraction and config.data.seed apply to"
             " all_data/ only; leave them out, or move train/ away"
         )
     if not train:
-        raise BadInput(f"{where} leaves no user with texts for tests: {HELP}")
+        raise BadInput(f"{where} has no user with enough texts for a test set: {HELP}")
     users = sorted(train)
     encoded = [encode(user, part[user]) for part in (train, test) for user in users]
     x = np.concatenate([texts for texts, _ in encoded])
@@ -87,7 +94,10 @@ def sampled(
 
 
 def ready(folder: Path) -> tuple[dict[str, User], dict[str, User]]:
-    """What LEAF has split into this folder and the test/ beside it; the same users in both."""
+    """The split that LEAF has written to this folder and to test/ beside it.
+
+    Raises BadInput unless both have texts of the same users.
+    """
     train, test = read(folder), read(folder.parent / "test")
     alone = min(train.keys() ^ test.keys(), default=None)
     if alone is not None:
@@ -97,18 +107,20 @@ def ready(folder: Path) -> tuple[dict[str, User], dict[str, User]]:
     empty = next((user for user in train if not (train[user].y and test[user].y)), None)
     if empty is not None:
         raise BadInput(
-            f"{folder}: user {quoted(empty, 60)} has no texts to train or test on: {HELP}"
+            f"{folder}: user {quoted(empty, 60)} has no training texts or no test texts: {HELP}"
         )
     sizes = [(len(train[user].y), len(test[user].y)) for user in train]
     if any(n != _training_count(n + LENGTH - 1 + tests) for n, tests in sizes):
         logging.getLogger(__name__).warning(
-            "%s is not the first 80 %% of each user's texts (--tf 0.8, with two dashes)", folder
+            "%s does not have the first 80 %% of each user's texts; run preprocess.sh with"
+            " --tf 0.8 (two dashes)",
+            folder,
         )
     return train, test
 
 
 def read(folder: Path) -> dict[str, User]:
-    """Of each user in the JSON files texts x and the characters y that follow, not yet checked."""
+    """The texts x and next characters y of each user in the JSON files, not yet checked."""
     return {user.name: user for user in leaf_json.users_in(folder, HELP)}
 
 
@@ -117,15 +129,15 @@ def encode(user: str, texts: User) -> tuple[np.ndarray, np.ndarray]:
     for key, values, length in (("x", texts.x, LENGTH), ("y", texts.y, 1)):
         if not all(isinstance(value, str) and len(value) == length for value in values):
             raise BadInput(
-                f"{texts.file}: {key} of user {quoted(user, 60)} is not all texts of length"
-                f" {length}: {HELP}"
+                f"{texts.file}: {key} of user {quoted(user, 60)} has entries that are not texts of"
+                f" length {length}: {HELP}"
             )
     return numbers(texts.x).reshape(-1, LENGTH), numbers(texts.y).astype(np.int32)
 
 
 def numbers(texts: list[str]) -> np.ndarray:
-    """The place in ALPHABET of each character of the joined texts, int8."""
-    table = np.full(129, ALPHABET.index(" "), np.int8)  # of ASCII; 128 stands for all else
+    """The position in ALPHABET of each character of the joined texts, int8."""
+    table = np.full(129, ALPHABET.index(" "), np.int8)  # of ASCII; 128: all other characters
     table[[ord(character) for character in ALPHABET]] = np.arange(len(ALPHABET))
     codes = np.frombuffer("".join(texts).encode("utf-32-le", "surrogatepass"), "<u4")
     return table[np.minimum(codes, 128)]
@@ -136,16 +148,19 @@ def _rows(texts: User, rows: slice) -> User:
 
 
 def _training_count(count: int) -> int:
-    """How many of a user's texts LEAF trains on."""
+    """The number of a user's texts that LEAF uses for training."""
     return max(1, int(TRAINING * count))
 
 
 def find(folder: str) -> Path:
-    """LEAF's train/, else its all_data/, in `folder` or in the usual places; BadInput if none."""
+    """LEAF's train/, else its all_data/, in `folder` or else in ~/.cache/fedjax_lab and data/.
+
+    Raises BadInput if there is neither.
+    """
     names = [f"{part}{kind}" for kind in ("train", "all_data") for part in _around(folder)]
     return locate(folder, tuple(names), HELP, leaf_json.has_files)
 
 
 def _around(folder: str) -> tuple[str, ...]:
-    """Where LEAF's folders may lie in a named folder, or in one of the usual places."""
+    """Where LEAF's folders may be, relative to `folder` or to the folders searched without it."""
     return ("", "data/", *FOLDERS) if folder else FOLDERS

@@ -1,4 +1,4 @@
-"""Reading the examples of a block of rounds from wherever they are."""
+"""Reads the examples of a block of rounds from memory or files."""
 
 import numpy as np
 
@@ -6,15 +6,15 @@ from fedjax_lab.data.lazy import LazyArray
 
 
 def fill(made: np.ndarray, x: np.ndarray | LazyArray, rows: np.ndarray) -> None:
-    """Writes the examples of rows [n], flat and in x's type, to an array [n, D].
+    """Writes the examples of rows [n], flattened and in x's type, to the array `made` [n, D].
 
-    Zeros for a row of -1, padding. IndexError for a row that is not there.
+    A row of -1 is padding and becomes zeros. Raises IndexError for a row that does not exist.
     """
     real = rows >= 0
     if rows.size and not -1 <= rows.min() <= rows.max() < len(x):
         raise IndexError(f"rows {rows.min()} to {rows.max()} are not among {len(x)} examples")
     if isinstance(x, LazyArray) or not x.flags.c_contiguous:
         made[real] = x[rows[real]].reshape(-1, made.shape[1])
-    else:  # without a copy in between; other threads go on meanwhile
+    else:  # without an intermediate copy, and other threads can run meanwhile
         np.take(np.asarray(x).reshape(len(x), -1), rows, 0, out=made, mode="clip")
     made[~real] = 0

@@ -1,4 +1,4 @@
-"""SVHN, house numbers in street views (Netzer et al. 2011): the cropped digits, MATLAB files.
+"""SVHN (Netzer et al. 2011): cropped digits of house numbers in street views, as MATLAB files.
 
 Format: http://ufldl.stanford.edu/housenumbers. X [32, 32, 3, N] uint8; y [N, 1], 10 for a 0.
 """
@@ -15,16 +15,18 @@ from fedjax_lab.errors import BadInput
 FILES = ("train_32x32.mat", "test_32x32.mat")
 HELP = fetched(
     "svhn",
-    f"fetch {' and '.join(FILES)} from http://ufldl.stanford.edu/housenumbers and name the folder"
-    " they are in with --config.data.folder (or put them in ~/.cache/fedjax_lab/svhn)",
+    f"fetch {' and '.join(FILES)} from http://ufldl.stanford.edu/housenumbers and name their folder"
+    " with --config.data.folder (or move them to ~/.cache/fedjax_lab/svhn)",
 )
 
 
 def svhn(*, folder: str = "") -> Dataset:
-    """SVHN: 73,257 + 26,032 images [32, 32, 3]; the "extra" images are left out.
+    """SVHN: 73,257 training and 26,032 test images [32, 32, 3]; the "extra" images are not used.
 
-    `folder` is the one with the files or the one around its `svhn`; without it the usual places are
-    searched. Raises BadInput for a file that is missing, damaged or not what its name says.
+    folder: the folder of the two files, or one with a folder svhn that has them; empty:
+        ~/.cache/fedjax_lab and data/ are searched.
+
+    Raises BadInput if a file is missing, damaged or does not hold what its name says.
     """
     where = locate(folder, (FILES[0], f"svhn/{FILES[0]}"), HELP).parent
     train, test = (read(where / name) for name in FILES)
@@ -32,10 +34,10 @@ def svhn(*, folder: str = "") -> Dataset:
 
 
 def read(file: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Images [N, 32, 32, 3] uint8 and the digits [N] int32 of one file."""
+    """The images [N, 32, 32, 3] uint8 and digits [N] int32 in one file."""
     if not file.is_file():
         raise BadInput(f"{file} is missing: {HELP}")
-    with safe.reading(file, HELP, "is damaged or no MATLAB file"):
+    with safe.reading(file, HELP, "is damaged or not a MATLAB file"):
         content = matlab.load(file, ("X", "y"))
     x, y = (np.asarray(content.get(key)) for key in ("X", "y"))
     if x.dtype != np.uint8 or x.ndim != 4 or x.shape[:3] != (32, 32, 3):

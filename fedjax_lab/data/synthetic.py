@@ -1,15 +1,15 @@
 """Synthetic(alpha, beta) of FedProx (Li et al., MLSys 2020, arXiv:1812.06127), Section 5.1.
 
-Each user k has a classifier and a distribution of inputs of its own:
+Each user k has its own classifier and its own distribution of inputs:
 
   W_k, b_k ~ N(u_k, 1),  u_k ~ N(0, alpha)
   x        ~ N(v_k, S),  v_k ~ N(B_k, 1),  B_k ~ N(0, beta),  S = diag(j^-1.2)
   y        = argmax softmax(x W_k + b_k)
 
 As in the authors' code, alpha and beta are standard deviations, a user has 50 examples and
-floor(LogNormal(4, 2)) more, and nine tenths of them are for training (the text says 80 %). A larger
-u_k raises the logits of all classes alike, so alpha changes no label: what sets the users apart is
-that each has weights of its own, and beta.
+floor(LogNormal(4, 2)) more, and 90 % of them are for training (80 % in the text of the paper). A
+larger u_k raises the logits of all classes equally, so alpha does not affect the labels. Users
+differ because each has its own weights, and because of beta.
 """
 
 from functools import partial
@@ -24,7 +24,7 @@ CITATION = (
     "T. Li, A. K. Sahu, M. Zaheer, M. Sanjabi, A. Talwalkar, V. Smith: Federated Optimization in"
     " Heterogeneous Networks. MLSys 2020, arXiv:1812.06127"
 )
-LEAST = 50  # examples of a user
+LEAST = 50  # smallest number of examples of a user
 MOST_CLASSES = 10_000
 
 
@@ -41,15 +41,16 @@ def synthetic(
 ) -> Dataset:
     """Vectors x [R, dimension] float32 of natural users, for partition by_client.
 
-    alpha: the deviation of u_k, on which no label depends.
-    beta: the deviation of B_k: how far apart the users' inputs are.
-    iid: all users have one classifier and inputs around 0, whatever alpha and beta are.
-    num_users: how many users there are; the first ones are the same for any number.
-    dimension: how many numbers an example has.
-    num_classes: how many classes there are.
-    test_share: the share of each user's examples that is for tests.
+    alpha: the standard deviation of u_k, which does not affect the labels.
+    beta: the standard deviation of B_k; a larger one makes the inputs of users differ more.
+    iid: all users have the same classifier and input distribution, whatever alpha and beta are.
+    num_users: the number of users; the first ones are the same for any number.
+    dimension: the size of an example.
+    num_classes: the number of classes.
+    test_share: the fraction of each user's examples that is for testing.
+    seed: the random seed.
 
-    Raises BadInput for a setting that makes no sense, and where memory does not suffice.
+    Raises BadInput for an invalid setting, or if the examples do not fit in memory.
     """
     check_positive("data.dimension", dimension)
     check_spread("alpha", alpha)
@@ -80,7 +81,7 @@ def synthetic(
 
 
 def _draw_sizes(rng, count):
-    """The examples of so many users."""
+    """The numbers of examples of `count` users."""
     return LEAST + np.floor(rng.lognormal(4, 2, count))
 
 
@@ -90,5 +91,5 @@ def _classifier(rng, u, dimension, num_classes):
 
 
 def _deviations(dimension):
-    """The standard deviations of the coordinates of an input, the root of S's diagonal."""
+    """The standard deviations of the coordinates of an input: the square root of S's diagonal."""
     return np.arange(1, dimension + 1) ** -0.6

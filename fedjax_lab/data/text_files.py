@@ -1,4 +1,4 @@
-"""A user's own texts: a table with a column of texts, to be classified or to predict words of."""
+"""Texts of your own in a table, for classification or next-word prediction."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,19 +12,19 @@ from fedjax_lab.errors import BadInput, check_choice
 
 TASKS = ("classify", "next_word")
 VOCABULARY, LENGTH = 10_000, 64
-DIGITS = 1000  # of a number; Python refuses to read ones of some thousands
+DIGITS = 1000  # largest length of a number; Python refuses to parse several thousand digits
 
 
 class Text(NamedTuple):
     """A row of a table."""
 
     text: str
-    label: str  # empty where words are predicted
-    user: str  # empty where users are not known
+    label: str  # empty for next-word prediction
+    user: str  # empty if unknown
 
 
 class Tokens(NamedTuple):
-    """How texts become examples: the settings that all sources of texts share."""
+    """The settings of the conversion of texts to examples, common to all sources of texts."""
 
     task: str = TASKS[0]
     tokenizer: str = text_rows.BUILT_IN[0]
@@ -46,26 +46,27 @@ def text_files(
     vocabulary: int = VOCABULARY,
     length: int = LENGTH,
 ) -> Dataset:
-    """x [R, length] int16 or int32, token ids: 0 padding, which comes first, 1 an unknown word.
+    """x [R, length] int16 or int32, token ids: 0 is padding, which comes first, 1 unknown words.
 
-    path: a file .csv, .tsv, .jsonl, .ndjson, .json (an object in each line) or .parquet, or a
-      folder with one named train and maybe one named test.
-    test_path: a file with texts for tests; empty: the file test of the folder, if it has one.
-    text: the column with the text; several, separated by commas, are joined by spaces. A column is
-      named, or numbered from 1.
-    label: the column with the label. Classes are in the order of their numbers or names.
+    path: a file .csv, .tsv, .jsonl, .ndjson, .json (one object per line) or .parquet, or a folder
+      with a file named train and optionally one named test.
+    test_path: a file with test texts; empty: the file test in the folder, if there is one.
+    text: the column with the text; several, separated by commas, are joined by spaces. Columns are
+      given by name, or by number from 1.
+    label: the column with the label. Classes are sorted, by number or else by name.
     client: the column with the user; empty: users are not known.
-    header: whether the first line of a .csv or .tsv has the names of its columns.
-    encoding: of a .csv or .tsv, for example latin-1.
+    header: whether the first line of a .csv or .tsv file has the names of its columns.
+    encoding: the encoding of a .csv or .tsv file, for example latin-1.
     task: classify, or next_word: each word of a text is an example, with the words before it as x
-      and itself as the label. A class is then a word, and `label` is not read.
-    tokenizer: hash, in which words share buckets; words, the most frequent ones of the training
-      texts, as next_word needs; or a tokenizer.json of transformers, or its folder.
-    vocabulary: the number of token ids, the two special ones among them; a tokenizer.json has its
+      and the word itself as the label. The classes are then the words, and `label` is not used.
+    tokenizer: hash (words in shared buckets); words (the most frequent words of the training texts,
+      for next_word); or a tokenizer.json of transformers, or the folder that has it.
+    vocabulary: the number of token ids, including the two special ones; a tokenizer.json has its
       own.
-    length: tokens of an example; longer texts are cut.
+    length: the number of tokens of an example; longer texts are truncated.
 
-    Without texts for tests no example is one. Raises BadInput for what is missing or wrong.
+    Without test texts, the dataset has no test examples. Raises BadInput if anything is missing or
+    invalid.
     """
     tokens = Tokens(task, tokenizer, vocabulary, length)
     check(tokens)
@@ -82,7 +83,7 @@ def text_files(
 
 
 class Columns(NamedTuple):
-    """What a table has where."""
+    """The columns of a table, and the format of its file."""
 
     text: str
     label: str
@@ -107,12 +108,12 @@ class Columns(NamedTuple):
 
 
 def check(tokens: Tokens) -> None:
-    """BadInput for settings that do not fit together, before any file is read."""
+    """Raises BadInput for settings that do not fit together; called before any file is read."""
     check_choice("data.task", tokens.task, TASKS)
     if tokens.task == "next_word" and tokens.tokenizer == "hash":
         raise BadInput(
-            "config.data.task=next_word predicts words, but config.data.tokenizer=hash knows only"
-            " buckets of them; take --config.data.tokenizer=words"
+            "config.data.task=next_word cannot predict words with config.data.tokenizer=hash, which"
+            " maps several words to one token; use --config.data.tokenizer=words"
         )
 
 
@@ -123,9 +124,10 @@ def dataset_of(
     where: str,
     classes: tuple[str, ...] = (),
 ) -> Dataset:
-    """The Dataset of texts to train on and texts for tests.
+    """The Dataset of training texts and test texts.
 
-    classes: the labels in their order; empty: those that occur. where: what messages name.
+    classes: the labels in their order; empty: the labels that occur.
+    where: the data set, for messages.
     """
     texts = [*train, *test]
     made = text_rows.make_tokenizer(
@@ -138,7 +140,7 @@ def dataset_of(
     labels = np.array([0 if predict else number[each.label] for each in texts], np.int32)
     x, y, row = text_rows.examples(ids, labels, predict, tokens.length, made.size)
     if not (row < len(train)).any():
-        raise BadInput(f"{where} has no texts to train on")
+        raise BadInput(f"{where} has no training texts")
     return Dataset(
         x=x,
         y=y,
@@ -152,13 +154,13 @@ def dataset_of(
 
 
 def in_order(labels: set[str]) -> tuple[str, ...]:
-    """Labels by their numbers where all are numbers, or else by name."""
+    """The labels in numerical order if all are numbers, else in alphabetical order."""
     numbers = all(len(label) < DIGITS and label.removeprefix("-").isdecimal() for label in labels)
     return tuple(sorted(labels, key=lambda label: (int(label) if numbers else 0, label)))
 
 
 def _users(names: list[str], row: np.ndarray) -> dict[str, Any]:
-    """The fields of a Dataset that say whose each example is."""
+    """The fields of a Dataset that hold the users."""
     if not any(names):
         return {}
     users, of_text = np.unique(names, return_inverse=True)
@@ -166,18 +168,18 @@ def _users(names: list[str], row: np.ndarray) -> dict[str, Any]:
 
 
 def _files(path, test_path):
-    """The files to train on and, or None, for tests."""
+    """The files with the training texts and with the test texts (None if there are none)."""
     if not path:
         raise BadInput("data.path is empty: name a file of texts with --config.data.path")
     where = Path(path).expanduser()
     train, test = (where, None) if not where.is_dir() else (_in(where, "train"), _in(where, "test"))
     if train is None:
         ends = ", ".join(text_tables.ENDINGS)
-        raise BadInput(f"{where} has no file train ({ends}); name a file by --config.data.path")
+        raise BadInput(f"{where} has no file train ({ends}); name a file with --config.data.path")
     return train, Path(test_path).expanduser() if test_path else test
 
 
 def _in(folder, name):
-    """The table of that name in a folder; None where there is none."""
+    """The table of that name in a folder; None if there is none."""
     files = (folder / f"{name}{ending}" for ending in text_tables.ENDINGS)
     return next((file for file in files if file.exists()), None)

@@ -1,4 +1,4 @@
-"""Published sets of texts: AG News and Sentiment140, as their publishers' files have them."""
+"""Published data sets of texts, AG News and Sentiment140, read from the published files."""
 
 from pathlib import Path
 
@@ -21,8 +21,8 @@ AG_NEWS = {"1": "World", "2": "Sports", "3": "Business", "4": "Sci/Tech"}
 AG_NEWS_FILES = ("train.csv", "test.csv")
 AG_NEWS_HELP = fetched(
     "ag_news",
-    "put train.csv and test.csv of https://github.com/mhjabreel/CharCnn_Keras (its folder"
-    " data/ag_news_csv) in a folder and name that by --config.data.folder",
+    "fetch train.csv and test.csv from https://github.com/mhjabreel/CharCnn_Keras (folder"
+    " data/ag_news_csv) and name their folder with --config.data.folder",
 )
 SENTIMENT140 = {"0": "negative", "4": "positive"}
 SENTIMENT140_FILES = (
@@ -32,7 +32,7 @@ SENTIMENT140_FILES = (
 SENTIMENT140_HELP = fetched(
     "sentiment140",
     "unpack trainingandtestdata.zip of http://help.sentiment140.com/for-students and name the"
-    " folder of its files by --config.data.folder",
+    " folder of its files with --config.data.folder",
 )
 
 
@@ -45,8 +45,10 @@ def ag_news(
 ) -> Dataset:
     """AG News (Zhang et al. 2015, arXiv 1509.01626): 120,000 + 7,600 titles with descriptions.
 
-    train.csv and test.csv without header, of four classes. The settings are those of `text_files`.
-    Without `folder` the usual places are searched.
+    The published train.csv and test.csv, without headers, have four classes.
+
+    folder: the folder with the files; empty: ~/.cache/fedjax_lab and data/ are searched.
+    tokenizer, vocabulary, length: as in `text_files`.
     """
     tokens = Tokens(TASKS[0], tokenizer, vocabulary, length)
     files = _find("ag_news", folder, AG_NEWS_FILES, AG_NEWS_HELP)
@@ -65,9 +67,11 @@ def sentiment140(
 ) -> Dataset:
     """Sentiment140 (Go et al. 2009): 1,600,000 tweets, negative or positive, by 659,775 users.
 
-    The two files as published: six columns without header, in latin-1. The 359 tweets for tests are
-    other users'; the neutral ones among them, which nobody trains on, are left out. The settings
-    are those of `text_files`. Without `folder` the usual places are searched.
+    The two published files have six columns without headers, in latin-1. The 359 test tweets are
+    from other users; neutral test tweets are left out, because no training tweet is neutral.
+
+    folder: the folder with the files; empty: ~/.cache/fedjax_lab and data/ are searched.
+    task, tokenizer, vocabulary, length: as in `text_files`.
     """
     tokens = Tokens(task, tokenizer, vocabulary, length)
     check(tokens)
@@ -81,13 +85,13 @@ def sentiment140(
 
 
 def _find(name: str, folder: str, files: tuple[str, str], remedy: str) -> list[Path]:
-    """The files for training and for tests."""
+    """The files with the training and with the test texts."""
     inside = ("", f"{name}/") if folder else (f"{name}/",)
     return [locate(folder, tuple(f"{part}{file}" for part in inside), remedy) for file in files]
 
 
 def _labeled(file: Path, texts: list[Text], classes: dict[str, str]) -> list[Text]:
-    """The texts with the names of their classes."""
+    """The texts with class names as labels."""
     for text in texts:
         if text.label not in classes:
             raise BadInput(

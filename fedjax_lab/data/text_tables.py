@@ -1,4 +1,4 @@
-"""Columns of text from tables: CSV, TSV, JSON lines and Parquet files."""
+"""Reads columns of text from tables: CSV, TSV, JSON lines and Parquet files."""
 
 import csv
 import io
@@ -14,19 +14,21 @@ SEPARATORS = {".csv": ",", ".tsv": "\t"}
 LINES = (".jsonl", ".ndjson", ".json")
 ENDINGS = (*SEPARATORS, *LINES, ".parquet")
 REMEDY = "name another file, or another --config.data.encoding"
-LONGEST = 2**24  # characters of a field
+LONGEST = 2**24  # largest number of characters in a field
 
 
 def read(
     file: Path, wanted: Sequence[str], header: bool = True, encoding: str = "utf-8"
 ) -> list[tuple[str, ...]]:
-    """Of each row the texts of these columns; numbers become text. BadInput for anything wrong.
+    """The values of these columns in each row, as text; numbers are converted.
 
     Args:
-      file: one of ENDINGS.
+      file: a file with one of ENDINGS.
       wanted: names of columns, or their numbers from 1.
       header: whether the first line of a CSV or TSV file has the names of its columns.
-      encoding: of a CSV or TSV file.
+      encoding: the encoding of a CSV or TSV file.
+
+    Raises BadInput if the file or a column is missing or invalid.
     """
     with safe.reading(file, REMEDY):
         safe.check_regular(file)
@@ -40,7 +42,7 @@ def read(
 
 
 def _of_lines(file, wanted, header, encoding):
-    """The columns of a file with separators."""
+    """The columns of a CSV or TSV file."""
     content = io.StringIO(_decoded(file, encoding), newline="")
     limit = csv.field_size_limit(LONGEST)
     try:
@@ -55,12 +57,15 @@ def _of_lines(file, wanted, header, encoding):
 
 
 def _decoded(file, encoding):
-    """A file's text, without the mark of byte order that spreadsheets put before it."""
+    """The text of a file, without the byte order mark that spreadsheet programs write."""
     return safe.content(file).decode(encoding).removeprefix("\ufeff")
 
 
 def _place(file, name, there):
-    """Of a column among those of these names, or among so many without a name."""
+    """The position of the column `name`, which may be a number from 1.
+
+    there: the names of all columns, or their number if they have no names.
+    """
     names = [] if isinstance(there, int) else there
     if name in names:
         return names.index(name)
@@ -79,13 +84,13 @@ def _cells(file, number, row, places):
 
 
 def _of_objects(file, wanted):
-    """The members of one JSON object in each line."""
+    """The members of one JSON object per line."""
     made = []
     for number, line in enumerate(_decoded(file, "utf-8").split("\n"), 1):
         if line.strip():
             row = json.loads(line)
             if not isinstance(row, dict):
-                raise ValueError(f"line {number} is no JSON object; each line must be one")
+                raise ValueError(f"line {number} is not a JSON object; each line must be one")
             made.append(tuple(_text(file, number, row, name) for name in wanted))
     return made
 
@@ -93,16 +98,16 @@ def _of_objects(file, wanted):
 def _text(file, number, row, name):
     """A member of an object as text."""
     if name not in row:
-        there = [key for key in row if isinstance(key, str)]
-        raise BadInput(f"{file}: row {number} has no {quoted(name)}; {nearest(name, there)}")
+        keys = [key for key in row if isinstance(key, str)]
+        raise BadInput(f"{file}: row {number} has no {quoted(name)}; {nearest(name, keys)}")
     return _as_text(file, number, name, row[name])
 
 
 def _as_text(file, number, name, value: Any) -> str:
-    """A cell as text that can be written in UTF-8, in which half of an emoji cannot."""
+    """A cell as text that UTF-8 can encode: unpaired surrogates are replaced."""
     if isinstance(value, (str, int, float)):
         return str(value).encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    raise BadInput(f"{file}: {quoted(name)} of row {number} is no text but {quoted(value)}")
+    raise BadInput(f"{file}: {quoted(name)} of row {number} is not text but {quoted(value)}")
 
 
 def _of_parquet(file, wanted):

@@ -1,6 +1,6 @@
 """TensorFlow Federated's data sets in HDF5: FEMNIST, CIFAR-100, Shakespeare, Stack Overflow.
 
-A file holds the group `examples`, and in it a group for each user with one array of each field:
+A file has the group `examples`, with a group for each user that has one array for each field:
 tff.simulation.datasets, https://github.com/google-parfait/tensorflow-federated.
 """
 
@@ -24,7 +24,7 @@ REMEDY = (
     "run tff.simulation.datasets.emnist.load_data() (or cifar100, shakespeare, stackoverflow) of"
     " TensorFlow Federated, which fetches PREFIX_train.h5 and PREFIX_test.h5 into"
     " ~/.keras/datasets, or unpack https://storage.googleapis.com/tff-datasets-public/"
-    "fed_emnist.tar.bz2; name their folder by --config.data.folder"
+    "fed_emnist.tar.bz2; name their folder with --config.data.folder"
 )
 CIFAR = (
     "A. Krizhevsky. Learning Multiple Layers of Features from Tiny Images. 2009. Its clients: S."
@@ -36,7 +36,7 @@ PUBLIC_DOMAIN = "public domain (Project Gutenberg)"
 
 
 class Settings(NamedTuple):
-    """What `tff_hdf5` is told about texts."""
+    """The settings of `tff_hdf5` for texts."""
 
     task: str
     vocabulary: int
@@ -45,14 +45,14 @@ class Settings(NamedTuple):
 
 
 class Kind(NamedTuple):
-    """How one kind of examples is read."""
+    """How examples of one kind are read."""
 
-    fields: tuple[str, ...]  # by which it is recognized
+    fields: tuple[str, ...]  # the fields by which the kind is recognized
     encode: Callable[..., tuple[Any, np.ndarray]]  # fields of a user -> examples and labels
-    finish: Callable[[list[UserRows], str], Dataset]
+    finish: Callable[[list[UserRows], str], Dataset]  # (all examples, name) -> dataset
     citation: str
     license: str = ""
-    same_users: bool = True  # the users of the test file are those of the training file
+    same_users: bool = True  # whether both files have the same users
 
 
 def tff_hdf5(
@@ -65,26 +65,29 @@ def tff_hdf5(
     tags: int = 500,
     length: int = 20,
 ) -> Dataset:
-    """The examples of TensorFlow Federated's HDF5 files, and the user of each.
+    """The examples and users in TensorFlow Federated's HDF5 files.
 
-    The fields of the files decide how they are read. `pixels` are FEMNIST: [28, 28, 1], white
-    background, 62 characters or 10 digits. `image` is CIFAR-100: its users for tests are not those
-    of training. `snippets` are Shakespeare: what a role says, joined, as windows of 80 characters
-    and the next one, in the alphabet of the source shakespeare. `tokens` are Stack Overflow: see
-    task. Everything wrong with the files raises BadInput.
+    The fields of the files determine how they are read. `pixels` is FEMNIST: [28, 28, 1] on a white
+    background, 62 characters or 10 digits. `image` is CIFAR-100, whose test users differ from the
+    training users. `snippets` is Shakespeare: the joined lines of a role, as windows of 80
+    characters and the next one, in the alphabet of the data source shakespeare. `tokens` is Stack
+    Overflow: see task.
 
-    folder: the one with PREFIX_train.h5 and PREFIX_test.h5, such as ~/.keras/datasets.
-    dataset: PREFIX, such as fed_emnist; may be empty where the folder has one alone.
-    max_users: so many users of the training file, drawn at random (the same at every call), and
-        their examples for tests; 0: all.
+    folder: the folder with PREFIX_train.h5 and PREFIX_test.h5, such as ~/.keras/datasets.
+    dataset: PREFIX, such as fed_emnist; may be empty if the folder has only one.
+    max_users: the number of users of the training file, drawn at random (the same at every call),
+        with their test examples; 0: all.
     task: tags predicts the tag of a question from the share of each word in a sentence and the
-        title; of several tags the one that is most frequent in training, so accuracies cannot be
-        compared with published recalls of all tags. next_word predicts each word of a sentence.
-    vocabulary: how many words are told apart, those that are most frequent in training; for
-        next_word padding and the unknown word count among them.
-    tags: how many classes there are, the tags that are most frequent in training; sentences without
-        any of these are left out.
+        title; of several tags, the one that is most frequent in training is the label, so that
+        accuracies are not comparable with published recalls of all tags. next_word predicts each
+        word of a sentence.
+    vocabulary: the number of words, the most frequent ones in training; for next_word this includes
+        padding and the unknown word.
+    tags: the number of classes, the most frequent tags in training; sentences without any of them
+        are left out.
     length: the number of words before the next one that an example has.
+
+    Raises BadInput if the files are missing or malformed.
     """
     check_not_negative("data.max_users", max_users)
     check_positive("data.tags", tags)
@@ -97,7 +100,7 @@ def tff_hdf5(
 
 
 def files_of(folder: str, dataset: str) -> tuple[str, Path, Path]:
-    """The data set's name and its files for training and tests."""
+    """The name of the data set, and its training and test file."""
     where = Path(folder).expanduser()
     if not where.is_dir():
         raise BadInput(f"{where} is not a folder: {REMEDY}")
@@ -106,7 +109,7 @@ def files_of(folder: str, dataset: str) -> tuple[str, Path, Path]:
     if not names:
         raise BadInput(f"no *_train.h5 in {where}: {REMEDY}")
     if len(names) > 1 and not dataset:
-        raise BadInput(f"{where} has {', '.join(names)}: name one by --config.data.dataset")
+        raise BadInput(f"{where} has {', '.join(names)}: choose one with --config.data.dataset")
     check_choice("data.dataset", dataset or names[0], names)
     name = dataset or names[0]
     return name, where / f"{name}{ends[0]}", where / f"{name}{ends[1]}"
@@ -115,7 +118,7 @@ def files_of(folder: str, dataset: str) -> tuple[str, Path, Path]:
 def parts_of(
     train: Path, test: Path, kinds: Sequence[Kind], max_users: int
 ) -> tuple[list[UserRows], Kind]:
-    """The examples of all chosen users, those for training first, and of which kind they are."""
+    """The examples of all chosen users, training examples first, and their kind."""
     room = user_rows.Room()
     with safe.reading(train, REMEDY), opened(train) as users:
         kind = kind_of(users, kinds)
@@ -137,11 +140,11 @@ def parts_of(
 def read(
     users: Mapping, names: Sequence[str], kind: Kind, room: user_rows.Room, prefix: str, test: bool
 ) -> Iterator[UserRows]:
-    """The examples of the named users who have any; before each name stands the prefix."""
+    """The examples of the named users who have any; the prefix is put before each name."""
     for name in tqdm(names, "test" if test else "train", unit=" users", delay=2):
         fields = [content(member(users, name), field) for field in kind.fields]
         if len({len(field) for field in fields}) > 1:
-            raise ValueError(f"user {quoted(name, 60)} has fields of several lengths")
+            raise ValueError(f"user {quoted(name, 60)} has fields of different lengths")
         part = UserRows(prefix + name, test, *kind.encode(*fields))
         room.take(part.x)
         if len(part.y):
@@ -150,7 +153,7 @@ def read(
 
 @contextlib.contextmanager
 def opened(file: Path) -> Iterator[Mapping]:
-    """The group of each user in an HDF5 file."""
+    """The groups of the users in an HDF5 file, by name."""
     safe.check_regular(file)
     try:
         import h5py
@@ -161,7 +164,7 @@ def opened(file: Path) -> Iterator[Mapping]:
 
 
 def member(group: Any, name: str) -> Any:
-    """A member of an HDF5 group; ValueError where it is a link, which may lead to other files."""
+    """A member of an HDF5 group. Raises ValueError if it is a link, maybe to another file."""
     import h5py
 
     if not isinstance(group.get(name, getlink=True), h5py.HardLink):
@@ -170,7 +173,7 @@ def member(group: Any, name: str) -> Any:
 
 
 def content(group: Mapping, field: str) -> np.ndarray:
-    """The array of a field in a user's group, read if the file can hold so much."""
+    """The array of a field in a user's group. Raises an error if the file cannot hold its size."""
     stored = member(group, field)
     if stored.is_virtual or stored.external:
         raise ValueError(f"the content of {quoted(field, 60)} is in other files")
@@ -179,13 +182,13 @@ def content(group: Mapping, field: str) -> np.ndarray:
 
 
 def kind_of(users: Mapping, kinds: Sequence[Kind]) -> Kind:
-    """What the first user's fields are."""
-    there = set(member(users, min(users, default="")))
+    """The kind that fits the fields of the first user."""
+    fields = set(member(users, min(users, default="")))
     for kind in kinds:
-        if there.issuperset(kind.fields):
+        if fields.issuperset(kind.fields):
             return kind
     wanted = "; ".join(", ".join(kind.fields) for kind in kinds)
-    raise ValueError(f"a user has the fields {quoted(sorted(there))}, not {wanted}")
+    raise ValueError(f"a user has the fields {quoted(sorted(fields))}, not {wanted}")
 
 
 def kinds_of(settings: Settings) -> tuple[Kind, ...]:
@@ -199,7 +202,7 @@ def kinds_of(settings: Settings) -> tuple[Kind, ...]:
 
 
 def pictures(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Images and labels; bytes are gray levels or colors."""
+    """Images and labels; uint8 arrays are gray levels or colors."""
     if x.dtype == np.uint8 and x.ndim in (3, 4):
         x = x if x.ndim == 4 else x[..., None]
     else:
@@ -218,7 +221,7 @@ def texts_of(values: np.ndarray) -> list[str]:
 
 
 def speech(snippets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Windows of what a role says, and the character after each."""
+    """Windows of the lines of a role, and the character after each window."""
     numbers = shakespeare.numbers(["\n".join(texts_of(snippets))])
     if len(numbers) <= shakespeare.LENGTH:
         return np.zeros((0, shakespeare.LENGTH), np.int8), np.zeros(0, np.int32)
@@ -227,7 +230,7 @@ def speech(snippets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def finish_speech(parts: list[UserRows], name: str) -> Dataset:
-    """All windows in one array."""
+    """The dataset of all windows."""
     x = np.concatenate([part.x for part in parts])
     return user_rows.assembled(parts, x, shakespeare.ALPHABET, name)
 
@@ -236,7 +239,7 @@ def finish_speech(parts: list[UserRows], name: str) -> Dataset:
 
 
 def of_sentences(settings: Settings) -> Kind:
-    """Sentences, to predict each next word within one, and its end."""
+    """The kind of sentences, to predict each word from those before it, and the end."""
     words = Words()
 
     def encode(tokens):
@@ -250,7 +253,7 @@ def of_sentences(settings: Settings) -> Kind:
 
 
 def of_tags(settings: Settings) -> Kind:
-    """Sentences with the titles and the tags of their questions, to predict the tag."""
+    """The kind of sentences with the titles and tags of their questions, to predict the tag."""
     words, tags = Words(), Words()
 
     def encode(tokens, title, tag):
@@ -270,7 +273,7 @@ def of_tags(settings: Settings) -> Kind:
 def labelled(
     parts: Sequence[UserRows], tags: Words, count: int
 ) -> tuple[list[UserRows], tuple[str, ...]]:
-    """The sentences that have one of the most frequent tags, which is their label."""
+    """The sentences that have one of the most frequent tags; the most frequent one is the label."""
     training = [named for part in parts if not part.test for _, named in part.x]
     kept, names = tags.most_frequent(training, count), list(tags.numbers)
     rank = np.full(len(names), len(kept))
@@ -281,12 +284,12 @@ def labelled(
         x = [words for (words, _), label in zip(part.x, y, strict=True) if label < len(kept)]
         made += [part._replace(x=x, y=y[y < len(kept)])] if x else []
     if not made:
-        raise BadInput(f"no sentence for training has a tag: {REMEDY}")
+        raise BadInput(f"no training sentence has a tag: {REMEDY}")
     return made, tuple(names[number] for number in kept)
 
 
 def bags(words: Words, parts: Sequence[UserRows], vocabulary: int) -> LazyArray:
-    """The share of each frequent word in each sentence [R, words]; rows are made when read."""
+    """Bags of words: the share of each frequent word in each sentence, lazy [R, words]."""
     training = [sentence for part in parts if not part.test for sentence in part.x]
     kept = words.most_frequent(training, vocabulary)
     place = np.full(len(words.numbers), len(kept))

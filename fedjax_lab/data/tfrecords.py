@@ -1,8 +1,9 @@
-"""TensorFlow's record files, read without TensorFlow.
+"""Reads TensorFlow's record files (TFRecord) without TensorFlow.
 
-Each record is its length (8 bytes, little endian), the length's checksum (4), its content, and the
-content's checksum (4). The checksums are not verified: no package at hand has CRC-32C, and images
-and examples notice most damage themselves. https://www.tensorflow.org/tutorials/load_data/tfrecord
+Each record has its length (8 bytes, little endian), the checksum of the length (4 bytes), its
+content, and the checksum of the content (4 bytes). The checksums are not verified, because no
+required package has CRC-32C, and decoding of images and examples detects most damage.
+https://www.tensorflow.org/tutorials/load_data/tfrecord
 """
 
 from pathlib import Path
@@ -16,9 +17,9 @@ LENGTH, CHECKSUM = 8, 4  # bytes
 
 
 class Record(NamedTuple):
-    """Where a record's content is."""
+    """The position of a record's content in a file."""
 
-    file: np.ndarray  # all bytes, mapped
+    file: np.ndarray  # all bytes, memory-mapped
     start: int
     stop: int
 
@@ -28,7 +29,7 @@ class Record(NamedTuple):
 
 
 def records(path: Path) -> list[Record]:
-    """All records of a file; ValueError where it ends within one."""
+    """All records of a file. Raises ValueError if the file ends within a record."""
     safe.check_regular(path)
     if path.stat().st_size == 0:
         return []

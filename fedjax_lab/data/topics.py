@@ -1,8 +1,9 @@
-"""Generated texts of users who each write about some topics: nothing has to be fetched.
+"""Generated texts of users with different mixtures of topics; no files are needed.
 
-As in latent Dirichlet allocation (Blei et al. 2003), with one topic for a text: each user has a
-mixture of topics, and each topic words of its own beside those that all have. After a word its
-successor in the topic follows half of the time, so that the order of words says something too.
+As in latent Dirichlet allocation (Blei et al. 2003), but with one topic for each text: each user
+has a mixture of topics, and each topic has its own distribution of words, mixed with a common one.
+Half of the time a word is followed by its successor in the topic, so that the order of words is
+informative, too.
 """
 
 import numpy as np
@@ -13,10 +14,10 @@ from fedjax_lab.data.generated import check_spread
 from fedjax_lab.data.text_files import TASKS
 from fedjax_lab.errors import BadInput, check_choice, check_not_negative, check_positive
 
-OWN = 0.5  # share of a topic's words that are drawn by its own ranking
-FOLLOWS = 0.5  # how often a word is the successor of the one before it
-SPREAD = 0.5  # of the logarithm of how many texts a user has
-TESTS = 5  # every fifth text of a user is for tests
+OWN = 0.5  # weight of a topic's own word distribution; the rest is common to all topics
+FOLLOWS = 0.5  # probability that a word is the successor of the previous one
+SPREAD = 0.5  # standard deviation of the logarithm of a user's number of texts
+TESTS = 5  # every fifth text of a user is for testing
 
 
 def topics(
@@ -31,29 +32,29 @@ def topics(
     task: str = TASKS[0],
     seed: int = 0,
 ) -> Dataset:
-    """x [R, length] int16, token ids: 0 is padding, which comes first. A class is a topic.
+    """x [R, length] int16, token ids: 0 is padding, which comes first. The classes are topics.
 
-    users: how many there are, each a natural client.
-    texts: of a user, on average; some have several times as many as others.
-    topics: how many there are.
-    alpha: of the Dirichlet distribution of a user's mixture of topics: the smaller, the more
-      unequal are users.
-    vocabulary: the number of token ids, the two special ones among them.
-    words: the most words of a text; the shortest ones have half as many.
-    length: tokens of an example; longer texts are cut.
+    users: the number of users, each a natural client.
+    texts: the average number of texts of a user; some have several times as many as others.
+    topics: the number of topics.
+    alpha: the concentration of the Dirichlet distribution of the users' mixtures of topics; a
+      smaller one makes users differ more.
+    vocabulary: the number of token ids, including the two special ones.
+    words: the largest number of words of a text; the smallest is half of it.
+    length: the number of tokens of an example; longer texts are truncated.
     task: classify, or next_word: each word is an example, and the label is the word.
-    seed: of all draws.
+    seed: the random seed.
 
-    Every fifth text of each user is for tests. Raises BadInput for a setting that makes no sense,
-    and where memory does not suffice.
+    Every fifth text of each user is for testing. Raises BadInput for an invalid setting, or if the
+    texts do not fit in memory.
     """
     check_choice("data.task", task, TASKS)
     check_not_negative("data.seed", seed)
     _check(users=users, topics=topics, words=words, length=length, alpha=alpha)
     check_spread("alpha", alpha)
     if not text_rows.FIRST + topics <= vocabulary <= text_rows.LARGEST:
-        least = f"two more than config.data.topics={topics}"
-        raise BadInput(f"config.data.vocabulary must be {least}, up to 2**24, got {vocabulary}")
+        least = f"at least two more than config.data.topics={topics}"
+        raise BadInput(f"config.data.vocabulary must be {least}, at most 2**24, got {vocabulary}")
     if texts < TESTS:
         raise BadInput(f"config.data.texts must be at least {TESTS}, got {texts}")
     _check_memory(users * texts * (words + topics) + topics * vocabulary)
@@ -65,7 +66,7 @@ def topics(
     counts = rng.integers(-(-words // 2), words + 1, len(topic))
     rows = [row[:n].tolist() for row, n in zip(ids, counts, strict=True)]
     x, y, row = text_rows.examples(rows, topic, task == TASKS[1], length, vocabulary)
-    place = np.arange(len(client)) - np.searchsorted(client, client)  # of a text among its user's
+    place = np.arange(len(client)) - np.searchsorted(client, client)  # of a text within its user
     return Dataset(
         x=x,
         y=y,
@@ -80,7 +81,7 @@ def topics(
 
 
 def names(task: str, topics: int, vocabulary: int) -> tuple[str, ...]:
-    """Those of the classes: topics, or words."""
+    """The names of the classes: topics, or words."""
     if task != TASKS[1]:
         return tuple(f"topic{n}" for n in range(topics))
     words = range(vocabulary - text_rows.FIRST)
@@ -88,13 +89,13 @@ def names(task: str, topics: int, vocabulary: int) -> tuple[str, ...]:
 
 
 def how_many(rng: np.random.Generator, users: int, mean: int) -> np.ndarray:
-    """The number of texts of each user [users], at least TESTS: log-normal."""
+    """The number of texts of each user [users], log-normal and at least TESTS."""
     raw = rng.lognormal(-(SPREAD**2) / 2, SPREAD, users)
     return np.maximum(np.rint(mean * raw), TESTS).astype(int)
 
 
 def drawn(rng: np.random.Generator, cumulative: np.ndarray) -> np.ndarray:
-    """One number for each row of cumulative probabilities [R, K]: [R] int32."""
+    """Draws an index for each row of cumulative weights [R, K]: [R] int32."""
     below = rng.random((len(cumulative), 1)) * cumulative[:, -1:] > cumulative
     return below.sum(1).astype(np.int32)
 
@@ -102,7 +103,7 @@ def drawn(rng: np.random.Generator, cumulative: np.ndarray) -> np.ndarray:
 def written(
     rng: np.random.Generator, topic: np.ndarray, topics: int, words: int, length: int
 ) -> np.ndarray:
-    """Words 0 .. words - 1 of texts with these topics [R]: [R, length]."""
+    """Draws the words of texts with these topics [R]: numbers in 0 .. words - 1, [R, length]."""
     by_rank = 1 / (1 + np.arange(words))  # Zipf's law
     common = by_rank[rng.permutation(words)]
     by_topic = np.stack([by_rank[rng.permutation(words)] for _ in range(topics)])
@@ -124,7 +125,7 @@ def _check(**positive):
 
 
 def _check_memory(numbers):
-    """BadInput where so many numbers of 8 bytes do not fit in memory."""
+    """Raises BadInput if this many 8-byte numbers do not fit in memory."""
     try:
         safe.check_memory(8 * numbers)
     except safe.TooLargeError as error:

@@ -1,4 +1,4 @@
-"""Unpacks .zip and .tar.gz: plain files, none outside of the folder, a bounded number of bytes."""
+"""Unpacks .zip and .tar.gz: only regular files within the folder, and of limited total size."""
 
 import stat
 import tarfile
@@ -10,13 +10,13 @@ from typing import IO, BinaryIO, NamedTuple
 
 from fedjax_lab.data import safe
 
-LARGEST = 10  # bytes unpacked for each one of the archive: images hardly shrink
-MOST = 2_000_000  # members
+LARGEST = 10  # highest compression ratio: images are hardly compressed
+MOST = 2_000_000  # highest number of members
 BLOCK = 2**20  # bytes
 
 
 class Member(NamedTuple):
-    """A file as it was unpacked."""
+    """An unpacked file."""
 
     path: PurePosixPath
     size: int
@@ -24,7 +24,7 @@ class Member(NamedTuple):
 
 
 class Claim(NamedTuple):
-    """What an archive says of a member."""
+    """A member as an archive declares it."""
 
     path: str
     size: int
@@ -34,17 +34,17 @@ class Claim(NamedTuple):
 def unpack(
     archive: Path, folder: Path, remedy: str, written: Callable[[int], object]
 ) -> list[Member]:
-    """Unpacks all files of an archive; those of a zip that are there as they should be stay.
+    """Unpacks all files of an archive; intact files that a zip file has left before are kept.
 
     Args:
-      archive: a gzipped tar file where its name ends so, else a zip file.
-      folder: where to.
-      remedy: what to do about a bad archive.
-      written: called with the number of bytes of each file.
+      archive: a gzipped tar file if its name ends in .tar.gz, otherwise a zip file.
+      folder: the destination.
+      remedy: what to do about an invalid archive, for messages.
+      written: called with the size of each unpacked file in bytes.
 
     Raises:
-      BadInput: the archive is damaged, or holds links, paths that lead out of the folder, or more
-        than LARGEST times its own bytes. Nothing has been written then, except before damage.
+      BadInput: the archive is damaged, or has links, paths outside the folder, or more than LARGEST
+        times its own bytes. Nothing is written then, except files before a damaged one.
     """
     method = _untar if archive.name.endswith(".tar.gz") else _unzip
     with safe.reading(archive, remedy), safe.opened(archive) as file:
@@ -59,7 +59,7 @@ def _unzip(file: BinaryIO, stored: int, folder: Path, written: Callable) -> list
 
 
 def _untar(file: BinaryIO, stored: int, folder: Path, written: Callable) -> list[Member]:
-    """Reads the archive twice: everything is checked before the first file is written."""
+    """Reads the archive twice: all members are checked before the first file is written."""
     with tarfile.open(fileobj=file, mode="r:gz") as content:
         check((Claim(i.name, i.size, i.isreg()) for i in content if not i.isdir()), stored)
     file.seek(0)
@@ -68,7 +68,7 @@ def _untar(file: BinaryIO, stored: int, folder: Path, written: Callable) -> list
 
 
 def check(claims: Iterable[Claim], stored: int) -> None:
-    """ValueError for members that must not be unpacked from so many bytes."""
+    """Raises ValueError if members must not be unpacked from an archive of `stored` bytes."""
     total = count = 0
     for claim in claims:
         total, count = total + claim.size, count + 1
@@ -77,7 +77,7 @@ def check(claims: Iterable[Claim], stored: int) -> None:
         path, name = PurePosixPath(claim.path), claim.path
         odd = "\\" in name or ":" in name or not name.isprintable()
         if path.is_absolute() or ".." in path.parts or not path.parts or odd:
-            raise ValueError(f"{name[:80]!r} is no path in the folder")
+            raise ValueError(f"{name[:80]!r} is not a path within the folder")
         if not claim.is_plain:
             raise ValueError(f"{name[:80]!r} is a link or a device")
 
@@ -97,7 +97,7 @@ def _from_zip(content, info, folder, written):
 
 
 def _from_tar(content, info, folder, written):
-    """A tar file has no checksums, so that a file that is there is written again."""
+    """Writes a member of a tar file, also if it exists: tar files have no checksums."""
     with content.extractfile(info) as member:
         value = _write(member, folder / info.name)
     written(info.size)
@@ -123,13 +123,13 @@ def _is_there(target: Path, info: zipfile.ZipInfo) -> bool:
 
 
 def blocks(content: IO[bytes]) -> Iterator[bytes]:
-    """The bytes of a file, piece by piece."""
+    """The bytes of a file in blocks."""
     while block := content.read(BLOCK):
         yield block
 
 
 def crc(path: Path) -> int:
-    """The CRC-32 of a file, as archives have it."""
+    """The CRC-32 of a file."""
     value = 0
     with path.open("rb") as content:
         for block in blocks(content):

@@ -1,4 +1,4 @@
-"""Examples that belong to natural users, put together from one part for each user and split."""
+"""Assembles a dataset from the examples of each natural user and split."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -11,13 +11,13 @@ from fedjax_lab.data.dataset import Dataset
 from fedjax_lab.errors import BadInput, quoted
 
 DIGITS, UPPER = "0123456789", "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
-CHARACTERS = tuple(DIGITS + UPPER + UPPER.lower())  # of FEMNIST, in the order of its labels
-FEMNIST = (28, 28)  # pixels of an image, in LEAF's files in one list
-OBJECT = 200  # bytes of an object of Python, roughly
+CHARACTERS = tuple(DIGITS + UPPER + UPPER.lower())  # classes of FEMNIST, in order of their labels
+FEMNIST = (28, 28)  # pixels of an image; LEAF's files have them in one list
+OBJECT = 200  # approximate size of a Python object in bytes
 
 
 class UserRows(NamedTuple):
-    """Examples of one user in one split."""
+    """The examples of one user in one split."""
 
     user: str
     test: bool
@@ -26,9 +26,9 @@ class UserRows(NamedTuple):
 
 
 def assembled(parts: Sequence[UserRows], x: Any, classes: Sequence[str], name: str) -> Dataset:
-    """The Dataset of these parts, one domain with this name; users are sorted by name.
+    """The Dataset of these parts, with a single domain of this name; users are sorted by name.
 
-    x [R, ...]: the examples of all parts in their order, maybe lazy.
+    x [R, ...]: the examples of all parts in their order; may be lazy.
     """
     users = sorted({part.user for part in parts})
     number = {user: index for index, user in enumerate(users)}
@@ -47,13 +47,13 @@ def assembled(parts: Sequence[UserRows], x: Any, classes: Sequence[str], name: s
 
 
 def numbers(parts: Sequence[UserRows], name: str) -> Dataset:
-    """The Dataset of parts whose x are arrays; BadInput where their examples differ in shape."""
+    """The Dataset of parts whose x are arrays. Raises BadInput if the shapes of examples differ."""
     shapes = {part.x.shape[1:]: part.user for part in parts}
     if len(shapes) > 1:
         (one, user), (other, another), *_ = shapes.items()
         raise BadInput(
-            f"examples of user {quoted(user, 60)} have shape {list(one)}, those of user"
-            f" {quoted(another, 60)} {list(other)}"
+            f"examples of user {quoted(user, 60)} have shape {list(one)}, but those of user"
+            f" {quoted(another, 60)} have {list(other)}"
         )
     is_femnist = shapes.keys() == {(*FEMNIST, 1)}
     classes = characters(parts) if is_femnist else numbered(parts)
@@ -61,7 +61,7 @@ def numbers(parts: Sequence[UserRows], name: str) -> Dataset:
 
 
 def characters(parts: Sequence[UserRows]) -> tuple[str, ...]:
-    """Names of the classes of FEMNIST's images: 10 where all are digits, else 62, or more."""
+    """The class names of FEMNIST: 10 if all are digits, else 62; numbers if there are more."""
     top = highest(parts)
     if top < len(DIGITS):
         return tuple(DIGITS)
@@ -69,7 +69,7 @@ def characters(parts: Sequence[UserRows]) -> tuple[str, ...]:
 
 
 def numbered(parts: Sequence[UserRows]) -> tuple[str, ...]:
-    """The numbers of all classes up to the highest label, as names."""
+    """The numbers from 0 to the highest label, as class names."""
     return tuple(map(str, range(highest(parts) + 1)))
 
 
@@ -79,7 +79,7 @@ def highest(parts: Sequence[UserRows]) -> int:
 
 
 def labels(values: Any) -> np.ndarray:
-    """Labels [n] int32, integers from 0 that may be written as floats; else ValueError."""
+    """Labels [n] int32, integers from 0 (possibly given as floats). Raises ValueError otherwise."""
     given = np.array(values, np.float64)
     if given.ndim != 1 or not np.isfinite(given).all() or (given % 1).any():
         raise ValueError("labels are not integers")
@@ -91,21 +91,21 @@ def labels(values: Any) -> np.ndarray:
 def images_or_vectors(values: Any) -> np.ndarray:
     """Finite numbers as [n, D] or [n, H, W, channels]; 784 numbers are an image [28, 28, 1].
 
-    Such images become uint8 where nothing is lost. ValueError for what is malformed.
+    Such images become uint8 if that is lossless. Raises ValueError if values are malformed.
     """
     with np.errstate(over="ignore"):
         x = np.array(values, np.float32)
     if x.ndim < 2 or 0 in x.shape or not np.isfinite(x).all():
-        raise ValueError("x is not finite numbers, as many in each example")
+        raise ValueError("x must hold finite numbers, equally many in each example")
     if x.shape[1:] in (FEMNIST, (FEMNIST[0] * FEMNIST[1],)):
         return as_bytes(x).reshape(-1, *FEMNIST, 1)
     return x[..., None] if x.ndim == 3 else x
 
 
 def as_bytes(x: np.ndarray) -> np.ndarray:
-    """Gray levels from 0 to 1 as uint8 where all are multiples of 1/255; else x as it is.
+    """Gray levels in 0..1 as uint8 if all are multiples of 1/255; otherwise x unchanged.
 
-    They take a quarter of the memory, and config.data.normalize=unit makes the same numbers again.
+    This takes a quarter of the memory, and config.data.normalize=unit restores the same numbers.
     """
     if x.min(initial=0) < 0 or x.max(initial=0) > 1:
         return x
@@ -114,23 +114,23 @@ def as_bytes(x: np.ndarray) -> np.ndarray:
 
 
 def joined(arrays: list[np.ndarray]) -> np.ndarray:
-    """All arrays one after another; where some have been made bytes and others not, as floats."""
+    """The concatenated arrays; if only some are uint8, these are converted back to floats."""
     if len({array.dtype for array in arrays}) == 1:
         return np.concatenate(arrays)
     return np.concatenate([a / np.float32(255) if a.dtype == np.uint8 else a for a in arrays])
 
 
 class Room:
-    """Counts what has been read, so that reading stops before the memory is full."""
+    """Tracks the memory of what has been read, so that reading stops before the memory is full."""
 
     def __init__(self) -> None:
-        """Nothing has been read."""
+        """Starts with nothing read."""
         self.held, self.checked = 0, 0
 
     def take(self, x: Any) -> None:
-        """TooLargeError where these examples leave no room to put all of them together."""
+        """Counts these examples. Raises TooLargeError if memory does not suffice to join them."""
         parts = [x] if isinstance(x, np.ndarray) else x
         self.held += sum(OBJECT + getattr(part, "nbytes", 0) for part in parts)
-        if self.held > self.checked + safe.SMALL:  # to look takes longer than to read a small user
+        if self.held > self.checked + safe.SMALL:  # a check is slower than reading a small user
             safe.check_memory(self.held)
             self.checked = self.held

@@ -1,4 +1,4 @@
-"""Sequences of words that are split already, as users wrote them, for next-word prediction."""
+"""Sequences of words that are already split, by natural users, for next-word prediction."""
 
 from collections.abc import Iterable, Sequence
 
@@ -11,13 +11,13 @@ from fedjax_lab.errors import check_positive
 
 
 class Words:
-    """Gives each word a number when it is first seen.
+    """Numbers words in the order in which they are first seen.
 
-    The words need not be held until the frequent ones among them are known.
+    So sequences can be kept as numbers before the most frequent words are known.
     """
 
     def __init__(self) -> None:
-        """No word has a number."""
+        """Starts without words."""
         self.numbers: dict[str, int] = {}
 
     def encode(self, words: Iterable[str]) -> np.ndarray:
@@ -26,9 +26,9 @@ class Words:
         return np.array([numbers.setdefault(word, len(numbers)) for word in words], np.int32)
 
     def most_frequent(self, sequences: Sequence[np.ndarray], count: int) -> list[int]:
-        """The numbers of the words that are most frequent in these sequences, at most so many.
+        """The numbers of the most frequent words in these sequences, at most `count`.
 
-        Words that are equally frequent come in alphabetical order.
+        Ties are in alphabetical order.
         """
         names = list(self.numbers)
         counts = np.bincount(np.concatenate([*sequences, []]).astype(int), minlength=len(names))
@@ -37,7 +37,7 @@ class Words:
 
 
 def check(vocabulary: int, length: int) -> None:
-    """BadInput where a vocabulary has no words, or examples none."""
+    """Raises BadInput unless vocabulary and length are valid."""
     text_rows.check_vocabulary(vocabulary)
     check_positive("data.length", length)
 
@@ -45,15 +45,15 @@ def check(vocabulary: int, length: int) -> None:
 def next_word(
     words: Words, parts: Sequence[UserRows], vocabulary: int, length: int, name: str
 ) -> Dataset:
-    """Each word of each sequence is an example: the words before it, and the word itself.
+    """Makes an example of each word in each sequence: the words before it, and the word itself.
 
     Args:
-      words: has made the numbers in the sequences.
-      parts: x is a list of sequences, numbers of words [n].
-      vocabulary: the number of token ids: padding, the unknown word, and then the words that are
-        most frequent in the training sequences.
-      length: how many words before it an example has.
-      name: of the data set.
+      words: the numbering of the words in the sequences.
+      parts: the users' sequences; x is a list of arrays of word numbers [n].
+      vocabulary: the number of token ids: padding, the unknown word, and then the most frequent
+        words of the training sequences.
+      length: the number of preceding words that an example has.
+      name: the name of the data set.
     """
     first, names = text_rows.FIRST, list(words.numbers)
     training = [sequence for part in parts if not part.test for sequence in part.x]

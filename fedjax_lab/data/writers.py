@@ -1,10 +1,10 @@
-"""Handwritten digits of thousands of writers, made on this machine: a stand-in for FEMNIST.
+"""Handwritten digits of thousands of writers, generated on this machine: a substitute for FEMNIST.
 
-The shapes are scikit-learn's 1,797 handwritten digits (UCI optdigits) of 8 x 8 pixels. Every writer
-slants, stretches, turns and sizes them in a way of its own, with a pen of its own, and writes some
-digits more often than others. The number of writers and their examples are about those of LEAF's
-FEMNIST (3,550 writers; 227 examples on average, standard deviation 89), but there are only the ten
-digits. A shape that tests are made from is never used for training.
+The shapes are scikit-learn's 1,797 handwritten digits (UCI optdigits) of 8 x 8 pixels. Each writer
+has an individual style (slant, width, rotation, size and pen) and writes some digits more often
+than others. The numbers of writers and of examples are similar to LEAF's FEMNIST (3,550 writers;
+227 examples on average, standard deviation 89), but there are only the ten digits. Shapes of test
+examples are never used for training.
 """
 
 from functools import partial
@@ -19,22 +19,22 @@ from fedjax_lab.data.digit_domains import CITATION, CLASSES
 from fedjax_lab.data.generated import check_spread, draw_sizes, of_users, training_counts
 from fedjax_lab.errors import check_not_negative, check_positive
 
-SIDE, SHAPE_SIDE = 28, 8  # of a picture and of a shape, pixels
-MEAN, DEVIATION, LEAST = 227, 89, 10  # of the examples of a writer
-POSES = 5  # ways in which a writer places a digit
-UNIT = 2**12  # resampling weights are multiples of 1 / UNIT, so that their sums are exact
+SIDE, SHAPE_SIDE = 28, 8  # sides of an image and of a shape, in pixels
+MEAN, DEVIATION, LEAST = 227, 89, 10  # of the number of examples of a writer
+POSES = 5  # number of poses in which a writer draws a digit
+UNIT = 2**12  # resampling weights are multiples of 1 / UNIT, so that sums of them are exact
 
 
 class Style(NamedTuple):
-    """How a writer writes: the shape of digits, then the pen."""
+    """A writer's style: the geometry of the digits, then the pen."""
 
-    slant: float  # to the right, as a share of the height
-    width: float  # as a multiple of the shape's
-    height: float  # pixels
-    turn: float  # radians, clockwise
+    slant: float  # to the right, as a fraction of the height
+    width: float  # as a multiple of the shape's width
+    height: float  # in pixels
+    turn: float  # in radians, clockwise
     thickness: float  # of strokes, from 0 to 1
     sharpness: float  # of the edges of strokes
-    ink: float  # its darkness, from 0 to 1
+    ink: float  # darkness, from 0 to 1
 
 
 PLAIN = Style(slant=0.0, width=1.0, height=20.0, turn=0.0, thickness=0.6, sharpness=12.0, ink=0.9)
@@ -44,11 +44,11 @@ HIGHEST = Style(slant=0.6, width=1.4, height=25.0, turn=0.4, thickness=0.8, shar
 
 
 class Shapes(NamedTuple):
-    """Digits, class after class."""
+    """Shapes of digits, ordered by class."""
 
-    ink: np.ndarray  # [N, 64] float32, whole numbers from 0 to 16
-    starts: np.ndarray  # [10] the place of the first one of each class
-    counts: np.ndarray  # [10] how many there are of each class
+    ink: np.ndarray  # [N, 64] float32, integers from 0 to 16
+    starts: np.ndarray  # [10] the index of the first shape of each class
+    counts: np.ndarray  # [10] the number of shapes of each class
 
 
 def writers(
@@ -59,14 +59,16 @@ def writers(
     test_share: float = 0.1,
     seed: int = 0,
 ) -> Dataset:
-    """Pictures [R, 28, 28, 1] uint8, dark on white, of natural users, for partition by_client.
+    """Images [R, 28, 28, 1] uint8, dark on white, of natural users, for partition by_client.
 
-    num_users: how many writers there are; the first ones are the same for any number.
-    alpha: of the Dirichlet distribution of each writer's labels: the smaller, the more unequal.
-    style: how much writers differ, as a multiple of the usual; 0: all write alike.
-    test_share: the share of each writer's examples that is for tests.
+    num_users: the number of writers; the first ones are the same for any number.
+    alpha: the concentration of the Dirichlet distribution of each writer's labels; a smaller one
+        makes writers differ more.
+    style: how much styles differ, as a multiple of the default; 0: all writers have the same style.
+    test_share: the fraction of each writer's examples that is for testing.
+    seed: the random seed.
 
-    Raises BadInput for a setting that makes no sense, and where memory does not suffice.
+    Raises BadInput for an invalid setting, or if the examples do not fit in memory.
     """
     check_positive("data.alpha", alpha)
     check_spread("alpha", alpha)
@@ -78,7 +80,7 @@ def writers(
     training, stops = training_counts(sizes, test_share), np.cumsum(sizes)
     x = np.empty((sizes.sum(), SIDE, SIDE, 1), np.uint8)
     y = np.empty(len(x), np.int32)
-    with threadpool_limits(1):  # products of this size only wait where other programs run
+    with threadpool_limits(1):  # for products of this size, more threads are slower on busy CPUs
         for k in tqdm(range(num_users), desc="writing", unit=" writers", delay=2, disable=None):
             rng, rows = np.random.default_rng([seed, 2, k]), slice(stops[k] - sizes[k], stops[k])
             drawn = draw_style(rng, style)
@@ -89,20 +91,20 @@ def writers(
 
 
 def _draw_sizes(rng, count):
-    """The examples of so many writers: log-normal, with the mean and the spread of FEMNIST's."""
+    """The numbers of examples of `count` writers: log-normal, with FEMNIST's mean and deviation."""
     variance = np.log1p((DEVIATION / MEAN) ** 2)
     drawn = rng.lognormal(np.log(MEAN) - variance / 2, np.sqrt(variance), count)
     return np.maximum(LEAST, np.round(drawn))
 
 
 def draw_style(rng: np.random.Generator, strength: float) -> Style:
-    """A writer's style; at strength 0 it is PLAIN."""
+    """Draws a writer's style; at strength 0 it is PLAIN."""
     drawn = np.array(PLAIN) + strength * np.array(SPREAD) * rng.standard_normal(len(PLAIN))
     return Style(*np.clip(drawn, LOWEST, HIGHEST))
 
 
 def split_shapes(rng: np.random.Generator) -> tuple[Shapes, Shapes]:
-    """scikit-learn's digits for training, and a fifth of each class for tests."""
+    """scikit-learn's digits, divided into training and test shapes (a fifth of each class)."""
     from sklearn.datasets import load_digits
 
     ink, labels = load_digits(return_X_y=True)
@@ -120,7 +122,7 @@ def _shapes(ink, rows):
 
 
 def _copy(rng, alpha, training, tests, splits):
-    """Shapes [n, 64] and labels [n] that a writer copies, those for training first."""
+    """The shapes [n, 64] and labels [n] that a writer draws, training examples first."""
     prior = rng.dirichlet(np.full(len(CLASSES), alpha))
     labels = rng.choice(len(CLASSES), training + tests, p=prior)
     which, digits = rng.random(len(labels)), []
@@ -131,7 +133,7 @@ def _copy(rng, alpha, training, tests, splits):
 
 
 def write(rng: np.random.Generator, style: Style, digits: np.ndarray) -> np.ndarray:
-    """Pictures [n, 28, 28, 1] uint8 of shapes [n, 64], each in one of the writer's poses."""
+    """Images [n, 28, 28, 1] uint8 of shapes [n, 64], each in one of the writer's poses."""
     pose = rng.integers(POSES, size=len(digits))
     level = np.empty((len(digits), SIDE * SIDE), np.uint8)
     for number in range(POSES):
@@ -147,9 +149,9 @@ def write(rng: np.random.Generator, style: Style, digits: np.ndarray) -> np.ndar
 
 
 def resampling(style: Style, shift: np.ndarray) -> np.ndarray:
-    """The share of each pixel of a shape in each pixel of a picture, [64, 784], times UNIT.
+    """The weight of each pixel of a shape in each pixel of an image, [64, 784], times UNIT.
 
-    shift: how far from the middle the digit stands, in pixels (x, y).
+    shift: the offset (x, y) of the digit from the middle, in pixels.
     """
     sine, cosine = np.sin(style.turn), np.cos(style.turn)
     turned = np.array([[cosine, -sine], [sine, cosine]])
@@ -162,14 +164,14 @@ def resampling(style: Style, shift: np.ndarray) -> np.ndarray:
 
 
 def _cubic(distance: np.ndarray) -> np.ndarray:
-    """Catmull and Rom's kernel of interpolation."""
+    """The Catmull-Rom interpolation kernel."""
     d = np.minimum(np.abs(distance), 2)
     near, far = (1.5 * d - 2.5) * d * d + 1, ((2.5 - 0.5 * d) * d - 4) * d + 2
     return np.where(d < 1, near, far)
 
 
 def shades(style: Style) -> np.ndarray:
-    """The gray, 0 to 255, of a pixel that a shape covers to level / 255, for each level [256]."""
+    """The gray value, 0 to 255, of a pixel with ink coverage level / 255, for each level [256]."""
     level = np.arange(256) / 255
     edge = 1 / (1 + np.exp(style.sharpness * (1 - style.thickness - level)))
     edge = (edge - edge[0]) / (edge[-1] - edge[0])

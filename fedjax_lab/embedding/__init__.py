@@ -1,4 +1,4 @@
-"""Sources of embeddings: what a model of images and texts makes of examples and of their labels."""
+"""Sources of embeddings, which map examples and labels to vectors."""
 
 from typing import NamedTuple
 
@@ -6,10 +6,10 @@ import numpy as np
 
 
 class Embeddings(NamedTuple):
-    """What each source, a function of the dataset and its own settings, returns.
+    """The result of an embedding source, a function of the dataset and its own settings.
 
     Rows of `Dataset.test` are 0.
     """
 
     examples: np.ndarray  # D [R, E] float32, one row for each example of the dataset
-    labels: np.ndarray  # T [K, E] float32
+    labels: np.ndarray  # T [K, E] float32, one row for each class

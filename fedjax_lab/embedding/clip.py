@@ -1,4 +1,4 @@
-"""Embeddings by a frozen CLIP, as in Client2Vec: images, texts and prompts, kept on disk.
+"""Embeddings of images, texts and prompts by a frozen CLIP, as in Client2Vec, cached on disk.
 
 Needs the extra `clip`, whose tokenizer and image processor work without PyTorch, and weights that
 are already on this machine: nothing is downloaded.
@@ -30,11 +30,11 @@ from fedjax_lab.models.clip import (
     text_tower,
 )
 
-VERSION = 1  # of the embeddings: to be raised with every change that alters one
-SHARD = 2048  # examples that are kept together: what an interruption may cost
+VERSION = 1  # of the embeddings; increment it with every change that alters one
+SHARD = 2048  # examples in a cache file; an interruption loses at most this many
 NEEDED = ("config.json", "model.safetensors", "preprocessor_config.json")
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt")
-REMEDY = "CLIP reads the original images of the data set: restore them"
+REMEDY = "CLIP reads the original images of the data set; restore them"
 
 
 def clip(
@@ -45,20 +45,22 @@ def clip(
     batch_size: int = 64,
     normalize: bool = False,
 ) -> Embeddings:
-    """What CLIP's towers make of training examples and of a prompt for each class.
+    """Embeddings of the training examples, and of a prompt for each class, by CLIP.
 
-    Images go through the model's own preprocessing, from their original files where the dataset
-    has them; texts, truncated to the context, and prompts through the text tower. The features are
-    those after the projection; `normalize` gives them norm 1.
+    Images are preprocessed as the model requires, from their original files if the dataset has
+    them. Texts (truncated to the context length) and prompts are embedded by the text tower. The
+    embeddings are the features after the projection.
 
-    `folder` holds a model as the hub has it; without it `model`, NAME or NAME@REVISION, is looked
-    up in the hub's cache ($HF_HUB_CACHE, $HF_HOME). The default's main revision has no
-    model.safetensors, this one has.
+    folder: a folder with a model in the hub's format; empty: `model` is used.
+    model: NAME or NAME@REVISION in the hub's cache ($HF_HUB_CACHE, $HF_HOME). The default has a
+        revision because the main revision of that model has no model.safetensors.
+    batch_size: the number of examples that are embedded at a time.
+    normalize: scale the embeddings to norm 1.
 
-    Kept in $FEDJAX_LAB_CACHE, else in ~/.cache/fedjax_lab, under embeddings/, until the model or
-    the examples change (of original files: names and sizes). An interrupted call goes on where it
-    stopped. Raises BadInput for what is missing or damaged, and for examples that are neither
-    images nor texts.
+    Embeddings are cached in $FEDJAX_LAB_CACHE, else in ~/.cache/fedjax_lab, under embeddings/,
+    until the model or the examples change (for original files: names and sizes). An interrupted
+    call is continued. Raises BadInput if anything is missing or damaged, or if the examples are
+    neither images nor texts.
     """
     check_positive("embedding.batch_size", batch_size)
     if not is_text(dataset) and not dataset.files:
@@ -83,11 +85,11 @@ def clip(
 
 
 class Side(NamedTuple):
-    """What one tower is to embed."""
+    """The inputs of one tower."""
 
     tower: Callable  # image_tower or text_tower
-    size: int  # how many examples or labels
-    content: dict[str, np.ndarray]  # changes with what is embedded
+    size: int  # number of examples or labels
+    content: dict[str, np.ndarray]  # arrays that identify the inputs, for the name in the cache
     read: Callable[[np.ndarray], np.ndarray]  # numbers [n] below size -> the tower's inputs [n, .]
 
 
@@ -128,8 +130,8 @@ def _images(dataset: Dataset, rows: np.ndarray, preprocess: Callable) -> Side:
 
 
 def check_packages() -> None:
-    """BadInput unless the packages of the extra `clip` are there."""
-    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # that there is no PyTorch
+    """Raises BadInput unless the packages of the extra `clip` are installed."""
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # about a missing PyTorch
     try:
         import safetensors  # noqa: F401
         from transformers import CLIPImageProcessorPil, CLIPTokenizer  # noqa: F401
@@ -140,14 +142,14 @@ def check_packages() -> None:
 
 
 def find_model(folder: str, model: str) -> Path:
-    """The folder with the model's files: the one named, else the one in the hub's cache."""
+    """The folder with the model's files: `folder`, or else the one in the hub's cache."""
     from huggingface_hub import snapshot_download
 
     name, _, revision = model.partition("@")
     fetch = f"hf download {name}" + (f" --revision {revision}" if revision else "")
     remedy = (
         f"fetch it with `{fetch} --include '*.json' --include '*.txt' --include model.safetensors`"
-        " or name a folder with such files by `folder`"
+        " or name a folder with these files with --config.embedding.folder"
     )
     if folder:
         where = Path(folder).expanduser()
@@ -173,7 +175,7 @@ def find_model(folder: str, model: str) -> Path:
 
 
 def model_digest(where: Path) -> str:
-    """Changes with any file that decides on embeddings."""
+    """A digest of all files that affect the embeddings."""
     digest = hashlib.sha256()
     for name in (*NEEDED, *TOKENIZER):
         if (where / name).is_file():
@@ -183,7 +185,7 @@ def model_digest(where: Path) -> str:
 
 
 def tokenizer(where: Path, settings: Settings) -> Callable[[list[str]], np.ndarray]:
-    """A function of n texts that gives tokens [n, context] int32, cut off or padded."""
+    """A function from n texts to tokens [n, context] int32, truncated or padded."""
     from transformers import CLIPTokenizer
 
     made = _from_files(CLIPTokenizer, where)
@@ -193,7 +195,7 @@ def tokenizer(where: Path, settings: Settings) -> Callable[[list[str]], np.ndarr
         ids = made(texts, padding="max_length", truncation=True, max_length=size)["input_ids"]
         ids = np.asarray(ids, np.int32)
         if ids.max() >= s.vocab_size:
-            raise BadInput(f"{where}: token {ids.max()} is not among the model's {s.vocab_size}")
+            raise BadInput(f"{where}: token {ids.max()} is not below vocab_size {s.vocab_size}")
         if s.eos_token_id != LEGACY_EOS and not (ids == s.eos_token_id).any(1).all():
             raise BadInput(f"{where}: a text lacks config.json's eos_token_id, {s.eos_token_id}")
         return ids
@@ -202,7 +204,7 @@ def tokenizer(where: Path, settings: Settings) -> Callable[[list[str]], np.ndarr
 
 
 def preprocessor(where: Path, settings: Settings) -> Callable:
-    """A function of a PIL image that gives the image tower's pixels [H, W, channels] float32."""
+    """A function from a PIL image to the image tower's pixels [H, W, channels] float32."""
     from transformers import CLIPImageProcessorPil
 
     made, s = _from_files(CLIPImageProcessorPil, where), settings.image
@@ -221,16 +223,16 @@ def preprocessor(where: Path, settings: Settings) -> Callable:
 def _from_files(kind, where: Path):
     try:
         return kind.from_pretrained(where, local_files_only=True)
-    except Exception as error:  # transformers raises any
+    except Exception as error:  # transformers may raise any exception
         reason = " ".join(str(error).split())[:200]
-        raise BadInput(f"{where} has no {kind.__name__} that can be read ({reason})") from error
+        raise BadInput(f"{where} has no readable {kind.__name__} ({reason})") from error
 
 
 # Images.
 
 
 def check_images(x: np.ndarray) -> None:
-    """BadInput unless x holds images [R, H, W, 1 or 3], uint8 or from 0 to 1."""
+    """Raises BadInput unless x holds images [R, H, W, 1 or 3], uint8 or from 0 to 1."""
     if x.ndim != 4 or x.shape[-1] not in (1, 3):
         raise BadInput(
             f"CLIP needs images or texts of characters, not examples of shape {list(x.shape[1:])}"
@@ -242,7 +244,7 @@ def check_images(x: np.ndarray) -> None:
 
 
 def _as_image(x: np.ndarray):
-    """A PIL image of one such example."""
+    """A PIL image of one example."""
     from PIL import Image
 
     pixels = x if x.dtype == np.uint8 else np.rint(255 * x).astype(np.uint8)
@@ -255,7 +257,7 @@ def _as_image(x: np.ndarray):
 def _embed(
     side: Side, of_model: str, where: Path, settings: Settings, batch_size: int
 ) -> np.ndarray:
-    """Features [count, projection_dim] float32; shards that are kept are not made again."""
+    """Features [count, projection_dim] float32; shards in the cache are not computed again."""
     name = checksum({"model": np.array(f"{VERSION} {of_model}"), **side.content})[:16]
     folder = cache_folder() / "embeddings" / f"clip-{name}"
     made, encode = np.zeros((side.size, settings.projection_dim), np.float32), None
@@ -274,7 +276,7 @@ def _embed(
 
 
 def _encoder(side: Side, where: Path, settings: Settings, batch_size: int) -> Callable:
-    """A function of numbers [n] that gives their features [n, projection_dim]; compiled once."""
+    """A function from numbers [n] to their features [n, projection_dim], compiled once."""
     tower, example = side.tower(settings)
     params = jax.device_put(read_weights(where / "model.safetensors", tower, example))
     apply = jax.jit(lambda params, inputs: tower.apply({"params": params}, inputs))

@@ -1,4 +1,4 @@
-"""Embeddings that somebody has made before, in one .npz file."""
+"""Precomputed embeddings, read from one .npz file."""
 
 from pathlib import Path
 
@@ -11,20 +11,24 @@ from fedjax_lab.errors import BadInput
 
 KEYS = ("examples", "labels")
 HELP = (
-    "config.embedding.file takes what numpy.savez has written: `examples`, one row for each example"
-    " of the dataset, or for each training example, and `labels`, one row for each class"
+    "config.embedding.file takes a file written by numpy.savez, with `examples`, one row for each"
+    " example of the dataset or for each training example, and `labels`, one row for each class"
 )
 
 
 def precomputed(dataset: Dataset, *, file: str) -> Embeddings:
-    """`examples` [R, E], or [number of training examples, E] in their order, and `labels` [K, E].
+    """Embeddings `examples` [R, E], or [number of training examples, E], and `labels` [K, E].
 
-    Any finite numbers; they become float32. Raises BadInput for a file that is missing, damaged or
-    of another dataset.
+    Rows of `examples` are in the order of the dataset. Any finite numbers are accepted and become
+    float32.
+
+    file: the .npz file with the arrays `examples` and `labels`.
+
+    Raises BadInput if the file is missing, damaged or does not fit the dataset.
     """
     path = Path(file).expanduser()
     if not file:
-        raise BadInput(f"an empty name is not an .npz file: {HELP}")
+        raise BadInput(f"config.embedding.file is empty: {HELP}")
     with safe.reading(path, HELP, "is not an .npz file, or is damaged"):
         names = npz.names(path)
     for key in KEYS:
@@ -35,8 +39,8 @@ def precomputed(dataset: Dataset, *, file: str) -> Embeddings:
     train = ~dataset.test
     if len(examples) not in (len(train), train.sum()):
         raise BadInput(
-            f"{path}: examples has {len(examples)} rows, the dataset {len(train)} examples,"
-            f" {train.sum()} of them to train on: {HELP}"
+            f"{path}: examples has {len(examples)} rows, but the dataset has {len(train)} examples,"
+            f" {train.sum()} of them for training: {HELP}"
         )
     if labels.shape != (len(dataset.classes), examples.shape[1]):
         due = [len(dataset.classes), examples.shape[1]]
@@ -47,9 +51,9 @@ def precomputed(dataset: Dataset, *, file: str) -> Embeddings:
 
 
 def table(path: Path, key: str, array: np.ndarray) -> np.ndarray:
-    """The array of this name as a table [., E] of finite float32."""
+    """The array of this name as a matrix [., E] of finite float32."""
     if array.dtype.kind not in "buif":
-        raise BadInput(f"{path}: {key} is no array of numbers: {HELP}")
+        raise BadInput(f"{path}: {key} is not an array of numbers: {HELP}")
     if array.ndim != 2 or 0 in array.shape:
         raise BadInput(f"{path}: {key} has shape {list(array.shape)}, not [rows, size]: {HELP}")
     with np.errstate(over="ignore"):

@@ -1,4 +1,4 @@
-"""What stands in for CLIP where its weights cannot be had: fixed random features."""
+"""A substitute for CLIP if its weights are not available: fixed random features."""
 
 from collections.abc import Callable
 
@@ -11,29 +11,34 @@ from fedjax_lab.embedding.prompts import is_text, is_tokens
 from fedjax_lab.errors import BadInput
 
 NORM = 10.0  # mean length of CLIP's raw features
-FILTERS, WIDTH, GRID = 64, 5, 4  # of images; averages over GRID x GRID parts of the picture
-SIDE = 32  # larger pictures are shrunk to about so many pixels
-NGRAMS, BUCKETS = (1, 3), 2**12  # of texts
-LAST, END = 3, "\x03"  # a text's last characters count on their own, before a mark of the end
+FILTERS, WIDTH, GRID = 64, 5, 4  # for images; averages over GRID x GRID parts of the image
+SIDE = 32  # larger images are shrunk to about this many pixels
+NGRAMS, BUCKETS = (1, 3), 2**12  # for texts
+LAST, END = 3, "\x03"  # the last characters of a text are hashed again, followed by an end mark
 BATCH = 256
-RANDOM_PART = 0.1  # length of a label's random direction, beside its class's mean of length 1
+RANDOM_PART = 0.1  # length of a label's random part, relative to the mean of its class
 
 
 def stand_in(dataset: Dataset, *, size: int = 512) -> Embeddings:
-    """Embeddings with what Client2Vec needs of CLIP's: classes and domains can be told apart.
+    """Random-feature embeddings in which classes and domains can be distinguished.
 
-    This is not CLIP. Nothing in it was trained on other data, so what looks alike is near, not what
-    means the same; and the labels' table is made with the training labels (of all clients), which
-    CLIP never sees. Results with it tell of the method's working, not of its published accuracy.
+    This is not CLIP. Nothing is trained on other data, so that examples that look alike are close,
+    not examples with the same meaning. The labels' embeddings use the training labels of all
+    clients, which CLIP never sees. Results show that the method works, not its published accuracy.
 
-    Images: random 5 x 5 filters of zero mean, half on gray and half on color, rectified and
-    averaged on a 4 x 4 grid, and each channel's mean and deviation. Texts: hashed n-grams of one to
-    three characters, of the whole and once more of its end; of token ids: which words they have how
-    often. Other examples: themselves.
-    All are projected to `size` dimensions by a fixed Gaussian matrix, centered over the training
-    examples and scaled to a mean length of 10. A label has the direction of its class's mean, taken
-    first in each domain and then over domains, and a little of its own. The same dataset, the same
-    bits. Raises BadInput unless `size` is a multiple of 32 (Client2Vec's tokens).
+    For images, the features are the outputs of random 5 x 5 filters of zero mean (half of them on
+    gray and half on color), rectified and averaged on a 4 x 4 grid, and the mean and deviation of
+    each channel. For texts, they are hashed n-grams of one to three characters, of the whole text
+    and again of its end; for token ids, the frequencies of words. Other examples are used directly.
+
+    All features are projected to `size` dimensions by a fixed Gaussian matrix, centered over the
+    training examples and scaled to a mean length of 10. A label has the direction of the mean of
+    its class (averaged in each domain, then over domains), plus a small random direction. The same
+    dataset gives the same embeddings, bit for bit.
+
+    size: the size of an embedding, a multiple of 32 (the width of Client2Vec's tokens).
+
+    Raises BadInput for another size.
     """
     if size < 32 or size % 32:
         raise BadInput(f"config.embedding.size must be a positive multiple of 32, got {size}")
@@ -47,7 +52,7 @@ def stand_in(dataset: Dataset, *, size: int = 512) -> Embeddings:
 
 
 def features(dataset: Dataset, rows: np.ndarray, size: int) -> np.ndarray:
-    """Random features [rows, size] float32 of these examples."""
+    """The random features [rows, size] float32 of these examples."""
     x = dataset.x[rows]
     if is_text(dataset):
         alphabet = np.array(dataset.classes)
@@ -68,7 +73,7 @@ def features(dataset: Dataset, rows: np.ndarray, size: int) -> np.ndarray:
 
 
 def of_labels(embedded: np.ndarray, y: np.ndarray, domain: np.ndarray, classes: int) -> np.ndarray:
-    """The labels' embeddings [K, E] of length 10, from those of the examples [R, E]."""
+    """The labels' embeddings [K, E] of length 10, from the examples' embeddings [R, E]."""
     cells, cell = np.unique(domain * classes + y, return_inverse=True)
     of_class = means(means(embedded, cell, len(cells)), cells % classes, classes)
     directions = np.random.default_rng(1).standard_normal(of_class.shape)
@@ -76,7 +81,7 @@ def of_labels(embedded: np.ndarray, y: np.ndarray, domain: np.ndarray, classes: 
 
 
 def random_filters(channels: int) -> np.ndarray:
-    """[channels * WIDTH * WIDTH, FILTERS] float32; the first half of them are alike on channels."""
+    """Filters [channels * WIDTH * WIDTH, FILTERS] float32; the first half treat channels alike."""
     filters = np.random.default_rng(2).standard_normal((channels, WIDTH**2, FILTERS))
     filters[..., : FILTERS // 2] = filters[:1, :, : FILTERS // 2]
     filters -= filters.mean(1, keepdims=True)
@@ -108,7 +113,7 @@ def shrunk(images: np.ndarray) -> np.ndarray:
 
 
 def hashed(texts: np.ndarray) -> csr_matrix:
-    """n-grams [B, 2 * BUCKETS] float32 of texts [B, length] of characters."""
+    """Hashed n-grams [B, 2 * BUCKETS] float32 of texts [B, length] of characters."""
     from sklearn.feature_extraction.text import HashingVectorizer
 
     vectorizer = HashingVectorizer(
@@ -124,7 +129,7 @@ def hashed(texts: np.ndarray) -> csr_matrix:
 
 
 def counted(texts: np.ndarray) -> csr_matrix:
-    """Shares of words in buckets [B, BUCKETS] float32 of texts [B, length] of token ids."""
+    """Frequencies of words in buckets [B, BUCKETS] float32 of texts [B, length] of token ids."""
     row, place = np.nonzero(texts)
     share = (1 / np.maximum(np.count_nonzero(texts, 1), 1)).astype(np.float32)[row]
     where = row, texts[row, place].astype(np.int64) % BUCKETS
@@ -132,19 +137,19 @@ def counted(texts: np.ndarray) -> csr_matrix:
 
 
 def in_batches(function: Callable, x: np.ndarray) -> np.ndarray:
-    """The rows of function(part of x), one after another."""
+    """The concatenated rows of `function` applied to batches of x."""
     starts = range(0, len(x), BATCH)
     return np.concatenate([function(x[start : start + BATCH]) for start in starts])
 
 
 def gaussian(rows: int, columns: int) -> np.ndarray:
-    """A fixed random matrix that keeps lengths on average."""
+    """A fixed random matrix that preserves lengths on average."""
     table = np.random.default_rng(0).standard_normal((rows, columns), np.float32)
     return table / np.float32(np.sqrt(columns))
 
 
 def means(values: np.ndarray, group: np.ndarray, count: int) -> np.ndarray:
-    """The mean [count, E] of the rows of each group; 0 for an empty group."""
+    """The mean [count, E] of the rows in each group; 0 for an empty group."""
     member = csr_matrix((np.ones(len(group)), (group, np.arange(len(group)))), (count, len(group)))
     return member @ values / np.maximum(np.bincount(group, minlength=count), 1)[:, None]
 

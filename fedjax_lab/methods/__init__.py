@@ -1,1 +1,1 @@
-"""Every method of the library, one short file each; registry.py lists them."""
+"""The methods of the library, one short file each; `registry` lists them."""

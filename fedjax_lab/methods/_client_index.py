@@ -1,10 +1,10 @@
 """Client2Vec's index of a client: beta^f_i describes its examples, beta^l_i its labels.
 
   beta^l_i    mean of L, the embedding of the label's name, over the client's examples
-  beta^f_i    by DSA-IGN (_index_dsa_ign.py), or one of Table 2 (_index_naive.py)
+  beta^f_i    by DSA-IGN (_index_dsa_ign.py), or a naive index of Table 2 (_index_naive.py)
 
-The index is made in stages on embedded examples, before federated learning begins. This file has
-what these stages share, and what the index is for: the similarity of clients.
+The index is computed in stages on embedded examples, before federated learning begins. This module
+has the parts that these stages share, and the similarity of clients by their indices.
 """
 
 from functools import partial
@@ -17,18 +17,22 @@ from fedjax_lab import losses, tree, wire
 from fedjax_lab.errors import BadInput
 from fedjax_lab.types import Array, Method, PyTree, Stage, Task, View
 
-BATCH = 128  # examples of a step, and of what a client uploads
+BATCH = 128  # examples of a training step, and of a batch that a client uploads
 
 
 class Index(NamedTuple):
-    """Of all clients."""
+    """The index of all clients."""
 
     feature: Array  # beta^f [C, F]
     label: Array  # beta^l [C, E]
 
 
 def similarity(index: Index, n: Array, parts: tuple[str, ...]) -> Array:
-    """S(i, A) [C] of all clients i to a set A; n [C]: N_j of those in A, 0 of others."""
+    """Returns S(i, A), the similarity of each client i to a set A of clients, [C].
+
+    n: [C] N_j of the clients in A, 0 for the others.
+    parts: the fields of the index that are compared.
+    """
     share = n / jnp.maximum(jnp.sum(n), 1)
     units = [losses.unit(getattr(index, part)) for part in parts]
     full = jax.lax.Precision.HIGHEST
@@ -37,25 +41,29 @@ def similarity(index: Index, n: Array, parts: tuple[str, ...]) -> Array:
 
 
 class Server(NamedTuple):
-    """What the server knows while the index is made."""
+    """The server's state while the index is computed."""
 
-    key: Array  # of the run's first weights: the base starts where it would without an index
-    psi: PyTree  # DSA-IGN
+    key: Array  # of the run's first weights: the base starts from the same ones without an index
+    psi: PyTree  # the parameters of DSA-IGN
     moments: PyTree  # of Adam on psi
     epoch: Array
-    batches: PyTree  # Batch [C, 128, ...]: what the clients have uploaded, if they do
+    batches: PyTree  # Batch [C, 128, ...]: the batches that clients have uploaded, if they do
     index: PyTree  # Index
 
 
 def label_table(task: Task) -> Array:
-    """T [K, E], the embeddings of the labels' names. BadInput where the task has none."""
+    """Returns T [K, E], the embeddings of the labels' names. Raises BadInput if there are none."""
     if task.labels is None:
-        raise BadInput("client2vec needs embeddings: name their source by config.embedding.name")
+        raise BadInput("client2vec needs embeddings; choose their source by config.embedding.name")
     return task.labels()
 
 
 def describe(feature, T: Array):
-    """The `local` that uploads a client's index; feature: (message, batch) -> mean over it."""
+    """Returns the `local` that uploads a client's index.
+
+    feature: (message, batch) -> the batch's mean of the quantity whose mean is beta^f.
+    T: [K, E] the embeddings of the labels' names.
+    """
 
     def local(message, client, work):
         beta_l = tree.mix(client.label_count / client.n, T)
@@ -65,20 +73,20 @@ def describe(feature, T: Array):
 
 
 def put(server: Server, uploads: Index, cohort) -> Server:
-    """Keeps the indices that clients have sent."""
+    """The `aggregate` that stores the uploaded indices."""
     return server._replace(index=tree.put(server.index, cohort.id, uploads))
 
 
 def nothing(server, id):
-    """Sends nothing."""
+    """The `send` of an exchange without a message."""
     return ()
 
 
 def stage(name, rounds, exchange, sample, init=None, reliable=False) -> Stage:
-    """Rounds of one exchange on embedded examples; without `init` from the last stage's state.
+    """Returns a stage of rounds of one exchange on embedded examples.
 
-    An exchange that does not say what its uploads are updates of has none: clients send examples,
-    or their index, or nothing. Transforms leave these uploads as they are.
+    Without `init` it starts from the state of the previous stage. If the exchange has no `updates`,
+    its clients send examples, their index or nothing, and transforms do not change these uploads.
     """
     exchange = exchange._replace(updates=exchange.updates or wire.all_kept)
     method = Method(init=init, round=(exchange,), predict=None, newcomer=None, sample=sample)

@@ -1,6 +1,6 @@
 """FedConcat's stages 2 and 3: averages inside clusters, then one classifier on frozen encoders.
 
-How the clusters come about is fedconcat.py's and fedconcat_id.py's business.
+fedconcat.py and fedconcat_id.py form the clusters.
 """
 
 from typing import NamedTuple
@@ -15,20 +15,20 @@ from fedjax_lab.models import nets
 from fedjax_lab.models.task import encode, make_task, split_head
 from fedjax_lab.types import Array, Exchange, Method, PyTree, Stage, State, Task, View, Weights
 
-CLASSIFIER_STEPS = 3  # batches a round
+CLASSIFIER_STEPS = 3  # batches per round
 
 # Stage 2.
 
 
 class Clusters(NamedTuple):
-    """The server of stage 2."""
+    """The server's state in stage 2."""
 
     centers: PyTree  # leaves [K, ...]
-    member: Array  # [K, C], 1 where client and cluster belong together
+    member: Array  # [K, C], 1 where the client belongs to the cluster
 
 
 def decayed(optimizer, decay: float):
-    """The optimizer with more coupled weight decay."""
+    """Returns the optimizer with additional coupled weight decay."""
     return optax.chain(optax.add_decayed_weights(decay), optimizer) if decay else optimizer
 
 
@@ -59,14 +59,17 @@ def inside_clusters(task: Task, decay: float = 0.0) -> Method:
 
 
 class Concatenation(NamedTuple):
-    """The server of stage 3."""
+    """The server's state in stage 3."""
 
     encoders: Weights  # leaves [K, ...], None at the head
     classifier: Weights  # Phi: kernel [K D, classes], bias [classes]
 
 
 def concatenation(task: Task, rounds: int, classifier_init: str, feature_cache: str) -> Stage:
-    """The stage that trains one classifier on the frozen encoders of the last one's clusters."""
+    """Returns the stage that trains one classifier on the frozen encoders of the previous stage.
+
+    classifier_init, feature_cache: settings of `fedconcat`.
+    """
     check_choice("method.classifier_init", classifier_init, ("random", "clusters"))
     check_choice("method.feature_cache", feature_cache, ("exact", "clean"))
 
@@ -95,18 +98,18 @@ def concatenation(task: Task, rounds: int, classifier_init: str, feature_cache: 
 
 
 def concatenate(task: Task, encoders: Weights, x: Array) -> Array:
-    """h(x) [B, K D] of K stacked encoders: one vectorized forward pass."""
+    """Returns h(x) [B, K D] of K stacked encoders, by one vectorized forward pass."""
     h = jax.vmap(lambda theta: encode(task, theta, x))(encoders)  # [K, B, D]
     return jnp.swapaxes(h, 0, 1).reshape(len(x), -1)
 
 
 def linear(width: int, num_classes: int) -> Task:
-    """The task of a linear classifier; its `apply` takes any width."""
+    """Returns the task of a linear classifier. Its `apply` takes features of any width."""
     return make_task(nets.mlp(num_classes, depth=0), (width,), num_classes)
 
 
 def on_features(num_classes: int) -> Method:
-    """FedAvg for Phi alone, on features instead of examples."""
+    """Returns FedAvg for Phi alone, on features instead of examples."""
     task = linear(1, num_classes)
     risk = losses.risk(task)
 

@@ -1,9 +1,9 @@
-"""hFedF's pre-learned embeddings: what a client's autoencoder makes of its images (Table 9).
+"""hFedF's precomputed embeddings of clients, by an autoencoder on each client's images (Table 9).
 
   local   an autoencoder, the same start for all, <- Adam on the squared error of 100 images
           upload the mean latent
 
-The paper takes the mean over validation images; a client's work here sees its training images only.
+The paper takes the mean over validation images; here a client uses its training images instead.
 """
 
 import jax
@@ -17,11 +17,14 @@ from fedjax_lab.local import num_batches
 from fedjax_lab.models.autoencoder import Autoencoder
 from fedjax_lab.types import Exchange, Method, PyTree, Stage, State, Task
 
-IMAGES, EPOCHS, BATCH, LR = 100, 100, 32, 1e-3  # the paper gives the first
+IMAGES, EPOCHS, BATCH, LR = 100, 100, 32, 1e-3  # the paper only gives the number of images
 
 
 def embed(task: Task, size: int) -> Stage:
-    """A stage of one round that leaves nu [C, size] as the server's state. Predicts nothing."""
+    """Returns a stage of one round that computes the embeddings nu [C, size].
+
+    They are the second entry of the server's state. The stage has no model to predict with.
+    """
     check_images(task)
     shape = (1, *task.input_shape)
     net = Autoencoder(size)
@@ -59,20 +62,23 @@ def embed(task: Task, size: int) -> Stage:
 
 
 def check_images(task: Task) -> None:
-    """BadInput unless the task's inputs are images that the autoencoder can make."""
+    """Raises BadInput unless the task's inputs are images that the autoencoder can reconstruct."""
     shape = (1, *task.input_shape)
     if len(shape) != 4 or shape[1] % 4 or shape[2] % 4:
-        raise BadInput("config.method.embedding: an autoencoder needs images, sides multiples of 4")
+        raise BadInput(
+            "config.method.embedding: an autoencoder needs images whose height and width are"
+            " multiples of 4"
+        )
     low, high = np.min(task.lowest), np.max(task.highest)
     if not -1e-6 < low <= high < 1 + 1e-6:  # the decoder ends in a sigmoid
         raise BadInput(
             f"config.method.embedding: an autoencoder needs inputs from 0 to 1, not {low:.3g} to"
-            f" {high:.3g}; 8-bit images are with config.data.normalize=unit"
+            f" {high:.3g}; config.data.normalize=unit scales 8-bit images to this range"
         )
 
 
 def fit(error, params, batch) -> PyTree:
-    """The autoencoder's weights after EPOCHS passes over one batch of images, in order."""
+    """Returns the autoencoder's weights after EPOCHS passes over a batch of images, in order."""
     adam = optim.adam(LR)
     count = num_batches(jnp.sum(batch.mask), BATCH)
     pad = -IMAGES % BATCH

@@ -1,4 +1,4 @@
-"""DSA-IGN's index: the network's losses, and the stages that train it and describe every client.
+"""DSA-IGN's index: the losses of the network, and the stages that train it and compute the index.
 
 z, u = DSA-IGN(D), D~ its reconstruction of D;  L the embedding of the label's name
 L_div   = 1/B sum_j log sum_{k != j} exp cos(u_j, u_k)
@@ -8,7 +8,7 @@ L_recon = mean of (D~ - D)^2
 beta^f_i = mean of u over the client's examples
 
 global      each client uploads one batch of 128 pairs (D, L), and the server trains on them
-federated   FedAvg on those losses: a tenth of the clients a round, 10 local epochs each
+federated   FedAvg on these losses: a tenth of the clients per round, 10 local epochs each
 """
 
 from collections.abc import Callable
@@ -50,7 +50,7 @@ STRATEGIES = ("global", "federated")
 LOCAL_EPOCHS, SHARE = 10, 0.1
 ADAM = optim.adam(1e-3)  # the paper names no optimizer
 
-REDUCTIONS = {  # of the products in L_orth, from their sum and how many rows and columns they have
+REDUCTIONS = {  # of the products in L_orth: (their sum, their rows, their columns) -> a number
     "mean": lambda total, rows, columns: total / jnp.maximum(rows, 1) / columns,
     "sum": lambda total, rows, columns: total,
     "batchmean": lambda total, rows, columns: total / jnp.maximum(rows, 1),
@@ -58,7 +58,7 @@ REDUCTIONS = {  # of the products in L_orth, from their sum and how many rows an
 
 
 class Training(NamedTuple):
-    """How DSA-IGN is trained; `client2vec` explains each."""
+    """Settings of the training of DSA-IGN; `client2vec` explains them."""
 
     strategy: str  # one of STRATEGIES
     epochs: int
@@ -71,19 +71,19 @@ class Training(NamedTuple):
 
 
 def check(training: Training) -> None:
-    """BadInput says what is wrong with the settings."""
+    """Raises BadInput for invalid settings."""
     check_positive("method.index_epochs", training.epochs)
     check_choice("method.index_decoder", training.decoder, ("linear", "mlp"))
 
 
 def reduction(name: str) -> Callable:
-    """The one of this name."""
+    """Returns the reduction of this name. Raises BadInput if there is none."""
     check_choice("method.orth_reduction", name, REDUCTIONS)
     return REDUCTIONS[name]
 
 
 def stages(task: Task, training: Training) -> tuple[Stage, ...]:
-    """Trains DSA-IGN, then all clients describe themselves by it."""
+    """Returns the stages that train DSA-IGN and then compute the index of every client with it."""
     T = label_table(task)
     network = Network(training.positions, training.decoder)
     loss = partial(total_loss, network, training, T)
@@ -105,7 +105,7 @@ def stages(task: Task, training: Training) -> tuple[Stage, ...]:
 def first_state(
     network: Network, training: Training, E: int, key: Array, num_clients: int
 ) -> State:
-    """DSA-IGN at random, and no batches and no index yet."""
+    """Returns the first state: random weights of DSA-IGN, empty batches and an empty index."""
     psi = network.init(jax.random.fold_in(key, 1), jnp.zeros((1, E)))
     x, y = jnp.zeros((num_clients, BATCH, E)), jnp.zeros((num_clients, BATCH), jnp.int32)
     batches = Batch(x, y, jnp.zeros(y.shape)) if training.strategy == "global" else ()
@@ -129,7 +129,7 @@ def first_state(
 def total_loss(
     network: Network, training: Training, T: Array, psi: PyTree, batch: Batch, key: Array
 ) -> Array:
-    """The weighted sum of the four losses, with dropout."""
+    """Returns the weighted sum of the four losses, in training mode (with dropout)."""
     outputs: Any = network.apply(psi, batch.x, train=True, rngs={"dropout": key})
     z, u, made = outputs
     parts = index_losses(z, u, made, batch, T[batch.y], training.reduce, training.normalize)
@@ -145,12 +145,20 @@ def index_losses(
     reduce: Callable = REDUCTIONS["mean"],
     normalize: bool = False,
 ) -> dict[str, Array]:
-    """L_div, L_sim, L_orth and L_recon of a batch of D; z, u, made, L: [B, E] each."""
+    """Returns L_div, L_sim, L_orth and L_recon by name, for a batch of embeddings D.
+
+    z, u: [B, E] the outputs of the network.
+    made: [B, E] D~, the reconstruction of D.
+    batch: the embeddings D.
+    L: [B, E] the embeddings of the labels' names.
+    reduce: one of REDUCTIONS, for L_orth.
+    normalize: whether L_orth takes unit vectors.
+    """
     mask, B = batch.mask, jnp.sum(batch.mask)
     other = mask[None] * (1 - jnp.eye(len(mask)))
     unit_u = losses.unit(u)
     exp = jnp.sum(jnp.exp(unit_u @ unit_u.T) * other, 1)
-    log = jnp.log(jnp.where(exp > 0, exp, 1))  # of one example: 0
+    log = jnp.log(jnp.where(exp > 0, exp, 1))  # 0 for a single example
     z_o, u_o = (losses.unit(z), unit_u) if normalize else (z, u)
     products = jnp.abs(z_o @ u_o.T) * mask[:, None] * mask
     return {
@@ -162,7 +170,7 @@ def index_losses(
 
 
 def mean_u(network: Network, psi: PyTree, batch: Batch) -> Array:
-    """The mean of u over a batch."""
+    """Returns the mean of u over a batch."""
     outputs: Any = network.apply(psi, batch.x)
     return losses.masked_mean(outputs[1], batch.mask)
 
@@ -176,12 +184,12 @@ def one_batch(message, client: Client, work: Work) -> tuple[Batch, tuple]:
 
 
 def keep_batches(server: Server, uploads: Batch, cohort: Client) -> Server:
-    """The server has the uploaded batches."""
+    """The `aggregate` that stores the uploaded batches."""
     return server._replace(batches=tree.put(server.batches, cohort.id, uploads))
 
 
 def epoch(loss: Callable, pooled: bool, server: Server, split: Callable) -> Server:
-    """One pass of Adam over the batches in random order; batches without an example are skipped."""
+    """One epoch of Adam over the batches in random order. Batches without examples are skipped."""
     key = jax.random.fold_in(server.key, 2)
     k_order, k_steps = jax.random.split(jax.random.fold_in(key, server.epoch))
     batches = reordered(k_order, server.batches, pooled)
@@ -200,7 +208,7 @@ def epoch(loss: Callable, pooled: bool, server: Server, split: Callable) -> Serv
 
 
 def reordered(key: Array, batches: Batch, pooled: bool) -> Batch:
-    """The clients' batches [C, B, ...] in random order; pooled: their examples are mixed, too."""
+    """Shuffles the clients' batches [C, B, ...]; pooled: also shuffles examples across batches."""
     if not pooled:
         return tree.take(batches, jax.random.permutation(key, len(batches.y)))
     order = jax.random.permutation(key, batches.y.size)
@@ -208,17 +216,17 @@ def reordered(key: Array, batches: Batch, pooled: bool) -> Batch:
 
 
 def silence(message, client, work):
-    """A client that does nothing."""
+    """The `local` of a client that does nothing."""
     return (), ()
 
 
 def unchanged(server, uploads, cohort):
-    """A server that learns nothing from an exchange."""
+    """The `aggregate` of a server that ignores the uploads."""
     return server
 
 
 def somebody(key, server, population, m):
-    """One client, for a round that the server spends alone."""
+    """Samples one client, for a round in which only the server works."""
     return jnp.zeros(1, jnp.int32), jnp.ones(1)
 
 
@@ -226,7 +234,7 @@ def somebody(key, server, population, m):
 
 
 def send_psi(server, id):
-    """Sends DSA-IGN."""
+    """The `send` of the parameters of DSA-IGN."""
     return server.psi
 
 
@@ -241,15 +249,15 @@ def local_epochs(loss: Callable, psi: PyTree, client: Client, work: Work) -> tup
 
 
 def from_sent(psi: PyTree, id: Array, upload: PyTree) -> PyTree:
-    """What the uploads are updates of: each parameter of the one that was sent."""
+    """The references of the uploads: the parameters that were sent."""
     return psi
 
 
 def mean_of_models(server: Server, psi: PyTree, cohort: Client) -> Server:
-    """FedAvg's mean."""
+    """The `aggregate` that takes FedAvg's mean of the parameters."""
     return server._replace(psi=average(None, psi, cohort))
 
 
 def tenth(key, server, population, m):
-    """A tenth of all clients, by size."""
+    """Samples a tenth of all clients; their shares are by size."""
     return sampling.by_size(key, server, population, max(1, int(SHARE * len(population.n))))

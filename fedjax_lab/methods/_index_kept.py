@@ -1,4 +1,4 @@
-"""The index that an earlier run of Client2Vec has kept in its workdir."""
+"""Loading of the index that an earlier run of Client2Vec has saved in its workdir."""
 
 import zipfile
 from pathlib import Path
@@ -10,7 +10,7 @@ from fedjax_lab.methods._client_index import Index
 
 
 def kept(workdir: str) -> list[dict[str, np.ndarray]]:
-    """The indices that a run has kept in its workdir, one for each lane of seeds."""
+    """Returns the indices in the workdir of a run, one for each group of vectorized seeds."""
     files = sorted(Path(workdir).expanduser().glob("stages/train-*.npz"))
     names = {*Index._fields, "label_count"}
     try:
@@ -23,7 +23,10 @@ def kept(workdir: str) -> list[dict[str, np.ndarray]]:
 
 
 def load(workdir: str, label_count: np.ndarray) -> dict[str, np.ndarray]:
-    """The one of them that is of clients with these labels [C, K]."""
+    """Returns the index in the workdir whose clients have exactly these label counts [C, K].
+
+    Raises BadInput if there is none.
+    """
     for facts in kept(workdir):
         counts = facts["label_count"]
         for seed in range(len(counts)) if counts.ndim == 3 else [()]:

@@ -1,7 +1,7 @@
-"""Table 2's naive indices in the place of DSA-IGN's.
+"""The naive indices of Table 2, which replace DSA-IGN's index.
 
 feature_average   beta^f_i = mean of D, the embeddings of the client's examples
-class_prototypes  the mean of D of each class side by side, 0 of a class that the client lacks
+class_prototypes  the mean of D of each class, concatenated; 0 for a class that the client lacks
 local_weights     the last layer after the client's last training: it changes in every round
 """
 
@@ -25,7 +25,7 @@ NAIVE = ("feature_average", "class_prototypes", "local_weights")
 
 
 def stages(task: Task, kind: str) -> tuple[Stage, ...]:
-    """The stage in which all clients describe themselves by a mean of their embeddings."""
+    """Returns the stage that computes the index of all clients as a mean of their embeddings."""
     T = label_table(task)
     K, E = T.shape
 
@@ -49,28 +49,31 @@ def stages(task: Task, kind: str) -> tuple[Stage, ...]:
 
 
 def size(task: Task, kind: str) -> int:
-    """How many numbers beta^f has."""
+    """Returns the length of beta^f."""
     K, E = label_table(task).shape
     return K * E if kind == "class_prototypes" else E
 
 
 def sums_by_class(batch: Batch, num_classes: int) -> Array:
-    """The sum of x by class [K, E], over the number of all examples of the batch."""
+    """Returns the sum of x by class [K, E], divided by the number of examples of the batch."""
     of_class = jax.nn.one_hot(batch.y, num_classes)[:, :, None] * batch.x[:, None]  # [B, K, E]
     return losses.masked_mean(of_class, batch.mask)
 
 
 def class_means(sums: Array, client: Client) -> Array:
-    """The mean of each class, one after another [K E], from `sums_by_class` of all examples."""
-    share = jnp.maximum(client.label_count, 1) / client.n  # the sum over an absent one is 0
+    """Returns the concatenated class means [K E], from `sums_by_class` of all examples."""
+    share = jnp.maximum(client.label_count, 1) / client.n  # the sum of an absent class is 0
     return (sums / share[:, None]).ravel()
 
 
 def head(weights: PyTree) -> Array:
-    """The last layer of the first model in a tree, as one vector."""
+    """Returns the last layer of the first model in a tree, as one vector."""
     models = jax.tree.leaves(weights, is_leaf=lambda a: isinstance(a, Weights))
     model = next((w for w in models if isinstance(w, Weights)), None)
     layer = (model.params.get("head") or {}) if model else {}
     if getattr(layer.get("kernel"), "ndim", 0) != 2:
-        raise BadInput("config.method.index=local_weights needs a base with one model for all")
+        raise BadInput(
+            "config.method.index=local_weights needs a config.method.base with one model for all"
+            " clients"
+        )
     return jnp.concatenate([layer[name].ravel() for name in ("kernel", "bias") if name in layer])

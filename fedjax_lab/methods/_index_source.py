@@ -1,4 +1,4 @@
-"""Where Client2Vec's index comes from: DSA-IGN, Table 2's naive ways, or an earlier run."""
+"""The sources of Client2Vec's index: DSA-IGN, the naive indices of Table 2, or an earlier run."""
 
 from functools import partial
 from typing import Any, NamedTuple
@@ -17,35 +17,38 @@ INDICES = (*_index_dsa_ign.STRATEGIES, *NAIVE)
 
 
 class Source(NamedTuple):
-    """Which index it is, and how a run gets it; `client2vec` explains each."""
+    """The kind of the index, and how a run gets it; `client2vec` explains the settings."""
 
     kind: str  # one of INDICES
-    part: str  # both, feature, label: what counts in S
-    workdir: str  # of an earlier run; "": the index is made
+    part: str  # both, feature or label: the parts that S compares
+    workdir: str  # of an earlier run; "": the index is computed
     training: _index_dsa_ign.Training
 
 
 def check(source: Source) -> None:
-    """BadInput says what is wrong with the settings."""
+    """Raises BadInput for invalid settings."""
     check_choice("method.index", source.kind, INDICES)
     check_choice("method.index_part", source.part, ("both", "feature", "label"))
     _index_dsa_ign.check(source.training)
 
 
 def check_base(source: Source, base: Method) -> None:
-    """BadInput where this base and this index do not go together."""
+    """Raises BadInput if this base and this index cannot be combined."""
     if changes(source) and (source.workdir or base.tune):
-        other = source.workdir or "this config.method.base"
-        raise BadInput(f"config.method.index=local_weights does not go with {other}")
+        loaded = f"config.method.index_of={source.workdir}" if source.workdir else ""
+        raise BadInput(
+            "config.method.index=local_weights cannot be combined with"
+            f" {loaded or 'this config.method.base'}"
+        )
 
 
 def changes(source: Source) -> bool:
-    """Whether the index is another one after every round."""
+    """Returns whether the index changes in every round."""
     return source.kind == "local_weights"
 
 
 def size(source: Source, task: Task, base: Method) -> int:
-    """F, how many numbers beta^f has."""
+    """Returns F, the length of beta^f."""
     if source.workdir:
         return _index_kept.kept(source.workdir)[0]["feature"].shape[-1]
     if changes(source):
@@ -55,13 +58,13 @@ def size(source: Source, task: Task, base: Method) -> int:
 
 
 def similarity_of(source: Source):
-    """S: (index, n [C]) -> [C], of the parts of the index that count."""
+    """Returns the similarity S: (index, n [C]) -> [C], of the chosen parts of the index."""
     parts = ("feature",) if source.kind in NAIVE else Index._fields
     return partial(similarity, parts=parts if source.part == "both" else (source.part,))
 
 
 def stages(source: Source, task: Task) -> tuple[Stage, ...]:
-    """The stages that end with the index in the server's state; none where there is one already."""
+    """Returns the stages that compute the index, or none if the index needs no such stages."""
     if source.workdir or changes(source):
         return ()
     if source.kind in NAIVE:
@@ -70,9 +73,9 @@ def stages(source: Source, task: Task) -> tuple[Stage, ...]:
 
 
 def facts(source: Source, key: Array, population: Client, last: PyTree) -> dict:
-    """The `prepare` of the training stage: the index by its fields, and whose it is.
+    """The `prepare` of the training stage: the fields of the index, and its clients' label counts.
 
-    Kept in the workdir, so that another run can take the index.
+    They are saved in the workdir, so that another run can load the index.
     """
     if source.workdir:
         return _index_kept.load(source.workdir, np.asarray(population.label_count))
@@ -80,7 +83,7 @@ def facts(source: Source, key: Array, population: Client, last: PyTree) -> dict:
 
 
 def first_index(source: Source, size: int, num_clients: int, facts: dict) -> Index:
-    """The index that the training stage starts with."""
+    """Returns the index that the training stage starts with."""
     feature = jnp.zeros((num_clients, size)) if changes(source) else facts["feature"]
     label: PyTree = facts.get("label", ())
     return Index(feature, label)

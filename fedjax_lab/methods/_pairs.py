@@ -7,7 +7,7 @@ from fedjax_lab.types import Array, PyTree
 
 
 def distances(many: PyTree, one: PyTree) -> Array:
-    """Squared distances [C] of many trees, leaves [C, ...], to one."""
+    """Returns the squared distances [C] of many trees, with leaves [C, ...], to one tree."""
 
     def of_leaf(a, b):
         apart = a.astype(jnp.float32) - b.astype(jnp.float32)

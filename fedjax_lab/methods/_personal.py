@@ -1,4 +1,4 @@
-"""FedAvg beside which every client keeps something of its own and predicts with a model of it."""
+"""FedAvg with a private state of each client, which determines the model that it predicts with."""
 
 from collections.abc import Callable
 
@@ -15,10 +15,10 @@ def with_personal_models(
     start: Callable[[Weights], PyTree] = lambda w: w,
     model: Callable[[Weights, PyTree], Weights] = lambda w, private: private,
 ) -> Method:
-    """FedAvg's global model, and for each client what `local` makes of its private state.
+    """Returns FedAvg with a personal model for each client.
 
-    A new client has the private state that starts from the global model; when it joins it does a
-    round's local work and keeps what is private of that.
+    A new client gets the private state `start` of the global model. When it joins, it does the
+    local work of one round and keeps the resulting private state.
 
     Args:
       task: the model.
@@ -46,9 +46,9 @@ def with_personal_models(
 
 
 def train_together(work: Work, w: Weights, v: Weights, loss: Callable) -> tuple[Weights, Weights]:
-    """Two models after one training, in which both see the same batches.
+    """Trains two models on the same batches, and returns both.
 
-    loss: (w, v, batch, key) -> (value, (`Output` of w, that of v)).
+    loss: (w, v, batch, key) -> (value, (`Output` of w, `Output` of v)).
     """
 
     def joint(both, batch, key):

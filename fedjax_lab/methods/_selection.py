@@ -15,7 +15,7 @@ from fedjax_lab.types import Array, Task, Weights
 
 
 class Picked(NamedTuple):
-    """Features, mask and logits of a batch."""
+    """Features, masks and logits of a batch."""
 
     z_g: Array  # [B, d]
     z_l: Array  # [B, d]
@@ -27,12 +27,16 @@ class Picked(NamedTuple):
 
 
 def first_weights(task: Task, layers: tuple[str, ...], key: Array) -> Weights:
-    """net: phi^g and h^g, where every method starts; select: V; relevant, irrelevant: h^p, h^u."""
+    """Returns the first weights of all parts.
+
+    net is phi^g and h^g, with the same first weights as in other methods; select is V; relevant and
+    irrelevant are h^p and h^u.
+    """
     net, *heads = (task.init(k) for k in (key, *map(jax.random.fold_in, [key] * 2, [1, 2])))
     relevant, irrelevant = (tree.split(tree.within(layers), w)[0] for w in heads)
     d = tree.at(net.params, layers[0])["kernel"].shape[0]
     if d < 2:
-        raise BadInput(f"fedpick needs features to select from: the model has {d}")
+        raise BadInput(f"fedpick needs a model with at least 2 features to select from, not {d}")
     keys = jax.random.split(jax.random.fold_in(key, 3), 4)
     shapes = {"V_1": (d, d // 2), "V_2": (d // 2, d)}
     select = {
@@ -55,9 +59,13 @@ def pick(
     tau: float,
     soft: bool = False,
 ) -> Picked:
-    """One batch x [B, ...] through phi^g, V and the three heads; a key means training mode.
+    """Applies phi^g, V and the three heads to one batch.
 
-    rows [B] is 1 where an example is real.
+    x: [B, ...] the examples.
+    key: of the random numbers in training mode; None: evaluation mode.
+    rows: [B] 1 for real examples, 0 for padding.
+    tau: temperature of the mask.
+    soft: whether the mask is m^s instead of m.
     """
     net, relevant, irrelevant = (
         Weights(w.params[name], w.stats[name]) for name in ("net", "relevant", "irrelevant")
@@ -81,7 +89,7 @@ def pick(
 
 
 def mask(z_l: Array, key: Array | None, tau: float, soft: bool) -> Array:
-    """m [B, d], or m^s where it is soft; with a key its noise is on."""
+    """Returns m [B, d], or m^s if `soft`. There is noise only with a key."""
     noisy = z_l if key is None else z_l + jax.random.logistic(key, z_l.shape)
     m_s = jax.nn.sigmoid(noisy / tau)  # eq. 9
     hard = (noisy >= 0).astype(m_s.dtype)

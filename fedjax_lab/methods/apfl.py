@@ -5,11 +5,11 @@
           v_i <- v_i - eta grad_v F_i(alpha_i v_i + (1 - alpha_i) w_i)         on the same batch
   server  w_{t+1} = sum_i n_i/n w_i
 
-A client predicts with alpha_i v_i + (1 - alpha_i) w_t. Where alpha_i adapts it makes a step
-alpha_i <- alpha_i - eta d/d alpha F_i at the start of a round, on all of the client's data, and
-stays in [0, 1]; eta is what the first step of config.local goes. PFLlib adds a decay of alpha_i
-that the paper has not. Running statistics are mixed as parameters; v_i has those of the mixture.
-Since one training moves both models, config.local.clip bounds their gradients together.
+A client predicts with alpha_i v_i + (1 - alpha_i) w_t. With `adaptive`, alpha_i makes a step
+alpha_i <- alpha_i - eta d/d alpha F_i at the start of a round, on all of the client's data, and is
+clipped to [0, 1]; eta is the step size of the first step of config.local. PFLlib adds a decay of
+alpha_i that is not in the paper. Running statistics are mixed like parameters; v_i keeps those of
+the mixture. Both models are trained together, so config.local.clip bounds their joint gradient.
 """
 
 import jax
@@ -25,7 +25,7 @@ RANGES = {"alpha": uniform(0.1, 0.9)}
 
 
 def apfl(task: Task, *, alpha: float = 0.5, adaptive: bool = True) -> Method:
-    """alpha: the first share of the local model: 0 is FedAvg, 1 is Local where it does not adapt.
+    """alpha: the initial weight of the local model; if not adaptive, 0 is FedAvg and 1 is Local.
 
     adaptive: whether each client adapts its alpha.
     """
@@ -57,6 +57,6 @@ def apfl(task: Task, *, alpha: float = 0.5, adaptive: bool = True) -> Method:
 
 
 def mixed(w, private):
-    """alpha_i v_i + (1 - alpha_i) w of whole weights or of their parameters."""
+    """Returns alpha_i v_i + (1 - alpha_i) w, for whole weights or for parameters alone."""
     v, alpha_i = private
     return tree.add(tree.scale(alpha_i, v), w, 1 - alpha_i)

@@ -1,4 +1,4 @@
-"""CCVR (Luo et al., NeurIPS 2021, arXiv:2106.05001): the classifier is trained again at the end.
+"""CCVR (Luo et al., NeurIPS 2021, arXiv:2106.05001): the classifier is retrained after training.
 
   1  train      FedAvg
   2  calibrate  one round of all clients, with features z of the model w
@@ -9,10 +9,10 @@
                                        + sum_k N_ck mu_ck mu_ck' - N_c mu_c mu_c')
                 SGD on the head of w, on as many z ~ N(mu_c, Sigma_c) of each class
 
-The round of stage 2 is the last one of the run; no upload is lost in it. Each step of the server
-sees all virtual features, with a momentum of 0.9. A class without examples has none. Once in a run,
-each client sends K (D^2 + D + 1) numbers for K classes and D features. The server has those of all
-clients in memory at once; more than 4 GiB are refused.
+Stage 2 is the last round of the run; no upload is lost in it. Each step of the server takes all
+virtual features, with a momentum of 0.9. A class without examples has no virtual features. Once in
+a run, each client sends K (D^2 + D + 1) numbers for K classes and D features. The server holds the
+uploads of all clients in memory at once; more than 4 GiB are rejected.
 """
 
 from functools import partial
@@ -46,9 +46,9 @@ einsum = partial(jnp.einsum, precision="highest")
 
 
 class Moments(NamedTuple):
-    """Of the features of each class: of a client, or with a leading axis of a cohort."""
+    """Moments of the features of each class, for a client, or with a leading axis for a cohort."""
 
-    N: Array  # [K] how many there are
+    N: Array  # [K] the number of examples
     mu: Array  # [K, D]
     Sigma: Array  # [K, D, D]
 
@@ -56,10 +56,10 @@ class Moments(NamedTuple):
 def ccvr(
     task: Task, *, virtual: int = 200, server_lr: float = 0.1, server_steps: int = 100
 ) -> Stages:
-    """virtual: how many features are drawn of each class.
+    """virtual: the number of virtual features of each class.
 
     server_lr: the learning rate at which the server trains the head.
-    server_steps: how many steps that training has.
+    server_steps: the number of steps in which the server trains the head.
     """
     check_positive("method.virtual", virtual)
     plain = fedavg(task)
@@ -95,13 +95,13 @@ def ccvr(
 
 
 def moments_of(task: Task, w: Weights, client: Client, work: Work) -> Moments:
-    """Those of one client."""
+    """Returns the moments of one client's features."""
     N, K = client.label_count, task.num_classes
 
     def features(batch):
         return task.apply(w, batch.x).features
 
-    def scatter(batch):  # sums by class of (z - mu_c)(z - mu_c)', over the number of examples
+    def scatter(batch):  # sums by class of (z - mu_c)(z - mu_c)', divided by the number of examples
         away = features(batch) - mu[batch.y]
         member = jax.nn.one_hot(batch.y, K) * batch.mask[:, None]  # [B, K]
         return einsum("bk,bd,be->kde", member / jnp.maximum(jnp.sum(batch.mask), 1), away, away)
@@ -112,9 +112,10 @@ def moments_of(task: Task, w: Weights, client: Client, work: Work) -> Moments:
 
 
 def together(moments: Moments) -> Moments:
-    """The moments of everybody's examples, from those of each client, leaves [M, ...].
+    """Returns the moments of all examples, from those of each client, leaves [M, ...].
 
-    The sum over mu_ck mu_ck' is taken around mu_c, which is the same and cancels out less.
+    The sum over mu_ck mu_ck' is computed around mu_c, which is equivalent and loses less precision
+    by cancellation.
     """
     N = jnp.sum(moments.N, 0)  # [K]
     mu = einsum("mk,mkd->kd", moments.N, moments.mu) / jnp.maximum(N, 1)[:, None]
@@ -125,9 +126,9 @@ def together(moments: Moments) -> Moments:
 
 
 def virtual_features(key: Array, moments: Moments, count: int) -> Array:
-    """So many of each class, z = mu + Sigma^1/2 e: [K, n, D].
+    """Draws n = `count` virtual features of each class, z = mu + Sigma^1/2 e: [K, n, D].
 
-    The root is the symmetric one: a covariance of few examples has no Cholesky factor.
+    Sigma^1/2 is the symmetric root, because a covariance of few examples has no Cholesky factor.
     """
     lam, V = jnp.linalg.eigh(moments.Sigma)
     root = jnp.matmul(V * jnp.sqrt(jnp.maximum(lam, 0))[:, None], V.mT, precision="highest")
@@ -136,7 +137,11 @@ def virtual_features(key: Array, moments: Moments, count: int) -> Array:
 
 
 def calibrated(w: Weights, z: Array, there: Array, lr: float, steps: int) -> Weights:
-    """w with its head trained on features z [K, n, D] of the classes that are there [K]."""
+    """Returns w with its head trained on virtual features.
+
+    z: [K, n, D] the features.
+    there: [K] bool, the classes that have examples.
+    """
     K, count, D = z.shape
     y = jnp.repeat(jnp.arange(K), count)
     batch = Batch(z.reshape(K * count, D), y, there[y].astype(jnp.float32))

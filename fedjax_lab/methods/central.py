@@ -1,6 +1,6 @@
 """Central training: one model on the union of all clients' data, the usual upper bound.
 
-w <- SGD on F, the risk over everybody's examples; `epochs` passes a round
+w <- SGD on F, the risk over all clients' examples; config.local.epochs passes per round
 """
 
 from fedjax_lab.methods.fedavg import fedavg
@@ -8,5 +8,5 @@ from fedjax_lab.types import Method, Task
 
 
 def central(task: Task) -> Method:
-    """FedAvg of a single client that holds everything."""
+    """FedAvg with a single client that holds all examples."""
     return fedavg(task)._replace(pooled=True)

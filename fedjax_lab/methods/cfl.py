@@ -1,18 +1,19 @@
-"""CFL (Sattler et al., 2019, arXiv:1910.01991): a cluster whose clients disagree is split in two.
+"""CFL (Sattler et al., 2019, arXiv:1910.01991): clusters whose clients disagree are split in two.
 
   send    w_k, k = a(i) the client's cluster
   local   w_i <- SGD on F_i from w_k;  Delta_i = w_i - w_k
   server  where ||sum_i n_i/n Delta_i|| < eps1 and max_i ||Delta_i|| > eps2 in cluster k:
-            its two parts are those with the least alpha, the largest cosine of a Delta_i of one and
-            a Delta_j of the other; they become clusters if sqrt((1 - alpha) / 2) > gamma
+            bipartition with the least alpha, the largest cosine of a Delta_i of one part and a
+            Delta_j of the other; the parts become clusters if sqrt((1 - alpha) / 2) > gamma
           w_k <- sum_i n_i/n w_i over the i with a(i) = k
 
-All clients begin in one cluster, and there are at most `max_clusters`. In the paper everybody takes
-part. Here those who do decide whether their cluster is split, and every member then goes where its
-last Delta_i belongs, of which the server keeps one for each client; who has none stays. As in the
-authors' code a split comes before the means of its round, and gamma is 0; that code bounds alpha by
-complete linkage, where this finds the least one. Running statistics are averaged, but are no part
-of Delta. New clients, whom the paper leads down its tree of splits, have no model.
+All clients begin in one cluster, and there are at most `max_clusters`. In the paper all clients
+take part in every round. Here the clients of the round determine whether their cluster is split.
+The split then uses the last Delta_i of every member, which the server keeps; a member without a
+Delta_i stays in the old cluster. As in the authors' code, a split comes before the means of its
+round, and gamma is 0. That code bounds alpha by complete linkage, while this computes the least
+alpha. Running statistics are averaged, but are not part of Delta. The paper assigns new clients by
+its tree of splits; here they have no model.
 """
 
 from functools import partial
@@ -31,13 +32,13 @@ RANGES = {"eps1": log_uniform(0.05, 2.0), "eps2": log_uniform(0.2, 8.0)}
 
 
 class Server(NamedTuple):
-    """What the server knows. K is `max_clusters`."""
+    """The server's state. K is `max_clusters`."""
 
     centers: Weights  # leaves [K, ...], of which the first `used` are in use
-    used: Array  # [] how many clusters there are
+    used: Array  # [] the number of clusters
     member: Array  # [C] a, the cluster of each client
-    updates: PyTree  # Delta_i, the clients' last ones, leaves [C, ...]
-    trained: Array  # [C] whether there is one
+    updates: PyTree  # the clients' last Delta_i, leaves [C, ...]
+    trained: Array  # [C] whether the client has a Delta_i
 
 
 def cfl(
@@ -48,12 +49,13 @@ def cfl(
     eps2: float = 1.6,
     gamma: float = 0.0,
 ) -> Method:
-    """max_clusters: how many clusters there are at most.
+    """max_clusters: the largest number of clusters.
 
     eps1: a cluster is split only if the norm of the mean update of its clients is below this.
     eps2: a cluster is split only if the largest norm of one client's update is above this; with
-    a huge one, such as 1e9, no cluster is split, and CFL is FedAvg.
-    gamma: how far a client's update may be from that of its distribution, below 1.
+    a very large value, such as 1e9, no cluster is split, and CFL is FedAvg.
+    gamma: assumed relative distance of a client's update from the expected update of its data
+    distribution, at least 0 and below 1; a larger one prevents more splits.
     """
     check_positive("method.max_clusters", max_clusters)
     check_below_one("method.gamma", gamma)
@@ -62,9 +64,9 @@ def cfl(
 
     def init(key, num_clients):
         w = task.init(key)
-        nobody, first = jnp.zeros(num_clients, bool), jnp.zeros(num_clients, jnp.int32)
+        trained, first = jnp.zeros(num_clients, bool), jnp.zeros(num_clients, jnp.int32)
         updates = tree.repeat(tree.zeros(w.params), num_clients)
-        return State(Server(tree.repeat(w, K), jnp.int32(1), first, updates, nobody), ())
+        return State(Server(tree.repeat(w, K), jnp.int32(1), first, updates, trained), ())
 
     def send(server, id):
         return tree.take(server.centers, server.member[id])
@@ -93,21 +95,27 @@ def cfl(
 
 
 def disagree(updates: PyTree, share: Array, eps1: float, eps2: float) -> Array:
-    """In which clusters the updates [M] of their shares [K, M] cancel out, but are not small."""
+    """Returns in which clusters the updates cancel out in the mean, but are not small, [K] bool.
+
+    updates: Delta_i, leaves [M, ...].
+    share: [K, M] the weight of each client in each cluster.
+    """
     total = jnp.maximum(jnp.sum(share, 1, keepdims=True), 1e-9)
     largest = jnp.max((share > 0) * norms(updates), 1)
     return (norms(tree.mix(share / total, updates)) < eps1) & (largest > eps2)
 
 
 def norms(trees: PyTree) -> Array:
-    """The norm of each of the trees, leaves [M, ...]."""
+    """Returns the norm of each of M trees, leaves [M, ...]."""
     return jnp.sqrt(jax.vmap(tree.sq_norm)(trees))
 
 
 def split(gamma: float, server: Server, due: Array) -> Server:
-    """The server with two clusters in the place of each that is due [K], while there is room.
+    """Splits each cluster that is due into two, up to the largest number of clusters.
 
-    The second part takes the next free number, and starts from the same model.
+    The second part gets the next free number, and starts from the same model.
+
+    due: [K] bool, the clusters to split.
     """
     alpha, K = cosines(server.updates), len(due)
 
@@ -125,7 +133,7 @@ def split(gamma: float, server: Server, due: Array) -> Server:
 
 
 def cosines(updates: PyTree) -> Array:
-    """The cosine similarity of any two updates, leaves [C, ...]: [C, C]."""
+    """Returns the cosine similarities [C, C] of all pairs of updates, leaves [C, ...]."""
     flat = [a.reshape(len(a), -1) for a in jax.tree.leaves(updates)]
     dots = sum(jnp.matmul(a, a.T, precision="highest") for a in flat)
     length = jnp.sqrt(jnp.diagonal(dots))
@@ -133,11 +141,15 @@ def cosines(updates: PyTree) -> Array:
 
 
 def bipartition(alpha: Array, inside: Array) -> tuple[Array, Array]:
-    """Who of those inside [C] is in the second of two parts, and the largest alpha across them.
+    """Splits the clients of a cluster into the two parts with the least similarity across them.
 
-    The parts are what remains when the weakest edge is removed from the maximum spanning tree; no
-    other split has a smaller largest alpha across the parts. Prim's algorithm adds the clients one
-    by one, and those before the weakest edge are one part. Infinity if fewer than two are inside.
+    Returns the members of the second part, [C] bool, and the largest alpha between the parts, which
+    is infinite for fewer than two clients. The parts remain when the weakest edge is removed from
+    the maximum spanning tree; no other split has a smaller largest alpha across the parts. Prim's
+    algorithm adds the clients one by one, and those before the weakest edge are one part.
+
+    alpha: [C, C] cosine similarities.
+    inside: [C] bool, the clients of the cluster.
     """
 
     def add(carry, _):

@@ -2,16 +2,16 @@
 
   before      beta_i = [beta^f_i, beta^l_i] of each client                    (_client_index.py)
   S(i, A)     1 / 2N_A sum_{j in A} N_j (cos(beta^f_i, beta^f_j) + cos(beta^l_i, beta^l_j))
-  i  sample   p_i ~ exp(S(i, C^{t-1}) / tau), nobody of the last C / 2M rounds          (eq. 1)
+  i  sample   p_i ~ exp(S(i, C^{t-1}) / tau), no client of the last C / 2M rounds       (eq. 1)
   ii server   p_i ~ N_i exp(H_i / lambda_1), H_i = sum_{s <= t} gamma^{t-s} S(i, C^s)   (eq. 3)
   iii local   base loss + w (mean |z P B^f| + KL(softmax o || softmax o_P))             (eq. 4)
               B^f all clients' beta^f, sent once;  o_P = phi_P(z P)
 
-z are the features of the model before any projection of the base's own, o its logits; P and phi_P
-become parts of the model. p takes the place of the shares by which the base's server averages; ii
-changes nothing where it has other weights (fedc2i, fedgma, fedproto, fedsoft, fesem, hfedf, ifca).
-The paper does not bound the length of beta^f, and |z P B^f| grows with it. L_orth keeps shortening
-beta^f while DSA-IGN is trained; where w |beta^f| is at least 1, iii shrinks the features z
+z are the features of the model before any projection that the base method adds, and o its logits; P
+and phi_P become parts of the model. p replaces the shares by which the base's server averages; ii
+has no effect on methods with other weights (fedc2i, fedgma, fedproto, fedsoft, fesem, hfedf, ifca).
+The paper does not bound the norm of beta^f, and |z P B^f| grows with it. L_orth keeps decreasing
+this norm while DSA-IGN is trained; where w |beta^f| is at least 1, iii shrinks the features z
 (docs/results_client2vec.md).
 """
 
@@ -48,11 +48,11 @@ from fedjax_lab.types import (
 
 RANGES = {"sampling_tau": choice(0.1, 0.5, 1.0, 2.0), "history_gamma": choice(0.1, 0.5, 0.9)}
 
-Similarity = Callable[[Index, Array], Array]  # S: (index, n [C], 0 of who is not in A) -> [C]
+Similarity = Callable[[Index, Array], Array]  # S: (index, n [C], 0 outside of A) -> [C]
 
 
 class Server(NamedTuple):
-    """The base method's server, and what the index needs."""
+    """The base method's server, and the state that the index needs."""
 
     base: PyTree
     index: Index  # type: ignore[assignment]  # not the tuple's method of that name
@@ -87,20 +87,36 @@ def client2vec(
     local_orth: bool = True,
     detach_teacher: bool = False,
 ) -> Stages | Method:
-    """make_base: gives the method that is improved, for a task.
+    """make_base: task -> the base method, which is improved.
 
-    sampling, aggregation, local_training: i, ii, iii. Without any of them it is the base method.
-    index: global, federated (how DSA-IGN is trained); or one of Table 2: feature_average,
-    class_prototypes, local_weights (the head after a client's last training).
-    index_part: both, feature or label: the cosines in S; those of Table 2 have a feature only.
-    index_of: the workdir of an earlier run, whose index of this kind is taken: nothing is trained.
-    index_epochs: E; global: epochs of the server, federated: rounds. index_pooled: the server's
-    batches mix the clients' examples. index_positions: off, Z = U. index_decoder: linear, mlp.
-    weight_div, weight_sim, weight_orth, weight_recon: of DSA-IGN's losses.
-    orth_reduction: mean, sum or batchmean (sum / B) of the products in L_orth, here and in iii.
-    orth_normalize: L_orth of unit vectors. sampling_tau, history_gamma, history_lambda: as above.
-    local_weight: w; 0: 1 for federated, 5 else (appendix D.2 has the base's own weight).
-    local_orth: off, no |z P B^f|. detach_teacher: softmax o gets no gradient from the KL term.
+    sampling: whether part i is used, the sampling of similar clients.
+    aggregation: whether part ii is used, the aggregation by similarity.
+    local_training: whether part iii is used, the local loss with the index; without any of the
+    three parts the run is that of the base method.
+    index: the kind of the index: DSA-IGN, trained by global or federated; or an index of Table 2:
+    feature_average, class_prototypes, local_weights (the head after a client's last training).
+    index_part: the parts of the index that S compares: both, feature or label; an index of Table 2
+    only has features.
+    index_of: the workdir of an earlier run, whose index of this kind is loaded; no index is
+    computed.
+    index_epochs: E, the epochs of the server (index=global) or the rounds (index=federated) in
+    which DSA-IGN is trained.
+    index_pooled: whether the server's batches mix the examples of different clients.
+    index_positions: whether DSA-IGN has positional embeddings; without them Z = U.
+    index_decoder: the decoder of DSA-IGN: linear or mlp.
+    weight_div: weight of L_div in DSA-IGN's loss. weight_sim: weight of L_sim in DSA-IGN's loss.
+    weight_orth: weight of L_orth in DSA-IGN's loss.
+    weight_recon: weight of L_recon in DSA-IGN's loss.
+    orth_reduction: mean, sum or batchmean (sum / B): how the products in L_orth and in part iii are
+    reduced.
+    orth_normalize: whether L_orth takes unit vectors.
+    sampling_tau: the temperature tau of eq. 1.
+    history_gamma: the decay gamma of the history in eq. 3.
+    history_lambda: the temperature lambda_1 of the history in eq. 3.
+    local_weight: w in eq. 4; 0: 1 with index=federated and 5 otherwise (in appendix D.2 it is the
+    base method's own weight).
+    local_orth: whether eq. 4 has the term |z P B^f|.
+    detach_teacher: whether softmax o gets no gradient from the KL term.
     """
     check_positive("method.sampling_tau", sampling_tau)
     check_share("method.history_gamma", history_gamma)
@@ -155,7 +171,7 @@ def client2vec(
 
 
 def all_features(server: Server) -> Array:
-    """B^f, which the stage sends to every client once."""
+    """Returns B^f, which the stage sends to every client once."""
     return server.index.feature
 
 
@@ -168,7 +184,7 @@ def first_state(
     last: State | None,
     facts: dict[str, Array],
 ) -> State:
-    """The base's first state, as it would be without an index, and the index."""
+    """Returns the base's first state, the same as without an index, together with the index."""
     init: Any = base.init
     state = init(key if last is None else last.server.key, num_clients)
     server = Server(
@@ -180,11 +196,11 @@ def first_state(
     return State(server, state.private)
 
 
-# The wrappers. All but the first are of methods whose server is a `Server`.
+# The wrappers. All except the first wrap methods whose server is a `Server`.
 
 
 def with_index(base: Method) -> Method:
-    """The base method with an index, which it does not use yet, in its server's state."""
+    """The base method with an index in its server's state, which it does not use yet."""
 
     def beside_index(exchange, ends_round):
         def send(server, id):
@@ -214,7 +230,7 @@ def with_index(base: Method) -> Method:
 
 
 def with_index_sampling(method: Method, similarity: Similarity, tau: float) -> Method:
-    """i: a cohort is like the last one, but has nobody of the last C / 2M rounds."""
+    """Part i: a cohort is similar to the last one, but has no client of the last C / 2M rounds."""
 
     def sample(key, server, population, m):
         last = jnp.where(server.age == 1, population.n, 0)  # C^{t-1}
@@ -238,7 +254,7 @@ def with_index_sampling(method: Method, similarity: Similarity, tau: float) -> M
 def with_index_shares(
     method: Method, similarity: Similarity, gamma: float, lambda_1: float
 ) -> Method:
-    """ii: the server averages by p, which grows with the similarity to the last cohorts."""
+    """Part ii: the server averages by p, which grows with the similarity to the last cohorts."""
 
     def by_similarity(exchange, ends_round):
         def aggregate(server, uploads, cohort):
@@ -254,9 +270,9 @@ def with_index_shares(
 
 
 def with_index_loss(method: Method, w: float, index_loss: Callable, sent_once: bool) -> Method:
-    """iii: clients train on the base's loss and w times the index loss.
+    """Part iii: clients train on the base's loss plus w times the index loss.
 
-    sent_once: the stage has sent B^f to every client; otherwise it comes with each message.
+    sent_once: whether the stage has sent B^f to every client; otherwise each message contains it.
     """
 
     def with_loss(exchange, ends_round):
@@ -287,7 +303,7 @@ def with_index_loss(method: Method, w: float, index_loss: Callable, sent_once: b
 
 
 def with_heads_as_index(method: Method) -> Method:
-    """Each client's beta^f is the last layer of what it has uploaded last."""
+    """The method in which beta^f of a client is the last layer of its last upload."""
 
     def with_heads(exchange, ends_round):
         def aggregate(server, uploads, cohort):
@@ -301,22 +317,28 @@ def with_heads_as_index(method: Method) -> Method:
 
 
 def with_exchanges(method: Method, change: Callable[[Exchange, bool], Exchange]) -> Method:
-    """The method with `change(exchange, whether it ends the round)` for each exchange."""
+    """The method with each exchange replaced.
+
+    change: (exchange, whether it is the last one of the round) -> exchange.
+    """
     last = len(method.round) - 1
     return method._replace(round=tuple(change(e, i == last) for i, e in enumerate(method.round)))
 
 
-# The loss of iii.
+# The loss of part iii.
 
 
 def altered(work: Work, w: float, index_loss: Callable, B_f: Array) -> Work:
-    """The same work, but that `train` adds w times the index loss to every loss."""
+    """The same work, except that `train` adds w times the index loss to every loss."""
 
     def train(weights, loss, **options):
         def value(weights, batch, key):
             value, out = loss(weights, batch, key)
             if not getattr(out, "extra", ()):
-                raise BadInput("this config.method.base does not go with local_training=True")
+                raise BadInput(
+                    "config.method.local_training=True cannot be combined with this"
+                    " config.method.base; set it to False or choose another base"
+                )
             return value + w * index_loss(out, batch, B_f), out  # eq. 4
 
         return work.train(weights, value, **options)
@@ -327,9 +349,11 @@ def altered(work: Work, w: float, index_loss: Callable, B_f: Array) -> Work:
 def L_index(
     out: Output, batch: Batch, B_f: Array, reduce: Callable, orth: bool, detach: bool
 ) -> Array:
-    """mean |z P B^f| + KL(softmax o || softmax o_P).
+    """Returns mean |z P B^f| + KL(softmax o || softmax o_P).
 
-    reduce: the mean of the products; orth: off, they do not count; detach: no gradient to o.
+    reduce: how the products are reduced, by default to their mean.
+    orth: whether the loss has the first term.
+    detach: whether the KL term has no gradient with respect to o.
     """
     z_P, o_P = out.extra
     log_q, log_p = jax.nn.log_softmax(o_P), jax.nn.log_softmax(out.logits)

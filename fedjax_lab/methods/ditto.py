@@ -5,10 +5,10 @@
           v_i <- v_i - eta (grad F_i(v_i) + lam (v_i - w_t))      (Alg. 1)
   server  w_{t+1} = sum_i n_i/n w_i
 
-A client predicts with v_i, which starts as the first global model. Both trainings make the passes
-of config.local.epochs; the paper lets the steps of v_i be chosen apart. Its mean is uniform, and it
-tunes lam on each client's validation data; here one lam is for all. config.local.clip bounds the
-gradient of F_i alone.
+A client predicts with v_i, which starts as the first global model. Both trainings make
+config.local.epochs passes; in the paper the number of steps of v_i is a separate setting. The
+paper's mean is uniform, and it tunes lam on each client's validation data; here all clients have
+the same lam. config.local.clip only bounds the gradient of F_i.
 """
 
 import optax
@@ -22,7 +22,7 @@ RANGES = {"lam": log_uniform(0.01, 2.0)}
 
 
 def ditto(task: Task, *, lam: float = 1.0) -> Method:
-    """lam: how strongly personal models are drawn to the global one; with 0 they are Local's."""
+    """lam: weight of the pull of personal models to the global one; 0 trains them as in Local."""
     risk = losses.risk(task)
 
     def local(w_t, client, work):
@@ -36,6 +36,6 @@ def ditto(task: Task, *, lam: float = 1.0) -> Method:
 def drawn_to(
     center: PyTree, weight: float, optimizer: optax.GradientTransformation
 ) -> optax.GradientTransformation:
-    """The optimizer on the gradient plus weight (v - center)."""
+    """Returns the optimizer applied to the gradient plus weight (v - center)."""
     pull = optax.stateless(lambda g, v: tree.add(g, tree.sub(v, center), weight))  # Alg. 1
     return optax.chain(pull, optimizer)

@@ -5,10 +5,10 @@
   server  Omega = sum_i n_i/n Omega_i;  zeta = 1 + tau - Omega / max Omega
           w_{t+1} = w_t + zeta sum_i n_i/n (w_i - w_t)
 
-f gives the logits of all examples, in evaluation mode; the norm's square is averaged over a batch,
-without labels. Each parameter has its zeta; the maximum runs over the array that it is in. The
-paper takes part of the examples, and a moving average over batches in the place of the mean.
-Running statistics take the plain mean. A client is sent one model and sends two, w_i and Omega_i.
+f is the model's logits in evaluation mode; the squared norm is averaged over the examples of a
+batch and needs no labels. Each parameter has its own zeta; the maximum is over the parameter's
+array. The paper uses a subset of the examples, and a moving average over batches instead of the
+mean. Running statistics are averaged. A client receives one model and sends two, w_i and Omega_i.
 """
 
 import jax
@@ -24,7 +24,7 @@ RANGES = {"tau": uniform(0.0, 1.0)}
 
 
 def elastic(task: Task, *, tau: float = 0.5) -> Method:
-    """tau: zeta of the most sensitive parameter of an array; of one that is not at all 1 + tau."""
+    """tau: zeta of the most sensitive parameter of an array; of insensitive ones it is 1 + tau."""
     check_share("method.tau", tau)
     risk = losses.risk(task)
 

@@ -5,11 +5,11 @@
           F_i,c = mean of p over the client's examples of class c
   server  keeps every client's last F_i
 
-Models never leave the clients. F_i comes from a clean pass after training, where the paper collects
-it during the steps. All devices take part in the paper; here the others' last F_j counts. The paper
-leaves gamma open, and augments data by a generator besides (FAug), which is not part of this. A
-class that no other client has had yet teaches nothing. K (K + 1) numbers are sent each way, for K
-classes.
+Models never leave the clients. F_i is computed after training, in evaluation mode; the paper
+collects it during the steps. All devices take part in the paper; here the last F_j of the clients
+that do not take part is used. The paper does not give gamma. It also augments the data by a
+generator (FAug), which is not implemented here. A class that no other client has had yet has no
+distillation. K (K + 1) numbers are sent each way, for K classes.
 """
 
 import jax
@@ -24,7 +24,7 @@ RANGES = {"gamma": log_uniform(1e-2, 1.0)}
 
 
 def fd(task: Task, *, gamma: float = 0.1) -> Method:
-    """gamma: weight of the distillation; 0 is Local with a cohort."""
+    """gamma: weight of the distillation; with 0 it is Local, but with sampled clients."""
     K = task.num_classes
 
     def init(key, num_clients):
@@ -36,8 +36,8 @@ def fd(task: Task, *, gamma: float = 0.1) -> Method:
 
         def loss(w, batch, key):
             out = task.apply(w, batch.x, key, batch.mask)
-            apart = -jnp.sum(G[batch.y] * jax.nn.log_softmax(out.logits), -1) * exists[batch.y]
-            distilled = losses.masked_mean(apart, batch.mask)
+            each = -jnp.sum(G[batch.y] * jax.nn.log_softmax(out.logits), -1) * exists[batch.y]
+            distilled = losses.masked_mean(each, batch.mask)
             return losses.cross_entropy(out.logits, batch) + gamma * distilled, out
 
         w = work.train(client.private, loss)
@@ -54,7 +54,7 @@ def fd(task: Task, *, gamma: float = 0.1) -> Method:
 
 
 def teach(server: tuple[Array, Array], id: Array) -> tuple[Array, Array]:
-    """G_i [K, K], and the classes that it has, [K]."""
+    """Returns G_i [K, K], and which classes it has, [K]."""
     F, has = server  # [C, K, K], [C, K]
     has = has * (jnp.arange(len(has)) != id)[:, None]
     count = jnp.sum(has, 0)  # [K]
@@ -63,5 +63,5 @@ def teach(server: tuple[Array, Array], id: Array) -> tuple[Array, Array]:
 
 
 def aggregate(server: PyTree, uploads: PyTree, cohort: Client) -> PyTree:
-    """The last F_i of all clients."""
+    """Stores the last F_i of each client."""
     return tree.put(server, cohort.id, uploads)

@@ -7,11 +7,11 @@
   server  theta <- theta + server_lr/C sum_{i in S} Delta_i
 
 A client keeps y_i, which starts at zero, and w_i, which starts at the first theta. The paper's step
-along the mean Delta_i is server_lr |S|/C. With server_lr = 1 theta is the mean of all w_i + y_i/rho
-while no upload is lost; the paper's experiments have larger ones, with which theta may diverge. In
-the authors' code theta takes the place of the last w_i in Delta_i. Means are uniform, those of
-running statistics by size. The clients' optimizer, with its momentum and weight decay, minimizes
-the whole objective.
+along the mean Delta_i is server_lr |S|/C. While no upload is lost, theta is the mean of all
+w_i + y_i/rho for server_lr = 1; the paper's experiments use larger steps, with which theta may
+diverge. In the authors' code theta replaces the last w_i in Delta_i. Means are uniform; running
+statistics are averaged by size. The clients' optimizer, with its momentum and weight decay,
+minimizes the whole objective.
 """
 
 import jax.numpy as jnp
@@ -26,7 +26,7 @@ RANGES = {"rho": log_uniform(1e-3, 1.0), "server_lr": log_uniform(0.3, 3.0)}
 
 
 def fedadmm(task: Task, *, rho: float = 0.01, server_lr: float = 1.0) -> Method:
-    """rho: weight of the proximal term; server_lr: step of the server, in units of |S|/C."""
+    """rho: weight of the proximal term; server_lr: step size of the server, in units of |S|/C."""
     check_positive("method.rho", rho)
     check_positive("method.server_lr", server_lr)
     risk = losses.risk(task)
@@ -40,8 +40,8 @@ def fedadmm(task: Task, *, rho: float = 0.01, server_lr: float = 1.0) -> Method:
 
         def loss(w, batch, key):
             value, out = risk(w, batch, key)
-            far = tree.sub(w.params, theta.params)
-            return value + tree.dot(y_i, far) + rho / 2 * tree.sq_norm(far), out
+            gap = tree.sub(w.params, theta.params)
+            return value + tree.dot(y_i, gap) + rho / 2 * tree.sq_norm(gap), out
 
         w = work.train(theta, loss)
         moved = tree.sub(w.params, theta.params)  # (y_i+ - y_i) / rho

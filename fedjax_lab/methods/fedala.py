@@ -5,11 +5,12 @@
           Theta_i <- SGD on F_i from Theta~
   server  Theta <- sum_i n_i/n Theta_i
 
-W_i weighs each parameter of the last `layers` layers; the others start from Theta. At first it is
-all ones. It is learned from a random share of the client's data: in one pass a round, and in
-`first_passes` when the client comes back for the first time, where the paper goes on until the
-losses vary little. In its first round a client starts from Theta. Before it is scored it learns W_i
-for the Theta that it gets, and predicts with Theta~. Running statistics are Theta's.
+W_i has a weight for each parameter of the last `layers` layers; the other layers start from Theta.
+All weights start at 1. W_i is learned on a random share of the client's data: in one pass per
+round, and in `first_passes` passes in the client's second round, where the paper continues until
+the losses vary little. In its first round a client starts from Theta. Before it is scored, a client
+learns W_i for the Theta that it receives, and then predicts with Theta~. Running statistics are
+those of Theta.
 """
 
 from collections.abc import Callable
@@ -30,10 +31,10 @@ RANGES = {"layers": choice(1, 2, 3), "eta": log_uniform(0.01, 10.0)}
 def fedala(
     task: Task, *, layers: int = 1, eta: float = 1.0, share: float = 0.8, first_passes: int = 10
 ) -> Method:
-    """layers: how many of the last layers are adapted; 0 is FedAvg.
+    """layers: the number of last layers that are adapted; 0 is FedAvg.
 
     eta: the learning rate of W_i. share: the share of the client's data that W_i is learned from.
-    first_passes: passes over that share when the client comes back for the first time.
+    first_passes: passes over that share in the second round that the client takes part in.
     """
     check_positive_share("method.share", share)
     if not 0 <= layers <= len(task.layers):
@@ -46,7 +47,7 @@ def fedala(
         return last, jax.tree.map(jnp.ones_like, last), jnp.int32(0)
 
     def adapt(w, private, work):
-        """Theta~ and W_i."""
+        """Returns Theta~ and W_i."""
         last, W, rounds = private
         upper, lower = (part.params for part in tree.split(top, w))
 
@@ -73,7 +74,7 @@ def fedala(
 
 
 def learn(work: Work, risk: Callable, W: PyTree, eta: float, share: float, passes: Array) -> PyTree:
-    """W_i after a descent on risk(W, batch, key), each batch thinned to a random share."""
+    """Returns W_i after SGD on risk(W, batch, key), with a random share of each batch."""
 
     def loss(weights, batch, key):
         drawn = jax.random.bernoulli(streams.extra(key), share, batch.mask.shape)

@@ -5,10 +5,11 @@
   server  keeps every client's last w_i
 
 A(x) = 1 - e^{-x / sigma}, so that A'(x) = e^{-x / sigma} / sigma; `pull` is the paper's
-lambda / alpha. alpha must leave xi_ii at least 0; its default, sigma / C for C clients, makes u_i
-the mean of all models where sigma is large. In the paper all clients take part in every round;
-here the others keep their last model. PFLlib attends to the models of the round alone and bounds no
-xi_ii. The server keeps C models and, in memory O(C^2), their distances.
+lambda / alpha. alpha must be small enough for xi_ii to be at least 0; with its default, sigma / C
+for C clients, u_i is the mean of all models where sigma is large. In the paper all clients take
+part in every round; here the other clients keep their last model. PFLlib only uses the models of
+the round and does not bound xi_ii. The server keeps C models and, in memory O(C^2), their
+distances.
 """
 
 from functools import partial
@@ -28,7 +29,7 @@ RANGES = {"sigma": log_uniform(0.1, 1000.0), "pull": log_uniform(0.01, 10.0)}
 
 
 class Server(NamedTuple):
-    """What the server knows."""
+    """The server's state."""
 
     models: Weights  # w_i, leaves [C, ...]
     far: Array  # [C, C] squared distances of their parameters
@@ -38,7 +39,7 @@ def fedamp(task: Task, *, sigma: float = 10.0, alpha: float = 0.0, pull: float =
     """sigma: the squared distance over which attention falls to 1/e.
 
     alpha: how strongly clients attend to each other; 0 stands for sigma / C, with C clients.
-    pull: how strongly w_i is drawn to u_i; with 0 it is Local's.
+    pull: weight of the pull of w_i to u_i; with 0 it is Local, but with sampled clients.
     """
     check_positive("method.sigma", sigma)
     risk = losses.risk(task)
@@ -64,7 +65,7 @@ def fedamp(task: Task, *, sigma: float = 10.0, alpha: float = 0.0, pull: float =
 
 
 def attend(sigma: float, alpha: float, server: Server, id: Array) -> Weights:
-    """u_i."""
+    """Returns u_i."""
     far = server.far[id]  # [C]
     step = alpha / sigma if alpha else 1 / len(far)
     xi = jnp.where(jnp.arange(len(far)) == id, 0, step * jnp.exp(-far / sigma))
@@ -72,7 +73,7 @@ def attend(sigma: float, alpha: float, server: Server, id: Array) -> Weights:
 
 
 def aggregate(server: Server, w: Weights, cohort: Client) -> Server:
-    """The last models of all clients, and their distances."""
+    """Stores the new models, and updates the distances of all pairs."""
     models = tree.put(server.models, cohort.id, w)
     rows = jax.lax.map(partial(distances, models.params), w.params)  # [M, C]
     far = server.far.at[cohort.id].set(rows).at[:, cohort.id].set(rows.T)

@@ -10,17 +10,17 @@ from fedjax_lab.types import Exchange, Method, State, Task
 
 
 def send(w_t, id):
-    """The whole server state."""
+    """Sends the whole state of the server."""
     return w_t
 
 
 def aggregate(w_t, w, cohort):
-    """Mean by share. Running statistics are averaged like parameters."""
+    """Returns the mean by share. Running statistics are averaged like parameters."""
     return tree.mix(cohort.weight, w)  # Alg. 1
 
 
 def fedavg(task: Task, local=None) -> Method:
-    """FedAvg; a method of its family hands in another `local`."""
+    """FedAvg. A variant of FedAvg passes its own `local`, as in `Exchange`."""
     risk = losses.risk(task)
 
     def init(key, num_clients):

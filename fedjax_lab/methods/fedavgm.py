@@ -4,8 +4,8 @@
   local   as FedAvg
   server  Delta = w_t - sum_i n_i/n w_i;  v <- beta v + Delta;  w_{t+1} = w_t - v
 
-Neither damped nor Nesterov's, and no learning rate of the server's own. Running statistics take the
-plain mean.
+The momentum has no dampening and is not Nesterov's, and the server has no learning rate. Running
+statistics are averaged without momentum.
 """
 
 import optax
@@ -20,6 +20,6 @@ RANGES = {"beta": uniform(0.1, 1.0)}
 
 
 def fedavgm(task: Task, *, beta: float = 0.9) -> Method:
-    """beta: momentum; 0 is FedAvg, 1 never forgets."""
+    """beta: momentum of the server, in [0, 1]; 0 is FedAvg, with 1 the momentum never decays."""
     check_share("method.beta", beta)
     return with_server_optimizer(fedavg(task), optax.sgd(1.0, momentum=beta))

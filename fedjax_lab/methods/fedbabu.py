@@ -1,13 +1,13 @@
-"""FedBABU (Oh, Kim, Yun, ICLR 2022, arXiv:2106.06042): the head stays as it was initialized.
+"""FedBABU (Oh, Kim, Yun, ICLR 2022, arXiv:2106.06042): the head keeps its first weights.
 
   send    phi_t, the body
   local   phi_i <- SGD on F_i(phi, h) from phi_t; the head h is never trained
   server  phi_{t+1} = sum_i n_i/n phi_i
 
-All clients have the same first head, so that it need not be sent. Before a client is scored it
-fine-tunes the model on its own data, and nothing of that is kept; the global test set is scored
-with the body under the first head. The paper's mean is by size too. The model without its head is
-sent each way.
+All clients have the same first head, so that it does not have to be sent. Before a client is
+scored, it fine-tunes the model on its own data; the result is not kept. The global test set is
+scored with the body and the first head. The paper's mean is also by size. The model without its
+head is sent each way.
 """
 
 from fedjax_lab import losses, tree
@@ -23,10 +23,10 @@ RANGES = {"tune_epochs": choice(1, 2, 5), "tuned": choice("all", "body", "head")
 def fedbabu(
     task: Task, *, head_layers: int = 1, tune_epochs: int = 5, tuned: str = "all"
 ) -> Method:
-    """head_layers: as in FedPer.
+    """head_layers: the head is this number of last dense layers, with all layers after them.
 
-    tune_epochs: passes over the client's data before it is scored; 0: the body as it is.
-    tuned: what these passes train: all, body or head.
+    tune_epochs: passes over the client's data before it is scored; 0: no fine-tuning.
+    tuned: the part of the model that these passes train: all, body or head.
     """
     check_choice("method.tuned", tuned, ("all", "body", "head"))
     risk = losses.risk(task)

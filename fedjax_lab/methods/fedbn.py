@@ -4,7 +4,7 @@
   local   SGD on F_i from (w_t, own BatchNorm layers)
   server  as FedAvg over every layer except BatchNorm
 
-Scale, shift and running statistics all stay on the client. The authors average uniformly.
+Scale, shift and running statistics all stay on the client. The authors' mean is uniform.
 """
 
 from fedjax_lab import tree
@@ -13,5 +13,5 @@ from fedjax_lab.types import Method, Task
 
 
 def fedbn(task: Task) -> Method:
-    """FedPer whose private part is the BatchNorm layers, found by module type."""
+    """FedPer with the BatchNorm layers as the private part; they are recognized by module type."""
     return partly_private(task, tree.within(task.batch_norms))

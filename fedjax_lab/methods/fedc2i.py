@@ -1,4 +1,4 @@
-"""FedC2I (arXiv:2410.03315): who would be missed, by client and by class, decides what is mixed.
+"""FedC2I (arXiv:2410.03315): mixes models by the influence of each client and of each class.
 
   send    all models (theta_i, phi_i), i = 1 .. M, as they were last uploaded
   local   on one batch of at most 32, with theta^-i, phi^-i the means of all models but i's (eq. 4):
@@ -10,10 +10,11 @@
           SGD on F_m from there
   server  keeps the models apart
 
-Eq. 10 prints phi_m,c in the sum. Losses are measured in evaluation mode; running statistics are
-mixed like the body. Who does not take part keeps its model. Clients are scored on what they
-uploaded last. `body` and `head` are the ablations of Table 3: lambda alone is head=local, Lambda/l
-body=local, Lambda/g body=mean.
+The sum in eq. 10 has phi_m,c in the paper, a misprint for phi_i,c. Losses are measured in
+evaluation mode; running statistics are mixed like the body. A client that does not take part keeps
+its model. Clients are scored with the model that they uploaded last. The settings `body` and `head`
+give the ablations of Table 3: lambda alone is head=local, Lambda/l is body=local, and Lambda/g is
+body=mean.
 """
 
 from typing import NamedTuple
@@ -29,23 +30,23 @@ from fedjax_lab.types import Array, Batch, Client, Exchange, Method, State, Task
 
 RANGES = {"gamma": log_uniform(0.5, 10.0)}
 
-BATCH = 32  # examples that influence is measured on
+BATCH = 32  # examples on which the influence is measured
 
 
 class Server(NamedTuple):
-    """The clients' last models."""
+    """The server's state: the clients' last models."""
 
     models: Weights  # leaves [M, ...]
-    n: Array  # [M] examples behind each; 0 before the first upload
+    n: Array  # [M] the clients' numbers of examples; 0 before their first upload
 
 
 def fedc2i(
     task: Task, *, gamma: float = 5.0, body: str = "influence", head: str = "influence"
 ) -> Method:
-    """gamma: sharpness of both weights; 0: uniform.
+    """gamma: sharpness of both weights, lambda and Lambda; 0: uniform weights.
 
-    body: influence (lambda), local (never mixed), mean (FedAvg's).
-    head: influence (Lambda), local, mean, lambda (mixed like the body).
+    body: how bodies are mixed: influence (by lambda), local (not at all), mean (as in FedAvg).
+    head: how heads are mixed: influence (by Lambda), local, mean, lambda (like the body).
     """
     check_choice("method.body", body, ("influence", "local", "mean"))
     check_choice("method.head", head, ("influence", "local", "mean", "lambda"))
@@ -53,7 +54,7 @@ def fedc2i(
 
     def init(key, num_clients):
         if num_clients < 2:
-            raise BadInput("fedc2i needs at least two clients: influence is on others")
+            raise BadInput("fedc2i needs at least two clients: it measures their mutual influence")
         models = tree.repeat(task.init(key), num_clients)
         uniform = jnp.full((num_clients, num_clients), 1 / num_clients)
         return State(Server(models, jnp.zeros(num_clients)), uniform)
@@ -87,7 +88,7 @@ def fedc2i(
 def mixed(
     task: Task, server: Server, client: Client, batch: Batch, gamma: float, body: str, head: str
 ) -> tuple[Weights, Array]:
-    """The model that a client trains from, and its lambda [M]; `body`, `head` as in `fedc2i`."""
+    """Returns the model that a client starts from, and lambda [M]; settings as in `fedc2i`."""
     models, last = server.models, tree.take(server.models, client.id)
     by_client = sharpen(gamma, client_losses(task, models, last, batch))  # [M]
     total = jnp.sum(server.n)
@@ -105,7 +106,7 @@ def mixed(
 
 
 def client_losses(task: Task, models: Weights, last: Weights, batch: Batch) -> Array:
-    """l^-i [M]: of the mean body of all but i with the client's own head; one body at a time."""
+    """Returns l^-i [M], the loss of the mean body of all but i with the client's own head."""
     bodies, _ = split_head(task, models)
     _, head = split_head(task, last)
     summed = jax.tree.map(lambda a: jnp.sum(a, 0), bodies)
@@ -119,7 +120,7 @@ def client_losses(task: Task, models: Weights, last: Weights, batch: Batch) -> A
 
 
 def class_losses(task: Task, heads: Weights, last: Weights, batch: Batch) -> Array:
-    """l^-i,-c [M, C] in closed form, from one forward pass of the client's last model."""
+    """Returns l^-i,-c [M, C] in closed form, from one forward pass of the client's last model."""
     out = task.apply(last, batch.x)
     z, rows = out.logits, heads.params["head"]  # [B, C]
     M, _, C = rows["kernel"].shape
@@ -136,11 +137,11 @@ def class_losses(task: Task, heads: Weights, last: Weights, batch: Batch) -> Arr
 
 
 def sharpen(gamma: float, loss: Array) -> Array:
-    """l^gamma over its sum over clients, the first axis."""
+    """Returns l^gamma divided by its sum over clients, the first axis."""
     return jax.nn.softmax(gamma * jnp.log(loss + 1e-12), axis=0)  # eq. 5
 
 
 def mix_classes(weight: Array, rows: Array) -> Array:
-    """Mean over clients with a weight [M, C] for each class; rows [M, ..., C]."""
+    """Returns the mean of rows [M, ..., C] over clients, with a weight [M, C] for each class."""
     wide = weight.reshape(weight.shape[0], *(1,) * (rows.ndim - 2), weight.shape[1])
     return jnp.sum(wide * rows, 0)  # eq. 10

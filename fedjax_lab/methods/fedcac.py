@@ -7,12 +7,13 @@
           O_ij = 1 - |M_i - M_j|_1 / (2 |M_i|_1)
           C_i = {i} and the j with O_ij >= mean O + t/beta (max O - mean O)
 
-After more than beta rounds a client's critical parameters are its own last ones, also where all
-overlaps are the same. Mean and maximum are over pairs of different clients. In the paper all
-clients take part in every round; here the others count with their last model, those that have not
-taken part yet with none, and they get w_t. Running statistics are w_t's. The server keeps C models,
-C masks and, in memory O(C^2), how they differ. A client is sent one model and sends one and a mask,
-which has a byte for each parameter: a quarter of a model.
+After more than beta rounds a client receives its own last values of the critical parameters, also
+if all overlaps are equal. Mean and maximum are over pairs of different clients. In the paper all
+clients take part in every round. Here the last model of a client is used in rounds without it; a
+client that has not taken part yet has no model and receives w_t. Running statistics are those of
+w_t. The server keeps C models, C masks and, in memory O(C^2), their differences. A client receives
+one model and sends one, together with a mask, which has one byte for each parameter: a quarter of a
+model.
 """
 
 from functools import partial
@@ -32,20 +33,20 @@ RANGES = {"tau": uniform(0.1, 0.9), "beta": choice(20, 50, 100, 200)}
 
 
 class Server(NamedTuple):
-    """What the server knows."""
+    """The server's state."""
 
     w: Weights  # w_t
     models: PyTree  # parameters of the w_i, leaves [C, ...]
-    masks: PyTree  # M_i, likewise, bool
+    masks: PyTree  # M_i, bool, leaves [C, ...]
     differ: Array  # [C, C] |M_i - M_j|_1
-    trained: Array  # [C] whether there is a w_i
-    t: Array  # rounds played
+    trained: Array  # [C] whether the client has a w_i
+    t: Array  # the number of rounds so far
 
 
 def fedcac(task: Task, *, tau: float = 0.5, beta: int = 100) -> Method:
     """tau: the share of parameters that are critical; 0 is FedAvg.
 
-    beta: after more rounds than this each client is alone with its critical ones.
+    beta: after more rounds than this, no client shares its critical parameters.
     """
     check_share("method.tau", tau)
     check_positive("method.beta", beta)
@@ -72,7 +73,7 @@ def fedcac(task: Task, *, tau: float = 0.5, beta: int = 100) -> Method:
 
 
 def critical(tau: float, before: Array, after: Array) -> Array:
-    """Which entries of one array of parameters are critical."""
+    """Returns which entries of an array of parameters are critical in a training."""
     sensitivity = jnp.abs((after - before) * after)
     count = jnp.floor(tau * before.size).astype(int)
     least = jnp.sort(sensitivity.ravel(), descending=True)[jnp.maximum(count - 1, 0)]
@@ -80,7 +81,7 @@ def critical(tau: float, before: Array, after: Array) -> Array:
 
 
 def send(beta: int, server: Server, id: Array) -> Weights:
-    """The global model but for the critical parameters of a client."""
+    """Sends the global model with the critical parameters of a client averaged over C_i."""
     chosen = collaborators(beta, server)[id].at[id].set(True)  # C_i, [C]
     shared = tree.mix(chosen / jnp.sum(chosen), server.models)
     mask = tree.take(server.masks, id)
@@ -88,18 +89,18 @@ def send(beta: int, server: Server, id: Array) -> Weights:
 
 
 def collaborators(beta: int, server: Server) -> Array:
-    """Which others are in C_i in the round that begins, row i: [C, C]."""
+    """Returns which other clients are in C_i in the next round, [C, C]: C_i is row i."""
     sizes = sum(jnp.sum(m, tuple(range(1, m.ndim))) for m in jax.tree.leaves(server.masks))
     overlap = 1 - server.differ / jnp.maximum(2.0 * sizes, 1)[:, None]  # O
     pairs = server.trained[:, None] & server.trained & ~jnp.eye(len(overlap), dtype=bool)
     mean = jnp.sum(overlap * pairs) / jnp.maximum(jnp.sum(pairs), 1)
     largest = jnp.max(jnp.where(pairs, overlap, 0))
-    least = mean + server.t / beta * (largest - mean) - 1e-6  # so ties do not depend on rounding
-    return pairs & (overlap >= least) & (server.t <= beta)  # after beta none, even if all tie
+    least = mean + server.t / beta * (largest - mean) - 1e-6  # so that rounding decides no ties
+    return pairs & (overlap >= least) & (server.t <= beta)  # none after beta, even if all tie
 
 
 def aggregate(server: Server, uploads: tuple[Weights, PyTree], cohort: Client) -> Server:
-    """The mean, and the last models and masks of all clients."""
+    """Averages the models, and stores the clients' models and masks."""
     w, new = uploads
     masks = tree.put(server.masks, cohort.id, new)
     rows = jax.lax.map(partial(distances, masks), new)  # [M, C]
@@ -114,6 +115,6 @@ def aggregate(server: Server, uploads: tuple[Weights, PyTree], cohort: Client) -
 
 
 def updates(sent, id, upload):
-    """What uploads are updates of: the model that was sent; masks are kept."""
+    """The references of an upload: the model that was sent; the mask is kept."""
     w, mask = upload
     return wire.of_model(sent, w), wire.kept(mask)

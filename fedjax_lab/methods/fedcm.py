@@ -1,4 +1,4 @@
-"""FedCM (Xu et al., 2021, arXiv:2106.10874): clients step along their gradient and the server's.
+"""FedCM (Xu et al., 2021, arXiv:2106.10874): client-level momentum from the server.
 
   send    w_t, Delta_t
   local   y <- y - eta (alpha grad F_i(y) + (1 - alpha) Delta_t), K steps from w_t
@@ -6,10 +6,11 @@
           w_{t+1} = w_t - server_lr sum_i n_i/n (w_t - y_i)
 
 Delta_0 is zero. In the paper all clients make K steps, the mean is uniform, and the server steps
-along Delta_{t+1}; with unequal K_i each client's step is divided by its own. K_i eta is the reach
-of the clients' optimizer, which should be SGD without momentum. Weight decay is added to the mixed
-direction, and the clipping of gradients acts on grad F_i alone. A client is sent two models, the
-second without running statistics, and sends one.
+along Delta_{t+1}; with unequal K_i each client's difference is divided by its own K_i. K_i eta is
+the distance that the clients' optimizer moves along a constant gradient of 1 in K_i steps; it
+should be SGD without momentum. Weight decay is added to the mixed direction, and gradient clipping
+only affects grad F_i. A client receives two models, the second without running statistics, and
+sends one.
 """
 
 import jax.numpy as jnp
@@ -25,7 +26,7 @@ RANGES = {"alpha": log_uniform(0.01, 1.0), "server_lr": log_uniform(0.1, 1.0)}
 
 
 def fedcm(task: Task, *, alpha: float = 0.1, server_lr: float = 1.0) -> Method:
-    """alpha: share of the client's gradient in a step, 1 is FedAvg.
+    """alpha: weight of the client's gradient in a step; 1 is FedAvg.
 
     server_lr: the server's learning rate.
     """

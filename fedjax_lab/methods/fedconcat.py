@@ -1,4 +1,4 @@
-"""FedConcat (Diao et al., AAAI 2024, arXiv:2312.06290): encoders side by side instead of averaged.
+"""FedConcat (Diao et al., AAAI 2024, arXiv:2312.06290): concatenates encoders of client clusters.
 
   1  cluster     p_i = label distribution of client i          (eq. 2)
                  with Laplace noise, epsilon-DP                (eq. 14)
@@ -11,13 +11,14 @@
      once        theta^1 .. theta^K to every client, frozen from then on
      send        Phi
      local       3 batches of SGD on F_i
-     server      plain mean: all make the same number of steps
+     server      uniform mean: all clients make the same number of steps
 
-`clustering` puts IFCA, FeSEM or FedSoft in the place of 1 and 2 (Table 4), or lets every client be
-a cluster (Fig. 3). IFCA scores each cluster's model by the mean loss over a client's examples; the
-released code takes the mean of the batches' means, in which a short last batch counts like the
-others. All clusters of 1 start from one init. Frozen means evaluation mode (the released code
-leaves dropout and batch statistics on). Stages 2 and 3 are in _concatenation.py.
+`clustering` replaces steps 1 and 2 by IFCA, FeSEM or FedSoft (Table 4), or makes every client a
+cluster (Fig. 3). IFCA scores each cluster's model by the mean loss over a client's examples; the
+released code takes the mean of the batches' means, in which a shorter last batch counts like the
+others. The models of all clusters of step 1 start from the same weights. Frozen encoders run in
+evaluation mode (in the released code dropout and batch statistics stay active). Stages 2 and 3 are
+in _concatenation.py.
 """
 
 from functools import partial
@@ -52,27 +53,32 @@ def fedconcat(
     classifier_init: str = "random",
     feature_cache: str = "exact",
 ) -> Stages:
-    """The run has T_1 + T_2 rounds, for what config.run.rounds = T of FedAvg cost by section 4.3.
+    """The run has T_1 + T_2 rounds, and the cost of T = config.run.rounds of FedAvg (section 4.3).
 
-    num_clusters: K (equal clients share a cluster unless balanced), or "elbow".
-    encoder_rounds: T_1; 0: 31/50 of T, as in the paper.
-    classifier_rounds: T_2; 0: follows from T by the paper's formula, which is for everybody's
-    participation and one model a client and round; of `none` and "elbow" it does not know K.
-    clustering: labels, none (each client is a cluster), ifca, fesem, fedsoft (with their defaults).
-    epsilon: of differential privacy, for the label distributions; 0: they are sent as they are.
-    balanced: no cluster above 1.2 C / K clients, rounded down, or C / K rounded up where that is
-    more (the paper's CIFAR-100 and Tiny-ImageNet).
-    encoder_decay: weight decay of stage 2 on top of config.local.weight_decay.
-    classifier_init: random; clusters: Phi starts as the sum of the clusters' models.
-    feature_cache: exact: h(x) is computed once, but in every batch where training images are
-    augmented; clean: once also then, without augmentation.
+    num_clusters: K, or "elbow", which chooses K by the elbow method. Unless balanced, clients with
+    equal label distributions are in the same cluster.
+    encoder_rounds: T_1, the rounds of encoder training; 0: 31/50 of T, as in the paper.
+    classifier_rounds: T_2, the rounds of classifier training; 0: computed from T by the paper's
+    cost formula, which assumes that all clients take part and that each sends one model per round;
+    it takes K = 5 where num_clusters is "elbow", and ignores `clustering`.
+    clustering: how clusters are formed: labels, none (each client is a cluster), or ifca, fesem,
+    fedsoft with their default settings.
+    epsilon: epsilon of the differential privacy of the label distributions; 0: they are sent
+    without noise.
+    balanced: whether clusters have at most 1.2 C / K clients, rounded down, or C / K rounded up if
+    that is larger (as in the paper's runs on CIFAR-100 and Tiny-ImageNet).
+    encoder_decay: weight decay of stage 2 in addition to config.local.weight_decay.
+    classifier_init: the first weights of Phi: random, or clusters, which concatenates the heads of
+    the clusters and sums their biases.
+    feature_cache: how h(x) is computed: exact: once, or in every batch if training images are
+    augmented; clean: always once, without augmentation.
     """
     check_choice("method.clustering", clustering, ("labels", "none", "ifca", "fesem", "fedsoft"))
     unused = {"epsilon": epsilon, "balanced": balanced} if clustering != "labels" else {}
     if clustering not in ("labels", "none"):
         unused |= {"encoder_decay": encoder_decay}
     for name in (name for name, value in unused.items() if value):
-        raise BadInput(f"config.method.{name} does not go with clustering={clustering}")
+        raise BadInput(f"config.method.{name} cannot be combined with clustering={clustering}")
     check_bias(task, "fedconcat")
     form = partial(by_labels, num_clusters, balanced, epsilon)
     prepare = alone if clustering == "none" else form
@@ -96,7 +102,7 @@ def fedconcat(
 
 
 def label_shares(population: Client) -> np.ndarray:
-    """p [C, classes], the clients' label distributions."""
+    """Returns p [C, classes], the clients' label distributions."""
     return np.asarray(population.label_count / population.n[:, None])  # eq. 2
 
 
@@ -108,7 +114,7 @@ def by_labels(
     population: Client,
     last: None,
 ) -> dict[str, np.ndarray]:
-    """Facts: clusters of clients with similar labels."""
+    """The `prepare` of stage 2: forms clusters of clients with similar label distributions."""
     rng = clusters.generator(key)
     p = label_shares(population)
     if epsilon:
@@ -117,7 +123,7 @@ def by_labels(
 
 
 def alone(key: Array, population: Client, last: None) -> dict[str, np.ndarray]:
-    """Facts: each client is a cluster."""
+    """The `prepare` of stage 2 in which each client is a cluster."""
     p = label_shares(population)
     return {"p": p, "member": np.eye(len(p), dtype=np.float32)}
 
@@ -125,15 +131,18 @@ def alone(key: Array, population: Client, last: None) -> dict[str, np.ndarray]:
 def one_start(
     task: Task, key: Array, num_clients: int, last: None, facts: dict[str, Array]
 ) -> State:
-    """All clusters start from the same model."""
+    """The `start` of stage 2: the models of all clusters start from the same weights."""
     centers = tree.repeat(task.init(key), len(facts["member"]))
     return State(Clusters(centers, facts["member"]), ())
 
 
 def other(task: Task, clustering: str, num_clusters: int) -> Method:
-    """Another way to form clusters and train their models, with its defaults."""
+    """Returns the method that replaces steps 1 and 2, with its default settings."""
     if not isinstance(num_clusters, int):
-        raise BadInput(f"config.method.num_clusters={num_clusters} does not go with {clustering}")
+        raise BadInput(
+            f"config.method.num_clusters={num_clusters} cannot be combined with"
+            f" config.method.clustering={clustering}; choose a number"
+        )
     if clustering == "ifca":
         return ifca(task, num_clusters=num_clusters, by_size=True)
     return {"fesem": fesem, "fedsoft": fedsoft}[clustering](task, num_clusters=num_clusters)

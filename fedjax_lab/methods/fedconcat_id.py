@@ -1,4 +1,4 @@
-"""FedConcat-ID and -IB (Diao et al., AAAI 2024, arXiv:2312.06290): label distributions inferred.
+"""FedConcat-ID and -IB (Diao et al., AAAI 2024, arXiv:2312.06290): infer label distributions.
 
   first       all clients: w_i <- SGD on F_i from w_0, the first of T_1 rounds
               p_i = 1/R sum_r softmax(f_i(x_r)), x_r uniform noise      (eq. 3)
@@ -6,9 +6,10 @@
               k-means of all p_i; the w_i are averaged inside their clusters
   then        as FedConcat
 
-Models face the noise in evaluation mode, scaled like the data. -IB is the formula; in the released
-code b_0 aliases b_i, and p_i = softmax(b_i). s counts steps; that momentum moves b further, the
-more so over more steps, is left out as in the paper.
+The noise is scaled like the data, and the models are in evaluation mode. -IB follows the paper's
+formula; in the released code b_0 is an alias of b_i, so that p_i = softmax(b_i). s is the number of
+steps and eta the learning rate. As in the paper, the formula ignores that b moves further with
+momentum.
 """
 
 from functools import partial
@@ -29,7 +30,7 @@ from fedjax_lab.types import Array, Client, Method, Stage, Stages, State, Task, 
 
 RANGES = {"num_clusters": choice(2, 3, 5)}
 
-BATCH = 100  # noise images at a time
+BATCH = 100  # noise images per batch
 
 
 def fedconcat_id(
@@ -45,17 +46,18 @@ def fedconcat_id(
     classifier_init: str = "random",
     feature_cache: str = "exact",
 ) -> Stages:
-    """num_clusters: K (equal clients share a cluster unless balanced), or "elbow".
-    encoder_rounds, classifier_rounds: T_1, T_2; 0: as FedConcat's.
-    balanced, encoder_decay, classifier_init, feature_cache: as FedConcat's.
-    infer_from: outputs (-ID), or bias (-IB).
-    num_noise: R, noise images; rounded up to hundreds above one hundred.
+    """num_clusters: K, or "elbow", which chooses K by the elbow method.
+    encoder_rounds: T_1, the rounds of encoder training; 0: the same default as in fedconcat.
+    classifier_rounds: T_2, the rounds of classifier training; 0: the same default as in fedconcat.
+    balanced, encoder_decay, classifier_init, feature_cache: the same as in fedconcat.
+    infer_from: the source of the label distributions: outputs (-ID) or bias (-IB).
+    num_noise: R, the number of noise images; above 100 it is rounded up to a multiple of 100.
     """
     check_choice("method.infer_from", infer_from, ("outputs", "bias"))
     check_positive("method.num_noise", num_noise)
     check_bias(task, "fedconcat_id")
     if encoder_rounds == 1:
-        raise BadInput("config.method.encoder_rounds must be 2 or more: the first finds clusters")
+        raise BadInput("config.method.encoder_rounds must be at least 2: round 1 forms clusters")
 
     noise = num_noise if infer_from == "outputs" else 0
     prepare = partial(by_models, task, num_clusters, balanced, noise)
@@ -83,7 +85,7 @@ def by_models(
     population: Client,
     last: State,
 ) -> dict[str, np.ndarray]:
-    """Facts: clusters by the models' outputs on `num_noise` images; with 0 by what biases tell."""
+    """The `prepare` of stage 2: clusters clients by outputs on noise; num_noise=0: by biases."""
     models, p = last.private
     k_noise, k_clusters = jax.random.split(key)
     if num_noise:
@@ -94,7 +96,7 @@ def by_models(
 
 
 def means(key: Array, num_clients: int, last: State, facts: dict[str, Array]) -> State:
-    """The first round's models, averaged inside their clusters."""
+    """The `start` of stage 2: the models of the first round, averaged inside their clusters."""
     models, _ = last.private
     share = facts["member"] * facts["n"]  # [K, C]
     centers = clusters.average(share, models, tree.repeat(last.server, len(share)))
@@ -102,7 +104,7 @@ def means(key: Array, num_clients: int, last: State, facts: dict[str, Array]) ->
 
 
 def first_round(task: Task, num_clusters: int | str, decay: float = 0.0) -> Method:
-    """FedAvg of everybody that keeps each client's model and what its bias tells."""
+    """FedAvg of all clients that keeps each client's model and its label distribution by -IB."""
     risk = losses.risk(task)
 
     def init(key, num_clients):
@@ -119,13 +121,13 @@ def first_round(task: Task, num_clusters: int | str, decay: float = 0.0) -> Meth
 
 
 def from_bias(w_0: Weights, w_i: Weights, distance: Array) -> Array:
-    """-IB's label distribution [classes]; distance: s eta."""
+    """Returns -IB's label distribution [classes]; distance: s eta."""
     b_0, b_i = (w.params["head"]["bias"] for w in (w_0, w_i))
     return (b_i - b_0) / distance + jax.nn.softmax(b_0)
 
 
 def mean_outputs(task: Task, models: Weights, key: Array, num_noise: int) -> Array:
-    """-ID's label distributions [C, classes] of stacked models: eq. 3, the same noise for all."""
+    """Returns -ID's label distributions [C, classes] of stacked models: eq. 3 on the same noise."""
     size = min(BATCH, num_noise)
     keys = jax.random.split(key, -(-num_noise // size))
 

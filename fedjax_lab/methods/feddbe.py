@@ -1,15 +1,16 @@
-"""FedDBE: FedAvg with DBE (Zhang et al., NeurIPS 2023, arXiv:2311.14975), without domain bias.
+"""FedDBE: FedAvg with DBE (Zhang et al., NeurIPS 2023, arXiv:2311.14975), domain bias elimination.
 
-  send    w_t, and from round 2 on h, the mean features of all
+  send    w_t, and from round 2 on h, the mean features of all clients
   local   (w_i, p_i) <- SGD on CE(phi(f(x) + p_i), y) + kappa/2 mean_d (mean_b f(x) - h)^2
           h_i = mean of f over the client's examples
-  server  as FedAvg; after round 1 h = sum_i n_i/n h_i, which then stays
+  server  as FedAvg; after round 1 h = sum_i n_i/n h_i, which then stays fixed
 
-f gives the features and phi is the head of w; p_i, a vector that starts at zero, stays on the
-client. Round 1 is FedAvg's: the paper's initialization, in which all clients take part and their
-models are dropped. mean_b is that of the batch, the paper's moving average with mu = 1; h_i is
-taken over all examples after the training, in evaluation mode. A new client has p = 0. One model
-and D numbers are sent each way, for D features.
+f is the body of w, which gives the features, and phi is its head; p_i, a vector that starts at
+zero, stays on the client. Round 1 is a round of FedAvg; in the paper it is an initialization in
+which all clients take part and after which their models are discarded. mean_b is the mean over the
+batch, which is the paper's moving average with mu = 1; h_i is computed over all examples after
+training, in evaluation mode. A new client has p = 0. One model and D numbers are sent each way, for
+D features.
 """
 
 import jax.numpy as jnp
@@ -23,7 +24,7 @@ RANGES = {"kappa": log_uniform(0.1, 100.0)}
 
 
 def feddbe(task: Task, *, kappa: float = 10.0) -> Method:
-    """kappa: weight of the pull of mean features toward those of all."""
+    """kappa: weight of the pull of a client's mean features toward the global mean features."""
 
     def init(key, num_clients):
         w = task.init(key)
@@ -36,8 +37,8 @@ def feddbe(task: Task, *, kappa: float = 10.0) -> Method:
         def loss(w, batch, key):
             out = task.apply(w, batch.x, key, batch.mask)
             value = losses.cross_entropy(shifted(w, started * w.params["p"], out), batch)
-            far = losses.masked_mean(out.features, batch.mask) - h
-            return value + started * kappa / 2 * jnp.mean(far**2), out
+            gap = losses.masked_mean(out.features, batch.mask) - h
+            return value + started * kappa / 2 * jnp.mean(gap**2), out
 
         both = w_t._replace(params={**w_t.params, "p": client.private})
         w = work.train(both, loss)
@@ -66,11 +67,11 @@ def feddbe(task: Task, *, kappa: float = 10.0) -> Method:
 
 
 def updates(message, id, upload):
-    """The model's are from w_t; mean features are protected as an update is."""
+    """The references of an upload: w_t for the model; mean features count as an update."""
     (w_t, *_), (w, h_i) = message, upload
     return wire.of_model(w_t, w), wire.itself(h_i)
 
 
 def shifted(w: Weights, p: Array, out: Output) -> Array:
-    """phi(f(x) + p), the head being linear."""
+    """Returns phi(f(x) + p) from the logits phi(f(x)), since the head is linear."""
     return out.logits + jnp.dot(p, w.params["head"]["kernel"], precision="highest")

@@ -4,9 +4,10 @@
   local   SGD on F_i(w) + beta ||K||_F^2 / d^2
   server  as FedAvg
 
-K [d, d] holds the correlations of the d features, the input of the head, over the batch. A feature
-that is constant in the batch correlates with none. In the authors' code the term is the mean of the
-squares off the diagonal times the size of the batch, whose default weight is beta = 0.1 as well.
+K [d, d] is the correlation matrix of the d features, the input of the head, over the batch. A
+feature that is constant in the batch has zero correlation with all others. In the authors' code the
+term is the mean of the squared off-diagonal entries times the batch size, with the same default
+weight beta = 0.1.
 """
 
 import jax.numpy as jnp
@@ -20,7 +21,7 @@ RANGES = {"beta": log_uniform(1e-2, 1.0)}
 
 
 def feddecorr(task: Task, *, beta: float = 0.1) -> Method:
-    """beta: weight of the decorrelation, 0 is FedAvg."""
+    """beta: weight of the decorrelation term; 0 is FedAvg."""
 
     def local(w_t, client, work):
         def loss(w, batch, key):
@@ -34,7 +35,7 @@ def feddecorr(task: Task, *, beta: float = 0.1) -> Method:
 
 
 def correlations(h: Array, mask: Array) -> Array:
-    """Correlations [D, D] of the features h [B, D] over the rows where mask [B] is 1."""
+    """Returns the correlations [D, D] of features h [B, D] over the rows where mask [B] is 1."""
     h = (h - losses.masked_mean(h, mask)) * mask[:, None]
     covariance = tree.mix(h.T / jnp.maximum(jnp.sum(mask), 1), h)
     scale = 1 / jnp.sqrt(jnp.diag(covariance) + 1e-8)

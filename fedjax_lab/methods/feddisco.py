@@ -1,13 +1,13 @@
-"""FedDisco (Ye et al., ICML 2023, arXiv:2305.19229): who has few classes counts for less.
+"""FedDisco (Ye et al., ICML 2023, arXiv:2305.19229): lower weights for unbalanced clients.
 
   send    w_t
   local   w_i <- SGD on F_i from w_t
   server  w_{t+1} = sum_i p_i w_i,  p_i in proportion to max(0, n_i/n - a d_i + b)
 
-d_i is how far the client's distribution of classes is from the uniform one: the Kullback-Leibler
-divergence, in shares of its sum over the sampled clients as in the authors' code, or the Euclidean
-distance. A client uploads it with its model. Where no p_i is above 0 they are n_i/n. Running
-statistics are averaged as weights.
+d_i measures how far the client's class distribution is from the uniform one: by the
+Kullback-Leibler divergence, divided by its sum over the sampled clients as in the authors' code, or
+by the Euclidean distance. A client uploads d_i with its model. If no p_i is above 0, p_i = n_i/n.
+Running statistics are averaged like parameters.
 """
 
 import jax.numpy as jnp
@@ -22,11 +22,11 @@ RANGES = {"a": uniform(0.1, 1.0), "b": uniform(0.0, 0.5)}
 
 
 def feddisco(task: Task, *, a: float = 0.5, b: float = 0.1, distance: str = "kl") -> Method:
-    """a: weight of the distance d_i. b: what is added to the weight of every client.
+    """a: weight of the distance d_i. b: a constant that is added to the weight of every client.
 
-    With both at 0 it is FedAvg.
+    With a = b = 0 the method is FedAvg.
 
-    distance: how d_i is measured: kl, the Kullback-Leibler divergence, or l2, the Euclidean one.
+    distance: the measure d_i: kl, the Kullback-Leibler divergence, or l2, the Euclidean distance.
     """
     check_choice("method.distance", distance, ("kl", "l2"))
     risk = losses.risk(task)
@@ -49,7 +49,7 @@ def feddisco(task: Task, *, a: float = 0.5, b: float = 0.1, distance: str = "kl"
 
 
 def discrepancy(label_count: Array, distance: str) -> Array:
-    """How far the distribution of label_count [K] is from the uniform one."""
+    """Returns d_i, how far the distribution of label_count [K] is from the uniform one."""
     K = len(label_count)
     share = label_count / jnp.maximum(jnp.sum(label_count), 1)
     if distance == "l2":
@@ -58,7 +58,7 @@ def discrepancy(label_count: Array, distance: str) -> Array:
 
 
 def shares(cohort: Client, minus: Array) -> Array:
-    """p [M], in proportion to the sizes' shares minus these numbers [M] where that is above 0."""
+    """Returns p [M], proportional to max(0, n_i/n - minus_i), or n_i/n where all of these are 0."""
     p = jnp.maximum(0, cohort.weight - minus) * cohort.arrived
     total = jnp.sum(p)
     return jnp.where(total > 0, p / jnp.where(total > 0, total, 1), cohort.weight)

@@ -6,11 +6,11 @@
   server  h <- h - alpha/m sum_{k in P} (theta_k - theta)
           theta <- mean_{k in P} theta_k - h / alpha                                  (Alg. 1)
 
-L_k = omega_k F_k with omega_k = n_k / mean n: the risk by size. l_k is the paper's gradient of L_k
-at theta_k; it and h start at zero; m counts all clients. As in the authors' code, SGD runs on the
-objective over omega_k and clips its gradient before alpha x joins it; the paper has no momentum.
-Means are uniform, those of running statistics by size. Scored is the participants' mean,
-not theta.
+L_k = omega_k F_k with omega_k = n_k / mean n: the risk weighted by size. l_k is the paper's
+gradient of L_k at theta_k; l_k and h start at zero; m is the number of all clients. As in the
+authors' code, SGD runs on the objective divided by omega_k, and clips its gradient before the term
+alpha x is added; the paper has no momentum. Means are uniform; running statistics are averaged by
+size. The model that is scored is the participants' mean, not theta.
 """
 
 from functools import partial
@@ -30,7 +30,7 @@ RANGES = {"alpha": log_uniform(1e-3, 0.1)}
 
 
 class Server(NamedTuple):
-    """`mean` is the participants' mean, which is scored."""
+    """The server's state; `mean` is the participants' mean, which is scored."""
 
     theta: Weights
     h: PyTree
@@ -38,7 +38,7 @@ class Server(NamedTuple):
 
 
 def feddyn(task: Task, *, alpha: float = 0.1, clip: float = 10.0) -> Method:
-    """alpha: weight of the dynamic regularizer; clip: largest norm of a step's gradient."""
+    """alpha: weight of the dynamic regularizer; clip: the largest norm of a step's gradient."""
     check_positive("method.alpha", alpha)
     check_positive("method.clip", clip)
     risk = losses.risk(task)
@@ -71,7 +71,7 @@ def feddyn(task: Task, *, alpha: float = 0.1, clip: float = 10.0) -> Method:
 def regularized(
     optimizer: optax.GradientTransformation, constant: PyTree, clip: float, decay: float
 ) -> optax.GradientTransformation:
-    """The optimizer on clip(g - constant) + decay x."""
+    """Returns the optimizer applied to clip(g - constant) + decay x."""
     return optax.chain(
         optax.stateless(lambda g, _: optim.clip(tree.sub(g, constant), clip)),
         optax.add_decayed_weights(decay),  # eq. 1
@@ -80,12 +80,12 @@ def regularized(
 
 
 def aggregate(alpha: float, server: Server, theta_k: Weights, cohort: Client) -> Server:
-    """h, the new cloud model, and the mean that is scored."""
+    """Computes h, the new cloud model, and the mean that is scored."""
     params = tree.mix(cohort.weight, theta_k.params)
     stats = tree.mix(cohort.n / jnp.sum(cohort.n), theta_k.stats)
-    far = tree.sub(theta_k.params, server.theta.params)  # leaves [M, ...]
-    far = tree.where(cohort.arrived, far, tree.zeros(far))
-    moved = jax.tree.map(lambda a: jnp.sum(a, 0), far)
+    each = tree.sub(theta_k.params, server.theta.params)  # leaves [M, ...]
+    each = tree.where(cohort.arrived, each, tree.zeros(each))
+    moved = jax.tree.map(lambda a: jnp.sum(a, 0), each)
     h = tree.add(server.h, moved, -alpha / cohort.num_clients[0])
     theta = tree.add(params, h, -1 / alpha)  # Alg. 1
     return Server(Weights(theta, stats), h, Weights(params, stats))

@@ -1,15 +1,15 @@
-"""FedEM (Marfoq et al., NeurIPS 2021, arXiv:2108.10252): every client mixes M shared models.
+"""FedEM (Marfoq et al., NeurIPS 2021, arXiv:2108.10252): each client mixes M shared models.
 
   send    the components w_1 .. w_M
   local   q_m(x, y) in proportion to pi_m exp(-CE(w_m; x, y));  pi_m = mean of q_m over the examples
           w_m <- SGD on the mean of q_m CE(w_m)
   server  w_m = sum_i n_i/n w_m,i
 
-A client keeps pi, which starts at 1/M; q is computed once in a round, in evaluation mode and with
-the pi of the last one. The components start from distinct inits and train in the same batches, with
-the same dropout; a norm at which gradients are clipped is that of all of them. A client predicts
-with the mixture of the components' probabilities. A new one fits pi alone. M models are sent each
-way.
+A client keeps pi, which starts at 1/M; q is computed once per round, in evaluation mode and with
+the pi of the client's last round. The components start from different weights and are trained on
+the same batches, with the same dropout; config.local.clip bounds the norm of their joint gradient.
+A client predicts with the mixture of the components' probabilities. A new client only fits pi. M
+models are sent each way.
 """
 
 from functools import partial
@@ -27,11 +27,11 @@ from fedjax_lab.types import Array, Batch, Exchange, Method, State, Task, Weight
 
 RANGES = {"num_components": choice(2, 3, 4)}
 
-FITS = 10  # how often a new client fits pi
+FITS = 10  # updates of pi by a new client
 
 
 def fedem(task: Task, *, num_components: int = 3) -> Method:
-    """num_components: how many shared models there are; 1 is FedAvg."""
+    """num_components: M, the number of shared models; 1 is FedAvg."""
     check_positive("method.num_components", num_components)
     M = num_components
     uniform = np.full(M, 1 / M, np.float32)
@@ -67,19 +67,19 @@ def fedem(task: Task, *, num_components: int = 3) -> Method:
 
 
 def every(task: Task, w: Weights, batch: Batch, key: Array | None = None) -> tuple[Array, Weights]:
-    """The losses [B, M] of all components, which then have other running statistics."""
+    """Returns the losses [B, M] of all components, and w with their new running statistics."""
     out = jax.vmap(lambda v: task.apply(v, batch.x, key, batch.mask))(w)
     ce = jax.vmap(optax.softmax_cross_entropy_with_integer_labels, (0, None), 1)
     return ce(out.logits, batch.y), w._replace(stats=out.stats)
 
 
 def responsibilities(task: Task, w: Weights, pi: Array, batch: Batch) -> Array:
-    """q [B, M]."""
+    """Returns q [B, M]."""
     return jax.nn.softmax(jnp.log(pi) - every(task, w, batch)[0])
 
 
 def mixture(task: Task, w: Weights, pi: Array, work: Work) -> Array:
-    """The next pi [M]: the mean of q over the examples."""
+    """Returns the next pi [M]: the mean of q over the examples."""
 
     def of_batch(batch):
         return losses.masked_mean(responsibilities(task, w, pi, batch), batch.mask)

@@ -1,15 +1,16 @@
-"""FedETF (Li et al., ICCV 2023, arXiv:2303.10058): a fixed simplex classifier, the same for all.
+"""FedETF (Li et al., ICCV 2023, arXiv:2303.10058): a fixed simplex classifier for all clients.
 
   send    w_t
   local   SGD on CE(beta V^T z + gamma log n_i, y),  z = p / ||p||, the projected features p
   server  as FedAvg
 
-V is an equiangular tight frame: K vectors of length 1 with all cosines -1 / (K - 1). Here it has K
-dimensions, as for LeNet in the authors' code, and the model's head is the projection; elsewhere the
-authors project to as many dimensions as there are features. beta is learned; n_i counts the
-client's examples by class, and predictions leave it out. The paper's second stage, in which a
-client tunes projection and V in turn, is left out. With a first beta of 10 the digit domains are
-not learned: beta is trained away before the features are.
+V is an equiangular tight frame: K vectors of length 1 with all pairwise cosines -1 / (K - 1). Here
+V has K dimensions, as for LeNet in the authors' code, and the model's head is the projection; for
+other models the authors project to as many dimensions as there are features. beta is learned. n_i
+is the number of the client's examples of each class; predictions do not use it. The paper's second
+stage, in which a client tunes projection and V in turn, is not implemented. With an initial beta of
+10 the method does not learn the digit domains, because beta shrinks before the features are
+learned.
 """
 
 import math
@@ -26,8 +27,9 @@ RANGES = {"gamma": uniform(0.0, 1.0), "scale": choice(1.0, 5.0, 10.0)}
 
 
 def fedetf(task: Task, *, gamma: float = 1.0, scale: float = 1.0) -> Method:
-    """gamma: weight of the classes' counts, 0 is plain cross-entropy; scale: what the
-    scale beta of the logits starts from.
+    """gamma: weight of the term log n_i; 0 is plain cross-entropy.
+
+    scale: the initial value of beta, the scale of the logits.
     """
     check_positive("method.scale", scale)
 
@@ -37,7 +39,7 @@ def fedetf(task: Task, *, gamma: float = 1.0, scale: float = 1.0) -> Method:
         return State(w._replace(params={**w.params, "etf": etf}), ())
 
     def classified(w: Weights, p: Array) -> Array:
-        """beta V^T z [B, K] of the projected features p [B, K]."""
+        """Returns beta V^T z [B, K] of the projected features p [B, K]."""
         return w.params["etf"]["scale"] * simplex(losses.unit(p))
 
     def local(w_t, client, work):
@@ -56,6 +58,6 @@ def fedetf(task: Task, *, gamma: float = 1.0, scale: float = 1.0) -> Method:
 
 
 def simplex(z: Array) -> Array:
-    """V^T z of each row of z [B, K]: V = sqrt(K / (K - 1)) (I - 1/K) has columns of length 1."""
+    """Returns V^T z of each row of z [B, K], where V = sqrt(K / (K - 1)) (I - 1/K)."""
     K = z.shape[-1]
     return math.sqrt(K / (K - 1)) * (z - jnp.mean(z, -1, keepdims=True))

@@ -1,4 +1,4 @@
-"""FedExP (Jhunjhunwala et al., ICLR 2023, arXiv:2301.09604): FedAvg that extrapolates.
+"""FedExP (Jhunjhunwala et al., ICLR 2023, arXiv:2301.09604): FedAvg with extrapolation.
 
   send    w_t
   local   w_i <- SGD on F_i from w_t;  Delta_i = w_t - w_i
@@ -6,9 +6,9 @@
           eta_g = max(1, sum_i p_i ||Delta_i||^2 / (2 (||Delta||^2 + eps)))
           w_{t+1} = w_t - eta_g Delta
 
-p_i = n_i/n over the sampled clients; the paper's is uniform. Norms run over all trainable
-parameters. Scored is the mean of the last two w_t, since the paper sees w_t oscillate. Running
-statistics take the plain mean.
+p_i = n_i/n over the sampled clients; in the paper it is uniform. Norms are over all trainable
+parameters. The model that is scored is the mean of the last two w_t, because w_t oscillates
+according to the paper. Running statistics are averaged.
 """
 
 import jax
@@ -24,7 +24,7 @@ RANGES = {"eps": log_uniform(1e-4, 1.0)}
 
 
 def fedexp(task: Task, *, eps: float = 1e-3) -> Method:
-    """eps: keeps eta_g finite where Delta vanishes; a huge one makes it 1, which is FedAvg."""
+    """eps: keeps eta_g finite if Delta is 0; with a very large eps eta_g is 1, as in FedAvg."""
     check_positive("method.eps", eps)
     method = fedavg(task)
     (plain,) = method.round
@@ -36,9 +36,9 @@ def fedexp(task: Task, *, eps: float = 1e-3) -> Method:
     def step(server, w, cohort):
         w_t, _ = server
         mean = aggregate(w_t, w, cohort)
-        far = jax.vmap(lambda v: tree.sq_norm(tree.sub(v, w_t.params)))(w.params)  # [M]
+        squares = jax.vmap(lambda v: tree.sq_norm(tree.sub(v, w_t.params)))(w.params)  # [M]
         delta = tree.sub(mean.params, w_t.params)
-        ratio = jnp.sum(cohort.weight * far) / (2 * (tree.sq_norm(delta) + eps))
+        ratio = jnp.sum(cohort.weight * squares) / (2 * (tree.sq_norm(delta) + eps))
         beyond = jnp.maximum(1, ratio) - 1
         return Weights(tree.add(mean.params, delta, beyond), mean.stats), w_t
 

@@ -1,17 +1,18 @@
-"""FedFomo (Zhang et al., ICLR 2021, arXiv:2012.08565): each client weighs the models of others.
+"""FedFomo (Zhang et al., ICLR 2021, arXiv:2012.08565): clients weigh the models of other clients.
 
   send    the last models w_n of M others: with probability 1 - epsilon those of the largest P_in,
-          else any
+          otherwise random ones
   local   v_n = (L_i(w_i) - L_i(w_n)) / ||w_n - w_i||, L_i the loss on validation examples
           w_i <- w_i + sum_n max(v_n, 0) / sum_m max(v_m, 0) (w_n - w_i), then SGD on F_i
-          up go w_i and the v_n
+          upload w_i and the v_n
   server  keeps the models apart;  P_in <- P_in + v_n
 
-Of equal P_in any comes first. The paper's w_i in v_n is the client's model of the round before, and
-its new one is among the w_n; here w_i is its last one after training, so that who is sent nothing
-trains alone. The paper's epsilon falls; here it stays. Running statistics are mixed with the
-parameters, but do not count in the norm. A client without validation examples weighs nobody. The
-server keeps C models and, in memory O(C^2), P. A client is sent M models and sends one.
+Ties between equal P_in are broken at random. In the paper, w_i in v_n is the client's model of the
+previous round, and its new model is among the w_n. Here w_i is its last model after training, so
+that a client that receives no models trains alone. The paper's epsilon decreases; here it is
+constant. Running statistics are mixed like the parameters, but are not part of the norm. A client
+without validation examples gives all other models the weight 0. The server keeps C models and, in
+memory O(C^2), P. A client receives M models and sends one.
 """
 
 from typing import NamedTuple
@@ -28,33 +29,34 @@ RANGES = {"models": choice(3, 5, 10), "epsilon": uniform(0.0, 0.5)}
 
 
 class Server(NamedTuple):
-    """What the server knows."""
+    """The server's state."""
 
-    models: Weights  # the clients' last ones, leaves [C, ...]
-    trained: Array  # [C] whether there is one
+    models: Weights  # the clients' last models, leaves [C, ...]
+    trained: Array  # [C] whether the client has trained a model
     P: Array  # [C, C]
-    key: Array  # of who is sent which models in the next round
+    key: Array  # random key that chooses the models for each client in the next round
 
 
 class Message(NamedTuple):
-    """What a client is sent."""
+    """The message to a client."""
 
     models: Weights  # leaves [M, ...]
-    ids: Array  # [M] whose they are; -1: nobody's
+    ids: Array  # [M] the clients that trained them; -1: not trained
 
 
 class Upload(NamedTuple):
-    """What it sends."""
+    """The upload of a client."""
 
     model: Weights
     v: Array  # [M]
-    ids: Array  # [M] whom they are of
+    ids: Array  # [M] the clients that v is about
 
 
 def fedfomo(task: Task, *, models: int = 5, epsilon: float = 0.3) -> Method:
-    """models: how many models of others a client is sent; 0 is Local with a cohort.
+    """models: M, the number of models of other clients that a client receives; with 0 it is Local,
+    but with sampled clients.
 
-    epsilon: the probability that a client is sent models at random.
+    epsilon: the probability that a client receives randomly chosen models.
     """
     check_not_negative("method.models", models)
     check_share("method.epsilon", epsilon)
@@ -63,8 +65,8 @@ def fedfomo(task: Task, *, models: int = 5, epsilon: float = 0.3) -> Method:
     def init(key, num_clients):
         check_pairs("fedfomo", num_clients)
         w = tree.repeat(task.init(key), num_clients)
-        nobody, P = jnp.zeros(num_clients, bool), jnp.zeros((num_clients, num_clients))
-        return State(Server(w, nobody, P, streams.extra(key)), w)
+        trained, P = jnp.zeros(num_clients, bool), jnp.zeros((num_clients, num_clients))
+        return State(Server(w, trained, P, streams.extra(key)), w)
 
     def send(server, id):
         return chosen(server, id, models, epsilon)
@@ -93,7 +95,7 @@ def fedfomo(task: Task, *, models: int = 5, epsilon: float = 0.3) -> Method:
 
 
 def chosen(server: Server, id: Array, models: int, epsilon: float) -> Message:
-    """The models for one client."""
+    """Returns the models that one client receives."""
     k_explore, k_ties = jax.random.split(jax.random.fold_in(server.key, id))
     C = len(server.trained)
     useful = jnp.where(jax.random.bernoulli(k_explore, epsilon), 0, server.P[id])
@@ -104,7 +106,7 @@ def chosen(server: Server, id: Array, models: int, epsilon: float) -> Message:
 
 
 def usefulness(risk: losses.Loss, message: Message, w_i: Weights, work) -> Array:
-    """v [M] of the models that a client was sent; 0 of nobody's."""
+    """Returns v [M] of the models that a client has received; 0 for models without a client."""
 
     def both(batch):
         each = jax.vmap(lambda w: risk(w, batch, None)[0])(message.models)
@@ -117,7 +119,7 @@ def usefulness(risk: losses.Loss, message: Message, w_i: Weights, work) -> Array
 
 
 def aggregate(server, upload, cohort):
-    """The new models, and what they have shown of the others."""
+    """Stores the new models, and adds their v to P."""
     return Server(
         models=tree.put(server.models, cohort.id, upload.model),
         trained=server.trained.at[cohort.id].set(True),
@@ -127,5 +129,5 @@ def aggregate(server, upload, cohort):
 
 
 def updates(message, id, upload):
-    """The model counts as an update itself, since it was trained from none that was sent."""
+    """The references of an upload: the model itself, since it did not start from a sent model."""
     return Upload(wire.of_pseudo_gradient(upload.model), wire.KEPT, wire.KEPT)

@@ -5,9 +5,9 @@
           v_ic = mean of the features over the client's examples of class c
   server  phi <- phi - server_lr grad mean CE(phi; v_ic, c), server_steps times
 
-Bodies stay on the clients, which start from the same one. Features are taken in evaluation mode
-after the training. The paper's server goes through the v_ic one after the other; here every step is
-on all of them, so that their order does not matter. A client is sent the head and sends K (D + 1)
+Bodies stay on the clients; all start from the same one. Features are computed in evaluation mode
+after the training. The paper's server makes a step for each v_ic in turn; here every step uses all
+of them, so that their order does not matter. A client receives the head and sends K (D + 1)
 numbers, for K classes and D features; no model is sent.
 """
 
@@ -27,7 +27,7 @@ RANGES = {"server_lr": log_uniform(0.01, 1.0), "server_steps": choice(1, 5, 10, 
 def fedgh(task: Task, *, server_lr: float = 0.1, server_steps: int = 10) -> Method:
     """server_lr: the learning rate at which the server trains the head.
 
-    server_steps: how many steps it makes in a round; 0 leaves the first head as it is.
+    server_steps: the steps of the server in a round; with 0 the head keeps its first weights.
     """
     in_head, K = tree.within(("head",)), task.num_classes
     method = partly_private(task, lambda name: not in_head(name))
@@ -54,7 +54,7 @@ def fedgh(task: Task, *, server_lr: float = 0.1, server_steps: int = 10) -> Meth
 def with_trained_head(
     w: Weights, batch: Batch, optimizer: optax.GradientTransformation, steps: int
 ) -> Weights:
-    """w with its head trained so many steps on all features of a batch, x [B, D]."""
+    """Returns w with its head trained for `steps` steps on all features of a batch, x [B, D]."""
 
     def loss(head):
         logits = jnp.dot(batch.x, head["kernel"], precision="highest") + head.get("bias", 0.0)

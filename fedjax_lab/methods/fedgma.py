@@ -1,13 +1,14 @@
-"""FedGMA (Tenison et al., TMLR 2023, arXiv:2201.11986): the mean step, masked where signs disagree.
+"""FedGMA (Tenison et al., TMLR 2023, arXiv:2201.11986): masks the update where signs disagree.
 
   send    w_t
   local   w_i <- SGD on F_i from w_t;  Delta_i = w_i - w_t
   server  A = |sum_i p_i sign(Delta_i)|;  m = 1 where A >= tau, else A
           w_{t+1} = w_t + server_lr m sum_i n_i/n Delta_i
 
-With three clients and equal p, A is 1/3 or 1 (without zeros): tau 0.5 and 0.7 are then one method,
-and 0.3 masks nothing. `mode=average_plus_masked_step` takes the mean and adds server_lr times the
-parts of the Delta_i that agree (the workshop's version). Running statistics are averaged by size.
+With three clients and equal p, A is 1/3 or 1 (if no entry is zero), so that tau = 0.5 and tau = 0.7
+give the same method, and tau = 0.3 masks nothing. `mode=average_plus_masked_step` is the version of
+the workshop paper: it takes the mean and adds server_lr times the parts of the Delta_i whose signs
+agree. Running statistics are averaged by size.
 """
 
 from functools import partial
@@ -34,10 +35,11 @@ def fedgma(
     mode: str = "masked_average",
     weights: str = "uniform",
 ) -> Method:
-    """tau: agreement from which on nothing is masked. weights: p, uniform or by size.
+    """tau: threshold of the agreement A, above which entries are not masked.
 
-    server_lr: the step of the server; in average_plus_masked_step that of the masked step alone.
-    mode: masked_average, average_plus_masked_step.
+    weights: the weights p of the signs: uniform, or size (n_i/n).
+    server_lr: the server's learning rate; in average_plus_masked_step only for the masked step.
+    mode: masked_average, or average_plus_masked_step (the workshop paper's version).
     """
     check_share("method.tau", tau)
     check_choice("method.mode", mode, ("masked_average", "average_plus_masked_step"))
@@ -51,7 +53,7 @@ def fedgma(
         M = jnp.sum(cohort.arrived)
         by_size = cohort.n / jnp.sum(cohort.n)
         count = jnp.where(cohort.arrived, 1.0, 0.0) if weights == "uniform" else M * by_size
-        least = jnp.asarray(tau * np.arange(len(cohort.id) + 1) - 1e-6)[M]  # exact where tau M is
+        least = jnp.asarray(tau * np.arange(len(cohort.id) + 1) - 1e-6)[M]  # for exact ties
         ballot = Ballot(count, M, least)
         one = partial(step, ballot=ballot, server_lr=server_lr, by_size=by_size)
         return Weights(jax.tree.map(one, w_t.params, w.params), tree.mix(by_size, w.stats))
@@ -60,15 +62,15 @@ def fedgma(
 
 
 class Ballot(NamedTuple):
-    """Who votes. Of uniform p the sums are whole numbers, so that ties with tau are exact."""
+    """The weights of the votes. With uniform p the sums are integers, so that ties are exact."""
 
     counts: Array  # [M] M p
-    M: Array  # [] how many models there are
-    least: Array  # [] tau M, up to rounding
+    M: Array  # [] the number of models
+    least: Array  # [] tau M, with a tolerance for rounding
 
 
 def votes(delta: Array, ballot: Ballot) -> tuple[Array, Array, Array]:
-    """A >= tau, A, and the sign that most have, of one leaf [M, ...]."""
+    """Returns (A >= tau, A, the sign of the majority) for a leaf delta [M, ...]."""
     total = tree.mix(ballot.counts, jnp.sign(delta))
     return jnp.abs(total) >= ballot.least, jnp.abs(total) / ballot.M, jnp.sign(total)
 
@@ -76,7 +78,7 @@ def votes(delta: Array, ballot: Ballot) -> tuple[Array, Array, Array]:
 def masked_average(
     a: Array, b: Array, *, ballot: Ballot, server_lr: float, by_size: Array
 ) -> Array:
-    """One leaf a of w_t after the step; b [M, ...]: the w_i."""
+    """Returns a leaf of w_{t+1}; a: the leaf of w_t; b [M, ...]: the leaves of the w_i."""
     agree, A, _ = votes(b - a, ballot)
     step = tree.mix(by_size, b - a)
     return a + server_lr * jnp.where(agree, 1.0, A) * step
@@ -85,7 +87,7 @@ def masked_average(
 def average_plus_masked_step(
     a: Array, b: Array, *, ballot: Ballot, server_lr: float, by_size: Array
 ) -> Array:
-    """The same for the workshop's version, which weighs by p throughout."""
+    """Returns the same for the workshop paper's version, which takes all means by p."""
     delta, p = b - a, ballot.counts / ballot.M
     agree, _, sign = votes(delta, ballot)
     kept = jnp.where(agree & (jnp.sign(delta) == sign), delta, 0.0)

@@ -1,16 +1,16 @@
-"""FedIIR (Guo et al., ICML 2023): what is invariant gives the head the same gradient everywhere.
+"""FedIIR (Guo et al., ICML 2023): aligns classifier gradients across clients.
 
   send    w_t
-  local   G_b, the gradient of CE by the head (W, b), of each batch at w_t in evaluation mode
+  local   G_b, the gradient of CE for the head (W, b), of each batch at w_t in evaluation mode
   server  g <- ema g + (1 - ema) mean of G_b over all batches of all participants,  g_0 = 0
   send    w_t, g
   local   w_i <- SGD on F_i(w) + penalty ||G_b(w) - g||^2, with gradients through G_b
   server  w_{t+1} = 1/M sum_i w_i
 
-The squared norm is the sum over all entries of W and b. A batch counts one in g, also a short one;
-g is not corrected for its start at zero. Running statistics are averaged by size. The paper's gamma
-is `penalty`, as in the authors' code. w_t counts twice in what is sent, although a client could
-keep it.
+The squared norm is the sum over all entries of W and b. All batches have the same weight in g, also
+shorter ones; g is not corrected for its start at zero. Running statistics are averaged by size. The
+paper's gamma is called `penalty`, as in the authors' code. w_t is sent, and counted, twice per
+round, although a client could keep it.
 proceedings.mlr.press/v202/guo23b.html
 """
 
@@ -31,14 +31,17 @@ RANGES = {"ema": choice(0.1, 0.5, 0.95), "penalty": log_uniform(5e-4, 1e-2)}
 
 
 class Server(NamedTuple):
-    """The model, and the running mean of its head's gradients."""
+    """The server's state: the model, and the running mean of the gradients of its head."""
 
     w: Weights
     g: dict[str, Array]  # kernel [D, K], bias [K]
 
 
 def fediir(task: Task, *, ema: float = 0.95, penalty: float = 1e-3) -> Method:
-    """ema: what g keeps of itself, from 0 to 1. penalty: of the alignment; 0: uniform FedAvg."""
+    """ema: decay of the running mean g, in [0, 1].
+
+    penalty: weight of the alignment; 0 is FedAvg with a uniform mean.
+    """
     check_share("method.ema", ema)
     check_bias(task, "fediir")
 
@@ -52,8 +55,8 @@ def fediir(task: Task, *, ema: float = 0.95, penalty: float = 1e-3) -> Method:
     def local(server, client, work):
         def loss(w, batch, key):
             out = task.apply(w, batch.x, key, batch.mask)
-            far = tree.sq_norm(tree.sub(head_gradient(out, batch), server.g))
-            return losses.cross_entropy(out.logits, batch) + penalty * far, out
+            gap = tree.sq_norm(tree.sub(head_gradient(out, batch), server.g))
+            return losses.cross_entropy(out.logits, batch) + penalty * gap, out
 
         return work.train(server.w, loss), client.private
 
@@ -69,38 +72,38 @@ def fediir(task: Task, *, ema: float = 0.95, penalty: float = 1e-3) -> Method:
 
 
 def of_sums(w_t: Weights, id: Array, upload: tuple[dict, Array]) -> tuple:
-    """What the uploads of the first exchange are updates of: sums of gradients, and numbers."""
+    """The references of the first exchange: sums of gradients are updates, counts are kept."""
     total, count = upload
     return wire.itself(total), wire.kept(count)
 
 
 def of_models(server: Server, id: Array, w: Weights) -> Weights:
-    """What the uploads of the second exchange are updates of."""
+    """The references of the second exchange: the model that was sent."""
     return wire.of_model(server.w, w)
 
 
 def gradient_and_one(task: Task, w_t: Weights, batch: Batch) -> tuple[dict, Array]:
-    """G_b and 1, over the number of examples: `Work.mean` counts a batch once for each of them."""
+    """Returns G_b and 1, divided by the batch's examples, by which `Work.mean` weighs a batch."""
     once = 1 / jnp.maximum(jnp.sum(batch.mask), 1)
     return tree.scale(once, head_gradient(task.apply(w_t, batch.x), batch)), once
 
 
 def follow(ema: float, server: Server, uploads: tuple[dict, Array], cohort: Client) -> Server:
-    """g moves to the mean of all G_b; uploads: their sums and numbers."""
+    """Moves g toward the mean of all G_b; uploads: the sums of G_b and the numbers of batches."""
     total, count = jax.tree.map(lambda a: jnp.sum(a, 0), uploads)
     mean = tree.scale(1 / jnp.maximum(count, 1), total)
     return server._replace(g=tree.add(tree.scale(ema, server.g), mean, 1 - ema))
 
 
 def aggregate(server: Server, w: Weights, cohort: Client) -> Server:
-    """The uniform mean; that of running statistics is by size."""
+    """Takes the uniform mean of the models; running statistics are averaged by size."""
     params = tree.mix(cohort.weight, w.params)
     stats = tree.mix(cohort.n / jnp.sum(cohort.n), w.stats)
     return server._replace(w=Weights(params, stats))
 
 
 def head_gradient(out: Output, batch: Batch) -> dict[str, Array]:
-    """Gradient of the cross-entropy of logits W h + b by W [D, K] and b [K], in closed form."""
-    wrong = jax.nn.softmax(out.logits) - jax.nn.one_hot(batch.y, out.logits.shape[-1])
-    wrong = wrong * batch.mask[:, None] / jnp.maximum(jnp.sum(batch.mask), 1)  # [B, K]
-    return {"kernel": out.features.T @ wrong, "bias": jnp.sum(wrong, 0)}
+    """Returns the gradient of the cross-entropy for W [D, K] and b [K] in closed form."""
+    error = jax.nn.softmax(out.logits) - jax.nn.one_hot(batch.y, out.logits.shape[-1])
+    error = error * batch.mask[:, None] / jnp.maximum(jnp.sum(batch.mask), 1)  # [B, K]
+    return {"kernel": out.features.T @ error, "bias": jnp.sum(error, 0)}

@@ -1,13 +1,13 @@
-"""FedLC (Zhang et al., ICML 2022, arXiv:2209.00189).
+"""FedLC (Zhang et al., ICML 2022, arXiv:2209.00189): logits calibrated by the class counts.
 
   send    w_t
   local   SGD on the cross-entropy of calibrated logits o_c - tau n_c^(-1/4)
   server  as FedAvg
 
-n_c counts the client's own examples of class c. The paper leaves the true class out of the
-denominator, and the loss without a lower bound; here it is in (`exclude_true` leaves it out). A
-class without examples counts as 1e-8 of one, so its margin is 100 tau; tau = 1 removes it.
-Predictions are not calibrated.
+n_c is the number of the client's examples of class c. The paper excludes the true class from the
+denominator of the softmax, so that its loss has no lower bound; here it is included unless
+`exclude_true` is set. n_c is at least 1e-8, so that a class without examples has a margin of
+100 tau; with tau = 1 such a class has almost no effect on the loss. Predictions are not calibrated.
 """
 
 import jax
@@ -22,9 +22,9 @@ RANGES = {"tau": log_uniform(0.01, 1.0)}
 
 
 def fedlc(task: Task, *, tau: float = 1.0, exclude_true: bool = False) -> Method:
-    """tau: scale of the margins; 0 is FedAvg, but for exclude_true.
+    """tau: scale of the margins; 0 is FedAvg, unless exclude_true is set.
 
-    exclude_true: leave out the true class in the denominator of the loss."""
+    exclude_true: whether to exclude the true class from the denominator of the softmax."""
 
     def unbounded(logits, batch):
         true = jax.nn.one_hot(batch.y, task.num_classes, dtype=bool)

@@ -1,12 +1,13 @@
-"""FedNova (Wang et al., NeurIPS 2020, arXiv:2007.07481).
+"""FedNova (Wang et al., NeurIPS 2020, arXiv:2007.07481): normalized averaging of updates.
 
   send    w_t
   local   w_i <- SGD on F_i from w_t, tau_i steps;  d_i = (w_t - w_i) / a_i
   server  w_{t+1} = w_t - tau_eff sum_i p_i d_i,  tau_eff = sum_i p_i a_i
 
-p_i = n_i/n over the sampled clients. a_i is how far the optimizer goes in tau_i steps: tau_i itself
-for plain SGD, (tau_i - rho (1 - rho^tau_i) / (1 - rho)) / (1 - rho) with momentum rho. Only ratios
-of the a_i matter, so the learning rate stays in them.
+p_i = n_i/n over the sampled clients. a_i is the distance that the optimizer moves along a constant
+gradient in tau_i steps: tau_i itself for plain SGD, and with momentum rho it is
+(tau_i - rho (1 - rho^tau_i) / (1 - rho)) / (1 - rho). Only the ratios of the a_i matter, so the
+learning rate is not divided out.
 """
 
 import jax.numpy as jnp
@@ -17,7 +18,7 @@ from fedjax_lab.types import Exchange, Method, Task, Weights
 
 
 def fednova(task: Task) -> Method:
-    """FedAvg for clients that make unequally many steps; with equally many it is FedAvg."""
+    """FedAvg for clients with different numbers of steps; with equal numbers it is FedAvg."""
     risk = losses.risk(task)
 
     def local(w_t, client, work):
@@ -27,7 +28,7 @@ def fednova(task: Task) -> Method:
     def aggregate(w_t, uploads, cohort):
         (w, a), p = uploads, cohort.weight
         tau_eff = jnp.sum(p * a)
-        a = jnp.where(cohort.arrived, a, 1)  # of a lost upload p is 0
+        a = jnp.where(cohort.arrived, a, 1)  # p is 0 for a lost upload
         mean = tree.mix(p * tau_eff / a, tree.sub(w.params, w_t.params))
         return Weights(tree.add(w_t.params, mean), tree.mix(p, w.stats))
 

@@ -1,12 +1,12 @@
-"""FedNTD (Lee et al., NeurIPS 2022, arXiv:2106.03097): distillation of the untrue classes.
+"""FedNTD (Lee et al., NeurIPS 2022, arXiv:2106.03097): distillation of the not-true classes.
 
   send    w_t
   local   SGD on F_i(w) + beta KL(q_t || q)
   server  as FedAvg
 
-q and q_t are the softmax of the logits of w and of w_t over tau, both without the logit of the true
-class. As in the authors' code the term is not multiplied by tau^2. The logits of w_t are computed
-in evaluation mode and get no gradient.
+q and q_t are the softmax of the logits of w and of w_t, divided by tau, both without the logit of
+the true class. As in the authors' code, the term is not multiplied by tau^2. The logits of w_t are
+computed in evaluation mode and get no gradient.
 """
 
 import jax
@@ -21,15 +21,15 @@ from fedjax_lab.types import Array, Method, Task
 
 RANGES = {"beta": log_uniform(0.1, 3.0), "tau": choice(1.0, 2.0, 3.0)}
 
-REMOVED = -1e9  # the logit of a class without probability
+REMOVED = -1e9  # the logit of a class that is left out of the softmax
 
 
 def fedntd(task: Task, *, beta: float = 1.0, tau: float = 1.0) -> Method:
-    """beta: weight of the distillation, 0 is FedAvg; tau: temperature."""
+    """beta: weight of the distillation; 0 is FedAvg. tau: temperature of the distillation."""
     check_positive("method.tau", tau)
 
     def log_others(logits: Array, y: Array) -> Array:
-        """Logarithms of q, [B, K]."""
+        """Returns log q, [B, K]."""
         true = jax.nn.one_hot(y, task.num_classes, dtype=bool)
         return jax.nn.log_softmax(jnp.where(true, REMOVED, logits / tau))
 

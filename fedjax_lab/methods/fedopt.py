@@ -4,10 +4,10 @@
   local   as FedAvg
   server  Delta_t = sum_i n_i/n w_i - w_t;  w_{t+1} = w_t + ServerOpt(Delta_t)     (Alg. 1)
 
-The rules are optax's. Adam's moments start at 0, Yogi's at 1e-6, both with bias correction; the
-paper's second moments start at tau^2 without it. Adagrad divides by sqrt(tau^2 + sum Delta^2), to
-which the paper adds tau, and has no betas. The paper's mean is uniform. Running statistics take the
-plain mean.
+The server optimizers are those of optax. Adam's moments start at 0 and Yogi's at 1e-6, both with
+bias correction; the paper's second moments start at tau^2 and have no bias correction. Adagrad
+divides by sqrt(tau^2 + sum Delta^2), to which the paper adds tau, and has no betas. The paper's
+mean is uniform. Running statistics are averaged.
 """
 
 import optax
@@ -22,7 +22,10 @@ RANGES = {"server_lr": log_uniform(1e-3, 1.0), "tau": log_uniform(1e-5, 0.1)}
 
 
 def with_server_optimizer(method: Method, optimizer: optax.GradientTransformation) -> Method:
-    """A method whose server takes the plain mean takes a step toward it instead."""
+    """Replaces the mean on the server by a step of the optimizer along (mean - w_t).
+
+    method: a method of one exchange whose server takes the mean of the models.
+    """
     (exchange,) = method.round
 
     def init(key, num_clients):
@@ -55,10 +58,12 @@ def fedopt(
     beta2: float = 0.99,
     tau: float = 1e-3,
 ) -> Method:
-    """server_optimizer: adam, yogi or adagrad; server_lr: its learning rate; tau: its degree of
-    adaptivity, the epsilon.
+    """server_optimizer: adam, yogi or adagrad.
 
-    beta1, beta2: decay of the two moments, below 1; Adagrad has no use for them.
+    server_lr: the learning rate of the server optimizer.
+    beta1: decay of the first moment, below 1; adagrad ignores it.
+    beta2: decay of the second moment, below 1; adagrad ignores it.
+    tau: the degree of adaptivity, the epsilon of the server optimizer.
     """
     rules = {
         "adam": lambda: optax.adam(server_lr, beta1, beta2, tau),

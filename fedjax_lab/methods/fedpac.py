@@ -1,4 +1,4 @@
-"""FedPAC (Xu et al., ICLR 2023, arXiv:2306.11867): aligned features, combined classifiers.
+"""FedPAC (Xu et al., ICLR 2023, arXiv:2306.11867): feature alignment and classifier combination.
 
   send    theta_t, the body; h_i, the client's head; c_k, the global mean features of class k
   local   H_i,k = n_ik/n_i times the mean of theta_t(x) over class k
@@ -10,11 +10,12 @@
           h_i <- sum_j a_j h_j, where a, on the simplex, minimizes
                  sum_j a_j^2 V_j + |H_i - sum_j a_j H_j|^2
 
-Heads are combined over the clients of the round; the others keep theirs. The minimum is found by
-`solver_steps` of accelerated projected gradient descent; the authors' code calls a solver, and
-drops shares below 0.001. The alignment is a mean over features, as in that code. PFLlib averages
-the c_ik without n_ik. Who joins later has no head, and no model. A client is sent one model and
-K D numbers, for K classes and D features, and sends one model and twice as many.
+Heads are combined over the clients of the round; other clients keep their heads. The minimum is
+computed by `solver_steps` steps of accelerated projected gradient descent; the authors' code calls
+a solver, and drops shares below 0.001. The alignment is a mean over features, as in that code.
+PFLlib averages the c_ik without n_ik. A client that joins later has no head and thus no model. For
+K classes and D features, a client receives one model and K D numbers, and sends one model and twice
+as many numbers.
 """
 
 from functools import partial
@@ -35,7 +36,7 @@ RANGES = {"lam": log_uniform(0.1, 10.0), "head_epochs": choice(1, 2)}
 
 
 class Message(NamedTuple):
-    """What a client gets; the server has the heads of all of them."""
+    """The message to a client. The server's state is the same, with the heads of all clients."""
 
     body: PyTree
     heads: PyTree
@@ -44,7 +45,7 @@ class Message(NamedTuple):
 
 
 class Upload(NamedTuple):
-    """What a client sends."""
+    """The upload of a client."""
 
     w: Weights
     c: Array  # [K, D]
@@ -63,9 +64,9 @@ def fedpac(
 ) -> Method:
     """lam: weight of the alignment; with 0, and without `combine`, it is FedRep.
 
-    head_epochs: passes in which the head is trained before the body.
-    combine: whether heads are combined, or stay with their clients.
-    solver_steps: steps of the descent to the shares with which heads are combined.
+    head_epochs: passes of a round in which the head is trained, before the body.
+    combine: whether heads are combined; otherwise each client keeps its own head.
+    solver_steps: steps of the gradient descent that computes the weights a of the heads.
     """
     check_positive("method.solver_steps", solver_steps)
     risk, K = losses.risk(task), task.num_classes
@@ -82,8 +83,8 @@ def fedpac(
     def local(message, client, work):
         def aligned(w, batch, key):
             value, out = risk(w, batch, key)
-            apart = jnp.mean((out.features - message.c[batch.y]) ** 2, -1)
-            pull = losses.masked_mean(apart * message.exists[batch.y], batch.mask)
+            distance = jnp.mean((out.features - message.c[batch.y]) ** 2, -1)
+            pull = losses.masked_mean(distance * message.exists[batch.y], batch.mask)
             return value + lam * pull, out
 
         w = tree.join(message.heads, message.body)
@@ -105,14 +106,14 @@ def fedpac(
 
 
 def moments(task: Task, w: Weights, batch: Batch) -> tuple[Array, Array]:
-    """H [K, D] of one batch, and the mean squared norm of its features []."""
+    """Returns H [K, D] of one batch, and the mean squared norm of its features []."""
     h = task.apply(w, batch.x).features
     square = losses.masked_mean(jnp.sum(h**2, -1), batch.mask)
     return sums_by_class(h, batch, task.num_classes), square
 
 
 def merge(in_head, steps: int | None, server: Message, uploads: Upload, cohort: Client) -> Message:
-    """Body, heads and mean features; with None steps every head stays its client's."""
+    """Averages bodies and mean features and combines heads; steps=None: heads stay separate."""
     heads, bodies = tree.split(in_head, uploads.w)
     if steps is not None:
         heads = tree.mix(shares(uploads.H, uploads.V, cohort.arrived, steps), heads)
@@ -127,7 +128,7 @@ def merge(in_head, steps: int | None, server: Message, uploads: Upload, cohort: 
 
 
 def shares(H: Array, V: Array, arrived: Array, steps: int) -> Array:
-    """Row i: the shares of all heads in that of client i, [M, M]; lost ones have none."""
+    """Returns a [M, M]; row i has the weights of all heads in that of client i, 0 for lost ones."""
     lost = jnp.where(arrived, 0.0, 1e9)
     start = jnp.where(arrived, 1 / jnp.sum(arrived), 0.0)
 
@@ -147,6 +148,6 @@ def shares(H: Array, V: Array, arrived: Array, steps: int) -> Array:
 
 
 def updates(message, id, upload):
-    """What uploads are updates of: the model that was sent; features and variances themselves."""
+    """The references of an upload: the model that was sent; features and variances themselves."""
     w = wire.of_model(tree.join(message.heads, message.body), upload.w)
     return wire.itself(upload)._replace(w=w, counts=wire.kept(upload.counts))

@@ -4,7 +4,7 @@
   local   (w_S,i, w_P,i) <- SGD on F_i from (w_S^t, w_P,i)
   server  w_S^{t+1} = sum_i n_i/n w_S,i          only the shared part is averaged
 
-Running statistics belong to their layer, shared or private with it.
+Running statistics are shared or private like the layer that they belong to.
 """
 
 from collections.abc import Callable
@@ -16,16 +16,19 @@ from fedjax_lab.types import Exchange, Method, State, Task
 
 
 def fedper(task: Task, *, head_layers: int = 1) -> Method:
-    """head_layers: how many of the last dense layers, with what follows them, are the head."""
+    """head_layers: the head is this number of last dense layers, with all layers after them."""
     return partly_private(task, tree.within(head(task, head_layers)))
 
 
 def head(task: Task, head_layers: int) -> tuple[str, ...]:
-    """The layers from the head_layers-th last dense one to the end."""
+    """Returns the layers of the head: from the head_layers-th last dense layer to the end.
+
+    Raises BadInput if the model has too few dense layers, or no layer remains for the body.
+    """
     if not 1 <= head_layers <= len(task.dense):
         raise BadInput(
-            f"config.method.head_layers must be from 1 to {len(task.dense)}, the model's dense"
-            f" layers, got {head_layers}"
+            f"config.method.head_layers must be from 1 to {len(task.dense)}, the number of dense"
+            f" layers of the model, got {head_layers}"
         )
     layers = task.layers[task.layers.index(task.dense[-head_layers]) :]
     if layers == task.layers:
@@ -34,10 +37,10 @@ def head(task: Task, head_layers: int) -> tuple[str, ...]:
 
 
 def partly_private(task: Task, private: Callable[[str], bool], train=None) -> Method:
-    """FedAvg but for what stays on the client.
+    """FedAvg of a part of the model; the other part stays on the client.
 
-    `private` says by its name ('params/head/kernel') which leaf that is; `train(w, work) -> w` is
-    the local schedule where it is not plain SGD.
+    private: the name of a leaf, such as 'params/head/kernel' -> whether it stays on the client.
+    train: (w, work) -> w, the local training; None: plain SGD.
     """
     risk = losses.risk(task)
     train = train or (lambda w, work: work.train(w, risk))

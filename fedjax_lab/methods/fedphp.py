@@ -5,11 +5,12 @@
           p_i <- mu_i p_i + (1 - mu_i) w_i          the inherited private model
   server  w_{t+1} = sum_i n_i/n w_i
 
-R transfers what p_i has learned: KD is the cross-entropy of the logits of w with the softmax of
-those of p_i over a temperature of 4; MMD is the squared mean discrepancy of the features. mu_i
-grows by mu / ramp each time that the client takes part, from 0 to mu; in the authors' code `ramp`
-is how often a client takes part in the run on average. A client predicts with p_i, which starts as
-the first global model; like the code, lam counts from its first round. p_i runs in evaluation mode.
+R transfers knowledge from p_i: KD is the cross-entropy of the logits of w with the softmax of the
+logits of p_i divided by a temperature of 4; MMD is the squared maximum mean discrepancy of the
+features. mu_i grows by mu / ramp each time that the client takes part, from 0 to mu; in the
+authors' code `ramp` is the expected number of rounds that a client takes part in. A client predicts
+with p_i, which starts as the first global model; as in the code, R is used from the client's first
+round on. p_i runs in evaluation mode.
 """
 
 import jax
@@ -22,16 +23,16 @@ from fedjax_lab.ranges import choice, log_uniform
 from fedjax_lab.types import Array, Method, Task
 
 RANGES = {"lam": log_uniform(0.01, 0.5), "transfer": choice("kd", "mmd")}
-TEMPERATURE = 4.0  # of the inherited model
+TEMPERATURE = 4.0  # of the inherited model's logits
 
 
 def fedphp(
     task: Task, *, lam: float = 0.1, mu: float = 0.9, ramp: int = 10, transfer: str = "kd"
 ) -> Method:
-    """lam: weight of the transfer R, below 1; transfer: which R is used, kd or mmd.
+    """lam: weight of the term R, below 1; transfer: the term R, kd or mmd.
 
-    mu: the largest share that p_i keeps of itself; with 0 a client predicts with its last w_i.
-    ramp: how often a client takes part until that share has grown to mu.
+    mu: final decay of the moving average p_i; with 0 a client predicts with its last w_i.
+    ramp: the number of rounds of a client in which the decay grows from 0 to mu.
     """
     check_below_one("method.lam", lam)
     check_below_one("method.mu", mu)
@@ -65,15 +66,18 @@ def fedphp(
 
 
 def mean_discrepancy(a: Array, b: Array, mask: Array) -> Array:
-    """Squared maximum mean discrepancy of the rows of a and b, [B, D] each, where mask [B] is 1.
+    """Returns the squared maximum mean discrepancy of the rows of a and b, where mask is 1.
 
-    The kernel is the sum of five Gaussians, whose widths double; the middle one is the mean squared
-    distance of two rows, which gets no gradient.
+    The kernel is the sum of five Gaussians with widths that double from one to the next; the middle
+    width is the mean squared distance of two rows, which gets no gradient.
+
+    a, b: [B, D] features.
+    mask: [B].
     """
     n = jnp.maximum(jnp.sum(mask), 1)
     rows, signs = jnp.concatenate([a, b]), jnp.concatenate([mask, -mask]) / n
-    far = jnp.sum((rows[:, None] - rows) ** 2, -1)
+    squared = jnp.sum((rows[:, None] - rows) ** 2, -1)
     pairs = jnp.abs(signs[:, None] * signs) * n**2  # 1 where both rows are real
-    width = jax.lax.stop_gradient(jnp.sum(far * pairs) / (2 * n * (2 * n - 1))) + 1e-12
-    kernel = sum(jnp.exp(-far / (width * 2.0**k)) for k in range(-2, 3))
+    width = jax.lax.stop_gradient(jnp.sum(squared * pairs) / (2 * n * (2 * n - 1))) + 1e-12
+    kernel = sum(jnp.exp(-squared / (width * 2.0**k)) for k in range(-2, 3))
     return signs @ kernel @ signs

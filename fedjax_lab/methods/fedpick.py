@@ -15,10 +15,10 @@
   server  theta_{t+1} = sum_i n_i/n theta_i
   predict argmax of h^g(z^g) + h^p(z^p)                                                   (eq. 14)
 
-Eqs. 8 and 11 are printed without their minus, Alg. 1 hands p^u to L_dis. G' - G'' is one logistic
-draw. Losses are means over the batch of sums over classes. Ablations (Table IV): w/o PFSM, which
-is FedBN, is mask=none; w/o a loss is its lam=0; the others are settings. The network is in
-_selection.py.
+In the paper, eqs. 8 and 11 lack their minus sign, and Alg. 1 passes p^u to L_dis. G' - G'' is drawn
+from one logistic distribution. Losses are means over the batch of sums over classes. The ablations
+of Table IV are settings: w/o PFSM, which is FedBN, is mask=none, and a loss is removed by setting
+its weight to 0. The network is in _selection.py.
 """
 
 from functools import partial
@@ -51,15 +51,18 @@ def fedpick(
     share_selection: bool = False,
     detach_targets: bool = False,
 ) -> Method:
-    """head_layers: how many of the last dense layers, with what follows them, are h^g, h^p, h^u.
+    """head_layers: h^g, h^p and h^u are this number of last dense layers, with all after them.
 
-    tau: temperature of the mask's slope (of the mask itself, where it is soft).
-    lam_lce, lam_ent, lam_dis: weights of the losses. The paper's for Office-Caltech-10 and
-    DomainNet; on digits it has tau, lam_lce and lam_dis of 10, which ask for short steps.
-    mask: hard, soft, or none (w/o PFSM).
-    ensemble: what is summed: logits, probs; none: h^g alone predicts.
-    share_bn: average BatchNorm of phi^g and h^g too. share_selection: average psi too.
-    detach_targets: no gradient into the first argument of either KL.
+    tau: temperature of the gradient of the mask (of the mask itself, if it is soft).
+    lam_lce: weight of L_lce. lam_ent: weight of L_ent. lam_dis: weight of L_dis. The defaults are
+    the paper's for Office-Caltech-10 and DomainNet; for digits the paper takes 10 for tau, lam_lce
+    and lam_dis, which needs a small learning rate.
+    mask: the mask of the features: hard, soft, or none (w/o PFSM).
+    ensemble: how the two heads are combined in predictions: logits or probs are added; none: only
+    h^g predicts.
+    share_bn: whether the BatchNorm layers of phi^g and h^g are averaged as well.
+    share_selection: whether psi is averaged as well.
+    detach_targets: whether the first argument of each KL divergence gets no gradient.
     """
     check_choice("method.mask", mask, ("hard", "soft", "none"))
     check_choice("method.ensemble", ensemble, ("logits", "probs", "none"))
@@ -67,7 +70,7 @@ def fedpick(
     layers = head(task, head_layers)
     if mask == "none":
         if share_bn or share_selection:
-            raise BadInput("config.method.mask=none shares neither BatchNorm nor selection")
+            raise BadInput("config.method.mask=none needs share_bn=False and share_selection=False")
         return fedbn(task)
 
     pick_from = partial(pick, task, layers, tau=tau, soft=mask == "soft")
@@ -91,14 +94,14 @@ def fedpick(
 
 
 def stays(norms: tuple[str, ...], share_bn: bool, share_selection: bool, name: str) -> bool:
-    """Whether the leaf of this name stays with the client."""
+    """Returns whether the leaf of this name stays on the client."""
     _, part, layer = name.split("/", 2)
     norm = any(layer.startswith(norm + "/") for norm in norms)
     return norm and not share_bn if part == "net" else norm or not share_selection
 
 
 def together(out: Picked, ensemble: str) -> Array:
-    """The logits that predict; ensemble: logits, probs or none."""
+    """Returns the logits of the prediction; ensemble: as in `fedpick`."""
     if ensemble == "none":
         return out.a_g
     if ensemble == "logits":
@@ -108,13 +111,13 @@ def together(out: Picked, ensemble: str) -> Array:
 
 
 def negative_entropy(a_u: Array) -> Array:
-    """sum_c p^u_c log p^u_c of logits [B, C] -> [B], from -log C to 0."""
+    """Returns sum_c p^u_c log p^u_c [B] of logits [B, C], from -log C to 0."""
     log_p = jax.nn.log_softmax(a_u)
     return jnp.sum(jnp.exp(log_p) * log_p, -1)  # eq. 12
 
 
 def distance(a_p: Array, a_g: Array, detach_targets: bool = False) -> Array:
-    """KL(p^p || p^g) + KL(p^g || p^p) of logits [B, C] -> [B]."""
+    """Returns KL(p^p || p^g) + KL(p^g || p^p) [B] of logits [B, C]."""
 
     def kl(a, b):
         a = jax.lax.stop_gradient(a) if detach_targets else a

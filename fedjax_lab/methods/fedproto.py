@@ -1,14 +1,14 @@
 """FedProto (Tan et al., AAAI 2022, arXiv:2105.00243).
 
-  send    the global prototypes C_c, one vector a class
+  send    the global prototypes C_c, one vector per class
   local   w_i <- SGD on F_i(w) + lam mean_b |h_b - C_{y_b}|^2 / D,  h = features    (eq. 7)
           C_i,c = mean of h over the client's examples of class c                   (eq. 3)
   server  C_c = mean of C_i,c over the participants that have class c               (eq. 6)
 
-Models never leave the clients. The term is that of the authors' code, a mean over batch and
-features; the paper's is a distance of prototypes, summed over classes. Prototypes come from a clean
-pass after training; the server's mean is unweighted. A class that no participant of the last round
-has is without a prototype and pulls nobody.
+Models never leave the clients. The prototype term is that of the authors' code, a mean over batch
+and features; the paper's term is a distance of prototypes, summed over classes. Prototypes are
+computed after training, in evaluation mode; the server's mean is unweighted. A class that no
+participant of the last round has gets no prototype and no prototype term.
 """
 
 from collections.abc import Callable
@@ -30,13 +30,13 @@ RANGES = {"lam": log_uniform(0.1, 10.0)}
 def fedproto(
     task: Task, *, lam: float = 1.0, prediction: str = "classifier", head_layers: int = 1
 ) -> Method:
-    """lam: weight of the prototype term; 0 is Local with a cohort.
+    """lam: weight of the prototype term; with 0 it is Local, but with sampled clients.
 
-    head_layers: h is what the head_layers-th last dense layer is given (2 of three in the authors'
-    code).
+    prediction: how clients predict: classifier, by the model's logits; prototype, by the nearest
+    global prototype among those of the client's classes.
 
-    prediction: classifier, or prototype: the nearest of the global prototypes of the client's
-    classes.
+    head_layers: h is the input of the head_layers-th last dense layer (the authors' code takes the
+    second last of three).
     """
     check_choice("method.prediction", prediction, ("classifier", "prototype"))
     K, layer = task.num_classes, "head" if head_layers == 1 else head(task, head_layers)[0]
@@ -72,17 +72,17 @@ def fedproto(
 
 
 def check_vector(task: Task, apply, culprit: str) -> None:
-    """BadInput where the features that `apply` gives are no vectors."""
+    """Raises BadInput unless the features that `apply` returns are one vector per example."""
     x = jnp.zeros((1, *task.input_shape))
     features = jax.eval_shape(lambda key: apply(task.init(key), x).features, jax.random.key(0))
     if features.ndim != 2:
-        raise BadInput(f"{culprit} sees more than a vector")
+        raise BadInput(f"{culprit} must get a vector as its input; choose another head_layers")
 
 
 def prototypes(
     features: Callable[[Array], Array], K: int, client: Client, work: Work
 ) -> tuple[Array, Array]:
-    """Mean features [K, D] of the client's examples by class, and which classes it has [K]."""
+    """Returns a client's mean features by class [K, D], and which classes it has [K]."""
     share = client.label_count / client.n  # [K]
     sums = work.mean(lambda batch: sums_by_class(features(batch.x), batch, K))
     C_i = sums / jnp.where(share > 0, share, 1)[:, None]  # eq. 3
@@ -90,13 +90,13 @@ def prototypes(
 
 
 def sums_by_class(h: Array, batch: Batch, num_classes: int) -> Array:
-    """Sum of the features h [B, D] by class, over the number of examples: [K, D]."""
+    """Returns the sum of features h [B, D] by class, divided by the number of examples: [K, D]."""
     member = jax.nn.one_hot(batch.y, num_classes) * batch.mask[:, None]  # [B, K]
     return tree.mix(member.T / jnp.maximum(jnp.sum(batch.mask), 1), h)
 
 
 def aggregate(server, uploads, cohort):
-    """The new global prototypes, and which classes have one."""
+    """Computes the new global prototypes, and which classes have one."""
     C_i, has = uploads  # [M, K, D], [M, K]
     count = jnp.sum(has, 0)  # [K]
     C = jnp.sum(has[..., None] * C_i, 0) / jnp.maximum(count, 1)[:, None]  # eq. 6
@@ -104,13 +104,13 @@ def aggregate(server, uploads, cohort):
 
 
 def updates(message, id, upload):
-    """What uploads are updates of: prototypes themselves, and which of them there are."""
+    """The references of an upload: prototypes themselves; which of them exist is kept."""
     C_i, has = upload
     return wire.itself(C_i), wire.kept(has)
 
 
 def nearest(message, client: Client, h: Array) -> Array:
-    """Logits [B, K]: minus the squared distances to the prototypes of the client's classes."""
+    """Returns logits [B, K]: minus the squared distances to prototypes of the client's classes."""
     C, exists = message
-    far = jnp.sum((h[:, None] - C) ** 2, -1)  # [B, K]
-    return jnp.where(exists * client.label_count > 0, -far, -jnp.inf)
+    distance = jnp.sum((h[:, None] - C) ** 2, -1)  # [B, K]
+    return jnp.where(exists * client.label_count > 0, -distance, -jnp.inf)

@@ -4,7 +4,7 @@
   local   min_w F_i(w) + mu/2 ||w - w_t||^2      (eq. 2)
   server  as FedAvg
 
-The sum runs over all trainable parameters, running statistics excluded.
+The squared norm is over all trainable parameters, without running statistics.
 """
 
 from fedjax_lab import losses, tree

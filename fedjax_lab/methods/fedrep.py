@@ -4,10 +4,10 @@
   local   h_i <- SGD on F_i(phi_t, h), head_epochs;  phi_i <- SGD on F_i(phi, h_i), body_epochs
   server  phi_{t+1} = sum_i n_i/n phi_i
 
-The head h_i stays on the client. Each phase moves one part alone, momentum and weight decay
-included; running statistics move in both, as in the authors' code. That averages uniformly and ends
-with ten epochs of every head, neither of which is done here. A new client trains a fresh head on
-the body that it gets.
+The head h_i stays on the client. Each phase trains only one part, also with respect to momentum and
+weight decay; running statistics change in both phases, as in the authors' code. Unlike here, that
+code takes uniform means and ends with ten epochs of training of every head. A new client trains a
+new head on the body that it receives.
 """
 
 import jax
@@ -26,11 +26,13 @@ def fedrep(
     body_epochs: int = 1,
     head_in_eval_mode: bool = False,
 ) -> Method:
-    """head_layers: as in FedPer.
+    """head_layers: the head is this number of last dense layers, with all layers after them.
 
-    head_epochs, body_epochs: passes of a round, in the place of config.local.epochs.
+    head_epochs: passes of a round that train the head. body_epochs: passes of a round that then
+    train the body; both replace config.local.epochs.
 
-    head_in_eval_mode: train the head without batch statistics and dropout.
+    head_in_eval_mode: whether the head is trained with the model in evaluation mode, without batch
+    statistics and dropout.
     """
     if head_epochs == body_epochs == 0:
         raise BadInput("config.method: head_epochs and body_epochs cannot both be 0")

@@ -5,9 +5,9 @@
           phi_i <- SGD on CE(sg(phi_G h) + phi_i sg(h), y)                    empirical risk
   server  theta, phi_G = sum_i n_i/n (theta_i, phi_G,i)
 
-n_i counts the client's examples by class, sg stops gradients; one step minimizes both losses. phi_i
-starts as a copy of phi_G and stays on the client. A client predicts with phi_G h + phi_i h, one
-without phi_i with phi_G h.
+n_i is the number of the client's examples of each class, and sg stops gradients; each step
+minimizes both losses. phi_i starts as a copy of phi_G and stays on the client. A client predicts
+with phi_G h + phi_i h, and a new client, which has no phi_i, with phi_G h.
 """
 
 import jax
@@ -19,14 +19,14 @@ from fedjax_lab.types import Exchange, Method, State, Task
 
 
 def fedrod(task: Task) -> Method:
-    """The generic head is the model's, the personal one is linear too."""
+    """The generic head is the model's head; the personal head is linear as well."""
 
     def init(key, num_clients):
         w = task.init(key)
         return State(w, tree.repeat(w.params["head"], num_clients))
 
     def personal(phi_i, out):
-        """phi_G h + phi_i h."""
+        """Returns phi_G h + phi_i h."""
         return out.logits + out.features @ phi_i["kernel"] + phi_i.get("bias", 0.0)
 
     def local(w_t, client, work):

@@ -5,8 +5,8 @@
           alpha_c = 1 for the client's classes, alpha for the others
   server  as FedAvg
 
-The authors' nets have no bias in the head; where there is one it stays unscaled, so that what is
-held back is the update of the absent classes' rows of W. Predictions are not restricted.
+The authors' networks have no bias in the head; if the head has one it is not scaled, so that only
+the updates of W for absent classes are restricted. Predictions are not restricted.
 """
 
 import jax.numpy as jnp
@@ -21,9 +21,10 @@ RANGES = {"alpha": uniform(0.1, 0.9)}
 
 
 def fedrs(task: Task, *, alpha: float = 0.5, continuous: bool = False) -> Method:
-    """alpha: scale of absent classes; 1 is FedAvg.
+    """alpha: scale of the logits of absent classes; 1 is FedAvg.
 
-    continuous: the scale falls from 1 for the commonest class to alpha, as in the authors' code.
+    continuous: whether the scale decreases with the number of examples, from 1 for the most common
+    class to alpha for absent classes, as in the authors' code.
     """
     check_share("method.alpha", alpha)
 

@@ -4,9 +4,9 @@
   local   w <- w - eta grad F_i(w + rho g / ||g||),  g = grad F_i(w) on the same batch
   server  as FedAvg
 
-The norm is that of all trainable parameters. Both gradients see the same dropout; training goes on
-with the running statistics of the first. Weight decay and the clipping of gradients act on the
-second alone. The paper's mean is uniform, and its server may have a learning rate.
+The norm is over all trainable parameters. Both gradients use the same dropout; the running
+statistics are those of the first forward pass. Weight decay and gradient clipping only affect the
+second gradient. The paper's mean is uniform, and its server may have a learning rate.
 """
 
 import jax
@@ -21,7 +21,7 @@ RANGES = {"rho": log_uniform(1e-3, 0.5)}
 
 
 def fedsam(task: Task, *, rho: float = 0.1) -> Method:
-    """rho: how far a client climbs before it takes the gradient; 0 is FedAvg."""
+    """rho: the radius of the ascent step before the gradient is computed; 0 is FedAvg."""
     risk = losses.risk(task)
 
     def local(w_t, client, work):

@@ -1,14 +1,15 @@
-"""FedSoft (Ruan and Joe-Wong, AAAI 2022, arXiv:2112.06053), as FedConcat runs it.
+"""FedSoft (Ruan and Joe-Wong, AAAI 2022, arXiv:2112.06053), as in the FedConcat paper.
 
   send    all K centers c_1 .. c_K
   local   every tau rounds: u_is = max(sigma, share of examples on which c_s has the least loss)
           min_w F_i(w) + sum_s u_is mu/2 ||w - c_s||^2 from the c_s of the largest u_is
   server  c_s = sum_i n_i u_is w_i / sum_i n_i u_is
 
-FedSoft starts from the client's own last model instead of a center (FedConcat found that at chance
-level), and draws clients per cluster. Losses are compared on the same examples, in evaluation mode.
-Centers start from distinct inits, u_is from 1/K; running statistics are averaged as weights. In
-FedConcat's released code the proximal term has no gradient: mu = 0.
+The original FedSoft starts from the client's last model instead of a center (which gives accuracies
+at chance level according to the FedConcat paper), and samples clients for each cluster. Losses are
+compared on the same examples, in evaluation mode. Centers start from different weights, and u_is
+from 1/K; running statistics are averaged like parameters. In FedConcat's released code the proximal
+term has no gradient, which corresponds to mu = 0.
 """
 
 from typing import NamedTuple
@@ -24,18 +25,21 @@ from fedjax_lab.types import Array, Exchange, Method, PyTree, State, Task, Weigh
 
 RANGES = {"num_clusters": choice(2, 3, 4), "mu": log_uniform(1e-3, 1.0)}
 
-SIGMA = 1e-4
+SIGMA = 1e-4  # lower bound of u_is
 
 
 class Server(NamedTuple):
-    """What the server knows."""
+    """The server's state."""
 
     centers: PyTree  # leaves [K, ...]
-    t: Array  # rounds played
+    t: Array  # the number of rounds so far
 
 
 def fedsoft(task: Task, *, num_clusters: int = 2, mu: float = 0.01, tau: int = 2) -> Method:
-    """num_clusters: K. mu: weight of the proximal term. tau: rounds between two estimates of u."""
+    """num_clusters: K, the number of clusters. mu: weight of the proximal term.
+
+    tau: the number of rounds from one estimate of u to the next.
+    """
     check_positive("method.tau", tau)
     risk = losses.risk(task)
     K = num_clusters
@@ -54,8 +58,8 @@ def fedsoft(task: Task, *, num_clusters: int = 2, mu: float = 0.01, tau: int = 2
 
         def loss(w, batch, key):
             value, out = risk(w, batch, key)
-            far = jax.vmap(lambda c: tree.sq_norm(tree.sub(w.params, c)))(centers.params)
-            return value + mu / 2 * jnp.sum(u * far), out
+            squares = jax.vmap(lambda c: tree.sq_norm(tree.sub(w.params, c)))(centers.params)
+            return value + mu / 2 * jnp.sum(u * squares), out
 
         return (u, work.train(tree.take(centers, jnp.argmax(u)), loss)), u
 
@@ -77,13 +81,13 @@ def fedsoft(task: Task, *, num_clusters: int = 2, mu: float = 0.01, tau: int = 2
 
 
 def updates(message, id, upload):
-    """What uploads are updates of: importances, and a model from the center of the largest."""
+    """The references of an upload: u is kept; w started from the center of the largest u."""
     (centers, _), (u, w) = message, upload
     return wire.kept(u), wire.of_model(tree.take(centers, jnp.argmax(u)), w)
 
 
 def importance(task: Task, centers: Weights, work: Work, due: Array) -> Array:
-    """u [K] of one client; meant where `due` holds, and computed only there."""
+    """Returns u [K] of one client; only valid, and only computed, where `due` holds."""
     K = len(jax.tree.leaves(centers)[0])
 
     def best(batch):

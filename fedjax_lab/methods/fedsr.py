@@ -1,15 +1,15 @@
-"""FedSR (Nguyen et al., NeurIPS 2022): a stochastic representation that is short and alike.
+"""FedSR (Nguyen et al., NeurIPS 2022): stochastic features with small norms, alike across clients.
 
   send    w_t, encoder and classifier
   local   z = mu(x) + sigma(x) xi, xi ~ N(0, I), sigma = softplus(s(x))
           SGD on CE(z) + l2r R_2 + cmi R_c
           R_2 = mean ||z||;  R_c = mean KL( N(c mu, (c sigma)^2) || N(r_mu[y], r_sigma[y]^2) )
   server  as FedAvg; r_mu, r_sigma and c stay with the client
-  predict mean of softmax over 20 draws of z, the same draws for everybody
+  predict mean of softmax over 20 draws of z, with the same xi for all examples and clients
 
-mu is the input of the model's head, s a twin of the dense layer before it (where there is none, a
-dense layer on mu). R_2 is that of the authors' code; l2r_power=2 squares the length. Running
-statistics are averaged too.
+mu is the input of the model's head, and s is a second layer like the dense layer before it (if
+there is none, a dense layer on mu). R_2 is that of the authors' code; with l2r_power=2 the norm is
+squared. Running statistics are averaged as well.
 proceedings.neurips.cc/paper_files/paper/2022/hash/fd946a6c99541fddc3d64a3ea39a1bc2
 """
 
@@ -28,11 +28,11 @@ from fedjax_lab.types import Array, Method, Output, Task, Weights
 
 RANGES = {"l2r": log_uniform(1e-3, 0.1), "cmi": log_uniform(1e-4, 1e-2)}
 
-SAMPLES = 20  # of z, to predict
+SAMPLES = 20  # draws of z for a prediction
 
 
 class Representation(NamedTuple):
-    """Of a batch."""
+    """The distributions of the features of a batch."""
 
     mu: Array  # [B, D]
     sigma: Array  # [B, D]
@@ -40,7 +40,7 @@ class Representation(NamedTuple):
 
 
 def fedsr(task: Task, *, l2r: float = 0.01, cmi: float = 1e-3, l2r_power: int = 1) -> Method:
-    """l2r, cmi: weights of R_2 and R_c. l2r_power: 1, or 2 for the squared length."""
+    """l2r: weight of R_2. cmi: weight of R_c. l2r_power: the power of ||z|| in R_2, 1 or 2."""
     check_choice("method.l2r_power", str(l2r_power), ("1", "2"))
     layer = task.dense[-2] if len(task.dense) > 1 else "head"
 
@@ -64,10 +64,14 @@ def fedsr(task: Task, *, l2r: float = 0.01, cmi: float = 1e-3, l2r_power: int = 
 
 
 def first_weights(task: Task, layer: str, key: Array) -> Weights:
-    """net: the task's model; spread: the layer s; prior: r_mu, r_sigma before softplus, log c."""
+    """Returns the first weights of all parts.
+
+    net is the task's model; spread is the layer s; prior is r_mu, r_sigma before softplus, and
+    log c.
+    """
     net = task.init(key)
     k_kernel, k_bias = jax.random.split(streams.extra(key))
-    n, D = tree.at(net.params, layer)["kernel"].shape[-2:]  # of a loop: its layers are stacked
+    n, D = tree.at(net.params, layer)["kernel"].shape[-2:]  # layers of a loop are stacked
     D = n if layer == "head" else D
     spread = first_affine(k_kernel, k_bias, n, D)
     classes = (task.num_classes, D)
@@ -83,7 +87,7 @@ def represent(
     key: Array | None = None,
     mask: Array | None = None,
 ) -> Representation:
-    """mu and sigma of a batch x [B, ...]; a key means training mode."""
+    """Returns mu and sigma of a batch x [B, ...]; a key means training mode."""
     net = Weights(w.params["net"], w.stats)
     before = task.apply_at(layer, net, x, None, key, mask)
     mu = before.features
@@ -94,12 +98,12 @@ def represent(
 
 
 def classify(task: Task, w: Weights, x: Array, z: Array) -> Array:
-    """The head's logits [B, K] of z [B, D]."""
+    """Returns the head's logits [B, K] of z [B, D]."""
     return task.apply_at("head", Weights(w.params["net"], w.stats), x, z).logits
 
 
 def expect(task: Task, layer: str, w: Weights, x: Array) -> Output:
-    """The mean prediction over draws of z."""
+    """Returns the mean prediction over draws of z."""
     mu, sigma, stats = represent(task, layer, w, x)
     xi = jax.random.normal(jax.random.key(0), (SAMPLES, *mu.shape[1:]))
     p = jax.vmap(lambda xi: jax.nn.softmax(classify(task, w, x, mu + sigma * xi)))(xi)
@@ -107,13 +111,13 @@ def expect(task: Task, layer: str, w: Weights, x: Array) -> Output:
 
 
 def length(z: Array) -> Array:
-    """||z|| of rows [B, D] -> [B], with a finite gradient at 0."""
+    """Returns the norms [B] of the rows of z [B, D], with a finite gradient at 0."""
     return jnp.sqrt(jnp.maximum(jnp.sum(z * z, -1), 1e-24))
 
 
 def divergence(mu: Array, sigma: Array, prior: dict, y: Array) -> Array:
-    """KL( N(c mu, (c sigma)^2) || r(.|y) ), summed over dimensions: [B, D] -> [B]."""
+    """Returns KL( N(c mu, (c sigma)^2) || r(.|y) ) [B], summed over dimensions, from [B, D]."""
     c = jnp.exp(prior["log_c"])
     r_mu, r_sigma = prior["mu"][y], jax.nn.softplus(prior["sigma"])[y]
-    far = ((c * sigma) ** 2 + (c * mu - r_mu) ** 2) / (2 * r_sigma**2)
-    return jnp.sum(jnp.log(r_sigma) - jnp.log(c * sigma) + far - 0.5, -1)
+    ratio = ((c * sigma) ** 2 + (c * mu - r_mu) ** 2) / (2 * r_sigma**2)
+    return jnp.sum(jnp.log(r_sigma) - jnp.log(c * sigma) + ratio - 0.5, -1)

@@ -1,11 +1,12 @@
-"""FeSEM (Long et al., World Wide Web 2023, arXiv:2005.01026), as FedConcat runs it.
+"""FeSEM (Long et al., World Wide Web 2023, arXiv:2005.01026), as in the FedConcat paper.
 
   send    c_k of the cluster nearest to the client's last model: k_i = argmin_k ||w_i - c_k||^2
   local   min_w F_i(w) + mu/2 ||w - c_{k_i}||^2 from c_{k_i}
   server  c_k = mean by size of the w_i with k_i = k
 
-The server keeps every client's last model. Before a client has one, it belongs to a random group;
-groups are of equal size. In FedConcat's released code the proximal term has no gradient: mu = 0.
+The server keeps every client's last model. Until a client has one, it belongs to a random cluster;
+these first clusters have equal sizes. In FedConcat's released code the proximal term has no
+gradient, which corresponds to mu = 0.
 """
 
 from typing import NamedTuple
@@ -22,16 +23,16 @@ RANGES = {"num_clusters": choice(2, 3, 4), "mu": log_uniform(1e-2, 1.0)}
 
 
 class Server(NamedTuple):
-    """What the server knows."""
+    """The server's state."""
 
     centers: PyTree  # leaves [K, ...]
-    models: PyTree  # w_i, the clients' last ones, leaves [C, ...]
-    trained: Array  # [C] whether there is one
-    group: Array  # [C] the cluster until then
+    models: PyTree  # w_i, the clients' last models, leaves [C, ...]
+    trained: Array  # [C] whether the client has a w_i
+    group: Array  # [C] the random cluster of a client without a w_i
 
 
 def fesem(task: Task, *, num_clusters: int = 2, mu: float = 0.1) -> Method:
-    """num_clusters: K. mu: weight of the proximal term."""
+    """num_clusters: K, the number of clusters. mu: weight of the proximal term."""
     method = fedprox(task, mu=mu)
     (proximal,) = method.round
     K = num_clusters
@@ -45,8 +46,8 @@ def fesem(task: Task, *, num_clusters: int = 2, mu: float = 0.1) -> Method:
 
     def nearest(server, id):
         w_i = tree.take(server.models, id).params
-        far = jax.vmap(lambda c: tree.sq_norm(tree.sub(w_i, c)))(server.centers.params)  # [K]
-        return jnp.where(server.trained[id], jnp.argmin(far), server.group[id])
+        squares = jax.vmap(lambda c: tree.sq_norm(tree.sub(w_i, c)))(server.centers.params)  # [K]
+        return jnp.where(server.trained[id], jnp.argmin(squares), server.group[id])
 
     def send(server, id):
         return tree.take(server.centers, nearest(server, id))

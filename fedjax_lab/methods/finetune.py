@@ -4,8 +4,8 @@
   local   as FedAvg
   server  as FedAvg
 
-Before a client is scored it trains the model that it got on its own data. Nothing of that is kept.
-The global test set is scored with the untuned model.
+Before a client is scored, it trains the model that it received on its own data. The result is not
+kept. The global test set is scored with the model before fine-tuning.
 """
 
 from fedjax_lab import losses

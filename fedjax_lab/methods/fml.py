@@ -1,15 +1,15 @@
-"""FML (Shen et al., 2020, arXiv:2006.16765): federated mutual learning, all models alike.
+"""FML (Shen et al., 2020, arXiv:2006.16765): federated mutual learning.
 
   send    w_t
   local   w_i <- SGD on beta F_i(w) + (1 - beta) KL(p_v || p_w) from w_t     the meme model
           v_i <- SGD on alpha F_i(v) + (1 - alpha) KL(p_w || p_v) from v_i   on the same batches
   server  w_{t+1} = sum_i n_i/n w_i
 
-p_w and p_v are the class probabilities of the two models; each is fixed where the other learns
-from it. The divergence is a mean over examples, where PFLlib's is one over examples and classes. A
-client predicts with v_i, which starts as the first global model; the paper's may be of any
-architecture. Since one training moves both models, config.local.clip bounds their gradients
-together.
+p_w and p_v are the class probabilities of the two models; each has no gradient in the loss of the
+other model. The divergence is a mean over examples; PFLlib's is a mean over examples and classes. A
+client predicts with v_i, which starts as the first global model; in the paper the personal models
+may have any architecture. Both models are trained together, so config.local.clip bounds their joint
+gradient.
 """
 
 import jax
@@ -25,9 +25,9 @@ RANGES = {"alpha": uniform(0.1, 1.0), "beta": uniform(0.1, 1.0)}
 
 
 def fml(task: Task, *, alpha: float = 0.5, beta: float = 0.5) -> Method:
-    """alpha: weight of the labels for the personal model; 1 is Local.
+    """alpha: weight of the labels in the loss of the personal model; 1 is Local.
 
-    beta: their weight for the shared model; 1 is FedAvg.
+    beta: weight of the labels in the loss of the shared model; 1 is FedAvg.
     """
     check_share("method.alpha", alpha)
     check_share("method.beta", beta)
@@ -47,7 +47,7 @@ def fml(task: Task, *, alpha: float = 0.5, beta: float = 0.5) -> Method:
 
 
 def divergence(teacher: Array, student: Array, mask: Array) -> Array:
-    """Mean of KL(teacher || student) over the real examples; logits [B, K], the teacher's fixed."""
+    """Returns mean KL(teacher || student) of logits [B, K]; the teacher gets no gradient."""
     p = jax.nn.softmax(jax.lax.stop_gradient(teacher))
     each = optax.losses.kl_divergence(jax.nn.log_softmax(student), p)
     return losses.masked_mean(each, mask)

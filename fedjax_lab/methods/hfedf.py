@@ -1,4 +1,4 @@
-"""hFedF (Bartholet et al., 2024, arXiv:2402.06974): a hypernetwork makes every client's model.
+"""hFedF (Bartholet et al., 2024, arXiv:2402.06974): a hypernetwork generates the clients' models.
 
   send    phi_i = h(nu_i; theta)
   local   phi~_i <- SGD on F_i from phi_i;  delta_i = phi_i - phi~_i
@@ -8,9 +8,10 @@
           (theta, nu) <- Adam((theta, nu), g), its weight decay in the gradient
           after a warm-up, EMA: x <- ema x + (1 - ema) x_EMA, x_EMA <- x                  (Alg. 4)
 
-The paper prints delta with the other sign, which climbs, and eq. 9 with a minus, against its text
-and Alg. 3. The g_i are never formed, only their inner products. Running statistics, where the model
-has any, are averaged by size and sent along. An unseen client gets the model of the mean embedding.
+In the paper, delta has the opposite sign, which would be gradient ascent, and eq. 9 has a minus
+sign, which contradicts the text and Alg. 3. The g_i are never computed, only their inner products.
+Running statistics, if the model has any, are averaged by size and sent with the model. A new client
+gets the model of the mean embedding.
 """
 
 from functools import partial
@@ -46,31 +47,31 @@ RANGES = {
 }
 
 WIDTH = 50  # of the hypernetwork's layers
-AUTOENCODED = "autoencoder", "autoencoder_learned"  # embeddings that a stage of their own makes
+AUTOENCODED = "autoencoder", "autoencoder_learned"  # embeddings that a separate stage computes
 ACTIVATION = partial(jax.nn.leaky_relu, negative_slope=0.01)
 
 
 class Trained(NamedTuple):
-    """What the server trains."""
+    """The weights that the server trains."""
 
     theta: hypernetwork.Hypernetwork
     nu: Array  # [C, e]
 
 
 class Server(NamedTuple):
-    """What the server knows."""
+    """The server's state."""
 
     x: Trained
-    average: PyTree  # x_EMA where training does not go on from it, else ()
-    moments: PyTree  # Adam's
-    t: Array  # rounds played
-    weight: Array  # [C] softmax(gamma) of the last round, 0 where a client took no part
+    average: PyTree  # x_EMA if training does not continue from it, otherwise ()
+    moments: PyTree  # of Adam
+    t: Array  # the number of rounds so far
+    weight: Array  # [C] softmax(gamma) of the last round, 0 for clients that did not take part
     stats: PyTree  # running statistics
-    key: Array  # of random embeddings
+    key: Array  # of the random embeddings
 
 
 class Update(NamedTuple):
-    """How the server goes on from a round: settings of `hfedf`."""
+    """The server's update after a round, by the settings of `hfedf`."""
 
     adam: optax.GradientTransformation
     clip: float
@@ -80,7 +81,7 @@ class Update(NamedTuple):
     ema_warmup: int
     shadow: bool
     learned: bool  # embeddings are trained
-    random: bool  # embeddings are drawn anew
+    random: bool  # embeddings are redrawn after every round
     nu_lazy: bool
 
 
@@ -100,19 +101,23 @@ def hfedf(
     clip: float = 0.0,
     nu_lazy: bool = False,
 ) -> Method | Stages:
-    """server_lr, server_decay: of Adam on theta and nu.
+    """server_lr: learning rate of Adam on theta and nu.
 
-    grad_align: off: the plain mean of the g_i. align_nu: whether cosines include nu.
-    ema: share of the new weights; 1: no average. ema_warmup: w, the last round that is not averaged
-    (the first is 0).
-    ema_mode: feedback (training goes on from the average); shadow (the average is only scored).
-    embedding: learned; random: drawn anew after every round, never trained; autoencoder: made in a
-    round before the first (_embeddings.py), never trained; autoencoder_learned: made, then learned.
-    embedding_dim: e; 0: floor(1 + C / 4).
-    start: torch: PyTorch's first weights of the hypernetwork; client: heads that begin with a
-    client model of PyTorch's first weights, and a tenth of theirs on top.
-    clip: largest norm of g; 0: none.
-    nu_lazy: embeddings (and their moments) of who takes no part rest.
+    server_decay: weight decay of Adam on theta and nu.
+
+    grad_align: whether GradAlign weighs the g_i; otherwise g is their uniform mean.
+    align_nu: whether the cosines include the gradients of nu.
+    ema: weight of the new x in the moving average; 1: no average.
+    ema_warmup: the last round that is not averaged, counted from 0.
+    ema_mode: feedback (training continues from the average); shadow (the average is only scored).
+    embedding: how nu is made: learned; random: redrawn after every round, never trained;
+    autoencoder: computed in a separate first round (_embeddings.py), never trained;
+    autoencoder_learned: computed in the same way, then trained.
+    embedding_dim: e, the size of an embedding; 0: floor(1 + C / 4).
+    start: torch: PyTorch's first weights of the hypernetwork; client: the biases of its heads are
+    the first weights of a client model, and the kernels of its heads are scaled by 0.1.
+    clip: the largest norm of g; 0: no clipping.
+    nu_lazy: whether embeddings (and their moments) of clients that do not take part stay the same.
     """
     check_share("method.ema", ema)
     check_choice("method.ema_mode", ema_mode, ("feedback", "shadow"))
@@ -157,7 +162,7 @@ def hfedf(
 def first_state(
     task: Task, update: Update, embedding_dim: int, start: str, key: Array, num_clients: int
 ) -> State:
-    """theta and nu at random; `start` and `embedding_dim` as in `hfedf`."""
+    """Returns the first state, with random theta and nu; settings as in `hfedf`."""
     w = task.init(key)
     k_theta, k_nu, k_rest = jax.random.split(jax.random.fold_in(key, 1), 3)
     e = embedding_dim or embedding_size(num_clients)
@@ -178,55 +183,55 @@ def first_state(
 
 
 def from_embeddings(init, key: Array, num_clients: int, last: State, facts: dict) -> State:
-    """The first state, with the embeddings nu that the stage before has left."""
+    """Returns the first state, with the embeddings nu that the previous stage has computed."""
     state = init(key, num_clients)
     x = state.server.x._replace(nu=last.server[1])
     x_EMA = x if state.server.average else ()
     return state._replace(server=state.server._replace(x=x, average=x_EMA))
 
 
-# What clients get.
+# The models of the clients.
 
 
 def model(x: Trained, id: Array) -> PyTree:
-    """phi_i, the parameters of this client's model."""
+    """Returns phi_i, the parameters of this client's model."""
     return generate(x.theta, x.nu[id], ACTIVATION)
 
 
 def send(server: Server, id: Array) -> Weights:
-    """phi_i of what is trained."""
+    """Sends phi_i, generated from the weights that are trained."""
     return Weights(model(server.x, id), server.stats)
 
 
 def final(server: Server) -> Trained:
-    """What is scored: x_EMA where there is one."""
+    """Returns the weights that are scored: x_EMA if there is one."""
     return server.average or server.x
 
 
 def scored(server: Server, id: Array) -> Weights:
-    """phi_i of what is scored."""
+    """Returns phi_i, generated from the weights that are scored."""
     return Weights(model(final(server), id), server.stats)
 
 
 def newcomer(state: State) -> tuple[Weights, tuple]:
-    """The model of the mean embedding."""
+    """Returns the model of the mean embedding."""
     theta, nu = final(state.server)
     return Weights(generate(theta, jnp.mean(nu, 0), ACTIVATION), state.server.stats), ()
 
 
 def exchange(task: Task, update: Update) -> Exchange:
-    """The one of each round."""
+    """Returns the exchange of each round."""
     local, server = pseudo_gradient(task), partial(aggregate, update)
     return Exchange(send, local, server, updates=updates, alike=False)
 
 
 def updates(phi: Weights, id: Array, upload: Weights) -> Weights:
-    """What the uploads of `pseudo_gradient` are updates of: they are updates themselves."""
+    """The references of the uploads of `pseudo_gradient`, which are updates themselves."""
     return wire.of_pseudo_gradient(upload)
 
 
 def pseudo_gradient(task: Task):
-    """The `local` that uploads delta_i = phi_i - phi~_i, with the running statistics after it."""
+    """Returns the `local` that uploads delta_i = phi_i - phi~_i, with its running statistics."""
     risk = losses.risk(task)
 
     def local(phi, client, work):
@@ -236,11 +241,11 @@ def pseudo_gradient(task: Task):
     return local
 
 
-# What the server does: align, pull back, step, average, redraw.
+# The server: align, pull back, step, average, redraw.
 
 
 def aggregate(update: Update, server: Server, uploads: Weights, cohort: Client) -> Server:
-    """The server after a round."""
+    """Computes the server's state after a round."""
     ids, delta, x = cohort.id, uploads.params, server.x
     share = cohort.arrived / jnp.sum(cohort.arrived)
     if update.grad_align:
@@ -268,19 +273,19 @@ def aggregate(update: Update, server: Server, uploads: Weights, cohort: Client) 
 
 
 def align(x: Trained, ids: Array, delta: PyTree, with_nu: bool) -> Array:
-    """GradAlign's gamma [M]; with_nu: embeddings' gradients count in the cosines."""
+    """Returns GradAlign's gamma [M]; with_nu: the cosines include gradients of embeddings."""
     gram = hypernetwork.inner_products(x.theta, x.nu[ids], delta, ACTIVATION, with_nu)
     return alignment(gram)
 
 
 def alignment(gram: Array) -> Array:
-    """Cosine [M] of each g_i with their mean, from their inner products [M, M]."""
+    """Returns the cosine [M] of each g_i with their mean, from the inner products [M, M]."""
     length = jnp.sqrt(jnp.maximum(jnp.mean(gram), 0)) * jnp.sqrt(jnp.diag(gram))
     return jnp.clip(jnp.mean(gram, 1) / (length + 1e-12), -1, 1)  # eq. 8
 
 
 def pull_back(x: Trained, ids: Array, share: Array, delta: PyTree) -> Trained:
-    """g = sum_i share_i g_i, by one pass back through the hypernetwork."""
+    """Returns g = sum_i share_i g_i, by one backward pass through the hypernetwork."""
     _, pull = jax.vjp(lambda x: jax.vmap(partial(model, x))(ids), x)
     return pull(jax.vmap(tree.scale)(share, delta))[0]
 
@@ -288,7 +293,7 @@ def pull_back(x: Trained, ids: Array, share: Array, delta: PyTree) -> Trained:
 def step(
     update: Update, x: Trained, moments: PyTree, g: Trained, ids: Array
 ) -> tuple[Trained, PyTree]:
-    """Adam's (x, moments) after the gradient g of these clients."""
+    """Returns (x, moments) after a step of Adam with the gradient g of the clients `ids`."""
     g = g if update.learned else g._replace(nu=jnp.zeros_like(g.nu))
     updates, after = update.adam.update(optim.clip(g, update.clip), moments, x)
     new = optax.apply_updates(x, updates), after
@@ -299,7 +304,7 @@ def step(
 
 
 def rest(moving: Array, new: PyTree, old: PyTree) -> PyTree:
-    """`new`, but embeddings and their moments [C, e] only where `moving` [C] holds."""
+    """Returns `new`, except that embeddings and their moments only change where `moving` holds."""
 
     def keep(path, a, b):
         return tree.where(moving, a, b) if getattr(path[-1], "name", "") == "nu" else a
@@ -308,11 +313,11 @@ def rest(moving: Array, new: PyTree, old: PyTree) -> PyTree:
 
 
 def average(ema: float, warm: Array, new: Trained, old: Trained) -> Trained:
-    """x_EMA; `new` during the warm-up, while `warm` does not hold."""
+    """Returns x_EMA, or `new` during the warm-up, while `warm` does not hold."""
     mean = jax.tree.map(lambda a, b: ema * a + (1 - ema) * b, new, old)  # Alg. 4
     return tree.where(warm, mean, new)
 
 
 def redraw(key: Array, x: Trained) -> Trained:
-    """x with fresh random embeddings."""
+    """Returns x with new random embeddings."""
     return x._replace(nu=jax.random.normal(key, x.nu.shape))

@@ -1,12 +1,13 @@
-"""IFCA (Ghosh et al., NeurIPS 2020, arXiv:2006.04088).
+"""IFCA (Ghosh et al., NeurIPS 2020, arXiv:2006.04088): iterative federated clustering.
 
   send    all K cluster models w_1 .. w_K
   local   k_i = argmin_k F_i(w_k);  w_i <- SGD on F_i from w_{k_i}      (Alg. 1)
   server  w_k = mean of the w_i with k_i = k                            (Alg. 1)
 
-The paper's mean is uniform; FedConcat weighs it by size (`by_size`), as running statistics always
-are. Clusters start from distinct inits; ties go to the lower index; a cluster that nobody picked
-keeps its model. A client, a new one too, is scored on the model that fits its training data best.
+The paper's mean is uniform; FedConcat takes it by size (`by_size`). Running statistics are always
+averaged by size. Clusters start from different weights. Ties go to the lower index. A cluster that
+no client has chosen keeps its model. Every client, including new ones, is scored with the model
+that fits its training data best.
 """
 
 from functools import partial
@@ -25,7 +26,11 @@ RANGES = {"num_clusters": choice(2, 3, 4)}
 def ifca(
     task: Task, *, num_clusters: int = 2, by_size: bool = False, distinct_starts: bool = True
 ) -> Method:
-    """num_clusters: K. by_size: clients count by size. distinct_starts: off in FedConcat's code."""
+    """num_clusters: K, the number of clusters.
+
+    by_size: whether the models of a cluster are averaged by size instead of uniformly.
+    distinct_starts: whether clusters start from different weights; not so in FedConcat's code.
+    """
     risk = losses.risk(task)
     K = num_clusters
 
@@ -63,17 +68,17 @@ def ifca(
 
 
 def updates(centers, id, upload):
-    """What uploads are updates of: the number of a cluster, and a model from its center."""
+    """The references of an upload: the cluster's number is kept; the model is from its center."""
     k, w = upload
     return wire.kept(k), wire.of_model(tree.take(centers, k), w)
 
 
 def best(risk: losses.Loss, centers: Weights, client: Client, work: Work) -> tuple[Weights, Array]:
-    """What a client predicts with: all models, and which one fits its examples best."""
+    """Returns the models that a client predicts with, and the number of the best one."""
     return centers, choose(risk, centers, work)
 
 
 def choose(risk: losses.Loss, centers: Weights, work: Work) -> Array:
-    """The cluster whose model fits the client's examples best."""
+    """Returns the cluster whose model has the lowest loss on the client's examples."""
     fit = work.mean(lambda batch: jax.vmap(lambda w: risk(w, batch, None)[0])(centers))  # [K]
     return jnp.argmin(fit)

@@ -1,17 +1,17 @@
-"""kNN-Per (Marfoq et al., ICML 2022, arXiv:2111.09360): each client remembers its own examples.
+"""kNN-Per (Marfoq et al., ICML 2022, arXiv:2111.09360): personalization by nearest neighbors.
 
   send    w_t
   local   as FedAvg
   server  as FedAvg
 
-Before a client is scored it stores (z_j, y_j) of each of its training examples, z_j the features
-that w_t has of it. It predicts lam p(y | x) + (1 - lam) softmax(w_t(x)), where p(y | x) is
+Before a client is scored, it stores (z_j, y_j) for each of its training examples, where z_j are the
+features by w_t. It predicts lam p(y | x) + (1 - lam) softmax(w_t(x)), where p(y | x) is
 proportional to the sum of exp(-||z - z_j|| / scale) over those of the k nearest z_j with y_j = y.
 
-The paper lets each client choose its lam on validation examples: `weight=validation` takes that of
-0, 0.1, ..., 1 with the least loss. The authors' code has the squared distance over D in the place
-of the distance. The store is not kept. New clients are scored in the same way; the global test set
-is scored with w_t.
+In the paper each client chooses its lam on validation examples: `weight=validation` takes the lam
+of 0, 0.1, ..., 1 with the least loss. The authors' code uses the squared distance over D instead of
+the distance. The stored features are not kept after scoring. New clients are scored in the same
+way; the global test set is scored with w_t.
 """
 
 from typing import Literal, NamedTuple
@@ -27,15 +27,15 @@ from fedjax_lab.types import Array, Method, Output, Task
 
 RANGES = {"weight": uniform(0.0, 1.0), "neighbors": choice(5, 10, 20)}
 
-GRID = 11  # weights from which `weight=validation` chooses
+GRID = 11  # the number of weights from which `weight=validation` chooses
 
 
 class Store(NamedTuple):
-    """What a client remembers of N examples."""
+    """The features and labels of a client's N examples."""
 
     z: Array  # [N, D]
     y: Array  # [N]
-    mask: Array  # [N] 0 where there is no example
+    mask: Array  # [N] 0 for padding
     lam: Array  # []
 
 
@@ -46,10 +46,10 @@ def knn_per(
     neighbors: int = 10,
     scale: float = 1.0,
 ) -> Method:
-    """weight: the share lam of the neighbors in a prediction; 0 is FedAvg. With validation, each
-    client chooses its own.
+    """weight: the weight lam of the neighbors in a prediction; 0 is FedAvg. With validation, each
+    client chooses its own weight.
 
-    neighbors: how many of the nearest examples count.
+    neighbors: k, the number of nearest examples that are used.
     scale: the distance over which the weight of a neighbor falls to 1/e.
     """
     if chooses := isinstance(weight, str):
@@ -59,10 +59,10 @@ def knn_per(
     check_positive("method.scale", scale)
 
     def mixed(out, store):
-        near = log_nearest(out.features, store, neighbors, scale, task.num_classes)
-        far = jax.nn.log_softmax(out.logits)
+        by_neighbors = log_nearest(out.features, store, neighbors, scale, task.num_classes)
+        by_model = jax.nn.log_softmax(out.logits)
         lam = jnp.any(store.mask > 0) * store.lam
-        return jnp.logaddexp(jnp.log(lam) + near, jnp.log1p(-lam) + far)
+        return jnp.logaddexp(jnp.log(lam) + by_neighbors, jnp.log1p(-lam) + by_model)
 
     def tune(w, client, work):
         (z, y), mask = work.outputs(lambda batch: (task.apply(w, batch.x).features, batch.y))
@@ -70,7 +70,7 @@ def knn_per(
         return w, best(store, w, work) if chooses else store
 
     def best(store, w, work):
-        """The store with the lam of the least loss on validation examples; the first of equal."""
+        """Returns the store with the best lam on validation examples; ties go to the lowest lam."""
         grid = jnp.linspace(0, 1, GRID)
 
         def loss(batch):
@@ -88,10 +88,10 @@ def knn_per(
 
 
 def log_nearest(h: Array, store: Store, k: int, scale: float, num_classes: int) -> Array:
-    """log p(y | x) of the features h [B, D]: [B, classes].
+    """Returns log p(y | x) [B, classes] of the features h [B, D].
 
-    Where no neighbor is of a class it is the logarithm of the least number, so that losses stay
-    finite. An empty store has that everywhere.
+    For a class without neighbors, p is the smallest positive number of the type, so that losses
+    stay finite. With an empty store this holds for all classes.
     """
     products = jnp.matmul(h, store.z.T, precision="highest")  # [B, N]
     squared = jnp.sum(h * h, 1)[:, None] + jnp.sum(store.z * store.z, 1) - 2 * products

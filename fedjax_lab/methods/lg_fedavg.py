@@ -4,9 +4,10 @@
   local   (l_i, h_i) <- SGD on F_i from (l_i, h_t)
   server  h_{t+1} = sum_i n_i/n h_i
 
-The authors start from a trained FedAvg model: `pretrain_rounds` of full averaging come first and
-count as rounds. Every client then starts from the averaged body. Each part keeps the running
-statistics of its layers. The authors average uniformly.
+The authors start from a model trained by FedAvg: with `pretrain_rounds`, the run begins with this
+number of FedAvg rounds, which are part of config.run.rounds. Every client then starts from the
+averaged body. Running statistics are shared or private like the layer that they belong to. The
+authors' mean is uniform.
 """
 
 from fedjax_lab import tree
@@ -16,9 +17,9 @@ from fedjax_lab.types import Method, Stage, Stages, State, Task
 
 
 def lg_fedavg(task: Task, *, head_layers: int = 1, pretrain_rounds: int = 0) -> Method | Stages:
-    """head_layers: how many of the last dense layers, with what follows them, are the head.
+    """head_layers: the head is this number of last dense layers, with all layers after them.
 
-    pretrain_rounds: of config.run.rounds, those in which the whole model is averaged.
+    pretrain_rounds: the number of first rounds, of config.run.rounds, that average the whole model.
     """
     in_head = tree.within(head(task, head_layers))
     method = partly_private(task, lambda name: not in_head(name))

@@ -2,8 +2,8 @@
 
   local   w_i <- SGD on F_i from w_i             the optimizer starts afresh each round
 
-All clients train in every round, so that only communication sets it apart from FedAvg. Each is
-scored on its own model.
+All clients train in every round, so that communication is the only difference to FedAvg with full
+participation. Each client is scored with its own model.
 """
 
 from fedjax_lab import losses, sampling, tree
@@ -11,7 +11,7 @@ from fedjax_lab.types import Exchange, Method, State, Task
 
 
 def local(task: Task) -> Method:
-    """Every client keeps a model of its own; all start from one init."""
+    """Every client keeps its own model; all models start from the same weights."""
     risk = losses.risk(task)
 
     def init(key, num_clients):

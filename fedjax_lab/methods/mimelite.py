@@ -4,12 +4,13 @@
   local   y <- y - eta U(grad F_i(y), s_t) from w_t, where s_t stays fixed;  g_i = grad F_i(w_t)
   server  w_{t+1} = sum_i n_i/n y_i;  s_{t+1} = V(sum_i n_i/n g_i, s_t)
 
-U is the direction of the base optimizer and V its change of state. Of momentum both are the moving
-average beta s + (1 - beta) g; of adam U is that average over the root of the moving average of g^2,
-each corrected for its start at zero. U takes the place of the gradient in the clients' optimizer,
-which should be SGD without momentum; weight decay is added to U. g_i is the mean gradient over the
-client's batches, in training mode and with one stream of dropout. The paper's means are uniform. A
-client sends two models, y and g_i; it is sent two, or three with adam.
+U is the direction of the base optimizer and V the update of its state. For momentum both are the
+moving average beta s + (1 - beta) g. For adam, U is that average divided by the root of the moving
+average of g^2, both with bias correction. U replaces the gradient in the clients' optimizer, which
+should be SGD without momentum; weight decay is added to U. g_i is the mean gradient over the
+client's batches, in training mode and with the same random numbers for dropout in all batches. The
+paper's means are uniform. A client sends two models, y and g_i, and receives two, or three with
+adam.
 """
 
 import jax
@@ -23,7 +24,7 @@ from fedjax_lab.types import Exchange, Method, State, Task
 
 RANGES = {"beta": uniform(0.0, 0.99)}
 
-GRADIENT = 8  # the number of the stream of g_i, among those of an upload
+GRADIENT = 8  # number of the random stream of g_i among the streams of an upload
 
 
 def mimelite(
@@ -37,7 +38,7 @@ def mimelite(
     """base_optimizer: momentum or adam.
 
     beta: decay of the base optimizer's first moment; momentum with a beta of 0 is FedAvg.
-    beta2: decay of adam's second moment. eps: what is added to the root of that moment.
+    beta2: decay of adam's second moment. eps: a constant added to the root of the second moment.
     """
     check_below_one("method.beta", beta)
     check_below_one("method.beta2", beta2)
@@ -78,6 +79,6 @@ def mimelite(
 
 
 def updates(message, id, upload):
-    """The model's are from w_t; the gradient is an update itself."""
+    """The references of an upload: w_t for the model; the gradient is an update itself."""
     (w_t, _), (y, g) = message, upload
     return wire.of_model(w_t, y), wire.itself(g)

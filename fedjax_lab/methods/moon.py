@@ -1,13 +1,13 @@
-"""MOON (Li et al., CVPR 2021, arXiv:2103.16257).
+"""MOON (Li et al., CVPR 2021, arXiv:2103.16257): model-contrastive learning.
 
   send    w_t
   local   SGD on F_i(w) + mu l_con(w)
           l_con = -log e^{s_glob/tau} / (e^{s_glob/tau} + e^{s_prev/tau})          (eq. 3)
   server  as FedAvg
 
-s_glob is the cosine between the projections of x by w and by w_t, s_prev that by w and by the last
-local model of the client; l_con counts only once it has one. Both references run in evaluation mode
-and get no gradient.
+s_glob is the cosine between the projections of x by w and by w_t, and s_prev is the cosine between
+the projections by w and by the last local model of the client; without a last local model l_con is
+left out. Both reference models run in evaluation mode and get no gradient.
 """
 
 import jax
@@ -24,10 +24,10 @@ RANGES = {"mu": log_uniform(1e-3, 10.0), "tau": choice(0.1, 0.5, 1.0)}
 
 
 def moon(task: Task, *, mu: float = 1.0, tau: float = 0.5, projection: str = "none") -> Method:
-    """mu: weight of the contrast, 0 is FedAvg; tau: temperature.
+    """mu: weight of the contrastive loss; 0 is FedAvg. tau: temperature of the contrastive loss.
 
-    projection: none, z is the features (NIID-Bench); or mlp256, two layers between features and
-    head, which become part of the model (the authors' code).
+    projection: none, which compares the features themselves (NIID-Bench); or mlp256, which adds two
+    layers between features and head to the model (the authors' code).
     """
     check_positive("method.tau", tau)
     check_choice("method.projection", projection, ("none", "mlp256"))

@@ -1,15 +1,15 @@
-"""Per-FedAvg (Fallah, Mokhtari, Ozdaglar, NeurIPS 2020, arXiv:2002.07948): MAML among clients.
+"""Per-FedAvg (Fallah, Mokhtari, Ozdaglar, NeurIPS 2020, arXiv:2002.07948): MAML across clients.
 
   send    w_t
   local   w~ = w - alpha grad F(w; D)
           w <- w - eta (I - alpha H(w; D)) grad F(w~; D')      H: the Hessian    (Alg. 1)
   server  w_{t+1} = sum_i n_i/n w_i
 
-`first_order` leaves H out. `hessian_free` replaces H g, where g = grad F(w~; D'), by
+`first_order` ignores H. `hessian_free` replaces H g, where g = grad F(w~; D'), by
 (grad F(w + delta g; D) - grad F(w - delta g; D)) / (2 delta). `exact` differentiates the inner
-step. D' is the batch of the step. D is drawn once a round and stands for the paper's D'' too; the
-paper draws all three anew in every step. Before it is scored a client makes one inner step on all
-its data. The paper's mean is uniform.
+step. D' is the batch of the step. D is drawn once per round and also replaces the paper's D''; the
+paper draws all three in every step. Before a client is scored, it makes one inner step on all its
+data. The paper's mean is uniform.
 """
 
 import jax
@@ -35,8 +35,8 @@ def per_fedavg(
     """inner_lr: the learning rate alpha of the inner step; 0 is FedAvg.
 
     hessian: how the Hessian is treated: first_order, hessian_free or exact.
-    delta: the step of the difference that replaces the Hessian in hessian_free.
-    inner_batch: how many examples D has.
+    delta: the step size of the finite difference that replaces the Hessian in hessian_free.
+    inner_batch: the number of examples in D.
     """
     check_choice("method.hessian", hessian, ("first_order", "hessian_free", "exact"))
     check_positive("method.delta", delta)
@@ -73,7 +73,7 @@ def per_fedavg(
 
 
 def _check_twice(task: Task) -> None:
-    """BadInput where the model has derivatives of first order alone, as convolutions here have."""
+    """Raises BadInput if the model has only first derivatives, as with the convolutions here."""
     x, key = jnp.zeros((1, *task.input_shape)), jax.random.key(0)
 
     def steepness(params, stats):
@@ -88,5 +88,5 @@ def _check_twice(task: Task) -> None:
     except (TypeError, ValueError) as error:
         raise BadInput(
             "config.method.hessian=exact needs second derivatives, which this model does not have;"
-            " take first_order or hessian_free"
+            " choose first_order or hessian_free"
         ) from error

@@ -6,10 +6,11 @@
   server  g = (d phi_i / d(theta, nu))^T delta_i, clipped
           (theta, nu) <- SGD with momentum along g                 (Alg. 1)
 
-The paper prints delta with the other sign. It plays one client a round; a round here is a pass
-over all participants, as in hFedF's comparison, whose width (50) and depth this has; ReLU.
-Embeddings are a dense table: momentum and weight decay move the rows of others too. Its release
-clips the clients' gradients too: config.local.clip=50.
+In the paper, delta has the opposite sign, and a round has one client. Here a round is a pass over
+all participants, as in the comparison of the hFedF paper; the hypernetwork has the same width (50)
+and depth as there, with ReLU. The embeddings are one dense table, so that momentum and weight decay
+also change the rows of other clients. The authors' code also clips the clients' gradients:
+config.local.clip=50.
 """
 
 from typing import NamedTuple
@@ -28,11 +29,11 @@ RANGES = {"server_lr": log_uniform(1e-3, 0.1), "server_decay": log_uniform(1e-5,
 
 
 class Server(NamedTuple):
-    """What the server knows."""
+    """The server's state."""
 
     x: Trained
     momentum: PyTree
-    stats: PyTree  # running statistics: those of the last client
+    stats: PyTree  # the running statistics of the last client
 
 
 def pfedhn(
@@ -43,9 +44,11 @@ def pfedhn(
     server_momentum: float = 0.9,
     clip: float = 50.0,
 ) -> Method:
-    """server_lr, server_decay, server_momentum: of the hypernetwork's SGD.
+    """server_lr: learning rate of SGD on the hypernetwork and the embeddings.
 
-    clip: largest norm of a gradient; 0: none.
+    server_decay: weight decay of SGD on the hypernetwork and the embeddings.
+    server_momentum: momentum of SGD on the hypernetwork and the embeddings.
+    clip: the largest norm of the gradient g; 0: no clipping.
     """
     sgd = optim.sgd(server_lr, server_momentum, server_decay)
 
@@ -64,7 +67,7 @@ def pfedhn(
         return Weights(model(server.x, id), server.stats)
 
     def aggregate(server, uploads, cohort):
-        """Of one client: a cohort of one."""
+        """The cohort has one client, because the exchange is one_by_one."""
         delta = tree.take(uploads, 0)
         _, pull = jax.vjp(lambda x: model(x, cohort.id[0]), server.x)
         (g,) = pull(delta.params)

@@ -5,11 +5,11 @@
                           w_i <- w_i - eta lam (w_i - theta)                       (Alg. 1)
   server  w_{t+1} = (1 - beta) w_t + beta sum_i n_i/n w_i
 
-The argmin is `inner_steps` gradient steps on the batch from theta = w_i; the paper leaves open
-where they start, and its code goes on from the last theta. eta, and what momentum there is, are
+The argmin is approximated by `inner_steps` gradient steps on the batch from theta = w_i; the paper
+does not give their starting point, and its code continues from the last theta. eta and momentum are
 those of config.local. A client predicts with the theta of its last batch. In the paper all clients
-train in every round, only those of the round do here; its mean is uniform, and its inner step is
-tuned. Running statistics take the plain mean.
+train in every round; here only the clients of the round do. The paper's mean is uniform, and its
+inner learning rate is tuned. Running statistics are averaged.
 """
 
 import jax
@@ -37,10 +37,10 @@ def pfedme(
     inner_lr: float = 0.05,
     beta: float = 1.0,
 ) -> Method:
-    """lam: how near theta stays to w_i; beta: the step of the server.
+    """lam: weight of the pull of theta to w_i; beta: the server's step along the mean update.
 
-    inner_steps: steps of the descent to theta on each batch (the paper's K).
-    inner_lr: the learning rate of that descent (the paper's personal one).
+    inner_steps: gradient steps toward theta on each batch (the paper's K).
+    inner_lr: the learning rate of these steps (the paper's personal learning rate).
     """
     check_positive("method.lam", lam)
     check_positive("method.inner_steps", inner_steps)
@@ -49,27 +49,28 @@ def pfedme(
     risk = losses.risk(task)
 
     def nearby(w, batch, key):
-        """theta - w, the running statistics there, and the risk before the last step."""
+        """Returns theta - w, the running statistics at theta, and the risk before the last step."""
 
         def step(_, carry):
-            far, stats, _ = carry
+            offset, stats, _ = carry
             at_theta = jax.value_and_grad(
                 lambda params: risk(Weights(params, stats), batch, key), has_aux=True
             )
-            (value, out), gradient = at_theta(tree.add(w.params, far))
-            far = tree.add(far, tree.add(gradient, far, lam), -inner_lr)
-            return far, tree.typed_like(out.stats, stats), jnp.float32(value)
+            (value, out), gradient = at_theta(tree.add(w.params, offset))
+            offset = tree.add(offset, tree.add(gradient, offset, lam), -inner_lr)
+            return offset, tree.typed_like(out.stats, stats), jnp.float32(value)
 
         start = tree.zeros(w.params), w.stats, jnp.float32(0)
         return jax.lax.fori_loop(0, inner_steps, step, start)
 
     def local(w_t, client, work):
         def envelope(w, batch, key):
-            """Its gradient is lam (w - theta)."""
+            """The Moreau envelope, whose gradient is lam (w - theta)."""
             here = Weights(jax.lax.stop_gradient(w.params), w.stats[0])
-            far, stats, value = nearby(here, batch, key)
-            back = tree.sub(tree.sub(w.params, here.params), far)  # w - theta, without its rounding
-            theta = tree.add(here.params, far)
+            offset, stats, value = nearby(here, batch, key)
+            # w - theta, without the rounding error of theta
+            back = tree.sub(tree.sub(w.params, here.params), offset)
+            theta = tree.add(here.params, offset)
             return value + lam / 2 * tree.sq_norm(back), Weights((), (stats, theta))  # Alg. 1
 
         w, (stats, theta) = work.train(w_t._replace(stats=(w_t.stats, w_t.params)), envelope)

@@ -1,4 +1,4 @@
-"""SCAFFOLD (Karimireddy et al., ICML 2020, arXiv:1910.06378).
+"""SCAFFOLD (Karimireddy et al., ICML 2020, arXiv:1910.06378): control variates against drift.
 
   send    w_t, c
   local   y <- y - eta (grad F_i(y) - c_i + c), K steps from w_t                (eq. 3)
@@ -6,11 +6,12 @@
   server  w_{t+1} = w_t + eta_g sum_i p_i (y_i - w_t),  p_i = 1/|S|
           c <- c + |S|/C mean_{i in S} (c_i+ - c_i)                             (eq. 5)
 
-Option II; every control variate starts at zero, so c stays the mean of all c_i while no upload is
-lost. With weights=size p_i = n_i/n, as in NIID-Bench: the models' mean is then by size, but c, by
-which clients are corrected, is still a uniform mean. Running statistics are averaged by size. K eta
-is the reach of the clients' optimizer: with momentum it goes further than K steps of eta. With Adam
-c_i is no gradient: use SGD. Weight decay counts as drift, as it does in NIID-Bench.
+This is option II of the paper. All control variates start at zero, so that c is the mean of all c_i
+while no upload is lost. With weights=size, p_i = n_i/n as in NIID-Bench: the mean of the models is
+by size, but c is still a uniform mean. Running statistics are averaged by size. K eta is the
+distance that the clients' optimizer moves along a constant gradient of 1 in K steps; with momentum
+it is longer than K steps of eta. With Adam c_i is not a gradient, so use SGD. Weight decay is part
+of the drift, as in NIID-Bench.
 """
 
 import jax
@@ -27,7 +28,10 @@ RANGES = {"server_lr": log_uniform(0.1, 1.0)}
 
 
 def scaffold(task: Task, *, server_lr: float = 1.0, weights: str = "uniform") -> Method:
-    """server_lr: eta_g. weights: p of the models' mean, uniform or by size."""
+    """server_lr: eta_g, the server's learning rate.
+
+    weights: the weights p of the models' mean: uniform, or size (n_i/n).
+    """
     check_choice("method.weights", weights, ("uniform", "size"))
     risk = losses.risk(task)
 
@@ -66,6 +70,6 @@ def scaffold(task: Task, *, server_lr: float = 1.0, weights: str = "uniform") ->
 
 
 def updates(message, id, upload):
-    """The model's are from w_t; what is sent of the control variate is a change itself."""
+    """The references of an upload: w_t for the model; the control variate's change is an update."""
     (w_t, _), (y, change) = message, upload
     return wire.of_model(w_t, y), wire.itself(change)

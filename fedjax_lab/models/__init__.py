@@ -1,1 +1,1 @@
-"""The models: Flax modules, their layers, and what makes two pure functions of a module."""
+"""Models: Flax modules, their layers, and their conversion to pure functions."""

@@ -1,4 +1,4 @@
-"""AlexNet (Krizhevsky et al. 2012) in torchvision's shape, with BatchNorm before each ReLU."""
+"""AlexNet (Krizhevsky et al. 2012) as in torchvision, with BatchNorm before each ReLU."""
 
 import flax.linen as nn
 
@@ -16,7 +16,7 @@ CONVOLUTIONS = (  # kernel, stride, padding, whether a max-pool follows
 
 
 class AlexNet(nn.Module):
-    """Five convolutions, three of them with a 3x3 max-pool at stride 2; then dense layers."""
+    """Five convolutions, three of them with a 3x3 max-pool at stride 2, then dense layers."""
 
     num_classes: int
     channels: tuple[int, ...] = (64, 192, 384, 256, 256)  # of each convolution
@@ -25,7 +25,7 @@ class AlexNet(nn.Module):
 
     @nn.compact
     def __call__(self, x: Array, train: bool = False, mask: Array | None = None):
-        """x [B, H, W, C], mask [B], 1 where a row is real -> logits [B, K], features [B, D]."""
+        """x [B, H, W, C], mask [B], 1 for real rows -> logits [B, K], features [B, D]."""
         layers.check_images(self.name or "AlexNet", x.shape[1:], 63)  # 63 -> 15 -> 7 -> 3 -> 1
         for channels, settings in zip(self.channels, CONVOLUTIONS, strict=True):
             kernel, stride, padding, pooled = settings
@@ -47,8 +47,9 @@ class AlexNet(nn.Module):
 
 
 def alexnet_bn(num_classes: int) -> AlexNet:
-    """FedBN's and FedPick's for Office-Caltech-10 and DomainNet: 57,063,498 at 256x256x3.
+    """FedBN's and FedPick's model for Office-Caltech-10 and DomainNet, without dropout.
 
-    Without dropout. FedPick's features are the head's input, 4,096 of them.
+    57,063,498 parameters at 10 classes and 256x256x3. The features are the 4,096 inputs of the
+    head, as in FedPick.
     """
     return AlexNet(num_classes, name="alexnet_bn")

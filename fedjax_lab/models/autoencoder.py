@@ -1,4 +1,4 @@
-"""hFedF's autoencoder (Table 9): what a client's images look like, in a few numbers."""
+"""hFedF's autoencoder (Table 9), which summarizes a client's images in a few numbers."""
 
 import flax.linen as nn
 
@@ -8,9 +8,12 @@ from fedjax_lab.types import Array
 
 
 class Autoencoder(nn.Module):
-    """Two convolutions and a dense layer each way; 9,395 + 4,097 e parameters at 32x32x3."""
+    """Encoder: two convolutions and a dense layer; the decoder mirrors it.
 
-    latent: int  # e
+    9,395 + 4,097 e parameters at 32x32x3.
+    """
+
+    latent: int  # e, size of the latent code
     kernels: Kernels = CPU
 
     @nn.compact
@@ -26,7 +29,7 @@ class Autoencoder(nn.Module):
 
 
 def _upsample(x, channels):
-    """A transposed convolution that doubles height and width, with PyTorch's first weights."""
+    """A transposed convolution that doubles height and width, initialized as in PyTorch."""
     init = layers.torch_uniform(4 * channels)
     up = nn.ConvTranspose(
         channels, (2, 2), strides=(2, 2), padding="VALID", kernel_init=init, bias_init=init

@@ -1,4 +1,4 @@
-"""Seeing and changing the calls of a model's layers, those of Flax's linen and those of its NNX."""
+"""Observes and changes calls of a model's layers, in Flax's linen and NNX APIs."""
 
 import contextlib
 import inspect
@@ -13,14 +13,14 @@ import flax.linen as nn
 
 
 class Layer(NamedTuple):
-    """The module that is called, and how."""
+    """The module and the method of a call."""
 
     path: str  # in the model, such as "Block_0/Dense_1"; "" is the model itself
     module: Any
-    method: str  # "__call__", or another one of the module's
+    method: str  # "__call__", or another method of the module
 
 
-Hook = Callable[[Layer, Callable, tuple, dict], Any]  # (layer, call, args, kwargs) -> what it gives
+Hook = Callable[[Layer, Callable, tuple, dict], Any]  # (layer, call, args, kwargs) -> result
 
 _HOOKS: ContextVar[tuple[Hook, ...]] = ContextVar("_HOOKS", default=())
 _NAMES: ContextVar[Mapping[str, str]] = ContextVar("_NAMES", default=MappingProxyType({}))
@@ -28,9 +28,9 @@ _NAMES: ContextVar[Mapping[str, str]] = ContextVar("_NAMES", default=MappingProx
 
 @contextlib.contextmanager
 def intercepted(hook: Hook) -> Iterator[None]:
-    """Every call of a layer inside the context goes through `hook`, which makes it by `call`.
+    """Inside the context, every call of a layer goes through `hook`, which executes `call`.
 
-    NNX modules take part where `tapped` has prepared them.
+    NNX modules take part if they have been prepared by `tapped`.
     """
 
     def of_linen(call, args, kwargs, context):
@@ -47,7 +47,7 @@ def intercepted(hook: Hook) -> Iterator[None]:
 
 @contextlib.contextmanager
 def renamed(names: dict[str, str]) -> Iterator[None]:
-    """Hooks are told other paths of these layers for the calls inside the context."""
+    """Inside the context, hooks see these layers under other paths, {path: new path}."""
     token = _NAMES.set(names)
     try:
         yield
@@ -61,9 +61,9 @@ def _named(path):
 
 
 def tapped(net: Any) -> Any:
-    """The NNX module `net`, changed so that its calls and those of its parts can be intercepted.
+    """Changes the NNX module `net` so that its calls and those of its submodules are intercepted.
 
-    A call of `net` itself leaves out the named arguments that its class does not take.
+    Calls of `net` itself drop named arguments that its class does not accept. Returns `net`.
     """
     from flax import nnx
 
@@ -76,7 +76,7 @@ def tapped(net: Any) -> Any:
 
 @cache
 def _tapped(cls, path):
-    """A subclass, because NNX makes modules anew from their class and their arrays."""
+    """A subclass of `cls`, because NNX rebuilds modules from their class and their arrays."""
 
     def __call__(self, *args, **kwargs):
         call = partial(cls.__call__, self)
@@ -96,12 +96,12 @@ def _through(hook, layer, call, *args, **kwargs):
 
 
 def taken(function: Callable, arguments: dict[str, Any]) -> dict[str, Any]:
-    """Those of the named arguments that the function has."""
+    """The named arguments that the function accepts."""
     parameters = inspect.signature(function).parameters
     return {name: value for name, value in arguments.items() if name in parameters}
 
 
 def with_nnx(types: tuple[type, ...], *names: str) -> tuple[type, ...]:
-    """The types, and those of these names in `flax.nnx` if anything has imported that."""
+    """The types, plus the types of these names in `flax.nnx` if that has been imported."""
     nnx = sys.modules.get("flax.nnx")
     return types if nnx is None else (*types, *(getattr(nnx, name) for name in names))

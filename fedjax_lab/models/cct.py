@@ -1,7 +1,7 @@
-"""Compact convolutional transformers (Hassani et al. 2021, arXiv 2104.05704), the authors' numbers.
+"""Compact convolutional transformers (Hassani et al. 2021, arXiv 2104.05704), as in their code.
 
-Dense weights start normal (0.02) with bias 0, positions normal (0.2): the authors' truncation, at
-+-2, is 100 and 10 standard deviations away.
+Dense weights are initialized from N(0, 0.02^2) with bias 0, and position embeddings from
+N(0, 0.2^2). The authors' truncation at +-2 is 100 and 10 standard deviations away, and is omitted.
 """
 
 import flax.linen as nn
@@ -15,7 +15,7 @@ KAIMING = nn.initializers.variance_scaling(2.0, "fan_in", "normal")
 
 
 class Positions(nn.Module):
-    """A learned vector for each place, added."""
+    """Adds a learned embedding to each position."""
 
     @nn.compact
     def __call__(self, tokens: Array) -> Array:
@@ -25,14 +25,14 @@ class Positions(nn.Module):
 
 
 class Attention(nn.Module):
-    """Softmax attention of several heads, with dropout of its weights; q, k, v without bias."""
+    """Multi-head softmax attention with dropout of its weights; q, k and v have no bias."""
 
     heads: int
     dropout: float
 
     @nn.compact
     def __call__(self, tokens: Array, train: bool, real: Array | None = None) -> Array:
-        """[B, N, D] -> [B, N, D]. Only tokens where real [B, N] holds are looked at; None: all."""
+        """[B, N, D] -> [B, N, D]. Attends only to tokens where real [B, N] is True; None: all."""
         b, n, d = tokens.shape
         qkv = dense(tokens, 3 * d, "qkv", use_bias=False)
         q, k, v = jnp.moveaxis(qkv.reshape(b, n, 3, self.heads, d // self.heads), 2, 0)
@@ -46,9 +46,10 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    """s = x + attention(LN(x)), s' = LN(s), s' + MLP(s'): its second norm is in the main path.
+    """s = x + attention(LN(x)), s' = LN(s), s' + MLP(s'): the second norm is in the residual path.
 
-    In training each example skips each of the two with probability `skip` (stochastic depth).
+    In training, each example skips each of the two branches with probability `skip` (stochastic
+    depth).
     """
 
     heads: int
@@ -70,20 +71,20 @@ class Block(nn.Module):
 
 
 class CCT(nn.Module):
-    """A convolution and a max-pool make tokens; transformer blocks; a weighted mean of tokens."""
+    """A convolution and a max-pool make tokens; then transformer blocks and attention pooling."""
 
     num_classes: int
     width: int  # D
     blocks: int
     heads: int
-    hidden: int  # of the MLPs
+    hidden: int  # width of the MLPs
     attention_dropout: float = 0.1
-    skip: float = 0.1  # of the last block; linear, from 0 in the first
+    skip: float = 0.1  # of the last block; it grows linearly from 0 in the first
     kernels: Kernels = CPU
 
     @nn.compact
     def __call__(self, x: Array, train: bool = False, mask: Array | None = None):
-        """x [B, H, W, C]; mask [B] is not needed -> logits [B, K], features [B, D]."""
+        """x [B, H, W, C]; mask [B] is not used -> logits [B, K], features [B, D]."""
         layers.check_images(self.name or "CCT", x.shape[1:], 1)
         x = layers.conv(
             x,
@@ -112,12 +113,12 @@ def cct7(num_classes: int) -> CCT:
 
 
 def dense(x: Array, features: int, name: str, use_bias: bool = True) -> Array:
-    """An affine layer whose weights start normal (0.02), made inside a compact module."""
+    """A dense layer with weights initialized from N(0, 0.02^2); call it in a compact module."""
     return nn.Dense(
         features, use_bias=use_bias, kernel_init=nn.initializers.normal(0.02), name=name
     )(x)
 
 
 def layer_norm(x: Array) -> Array:
-    """Layer normalization over the last axis, made inside a compact module."""
+    """Layer normalization over the last axis; call it in a compact module."""
     return nn.LayerNorm(epsilon=1e-5, use_fast_variance=False)(x)

@@ -1,4 +1,4 @@
-"""Layers that run as if the clients of a `vmap` were more channels."""
+"""Layers that, under `vmap`, treat the clients as additional channels."""
 
 from collections.abc import Callable
 from functools import partial
@@ -11,15 +11,16 @@ from fedjax_lab.types import Array
 
 
 def channelwise(layer: Callable[..., Array]) -> Callable[..., Array]:
-    """A layer f(x, *weights) that treats each channel apart, or each group of channels.
+    """Makes `vmap` efficient for a layer f(x, *weights) that acts on single channels or groups.
 
-    x and the result have the shape [B, ..., C], weights [..., C]; C may be any multiple of the
-    layer's own. Under `vmap` the clients join the last axis, `layer` runs once on [B, ..., M * C],
-    and the result is split again: what one layer splits the next one joins, so that XLA keeps the
-    joined form between them. In it the last axis is long enough to fill a TPU's 128 lanes. Where
-    all clients share the weights, their examples become rows of one batch instead, [M * B, ..., C].
+    x and the result have shape [B, ..., C], and weights [..., C]; C may be any multiple of the
+    layer's own number of channels. Under `vmap`, the clients are joined with the last axis, `layer`
+    runs once on [B, ..., M * C], and the result is split again. If several such layers follow one
+    another, XLA keeps the joined form between them, whose last axis is long enough to fill a TPU's
+    128 lanes. If all clients share the weights, their examples become rows of one batch instead,
+    [M * B, ..., C].
 
-    Only reverse-mode derivatives of first order exist (a `custom_vjp`).
+    Supports only first-order reverse-mode derivatives (a `custom_vjp`).
     """
 
     def gradients(x, weights, dy):
@@ -39,10 +40,10 @@ def channelwise(layer: Callable[..., Array]) -> Callable[..., Array]:
 
 
 def _joining(function: Callable, shares_weights: bool = False) -> Callable:
-    """`function`, whose batching rule joins the clients with the last axis of every array.
+    """`function` with a batching rule that joins the clients with the last axis of every array.
 
     shares_weights: whether examples of clients that share the weights may become rows of one batch.
-    Gradients must not do that, because each client has a gradient of its own.
+    Gradients must not do that, because each client has its own gradient.
     """
 
     @custom_vmap
@@ -63,7 +64,7 @@ def _joining(function: Callable, shares_weights: bool = False) -> Callable:
 
 
 def _join(size: int, is_batched: bool, a: Array) -> Array:
-    """[M, ..., C], or [..., C] of all clients -> [..., M * C]."""
+    """[M, ..., C], or [..., C] shared by all clients -> [..., M * C]."""
     a = jnp.moveaxis(a, 0, -2) if is_batched else jnp.stack([a] * size, -2)
     return a.reshape(*a.shape[:-2], -1)
 

@@ -1,7 +1,7 @@
-"""LSTMs that predict the next character or word, PyTorch's numbers.
+"""LSTMs for next-character and next-word prediction, initialized as in PyTorch.
 
-LEAF's for characters (Caldas et al. 2018, arXiv 1812.01097) and Reddi et al.'s for words (2021,
-arXiv 2003.00295).
+LEAF's model for characters (Caldas et al. 2018, arXiv 1812.01097) and Reddi et al.'s for words
+(2021, arXiv 2003.00295).
 """
 
 import flax.linen as nn
@@ -13,24 +13,25 @@ from fedjax_lab.types import Array
 
 
 class CharLSTM(nn.Module):
-    """An embedding of characters or words, layers of LSTM, and a head at the last place.
+    """An embedding of characters or words, LSTM layers, and a head at the last position.
 
-    One bias for each gate; PyTorch has two, which add up. The characters are the classes.
+    There is one bias for each gate, where PyTorch has two, which are added. The classes are the
+    characters or words.
     """
 
     num_classes: int
     embedding: int = 8
     width: int = 256
     depth: int = 2
-    projection: int = 0  # of what the head reads; 0: none
-    vocabulary: int = 0  # of what is embedded; 0: the classes
-    skips_padding: bool = False  # zeros before the first word are not read
+    projection: int = 0  # size of a dense layer before the head; 0: none
+    vocabulary: int = 0  # number of embeddings; 0: number of classes
+    skips_padding: bool = False  # whether zeros before the first word are skipped
 
     @nn.compact
     def __call__(self, x: Array, train: bool = False, mask: Array | None = None):
-        """x [B, T], numbers of characters; mask [B] is not needed -> logits [B, K], [B, width].
+        """x [B, T], numbers of characters; mask [B] is not used -> logits [B, K], [B, width].
 
-        Raises BadInput where an example is not of one axis.
+        Raises BadInput if an example does not have exactly one axis.
         """
         ids = tokens.ids_of(self.name or "CharLSTM", x)
         first = nn.initializers.normal(1.0)
@@ -45,7 +46,7 @@ class CharLSTM(nn.Module):
                 kernel_init=init,
                 recurrent_kernel_init=init,
                 bias_init=init,
-                dtype=dtype,  # of the products; the memory from place to place is float32
+                dtype=dtype,  # of the products; the carry from step to step is float32
             )
             z = nn.RNN(cell)(z)
         z = z[:, -1] if count is None else _before_padding(z, count)
@@ -55,14 +56,14 @@ class CharLSTM(nn.Module):
 
 
 def _before_padding(z, count):
-    """Of z [B, T, D] the last place before so much padding at the end, or 0: [B, D]."""
+    """The last position of z [B, T, D] before `count` positions of padding, or 0: [B, D]."""
     last = z.shape[1] - 1 - count
     at = jnp.take_along_axis(z, jnp.maximum(last, 0)[:, None, None], 1)[:, 0]
     return jnp.where(last[:, None] >= 0, at, 0)
 
 
 def char_lstm(num_classes: int) -> CharLSTM:
-    """LEAF's for Shakespeare: 817,872 parameters at its 80 characters."""
+    """LEAF's model for Shakespeare: 817,872 parameters at its 80 characters."""
     return CharLSTM(num_classes, name="char_lstm")
 
 
@@ -75,12 +76,15 @@ def word_lstm(
     projection: int = 96,
     vocabulary: int = 0,
 ) -> CharLSTM:
-    """Reddi et al.'s for Stack Overflow: 4,050,748 parameters at 10,004 words.
+    """Reddi et al.'s model for Stack Overflow: 4,050,748 parameters at 10,004 words.
 
-    Padding before the first word is not read, so that `length` does not change a shorter text.
+    Padding before the first word is skipped, so that `length` does not affect shorter texts.
 
-    embedding: the size of a word's vector.
-    projection: the size of the layer between LSTM and head; 0: there is none.
+    embedding: the size of a word embedding.
+    width: the size of the LSTM's state.
+    depth: the number of LSTM layers.
+    projection: the size of the dense layer between LSTM and head; 0: there is none.
+    vocabulary: the number of token ids; 0: as many as the data need.
     """
     tokens.check_sizes(embedding=embedding, width=width, depth=depth)
     check_not_negative("model.projection", projection)

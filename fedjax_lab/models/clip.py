@@ -1,8 +1,8 @@
-"""CLIP's image and text towers (Radford et al. 2021, arXiv 2103.00020), with the hub's weights.
+"""CLIP's image and text towers (Radford et al. 2021, arXiv 2103.00020), with weights of the hub.
 
-Transformers of pre-normalized blocks, each followed by a linear projection to the width that both
-share. Modules are named as the tensors of the hub's model.safetensors, so that a parameter's path
-is its tensor's name. Frozen here: there is no dropout, and the first weights are Flax's.
+Both are transformers of pre-normalized blocks, followed by a linear projection to a common width.
+Modules are named like the tensors in the hub's model.safetensors, so that a parameter's path is its
+tensor's name. The towers are frozen, so there is no dropout and no special initialization.
 """
 
 import json
@@ -21,7 +21,7 @@ from fedjax_lab.data import safe
 from fedjax_lab.errors import BadInput, nearest, quoted
 from fedjax_lab.types import Array
 
-LEGACY_EOS = 2  # in the configs of OpenAI's models: the end of a text is its highest token
+LEGACY_EOS = 2  # in configs of OpenAI's models; the end of a text is then its highest token
 REMEDY = "it must be a CLIP model in the hub's format, such as openai/clip-vit-base-patch32"
 
 
@@ -54,7 +54,7 @@ class ImageSettings(NamedTuple):
 
 
 class Settings(NamedTuple):
-    """Of both towers."""
+    """The settings of both towers."""
 
     text: TextSettings = TextSettings()
     image: ImageSettings = ImageSettings()
@@ -73,13 +73,13 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
 
 
 class Block(nn.Module):
-    """Self-attention and two dense layers, each normalized before and added after."""
+    """Self-attention and a two-layer MLP, each normalized before and with a residual connection."""
 
     settings: TextSettings | ImageSettings
 
     @nn.compact
     def __call__(self, x: Array, causal: bool) -> Array:
-        """x [B, T, D] -> [B, T, D]. `causal`: a token sees itself and those before it only."""
+        """x [B, T, D] -> [B, T, D]. `causal`: tokens attend only to themselves and earlier ones."""
         s = self.settings
         heads = (*x.shape[:2], s.num_attention_heads, -1)
         y = nn.LayerNorm(s.layer_norm_eps, name="layer_norm1")(x)
@@ -96,7 +96,7 @@ class Block(nn.Module):
 
 
 class ImageTower(nn.Module):
-    """A vision transformer (Dosovitskiy et al. 2021) that starts with a normalization."""
+    """A vision transformer (Dosovitskiy et al. 2021) with layer normalization before its blocks."""
 
     settings: ImageSettings
     projection_dim: int
@@ -128,14 +128,14 @@ class ImageTower(nn.Module):
 
 
 class TextTower(nn.Module):
-    """A causal transformer; what it makes of the token that ends a text stands for the text."""
+    """A causal transformer; the output at the end-of-text token represents the text."""
 
     settings: TextSettings
     projection_dim: int
 
     @nn.compact
     def __call__(self, tokens: Array) -> Array:
-        """Tokens [B, max_position_embeddings], whatever after the end -> [B, projection_dim]."""
+        """Tokens [B, max_position_embeddings], any padding after the end -> [B, projection_dim]."""
         s, model = self.settings, "text_model"
         words = nn.Embed(s.vocab_size, s.hidden_size, name=f"{model}.embeddings.token_embedding")
         x = words(tokens) + _positions(s.max_position_embeddings, s.hidden_size, model)
@@ -149,13 +149,13 @@ class TextTower(nn.Module):
 
 
 def _positions(count: int, width: int, model: str) -> Array:
-    """A learned vector for each position, made inside a compact module: [count, width]."""
+    """Learned position embeddings [count, width]; call it in a compact module."""
     table = nn.Embed(count, width, name=f"{model}.embeddings.position_embedding")
     return table(jnp.arange(count))
 
 
 def image_tower(settings: Settings) -> tuple[ImageTower, jax.ShapeDtypeStruct]:
-    """The tower and the shape of an input to it."""
+    """The image tower, and the shape and type of an input batch of one."""
     s = settings.image
     shape = (1, s.image_size, s.image_size, s.num_channels)
     tower = ImageTower(s, settings.projection_dim)
@@ -163,20 +163,20 @@ def image_tower(settings: Settings) -> tuple[ImageTower, jax.ShapeDtypeStruct]:
 
 
 def text_tower(settings: Settings) -> tuple[TextTower, jax.ShapeDtypeStruct]:
-    """The tower and the shape of an input to it."""
+    """The text tower, and the shape and type of an input batch of one."""
     shape = (1, settings.text.max_position_embeddings)
     tower = TextTower(settings.text, settings.projection_dim)
     return tower, jax.ShapeDtypeStruct(shape, jnp.int32)
 
 
 def read_settings(folder: Path) -> Settings:
-    """Those in `folder`/config.json; BadInput for what is no CLIP model or not known here.
+    """The settings in `folder`/config.json. Raises BadInput unless it is a supported CLIP model.
 
     Old configs have a second version of a section, `text_config_dict` or `vision_config_dict`,
-    which goes before the first.
+    which takes precedence.
     """
     file = folder / "config.json"
-    with safe.reading(file, REMEDY, "is of no use"):
+    with safe.reading(file, REMEDY, "is not usable"):
         config = json.loads(safe.content(file))
         if config.get("model_type") != "clip":
             raise ValueError(f"its model_type is {quoted(config.get('model_type'))}")
@@ -206,15 +206,15 @@ def _check(key: str, value: Any, kind: type[Any]) -> None:
 
 
 def read_weights(file: Path, tower: nn.Module, example: jax.ShapeDtypeStruct) -> Mapping:
-    """The tower's params, float32, by name from the hub's model.safetensors of both towers.
+    """The tower's parameters, float32, from the hub's model.safetensors of both towers.
 
-    `example` is the shape of an input. BadInput for a tensor of the tower that is missing, is not
-    of the shape that config.json asks for, or is one too many.
+    example: the shape and type of an input. Raises BadInput if a tensor of the tower is missing,
+    unexpected, or not of the shape in config.json.
     """
     from safetensors import safe_open
 
     reading = safe.reading(file, REMEDY)
-    with reading, safe_open(file, "numpy") as stored:  # bfloat16 needs ml_dtypes, as jax has
+    with reading, safe_open(file, "numpy") as stored:  # bfloat16 needs ml_dtypes, as JAX does
         names = set(stored.keys())
         _check_layers(tower, len(names))
         shapes = jax.eval_shape(tower.init, jax.random.key(0), example)["params"]
@@ -227,8 +227,8 @@ def read_weights(file: Path, tower: nn.Module, example: jax.ShapeDtypeStruct) ->
         tensor = _as_in_flax(path[-1], tensors[name])
         if tensor.shape != expected.shape:
             raise BadInput(
-                f"{file}: {name} has shape {list(tensors[name].shape)}, which is not what"
-                f" config.json asks for: {REMEDY}"
+                f"{file}: {name} has shape {list(tensors[name].shape)}, which does not match"
+                f" config.json: {REMEDY}"
             )
         return tensor.astype(np.float32)
 
@@ -236,10 +236,10 @@ def read_weights(file: Path, tower: nn.Module, example: jax.ShapeDtypeStruct) ->
 
 
 def _check_layers(tower: nn.Module, tensors: int) -> None:
-    """ValueError for more layers than tensors; a tower of so many would take for ever to make."""
+    """Raises ValueError for more layers than tensors: such a tower could take forever to build."""
     layers = tower.settings.num_hidden_layers
     if layers > tensors:
-        raise ValueError(f"config.json asks for {layers} layers, but there are {tensors} tensors")
+        raise ValueError(f"config.json has {layers} layers, but there are only {tensors} tensors")
 
 
 def _check_names(file: Path, used: set[str], names: set[str]) -> None:
@@ -250,7 +250,7 @@ def _check_names(file: Path, used: set[str], names: set[str]) -> None:
     of_models = {name for name in names if name.split(".")[0] in models}
     surplus = sorted(name for name in of_models - used if not name.endswith("position_ids"))
     if surplus:
-        raise BadInput(f"{file}: config.json knows no tensor {surplus[0]}: {REMEDY}")
+        raise BadInput(f"{file}: the tensor {surplus[0]} is not in config.json's model: {REMEDY}")
 
 
 def _tensor_name(path: tuple[str, ...]) -> str:
@@ -260,7 +260,7 @@ def _tensor_name(path: tuple[str, ...]) -> str:
 
 
 def _as_in_flax(leaf: str, tensor: np.ndarray) -> np.ndarray:
-    """Kernels have their inputs before their outputs, in images after the two sides."""
+    """The tensor in Flax's layout: spatial axes, then inputs, then outputs."""
     if leaf != "kernel":
         return tensor
     return tensor.transpose(2, 3, 1, 0) if tensor.ndim == 4 else tensor.T

@@ -1,28 +1,28 @@
-"""A convolution that stays fast in a loop and with one kernel per client.
+"""Convolutions that stay fast in loops and with one kernel per client.
 
-`unrolled`, `grouped`, `im2col` and `mapped` each take the place of `lax.conv_general_dilated`:
-`nn.Conv(..., conv_general_dilated=conv.mapped)`. All four give the same numbers; they differ in
-what happens under `vmap` when every client has its own kernel. Measured reasons, on a CPU:
+`unrolled`, `grouped`, `im2col` and `mapped` each replace `lax.conv_general_dilated`, as in
+`nn.Conv(..., conv_general_dilated=conv.mapped)`. All four compute the same result; they differ in
+their implementation under `vmap` if every client has its own kernel. Measurements on a CPU:
 
-- XLA relabels the two gradient convolutions only outside of loops; in a scan or fori_loop they are
-  10 to 100 times too slow. Here they are written as what they are, convolutions with plain labels
-  (`_input_gradient`, `_weight_gradient`), for any stride and kernel dilation.
-- `vmap` over kernels makes a grouped convolution, several times slower than one per client.
-- Few channels leave XLA's convolution mostly idle. There (`_thin`) `mapped` takes each row of the
-  result, some columns at a time, as a product of rows of the image with a banded matrix: a step of
-  FedConcat's simple CNN (batch 64 of 28x28x1, 32x32x3 or 16x16x3) takes less than half the time.
+- XLA optimizes the layouts of the two gradient convolutions only outside of loops; in a scan or
+  fori_loop they are 10 to 100 times too slow. Here they are written as convolutions with standard
+  layouts (`_input_gradient`, `_weight_gradient`), for any stride and kernel dilation.
+- `vmap` over kernels gives a grouped convolution, several times slower than one per client.
+- With few channels, XLA's convolution is inefficient. Then (`_thin`) `mapped` computes each row of
+  the result, some columns at a time, as a product of rows of the image with a banded matrix: a step
+  of FedConcat's simple CNN (batch 64 of 28x28x1, 32x32x3 or 16x16x3) takes less than half the time.
 
-On a TPU and a GPU the gradients are best left to XLA, and the clients joined with the channels
-(`grouped`; models/kernels.py has the figures).
+On TPUs and GPUs, XLA's gradients are best, with the clients joined with the channels (`grouped`;
+see models/kernels.py for measurements).
 
-Applies to images `[B, H, W, C]` with kernels `[kh, kw, C, K]`, without groups or input dilation.
-Except for `im2col`, only reverse-mode derivatives of first order exist (a `custom_vjp`): no `jvp`,
-no gradient of a gradient through the convolution itself.
+This applies to images `[B, H, W, C]` with kernels `[kh, kw, C, K]`, without groups or input
+dilation. Except for `im2col`, only first-order reverse-mode derivatives are supported (a
+`custom_vjp`): no `jvp`, and no gradient of a gradient through the convolution itself.
 
-A depthwise convolution, kernel `[kh, kw, 1, C]` with C groups, is under all four names a sum of
-shifted products: elementwise, so `vmap` changes nothing, and differentiable to any order. Measured
-on a CPU it is 3 to 6 times as fast as XLA's, and 100 times in a loop. Everything else goes to
-`lax.conv_general_dilated` unchanged.
+A depthwise convolution, with a kernel `[kh, kw, 1, C]` and C groups, is a sum of shifted products
+under all four names. It is elementwise, so that `vmap` changes nothing, and differentiable to any
+order. On a CPU it is 3 to 6 times as fast as XLA's, and 100 times in a loop. All other convolutions
+are passed to `lax.conv_general_dilated` unchanged.
 """
 
 import itertools
@@ -42,14 +42,14 @@ from fedjax_lab.types import Array
 Convolution = Callable[..., Array]  # the signature of lax.conv_general_dilated
 Pair = tuple[int, int]
 
-UNROLLED_CLIENTS = 32  # above it `unrolled` is `mapped`: a program must not grow with the cohort
-PIECE = 48  # numbers of a row of the result that `_banded` makes at a time
+UNROLLED_CLIENTS = 32  # with more clients, `unrolled` maps, to limit the size of the program
+PIECE = 48  # numbers in a row of the result that `_banded` computes at a time
 _LABELS = ("NHWC", "HWIO", "NHWC")
 _HANDLED = "lhs_dilation", "rhs_dilation", "dimension_numbers", "precision"
 
 
 class _Window(NamedTuple):
-    """How the kernel slides, by spatial axis: static numbers."""
+    """How the kernel slides along each spatial axis: static numbers."""
 
     strides: Pair
     pads: tuple[Pair, Pair]  # (low, high)
@@ -59,19 +59,19 @@ class _Window(NamedTuple):
 
 
 def unrolled(lhs, rhs, window_strides, padding, **settings) -> Array:
-    """One ungrouped convolution per client, side by side; more than UNROLLED_CLIENTS are mapped."""
+    """One ungrouped convolution per client; a loop for more than UNROLLED_CLIENTS."""
     return _drop_in(partial(_convolve, _unroll), lhs, rhs, window_strides, padding, **settings)
 
 
 def grouped(lhs, rhs, window_strides, padding, **settings) -> Array:
-    """XLA's own convolution and gradients, with a group per client, between joined channels."""
+    """XLA's own convolution and gradients, with one group of joined channels per client."""
     return _drop_in(_joined, lhs, rhs, window_strides, padding, **settings)
 
 
 def mapped(lhs, rhs, window_strides, padding, **settings) -> Array:
-    """One client after another in a loop: for a CPU.
+    """A loop over the clients, for CPUs.
 
-    Measured there: no slower than `unrolled`, and compiled 2 to 5 times sooner (8 to 32 clients).
+    Measured there: no slower than `unrolled`, and compiled 2 to 5 times faster (8 to 32 clients).
     """
     return _drop_in(_banded_or_mapped, lhs, rhs, window_strides, padding, **settings)
 
@@ -79,8 +79,8 @@ def mapped(lhs, rhs, window_strides, padding, **settings) -> Array:
 def im2col(lhs, rhs, window_strides, padding, **settings) -> Array:
     """Patches times the kernel, a batched matrix product under `vmap`.
 
-    Takes kh * kw times the input's memory. Differentiable to any order. XLA's compiler for GPUs
-    (jaxlib 0.10.2) aborts the process on the products of ResNet-18.
+    Needs kh * kw times the memory of the input. Differentiable to any order. XLA's compiler for
+    GPUs (jaxlib 0.10.2) crashes on the products of ResNet-18.
     """
     return _drop_in(_patches_product, lhs, rhs, window_strides, padding, **settings)
 
@@ -96,7 +96,7 @@ def _drop_in(
     padding,
     **settings,
 ) -> Array:
-    """`convolve` or `_depthwise` where they apply, else `lax.conv_general_dilated`."""
+    """Applies `convolve` or `_depthwise` if possible, else `lax.conv_general_dilated`."""
     special = {k: v for k, v in settings.items() if k not in _HANDLED and v not in (None, 1)}
     depthwise = special == {"feature_group_count": lhs.shape[-1]} and rhs.shape[-1] == lhs.shape[-1]
     if (special and not depthwise) or not _is_plain(lhs, rhs, settings):
@@ -167,11 +167,11 @@ def _patches_product(window: _Window, x: Array, w: Array) -> Array:
 
 
 def _patches(window: _Window, x: Array, w: Array) -> list[Array]:
-    """What each of the kernel's kh * kw places meets, row by row: [B, H', W', C] each."""
+    """The inputs of each of the kernel's kh * kw positions, row by row: [B, H', W', C] each."""
     kh, kw = w.shape[:2]
     (s1, s2), (d1, d2) = window.strides, window.w_dilation
     x = lax.pad(x, jnp.zeros((), x.dtype), ((0, 0, 0), *((*p, 0) for p in window.pads), (0, 0, 0)))
-    rows, cols = x.shape[1] - (kh - 1) * d1, x.shape[2] - (kw - 1) * d2  # where a kernel may start
+    rows, cols = x.shape[1] - (kh - 1) * d1, x.shape[2] - (kw - 1) * d2  # numbers of kernel starts
     return [
         x[:, i * d1 : i * d1 + rows : s1, j * d2 : j * d2 + cols : s2]
         for i in range(kh)
@@ -202,7 +202,7 @@ _convolve.defvjp(_forward, _backward)
 
 
 def _input_gradient(formulation, window: _Window, x_shape, w: Array, dy: Array) -> Array:
-    """dy, spread by the stride, convolved with the flipped kernel. Returns [B, H, W, C]."""
+    """dy, dilated by the stride, convolved with the flipped kernel. Returns [B, H, W, C]."""
     pads = []
     for axis in range(2):
         low = window.w_dilation[axis] * (w.shape[axis] - 1) - window.pads[axis][0]
@@ -227,25 +227,25 @@ def _weight_gradient(formulation, window: _Window, x: Array, w_shape, dy: Array)
 
 
 def _thin(window: _Window, x_shape, w_shape) -> bool:
-    """Whether `_banded` is the faster one on a CPU, by a fit to measured shapes.
+    """Whether `_banded` is faster on a CPU, by a rule fitted to measurements.
 
-    A kernel's row has kw C K numbers, a column of the result costs a band C K for every column that
-    its piece meets. XLA's convolution is no faster for fewer than 16 channels K or 12 channels C, a
-    matrix product is.
+    A row of the kernel has kw C K numbers; a column of the result costs C K for every column of the
+    image in its piece. XLA's convolution gets no faster below 16 channels K or 12 channels C, but a
+    matrix product does.
     """
     (_, kw, c, k), width = w_shape, x_shape[2]
     plain = window.strides == window.x_dilation == window.w_dilation == (1, 1)
-    slides = kw <= width + sum(window.pads[1]) - kw + 1  # not so where dy is the kernel
+    slides = kw <= width + sum(window.pads[1]) - kw + 1  # False if dy is the kernel
     met = min(width, PIECE // k + kw - 1)
     few = k <= 16 and met * c * k < kw * 16 * max(c, 12)
     return plain and slides and max(window.pads[1]) < kw and few
 
 
 def _banded(window: _Window, x: Array, w: Array) -> Array:
-    """The kernel as a matrix from kh rows of the image to one of the result.
+    """Convolves by products with a banded matrix, from kh rows of the image to a row of the result.
 
-    In pieces, each of some columns of the result and those that they meet: a band is mostly zeros.
-    No strides, and less padding of a row than kw.
+    It works in pieces, each of some columns of the result and the columns that they depend on,
+    because the matrix is mostly zeros. Needs stride 1, and less padding of a row than kw.
 
     Images [B, H, W, C], kernel [kh, kw, C, K] -> [B, H', W', K].
     """
@@ -270,11 +270,11 @@ def _banded(window: _Window, x: Array, w: Array) -> Array:
     return jnp.concatenate(pieces, axis=2)
 
 
-# What `vmap` makes of it.
+# Batching rules.
 
 
 def _batchable(formulation: Callable, window: _Window) -> Callable[[Array, Array], Array]:
-    """The plain convolution, with `formulation` as its meaning for one kernel per client."""
+    """The plain convolution; under `vmap` over kernels, `formulation` applies it to each client."""
 
     plain = partial(_plain, formulation, window)
 
@@ -290,14 +290,14 @@ def _batchable(formulation: Callable, window: _Window) -> Callable[[Array, Array
     def _(size, batched, x, w):
         if all(batched):
             return many(x, w), True
-        if batched[0]:  # one kernel: clients are just more images
+        if batched[0]:  # shared kernel: the clients' images form one batch
             y = one(_merge(x), w)  # [M * B, H', W', K]
             return _split(y, size), True
         y = one(x, _merge(w.transpose(0, 4, 1, 2, 3)).transpose(1, 2, 3, 0))  # [B, H', W', M * K]
         return y.reshape(*y.shape[:-1], size, -1).transpose(3, 0, 1, 2, 4), True
 
     @many.def_vmap
-    def _(size, batched, x, w):  # seeds of clients: just more clients
+    def _(size, batched, x, w):  # a second vmap, for example over seeds: more clients
         x, w = (
             a if is_batched else jnp.broadcast_to(a, (size, *a.shape))
             for a, is_batched in zip((x, w), batched, strict=True)

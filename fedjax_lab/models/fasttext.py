@@ -1,4 +1,4 @@
-"""fastText's classifier (Joulin et al. 2017, arXiv 1607.01759): the mean of embeddings."""
+"""fastText's classifier (Joulin et al. 2017, arXiv 1607.01759): a mean of word embeddings."""
 
 import flax.linen as nn
 import jax.numpy as jnp
@@ -7,13 +7,14 @@ from fedjax_lab.errors import check_not_negative
 from fedjax_lab.models import layers, tokens
 from fedjax_lab.types import Array
 
-PRIME = 116_049_371  # by which a bigram's first word is multiplied
+PRIME = 116_049_371  # factor of the first word in the hash of a bigram
 
 
 class FastText(nn.Module):
-    """A linear classifier of the mean vector of a text's words and bigrams.
+    """A linear classifier of the mean embedding of a text's words and bigrams.
 
-    Bigrams share `buckets` vectors. All vectors start uniform in +-1/width, as the authors' do.
+    Bigrams share `buckets` embeddings. Embeddings are initialized uniformly in +-1/width, as in the
+    authors' code.
     """
 
     num_classes: int
@@ -23,7 +24,7 @@ class FastText(nn.Module):
 
     @nn.compact
     def __call__(self, x: Array, train: bool = False, mask: Array | None = None):
-        """x [B, T] token ids; mask [B] is not needed -> logits [B, K], features [B, width]."""
+        """x [B, T] token ids; mask [B] is not used -> logits [B, K], features [B, width]."""
         ids = tokens.ids_of(self.name or "FastText", x)
         real = ids != tokens.PADDING
         init = layers.torch_uniform(self.width**2)  # +-1/width
@@ -38,7 +39,7 @@ class FastText(nn.Module):
 
 
 def bigrams(ids: Array, buckets: int) -> Array:
-    """The bucket of each two neighbors of ids [B, T]: [B, T - 1] int32."""
+    """The buckets of all pairs of neighbors in ids [B, T]: [B, T - 1] int32."""
     first, second = (part.astype(jnp.uint32) for part in (ids[:, :-1], ids[:, 1:]))
     return ((first * jnp.uint32(PRIME) + second) % jnp.uint32(buckets)).astype(jnp.int32)
 
@@ -46,9 +47,11 @@ def bigrams(ids: Array, buckets: int) -> Array:
 def fasttext(
     num_classes: int, *, width: int = 64, buckets: int = 10_000, vocabulary: int = 0
 ) -> FastText:
-    """width: the size of a vector.
+    """fastText's classifier: the mean embedding of words and bigrams, and a linear head.
 
-    buckets: vectors that all bigrams share; 0: no bigrams.
+    width: the size of an embedding.
+    buckets: the number of embeddings that all bigrams share; 0: no bigrams.
+    vocabulary: the number of token ids; 0: as many as the data need.
     """
     tokens.check_sizes(width=width)
     check_not_negative("model.buckets", buckets)

@@ -1,4 +1,4 @@
-"""The last layer of a model, which methods know as `head`, whatever its module calls it."""
+"""The last layer of a model, called `head` in methods, whatever the module calls it."""
 
 from typing import Any, NamedTuple
 
@@ -6,15 +6,15 @@ HEAD = "head"
 
 
 class Head(NamedTuple):
-    """Where a module has its last layer."""
+    """The location of the last layer in a module."""
 
-    path: str  # as its calls have it
-    keys: tuple[Any, ...]  # in its nested parameters; those of NNX may be numbers
-    parts: tuple[str, ...]  # all that the module has parameters of
+    path: str  # in the calls of the module
+    keys: tuple[Any, ...]  # in the nested parameters; keys of NNX may be integers
+    parts: tuple[str, ...]  # top-level names of the module's parameters
 
 
 def find(params: dict, path: str) -> Head:
-    """The layer at this path, which has parameters."""
+    """The location of the layer at this path, which must have parameters."""
     keys, inside = [], params
     for name in path.split("/"):
         keys.append(next(key for key in inside if str(key) == name))
@@ -23,21 +23,21 @@ def find(params: dict, path: str) -> Head:
 
 
 def layer_of(head: Head, params: dict) -> dict:
-    """The parameters of the layer, among those of the module."""
+    """The parameters of the layer, taken from those of the module."""
     for key in head.keys:
         params = params[key]
     return params
 
 
 def named(head: Head, params: dict) -> dict:
-    """The parameters of the module with the layer as `head`; the inverse of `as_in_module`."""
+    """The module's parameters with the layer moved to `head`; the inverse of `as_in_module`."""
     if head.path == HEAD:
         return params
     return {**_without(params, head.keys), HEAD: layer_of(head, params)}
 
 
 def as_in_module(head: Head, params: dict) -> dict:
-    """The parameters with the layer where the module has it, without those that methods add."""
+    """The parameters with `head` at its place in the module, without those added by methods."""
     if head.path != HEAD:
         params = _with({**params, HEAD: None}, head.keys, params[HEAD])
     return {key: value for key, value in params.items() if key in head.parts}

@@ -1,7 +1,7 @@
-"""A network that makes the weights of another one from an embedding (hFedF's Table 8, pFedHN's).
+"""A network that generates another network's weights from an embedding (hFedF, Table 8; pFedHN).
 
 f = A_4 act(A_3 act(A_2 act(A_1 nu + a_1) + a_2) + a_3) + a_4, and for each tensor l of the client's
-model phi_l = W_l f + b_l, one head per tensor. W_l keeps the tensor's shape: [width, *shape].
+model phi_l = W_l f + b_l, one head per tensor. W_l has the shape [width, *shape of tensor l].
 """
 
 from collections.abc import Callable
@@ -18,17 +18,19 @@ Activation = Callable[[Array], Array]
 
 
 class Hypernetwork(NamedTuple):
-    """The weights theta."""
+    """The weights theta of the hypernetwork."""
 
     layers: tuple  # of (A_k [in, out], a_k [out])
-    kernel: PyTree  # W_l [width, *shape], in the tree of the client's model
-    bias: PyTree  # b_l [*shape]
+    kernel: PyTree  # W_l [width, *shape], a tree like the client's model
+    bias: PyTree  # b_l [*shape], likewise
 
 
 def first_weights(key: Array, target: PyTree, inputs: int, width: int) -> Hypernetwork:
-    """PyTorch's first weights of all layers; target: the client's model, or its shapes.
+    """Initial weights of all layers, as in PyTorch.
 
-    inputs: length of the embedding.
+    target: the parameters of the client's model, or their shapes.
+    inputs: the length of the embedding.
+    width: the width of the layers.
     """
     k_layers, k_kernel, k_bias = jax.random.split(key, 3)
     sizes = [inputs] + DEPTH * [width]
@@ -49,7 +51,7 @@ def first_weights(key: Array, target: PyTree, inputs: int, width: int) -> Hypern
 
 
 def trunk(layers: tuple, nu: Array, activation: Activation) -> Array:
-    """f [width] of an embedding nu [e]."""
+    """The features f [width] of an embedding nu [e]."""
     f = nu
     for k, (A, a) in enumerate(layers):
         f = (activation(f) if k else f) @ A + a
@@ -57,22 +59,24 @@ def trunk(layers: tuple, nu: Array, activation: Activation) -> Array:
 
 
 def generate(theta: Hypernetwork, nu: Array, activation: Activation) -> PyTree:
-    """phi, the parameters of the client's model, for its embedding nu [e]."""
+    """The parameters phi of the client's model for its embedding nu [e]."""
     f = trunk(theta.layers, nu, activation)
     return jax.tree.map(lambda W, b: jnp.tensordot(f, W, 1) + b, theta.kernel, theta.bias)
 
 
 def embedding_size(num_clients: int) -> int:
-    """e = floor(1 + N / 4)."""
+    """The size e = floor(1 + N / 4) of the embedding of one of N clients."""
     return 1 + num_clients // 4
 
 
 def inner_products(
     theta: Hypernetwork, nu: Array, delta: PyTree, activation: Activation, with_nu: bool
 ) -> Array:
-    """<g_i, g_j> [M, M] of clients with embeddings nu [M, e] and pseudo-gradients delta [M, ...].
+    """The Gram matrix <g_i, g_j> [M, M] of the hypernetwork gradients of M clients.
 
-    Heads contribute <delta_i, delta_j> (1 + <f_i, f_j>); only the trunk's gradients are formed.
+    nu [M, e] are the clients' embeddings and delta [M, ...] their pseudo-gradients. The heads
+    contribute <delta_i, delta_j> (1 + <f_i, f_j>), so that only the gradients of the trunk are
+    computed explicitly. with_nu: whether the embeddings are trained, too.
     """
     full = jax.lax.Precision.HIGHEST
 
@@ -91,5 +95,5 @@ def inner_products(
         return f, *pull(r_i)
 
     f, by_layer, by_nu = jax.vmap(through_trunk)(nu, r)
-    by_row = jnp.diag(jnp.sum(by_nu**2, 1)) if with_nu else 0.0  # rows of nu do not overlap
+    by_row = jnp.diag(jnp.sum(by_nu**2, 1)) if with_nu else 0.0  # each client has its own row of nu
     return gram(delta) * (1 + gram(f)) + gram(by_layer) + by_row

@@ -1,8 +1,9 @@
 """hFedF's client model (Bartholet et al. 2024, arXiv 2402.06974, Table 7): naive Inception modules.
 
-The table gives channels only; 176 and 288 out of 64 and 176 are those of the naive module of
-GoogLeNet (Szegedy et al. 2015, arXiv 1409.4842, Fig. 2a), whose pooled branch keeps its input's.
-That an average, or nothing, stands in the place of its maximum would fit the channels as well.
+The table lists only numbers of channels. 176 outputs of 64 inputs and 288 of 176 are those of the
+naive module of GoogLeNet (Szegedy et al. 2015, arXiv 1409.4842, Fig. 2a), whose pooling branch
+keeps the channels of its input. Average pooling or the identity in place of the maximum would give
+the same numbers of channels.
 """
 
 from collections.abc import Callable
@@ -23,7 +24,7 @@ POOLS: dict[str, Callable[[Kernels, Array], Array]] = {
 
 
 class Inception(nn.Module):
-    """Convolutions 1x1, 3x3, 5x5 and a 3x3 pool beside one another; concatenated, then ReLU."""
+    """Parallel 1x1, 3x3 and 5x5 convolutions and a 3x3 pooling, concatenated, then ReLU."""
 
     widths: tuple[int, int, int]  # channels of the 1x1, the 3x3 and the 5x5
     pool: str  # in POOLS
@@ -41,21 +42,21 @@ class Inception(nn.Module):
 
 
 class InceptionNet(nn.Module):
-    """Three convolutions, two Inception modules, an average of 3x3 places, two dense layers.
+    """Three convolutions, two Inception modules, average pooling to 3x3, two dense layers.
 
-    As in the table nothing stands between the 1x1 convolution and the 3x3 after it, nor between the
-    dense layers: their products are linear.
+    As in the table, there is no activation between the 1x1 convolution and the following 3x3 one,
+    nor between the dense layers, so that these pairs are linear.
     """
 
     num_classes: int
-    width: int  # channels of the first convolution; all others are in proportion
+    width: int  # channels of the first convolution; all others are proportional
     dropout: float  # before the dense layers
     pool: str = "max"  # of the Inception modules
     kernels: Kernels = CPU
 
     @nn.compact
     def __call__(self, x: Array, train: bool = False, mask: Array | None = None):
-        """x [B, H, W, C]; mask [B] is not needed -> logits [B, K], features [B, 8 width]."""
+        """x [B, H, W, C]; mask [B] is not used -> logits [B, K], features [B, 8 width]."""
         layers.check_images(self.name or "InceptionNet", x.shape[1:], 4)
         w, kernels = self.width, self.kernels
         x = layers.conv(x, w, 3, padding=1, kernels=kernels)
@@ -72,9 +73,10 @@ class InceptionNet(nn.Module):
 
 
 def hfedf_cnn(num_classes: int, *, width: int = 32, inception_pool: str = "max") -> InceptionNet:
-    """hFedF's: 928,199 parameters at 7 classes and 32x32x3; about (width / 32)^2 of that.
+    """hFedF's client model: 928,199 parameters at 7 classes, 32x32x3 and width 32.
 
-    inception_pool: max, avg or identity, of an Inception module's branch without weights.
+    width: channels of the first convolution; the number of parameters grows with its square.
+    inception_pool: the branch without weights in Inception modules: max, avg or identity.
     """
     check_choice("model.inception_pool", inception_pool, POOLS)
     if width < 2 or width % 2:

@@ -1,18 +1,19 @@
-"""How a net's convolutions and poolings run on a platform; a net takes it as one attribute.
+"""The implementations of a net's convolutions and poolings on each platform.
 
-The evidence for each platform, FedAvg on the workloads of launch/speed/workloads.py:
+A net takes them as one attribute, `kernels`. They were chosen for FedAvg on the workloads A1 and W1
+of launch/speed/workloads.py:
 
-- CPU, measured: see models/conv.py and models/pooling.py.
-- TPU, no device yet but its compiler's estimate for a v5e, in chunks of 5 clients: a round of A1
-  takes 29 ms and 338 MB of temporary memory, one of W1 25 ms and 396 MB. Before, in the best width
-  of each: XLA's convolutions and windows under a plain `vmap` 42 ms (575 MB) and 67 ms; with slices
-  62 ms (854 MB) and 74 ms; im2col and slices 150 ms (6,464 MB) and 321 ms. Taking the maximum
-  before bias and ReLU saves A1 about 5 ms. Clients in blocks of four, their kernels the diagonal
-  of a dense one, make it 28 and 29 ms for four times the products.
-- GPU, no device yet but the compiled programs for an H100, kernels launched and bytes touched in a
-  round, all clients at once: A1 254 and 19 GB, W1 1,136 and 21 GB; with windows 264 and 20, 1,316
-  and 26; with im2col and slices 259 and 31, 1,166 and 42, and on ResNet-18 XLA aborts the process.
-  Which is faster, only a device can tell.
+- CPU: by measurements; see models/conv.py and models/pooling.py.
+- TPU: by the compiler's estimates for a v5e (no device yet), in chunks of 5 clients. A round of A1
+  takes 29 ms and 338 MB of temporary memory, a round of W1 25 ms and 396 MB. Alternatives, each
+  with its best chunk size: XLA's convolutions and windows under a plain `vmap` 42 ms (575 MB) and
+  67 ms; with slices 62 ms (854 MB) and 74 ms; im2col and slices 150 ms (6,464 MB) and 321 ms.
+  Taking the maximum before bias and ReLU saves about 5 ms on A1. Blocks of four clients, with their
+  kernels as the diagonal of a dense one, take 28 and 29 ms for four times the products.
+- GPU: by the compiled programs for an H100 (no device yet), as kernels launched and bytes accessed
+  in a round of all clients at once: A1 254 and 19 GB, W1 1,136 and 21 GB; with windows 264 and 20,
+  1,316 and 26; with im2col and slices 259 and 31, 1,166 and 42, and XLA crashes on ResNet-18. Only
+  a measurement on a device can show which is fastest.
 """
 
 from collections.abc import Callable
@@ -26,20 +27,20 @@ from fedjax_lab.types import Array
 
 
 class Kernels(NamedTuple):
-    """The formulations of a net's layers on images [B, H, W, C].
+    """The implementations of a net's layers on images [B, H, W, C].
 
-    Their numbers differ by rounding; in bfloat16 also in which of two tied elements of a pooling
-    window gets the gradient.
+    Their results differ by rounding errors; in bfloat16, they may also differ in which of two equal
+    elements of a pooling window gets the gradient.
     """
 
     convolution: conv.Convolution
     max_pool: pooling.MaxPool
     activate: Callable[[Array, Array, int], Array]
-    # (y, bias [C], window) -> max_pool(relu(y + bias), window); a window of 1 pools nothing
+    # (y, bias [C], window) -> max_pool(relu(y + bias), window); no pooling for a window of 1
 
 
 def activate_by_slices(y: Array, bias: Array, window: int) -> Array:
-    """Bias, ReLU, and maxima by slices."""
+    """Bias, ReLU, and max-pooling by slices."""
     y = nn.relu(y + bias)
     return y if window == 1 else pooling.by_slices(y, window)
 
@@ -55,7 +56,7 @@ def _bias_relu(y, bias):
 
 
 def activate_joined(y: Array, bias: Array, window: int) -> Array:
-    """The maximum first: bias and ReLU keep the order, and so have fewer numbers to go through."""
+    """Max-pooling before bias and ReLU, which are monotone and so have fewer numbers to process."""
     return _bias_relu(y if window == 1 else joined_max_pool(y, window), bias)
 
 
@@ -67,7 +68,7 @@ TPU = Kernels(conv.grouped, joined_max_pool, activate_joined)
 def choose(platform: str, convolution: str = "auto") -> Kernels:
     """The kernels of a platform: "cpu", "gpu" or "tpu".
 
-    convolution: a name of `conv.FORMULATIONS`, or "auto" for the platform's.
+    convolution: a name in `conv.FORMULATIONS`, or "auto" for the default of the platform.
     """
     kernels = {"cpu": CPU, "gpu": GPU, "tpu": TPU}[platform]
     if convolution == "auto":

@@ -1,4 +1,4 @@
-"""Layers with PyTorch's numbers: first weights, batch normalization, averages."""
+"""Layers that match PyTorch: initialization, batch normalization, average pooling."""
 
 import math
 
@@ -11,12 +11,12 @@ from fedjax_lab.errors import BadInput
 from fedjax_lab.models.kernels import CPU, Kernels
 from fedjax_lab.types import Array
 
-MOMENTUM = 0.9  # running = 0.9 running + 0.1 batch; PyTorch calls it 0.1
+MOMENTUM = 0.9  # running = 0.9 running + 0.1 batch; PyTorch's momentum is 0.1
 EPSILON = 1e-5
 
 
 def torch_uniform(fan_in: float):
-    """PyTorch's first weights and biases of dense and convolutional layers: U(+-1/sqrt(fan_in))."""
+    """PyTorch's initializer of dense and convolutional layers: U(+-1/sqrt(fan_in))."""
     bound = 1 / math.sqrt(fan_in)
 
     def init(key, shape, dtype=jnp.float32):
@@ -26,19 +26,19 @@ def torch_uniform(fan_in: float):
 
 
 def dense(x: Array, features: int, name: str | None = None) -> Array:
-    """An affine layer, made inside a compact module. [B, D] -> [B, features]."""
+    """A dense layer initialized as in PyTorch, [B, D] -> [B, features]; for compact modules."""
     init = torch_uniform(x.shape[-1])
     return nn.Dense(features, kernel_init=init, bias_init=init, name=name)(x)
 
 
 def first_affine(k_kernel: Array, k_bias: Array, inputs: int, features: int) -> dict[str, Array]:
-    """The first weights of an affine layer that is no module's: kernel and bias, as in `dense`."""
+    """Initial weights {kernel, bias} of a dense layer outside of any module, as in `dense`."""
     init = torch_uniform(inputs)
     return {"kernel": init(k_kernel, (inputs, features)), "bias": init(k_bias, (features,))}
 
 
 def affine(weights: dict[str, Array], x: Array) -> Array:
-    """x [B, D] through such a layer: [B, features]."""
+    """Applies such a dense layer to x [B, D]: [B, features]."""
     return x @ weights["kernel"] + weights["bias"]
 
 
@@ -55,9 +55,9 @@ def conv(
     kernels: Kernels = CPU,
     name: str | None = None,
 ) -> Array:
-    """A square convolution, made inside a compact module. [B, H, W, C] -> [B, H', W', features].
+    """A square convolution; call it in a compact module. [B, H, W, C] -> [B, H', W', features].
 
-    Kernel (unless `kernel_init` is given) and bias start `torch_uniform`.
+    Bias and (unless `kernel_init` is given) kernel are initialized as in PyTorch.
     """
     init = torch_uniform(kernel * kernel * x.shape[-1] // groups)
     return nn.Conv(
@@ -75,9 +75,9 @@ def conv(
 
 
 class Conv(nn.Module):
-    """A square convolution with bias, ReLU, and a max-pool of `pool` x `pool`; 1: none.
+    """A square convolution with bias, ReLU, and a `pool` x `pool` max-pooling (1: none).
 
-    First weights and their names are those of `conv`.
+    Parameters have the same names and initial values as in `conv`.
     """
 
     features: int
@@ -101,7 +101,7 @@ class Conv(nn.Module):
 
 
 def check_images(name: str, shape: tuple[int, ...], smallest: int) -> None:
-    """BadInput unless examples of `shape` are images [H, W, C], H and W at least `smallest`."""
+    """Raises BadInput unless `shape` is that of images [H, W, C] of at least `smallest` pixels."""
     shown = "x".join(map(str, shape))
     if len(shape) != 3:
         raise BadInput(f"{name} needs images (height x width x channels), not {shown}")
@@ -110,7 +110,7 @@ def check_images(name: str, shape: tuple[int, ...], smallest: int) -> None:
 
 
 def avg_pool(x: Array, window: int, stride: int | None = None, padding: int = 0) -> Array:
-    """Mean over square windows, `stride` (by default the window) apart; [B, H, W, C].
+    """Average pooling over square windows at distance `stride` (default: the window); [B, H, W, C].
 
     Padding counts as zeros, as in PyTorch by default: every sum is divided by window^2.
     """
@@ -119,10 +119,10 @@ def avg_pool(x: Array, window: int, stride: int | None = None, padding: int = 0)
 
 
 def adaptive_avg_pool(x: Array, out: int) -> Array:
-    """Means over `out` x `out` bins that cover the image: [B, H, W, C] -> [B, out, out, C].
+    """Averages over `out` x `out` bins that cover the image: [B, H, W, C] -> [B, out, out, C].
 
-    Bin k of an axis of size n goes from floor(k n / out) up to, not including,
-    ceil((k + 1) n / out): neighbors overlap where `out` does not divide n.
+    Bin k of an axis of size n is [floor(k n / out), ceil((k + 1) n / out)), so that neighboring
+    bins overlap if `out` does not divide n.
     """
     for axis in (1, 2):
         n = x.shape[axis]
@@ -133,16 +133,16 @@ def adaptive_avg_pool(x: Array, out: int) -> Array:
 
 
 class BatchNorm(nn.Module):
-    """Batch normalization over all axes but the last, as in PyTorch; padded rows count nowhere.
+    """Batch normalization over all axes but the last, as in PyTorch; padded rows are ignored.
 
-    Training normalizes with the batch's biased variance; the running variance takes the unbiased
-    one. A batch without a real row leaves the running statistics unchanged, one with a single
-    value per channel leaves the running variance unchanged.
+    Training normalizes with the biased variance of the batch and updates the running variance with
+    the unbiased one. A batch without real rows leaves the running statistics unchanged; a batch
+    with a single value per channel leaves the running variance unchanged.
     """
 
     @nn.compact
     def __call__(self, x: Array, train: bool, mask: Array | None = None) -> Array:
-        """x [B, ..., C], mask [B] with 1 where a row is real -> [B, ..., C]."""
+        """x [B, ..., C], mask [B], 1 for real rows -> [B, ..., C]."""
         width = (x.shape[-1],)
         scale = self.param("scale", nn.initializers.ones, width, x.dtype)
         bias = self.param("bias", nn.initializers.zeros, width, x.dtype)
@@ -162,7 +162,7 @@ def _update(running: Array, batch: Array, valid: Array) -> Array:
 
 
 def _moments(x: Array, mask: Array) -> tuple[Array, Array, Array]:
-    """Mean [C], biased variance [C] and number [] of values in the real rows of x [B, ..., C]."""
+    """Mean [C], biased variance [C] and number of values [] in the real rows of x [B, ..., C]."""
     axes = tuple(range(x.ndim - 1))
     real = mask.reshape(-1, *(1,) * (x.ndim - 1))
     n = mask.sum() * math.prod(x.shape[1:-1])
@@ -172,7 +172,7 @@ def _moments(x: Array, mask: Array) -> tuple[Array, Array, Array]:
 
 
 def _normalize(x: Array, mean: Array, var: Array, scale: Array, bias: Array) -> Array:
-    """x [B, ..., C] with the statistics and parameters [C] of its last axis."""
+    """Normalizes x [B, ..., C] with statistics and parameters [C] of its last axis."""
     shape = (1,) * (x.ndim - 1) + mean.shape
     factor = scale * lax.rsqrt(var + EPSILON)
     return (x - mean.reshape(shape)) * factor.reshape(shape) + bias.reshape(shape)

@@ -1,8 +1,8 @@
-"""A model whose products are computed in a smaller type than its weights have.
+"""Mixed precision: a model's products are computed in a smaller type than float32.
 
-Float32 stay: the weights and their gradients, so all that methods and servers do with them, inputs,
-logits and features, so the losses, and normalization: its weights, its moments, and the running
-statistics. What flows between the layers of a model has the smaller type.
+Float32 are: the weights and their gradients, and so everything that methods and servers compute
+with them; inputs, logits and features, and so the losses; and normalization layers, with their
+weights, moments and running statistics. Values between the layers of a model have the smaller type.
 """
 
 from collections.abc import Callable
@@ -19,12 +19,12 @@ from fedjax_lab.types import Array, Output, PyTree, Weights
 
 
 def products() -> tuple[type, ...]:
-    """The types of layers that multiply."""
+    """The types of layers that compute products."""
     return calls.with_nnx((nn.Dense, nn.Conv, layers.Conv), "Linear", "Conv")
 
 
 def normalizations() -> tuple[type, ...]:
-    """The types of layers that normalize."""
+    """The types of normalization layers."""
     types = layers.BatchNorm, nn.BatchNorm, nn.LayerNorm, nn.GroupNorm
     return calls.with_nnx(types, "BatchNorm", "LayerNorm", "GroupNorm")
 
@@ -32,9 +32,9 @@ def normalizations() -> tuple[type, ...]:
 def computing_in(
     dtype: Any, apply: Callable[..., Output], exact_layers: tuple[str, ...]
 ) -> Callable[..., Output]:
-    """`Task.apply` with the products of `apply` in `dtype`; float32 goes in and comes out.
+    """`Task.apply` with the products of `apply` in `dtype`; inputs and outputs are float32.
 
-    exact_layers: the paths of the layers whose weights stay as they are.
+    exact_layers: the paths of the layers whose weights are not converted.
     """
 
     def mixed(
@@ -49,7 +49,7 @@ def computing_in(
 
 
 def floats_as(dtype: Any, a: PyTree) -> PyTree:
-    """The tree with its floating-point leaves in this type; integers, such as characters, stay."""
+    """Converts the floating-point leaves of a tree to this type; integers are unchanged."""
 
     def cast(x):
         return x.astype(dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x
@@ -58,7 +58,7 @@ def floats_as(dtype: Any, a: PyTree) -> PyTree:
 
 
 def _in_types(dtype, layer, call, args, kwargs):
-    """A layer's call: a product gets its input in `dtype`, a normalization computes in float32."""
+    """Calls a layer: products get their input in `dtype`, normalizations compute in float32."""
     if layer.method != "__call__":
         return call(*args, **kwargs)
     if isinstance(layer.module, normalizations()):

@@ -1,7 +1,7 @@
 """MobileNetV2 (Sandler et al. 2018, arXiv 1801.04381) as in torchvision.
 
-Convolutions have no bias, start `kaiming_normal` by fan-out and are padded by half their kernel on
-each side; the head starts normal (0.01) with bias 0.
+Convolutions have no bias, are initialized by `kaiming_normal` (fan-out), and are padded by half
+their kernel size on each side. The head is initialized from N(0, 0.01^2) with bias 0.
 """
 
 from functools import partial
@@ -25,11 +25,11 @@ STAGES = (  # expansion, channels, blocks, stride of the first block (Table 2)
 
 
 class InvertedResidual(nn.Module):
-    """1x1 to more channels, 3x3 depthwise, 1x1 to fewer; a shortcut where that keeps the shape."""
+    """1x1 expansion, 3x3 depthwise and 1x1 projection; a shortcut if the shape does not change."""
 
     channels: int
-    expansion: int  # 1: without the first 1x1
-    stride: int  # of the 3x3
+    expansion: int  # factor of the channels; 1: without the first 1x1 convolution
+    stride: int  # of the 3x3 convolution
     kernels: Kernels
 
     @nn.compact
@@ -47,7 +47,7 @@ class InvertedResidual(nn.Module):
 
 
 class MobileNetV2(nn.Module):
-    """A 3x3 convolution at stride 2, stages of inverted residuals, a 1x1; global average."""
+    """A 3x3 convolution at stride 2, inverted residuals, a 1x1 convolution, global averaging."""
 
     num_classes: int
     stem: int = 32  # channels of the first convolution
@@ -55,11 +55,11 @@ class MobileNetV2(nn.Module):
     width: int = 1280  # of the features
     dropout: float = 0.2  # of the features, before the head
     kernels: Kernels = CPU
-    pretrained: str = ""  # file that the first weights are read from; see models/pretrained.py
+    pretrained: str = ""  # file with the initial weights; see models/pretrained.py
 
     @nn.compact
     def __call__(self, x: Array, train: bool = False, mask: Array | None = None):
-        """x [B, H, W, C], mask [B], 1 where a row is real -> logits [B, K], features [B, D]."""
+        """x [B, H, W, C], mask [B], 1 for real rows -> logits [B, K], features [B, D]."""
         layers.check_images(self.name or "MobileNetV2", x.shape[1:], 1)
         layer = partial(conv_norm, self.kernels, batch_norm, train, mask)
         x = nn.relu6(layer(x, self.stem, 3, 2))
@@ -74,7 +74,7 @@ class MobileNetV2(nn.Module):
         return head(z), z
 
     def published_names(self) -> tuple[dict[str, str], ...]:
-        """The names of its layers, by path, in torchvision's files and in timm's."""
+        """The names of the layers in torchvision's files and in timm's, by path."""
         torchvision, timm = {"head": "classifier.1"}, {"head": "classifier"}
         blocks = [(i, j, stage[0]) for i, stage in enumerate(self.stages) for j in range(stage[2])]
 
@@ -90,7 +90,7 @@ class MobileNetV2(nn.Module):
             here, last = f"InvertedResidual_{block}/", len(kinds) - 1
             for k, kind in enumerate(kinds):
                 there = f"features.{block + 1}.conv.{k}"
-                after = f"features.{block + 1}.conv.{k + 1}"  # the last norm stands by itself
+                after = f"features.{block + 1}.conv.{k + 1}"  # the last norm is not nested
                 pair = (f"{there}.0", f"{there}.1") if k < last else (there, after)
                 note(torchvision, here, k, *pair)
                 note(timm, here, k, f"blocks.{i}.{j}.{kind}", f"blocks.{i}.{j}.bn{k + 1}")
@@ -98,9 +98,9 @@ class MobileNetV2(nn.Module):
 
 
 def mobilenet_v2(num_classes: int, *, pretrained: str = "") -> MobileNetV2:
-    """At width 1.0: 2,236,682 parameters at 10 classes, 3,504,872 at 1000.
+    """MobileNetV2 at width 1.0: 2,236,682 parameters at 10 classes, 3,504,872 at 1000.
 
-    pretrained: a torchvision or timm `.safetensors` file that the first weights are read from, all
-      but a head of another number of classes.
+    pretrained: a torchvision or timm `.safetensors` file with the initial weights; a head with
+      another number of classes is not read.
     """
     return MobileNetV2(num_classes, pretrained=pretrained, name="mobilenet_v2")

@@ -1,11 +1,11 @@
-"""Any Flax module as two pure functions: its first variables, and a pass over a batch.
+"""Any Flax module as two pure functions: its initial variables, and a pass over a batch.
 
-A linen module may be called as `module(x)`, or with more arguments that say what kind of pass it
-is: `train`, `training` or `is_training`, or the opposite, `deterministic` or
-`use_running_average`; a field of such a name is set as well. `mask` [B] has 1 where a row is real.
-Where a module does not take it, the padded rows are kept out of the moments of Flax's BatchNorm.
+A linen module may be called as `module(x)`, or with further arguments that set the mode of the
+pass: `train`, `training` or `is_training`, or the opposite, `deterministic` or
+`use_running_average`. A field of such a name is set as well. The argument `mask` [B] is 1 for real
+rows. If a module does not accept it, padded rows are excluded from the moments of Flax's BatchNorm.
 
-An NNX module is made by `nnx.bridge.ToLinen`, of which each pass gets one in the right mode.
+An NNX module is wrapped by `nnx.bridge.ToLinen`; each pass creates one in the right mode.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ from fedjax_lab.errors import BadInput, cut, place_of, reason_of
 from fedjax_lab.models import calls
 from fedjax_lab.types import Array
 
-MODES = {  # arguments and fields that say whether a pass is one of training; the value if it is
+MODES = {  # arguments and fields that set the mode of a pass, with their value in training
     "train": True,
     "training": True,
     "is_training": True,
@@ -34,17 +34,18 @@ OF_FLAX = ("parent", "name", "rngs")  # arguments of every module
 SETTINGS = (bool, int, float, str, tuple)  # types of the defaults of what a config can set
 
 
-# From what a config names to a module.
+# From a part that a config names to a module.
 
 
 @cache
 def as_function(part: Callable) -> Callable[..., nn.Module]:
     """The function (num_classes, *, settings) that makes linen modules of a class.
 
-    The number of classes goes to the argument `num_classes`, or else to the first one without a
-    default. The other arguments whose default a config can hold are settings. An NNX class, or a
+    The number of classes is passed to the argument `num_classes`, or else to the first one without
+    a default. Other arguments whose default a config can hold are settings. An NNX class, or a
     function with an argument `rngs`, makes an NNX module inside a linen one. Any other function is
-    returned as it is. BadInput where a class is not Flax's or another argument has no default.
+    returned unchanged. Raises BadInput if a class is not Flax's, or if another argument has no
+    default.
     """
     arguments = _arguments(part)
     if not isinstance(part, type) and "rngs" not in arguments:
@@ -76,7 +77,7 @@ def as_function(part: Callable) -> Callable[..., nn.Module]:
 
 
 def _arguments(part):
-    """Those of a call, by name. NNX's metaclass hides those of a class."""
+    """The arguments of a call by name; NNX's metaclass hides those of a class from inspect."""
     if not isinstance(part, type):
         return inspect.signature(part).parameters
     _, *arguments = inspect.signature(part.__init__).parameters.values()
@@ -86,8 +87,8 @@ def _arguments(part):
 def _check_class(part):
     if isinstance(part, type) and not issubclass(part, calls.with_nnx((nn.Module,), "Module")):
         raise BadInput(
-            f"model {part.__name__} is no Flax module; name a subclass of flax.linen.Module or of"
-            " flax.nnx.Module, or a function (num_classes, *, settings) that returns one"
+            f"model {part.__name__} is not a Flax module; name a subclass of flax.linen.Module or"
+            " flax.nnx.Module, or a function (num_classes, *, settings) that returns a module"
         )
 
 
@@ -106,15 +107,15 @@ def _bridged(part, takes_rngs, **settings):
 
 
 def check_module(made: Any) -> None:
-    """BadInput unless what a model's function has made is a linen module."""
+    """Raises BadInput unless the object that a model's function returned is a linen module."""
     if isinstance(made, nn.Module):
         return
     kind = type(made).__name__
     if isinstance(made, calls.with_nnx((), "Module")):
         raise BadInput(
-            f"the model's function returns an NNX {kind} with weights of its own; give the function"
-            " an argument `rngs` and make the module with it, so that each seed has its first"
-            " weights"
+            f"the model's function returns an NNX {kind} that already has weights; add an argument"
+            " `rngs` to the function and make the module with it, so that each seed has its own"
+            " initial weights"
         )
     raise BadInput(f"a model must be a Flax module, not {cut(kind, 80)}")
 
@@ -123,7 +124,7 @@ def check_module(made: Any) -> None:
 
 
 def init(module: nn.Module, key: Array, x: Array) -> tuple[Any, dict]:
-    """What the module makes of a batch in evaluation mode, and its first variables."""
+    """The outputs for a batch in evaluation mode, and the initial variables."""
     rngs: Any = key
     if _is_bridge(module):
         rngs = {"params": key, **_streams(jax.random.fold_in(key, 1))}
@@ -136,7 +137,7 @@ def init(module: nn.Module, key: Array, x: Array) -> tuple[Any, dict]:
 def apply(
     module: nn.Module, variables: dict, x: Array, key: Array | None, mask: Array | None
 ) -> tuple[Any, dict]:
-    """What the module makes of a batch, and the variables that it has changed.
+    """The outputs for a batch, and the variables that the pass has changed.
 
     A key means training mode.
     """
@@ -151,13 +152,13 @@ def apply(
 
 
 def _streams(key):
-    """Of random numbers: dropout's, and one for streams of any other name."""
+    """The streams of random numbers: dropout's, and one for streams of any other name."""
     other = jax.random.fold_in(key, 1)
     return {"dropout": key, "params": other, "default": other}
 
 
 def _in_mode(module, train, mask):
-    """The module, and the arguments beside x with which it makes a pass of this mode."""
+    """The module, and its arguments besides x, for a pass in this mode."""
     modes = {name: train is in_training for name, in_training in MODES.items()}
     if _is_bridge(module):
         make = partial(_make_nnx, module.nnx_class, train)
@@ -182,14 +183,14 @@ def _is_bridge(module):
 
 @contextlib.contextmanager
 def _masked(mask):
-    """BatchNorm's moments are those of the real rows, where the module does not see to that."""
+    """Inside the context, BatchNorm's moments exclude padded rows, unless the module masks them."""
     norms = () if mask is None else calls.with_nnx((nn.BatchNorm,), "BatchNorm")
 
     def hook(layer, call, args, kwargs):
         if isinstance(layer.module, norms) and layer.method == "__call__":
             x = args[0] if args else kwargs["x"]
             if len(x) == len(mask):
-                rows = (mask > 0) | ~mask.any()  # no moments of nothing
+                rows = (mask > 0) | ~mask.any()  # avoids moments of an empty set
                 kwargs = {"mask": rows.reshape(-1, *(1,) * (x.ndim - 1)), **kwargs}
         return call(*args, **kwargs)
 
@@ -197,18 +198,18 @@ def _masked(mask):
         yield
 
 
-# Its errors.
+# Errors of a module.
 
 
 def name_of(module: nn.Module) -> str:
-    """Of the model, as messages call it."""
+    """The name of the model in messages."""
     made_by = module.nnx_class if _is_bridge(module) else type(module)
     return str(module.name or getattr(made_by, "__name__", "of NNX"))
 
 
 @contextlib.contextmanager
 def told(module: nn.Module):
-    """What a module raises becomes BadInput, which names the model and the line of its code."""
+    """Inside the context, errors become BadInput with the model's name and the line of its code."""
     try:
         yield
     except (BadInput, MemoryError, OSError, jax.errors.JaxRuntimeError):

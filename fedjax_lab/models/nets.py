@@ -1,10 +1,11 @@
-"""The classifiers: a perceptron, and the small convolutional nets of the published experiments.
+"""Classifiers: a perceptron, and the small convolutional nets of published experiments.
 
-The last layer of each is called `head`, all before it is the body. A call gives the logits [B, K]
-and the features [B, D], the input of the head. Maps are flattened row by row, channels last;
-PyTorch flattens channels first, so dense weights taken from there need their rows permuted.
+The last layer of each is called `head`; everything before it is the body. A call returns the logits
+[B, K] and the features [B, D], which are the input of the head. Feature maps are flattened row by
+row with channels last; PyTorch flattens channels first, so the rows of its dense weights must be
+permuted to use them here.
 
-How convolutions run is not a setting of a net but of the run: `net.clone(kernels=...)`.
+The implementation of convolutions is a setting of the run, not of a net: `net.clone(kernels=...)`.
 """
 
 from typing import Any
@@ -27,7 +28,7 @@ class MLP(nn.Module):
 
     @nn.compact
     def __call__(self, x: Array, train: bool = False, mask: Array | None = None):
-        """x [B, ...], mask [B] with 1 where a row is real -> logits [B, K], features [B, D]."""
+        """x [B, ...], mask [B], 1 for real rows -> logits [B, K], features [B, D]."""
         z = x.reshape(len(x), -1)
         for width in self.widths:
             z = layers.dense(z, width)
@@ -38,24 +39,24 @@ class MLP(nn.Module):
 
 
 class ConvNet(nn.Module):
-    """Convolutions with ReLU, some followed by a 2x2 max-pool; then dense layers with ReLU."""
+    """Convolutions with ReLU, some followed by 2x2 max-pooling, then dense layers with ReLU."""
 
     num_classes: int
     channels: tuple[int, ...]  # of each convolution
-    pooled: tuple[bool, ...]  # whether a max-pool follows it
+    pooled: tuple[bool, ...]  # whether max-pooling follows each convolution
     widths: tuple[int, ...]  # of the dense layers before the head
     kernel: int = 5
-    padding: str = "VALID"  # or SAME
+    padding: str = "VALID"  # or "SAME"
     norm: bool = False  # BatchNorm after each convolution
-    dense_norm: bool = False  # and after each dense layer but the head
+    dense_norm: bool = False  # BatchNorm after each dense layer but the head
     map_dropout: float = 0.0  # of the last convolution's output
     dense_dropout: float = 0.0  # after each dense layer
-    branches: int = 1  # of all that, each with its own weights; their features are concatenated
+    branches: int = 1  # parallel bodies with their own weights, whose features are concatenated
     kernels: Kernels = CPU
 
     @nn.compact
     def __call__(self, x: Array, train: bool = False, mask: Array | None = None):
-        """x [B, H, W, C], mask [B], 1 where a row is real -> logits [B, K], features [B, D]."""
+        """x [B, H, W, C], mask [B], 1 for real rows -> logits [B, K], features [B, D]."""
         layers.check_images(self.name or "ConvNet", x.shape[1:], self._smallest())
         z = jnp.concatenate([self._branch(x, train, mask) for _ in range(self.branches)], axis=-1)
         return layers.dense(z, self.num_classes, name="head"), z
@@ -70,7 +71,7 @@ class ConvNet(nn.Module):
                 x = self.kernels.max_pool(x, pool) if pooled else x
             else:
                 x = layers.Conv(channels, self.kernel, pool=pool, **settings)(x)
-        z = x.reshape(len(x), -1)  # before the dropout: a mask of few channels fills no lanes
+        z = x.reshape(len(x), -1)  # before the dropout, whose mask is faster with a long last axis
         z = nn.Dropout(self.map_dropout)(z, deterministic=not train)
         for width in self.widths:
             z = layers.dense(z, width)
@@ -81,7 +82,7 @@ class ConvNet(nn.Module):
         return z
 
     def _smallest(self) -> int:
-        """Height and width of the smallest image that leaves a pixel."""
+        """The height and width of the smallest valid image."""
         size = 1
         for pooled in reversed(self.pooled):
             size = 2 * size if pooled else size
@@ -90,21 +91,31 @@ class ConvNet(nn.Module):
 
 
 def mlp(num_classes: int, *, width: int = 64, depth: int = 1, norm: bool = False) -> MLP:
-    """`depth` hidden layers of `width`; with none it is logistic regression."""
+    """A perceptron with ReLU on flattened inputs; with depth 0, logistic regression.
+
+    width: the width of each hidden layer.
+    depth: the number of hidden layers.
+    norm: BatchNorm before each ReLU.
+    """
     if width < 1 or depth < 0:
-        raise BadInput(f"config.model: no mlp of width {width} and depth {depth}")
+        raise BadInput(
+            f"config.model.width must be at least 1 and config.model.depth at least 0, got {width}"
+            f" and {depth}"
+        )
     return MLP(num_classes, (width,) * depth, norm, name="mlp")
 
 
 def simple_cnn(num_classes: int) -> ConvNet:
-    """NIID-Bench's and FedConcat's: 62,006 parameters at 32x32x3, 44,426 at 28x28x1."""
+    """NIID-Bench's and FedConcat's CNN: 62,006 parameters at 32x32x3, 44,426 at 28x28x1."""
     return ConvNet(num_classes, (6, 16), (True, True), (120, 84), name="simple_cnn")
 
 
 def concat_cnn(num_classes: int, *, branches: int = 5) -> ConvNet:
-    """FedConcat's global model (appendix D.4): the bodies of `branches` simple CNNs, one head.
+    """FedConcat's global model (appendix D.4): the bodies of several simple CNNs and one head.
 
     309,990 parameters at 32x32x3.
+
+    branches: the number of simple CNNs.
     """
     if branches < 1:
         raise BadInput(f"config.model.branches must be at least 1, not {branches}")
@@ -114,17 +125,17 @@ def concat_cnn(num_classes: int, *, branches: int = 5) -> ConvNet:
 
 
 def lenet(num_classes: int) -> ConvNet:
-    """FedC2I's (Table 7): 4,336,906 parameters at 64x64x3; FedProto's at 32x32x3: 797,962."""
+    """FedC2I's CNN (Table 7): 4,336,906 parameters at 64x64x3; FedProto's: 797,962 at 32x32x3."""
     return ConvNet(num_classes, (64, 64), (True, True), (384, 192), name="lenet")
 
 
 def mcmahan_cnn(num_classes: int) -> ConvNet:
-    """McMahan et al. 2017 (FedAvg), arXiv 1602.05629: 1,663,370 parameters at 28x28x1."""
+    """FedAvg's CNN (McMahan et al. 2017, arXiv 1602.05629): 1,663,370 parameters at 28x28x1."""
     return ConvNet(num_classes, (32, 64), (True, True), (512,), padding="SAME", name="mcmahan_cnn")
 
 
 def pfl_cnn(num_classes: int) -> ConvNet:
-    """pfl-research's CIFAR-10 benchmark: 1,626,442 parameters at 32x32x3."""
+    """The CNN of pfl-research's CIFAR-10 benchmark: 1,626,442 parameters at 32x32x3."""
     return ConvNet(
         num_classes,
         (32, 64),
@@ -138,14 +149,16 @@ def pfl_cnn(num_classes: int) -> ConvNet:
 
 
 def pfllib_cnn(num_classes: int) -> ConvNet:
-    """PFLlib's quick start (FedAvgCNN): 582,026 parameters at 28x28x1."""
+    """The CNN of PFLlib's quick start (FedAvgCNN): 582,026 parameters at 28x28x1."""
     return ConvNet(num_classes, (32, 64), (True, True), (512,), name="pfllib_cnn")
 
 
 def digit_cnn(num_classes: int, *, width: int = 16) -> ConvNet:
-    """A small net with BatchNorm for digit domains: 47,626 parameters at 28x28x3.
+    """A small CNN with BatchNorm for digit domains: 47,626 parameters at 28x28x3 and width 16.
 
-    Our own; FedBN's and FedPick's digit nets have 14 to 18 million parameters.
+    It is not from a paper; FedBN's and FedPick's nets for digits have 14 to 18 million parameters.
+
+    width: channels of the first convolution; the second one has twice as many.
     """
     return ConvNet(
         num_classes, (width, 2 * width), (True, True), (64,), norm=True, name="digit_cnn"
@@ -153,9 +166,10 @@ def digit_cnn(num_classes: int, *, width: int = 16) -> ConvNet:
 
 
 def fedbn_cnn(num_classes: int) -> ConvNet:
-    """FedBN's digit net (Li et al. 2021, arXiv 2102.07623): 14,219,210 parameters at 28x28x3.
+    """FedBN's CNN for digits (Li et al. 2021, arXiv 2102.07623): 14,219,210 parameters at 28x28x3.
 
-    FedPick's at 32x32x3: 18,151,370, with 8,192 features before the first dense layer.
+    FedPick's has 18,151,370 parameters at 32x32x3; its features are the 8,192 inputs of the first
+    dense layer.
     """
     return ConvNet(
         num_classes,

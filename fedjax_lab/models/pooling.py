@@ -1,7 +1,8 @@
-"""Maximum over square windows, two formulations with the same numbers.
+"""Max-pooling over square windows, in two implementations with the same results.
 
-Both take images [B, H, W, C] to [B, H', W', C], windows `stride` (by default the window) apart,
-padded with -inf; the gradient of a tie goes to the window's first element, row by row.
+Both map images [B, H, W, C] to [B, H', W', C]. Windows are at distance `stride` (default: the
+window) and padded with -inf; among equal elements, the first one in the window, row by row, gets
+the gradient.
 """
 
 from collections.abc import Callable
@@ -15,12 +16,12 @@ MaxPool = Callable[..., Array]  # (x, window, stride=None, padding=0)
 
 
 def by_slices(x: Array, window: int, stride: int | None = None, padding: int = 0) -> Array:
-    """A maximum of strided slices: on a CPU ten times as fast as the gradient of the other."""
+    """A maximum of strided slices; on a CPU ten times as fast as the gradient of `by_windows`."""
     stride = stride or window
     if padding:
         sides = ((0, 0), (padding, padding), (padding, padding), (0, 0))
         x = jnp.pad(x, sides, constant_values=-jnp.inf)
-    rows, cols = x.shape[1] - window + 1, x.shape[2] - window + 1  # where a window may start
+    rows, cols = x.shape[1] - window + 1, x.shape[2] - window + 1  # numbers of window starts
     best = x[:, :rows:stride, :cols:stride]
     for i in range(window):
         for j in range(window):
@@ -31,7 +32,7 @@ def by_slices(x: Array, window: int, stride: int | None = None, padding: int = 0
 
 
 def by_windows(x: Array, window: int, stride: int | None = None, padding: int = 0) -> Array:
-    """XLA's own: a TPU's compiler estimates a third less for a whole training step."""
+    """XLA's reduce_window; a TPU's compiler estimates a third less time for a training step."""
     stride = stride or window
     sides = ((0, 0), (padding, padding), (padding, padding), (0, 0))
     shape, strides = (1, window, window, 1), (1, stride, stride, 1)

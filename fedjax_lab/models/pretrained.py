@@ -1,14 +1,14 @@
-"""First weights of a model from a file: one's own, or those that torchvision or timm publish.
+"""Initial weights of a model from a file: your own, or those published by torchvision or timm.
 
-A `.safetensors` file holds tensors by name, and a folder that Orbax has written nested dicts of
-arrays. In both, the names may be those of the model's own layers, as in 'Dense_0/kernel' or
-'params.Dense_0.kernel'. A folder may hold more beside `params` and `batch_stats`, as that of a
+A `.safetensors` file holds tensors by name, and a folder written by Orbax holds nested dicts of
+arrays. In both, the names may be those of the model's own layers, such as 'Dense_0/kernel' or
+'params.Dense_0.kernel'. A folder may hold more than `params` and `batch_stats`, as that of a
 training state does.
 
-A model that can start from published weights has a field `pretrained`, the path of the file ("" for
-none), and `published_names()`: for each library that publishes its weights, the names that its
-layers have there, by their path here. The weights expect images normalized as in that library's
-training; the mean and deviation are not in the file.
+A model that accepts published weights has a field `pretrained`, the path of the file ("" for none),
+and a method `published_names()`, which returns for each library that publishes its weights the
+library's name of each layer, by the path of the layer here. The weights expect images normalized as
+in that library's training; the mean and deviation are not in the file.
 """
 
 from collections.abc import Callable, Mapping
@@ -32,7 +32,7 @@ TENSORS = {
     "var": "running_var",
 }
 COLLECTIONS = "params", "batch_stats", "stats"
-SHOWN = 3  # names of each side where those of a file and a model differ
+SHOWN = 3  # number of names from each side in a message about names that differ
 
 
 def starting_from(
@@ -41,11 +41,11 @@ def starting_from(
     init: Callable[[Array], Weights],
     head: str = HEAD,
 ) -> Callable[[Array], Weights]:
-    """`init` with the weights of the file at `path` in place of its own; the file is read now.
+    """`init` with the weights of the file at `path` in place of its own; reads the file at once.
 
     head: the path of the last layer in the module, which may be its name in the file.
 
-    A head of another number of classes is left at its own first weights, by the key. Raises
+    If the file's head has another number of classes, the head keeps its own initial weights. Raises
     BadInput as `read`, `convert` and `match` do.
     """
     shapes = jax.eval_shape(init, jax.random.key(0))
@@ -61,9 +61,9 @@ def starting_from(
 
 
 def read(path: str) -> dict[str, np.ndarray]:
-    """The tensors of a `.safetensors` file, or of a folder of Orbax, by name.
+    """The tensors of a `.safetensors` file, or of a folder written by Orbax, by name.
 
-    Raises BadInput where there is no such file, or none that can be read.
+    Raises BadInput if the file does not exist or cannot be read.
     """
     file = Path(path).expanduser()
     return _read_orbax(file) if file.is_dir() else _read_safetensors(file)
@@ -72,7 +72,7 @@ def read(path: str) -> dict[str, np.ndarray]:
 def _read_safetensors(file):
     load_file = safetensors().load_file
     if not file.is_file():
-        raise BadInput("no such file; name one with --config.model.pretrained")
+        raise BadInput("the file does not exist; name another with --config.model.pretrained")
     try:
         return load_file(file)
     except MemoryError:
@@ -82,7 +82,7 @@ def _read_safetensors(file):
 
 
 def safetensors() -> Any:
-    """The module `safetensors.numpy`. BadInput names the extra where it is not installed."""
+    """The module `safetensors.numpy`. Raises BadInput if it is not installed."""
     try:
         import safetensors.numpy
     except ImportError:
@@ -98,14 +98,14 @@ def _read_orbax(folder):
     try:
         with ocp.PyTreeCheckpointer() as checkpointer:
             described = checkpointer.metadata(folder.absolute()).item_metadata.tree
-            to_host = ocp.RestoreArgs(restore_type=np.ndarray)  # whatever devices have written it
+            to_host = ocp.RestoreArgs(restore_type=np.ndarray)  # on whichever devices it was saved
             how = jax.tree.map(lambda _: to_host, described)
             whole = checkpointer.restore(folder.absolute(), restore_args=how)
     except MemoryError:
         raise
-    except Exception as error:  # orbax and tensorstore raise any
+    except Exception as error:  # orbax and tensorstore may raise any exception
         reason = cut(" ".join(str(error).split()), 200)
-        raise BadInput(f"not a folder that Orbax has written ({reason})") from None
+        raise BadInput(f"not a folder written by Orbax ({reason})") from None
     if isinstance(whole, Mapping) and "params" in whole:  # of a training state
         whole = {key: whole[key] for key in COLLECTIONS if whole.get(key)}
     return {
@@ -115,7 +115,7 @@ def _read_orbax(folder):
 
 
 def write(path: Path, weights: Weights) -> None:
-    """Writes weights to a .safetensors file, or else to a folder of Orbax, that `read` reads."""
+    """Writes weights to a .safetensors file, or else to a folder of Orbax; `read` reads both."""
     variables = {"params": weights.params, "batch_stats": weights.stats}
     arrays = map(np.asarray, jax.tree.leaves(variables))
     tensors = dict(zip(tree.names(variables), arrays, strict=True))
@@ -130,7 +130,7 @@ def write(path: Path, weights: Weights) -> None:
 
 
 def _nested(tensors):
-    """Arrays by path as nested dicts."""
+    """Nested dicts of arrays, from arrays by path."""
     nested: dict[str, Any] = {}
     for name, array in tensors.items():
         *folders, last = name.split("/")
@@ -145,9 +145,9 @@ def _nested(tensors):
 
 
 def match(tensors: dict[str, np.ndarray], shapes: Weights, head: str = HEAD) -> Weights:
-    """Tensors by the model's own names as weights of these shapes; None for a head that differs.
+    """Tensors with the model's own names as weights of these shapes; None for a head that differs.
 
-    Raises BadInput where names, or shapes before the head, differ.
+    Raises BadInput if names differ, or if shapes differ before the head.
     """
     names = [_plain(name) for name in tree.names(shapes)]
     given = {_as_head(_plain(name), head, names): array for name, array in tensors.items()}
@@ -169,7 +169,7 @@ def match(tensors: dict[str, np.ndarray], shapes: Weights, head: str = HEAD) -> 
 def _of_shape(name, tensor, leaf):
     if tensor.shape != leaf.shape:
         given, needed = (_shown(a.shape) for a in (tensor, leaf))
-        raise BadInput(f"its tensor {name!r} is {given}, the model needs {needed}")
+        raise BadInput(f"its tensor {name!r} is {given}, but the model needs {needed}")
     return tensor.astype(leaf.dtype)
 
 
@@ -184,24 +184,24 @@ def _plain(name):
 
 
 def _as_head(name, head, names):
-    """The name as the task has it, of a weight of the layer that the module calls otherwise."""
+    """The name of a weight in the task, where the module's last layer is called `head`."""
     kind = name.removeprefix(f"{head}/")
     return f"{HEAD}/{kind}" if name not in names and kind != name else name
 
 
 def _check_names(given, names):
-    """BadInput lists the first names that are on one side only."""
+    """Raises BadInput with the first names that are on one side only."""
     lacking, more = sorted(set(names) - given.keys()), sorted(given.keys() - set(names))
     sides = [
         f"{what} {len(some)} of {total} ({', '.join(some[:SHOWN])}{', ...' * (len(some) > SHOWN)})"
         for some, total, what in (
             (lacking, len(names), "it lacks"),
-            (more, len(given), "the model has no place for"),
+            (more, len(given), "the model does not have"),
         )
         if some
     ]
     if sides:
-        raise BadInput(f"its weights are not the model's: {'; '.join(sides)}")
+        raise BadInput(f"its weights do not match the model: {'; '.join(sides)}")
 
 
 # By the names that a library has published.
@@ -216,10 +216,10 @@ def _has_names_of(tensors, published_names):
 def convert(
     tensors: dict[str, np.ndarray], published_names: tuple[dict[str, str], ...], shapes: Weights
 ) -> Weights:
-    """Tensors by name as weights of these shapes, float32; None for a head that does not fit.
+    """Tensors with published names as weights of these shapes, float32; None for another head.
 
-    Of several sets of names it takes the one that more of the tensors have. Raises BadInput for a
-    tensor that is missing, superfluous or of another shape.
+    Of several sets of names, the one with more names among the tensors is used. Raises BadInput if
+    a tensor is missing, superfluous or (except for the head's number of classes) of another shape.
     """
     given = {k: v for k, v in tensors.items() if not k.endswith(".num_batches_tracked")}
     needed = max(
@@ -229,7 +229,7 @@ def convert(
     for name in sorted(needed.values() - given.keys()):
         raise BadInput(f"it has no tensor {name!r}, which the model needs")
     for name in sorted(given.keys() - needed.values()):
-        raise BadInput(f"the model has no place for its tensor {name!r}")
+        raise BadInput(f"its tensor {name!r} is not in the model")
 
     classes, width = shapes.params["head"]["kernel"].shape[::-1]
     head = given[needed["params/head/kernel"]].shape
@@ -254,10 +254,10 @@ def _tensor_names(layers, shapes):
 
 
 def _fitted(name, tensor, shape):
-    """A tensor with its axes as here: [K, C, kh, kw] -> [kh, kw, C, K], [K, D] -> [D, K]."""
+    """A tensor in Flax's layout: [K, C, kh, kw] -> [kh, kw, C, K], [K, D] -> [D, K]."""
     order = {4: (2, 3, 1, 0), 2: (1, 0), 1: (0,)}[len(shape)]
-    there = tuple(shape[order.index(axis)] for axis in range(len(shape)))
-    if tensor.shape != there:
-        given, needed = _shown(tensor.shape), _shown(there)
-        raise BadInput(f"its tensor {name!r} is {given}, the model needs {needed}")
+    expected = tuple(shape[order.index(axis)] for axis in range(len(shape)))
+    if tensor.shape != expected:
+        given, needed = _shown(tensor.shape), _shown(expected)
+        raise BadInput(f"its tensor {name!r} is {given}, but the model needs {needed}")
     return tensor.transpose(order).astype(np.float32)

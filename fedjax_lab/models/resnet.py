@@ -1,7 +1,7 @@
-"""Residual nets (He et al. 2016, arXiv 1512.03385) with PyTorch's numbers.
+"""Residual nets (He et al. 2016, arXiv 1512.03385), initialized and padded as in PyTorch.
 
-Convolutions have no bias, start `kaiming_normal` by fan-out and are padded by half their kernel on
-each side, also at stride 2, where "SAME" would pad one side only.
+Convolutions have no bias, are initialized by `kaiming_normal` (fan-out), and are padded by half
+their kernel size on each side, also at stride 2, where "SAME" would pad only one side.
 """
 
 from collections.abc import Callable
@@ -16,16 +16,16 @@ from fedjax_lab.types import Array
 
 KAIMING = nn.initializers.variance_scaling(2.0, "fan_out", "normal")
 
-Norm = Callable[[Array, bool, Array | None], Array]  # (x, train, mask), made inside a module
+Norm = Callable[[Array, bool, Array | None], Array]  # (x, train, mask), called in a module
 
 
 def batch_norm(x: Array, train: bool, mask: Array | None) -> Array:
-    """The statistics of the batch's real rows. [B, H, W, C] -> the same."""
+    """BatchNorm with the statistics of the batch's real rows. [B, H, W, C] -> the same."""
     return layers.BatchNorm()(x, train, mask)
 
 
 def group_norm(x: Array, train: bool, mask: Array | None) -> Array:
-    """The statistics of each image, over two groups of channels: the batch plays no part."""
+    """GroupNorm with two groups of channels: the statistics are those of each image."""
     return nn.GroupNorm(2, epsilon=layers.EPSILON, use_fast_variance=False)(x)
 
 
@@ -40,7 +40,7 @@ def conv_norm(
     stride: int = 1,
     groups: int = 1,
 ) -> Array:
-    """A convolution and the norm after it, made inside a compact module.
+    """A convolution and a normalization; call it in a compact module.
 
     [B, H, W, C] -> [B, H / stride, W / stride, channels], sizes rounded up.
     """
@@ -59,13 +59,13 @@ def conv_norm(
 
 
 class BasicBlock(nn.Module):
-    """Two 3x3 convolutions around a shortcut; the stride is the first one's."""
+    """Two 3x3 convolutions and a shortcut; the first convolution has the stride."""
 
     width: int
     stride: int
     kernels: Kernels
     norm: Norm = batch_norm
-    num_convolutions = 2  # without the shortcut's
+    num_convolutions = 2  # without that of the shortcut
 
     @nn.compact
     def __call__(self, x: Array, train: bool, mask: Array | None) -> Array:
@@ -79,13 +79,13 @@ class BasicBlock(nn.Module):
 
 
 class Bottleneck(nn.Module):
-    """1x1, 3x3 and 1x1 convolutions around a shortcut; the stride is the 3x3's ("v1.5")."""
+    """1x1, 3x3 and 1x1 convolutions and a shortcut; the 3x3 one has the stride ("v1.5")."""
 
     width: int  # of the 3x3 convolution
     stride: int
     kernels: Kernels
     norm: Norm = batch_norm
-    num_convolutions = 3  # without the shortcut's
+    num_convolutions = 3  # without that of the shortcut
 
     @nn.compact
     def __call__(self, x: Array, train: bool, mask: Array | None) -> Array:
@@ -100,7 +100,7 @@ class Bottleneck(nn.Module):
 
 
 def cifar_stem(x: Array, width: int, layer: Callable[..., Array], kernels: Kernels) -> Array:
-    """For small images: a 3x3 convolution that keeps their size. [B, H, W, C] -> [..., width]."""
+    """A 3x3 convolution, for small images: [B, H, W, C] -> [B, H, W, width]."""
     return nn.relu(layer(x, width, 3))
 
 
@@ -110,20 +110,20 @@ def imagenet_stem(x: Array, width: int, layer: Callable[..., Array], kernels: Ke
 
 
 class ResNet(nn.Module):
-    """A stem and stages of residual blocks, each of double width and half size; global average."""
+    """A stem, stages of residual blocks (each of half size and double width), global averaging."""
 
     num_classes: int
-    stem: Callable[..., Array]  # (x, width, layer, kernels), made inside this module
+    stem: Callable[..., Array]  # (x, width, layer, kernels), called in this module
     block: type[BasicBlock] | type[Bottleneck]
-    stages: tuple[int, ...]  # blocks in each
+    stages: tuple[int, ...]  # number of blocks in each stage
     width: int = 64  # of the stem and the first stage
     kernels: Kernels = CPU
     norm: Norm = batch_norm
-    pretrained: str = ""  # file that the first weights are read from; see models/pretrained.py
+    pretrained: str = ""  # file with the initial weights; see models/pretrained.py
 
     @nn.compact
     def __call__(self, x: Array, train: bool = False, mask: Array | None = None):
-        """x [B, H, W, C], mask [B], 1 where a row is real -> logits [B, K], features [B, D]."""
+        """x [B, H, W, C], mask [B], 1 for real rows -> logits [B, K], features [B, D]."""
         layers.check_images(self.name or "ResNet", x.shape[1:], 1)
         layer = partial(conv_norm, self.kernels, self.norm, train, mask)
         x = self.stem(x, self.width, layer, self.kernels)
@@ -136,7 +136,7 @@ class ResNet(nn.Module):
         return layers.dense(z, self.num_classes, name="head"), z
 
     def published_names(self) -> tuple[dict[str, str], ...]:
-        """The names of its layers, by path, in torchvision's files; timm's are the same."""
+        """The names of the layers in torchvision's files, by path; timm's are the same."""
         names = {"Conv_0": "conv1", "BatchNorm_0": "bn1", "head": "fc"}
         last = self.block.num_convolutions
         places = [f"layer{i + 1}.{j}" for i, n in enumerate(self.stages) for j in range(n)]
@@ -153,14 +153,14 @@ class ResNet(nn.Module):
 def resnet18(
     num_classes: int, *, stem: str = "cifar", norm: str = "batch", pretrained: str = ""
 ) -> ResNet:
-    """11,173,962 parameters at 10 classes; 11,181,642 with ImageNet's stem.
+    """ResNet-18: 11,173,962 parameters at 10 classes; 11,181,642 with ImageNet's stem.
 
     stem: `cifar`, for small images, or `imagenet`.
     norm: `batch`, or `group`: GroupNorm with two groups everywhere, as in FedDyn's code.
-    pretrained: a torchvision or timm `.safetensors` file that the first weights are read from, all
-      but a head of another number of classes.
+    pretrained: a torchvision or timm `.safetensors` file with the initial weights; a head with
+      another number of classes is not read.
 
-    Raises BadInput where pretrained weights cannot fit.
+    Raises BadInput if pretrained weights cannot fit this architecture.
     """
     stems = {"cifar": cifar_stem, "imagenet": imagenet_stem}
     norms = {"batch": batch_norm, "group": group_norm}
@@ -180,5 +180,5 @@ def resnet18(
 
 
 def resnet50(num_classes: int) -> ResNet:
-    """FedConcat's, with the stem for small images: 23,705,252 parameters at 100 classes."""
+    """FedConcat's ResNet-50, with the stem for small images: 23,705,252 parameters, 100 classes."""
     return ResNet(num_classes, cifar_stem, Bottleneck, (3, 4, 6, 3), name="resnet50")

@@ -1,4 +1,4 @@
-"""A Flax module as the two pure functions that methods use."""
+"""Converts a Flax module to the two pure functions that methods use."""
 
 import contextlib
 from collections.abc import Callable
@@ -27,18 +27,18 @@ def make_task(
     compute_dtype=jnp.float32,
     pretrained_file: str = "",
 ) -> Task:
-    """The task of a classifier whose examples have `sample_shape` (no batch axis).
+    """The task of a classifier for examples of shape `sample_shape` (without a batch axis).
 
-    `module(x)` gives logits [B, K], or (logits, features [B, D]). The features are the input of its
-    last layer, a Dense; whatever the module calls that layer, the task calls it `head`. What else
-    the module may take is in `models.modules`.
+    `module(x)` must return logits [B, K], or (logits, features [B, D]). The features are the input
+    of its last layer, a Dense; the task calls that layer `head`, whatever its name in the module.
+    See `models.modules` for further arguments that the module may have.
 
-    Inputs are from `lowest` to `highest`, [] or [channels], the range of `Task.noise`.
-    A `compute_dtype` other than float32 is that of the products: see `models.mixed_precision`.
-    The first weights are those of a file (see `models.pretrained`): of the one that the module's
-    field `pretrained` names, or else of `pretrained_file`; "": new ones.
+    Inputs are between `lowest` and `highest`, [] or [channels], the range of `Task.noise`. If
+    `compute_dtype` is not float32, it is the type of the products: see `models.mixed_precision`.
+    The initial weights are read from the file that the module's field `pretrained` names, or else
+    from `pretrained_file` (see `models.pretrained`); if both are "", they are random.
 
-    Raises BadInput where the module, its shapes or that file are not such.
+    Raises BadInput if the module, its shapes or the file are invalid.
     """
     modules.check_module(module)
     survey = _survey(module, sample_shape, dtype)
@@ -70,19 +70,19 @@ def make_task(
     )
 
 
-# What a module is like.
+# Properties of a module.
 
 
 class Survey(NamedTuple):
-    """What one pass over two examples shows of a module."""
+    """Properties of a module, found by a pass over two examples."""
 
-    kinds: dict[str, type]  # path and type of each layer with weights, in the order of the pass
-    outputs: Any  # the shapes of what the module gives
-    variables: Any  # and of what it has, by collection
+    kinds: dict[str, type]  # type of each layer with weights by path, in the order of the pass
+    outputs: Any  # shapes of the outputs
+    variables: Any  # shapes of the variables, by collection
 
     @property
     def gives_features(self) -> bool:
-        """Whether it gives more than logits."""
+        """Whether the module returns features besides logits."""
         return isinstance(self.outputs, (tuple, list))
 
 
@@ -103,7 +103,7 @@ def _survey(module, sample_shape, dtype):
 
 
 def _check(module, survey, num_classes):
-    """The head. BadInput unless the module is a classifier that methods can train."""
+    """The module's head. Raises BadInput unless the module is a classifier that can be trained."""
     name, kinds, params = modules.name_of(module), survey.kinds, survey.variables["params"]
     for other in sorted(survey.variables.keys() - {"params", "batch_stats"}):
         raise BadInput(
@@ -114,55 +114,55 @@ def _check(module, survey, num_classes):
     dense = f"nn.Dense(num_classes, name={HEAD!r})"
     if not last:
         raise BadInput(
-            f"model {name} has no layer with weights inside of it; its last one must be the Dense"
-            f" that gives the logits, for example nn.Sequential([{dense}])"
+            f"model {name} has no submodule with weights; its last layer must be the Dense that"
+            f" computes the logits, for example nn.Sequential([{dense}])"
         )
     if not issubclass(kinds[last], _dense_types()):
         raise BadInput(
             f"the last layer with weights of model {name} is {last!r}, a {kinds[last].__name__}; it"
-            f" must be the Dense that gives the logits: {dense}"
+            f" must be the Dense that computes the logits: {dense}"
         )
     if last != HEAD and HEAD in params:
         raise BadInput(
             f"the last layer of model {name} is {last!r}, but another part of it is named {HEAD!r};"
             f" give the last layer that name: {dense}"
         )
-    found = head.find(params, last)
-    _check_outputs(name, survey.outputs, last, head.layer_of(found, params), num_classes)
-    return found
+    located = head.find(params, last)
+    _check_outputs(name, survey.outputs, last, head.layer_of(located, params), num_classes)
+    return located
 
 
 def _check_outputs(name, outputs, last, layer, num_classes):
-    """BadInput unless the outputs for two examples are logits, maybe with features."""
+    """Raises BadInput unless the outputs for two examples are logits, optionally with features."""
     shapes = tuple(getattr(a, "shape", None) for a in _pair(outputs))
     logits, features = shapes if len(shapes) == 2 else (None, None)
     floats = logits and jnp.issubdtype(_pair(outputs)[0].dtype, jnp.floating)
     if logits != (2, num_classes) or not floats:
         shown = jax.tree.map(lambda a: f"{a.dtype}{list(a.shape)}", outputs)
         raise BadInput(
-            f"model {name} must give logits, float32[2, {num_classes}] for 2 examples of"
-            f" {num_classes} classes, alone or with features; it gives {quoted(shown, 200)}"
+            f"model {name} must return logits, float32[2, {num_classes}] for 2 examples of"
+            f" {num_classes} classes, alone or with features; it returns {quoted(shown, 200)}"
         )
     width, gives = layer["kernel"].shape[-2:]
     if layer["kernel"].ndim != 2 or gives != num_classes:
         raise BadInput(
-            f"the last layer {last!r} of model {name} must give the logits of {num_classes}"
+            f"the last layer {last!r} of model {name} must compute the logits of {num_classes}"
             f" classes, but its kernel has the shape {list(layer['kernel'].shape)}"
         )
     if features not in (None, (2, width)):
         raise BadInput(
             f"the features of model {name} must be the input of its last layer {last!r},"
-            f" [2, {width}] for 2 examples; it gives {list(features)}"
+            f" [2, {width}] for 2 examples; it returns {list(features)}"
         )
 
 
 def _pair(outputs):
-    """(logits, features), or (logits, None) where a module gives logits alone."""
+    """(logits, features), or (logits, None) if a module returns only logits."""
     return outputs if isinstance(outputs, (tuple, list)) else (outputs, None)
 
 
 def _check_features(apply, init, module, x):
-    """BadInput unless a pass of training finds the features in the input of the head."""
+    """Raises BadInput unless the input of the head in a training pass can be the features."""
     key = jax.random.key(0)
     out = jax.eval_shape(lambda: apply(init(key), x, key, jnp.ones(len(x))))
     if out.features.ndim != 2:
@@ -186,7 +186,7 @@ def _of_type(kinds: dict[str, type], types: tuple[type, ...]) -> tuple[str, ...]
 def first_weights(
     module: nn.Module, last: Head, sample_shape: tuple[int, ...], dtype, key: Array
 ) -> Weights:
-    """The module's first weights."""
+    """The module's initial weights."""
     _, variables = modules.init(module, key, jnp.zeros((1, *sample_shape), dtype))
     return Weights(head.named(last, variables["params"]), variables.get("batch_stats", {}))
 
@@ -200,7 +200,7 @@ def forward(
     key: Array | None = None,
     mask: Array | None = None,
 ) -> Output:
-    """One pass of a batch x [B, ...]; a key means training mode."""
+    """A pass over a batch x [B, ...]; a key means training mode."""
     params = head.as_in_module(last, weights.params)
     variables = {"params": params, "batch_stats": weights.stats}
     with contextlib.ExitStack() as during:
@@ -239,17 +239,17 @@ def uniform_noise(
     key: Array,
     count: int,
 ) -> Array:
-    """Inputs [count, *sample_shape], uniform from `lowest` to `highest`."""
+    """Random inputs [count, *sample_shape], uniform from `lowest` to `highest`."""
     unit = jax.random.uniform(key, (count, *sample_shape), dtype)
     return lowest + unit * (highest - lowest)
 
 
 @contextlib.contextmanager
 def inputs_of(layer: str, instead: Array | None = None):
-    """A list that fills with what the layer at this path is given by all that is applied inside.
+    """Inside the context, collects the inputs of the layer at this path in a list, and yields it.
 
-    With `instead` the layer gets that. BadInput where the layer is inside a loop of the model,
-    which gives it many inputs.
+    instead: if given, the layer gets this input. Raises BadInput if the layer is inside a loop of
+    the model, where it has many inputs.
     """
     seen = []
     level = get_opaque_trace_state()
@@ -270,28 +270,28 @@ def inputs_of(layer: str, instead: Array | None = None):
 
 
 def split_head(task: Task, weights: Weights) -> tuple[Weights, Weights]:
-    """(encoder, head): the model without its last dense layer, and that layer; None fills gaps."""
+    """(encoder, head): the model without its last dense layer, and that layer; gaps are None."""
     of_head, encoder = tree.split(tree.within(task.dense[-1:]), weights)
     return encoder, of_head
 
 
 def check_bias(task: Task, method: str) -> None:
-    """BadInput where the head of the model has no bias, which this method needs."""
+    """Raises BadInput if the model's head has no bias, which this method needs."""
     if "bias" not in _no_head(task).params[HEAD]:
         raise BadInput(
-            f"method {method} needs a model whose head has a bias; take another config.model"
+            f"method {method} needs a model whose head has a bias; choose another config.model.name"
         )
 
 
 def encode(task: Task, encoder: Weights, x: Array) -> Array:
-    """What an encoder (of `split_head`) makes of inputs x [B, ...] in evaluation mode: [B, D]."""
+    """The features [B, D] of an encoder (see `split_head`) for x [B, ...] in evaluation mode."""
     return task.apply(tree.join(encoder, _no_head(task)), x).features
 
 
 def with_projection(task: Task, width: int) -> Task:
     """The task with two layers, dense D -> D, ReLU, dense D -> width, between features and head.
 
-    The features are then the output of the second, [B, width].
+    The features are then the output of the second layer, [B, width].
     """
     old_head = _no_head(task).params[HEAD]
     top = Projection(task.num_classes, old_head["kernel"].shape[0], width)
@@ -320,7 +320,7 @@ def with_projection(task: Task, width: int) -> Task:
 
 
 class Projection(nn.Module):
-    """MOON's: two dense layers and a head on features [B, D]."""
+    """MOON's projection: two dense layers and a head on features [B, D]."""
 
     num_classes: int
     hidden: int  # D
@@ -335,7 +335,7 @@ class Projection(nn.Module):
 
 
 class Side(NamedTuple):
-    """What a training pass of a task with a side head gives as `Output.extra`."""
+    """The `Output.extra` of a training pass of a task with a side head."""
 
     features: Array  # z P [B, size]
     logits: Array  # o_P [B, K]
@@ -344,8 +344,8 @@ class Side(NamedTuple):
 def with_side_head(task: Task, size: int) -> Task:
     """The task with a projection P of its features z to `size`, and a second head on that.
 
-    Both are parameters, `side`, that predictions do not depend on; a training pass by `apply` gives
-    a `Side` as `extra`.
+    Both are in the parameter `side`, which does not affect predictions. A training pass by `apply`
+    returns a `Side` as `extra`.
     """
     d = _no_head(task).params["head"]["kernel"].shape[0]
 
@@ -376,12 +376,12 @@ def _without_side(weights):
 
 
 def _no_head(task):
-    """Zeros where a model's head is, None elsewhere."""
+    """A tree with zeros at the model's head and None elsewhere."""
     shapes = jax.eval_shape(task.init, jax.random.key(0))
     return tree.zeros(split_head(task, shapes)[1])
 
 
 def has_convolutions(task: Task) -> bool:
-    """Whether the model has convolution kernels, the leaves with four axes."""
+    """Whether the model has convolution kernels: parameters with four axes."""
     shapes = jax.eval_shape(task.init, jax.random.key(0)).params
     return any(len(a.shape) == 4 for a in jax.tree.leaves(shapes))

@@ -1,6 +1,6 @@
-"""Convolutions over sentences (Kim 2014, arXiv 1408.5882), the variant CNN-rand.
+"""A convolutional net for sentences (Kim 2014, arXiv 1408.5882), the variant CNN-rand.
 
-The authors' limit of 3 on the norm of the head's weights is left out.
+The authors' constraint on the norm of the head's weights (at most 3) is omitted.
 """
 
 import flax.linen as nn
@@ -12,22 +12,23 @@ from fedjax_lab.types import Array
 
 
 class TextCNN(nn.Module):
-    """Filters over windows of words, the largest answer of each, dropout, and a head.
+    """Filters over windows of words, max-over-time pooling, dropout, and a head.
 
-    A window is a row of the words' vectors, so that a convolution is a product of matrices, which
-    is fast for many clients at once. Padding is zero, and windows of padding alone do not count.
+    A window is a row of concatenated word embeddings, so that a convolution is a matrix product,
+    which is fast for many clients at once. The embedding of padding is zero, and windows with only
+    padding are ignored.
     """
 
     num_classes: int
     embedding: int = 300
-    filters: int = 100  # of each window
+    filters: int = 100  # for each window size
     windows: tuple[int, ...] = (3, 4, 5)
     dropout: float = 0.5
     vocabulary: int = 0
 
     @nn.compact
     def __call__(self, x: Array, train: bool = False, mask: Array | None = None):
-        """x [B, T] token ids; mask [B] is not needed -> logits [B, K], features [B, F]."""
+        """x [B, T] token ids; mask [B] is not used -> logits [B, K], features [B, F]."""
         ids = tokens.ids_of(self.name or "TextCNN", x)
         if ids.shape[1] < max(self.windows):
             raise BadInput(
@@ -36,7 +37,7 @@ class TextCNN(nn.Module):
             )
         real = ids != tokens.PADDING
         size = self.vocabulary or self.num_classes
-        first = layers.torch_uniform(16)  # +-0.25, the authors'
+        first = layers.torch_uniform(16)  # +-0.25, as in the authors' code
         vectors = nn.Embed(size, self.embedding, embedding_init=first, name="words")(ids)
         vectors = vectors * real[..., None].astype(vectors.dtype)
         z = jnp.concatenate([self._largest(vectors, real, w) for w in self.windows], 1)
@@ -44,7 +45,7 @@ class TextCNN(nn.Module):
         return layers.dense(z, self.num_classes, name="head"), z
 
     def _largest(self, vectors, real, window):
-        """Of each filter of this window, over all places: [B, filters]."""
+        """The largest output of each filter of this window size in all positions: [B, filters]."""
         count = vectors.shape[1] - window + 1
         rows = jnp.concatenate([vectors[:, i : i + count] for i in range(window)], 2)
         answers = nn.relu(layers.dense(rows, self.filters, name=f"window_{window}"))
@@ -61,17 +62,19 @@ def text_cnn(
     dropout: float = 0.5,
     vocabulary: int = 0,
 ) -> TextCNN:
-    """embedding: the size of a word's vector.
+    """Kim's convolutional net for sentences.
 
-    filters: how many each window has.
-    windows: how many words the filters look at.
-    dropout: of the features, in training.
+    embedding: the size of a word embedding.
+    filters: the number of filters for each window size.
+    windows: the window sizes: how many words a filter sees.
+    dropout: the dropout rate of the features in training.
+    vocabulary: the number of token ids; 0: as many as the data need.
     """
     tokens.check_sizes(embedding=embedding, filters=filters)
     check_not_negative("model.dropout", dropout)
     check_below_one("model.dropout", dropout)
     if not windows or min(windows) < 1 or len(set(windows)) < len(windows):
-        raise BadInput(f"config.model.windows must be different numbers from 1, got {windows}")
+        raise BadInput(f"config.model.windows must be distinct positive integers, got {windows}")
     return TextCNN(
         num_classes, embedding, filters, tuple(windows), dropout, vocabulary, name="text_cnn"
     )

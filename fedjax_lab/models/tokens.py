@@ -1,7 +1,7 @@
-"""What models of texts have in common: examples are rows of token ids, 0 is padding.
+"""Common parts of models of texts, whose examples are rows of token ids; 0 is padding.
 
-A module of texts has a field `vocabulary`, the number of token ids that it embeds. It is 0 until
-`with_vocabulary` sets it to what the data need.
+Such a module has a field `vocabulary`, the number of token ids that it embeds. It is 0 until
+`with_vocabulary` sets it to the number that the data need.
 """
 
 import flax.linen as nn
@@ -16,7 +16,7 @@ PADDING = 0
 
 
 def ids_of(name: str, x: Array) -> Array:
-    """Examples x [B, T] as int32. BadInput, with the name of the model, for other shapes."""
+    """Examples x [B, T] as int32. Raises BadInput, with the name of the model, for other shapes."""
     if x.ndim != 2:
         shown = "x".join(map(str, x.shape[1:])) or "numbers"
         raise BadInput(f"{name} needs texts (rows of token ids), not {shown}")
@@ -24,18 +24,18 @@ def ids_of(name: str, x: Array) -> Array:
 
 
 def mean_of_real(values: Array, real: Array) -> Array:
-    """The mean of values [B, N, D] where real [B, N] holds; 0 where it holds nowhere: [B, D]."""
+    """The mean of values [B, N, D] where real [B, N] is True; 0 if it is True nowhere: [B, D]."""
     weight = real.astype(values.dtype)
     return (values * weight[..., None]).sum(1) / jnp.maximum(weight.sum(1), 1)[:, None]
 
 
 def count_padding(ids: Array) -> Array:
-    """How much padding comes before the first word of each of ids [B, T]: [B] int32."""
+    """The number of padding tokens before the first word in each row of ids [B, T]: [B] int32."""
     return jnp.cumprod(ids == PADDING, 1).sum(1, dtype=jnp.int32)
 
 
 def moved_to_front(ids: Array, count: Array) -> Array:
-    """The words of ids [B, T] first, and behind them the padding, of which each row has `count`."""
+    """Moves the words of ids [B, T] before the padding; count [B] is that of the padding tokens."""
     place = (jnp.arange(ids.shape[1]) + count[:, None]) % ids.shape[1]
     return jnp.take_along_axis(ids, place, 1)
 
@@ -43,11 +43,11 @@ def moved_to_front(ids: Array, count: Array) -> Array:
 def with_vocabulary(
     net: nn.Module, x, limits: tuple[Array | float, Array | float], num_classes: int
 ) -> nn.Module:
-    """The module with its field `vocabulary` set to what examples x [R, ...] in `limits` need.
+    """The module with its field `vocabulary` set to the size that examples x [R, ...] need.
 
-    Modules without that field stay as they are. It becomes the number of token ids, or of classes
-    where these are more. One that a config has set stays. BadInput where that is not above the
-    highest id, or where x holds no token ids.
+    limits: the lowest and highest number in x. The vocabulary becomes the number of token ids, or
+    of classes if that is larger; a value set in a config is kept. Modules without that field are
+    unchanged. Raises BadInput if the value in a config is too small, or if x has no token ids.
     """
     vocabulary = getattr(net, "vocabulary", None)
     if not isinstance(vocabulary, int) or x.ndim != 2:
@@ -71,6 +71,6 @@ def with_vocabulary(
 
 
 def check_sizes(**sizes: int) -> None:
-    """BadInput unless each of these settings of a model is above 0."""
+    """Raises BadInput unless each of these settings of a model is above 0."""
     for key, value in sizes.items():
         check_positive(f"model.{key}", value)

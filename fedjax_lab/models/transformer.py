@@ -1,7 +1,7 @@
-"""A small transformer encoder of texts: `vit`'s blocks over words, in which padding is masked.
+"""A small transformer encoder for texts: the blocks of `vit` over words, with masked padding.
 
-Padding comes first, so that the learned positions count from a text's last word. First weights are
-those of `vit`; there is no dropout. The head reads the mean of the words' tokens.
+Padding comes first, so that the learned positions are relative to a text's last word. Weights are
+initialized as in `vit`; there is no dropout. The head reads the mean of the words' tokens.
 """
 
 import flax.linen as nn
@@ -14,17 +14,17 @@ from fedjax_lab.types import Array
 
 
 class Transformer(nn.Module):
-    """An embedding of words with positions, transformer blocks, and the mean of the tokens."""
+    """Word and position embeddings, transformer blocks, and the mean of the tokens."""
 
     num_classes: int
     width: int = 64  # D
-    depth: int = 2  # blocks
+    depth: int = 2  # number of blocks
     heads: int = 4
     vocabulary: int = 0
 
     @nn.compact
     def __call__(self, x: Array, train: bool = False, mask: Array | None = None):
-        """x [B, T] token ids; mask [B] is not needed -> logits [B, K], features [B, D]."""
+        """x [B, T] token ids; mask [B] is not used -> logits [B, K], features [B, D]."""
         ids = tokens.ids_of(self.name or "Transformer", x)
         real = ids != tokens.PADDING
         size = self.vocabulary or self.num_classes
@@ -45,10 +45,12 @@ class Transformer(nn.Module):
 def transformer(
     num_classes: int, *, width: int = 64, depth: int = 2, heads: int = 4, vocabulary: int = 0
 ) -> Transformer:
-    """By default 64 wide, with 2 blocks of 4 heads.
+    """A small transformer encoder for texts.
 
-    width: the size of a token's vector; the blocks' inner layers are four times as wide.
-    depth: blocks.
+    width: the size of a token; the hidden layers of the MLPs are four times as wide.
+    depth: the number of blocks.
+    heads: the number of attention heads in each block.
+    vocabulary: the number of token ids; 0: as many as the data need.
     """
     tokens.check_sizes(width=width, depth=depth, heads=heads)
     if width % heads:

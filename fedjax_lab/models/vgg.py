@@ -1,4 +1,4 @@
-"""VGG nets: 3x3 convolutions with ReLU and bias, no normalization (Simonyan, Zisserman 2015)."""
+"""VGG nets (Simonyan and Zisserman 2015): 3x3 convolutions with bias and ReLU, no normalization."""
 
 import flax.linen as nn
 
@@ -8,18 +8,18 @@ from fedjax_lab.types import Array
 
 
 class VGG(nn.Module):
-    """Stages of convolutions, each followed by a 2x2 max-pool; then dense layers with ReLU."""
+    """Stages of convolutions, each followed by 2x2 max-pooling, then dense layers with ReLU."""
 
     num_classes: int
     stages: tuple[tuple[int, ...], ...]  # channels of each convolution
-    map_dropout: tuple[float, ...]  # of whole maps, after each stage
+    map_dropout: tuple[float, ...]  # of whole feature maps, after each stage
     widths: tuple[int, ...]  # of the dense layers before the head
-    dense_dropout: float  # before the first of them and after the last
+    dense_dropout: float  # before the first and after the last of these layers
     kernels: Kernels = CPU
 
     @nn.compact
     def __call__(self, x: Array, train: bool = False, mask: Array | None = None):
-        """x [B, H, W, C]; mask [B] is not needed -> logits [B, K], features [B, D]."""
+        """x [B, H, W, C]; mask [B] is not used -> logits [B, K], features [B, D]."""
         layers.check_images(self.name or "VGG", x.shape[1:], 2 ** len(self.stages))
         for stage, rate in zip(self.stages, self.map_dropout, strict=True):
             for i, channels in enumerate(stage, 1):
@@ -35,7 +35,7 @@ class VGG(nn.Module):
 
 
 def vgg9(num_classes: int) -> VGG:
-    """NIID-Bench's and FedConcat's: 3,491,530 parameters at 32x32x3."""
+    """NIID-Bench's and FedConcat's VGG-9: 3,491,530 parameters at 10 classes and 32x32x3."""
     return VGG(
         num_classes,
         stages=((32, 64), (128, 128), (256, 256)),

@@ -1,11 +1,11 @@
 """Vision transformers (Dosovitskiy et al. 2021, arXiv 2010.11929) of any size.
 
-Instead of a class token the head reads the mean of the tokens (Beyer et al. 2022, arXiv
-2205.01580). First weights are those of `cct`. There is no dropout.
+The head reads the mean of the tokens instead of a class token (Beyer et al. 2022, arXiv
+2205.01580). Weights are initialized as in `cct`. There is no dropout.
 
-The blocks are one loop over stacked weights (`params/blocks`, with a leading axis [depth]), so that
-the time to compile does not grow with the depth. To methods that choose layers, such as FedPer, a
-layer of the loop is one layer: that of every block.
+The blocks are a loop over stacked weights (`params/blocks`, with a leading axis [depth]), so that
+the compile time does not grow with the depth. To methods that select layers, such as FedPer, a
+layer of the loop is one layer that includes its copies in all blocks.
 """
 
 import flax.linen as nn
@@ -31,20 +31,20 @@ class Block(nn.Module):
 
 
 class ViT(nn.Module):
-    """Patches of an image are tokens; transformer blocks; the mean of the tokens."""
+    """The patches of an image are tokens; then transformer blocks and the mean of the tokens."""
 
     num_classes: int
     width: int  # D
-    depth: int  # blocks
+    depth: int  # number of blocks
     heads: int
     patch: int
-    remat: bool = False  # the backward pass computes a block again instead of keeping its values
+    remat: bool = False  # recompute the activations of blocks in the backward pass
 
     @nn.compact
     def __call__(self, x: Array, train: bool = False, mask: Array | None = None):
-        """x [B, H, W, C]; mask [B] is not needed -> logits [B, K], features [B, D].
+        """x [B, H, W, C]; mask [B] is not used -> logits [B, K], features [B, D].
 
-        Raises BadInput where the examples are not images that the patches tile.
+        Raises BadInput unless the examples are images whose size is a multiple of the patch size.
         """
         tokens = dense(self._patches(x), self.width, "patches")
         block = nn.remat(Block, prevent_cse=False) if self.remat else Block
@@ -62,7 +62,7 @@ class ViT(nn.Module):
         p = self.patch
         if height % p or width % p:
             raise BadInput(
-                f"config.model.patch={p} does not divide images of {height}x{width}; take a divisor"
+                f"config.model.patch={p} does not divide images of {height}x{width}; use a divisor"
             )
         x = x.reshape(b, height // p, p, width // p, p, channels).swapaxes(2, 3)
         return x.reshape(b, -1, p * p * channels)
@@ -77,10 +77,16 @@ def vit(
     patch: int = 4,
     remat: bool = False,
 ) -> ViT:
-    """By default ViT-Ti with patches of 4x4 pixels: 5,355,466 parameters at 10 classes and 32x32x3.
+    """A vision transformer; by default ViT-Ti with patches of 4x4 pixels.
 
-    remat: save memory in training. Only what goes from block to block is kept for the backward
-    pass, which computes each block once more: about a third more arithmetic.
+    5,355,466 parameters at 10 classes and 32x32x3.
+
+    width: the size of a token; the hidden layers of the MLPs are four times as wide.
+    depth: the number of blocks.
+    heads: the number of attention heads in each block.
+    patch: the side of a patch in pixels.
+    remat: save memory in training. Only the values between blocks are kept for the backward pass,
+      which computes each block again: about a third more arithmetic.
     """
     for name, value in {"width": width, "depth": depth, "heads": heads, "patch": patch}.items():
         check_positive(f"model.{name}", value)

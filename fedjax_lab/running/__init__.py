@@ -1,1 +1,1 @@
-"""A run and its folder: what it plays, measures, saves and resumes; and the cells of a sweep."""
+"""Runs and their folders: training, evaluating, saving and resuming; and the cells of a sweep."""

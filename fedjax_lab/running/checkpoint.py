@@ -1,9 +1,9 @@
-"""Saving and restoring the state of a run with orbax: asynchronous, atomic, the newest two kept.
+"""Saves and restores the state of a run with orbax: asynchronous, atomic, the newest two are kept.
 
-A checkpoint is the state's leaves by number; the tree itself follows from the config, whose copy in
-the workdir is compared before anything is restored. Each process writes and reads the shards that
-its devices hold. Beside the leaves a description is saved: the number of rounds, and the shape,
-type and digest of each leaf, because the array files of orbax have no checksums.
+A checkpoint holds the leaves of the state by number. The tree structure follows from the config,
+whose copy in the workdir is compared before anything is restored. Each process writes and reads the
+shards that its devices hold. A description is saved with the leaves, because the array files of
+orbax have no checksums: the number of rounds, and the shape, type and digest of each leaf.
 """
 
 import contextlib
@@ -35,30 +35,30 @@ from fedjax_lab.running import digest, kept
 from fedjax_lab.tree import is_key
 from fedjax_lab.types import Array, PyTree
 
-ROOM = 1 << 20  # bytes of a checkpoint besides its arrays, at most
-SMALL = 1 << 20  # bytes of an array that is written by one device and read whole by all
+ROOM = 1 << 20  # upper bound for the bytes of a checkpoint in addition to its arrays
+SMALL = 1 << 20  # bytes up to which an array is written by one device and read by all
 
 
 class Saved(NamedTuple):
-    """A leaf that was read."""
+    """A leaf of the state, as read from a checkpoint."""
 
-    array: Any  # NumPy's where such a one was saved; an axis may end in more zeros than were saved
-    shape: tuple[int, ...]  # as it was saved
-    clients: int | None  # the axis that was spread over the devices by client
+    array: Any  # of NumPy if it was saved as such; one axis may be padded with zeros at its end
+    shape: tuple[int, ...]  # when it was saved
+    clients: int | None  # the axis of clients that was sharded over the devices; None: no axis
     digest: str
 
 
 class Checkpoints:
-    """The checkpoints of one workdir, each under the number of rounds it comes after.
+    """The checkpoints of one workdir, each named after the number of rounds played before it.
 
-    All processes of a run have one, and call the same functions of it in the same order.
+    All processes of a run create an object of this class and call its methods in the same order.
     """
 
     def __init__(self, folder: Path, read_only: bool = False):
-        """read_only: nothing in the folder is changed, so that another process may write there."""
-        import orbax.checkpoint as ocp  # not needed by those who save nothing
+        """read_only: whether to change nothing, so that another process may write to the folder."""
+        import orbax.checkpoint as ocp  # not needed by runs that save nothing
 
-        for name in ("absl", "asyncio"):  # all errors that its threads log are raised here as well
+        for name in ("absl", "asyncio"):  # errors that orbax's threads log are also raised here
             logging.getLogger(name).addFilter(_not_of_orbax)
         self._ocp, self._folder, self._kept = ocp, folder, folder.with_name("kept")
         self._arrays, self._json = _array_handler(ocp), ocp.JsonCheckpointHandler()
@@ -67,7 +67,7 @@ class Checkpoints:
         options = ocp.CheckpointManagerOptions(
             max_to_keep=2,
             create=False,
-            cleanup_tmp_directories=not read_only,  # what a process that was killed has left
+            cleanup_tmp_directories=not read_only,  # left by killed processes
             read_only=read_only,
         )
         with _hushed():
@@ -78,12 +78,15 @@ class Checkpoints:
             )
 
     def save(self, rounds: int, state: PyTree, stores: Sequence[HostState] = ()) -> None:
-        """Returns when the state may be changed or given away; it is written in the background.
+        """Saves a checkpoint; returns as soon as the caller may change or donate the state.
 
-        stores: what the clients keep on the host; written before it returns.
+        Orbax has copied the state to the host by then, and writes it in the background. On a CPU it
+        keeps views of the arrays instead; JAX does not reuse memory that is still viewed.
 
-        Orbax has copied it to the host by then. On a CPU it keeps views of the arrays instead, and
-        JAX does not reuse memory that somebody still views.
+        Args:
+          rounds: the number of rounds played.
+          state: the state on the devices.
+          stores: the clients' state in host memory, which is written before this returns.
         """
         if self._manager.latest_step() == rounds:
             return
@@ -99,20 +102,26 @@ class Checkpoints:
             kept.remove_others(self._kept, [rounds, *self._manager.all_steps()])
 
     def load(self, rounds: int, stores: Sequence[HostState]) -> None:
-        """Reads what the clients keep on the host. ValueError where that is another run's."""
+        """Loads the clients' state in host memory. Raises ValueError if it is another run's."""
         description = self._json.restore(self._folder.absolute() / str(rounds) / "digest")
         kept.load(self._kept / str(rounds), description.get("kept", []), stores)
 
     def newest(
         self, sharding: Sharding | None = None, only: int | None = None
     ) -> tuple[int, list[Saved]]:
-        """The number of rounds and the leaves of the newest checkpoint that is whole.
+        """Reads the newest intact checkpoint; no file is changed.
 
-        Returns (0, []) where there is no checkpoint. Tells of each newer one that is damaged.
-        BadInput if all are. Nothing is changed.
+        Prints a warning for each newer checkpoint that is damaged.
 
-        sharding: of what lies on all devices of the run; None: on the default device.
-        only: the number of the one to look at; None: all of them.
+        Args:
+          sharding: how arrays are placed on the devices of the run; None: on the default device.
+          only: the number of rounds of the only checkpoint to consider; None: consider all.
+
+        Returns:
+          The number of rounds and the leaves; (0, []) if there is no checkpoint.
+
+        Raises:
+          BadInput: all checkpoints are damaged.
         """
         damaged: dict[int, str] = {}
         for rounds in processes.of_first(self.numbers) if only is None else [only]:
@@ -122,51 +131,52 @@ class Checkpoints:
                 continue
             for number, reason in damaged.items() if processes.is_first() else ():
                 warn(
-                    f"checkpoint {number} in {self._folder} is damaged; {rounds} is used: {reason}"
+                    f"checkpoint {number} in {self._folder} is damaged, so checkpoint {rounds} is"
+                    f" used: {reason}"
                 )
             return rounds, leaves
         for rounds, reason in damaged.items():
             raise BadInput(
-                f"no checkpoint in {self._folder} is whole; without this folder the run starts"
-                f" anew: {rounds}: {reason}"
+                f"all checkpoints in {self._folder} are damaged; delete this folder to restart the"
+                f" run from round 1; checkpoint {rounds}: {reason}"
             )
         return 0, []
 
     def numbers(self) -> list[int]:
-        """After how many rounds there is one, the newest first. An empty folder is none."""
+        """The numbers of rounds of the checkpoints, the newest first, without empty folders."""
         steps = sorted(self._manager.all_steps(), reverse=True)
         return [rounds for rounds in steps if any((self._folder / str(rounds)).iterdir())]
 
     def _try_to_read(self, rounds, sharding):
-        """The leaves of a checkpoint, and why they cannot be had if that is so."""
+        """The leaves of a checkpoint and "", or [] and the reason why it cannot be read."""
         leaves, reason = [], ""
         with _hushed():
             try:
                 leaves = self._read(rounds, sharding)
             except MemoryError:
                 raise
-            except Exception as error:  # orbax and tensorstore raise any
+            except Exception as error:  # orbax and tensorstore raise exceptions of many types
                 if _is_no_room(error):
                     raise
                 reason = f"{' '.join(str(error).split())[:200]} ({type(error).__name__})"
             if reason:
-                time.sleep(0.1)  # the threads that read other arrays of it fail as well,
-                gc.collect()  # and asyncio tells of it when their tasks are deleted
+                time.sleep(0.1)  # the threads that read its other arrays fail as well,
+                gc.collect()  # and asyncio logs that when their tasks are deleted
         if processes.anywhere(bool(reason)):
             return [], reason or "another process cannot read it"
         if [leaf.digest for leaf in leaves] != digest.of([leaf.array for leaf in leaves]):
-            return [], "the arrays are not those that were saved"
+            return [], "the arrays do not match their checksums"
         return leaves, ""
 
     def _read(self, rounds, sharding):
-        """Reads what the devices of this process hold; waits for no other process."""
+        """Reads the shards of this process's devices, without waiting for other processes."""
         folder = self._folder.absolute() / str(rounds)
         description = self._json.restore(folder / "digest")
         if "arrays" not in description:
             return self._read_unsharded(rounds, folder, description)
         arrays = description["arrays"]
         if description != _signed(rounds, arrays, description["kept"]):
-            raise ValueError("the description is not the one that was saved")
+            raise ValueError("the description does not match its checksum")
         kept.check(self._kept / str(rounds), description["kept"])
         read = self._read_arrays(folder, [_target(sharding, **array) for array in arrays])
         return [
@@ -175,7 +185,7 @@ class Checkpoints:
         ]
 
     def _read_arrays(self, folder, targets=()):
-        """Those of a checkpoint by their number, of the shapes and where `targets` say."""
+        """Reads the arrays of a checkpoint, by number; `targets`: their shapes and shardings."""
 
         def how(target):
             if target is None:
@@ -184,7 +194,7 @@ class Checkpoints:
                 sharding=target.sharding,
                 global_shape=target.shape,
                 dtype=target.dtype,
-                strict=False,  # fills up with zeros
+                strict=False,  # pads with zeros
             )
 
         how_to = {str(i): how(target) for i, target in enumerate(targets)} or None
@@ -192,42 +202,42 @@ class Checkpoints:
         return self._arrays.restore(folder / "leaves", args=args)
 
     def _read_unsharded(self, rounds, folder, description):
-        """The leaves of a checkpoint of version 0.1.0, in host memory."""
+        """Reads the leaves of a checkpoint of version 0.1.0 into host memory."""
         arrays = self._read_arrays(folder)
         if description["sha256"] != checksum({"rounds": np.array(rounds), **arrays}):
-            raise ValueError("the arrays are not those that were saved")
+            raise ValueError("the arrays do not match their checksums")
         leaves = [arrays[str(i)] for i in range(len(arrays))]
         return [
             Saved(a, a.shape, None, of) for a, of in zip(leaves, digest.of(leaves), strict=True)
         ]
 
     def forget_after(self, rounds: int) -> None:
-        """Removes later checkpoints, which would be in the way of those that a run saves."""
+        """Removes the checkpoints after more than `rounds` rounds."""
         for later in processes.of_first(lambda: sorted(self._manager.all_steps())):
             if later > rounds:
                 self._manager.delete(later)
 
     def wait(self) -> None:
-        """Returns when all that was saved is on the disk."""
+        """Waits until all saved checkpoints are on disk."""
         self._manager.wait_until_finished()
 
     def close(self) -> None:
-        """Waits for what is being written."""
+        """Waits until all saved checkpoints are on disk, and frees the resources of orbax."""
         self._manager.wait_until_finished()
         self._manager.close()
 
 
 def numbers(leaf: Any) -> Array | np.ndarray:
-    """A leaf as it is saved: typed random keys, which have no files, as the integers in them."""
+    """A leaf in the form in which it is saved: typed random keys as their integers."""
     return jax.random.key_data(leaf) if is_key(leaf) else leaf
 
 
 def placed(leaves: list[Saved], like: list) -> list:
-    """The leaves of the kinds that `like` has, and where those lie.
+    """Converts leaves that were read to the types, shapes and shardings of `like`.
 
-    An axis of clients, on which zeros fill up what the devices do not divide, is made as long as it
-    is there. BadInput where anything else differs in shape or type, so that the leaves are another
-    run's.
+    An axis of clients, which is padded with zeros to a multiple of the number of devices, gets the
+    length that it has in `like`. Raises BadInput if any other shape or type differs, because the
+    leaves then belong to another run.
     """
     shapes = [jax.eval_shape(numbers, a) if isinstance(a, jax.Array) else a for a in like]
     if len(leaves) != len(like) or not all(map(_fits, leaves, shapes, like)):
@@ -241,7 +251,7 @@ def placed(leaves: list[Saved], like: list) -> list:
 
 
 def _fits(leaf, shape, like):
-    """Whether a leaf has the type and the shape, but for an axis that is filled up with zeros."""
+    """Whether a leaf has this type and shape, except for the length of an axis of clients."""
     if leaf.array.dtype != shape.dtype or len(leaf.shape) != len(shape.shape):
         return False
     lengths = zip(leaf.shape, shape.shape, strict=True)
@@ -249,7 +259,7 @@ def _fits(leaf, shape, like):
 
 
 def _on_host(array, shape):
-    """A NumPy array with the shape, where the leaf was or will be one; else as it is."""
+    """A NumPy array of this shape if the leaf was or will be one; else the array unchanged."""
     if isinstance(array, jax.Array):
         if not isinstance(shape, np.ndarray):
             return array
@@ -258,18 +268,18 @@ def _on_host(array, shape):
 
 
 def _on_devices(arrays, like):
-    """The arrays with the shapes and shardings of `like`; NumPy's stay where they belong."""
+    """The arrays with the shapes and shardings of `like`; those that are NumPy there stay so."""
     moving = {}
     for i, (array, old) in enumerate(zip(arrays, like, strict=True)):
         if isinstance(array, jax.Array):
-            if not _lies_so(array, old):
+            if not _is_placed_like(array, old):
                 moving[i] = array
         elif isinstance(old, jax.Array):
             arrays[i] = parallel.put(array, old.sharding)
 
     def resize(moving):
         return {
-            i: _resized(jnp, a, (*like[i].shape, *a.shape[like[i].ndim :]))  # keys are longer
+            i: _resized(jnp, a, (*like[i].shape, *a.shape[like[i].ndim :]))  # keys have more axes
             for i, a in moving.items()
         }
 
@@ -278,13 +288,13 @@ def _on_devices(arrays, like):
     return [moved.get(i, a) for i, a in enumerate(arrays)]
 
 
-def _lies_so(array, like):
+def _is_placed_like(array, like):
     same = array.shape[: like.ndim] == like.shape
     return same and array.sharding.is_equivalent_to(like.sharding, array.ndim)
 
 
 def _resized(xp, array, shape):
-    """Zeros added to the end of an axis, or what stands there left out."""
+    """The array padded with zeros, or cut, at the end of each axis to get this shape."""
     left = array[tuple(slice(length) for length in shape)]
     return xp.pad(left, [(0, new - old) for new, old in zip(shape, left.shape, strict=True)])
 
@@ -294,7 +304,7 @@ def _as_key(bits, like):
 
 
 def _description(rounds, leaves, described):
-    """What is saved beside the leaves."""
+    """The description that is saved with the leaves."""
     arrays = [
         {
             "shape": list(a.shape),
@@ -315,15 +325,16 @@ def _signed(rounds, arrays, described):
 
 
 def _clients(array):
-    """The axis that is spread over the devices by client; None where there is none."""
+    """The axis of clients that is sharded over the devices; None if there is none."""
     spec = getattr(getattr(array, "sharding", None), "spec", ())
     return next((i for i, names in enumerate(spec) if names in ("client", ("client",))), None)
 
 
 def _target(sharding, shape, dtype, clients, host, **_):
-    """Where an array is read to, None for host memory: each device reads a part of a large one.
+    """The shape, type and sharding with which to read an array; None for host memory.
 
-    The axis of clients, or else the longest one, is spread over all devices.
+    Large arrays are sharded along the axis of clients, or else along the longest axis, so that each
+    device reads a part.
     """
     size = math.prod(shape) * np.dtype(dtype).itemsize
     if host:
@@ -339,7 +350,7 @@ def _target(sharding, shape, dtype, clients, host, **_):
 
 
 def _is_no_room(error):
-    """Whether a device has too little memory, which is no fault of the files."""
+    """Whether an error says that a device is out of memory, so that the files are not at fault."""
     while error is not None:
         if isinstance(error, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" in str(error):
             return True
@@ -348,9 +359,9 @@ def _is_no_room(error):
 
 
 def _array_handler(ocp):
-    """Writes and reads the leaves.
+    """The orbax handler that writes and reads the leaves.
 
-    What all devices have is divided between them only where that is worth the program that does it.
+    Devices share the writing of a replicated array only if it is large enough to be worth it.
     """
     types = ocp.type_handlers
     arrays = types.ArrayHandler(min_slice_bytes_for_replica_parallel=SMALL)
@@ -366,15 +377,15 @@ def _not_of_orbax(record):
 
 
 def _check_room(folder, size):
-    """OSError where the disk is full, before orbax's threads find that out, each in many lines."""
+    """Raises OSError if the disk is full, before orbax's threads print many lines about it."""
     disk = shutil.disk_usage(folder)
-    if disk.total and disk.free < size + ROOM:  # a file system without sizes says 0
+    if disk.total and disk.free < size + ROOM:  # some file systems report a size of 0
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder))
 
 
 @contextlib.contextmanager
 def _hushed():
-    """Without the many lines that orbax and tensorstore print where one file is damaged."""
+    """Suppresses the many lines that orbax and tensorstore print if a file is damaged."""
     logging.disable()
     try:
         with contextlib.redirect_stderr(io.StringIO()):

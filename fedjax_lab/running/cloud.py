@@ -1,12 +1,12 @@
-"""Folders in the cloud: a local working copy, and its upload whenever a run is saved.
+"""Folders in the cloud: a local working copy that is uploaded whenever a run is saved.
 
-An object store cannot append to a file, rename a folder or lock it. So a command works in a local
-copy, for which all holds that is promised for local folders, and `publish` makes the store equal to
-it (see `working_copy.py`). What was not published when a process is killed is lost: a run publishes
-with every checkpoint. The functions do nothing for a path that is not in a working copy.
+An object store cannot append to a file, rename a folder or lock it. A command therefore works in a
+local copy, with the same guarantees as in any local folder, and `publish` synchronizes the store
+with it (see `working_copy.py`). Files that were not published when a process is killed are lost; a
+run publishes with every checkpoint. The functions do nothing for a path outside a working copy.
 
-A run writes a mark into its folder in the store, and looks for it before every upload. Where
-another command has written its own since then, the earlier one ends: the later has taken the run.
+A run writes a mark into its folder in the store and checks it before every upload. If another
+command has written its own mark in the meantime, it owns the run, and the earlier command ends.
 """
 
 import contextlib
@@ -22,42 +22,42 @@ from typing import Any
 from fedjax_lab.errors import BadInput, check_path, cut, quoted
 from fedjax_lab.running.working_copy import WorkingCopy
 
-PACKAGES = {  # of each scheme: what fsspec needs for it
+PACKAGES = {  # by scheme: the package that fsspec needs for it
     "gs": "gcsfs",
     "s3": "s3fs",
     "az": "adlfs",
     "hf": "huggingface_hub",
     "file": "",
-    "memory": "",  # of this process
+    "memory": "",  # the memory of this process
 }
-ROOT = "fedjax_lab-"  # of the names of folders for working copies
-_copies: dict[Path, WorkingCopy] = {}  # by their local folders
+ROOT = "fedjax_lab-"  # prefix of the temporary folders that hold working copies
+_copies: dict[Path, WorkingCopy] = {}  # by local folder
 
 
 # Addresses.
 
 
 def split(address: str | Path | None) -> tuple[str, str] | None:
-    """Scheme and place of SCHEME://PLACE, also where `Path` has made one slash of two.
+    """Scheme and place of SCHEME://PLACE, also if `Path` has merged the two slashes into one.
 
-    None for a local path. BadInput for an unknown scheme, or where there is no place.
+    Returns None for a local path. Raises BadInput for an unknown scheme or an invalid place.
     """
     match = re.fullmatch(r"([A-Za-z][A-Za-z0-9+.-]*):/(/?)(.*)", str(address or ""), re.DOTALL)
     if match is None or not (match[2] or match[1] in PACKAGES):
         return None
     scheme, place = match[1], match[3].rstrip("/")
     if scheme not in PACKAGES:
-        known = ", ".join(f"{name}://" for name in PACKAGES)
-        raise BadInput(f"{quoted(str(address))}: there is no {scheme}://, but {known}")
+        valid = ", ".join(f"{name}://" for name in PACKAGES)
+        raise BadInput(f"{quoted(str(address))}: unknown scheme {scheme}://; valid: {valid}")
     if not place.strip("/") or (scheme != "file" and place.startswith("/")):
         raise BadInput(f"{quoted(str(address))} names no bucket: {scheme}://BUCKET/FOLDER")
     if {".", ".."} & set(place.split("/")) or "\0" in place:
-        raise BadInput(f"{quoted(str(address))} must not have '.', '..' or NUL in it")
+        raise BadInput(f"{quoted(str(address))} must not contain '.', '..' or NUL")
     return scheme, f"/{place.lstrip('/')}" if scheme == "file" else place
 
 
 def check(flag: str, address: str | Path | None) -> None:
-    """BadInput where a flag names neither a possible local path nor a place in the cloud."""
+    """Raises BadInput unless a flag's value is a possible local path or a place in the cloud."""
     try:
         if split(address) is None:
             check_path(flag, address)
@@ -66,19 +66,19 @@ def check(flag: str, address: str | Path | None) -> None:
 
 
 def check_local(flag: str, path: str | Path | None) -> None:
-    """BadInput where a flag that takes local paths alone names a place in the cloud."""
+    """Raises BadInput if a flag that only takes local paths names a place in the cloud."""
     if split(path) is not None:
         raise BadInput(f"{flag} must be a local path, got {cut(str(path), 80)}")
 
 
 def address(path: Path) -> str:
-    """Where the user finds a file or folder: SCHEME://PLACE for one of a working copy."""
+    """The user's name for a file or folder: SCHEME://PLACE for one in a working copy."""
     copy, name = _place(path)
     return str(path) if copy is None else f"{copy.url}/{name}".rstrip("/")
 
 
 def named(text: str) -> str:
-    """The text, with the addresses of working copies in place of their local folders."""
+    """The text, with the local folders of working copies replaced by their addresses."""
     for local in sorted(_copies, key=lambda path: -len(str(path))):
         text = text.replace(str(local), _copies[local].url)
     return text
@@ -89,18 +89,18 @@ def named(text: str) -> str:
 
 @contextlib.contextmanager
 def staged(place: str | Path | None, writes: bool = True) -> Iterator[Any]:
-    """Gives the local folder that stands for a place: a new working copy, if that is in the cloud.
+    """Yields a local folder for a place: for a place in the cloud, a new working copy.
 
-    Of a copy the large files are left out until `take` asks for them. At the end of the context
-    what is new in it is uploaded, and it is removed, unless an upload has failed.
+    A working copy has no large files until `take` fetches them. At the end of the context, new
+    files are uploaded and the copy is removed, unless an upload has failed.
 
     Args:
-      place: a path, SCHEME://PLACE, or None, which is given back.
-      writes: whether anything is uploaded.
+      place: a path, SCHEME://PLACE, or None, which is returned unchanged.
+      writes: whether to upload new files.
 
     Raises:
       BadInput: the place cannot be read, or its scheme needs a package that is not installed.
-      OSError: something could not be uploaded.
+      OSError: an upload failed.
     """
     parts = split(place)
     if parts is None:
@@ -124,22 +124,22 @@ def staged(place: str | Path | None, writes: bool = True) -> Iterator[Any]:
 
 @contextlib.contextmanager
 def read(places: Sequence[str | Path]) -> Iterator[list[Path]]:
-    """The local folders that stand for places that are only read."""
+    """Yields local folders for places that are only read, see `staged`."""
     with contextlib.ExitStack() as until_the_end:
         yield [until_the_end.enter_context(staged(place, writes=False)) for place in places]
 
 
 def take(path: Path) -> None:
-    """Makes this command the one that writes in a run's folder, and fetches all of its files."""
+    """Makes this command the owner of a run's folder, and fetches all of its files."""
     copy, name = _place(path)
     if copy is not None:
         copy.take(name)
 
 
 def publish(path: Path) -> None:
-    """Uploads what has changed in a folder. OSError where that fails.
+    """Uploads the changes in a folder, except runs that another command has taken over.
 
-    The folder of a run that another command has taken is left alone.
+    Raises OSError if an upload fails.
     """
     copy, name = _place(path)
     if copy is not None:
@@ -147,30 +147,31 @@ def publish(path: Path) -> None:
 
 
 def check_owner(path: Path) -> None:
-    """BadInput where another command has taken the run's folder."""
+    """Raises BadInput if another command has taken over the run's folder."""
     copy, name = _place(path)
     if copy is not None and (other := copy.other_owner(name)):
         raise BadInput(
-            f"{address(path)} was taken by another command, {other}; this one has stopped writing"
+            f"{address(path)} was taken over by another command, {other}; this command has stopped"
+            " writing to it"
         )
 
 
 def release(path: Path) -> None:
-    """Ends what `take` has begun."""
+    """Gives up the ownership that `take` has acquired."""
     copy, name = _place(path)
     if copy is not None:
         copy.release(name)
 
 
 def forget(path: Path) -> None:
-    """Removes what `take` has left of a folder that is not there any more, after a kill."""
+    """Removes the mark that `take` wrote for a folder that no longer exists, as after a kill."""
     copy, name = _place(path)
     if copy is not None:
         copy.forget(name)
 
 
 def refresh(path: Path) -> None:
-    """Fetches what others have changed in a folder, but for large files."""
+    """Fetches changes that other commands made in a folder, except large files."""
     copy, name = _place(path)
     if copy is not None:
         copy.refresh(name)
@@ -182,7 +183,7 @@ def is_remote(path: Path | None) -> bool:
 
 
 def _place(path):
-    """The working copy that a path is in, and its name there; None and "" elsewhere."""
+    """The working copy that holds a path, and its name in the copy; (None, "") if there is none."""
     for folder in (path, *path.parents):
         if folder in _copies:
             name = path.relative_to(folder).as_posix()
@@ -192,12 +193,12 @@ def _place(path):
 
 @functools.cache
 def _root():
-    """The folder of this process for its working copies."""
+    """This process's folder for working copies."""
     return os.path.realpath(tempfile.mkdtemp(prefix=ROOT))
 
 
 def _open(scheme, place, local, writes):
-    import fsspec  # not needed by those who stay on the disk
+    import fsspec  # not needed for local folders
 
     url, options = f"{scheme}://{place}", {"auto_mkdir": True} if scheme == "file" else {}
     try:
@@ -205,20 +206,20 @@ def _open(scheme, place, local, writes):
     except ImportError as error:
         package = PACKAGES[scheme]
         raise BadInput(f"{url} needs the package {package}: pip install {package}") from error
-    except Exception as error:  # about credentials: each store has errors of its own
+    except Exception as error:  # such as missing credentials; each store has its own error types
         raise BadInput(f"{url} cannot be used: {error} ({type(error).__name__})") from error
     return WorkingCopy(url, store, base.rstrip("/"), local, writes)
 
 
 def _remove(copy):
-    """Removes a working copy, unless it has what could not be uploaded."""
+    """Removes a working copy, unless it holds files that could not be uploaded."""
     if copy.failed:
-        _root.cache_clear()  # so that the next copy does not find it
+        _root.cache_clear()  # so that the next copy uses another folder
         return
     shutil.rmtree(copy.local, ignore_errors=True)
-    with contextlib.suppress(OSError):  # other copies are in the same folders
+    with contextlib.suppress(OSError):  # a parent folder also holds other copies
         for path in copy.local.parents:
-            with contextlib.suppress(FileNotFoundError):  # nothing was in the copy
+            with contextlib.suppress(FileNotFoundError):  # the copy had no files
                 path.rmdir()
             if path.name.startswith(ROOT):
                 _root.cache_clear()

@@ -1,6 +1,7 @@
-"""Compiled programs kept on disk, so that a second run of a config starts sooner.
+"""Keeps compiled programs on disk, so that a second run of a config starts sooner.
 
-JAX's own cache, bounded: the programs used longest ago are removed. Several processes may share it.
+This enables JAX's compilation cache with a limited size: the least recently used programs are
+removed. Several processes may share the cache.
 """
 
 import hashlib
@@ -15,17 +16,17 @@ import jax
 from fedjax_lab.data.cache import cache_folder
 
 MAX_BYTES = 2 << 30
-MIN_COMPILE_SECONDS = 0.2  # a program that compiles faster is not kept
+MIN_COMPILE_SECONDS = 0.2  # programs that compile faster are not kept
 LOCK_SECONDS = 5.0
 
 
 def enable() -> None:
-    """Keeps programs in the user's cache folder, unless JAX was told of another or cannot write."""
+    """Enables the cache in the user's cache folder if it is writable and JAX has no other one."""
     if jax.config.jax_compilation_cache_dir:  # type: ignore[attr-defined]  # jax adds its flags
         return
     folder = cache_folder() / "programs" / _processor()
     try:
-        str(folder).encode()  # XLA takes a path in UTF-8 only
+        str(folder).encode()  # XLA only accepts paths in UTF-8
         folder.mkdir(parents=True, exist_ok=True)
         _repair(folder)
     except (OSError, UnicodeEncodeError, filelock.Timeout):
@@ -34,12 +35,12 @@ def enable() -> None:
         jax.config.update("jax_compilation_cache_max_size", MAX_BYTES)
         jax.config.update("jax_persistent_cache_min_compile_time_secs", MIN_COMPILE_SECONDS)
         jax.config.update("jax_compilation_cache_dir", str(folder))
-        # A program that cannot be read or written is compiled as if there were no cache.
+        # A program that cannot be read or written is compiled as without a cache.
         warnings.filterwarnings("ignore", message="Error (reading|writing) persistent compilation")
 
 
 def _processor() -> str:
-    """A name for this kind of processor: a home directory may be shared by several kinds."""
+    """A name for this type of processor, because machines of several types may share a home."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -50,8 +51,8 @@ def _processor() -> str:
 
 
 def _repair(folder: Path) -> None:
-    """Removes what a killed process left half written. JAX writes a program, then its time."""
-    with filelock.FileLock(folder / ".lockfile", timeout=LOCK_SECONDS):  # the one that JAX takes
+    """Removes incomplete entries of killed processes. JAX writes a program, then its time."""
+    with filelock.FileLock(folder / ".lockfile", timeout=LOCK_SECONDS):  # the lock of JAX
         names = {path.name for path in folder.iterdir()}
         for name in names:
             stem, _, ending = name.rpartition("-")

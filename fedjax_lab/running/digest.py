@@ -1,10 +1,10 @@
-"""A digest of arrays that are spread over many devices and processes, without gathering them.
+"""Computes digests of arrays sharded over many devices and processes, without gathering them.
 
-Each word of an array's bits is mixed with a number that depends on its coordinates alone, and the
-results are added modulo 2**32. The sum is the same for any sharding, since every device adds up
-what it holds. A word of zero bits adds nothing, so that zeros appended to an axis change nothing.
-One word that changes always changes the sum; several do except by chance, with a probability of
-about 2**-64, because there are two sums.
+Each word of an array, of at most 32 bits, is mixed with a number that depends only on its
+coordinates, and the results are added modulo 2**32. The sum is the same for any sharding, because
+each device adds the words that it holds. A word of zero bits adds 0, so zeros appended to an axis
+change nothing. A change of one word always changes the sum. A change of several words leaves both
+of the two sums unchanged with a probability of only about 2**-64.
 """
 
 from functools import cache
@@ -16,13 +16,13 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 SALTS = 0x243F6A88, 0x13198A2E  # one for each sum
-PIECE = 1 << 18  # entries that are digested at a time in host memory; fewer are not worth a program
+PIECE = 1 << 18  # entries digested at a time on the host; only larger arrays use the devices
 
 
 def of(arrays: list) -> list[str]:
     """The digest of each array, of JAX or NumPy, as 16 hexadecimal digits.
 
-    It depends on the array's position in the list. All processes have to ask.
+    It depends on the array's position in the list. All processes must call this function.
     """
     sums = [_on_devices(a, i) if _is_spread(a) else _on_host(a, i) for i, a in enumerate(arrays)]
     return ["".join(f"{int(part):08x}" for part in both) for both in sums]
@@ -35,7 +35,7 @@ def _is_spread(array):
 
 
 def _on_devices(array, number):
-    """Both sums of an array, in every process."""
+    """Both sums of an array, computed on the devices; all processes get the result."""
     named = isinstance(array.sharding, NamedSharding)
     everywhere = NamedSharding(array.sharding.mesh, P()) if named else None
     return jax.device_get(_program(everywhere)(array, np.uint32(number)))
@@ -50,7 +50,7 @@ def _program(sharding):
 
 
 def _on_host(array, number):
-    """The same sums, a piece after the other."""
+    """Both sums of an array, computed piece by piece in NumPy."""
     array, number = np.asarray(array), np.uint32(number)
     if array.ndim == 0:
         return [_sum(np, array, number, salt) for salt in SALTS]
@@ -61,11 +61,11 @@ def _on_host(array, number):
 
 
 def _sum(xp, array, number, salt, start=0):
-    """Of array `number`, whose leading axis begins at `start`; `xp` is numpy or jax.numpy."""
+    """One sum of array `number`, whose leading axis begins at `start`; xp: numpy or jax.numpy."""
     words = _words(xp, array)
     place = _mix(xp, xp.uint32(salt) ^ _mix(xp, xp.atleast_1d(number)))
     for axis, length in enumerate(words.shape):
-        first = salt + 0x9E3779B9 * (axis + 1) + (start if axis == 0 else 0)  # far between axes
+        first = salt + 0x9E3779B9 * (axis + 1) + (start if axis == 0 else 0)  # axes are far apart
         keys = _mix(xp, xp.arange(length, dtype=xp.uint32) + xp.uint32(first % 2**32))
         place = place + keys.reshape([length if i == axis else 1 for i in range(words.ndim)])
     return xp.sum(_mix(xp, words + place) - _mix(xp, place), dtype=xp.uint32)
@@ -88,7 +88,7 @@ def _words(xp, array):
 
 
 def _mix(xp, x):
-    """A permutation of the numbers of 32 bits in which all bits depend on each other (murmur3)."""
+    """The finalizer of MurmurHash3, a permutation of 32-bit integers that mixes all bits."""
     x = (x ^ (x >> xp.uint32(16))) * xp.uint32(0x85EBCA6B)
     x = (x ^ (x >> xp.uint32(13))) * xp.uint32(0xC2B2AE35)
     return x ^ (x >> xp.uint32(16))

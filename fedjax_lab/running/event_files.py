@@ -1,4 +1,4 @@
-"""Event files, which TensorBoard reads: a run's evaluations, config and pictures in them."""
+"""Writes a run's evaluations, config and pictures to event files, which TensorBoard reads."""
 
 import io
 import struct
@@ -14,14 +14,14 @@ from PIL import Image
 
 from fedjax_lab.running import files, metrics
 
-ENDING = ".fedjax_lab"  # of the event files that are ours to replace
-BARS = 20  # of a histogram
+ENDING = ".fedjax_lab"  # of event files that this package wrote and may replace
+BARS = 20  # bars of a histogram
 
 
 def begin(target: Path) -> str:
-    """Removes what was written in the folder of a run before; returns the name of its new files.
+    """Removes this package's earlier event files of a run; returns the name for its new files.
 
-    It sorts after all earlier ones.
+    The new name sorts after all earlier ones.
     """
     ours = f"*tfevents*{ENDING}"
     for path in (*target.glob(ours), *target.glob(f"seed-*/{ours}")):
@@ -30,7 +30,7 @@ def begin(target: Path) -> str:
 
 
 def numbers(row: dict) -> Any:
-    """The Summary of an evaluation: its measurements, and those of clients as histograms."""
+    """The Summary of an evaluation: its measurements, and histograms of the clients' values."""
     from tensorboardX.summary import Summary, make_histogram
 
     tagged = metrics.tagged(row).items()
@@ -44,14 +44,14 @@ def numbers(row: dict) -> Any:
 
 
 def text(config: str) -> Any:
-    """The Summary of a config.json."""
+    """The Summary that shows a config.json."""
     from tensorboardX import summary
 
     return summary.text("config", textwrap.indent(config, "    "))  # code, in Markdown
 
 
 def picture(path: Path, tag: str) -> list:
-    """[Summary]; [] of a file that is not a whole picture, such as one still being written."""
+    """[Summary] of an image file; [] if it is not a complete image, such as one being written."""
     from tensorboardX.summary import Summary
 
     data = path.read_bytes()
@@ -59,7 +59,7 @@ def picture(path: Path, tag: str) -> list:
         image = Image.open(io.BytesIO(data))
         image.load()
     except (OSError, SyntaxError, ValueError):
-        print(f"{path} is no whole picture, left out", file=sys.stderr)
+        print(f"skipped {path}, which is not a complete image file", file=sys.stderr)
         return []
     size = {"width": image.width, "height": image.height, "colorspace": len(image.getbands())}
     shown = Summary.Image(encoded_image_string=data, **size)
@@ -67,7 +67,10 @@ def picture(path: Path, tag: str) -> list:
 
 
 def append(path: Path, new: Iterable[tuple[int, float, Any]]) -> None:
-    """Adds (step, wall time, Summary)s as TFRecords: length, its checksum, event, its checksum."""
+    """Appends (step, wall time, Summary) events as TFRecords.
+
+    A TFRecord is a length, its checksum, the event, and its checksum.
+    """
     from tensorboardX.proto.event_pb2 import Event
     from tensorboardX.record_writer import masked_crc32c
 

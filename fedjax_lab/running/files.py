@@ -1,8 +1,8 @@
-"""Reading the files of runs and sweeps; whoever reads one names what is damaged in the same words.
+"""Reads and checks the files of runs and sweeps, with the same error messages everywhere.
 
-What a file has to hold is declared as a shape: a `Kind` of value, `[shape]` for a list of at least
-one, or a dict of shapes by key. In a dict, `"key?"` may be missing, and `"*"` stands for all keys
-that the dict does not name; without it, other keys may hold anything.
+The expected content of a file is declared as a shape: a `Kind` of value, `[shape]` for a list with
+at least one item, or a dict of shapes by key. In a dict, `"key?"` may be missing, and `"*"` stands
+for all keys that the dict does not name; without it, other keys may hold anything.
 """
 
 import json
@@ -16,16 +16,16 @@ from fedjax_lab.data import safe
 from fedjax_lab.errors import MACHINE, BadInput, quoted
 from fedjax_lab.measures import OF_NEW
 
-DRAWS = "draws"  # the folder of a sweep with the runs from which settings are chosen
-DEEPEST = 50  # levels of lists and objects in each other
+DRAWS = "draws"  # the subfolder of a sweep with the runs of a search for settings
+DEEPEST = 50  # the largest number of nested lists and objects
 
 
 class Damaged(BadInput):
-    """A file that does not hold what it should. The message names the file and the fault."""
+    """Raised for a file with invalid content. The message names the file and the fault."""
 
 
 class Kind(NamedTuple):
-    """A kind of value, in words and as a test."""
+    """A kind of value: its description in messages, and a test for it."""
 
     words: str
     fits: Callable[[Any], bool]
@@ -37,13 +37,13 @@ def _is_number(value):
 
 
 NUMBER = Kind("a finite number", _is_number)
-COUNT = Kind("a whole number from 0", lambda value: type(value) is int and 0 <= value < 2**53)
-POSITIVE = Kind("a whole number from 1", lambda value: type(value) is int and 0 < value < 2**31)
+COUNT = Kind("a whole number >= 0", lambda value: type(value) is int and 0 <= value < 2**53)
+POSITIVE = Kind("a whole number >= 1", lambda value: type(value) is int and 0 < value < 2**31)
 TEXT = Kind("text", lambda value: isinstance(value, str))
 SCORE = Kind("a finite number or null", lambda value: value is None or _is_number(value))
 OBJECT: dict[str, Any] = {}  # with any keys
 
-LOSS = {  # the loss, in the forms of the accuracy
+LOSS = {  # the loss, in the same forms as the accuracy
     "loss?": {"per_client?": [SCORE], "*": SCORE},
     "domains_loss?": {"*": SCORE},
     "global_loss?": SCORE,
@@ -51,12 +51,12 @@ LOSS = {  # the loss, in the forms of the accuracy
     "ood_loss?": SCORE,
     **{f"{form}_loss?": SCORE for form in OF_NEW},
 }
-PER_CLIENT = {  # the values of single clients, of forms that are one number
+PER_CLIENT = {  # the values of single clients, for measures that are one number
     f"{form}{metric}_per_client?": [SCORE]
     for form in ("id", "ood", *OF_NEW)
     for metric in ("", "_loss")
 }
-EVALUATION = {  # a line of metrics.jsonl; metrics that a config names may have any keys besides
+EVALUATION = {  # a line of metrics.jsonl; metrics that a config names may add any keys
     "round": COUNT,
     "seed": COUNT,
     "stage?": TEXT,
@@ -97,17 +97,17 @@ _SCORES = {
     **LOSS,
 }
 _WAY = {"per_seed": {"*": _SCORES}, "mean": _SCORES, "std?": _SCORES}
-PRIVACY = {  # what a run promises; epsilon null: infinite, and then there is no more than that
+PRIVACY = {  # the privacy guarantee of a run; epsilon null: infinite, and other keys are missing
     "epsilon": SCORE,
     "delta?": NUMBER,
     "unit?": TEXT,
     "neighbors?": TEXT,
     "noise": NUMBER,
-    "full?": {"*": COUNT},  # rounds of each seed whose Poisson cohort had no place left
+    "full?": {"*": COUNT},  # by seed: the rounds whose Poisson cohort had its maximum size
 }
 SUMMARY = {  # summary.json, as far as comparisons read it
     "diverged?": {"*": COUNT},
-    "stopped?": {"rule": TEXT, "round": COUNT},  # by which rule it ended early
+    "stopped?": {"rule": TEXT, "round": COUNT},  # the rule that ended the run early
     "lower_is_better?": [TEXT],
     "privacy?": PRIVACY,
     "data?": {"*": TEXT},  # name, license, citation, fingerprint
@@ -119,7 +119,7 @@ SUMMARY = {  # summary.json, as far as comparisons read it
     "max_over_rounds?": _WAY,
     "max_per_domain?": _WAY,
 }
-FINISHED = {  # ... and as a run prints it at its end
+FINISHED = {  # summary.json, as far as a run prints it at its end
     **SUMMARY,
     "seeds": [COUNT],
     "rounds": COUNT,
@@ -128,7 +128,7 @@ FINISHED = {  # ... and as a run prints it at its end
     "compile_seconds": NUMBER,
     "device": TEXT,
 }
-TUNED = {  # what a search for the settings of a cell has cost
+TUNED = {  # the cost of a search for the settings of a cell
     "by": TEXT,
     "on": TEXT,
     "draws": COUNT,
@@ -136,7 +136,7 @@ TUNED = {  # what a search for the settings of a cell has cost
     "rounds": COUNT,
     "seconds": NUMBER,
 }
-CELL = {  # of a sweep; `seeds` where they are not those of the sweep, `until` with --until
+CELL = {  # a cell of a sweep; `seeds` if they are not those of the sweep, `until` with --until
     "method": TEXT,
     "grid": {"*": TEXT},
     "config": OBJECT,
@@ -148,9 +148,9 @@ PLAN = {"cells": {"*": CELL}}  # sweep.json
 
 
 def read_json(path: Path, shape: Any) -> Any:
-    """The content of a JSON file, checked against the shape; None where there is no file.
+    """Reads a JSON file and checks it against the shape; None if the file does not exist.
 
-    Raises Damaged.
+    Raises Damaged if the content is invalid.
     """
     content = read_bytes(path)
     if content is None:
@@ -164,25 +164,28 @@ def read_json(path: Path, shape: Any) -> Any:
 
 
 def read_config(path: Path) -> dict | None:
-    """The content of a run's config.json, under current names; None where there is no file.
+    """Reads a run's config.json, with renamed keys updated; None if the file does not exist.
 
-    Raises Damaged.
+    Raises Damaged if the content is invalid.
     """
     config = read_json(path, CONFIG)
     return None if config is None else current_saved(config)
 
 
 def read_plan(path: Path) -> dict[str, dict]:
-    """The cells that a sweep.json holds, with their configs under current names. Raises Damaged."""
+    """Reads the cells of a sweep.json, with renamed config keys updated.
+
+    Raises Damaged if the content is invalid.
+    """
     cells = read_json(path, PLAN)["cells"]
     return {name: {**cell, "config": current_saved(cell["config"])} for name, cell in cells.items()}
 
 
 def read_rows(path: Path, shape: Any) -> list[Any]:
-    """The lines of a file, each one JSON that is checked against the shape; [] without a file.
+    """Reads a file with one JSON value per line, each checked against the shape; [] without a file.
 
-    A last line that is not whole is left out: the process that wrote it was killed. Raises Damaged
-    for every other line that cannot be used.
+    An incomplete last line is left out, because the process that wrote it was killed. Raises
+    Damaged for any other invalid line.
     """
     lines = (read_bytes(path) or b"").split(b"\n")
     rows = []
@@ -192,7 +195,7 @@ def read_rows(path: Path, shape: Any) -> list[Any]:
         try:
             row = _parse(line)
         except ValueError as error:
-            if number == len(lines):  # the only one without a newline
+            if number == len(lines):  # the only line without a newline
                 break
             raise Damaged(f"{path} cannot be used: line {number}: {error}") from error
         try:
@@ -204,16 +207,16 @@ def read_rows(path: Path, shape: Any) -> list[Any]:
 
 
 def read_text(path: Path) -> str | None:
-    """The text of a file, with a replacement for what is not UTF-8; None where there is no file.
+    """Reads a text file, replacing bytes that are not UTF-8; None if the file does not exist.
 
-    Raises Damaged.
+    Raises Damaged if the path is not a readable file.
     """
     content = read_bytes(path)
     return None if content is None else content.decode(errors="replace")
 
 
 def read_bytes(path: Path) -> bytes | None:
-    """The content of a file; None where there is none. Raises Damaged for what is not a file."""
+    """Reads a file; None if it does not exist. Raises Damaged if it is not a readable file."""
     try:
         safe.check_regular(path)
         return path.read_bytes()
@@ -226,7 +229,7 @@ def read_bytes(path: Path) -> bytes | None:
 
 
 def check(value: Any, shape: Any) -> None:
-    """ValueError says in which part the value does not have the shape."""
+    """Raises a ValueError that names the part of the value which does not have the shape."""
     for fault in _faults(value, shape, ""):
         raise ValueError(fault)
 
@@ -238,7 +241,7 @@ def _faults(value: Any, shape: Any, name: str) -> Iterator[str]:
             yield f"{it} must be {shape.words}, not {quoted(value)}"
     elif isinstance(shape, list):
         if not isinstance(value, list) or not value:
-            yield f"{it} must be a list of at least one value, not {quoted(value)}"
+            yield f"{it} must be a list with at least one value, not {quoted(value)}"
         elif not (isinstance(shape[0], Kind) and all(map(shape[0].fits, value))):
             for i, each in enumerate(value):
                 yield from _faults(each, shape[0], f"{name}[{i}]")
@@ -247,7 +250,7 @@ def _faults(value: Any, shape: Any, name: str) -> Iterator[str]:
     else:
         needed = {key for key in shape if key != "*" and not key.endswith("?")}
         if lacking := needed - value.keys():
-            yield f"{it} is without {', '.join(sorted(lacking))}"
+            yield f"{it} lacks {', '.join(sorted(lacking))}"
         for key, each in value.items():
             inner = shape.get(key, shape.get(f"{key}?", shape.get("*")))
             if inner is not None:
@@ -255,7 +258,7 @@ def _faults(value: Any, shape: Any, name: str) -> Iterator[str]:
 
 
 def _parse(content):
-    """The value of JSON text. ValueError says what is wrong with it."""
+    """Parses JSON text. Raises a ValueError that describes the fault."""
     if not content.strip():
         raise ValueError("it is empty")
     try:
@@ -264,12 +267,12 @@ def _parse(content):
         raise ValueError("it is not text in UTF-8") from error
     except json.JSONDecodeError as error:
         reason = f"{error.msg} at character {error.pos}"
-        raise ValueError(f"it is cut off or not JSON ({reason})") from error
+        raise ValueError(f"it is truncated or not JSON ({reason})") from error
     except RecursionError as error:
-        raise ValueError("its values are nested too deep") from error
+        raise ValueError("its values are nested too deeply") from error
     brackets = content.count(b"[") + content.count(b"{")
     if brackets > DEEPEST and _is_deep(value, DEEPEST):
-        raise ValueError("its values are nested too deep")
+        raise ValueError("its values are nested too deeply")
     return value
 
 

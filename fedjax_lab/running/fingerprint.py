@@ -1,4 +1,4 @@
-"""Digests of what a run trains on, by which a resumed run knows that its data are the same."""
+"""Digests of a run's data, with which a resumed run checks that its data have not changed."""
 
 import jax
 import numpy as np
@@ -12,7 +12,7 @@ from fedjax_lab.experiment import Experiment
 from fedjax_lab.running.checkpoint import numbers
 from fedjax_lab.types import NEW_ROWS, Rows
 
-ROWS = {  # of a federation, by the names that are part of the digests
+ROWS = {  # the fields of a federation by the names that enter the digests
     "train": "train",
     "validation": "validation",
     "test": "test",
@@ -20,15 +20,15 @@ ROWS = {  # of a federation, by the names that are part of the digests
     "unseen": "unseen",
     **dict(zip(NEW_ROWS, NEW_ROWS, strict=True)),
 }
-START = "start of seed"  # what it takes from config.run.start_from
-DRAWING = "devices that draw clients"  # not a digest but their number
+START = "start of seed"  # the state that the seed takes from config.run.start_from
+DRAWING = "devices that draw clients"  # the number of devices rather than a digest
 
 
 def of(experiment: Experiment) -> dict[str, str]:
-    """A digest of each part of the data: examples, labels, users, who holds which, embeddings.
+    """A digest of each part of the data: examples, labels, users, partition and embeddings.
 
-    Of a run that starts from another one, also a digest of what it takes from that. Where each
-    device draws from the clients that it holds, also how many devices do that.
+    If the run starts from another run, there is also a digest of the state that it takes from it.
+    If each device samples from the clients that it holds, the number of these devices is included.
     """
     simulation, parts = experiment.simulation, {}
     for seed, federation in zip(simulation.seeds, simulation.federations, strict=True):
@@ -48,7 +48,7 @@ def of(experiment: Experiment) -> dict[str, str]:
 
 
 def _starts(simulation):
-    """By seed the arrays that it starts from; none where all of them start anew."""
+    """The arrays that each seed takes from another run; {} if the run starts from scratch."""
     seeds = simulation.seeds
     weights = simulation.joint.settings if simulation.joint else [()] * len(seeds)
     starts = zip(seeds, weights, simulation.start or [()] * len(seeds), strict=True)
@@ -61,24 +61,30 @@ def _starts(simulation):
 
 
 def _array(rows):
-    """Those of clients as a table padded with -1, of which only a piece is made at a time."""
+    """Row numbers as an array; those of clients as a lazy table, padded with -1."""
     if not isinstance(rows, Rows):
         return np.asarray(rows)
     return LazyArray(rows.on_host, rows.shape, np.int32, digest=None)
 
 
 def check_same(saved: dict[str, str], today: dict[str, str], folder) -> None:
-    """BadInput names the parts of the data in which the folder's run differs from `today`."""
+    """Raises BadInput if the data differ; the message names the parts that have changed.
+
+    Args:
+      saved: the digests in the folder of the run.
+      today: the digests of this command's data.
+      folder: the folder of the run, for the message.
+    """
     before, now = (digests.get(DRAWING) for digests in (saved, today))
     if before != now:
         raise BadInput(
-            f"{folder} holds a run that draws its clients on {before} devices"
-            f" (config.engine.sampling=device), and {now} would do so now, with other cohorts; go"
-            f" on with {before} devices, or name another folder"
+            f"{folder} holds a run that samples its clients on {before} devices"
+            f" (config.engine.sampling=device), but {now} devices would sample other cohorts;"
+            f" resume it with {before} devices, or name another folder"
         )
     if not any(name.startswith(START) for name in today):  # the run is only read
         saved = {name: digest for name, digest in saved.items() if not name.startswith(START)}
-    if USERS not in saved:  # an earlier version's run, of whose partition there are digests too
+    if USERS not in saved:  # saved by an earlier version; the digests of the partition suffice
         today = {name: digest for name, digest in today.items() if name != USERS}
     differing = [name for name in {**saved, **today} if saved.get(name) != today.get(name)]
     if differing:

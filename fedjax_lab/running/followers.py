@@ -1,4 +1,4 @@
-"""The loggers of a run at work, each in a thread of its own, so that no service holds a run up."""
+"""Calls the loggers of a run, each in its own thread, so that no service delays the run."""
 
 import contextlib
 import itertools
@@ -18,8 +18,8 @@ from fedjax_lab.running import files, metrics
 from fedjax_lab.running.loggers import Begin, Facts
 from fedjax_lab.running.workdir import saved_config
 
-LAST_SECONDS = 20.0  # that all loggers have at the end of a run
-FILE = "loggers.json"  # of a run's folder: the id, the newest round and the seeds of each logger
+LAST_SECONDS = 20.0  # time limit for all loggers together at the end of a run
+FILE = "loggers.json"  # in a run's folder: the id, the newest round and the seeds of each logger
 _KEPT = {"*": {"id?": files.TEXT, "round": files.COUNT, "seeds": [files.COUNT]}}
 
 
@@ -27,9 +27,13 @@ _KEPT = {"*": {"id?": files.TEXT, "round": files.COUNT, "seeds": [files.COUNT]}}
 def of_run(
     loggers: dict[str, Begin], experiment: Experiment, path: Path | None, rows: list[dict]
 ) -> Iterator["Followers"]:
-    """The loggers of a run, which end at the latest with the context.
+    """Starts the loggers of a run; they end with the context at the latest.
 
-    rows: the evaluations that the run has already.
+    Args:
+      loggers: the functions that start the loggers, by name.
+      experiment: the experiment of the run.
+      path: the folder of the run; None: no folder.
+      rows: the evaluations that the run already has.
     """
     folder = path and path.absolute()
     in_sweep = folder is not None and (folder.parent / "sweep.json").exists()
@@ -49,7 +53,10 @@ def of_run(
 
 
 def joint(each: Sequence["Followers"], counts: Sequence[int]) -> Callable[[list[dict]], None]:
-    """Tells the loggers of joint runs, with so many seeds each, of an evaluation of all seeds."""
+    """A function that passes an evaluation of several joint runs to the loggers of each run.
+
+    counts: the number of seeds of each run.
+    """
 
     def tell(rows):
         of_seeds = iter(rows)
@@ -63,21 +70,24 @@ class Followers:
     """The loggers of a run."""
 
     def __init__(self, loggers: dict[str, Begin], facts: Facts):
-        """facts: what all of them are told."""
+        """facts: the facts about the run that each logger receives."""
         kept = _Kept(facts.folder, facts.config.get("seeds", []))
         self._followers = []
         for name, begin in loggers.items() if processes.is_first() else ():
-            known = kept.read(name)
-            follower = _Follower(name, begin, facts._replace(**known), kept)
+            earlier = kept.read(name)
+            follower = _Follower(name, begin, facts._replace(**earlier), kept)
             self._followers.append(follower)
 
     def tell(self, rows: list[dict]) -> None:
-        """Logs an evaluation: a row of each seed."""
+        """Logs an evaluation, given as one row for each seed."""
         for follower in self._followers:
             follower.queue.put(rows)
 
     def end(self, summary: dict | None) -> None:
-        """Ends all loggers, and waits for them, but not for ever. None: the run was cut short."""
+        """Ends all loggers and waits for them, for at most LAST_SECONDS.
+
+        summary: the content of summary.json; None: the run did not finish.
+        """
         until = time.monotonic() + LAST_SECONDS
         for follower in self._followers:
             follower.queue.put(_End(summary))
@@ -87,16 +97,16 @@ class Followers:
 
 
 class _End:
-    """The last that a follower is told."""
+    """The last item in a follower's queue."""
 
     def __init__(self, summary: dict | None):
         self.summary = summary
 
 
 class _Kept:
-    """What loggers.json has of each logger, for the threads of all of them.
+    """The content of loggers.json, shared by the threads of all loggers.
 
-    A logger that has been told of other seeds begins anew: the means that it has are not theirs.
+    A logger whose entry is for other seeds starts over, because its means are over those seeds.
     """
 
     def __init__(self, folder: Path | None, seeds: list[int]):
@@ -105,7 +115,7 @@ class _Kept:
         self._lock = threading.Lock()
         self._content: dict[str, dict] = {}
         if self._path is not None:
-            with contextlib.suppress(files.Damaged):  # then each logger begins anew
+            with contextlib.suppress(files.Damaged):  # then each logger starts over
                 self._content = files.read_json(self._path, _KEPT) or {}
 
     def read(self, name):
@@ -121,23 +131,23 @@ class _Kept:
 
 
 class _Follower:
-    """A logger in its thread."""
+    """A logger and its thread."""
 
     def __init__(self, name, begin, facts, kept):
         self.queue = queue.SimpleQueue()
         self._name, self._begin, self._facts, self._kept = name, begin, facts, kept
-        self._logger: Any = None  # until it has begun
-        self._waiting: list[list[dict]] = []  # evaluations that are not logged yet
+        self._logger: Any = None  # None until it has started
+        self._waiting: list[list[dict]] = []  # evaluations not logged yet
         self._failed = self._is_late = False
         self._thread = threading.Thread(target=self._work, name=f"log to {name}", daemon=True)
         self._thread.start()
 
     def wait(self, seconds):
-        """Until it has ended, or so many seconds have passed."""
+        """Waits until the logger has ended, for at most this many seconds."""
         self._thread.join(max(0.0, seconds))
         if self._thread.is_alive():
             self._is_late = True
-            self._warn("it takes too long")
+            self._warn("logging takes too long")
 
     def _work(self):
         end = None
@@ -157,7 +167,7 @@ class _Follower:
                 self._warn(reason_of(error))
 
     def _catch_up(self):
-        """Logs what is waiting, and begins before."""
+        """Starts the logger if needed, then logs all waiting evaluations."""
         if self._logger is None:
             self._logger = self._begin(self._facts)
             self._keep(self._logger.round)
@@ -169,11 +179,11 @@ class _Follower:
             del self._waiting[0]
 
     def _keep(self, round_):
-        if not self._is_late:  # else the folder may be another command's
+        if not self._is_late:  # else another command may own the folder
             self._kept.write(self._name, self._logger.id, round_)
 
     def _warn(self, reason):
         if not self._failed:
             self._failed = True
-            remedy = "--resume with the same --log logs what is missing there"
+            remedy = "use --resume with the same --log to log the missing evaluations"
             warn(f"--log={self._name}: {reason}; the run is not affected; {remedy}")

@@ -1,8 +1,8 @@
-"""In what a command may differ from the run that it resumes: rounds, evaluations, seeds.
+"""Checks how a command may differ from the run that it resumes: rounds, evaluations and seeds.
 
-All that the rounds until now have computed must be as this command would compute it. Everything
-else may change: how often the run is evaluated and in what, where its arrays lie, how many rounds
-follow, and which seeds come besides.
+Settings that affect the rounds already played must not change. Other settings may change: the
+frequency and the metrics of evaluations, the placement of arrays, the number of rounds that follow,
+and additional seeds.
 """
 
 import json
@@ -26,31 +26,34 @@ FREE = (  # keys of a config that a resumed run may change
     "engine.state",
     "engine.data",
 )
-EVALUATED = "evaluations.json"  # of a run that was begun with other evaluations
-ADDED = "added_seeds"  # the run of the seeds that a run gets besides, inside its folder
+EVALUATED = "evaluations.json"  # exists if a run was started with other evaluations
+ADDED = "added_seeds"  # the subfolder in which additional seeds of a run are trained
 
 
 # Configs.
 
 
 def check_config(folder: Path, today: dict) -> None:
-    """BadInput unless the config.json that is written today could be that of the folder's run."""
+    """Raises BadInput unless a command with this config.json may resume the folder's run.
+
+    today: the content of config.json that this command would write.
+    """
     saved = read_config(folder)
     _check_seeds(folder, saved["seeds"], today["seeds"])
     check_same(folder, {**saved, "seeds": today["seeds"]}, today)
 
 
 def check_same(folder: Path, saved: dict, today: dict, free: Sequence[str] = FREE) -> None:
-    """BadInput names the first key in which two contents of config.json differ, unless it is free.
+    """Raises BadInput if two contents of config.json differ in a key that is not free.
 
-    A key that only today's config has counts as the default that it has today: earlier versions did
-    what the default stands for, or `aliases.ADDED` says what they did.
+    The message names the first such key. A key that the saved config lacks counts as today's
+    default, because earlier versions behaved like the default, or as `aliases.ADDED` describes.
     """
     metrics.check_same(folder, _filled(saved, today), today, free)
 
 
 def read_config(folder: Path) -> dict:
-    """The content of a run's config.json, under current names. BadInput where there is none."""
+    """Reads a run's config.json, with renamed keys updated. Raises BadInput if there is none."""
     saved = files.read_config(folder / "config.json")
     if saved is None:
         raise BadInput(f"{folder} holds no run to resume: it has no config.json")
@@ -58,13 +61,13 @@ def read_config(folder: Path) -> dict:
 
 
 def differ(saved: dict, today: dict) -> bool:
-    """Whether two contents of config.json of one run have different values of FREE keys."""
+    """Whether two contents of config.json differ in the value of a key in FREE."""
     old, new = _filled(saved, today), json.loads(json.dumps(today))
     return any(value_at(old, key) != value_at(new, key) for key in FREE)
 
 
 def _filled(saved, today):
-    """The saved config with the defaults of the keys that it lacks."""
+    """The saved config, with defaults for the keys that it lacks."""
     filled = dict(saved)
     for section, values in today.items():
         if isinstance(values, dict) and isinstance(saved.get(section, {}), dict):
@@ -73,20 +76,20 @@ def _filled(saved, today):
 
 
 def _check_seeds(folder, saved, today):
-    """BadInput unless all seeds that the folder's runs have begun are among today's."""
+    """Raises BadInput unless today's seeds include all seeds that the folder's runs have begun."""
     if not set(saved) <= set(today):
         raise BadInput(
-            f"{folder} holds another run: config.seeds is {saved} there, not {today}; a run that is"
-            " resumed may have more seeds, but none less"
+            f"{folder} holds another run: its config.seeds is {saved}, not {today}; a resumed run"
+            " may add seeds, but must keep all earlier ones"
         )
     inner = files.read_config(folder / ADDED / "config.json")
     if inner is not None and not set(inner["seeds"]) <= set(today):
         begun = ",".join(map(str, [*saved, *inner["seeds"]]))
-        raise BadInput(f"{folder} has begun more seeds; go on with all of them: --seeds={begun}")
+        raise BadInput(f"{folder} has begun more seeds; resume all of them: --seeds={begun}")
 
 
 def seeds(folder: Path) -> list[int] | None:
-    """The seeds whose run the folder holds; None where it holds no run yet."""
+    """The seeds of the run in a folder; None if it holds no run yet."""
     saved = files.read_config(folder / "config.json")
     return None if saved is None else saved["seeds"]
 
@@ -97,20 +100,21 @@ def completed(
     folder: Path | None,
     overrides: Sequence[Override] = (),
 ) -> tuple[ml_collections.ConfigDict, list[int]]:
-    """The config and the seeds of a command; without a config both are those of the folder's run.
+    """The config and the seeds of a command; without a config, those of the run in the folder.
 
     Args:
-      config: a resolved one, or None.
-      seeds: None stands for config.run.seed, or for all seeds that the folder's run has begun.
-      folder: of the run that is resumed, where there is no config.
-      overrides: of the folder's config.
+      config: a resolved config, or None.
+      seeds: the seeds; None: config.run.seed, or without a config all seeds that the folder's run
+        has begun.
+      folder: the folder of the run to resume; needed if there is no config.
+      overrides: overrides of the config in the folder.
 
     Raises:
       BadInput: there is no config, and the folder holds no run.
     """
     if config is not None:
         return config, [config.run.seed] if seeds is None else list(seeds)
-    assert folder is not None  # those who give no config have a run to resume
+    assert folder is not None  # callers without a config resume a run
     saved = read_config(folder)
     seeds = list(_begun(folder)) if seeds is None else list(seeds)
     del saved["seeds"]
@@ -118,35 +122,35 @@ def completed(
 
 
 def _begun(folder):
-    """The seeds of the folder's run, and after them those that are being added to it; each once."""
-    there = seeds(folder) or []
-    inner = _begun(folder / ADDED) if there else {}
-    return dict.fromkeys([*there, *inner])
+    """The seeds of the folder's run, followed by those that are being added to it; each once."""
+    begun = seeds(folder) or []
+    inner = _begun(folder / ADDED) if begun else {}
+    return dict.fromkeys([*begun, *inner])
 
 
 # Rounds.
 
 
 def check_rounds(folder: Path, old: dict[str, int], new: dict[str, int], played: int) -> None:
-    """BadInput unless the rounds that were played are also the first ones by today's config.
+    """Raises BadInput unless today's config has the rounds already played as its first rounds.
 
     Args:
-      folder: of the run.
-      old: by the name of each stage, after how many rounds it ended or was to end until now.
-      new: the same by today's config.
-      played: how many rounds have been played.
+      folder: the folder of the run.
+      old: for each stage of the saved config, the number of rounds after which it ends, by name.
+      new: the same for today's config.
+      played: the number of rounds played.
     """
     whole = max(new.values())
     if played > whole:
         raise BadInput(
-            f"{folder} has played {played} rounds already, and by this config there are {whole}"
+            f"{folder} has already played {played} rounds, more than the {whole} of this config"
         )
     for name, end in old.items():
         now = new.get(name, whole)
         if min(end, played) != min(now, played):
             raise BadInput(
-                f"{folder} cannot go on with another config.run.rounds: its stage {name} ended"
-                f" after round {end}, and would have to end after round {now}; name another folder"
+                f"{folder} cannot be resumed with another config.run.rounds: its stage {name} ended"
+                f" after round {end}, but should now end after round {now}; name another folder"
             )
 
 
@@ -154,24 +158,30 @@ def check_rounds(folder: Path, old: dict[str, int], new: dict[str, int], played:
 
 
 class Evaluated(NamedTuple):
-    """The evaluations that a run made with other settings than those of its config.json."""
+    """The evaluations that a run made with settings other than those of its config.json."""
 
-    until: int = 0  # so many rounds were played with those settings
-    rounds: tuple[int, ...] = ()  # after which of them there was an evaluation
+    until: int = 0  # the number of rounds played with those settings
+    rounds: tuple[int, ...] = ()  # the rounds among them that were followed by an evaluation
 
 
 def evaluations(every: int, ends: Sequence[int], earlier: Evaluated) -> list[int]:
-    """0, then after how many rounds a run is evaluated: every so many, and where a stage ends."""
+    """0, followed by the numbers of rounds after which a run is evaluated, ascending.
+
+    Args:
+      every: the number of rounds between two evaluations.
+      ends: the rounds at which the stages end, each of which has an evaluation.
+      earlier: evaluations made with other settings.
+    """
     planned = {*range(0, ends[-1], every), *ends}
     return sorted({0, *earlier.rounds, *(after for after in planned if after > earlier.until)})
 
 
 def read_evaluated(folder: Path) -> Evaluated:
-    """What `write_evaluated` has written; nothing where there is no such file. Raises Damaged."""
+    """Reads the file of `write_evaluated`, if it exists. Raises files.Damaged if it is invalid."""
     saved = files.read_json(folder / EVALUATED, {"until": files.COUNT, "rounds": [files.COUNT]})
     return Evaluated() if saved is None else Evaluated(saved["until"], tuple(saved["rounds"]))
 
 
 def write_evaluated(folder: Path, evaluated: Evaluated) -> None:
-    """Keeps in a run's folder which evaluations are not as its config.json says."""
+    """Records in a run's folder the evaluations that differ from its config.json."""
     metrics.write_json(folder / EVALUATED, evaluated._asdict())

@@ -1,7 +1,7 @@
-"""What a run promises of privacy, as its rows, its summary and its last lines tell it.
+"""Computes the privacy guarantee of a run for its metrics rows and its summary.
 
-Epsilon after some rounds takes dp-accounting some tenths of a second. A thread computes it for all
-evaluations that are to come, in their order, while the rounds are played.
+The package dp-accounting takes some tenths of a second to compute one epsilon. A thread therefore
+computes it for all upcoming evaluations, in their order, while the rounds are played.
 """
 
 import contextlib
@@ -19,10 +19,14 @@ from fedjax_lab.transforms.guarantee import Guarantee
 def told_in_rows(
     experiment: Experiment, rounds: Sequence[int]
 ) -> Iterator[Callable[[int], dict[str, Any]]]:
-    """Gives a function: number of rounds -> what a row says of privacy after them.
+    """Yields a function: number of rounds -> the privacy entries of a metrics row.
 
-    These are `epsilon`, None where it is infinite, and `delta`; nothing where the run is not
-    private. rounds: after which there are evaluations.
+    The entries are `epsilon` (None if it is infinite) and `delta`; there are none if the run is not
+    private.
+
+    Args:
+      experiment: the experiment of the run.
+      rounds: the numbers of rounds after which there will be an evaluation.
     """
     promised = guarantee(experiment)
     if promised is None:
@@ -38,10 +42,15 @@ def told_in_rows(
 
 
 def in_summary(experiment: Experiment, rows: Sequence[dict], played: int) -> dict[str, Any]:
-    """The part `privacy` of a summary; nothing where the run is not private.
+    """The entry `privacy` of a summary; {} if the run is not private.
 
-    `full` counts by seed the rounds whose Poisson cohort had no place left, as the rows of the
-    newest evaluation have it. rows: of all evaluations. played: how many rounds were.
+    Its `full` is the number of rounds whose Poisson cohort had its maximum size, by seed, taken
+    from the newest evaluation.
+
+    Args:
+      experiment: the experiment of the run.
+      rows: the rows of all evaluations.
+      played: the number of rounds played.
     """
     if not is_private(experiment.config):
         return {}
@@ -61,6 +70,6 @@ def in_summary(experiment: Experiment, rows: Sequence[dict], played: int) -> dic
 
 
 def _epsilon(promised: Guarantee, rounds: int) -> float | None:
-    """Epsilon after so many rounds; None where it is infinite."""
+    """Epsilon after this number of rounds; None if it is infinite."""
     (value,) = promised.epsilons([rounds])
     return value if math.isfinite(value) else None

@@ -1,9 +1,9 @@
-"""What clients keep on the host, beside the checkpoints of a run: `kept/ROUNDS/SEED-CLIENT` has the
-records of one seed that a process kept, from that client on.
+"""Saves and loads clients' state that is in host memory, in files beside the checkpoints of a run.
 
-Orbax would copy arrays of host memory before it writes them, and these may be as large as the
-memory. So they are written in pieces, while no round is played. A folder is there as a whole or not
-at all, and before the checkpoint whose description names its digests.
+The file `kept/ROUNDS/SEED-CLIENT` has the state of the clients that one process holds for one seed,
+beginning with that client. Orbax is not used here, because it would copy the arrays first, and they
+may fill the memory. They are written in pieces instead, while no round is played. A folder appears
+with all its files at once, before the checkpoint whose description has the files' digests.
 """
 
 import contextlib
@@ -21,9 +21,9 @@ from fedjax_lab.host_state import HostState
 
 
 def save(folder: Path, stores: Sequence[HostState]) -> list[dict]:
-    """Writes a new folder; returns what `check` and `load` need to know of it.
+    """Writes a new folder; returns its description, which `check` and `load` need.
 
-    Of several processes each writes the clients that it keeps. All must call.
+    All processes must call this; each writes the clients that it holds.
     """
     new = folder.with_name(f"{folder.name}.tmp")
     processes.of_first(lambda: _make_empty(new))
@@ -39,23 +39,26 @@ def save(folder: Path, stores: Sequence[HostState]) -> list[dict]:
 
 
 def check(folder: Path, described: list[dict]) -> None:
-    """ValueError or OSError unless the files are those that were saved.
+    """Raises ValueError or OSError unless the files match their digests.
 
-    Of several processes each checks some of them.
+    The files are divided among the processes of the run.
     """
     files = [(i, *of_file) for i, of_store in enumerate(described) for of_file in of_store["files"]]
     for i, begin, end, expected in files[processes.number() :: processes.count()]:
         with safe.opened(folder / _name(i, range(begin, end))) as file:
             digest = hashlib.file_digest(file, "sha256")  # type: ignore[arg-type]  # it reads
             if digest.hexdigest() != expected:
-                raise ValueError("what the clients keep is not what was saved")
+                raise ValueError("the clients' state does not match its checksum")
 
 
 def load(folder: Path, described: list[dict], stores: Sequence[HostState]) -> None:
-    """Reads what this process keeps. ValueError where it is of other clients or another method."""
+    """Reads the clients that this process holds into `stores`.
+
+    Raises ValueError if the files have other clients or another method's state.
+    """
     layouts = [{k: v for k, v in of_store.items() if k != "files"} for of_store in described]
     if layouts != [store.layout for store in stores]:
-        raise ValueError("what the clients keep differs in number, shape or type")
+        raise ValueError("the clients' state differs in number, shape or type")
     for i, (store, of_store) in enumerate(zip(stores, described, strict=True)):
         for begin, end, _ in of_store["files"]:
             with open(folder / _name(i, range(begin, end)), "rb") as file:
@@ -77,14 +80,14 @@ def _rename(new, folder):
 
 
 def _of_all(clients, digest):
-    """Of the file of each process: the first client, the one after the last, and the digest."""
+    """For each process's file: the first client, one past the last client, and the digest."""
     bounds = processes.of_each(np.array([clients.start, clients.stop], np.int32))
     digests = processes.of_each(np.frombuffer(bytes.fromhex(digest), np.uint8))
     return [[*map(int, b), bytes(d).hex()] for b, d in zip(bounds, digests, strict=True)]
 
 
 def remove_others(folder: Path, rounds: Sequence[int]) -> None:
-    """Removes what belongs to other checkpoints than those after so many rounds."""
+    """Removes the files of all checkpoints except those with these numbers of rounds."""
     with contextlib.suppress(FileNotFoundError):
         for path in folder.iterdir():
             if path.name not in map(str, rounds):

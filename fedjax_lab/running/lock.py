@@ -1,7 +1,7 @@
-"""Locks on the folders of runs and sweeps: one command at a time may write in a folder.
+"""Locks on the folders of runs and sweeps: only one command at a time may write to a folder.
 
-A lock is the operating system's, on a hidden file of the folder, and ends with the process that
-holds it. Readers take no lock.
+A lock is a lock of the operating system on a hidden file in the folder. It ends when the process
+that holds it ends. Readers take no lock.
 """
 
 import contextlib
@@ -20,24 +20,24 @@ from fedjax_lab.errors import BadInput, warn
 from fedjax_lab.running import metrics
 
 LOCK = ".lock"  # in the folder of a run
-PATIENCE = 60.0  # seconds, with others who write the plan of a sweep
+PATIENCE = 60.0  # seconds to wait for other commands that write the plan of a sweep
 NO_LOCKS = {errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP}
-# what a file system without locks answers
+# the error codes of file systems without locks
 
 
 @contextlib.contextmanager
 def owned(folder: Path) -> Iterator[None]:
-    """Makes this thread the owner of a run's folder, as long as the context lasts.
+    """Makes this thread the owner of a run's folder while the context is active.
 
-    It may ask again. The folder is made; if nothing has been written to it at the end, it is
-    removed. BadInput where it has another owner, or where nothing can be written.
+    The thread may enter the context again. The folder is created if needed, and removed at the end
+    if nothing was written to it. Raises BadInput if it has another owner or is not writable.
     """
     with _made(folder), _held(folder / LOCK):
         yield
 
 
 def check_free(folders: Iterable[Path]) -> None:
-    """BadInput where one of the folders has another owner."""
+    """Raises BadInput if one of the folders has another owner."""
     for folder in folders:
         if folder.is_dir():
             with _held(folder / LOCK):
@@ -45,17 +45,17 @@ def check_free(folders: Iterable[Path]) -> None:
 
 
 def is_held(folder: Path) -> bool:
-    """Whether a command that is still running owns a run's folder; nothing in it is changed."""
+    """Whether a running command owns a run's folder. Changes no file."""
     return _is_held(folder / LOCK)
 
 
 def count_held(folder: Path, pattern: str) -> int:
-    """How many of the lock files with such names are held; nothing in the folder is changed."""
+    """The number of lock files in a folder that match the pattern and are held. Changes no file."""
     return sum(map(_is_held, folder.glob(pattern)))
 
 
 def _is_held(path):
-    """Asks for the lock without keeping it: whoever holds it holds it alone."""
+    """Whether a process holds the lock, tested with a shared lock that is released at once."""
     try:
         descriptor = os.open(path, os.O_RDONLY)
     except OSError:
@@ -65,15 +65,15 @@ def _is_held(path):
     except OSError as error:
         return error.errno not in NO_LOCKS
     finally:
-        os.close(descriptor)  # and with it the lock, if it was given
+        os.close(descriptor)  # also releases the lock if it was acquired
     return False
 
 
 @contextlib.contextmanager
 def owned_share(folder: Path, share: str = "0/1") -> Iterator[None]:
-    """Like `owned`, for the share I/N of a sweep: every N-th cell from number I on.
+    """Like `owned`, for the share I/N of a sweep: every N-th cell, beginning with cell I.
 
-    BadInput where a command that is still running has a share that this one overlaps.
+    Raises BadInput if a running command owns a share that overlaps with this one.
     """
     number, count = map(int, share.split("/"))
     with _made(folder), contextlib.ExitStack() as until_the_end:
@@ -89,12 +89,12 @@ def owned_share(folder: Path, share: str = "0/1") -> Iterator[None]:
 
 
 def planning(folder: Path) -> contextlib.AbstractContextManager[None]:
-    """Keeps the other shares of a sweep from writing its plan, as long as the context lasts."""
+    """Prevents the other shares of a sweep from writing its plan while the context is active."""
     return _held(folder / ".plan.lock", PATIENCE)
 
 
 def discard(folder: Path) -> None:
-    """Removes a folder of which this process is the owner, if nothing has been written to it."""
+    """Removes a folder that this process owns if nothing has been written to it."""
     with contextlib.suppress(OSError):
         if {path.name for path in folder.iterdir()} <= {LOCK}:
             (folder / LOCK).unlink(missing_ok=True)
@@ -103,25 +103,25 @@ def discard(folder: Path) -> None:
 
 @contextlib.contextmanager
 def _made(folder):
-    """Makes the folder and its parents, and in the end removes those of them that are empty."""
+    """Creates the folder and its parents; at the end removes those of them that are empty."""
     folder = _absolute(folder)
     made = [path for path in (folder, *folder.parents) if not os.path.exists(path)]
-    there = next(path for path in (folder, *folder.parents) if os.path.exists(path))
-    if not there.is_dir():
-        raise BadInput(f"{there} is not a folder")
-    if not os.access(there, os.W_OK | os.X_OK):
-        raise BadInput(f"nothing can be written in {there}")
+    existing = next(path for path in (folder, *folder.parents) if os.path.exists(path))
+    if not existing.is_dir():
+        raise BadInput(f"{existing} is not a folder")
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise BadInput(f"{existing} is not writable")
     metrics.make_folder(folder)
     try:
         yield
     finally:
-        with contextlib.suppress(OSError):  # from one on they are not empty
+        with contextlib.suppress(OSError):  # stops at the first folder that is not empty
             for path in made:
                 path.rmdir()
 
 
 def _absolute(folder):
-    """BadInput where the path has no absolute one, or cannot be that of a checkpoint."""
+    """The absolute path. Raises BadInput if there is none, or if it is not valid UTF-8."""
     try:
         path = folder.absolute()
         str(path).encode()
@@ -129,7 +129,7 @@ def _absolute(folder):
         raise BadInput(f"{folder}: the current folder has been removed") from error
     except UnicodeEncodeError as error:
         raise BadInput(
-            f"{folder} cannot hold a run: checkpoints need a path that is text in UTF-8; name"
+            f"{folder} cannot hold a run, because checkpoints need a path in valid UTF-8; name"
             " another folder"
         ) from error
     return path
@@ -137,9 +137,9 @@ def _absolute(folder):
 
 @contextlib.contextmanager
 def _held(path, wait=0.0):
-    """Holds the lock on a file, which is made for it and removed afterward."""
+    """Holds the lock on a file, which is created for this and removed afterward."""
     path = path.resolve()
-    # The name of a soft lock would outlive a process that is killed.
+    # The file of a soft lock would remain after its process is killed.
     lock = filelock.FileLock(path, timeout=wait, is_singleton=True, fallback_to_soft=False)
     try:
         lock.acquire()
@@ -151,7 +151,7 @@ def _held(path, wait=0.0):
     except OSError as error:
         if error.errno not in NO_LOCKS:
             raise
-        _tell_no_locks(path.parent)
+        _warn_no_locks(path.parent)
         try:
             yield
         finally:
@@ -161,10 +161,13 @@ def _held(path, wait=0.0):
         yield
     finally:
         if lock.lock_counter == 1:
-            path.unlink(missing_ok=True)  # while it is held: whoever has opened it looks again
+            path.unlink(missing_ok=True)  # while it is held: filelock reopens a removed file
         lock.release()
 
 
 @functools.cache
-def _tell_no_locks(folder):
-    warn(f"the file system of {folder} has no locks: do not start a second command on this folder")
+def _warn_no_locks(folder):
+    warn(
+        f"the file system of {folder} does not support locks: do not start a second command on"
+        " this folder"
+    )

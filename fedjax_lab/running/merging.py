@@ -1,8 +1,8 @@
-"""How a run takes over the seeds that were trained beside it, so that a kill at any moment is safe.
+"""Merges additional seeds into the folder of a run, in a way that is safe if killed at any moment.
 
-The merged run is first written as a run of its own into the folder MERGED, whose summary.json comes
-last. From then on its files count, and they replace those of the folder; a command that is killed
-while it does this leaves the rest to the next one.
+The merged run is first written as a separate run into the subfolder MERGED, summary.json last. Once
+that file exists, the merged files replace those of the folder. If a command is killed while doing
+this, the next command completes the replacement.
 """
 
 import os
@@ -13,7 +13,7 @@ from fedjax_lab.errors import MACHINE
 from fedjax_lab.running import cloud, growth, metrics
 
 MERGED = "merged"  # in the folder of a run
-REPLACED = (  # what is taken from there, in this order
+REPLACED = (  # the files and folders that are taken from MERGED, in this order
     "fingerprint.json",
     "stages",
     "kept",
@@ -26,7 +26,7 @@ REPLACED = (  # what is taken from there, in this order
 
 
 def settle(folder: Path) -> None:
-    """Ends or undoes a merge that was cut short. For the folder's owner."""
+    """Completes or undoes an interrupted merge. Only the folder's owner may call it."""
     if (folder / MERGED / "summary.json").exists():
         replace(folder)
         return
@@ -34,12 +34,12 @@ def settle(folder: Path) -> None:
     inner = folder / growth.ADDED
     if inner.exists():
         more = growth.seeds(inner)
-        if more is None or set(more) <= set(growth.seeds(folder) or ()):  # not begun, or merged
+        if more is None or set(more) <= set(growth.seeds(folder) or ()):  # not started, or merged
             _remove(folder, growth.ADDED)
 
 
 def replace(folder: Path) -> None:
-    """Puts the merged run in the place of the folder's, and removes what it was made from."""
+    """Replaces the folder's run with the merged run, and removes the runs that were merged."""
     cloud.take(folder)
     (folder / "summary.json").unlink(missing_ok=True)
     for name in REPLACED:
@@ -52,11 +52,11 @@ def replace(folder: Path) -> None:
 
 
 def _remove(folder, name):
-    """Removes a folder inside of a run's, first the files that say how far it is."""
+    """Removes a subfolder of a run, beginning with the files that mark its progress."""
     if not (folder / name).exists():
         cloud.forget(folder / name)
         return
-    cloud.take(folder / name)  # what is only in the cloud is to be removed as well
+    cloud.take(folder / name)  # so that files that are only in the cloud are removed as well
     for file in ("summary.json", "config.json"):
         (folder / name / file).unlink(missing_ok=True)
     shutil.rmtree(folder / name)
@@ -65,7 +65,7 @@ def _remove(folder, name):
 
 
 def _put(new, old):
-    """A copy of a file or folder in the place of an older one."""
+    """Copies a file or folder, replacing an older one."""
     if new.is_file():
         metrics.make_folder(old.parent)
         metrics.replace(old, new.read_bytes())
@@ -75,7 +75,7 @@ def _put(new, old):
 
 
 def _link(file, place):
-    """The same file under another name; a copy where the file system has no links."""
+    """Creates a hard link to a file, or a copy if the file system has no hard links."""
     try:
         os.link(file, place)
     except OSError as error:

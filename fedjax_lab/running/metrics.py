@@ -1,4 +1,4 @@
-"""The files of a workdir that hold numbers: config.json, metrics.jsonl, summary.json."""
+"""Reading, writing and summarizing a run's config.json, metrics.jsonl and summary.json."""
 
 import itertools
 import json
@@ -24,14 +24,14 @@ TAGS = {
 
 
 def make_folder(path: Path) -> None:
-    """The folder and its parents; BadInput where that cannot be, or the path is in the cloud."""
+    """Creates a folder and its parents. Raises BadInput on failure, or for a path in the cloud."""
     cloud.check_local("the folder", path)
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         if error.errno in MACHINE:
             raise
-        raise BadInput(f"cannot make the folder {path}: {error.strerror}") from error
+        raise BadInput(f"cannot create the folder {path}: {error.strerror}") from error
 
 
 def write_json(path: Path, content: dict) -> None:
@@ -46,34 +46,35 @@ def write_text(path: Path, text: str) -> None:
 
 def replace(path: Path, content: bytes) -> None:
     """Writes a file atomically: at any moment it holds either its old or all of its new content."""
-    temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")  # nobody else's
+    temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")  # a unique name
     try:
         with temporary.open("wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
-    except BaseException:  # also an interrupt; a kill leaves the file: see `is_temporary`
+    except BaseException:  # including an interrupt; a kill leaves the file, see `is_temporary`
         temporary.unlink(missing_ok=True)
         raise
 
 
 def is_temporary(path: Path) -> bool:
-    """Whether the file is what `replace` leaves behind when its process is killed."""
+    """Whether the file is a temporary file of `replace`, as a killed process leaves it."""
     return re.fullmatch(r".+\.[0-9a-f]{8}\.tmp", path.name) is not None
 
 
 def check_same(folder: Path, saved: dict, config: dict, free: Collection[str] = ()) -> None:
-    """BadInput names the first key in which the folder's saved config differs from `config`.
+    """Raises BadInput if the folder's saved config differs from `config`.
 
-    Or the function of the user's own whose source has changed. Keys that are `free` may differ.
+    The message names the first key that differs, or the user's own function whose source has
+    changed. Keys in `free` may differ.
     """
     saved, config = provenance.aligned(folder, saved, config)
     old, new = _flat(saved), _flat(json.loads(json.dumps(config)))
     for key in sorted((old.keys() | new.keys()) - {f"config.{key}" for key in free}):
         if old.get(key) != new.get(key):
-            there, here = quoted(old.get(key)), quoted(new.get(key))
-            raise BadInput(f"{folder} holds another run: {key} is {there} there, not {here}")
+            before, now = quoted(old.get(key)), quoted(new.get(key))
+            raise BadInput(f"{folder} holds another run: its {key} is {before}, not {now}")
 
 
 def _flat(config, prefix="config"):
@@ -84,10 +85,10 @@ def _flat(config, prefix="config"):
 
 
 def read_metrics(path: Path) -> list[dict]:
-    """The evaluations of a metrics.jsonl; a last line that a kill has cut off is left out.
+    """Reads the evaluations of a metrics.jsonl, without a last line that a kill has cut off.
 
-    Raises files.Damaged where a line is not an evaluation, or does not measure what the others of
-    its stage and seed do.
+    Raises files.Damaged if a line is not an evaluation, or has other measurements than the other
+    lines of its stage and seed.
     """
     rows = files.read_rows(path, files.EVALUATION)
     first: dict[tuple, dict] = {}
@@ -102,20 +103,20 @@ def read_metrics(path: Path) -> list[dict]:
 
 
 def _layout(row):
-    """Which measurements an evaluation has, and of how many clients."""
+    """The names of an evaluation's measurements, and the number of clients measured."""
     scores = {key: row[key] for key in ("accuracy", *FORMS) if key in row}
     clients = len(row.get("accuracy", {}).get("per_client", ()))
     return _flat(scores).keys(), clients
 
 
 def verified(path: Path, expected: Sequence[tuple[int, int]]) -> list[dict]:
-    """The rows of a metrics.jsonl, which must be the first ones of a run.
+    """Reads the rows of a metrics.jsonl, checking that they are the first rows of a run.
 
     Args:
-      path: the file; without it there are no rows.
+      path: the file; if it does not exist, there are no rows.
       expected: round and seed of each row that the whole run writes, in the order of the file.
 
-    Raises files.Damaged where a line cannot be used, is there twice or is out of order.
+    Raises files.Damaged if a line is invalid, a duplicate or out of order.
     """
     rows = read_metrics(path)
     for number, row in enumerate(rows, 1):
@@ -123,15 +124,15 @@ def verified(path: Path, expected: Sequence[tuple[int, int]]) -> list[dict]:
         if number > len(expected) or place != expected[number - 1]:
             raise files.Damaged(
                 f"{path} cannot be used: row {number} is of round {place[0]} and seed {place[1]},"
-                " which is there twice or out of order"
+                " which is a duplicate or out of order"
             )
     return rows
 
 
 def keep_until(path: Path, rounds: int) -> None:
-    """Cuts a metrics.jsonl that was verified to the evaluations after at most `rounds` rounds.
+    """Removes evaluations after more than `rounds` rounds from a verified metrics.jsonl.
 
-    Lines that are kept stay as they are, byte for byte.
+    The remaining lines keep every byte.
     """
     content, kept = files.read_bytes(path) or b"", []
     for line in filter(bytes.strip, content.split(b"\n")):
@@ -146,7 +147,7 @@ def keep_until(path: Path, rounds: int) -> None:
 
 
 def append(path: Path, rows: list[dict]) -> None:
-    """Adds one JSON object per line. They are on the disk before a checkpoint that follows."""
+    """Appends one JSON object per line, and flushes the file to disk."""
     with path.open("a") as file:
         file.write("".join(json.dumps(row) + "\n" for row in rows))
         file.flush()
@@ -154,9 +155,10 @@ def append(path: Path, rows: list[dict]) -> None:
 
 
 def headline(row: dict) -> float | None:
-    """The accuracy that one evaluation is known by: per client, else on the global test set.
+    """The headline accuracy of an evaluation, in percent; None in a stage that is not scored.
 
-    None in a stage that is not scored.
+    It is the mean over clients if there is one, else the accuracy on the global test set, else on
+    the unseen domain, else on validation examples.
     """
     if "accuracy" in row:
         return row["accuracy"]["mean"]
@@ -164,9 +166,10 @@ def headline(row: dict) -> float | None:
 
 
 def pick_rounds(rows: list[dict]) -> dict[str, dict]:
-    """The ways to choose a round of one seed, of the last stage that was reached.
+    """The evaluation of one seed that each way of choosing a round selects, by the way's name.
 
-    The two maxima peek at the test set, where there is one.
+    Only evaluations of the last stage reached are considered. The two maxima choose by test
+    accuracy if there is a test set.
     """
     rows = [row for row in rows if row.get("stage") == rows[-1].get("stage")]
     chosen = {"last": rows[-1]}
@@ -188,13 +191,13 @@ def _max_per_domain(rows):
 
 
 def summarize(rows: list[dict], seeds: list[int]) -> dict:
-    """`last`, `best_by_validation` and two maxima: per seed, and mean and std over seeds.
+    """The numbers of a run by the way of choosing a round: per seed, and mean and std over seeds.
 
-    `max_over_rounds` is the round whose headline is highest, so its other numbers are that round's.
-    `max_per_domain` takes each domain's own best round; its mean is over the clients' own maxima.
-    The std is the sample's, with its ddof beside it; both are absent for one seed. No way goes by
-    the loss or by a metric that a config names: theirs are the numbers of the round that accuracy
-    has chosen.
+    The ways are `last`, `best_by_validation` and two maxima. `max_over_rounds` is the round whose
+    headline accuracy is highest, and all its numbers are those of this round. `max_per_domain`
+    takes the maximum over rounds for each domain separately; its mean averages the maximum of each
+    client. The std is the sample standard deviation, stored with its ddof; both are absent for one
+    seed. Rounds are always chosen by accuracy, never by the loss or another metric.
     """
     per_seed = {seed: pick_rounds([row for row in rows if row["seed"] == seed]) for seed in seeds}
     out = {}
@@ -213,7 +216,7 @@ def _numbers(row):
 
 
 def numbers(row: dict) -> dict[str, Any]:
-    """What an evaluation measured, without the values of single clients."""
+    """The measurements of an evaluation, without the values of single clients."""
     out = {}
     for key, value in row.items():
         if key in NO_MEASURES or key.endswith(PER_CLIENT):
@@ -225,10 +228,10 @@ def numbers(row: dict) -> dict[str, Any]:
 
 
 def tagged(row: dict) -> dict[str, float]:
-    """{tag: value} of an evaluation, as loggers show it: metrics, loss of training, bytes.
+    """{tag: value} of an evaluation for loggers: metrics, training loss, bytes and epsilon.
 
     Tags are accuracy/mean, accuracy/global, domains/a; loss/mean, loss/global, domains_loss/a; ...
-    A value that is no finite number is left out.
+    Values that are not finite numbers are omitted.
     """
     tags: dict[str, Any] = {}
     for key, value in numbers(row).items():
@@ -254,12 +257,12 @@ def _over_seeds(chosen, statistic):
 
 
 def pace(rows: list[dict], seeds: list[int]) -> dict[str, Any]:
-    """How long a round takes, how many operations were made, and how many of these a second.
+    """Seconds per round, number of floating-point operations, and operations per second.
 
-    What is measured are the intervals between evaluations. The first one of a stage warms up: it is
-    left out of a stage that has others. `round_seconds` are of one seed: the median over intervals,
-    the quartiles, and how many intervals there are. `flops` are those of all seeds; None where not
-    every row has them.
+    They are measured over the intervals between evaluations. The first interval of a stage is a
+    warm-up, which is left out if the stage has others. `round_seconds` holds, for one seed, the
+    median and the quartiles over the intervals, and the number of intervals. `flops` is the sum
+    over all seeds; None if a row lacks it.
     """
     pairs = intervals([row for row in rows if row["seed"] == seeds[0]])
     paces = [seconds_of_round(a, b) for a, b in pairs]
@@ -278,14 +281,14 @@ def pace(rows: list[dict], seeds: list[int]) -> dict[str, Any]:
 
 
 def seconds_of_round(before: dict, after: dict) -> float:
-    """Of a round between two evaluations."""
+    """The mean seconds per round between two evaluations."""
     return (after["seconds"] - before["seconds"]) / (after["round"] - before["round"])
 
 
 def intervals(rows: Sequence[dict]) -> list[tuple[dict, dict]]:
-    """Pairs of successive evaluations of one seed, but that which warms up a stage with others.
+    """Pairs of successive evaluations of one seed; the first pair begins at the start of the run.
 
-    Before the first one stands the start of the run.
+    The first pair of a stage is a warm-up, which is left out if the stage has others.
     """
     start = {"round": 0, "seconds": 0.0, "stage": rows[0].get("stage")}
     out = []

@@ -1,7 +1,7 @@
-"""More seeds for a run: these alone are trained, beside it, and then both become one run.
+"""Adds seeds to a run: trains only the new seeds, in a subfolder, and then merges both runs.
 
-The folder is afterward what all seeds at once would have left, so that it can be resumed, and have
-more rounds or more seeds. Until then it is the finished run of its earlier seeds.
+Afterward the folder is the same as if all seeds had been trained together, so that it can be
+resumed with more rounds or more seeds. Until then it holds the finished run of its earlier seeds.
 """
 
 import functools
@@ -24,7 +24,7 @@ RATES = ("rounds_per_second", "examples_per_second", "utilisation")
 
 
 class Part(NamedTuple):
-    """A finished run of some of the seeds, as its folder has it."""
+    """A finished run of some of the seeds, read from its folder."""
 
     path: Path
     workdir: Workdir
@@ -34,9 +34,9 @@ class Part(NamedTuple):
 
 
 def make_folder(folder: Path) -> Path:
-    """Where the other seeds of a folder's run are trained, with the evaluations of the first ones.
+    """The subfolder in which the new seeds are trained, prepared for the same evaluations.
 
-    Nothing is made where these are all as its config.json says.
+    The subfolder is only created if the run's evaluations differ from those of its config.json.
     """
     inner, evaluated = folder / growth.ADDED, growth.read_evaluated(folder)
     if evaluated.until:
@@ -46,29 +46,29 @@ def make_folder(folder: Path) -> Path:
 
 
 def check_first(folder: Path, played: int, rounds: int) -> None:
-    """BadInput where the folder's own run ended before its last round: all seeds end after one."""
+    """Raises BadInput if the folder's run ended early, because all seeds must end together."""
     if played < rounds:
         raise BadInput(
-            f"{folder} ended after {played} of {rounds} rounds, and seeds that come besides might"
-            " end after others; make an end of it first, with --resume --config.run.rounds="
-            f"{played} and without what ended it there"
+            f"{folder} ended early, after {played} of {rounds} rounds, and new seeds could end at"
+            f" another round; first finish it with --resume --config.run.rounds={played} and"
+            " without the rule that ended it"
         )
 
 
 def check_others(folder: Path, seeds: list[int], played: int, rounds: int) -> None:
-    """BadInput where the run of the seeds that come besides ended before its last round."""
+    """Raises BadInput if the run of the new seeds ended before its last round."""
     if played < rounds:
         raise BadInput(
             f"the new seeds of {folder} ({','.join(map(str, seeds))}) ended after {played} of"
-            f" {rounds} rounds, and the earlier ones did not; go on with --resume, without what"
-            " ended them there"
+            f" {rounds} rounds, but the earlier seeds did not; finish them with --resume, without"
+            " the rule that ended them"
         )
 
 
 def merge(experiment: Experiment, folder: Path) -> None:
-    """Makes one finished run of the folder's and that of the other seeds inside of it.
+    """Merges the finished run of a folder with that of the new seeds in its subfolder.
 
-    experiment: of all seeds, first those of the folder.
+    experiment: the experiment with all seeds, those of the folder first.
     """
     seeds = experiment.simulation.seeds
     old = processes.of_first(lambda: growth.seeds(folder) or [])
@@ -92,7 +92,7 @@ def merge(experiment: Experiment, folder: Path) -> None:
 
 
 def _join_rows(parts, seeds):
-    """The rows of all seeds. Each says the seconds that all of them took together until then."""
+    """The rows of all seeds; `seconds` is the time that all seeds together took until then."""
     seconds: Counter = Counter()
     for part in parts:
         seconds.update({row["round"]: row["seconds"] for row in part.rows})
@@ -101,13 +101,13 @@ def _join_rows(parts, seeds):
 
 
 def _read(experiment, path):
-    """A finished run of the experiment."""
+    """Reads a finished run of the experiment from its folder."""
     engine, workdir = Engine(experiment.simulation, folder=path), Workdir(path, experiment)
     return Part(path, workdir, engine, workdir.look(engine), workdir.read_summary())
 
 
 def _join(experiment, parts, merged):
-    """The engine of all seeds after the last round. Keeps the facts of its stages."""
+    """The engine with all seeds after the last round. Saves the facts of its stages."""
     engine, engines = Engine(experiment.simulation, folder=merged.path), [p.engine for p in parts]
     merged.keep_facts(engine.first_facts, engine)
     for stage in experiment.simulation.stages[1:]:
@@ -124,9 +124,10 @@ def _join(experiment, parts, merged):
 
 
 def _summary(parts, experiment, rows):
-    """What all seeds at once would have in their summary, as far as two runs of them can tell.
+    """The summary of all seeds, as a joint run would have it, computed from the two runs.
 
-    Times and bytes are sums, rates are means over the seconds; the machine is that of the last one.
+    Times and bytes are sums, rates are means weighted by seconds, and the device is that of the
+    last run.
     """
     last, seeds = parts[-1].summary, experiment.simulation.seeds
     sums = {key: sum(part.summary[key] for part in parts) for key in SUMS}
@@ -140,7 +141,7 @@ def _summary(parts, experiment, rows):
 
 
 def _mean_rate(summaries: Sequence[dict], key: str) -> float | None:
-    """The mean over the seconds of training; of a run that knows its rate."""
+    """The mean of a rate, weighted by seconds of training, over the runs that have it."""
     pairs = [(each[key], each["seconds"]) for each in summaries if each[key] is not None]
     total = sum(seconds for _, seconds in pairs)
     return sum(rate * seconds for rate, seconds in pairs) / total if total else None

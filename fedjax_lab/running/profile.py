@@ -1,4 +1,4 @@
-"""A profile of a few rounds of a run, in files that TensorBoard (xprof) and Perfetto open."""
+"""Profiles a few rounds of a run, in files that TensorBoard (xprof) and Perfetto open."""
 
 import gzip
 import itertools
@@ -15,20 +15,23 @@ from fedjax_lab.engine import Engine, Simulation
 from fedjax_lab.errors import BadInput, quoted
 from fedjax_lab.running.progress import ProgressBar
 
-WARM_UP = 3  # rounds before those that are recorded, as far as the stage has so many
+WARM_UP = 3  # rounds played before the recorded ones, if the stage has that many
 
 
 class Profile:
-    """Records so many rounds, early in a run, into the folder `profile` of its workdir.
+    """A context manager that profiles some early rounds into the folder `profile` of a workdir.
 
-    Compilation is never among them, evaluations between them are. The rounds are played in the same
-    blocks as without a profile, but that one ends where the recording begins. Use as a context.
+    The profile contains evaluations between the rounds, but no compilation. Rounds are played in
+    the same blocks as without a profile, except that a block ends where the recording begins.
     """
 
     def __init__(self, rounds: int | None, workdir: Path | None):
-        """None records nothing. BadInput where there is no workdir to write to."""
+        """rounds: the number of rounds to record; None: record nothing.
+
+        Raises BadInput if there are rounds to record but no workdir.
+        """
         if rounds is not None and workdir is None:
-            raise BadInput("a profile needs a workdir to be written to")
+            raise BadInput("a profile needs a workdir to write to; name one with --workdir")
         self._rounds = rounds
         self._folder = (workdir or Path()) / "profile"
         self._span = range(0)  # the rounds to be recorded, counted from 0
@@ -42,35 +45,38 @@ class Profile:
             jax.profiler.stop_trace()
 
     def check(self, simulation: Simulation, played: int) -> None:
-        """BadInput unless a stage of the run has so many rounds left after `played` rounds."""
+        """Raises BadInput unless a stage has enough rounds left to record after `played` rounds."""
         if self._rounds is None:
             return
         lengths = [stage.rounds for stage in simulation.stages]
         ends = itertools.accumulate(lengths)
         most = max(min(end - played, n) for end, n in zip(ends, lengths, strict=True))
         if most <= 0:
-            raise BadInput(f"--profile={self._rounds}: the run has no round left")
+            raise BadInput(f"--profile={self._rounds}: the run has no rounds left to record")
         if not 1 <= self._rounds <= most:
             where = "in its longest stage" if len(lengths) > 1 else "in the run"
             raise BadInput(
-                f"--profile must be from 1 to {most}, the rounds that are left {where}; got"
+                f"--profile must be from 1 to {most}, the number of rounds left {where}; got"
                 f" {quoted(self._rounds)}"
             )
 
     def open(self) -> None:
-        """Makes the folder. OSError where that cannot be."""
+        """Creates the folder of the profile. Raises OSError if it cannot."""
         if self._rounds is not None and processes.is_first():
             self._folder.mkdir(parents=True, exist_ok=True)
 
     def begin_stage(self, engine: Engine) -> None:
-        """Chooses the rounds in this stage, if it has enough of them and none was recorded yet."""
+        """Chooses rounds of this stage to record, if it has enough and none were chosen before."""
         left = engine.ends[engine.stage_number] - engine.played
         if self._rounds is not None and not self._span and self._rounds <= left:
             first = engine.played + min(WARM_UP, left - self._rounds)
             self._span = range(first, first + self._rounds)
 
     def play(self, engine: Engine, at_most: int, progress: ProgressBar) -> None:
-        """`engine.play`, up to where the recording begins or ends. Begins and ends it."""
+        """Calls `engine.play` up to where the recording begins or ends; starts and stops it there.
+
+        at_most: the most rounds to play.
+        """
         first, end = self._span.start, self._span.stop
         if engine.played == first < end and processes.is_first():
             jax.profiler.start_trace(self._folder)
@@ -85,23 +91,25 @@ class Profile:
 
 
 def write_for_perfetto(folder: Path, engine: Engine) -> None:
-    """Writes perfetto_trace.json.gz beside the newest trace: the same, with `op_name`s."""
+    """Writes perfetto_trace.json.gz beside the newest trace: the same trace with `op_name`s."""
     newest = max(folder.glob("plugins/profile/*/*.trace.json.gz"), key=os.path.getmtime)
     trace = json.loads(gzip.decompress(newest.read_bytes()))
     programs = jax.tree.leaves([(each.play, each.score) for each in engine.programs])
     add_names(trace["traceEvents"], (program.as_text() for program in programs))
-    trace.pop("metadata", None)  # Perfetto refuses what is in it
+    trace.pop("metadata", None)  # Perfetto rejects its content
     content = gzip.compress(json.dumps(trace).encode())
     newest.with_name("perfetto_trace.json.gz").write_bytes(content)
 
 
 def add_names(events: Iterable[dict], programs: Iterable[str]) -> None:
-    """Adds to each event of an operation where that stands in the source: its `op_name`.
+    """Adds to each event of an operation its `op_name`, which locates it in the source.
 
-    That is a path of named scopes, such as `jit(play)/while/body/local/Conv_0/dot_general`. Traces
-    of a CPU only have the name that the compiler gave to the operation.
+    An `op_name` is a path of named scopes, such as `jit(play)/while/body/local/Conv_0/dot_general`.
+    CPU traces only have the compiler's name of each operation.
 
-    programs: HLO as text.
+    Args:
+      events: the events of a trace, which are changed.
+      programs: the compiled programs as HLO text.
     """
     names: dict[tuple[str, str], str] = {}
     for text in programs:

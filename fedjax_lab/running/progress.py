@@ -1,4 +1,4 @@
-"""What a run says while it goes on: a bar on a terminal, plain lines in a pipe or a file."""
+"""Shows the progress of a run: a bar on a terminal, plain lines in a pipe or a file."""
 
 import sys
 import time
@@ -8,16 +8,19 @@ from tqdm import tqdm
 
 from fedjax_lab.running import metrics
 
-LINE_SECONDS = 60.0  # without an evaluation, until a line says how far the run is
+LINE_SECONDS = 60.0  # time between two lines if there is no evaluation
 
 
 class ProgressBar:
-    """Use as a context. `quiet` says nothing."""
+    """A context manager that shows the progress of a run.
+
+    total: number of rounds of the run. played: rounds already played. quiet: print nothing.
+    """
 
     def __init__(self, total: int, played: int, quiet: bool):
         self._lines = not quiet and not sys.stderr.isatty()
         self._total = total
-        self._began = 0.0, played  # when the clock was started, and after how many rounds
+        self._began = 0.0, played  # when the clock was started, and the rounds played by then
         self._next_line = 0.0
         self._bar = tqdm(
             total=total,
@@ -38,36 +41,36 @@ class ProgressBar:
         self._bar.close()
 
     def say(self, text: str) -> None:
-        """One line beside the bar."""
+        """Shows a text beside the bar, or as a line."""
         if self._lines:
             _print(text)
         else:
             self._bar.set_description(text)
 
     def tell(self, text: str) -> None:
-        """One line that stays."""
+        """Prints a line that stays visible above the bar."""
         if self._lines:
             _print(text)
         elif not self._bar.disable:
             self._bar.write(text)
 
     def start_clock(self, played: int) -> None:
-        """The pace and the time left are judged from now on, when so many rounds are done."""
+        """Measures the pace and the remaining time from now on, with `played` rounds done."""
         self._began = time.monotonic(), played
         self._next_line = 0.0
         self._bar.unpause()
 
     def rounds(self, played: int, evaluated_next: bool) -> None:
-        """So many rounds are done. Writes a line where there has been none for a while.
+        """Updates the number of rounds played; writes a line if the last one is long ago.
 
-        evaluated_next: `evaluated` comes next, and writes one.
+        evaluated_next: whether `evaluated` is called next, which writes a line itself.
         """
         self._bar.update(played - self._bar.n)
         if self._lines and not evaluated_next and time.monotonic() >= self._next_line:
             self._line(played)
 
     def evaluated(self, rows: list[dict]) -> None:
-        """The newest row of each seed."""
+        """Shows the results of an evaluation; rows: the newest row of each seed."""
         parts = []
         scores = [score for row in rows if (score := metrics.headline(row)) is not None]
         if len(scores) == len(rows):

@@ -1,7 +1,7 @@
-"""Where the user's own functions of a run came from, as its config.json keeps it under `parts`.
+"""Records the source files of a run's user-defined functions, under `parts` in its config.json.
 
-A function is known by its name and by the digest of its file: the same file may lie elsewhere, or
-be named by another path, when a run is resumed.
+A function is identified by its name and the digest of its file. When a run is resumed, the file may
+therefore have moved, or be named by another path.
 """
 
 import copy
@@ -10,13 +10,13 @@ from fedjax_lab import references
 from fedjax_lab.errors import BadInput
 from fedjax_lab.references import parts_of
 
-SOURCES = "parts"  # the key of config.json; absent where all functions are built in
+SOURCES = "parts"  # the key of config.json; absent if all functions are built in
 
 
 def aligned(folder, saved: dict, today: dict) -> tuple[dict, dict]:
-    """Both configs without their parts, today's with the names that `saved` has for the same ones.
+    """Both configs without `parts`, and today's with the references that `saved` uses.
 
-    BadInput where the source of a part has changed, or nobody can tell whether it has.
+    Raises BadInput if the source of a function has changed, or if that cannot be determined.
     """
     before, now = (config.get(SOURCES, {}) for config in (saved, today))
     names = {}
@@ -30,7 +30,7 @@ def aligned(folder, saved: dict, today: dict) -> tuple[dict, dict]:
 
 
 def _same_part(name, source, before):
-    """The name that the part has among those of the saved config; None where it is new there."""
+    """The reference to the same function in the saved config; None if it has no such function."""
     if name in before:
         return name
     function = name.rpartition(":")[2]
@@ -42,30 +42,31 @@ def _same_part(name, source, before):
 
 
 def _check_unchanged(folder, name, old, new):
-    """BadInput unless both sources of a part are known and the same."""
+    """Raises BadInput unless both sources of a function are available and equal."""
     if new.get("sha256") is None:
         raise BadInput(
-            f"{folder} holds a run with {name}, and nobody can tell whether that is the same now;"
-            " define it in a file, and name another folder"
+            f"{folder} holds a run with {name}, and it cannot be determined whether this function"
+            " has changed; define it in a file, and name another folder"
         )
     if old.get("sha256") == new["sha256"]:
         return
     before, now = old.get("file"), new.get("file") or name
-    what = f"{now} has changed since it began" if before == now else f"that was of {before}"
+    what = f"{now} has changed since it began" if before == now else f"it was in {before}"
     raise BadInput(
-        f"{folder} holds a run with another {name}: {what}; restore it, or name another folder"
+        f"{folder} holds a run with another version of {name}: {what}; restore it, or name another"
+        " folder"
     )
 
 
 def recalled(config: dict) -> dict:
-    """A config.json's sections, with references that find their functions from any folder."""
+    """The sections of a config.json, with references that are valid in any working directory."""
     parts = config.get(SOURCES, {})
     names = {name: references.recalled(name, source) for name, source in parts.items()}
     return _renamed({key: value for key, value in config.items() if key != SOURCES}, names)
 
 
 def _renamed(config, names):
-    """The config with other names of parts."""
+    """The config with references replaced according to `names`."""
     config = copy.deepcopy(config)
     for key, _, _ in list(parts_of(config)):
         section, _, rest = key.partition(".")
@@ -78,9 +79,9 @@ def _renamed(config, names):
 
 
 def with_digests(config: dict) -> dict:
-    """A config.json's sections; beside the name of a part of one's own, the digest of its source.
+    """The sections of a config.json, with a digest of the source of each user-defined function.
 
-    What is computed with two versions of a file is thereby told apart.
+    Runs with different versions of a file thereby get different configs.
     """
     parts = config.get(SOURCES, {})
     config = {key: value for key, value in config.items() if key != SOURCES}

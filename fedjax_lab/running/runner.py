@@ -1,4 +1,4 @@
-"""A run from its first round to its last: evaluations, divergence, interrupts."""
+"""Executes a run from its first to its last round: training, evaluation, divergence, interrupts."""
 
 import contextlib
 import functools
@@ -35,15 +35,15 @@ OnEvaluation = Callable[[dict, Callable[[], State]], Any]
 
 
 class Diverged(RuntimeError):
-    """A number that is not finite, in one line; what was measured before is kept."""
+    """Raised when a loss or weight becomes non-finite; earlier evaluations are kept."""
 
 
 class Interrupted(KeyboardInterrupt):
-    """Stopped by a signal, with the state saved."""
+    """Raised when a signal stops a run, after its state has been saved."""
 
 
 class Result(NamedTuple):
-    """What a run leaves: the contents of its files, and the final state of each seed."""
+    """The results of a run: the contents of its files, and the final state of each seed."""
 
     summary: dict
     metrics: list[dict]  # one per evaluation and seed
@@ -60,21 +60,24 @@ def run(
     log: loggers.Chosen = (),
     on_evaluation: OnEvaluation | None = None,
 ) -> Result:
-    """Runs to the last round, from the newest whole checkpoint of `workdir` where there is one.
+    """Runs an experiment to its last round, starting from the newest intact checkpoint, if any.
 
-    A rule of the config may end it before that, see `stopping`.
+    A rule of the config may end the run earlier, see `stopping`.
 
     Args:
-      experiment: what is run.
+      experiment: the experiment to run.
       workdir: the folder for all results; None: nothing is written.
-      resume: whether the folder may hold the beginning of the run.
-      quiet: whether nothing is printed.
-      profile: how many rounds to record, see `running/profile.py`; no result depends on it.
+      resume: whether the folder may already hold a part of this run.
+      quiet: whether to print nothing.
+      profile: how many rounds to profile, see `running/profile.py`; does not change any result.
       log: the loggers, see `running/loggers`.
-      on_evaluation: what is called after each evaluation, see `fedjax_lab.run`.
+      on_evaluation: a function called after each evaluation, see `fedjax_lab.run`.
 
-    Raises Diverged, Interrupted, BadInput (a workdir that holds another run or is in use; fewer
-    rounds than are to be recorded; no such logger).
+    Raises:
+      Diverged: a loss or weight became non-finite.
+      Interrupted: a signal stopped the run.
+      BadInput: the workdir holds another run or is in use, the run has fewer rounds than are to be
+        profiled, or there is no such logger.
     """
     listeners, seeds = _Listeners(loggers.find(log), on_evaluation), experiment.simulation.seeds
     with owned(workdir, experiment.config, seeds, resume):
@@ -87,7 +90,7 @@ def run(
 
 
 def _run_alone(experiment, workdir, quiet, listeners, profile=None):
-    """A run of the seeds that its folder has."""
+    """Runs or resumes an experiment whose seeds are those that its folder already has, if any."""
     with Profile(profile, workdir) as recorder:
         recorder.check(experiment.simulation, 0)
         experiment = warm_start.warmed(experiment)
@@ -99,9 +102,9 @@ def _run_alone(experiment, workdir, quiet, listeners, profile=None):
 
 
 def _run_with_more(experiment, count, workdir, quiet, profile, listeners):
-    """Ends the run of the first seeds, which the folder has, and of the others; makes them one.
+    """Finishes the folder's run of the first seeds, then trains the other seeds and merges both.
 
-    Loggers are told of the merged run alone.
+    count: the number of seeds that the folder already has. Only the merged run is logged.
     """
     seeds, rounds = experiment.simulation.seeds, experiment.simulation.plan.rounds
     check_promise(experiment, (seeds[:count], seeds[count:]))
@@ -138,10 +141,15 @@ def _run(experiment, folder, quiet, profile, listeners):
 
 
 def run_together(parts: list[Experiment], workdirs: list[Path], log: loggers.Chosen = ()) -> None:
-    """Runs that `experiment.join` takes, as one computation, each with a new workdir of its own.
+    """Executes several runs as one computation, each with a new workdir of its own.
 
-    What each has saved is that of an ordinary run, so that after any error, Diverged, which may
-    be another's, among them, it can be resumed alone.
+    Each workdir holds the files of an ordinary run. After any error, including a divergence of one
+    of the runs, each of them can therefore be resumed separately.
+
+    Args:
+      parts: experiments that `experiment.join` can combine.
+      workdirs: one new folder for each experiment.
+      log: the loggers, see `running/loggers`.
     """
     joint, begin = join(parts), loggers.find(log)
     stopping.check_no_rule(joint.config)
@@ -168,19 +176,19 @@ def run_together(parts: list[Experiment], workdirs: list[Path], log: loggers.Cho
 
 
 def _upcoming(folder, engine):
-    """After how many rounds there is an evaluation that has not been made yet."""
+    """The remaining evaluations, each given as the number of rounds after which it happens."""
     return [after for after in folder.evaluations(engine) if after > engine.played]
 
 
 class _Listeners(NamedTuple):
-    """Whom a user wants to be told of a run."""
+    """The loggers and the callback that follow a run."""
 
     loggers: dict[str, loggers.Begin]
     on_evaluation: OnEvaluation | None
 
 
 class _Live(NamedTuple):
-    """A run under way, or several joined ones."""
+    """A run in progress, or several runs joined into one computation."""
 
     experiment: Experiment
     engine: Engine
@@ -188,29 +196,32 @@ class _Live(NamedTuple):
     rows: list[dict]  # of all evaluations
     profile: Profile
     clock: stopping.Clock
-    privacy: Callable[[int], dict[str, Any]]  # rounds -> what rows say of privacy after them
-    tell: Callable[[list[dict]], None]  # the loggers
+    privacy: Callable[[int], dict[str, Any]]  # number of rounds -> privacy entries of a row
+    tell: Callable[[list[dict]], None]  # passes an evaluation to the loggers
     on_evaluation: OnEvaluation | None = None
 
     @property
     def is_whole(self) -> bool:
-        """Whether the last round is played."""
+        """Whether the last round has been played."""
         return self.engine.played == self.experiment.simulation.plan.rounds
 
     @property
     def rule(self) -> str:
-        """The rule by which the evaluations end it early, or ""."""
+        """The name of the stopping rule that the evaluations have met, or "" for none."""
         return "" if self.is_whole else stopping.rule_met(self.experiment, self.rows)
 
 
 def _finish(live, rule):
-    """Writes the last files; returns the summary. rule: by which the run has ended early."""
+    """Writes the final files and returns the summary.
+
+    rule: the stopping rule that ended the run early, or "".
+    """
     stopped = {"stopped": {"rule": rule, "round": live.engine.played}} if rule else {}
     return live.folder.finish(functools.partial(_summary, live.engine), live.rows, **stopped)
 
 
 def _play(live, quiet):
-    """Plays the rounds that are left. Returns the rule by which the run ends early, or ""."""
+    """Plays the remaining rounds. Returns the rule that ended the run early, or ""."""
     simulation, engine = live.experiment.simulation, live.engine
     if live.is_whole or live.rule:
         return live.rule
@@ -233,15 +244,15 @@ def _play(live, quiet):
 
 
 def _clients(experiment):
-    """How many clients are trained, where the config leaves that to the data; else ""."""
+    """The number of training clients in words if the data determine it; "" if the config does."""
     number = len(experiment.simulation.federations[0].train)
     return "" if experiment.config.partition.num_clients else f" with {number} clients"
 
 
 def _play_stage(live, progress):
-    """Plays the rounds of a stage that are left. Returns the rule by which the run ends early.
+    """Plays the remaining rounds of a stage. Returns the rule that ended the run early, or "".
 
-    An interrupt and the end of the time wait until the state is saved.
+    An interrupt or the time limit takes effect after the state has been saved.
     """
     engine, rule = live.engine, ""
     if remark := _new_clients_unscored(live.experiment, engine.stage):
@@ -267,7 +278,7 @@ def _play_stage(live, progress):
 
 
 def _cut(live, stop):
-    """Why no further round is to be played now: "interrupted", "max_seconds", or "" if one is."""
+    """The reason to stop now, "interrupted" or "max_seconds"; "" to continue."""
     if live.is_whole:
         return ""
     if processes.anywhere(stop.is_set()):
@@ -283,7 +294,10 @@ def _after(live, cut):
 
 
 def _evaluate(live, since, progress):
-    """An evaluation, of which everybody is told. Returns the rule by which it ends the run."""
+    """Evaluates, records and reports the result. Returns the rule that ends the run, or "".
+
+    since: the number of rounds since the last evaluation.
+    """
     new = _rows(live, since)
     live.rows.extend(new)
     live.folder.append(new)
@@ -300,13 +314,13 @@ def _evaluate(live, since, progress):
 
 
 def _ask(on_evaluation, engine, rows):
-    """Calls the user's function for each seed; whether one of the answers is STOP."""
+    """Calls the user's function for each seed; returns whether any call returned STOP."""
     copies = functools.cache(lambda: [_copy(state) for state in engine.final_states()])
     played = engine.played
 
     def state_of(i):
         if engine.played != played:
-            raise RuntimeError("a state can be asked for until on_evaluation returns")
+            raise RuntimeError("the state is only available until on_evaluation returns")
         return copies()[i]
 
     answers = [on_evaluation({**row}, functools.partial(state_of, i)) for i, row in enumerate(rows)]
@@ -314,7 +328,7 @@ def _ask(on_evaluation, engine, rows):
 
 
 def _copy(state):
-    """NumPy arrays that nothing changes; random keys, which those cannot hold, as JAX's."""
+    """A copy of a state in NumPy arrays; random keys, which NumPy cannot hold, as JAX arrays."""
 
     def copy(a):
         return jnp.copy(a) if tree.is_key(a) else np.array(processes.on_host(a))
@@ -323,7 +337,7 @@ def _copy(state):
 
 
 def _new_clients_unscored(experiment, stage):
-    """One line where a stage that is scored has no model for new clients; "" otherwise."""
+    """A remark if the stage has no model with which new clients can be scored; "" otherwise."""
     rows = experiment.simulation.federations[0].new_test
     embedded = stage.view is not None and stage.view.embedded
     if rows is None or embedded or evaluate.scores_new(stage.method):
@@ -336,10 +350,10 @@ def _new_clients_unscored(experiment, stage):
 
 
 def _rows(live, since):
-    """One metrics row per seed, for the `since` rounds from the last evaluation on."""
+    """One metrics row per seed, for the `since` rounds since the last evaluation."""
     experiment, engine = live.experiment, live.engine
     sums, cost = engine.progress(), engine.round_cost
-    before = {row["seed"]: row.get("flops") for row in live.rows}  # None: of an earlier version
+    before = {row["seed"]: row.get("flops") for row in live.rows}  # None: by an earlier version
     rows = []
     scored = zip(experiment.simulation.seeds, engine.evaluate(), engine.recorded(), strict=True)
     for i, (seed, scores, recorded) in enumerate(scored):
@@ -415,7 +429,7 @@ def _summary(engine, experiment, rows):
 
 
 def _data(experiment):
-    """What is to be said of the data that a run used."""
+    """The summary's entry about the data that a run used."""
     dataset = experiment.dataset
     name = experiment.config.data.name
     return {"name": name, "license": dataset.license, "citation": dataset.citation}
@@ -427,7 +441,7 @@ def _versions():
 
 
 def _pace(rows, seeds):
-    """Seconds of a round, operations, and how many of these a second."""
+    """Seconds per round, floating-point operations, and operations per second."""
     pace = metrics.pace(rows, seeds)
     return {**pace, "flops_utilization": flops.utilization(pace["flops_per_second"])}
 
@@ -437,7 +451,7 @@ def _ratio(a, b):
 
 
 def peak_memory() -> int:
-    """Bytes: of the process, or of its accelerator where there is one."""
+    """The peak memory use in bytes: of the accelerator if there is one, else of the process."""
     stats = jax.local_devices()[0].memory_stats() if jax.default_backend() != "cpu" else None
     if stats:
         return stats.get("peak_bytes_in_use")

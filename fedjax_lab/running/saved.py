@@ -1,4 +1,4 @@
-"""What a run has saved in its folder: its states and its models, read without a change to it."""
+"""Reads the states and models that a run has saved in its folder, without changing any file."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -17,26 +17,31 @@ from fedjax_lab.running.workdir import Workdir, saved_config
 from fedjax_lab.transforms import beside
 from fedjax_lab.types import Client, Method, PyTree, Stage, State, Task, Weights
 
-ATTEMPTS = 3  # at reading a folder in which a run replaces its checkpoints
+ATTEMPTS = 3  # to read a folder while its run may be replacing checkpoints
 
 
 class Saved(NamedTuple):
-    """What a run has come to at one of its checkpoints."""
+    """A run at one of its checkpoints."""
 
     config: ml_collections.ConfigDict
     experiment: Experiment
-    rounds: int  # so many were played
-    rows: list[dict]  # of metrics.jsonl, until then
-    states: list[State]  # one of each seed
-    stage: Stage  # of the method, that was under way
-    number: int  # of that stage
+    rounds: int  # number of rounds played
+    rows: list[dict]  # the rows of metrics.jsonl up to the checkpoint
+    states: list[State]  # one for each seed
+    stage: Stage  # the current stage of the method
+    number: int  # the index of that stage
 
 
 def read(folder: Path, rounds: int | None = None) -> Saved:
-    """The run of a local folder at its checkpoint after so many rounds; None: at the newest one.
+    """Reads the run in a local folder at one of its checkpoints. Loads the data again.
 
-    The data are read again, as the config says. BadInput where the folder holds no run or no such
-    checkpoint, or where data or files are not those of the run.
+    Args:
+      folder: the folder of the run.
+      rounds: the number of rounds of the checkpoint; None: the newest checkpoint.
+
+    Raises:
+      BadInput: the folder holds no run or no such checkpoint, a file is damaged, or the data have
+        changed.
     """
     config = files.read_config(folder / "config.json")
     if config is None:
@@ -77,9 +82,17 @@ def _look(folder, built, rounds):
 
 
 def global_model(name: str, method: Method, state: State) -> Weights:
-    """The model of a newcomer, also where it comes with more, as with SCAFFOLD's control variate.
+    """The model that a new client would receive from the server.
 
-    BadInput, which has the method's name, where there is none, or there are several.
+    Other content of the server's message, such as SCAFFOLD's control variate, is ignored.
+
+    Args:
+      name: the method's name, for error messages.
+      method: the method of the current stage.
+      state: the state of one seed.
+
+    Raises:
+      BadInput: the method has no global model or several.
     """
     if method.newcomer is None:
         raise BadInput(f"method {name} has no global model")
@@ -87,15 +100,24 @@ def global_model(name: str, method: Method, state: State) -> Weights:
     parts = jax.tree.leaves((message, private), is_leaf=lambda a: isinstance(a, Weights))
     models = [part for part in parts if isinstance(part, Weights)]
     if models and all(_covers(models[0], other) for other in models):
-        return models[0]  # what is sent; the others are where a client's own models begin
+        return models[0]  # the message; the others are the initial values of a client's own models
     return _joined(name, (message, beside.plain(private)))
 
 
 def model_of(name: str, method: Method, task: Task, message: PyTree, client: Client) -> Weights:
-    """The model with which a client predicts: what it is sent, what it keeps, or both joined.
+    """The model with which a client predicts: its message, its private state, or both joined.
 
-    Where each is a whole model it is the one that `predict` reads. BadInput where there is not one
-    model.
+    If both are complete models, the result is the one that `predict` uses.
+
+    Args:
+      name: the method's name, for error messages.
+      method: the method of the current stage.
+      task: the task, for the shape of an input.
+      message: the message that the server sends to the client.
+      client: the client, with its private state.
+
+    Raises:
+      BadInput: the client does not have exactly one model.
     """
     parts = message, beside.plain(client.private)
     if not all(isinstance(part, Weights) for part in parts) or not _covers(*parts):
@@ -117,7 +139,10 @@ def model_of(name: str, method: Method, task: Task, message: PyTree, client: Cli
 
 
 def _joined(name, parts):
-    """One model of these parts, of which one may be empty. BadInput where they are not one."""
+    """The model that these parts form together; parts without arrays are ignored.
+
+    Raises BadInput if they do not form exactly one model.
+    """
     parts = [part for part in parts if jax.tree.leaves(part)]
     if not parts or not all(isinstance(part, Weights) for part in parts):
         raise no_model(name)
@@ -130,12 +155,12 @@ def _covers(a, b):
 
 
 def _reads(function, argument):
-    """Whether a function computes anything from its argument."""
+    """Whether a function uses any part of its argument."""
     jaxpr = jax.make_jaxpr(function)(argument).jaxpr
     read = {id(variable) for equation in jaxpr.eqns for variable in equation.invars}
     return any(id(variable) in read for variable in jaxpr.invars)
 
 
 def no_model(name: str) -> BadInput:
-    """The error about a method whose clients predict with something else."""
-    return BadInput(f"a client of {name} has more or less than a model")
+    """The error for a method whose clients do not predict with exactly one model."""
+    return BadInput(f"the clients of {name} do not have exactly one model each")

@@ -1,7 +1,7 @@
-"""Rules of a config that end a run before its last round: a patience, a target, a time limit.
+"""The rules of a config that end a run before its last round: patience, target and time limit.
 
-The first two look at evaluations alone, so that a run that was interrupted ends after the same
-round as one that was not.
+The first two depend on the evaluations only, so that an interrupted and resumed run ends after the
+same round as an uninterrupted one.
 """
 
 import time
@@ -15,10 +15,10 @@ RULES = ("patience", "target", "max_seconds")  # keys of config.run
 
 
 class Clock:
-    """The time limit of a command, which begins to run when this is made."""
+    """The time limit of a command, which starts when the object is created."""
 
     def __init__(self, seconds: float):
-        """0 is no limit."""
+        """seconds: the limit; 0: no limit."""
         self._end = time.monotonic() + seconds if seconds else None
 
     @property
@@ -33,11 +33,11 @@ class Clock:
 
 
 def rule_met(experiment: Experiment, rows: Sequence[dict]) -> str:
-    """The rule, "patience" or "target", by which these evaluations end the run; "" for none.
+    """The rule that ends the run after these evaluations, "patience" or "target"; "" for none.
 
-    A run of several seeds ends when each of them, if it had been run alone, would have ended. The
-    rule is the one that the last of them has met. Of a method with stages only the last one counts,
-    as the earlier ones are scored differently or not at all.
+    A run with several seeds ends once each seed would have ended if run alone. The returned rule is
+    the one that the last of these seeds has met. For a method with stages, only the last stage
+    counts, because earlier stages are scored differently or not at all.
     """
     if not (experiment.config.run.patience or experiment.config.run.target):
         return ""
@@ -50,7 +50,7 @@ def rule_met(experiment: Experiment, rows: Sequence[dict]) -> str:
 
 
 def _end(rows, config) -> tuple[int, str] | None:
-    """After which round, and by which rule, a run of one seed ends; None if it goes on."""
+    """The round and the rule with which a run of one seed ends; None if it continues."""
     patience, target = config.run.patience, config.run.target
     best, without_better = float("-inf"), 0
     for row in rows:
@@ -66,7 +66,7 @@ def _end(rows, config) -> tuple[int, str] | None:
 
 
 def check_no_rule(config: Mapping) -> None:
-    """BadInput where runs with this config may end after different rounds."""
+    """Raises BadInput if runs with this config may end after different rounds."""
     for rule in RULES:
         if config["run"][rule]:
-            raise BadInput(f"each run may end after another round (config.run.{rule})")
+            raise BadInput(f"the runs may end after different rounds (config.run.{rule})")

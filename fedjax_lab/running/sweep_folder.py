@@ -1,4 +1,4 @@
-"""The folder of a sweep: sweep.json, and in a folder for each cell how its run has ended."""
+"""The folder of a sweep: sweep.json, and one subfolder for each cell with its run."""
 
 import contextlib
 import re
@@ -9,37 +9,43 @@ from fedjax_lab.errors import BadInput, quoted
 from fedjax_lab.running import cloud, files, growth, metrics
 from fedjax_lab.running.sweep_plan import Cell, Shared, make_cell
 
-DIVERGED = 3  # the exit code of main
-TAIL = 20  # lines of what a failed cell said
+DIVERGED = 3  # the exit code of `main` for a run that diverged
+TAIL = 20  # the last lines of a failed cell's stderr that are kept
 
 
 class Outcome(NamedTuple):
-    """How a cell ended: the exit code of main, and what was said if that is not 0."""
+    """How a cell ended: the exit code of `main`, and its error output if the code is not 0."""
 
     code: int
     said: str = ""
 
 
 def check_folder(shared: Shared, cells: dict[str, Cell], out: Path) -> dict:
-    """The cells that `out` has planned already, as its sweep.json holds them.
+    """Checks the folder of a sweep; returns the cells that its sweep.json has already planned.
 
-    BadInput where the folder holds something else, or a cell that by today's config file,
-    overrides and seeds would be another run.
+    Args:
+      shared: the settings that all cells have in common.
+      cells: the cells of this command, by name.
+      out: the folder of the sweep.
+
+    Raises:
+      BadInput: the folder holds something other than a sweep, or a cell whose run would differ with
+        today's config file, overrides and seeds.
     """
     path, planned = out / "sweep.json", {}
-    # Listed once: commands that share a sweep write sweep.json, and then their cells.
+    # Listed only once: commands that share a sweep write sweep.json first, and then their cells.
     names = {p.name for p in out.iterdir() if p.name[0] != "."} if out.is_dir() else set()
     if path.name in names:
         planned = files.read_plan(path)
     elif not all(name.startswith(path.name) for name in names) or out.is_file():
-        raise BadInput(f"{out} holds something else than a sweep; name another folder with --out")
+        raise BadInput(f"{out} holds something other than a sweep; name another folder with --out")
     for name, old in planned.items():
         try:
             today = make_cell(shared, old["method"], old["grid"])
         except BadInput as error:
             raise BadInput(f"cell {quoted(name)} of {path}: {error}") from error
         today = cells.get(name, today._replace(seeds=old.get("seeds", today.seeds)))
-        grows = name in cells or "tuned" in old or "seeds" in old  # others keep seeds and rounds
+        grows = name in cells or "tuned" in old or "seeds" in old  # other cells keep their seeds
         _check_planned(out / name, old["config"], today.saved, grows)
     for name, cell in cells.items():
         check_cell(cell, out / name)
@@ -47,7 +53,10 @@ def check_folder(shared: Shared, cells: dict[str, Cell], out: Path) -> dict:
 
 
 def _check_planned(folder, saved, today, grows):
-    """BadInput where a cell was planned as another run; one that grows may get seeds and rounds."""
+    """Raises BadInput if a cell was planned as a different run.
+
+    grows: whether the cell may get more seeds and rounds.
+    """
     if not grows:
         rounds = [{"run": {"rounds": each["run"].get("rounds")}} for each in (saved, today)]
         metrics.check_same(folder, *rounds)
@@ -57,9 +66,9 @@ def _check_planned(folder, saved, today, grows):
 
 
 def check_cell(cell: Cell, folder: Path) -> None:
-    """BadInput where the cell's folder holds another run, or cannot hold its files.
+    """Raises BadInput if the cell's folder holds another run or cannot hold its files.
 
-    A run that is damaged is let through: the cell alone will fail, and say why.
+    Damaged files are ignored here, because only this cell will fail, with an error message.
     """
     if (folder / "error.txt").is_dir():
         raise BadInput(f"{folder / 'error.txt'} is a folder; remove it")
@@ -69,16 +78,16 @@ def check_cell(cell: Cell, folder: Path) -> None:
 
 
 def grown(cell: Cell, folder: Path) -> Cell:
-    """The cell with all seeds that its folder holds or has begun. Raises Damaged."""
+    """The cell with all seeds that its folder holds or has begun. Raises files.Damaged."""
     begun = list(cell.seeds)
-    while there := growth.seeds(folder):
-        begun += there
+    while seeds := growth.seeds(folder):
+        begun += seeds
         folder = folder / growth.ADDED
     return cell._replace(seeds=list(dict.fromkeys(begun)))
 
 
 def write_plan(planned: dict, cells: dict[str, Cell], out: Path) -> None:
-    """sweep.json: the cells that were planned and the new ones, with their whole configs."""
+    """Writes sweep.json with the cells already planned and the new ones, and their full configs."""
     metrics.make_folder(out)
     new = {
         name: {"method": cell.method, "grid": cell.grid, "config": cell.saved, **cell.note}
@@ -90,9 +99,9 @@ def write_plan(planned: dict, cells: dict[str, Cell], out: Path) -> None:
 
 
 def ended(folder: Path) -> Outcome | None:
-    """How a cell has ended that is not run again; None for one that is to be run.
+    """How a cell has ended, if it has finished or diverged; None if it must be run.
 
-    One whose config.json or summary.json is damaged has not ended: its run says what is wrong.
+    A cell whose config.json or summary.json is damaged must be run, and reports the damage.
     """
     try:
         files.read_config(folder / "config.json")
@@ -106,7 +115,7 @@ def ended(folder: Path) -> Outcome | None:
 
 
 def done(cell: Cell, folder: Path) -> Outcome | None:
-    """How a cell has ended; None where it has not, or has more seeds or rounds than were run."""
+    """How a cell has ended; None if it has not, or if seeds or rounds of the cell are missing."""
     outcome = ended(folder)
     if outcome is None or outcome.code:
         return outcome
@@ -119,7 +128,7 @@ def done(cell: Cell, folder: Path) -> Outcome | None:
 
 
 def failure(folder: Path) -> Outcome | None:
-    """What error.txt records; None where it records nothing that can be read."""
+    """The outcome recorded in error.txt; None if the file does not exist or is invalid."""
     try:
         text = files.read_text(folder / "error.txt") or ""
     except files.Damaged:
@@ -129,7 +138,7 @@ def failure(folder: Path) -> Outcome | None:
 
 
 def record(outcome: Outcome, folder: Path) -> None:
-    """Writes error.txt, unless all went well."""
+    """Writes the outcome of a failed or diverged cell to error.txt."""
     if outcome.code:
         metrics.make_folder(folder)
         text = f"exit code {outcome.code}\n{outcome.said}\n"
@@ -138,20 +147,20 @@ def record(outcome: Outcome, folder: Path) -> None:
 
 
 def tail(text: str) -> str:
-    """The last lines of what a failed cell said, without what JAX appends to each error."""
+    """The last lines of a failed cell's stderr, without the note that JAX appends to errors."""
     said = text.partition("\n--------------------\nFor simplicity, JAX has removed")[0]
     return "\n".join(said.strip().splitlines()[-TAIL:])
 
 
 def make_ready(folder: Path) -> Path:
-    """The folder of a cell that is run now, without what an earlier try said."""
+    """Removes the error.txt of an earlier attempt from the folder of a cell; returns the folder."""
     (folder / "error.txt").unlink(missing_ok=True)
     cloud.publish(folder)
     return folder
 
 
 def shown(folder: Path) -> str:
-    """The accuracy after the last round, in percent; or why there is none."""
+    """The accuracy after the last round, in percent, or the reason why there is none."""
     outcome = ended(folder) or failure(folder)
     if outcome is None:
         return "not finished"

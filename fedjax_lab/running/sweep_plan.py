@@ -1,4 +1,4 @@
-"""The cells of a sweep: which runs the methods and the grid of a command line make."""
+"""Plans the cells of a sweep from the methods and the grid of a command line."""
 
 import itertools
 import re
@@ -15,28 +15,28 @@ from fedjax_lab.config_files import load_config
 from fedjax_lab.errors import BadInput, cut, nearest, quoted
 from fedjax_lab.running import workdir
 
-LONGEST_NAME = 255  # characters of a folder's name, which file systems bound
+LONGEST_NAME = 255  # characters of a folder's name, a limit of file systems
 
 
 class Shared(NamedTuple):
-    """What all cells of a sweep have in common."""
+    """The settings that all cells of a sweep have in common."""
 
-    path: str  # of the config file
+    path: str  # the config file
     overrides: Sequence[Override] = ()
     seeds: list[int] | None = None  # None: config.run.seed
-    compilation_cache: bool = True  # keep compiled programs on disk
-    log: str = ""  # loggers, with commas
+    compilation_cache: bool = True  # whether to keep compiled programs on disk
+    log: str = ""  # loggers, separated by commas
 
 
 class Cell(NamedTuple):
-    """One run."""
+    """A cell of a sweep: one run."""
 
-    name: str  # of its folder
-    method: str  # argument of the config file; empty: its own method
-    grid: dict[str, str]  # text by dotted key
+    name: str  # the name of its folder
+    method: str  # the method for the config file; empty: the file's default
+    grid: dict[str, str]  # the values of grid keys as text, by dotted key
     config: ml_collections.ConfigDict
     seeds: list[int]
-    note: dict[str, Any] = {}  # what sweep.json says about it besides
+    note: dict[str, Any] = {}  # additional entries of the cell in sweep.json
 
     @property
     def saved(self) -> dict:
@@ -45,7 +45,7 @@ class Cell(NamedTuple):
 
 
 def parse_grid(texts: Iterable[str]) -> dict[str, list[str]]:
-    """{key: texts of its values} of KEY=VALUE,VALUE; commas in brackets separate nothing."""
+    """Parses KEY=VALUE,VALUE texts to {key: values as text}; commas in brackets do not separate."""
     grid: dict[str, list[str]] = {}
     for text in texts:
         key, _, listed = text.removeprefix("config.").partition("=")
@@ -57,13 +57,13 @@ def parse_grid(texts: Iterable[str]) -> dict[str, list[str]]:
                 f"--grid={cut(text, 80)} is not SECTION.KEY=VALUE,VALUE; for example {example}"
             )
         if key in grid:
-            raise BadInput(f"--grid={cut(key, 80)} is given twice; name all its values in one")
+            raise BadInput(f"--grid={cut(key, 80)} is given twice; list all its values in one flag")
         grid[key] = values
     return grid
 
 
 def plan(shared: Shared, methods: list[str], grid: dict[str, list[str]]) -> dict[str, Cell]:
-    """All cells by name, method after method, with checked configs."""
+    """All cells of a sweep by name, in the order of the methods, with checked configs."""
     _check_keys(grid, shared.overrides)
     cells: dict[str, Cell] = {}
     keys: set[str] = set()
@@ -78,12 +78,15 @@ def plan(shared: Shared, methods: list[str], grid: dict[str, list[str]]) -> dict
     for key in grid:
         if not any(key in cell.grid for cell in cells.values()):
             setting = f"--grid={cut(key, 80)}"
-            raise BadInput(f"{setting}: no method here has that setting; {nearest(key, keys)}")
+            raise BadInput(f"{setting}: no method of the sweep has it; {nearest(key, keys)}")
     return cells
 
 
 def share_of(cells: dict[str, Cell], text: str) -> dict[str, Cell]:
-    """Every N-th cell from number I on, of I/N. The shares of all I < N are the whole."""
+    """The cells of the share I/N: every N-th cell, beginning with cell I.
+
+    The shares with I = 0, ..., N - 1 together are all cells.
+    """
     match = re.fullmatch(r"(\d{1,9})/(\d{1,9})", text)
     if match is None or int(match[1]) >= int(match[2]):
         raise BadInput(f"--share={cut(text, 80)} is not I/N with I below N, such as --share=0/4")
@@ -92,31 +95,31 @@ def share_of(cells: dict[str, Cell], text: str) -> dict[str, Cell]:
 
 
 def make_cell(shared: Shared, method: str, point: dict[str, str]) -> Cell:
-    """The cell of a grid point, all of whose settings the method has."""
+    """The cell of a method at a grid point, all of whose keys the method must have."""
     _check_keys(point, shared.overrides)
     loaded = load_config(f"{shared.path}:{method}")
     config = resolve(loaded, [*shared.overrides, *point.items()])
     for key, _, part in references.parts_of(config):
         if not references.lasts(part):
             raise BadInput(
-                f"config.{key}={part} is a lambda or a local function, which a sweep cannot find"
-                " again; define it at the top of a file"
+                f"config.{key}={part} is a lambda or a local function, which the processes of a"
+                " sweep cannot import; define it at the top of a file"
             )
     parts = [_in_name(config.method.name)]
     for key, text in point.items():
         section, _, rest = key.partition(".")
         value = config[section][rest]
-        value = text if isinstance(value, str) else str(value)  # an earlier name stays in use
+        value = text if isinstance(value, str) else str(value)  # keeps earlier names of values
         parts.append(f"{rest if _of_method(key) else key}={_in_name(value.replace(' ', ''))}")
     name = ",".join(parts)
     if len(name) > LONGEST_NAME:
-        raise BadInput(f"the values of --grid make too long a folder name: {quoted(name)}")
+        raise BadInput(f"the values of --grid make the folder name too long: {quoted(name)}")
     seeds = [config.run.seed] if shared.seeds is None else shared.seeds
     return Cell(name=name, method=method, grid=point, config=config, seeds=seeds)
 
 
 def _in_name(text):
-    """The text without what cannot be in the name of a folder."""
+    """The text with escapes for characters that cannot be in the name of a folder."""
     return urllib.parse.quote(text, safe="+()[],:")
 
 
@@ -125,11 +128,11 @@ def _check_keys(grid, overrides):
     flags = {"method.name": "--methods=fedavg,fedprox", "run.seed": "--seeds=0,1,2"}
     for key in grid:
         if key in flags:
-            raise BadInput(f"--grid={key} is no axis of a sweep; use {flags[key]}")
+            raise BadInput(f"--grid cannot vary {key}; use {flags[key]}")
         if key in given:
-            raise BadInput(f"config.{key} is both in the grid and given by --config.{key}")
+            raise BadInput(f"config.{key} is both in the grid and set by --config.{key}; drop one")
     if "method.name" in given:
-        raise BadInput(f"--config.method.name has no place in a sweep; use {flags['method.name']}")
+        raise BadInput(f"a sweep does not take --config.method.name; use {flags['method.name']}")
 
 
 def _of_method(key):
@@ -137,7 +140,7 @@ def _of_method(key):
 
 
 def _method_keys(shared, method, point):
-    """The keys that the method has at a grid point; a base method brings its own."""
+    """The method's config keys at a grid point, including those of its base method."""
     loaded = load_config(f"{shared.path}:{method}")
     pairs = [*shared.overrides, *((k, text) for k, text in point.items() if not _of_method(k))]
     settings = resolve(loaded, pairs).method

@@ -1,9 +1,9 @@
-"""Seeds that a sweep adds until its differences are clear.
+"""Adds seeds to the cells of a sweep until their differences to a baseline are precise enough.
 
-A cell's difference to the baseline is the mean over their common seeds of its accuracy minus the
-baseline's, after the last round. A cell is clear once the interval of `confidence` around this mean
-is short enough. Until then the cell and its baseline get more seeds, as many as they began with at
-a time, by the same way as a run that is resumed with more --seeds.
+A cell's difference is its accuracy minus the baseline's after the last round, averaged over their
+common seeds. A cell is "clear" once the interval of `confidence` around this mean is short enough.
+Until then, the cell and its baseline get more seeds, each time as many as they started with, in the
+same way as a run that is resumed with more --seeds.
 """
 
 import re
@@ -19,58 +19,58 @@ from fedjax_lab.running.confidence import half_width
 from fedjax_lab.running.sweep_folder import done, ended, grown
 from fedjax_lab.running.sweep_plan import Cell
 
-MOST_SEEDS = 20  # of a cell, unless --max_seeds says otherwise
+MOST_SEEDS = 20  # the default of --max_seeds, the most seeds of a cell
 
 
 class Goal(NamedTuple):
-    """What --until, --baseline and --max_seeds ask for."""
+    """The goal that --until, --baseline and --max_seeds define."""
 
-    half_width: float  # in points
-    baseline: str  # a method or a cell
-    max_seeds: int
+    half_width: float  # of the interval, in percentage points
+    baseline: str  # the name of a method or a cell
+    max_seeds: int  # the most seeds of a cell
 
     def __str__(self) -> str:
         return f"ci:{self.half_width:g}"
 
 
 class Pair(NamedTuple):
-    """A cell, and the one that it is compared with."""
+    """A cell and the baseline that it is compared with."""
 
     cell: Cell
     baseline: Cell
 
 
 class Difference(NamedTuple):
-    """What is known about a pair."""
+    """The difference between the two cells of a pair, over the seeds finished so far."""
 
-    seeds: int  # that both have finished
-    mean: float | None  # of the differences in points; None without common seeds
-    half_width: float  # of the interval around it; inf for too few seeds
-    state: str  # "clear" or "open"; "diverged" or "unfinished" where one of the two is
+    seeds: int  # number of seeds that both cells have finished
+    mean: float | None  # mean difference in percentage points; None without common seeds
+    half_width: float  # of the interval around the mean; inf for too few seeds
+    state: str  # "clear" or "open"; "diverged" or "unfinished" if one of the cells is
 
 
 def parse(until: str, baseline: str, max_seeds: int) -> Goal:
-    """The goal of --until=ci:POINTS, --baseline and --max_seeds."""
+    """Parses --until=ci:POINTS, --baseline and --max_seeds."""
     match = re.fullmatch(r"ci:(\d{1,6}(?:\.\d{0,6})?|\.\d{1,6})", until)
     if match is None or not 0 < float(match[1]) <= 100:
         raise BadInput(
             f"--until={cut(until, 80)} is not ci:POINTS with a half width above 0 and at most 100"
-            " points of accuracy, such as --until=ci:0.5"
+            " percentage points of accuracy, such as --until=ci:0.5"
         )
     return Goal(float(match[1]), baseline, max_seeds)
 
 
-# Who is compared with whom.
+# Pairs of cells.
 
 
 def pairs(cells: Sequence[Cell], goal: Goal) -> list[Pair]:
-    """Each cell of a plan with its baseline, but for the baselines themselves.
+    """Each cell of a plan with its baseline, except for the baselines themselves.
 
-    Where --baseline names a method, the baseline is its cell at the same point of the grid, keys of
-    `method` left out. Where it names a cell, it is that one, and at other data and partitions the
-    cell with its settings.
+    If --baseline names a method, the baseline of a cell is the method's cell at the same point of
+    the grid, ignoring keys of `method`. If it names a cell, the baseline is that cell, or for other
+    data and partitions the cell with the same settings.
 
-    Raises BadInput where a cell has no baseline, or could have several.
+    Raises BadInput if a cell has no baseline or several possible ones.
     """
     wanted = goal.baseline
     _check_seeds(cells[0].seeds, goal.max_seeds)
@@ -82,32 +82,34 @@ def pairs(cells: Sequence[Cell], goal: Goal) -> list[Pair]:
         shared = _is_of_problem
     if not baselines:
         names = {name for cell in cells for name in (cell.name, cell.config.method.name)}
-        raise BadInput(f"--baseline={cut(wanted, 80)} is no cell; {nearest(wanted, names)}")
+        raise BadInput(f"--baseline={cut(wanted, 80)} names no cell; {nearest(wanted, names)}")
     out = []
     for cell in cells:
         beside = [each for each in baselines if _point(each, shared) == _point(cell, shared)]
         if len(beside) != 1:
             several = " or ".join(each.name for each in beside)
-            reason = f"could be {several}" if beside else "has no cell"
+            reason = f"could be {several}" if beside else "matches no cell"
             flag = f"--baseline={cut(wanted, 80)}"
-            raise BadInput(f"{flag} {reason} beside {cell.name}; name a cell, or other --methods")
+            raise BadInput(
+                f"{flag} {reason} for comparison with {cell.name}; name a cell, or change --methods"
+            )
         out.append(Pair(cell, beside[0]))
     compared = [pair for pair in out if pair.cell.name != pair.baseline.name]
     if not compared:
-        raise BadInput("--until needs a cell besides the baseline; name more --methods")
+        raise BadInput("--until needs another cell besides the baseline; name more --methods")
     return compared
 
 
 def _check_seeds(seeds, max_seeds):
     if max_seeds <= len(seeds):
         raise BadInput(
-            f"--max_seeds={max_seeds} adds nothing to the {len(seeds)} seeds that every cell"
-            " begins with; name more"
+            f"--max_seeds={max_seeds} must be larger than {len(seeds)}, the number of seeds that"
+            " every cell starts with"
         )
 
 
 def _like(cell, other):
-    """Whether two cells differ in data and partition alone."""
+    """Whether two cells differ only in data and partition."""
 
     def is_setting(key):
         return not _is_of_problem(key)
@@ -116,7 +118,7 @@ def _like(cell, other):
 
 
 def _point(cell, chosen):
-    """The chosen keys of the grid, with the values of a cell."""
+    """The grid keys for which `chosen` is true, with the cell's values."""
     return {key: text for key, text in cell.grid.items() if chosen(key)}
 
 
@@ -132,7 +134,7 @@ def _is_shared(key):
 
 
 def of_all(cell: Cell, out: Path) -> Cell:
-    """The cell with all seeds that its folder has; as it is where nobody can read that."""
+    """The cell with all seeds that its folder has; unchanged if the folder cannot be read."""
     try:
         return grown(cell, out / cell.name)
     except files.Damaged:
@@ -140,7 +142,7 @@ def of_all(cell: Cell, out: Path) -> Cell:
 
 
 def accuracies(cell: Cell, out: Path) -> dict[int, float]:
-    """The accuracy after the last round of each seed that a cell has finished."""
+    """The accuracy after the last round, by seed, for the seeds that a cell has finished."""
     outcome = ended(out / cell.name)
     if outcome is None or outcome.code:
         return {}
@@ -150,7 +152,7 @@ def accuracies(cell: Cell, out: Path) -> dict[int, float]:
 
 
 def compare(pair: Pair, goal: Goal, out: Path) -> Difference:
-    """What the finished seeds say about a pair."""
+    """The difference between the cells of a pair, over the seeds that both have finished."""
     values, theirs = (accuracies(cell, out) for cell in pair)
     common = sorted(values.keys() & theirs.keys())
     differences = [values[seed] - theirs[seed] for seed in common]
@@ -167,10 +169,10 @@ def compare(pair: Pair, goal: Goal, out: Path) -> Difference:
 
 
 def next_runs(pairs: Sequence[Pair], goal: Goal, out: Path) -> list[Cell]:
-    """The cells, with all their seeds, that are run next; empty where there is nothing to do.
+    """The cells to run next, with all their seeds; empty if there is nothing to do.
 
-    First those that an earlier command has left unfinished, then baselines without the seeds of the
-    cells that are compared with them, then more seeds for the pairs that are open.
+    Cells that an earlier command has left unfinished come first, then baselines that lack seeds of
+    the cells compared with them, then cells of open pairs with additional seeds.
     """
     states = {pair.cell.name: compare(pair, goal, out).state for pair in pairs}
     pairs = [pair for pair in pairs if states[pair.cell.name] != "diverged"]
@@ -185,13 +187,13 @@ def next_runs(pairs: Sequence[Pair], goal: Goal, out: Path) -> list[Cell]:
 
 
 def _following(cell, batch, goal):
-    """The seeds that a cell gets next: a batch, or fewer at the end."""
+    """The seeds to add to a cell next: `batch` seeds, or fewer to stay within the maximum."""
     count = min(batch, goal.max_seeds - len(cell.seeds))
     return list(range(max(cell.seeds) + 1, max(cell.seeds) + 1 + count))
 
 
 def _longer(pairs, cells, more):
-    """The cells with more seeds, and the baselines which thereby lack some."""
+    """The cells to which `more` adds seeds, and the baselines that then lack some of these."""
     seeds = {name: [*cell.seeds, *more.get(name, ())] for name, cell in cells.items()}
     for pair in pairs:
         base = seeds[pair.baseline.name]

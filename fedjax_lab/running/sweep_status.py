@@ -1,7 +1,7 @@
-"""The state of a sweep, read from its folder while commands may be running in it.
+"""Reports the state of a sweep, read from its folder while commands may be running in it.
 
-Nothing in the folder is changed. Whether a run is going on is told by the lock on its folder, which
-its process holds; a run in the cloud, or on a file system without locks, looks stopped.
+No file is changed. A run counts as running if a process holds the lock on its folder; a run in the
+cloud, or on a file system without locks, therefore looks stopped.
 """
 
 import time
@@ -14,25 +14,26 @@ from fedjax_lab.errors import BadInput
 from fedjax_lab.running import cloud, files, growth, lock
 from fedjax_lab.running.sweep_folder import DIVERGED, ended, failure, shown
 
-# What can be said of a run, in the order of the table. Stopped: it has begun, and nobody runs it.
+# The states of a run, in the order of the table. "stopped": started, not finished, and no command
+# is running it.
 STATES = ("running", "stopped", "failed", "diverged", "waiting", "done")
 
 
 class Status(NamedTuple):
-    """What the folder of a run tells."""
+    """The progress of a run, according to its folder."""
 
     name: str
     state: str  # one of STATES
-    played: int  # rounds
-    rounds: int  # of the whole run
-    seeds: int
-    seconds: float  # that the rounds have taken, as far as they are known
-    since: float | None  # seconds since the epoch: when its process began, or when it stopped
-    said: str  # accuracy, or why there is none
+    played: int  # number of rounds played
+    rounds: int  # number of rounds of the whole run
+    seeds: int  # number of seeds
+    seconds: float  # time taken by the rounds, as far as it was recorded
+    since: float | None  # when it got this state, in seconds since the epoch; None: unknown
+    said: str  # the accuracy, or the reason why there is none
 
 
 def read(out: Path) -> list[Status]:
-    """The state of every run that the sweep of a folder has planned. BadInput without a sweep."""
+    """The state of every planned run of the sweep in a folder. Raises BadInput without a sweep."""
     if not (out / "sweep.json").exists():
         raise BadInput(f"{cloud.address(out)} holds no sweep: there is no sweep.json in it")
     cells = files.read_plan(out / "sweep.json")
@@ -41,7 +42,7 @@ def read(out: Path) -> list[Status]:
 
 
 def _status(folder, name, planned):
-    """Of one run; damaged files are told, as those of a run that failed."""
+    """The state of one run; a run with damaged files counts as failed."""
     try:
         state, since = _state(folder)
         inner, under_way = folder, state in ("running", "stopped")
@@ -73,7 +74,7 @@ def _listed(seeds):
 
 
 def _state(folder):
-    """One of STATES, and since when where that is known."""
+    """One of STATES, and the time since which the run has it, or None."""
     if lock.is_held(folder):
         return "running", _changed(folder / lock.LOCK)
     if how := ended(folder):
@@ -87,7 +88,7 @@ def _state(folder):
 
 
 def _changed(path):
-    """When a file was last written, in seconds since the epoch; None where there is none."""
+    """When a file was last written, in seconds since the epoch; None if it does not exist."""
     try:
         return path.stat().st_mtime
     except OSError:
@@ -110,13 +111,13 @@ def _seconds(summary, rows):
     return rows[-1]["seconds"] if rows else 0.0
 
 
-# What a person sees.
+# Text output.
 
 
 def text(statuses: Sequence[Status], commands: int, now: float) -> str:
-    """A table with a line for each run, and below it how many there are and when they will end.
+    """A table with a line for each run, followed by their counts and an estimate of the time left.
 
-    commands: how many sweep commands run in the folder; now: seconds since the epoch.
+    commands: number of sweep commands running in the folder. now: seconds since the epoch.
     """
     rows = [["state", "run", "round", "since", "accuracy, % (or what went wrong)"]]
     for each in statuses:
@@ -129,22 +130,22 @@ def text(statuses: Sequence[Status], commands: int, now: float) -> str:
 
 
 def _end(statuses, commands):
-    """The estimate of the end, in words."""
+    """The estimate of the remaining time, in words."""
     if all(each.state in ("done", "diverged") for each in statuses):
-        return "everything that is planned until now has ended"
+        return "all runs planned so far have ended"
     left = _seconds_left(statuses)
     at_once = max(1, sum(each.state == "running" for each in statuses))
-    pace = "no estimate of the end yet"
+    pace = "no estimate of the time left yet"
     if left is not None:
         each_at = f"{at_once} run{'s' * (at_once > 1)} at a time"
         pace = f"about {duration(left / at_once)} left at the pace so far, {each_at}"
     if not commands and not any(each.state == "running" for each in statuses):
-        return f"no command runs this sweep; the same command continues it; {pace}"
+        return f"no command is running this sweep; repeat its command to continue it; {pace}"
     return pace
 
 
 def _seconds_left(statuses: Iterable[Status]) -> float | None:
-    """What is left at the mean pace of all rounds that were played; None without any."""
+    """The remaining run time at the mean pace of all rounds played; None if there are none."""
     begun = [each for each in statuses if each.seconds and each.played]
     played = sum(each.played * each.seeds for each in begun)
     if not played:
@@ -155,14 +156,14 @@ def _seconds_left(statuses: Iterable[Status]) -> float | None:
 
 
 def _time(moment, now):
-    """The time of day, with the date unless it is today's, and how long ago that was."""
+    """The time of day, with the date unless it is today's, and how long ago it was."""
     then, today = time.localtime(moment), time.localtime(now)
     form = "%H:%M:%S" if then[:3] == today[:3] else "%Y-%m-%d %H:%M"
     return f"{time.strftime(form, then)} ({duration(max(0.0, now - moment))})"
 
 
 def duration(seconds: float) -> str:
-    """Such as "40 s", "12 min", "3 h 20 min" or "2 d 5 h"."""
+    """A duration in words, such as "40 s", "12 min", "3 h 20 min" or "2 d 5 h"."""
     minutes, hours = round(seconds / 60), round(seconds / 3600)
     if seconds < 60:
         return f"{seconds:.0f} s"

@@ -1,7 +1,7 @@
-"""Random search in a sweep: the draws of each method's settings, and the one that is chosen.
+"""Random search in a sweep: draws the settings of each method, and chooses the best draw.
 
 Every method gets the same number of draws at each point of the grid. A draw is a run of one seed in
-the folder draws/CELL of the sweep; the best draw becomes an ordinary cell, with all seeds.
+the sweep's folder draws/CELL. The best draw becomes an ordinary cell with all seeds.
 """
 
 import re
@@ -26,18 +26,18 @@ from fedjax_lab.running import files, metrics
 from fedjax_lab.running.sweep_folder import DIVERGED, done
 from fedjax_lab.running.sweep_plan import Cell, Shared, make_cell
 
-ON = ("validation", "test")  # the examples by which the best draw can be chosen
+ON = ("validation", "test")  # the kinds of examples on which the best draw can be chosen
 MOST_DRAWS = 10_000
-_FIXED = ("data", "partition", "run", "engine")  # sections that no range may be of
+_FIXED = ("data", "partition", "run", "engine")  # config sections that cannot be tuned
 
 
 class Search(NamedTuple):
-    """What --tune, --on and --range ask for."""
+    """The search that --tune, --on and --range define."""
 
-    draws: int  # of each method at each point of the grid
-    stream: int  # of the random numbers
+    draws: int  # number of draws for each method at each point of the grid
+    stream: int  # seed of the random numbers
     on: str  # one of ON
-    ranges: dict[str, Range]  # those of --range, by dotted key
+    ranges: dict[str, Range]  # the ranges given by --range, by dotted key
 
     def __str__(self) -> str:
         return f"random:{self.draws}" + (f":{self.stream}" if self.stream else "")
@@ -46,12 +46,12 @@ class Search(NamedTuple):
 class Contender(NamedTuple):
     """A method at a point of the grid, with its draws."""
 
-    cell: Cell  # with the settings that the config gives
+    cell: Cell  # has the settings of the config
     draws: list[Cell]
 
 
 def parse(tune: str, on: str, listed: Iterable[str]) -> Search:
-    """The search of --tune=random:DRAWS[:STREAM], --on and all --range=SECTION.KEY=RANGE."""
+    """Parses --tune=random:DRAWS[:STREAM], --on and each --range=SECTION.KEY=RANGE."""
     match = re.fullmatch(r"random:(\d{1,9})(?::(\d{1,9}))?", tune)
     if match is None or not 0 < int(match[1]) <= MOST_DRAWS:
         raise BadInput(
@@ -77,8 +77,8 @@ def _parse_range(text):
         raise BadInput(f"--range={cut(text, 80)} is not SECTION.KEY=RANGE; for example {example}")
     if key.partition(".")[0] in _FIXED or key in ("method.name", "method.base"):
         raise BadInput(
-            f"--range={cut(key, 80)}: that is not tuned, because all draws are of one problem and"
-            f" cost the same; --grid={cut(key, 80)}=VALUE,VALUE makes a cell for each value"
+            f"--range={cut(key, 80)}: this key cannot be tuned, because all draws must train on the"
+            f" same problem at the same cost; use --grid={cut(key, 80)}=VALUE,VALUE"
         )
     try:
         return key, ranges.parse(given)
@@ -90,7 +90,7 @@ def _parse_range(text):
 
 
 def contenders(cells: Iterable[Cell], shared: Shared, search: Search) -> list[Contender]:
-    """The draws of every cell of a plan. BadInput where one of them could not be run."""
+    """The draws for each cell of a plan. Raises BadInput if a draw has invalid settings."""
     given = {key for key, _ in shared.overrides}
     out: list[Contender] = []
     keys: set[str] = set()
@@ -107,12 +107,12 @@ def contenders(cells: Iterable[Cell], shared: Shared, search: Search) -> list[Co
         out.append(Contender(cell, _draws(cell, shared, search, drawn)))
     for key in search.ranges.keys() - keys:
         flag = f"--range={cut(key, 80)}"
-        raise BadInput(f"{flag}: no method here has that setting; {nearest(key, settings)}")
+        raise BadInput(f"{flag}: no method of the sweep has it; {nearest(key, settings)}")
     return out
 
 
 def _check_validation(cell, search):
-    """BadInput where a search on validation examples finds none."""
+    """Raises BadInput if the search needs validation examples and the cell has none."""
     if search.on == "validation" and not cell.config.partition.validation:
         raise BadInput(
             "--on=validation needs validation examples: --config.partition.validation=0.1 keeps a"
@@ -126,7 +126,7 @@ def _check_given(of_flags, given):
 
 
 def _ranges_of(cell):
-    """The declared ranges by dotted key: those of the method, of its base and of local.lr."""
+    """The declared ranges of the method, of its base method and of local.lr, by dotted key."""
     by_key: dict[str, Range] = {}
     settings = cell.config.method
     functions = [look_up("method", settings.name)]
@@ -142,7 +142,7 @@ def _ranges_of(cell):
 
 
 def _check_declared(function, declared):
-    """BadInput for a range of what no method in the function's file has as a setting."""
+    """Raises BadInput if a range is for a setting that no method in the function's file has."""
     beside = getattr(function, "__globals__", {}).values()
     methods = [function, *filter(is_method, beside)]
     settings = {key for method in methods for key in keyword_defaults(method)}
@@ -152,7 +152,7 @@ def _check_declared(function, declared):
 
 
 def _draws(cell, shared, search, drawn):
-    """Draws with equal settings, of which a choice alone can have several, are one cell."""
+    """The draws of a cell. Equal draws, which only discrete ranges produce, become one cell."""
     cells = {}
     for number in range(search.draws):
         values = {
@@ -167,10 +167,15 @@ def _draws(cell, shared, search, drawn):
 
 
 def share(stream: int, number: int, key: str) -> float:
-    """A random number in [0, 1) for a draw's setting.
+    """A random number in [0, 1) for one setting of a draw.
 
-    It depends on nothing else, so that methods which share a setting share its draws, and the
-    first draws stay the same where more are asked for.
+    It depends only on the arguments. Methods that share a setting therefore share its draws, and
+    the first draws stay the same if more draws are made.
+
+    Args:
+      stream: the seed of the search.
+      number: the number of the draw.
+      key: the dotted key of the setting.
     """
     return float(np.random.default_rng([stream, number, zlib.crc32(key.encode())]).random())
 
@@ -179,14 +184,14 @@ def share(stream: int, number: int, key: str) -> float:
 
 
 def waiting(contender: Contender, out: Path) -> int:
-    """How many draws have not ended."""
+    """The number of draws that have not ended."""
     return sum(done(draw, out / draw.name) is None for draw in contender.draws)
 
 
 def chosen(contender: Contender, out: Path, shared: Shared, search: Search) -> Cell | None:
-    """The cell of the best draw, with all seeds; None where every draw has diverged.
+    """The cell of the best draw, with all seeds; None if every draw has diverged.
 
-    All draws must have ended. Of equal ones it is the first.
+    All draws must have ended. If several draws are equally good, the first one is chosen.
     """
     scored = [
         (score, draw)
@@ -201,7 +206,7 @@ def chosen(contender: Contender, out: Path, shared: Shared, search: Search) -> C
 
 
 def _score(draw, out, search):
-    """A tuple that is larger for a better draw; None for one that has diverged."""
+    """A tuple that is larger for a better draw; None if the draw has diverged."""
     if (outcome := done(draw, out / draw.name)) is None or outcome.code == DIVERGED:
         return None
     summary = files.read_json(out / draw.name / "summary.json", files.FINISHED)
@@ -209,17 +214,19 @@ def _score(draw, out, search):
         return (_number(draw, metrics.headline(summary["last"]["mean"]), "test"),)
     values = summary.get("best_by_validation", {}).get("mean", {})
     accuracy = _number(draw, values.get("id"), "validation")
-    return accuracy, -values.get("id_loss", 0.0)  # the loss decides between equal accuracies
+    return accuracy, -values.get("id_loss", 0.0)  # the loss breaks ties of the accuracy
 
 
 def _number(draw, value, kind):
     if value is None:
-        raise BadInput(f"{draw.name} has no accuracy on {kind} examples, so nothing can be chosen")
+        raise BadInput(
+            f"{draw.name} has no accuracy on {kind} examples, so the best draw cannot be chosen"
+        )
     return value
 
 
 def spent(contender: Contender, out: Path, search: Search) -> dict:
-    """What the search cost, as sweep.json keeps it: draws, and their rounds and seconds."""
+    """The cost of a search for sweep.json: the number of draws, their rounds and seconds."""
     summaries = [
         files.read_json(out / draw.name / "summary.json", files.SUMMARY) or {}
         for draw in contender.draws
@@ -235,5 +242,5 @@ def spent(contender: Contender, out: Path, search: Search) -> dict:
 
 
 def seconds(summary: Mapping) -> float:
-    """Seconds of training of a run, which are a share where several were one computation."""
+    """Seconds of training of a run; for runs joined into one computation, its share of them."""
     return summary.get("seconds", 0.0) / summary.get("runs_together", 1)

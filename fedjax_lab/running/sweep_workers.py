@@ -1,4 +1,4 @@
-"""The cells of a sweep run as commands: several at a time, in processes of their own."""
+"""Runs the cells of a sweep as commands in separate processes, several at a time."""
 
 import collections
 import os
@@ -17,18 +17,18 @@ from fedjax_lab.running.sweep_folder import Outcome, make_ready, tail
 from fedjax_lab.running.sweep_plan import Cell, Shared
 
 POLL_SECONDS = 0.2
-STOPPING = "stopping the cells under way, which save their state; once more to stop at once"
+STOPPING = "stopping the running cells, which save their state; press Ctrl-C again to quit now"
 
 
 class _Worker(NamedTuple):
-    """A place for one process at a time."""
+    """A slot for one process at a time."""
 
     environment: dict[str, str]
-    cores: set[int] | None  # None: all
+    cores: set[int] | None  # the CPU cores to use; None: all
 
 
 class _Job(NamedTuple):
-    """A cell under way."""
+    """A running cell."""
 
     process: subprocess.Popen
     cell: Cell
@@ -39,7 +39,10 @@ class _Job(NamedTuple):
 def run_in_workers(
     cells: Iterable[Cell], out: Path, shared: Shared, count: int
 ) -> Iterator[tuple[Cell, Outcome]]:
-    """Runs cells as commands, `count` at a time. Closed early, it lets them save their state."""
+    """Runs cells as commands, `count` at a time; yields each cell with its outcome when it ends.
+
+    If the generator is closed early, the running cells save their state and stop.
+    """
     waiting, free = collections.deque(cells), _workers(count)
     jobs: list[_Job] = []
     with interrupts.delayed(STOPPING) as stop:
@@ -92,13 +95,13 @@ def _command(cell, folder, shared):
 
 
 def _start(command, worker, stderr):
-    """A process in a group of its own: Ctrl-C reaches it once, through this one."""
+    """Starts a process in its own group, so that it gets Ctrl-C only once, from this process."""
     options = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": stderr}
     options |= {"env": {**os.environ, **worker.environment}, "process_group": 0}
     if worker.cores is None:
         return subprocess.Popen(command, **options)
     cores = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, worker.cores)  # inherited
+    os.sched_setaffinity(0, worker.cores)  # the new process inherits this
     try:
         return subprocess.Popen(command, **options)
     finally:
@@ -115,7 +118,7 @@ def _workers(count):
         shares = [set(cores[i % len(cores) :: count]) for i in range(count)]
         return [_Worker(environment, share) for share in shares]
     if count > devices:
-        environment["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"  # several on one device
+        environment["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"  # processes share a device
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     visible = visible.split(",") if visible else list(map(str, range(devices)))
     return [
@@ -125,7 +128,7 @@ def _workers(count):
 
 
 def _devices():
-    """Their kind and number, asked of a process that gives them back."""
+    """The kind and number of devices, queried in a separate process, which then frees them."""
     ask = "import jax; print(jax.default_backend(), jax.local_device_count())"
     asked = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True)
     if asked.returncode:

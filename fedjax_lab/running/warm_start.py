@@ -1,6 +1,6 @@
-"""Runs that begin where another run has ended: config.run.start_from and start_with.
+"""Starts a run from the result of another run: config.run.start_from and config.run.start_with.
 
-Each seed starts from the same seed of the other run, or from its only one.
+Each seed starts from the same seed of the other run, or from that run's only seed.
 """
 
 import jax
@@ -15,9 +15,9 @@ from fedjax_lab.transforms import beside
 
 
 def warmed(experiment: Experiment) -> Experiment:
-    """The experiment with what it starts from; itself where config.run.start_from is empty.
+    """The experiment with its start; unchanged if config.run.start_from is empty.
 
-    BadInput where that folder, at its newest checkpoint, has nothing that the run can start from.
+    Raises BadInput if the newest checkpoint of that folder has nothing the run can start from.
     """
     run = experiment.config.run
     if not run.start_from:
@@ -32,14 +32,17 @@ def warmed(experiment: Experiment) -> Experiment:
 
 
 def _with_models(experiment, was):
-    """With that run's global model as the first weights, as those of config.model.pretrained."""
+    """The experiment with the other run's global model as first weights, like pretrained ones."""
     name, method = was.config.method.name, was.stage.method
     models = [saved.global_model(name, method, state) for state in _states(experiment, was)]
     return with_first_weights(experiment, [_fitted(experiment, model) for model in models])
 
 
 def _with_own_models(experiment, was):
-    """With that run's clients' own models, as far as clients keep a model; with their mean else."""
+    """The experiment with the other run's personal models as its clients' models.
+
+    Parts of a model that clients do not keep start from the mean of the personal models.
+    """
     _check_alone("personal")
     models = [processes.on_host(_own_models(was, state)) for state in _states(experiment, was)]
     mean = [jax.tree.map(lambda a: a.mean(0), of_seed) for of_seed in models]
@@ -54,7 +57,7 @@ def _with_own_models(experiment, was):
 
 
 def _with_states(experiment, was):
-    """With that run's final states as the first ones: the server's and the clients'."""
+    """The experiment with the other run's states of server and clients as its initial states."""
     _check_alone("state")
     start = _states(experiment, was)
     return experiment._replace(simulation=experiment.simulation._replace(start=start))
@@ -65,11 +68,11 @@ STARTS = {"global": _with_models, "personal": _with_own_models, "state": _with_s
 
 def _check_alone(start_with):
     if processes.count() > 1:
-        raise BadInput(f"config.run.start_with={start_with} needs a run of one process")
+        raise BadInput(f"config.run.start_with={start_with} is only possible with one process")
 
 
 def _own_models(was, state):
-    """The models [C, ...] that the clients of that run have, before any tuning."""
+    """The models [C, ...] of the other run's clients, before any tuning."""
     name, method, task = was.config.method.name, was.stage.method, was.experiment.task
     send = method.scored or method.round[-1].send
 
@@ -82,7 +85,7 @@ def _own_models(was, state):
 
 
 def _fitted(experiment, model):
-    """A model as weights of the experiment's task. BadInput where the models differ."""
+    """A model as weights of the experiment's task. Raises BadInput if the shapes differ."""
     shapes = jax.eval_shape(experiment.task.init, jax.random.key(0))
     return pretrained.match(_by_name(processes.on_host(model)), shapes)
 
@@ -92,12 +95,12 @@ def _by_name(model):
 
 
 def _with_part(method, models, private):
-    """The clients' private state with a part of these models in the place of its own."""
+    """The clients' private state, with its part of the model replaced by that of `models`."""
     return beside.with_plain(private, _part(method, models, beside.plain(private)))
 
 
 def _part(method, models, private):
-    """Of the clients' models the part that their private state has. BadInput where it has none."""
+    """The part of the models that the private state has. Raises BadInput if it has no such part."""
     of_model, of_client = _by_name(models), _by_name(private)
     if not of_client or not of_client.keys() <= of_model.keys():
         raise BadInput(
@@ -110,12 +113,12 @@ def _part(method, models, private):
 
 
 def _states(experiment, was):
-    """Of that run one for each seed of this one."""
-    there = was.experiment.simulation.seeds
-    states = dict(zip(there, was.states, strict=True))
-    if len(there) == 1:
+    """The other run's state for each seed of this run."""
+    seeds = was.experiment.simulation.seeds
+    states = dict(zip(seeds, was.states, strict=True))
+    if len(seeds) == 1:
         return was.states * len(experiment.simulation.seeds)
     for seed in experiment.simulation.seeds:
         if seed not in states:
-            raise BadInput(f"it has no seed {seed}, but {', '.join(map(str, there))}")
+            raise BadInput(f"the run has no seed {seed}, only {', '.join(map(str, seeds))}")
     return [states[seed] for seed in experiment.simulation.seeds]

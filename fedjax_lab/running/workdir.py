@@ -1,7 +1,7 @@
-"""The folder of a run: who may write in it, and its files in the order in which they are written.
+"""The folder of a run: which command may write to it, and its files in the order of writing.
 
-config.json marks that a run has begun, summary.json that it has come to its end. Whatever a file
-says is already on the disk when the file gets its name.
+config.json exists once a run has begun, summary.json once it has finished. Each file is written
+under a temporary name and renamed after its content is on disk.
 """
 
 import contextlib
@@ -38,24 +38,30 @@ from fedjax_lab.running.checkpoint import Checkpoints, placed
 from fedjax_lab.types import Stage
 
 BEFORE = ("partition.png", "partition.csv", "error.txt", "fingerprint.json", growth.EVALUATED)
-# files that may be there before a run begins
-SAVE_SECONDS = 5.0  # at least so long between two checkpoints
-SAVE_SHARE = 0.1  # of a run's time that checkpoints may take
+# files that a folder may hold before its run begins
+SAVE_SECONDS = 5.0  # the least time between two checkpoints
+SAVE_SHARE = 0.1  # the largest share of a run's time that checkpoints may take
 
 
-# Who may write in it.
+# Ownership.
 
 
 @contextlib.contextmanager
 def owned(path: Path | None, config, seeds: list[int], resume: bool) -> Iterator[None]:
-    """Makes this run the only one of its folder, as long as the context lasts.
+    """Gives this run exclusive ownership of its folder while the context is active.
 
-    The folder is made for that; if nothing has been written to it at the end, it is removed. Of
-    several processes of one run the first one is the owner. The owner may ask again.
+    The folder is created if needed, and removed at the end if nothing was written to it. If a run
+    has several processes, the first one is the owner. The owner may enter the context again.
+
+    Args:
+      path: the folder; None: nothing is owned.
+      config: the config of the run.
+      seeds: the seeds of the run.
+      resume: whether the folder may already hold a part of this run.
 
     Raises:
-      BadInput: another command runs there, the folder holds another run or one that was not asked
-        to be resumed, nothing can be written there, or not all processes see the same folder.
+      BadInput: another command uses the folder, it holds another run, it is not empty although
+        `resume` is false, it is not writable, or the processes of the run see different folders.
     """
     with contextlib.ExitStack() as until_the_end:
         if path is not None:
@@ -71,13 +77,13 @@ def _take(until_the_end, path, config, seeds, resume):
 
 
 def _check_shared(path):
-    """BadInput unless every process sees what the first one writes there."""
+    """Raises BadInput unless every process sees the files that the first process writes."""
     if not jax.distributed.is_initialized():
         return
     if cloud.is_remote(path):
         raise BadInput(
-            f"{path} cannot hold a run of several processes, each of which writes its share of a"
-            " checkpoint: mount it as a folder that their hosts share, and name that"
+            f"{path} cannot hold a run of several processes, because each process writes a part of"
+            " each checkpoint; mount the bucket as a folder that all hosts share, and name that"
         )
     token = processes.of_first(lambda: path / f".seen-by-all-{os.urandom(4).hex()}.tmp")
     processes.of_first(token.touch)
@@ -85,8 +91,8 @@ def _check_shared(path):
     processes.of_first(token.unlink)
     if is_missing:
         raise BadInput(
-            f"{path} is not the same folder for all processes of the run: each one writes its share"
-            " of a checkpoint there, so it has to be on a file system that their hosts share"
+            f"{path} is not the same folder for all processes of the run: each process writes a"
+            " part of each checkpoint, so the folder must be on a file system that all hosts share"
         )
 
 
@@ -94,12 +100,12 @@ def _check_content(path, config, seeds, resume):
     if not any(_of_a_run(file) for file in path.iterdir()):
         return
     if not resume:
-        raise BadInput(f"{path} is not empty; use --resume to go on with its run")
+        raise BadInput(f"{path} is not empty; use --resume to continue its run")
     growth.check_config(path, saved_config(config, seeds))
 
 
 def _of_a_run(file):
-    """Whether the file is more than what may be there before a run, or after one was killed."""
+    """Whether a run wrote the file; false for files allowed before a run and temporary files."""
     return not (file.name in BEFORE or file.name.startswith(".") or metrics.is_temporary(file))
 
 
@@ -110,23 +116,23 @@ def saved_config(config, seeds: list[int]) -> dict:
     return {**saved, provenance.SOURCES: sources} if sources else saved
 
 
-# Its files.
+# Files.
 
 
 class Workdir:
-    """A folder that is `owned`, and its files; without a path nothing is written.
+    """The files of a run in a folder that is `owned`; without a path nothing is written.
 
-    The first process alone reads and writes them, and tells the others what it has read;
-    checkpoints alone are read and written by all.
+    Only the first process reads and writes the files, and passes their content to the others.
+    Checkpoints are the exception: all processes read and write them.
     """
 
     def __init__(self, path: Path | None, experiment: Experiment):
-        """BadInput where the folder holds a run on other data."""
+        """Raises BadInput if the folder holds a run on other data."""
         self.path = path
         self.saved = 0
         self._experiment = experiment
         self._evaluated = growth.Evaluated()
-        self._checkpoints: Any = None  # until `open`
+        self._checkpoints: Any = None  # None until `open` is called
         self._next_save = -np.inf
         self._writes = path is not None and processes.is_first()
         if path is not None:
@@ -134,13 +140,13 @@ class Workdir:
             self._evaluated = processes.of_first(lambda: growth.read_evaluated(path))
 
     def evaluations(self, engine: Engine) -> list[int]:
-        """0, then after how many rounds of the run there is an evaluation, ascending."""
+        """0, followed by the numbers of rounds after which the run is evaluated, ascending."""
         return growth.evaluations(
             self._experiment.config.run.eval_every, engine.ends, self._evaluated
         )
 
     def _file(self, name: str) -> Path:
-        """A file of the folder, for those who read or write in it."""
+        """The path of a file of the folder; only for a workdir that has a path."""
         assert self.path is not None
         return self.path / name
 
@@ -154,13 +160,13 @@ class Workdir:
             fingerprint.check_same(saved, self._fingerprint, self.path)
         elif self._file("checkpoints").exists():
             raise BadInput(
-                f"{self.path} has no {file.name}: it is of an older version, or the file is lost,"
-                " and nobody can tell whether the data are the same; start the run anew in another"
-                " folder"
+                f"{self.path} has no {file.name}: an older version wrote the run, or the file is"
+                " lost; it cannot be determined whether the data are the same, so start a new run"
+                " in another folder"
             )
 
     def open(self) -> None:
-        """Begins to write, once nothing is wrong with the run that the folder is for."""
+        """Starts writing to the folder. Call this after all checks of the run have passed."""
         if self.path is not None:
             processes.of_first(self._open)
             self._checkpoints = Checkpoints(self._file("checkpoints"))
@@ -169,26 +175,26 @@ class Workdir:
         cloud.take(self.path)
         for folder in (self.path, self._file("stages"), self._file("plots")):
             remove_temporary(folder)
-        if not self._file("config.json").exists():  # else both are the same
+        if not self._file("config.json").exists():  # else the files have the same content
             metrics.write_json(self._file("fingerprint.json"), self._fingerprint)
             metrics.write_json(self._file("config.json"), self._config())
             cloud.publish(self.path)
 
     def _config(self):
-        """The content of config.json by the experiment."""
+        """The content of config.json for this experiment."""
         return saved_config(self._experiment.config, self._experiment.simulation.seeds)
 
     def restore(self, engine: Engine) -> list[dict]:
-        """Puts the engine where the newest whole checkpoint was; returns the rows until there.
+        """Restores the newest intact checkpoint into the engine; returns the metrics rows up to it.
 
-        From here on the folder is that of a run with the experiment's config.
+        Afterward the folder has the experiment's config and no data from later rounds.
 
         Args:
-          engine: one that has just been made.
+          engine: a new engine, which has not played any round.
 
         Raises:
-          BadInput: what is needed is damaged or lost, or the run cannot go on with another number
-            of rounds. Nothing has been changed then.
+          BadInput: a required file is damaged or lost, or the run cannot be resumed with this
+            number of rounds. In this case no file has been changed.
         """
         if (path := self.path) is None:
             return []
@@ -203,9 +209,10 @@ class Workdir:
         return rows
 
     def look(self, engine: Engine, rounds: int | None = None) -> list[dict]:
-        """The same without being the folder's owner: nothing in it is changed.
+        """Like `restore`, but read-only, so that the caller need not own the folder.
 
-        rounds: of the checkpoint to take; None: the newest. BadInput where there is none.
+        rounds: the number of rounds of the checkpoint to read; None: the newest checkpoint.
+        Raises BadInput if there is no such checkpoint.
         """
         folder = self._file("checkpoints")
         if not folder.is_dir():
@@ -220,14 +227,20 @@ class Workdir:
             self._checkpoints = None
 
     def _check_host(self):
-        """BadInput where a checkpoint has on the host what this run keeps on devices, or not so."""
-        there = self._file(f"kept/{self.saved}").exists()
-        here = self._experiment.simulation.host is not None
-        if there != here:
-            keys = "state=host or disk" if there else "state=replicated or sharded, data not stream"
+        """Raises BadInput if the checkpoint and this run keep clients' state in different places.
+
+        The place is either host memory (or disk) or the devices.
+        """
+        saved_on_host = self._file(f"kept/{self.saved}").exists()
+        if saved_on_host != (self._experiment.simulation.host is not None):
+            remedy = (
+                "config.engine.state=host or disk"
+                if saved_on_host
+                else "config.engine.state=replicated or sharded, and config.engine.data not stream"
+            )
             raise BadInput(
                 f"{self.path} holds a run that keeps its clients' state on the"
-                f" {'host' if there else 'devices'}; go on with config.engine: {keys}"
+                f" {'host' if saved_on_host else 'devices'}; resume it with {remedy}"
             )
 
     def _check_saved(self, numbers, rounds):
@@ -240,7 +253,11 @@ class Workdir:
             )
 
     def _restore(self, engine, evaluations, until_now, rounds=None):
-        """evaluations, until_now: those and the ends of stages by the config of the rows there."""
+        """Restores a checkpoint into the engine; returns the metrics rows up to it.
+
+        evaluations, until_now: the evaluations and the ends of the stages that the config saved
+        in the folder implies. rounds: the checkpoint to restore; None: the newest.
+        """
         rows = processes.of_first(lambda: self._verified(evaluations))
         sharding = self._experiment.simulation.strategy.sharding
         self.saved, leaves = self._checkpoints.newest(sharding, rounds)
@@ -274,7 +291,8 @@ class Workdir:
         if len(rows) < needed:
             raise BadInput(
                 f"{self._file('metrics.jsonl')} lacks round {expected[len(rows)][0]}, which"
-                f" checkpoint {self.saved} has; without the folder checkpoints the run starts anew"
+                f" checkpoint {self.saved} has; delete the folder checkpoints to restart the run"
+                " from round 1"
             )
         return rows[:needed]
 
@@ -283,18 +301,18 @@ class Workdir:
             return read(*args)
         except (BadInput, ValueError) as error:
             raise BadInput(
-                f"checkpoint {self.saved} of {self.path} is another run's: {error}"
+                f"checkpoint {self.saved} of {self.path} belongs to another run: {error}"
             ) from error
 
     def _cut_to_saved(self, rows):
-        """Removes what the run is going to write again."""
+        """Removes the files and rows that the run is going to write again."""
         if not self._is_over(rows):
             processes.of_first(lambda: self._file("summary.json").unlink(missing_ok=True))
         self._checkpoints.forget_after(self.saved)
         processes.of_first(lambda: metrics.keep_until(self._file("metrics.jsonl"), self.saved))
 
     def _adopt(self, evaluations, engine):
-        """Writes the config with which the run goes on, if it is another than until now."""
+        """Writes the config of the resumed run if it differs from the saved config."""
         config, saved = self._config(), growth.read_config(self.path)
         total = self._experiment.simulation.plan.rounds
         is_longer = saved["run"]["rounds"] != config["run"]["rounds"]
@@ -307,23 +325,23 @@ class Workdir:
         metrics.write_json(self._file("config.json"), config)
 
     def _is_over(self, rows):
-        """Whether no round is to be played after the saved ones, with these evaluations."""
+        """Whether the run ends at its newest checkpoint, given the metrics rows up to it."""
         whole = self.saved == self._experiment.simulation.plan.rounds
         return whole or bool(stopping.rule_met(self._experiment, rows))
 
     def finished(self, rows: list[dict]) -> bool:
-        """Whether an earlier process, with these evaluations, has left nothing to do."""
+        """Whether an earlier process has finished the run; rows: all its metrics rows."""
         if self.path is None or not self._is_over(rows):
             return False
         return processes.of_first(self._file("summary.json").exists)
 
     def read_summary(self) -> dict:
-        """The summary of a run that an earlier process has finished."""
+        """Reads the summary of a run that an earlier process has finished."""
         path = self._file("summary.json")
         return processes.of_first(lambda: files.read_json(path, files.FINISHED))
 
     def keep_facts(self, facts: list[dict], engine: Engine) -> None:
-        """Writes the facts with which a stage begins, which a later process cannot recompute."""
+        """Writes the facts that a stage begins with, because they cannot be recomputed later."""
         if not self._writes or engine.stage.prepare is None:
             return
         metrics.make_folder(self._file("stages"))
@@ -331,7 +349,10 @@ class Workdir:
             write_arrays(self._facts_file(engine.stage, i), arrays)
 
     def read_facts(self, stage: Stage, lanes: int) -> list[dict]:
-        """The facts with which a stage of the run has begun, of each lane. Raises BadInput."""
+        """The facts that a stage of the run began with, for each lane.
+
+        Raises BadInput if a file is damaged or lost.
+        """
         if stage.prepare is None:
             return [{} for _ in range(lanes)]
         return processes.of_first(
@@ -349,7 +370,12 @@ class Workdir:
     def save(self, engine: Engine, force: bool, part: Callable = lambda whole: whole) -> None:
         """Saves a checkpoint of `part` of the snapshot, unless the last one is only seconds old.
 
-        What takes long is done less often (`SAVE_SHARE`).
+        Checkpoints that take long are saved less often, see `SAVE_SHARE`.
+
+        Args:
+          engine: the engine whose state is saved.
+          force: whether to save a checkpoint in any case.
+          part: selects the part of the engine's snapshot that belongs to this run.
         """
         if self._checkpoints is None:
             return
@@ -362,9 +388,9 @@ class Workdir:
             self.saved, self._next_save = engine.played, now + pause
 
     def finish(self, summarize: Callable[[Experiment, list[dict]], dict], rows, **more) -> dict:
-        """Writes the plots and then summary.json, which it returns."""
+        """Writes the plots and then summary.json; returns the summary."""
         summary = {**summarize(self._experiment, rows), **more}
-        if self._writes and "data" in summary:  # not of a run that an earlier version began
+        if self._writes and "data" in summary:  # absent if an earlier version began the run
             summary["data"] |= {"fingerprint": fingerprint_of(self._fingerprint)}
         if self._checkpoints:
             self._checkpoints.wait()
@@ -381,14 +407,14 @@ class Workdir:
         return summary
 
     def _publish(self):
-        """Uploads what is new in a folder in the cloud, with the checkpoint that is being saved."""
+        """Uploads new files of a folder in the cloud, after waiting for a pending checkpoint."""
         if self._writes and cloud.is_remote(self.path):
             self._checkpoints.wait()
             cloud.check_owner(self.path)
             cloud.publish(self.path)
 
     def close(self) -> None:
-        """Waits for a checkpoint that is being written."""
+        """Waits for a pending checkpoint and releases the folder."""
         if self._checkpoints:
             self._checkpoints.close()
         if self.path is not None and self._writes:
@@ -396,14 +422,14 @@ class Workdir:
 
 
 def remove_temporary(folder: Path) -> None:
-    """Removes what processes that were killed left half written. For the folder's owner."""
+    """Removes files that killed processes left unfinished. Only the folder's owner may call it."""
     for file in folder.glob("*.tmp"):
         if metrics.is_temporary(file):
             file.unlink(missing_ok=True)
 
 
 def write_arrays(path: Path, arrays: dict[str, Any]) -> None:
-    """Writes arrays to an .npz file, and beside it its checksum in the format of sha256sum."""
+    """Writes arrays to an .npz file, and its checksum to a second file in sha256sum's format."""
     content = io.BytesIO()
     np.savez(content, **arrays)
     metrics.replace(path, content.getvalue())
@@ -412,13 +438,14 @@ def write_arrays(path: Path, arrays: dict[str, Any]) -> None:
 
 
 def read_arrays(path: Path) -> dict[str, np.ndarray]:
-    """Reads the file of `write_arrays`. BadInput where it is damaged or lost."""
+    """Reads a file written by `write_arrays`. Raises BadInput if it is damaged or lost."""
     try:
         content = path.read_bytes()
         if hashlib.sha256(content).hexdigest() != _checksum_of(path).read_text().split()[0]:
             raise ValueError("its checksum does not match")
     except (OSError, ValueError, IndexError) as error:
-        raise BadInput(f"{path} lacks what a stage began with: {error}") from error
+        reason = f"is damaged or lost, and its stage needs it to resume: {error}"
+        raise BadInput(f"{path} {reason}") from error
     return dict(np.load(io.BytesIO(content)))
 
 
@@ -427,7 +454,7 @@ def _checksum_of(path):
 
 
 class Workdirs:
-    """The workdirs of a joint run: each one takes the rows and states of its seeds."""
+    """The workdirs of a joint run; each one receives the rows and states of its own seeds."""
 
     def __init__(self, folders: list[Workdir], counts: list[int]):
         self._folders = folders
@@ -436,27 +463,27 @@ class Workdirs:
         self._rows: list[list[dict]] = [[] for _ in folders]
 
     def open(self) -> None:
-        """Begins to write in all of them."""
+        """Starts writing to all folders."""
         for folder in self._folders:
             folder.open()
 
     def evaluations(self, engine: Engine) -> list[int]:
-        """0, then after how many rounds all of these runs are evaluated."""
+        """0, followed by the numbers of rounds after which the runs are evaluated, ascending."""
         return self._folders[0].evaluations(engine)
 
     def append(self, new: list[dict]) -> None:
-        """Adds the rows of one evaluation, one of each seed."""
+        """Adds the rows of one evaluation, one row for each seed."""
         for folder, span, rows in zip(self._folders, self._spans, self._rows, strict=True):
             rows += new[span]
             folder.append(new[span])
 
     def save(self, engine: Engine, force: bool) -> None:
-        """Checkpoints, each as the run alone would save it."""
+        """Saves a checkpoint for each run, identical to that of the run executed alone."""
         for folder, span in zip(self._folders, self._spans, strict=True):
             folder.save(engine, force, functools.partial(_part, span))
 
     def finish(self, summarize: Callable, rows, diverged: dict | None = None) -> list[dict]:
-        """Writes summaries, which it returns, and plots; nothing where a run has diverged."""
+        """Writes plots and summaries and returns the summaries; [] if a run has diverged."""
         if diverged is not None:
             return []
         return [
@@ -465,13 +492,13 @@ class Workdirs:
         ]
 
     def close(self) -> None:
-        """Waits for checkpoints that are being written."""
+        """Waits for pending checkpoints and releases all folders."""
         for folder in self._folders:
             folder.close()
 
 
 def _part(span, snapshot):
-    """The part of a joint run's snapshot that one of its runs would save alone."""
+    """The part of a joint run's snapshot that belongs to one of its runs."""
     of_run = span if span.stop - span.start > 1 else span.start
     states, sums = jax.tree.map(lambda a: a[of_run], (snapshot.states, snapshot.sums))
     return snapshot._replace(states=states, sums=sums, bytes=snapshot.bytes[span])

@@ -1,16 +1,18 @@
-"""Epsilon of a run by dp-accounting: each function names an event, the library does the rest.
+"""The epsilon of a run, computed by dp-accounting from a description of the mechanism.
 
-Epsilon is of privacy loss distributions, whose upper bounds are tight (Koskela et al., AISTATS
-2020; Doroshenko et al., PoPETs 2022). How cohorts are drawn decides what "neighbors" are:
+Epsilon is computed from privacy loss distributions, whose upper bounds are tight (Koskela et al.,
+AISTATS 2020; Doroshenko et al., PoPETs 2022). The sampling of the cohorts determines which
+populations are "neighbors":
 
-  poisson  populations that differ by one client more or less; one client changes the sum by S.
-           Poisson sampling, truncated at the capacity (arXiv:2508.15089)
+  poisson  populations that differ by one additional or missing client; one client changes the sum
+           by S. Poisson sampling, truncated at the capacity (arXiv:2508.15089)
   fixed    populations of C clients that differ in the data of one; one client changes the sum by
-           2 S. m of C clients without replacement are dominated by Poisson sampling with m / C and
-           half the noise multiplier (Zhu et al., AISTATS 2022, arXiv:2106.08567), as jax_privacy
-           does; dp-accounting's SampledWithoutReplacementDpEvent is a looser bound of the same
+           2 S. Sampling m of C clients without replacement is dominated by Poisson sampling at rate
+           m / C with half the noise multiplier (Zhu et al., AISTATS 2022, arXiv:2106.08567), as in
+           jax_privacy; dp-accounting's SampledWithoutReplacementDpEvent is a looser bound of the
+           same mechanism
 
-One epsilon of `fixed` is thus a stronger promise than the same epsilon of `poisson`.
+An epsilon for `fixed` is thus a stronger guarantee than the same epsilon for `poisson`.
 """
 
 import functools
@@ -22,10 +24,10 @@ from fedjax_lab.errors import BadInput, check_not_negative, check_positive, quot
 from fedjax_lab.transforms import libraries
 from fedjax_lab.transforms.guarantee import Guarantee, Setup
 
-TOLERANCE = 1e-3  # of a noise multiplier that is looked for
-MOST_LOSSES = 20_000  # in a distribution of those of a round
-LITTLE = 0.05  # a noise multiplier below which epsilon is infinite
-LEAST = 0.1  # a noise multiplier below which none is looked for
+TOLERANCE = 1e-3  # accepted error of a noise multiplier that is searched for
+MOST_LOSSES = 20_000  # largest number of values in the privacy loss distribution of a round
+LITTLE = 0.05  # epsilon is reported as infinite for a noise multiplier below this
+LEAST = 0.1  # the search for a noise multiplier stops below this
 
 
 NEIGHBORS = {
@@ -35,21 +37,21 @@ NEIGHBORS = {
 
 
 class Run(NamedTuple):
-    """All that epsilon depends on, but the noise and the rounds."""
+    """Everything that epsilon depends on, except the noise and the number of rounds."""
 
     num_clients: int  # C
     cohort: int  # m
     sampling: str  # poisson or fixed
-    capacity: int = 0  # of a Poisson sample: `sampling.room`
-    per_round: int = 1  # releases in a round, all of the same cohort: exchanges of the method
+    capacity: int = 0  # largest number of clients in a Poisson sample: `sampling.room`
+    per_round: int = 1  # releases in a round, all of the same cohort: one per exchange
 
 
 @functools.lru_cache(maxsize=1 << 14)
 def epsilon(run: Run, noise: float, rounds: int, delta: float) -> float:
-    """Epsilon at delta after so many rounds; 0 after none.
+    """Returns epsilon at delta after this number of rounds; 0 after no round.
 
-    It is infinite without noise, and of a noise multiplier below 0.05 it is said to be: it would be
-    in the hundreds, and would take minutes.
+    Epsilon is infinite without noise. It is also reported as infinite for a noise multiplier below
+    0.05: its value would be in the hundreds, and computing it would take minutes.
     """
     check_delta(delta)
     if rounds == 0:
@@ -60,19 +62,22 @@ def epsilon(run: Run, noise: float, rounds: int, delta: float) -> float:
 
 
 def epsilons(run: Run, noise: float, delta: float, rounds: Sequence[int]) -> list[float]:
-    """Epsilon at delta after each of these numbers of rounds.
+    """Returns epsilon at delta after each of these numbers of rounds.
 
-    Each is computed for itself, which takes no longer than one after another, so that it does not
-    depend on the others.
+    Each value is computed separately, so that it does not depend on the other numbers of rounds.
+    This takes no longer than computing each value from the one before.
     """
     return [epsilon(run, noise, number, delta) for number in rounds]
 
 
 @functools.lru_cache(maxsize=256)
 def noise_for(run: Run, epsilon: float, rounds: int, delta: float) -> float:
-    """The least noise multiplier with at most that epsilon at delta after so many rounds.
+    """Returns the smallest noise multiplier whose epsilon at delta is at most `epsilon`.
 
-    It is at most 0.001 too high, or one below 0.1 that is enough; 0 for an infinite epsilon.
+    The result is at most 0.001 above the smallest one. Below 0.1 it may be any multiplier that
+    suffices. For an infinite epsilon it is 0.
+
+    rounds: the number of rounds after which epsilon holds.
     """
     check_positive("privacy.epsilon", epsilon)
     check_delta(delta)
@@ -100,9 +105,11 @@ def noise_for(run: Run, epsilon: float, rounds: int, delta: float) -> float:
 
 
 def bracket(is_enough: Callable[[float], bool]) -> tuple[float, float]:
-    """(a noise multiplier that is too little, one that is enough), or twice one below 0.1 that is.
+    """Returns (a noise multiplier that is too small, one that is large enough).
 
-    Upwards from too little, since epsilon of far too little takes minutes.
+    If a multiplier below 0.1 is large enough, both values are that multiplier. The search starts at
+    1 and changes the multiplier by factors of 2, because computing epsilon for a multiplier that is
+    far too small takes minutes.
     """
     low = 1.0
     while is_enough(low):
@@ -117,15 +124,13 @@ def bracket(is_enough: Callable[[float], bool]) -> tuple[float, float]:
 def promise(
     run: Run, setup: Setup, noise: float, epsilon: float, delta: float, neighbors: str = ""
 ) -> Guarantee | None:
-    """The guarantee for each client, of the noise that was given or that gives this epsilon.
+    """Returns the guarantee for each client, or None for a run without noise.
 
     Args:
-      run: what is accounted for.
-      setup: the run's.
+      run: the sampling and the releases that epsilon is computed for.
+      setup: the run's number of clients and of rounds.
       noise, epsilon, delta: settings of a transform: see `chosen_noise` and `chosen_delta`.
-      neighbors: in words; empty: as cohorts are drawn.
-
-    None without noise.
+      neighbors: the neighboring populations in words; empty: those of the sampling in `run`.
     """
     delta = chosen_delta(delta, setup.num_clients)
     sigma = chosen_noise(noise, epsilon, lambda e: noise_for(run, e, setup.rounds, delta))
@@ -143,9 +148,11 @@ def promise(
 
 
 def chosen_noise(noise: float, epsilon: float, find: Callable[[float], float]) -> float:
-    """The noise multiplier that two settings of a transform ask for, of which 0 is not given.
+    """Returns the noise multiplier that a transform's settings `noise` and `epsilon` determine.
 
-    find: epsilon -> the noise multiplier with at most that. BadInput unless one of them is given.
+    A setting of 0 counts as not given. Raises BadInput unless exactly one of the two is given.
+
+    find: epsilon -> the noise multiplier whose epsilon is at most that value.
     """
     check_not_negative("privacy.noise", noise)
     check_not_negative("privacy.epsilon", epsilon)
@@ -156,29 +163,35 @@ def chosen_noise(noise: float, epsilon: float, find: Callable[[float], float]) -
         )
     if not (noise or epsilon):
         raise BadInput(
-            "config.privacy.noise or config.privacy.epsilon must be given; without noise,"
-            " --config.privacy.epsilon=inf"
+            "config.privacy.noise or config.privacy.epsilon must be given; for a run without"
+            " noise, set --config.privacy.epsilon=inf"
         )
     return float(noise) if noise else find(epsilon)
 
 
 def chosen_delta(delta: float, num_clients: int) -> float:
-    """The delta that a setting of a transform asks for; C^-1.1 of C clients where it is 0."""
+    """Returns a transform's setting `delta`, or N^-1.1 for N = `num_clients` where it is 0.
+
+    Raises BadInput unless the result is between 0 and 1.
+    """
     if not delta and num_clients < 2:
-        raise BadInput("config.privacy.delta must be given: C^-1.1 is no delta where C is 1")
+        raise BadInput(
+            "config.privacy.delta must be given: its default, N^-1.1 for N clients or examples, is"
+            " not below 1 for N = 1"
+        )
     delta = delta or num_clients**-1.1
     check_delta(delta)
     return delta
 
 
 def check_delta(delta: float) -> None:
-    """BadInput unless delta is between 0 and 1."""
+    """Raises BadInput unless delta is between 0 and 1."""
     if not 0 < delta < 1:
         raise BadInput(f"config.privacy.delta must be above 0 and below 1, got {quoted(delta)}")
 
 
 def dp_accounting() -> Any:
-    """The library. BadInput where it is not installed."""
+    """Returns the library dp_accounting. Raises BadInput if it is not installed."""
     return libraries.of_privacy("dp_accounting", "dp-accounting", "epsilon")
 
 
@@ -189,20 +202,22 @@ def _accountant(run, noise):
 
 
 def fineness(q: float, noise: float) -> float:
-    """How far apart the losses of a distribution are: as fine as its losses of about q / sigma ask
-    for.
+    """Returns the discretization interval of a privacy loss distribution.
 
-    Epsilon is an upper bound however coarse it is. The largest losses are about as large as
-    (1/2 + 8 sigma) / sigma^2; of little noise they would be too many for a fine distribution.
+    It is 0.02 q / sigma, where q / sigma is the typical size of the losses, and at most 0.001.
+    Epsilon is an upper bound for any interval. The largest losses are about
+    (1/2 + 8 sigma) / sigma^2. With little noise a fine distribution would thus have too many
+    values, and the interval is wider.
 
-    q: the rate of sampling.
+    q: the sampling rate.
+    noise: the noise multiplier sigma.
     """
     largest = (0.5 + 8 * noise) / noise**2
     return max(min(1e-3, 0.02 * q / noise), largest / MOST_LOSSES)
 
 
 def _event(run, noise):
-    """What a round releases. Several releases of one cohort are one with less noise."""
+    """The event of one round. Several releases of one cohort equal one release with less noise."""
     library = dp_accounting()
     sigma, q = noise / math.sqrt(run.per_round), run.cohort / run.num_clients
     if run.sampling == "fixed":

@@ -1,13 +1,13 @@
-"""Epsilon of one example of a client that trains by DP-SGD in the rounds that it takes part in.
+"""Epsilon for one example of a client that trains by DP-SGD in the rounds that it takes part in.
 
-  step    a Poisson sample of b B examples at rate 1 / b, truncated at the places that a batch has
+  step    a Poisson sample of b B examples at rate 1 / b, truncated at the capacity of a batch
           (arXiv:2508.15089), and the Gaussian mechanism with noise multiplier sigma
-  round   with probability p, K such steps; else nothing. Everybody may know which of the two
+  round   K such steps with probability p, and no step otherwise; which of the two is public
   run     T rounds, whose cohorts are drawn independently of each other and of the data
 
-dp-accounting has the privacy loss distribution of each of these, of which its epsilon is an upper
-bound (Koskela et al., AISTATS 2020; Doroshenko et al., PoPETs 2022). Neighbors differ in whether
-one example has a gradient of zero, so that one changes a sum by at most S.
+dp-accounting computes the privacy loss distribution of each of these; its epsilon is an upper bound
+(Koskela et al., AISTATS 2020; Doroshenko et al., PoPETs 2022). Two neighbors differ in whether one
+example has a gradient of zero, so that one example changes a sum by at most S.
 """
 
 import functools
@@ -23,26 +23,30 @@ from fedjax_lab.transforms.guarantee import Setup
 
 
 class Training(NamedTuple):
-    """What one call of `Work.train` does in every round."""
+    """The length of one call of `Work.train`, which is the same in every round."""
 
     epochs: int
-    steps: int | None  # after how many a pass is cut; None: never
+    steps: int | None  # the number of steps after which a pass is cut; None: never
 
 
 class Account(NamedTuple):
-    """All that the epsilon of a client's examples depends on, but the noise and the rounds."""
+    """Everything that the epsilon of a client's examples depends on, except noise and rounds."""
 
-    batches: int  # b, in a pass over its examples
+    batches: int  # b, the batches of a pass over the client's examples
     batch_size: int  # B
-    places: int  # of a batch
-    steps: int  # K, in a round
-    probability: float = 1.0  # p, that it takes part in a round
+    places: int  # the capacity of a batch
+    steps: int  # K, the steps of a round
+    probability: float = 1.0  # p, the probability that the client takes part in a round
 
 
 def accounts(
     setup: Setup, trainings: Sequence[Training], probability: float = 1.0
 ) -> tuple[Account, ...]:
-    """One for each number of batches that clients have, ascending."""
+    """Returns one account for each number of batches that a client has, in ascending order.
+
+    trainings: the calls of `Work.train` in a round.
+    probability: p, the probability that a client takes part in a round.
+    """
     size = batch_size(setup)
 
     def of(batches):
@@ -53,12 +57,12 @@ def accounts(
 
 
 def batch_size(setup: Setup) -> int:
-    """B, which is at most the number of examples of the largest client."""
+    """Returns B: the batch size, but at most the number of examples of the largest client."""
     return min(setup.batch_size, max(setup.sizes))
 
 
 def places(setup: Setup) -> int:
-    """How many examples a step has at most: B and three standard deviations."""
+    """Returns the capacity of a batch: B plus three standard deviations of a Poisson sample."""
     size = batch_size(setup)
     return sampling.room(size, size * _batches(max(setup.sizes), size))
 
@@ -69,8 +73,10 @@ def _batches(n, size):
 
 @functools.lru_cache(maxsize=1 << 14)
 def epsilon(account: Account, noise: float, rounds: int, delta: float) -> float:
-    """Epsilon at delta after so many rounds; 0 after none, infinite of too little noise, as in
-    `accounting.epsilon`."""
+    """Returns epsilon at delta after this number of rounds.
+
+    As in `accounting.epsilon`, it is 0 after no round, and infinite if there is too little noise.
+    """
     if rounds == 0 or account.steps == 0:
         return 0.0
     if noise < LITTLE:
@@ -96,16 +102,19 @@ def _round(account, noise):
 
 
 def worst(each: Sequence[Account], noise: float, rounds: int, delta: float) -> Account:
-    """The account of the clients whose examples have the highest epsilon after so many rounds."""
+    """Returns the account with the highest epsilon after this number of rounds."""
     return max(each, key=lambda account: epsilon(account, noise, rounds, delta))
 
 
 @functools.lru_cache(maxsize=256)
 def noise_for(each: tuple[Account, ...], target: float, rounds: int, delta: float) -> float:
-    """A noise multiplier with at most that epsilon for everybody, at most 0.002 too high."""
+    """Returns a noise multiplier whose epsilon is at most `target` for the examples of all clients.
+
+    It is at most 0.002 above the smallest such multiplier, and 0 for an infinite target.
+    """
     if math.isinf(target):
         return 0.0
-    account = each[0]  # mostly the worst: fewer batches hide an example less
+    account = each[0]  # usually the worst: fewer batches hide an example less
     while True:
         noise = _noise_of_one(account, target, rounds, delta)
         account = worst(each, noise, rounds, delta)

@@ -1,12 +1,13 @@
-"""Aggregators that a few arbitrary uploads cannot move far: one update for all of a cohort.
+"""Robust aggregators: one update for a whole cohort, which a few arbitrary uploads cannot move far.
 
-m of the M clients of the round have sent an update; u_i is client i's, as one vector over all
-leaves that are updates (`wire`), and p_i is its share in the method's mean. An upload that was lost
-counts nowhere. Only the geometric median and the norm bound look at the shares: all others count
-each client once, as their papers do.
+m of the M clients of the round have sent an update. u_i is the update of client i, as one vector
+over all leaves that are updates (`wire`), and p_i is its share in the method's mean. Uploads that
+were lost are ignored. Only the geometric median and the norm bound use the shares; all other
+aggregators count each client once, as in their papers.
 
-An upload may hold anything. Where ||u_i|| is not a finite number in float32, centered clipping and
-the norm bound take u_i for 0, and the geometric median leaves it out; the others sort it to an end.
+An upload may hold any values. Where ||u_i|| is not a finite number in float32, centered clipping
+and the norm bound replace u_i by 0, and the geometric median ignores it; the other aggregators sort
+it to one end.
 """
 
 import math
@@ -28,12 +29,12 @@ def median(method: Method, task: Task) -> Method:
 
 
 def trimmed_mean(method: Method, task: Task, *, trim: float = 0.2) -> Method:
-    """The mean of each coordinate without its lowest and its highest values.
+    """The mean of each coordinate without its lowest and highest values.
 
     Yin et al., ICML 2018, arXiv:1803.01498.
 
-    trim: the share beta of values that is left out at each end, floor(beta m) of them; at least 0
-        and below 0.5. With 0 it is the plain method, whose mean is one by share.
+    trim: the share beta of values that are left out at each end, floor(beta m) of them; at least 0
+        and below 0.5. With 0 the method is unchanged and takes its own mean, by share.
     """
     if not 0 <= trim < 0.5:
         raise BadInput(f"config.aggregator.trim must be at least 0 and below 0.5, got {trim}")
@@ -72,8 +73,8 @@ def geometric_median(
     Pillutla et al., IEEE TSP 2022, arXiv:1912.13445: the smoothed Weiszfeld algorithm, from the
     weighted mean.
 
-    iterations: how often z is computed anew.
-    smoothing: nu, the least distance that is divided by.
+    iterations: the number of iterations of the algorithm.
+    smoothing: nu, the lower bound of the distances that the algorithm divides by.
     """
     check_positive("aggregator.iterations", iterations)
     check_positive("aggregator.smoothing", smoothing)
@@ -83,13 +84,14 @@ def geometric_median(
 def centered_clipping(
     method: Method, task: Task, *, radius: float = 10.0, iterations: int = 3
 ) -> Method:
-    """The mean of what lies close to a center, which is moved there several times.
+    """The mean of the updates, with their distances from a center clipped, in several iterations.
 
-    Karimireddy et al., ICML 2021, arXiv:2012.10333 (centered clipping). The paper
-    starts from the aggregate of the round before. Here every round starts from 0, no update at all,
-    so that the server need not keep anything.
+    Centered clipping (Karimireddy et al., ICML 2021, arXiv:2012.10333). The mean becomes the center
+    of the next iteration. The paper starts from the aggregate of the previous round. Here every
+    round starts from 0, so that the server does not have to keep a state.
 
-    radius: tau, how far one client can move the center, times m.
+    radius: tau, the largest distance of an update from the center that is not clipped; one client
+        of m moves the center by at most tau / m in an iteration.
     iterations: how often the center is moved in a round.
     """
     check_positive("aggregator.radius", radius)
@@ -98,21 +100,23 @@ def centered_clipping(
 
 
 def norm_bound(method: Method, task: Task, *, bound: float = 1.0) -> Method:
-    """Each update is scaled down to a norm of at most `bound` (Sun et al., arXiv:1911.07963).
+    """Scales each update down to a norm of at most `bound` (Sun et al., arXiv:1911.07963).
 
-    What the method then does, such as a mean by share, is its own.
+    The method then aggregates the updates itself, for example by a mean by share.
+
+    bound: the largest norm of an update.
     """
     check_positive("aggregator.bound", bound)
     return cohort.changed(method, lambda updates, _: jax.vmap(partial(clipped, bound))(updates))
 
 
-# The formulas. Updates [M, ...] and a cohort give one update.
+# The formulas. Each maps the updates [M, ...] of a cohort to one update.
 
 
 def clipped(bound: float | Array, update: list[Array]) -> list[Array]:
-    """min(1, bound / ||u||) u; an update that is short enough stays as it is, bit for bit.
+    """Returns min(1, bound / ||u||) u, and 0 where ||u|| is not finite.
 
-    0 where ||u|| is not finite.
+    An update with a norm of at most `bound` is returned unchanged, bit for bit.
     """
     norm = jnp.sqrt(tree.sq_norm(update))
     scaled = tree.scale(bound / jnp.maximum(norm, 1e-30), update)
@@ -121,16 +125,16 @@ def clipped(bound: float | Array, update: list[Array]) -> list[Array]:
 
 
 def trimmed(updates: Updates, cohort: Client, *, share: float) -> Updates:
-    """The mean of each coordinate's values between its lowest and highest floor(share m).
+    """Returns the mean of each coordinate without its floor(share m) lowest and highest values.
 
-    At least one or, of an even m, two are left.
+    At least one value is left, or two if m is even.
     """
     m = jnp.sum(cohort.arrived)
     cut = jnp.minimum(jnp.floor(share * m + 1e-6).astype(m.dtype), (m - 1) // 2)
 
     def one(u):
         wide = cohort.arrived.reshape(-1, *(1,) * (u.ndim - 1))
-        ordered = jnp.sort(jnp.where(wide, u, jnp.inf), 0)  # what is lost comes last
+        ordered = jnp.sort(jnp.where(wide, u, jnp.inf), 0)  # lost uploads come last
         place = jnp.arange(len(u)).reshape(wide.shape)
         kept = (place >= cut) & (place < m - cut)
         return jnp.sum(jnp.where(kept, ordered, 0), 0) / jnp.maximum(m - 2 * cut, 1)
@@ -139,10 +143,13 @@ def trimmed(updates: Updates, cohort: Client, *, share: float) -> Updates:
 
 
 def mean_of_best(updates: Updates, cohort: Client, *, attackers: float, chosen: int) -> Updates:
-    """The mean of the updates with the lowest scores; of equal ones the first in the cohort.
+    """Returns the mean of the updates with the lowest scores; ties go to the first in the cohort.
 
-    A score is the sum of the squared distances to the m - f - 2 nearest others, or to the nearest
-    one where so many uploads are lost that there are fewer. chosen: 0: m - f - 2.
+    The score of an update is the sum of its squared distances to the m - f - 2 nearest other
+    updates, or to the nearest one if so many uploads are lost that m - f - 2 is below 1.
+
+    attackers: the share of attackers among the clients of the round, which gives f.
+    chosen: the number of updates in the mean; 0: m - f - 2.
     """
     f = most_attackers(len(cohort.id), attackers, chosen)
     m, place = jnp.sum(cohort.arrived), jnp.arange(len(cohort.id))
@@ -156,29 +163,32 @@ def mean_of_best(updates: Updates, cohort: Client, *, attackers: float, chosen: 
 
 
 def most_attackers(clients: int, attackers: float, chosen: int) -> int:
-    """f for so many clients of a round. BadInput where Krum does not hold for them."""
+    """Returns f, the largest number of attackers among the clients of a round.
+
+    Raises BadInput where the guarantee of Krum needs more clients, or fewer chosen updates.
+    """
     f = math.floor(attackers * clients + 1e-6)
     if clients < 2 * f + 3:
         raise BadInput(
-            f"Krum needs 2f + 3 clients in a round, {2 * f + 3} for f={f} attackers among"
-            f" {clients} clients (config.aggregator.attackers={attackers})"
+            f"Krum needs at least 2f + 3 = {2 * f + 3} clients in a round for f={f} attackers, but"
+            f" a round has {clients} clients (config.aggregator.attackers={attackers})"
         )
     if chosen > clients - f - 2:
         raise BadInput(
-            f"config.aggregator.chosen={chosen} must be at most M - f - 2, which is"
-            f" {clients - f - 2} of {clients} clients in a round"
+            f"config.aggregator.chosen={chosen} must be at most M - f - 2 = {clients - f - 2} for"
+            f" f={f} attackers among the M={clients} clients of a round"
         )
     return f
 
 
 def check_attackers(share: float) -> None:
-    """BadInput unless attackers are fewer than half."""
+    """Raises BadInput unless the share of attackers is at least 0 and below 0.5."""
     if not 0 <= share < 0.5:
         raise BadInput(f"config.aggregator.attackers must be at least 0 and below 0.5, got {share}")
 
 
 def squared_distances(updates: Updates) -> Array:
-    """||u_i - u_j||^2 [M, M]."""
+    """Returns ||u_i - u_j||^2 for all pairs of updates, [M, M]."""
 
     def gram(u):
         rows = u.reshape(len(u), -1)
@@ -190,7 +200,10 @@ def squared_distances(updates: Updates) -> Array:
 
 
 def weiszfeld(updates: Updates, cohort: Client, *, iterations: int, nu: float) -> Updates:
-    """z <- sum_i b_i u_i / sum_i b_i, where b_i = p_i / max(nu, ||z - u_i||)."""
+    """Returns the geometric median of the updates by the smoothed Weiszfeld algorithm.
+
+    z <- sum_i b_i u_i / sum_i b_i, where b_i = p_i / max(nu, ||z - u_i||), from the weighted mean.
+    """
     is_finite = jnp.isfinite(jax.vmap(tree.sq_norm)(updates))
     updates = tree.where(is_finite, updates, tree.zeros(updates))
     share = jnp.where(is_finite, cohort.weight, 0)
@@ -203,7 +216,10 @@ def weiszfeld(updates: Updates, cohort: Client, *, iterations: int, nu: float) -
 
 
 def centered(updates: Updates, cohort: Client, *, radius: float, iterations: int) -> Updates:
-    """v <- v + 1/m sum_i (u_i - v) min(1, tau / ||u_i - v||), from v = 0."""
+    """Returns the result of centered clipping with radius tau.
+
+    v <- v + 1/m sum_i (u_i - v) min(1, tau / ||u_i - v||), from v = 0.
+    """
 
     def step(_, v):
         beyond = [u - a for u, a in zip(updates, v, strict=True)]
@@ -214,15 +230,17 @@ def centered(updates: Updates, cohort: Client, *, radius: float, iterations: int
 
 
 def distances(updates: Updates, point: list[Array]) -> Array:
-    """||u_i - z|| [M]."""
+    """Returns ||u_i - z||, the distance [M] of each update from a point z."""
     beyond = [u - z for u, z in zip(updates, point, strict=True)]
     return jnp.sqrt(jax.vmap(tree.sq_norm)(beyond))
 
 
 def mean_of(updates: Updates, which: Array) -> Updates:
-    """The mean of the chosen updates, which [M] bool; 0 where there are none.
+    """Returns the mean of the chosen updates, or 0 if none is chosen.
 
-    Others are not even multiplied by 0: they may be infinite.
+    The other updates are not multiplied by 0, because they may be infinite.
+
+    which: [M] bool, the chosen updates.
     """
     kept = tree.where(which, updates, tree.zeros(updates))
     return tree.mix(jnp.full(which.shape, 1 / jnp.maximum(jnp.sum(which), 1)), kept)

@@ -1,7 +1,7 @@
-"""Attacks: what clients do that want the training to fail. `Client.attacks` says who they are.
+"""Attacks by clients that try to make training fail. `Client.attacks` says which clients attack.
 
 u_i is the update that client i would have sent, as one vector over all leaves that are updates
-(`wire`). Running statistics, counts and ids are sent as they are.
+(`wire`). Running statistics, counts and ids are sent unchanged.
 """
 
 from collections.abc import Callable
@@ -17,22 +17,22 @@ from fedjax_lab.transforms.aggregators import mean_of
 from fedjax_lab.transforms.cohort import Updates
 from fedjax_lab.types import Array, Batch, Client, Exchange, Method, PyTree, Task, Work
 
-NOISE = 3  # the number of the attackers' stream, of what is drawn for an upload
+NOISE = 3  # number of the attackers' random stream among the streams of an upload
 
 
 def sign_flip(method: Method, task: Task, *, factor: float = 1.0) -> Method:
-    """An attacker sends -factor u_i (Li et al., AAAI 2019, arXiv:1811.03761, "sign-flipping").
+    """Each attacker sends -factor u_i (Li et al., AAAI 2019, arXiv:1811.03761, "sign-flipping").
 
-    factor: how many times as long the update is that an attacker sends.
+    factor: the norm of the update that an attacker sends, relative to its honest update.
     """
     check_positive("attack.factor", factor)
     return by_each(method, lambda update, key: tree.scale(-factor, update))
 
 
 def gaussian(method: Method, task: Task, *, std: float = 1.0) -> Method:
-    """An attacker sends noise, N(0, std^2) in each coordinate (Blanchard et al., NeurIPS 2017).
+    """Each attacker sends noise, N(0, std^2) in each coordinate (Blanchard et al., NeurIPS 2017).
 
-    std: the standard deviation; 200 in the paper, whose clients send gradients.
+    std: the standard deviation of the noise; 200 in the paper, whose clients send gradients.
     """
     check_positive("attack.std", std)
 
@@ -50,7 +50,7 @@ def inner_product(method: Method, task: Task, *, epsilon: float = 0.5) -> Method
 
     Inner-product manipulation (Xie et al., UAI 2019, arXiv:1903.03936).
 
-    epsilon: the length of what an attacker sends, relative to that mean.
+    epsilon: the norm of the update that an attacker sends, relative to the mean of honest updates.
     """
     check_positive("attack.epsilon", epsilon)
 
@@ -61,14 +61,14 @@ def inner_product(method: Method, task: Task, *, epsilon: float = 0.5) -> Method
 
 
 def little_is_enough(method: Method, task: Task, *, z: float = 0.0) -> Method:
-    """All attackers send mu - z sigma of what they would have sent, in each coordinate.
+    """All attackers send mu - z sigma in each coordinate, a small shift of their honest updates.
 
     Baruch et al., NeurIPS 2019, arXiv:1902.06156, the attack that prevents convergence. mu and
-    sigma are the mean and the standard deviation of the attackers' own honest updates: one attacker
-    alone does no harm.
+    sigma are the mean and the standard deviation of the attackers' own honest updates, so that a
+    single attacker does no harm.
 
-    z: how many standard deviations; 0: as the paper says, the most that hides the attackers among
-        the honest clients of the round.
+    z: the shift in standard deviations; 0: the paper's choice, the largest shift with which the
+        attackers stay hidden among the honest clients of the round.
     """
     check_not_negative("attack.z", z)
 
@@ -76,19 +76,20 @@ def little_is_enough(method: Method, task: Task, *, z: float = 0.0) -> Method:
         attacks = cohort.arrived & cohort.attacks
         mu = mean_of(updates, attacks)
         squares = [(u - a) ** 2 for u, a in zip(updates, mu, strict=True)]
-        far = z or hidden(jnp.sum(cohort.arrived), jnp.sum(attacks))
+        shift = z or hidden(jnp.sum(cohort.arrived), jnp.sum(attacks))
         return [
-            a - far * jnp.sqrt(var) for a, var in zip(mu, mean_of(squares, attacks), strict=True)
+            a - shift * jnp.sqrt(var) for a, var in zip(mu, mean_of(squares, attacks), strict=True)
         ]
 
     return by_all(method, crafted)
 
 
 def hidden(n: Array, m: Array) -> Array:
-    """z_max of m attackers among n clients: Phi(z) = (n - m - s) / (n - m), s = floor(n/2 + 1) - m.
+    """Returns z_max for m attackers among n clients.
 
-    The first lines of that algorithm. Never below 0; where attackers are so many that they need
-    nobody else, the share is taken to be 0.999.
+    Phi(z_max) = (n - m - s) / (n - m), where s = floor(n/2 + 1) - m is the number of honest clients
+    that the attackers need for a majority: the first lines of the algorithm of Baruch et al. z_max
+    is never below 0. Where the attackers have the majority alone, Phi(z_max) is 0.999.
     """
     supporters = n // 2 + 1 - m
     share = (n - m - supporters) / jnp.maximum(n - m, 1)
@@ -96,8 +97,10 @@ def hidden(n: Array, m: Array) -> Array:
 
 
 def label_flip(method: Method, task: Task) -> Method:
-    """An attacker trains on K - 1 - y in the place of each label y (Fang et al., USENIX Security
-    2020, arXiv:1911.11815)."""
+    """Each attacker trains on the label K - 1 - y instead of y, for K classes.
+
+    Fang et al., USENIX Security 2020, arXiv:1911.11815.
+    """
 
     def flip(batch):
         return batch._replace(y=task.num_classes - 1 - batch.y)
@@ -108,11 +111,14 @@ def label_flip(method: Method, task: Task) -> Method:
     return on_data(method, flip, counts)
 
 
-# Who attacks, and with what.
+# How an attack is applied to the attackers alone.
 
 
 def by_each(method: Method, attack: Callable[[list[Array], Array], list[Array]]) -> Method:
-    """Each attacker sends what `attack` makes of its update and a key."""
+    """The method whose attackers send changed updates, each from its own update.
+
+    attack: (update, key) -> the update that the attacker sends.
+    """
 
     def change(update, client, key):
         if client.attacks is None:
@@ -123,7 +129,10 @@ def by_each(method: Method, attack: Callable[[list[Array], Array], list[Array]])
 
 
 def by_all(method: Method, attack: Callable[[Updates, Client], list[Array]]) -> Method:
-    """All attackers of a round send the same: what `attack` makes of the round's updates."""
+    """The method whose attackers all send the same update in a round.
+
+    attack: (updates of the round, cohort) -> the update that every attacker sends.
+    """
 
     def change(updates, cohort):
         if cohort.attacks is None:
@@ -137,10 +146,11 @@ def by_all(method: Method, attack: Callable[[Updates, Client], list[Array]]) -> 
 def on_data(
     method: Method, change: Callable[[Batch], Batch], counts: Callable[[Array], Array]
 ) -> Method:
-    """Attackers work with changed examples.
+    """The method whose attackers work with changed examples.
 
-    change: a batch -> a batch in the same shapes, each example of which depends on that one alone.
-    counts: what becomes of a client's number of examples of each class [K].
+    change: batch -> a batch of the same shapes, in which each example depends only on the same
+        example of the original batch.
+    counts: the number of a client's examples of each class [K] -> these numbers after the change.
     """
 
     def local(exchange: Exchange, message: PyTree, client: Client, work: Work):
@@ -155,7 +165,7 @@ def on_data(
 
 
 def with_examples(work: Work, change: Callable[[Batch], Batch]) -> Work:
-    """The work of a client whose examples are changed."""
+    """The `Work` of a client whose examples are changed by `change`."""
 
     def train(weights, loss, *, references=None, **options):
         def changed_loss(w, batch, key=None):

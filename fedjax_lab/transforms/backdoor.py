@@ -1,4 +1,4 @@
-"""The backdoor attack: a model that is right, but on images with a small square in one corner."""
+"""The backdoor attack: the model is correct, except on images with a small square in one corner."""
 
 from functools import partial
 
@@ -22,23 +22,24 @@ def backdoor(
     poison: float = 0.5,
     boost: float = 1.0,
 ) -> Method:
-    """An attacker trains on images with a trigger, which all have the label of the target.
+    """Each attacker trains on images with a trigger, all of which have the label of the target.
 
     The trigger is that of BadNets (Gu et al., arXiv:1708.06733): a square of the highest value in
-    the last rows and columns. An evaluation has the metric backdoor_success besides: the share, in
-    percent, of the examples of other classes that the model takes for the target when they have the
+    the last rows and columns. An evaluation also has the metric backdoor_success: the percentage of
+    the examples of other classes that the model classifies as the target when they have the
     trigger.
 
-    target: the class that images with the trigger are to be taken for.
+    target: the class that the attackers want images with the trigger to be classified as.
     size: the height and width of the trigger, in pixels.
-    poison: the share of an attacker's examples that get the trigger; the same ones in all rounds,
-        unless training images are augmented.
-    boost: how many times as long the update is that an attacker sends (gamma of Bagdasaryan et al.,
-        AISTATS 2020, arXiv:1807.00459, "model replacement").
+    poison: the share of an attacker's examples that get the trigger; the same examples in all
+        rounds, unless training images are augmented.
+    boost: the factor by which an attacker scales its update (gamma of Bagdasaryan et al., AISTATS
+        2020, arXiv:1807.00459, "model replacement").
     """
     if not 0 <= target < task.num_classes:
         raise BadInput(
-            f"config.attack.target={target} is no class; there are {task.num_classes}, from 0"
+            f"config.attack.target={target} is not a class; it must be from 0 to"
+            f" {task.num_classes - 1}"
         )
     check_positive("attack.size", size)
     check_positive("attack.boost", boost)
@@ -56,15 +57,23 @@ def backdoor(
 
 
 def trigger(task: Task, size: int):
-    """images [B, H, W, channels] -> the same with the square. BadInput for other examples."""
+    """Returns the function that adds the square to images [B, H, W, channels].
+
+    Raises BadInput if the task's examples are not images of at least `size` x `size` pixels.
+    """
     height, width = (*task.input_shape, 0, 0)[:2]
     if len(task.input_shape) != 3 or min(height, width) < size:
         shape = list(task.input_shape)
-        raise BadInput(f"its examples must be images of at least {size} x {size}, and are {shape}")
+        raise BadInput(
+            f"its examples must be images of at least {size} x {size} pixels, but have the shape"
+            f" {shape}"
+        )
 
     def with_trigger(x):
         if x.shape[1:] != task.input_shape:
-            raise BadInput("its clients train on something else than the images themselves")
+            raise BadInput(
+                "its clients do not train on the images themselves, so that no trigger can be added"
+            )
         square = jnp.broadcast_to(task.highest, (size, size, x.shape[-1])).astype(x.dtype)
         return x.at[:, -size:, -size:].set(square)
 
@@ -72,7 +81,7 @@ def trigger(task: Task, size: int):
 
 
 def poison_batch(with_trigger, target: int, share: float, batch: Batch) -> Batch:
-    """The batch with the trigger and the target's label in so many of its examples."""
+    """The batch with the trigger and the label `target` in a share of its examples."""
     chosen = at_random(batch.x, share)
     pixels = chosen.reshape(-1, *(1,) * (batch.x.ndim - 1))
     return batch._replace(
@@ -82,16 +91,19 @@ def poison_batch(with_trigger, target: int, share: float, batch: Batch) -> Batch
 
 
 def at_random(x: Array, share: float) -> Array:
-    """A share of the examples [B], which the examples themselves choose: in every batch alike."""
+    """Returns which examples are chosen, [B] bool, a share of all.
+
+    The choice is a hash of the example itself, so that it is the same in every batch.
+    """
     words = jax.lax.bitcast_convert_type(x.astype(jnp.float32), jnp.uint32).reshape(len(x), -1)
-    number = jnp.sum(words, 1, dtype=jnp.uint32)  # in any order the same
+    number = jnp.sum(words, 1, dtype=jnp.uint32)  # the sum does not depend on the order
     for multiplier, shift in ((0x85EBCA6B, 16), (0xC2B2AE35, 13), (1, 16)):  # of MurmurHash3
         number = (number ^ (number >> shift)) * jnp.uint32(multiplier)
     return (number >> 8) < round(share * 2**24)
 
 
 def success(with_trigger, target: int) -> Summed:
-    """The share of examples of other classes that the trigger turns into the target."""
+    """The metric backdoor_success: how many examples of other classes the trigger misleads."""
 
     def statistics(logits, labels, mask):
         others = labels != target

@@ -5,20 +5,20 @@
   x_t     (C^-1 z)_t = (z_t - c_1 x_{t-1} - ... - c_{b-1} x_{t-b+1}) / c_0
   u_t     1/m (sum_{i drawn} u_i' + x_t)                                           (release)
 
-Choquette-Choo et al., NeurIPS 2023, arXiv:2306.08153, with the server's view of Kairouz et al.,
-ICML 2021, arXiv:2103.00039: a model is the sum of all updates so far, and noise that is correlated
-so that later rounds cancel some of that of earlier ones leaves less of it in those sums. The bands
-are jax-privacy's, the ones with the least mean squared error of all sums. u_i' are clipped, and the
-method gets u_t, as `privacy` has it.
+Choquette-Choo et al., NeurIPS 2023, arXiv:2306.08153, with the view of the server that Kairouz et
+al. take (ICML 2021, arXiv:2103.00039): a model is the sum of all updates so far. The noise is
+correlated so that later rounds cancel part of the noise of earlier rounds, which leaves less noise
+in those sums. The bands are computed by jax-privacy; they minimize the mean squared error of all
+sums. As in `privacy`, the u_i' are clipped updates, and the method gets u_t.
 
 Client i is in group i mod b, and round t draws each client of group t mod b with probability
-m / ceil(C / b). Whoever takes part thus does so at most once in b rounds. Two rounds of a client
-lie in columns of C that have no row in common, and so the rounds of a group are as private as so
-many rounds of the Gaussian mechanism with noise multiplier sigma on a Poisson sample of the group
-(arXiv:2306.08153), whatever the models in between: those of a group are ceil(rounds / b). That is
-what `accounting` composes. It assumes that groups do not depend on the clients' data and that
-clients are drawn independently. A group that is smaller than ceil(C / b) counts as one of that
-size, whose last client has an update of zero.
+m / ceil(C / b). A client thus takes part at most once in b rounds. Two rounds of a client lie in
+columns of C that have no row in common. For any models in between, the rounds of a group are
+therefore as private as the same number of rounds, ceil(rounds / b), of the Gaussian mechanism with
+noise multiplier sigma on a Poisson sample of the group (arXiv:2306.08153). `accounting` composes
+these rounds. It assumes that groups do not depend on the clients' data and that clients are drawn
+independently. A group of fewer than ceil(C / b) clients counts as a group of that size, whose last
+client has an update of zero.
 """
 
 import functools
@@ -42,12 +42,12 @@ NEIGHBORS = "populations of as many clients, one of whom has updates of zero in 
 
 
 class Correlated(NamedTuple):
-    """What the server keeps to draw the noise of the next round."""
+    """The state from which the server draws the noise of the next round."""
 
     key: Array
-    releases: Array  # [] int32, how many so far
-    bands: Array  # [b] c_0, ..., c_{b-1}: those that the run has begun with
-    noises: tuple[PyTree, ...]  # x_{t-1}, ..., x_{t-b+1}, each like an update, and lying as it does
+    releases: Array  # [] int32, the number of releases so far
+    bands: Array  # [b] c_0, ..., c_{b-1}, as they were when the run began
+    noises: tuple[PyTree, ...]  # x_{t-1}, ..., x_{t-b+1}, with the shapes and sharding of u_t
 
 
 def banded(
@@ -63,12 +63,14 @@ def banded(
 ) -> Method:
     """The server adds noise that is correlated between rounds to the mean of the clipped updates.
 
-    clip: S, the largest norm of a client's update over all its leaves; longer ones are shortened.
-    noise: sigma, the standard deviation of z_t in the sum, relative to S; 0: the least that gives
-        epsilon.
-    epsilon: that the run has after its last round, in the place of noise; inf: no noise.
-    delta: at which epsilon is meant; 0: C^-1.1 of C clients.
-    bands: b, also how many rounds lie at least between two of a client; 1 is `privacy.central`.
+    clip: S, the largest norm of a client's update over all its leaves; larger updates are scaled
+        down to it.
+    noise: sigma, the standard deviation of z_t in the sum, relative to S; 0: the smallest one for
+        the given epsilon.
+    epsilon: the epsilon of the run after its last round, given instead of noise; inf: no noise.
+    delta: the delta of the guarantee; 0: C^-1.1 for C clients.
+    bands: b, the number of bands and of groups; a client takes part at most once in b rounds; 1 is
+        `privacy.central`.
     """
     clip = float(clip)
     _check_bands(method, setup, bands)
@@ -94,19 +96,19 @@ def _check_bands(method, setup, bands):
     largest = min(setup.num_clients // setup.cohort, setup.rounds)
     if not 1 <= bands <= max(1, largest):
         raise BadInput(
-            f"config.privacy.bands must be from 1 to {max(1, largest)}, got {bands}: groups of"
-            f" {setup.num_clients} / bands clients take turns for {setup.rounds} rounds of"
-            f" {setup.cohort} clients"
+            f"config.privacy.bands must be from 1 to {max(1, largest)}, got {bands}: it is the"
+            f" number of groups that take turns, and each of them needs at least {setup.cohort} of"
+            f" the {setup.num_clients} clients and one of the {setup.rounds} rounds"
         )
     if len(method.round) > 1 and bands > 1:
         raise BadInput(
-            "its rounds have several exchanges, and noise is correlated between rounds of one; take"
-            " config.privacy.name=central"
+            "its rounds have several exchanges, but correlated noise needs rounds of one exchange;"
+            " choose config.privacy.name=central"
         )
 
 
 def _promise(setup, bands, noise, epsilon, delta) -> Guarantee | None:
-    """The guarantee of a group, which takes part in every b-th round; None without noise."""
+    """The guarantee for a group, which takes part in every b-th round; None without noise."""
 
     def turns(rounds):
         return -(-rounds // bands)
@@ -121,16 +123,16 @@ def _promise(setup, bands, noise, epsilon, delta) -> Guarantee | None:
     def epsilons(rounds):
         return promised.epsilons([turns(number) for number in rounds])
 
-    return promised._replace(epsilons=epsilons, rounds=setup.rounds)  # as its bands are
+    return promised._replace(epsilons=epsilons, rounds=setup.rounds)  # of its bands
 
 
 def in_turn(key: Array, t: Array, population: Client, m: int, bands: int) -> tuple[Array, Array]:
-    """(ids, shares) of the clients of group t mod b that take part, as `sampling.poisson` has them.
+    """Draws each client of group t mod b with probability m / ceil(C / b).
 
-    Each does with probability m / ceil(C / b).
+    Returns (ids, shares) in the format of `sampling.poisson`.
     """
     count = population.n.shape[0]
-    places = jnp.zeros(-(-count // bands))  # of a group; the last one may be nobody's
+    places = jnp.zeros(-(-count // bands))  # of a group; the last one may have no client
     numbers, shares = cohorts.poisson(key, (), population._replace(n=places), m)
     ids = numbers * bands + t % bands
     drawn = (shares > 0) & (ids < count)
@@ -142,9 +144,9 @@ def in_turn(key: Array, t: Array, population: Client, m: int, bands: int) -> tup
 
 @functools.lru_cache(maxsize=64)
 def strategy(rounds: int, bands: int) -> tuple[float, ...]:
-    """c_0, ..., c_{b-1}, whose norm is 1.
+    """Returns the bands c_0, ..., c_{b-1}, whose norm is 1.
 
-    Another choice, such as that of another machine, would be as private but noisier.
+    Any other bands, such as those computed for another run, would be as private but noisier.
     """
     library = libraries.of_privacy("jax_privacy.matrix_factorization.toeplitz", "jax-privacy")
     with jax.ensure_compile_time_eval():
@@ -155,9 +157,9 @@ def strategy(rounds: int, bands: int) -> tuple[float, ...]:
 def with_correlated_noise(
     method: Method, task: Task, setup: Setup, std: float, bands: tuple[float, ...]
 ) -> Method:
-    """The method whose server adds x_t to the update of round t, which everybody has sent alike.
+    """The method whose server adds x_t to the update of round t, the same in all uploads.
 
-    std: of an entry of z_t.
+    std: the standard deviation of an entry of z_t.
     bands: c_0, ..., c_{b-1}.
     """
 
@@ -182,7 +184,11 @@ def with_correlated_noise(
 
 
 def next_noise(state: Correlated, std: float, like: list[Array]) -> tuple[list[Array], Correlated]:
-    """(x_t, the state after it); x_t has the shapes of `like`."""
+    """Returns (x_t, the next state).
+
+    std: the standard deviation of an entry of z_t.
+    like: arrays with the shapes of x_t.
+    """
     library = libraries.of_privacy("jax_privacy.matrix_factorization.toeplitz", "jax-privacy")
     key = jax.random.fold_in(state.key, state.releases)
     z = privacy.with_noise([jnp.zeros(a.shape, jnp.float32) for a in like], key, std)

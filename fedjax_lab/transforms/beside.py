@@ -1,4 +1,4 @@
-"""Private state that a transform keeps beside that of the method."""
+"""Private state of clients that a transform keeps in addition to that of the method."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -9,16 +9,18 @@ Begin = Callable[[State, int], PyTree]  # (first state of the method, C) -> leav
 
 
 class Beside(NamedTuple):
-    """The private state of a client, or of all of them, under a transform that has its own."""
+    """The private state of one client or of all clients, under a transform with its own state."""
 
     private: PyTree  # the method's
     extra: PyTree  # the transform's
 
 
 def wrapped(method: Method, begin: Begin) -> Method:
-    """The method whose clients keep a `Beside`, but for its exchanges, which get it as it is.
+    """The method whose clients keep a `Beside` as their private state.
 
-    begin: what the transform first keeps of each client.
+    The exchanges are not wrapped: they get the `Beside` itself.
+
+    begin: (first state of the method, C) -> the transform's first state of all clients.
     """
 
     def init(key, num_clients):
@@ -26,12 +28,12 @@ def wrapped(method: Method, begin: Begin) -> Method:
         return state._replace(private=Beside(state.private, begin(state, num_clients)))
 
     functions: dict[str, Any] = {"init": init, **_of_clients(method), **_of_states(method)}
-    there = {name: f for name, f in functions.items() if getattr(method, name) is not None}
-    return method._replace(**there)
+    defined = {name: f for name, f in functions.items() if getattr(method, name) is not None}
+    return method._replace(**defined)
 
 
 def _of_clients(method):
-    """The functions of a method that get a client."""
+    """The wrapped functions of a method that take a client."""
 
     def predict(message, client, x):
         return method.predict(message, _inner(client), x)
@@ -48,7 +50,7 @@ def _of_clients(method):
 
 
 def _of_states(method):
-    """The functions of a method that get a state."""
+    """The wrapped functions of a method that take a state."""
 
     def newcomer(state):
         message, private = method.newcomer(_inner(state))
@@ -61,21 +63,21 @@ def _of_states(method):
 
 
 def plain(private: PyTree) -> PyTree:
-    """The method's private state, without what transforms keep beside it."""
+    """Returns the method's private state without the states of transforms."""
     while isinstance(private, Beside):
         private = private.private
     return private
 
 
 def with_plain(private: PyTree, new: PyTree) -> PyTree:
-    """The private state with `new` in the place of the method's; transforms keep what they have."""
+    """Replaces the method's private state by `new`; the states of transforms stay the same."""
     if not isinstance(private, Beside):
         return new
     return private._replace(private=with_plain(private.private, new))
 
 
 def in_stage(stage: Stage, transform: Callable[[Method], Method]) -> Stage:
-    """The stage with its method transformed, also where it starts from the state of another."""
+    """Transforms the method of a stage, also if the stage starts from the state of another."""
     method, before = transform(stage.method), stage
 
     def last_of(state):
@@ -96,5 +98,5 @@ def in_stage(stage: Stage, transform: Callable[[Method], Method]) -> Stage:
 
 
 def _inner(holder):
-    """A client or a state as the method knows it."""
+    """A client or a state with the private state of the method alone."""
     return holder._replace(private=holder.private.private)

@@ -1,7 +1,8 @@
-"""How an update is written in fewer bytes, and read again.
+"""Codecs that encode an update in fewer bytes and decode it again.
 
-u is the update with d numbers, v what the receiver has after it: its reference plus u. Codecs that
-send numbers as they are send those of v, so that where everything is sent nothing is rounded.
+u is the update, with d numbers, and v is its reference plus u: the values that the receiver needs.
+Codecs that send some numbers unchanged send those of v, so that nothing is rounded where all
+numbers are sent.
 """
 
 from collections.abc import Callable
@@ -13,18 +14,18 @@ import jax.numpy as jnp
 from fedjax_lab import sampling
 from fedjax_lab.types import Array, PyTree
 
-Leaves = list[Array]  # of an update, in the order of the upload's
+Leaves = list[Array]  # the leaves of an update, in the order of the upload's leaves
 
 
 class Codec(NamedTuple):
-    """Both ends of a wire. The shapes of what is sent depend on the update's shapes alone."""
+    """An encoder and its decoder. The shapes of a code depend only on the shapes of the update."""
 
-    encode: Callable[[Leaves, Leaves, Array], PyTree]  # (u, v, key) -> what is sent
-    decode: Callable[[PyTree, Leaves], Leaves]  # (what is sent, reference) -> v
+    encode: Callable[[Leaves, Leaves, Array], PyTree]  # (u, v, key) -> code
+    decode: Callable[[PyTree, Leaves], Leaves]  # (code, reference) -> decoded v
 
 
 def top_k(share: float) -> Codec:
-    """The numbers of v where |u| is largest, and their places; of equal ones the first."""
+    """Sends the numbers of v where |u| is largest, and their places; ties go to the first."""
 
     def encode(u, v, key):
         flat = _flat(u)
@@ -39,7 +40,7 @@ def top_k(share: float) -> Codec:
 
 
 def random_k(share: float) -> Codec:
-    """The numbers of v at random places, all sets of which are as likely, and the places' seed."""
+    """Sends the numbers of v at uniformly random places, and the seed of the places."""
 
     def places(seed, size):
         return sampling.without_replacement(jax.random.key(seed), size, count(share, size))
@@ -56,11 +57,12 @@ def random_k(share: float) -> Codec:
 
 
 def quantized(bits: int, scale_of: Callable[[Array], Array]) -> Codec:
-    """Of each leaf a scale, and of each number a level of s = 2^(bits-1) - 1 on each side of 0.
+    """Sends a scale for each leaf and a level for each number, from -s to s, s = 2^(bits-1) - 1.
 
-    |u| s / scale is rounded up with the probability of its fraction: the mean of what is read is u.
+    |u| s / scale is rounded up with a probability equal to its fractional part, so that the decoded
+    update has the expectation u.
 
-    scale_of: a leaf -> a number that none in the leaf exceeds.
+    scale_of: leaf -> an upper bound of the absolute values in the leaf.
     """
     s = 2 ** (bits - 1) - 1
 
@@ -82,7 +84,7 @@ def quantized(bits: int, scale_of: Callable[[Array], Array]) -> Codec:
 
 
 def sign() -> Codec:
-    """Of each leaf the signs, of 0 a plus, and the mean of |u|."""
+    """Sends the signs of each leaf, with a plus for 0, and the mean of |u|."""
 
     def encode(u, v, key):
         return [(pack((a >= 0).astype(jnp.uint8), 1), jnp.mean(jnp.abs(a))) for a in u]
@@ -96,10 +98,11 @@ def sign() -> Codec:
 
 
 def low_rank(rank: int, iterations: int) -> Codec:
-    """Of each leaf as a matrix [n, m] two factors P [n, r] and Q [m, r], where these are fewer.
+    """Sends two factors P [n, r] and Q [m, r] of each leaf, reshaped to a matrix [n, m].
 
-    P spans what `iterations` of subspace iteration from a random Q find, and Q = u^T P. Other
-    leaves are sent as they are. m is the leaf's last axis: a layer's outputs.
+    P is the orthonormal basis after `iterations` of subspace iteration from a random Q, and
+    Q = u^T P. m is the leaf's last axis: a layer's outputs. A leaf with at most as many numbers as
+    its factors is sent unchanged.
     """
 
     def of_leaf(u, v, key):
@@ -126,24 +129,24 @@ def low_rank(rank: int, iterations: int) -> Codec:
 
 
 def count(share: float, size: int) -> int:
-    """How many of `size` numbers a share is, rounded; at least one."""
+    """Returns how many of `size` numbers the share is, rounded and at least one."""
     return max(1, round(share * size))
 
 
 def index_type(size: int) -> type:
-    """The smallest unsigned type for the places of so many numbers."""
+    """Returns the smallest unsigned type that holds the places of `size` numbers."""
     return jnp.uint16 if size <= 1 << 16 else jnp.uint32
 
 
 def pack(codes: Array, bits: int) -> Array:
-    """Whole numbers below 2^bits, in bytes [ceil(n bits / 8)]; the first has the lowest bits."""
+    """Packs n integers below 2^bits into bytes [ceil(n bits / 8)], from the lowest bits upward."""
     in_byte = 8 // bits
     flat = jnp.pad(codes.ravel(), (0, -codes.size % in_byte)).reshape(-1, in_byte)
     return jnp.sum(flat << _shifts(bits), axis=1, dtype=jnp.uint8)
 
 
 def unpack(packed: Array, bits: int, size: int) -> Array:
-    """The first `size` of the numbers that were packed."""
+    """Returns the first `size` of the packed integers."""
     codes = (packed[:, None] >> _shifts(bits)) & jnp.uint8(2**bits - 1)
     return codes.ravel()[:size]
 

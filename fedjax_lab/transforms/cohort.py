@@ -1,4 +1,4 @@
-"""What the server, or attackers who work together, do to all updates of a round at once."""
+"""Transforms of all updates of a round at once: by the server, or by attackers who cooperate."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,15 +10,15 @@ from fedjax_lab import tree, wire
 from fedjax_lab.errors import BadInput
 from fedjax_lab.types import Array, Client, Exchange, Method, PyTree
 
-Updates = list[Array]  # the updates in all uploads of a cohort, leaves [M, ...]: `wire.updates`
+Updates = list[Array]  # the updates in all uploads of a cohort, [M, ...] each: `wire.updates`
 Change = Callable[[Updates, Client], Updates]
 
 
 @dataclass(frozen=True)
 class Changed:
-    """The `aggregate` of an exchange, after changes of the updates one after another.
+    """The `aggregate` of an exchange, which first applies changes to the updates, in order.
 
-    Uploads without an update reach the exchange as they are.
+    Uploads without an update reach the exchange unchanged.
     """
 
     exchange: Exchange
@@ -44,28 +44,28 @@ class Changed:
 def changed(method: Method, change: Change) -> Method:
     """The method whose server gets changed updates.
 
-    A method that is wrapped twice gets the changes in the order of the wrapping, as an update meets
-    them on its way.
+    The changes of a method that is wrapped several times are applied in the order of the wrapping.
 
     Args:
-      method: the one that is wrapped.
-      change: (updates, cohort) -> updates in the same shapes. Of a lost upload (`cohort.arrived`)
-        the update is 0, and stays lost whatever `change` makes of it. Where it changes nothing, the
-        server gets what it gets without it, bit for bit.
+      method: the method to wrap.
+      change: (updates, cohort) -> updates of the same shapes. The update of a lost upload
+        (`cohort.arrived`) is 0 and stays lost, whatever `change` returns for it. Where `change`
+        returns an update unchanged, the server gets the original upload, bit for bit.
 
-    BadInput for a method whose server listens to one client after another, or learns a private sum.
+    Raises BadInput for a method whose server aggregates one client after another, or only learns a
+    private sum.
     """
     _check_at_once(method)
     return method._replace(round=tuple(_with(exchange, change) for exchange in method.round))
 
 
 def replaced(method: Method, reduce: Callable[[Updates, Client], Updates]) -> Method:
-    """The method whose server gets one and the same update from everybody.
+    """The method whose server gets the same update from every client.
 
-    reduce: (updates [M, ...], cohort) -> one update. What the method then does with equal updates,
-    such as their mean, gives this one.
+    reduce: (updates [M, ...], cohort) -> one update. The mean that the method then takes of equal
+    updates is this update.
 
-    BadInput also for a method whose clients' updates are of different models.
+    Raises BadInput as `changed` does, and for a method whose clients update different models.
     """
     check_common(method)
 
@@ -76,14 +76,16 @@ def replaced(method: Method, reduce: Callable[[Updates, Client], Updates]) -> Me
 
 
 def check_common(method: Method) -> None:
-    """BadInput for a method whose server does not see, at once, updates of one and the same."""
+    """Raises BadInput unless the method's server sees all updates, of the same model, at once."""
     if not all(exchange.alike for exchange in method.round):
-        raise BadInput("its clients update models of their own, which have no common update")
+        raise BadInput(
+            "its clients update models of their own, so that no single update can stand for all"
+        )
     _check_at_once(method)
 
 
 def parts(exchange: Exchange) -> tuple[Exchange, tuple[Change, ...]]:
-    """An exchange before the changes that its `aggregate` begins with, and these changes."""
+    """Returns the exchange without the changes that its `aggregate` applies first, and these."""
     before = exchange.aggregate
     if isinstance(before, Changed):
         return before.exchange, before.changes
@@ -91,9 +93,11 @@ def parts(exchange: Exchange) -> tuple[Exchange, tuple[Change, ...]]:
 
 
 def with_listener(exchange: Exchange, listen: Callable[..., PyTree]) -> Exchange:
-    """The exchange with `listen(before, server, uploads, cohort)` in the place of its `aggregate`.
+    """The exchange with `listen` instead of its `aggregate`.
 
-    before: the exchange without the changes that its `aggregate` begins with, which come first.
+    Changes that the `aggregate` applies first are still applied first.
+
+    listen: (the exchange without these changes, server, uploads, cohort) -> server.
     """
     before, changes = parts(exchange)
     heard = exchange._replace(aggregate=partial(listen, before))
@@ -101,7 +105,7 @@ def with_listener(exchange: Exchange, listen: Callable[..., PyTree]) -> Exchange
 
 
 def after(changes: tuple[Change, ...], updates: Updates, cohort: Client) -> Updates:
-    """Updates after these changes, one after another; those of lost uploads stay as they are."""
+    """Applies the changes to the updates, in order; updates of lost uploads become 0."""
     for change in changes:
         updates = _if_arrived(cohort, change(updates, cohort))
     return updates
@@ -117,11 +121,11 @@ def _check_at_once(method):
         raise BadInput("its server never sees the updates of several clients at once")
     if any(exchange.private_sum for exchange in method.round):
         raise BadInput(
-            "its server learns nothing but a noisy sum of the updates (config.privacy);"
-            " config.privacy.name=local protects each update, so that others can follow"
+            "its server only learns a noisy sum of the updates (config.privacy);"
+            " config.privacy.name=local protects each update, so that other transforms can follow"
         )
 
 
 def _if_arrived(cohort, stacked):
-    """Zeros in the place of what was lost."""
+    """The stacked values, with zeros for lost uploads."""
     return tree.where(cohort.arrived, stacked, tree.zeros(stacked))

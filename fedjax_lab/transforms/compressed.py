@@ -1,13 +1,13 @@
-"""Uploads in fewer bytes, with or without error feedback, whatever the codec.
+"""Compressed uploads, with or without error feedback, for any codec.
 
-A client sends the code of its update; counts, ids and running statistics travel as they are
-(`wire`). The server reads the code against the reference that it has sent, before the method's
-`aggregate`, and before whatever else has been wrapped around that: compression is wrapped last.
+A client sends the code of its update; counts, ids and running statistics are sent unchanged
+(`wire`). The server decodes it with the reference that it has sent, before the method's `aggregate`
+and before all other transforms of it: compression is the last transform to be applied.
 
 Error feedback (Seide et al., Interspeech 2014; Karimireddy et al., ICML 2019, arXiv:1901.09847): a
-client keeps what the code has left out, and adds it to its next update. It does not learn whether
-an upload has been lost (config.run.dropout): what it has sent counts as sent, as in its method's
-own private state.
+client keeps the error of its code and adds it to its next update. The client does not learn whether
+an upload was lost (config.run.dropout): it treats every upload as received, as the method does with
+the client's private state.
 """
 
 from dataclasses import dataclass, field
@@ -24,21 +24,21 @@ from fedjax_lab.transforms.beside import Beside
 from fedjax_lab.transforms.codecs import Codec
 from fedjax_lab.types import Array, Client, Exchange, Method, PyTree, Task, Work
 
-UP = 4  # the number of this stream, of what is drawn for an upload
+UP = 4  # number of this transform's random stream among the streams of an upload
 
 
 class Form(NamedTuple):
-    """What an upload looks like when it has been read: known to both sides, so never sent."""
+    """The structure of a decoded upload. Both sides know it, so it is never sent."""
 
     structure: jax.tree_util.PyTreeDef
     leaves: tuple[jax.ShapeDtypeStruct, ...]
-    kept: tuple[bool, ...]  # which leaves travel as they are
+    kept: tuple[bool, ...]  # which leaves are sent unchanged
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Compressed:
-    """An upload on its way: the code of its updates, and the leaves that are no updates."""
+    """An upload as it is sent: the code of its updates, and the leaves that are not updates."""
 
     code: PyTree
     kept: list[Array]
@@ -46,9 +46,10 @@ class Compressed:
 
 
 def uploads(method: Method, task: Task, codec: Codec, error_feedback: bool) -> Method:
-    """The method whose clients send codes.
+    """The method whose clients send codes of their updates.
 
-    BadInput where the updates in its uploads are not known, or are codes already.
+    Raises BadInput if the method does not say which parts of its uploads are updates, or if its
+    uploads are already compressed.
     """
     local = _with_feedback if error_feedback else _without_feedback
     each = tuple(
@@ -77,7 +78,7 @@ def _without_feedback(exchange, codec, number, message, client, work):
 
 
 def _with_feedback(exchange: Exchange, codec, number: int, message, client: Client, work: Work):
-    """residual' = residual + update - what the server reads."""
+    """With error feedback: residual' = residual + update - decoded update."""
     private, residuals = client.private
     upload, private = exchange.local(message, client._replace(private=private), work)
     references = wire.references(exchange, message, client.id, upload)
@@ -112,7 +113,7 @@ def _aggregate(exchange: Exchange, codec: Codec, server: PyTree, sent: Compresse
 
 
 def _read(exchange, codec, message, id, sent):
-    """The upload of a client. References depend on what has been sent and on KEPT leaves alone."""
+    """Decodes a client's upload. References depend only on the message and on KEPT leaves."""
     form = sent.form
     blank = _merged(form, sent.kept, [jnp.zeros(a.shape, a.dtype) for a in _changed(form)])
     references = wire.references(exchange, message, id, blank)
@@ -126,7 +127,7 @@ def _changed(form):
 
 
 def _merged(form, kept, changed):
-    """The upload of its two kinds of leaves."""
+    """The upload that consists of these kept and changed leaves."""
     parts = {True: iter(kept), False: iter(changed)}
     leaves = [next(parts[k]).astype(a.dtype) for a, k in zip(form.leaves, form.kept, strict=True)]
     return jax.tree.unflatten(form.structure, leaves)
@@ -137,4 +138,4 @@ def _key(work):
 
 
 def _are_codes(message, id, upload):
-    raise BadInput("its uploads are compressed already, so that they cannot be changed any more")
+    raise BadInput("its uploads are already compressed and cannot be changed")

@@ -1,9 +1,10 @@
-"""Compression of uploads: what a client sends of its update, in how many bytes.
+"""Compression of uploads: the codes that clients send for their updates, and their sizes in bytes.
 
-u is a client's update as one vector of d numbers over all leaves that are updates (`wire`). Bytes
-are those of the numbers as they are named below: an entropy code would take fewer. `error_feedback`
-adds to an update what the last ones left out (`compressed`): clients then keep as many numbers as
-they have updates, and what the server gets is biased, but nothing is lost for good.
+u is a client's update as one vector of d numbers over all leaves that are updates (`wire`). Sizes
+in bytes are those of the numbers listed below; an entropy code would need fewer. With
+`error_feedback` a client adds the errors of earlier codes to its update (`compressed`). Each client
+then keeps as many numbers as its update has. The server gets biased updates, but no part of an
+update is lost permanently.
 """
 
 from collections.abc import Callable
@@ -23,12 +24,12 @@ NORMS = {"max": lambda u: jnp.max(jnp.abs(u)), "l2": lambda u: jnp.sqrt(jnp.sum(
 def top_k(
     method: Method, task: Task, *, share: float = 0.01, error_feedback: bool = True
 ) -> Method:
-    """The k numbers with the largest |u_j| (Stich et al., NeurIPS 2018, arXiv:1809.07599).
+    """Sends the k numbers with the largest |u_j| (Stich et al., NeurIPS 2018, arXiv:1809.07599).
 
-    In bytes: k numbers, and k places in 2 bytes where d <= 65536, else in 4.
+    In bytes: k numbers, and k places of 2 bytes each if d <= 65536, otherwise 4.
 
-    share: k / d.
-    error_feedback: whether a client adds what it left out to its next update.
+    share: k / d, the share of the numbers of an update that are sent.
+    error_feedback: whether a client adds the numbers that were not sent to its next update.
     """
     check_positive_share("compression.share", share)
     return compressed.uploads(method, task, codecs.top_k(share), error_feedback)
@@ -37,13 +38,13 @@ def top_k(
 def random_k(
     method: Method, task: Task, *, share: float = 0.01, error_feedback: bool = False
 ) -> Method:
-    """k numbers at random places, times d / k (Konecny et al., 2016, arXiv:1610.05492).
+    """Sends k numbers at random places, times d / k (Konecny et al., 2016, arXiv:1610.05492).
 
-    Their mean over the places is u. With error feedback they are not multiplied: the residual would
-    grow. In bytes: k numbers, and 4 for the seed of the places.
+    The expectation over the places is u. With error feedback the numbers are not multiplied by
+    d / k, because the residual would grow. In bytes: k numbers, and 4 for the seed of the places.
 
-    share: k / d.
-    error_feedback: whether a client adds what it left out to its next update.
+    share: k / d, the share of the numbers of an update that are sent.
+    error_feedback: whether a client adds the numbers that were not sent to its next update.
     """
     check_positive_share("compression.share", share)
 
@@ -63,27 +64,27 @@ def qsgd(
     norm: Literal["max", "l2"] = "max",
     error_feedback: bool = False,
 ) -> Method:
-    """Each number as one of 2 s + 1 levels, rounded at random so that their mean is u.
+    """Rounds each number to one of 2 s + 1 levels, at random, with u as the expectation.
 
-    QSGD (Alistarh et al., NeurIPS 2017, arXiv:1610.02132), leaf by leaf: the levels are multiples
-    of the leaf's norm / s, s = 2^(bits-1) - 1. In bytes: ceil(n bits / 8) for a leaf of n numbers,
-    and 4 for its norm.
+    QSGD (Alistarh et al., NeurIPS 2017, arXiv:1610.02132), applied to each leaf: the levels are
+    multiples of the leaf's norm / s, s = 2^(bits-1) - 1. In bytes: ceil(n bits / 8) for a leaf of n
+    numbers, and 4 for its norm.
 
-    bits: of each number, with its sign: 2, 4 or 8.
-    norm: the largest |u_j| of a leaf, or its Euclidean norm, as in that paper's theorem.
-    error_feedback: whether a client adds what it left out to its next update; of little use where
-        the error may exceed the update, as with few bits.
+    bits: the bits of each number, including its sign: 2, 4 or 8.
+    norm: max, the largest |u_j| of a leaf, or l2, its Euclidean norm, as in the paper's theorem.
+    error_feedback: whether a client adds the rounding error to its next update; this helps little
+        where the error may exceed the update, as with few bits.
     """
     codec = codecs.quantized(bits, norm_of("compression", bits, norm))
     return compressed.uploads(method, task, codec, error_feedback)
 
 
 def sign(method: Method, task: Task, *, error_feedback: bool = True) -> Method:
-    """The signs of a leaf's numbers times their mean |u_j| (Karimireddy et al., ICML 2019).
+    """Sends the signs of a leaf's numbers and their mean |u_j| (Karimireddy et al., ICML 2019).
 
     In bytes: ceil(n / 8) for a leaf of n numbers, and 4 for the mean.
 
-    error_feedback: whether a client adds what it left out to its next update.
+    error_feedback: whether a client adds the error of the code to its next update.
     """
     return compressed.uploads(method, task, codecs.sign(), error_feedback)
 
@@ -96,17 +97,17 @@ def low_rank(
     iterations: int = 1,
     error_feedback: bool = True,
 ) -> Method:
-    """Each leaf as a matrix of this rank (PowerSGD, Vogels et al., NeurIPS 2019,
-    arXiv:1905.13727).
+    """Sends a low-rank approximation of each leaf.
 
-    P = orthogonalized u Q, Q = u^T P; the client sends P and Q. PowerSGD averages P over the
-    clients before it is orthogonalized, and starts from the last Q; here each client has factors
-    of its own, and Q starts at random. In bytes: r (n + m) numbers for a leaf [n, m], where m is
-    its last axis and n all others; leaves for which that is not less are sent as they are.
+    PowerSGD (Vogels et al., NeurIPS 2019, arXiv:1905.13727): P = orthogonalized u Q, Q = u^T P; the
+    client sends P and Q. PowerSGD averages P over the clients before it is orthogonalized, and
+    starts from the last Q; here each client has its own factors, and Q starts at random. In bytes:
+    r (n + m) numbers for a leaf [n, m], where m is its last axis and n all other axes together;
+    leaves for which this is not fewer are sent unchanged.
 
-    rank: r.
-    iterations: how often P and Q are found in turn; more come closer to the best factors.
-    error_feedback: whether a client adds what it left out to its next update.
+    rank: r, the rank of the approximation.
+    iterations: how often P and Q are computed in turn; more iterations give a better approximation.
+    error_feedback: whether a client adds the error of the approximation to its next update.
     """
     check_positive("compression.rank", rank)
     check_positive("compression.iterations", iterations)
@@ -114,9 +115,9 @@ def low_rank(
 
 
 def norm_of(section: str, bits: int, norm: str) -> Callable[[Array], Array]:
-    """The norm of that name. BadInput where there is none, or no such number of bits.
+    """Returns the norm of this name. Raises BadInput for an unknown name or number of bits.
 
-    section: of the config that has these settings.
+    section: the section of the config that has these settings, for the message.
     """
     if bits not in BITS:
         raise BadInput(f"config.{section}.bits={bits} must be one of {', '.join(map(str, BITS))}")

@@ -1,9 +1,9 @@
-"""What the server sends, in fewer bytes.
+"""Compression of the messages from the server to the clients.
 
-Nothing is kept from one message to the next: a client need not have taken part before, and what it
-downloads in a round is all that it needs. Clients start from what they read, w~ = w + e. The server
-adds their updates to its own w (Caldas et al., 2018, arXiv:1812.07210), so that e, which is the
-same for all clients, is not added up over the rounds.
+A code does not depend on earlier messages: a client may take part for the first time in any round,
+and the message of a round contains everything that it needs. Clients start from the decoded model
+w~ = w + e. The server adds their updates to its own w (Caldas et al., 2018, arXiv:1812.07210), so
+that the error e, which is the same for all clients, does not accumulate over the rounds.
 """
 
 from dataclasses import dataclass, field
@@ -22,7 +22,7 @@ from fedjax_lab.types import Array, Client, Exchange, Method, PyTree, Task, Weig
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Message:
-    """A message on its way: the code of its numbers, and the leaves that travel as they are."""
+    """A message as it is sent: the code of its numbers, and the leaves that are sent unchanged."""
 
     code: PyTree
     kept: list[Array]
@@ -32,20 +32,21 @@ class Message:
 def qsgd(
     method: Method, task: Task, *, bits: int = 8, norm: Literal["max", "l2"] = "max"
 ) -> Method:
-    """Messages as `compression.qsgd` writes uploads, but of the numbers themselves.
+    """Encodes messages as `compression.qsgd` encodes updates, but the numbers themselves.
 
-    Whole numbers and the running statistics of a model are sent as they are. The rounding is drawn
-    from the message's own bits: everybody who is sent the same reads the same.
+    Integers and the running statistics of a model are sent unchanged. The random numbers for the
+    rounding are drawn from the bits of the message, so that all clients decode the same message to
+    the same numbers.
 
-    bits: of each number, with its sign: 2, 4 or 8.
-    norm: the largest |w_j| of a leaf, or its Euclidean norm.
+    bits: the bits of each number, including its sign: 2, 4 or 8.
+    norm: max, the largest |w_j| of a leaf, or l2, its Euclidean norm.
     """
     codec = codecs.quantized(bits, compression.norm_of("downlink", bits, norm))
     return messages(method, codec)
 
 
 def messages(method: Method, codec: Codec) -> Method:
-    """The method whose server sends codes. Its clients are scored with what it has not encoded."""
+    """The method whose server sends codes. Clients are scored with the message before encoding."""
 
     def wrapped(exchange):
         return exchange._replace(
@@ -60,7 +61,7 @@ def messages(method: Method, codec: Codec) -> Method:
 
 
 def encoded(codec: Codec, message: PyTree) -> Message:
-    """A message as it is sent."""
+    """Encodes a message."""
     leaves, structure = jax.tree.flatten(message)
     coded = _is_coded(message)
     numbers = [a for a, c in zip(leaves, coded, strict=True) if c]
@@ -74,7 +75,7 @@ def encoded(codec: Codec, message: PyTree) -> Message:
 
 
 def decoded(codec: Codec, sent: Message) -> PyTree:
-    """A message as a client reads it."""
+    """Decodes a message."""
     structure, shapes = sent.form
     zeros = [jnp.zeros(a.shape, a.dtype) for a in shapes if a is not None]
     numbers = iter(codec.decode(sent.code, zeros) if zeros else [])
@@ -92,7 +93,7 @@ def _updates(exchange, codec, sent, id, upload):
 
 
 def _aggregate(exchange: Exchange, codec: Codec, server: PyTree, uploads: PyTree, cohort: Client):
-    """That of updates that clients have made from w~, as if they had made them from w."""
+    """Aggregates updates that clients computed from w~ as if they had computed them from w."""
 
     def moved(id, upload):
         message = exchange.send(server, id)
@@ -105,7 +106,7 @@ def _aggregate(exchange: Exchange, codec: Codec, server: PyTree, uploads: PyTree
 
 
 def _is_coded(message):
-    """Of each leaf whether it is encoded: numbers with a fraction, but no running statistics."""
+    """Whether each leaf is encoded: floating-point numbers are, except running statistics."""
 
     def of_part(part):
         if isinstance(part, Weights):
@@ -123,7 +124,7 @@ def _is_number(a):
 
 
 def _key(numbers):
-    """A stream that depends on these numbers alone."""
+    """A random stream that depends only on these numbers."""
     seed = jnp.uint32(0)
     for a in numbers:
         bits = jax.lax.bitcast_convert_type(a.astype(jnp.float32), jnp.uint32)

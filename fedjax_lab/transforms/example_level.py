@@ -1,21 +1,25 @@
 """Example-level differential privacy: DP-SGD (Abadi et al., CCS 2016, arXiv:1607.00133).
 
-  B_s     each of the client's n examples with probability q, in every step anew
-  g_j     the gradient of the loss of example j alone, less that of the loss of no example, r
+  B_s     each of the client's n examples with probability q, drawn anew in every step
+  r       the gradient of the loss of no example
+  g_j     the gradient of the loss of example j alone, minus r
   g       1/(q n) (sum_{j in B_s} g_j min(1, S / ||g_j||) + N(0, (sigma S)^2 I)) + r
 
-The client's optimizer gets g in the place of the gradient. What a loss has besides its examples,
-such as FedProx's proximal term, is r and is not clipped; one that compares examples of a batch sees
-each of them alone. A client whose pass has b = ceil(n / B) batches makes as many steps as without
-all this, with q = 1 / b: it is expected to see each example once in a pass. Of more examples than a
-batch has places for, so many at random are taken; they compete for these with b B - n empty ones,
-so that epsilon depends on b alone. jax-privacy clips.
+The client's optimizer gets g instead of the gradient. r comes from the terms of a loss that do not
+depend on examples, such as FedProx's proximal term, and is not clipped. A loss that compares the
+examples of a batch sees each example alone. A client whose pass has b = ceil(n / B) batches makes
+as many steps as without DP-SGD, with q = 1 / b, so that it is expected to see each example once in
+a pass. If more examples are drawn than fit in a batch, a random subset is taken; b B - n empty
+examples are drawn as well and compete for these places, so that epsilon only depends on b.
+jax-privacy does the clipping.
 
-The guarantee is for one example of one client, even if the others and the server see all that this
-client sends: `accounting_examples` says what is composed. How many examples each client has is
-public. Clients see their examples in training alone, so that all else they compute is made of its
-result. An augmentation (config.data.augment) must change each image for itself. What `privacy` says
-about what a simulation measures, about what clients keep and about floating point holds here too.
+The guarantee is for one example of one client, even against the other clients and the server, who
+see everything that this client sends. `accounting_examples` describes the mechanisms that are
+composed. The number of examples of each client is public. Clients only see their examples in
+training, so that everything else that they compute is post-processing of its result. An
+augmentation (config.data.augment) must change each image independently of the others. The remarks
+in `privacy` on the measurements of a simulation, on the private state of clients and on
+floating-point numbers also hold here.
 """
 
 from functools import partial
@@ -32,8 +36,8 @@ from fedjax_lab.transforms.guarantee import Guarantee, Setup, noise_multiplier
 from fedjax_lab.types import Client, Method, Stepping, Task, Weights, Work
 
 NEIGHBORS = "the examples of all clients, one of which has a gradient of zero in one of them"
-AT_RANDOM = (sampling.by_size, sampling.equal, sampling.shuffled)  # each client with m / C
-PROTECTED = ("train", "steps", "optimizer", "frozen", "upload_key")  # of `Work`
+AT_RANDOM = (sampling.by_size, sampling.equal, sampling.shuffled)  # each client has probability m/C
+PROTECTED = ("train", "steps", "optimizer", "frozen", "upload_key")  # fields of `Work` in use
 
 
 def example_level(
@@ -48,26 +52,27 @@ def example_level(
 ) -> Method:
     """Each client clips the gradient of each of its examples, and adds noise to their sum.
 
-    Cohorts are drawn as without it. Where that gives each client the probability m / C to take part
-    in a round this is taken into account, and else everybody is taken to be in every round. Epsilon
-    after the first and after the last round is the highest of any client's. In between it is the
-    higher one of these two clients', since it takes seconds for a client with many examples.
+    The cohorts are those of the method. If each client takes part in a round with a probability of
+    m / C, the accounting uses this; otherwise it assumes that every client takes part in every
+    round. The epsilon after the first and after the last round is the highest of all clients. In
+    between it is the higher one of the two clients with these epsilons, because computing epsilon
+    takes seconds for a client with many examples.
 
-    clip: S, the largest norm of the gradient of an example; longer ones are shortened.
-    noise: sigma, the standard deviation of the noise in the sum, relative to S; 0: the least that
-        gives epsilon.
-    epsilon: that the run has after its last round, in the place of noise; inf: no noise.
-    delta: at which epsilon is meant; 0: n^-1.1 of the n examples of the largest client.
+    clip: S, the largest norm of the gradient of an example; larger gradients are scaled down to it.
+    noise: sigma, the standard deviation of the noise in the sum, relative to S; 0: the smallest one
+        for the given epsilon.
+    epsilon: the epsilon of the run after its last round, given instead of noise; inf: no noise.
+    delta: the delta of the guarantee; 0: n^-1.1 for the n examples of the largest client.
     """
     clip = float(clip)
     check_positive("privacy.clip", clip)
     if task.batch_norms:
         raise BadInput(
-            "its model has BatchNorm, in which an example changes what becomes of the others; take"
-            " a model without"
+            "its model has BatchNorm, with which an example changes the outputs for the other"
+            " examples of its batch; choose a model without BatchNorm"
         )
     if method.init is None:
-        raise BadInput("it starts from the state of an earlier stage")
+        raise BadInput("it starts from the state of an earlier stage, which is not supported here")
     guarantee = _promise(method, task, setup, noise, float(epsilon), delta)
     stepping = partial(_stepping, setup, clip, noise_multiplier(guarantee, clip))
 
@@ -107,16 +112,20 @@ def _promise(method, task, setup, noise, epsilon, delta):
 
 
 def trainings_of_a_round(method: Method, task: Task, setup: Setup) -> list[Training]:
-    """What each call of `Work.train` by a client does in a round. No data are needed.
+    """Returns the length of each call of `Work.train` by a client in a round. No data are needed.
 
-    BadInput for a method that learns of examples in other ways, or whose passes are not known.
+    Raises BadInput for a method whose clients use their examples in other ways, or make a number of
+    passes that is not known before the run.
     """
     trainings: list[Training] = []
 
     def train(work, weights, loss, *, epochs=None, steps=None, **options):
         epochs = setup.epochs if epochs is None else epochs
         if not isinstance(epochs, int):
-            raise BadInput("its clients make passes whose number is not known before the run")
+            raise BadInput(
+                "its clients make a number of passes that is not known before the run, so that"
+                " epsilon cannot be computed"
+            )
         trainings.append(Training(epochs, steps if isinstance(steps, int) else None))
         return weights
 
@@ -128,22 +137,22 @@ def trainings_of_a_round(method: Method, task: Task, setup: Setup) -> list[Train
     return trainings
 
 
-# What clients do.
+# The training of a client.
 
 
 class Discreet(Client):
-    """A client that does not tell a method how many examples of each class it has."""
+    """A client that does not give a method its number of examples of each class."""
 
     @property
     def label_count(self):
         raise BadInput(
-            "its clients use how many examples of each class they have, which tells of single"
-            " examples; config.privacy.name=central protects whole clients"
+            "its clients use their numbers of examples of each class, which reveal single examples;"
+            " config.privacy.name=central protects whole clients"
         )
 
 
 def _with_training(method, train):
-    """The method whose clients train by `train(work, ...)`, and see their examples only there."""
+    """The method whose clients train by `train(work, ...)` and see their examples only in it."""
 
     def local(exchange, message, client, work):
         discreet: Any = Discreet(*client[:])
@@ -158,18 +167,18 @@ def _with_training(method, train):
 
 def _refuse(*args, **options):
     raise BadInput(
-        "its clients learn of their examples in other ways than by training, where single examples"
-        " are not protected; config.privacy.name=central protects whole clients"
+        "its clients use their examples outside of training, where single examples are not"
+        " protected; config.privacy.name=central protects whole clients"
     )
 
 
 def _stepping(setup, clip, sigma, examples) -> Stepping:
-    """How a client steps, of its `local.Examples`."""
+    """The steps of a client, from its `local.Examples`."""
     size, places = accounting_examples.batch_size(setup), accounting_examples.places(setup)
     if examples.plan.batch_size != size:
         raise BadInput(
-            f"it trains on batches of {examples.plan.batch_size}, but what is accounted for are"
-            f" batches of {size} (config.local.batch_size)"
+            f"it trains on batches of {examples.plan.batch_size}, but the privacy accounting"
+            f" assumes batches of {size} (config.local.batch_size)"
         )
     q = 1 / examples.batches
     slots = jnp.arange(examples.padded.size)
@@ -187,7 +196,7 @@ def _stepping(setup, clip, sigma, examples) -> Stepping:
 
 
 def _gradient(clip, sigma, share, objective, free, batch, key):
-    """((mean loss, statistics), g); share: 1 / (q n)."""
+    """Returns ((mean loss, statistics), g). share: 1 / (q n)."""
     library = libraries.of_privacy("jax_privacy", "jax-privacy")
 
     def value_and_stats(free, batch, key):

@@ -1,4 +1,4 @@
-"""What a private run promises, and what that depends on besides the mechanism."""
+"""What a private run guarantees, and the settings of the run that the guarantee depends on."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -8,10 +8,10 @@ from fedjax_lab.errors import BadInput
 
 
 class Setup(NamedTuple):
-    """A run as far as epsilon depends on it."""
+    """The properties of a run that epsilon depends on."""
 
-    num_clients: int  # C, those that are trained on
-    cohort: int  # m, how many clients a round is expected to have
+    num_clients: int  # C, the number of training clients
+    cohort: int  # m, the expected number of clients in a round
     rounds: int
     sizes: tuple[int, ...]  # n_i, the training examples of each client, for all seeds of the run
     batch_size: int
@@ -19,24 +19,24 @@ class Setup(NamedTuple):
 
 
 class Guarantee(NamedTuple):
-    """(epsilon, delta) of a run, for a stated unit of what is protected: `Method.guarantee`."""
+    """The (epsilon, delta) guarantee of a run for one unit of data: `Method.guarantee`."""
 
-    unit: str  # "client", "example" or "upload"
-    neighbors: str  # in words: between which two populations or data sets it holds
+    unit: str  # what is protected: "client", "example" or "upload"
+    neighbors: str  # in words: the two populations or data sets between which it holds
     delta: float
     noise: float  # the noise multiplier sigma
     epsilons: Callable[[Sequence[int]], list[float]]
-    # numbers of rounds, which ascend -> epsilon after each of them
-    rounds: int | None = None  # for which its noise was found; None: it is the same for any number
+    # numbers of rounds, in ascending order -> epsilon after each of them
+    rounds: int | None = None  # the number that the noise was computed for; None: it was given
 
 
 def noise_multiplier(guarantee: Guarantee | None, clip: float) -> float:
-    """sigma of a run that clips norms to at most `clip`; 0 without a guarantee.
+    """Returns the noise multiplier sigma of a guarantee; 0 without a guarantee.
 
-    BadInput where noise relative to an infinite clip is asked for.
+    Raises BadInput if `clip`, the largest norm, is infinite, since the noise is relative to it.
     """
     if guarantee is None:
         return 0.0
     if math.isinf(clip):
-        raise BadInput("config.privacy.clip must be finite where there is noise")
+        raise BadInput("config.privacy.clip must be finite for a run with noise")
     return guarantee.noise

@@ -1,4 +1,4 @@
-"""The libraries of the extra `privacy`, imported where they are first needed."""
+"""The libraries of the extra `privacy`, imported when they are first needed."""
 
 import functools
 import importlib
@@ -9,9 +9,11 @@ from fedjax_lab.errors import BadInput
 
 @functools.cache
 def of_privacy(module: str, package: str, what: str = "it") -> ModuleType:
-    """The module by its dotted name. BadInput where the package that has it is not installed.
+    """Imports and returns a module. Raises BadInput if its package is not installed.
 
-    what: needs it, as the message says.
+    module: the dotted name of the module.
+    package: the package on PyPI that contains it.
+    what: the subject of the message: what needs the package.
     """
     try:
         return importlib.import_module(module)

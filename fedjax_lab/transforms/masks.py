@@ -1,20 +1,21 @@
-"""Sums of words that show nothing but the sum: pairwise masks, and what becomes of lost clients.
+"""Sums of integer words that reveal only the sum: pairwise masks, and the handling of lost clients.
 
-M clients stand on a ring in a random order. The neighbors of a client are those at certain
-distances from it, so that all have as many (k-regular, a Harary graph). x_i are client i's words of
-b bits; all sums are modulo 2^b.
+M clients are placed on a ring in a random order. The neighbors of a client are the clients at
+certain distances from it, so that all clients have the same number of neighbors (a k-regular Harary
+graph). x_i are the words of client i, b bits each; all sums are modulo 2^b.
 
     y_i = x_i + B_i + sum_{neighbors j ahead} P_ij - sum_{neighbors j behind} P_ji     (a client)
     sum_i x_i = sum_i y_i - sum_i (B_i + sum_{lost j ahead} P_ij - sum_{lost j behind} P_ji)
 
 where i runs over the clients whose words have arrived. P_ij is drawn from a secret that i and j
-agree on, B_i from one of i's own: without it, words that arrive after their client was taken to be
-lost could be read. Each client has shared the secrets of its masks among its neighbors. The server
-learns B_i of those who have arrived and P_ij of those who have not, each from more than a share of
-the neighbors; where too few of these have arrived it learns no sum at all.
+agree on, and B_i from a secret of i alone: without B_i the server could read words that arrive
+after it has declared their client lost. Each client has shared the secrets of its masks among its
+neighbors. The server learns B_i of the clients that have arrived and P_ij of the others; it needs
+more than a threshold share of a client's neighbors for each of them. Where too few of these
+neighbors have arrived, it learns no sum at all.
 
 Bonawitz et al., CCS 2017, doi:10.1145/3133956.3133982, where all clients are neighbors, and Bell et
-al., CCS 2020, doi:10.1145/3372297.3417885, where few are.
+al., CCS 2020, doi:10.1145/3372297.3417885, where each client has few neighbors.
 """
 
 from typing import NamedTuple
@@ -26,20 +27,24 @@ from fedjax_lab import streams, tree
 from fedjax_lab.errors import BadInput
 from fedjax_lab.types import Array, PyTree
 
-SELF = 0  # in the place of a distance: the stream of a client's own mask
+SELF = 0  # the distance that stands for a client's own mask
 
 
 class Ring(NamedTuple):
-    """Who is whose neighbor in a round."""
+    """The neighbors of the clients in a round."""
 
-    key: Array  # the stream of all masks of the round
-    place: Array  # [M] where each client of the cohort stands
+    key: Array  # the random stream of all masks of the round
+    place: Array  # [M] the place of each client of the cohort on the ring
     arrived: Array  # [M] whether the words of the client at each place have arrived
-    distances: Array  # [D] at which a client has a neighbor ahead and one behind
+    distances: Array  # [D] distances at which a client has a neighbor ahead and one behind
 
 
 def make_ring(key: Array, arrived: Array, neighbors: int) -> Ring:
-    """The ring of clients whose words have arrived or not [M]. BadInput where there is none."""
+    """Places M clients on a ring. Raises BadInput if the number of neighbors is impossible.
+
+    arrived: [M] bool, whether the words of each client have arrived.
+    neighbors: k, the number of neighbors of each client.
+    """
     m = len(arrived)
     k_order, k_masks = jax.random.split(key)
     place = jax.random.permutation(k_order, m)
@@ -48,7 +53,10 @@ def make_ring(key: Array, arrived: Array, neighbors: int) -> Ring:
 
 
 def distances(clients: int, neighbors: int) -> list[int]:
-    """From 1 on, and half the ring for an odd number of neighbors. BadInput: there is no graph."""
+    """Returns the distances of neighbors: 1, 2, ..., and half the ring for an odd `neighbors`.
+
+    Raises BadInput if there is no regular graph with these numbers of clients and neighbors.
+    """
     if neighbors >= clients:
         raise BadInput(
             f"config.aggregator.neighbors={neighbors} must be below the number of clients in a"
@@ -56,19 +64,19 @@ def distances(clients: int, neighbors: int) -> list[int]:
         )
     if neighbors % 2 and clients % 2:
         raise BadInput(
-            f"config.aggregator.neighbors={neighbors} must be even, because there are {clients}"
-            " clients in a round; both cannot be odd"
+            f"config.aggregator.neighbors={neighbors} must be even, because the number of clients"
+            f" in a round, {clients}, is odd"
         )
     return [*range(1, neighbors // 2 + 1), *[clients // 2] * (neighbors % 2)]
 
 
 def masks(ring: Ring, like: PyTree) -> tuple[PyTree, PyTree]:
-    """What each client adds to its words [M, ...], and the part of it that the server takes off.
+    """Returns what each client adds to its words [M, ...] and what the server subtracts again.
 
-    Each client draws its masks itself, two clients the same one, so that devices need not exchange
-    masks. Memory is that of a few uploads of each client, however many neighbors there are.
+    Both clients of a pair draw their common mask themselves, so that devices do not have to
+    exchange masks. The memory is that of a few uploads of each client for any number of neighbors.
 
-    like: words of one client, or their shapes.
+    like: the words of one client, or their shapes.
     """
     m = len(ring.arrived)
 
@@ -92,7 +100,7 @@ def masks(ring: Ring, like: PyTree) -> tuple[PyTree, PyTree]:
 
 
 def masked_sum(ring: Ring, words: PyTree) -> PyTree:
-    """The sum of the words [M, ...] that have arrived, modulo 2^b, as the server computes it."""
+    """Returns the sum of the words [M, ...] that have arrived, modulo 2^b, from masked words."""
     added, lifted = masks(ring, tree.take(words, 0))
     arrived = ring.arrived[ring.place]
     sent = jax.tree.map(jnp.add, words, added)
@@ -100,23 +108,24 @@ def masked_sum(ring: Ring, words: PyTree) -> PyTree:
 
 
 def can_unmask(ring: Ring, threshold: float) -> Array:
-    """Whether enough neighbors have arrived, of all whose secrets the server needs.
+    """Returns whether the server can unmask the sum, [] bool.
 
-    These are the clients that have arrived, and the lost ones that have a neighbor who has.
+    It needs the secrets of all clients that have arrived, and of all lost clients with a neighbor
+    that has arrived. For each of them enough neighbors must have arrived.
 
-    threshold: the share of a client's neighbors, more than which it takes.
+    threshold: more than this share of a client's neighbors must have arrived.
     """
     m = len(ring.arrived)
     here = jnp.arange(m)[:, None]
     ahead, behind = ring.arrived[(here + ring.distances) % m], ring.arrived[here - ring.distances]
-    there = jnp.sum(ahead, 1) + jnp.sum(behind & (2 * ring.distances != m), 1)
+    helpers = jnp.sum(ahead, 1) + jnp.sum(behind & (2 * ring.distances != m), 1)
     neighbors = jnp.sum(jnp.where(2 * ring.distances == m, 1, 2))
-    needed = ring.arrived | (there > 0)
-    return jnp.all(~needed | (there > threshold * neighbors))
+    needed = ring.arrived | (helpers > 0)
+    return jnp.all(~needed | (helpers > threshold * neighbors))
 
 
 def _draw(key, place, distance, like):
-    """Uniform words from the stream of a pair: where its first client stands, and how far apart."""
+    """Uniform words from the random stream of the pair with this first place and distance."""
     key = streams.extra(streams.extra(key, distance), place)
     leaves, structure = jax.tree.flatten(like)
     drawn = [
@@ -127,6 +136,6 @@ def _draw(key, place, distance, like):
 
 
 def _sum(arrived, words):
-    """Over the clients [M] that have arrived, in the words' own type."""
+    """The sum over the clients [M] that have arrived, in the type of the words."""
     kept = tree.where(arrived, words, tree.zeros(words))
     return jax.tree.map(lambda a: jnp.sum(a, 0, dtype=a.dtype), kept)

@@ -1,24 +1,26 @@
-"""Client-level differential privacy: what one client's data may change about a run's models.
+"""Client-level differential privacy: it bounds the influence of one client's data on the models.
 
   u_i     the update of client i, as one vector over all leaves of the upload      (`wire`)
   u_i'    u_i min(1, S / ||u_i||)                                                  (clipping)
   u       1/m (sum_{i drawn} u_i' + N(0, (sigma S)^2 I))                           (release)
 
-McMahan et al., ICLR 2018, arXiv:1710.06963, with uniform weights. m is fixed: it is how many
-clients a round is expected to have, not how many it has. Adding a client to the population, or
-removing one, thus changes m u by at most S: the Gaussian mechanism with noise multiplier sigma,
-which `accounting` composes. The method gets u in the place of everybody's update, from m clients
-of whom it learns nothing else, so that all that it makes of u is post-processing.
+McMahan et al., ICLR 2018, arXiv:1710.06963, with uniform weights. m is fixed: it is the expected
+number of clients in a round, not the actual number. Adding a client to the population, or removing
+one, thus changes m u by at most S: this is the Gaussian mechanism with noise multiplier sigma,
+which `accounting` composes. The method gets u instead of every client's update, from m clients of
+which it learns nothing else, so that everything that it computes from u is post-processing.
 
-Lost uploads (config.run.dropout) are missing in the sum, and m stays. Which clients' uploads would
-be lost in a round is drawn for each client alone, whatever anybody's data are and whoever else is
-drawn: given that, the sum is over fewer clients with the same noise, and epsilon, which is computed
-as if none were lost, is an upper bound. A round that loses all of them releases noise too.
+Lost uploads (config.run.dropout) are missing in the sum, but m stays the same. Which uploads would
+be lost in a round is drawn for each client independently of all data and of the other clients that
+are drawn. Given these losses, the sum is over fewer clients with the same noise, and epsilon, which
+is computed as if no upload were lost, is an upper bound. A round that loses all uploads also
+releases noise.
 
-Protected are the models and whatever else the server keeps and sends. What a simulation measures
-beside them, such as the training loss and scores, is not, nor is what clients keep for themselves.
-Noise is drawn in float32 by JAX's generator from the run's seed, and a norm is right up to its
-rounding: this simulates the mechanism, it does not protect anybody (Mironov, CCS 2012).
+The guarantee covers the models and everything else that the server keeps and sends. It does not
+cover other measurements of a simulation, such as the training loss and scores, nor the private
+state of clients. The noise is drawn in float32 by JAX's generator from the run's seed, and norms
+are subject to rounding: this simulates the mechanism and does not protect real clients (Mironov,
+CCS 2012).
 """
 
 import math
@@ -38,21 +40,21 @@ from fedjax_lab.transforms.guarantee import Guarantee, Setup, noise_multiplier
 from fedjax_lab.transforms.server_state import Server
 from fedjax_lab.types import Array, Client, Exchange, Method, PyTree, Task, Work
 
-NOBODY = jnp.iinfo(jnp.int32).max  # the id of no client
-NOISE = 5  # the number of the stream of a client's own noise, of what is drawn for an upload
+NOBODY = jnp.iinfo(jnp.int32).max  # an id that no client has
+NOISE = 5  # number of the random stream of a client's noise among the streams of an upload
 
 
 class Released(NamedTuple):
-    """What the server keeps to release updates."""
+    """The server's state between the releases of updates."""
 
     key: Array
-    releases: Array  # [] int32, how many so far
-    full: Array  # [] int32, those of them whose cohort had no place left: clients may be left out
-    clip: Array  # [] float32, S of the next one
+    releases: Array  # [] int32, the number of releases so far
+    full: Array  # [] int32, releases with a full cohort, from which clients may have been left out
+    clip: Array  # [] float32, S of the next release
 
 
 Release = Callable[[Array, list[Array], Array, Array], tuple[list[Array], Array]]
-# (key, updates [M, ...], who was drawn [M] bool, S) -> (u, the next S)
+# (key, updates [M, ...], whether each client was drawn [M], S) -> (u, the next S)
 
 
 def central(
@@ -69,18 +71,19 @@ def central(
 ) -> Method:
     """The server adds noise to the mean of the clipped updates.
 
-    With an infinite clip, no noise and sampling=fixed it is the method with equal shares.
+    With an infinite clip, no noise and sampling=fixed this is the method itself with equal shares.
 
-    setup: has m, how many clients a round is expected to have.
-    clip: S, the largest norm of a client's update over all its leaves; longer ones are shortened.
-    noise: sigma, the standard deviation of the noise in the sum, relative to S; 0: the least that
-        gives epsilon.
-    epsilon: that the run has after its last round, in the place of noise; inf: no noise.
-    delta: at which epsilon is meant; 0: C^-1.1 of C clients.
+    setup: the run, with m, the expected number of clients in a round.
+    clip: S, the largest norm of a client's update over all its leaves; larger updates are scaled
+        down to it.
+    noise: sigma, the standard deviation of the noise in the sum, relative to S; 0: the smallest one
+        for the given epsilon.
+    epsilon: the epsilon of the run after its last round, given instead of noise; inf: no noise.
+    delta: the delta of the guarantee; 0: C^-1.1 for C clients.
     sampling: poisson, each client takes part in a round with probability m / C; or fixed, m of the
-        C clients do.
-    capacity: how many clients a round can have under Poisson sampling; of more that are drawn, so
-        many at random take part. 0: m and three standard deviations.
+        C clients take part.
+    capacity: the largest number of clients in a round under Poisson sampling; if more are drawn, a
+        random subset takes part. 0: m plus three standard deviations.
     """
     first, cohort = _checked_clip(clip), setup.cohort
     run = _run(method, setup, sampling, capacity)
@@ -113,22 +116,25 @@ def adaptive(
     sampling: str = "poisson",
     capacity: int = 0,
 ) -> Method:
-    """As `central`, with an S that follows a quantile of the updates' norms.
+    """The same mechanism as `central`, with an S that follows a quantile of the updates' norms.
 
     Andrew et al., NeurIPS 2021, arXiv:1905.03871, Algorithm 1: with b_i = 1 where ||u_i|| <= S,
     S <- S exp(-eta_C (b - gamma)), b = 1/2 + 1/m (sum_i (b_i - 1/2) + N(0, sigma_b^2)). The noise
-    of u is greater, so that both releases of a round together cost what one with sigma does.
+    of u is larger than in `central`, so that both releases of a round together have the privacy
+    cost of one release with sigma.
 
-    clip: the first S.
-    noise: sigma, of both releases of a round together; 0: the least that gives epsilon.
-    epsilon: that the run has after its last round, in the place of noise; inf: no noise.
-    delta: at which epsilon is meant; 0: C^-1.1 of C clients.
-    quantile: gamma, the share of updates that shall not be clipped.
-    clip_lr: eta_C, how fast S follows.
-    count_noise: sigma_b / m, the noise in the share of updates that are not clipped.
-    sampling: poisson or fixed, as of `central`.
-    capacity: how many clients a round can have under Poisson sampling; 0: m and three standard
-        deviations.
+    clip: S in the first round.
+    noise: sigma, the noise multiplier of both releases of a round together; 0: the smallest one for
+        the given epsilon.
+    epsilon: the epsilon of the run after its last round, given instead of noise; inf: no noise.
+    delta: the delta of the guarantee; 0: C^-1.1 for C clients.
+    quantile: gamma, the target share of updates that are not clipped.
+    clip_lr: eta_C, the learning rate of S.
+    count_noise: sigma_b / m, the standard deviation of the noise in the measured share of updates
+        that are not clipped.
+    sampling: poisson or fixed, as in `central`.
+    capacity: the largest number of clients in a round under Poisson sampling; 0: m plus three
+        standard deviations.
     """
     clip, cohort = _checked_clip(clip), setup.cohort
     check_positive("privacy.count_noise", count_noise)
@@ -161,18 +167,19 @@ def local(
     epsilon: float | Literal["inf"] = 0.0,
     delta: float = 0.0,
 ) -> Method:
-    """Each client clips its update and adds noise to it, before it is sent.
+    """Each client clips its update and adds noise to it before sending it.
 
-    Nobody needs to trust the server. The guarantee is for what a client sends, whatever its data
-    are: two updates differ by at most 2 S. Weights in the mean are uniform, since a client does not
-    say how many examples it has. Epsilon after t rounds is that of a client which has taken part in
-    all of them, since the server knows who has.
+    The clients do not have to trust the server. The guarantee is for the uploads of a client, for
+    any two data sets that it may have: their updates differ by at most 2 S. The weights in the mean
+    are uniform, because a client does not reveal its number of examples. Epsilon after t rounds is
+    that of a client that has taken part in all of them, because the server knows the participants.
 
-    clip: S, the largest norm of a client's update over all its leaves; longer ones are shortened.
-    noise: sigma, the standard deviation of the noise in each update, relative to S; 0: the least
-        that gives epsilon.
-    epsilon: that a client has after the last round, in the place of noise; inf: no noise.
-    delta: at which epsilon is meant; 0: C^-1.1 of C clients.
+    clip: S, the largest norm of a client's update over all its leaves; larger updates are scaled
+        down to it.
+    noise: sigma, the standard deviation of the noise in each update, relative to S; 0: the smallest
+        one for the given epsilon.
+    epsilon: the epsilon of a client after the last round, given instead of noise; inf: no noise.
+    delta: the delta of the guarantee; 0: C^-1.1 for C clients.
     """
     largest = _checked_clip(clip)
     of_cohort.check_common(method)
@@ -196,16 +203,20 @@ def local(
 
 
 def norms(updates: list[Array]) -> Array:
-    """||u_i|| [M], in float32."""
+    """Returns the norms ||u_i|| [M], in float32."""
     return jnp.sqrt(jax.vmap(tree.sq_norm)([u.astype(jnp.float32) for u in updates]))
 
 
 def clipped_mean(
     updates: list[Array], drawn: Array, clip: float | Array, cohort: int
 ) -> list[Array]:
-    """1/m sum_{i drawn} u_i min(1, S / ||u_i||), in float32.
+    """Returns 1/m sum_{i drawn} u_i min(1, S / ||u_i||), in float32.
 
-    An update that is not finite, or too long for float32, counts as 0.
+    An update counts as 0 if it is not finite, or if its norm is too large for float32.
+
+    drawn: [M] bool, whether each client was drawn.
+    clip: S.
+    cohort: m.
     """
     length = norms(updates)
     counts = drawn & jnp.isfinite(length)
@@ -215,7 +226,7 @@ def clipped_mean(
 
 
 def with_noise(update: list[Array], key: Array, std: float | Array) -> list[Array]:
-    """The update with Gaussian noise of that standard deviation; leaf j takes extra stream j."""
+    """Adds Gaussian noise of standard deviation `std`; leaf j uses the extra random stream j."""
     return [
         u + std * jax.random.normal(streams.extra(key, j), u.shape, jnp.float32)
         for j, u in enumerate(update)
@@ -223,20 +234,25 @@ def with_noise(update: list[Array], key: Array, std: float | Array) -> list[Arra
 
 
 def noise_beside_count(noise: float, count_noise: float) -> float:
-    """z_Delta = (z^-2 - (2 sigma_b)^-2)^-1/2, Theorem 1 of Andrew et al.; BadInput where there is
-    none."""
+    """Returns z_Delta = (z^-2 - (2 sigma_b)^-2)^-1/2, Theorem 1 of Andrew et al.
+
+    Raises BadInput where sigma_b is too small for z.
+
+    noise: z, the noise multiplier of both releases together.
+    count_noise: sigma_b.
+    """
     if noise == 0:
         return 0.0
     left = noise**-2 - (2 * count_noise) ** -2
     if left <= 0:
         raise BadInput(
-            f"config.privacy.count_noise is too low for config.privacy.noise={noise:.6g}; it must"
-            " be above noise / (2 run.cohort)"
+            f"config.privacy.count_noise is too low for the noise multiplier {noise:.6g}; it must"
+            " be above the noise multiplier / (2 config.run.cohort)"
         )
     return left**-0.5
 
 
-# How a method gets what is released.
+# How a method gets the released update.
 
 
 def _released(method: Method, release: Release, clip: float, cohort: int) -> Method:
@@ -253,7 +269,7 @@ def _released(method: Method, release: Release, clip: float, cohort: int) -> Met
         upload = _upload(exchange, server.base, tree.take(tree.zeros(uploads), 0), mean)
         uploads = tree.repeat(upload, cohort)
         base = exchange.aggregate(server.base, uploads, crowd(clients, cohort))
-        is_full = jnp.all(drawn | ~clients.arrived)  # who is lost may have been drawn
+        is_full = jnp.all(drawn | ~clients.arrived)  # a lost client may have been drawn
         full = kept.full + (len(drawn) > cohort) * is_full
         return Server(base, Released(kept.key, kept.releases + 1, full, after))
 
@@ -270,29 +286,30 @@ def _with_private_sums(method):
 
 
 def check_separate(method: Method, guarantee: Guarantee | None) -> None:
-    """BadInput where one client's data would change more than one of the updates that are clipped.
+    """Raises BadInput if one client's data would change several of the updates that are clipped.
 
-    It adds to what the guarantee of a noisy sum takes for granted; without one nothing is refused.
+    The guarantee of a noisy sum assumes that they change only one. Without a guarantee there is no
+    check.
     """
     if guarantee is not None and any(of_cohort.parts(exchange)[1] for exchange in method.round):
         raise BadInput(
-            "its attackers make their updates of those of other clients, so that one client's data"
-            " change several updates, and epsilon would be too low; take an attack that does not,"
+            "its attackers compute their updates from those of other clients, so that one client's"
+            " data change several updates and epsilon would be too low; choose another attack,"
             " config.privacy.name=local, or no noise (config.privacy.epsilon=inf)"
         )
 
 
 def crowd(clients: Client, count: int) -> Client:
-    """So many clients of whom nothing is known."""
+    """Returns `count` anonymous clients, which reveal nothing about the actual `clients`."""
     some = tree.take(clients._replace(attacks=None), jnp.zeros(count, jnp.int32))
-    there = jnp.ones(count, bool)
-    return _without_data(some._replace(arrived=there))._replace(
-        id=jnp.full(count, NOBODY), weight=there / count, private=tree.zeros(some.private)
+    arrived = jnp.ones(count, bool)
+    return _without_data(some._replace(arrived=arrived))._replace(
+        id=jnp.full(count, NOBODY), weight=arrived / count, private=tree.zeros(some.private)
     )
 
 
 def _without_data(clients: Client) -> Client:
-    """The clients as if each had one example, of no class in particular; a lost one has none."""
+    """The clients as if each had one example, spread over all classes; a lost client has none."""
     n = clients.arrived.astype(clients.n.dtype)
     classes = clients.label_count.shape[1]
     return clients._replace(
@@ -301,7 +318,7 @@ def _without_data(clients: Client) -> Client:
 
 
 def _of_equals(method: Method) -> Method:
-    """The method whose server learns what clients send, but not how many examples they have."""
+    """The method whose server learns the uploads, but not the clients' numbers of examples."""
 
     def listen(exchange, server, uploads, clients):
         return exchange.aggregate(server, uploads, _without_data(clients))
@@ -311,7 +328,7 @@ def _of_equals(method: Method) -> Method:
 
 
 def _alone(client: Client) -> Client:
-    """The client without what depends on others: its share, and the examples that others have."""
+    """The client without values that depend on other clients: its share and the mean number."""
     return client._replace(weight=jnp.ones_like(client.weight), mean_n=client.n)
 
 
@@ -320,16 +337,16 @@ def _updates(exchange, server, id, upload):
 
 
 def _upload(exchange, server, empty, update):
-    """The upload with that update."""
+    """The upload with this update."""
     id = jnp.int32(NOBODY)
     references = wire.references(exchange, exchange.send(server, id), id, empty)
     return wire.with_updates(references, empty, update)
 
 
 def _all_protected(method: Method) -> Method:
-    """The method whose clients know nothing of each other but what the server sends.
+    """The method whose clients learn about each other only from the server's messages.
 
-    BadInput, once it is traced, where they send what is not an update.
+    Its tracing raises BadInput if the clients upload values that are not updates.
     """
 
     def local(exchange: Exchange, message: PyTree, client: Client, work: Work):
@@ -347,7 +364,7 @@ def _all_protected(method: Method) -> Method:
 
 
 def _run(method: Method, setup: Setup, sampling: str, capacity: int) -> accounting.Run:
-    """What is accounted for. BadInput for what cannot be protected or drawn."""
+    """The run for the accounting. Raises BadInput if it cannot be protected or sampled."""
     of_cohort.check_common(method)
     check_choice("privacy.sampling", sampling, accounting.NEIGHBORS)
     check_not_negative("privacy.capacity", capacity)
@@ -361,7 +378,7 @@ def _run(method: Method, setup: Setup, sampling: str, capacity: int) -> accounti
 
 
 def _sampled(method: Method, run: accounting.Run) -> Method:
-    """The method with cohorts as they are accounted for."""
+    """The method with the sampling that the accounting assumes."""
     if run.sampling == "fixed":
         return method._replace(sample=cohorts.equal)
     sample = partial(cohorts.poisson, capacity=run.capacity)
@@ -369,6 +386,6 @@ def _sampled(method: Method, run: accounting.Run) -> Method:
 
 
 def _checked_clip(clip):
-    """S as a number. BadInput unless it is above 0."""
+    """Returns S as a float. Raises BadInput unless it is above 0."""
     check_positive("privacy.clip", float(clip))
     return float(clip)

@@ -1,4 +1,4 @@
-"""The shapes of what clients upload, found before there are any data."""
+"""The shapes of the clients' uploads, determined before there are any data."""
 
 from collections.abc import Callable
 
@@ -11,10 +11,10 @@ from fedjax_lab.types import Array, Batch, Client, Exchange, Method, PyTree, Sta
 
 
 def updates(method: Method, task: Task, state: State, num_clients: int) -> list[PyTree]:
-    """Shapes of the updates of one client in each exchange of a round (`wire.updates`).
+    """Returns the shapes of a client's updates in each exchange of a round (`wire.updates`).
 
-    Nothing is computed: a round is traced with stand-ins for a client and its work. BadInput where
-    an exchange does not say what its uploads are updates of.
+    Nothing is computed: a round is traced with stand-ins for a client and its work. Raises BadInput
+    if an exchange does not say what its uploads are updates of.
     """
 
     def play(state):
@@ -34,7 +34,7 @@ def updates(method: Method, task: Task, state: State, num_clients: int) -> list[
 
 
 def _learned(exchange: Exchange, server, upload, client, num_clients):
-    """The server's state after an exchange, in which everybody has sent the same."""
+    """The server's state after an exchange in which all clients have sent the same upload."""
     uploads, cohort = tree.repeat((upload, client._replace(private=())), num_clients)
     keys = tree.repeat(jax.random.key(0), num_clients)
     cohort = cohort._replace(arrived=jnp.ones(num_clients, bool), key=keys)
@@ -56,7 +56,7 @@ def _client(task: Task, private: PyTree) -> Client:
 
 
 def stand_in(task: Task) -> Work:
-    """Work of a client with one example, which trains nothing."""
+    """The `Work` of a client with one example, whose training returns the weights unchanged."""
 
     def draw(size: int) -> Batch:
         x = jnp.zeros((size, *task.input_shape))

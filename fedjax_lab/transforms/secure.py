@@ -1,25 +1,27 @@
 """Secure aggregation in simulation: the server learns the sum of all updates and nothing else.
 
-    x_i = round(p_i clip(u_i) / step)     as a whole number modulo 2^b           (client i)
+    x_i = round(p_i clip(u_i) / step)     as an integer modulo 2^b               (client i)
     u   = step sum_i x_i / sum_i p_i      over the clients that have arrived      (server)
 
-u_i is the update of client i, p_i its share in the server's mean, step = 2 limit / 2^(b-1). Since
-all p_i sum to 1, the sum is at most half of what b bits can hold. Rounding goes up with the
-probability of the fraction, so that u is right in the mean: each client adds an error of less than
-a step. What is sent is x_i and masks, which cancel in the sum (`masks`).
+u_i is the update of client i, p_i its share in the server's mean, and step = 2 limit / 2^(b-1).
+Since all p_i sum to 1, the sum uses at most half of the range of b bits. A number is rounded up
+with a probability equal to its fractional part, so that the expectation of u is exact; each client
+adds an error of less than one step. A client sends x_i plus masks, which cancel in the sum
+(`masks`).
 
-The method gets u in the place of everybody's update, as from any aggregator (`cohort.replaced`):
-what it averages in another way than by share, such as SCAFFOLD's control variates, it then averages
-by share. Where too many clients are lost to unmask the sum, the server's state stays as it was, and
-the evaluations' rows count this (recorded, aborted_sums).
+The method gets u instead of every client's update, as from any aggregator (`cohort.replaced`).
+Values that the method averages without the shares, such as SCAFFOLD's control variates, are thus
+averaged by share. Where too many clients are lost to unmask the sum, the server's state does not
+change, and the rows of the evaluations count such rounds (recorded, aborted_sums).
 
 An upload has the arrays that a client would send: masked words, its share, two public keys, and for
-each of its k neighbors two secret shares and one more that it reveals in the end; a message has two
-keys and two secret shares of each neighbor. With k = M - 1 that is what Bonawitz et al. (CCS 2017)
-count, but for a client's share of its own secret, which does not travel. Excluded are what
-encrypting the secret shares adds, and the list of who has arrived. Masks are really drawn, from the
-public keys of all clients; key agreement, secret sharing and encryption are not carried out, and
-the secret shares are zeros. This simulates the protocol, it does not protect anybody.
+each of its k neighbors two secret shares and one more that it reveals at the end. A message has two
+keys and two secret shares of each neighbor. For k = M - 1 Bonawitz et al. (CCS 2017) count the
+same, except for a client's share of its own secret, which is not sent. The counts exclude the
+overhead of encrypting the secret shares and the list of clients that have arrived. The masks are
+drawn from the public keys of all clients; key agreement, secret sharing and encryption are not
+carried out, and the secret shares are zeros. This simulates the protocol and does not protect real
+clients.
 """
 
 import math
@@ -39,25 +41,25 @@ from fedjax_lab.types import Array, Client, Exchange, Method, PyTree, Task, Work
 
 WORDS = {16: jnp.uint16, 32: jnp.uint32}
 SIGNED = {16: jnp.int16, 32: jnp.int32}
-SECURE = 6  # the number of this stream, of what is drawn for an upload
+SECURE = 6  # number of this transform's random stream among the streams of an upload
 SECRET = 32  # bytes of a public key, and of a share of a secret
-KEYS = 2  # pairs of keys of a client: for the masks, and to encrypt what neighbors send each other
+KEYS = 2  # key pairs of a client: for the masks, and to encrypt messages between neighbors
 
 
 class Fixed(NamedTuple):
-    """How updates are written as words."""
+    """The fixed-point format in which updates are encoded as words."""
 
     bits: int
     limit: float
 
     @property
     def step(self) -> float:
-        """The update that one stands for."""
+        """The difference of two updates whose words differ by one."""
         return self.limit / 2 ** (self.bits - 2)
 
 
 class Protocol(NamedTuple):
-    """What clients and server have agreed on."""
+    """The parameters that clients and server have agreed on."""
 
     fixed: Fixed
     neighbors: int
@@ -65,16 +67,16 @@ class Protocol(NamedTuple):
 
 
 class Sealed(NamedTuple):
-    """An upload on its way. Its words are masked where it meets those of the others."""
+    """An upload as it is sent. The words get their masks when all uploads of a round are known."""
 
-    words: PyTree  # like the upload that they are read to
+    words: PyTree  # with the structure of the decoded upload
     share: Array  # [] p_i
     keys: Array  # [2, 32] public keys
     secrets: Array  # [k, 3, 32] shares of secrets: two for each neighbor, and one that is revealed
 
 
 class WithPeers(NamedTuple):
-    """A message on its way, with what the server passes on from a client's neighbors."""
+    """A message as it is sent, with the arrays that the server forwards from the neighbors."""
 
     message: PyTree
     keys: Array  # [k, 2, 32]
@@ -90,18 +92,19 @@ def secure_sum(
     neighbors: int = 4,
     threshold: float = 0.5,
 ) -> Method:
-    """The mean by share, of which the server sees the sum alone (secure aggregation, simulated).
+    """The mean by share, of which the server sees only the sum (secure aggregation, simulated).
 
     Bonawitz et al., CCS 2017, doi:10.1145/3133956.3133982; with few neighbors Bell et al., CCS
-    2020, doi:10.1145/3372297.3417885. Where no number is clipped, the mean of M clients is within
-    M limit / 2^(bits-2) of the plain one, divided by the part of all shares that has arrived. More
-    neighbors cost bytes and time; the mean does not depend on them.
+    2020, doi:10.1145/3372297.3417885. Where no number is clipped, the error of the mean of M
+    clients is at most M limit / 2^(bits-2), divided by the sum of the shares that have arrived.
+    More neighbors cost bytes and time; the mean does not depend on them.
 
-    bits: of each number that is sent, 16 or 32. The sum is modulo 2^bits.
-    limit: the largest size of a number of an update; larger ones are clipped.
-    neighbors: k, with how many others a client shares masks; M - 1: with all, as Bonawitz et al.
-    threshold: of a client's neighbors, the share more than which must arrive, or else the round
-        changes nothing; the fewer neighbors, the more often that happens (recorded: aborted_sums).
+    bits: the bits of each number that is sent, 16 or 32. The sum is modulo 2^bits.
+    limit: the largest absolute value of a number of an update; larger ones are clipped.
+    neighbors: k, the number of clients with which a client shares masks; M - 1: all others, as in
+        Bonawitz et al.
+    threshold: more than this share of a client's neighbors must arrive, or else the round changes
+        nothing; this happens more often with fewer neighbors (recorded: aborted_sums).
     """
     if bits not in WORDS:
         raise BadInput(f"config.aggregator.bits must be 16 or 32, got {bits}")
@@ -125,15 +128,15 @@ def secure_sum(
     masked = server_state.with_state(
         masked, lambda key: jnp.int32(0), _listen, lambda aborted: {"aborted_sums": aborted}
     )
-    does_not_look = method.sample in AT_RANDOM  # at the server's state
-    return masked._replace(sample=method.sample) if does_not_look else masked
+    ignores_server = method.sample in AT_RANDOM
+    return masked._replace(sample=method.sample) if ignores_server else masked
 
 
 # Fixed-point numbers.
 
 
 def encode(fixed: Fixed, update: PyTree, share: Array, key: Array) -> PyTree:
-    """The words of p u; what is not a number counts as 0."""
+    """Returns the words of p u, for the share p; nan counts as 0."""
 
     def one(u, key):
         finite = jnp.nan_to_num(u.astype(jnp.float32), posinf=jnp.inf, neginf=-jnp.inf)
@@ -149,7 +152,7 @@ def encode(fixed: Fixed, update: PyTree, share: Array, key: Array) -> PyTree:
 
 
 def decode(fixed: Fixed, words: PyTree, share: Array) -> PyTree:
-    """The update that words stand for; 0 where the share is."""
+    """Returns the update that the words encode; 0 if the share is 0."""
     scale = jnp.where(share > 0, fixed.step / jnp.where(share > 0, share, 1), 0)
 
     def one(w):
@@ -158,7 +161,7 @@ def decode(fixed: Fixed, words: PyTree, share: Array) -> PyTree:
     return jax.tree.map(one, words)
 
 
-# The two ends of the wire.
+# The clients and the server.
 
 
 def _send(exchange, neighbors, server, id):
@@ -171,8 +174,8 @@ def _local(exchange: Exchange, protocol: Protocol, sent: WithPeers, client: Clie
     references = wire.references(exchange, sent.message, client.id, upload)
     if any(leaf is wire.KEPT for leaf in jax.tree.leaves(references)):
         raise BadInput(
-            "its clients also upload what is no update (counts, ids, or running statistics, which"
-            " BatchNorm has), and secure aggregation sums updates alone"
+            "its clients also upload values that are not updates (counts, ids, or the running"
+            " statistics of BatchNorm), but secure aggregation only sums updates"
         )
     k_keys, k_words = jax.random.split(streams.extra(work.upload_key(), SECURE))
     update = jax.tree.unflatten(jax.tree.structure(upload), wire.updates(references, upload))
@@ -190,7 +193,7 @@ def _listen(exchange, server, sent, cohort):
 def _unmask(
     exchange: Exchange, protocol: Protocol, server: PyTree, sent: Sealed, cohort: Client
 ) -> tuple[PyTree, Array]:
-    """The method's server after it has learned the mean, and whether it has."""
+    """Returns the method's server after the aggregation, and whether the sum could be unmasked."""
     fixed = protocol.fixed
     _check_sum(fixed, len(cohort.id))
     k_ring, k_words = jax.random.split(_round_key(sent.keys))
@@ -209,17 +212,18 @@ def _unmask(
     after = base.aggregate(server, uploads, cohort)
     if jax.tree.map(jnp.shape, after) != jax.tree.map(jnp.shape, server):
         raise BadInput(
-            "within a round its server's state changes its shapes, so that an exchange whose sum"
-            " cannot be unmasked could not be left out"
+            "the shapes of its server's state change within a round, so that an exchange cannot be"
+            " skipped when its sum cannot be unmasked"
         )
     is_known = masks.can_unmask(ring, protocol.threshold)
     return tree.where(is_known, tree.typed_like(after, server), server), is_known
 
 
 def _after(changes, fixed, sent, cohort, key):
-    """The words after these changes of the updates, such as those of attackers who work together.
+    """The words after these changes of the updates, for example by attackers who cooperate.
 
-    Clients make them before they mask their words. Words of unchanged numbers stay as they are.
+    Clients apply the changes before they mask their words. Words of unchanged numbers stay the
+    same.
     """
     if not changes:
         return sent.words
@@ -233,19 +237,19 @@ def _after(changes, fixed, sent, cohort, key):
 
 
 def _check_sum(fixed, clients):
-    """BadInput where the rounding of so many clients can go beyond the words."""
+    """Raises BadInput if the rounding errors of this many clients can overflow the words."""
     if clients > 2 ** (fixed.bits - 2):
         raise BadInput(
             f"config.aggregator.bits={fixed.bits} can hold the sum of at most"
-            f" {2 ** (fixed.bits - 2)} clients in a round, and there are {clients}"
+            f" {2 ** (fixed.bits - 2)} clients in a round, but there are {clients}"
         )
 
 
 def _round_key(keys):
-    """The stream of a round, from all public keys [M, 2, 32]."""
+    """The random stream of a round, from all public keys [M, 2, 32]."""
     words = jax.lax.bitcast_convert_type(keys.reshape(-1, 4), jnp.uint32)
     return jax.random.key(jnp.sum(words, dtype=jnp.uint32))
 
 
 def _are_masked(message, id, upload):
-    raise BadInput("its uploads are masked words, which cannot be changed any more")
+    raise BadInput("its uploads are already masked and cannot be changed")

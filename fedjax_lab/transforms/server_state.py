@@ -1,4 +1,4 @@
-"""A state of a transform's own, beside the method's in the server's."""
+"""State of the server that a transform keeps in addition to that of the method."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -10,7 +10,7 @@ from fedjax_lab.types import Array, Client, Exchange, Method, PyTree, State
 
 
 class Server(NamedTuple):
-    """The method's server, and what the transform keeps there."""
+    """The server's state of the method and of the transform."""
 
     base: PyTree
     extra: PyTree
@@ -28,18 +28,18 @@ def with_state(
     """The method whose server is a `Server`.
 
     Args:
-      method: the one that is wrapped.
+      method: the method to wrap.
       first: the key of `Method.init` -> the transform's first state.
-      listen: (the method's exchange, server, uploads, cohort) -> server; in the place of
-        `aggregate`. Changes of the updates by transforms that were wrapped before come first.
-      recorded: the transform's state -> what each row of metrics keeps of it, beside what the
-        method keeps (`Method.record`).
+      listen: (the method's exchange, server, uploads, cohort) -> server; replaces `aggregate`.
+        Changes of the updates by transforms that were applied before come first.
+      recorded: the transform's state -> the values that each row of metrics records of it, in
+        addition to those of the method (`Method.record`).
 
-    BadInput for a method that does not make its own first state.
+    Raises BadInput for a method that starts from the state of an earlier stage.
     """
     init = method.init
     if init is None:
-        raise BadInput("it starts from the state of an earlier stage")
+        raise BadInput("it starts from the state of an earlier stage, which is not supported here")
 
     def started(key, num_clients):
         state = init(key, num_clients)

@@ -1,4 +1,4 @@
-"""What happens to an update on its way from a client to the server."""
+"""Transforms of a client's update before it is sent to the server."""
 
 from collections.abc import Callable
 from functools import partial
@@ -6,17 +6,18 @@ from functools import partial
 from fedjax_lab import wire
 from fedjax_lab.types import Array, Client, Exchange, Method, PyTree, Work
 
-Update = list[Array]  # the updates in an upload, without a client axis: `wire.updates`
+Update = list[Array]  # the updates in one client's upload: `wire.updates`
 
 
 def changed(method: Method, change: Callable[[Update, Client, Array], Update]) -> Method:
     """The method whose clients send changed updates.
 
     Args:
-      method: the one that is wrapped.
-      change: (update, client, key) -> an update in the same shapes. It is written for one client,
-        and the key is another one for each client, round and exchange. Where it changes nothing,
-        the upload is that of the plain method, bit for bit; so is an upload without an update.
+      method: the method to wrap.
+      change: (update, client, key) -> an update of the same shapes. It is written for one client,
+        and gets a different key for each client, round and exchange. Where it returns the update
+        unchanged, the upload is that of the original method, bit for bit; so is an upload without
+        an update.
     """
     each = (exchange._replace(local=partial(_local, exchange, change)) for exchange in method.round)
     return method._replace(round=tuple(each))

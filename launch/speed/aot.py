@@ -1,22 +1,27 @@
-"""Compiles a run for accelerators that are not there, and says what its programs will need.
+"""Compiles a run for accelerators that this machine lacks, and reports what its programs need.
 
     python launch/speed/aot.py --target=v5e:2x4 --config=configs/quickstart.py:scaffold
     python launch/speed/aot.py --target=h100 --workload=W1,A1 [--devices=1] [--program=rounds]
 
-The target is a TPU slice (v5e:2x2, v5e:2x4, v5e:16x16, v6e:2x2, v5p:2x2x1, ...) or h100; --devices
-takes its first N devices. A config takes the overrides and --seeds of `fedjax_lab.main`; a
-workload of workloads.py takes --config.engine.strategy, .convolution, .chunk, .dtype, .fsdp,
-.state, .data and .sampling.
+The target is a TPU slice (v5e:2x2, v5e:2x4, v5e:16x16, v6e:2x2, v5p:2x2x1, ...) or h100;
+--devices=N uses its first N devices. A config accepts the overrides and --seeds of
+`fedjax_lab.main`; a workload of workloads.py accepts --config.engine.strategy, .convolution,
+.chunk, .dtype, .fsdp, .state, .data and .sampling.
 
 Prints one JSON line for each program of each stage:
 
   config or workload, stage, program (rounds: one round of a block; or evaluation), target, devices,
-  strategy, convolution (its formulation); compiled, or what stopped the compiler in `error`;
-  compile_seconds;
-  argument_bytes, temporary_bytes: of each device; memory_bytes: what it has; fits;
-  flops: of convolutions and products on each device; plain_flops: the same of one plain training of
-  the round's clients; kernels and touched_bytes of each device; collective_bytes by kind;
-  estimated_seconds, and what that leaves out; assumed_trips: of loops that end with the data.
+  strategy, placement (which arrays the devices divide), convolution (its formulation)
+  compiled               whether the program compiles; if not, `error` has the compiler's reason
+  compile_seconds
+  argument_bytes, temporary_bytes, memory_bytes, fits
+                         memory that the program needs and that there is, on each device
+  flops                  of convolutions and matrix products on each device
+  plain_flops            the same for plain training of the round's clients
+  kernels, touched_bytes number of kernels, and bytes that they read and write, on each device
+  collective_bytes       by kind of collective
+  estimated_seconds      with estimate_leaves_out: what the estimate does not include
+  assumed_trips          assumed iterations of loops whose length depends on the data, by depth
 
 Exit codes: 0, 1 where a program does not compile, 2 for bad usage.
 """
@@ -49,7 +54,7 @@ WORKLOAD_SETTINGS = (*OF_CLIENTS, "convolution", "dtype")
 
 
 def main(argv: list[str]) -> int:
-    """The command, without its name; returns the exit code."""
+    """Run the command with the arguments `argv`, without its name; returns the exit code."""
     return command.call(_main, argv, help_text=__doc__)
 
 
@@ -74,7 +79,7 @@ def _main(argv):
 
 
 def _parse(argv):
-    """The flags, and the overrides of config keys. BadInput for what could not be compiled."""
+    """The flags, and the overrides of config keys. Raises BadInput for invalid ones."""
     argv, overrides = split_overrides(argv)
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--target", default="v5e:2x2")
@@ -91,20 +96,20 @@ def _parse(argv):
     if not args.program:
         raise BadInput(f"--program: name {' or '.join(PROGRAMS)}")
     if args.workload and args.seeds:
-        raise BadInput("--seeds are those of a config; a workload has one seed")
+        raise BadInput("--seeds requires --config; a workload has only one seed")
     if bool(args.workload) == bool(args.config):
-        raise BadInput("name either --config=FILE.py[:METHOD] or --workload=W1,...")
+        raise BadInput("give either --config=FILE.py[:METHOD] or --workload=W1,...")
     _check_overrides(args, overrides)
     return args, overrides
 
 
 def _check_overrides(args, overrides):
-    """BadInput for a key or a value that the run would refuse."""
+    """Raise BadInput for a key or a value that the run would refuse."""
     if args.config:
         resolve(load_config(args.config), overrides)
         return
-    known = [f"engine.{name}" for name in WORKLOAD_SETTINGS]
-    _check_names("--config", [key for key, _ in overrides], known)
+    keys = [f"engine.{name}" for name in WORKLOAD_SETTINGS]
+    _check_names("--config", [key for key, _ in overrides], keys)
     resolve({}, overrides)
 
 
@@ -115,11 +120,14 @@ def _names(text):
 def _check_names(flag, names, choices):
     for name in names:
         if name not in choices:
-            raise BadInput(f"{flag}: no {name!r}; {nearest(name, choices)}")
+            raise BadInput(f"{flag}: unknown name {name!r}; {nearest(name, choices)}")
 
 
 def compile_apart(request: dict) -> list[dict]:
-    """What another process finds of the requested program: a compiler may abort its process."""
+    """Compile the requested program in another process, because a compiler may abort its process.
+
+    Returns the lines of figures, one for each stage; the last one has the error if it failed.
+    """
     file = Path(__file__).with_name("aot_program.py")
     environment = {**os.environ, **targets.ENVIRONMENT}
     environment["PYTHONPATH"] = os.pathsep.join(p for p in (os.getcwd(), *sys.path) if p)
@@ -130,7 +138,7 @@ def compile_apart(request: dict) -> list[dict]:
         text=True,
     )
     lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    if done.returncode == 2:  # what only building the run can find, such as data that are not there
+    if done.returncode == 2:  # bad input that only building the run detects, such as missing data
         raise BadInput(done.stderr.splitlines()[-1].removeprefix("error: "))
     if done.returncode:
         shown = ("workload", "config", "program", "target")
@@ -140,7 +148,7 @@ def compile_apart(request: dict) -> list[dict]:
 
 
 def _reason(done):
-    """How a process ended, and the line of its stderr that says why."""
+    """How a process ended, followed by the line of its stderr that best explains it."""
     lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
     telling = [line for line in lines if re.match(r"F\d{4} |[\w.]*(Error|Exception)\b.*: ", line)]
     ended = f"signal {-done.returncode}" if done.returncode < 0 else f"exit {done.returncode}"

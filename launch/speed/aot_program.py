@@ -1,4 +1,4 @@
-"""Compiles one program of a run for absent devices and prints its figures. `aot.py` starts it."""
+"""Compiles one program of a run for absent devices and prints its figures; started by `aot.py`."""
 
 import json
 import sys
@@ -27,19 +27,19 @@ BY_BYTES = "arithmetic and the start of kernels (touched_bytes at the memory's b
 
 
 def main(argv: list[str]) -> int:
-    """A request as JSON; prints a line for each stage of the run, and returns the exit code."""
+    """Print the figures for the request argv[0], a JSON object; returns the exit code."""
     return command.call(lambda argv: print_figures(json.loads(argv[0])), argv)
 
 
 def print_figures(request: dict) -> int:
-    """Prints a line for each stage of the run."""
+    """Print a JSON line for each stage of the run."""
     devices = targets.topology(request["target"], request["devices"])
     simulation, task, convolution = make(request, devices)
-    beside = _concrete(request, simulation)
-    engine = Engine(simulation, abstract=True, facts=beside and beside.first_facts)
+    concrete = _concrete(request, simulation)
+    engine = Engine(simulation, abstract=True, facts=concrete and concrete.first_facts)
     for number, stage in enumerate(simulation.stages):
         if number:
-            engine.next_stage(beside and beside.next_stage())
+            engine.next_stage(concrete and concrete.next_stage())
         line = {key: request[key] for key in ("workload", "config") if key in request}
         line |= {"stage": stage.name} if len(simulation.stages) > 1 else {}
         line |= {"program": request["program"], "target": request["target"]}
@@ -52,7 +52,7 @@ def print_figures(request: dict) -> int:
 
 
 def make(request: dict, devices: list) -> tuple[Simulation, Task, str]:
-    """What the engine plays on these devices, the model's task, and the formulation chosen."""
+    """The simulation for these devices, the model's task, and the convolutions' formulation."""
     memory = targets.chip(request["target"]).memory
     if "workload" in request:
         work = workloads.load(request["workload"])
@@ -69,14 +69,14 @@ def make(request: dict, devices: list) -> tuple[Simulation, Task, str]:
 
 
 def _concrete(request, simulation):
-    """An engine on this machine, where stages need facts that follow from the data."""
+    """An engine on this machine if stages need facts that are computed from the data, else None."""
     if not any(stage.prepare for stage in simulation.stages):
         return None
     return Engine(make(request, jax.devices())[0])
 
 
 def measure(programs: Any, engine: Engine, task: Task, request: dict) -> dict:
-    """The figures of a program of this stage, once it is compiled."""
+    """Compile the requested program of the engine's stage; returns its figures."""
     began = time.perf_counter()
     try:
         compiled = getattr(programs, PROGRAMS[request["program"]]).compile()
@@ -107,20 +107,21 @@ def measure(programs: Any, engine: Engine, task: Task, request: dict) -> dict:
 
 
 def trips(engine: Engine, program: str) -> tuple[float, ...]:
-    """How often loops without a fixed end are taken to turn, by depth; deeper ones as the last.
+    """The assumed iterations of loops without a fixed length, by depth.
 
-    Rounds: one round; inside, the batches that a client of a typical cohort is run for under the
-    strategy. Evaluation: see `evaluation_batches`.
+    The last number also holds for deeper loops. For rounds, the outermost loop is one round, and
+    the inner ones run the batches of a client of a typical cohort under the strategy. For
+    evaluation see `evaluation_batches`.
     """
     if program == "rounds":
         steps, strategy = jnp.asarray(cohort_batches(engine)), engine.simulation.strategy
-        lanes = strategy.lane_steps(jnp.ones_like(steps))  # copies that fill a chunk among them
+        lanes = strategy.lane_steps(jnp.ones_like(steps))  # includes copies that fill up a chunk
         return 1, float(strategy.lane_steps(steps[strategy.deal(steps)]) / lanes)
     return (evaluation_batches(engine),)
 
 
 def evaluation_batches(engine: Engine) -> float:
-    """Batches in a call of `evaluate.count`: the mean over the calls of an evaluation."""
+    """The number of batches in a call of `evaluate.count`, averaged over an evaluation's calls."""
 
     def length(rows):
         return rows.longest if isinstance(rows, Rows) else rows.shape[-1]
@@ -140,7 +141,10 @@ def evaluation_batches(engine: Engine) -> float:
 
 
 def cohort_batches(engine: Engine) -> np.ndarray:
-    """Batches in a pass of each client of a cohort whose sizes are spread as the population's."""
+    """Batches per epoch of the clients of a typical cohort.
+
+    The clients' sizes are evenly spaced quantiles of the sizes of the population.
+    """
     federation, plan = engine.simulation.training[0], engine.plan
     sizes = np.sort(federation.train.count)
     places = np.linspace(0, len(sizes) - 1, min(plan.cohort, len(sizes))).round().astype(int)
@@ -148,7 +152,7 @@ def cohort_batches(engine: Engine) -> np.ndarray:
 
 
 def plain_flops(engine: Engine, task: Task) -> float:
-    """Of plain training of the cohorts of a program's seeds, as XLA counts a step's, by device."""
+    """Operations on each device for plain training of a typical cohort for all of the seeds."""
     plan, shape = engine.plan, task.input_shape
     like = jax.ShapeDtypeStruct
     x = like((plan.batch_size, *shape), np.float32)

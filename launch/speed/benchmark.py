@@ -4,11 +4,11 @@
                                [--convolution=auto] [--chunk=8] [--dtype=bfloat16]
                                [--seconds=10 | --rounds=20] [--whole]
 
-`central` is the bound that no simulator passes by much: one model on as many examples, in
-batches as large as a whole cohort's, 50 rounds in one jit, nothing but training. Rounds are
-timed without evaluation, after a warm-up; then one evaluation is. With `--whole` a workload that
-has a length (A1) is also played to its end with its evaluations, and `total_seconds` is printed
-(compilation apart).
+The strategy `central` is an upper bound on speed that no simulator exceeds by much: it trains one
+model on the same number of examples, in batches as large as those of all clients of a cohort
+together, and 50 rounds are one jitted computation. Rounds are timed without evaluation, after a
+warm-up; then one evaluation is timed. With `--whole` a workload that has a length (A1) is also run
+to its end with its evaluations, and `total_seconds` is its duration without compilation.
 """
 
 import argparse
@@ -62,9 +62,10 @@ def build(
     devices: Sequence[jax.Device] | None = None,
     memory: int = 0,
 ) -> Simulation:
-    """A workload as the engine sees it, for these devices (None: all that there are).
+    """The engine's simulation of a workload, for these devices (None: all devices of JAX).
 
-    memory: bytes of each of them, where they are not there; 0: that is not known.
+    memory: bytes of each device, for devices that this machine does not have; 0: the free memory
+    of JAX's devices, or unknown if `devices` are given.
     """
     platform = (jax.devices() if devices is None else devices)[0].platform
     task = make_model(work, convolution, dtype, platform)
@@ -126,7 +127,7 @@ def build(
 def make_model(
     work: Workload, convolution: str = "auto", dtype: str = "float32", platform: str = ""
 ) -> Task:
-    """The workload's net, as it runs on a platform ("": this machine's)."""
+    """The workload's model, with the convolutions of a platform ("": this machine's)."""
     net = NAMED["model"][work.model](10, **work.settings)
     if hasattr(net, "kernels"):
         net = net.clone(kernels=kernels.choose(platform or jax.default_backend(), convolution))
@@ -134,7 +135,7 @@ def make_model(
 
 
 def make_federation(work: Workload) -> Federation:
-    """The pool, and who holds what. A single test set is the global one."""
+    """The pool of examples and each client's rows. A single test set is the global one."""
     (train,) = make_rows([work.rows])
     test = global_test = None
     if len(work.test) == 1:
@@ -160,7 +161,11 @@ def make_federation(work: Workload) -> Federation:
 
 
 def time_engine(work: Workload, args, strategy: str) -> dict:
-    """Seconds per round: the median over blocks of about a second, or so many rounds at once."""
+    """Time a workload with a strategy; returns the values of the JSON line.
+
+    The seconds per round are the median over blocks of about a second, or, with --rounds, the mean
+    over that number of rounds without a warm-up.
+    """
     simulation = build(work, strategy, args.convolution, args.chunk, args.dtype)
     engine = Engine(simulation)
     engine.compile()
@@ -192,7 +197,7 @@ def time_engine(work: Workload, args, strategy: str) -> dict:
 
 
 def play_block(engine: Engine, at_most: int) -> float:
-    """Seconds per round of one block, or of exactly `at_most` rounds in the first blocks."""
+    """Seconds per round of one block, or of exactly `at_most` rounds if that is below 10**6."""
     before = engine.session
     goal = engine.played + at_most
     engine.play(at_most)
@@ -203,7 +208,7 @@ def play_block(engine: Engine, at_most: int) -> float:
 
 
 def play_whole(engine: Engine, work: Workload) -> float:
-    """The whole run with its evaluations, from the compiled functions."""
+    """Seconds of the workload's whole run with its evaluations, without compilation."""
     began = time.perf_counter()
     for _ in range(0, work.rounds, work.eval_every):
         goal = engine.played + work.eval_every
@@ -214,7 +219,10 @@ def play_whole(engine: Engine, work: Workload) -> float:
 
 
 def time_central(work: Workload, args) -> dict:
-    """One model, batches of cohort x batch, as many examples a round as a mean cohort has."""
+    """Time the training of one model, in batches of cohort x batch examples.
+
+    A round has as many examples as an average cohort.
+    """
     task = make_model(work, args.convolution, args.dtype)
     federation = jax.tree.map(jnp.asarray, make_federation(work))
     risk = losses.risk(task)
@@ -264,16 +272,16 @@ def main() -> None:
     parser.add_argument("--strategy", default="auto,central", help=", ".join(STRATEGIES))
     parser.add_argument("--convolution", default="auto", choices=CONVOLUTIONS)
     parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
-    parser.add_argument("--chunk", type=int, default=0, help="clients at a time when chunked")
-    parser.add_argument("--seconds", type=float, default=10, help="to measure for, at least")
-    parser.add_argument("--rounds", type=int, default=0, help="just so many, without warm-up")
-    parser.add_argument("--whole", action="store_true", help="play a workload to its end")
+    parser.add_argument("--chunk", type=int, default=0, help="clients per chunk; 0: automatic")
+    parser.add_argument("--seconds", type=float, default=10, help="minimum duration of measuring")
+    parser.add_argument("--rounds", type=int, default=0, help="number of rounds; no warm-up then")
+    parser.add_argument("--whole", action="store_true", help="also run a workload to its end")
     args = parser.parse_args()
     for name in args.workload.split(","):
         work = load(name)
         for strategy in args.strategy.split(","):
             if strategy not in STRATEGIES:
-                parser.error(f"no strategy {strategy!r}; there are {', '.join(STRATEGIES)}")
+                parser.error(f"unknown strategy {strategy!r}; choose from {', '.join(STRATEGIES)}")
             timed = time_central(work, args) if strategy == "central" else None
             timed = timed or time_engine(work, args, strategy)
             numbers = {k: v if isinstance(v, str) else float(f"{v:.4g}") for k, v in timed.items()}

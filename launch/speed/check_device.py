@@ -1,10 +1,10 @@
-"""Checks the device that jax finds: one JSON line.
+"""Checks the device that JAX finds, and prints one JSON line.
 
     python launch/speed/check_device.py [--facts]
 
-A product of matrices is compared with NumPy's in 64 bits, and one round of the quickstart with the
-same round on a CPU (in a process of its own). `difference` is that of the two train losses,
-relative to the CPU's. With --facts the line only says what the device is.
+A float32 matrix product is compared with NumPy's 64-bit product, and one round of the quickstart
+with the same round on a CPU in another process. `difference` is the difference of the two training
+losses relative to the CPU's. With --facts the line only describes the device.
 """
 
 import argparse
@@ -35,15 +35,15 @@ SIZE = 1024
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     only = parser.add_mutually_exclusive_group()
-    only.add_argument("--facts", action="store_true", help="say what the device is")
-    only.add_argument("--round", action="store_true", help="play the round of the comparison")
+    only.add_argument("--facts", action="store_true", help="only describe the device")
+    only.add_argument("--round", action="store_true", help="only run the round to be compared")
     args = parser.parse_args()
     line = facts() if args.facts else play_round() if args.round else check()
     print(json.dumps(line))
 
 
 def facts() -> dict:
-    """What the device is, and which software drives it."""
+    """The kind, number and memory of the devices, and the versions of their software."""
     device = jax.devices()[0]
     memory = (device.memory_stats() or {}).get("bytes_limit")
     return {
@@ -58,7 +58,7 @@ def facts() -> dict:
 
 
 def play_round() -> dict:
-    """One round of the quickstart on whatever device there is."""
+    """Run one round of the quickstart on JAX's default device; returns its loss and accuracy."""
     config = load_config(str(QUICKSTART))
     config["run"] = {"rounds": 1, "eval_every": 1}
     (row,) = fedjax_lab.run(config, quiet=True).metrics
@@ -66,29 +66,29 @@ def play_round() -> dict:
 
 
 def check() -> dict:
-    """The device against a CPU."""
-    here, there = play_round(), play_round_on_cpu()
+    """Compare the device with a CPU; returns the values of the JSON line."""
+    on_device, on_cpu = play_round(), play_round_on_cpu()
     return {
         "device": jax.devices()[0].device_kind,
         "product_error": product_error(),
-        "train_loss": here["train_loss"],
-        "train_loss_on_cpu": there["train_loss"],
-        "accuracy": here["accuracy"],
-        "accuracy_on_cpu": there["accuracy"],
-        "difference": abs(here["train_loss"] / there["train_loss"] - 1),
+        "train_loss": on_device["train_loss"],
+        "train_loss_on_cpu": on_cpu["train_loss"],
+        "accuracy": on_device["accuracy"],
+        "accuracy_on_cpu": on_cpu["accuracy"],
+        "difference": abs(on_device["train_loss"] / on_cpu["train_loss"] - 1),
     }
 
 
 def play_round_on_cpu() -> dict:
-    """`play_round` in a process that sees no other device."""
+    """Call `play_round` in a process that uses the CPU alone."""
     command = [sys.executable, __file__, "--round"]
     environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
-    said = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True)
-    return json.loads(said.stdout.splitlines()[-1])
+    done = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True)
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def product_error() -> float:
-    """The largest error of a float32 product of matrices, relative to its largest element."""
+    """The largest error of a float32 matrix product, relative to the largest element."""
     a, b = np.random.default_rng(0).standard_normal((2, SIZE, SIZE))
     exact = a @ b
     product = jnp.dot(jnp.float32(a), jnp.float32(b), precision="highest")

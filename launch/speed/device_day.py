@@ -1,13 +1,19 @@
-"""Runs the whole measuring plan on the device at hand: one JSON file a step, one page for all.
+"""Runs the whole measuring plan on this machine's device: a JSON file per step, a page for all.
 
     python launch/speed/device_day.py [--out=device_day] [--list] [--only=A1-whole,formulations,W*]
                                [--again=STEP,...] [--limit=600] [--total=3600] [--seconds=5]
 
-The steps, in order of value, are those of device_plan.py: a check, the workloads, every strategy
-with every formulation of convolutions, seeds, large models, bfloat16, sweeps, and the tests. Each
-is a process of its own; one that crashes or runs out of time is recorded as such, and the next one
-starts. What lies in --out is not run again, so that the same command goes on where it was stopped.
-README.md there has the tables, and says which goals are met. Any device will do, a CPU too.
+The steps are those of device_plan.py, the most valuable ones first: a check, the workloads, every
+strategy with every formulation of convolutions, seeds, large models, bfloat16, sweeps, and the
+tests. Each step is a separate process; if it crashes or runs out of time, this is recorded, and the
+next one starts. Steps that have a result in --out are skipped, so the same command continues after
+an interruption. README.md in --out has the tables, and says which goals are met. The script runs on
+any device, including a CPU.
+
+--only, --again   names or groups of steps to run, or to run again; * matches any text
+--list            shows the steps and runs none
+--limit, --total  seconds for one step, and for all steps
+--seconds         for which a benchmark measures, at least
 """
 
 import argparse
@@ -30,15 +36,15 @@ from device_plan import ROOT, Step, plan
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs the command line; returns the exit code."""
+    """Run the command line; returns the exit code."""
     args = parse(arguments)
     heed_signals()
     try:
         return carry_out(args)
     except KeyboardInterrupt:
-        print("interrupted; the same command goes on", file=sys.stderr)
+        print("interrupted; the same command continues", file=sys.stderr)
         return 130
-    except BrokenPipeError:  # nobody reads the output any more; Python flushes it once again
+    except BrokenPipeError:  # the reader has gone, and Python flushes stdout once more at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except OSError as error:
@@ -46,14 +52,14 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def heed_signals() -> None:
-    """A lost connection or SIGTERM ends this script as Ctrl-C does: no step outlives it."""
+    """Treat a lost connection and SIGTERM like Ctrl-C, so that no step outlives this script."""
     for number in (signal.SIGHUP, signal.SIGTERM):
-        if signal.getsignal(number) == signal.SIG_DFL:  # nohup ignores the first
+        if signal.getsignal(number) == signal.SIG_DFL:  # nohup sets SIGHUP to be ignored
             signal.signal(number, signal.default_int_handler)
 
 
 def carry_out(args: argparse.Namespace) -> int:
-    """Runs or lists the steps that the flags choose; returns the exit code."""
+    """Run or list the steps chosen by the flags; returns the exit code."""
     steps = plan(args.seconds)
     chosen, again = choose(steps, args.only), choose(steps, args.again)
     if args.list:
@@ -77,41 +83,47 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         "--out", type=Path, default=Path("device_day"), help="folder of all results"
     )
     parser.add_argument("--list", action="store_true", help="show the steps and run none")
-    parser.add_argument("--only", default="*", help="steps or groups of them; * is any text")
-    parser.add_argument("--again", default="", help="steps to run although they have results")
-    parser.add_argument("--limit", type=float, default=600, help="seconds for a step")
-    parser.add_argument("--total", type=float, default=float("inf"), help="seconds for all of them")
-    parser.add_argument("--seconds", type=float, default=5, help="that a benchmark measures for")
+    parser.add_argument("--only", default="*", help="steps or groups to run; * matches any text")
+    parser.add_argument("--again", default="", help="steps to run again although they have results")
+    parser.add_argument("--limit", type=float, default=600, help="seconds for one step")
+    parser.add_argument("--total", type=float, default=float("inf"), help="seconds for all steps")
+    parser.add_argument("--seconds", type=float, default=5, help="minimum seconds of a benchmark")
     return parser.parse_args(arguments)
 
 
 def choose(steps: list[Step], words: str) -> list[Step]:
-    """The steps whose name or group is one of the words. SystemExit where a word fits none."""
+    """The steps whose name or group matches one of the comma-separated `words`.
+
+    Raises SystemExit if a word matches no step.
+    """
     patterns = [word for word in words.split(",") if word]
     for pattern in patterns:
         if not any(fits(step, pattern) for step in steps):
             groups = ", ".join(dict.fromkeys(step.group for step in steps))
-            raise SystemExit(f"error: no step {pattern!r}; see --list; the groups are {groups}")
+            raise SystemExit(f"error: unknown step {pattern!r}; see --list; groups: {groups}")
     return [step for step in steps if any(fits(step, pattern) for pattern in patterns)]
 
 
 def fits(step: Step, pattern: str) -> bool:
-    """Whether the pattern is the name of the step or of its group."""
+    """Whether the pattern matches the name or the group of the step."""
     return any(fnmatch.fnmatchcase(name, pattern) for name in (step.name, step.group))
 
 
 def shown(step: Step) -> str:
-    """The step's command as one types it."""
+    """The step's command, as typed in a shell."""
     variables = (f"{name}={value}" for name, value in step.environment.items())
     return " ".join((*variables, "python", *map(shlex.quote, step.command)))
 
 
 def find_device(out: Path) -> dict:
-    """What the device is, for all steps. SystemExit where `out` holds results of another one."""
+    """Facts about the device, kept in out/device.json.
+
+    Raises SystemExit if JAX finds no device, or if `out` holds results of another one.
+    """
     command = [sys.executable, "launch/speed/check_device.py", "--facts"]
     done = subprocess.run(command, cwd=ROOT, env=environment({}), capture_output=True, text=True)
     if done.returncode:
-        raise SystemExit(f"error: jax finds no device: {last_line(done.stderr)}")
+        raise SystemExit(f"error: JAX finds no device: {last_line(done.stderr)}")
     facts = {**objects(done.stdout)[-1], "commit": commit(), "date": time.strftime("%Y-%m-%d")}
     file = out / "device.json"
     if file.exists():
@@ -125,7 +137,7 @@ def find_device(out: Path) -> dict:
 
 
 def commit() -> str:
-    """The project's version under git, where there is one."""
+    """The commit of the repository as `git describe` names it; "" without git."""
     command = ["git", "describe", "--always", "--dirty"]
     try:
         return subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout.strip()
@@ -134,20 +146,20 @@ def commit() -> str:
 
 
 def environment(more: dict[str, str]) -> dict[str, str]:
-    """That of a step: this checkout's package is the one that it imports."""
+    """The environment variables of a step, in which Python imports this checkout's package."""
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     return {**os.environ, "PYTHONPATH": path, **more}
 
 
 def run_all(steps: list[Step], out: Path, limit: float, end: float) -> Iterator[Step]:
-    """Runs the steps without a result, until the clock says `end`. Gives each that has one now."""
+    """Run the steps that have no result, until time.monotonic() is `end`; yields each one run."""
     for step in steps:
         file, left = out / f"{step.name}.json", end - time.monotonic()
         if file.exists():
             continue
         result = run(step, out, min(limit, left)) if left > 0 else None
         if result is None or (result["status"] == "out of time" and left < limit):
-            print("no time is left; the same command goes on", flush=True)
+            print("no time is left; the same command continues", flush=True)
             return
         write(file, result)
         how = f"{result['status']:<11} {result['seconds']:6.1f} s  {result.get('error', '')}"
@@ -156,7 +168,7 @@ def run_all(steps: list[Step], out: Path, limit: float, end: float) -> Iterator[
 
 
 def run(step: Step, out: Path, limit: float) -> dict:
-    """What the step measured, and how it ended."""
+    """Run a step for at most `limit` seconds; returns its measurements and how it ended."""
     runs, log = (out / "runs" / step.name).absolute(), out / f"{step.name}.log"
     shutil.rmtree(runs, ignore_errors=True)
     command = [sys.executable, *(word.replace("{runs}", str(runs)) for word in step.command)]
@@ -180,7 +192,10 @@ def run(step: Step, out: Path, limit: float) -> dict:
 
 
 def call(command: list[str], log, environment: dict[str, str], limit: float) -> int | None:
-    """The exit code, or None where the command and all that it started were killed in the end."""
+    """Run a command; returns its exit code, or None if it ran out of time.
+
+    When it runs out of time, or this script is interrupted, all of its processes are killed.
+    """
     process = subprocess.Popen(
         command,
         cwd=ROOT,
@@ -195,13 +210,13 @@ def call(command: list[str], log, environment: dict[str, str], limit: float) -> 
     except subprocess.TimeoutExpired:
         return None
     finally:
-        if process.poll() is None:  # out of time, or this script is interrupted
+        if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
 
 
 def objects(text: str) -> list[dict]:
-    """The JSON objects among the lines."""
+    """The JSON objects among the lines of the text."""
     parsed = []
     for line in text.splitlines():
         with contextlib.suppress(ValueError):
@@ -210,7 +225,7 @@ def objects(text: str) -> list[dict]:
 
 
 def summaries(folder: Path) -> list[dict]:
-    """The runs that a step has left in its folder."""
+    """Figures from the summary.json of each run in a step's folder."""
     lines = []
     for file in sorted(folder.glob("**/summary.json")):
         summary = json.loads(file.read_text())
@@ -221,7 +236,7 @@ def summaries(folder: Path) -> list[dict]:
 
 
 def tests(text: str) -> list[dict]:
-    """What pytest counts in its last line, and the names of the tests that failed."""
+    """The counts in pytest's last line, and the names of the failed tests; empty without them."""
     match = re.search(r"^(?:=+ )?(\d+ \w+(?:, \d+ \w+)*) in [\d.]+s", text, re.MULTILINE)
     if not match:
         return []
@@ -230,27 +245,27 @@ def tests(text: str) -> list[dict]:
 
 
 def last_line(text: str) -> str:
-    """The last line that names an exception, or else the last that is not empty; shortened."""
+    """The last line that names an exception, or else the last non-empty line; 300 characters."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     named = [line for line in lines if re.match(r"[\w.]+(Error|Exception|Interrupt): ", line)]
     return (named or lines or [""])[-1][:300]
 
 
 def write_page(facts: dict, steps: list[Step], out: Path) -> Path:
-    """Writes the tables of all results that there are; returns their file."""
+    """Write the page of all existing results; returns its file."""
     file = out / "README.md"
     file.write_text(device_page.page(facts, steps, read_all(steps, out)))
     return file
 
 
 def read_all(steps: list[Step], out: Path) -> dict[str, dict]:
-    """The results that there are, by step."""
+    """All existing results, {name of the step: result}."""
     files = {step.name: out / f"{step.name}.json" for step in steps}
     return {name: json.loads(file.read_text()) for name, file in files.items() if file.exists()}
 
 
 def write(file: Path, content: dict) -> None:
-    """The whole file or none."""
+    """Write a JSON file atomically."""
     unfinished = file.with_suffix(".tmp")
     unfinished.write_text(json.dumps(content, indent=1) + "\n")
     unfinished.replace(file)

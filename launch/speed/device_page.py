@@ -1,4 +1,4 @@
-"""The results of `device_day.py` as one page of Markdown. Standard library only."""
+"""Formats the results of `device_day.py` as one page of Markdown. Standard library only."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -24,7 +24,7 @@ RUNS = {
     "compile_seconds": "s to compile",
     "peak_memory_bytes": "peak bytes",
 }
-TABLES: dict[str, tuple[str, dict[str, str]]] = {  # group: its title, and its columns by key
+TABLES: dict[str, tuple[str, dict[str, str]]] = {  # {group: (title, {key: title of the column})}
     "check": (
         "Check",
         {
@@ -67,7 +67,7 @@ FACTS = {
 
 
 def page(facts: dict, steps: list[Step], results: dict[str, dict]) -> str:
-    """What was measured on the device, the goals first, and the commands that measured it."""
+    """The page: facts about the device, goals, a table for each group, and the commands."""
     parts = [f"# Measured on {facts['devices']} x {facts['device']}"]
     parts.append(table(["", ""], [[title, facts.get(key)] for key, title in FACTS.items()]))
     parts += ["## Goals", table(["goal", "at most", "measured", ""], goals(steps, results))]
@@ -79,14 +79,14 @@ def page(facts: dict, steps: list[Step], results: dict[str, dict]) -> str:
             parts += [f"## {title}", table(header, rows)]
     missing = [step.name for step in steps if step.name not in results]
     if missing:
-        parts.append(f"Not run: {len(missing)} of {len(steps)} steps.")
+        parts.append(f"{len(missing)} of {len(steps)} steps have not been run.")
     commands = "\n".join(result["command"] for result in results.values())
     parts += ["## Commands", f"```bash\n{commands}\n```"]
     return "\n\n".join(parts) + "\n"
 
 
 def goals(steps: list[Step], results: dict[str, dict]) -> list[list]:
-    """One row for each step that has a goal."""
+    """The rows of the table of goals, one for each step that has a goal."""
     rows = []
     for step in steps:
         if step.goal is None:
@@ -101,7 +101,7 @@ def goals(steps: list[Step], results: dict[str, dict]) -> list[list]:
 
 
 def result_rows(result: dict, columns: Iterable[str]) -> list[list]:
-    """One row for each object that the step printed, at least one."""
+    """The rows of a step: one for each JSON object that it printed, and at least one."""
     ended = f"{result['status']}: {result['error']}" if "error" in result else result["status"]
     return [
         [result["step"], *(line.get(key) for key in columns), result["seconds"], ended]
@@ -110,13 +110,13 @@ def result_rows(result: dict, columns: Iterable[str]) -> list[list]:
 
 
 def table(header: list[str], rows: list[list]) -> str:
-    """A table of Markdown."""
+    """A Markdown table."""
     lines = [header, ["---"] * len(header), *([cell(value) for value in row] for row in rows)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def cell(value: Any) -> str:
-    """A value as text that keeps its place in a table."""
+    """A value as the text of a Markdown table's cell."""
     if value is None:
         return ""
     if isinstance(value, float):

@@ -1,7 +1,7 @@
-"""What a compiled program does, added up from XLA's text: kernels, operations, bytes, collectives.
+"""The cost of a compiled program from XLA's text: kernels, operations, bytes and collectives.
 
-`compiled.cost_analysis()` counts the body of a loop once, however often it runs. Here it counts as
-often as the loop turns.
+Unlike `compiled.cost_analysis()`, which counts the body of a loop once, this module multiplies it
+by the number of iterations.
 """
 
 import re
@@ -17,7 +17,7 @@ COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "coll
 # Opcodes that move no data.
 FREE = {"parameter", "constant", "get-tuple-element", "tuple", "bitcast", "after-all", "iota"}
 FREE |= {"partition-id", "replica-id", "opt-barrier", "async-update", "async-done"}
-SLICES = {"slice", "dynamic-slice", "gather"}  # they read no more than they give
+SLICES = {"slice", "dynamic-slice", "gather"}  # they read only as many bytes as they return
 
 _HEADER = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\) -> .* \{\s*$")
 _NAME = re.compile(r"^\s*(ROOT )?%?([\w.\-]+) = ")
@@ -25,20 +25,20 @@ _SHAPE = re.compile(r"\b([a-z]+\d*\w*)\[([\d,]*)\]")
 
 
 class Instruction(NamedTuple):
-    """One line of a computation."""
+    """One instruction (a line) of an HLO computation."""
 
     name: str
     shape: str  # of its result, as XLA writes it
     opcode: str
     operands: list[str]
-    rest: str  # of the line, after the opening parenthesis
+    rest: str  # the text of the line after the opening parenthesis
     is_root: bool
 
 
 class Cost(NamedTuple):
-    """Sums over a program and one device."""
+    """The cost of a program on one device."""
 
-    kernels: float  # operations that are started, fused ones counted once
+    kernels: float  # number of launched operations; a fusion counts once
     flops: float  # of convolutions and products of matrices; an addition counts as one
     bytes: float  # that kernels read and write
     cycles: float  # as a TPU's compiler estimates them
@@ -53,13 +53,14 @@ def cost(text: str, trips: Trips) -> Cost:
 
     Args:
       text: `compiled.as_text()`.
-      trips: depth of a loop (0: outermost) -> how often it turns, where XLA does not know that.
+      trips: depth of a loop (0: outermost) -> assumed number of iterations, for loops whose number
+        is not in the program.
     """
     return _Program(text, trips).total()
 
 
 class _Program:
-    """A parsed program, with what was already computed of its fused computations."""
+    """A parsed program, with a cache of the operations of its fused computations."""
 
     def __init__(self, text: str, trips: Trips):
         self.computations, self.entry = parse(text)
@@ -70,14 +71,14 @@ class _Program:
         return self._of(self.entry, 0)
 
     def _of(self, name, depth):
-        """The cost of a computation whose instructions run one by one."""
+        """The cost of a computation whose instructions run one after another."""
         instructions = self.computations.get(name, [])
         table = {each.name: each for each in instructions}
         total = _sum(self._of_one(each, table, depth) for each in instructions)
         return total._replace(collectives=total.collectives + self._fused_collectives(instructions))
 
     def _fused_collectives(self, instructions):
-        """Bytes by kind of what is fused; a collective that several kernels share counts once."""
+        """Bytes by kind of fused collectives; one that several kernels share counts once."""
         sent = {}
         for each in instructions:
             name = _called(each, "calls") if each.opcode == "fusion" else ""
@@ -126,7 +127,7 @@ class _Program:
         return _product_flops(each, shapes)
 
     def _bytes(self, each, table):
-        """Bytes that an instruction reads and writes. An update in place touches its part alone."""
+        """Bytes that an instruction reads and writes; an in-place update counts only its part."""
         operands = [num_bytes(table[name].shape) if name in table else 0 for name in each.operands]
         if each.opcode in SLICES:
             return 2 * num_bytes(each.shape)
@@ -159,7 +160,7 @@ class _Program:
 
 
 def _sent(each, table):
-    """Bytes of a collective: what it gathers, or else what each device puts in."""
+    """Bytes of a collective: gathered by an all-gather, or else contributed by each device."""
     given = sum(num_bytes(table[name].shape) for name in each.operands if name in table)
     if not each.opcode.startswith("all-gather"):
         return given
@@ -183,7 +184,7 @@ def _times(turns: float, each: Cost) -> Cost:
 
 
 def parse(text: str) -> tuple[dict[str, list[Instruction]], str]:
-    """The instructions of each computation by its name, and the name of the first one."""
+    """Parse XLA's text: {name of a computation: its instructions}, and the entry's name."""
     computations: dict[str, list[Instruction]] = {}
     entry = current = ""
     for line in text.splitlines():
@@ -206,7 +207,7 @@ def _instruction(start, line):
 
 
 def _closing(text):
-    """Where the parenthesis that begins the text is closed."""
+    """The index at which the parenthesis that begins the text is closed."""
     depth = 0
     for i, character in enumerate(text):
         depth += {"(": 1, ")": -1}.get(character, 0)
@@ -216,26 +217,26 @@ def _closing(text):
 
 
 def dimensions(shape: str) -> list[tuple[int, ...]]:
-    """Of the arrays of a shape as XLA writes it; [()] for none."""
-    arrays = [tuple(int(n) for n in found[2].split(",") if n) for found in _arrays(shape)]
+    """The dimensions of each array of a shape as XLA writes it; [()] for none."""
+    arrays = [tuple(int(n) for n in match[2].split(",") if n) for match in _arrays(shape)]
     return arrays or [()]
 
 
 def num_bytes(shape: str) -> int:
-    """Of the arrays of a shape, as XLA writes it, without padding."""
+    """The bytes of all arrays of a shape as XLA writes it, without padding."""
     return sum(
-        BITS.get(found[1], 8) * int(np.prod([int(n) for n in found[2].split(",") if n])) // 8
-        for found in _arrays(shape)
+        BITS.get(match[1], 8) * int(np.prod([int(n) for n in match[2].split(",") if n])) // 8
+        for match in _arrays(shape)
     )
 
 
 def _arrays(shape) -> Iterator[re.Match]:
-    return (found for found in _SHAPE.finditer(shape) if found[1] in BITS or found[1][:2] == "f8")
+    return (match for match in _SHAPE.finditer(shape) if match[1] in BITS or match[1][:2] == "f8")
 
 
 def _called(each, key):
-    found = re.search(rf"\b{key}=%?([\w.\-]+)", each.rest)
-    return found[1] if found else ""
+    match = re.search(rf"\b{key}=%?([\w.\-]+)", each.rest)
+    return match[1] if match else ""
 
 
 def _branches(each):
@@ -246,16 +247,16 @@ def _branches(each):
 
 
 def _source(name, table):
-    """The parameter that a value is, through bitcasts and copies."""
+    """The name of the value behind a chain of bitcasts, copies and conversions."""
     while name in table and table[name].opcode in ("bitcast", "copy", "convert"):
         name = table[name].operands[0]
     return name
 
 
 def known_trips(loop: Instruction, computations: dict[str, list[Instruction]]) -> int | None:
-    """How often a loop turns; None where that is not in the program.
+    """The number of iterations of a loop; None if the program does not determine it.
 
-    As the compiler notes it, or the only number with which the loop's condition compares.
+    It is the compiler's annotation, or the only integer constant in the loop's condition.
     """
     if noted := re.search(r'known_trip_count":\{"n":"(\d+)"', loop.rest):
         return int(noted[1])
@@ -264,7 +265,7 @@ def known_trips(loop: Instruction, computations: dict[str, list[Instruction]]) -
 
 
 def _integers(name, computations):
-    """The integer constants of a computation and of those that it calls."""
+    """The integer constants of a computation and of the computations that it calls."""
     for each in computations.get(name, []):
         if each.opcode == "constant" and re.match(r"[su]32\[\]", each.shape):
             yield int(re.match(r"-?\d+", each.rest)[0])
@@ -273,13 +274,16 @@ def _integers(name, computations):
 
 
 def _convolution_flops(each, operands):
-    """Two for each pair of an input and a kernel's place that meet; padding meets nothing."""
+    """Operations of a convolution: two for each product of an input and a kernel's weight.
+
+    Products with padding do not count.
+    """
     labels = re.search(r"dim_labels=(\w+)_(\w+)->(\w+)", each.rest)
     out = dimensions(each.shape)[0]
     if labels is None or len(operands) < 2:
         return 0
     x, w, y = operands[0], operands[1], out
-    if "convBackwardInput" in each.rest:  # a call of cuDNN is labeled as the forward pass
+    if "convBackwardInput" in each.rest:  # cuDNN calls have the labels of the forward pass
         x, w, y = out, operands[1], operands[0]
     elif "convBackwardFilter" in each.rest:
         x, w, y = operands[0], out, operands[1]
@@ -294,7 +298,7 @@ def _convolution_flops(each, operands):
 
 
 def _meetings(inputs, outputs, size, window, axis):
-    """How many pairs of an output and a kernel's place meet an input, along one axis."""
+    """The number of pairs (output, kernel position) along one axis whose input is not padding."""
 
     def setting(name, default):
         return window.get(name, "x".join([default] * (axis + 1))).split("x")[axis]
@@ -308,11 +312,11 @@ def _meetings(inputs, outputs, size, window, axis):
 
 
 def _product_flops(each, operands):
-    """Two for each number of the result and each place of the sum."""
-    found = re.search(r"lhs_contracting_dim(?:s|ensions\")[=:][{\[]([^}\]]*)", each.rest)
-    if found is None or not operands:
+    """Operations of a matrix product: two for each element of the result and contracted index."""
+    match = re.search(r"lhs_contracting_dim(?:s|ensions\")[=:][{\[]([^}\]]*)", each.rest)
+    if match is None or not operands:
         return 0
-    axes = [int(n) for n in re.findall(r"\d+", found[1])]
+    axes = [int(n) for n in re.findall(r"\d+", match[1])]
     return (
         2
         * int(np.prod(dimensions(each.shape)[0]))

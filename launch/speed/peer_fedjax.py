@@ -2,14 +2,14 @@
 
     python launch/speed/peer_fedjax.py --workload=W2 [--rounds=9]
 
-Needs, in an environment of its own with Python 3.11, as these are no dependencies of this project
-and older than what it needs itself:
+Needs the following packages in a separate environment with Python 3.11. They are not dependencies
+of this project, which requires newer versions of some of them:
 
     pip install fedjax==0.0.17 jax==0.4.30 jaxlib==0.4.30 dm-haiku==0.0.13 "numpy<2"
 
 Prints one JSON line: the median over `--rounds` rounds, after 3 rounds of warm-up, without
 evaluation. FedJAX fills a client's last short batch with further examples of that client; they
-cost it time and are not counted.
+take time, but do not count as examples here.
 """
 
 import argparse
@@ -25,12 +25,12 @@ except ModuleNotFoundError as error:
 
 
 def mlp() -> list:
-    """64-64-10."""
+    """The layers of a perceptron with 64 inputs, 64 hidden units and 10 classes."""
     return [hk.Flatten(), hk.Linear(64), jax.nn.relu, hk.Linear(10)]
 
 
 def mcmahan_cnn() -> list:
-    """Two 5x5 convolutions with pooling, and two dense layers."""
+    """The layers of McMahan's CNN: two 5x5 convolutions with pooling, and two dense layers."""
     layers = []
     for channels in (32, 64):
         layers += [hk.Conv2D(channels, 5), jax.nn.relu, hk.MaxPool(2, 2, "SAME", channel_axis=-1)]
@@ -51,9 +51,9 @@ def model_of(work: Workload) -> fedjax.Model:
 
 
 def algorithm_of(work: Workload, model: fedjax.Model) -> fedjax.FederatedAlgorithm:
-    """FedJAX's federated averaging: local SGD, the server takes the size-weighted mean."""
+    """FedJAX's federated averaging: local SGD, and the size-weighted mean on the server."""
     batches = fedjax.ShuffleRepeatBatchHParams(work.batch, num_epochs=work.epochs)
-    with fedjax.for_each_client_backend("jit"):  # also the default
+    with fedjax.for_each_client_backend("jit"):  # FedJAX's default
         return fed_avg.federated_averaging(
             grad_fn=fedjax.model_grad(model),
             client_optimizer=fedjax.optimizers.sgd(work.lr),
@@ -63,7 +63,7 @@ def algorithm_of(work: Workload, model: fedjax.Model) -> fedjax.FederatedAlgorit
 
 
 def round_of(work: Workload, algorithm: fedjax.FederatedAlgorithm):
-    """The function that plays one round on the server's state."""
+    """Make the function that runs one round: ((server, key), ids) -> (server, key)."""
     held = {i: {"x": work.x[rows], "y": work.y[rows]} for i, rows in enumerate(work.rows)}
     data = fedjax.InMemoryFederatedData(held)
 
@@ -81,7 +81,7 @@ def round_of(work: Workload, algorithm: fedjax.FederatedAlgorithm):
 
 
 def main() -> None:
-    """Measures one workload."""
+    """Measure the workload of the command line and print its line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--workload", required=True, choices=["W1", "W2", "W3", "W4"])
     parser.add_argument("--rounds", type=int, default=9)

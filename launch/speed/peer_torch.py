@@ -1,12 +1,12 @@
-"""Times a plain PyTorch loop over the sampled clients: the form most published code has.
+"""Times a plain PyTorch loop over the sampled clients, the form of most published code.
 
     python launch/speed/peer_torch.py --workload=W1 [--rounds=9] [--threads=1]
 
-Needs torch and numpy (measured with torch 2.13.0 on a CPU). They are no dependencies of this
-project, so give this script an environment of its own. Prints one JSON line: the median over
-`--rounds` rounds, after 3 rounds of warm-up, without evaluation. Without `--threads` PyTorch takes
-one thread per core; where other programs use the cores too, its threads wait for each other, and
-small models are much faster with one.
+Needs torch and numpy (measured with torch 2.13.0 on a CPU). torch is not a dependency of this
+project, so run this script in a separate environment. Prints one JSON line: the median over
+`--rounds` rounds, after 3 rounds of warm-up, without evaluation. Without `--threads` PyTorch uses
+one thread per core; if other programs use the cores too, its threads wait for each other, and small
+models are much faster with one thread.
 """
 
 import argparse
@@ -27,7 +27,7 @@ def block(channels_in: int, channels_out: int, padding: int | str) -> list[nn.Mo
 
 
 def cnn(padding: int | str, features: int) -> nn.Module:
-    """McMahan's CNN, with "same" or without padding; `features` reach its dense layers."""
+    """McMahan's CNN with "same" or no padding; `features` is the input size of its dense layers."""
     head = [nn.Flatten(), nn.Linear(features, 512), nn.ReLU(), nn.Linear(512, 10)]
     return nn.Sequential(*block(1, 32, padding), *block(32, 64, padding), *head)
 
@@ -40,7 +40,7 @@ def pfl_cnn() -> nn.Module:
 
 
 def mlp() -> nn.Module:
-    """64-64-10."""
+    """A perceptron with 64 inputs, 64 hidden units and 10 classes."""
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
 
 
@@ -53,7 +53,7 @@ MODELS = {
 
 
 def split(work: Workload) -> list[tuple[Tensor, Tensor]]:
-    """Each client's images, channels first, and labels."""
+    """The images (channels first) and labels of each client."""
     x = torch.from_numpy(work.x).movedim(-1, 1)
     y = torch.from_numpy(work.y).long()
     return [(x[rows].contiguous(), y[rows]) for rows in map(torch.from_numpy, work.rows)]
@@ -70,14 +70,14 @@ def train(model: nn.Module, x: Tensor, y: Tensor, work: Workload) -> None:
 
 @torch.no_grad()
 def step(parameters: Iterable[Tensor], lr: float) -> None:
-    """One step of plain SGD; on the MLP a round is a third shorter than with torch.optim.SGD."""
+    """One step of plain SGD; with the MLP a round takes a third less time than torch.optim.SGD."""
     for p in parameters:
         p.add_(p.grad, alpha=-lr)
         p.grad = None
 
 
 def round_of(work: Workload, model: nn.Module):
-    """The function that plays one round on the global weights."""
+    """Make the function that trains one round: (global weights, client ids) -> global weights."""
     clients = split(work)
     local = list(model.parameters())
 
@@ -97,11 +97,11 @@ def round_of(work: Workload, model: nn.Module):
 
 
 def main() -> None:
-    """Measures one workload."""
+    """Measure the workload of the command line and print its line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--workload", required=True, choices=WORKLOADS)
     parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--threads", type=int, help="default: PyTorch's own, one per core")
+    parser.add_argument("--threads", type=int, help="PyTorch's threads; default: one per core")
     flags = parser.parse_args()
     if flags.threads:
         torch.set_num_threads(flags.threads)

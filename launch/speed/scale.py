@@ -1,15 +1,17 @@
-"""Memory and time where private state or examples are larger than a device: one JSON line each.
+"""Measures memory and time with more private state or examples than a device holds.
 
     python launch/speed/scale.py state --clients=300000 [--state=auto|host|disk]
                                        [--method=scaffold|fedavg] [--rounds=300]
     python launch/speed/scale.py pool --file=/scratch/pool.bin --gigabytes=20 [--data=auto|stream]
 
-`state`: SCAFFOLD (or FedAvg) with the small MLP (64-64-10), 20 of the clients a round, 20 examples
-each, of a pool that they share. `pool`: FedAvg with an MLP on images 32x32x3 in a file, which is
-made where it is not there, 50 examples a client, 50 clients a round. One process measures one case,
-because `peak_bytes` is the most memory that the process has had; `anonymous_bytes` leaves out pages
-of files, which the system takes back when it needs them. `device_bytes`: arrays on the devices.
-`--cold` drops the file from the system's cache first.
+`state` runs SCAFFOLD or FedAvg with a small MLP (64-64-10), 20 clients per round, and 20 examples
+for each client from a shared pool. `pool` runs FedAvg with an MLP on 32x32x3 images from a file,
+which is created if it does not exist, with 50 examples for each client and 50 clients per round.
+
+Prints one JSON line. `peak_bytes` is the peak memory of the process, so one process measures one
+case; `anonymous_bytes` leaves out file-backed pages, which the system reclaims when it needs
+memory; `device_bytes` is the size of the arrays on the devices. `--full` gives every client private
+state from the start. `--cold` first drops the file from the system's cache.
 """
 
 import argparse
@@ -45,7 +47,7 @@ IMAGE = (32, 32, 3)
 
 
 def main() -> None:
-    """Reads the flags and prints the line."""
+    """Measure the case of the command line and print its line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
@@ -54,25 +56,25 @@ def main() -> None:
     state.add_argument("--clients", type=int, default=300_000)
     state.add_argument("--state", choices=("auto", "host", "disk"), default="host")
     state.add_argument("--method", choices=("scaffold", "fedavg"), default="scaffold")
-    state.add_argument("--full", action="store_true", help="everybody has something from the start")
+    state.add_argument("--full", action="store_true", help="give every client state at the start")
     pool.add_argument("--file", type=Path, required=True)
     pool.add_argument("--gigabytes", type=float, default=20)
     pool.add_argument("--data", choices=("auto", "stream"), default="stream")
     pool.add_argument("--cold", action="store_true")
     for command in (state, pool):
         command.add_argument("--rounds", type=int, default=300)
-        command.add_argument("--folder", type=Path, help="for files of the engine's own")
+        command.add_argument("--folder", type=Path, help="folder for the engine's files")
     args = parser.parse_args()
     if args.command == "state" and args.clients < 20:
-        parser.error(f"--clients must be at least 20, those of a round, got {args.clients}")
+        parser.error(f"--clients={args.clients} must be at least 20, the number in a round")
     if args.command == "pool" and not args.file.parent.is_dir():
-        parser.error(f"--file: there is no folder {args.file.parent}")
+        parser.error(f"--file={args.file}: the folder {args.file.parent} does not exist")
     simulation = of_state(args) if args.command == "state" else of_pool(args)
     print(json.dumps(vars(args) | measure(simulation, args), default=str), flush=True)
 
 
 def of_state(args) -> Simulation:
-    """A large population whose method keeps a model for each client."""
+    """The simulation of a large population; SCAFFOLD keeps private state for each client."""
     rng = np.random.default_rng(0)
     x = rng.standard_normal((20_000, 64), np.float32)
     federation = make_federation(x, args.clients, 20)
@@ -83,7 +85,7 @@ def of_state(args) -> Simulation:
 
 
 def of_pool(args) -> Simulation:
-    """Many examples, each of one client."""
+    """The simulation of many examples, each of which belongs to one client."""
     size = int(np.prod(IMAGE))
     count = int(args.gigabytes * 1e9 / size) // 50 * 50
     make_file(args.file, count, size)
@@ -99,7 +101,7 @@ def of_pool(args) -> Simulation:
 
 
 def make_federation(x: np.ndarray, clients: int, examples: int) -> Federation:
-    """So many examples for each client, in turn; random labels."""
+    """A federation whose clients hold `examples` rows of x each, in turn; labels are random."""
     count = clients * examples
     rows = Rows(
         start=np.arange(0, count, examples, dtype=np.int32),
@@ -113,7 +115,7 @@ def make_federation(x: np.ndarray, clients: int, examples: int) -> Federation:
 
 
 def simulate(federation, method, task, plan, state="auto", data="auto") -> Simulation:
-    """One seed of these."""
+    """The simulation of one seed."""
     lent = Devices(len(jax.devices()), parallel.free_memory(), of_host=True)
     asked = {"state": state, "data": data}
     division = divide([method], [federation], CLASSES, plan.cohort, lent, **asked)
@@ -132,7 +134,7 @@ def simulate(federation, method, task, plan, state="auto", data="auto") -> Simul
 
 
 def make_file(file: Path, count: int, size: int) -> None:
-    """Random bytes, unless a file of this length is there."""
+    """Write count x size random bytes, unless the file has at least this size already."""
     if file.exists() and file.stat().st_size >= count * size:
         return
     block = np.random.default_rng(0).bytes(1 << 26)
@@ -143,19 +145,19 @@ def make_file(file: Path, count: int, size: int) -> None:
 
 
 def fill(store: HostState) -> None:
-    """Gives each client a state that is not zero, as after many rounds."""
+    """Give each client a nonzero private state, as after many rounds."""
     for ids in store.pieces():
         store.write(ids, jax.tree.map(lambda a: a + a.dtype.type(1e-6), store.read(ids)))
 
 
 def drop(file: Path) -> None:
-    """Takes a file out of the system's cache."""
+    """Drop a file from the system's cache."""
     with file.open("rb") as content:
         os.posix_fadvise(content.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def measure(simulation: Simulation, args) -> dict:
-    """Plays so many rounds after as many to warm up, and evaluates."""
+    """Time --rounds rounds after as many rounds of warm-up, then evaluate; returns the figures."""
     began = time.perf_counter()
     engine = Engine(simulation, folder=args.folder)
     if getattr(args, "full", False):

@@ -1,15 +1,15 @@
-"""How much faster seeds are in one vmapped computation than one after another: JSON lines.
+"""Times seeds in one vmapped computation against seeds one after another; prints JSON lines.
 
     python launch/speed/sweep_speed.py [--workload=W2,cnn] [--seeds=2,4,8] [--seconds=5]
                                        [--rounds=200]
 
-`ratio` is n times the seconds of a round of one seed, over those of a round of n seeds in one
-vmapped computation: the medians over blocks of about a second, compiled, without evaluation.
-`ratio_of_runs` is that of whole runs of --rounds rounds, each of which is compiled. All are timed
-in turn, so that what else the machine does hits them alike; `load` is how many processes wanted a
-core in the last minute. Pairs are of one seed and of n at once. W2 and the other workloads are
-those of workloads.py; `cnn` is 20 clients of 64 28x28 images, 10 a round in batches of 32, with
-simple_cnn.
+There is a line for each number of seeds n. `ratio` is n times the seconds of a round of one seed,
+divided by the seconds of a round of n seeds in one vmapped computation; both are medians over
+blocks of about a second, without compilation and evaluation. `ratio_of_runs` is the same for whole
+runs of --rounds rounds including compilation. Lists of two numbers are for one seed and for n seeds
+at once. The blocks alternate, so that other work on the machine affects all of them alike; `load`
+is the machine's load average over the last minute. The workloads are those of workloads.py, and
+`cnn`: 20 clients of 64 28x28 images, 10 clients per round, batches of 32, simple_cnn.
 """
 
 import argparse
@@ -34,9 +34,9 @@ SMALL_CNN = "cnn"
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--workload", default=f"W2,{SMALL_CNN}")
-    parser.add_argument("--seeds", default="2,4,8", help="how many at once")
-    parser.add_argument("--seconds", type=float, default=5, help="to measure each for, at least")
-    parser.add_argument("--rounds", type=int, default=200, help="of a whole run")
+    parser.add_argument("--seeds", default="2,4,8", help="numbers of seeds computed at once")
+    parser.add_argument("--seconds", type=float, default=5, help="minimum seconds for each number")
+    parser.add_argument("--rounds", type=int, default=200, help="rounds of a whole run")
     args = parser.parse_args()
     for name in args.workload.split(","):
         work = small_cnn() if name == SMALL_CNN else load(name)
@@ -46,14 +46,14 @@ def main() -> None:
 
 
 def small_cnn() -> Workload:
-    """W4 cut down."""
+    """The workload `cnn`: W4 with fewer images, clients per round and epochs, and simple_cnn."""
     work = load("W4")
     rows = [client_rows[:64] for client_rows in work.rows]
     return work._replace(rows=rows, cohort=10, epochs=1, model="simple_cnn")
 
 
 def compare(work: Workload, counts: list[int], seconds: float, rounds: int) -> list[dict]:
-    """One line for each number of seeds."""
+    """The values of the JSON lines, one for each number of seeds in `counts`."""
     engines = {n: engine(work, n) for n in (1, *counts)}
     paces = {n: [] for n in engines}
     for running in engines.values():
@@ -81,7 +81,7 @@ def compare(work: Workload, counts: list[int], seconds: float, rounds: int) -> l
 
 
 def engine(work: Workload, seeds: int) -> Engine:
-    """So many seeds of a workload in one computation, compiled."""
+    """A compiled engine that runs the given number of seeds of a workload in one computation."""
     one = benchmark.build(work, "auto", "auto", 0)
     federations = one.federations * seeds
     together = Engine(

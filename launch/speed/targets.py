@@ -1,7 +1,7 @@
-"""The accelerators for which programs can be compiled where they are not there.
+"""Accelerators for which programs can be compiled on a machine without them.
 
-Their compilers are packages: `pip install 'fedjax_lab[aot-tpu]'` brings libtpu, `[aot-cuda]` the
-CUDA plugin of JAX and ptxas. Neither needs a driver.
+Their compilers are packages: `pip install 'fedjax_lab[aot-tpu]'` installs libtpu, and `[aot-cuda]`
+the CUDA plugin of JAX and ptxas. Neither needs a driver.
 """
 
 import importlib.util
@@ -14,14 +14,14 @@ from fedjax_lab.errors import BadInput, nearest
 
 
 class Chip(NamedTuple):
-    """What the estimates need to know of one device."""
+    """The properties of one device that the estimates use."""
 
     memory: int  # bytes
-    bandwidth: float  # bytes of that memory a second
-    clock: float = 0.0  # in which the compiler counts its cycles, in Hz; 0: it counts none
+    bandwidth: float  # of the memory, in bytes per second
+    clock: float = 0.0  # Hz, of the cycles that the compiler estimates; 0: it estimates none
 
 
-# Memory and bandwidth as their makers publish them.
+# Memory and bandwidth as published by the vendors.
 CHIPS = {
     "v5e": Chip(16 << 30, 819e9, 1.5e9),
     "v5p": Chip(95 << 30, 2765e9, 1.75e9),
@@ -29,27 +29,30 @@ CHIPS = {
     "h100": Chip(80 << 30, 3352e9),
 }
 EXAMPLES = ("v5e:2x2", "v5e:2x4", "v5e:16x16", "v6e:2x2", "v5p:2x2x1", "h100")
-H100 = Path(__file__).with_name("h100.txtpb")  # what XLA needs to know of the device
-# What the compilers ask of the environment, before JAX is imported.
+H100 = Path(__file__).with_name("h100.txtpb")  # XLA's description of the device
+# Environment variables that the compilers need before JAX is imported.
 ENVIRONMENT = {
     "JAX_PLATFORMS": "cpu",
-    "TPU_SKIP_MDS_QUERY": "1",  # no question to the metadata server of a cloud
+    "TPU_SKIP_MDS_QUERY": "1",  # do not query a cloud's metadata server
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
     "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1",
-    "XLA_FLAGS": "--xla_gpu_autotune_level=0",  # measuring kernels takes a device
+    "XLA_FLAGS": "--xla_gpu_autotune_level=0",  # autotuning needs a device
 }
 
 
 def check(target: str, devices: int) -> None:
-    """BadInput unless the target exists, has so many devices, and its compiler is installed."""
+    """Raise BadInput unless the target exists, has enough devices and its compiler is installed.
+
+    target: such as "v5e:2x2" or "h100". devices: the number of devices to use; 0: all.
+    """
     kind, _, topology = target.partition(":")
     if kind not in CHIPS or bool(topology) == (kind == "h100"):
-        raise BadInput(f"--target: no target {target!r}; {nearest(target, EXAMPLES)}")
+        raise BadInput(f"--target: unknown target {target!r}; {nearest(target, EXAMPLES)}")
     if kind != "h100" and not re.fullmatch(r"\d+(x\d+){1,2}", topology):
         raise BadInput(f"--target={target}: the topology must be like {kind}:2x2")
-    there = math.prod(int(side) for side in topology.split("x")) if topology else devices
-    if not 0 <= devices <= there:
-        raise BadInput(f"--devices={devices}: {target} has {there}; 0 takes all")
+    size = math.prod(int(side) for side in topology.split("x")) if topology else devices
+    if not 0 <= devices <= size:
+        raise BadInput(f"--devices={devices}: {target} has {size} devices; 0 uses all of them")
     if not installed(target):
         what, extra = ("the CUDA plugin", "cuda") if kind == "h100" else ("libtpu", "tpu")
         raise BadInput(f"--target={target} needs {what}: pip install 'fedjax_lab[aot-{extra}]'")
@@ -62,7 +65,7 @@ def installed(target: str) -> bool:
 
 
 def topology(target: str, devices: int) -> list[Any]:
-    """The first `devices` devices of a target (0: all of a TPU's, one GPU), for the compiler."""
+    """The first `devices` devices of a target for the compiler (0: all of a slice, or one GPU)."""
     from jax.experimental import topologies
 
     if target == "h100":
@@ -76,5 +79,5 @@ def topology(target: str, devices: int) -> list[Any]:
 
 
 def chip(target: str) -> Chip:
-    """One device of the target."""
+    """The properties of one device of the target."""
     return CHIPS[target.partition(":")[0]]

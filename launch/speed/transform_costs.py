@@ -1,10 +1,11 @@
-"""What a transform costs a round: each against plain FedAvg, in alternating runs of one process.
+"""Times rounds with each transform against plain FedAvg, in alternating blocks of one process.
 
     python launch/speed/transform_costs.py [--workload=W2] [--rounds=50] [--pairs=10]
         [--transforms=privacy.central:sampling=fixed,compression.top_k,...]
 
-One JSON line for each transform: its name, the plain round and its own in milliseconds, and the
-median of the ratios of the pairs with the lowest and the highest one. Compilation is left out.
+Prints one JSON line for each transform: its name, the milliseconds of a plain round (`plain_ms`)
+and of a round with the transform (`ms`), and the median, lowest and highest ratio over pairs of
+blocks. A pair is --rounds rounds without and with the transform. Compilation is not included.
 """
 
 import argparse
@@ -65,7 +66,7 @@ def _parse():
 
 
 def transformed(plain: Simulation, work, spec: str) -> Simulation:
-    """The simulation with the transform SECTION.NAME:KEY=VALUE:..."""
+    """The simulation `plain` with the transform `spec`, SECTION.NAME[:KEY=VALUE...]."""
     named, *settings = spec.split(":")
     section, name = named.split(".")
     given = {key: number(value) for key, _, value in (s.partition("=") for s in settings)}
@@ -81,7 +82,7 @@ def transformed(plain: Simulation, work, spec: str) -> Simulation:
 
 
 def number(text: str):
-    """The number that a setting is, or the word."""
+    """The value of a setting: a float if the text is a number, else the text."""
     try:
         return float(text)
     except ValueError:
@@ -89,7 +90,7 @@ def number(text: str):
 
 
 def compare(plain: Engine, timed: Engine, rounds: int, pairs: int):
-    """(ratios of the pairs, milliseconds a round of both: the medians)."""
+    """The ratios of all pairs, and the median milliseconds of a round for both engines."""
     timed.compile()
     for engine in (plain, timed):
         play_block(engine, rounds)

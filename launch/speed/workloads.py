@@ -1,21 +1,21 @@
-"""The workloads of the speed comparison, and how a peer is timed on them. NumPy only.
+"""The workloads of the speed comparison, and functions that time other libraries on them.
 
-Where the numbers come from:
+Needs NumPy only. A1 and A2 follow benchmarks of other libraries; the others are defined here:
 
-- W1 to W5 are this project's own: cross-device CNN, many small clients, unequal clients, all
-  clients in every round, and a large population.
-- A1 is pfl-research's CIFAR-10 benchmark: 1,000 IID clients of 50 images, 50 a round, the plain
-  mean of the uploads, 1,500 rounds, 10,000 test images scored every 10 rounds.
-- A2 has the sizes of PFLlib's quick start: MNIST on 20 clients, all of which train, each scored in
-  every round on its training and its test images (a quarter of what it holds).
-- R18 and CCT are this project's own: two large models, ten clients, small images.
-- VIT is this project's own: a model that several devices hold together (config.engine.fsdp), a
-  vision transformer of 1,007,618,058 parameters, on 16 of 32 clients a round.
-- P5 and P6 are this project's own: SCAFFOLD, whose clients keep a control variate, on 100,000
-  clients (1,000 a round) and on 1,000,192 (10,240 a round, multiples of 256) of 20 examples.
+- W1: a cross-device CNN. W2: many small clients. W3: clients of unequal size. W4: all clients in
+  every round. W5: a large population.
+- A1: pfl-research's CIFAR-10 benchmark: 1,000 IID clients of 50 images, 50 clients per round, the
+  unweighted mean of the uploads, 1,500 rounds, 10,000 test images scored every 10 rounds.
+- A2: the sizes of PFLlib's quick start: MNIST on 20 clients, all of which train, each scored in
+  every round on its training and its test images (a quarter of its images).
+- R18 and CCT: two large models, ten clients, small images.
+- VIT: a vision transformer of 1,007,618,058 parameters that several devices hold together
+  (config.engine.fsdp), on 16 of 32 clients per round.
+- P5 and P6: SCAFFOLD, whose clients keep control variates, with 20 examples for each of 100,000
+  clients (1,000 per round) and of 1,000,192 clients (10,240 per round; both multiples of 256).
 
-The images are synthetic, of the true shapes: standard normal noise plus a class mean of standard
-deviation 0.5, seed 0, 10 classes.
+The images are synthetic and have the true shapes: standard normal noise plus a class mean with
+standard deviation 0.5, seed 0, 10 classes. In P5 and P6 they are zeros.
 """
 
 import json
@@ -29,7 +29,7 @@ import numpy as np
 
 NUM_CLASSES = 10
 WARM_UP = 3
-# PFLlib's quick start: the training images of each client.
+# The number of training images of each client in PFLlib's quick start.
 PFLLIB_SIZES = (
     (1972, 374, 1222, 1905, 1437, 4641, 942, 951, 2700, 3004)
     + (2337, 2829, 2709, 1600, 4297, 4086, 2721, 4239, 3949, 4577)
@@ -37,32 +37,32 @@ PFLLIB_SIZES = (
 
 
 class Workload(NamedTuple):
-    """One pool of examples, who holds which of them, and how a round trains."""
+    """A pool of examples, the rows that each client holds, and the settings of a round."""
 
     x: np.ndarray  # [R, H, W, channels] float32: all training images, then all test images
     y: np.ndarray  # [R] int32
     rows: list[np.ndarray]  # client i's training examples, as rows of x
-    cohort: int  # clients a round
+    cohort: int  # clients per round
     batch: int
     epochs: int
     lr: float
     model: str  # the model's name in the project's registry
-    test: list[np.ndarray]  # A1: one array, for the global model; A2: client i's; W1 to W4: none
+    test: list[np.ndarray]  # rows of test examples: one array (global), one per client, or none
     weighting: str = "size"  # of the uploads in the server's mean: "size" or "equal"
-    rounds: int | None = None  # of the benchmark's whole run, where it has a length
+    rounds: int | None = None  # of the whole run; None if the workload has no fixed length
     eval_every: int = 0  # rounds between evaluations, 0: none
     score_train: bool = False  # an evaluation scores the training examples too
-    settings: Mapping[str, Any] = MappingProxyType({})  # of the model
+    settings: Mapping[str, Any] = MappingProxyType({})  # keyword arguments of the model
     method: str = "fedavg"
 
 
 def images(count: int, shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
-    """Labeled noise around one mean per class; written in place, 1,000 images at a time."""
+    """Random images [count, *shape] around one mean per class, and their labels [count]."""
     rng = np.random.default_rng(0)
     means = 0.5 * rng.standard_normal((NUM_CLASSES, *shape), np.float32)
     y = rng.integers(NUM_CLASSES, size=count, dtype=np.int32)
     x = np.empty((count, *shape), np.float32)
-    for start in range(0, count, 1000):
+    for start in range(0, count, 1000):  # in place, to need no further memory
         part = slice(start, start + 1000)
         rng.standard_normal(out=x[part], dtype=np.float32)
         x[part] += means[y[part]]
@@ -72,7 +72,7 @@ def images(count: int, shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
 def _build(
     sizes: Sequence[int], shape: tuple[int, ...], tests: Sequence[int] = (), **settings: Any
 ) -> Workload:
-    """The workload whose clients hold `sizes` training images; `tests` sizes its test sets."""
+    """A workload whose clients hold `sizes` training images; `tests` are the test sets' sizes."""
     x, y = images(sum(sizes) + sum(tests), shape)
     ends = np.cumsum([*sizes, *tests])
     parts = np.split(np.arange(len(y), dtype=np.int32), ends[:-1])
@@ -86,7 +86,7 @@ def _lognormal_sizes(clients: int) -> list[int]:
 
 
 def _w1() -> Workload:
-    """Cross-device CNN."""
+    """A cross-device CNN."""
     model = {"model": "mcmahan_cnn", "lr": 0.1}
     return _build([600] * 100, (28, 28, 1), cohort=10, batch=20, epochs=1, **model)
 
@@ -136,7 +136,7 @@ def _large(model: str) -> Workload:
 
 
 def _vit() -> Workload:
-    """A model of 1e9 parameters, of which a client's group of devices divides the batches."""
+    """A model of 1e9 parameters; a group of devices holds it and divides a client's batches."""
     settings = {"width": 2048, "depth": 20, "heads": 16, "patch": 2, "remat": True}
     model = {"model": "vit", "settings": settings, "lr": 0.1}
     scores = {"tests": [1024], "eval_every": 1}
@@ -144,7 +144,7 @@ def _vit() -> Workload:
 
 
 def _population(clients: int, cohort: int) -> Workload:
-    """Clients that keep as much as the model, for memory: all examples are the same zeros."""
+    """Clients with private state as large as the model, for measuring memory; examples are 0."""
     count = 20 * clients
     x = np.broadcast_to(np.zeros(64, np.uint8), (count, 64))
     rows = list(np.arange(count, dtype=np.int32).reshape(clients, 20))
@@ -170,9 +170,9 @@ WORKLOADS = {
 
 
 def load(name: str) -> Workload:
-    """The workload of that name; the same arrays every time."""
+    """The workload `name`, with the same arrays at each call. Raises ValueError if unknown."""
     if name not in WORKLOADS:
-        raise ValueError(f"no workload {name!r}; there are {', '.join(WORKLOADS)}")
+        raise ValueError(f"unknown workload {name!r}; choose from {', '.join(WORKLOADS)}")
     return WORKLOADS[name]()
 
 
@@ -183,7 +183,7 @@ def shares(work: Workload, ids: np.ndarray) -> np.ndarray:
 
 
 def cohorts(work: Workload, rounds: int) -> list[np.ndarray]:
-    """Who trains in each round: the same draws for everyone that is timed."""
+    """The ids of the clients of each round; the same for all libraries that are timed."""
     rng = np.random.default_rng(1)
     return [rng.choice(len(work.rows), work.cohort, replace=False) for _ in range(rounds)]
 
@@ -191,7 +191,10 @@ def cohorts(work: Workload, rounds: int) -> list[np.ndarray]:
 def measure(
     work: Workload, play_round: Callable[[Any, np.ndarray], Any], state: Any, rounds: int
 ) -> dict[str, float]:
-    """Times `state = play_round(state, ids)`, which must have finished when it returns."""
+    """Time rounds of `state = play_round(state, ids)`, after WARM_UP further ones.
+
+    play_round must block until its computation is done. Returns medians over rounds.
+    """
     seconds, speeds = [], []
     for ids in cohorts(work, WARM_UP + rounds):
         examples = work.epochs * sum(len(work.rows[i]) for i in ids)
@@ -206,6 +209,6 @@ def measure(
 
 
 def report(name: str, strategy: str, measured: dict[str, float]) -> None:
-    """Prints one JSON line."""
+    """Print the measurements as one JSON line."""
     numbers = {key: float(f"{value:.4g}") for key, value in measured.items()}
     print(json.dumps({"workload": name, "strategy": strategy, **numbers}), flush=True)

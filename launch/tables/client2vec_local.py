@@ -1,14 +1,14 @@
-"""Client2Vec's local term (eq. 4) with the index of 512 numbers: 20 rounds, one seed.
+"""Client2Vec's local term (eq. 4) with an index of 512 numbers: 20 rounds, one seed.
 
-One run finds the index of each data set, the others take it. i+ii: sampling and aggregation; w=5:
-local training as well, with this weight, the paper's; kl: without |z P B^f|; detached: the KL term
-gives no gradient to o.
+One run for each data set computes the index, which the other runs use. i+ii: sampling and
+aggregation; w=0.1, 1, 5: also local training with this weight (the paper's is 5); kl: without
+|z P B^f|; detached: without the gradient of the KL term with respect to o.
 """
 
 import records
 
 SETS = {"digits": "configs/client2vec_digits.py", "fashion": "configs/client2vec_fmnist.py"}
-EPOCHS = {"digits": "100", "fashion": "50"}  # of the index; the paper has 500
+EPOCHS = {"digits": "100", "fashion": "50"}  # of training the index network; 500 in the paper
 SHORT = {"run.rounds": "20", "run.eval_every": "5"}
 READINGS: dict[str, dict[str, str]] = {
     "i+ii": {"method.local_training": "False"},
@@ -23,7 +23,7 @@ measured = records.in_rounds("max_over_rounds", "last", measures=("accuracy.mean
 
 
 def cells(out):
-    """The index of each data set; each base as it is and improved."""
+    """For each data set its index, and each base method alone and with the readings."""
     made = []
     for data, config in SETS.items():
         index = {"method.index_epochs": EPOCHS[data], "embedding.size": "512"}
@@ -36,7 +36,7 @@ def cells(out):
 
 
 def _improved(out, data, base, name):
-    """A base with a reading, and with the index of the first cell."""
+    """The cell of a base method with a reading, which needs the index of its data set."""
     of_base = {"method.index_of": str(out / f"{data}-index"), "method.base": base}
     settings = SHORT | of_base | READINGS[name]
     made = records.cell(f"{data}-{base}-{name}", f"{SETS[data]}:client2vec", (0,), **settings)
@@ -44,14 +44,14 @@ def _improved(out, data, base, name):
 
 
 def tables(of_table):
-    """One table for each data set: the bases below each other."""
+    """One table for each data set, with the base methods below each other."""
     columns = {"best round": "max_over_rounds/accuracy.mean", "last": "last/accuracy.mean"}
     title = "accuracy in percent, mean over clients, 20 rounds, seed 0"
     return [records.table(f"{data}: {title}", _rows(data), columns, of_table) for data in SETS]
 
 
 def _rows(data):
-    """The names of the cells of a data set, without its index."""
+    """The names of the cells of a data set, without the cell of its index."""
     return [
         each
         for base in BASES[data]

@@ -1,7 +1,7 @@
-"""FedC2I's setting on the five digit domains, with the simple CNN in place of its LeNet.
+"""FedC2I's setting on the five digit domains, with the simple CNN instead of the paper's LeNet.
 
-Adam, two epochs a round, 20 rounds, the last one scored: test accuracy in percent, as the mean over
-the domains.
+Adam, two epochs per round, 20 rounds. The number is the test accuracy in percent after the last
+round, averaged over the domains.
 """
 
 import records
@@ -13,14 +13,14 @@ measured = records.in_rounds("last", measures=("accuracy.mean", "domains.*"))
 
 
 def cells(out):
-    """One run of each method."""
+    """One cell for each method."""
     model = {"model.name": "simple_cnn"}
     config = "configs/fedc2i_digits.py"
     return [records.cell(m, f"{config}:{m}", (0, 1, 2), **model) for m in METHODS]
 
 
 def tables(of_table):
-    """Measured here beside published on Digit-5."""
+    """The measured accuracies beside those published for Digit-5."""
     title = (
         "Test accuracy in percent after the last round, averaged over domains: mean (population"
         " standard deviation) over seeds 0, 1, 2."

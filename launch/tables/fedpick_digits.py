@@ -1,6 +1,7 @@
-"""FedPick's setting on the five digit domains, shortened: 30 of 300 rounds, half the width.
+"""FedPick's setting on the five digit domains, shortened to 30 of 300 rounds and half the width.
 
-Test accuracy in percent, each domain's best of every fifth round, as that paper reports it.
+The numbers are test accuracies in percent, each domain's best over every fifth round, as the paper
+reports them.
 """
 
 import records
@@ -21,13 +22,13 @@ measured = records.in_rounds("max_per_domain", "last", measures=("accuracy.mean"
 
 
 def cells(out):
-    """One run of each method."""
+    """One cell for each method."""
     config = "configs/fedpick_digits.py"
     return [records.cell(m, f"{config}:{m}", (0, 1, 2), **SHORTER) for m in METHODS]
 
 
 def tables(of_table):
-    """Each domain's best round; the best mean of each column in bold."""
+    """One table with each domain's best accuracy; the best mean of each column is bold."""
     title = (
         "Test accuracy in percent, each domain's best of every fifth round (chosen on the test set"
         " itself): mean (population standard deviation) over seeds 0, 1, 2."

@@ -1,7 +1,8 @@
 """FedPick's setting on the five digit domains at the paper's length: 300 rounds, 32x32, batch 64.
 
-Test accuracy in percent, each domain's best of all rounds, as that paper reports it. The question
-is whether orderings of the paper that fail after 30 rounds (fedpick_digits) come back.
+The numbers are test accuracies in percent, each domain's best over all rounds, as the paper reports
+them. The table shows whether the paper's order of methods, which 30 rounds (fedpick_digits) do not
+fully reproduce, holds after 300.
 """
 
 import records
@@ -16,13 +17,13 @@ measured = records.in_rounds(
 
 
 def cells(out):
-    """One run of each method with the settings of the config file."""
+    """One cell for each method, with the settings of the config file."""
     config = "configs/fedpick_digits.py"
     return [records.cell(method, f"{config}:{method}", (0, 1, 2)) for method in METHODS]
 
 
 def tables(of_table):
-    """Each domain's best round beside the paper's mean on Digits-Five."""
+    """One table with each domain's best accuracy beside the paper's mean on Digits-Five."""
     title = (
         "Test accuracy in percent, each domain's best of 300 rounds (chosen on the test set"
         " itself): mean (population standard deviation) over seeds 0, 1, 2."

@@ -1,7 +1,7 @@
-"""FedConcat's Table 1 on Fashion-MNIST, and MOON's mu at #C=2.
+"""FedConcat's Table 1 on Fashion-MNIST, and three values of MOON's mu under #C=2.
 
-Accuracy in percent on the global test set after the last round. All runs of a column send the same
-number of bytes.
+The numbers are accuracies in percent on the global test set after the last round. All runs of a
+column send about the same number of bytes.
 """
 
 import records
@@ -21,7 +21,7 @@ measured = records.in_rounds("last", measures=("global", "accuracy.mean"))
 
 
 def cells(out):
-    """Each method under each partition; MOON with two more values of mu under #C=2."""
+    """A cell for each method under each partition; two more values of MOON's mu under #C=2."""
     config, seeds = "configs/fmnist_label_skew.py", (0, 1, 2)
     made = [
         records.cell(f"{skew}/{method}", f"{config}:{method}", seeds, **settings)
@@ -36,7 +36,7 @@ def cells(out):
 
 
 def tables(of_table):
-    """Measured beside published numbers; MOON's mu."""
+    """A table of measured beside published accuracies, and a table of MOON's mu."""
     title = (
         "Accuracy in percent on the global test set after the last round: mean (population standard"
         " deviation where there are several) over those of the seeds 0, 1, 2 that are measured, and"
@@ -55,7 +55,7 @@ def tables(of_table):
 
 
 def _pair(of_table, skew, method):
-    """The measured and the published number."""
+    """The measured and the published accuracy, formatted."""
     (printed,) = [
         result
         for result in published.find("fedconcat", "1")

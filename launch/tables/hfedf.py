@@ -1,14 +1,15 @@
 """hFedF and its baselines on the digit domains; each domain is the unseen target once.
 
-Every method runs with the paper's step of the clients' Adam, 1e-3, and with 3e-4 and 3e-3; all else
-is Table 10's. For each method and target, one of the three steps is chosen by `id`, the accuracy on
-the clients' own validation rows, and one by the accuracy on a source domain that no client holds
-(configs/hfedf_tuning.py, where clients hold one domain). Seed 0 chooses; the chosen steps then have
-seeds 1 and 2 too: repeat the command. `hfedf_server` is hFedF with three steps of the server's
-Adam, 1e-3 in Table 10 as well, and Table 10's step of the clients'.
+Every method is run with three learning rates of the clients' Adam: the paper's, 1e-3, and 3e-4 and
+3e-3. All other settings are those of the paper's Table 10. For each method and target two learning
+rates are chosen: one by `id`, the accuracy on the clients' own validation rows, and one by the
+accuracy on a source domain that no client holds (configs/hfedf_tuning.py, where each client holds
+one domain). The choice is made with seed 0; to run the chosen learning rates with seeds 1 and 2,
+repeat the command. `hfedf_server` is hFedF with three learning rates of the server's Adam (also
+1e-3 in Table 10) and Table 10's learning rate of the clients.
 
-A cell is d1/METHOD/TARGET or d1/METHOD,SETTING/TARGET, where clients hold one domain; d2 where they
-hold two. Those that begin with held_out/ are of hfedf_tuning.py.
+The name of a cell is d1/METHOD/TARGET or d1/METHOD,SETTING/TARGET if each client holds one domain,
+and begins with d2/ if each holds two. Cells of hfedf_tuning.py begin with held_out/.
 """
 
 from collections.abc import Sequence
@@ -20,13 +21,13 @@ from records import Record
 from fedjax_lab.analysis import formats
 from fedjax_lab.configs import hfedf_tuning
 
-COUNTS = "d1", "d2"  # of domains that a client holds
+COUNTS = "d1", "d2"  # number of domains that a client holds
 TARGETS = tuple(hfedf_tuning.HELD_OUT)
 METHODS = "central", "local", "fedavg", "fedprox", "fedsr", "fedgma", "pfedhn", "hfedf"
 ROWS = *METHODS, "hfedf_server"
 PAPERS = "1e-3"
 STEPS = PAPERS, "3e-4", "3e-3"
-WAYS = {  # to choose a step: the cells that are compared, by the beginning of their names, and how
+WAYS = {  # {way to choose a learning rate: (prefix of the compared cells, measure)}; (): Table 10's
     "Table 10": (),
     "by id": ("", "id"),
     "held out": ("held_out/", "ood"),
@@ -40,7 +41,7 @@ ABLATIONS = {
     "embedding=autoencoder": {"method.embedding": "autoencoder"},
     "server_lr=1e-2": {"method.server_lr": "1e-2"},
 }
-ROUNDS = range(20, 201, 20)  # of the curves
+ROUNDS = range(20, 201, 20)  # at which the curves are recorded
 MEASURES = "id", "ood", "spread"
 
 
@@ -48,43 +49,43 @@ MEASURES = "id", "ood", "spread"
 
 
 def cells(out):
-    """All of them; the steps that are chosen by the records that there are have three seeds."""
-    found = planned()
-    there = records.current(*records.read("hfedf"), found, out)
+    """All cells; those with a learning rate chosen by the existing records have three seeds."""
+    all_cells = planned()
+    of_table = records.current(*records.read("hfedf"), all_cells, out)
     chosen = {
-        each for way in WAYS for d in COUNTS for row in ROWS for each in runs(there, way, d, row)
+        each for way in WAYS for d in COUNTS for row in ROWS for each in runs(of_table, way, d, row)
     }
-    return [each._replace(seeds=[0, 1, 2]) if each.name in chosen else each for each in found]
+    return [each._replace(seeds=[0, 1, 2]) if each.name in chosen else each for each in all_cells]
 
 
 def planned():
-    """Those of Table 10 first, then other steps, then the runs without the target."""
-    found = {}
+    """All cells with their initial seeds, in the order in which they are run."""
+    by_name = {}
     for d in COUNTS:
         for step in STEPS:
             for row in ROWS:
-                add(found, "", d, row, step)
+                add(by_name, "", d, row, step)
     for name, settings in ABLATIONS.items():
         for target in TARGETS:
             cell = f"d1/hfedf,{name}/{target}"
-            found[cell] = make(cell, "hfedf", target, (0, 1, 2), **settings)
+            by_name[cell] = make(cell, "hfedf", target, (0, 1, 2), **settings)
     for row in ROWS:
         for step in STEPS:
-            add(found, "held_out/", "d1", row, step)
-    return list(found.values())
+            add(by_name, "held_out/", "d1", row, step)
+    return list(by_name.values())
 
 
-def add(found, where, d, row, step):
-    """The cells of a row with one step, one for each target."""
+def add(by_name, where, d, row, step):
+    """Add the cells of a row with one learning rate to `by_name`, one for each target."""
     method, key = ("hfedf", "method.server_lr") if row == "hfedf_server" else (row, "local.lr")
     seeds = (0, 1, 2) if step == PAPERS and not where else (0,)
     for target in TARGETS:
         cell = name_of(where, d, row, step, target)
-        found.setdefault(cell, make(cell, method, target, seeds, **{key: step}))
+        by_name.setdefault(cell, make(cell, method, target, seeds, **{key: step}))
 
 
 def make(cell, method, target, seeds, **settings):
-    """The run of a name."""
+    """Make the cell with the name `cell`; the name determines the config file and the domains."""
     places = {"data.unseen": target, "partition.domains": "1" if "d1/" in cell else "2"}
     file = "hfedf_digits"
     if cell.startswith("held_out/"):
@@ -94,18 +95,18 @@ def make(cell, method, target, seeds, **settings):
 
 
 def name_of(where: str, d: str, row: str, step: str, target: str) -> str:
-    """Of a cell; where: "held_out/" or ""."""
+    """The name of a cell. where: "held_out/" or "". d: "d1" or "d2"."""
     method, key = ("hfedf", "server_lr") if row == "hfedf_server" else (row, "lr")
     return f"{where}{d}/{method}{'' if step == PAPERS else f',{key}={step}'}/{target}"
 
 
 def measured(row):
-    """{seed: id, ood and its spread over clients after the last round, and curves of the two}."""
+    """The numbers to record for each seed: those of `of_seed`."""
     return {seed: of_seed(rows) for seed, rows in row.seeds.items()}
 
 
 def of_seed(rows: Sequence[dict]) -> dict[str, float]:
-    """What is recorded of one seed's evaluations."""
+    """id, ood and ood's spread over clients after the last round, and curves of ood and spread."""
     out = {"id": rows[-1]["id"], "ood": rows[-1]["ood"], "spread": spread(rows[-1])}
     for row in rows:
         if row["round"] in ROUNDS:
@@ -119,11 +120,11 @@ def spread(row: dict) -> float:
     return float(np.std([each for each in row["ood_per_client"] if each is not None]))
 
 
-# Which runs a row of the tables is made of.
+# The runs that make up a row of the tables.
 
 
 def step_of(of_table: Sequence[Record], way: str, d: str, row: str, target: str) -> str | None:
-    """The step that a way of WAYS gives; None where runs that choose it are missing."""
+    """The learning rate chosen in one of WAYS; None if runs needed for the choice are missing."""
     if not WAYS[way]:
         return PAPERS
     where, measure = WAYS[way]
@@ -137,14 +138,14 @@ def step_of(of_table: Sequence[Record], way: str, d: str, row: str, target: str)
 
 
 def runs(of_table: Sequence[Record], way: str, d: str, row: str) -> list[str]:
-    """The cell of each target; "" where its step is not known."""
+    """The name of the cell for each target; "" if its learning rate is not chosen yet."""
     steps = [step_of(of_table, way, d, row, target) for target in TARGETS]
     pairs = zip(TARGETS, steps, strict=True)
     return [name_of("", d, row, step, target) if step else "" for target, step in pairs]
 
 
 def average(of_table: Sequence[Record], cells: Sequence[str], measure: str) -> float | None:
-    """The mean over cells and seeds; None where one of three seeds is missing."""
+    """The mean over cells and seeds; None if any cell lacks one of the three seeds."""
     values = [records.values(of_table, cell, measure) for cell in cells]
     return float(np.mean(values)) if all(len(of_cell) == 3 for of_cell in values) else None
 
@@ -153,32 +154,35 @@ def average(of_table: Sequence[Record], cells: Sequence[str], measure: str) -> f
 
 
 def tables(of_table: Sequence[Record]) -> list[formats.Table]:
-    """Means over targets, targets, chosen steps; the ablations."""
+    """For each of COUNTS the means over targets, each target, and the chosen learning rates.
+
+    The last table has the ablations.
+    """
     made = [make(of_table, d) for d in COUNTS for make in (by_method, by_target, by_step)]
     return [*made, ablations(of_table)]
 
 
 def shown(values: Sequence[float | None]) -> list[str]:
-    """With one decimal."""
+    """Format the values with one decimal, and None as "-"."""
     return [formats.NONE if value is None else f"{value:.1f}" for value in values]
 
 
 def by_method(of_table, d):
-    """Means over the targets, with the step of each of WAYS."""
+    """The table of means over targets, with the learning rates of each of WAYS."""
     rows = []
     for row in ROWS:
         by_way = [runs(of_table, way, d, row) for way in WAYS]
         values = [average(of_table, cells, measure) for cells in by_way for measure in MEASURES]
         rows.append([row, *shown(values)])
     title = (
-        f"{d}: percent, means over five targets and seeds 0, 1, 2, with Table 10's step, the one"
+        f"{d}: percent, means over five targets and seeds 0, 1, 2, with Table 10's learning rate,"
     )
-    title += " chosen by id, and the one chosen by a held-out domain."
+    title += " the one chosen by id, and the one chosen by a held-out domain."
     return formats.Table(title, ["", *MEASURES * 3], rows, groups=[(way, 3) for way in WAYS])
 
 
 def by_target(of_table, d):
-    """ood of each target, with Table 10's step and with the one that a held-out domain chose."""
+    """The table of ood by target, with Table 10's learning rate and the one chosen held out."""
     ways, rows = ("Table 10", TUNED[-1]), []
     for row in ROWS:
         cells = [cell for way in ways for cell in runs(of_table, way, d, row)]
@@ -189,17 +193,18 @@ def by_target(of_table, d):
 
 
 def by_step(of_table, d):
-    """The steps that were chosen."""
+    """The table of the chosen learning rates."""
     rows = []
     for row in ROWS:
         steps = [step_of(of_table, way, d, row, target) for way in TUNED for target in TARGETS]
         rows.append([row, *(step or formats.NONE for step in steps)])
     groups = [(way, len(TARGETS)) for way in TUNED]
-    return formats.Table(f"{d}: the chosen steps.", ["", *TARGETS * 2], rows, groups=groups)
+    title = f"{d}: the chosen learning rates."
+    return formats.Table(title, ["", *TARGETS * 2], rows, groups=groups)
 
 
 def ablations(of_table):
-    """hFedF without its parts, with Table 10's settings otherwise."""
+    """The table of hFedF's ablations, with Table 10's settings otherwise."""
     rows = []
     for label in ("hfedf", *(f"hfedf,{each}" for each in ABLATIONS)):
         cells = [f"d1/{label}/{target}" for target in TARGETS]

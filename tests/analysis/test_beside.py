@@ -64,7 +64,7 @@ def test_published_numbers_stand_beside_runs_of_their_setting(folder, capsys):
     assert cells["fedrs"][1] == "-"  # published with another alpha
     text = "\n".join(lines)
     assert "Published numbers are those of fedconcat, Table 1." in text
-    assert "run.rounds is 20 here, 50 as published" in text.replace("\\", "")
+    assert "run.rounds is 20 in these runs, 50 as published" in text.replace("\\", "")
     assert "not legible" in text and "data.folder" not in text
 
 
@@ -77,7 +77,7 @@ def test_in_csv_too(folder, capsys):
 
 def test_a_table_without_such_runs_is_told(folder, capsys):
     text = call(capsys, folder / "d", "--pivot", "--measure=global", "--published=fedconcat/table1")
-    assert "no number of fedconcat/table1 is of these methods" in text
+    assert "fedconcat/table1 has no number for these methods" in text
     assert "published" not in text
 
 

@@ -55,7 +55,7 @@ def test_domains_follow_the_classes():
     assert (classes.get_xlabel(), domains.get_xlabel()) == ("class", "domain")
     text = dealt.table(made).splitlines()
     assert text[1].split() == ["0", "1", "1", "1", "1", "4", "0", "4"]
-    assert text[-1] == "domains: EMD to the domains of all 0.889 (of 2), 1.0 domains per client"
+    assert text[-1] == "domains: EMD to the global domains 0.889 (max 2), 1.0 domains per client"
 
 
 def test_tests_of_users_who_train_nothing_are_counted():
@@ -64,9 +64,9 @@ def test_tests_of_users_who_train_nothing_are_counted():
     data = Dataset(np.zeros((10, 2), np.float32), client % 2, 0 * client, test, ("a", "b"), ("d",))
     data = data._replace(client=client, users=("u", "v", "w"))
     for settings, line in (
-        ({}, "3 of 5 test examples are no client's: only the global test set has them"),
-        ({"min_examples": 3}, "4 of 5 test examples are no client's"),
-        ({"new_clients": 0.5}, "3 of 5 test examples are no client's"),
+        ({}, "3 of 5 test examples belong to no client; they are only in the global test set"),
+        ({"min_examples": 3}, "4 of 5 test examples belong to no client"),
+        ({"new_clients": 0.5}, "3 of 5 test examples belong to no client"),
     ):
         config = resolve({"partition": {"name": "by_client", **settings}})
         made = dealt.held_by(deal_dataset(config, data, [0])[0], data)

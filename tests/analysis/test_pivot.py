@@ -206,9 +206,9 @@ def test_every_format_shows_ranks_and_marks(folder, capsys):
 
 
 def test_bad_input_is_told_in_one_line(folder, capsys):
-    assert "--published is for" in refusal(capsys, folder, "--published=fedconcat/table1")
-    assert "no place in the table" in refusal(capsys, folder, "--pivot", "--target=3")
-    assert "must be of letters, digits" in refusal(capsys, folder, "--label=a b")
+    assert "--published needs --pivot" in refusal(capsys, folder, "--published=fedconcat/table1")
+    assert "--target cannot be combined" in refusal(capsys, folder, "--pivot", "--target=3")
+    assert "may have only letters, digits" in refusal(capsys, folder, "--label=a b")
     assert "'fedconct'; did you mean 'fedconcat'?" in refusal(
         capsys, folder, "--pivot", "--published=fedconct/table1"
     )
@@ -222,11 +222,11 @@ def test_runs_that_ended_after_unequal_rounds_are_told(folder, tmp_path, capsys)
     stopped = {"stopped": {"rule": "patience", "round": 10}}
     (early / "summary.json").write_text(json.dumps(stopped))
     out = call(capsys, folder, "--format=markdown")
-    assert "unequal rounds, which every comparison of rows depends on: 15 (4 rows); 10" in out
-    assert "10 stopped by patience (1 row)" in out
-    assert out.count("unequal rounds") == 1  # the other federations' are equal
+    assert "the runs ended after different numbers of rounds, which affects all comparisons" in out
+    assert ": 15 (4 rows); 10 stopped by patience (1 row)" in out
+    assert out.count("different numbers of rounds") == 1  # the other federations' are equal
     pivoted = call(capsys, folder, "--pivot")
-    assert "did not all end after the same number of rounds" in pivoted
+    assert "the runs ended after different numbers of rounds" in pivoted
     (early / "summary.json").write_text('{"stopped": 3}')
     assert "stopped must be a JSON object, not 3; left out" in call(capsys, folder)
 

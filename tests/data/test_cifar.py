@@ -95,9 +95,9 @@ def test_cifar_that_is_not_there(name, tmp_path, nothing_in_the_usual_places):
 BROKEN_CIFAR = {
     "missing": ("test_batch", None, "cannot be read"),
     "meta missing": ("batches.meta", None, "cannot be read"),
-    "list": ("data_batch_2", [1, 2], "no dictionary with data and labels"),
-    "no data": ("data_batch_2", {"labels": [1]}, "no dictionary with data and labels"),
-    "no labels": ("data_batch_2", {"data": FLAT[:1]}, "no dictionary with data and labels"),
+    "list": ("data_batch_2", [1, 2], "not a dictionary with data and labels"),
+    "no data": ("data_batch_2", {"labels": [1]}, "not a dictionary with data and labels"),
+    "no labels": ("data_batch_2", {"data": FLAT[:1]}, "not a dictionary with data and labels"),
     "data a list": ("data_batch_2", {"data": [[1], []], "labels": [1]}, "data is not an array"),
     "floats": (
         "data_batch_2",
@@ -106,12 +106,12 @@ BROKEN_CIFAR = {
     ),
     "shape": ("data_batch_2", {"data": FLAT[:1, :9], "labels": [1]}, "data is uint8 [1, 9]"),
     "no rows": ("data_batch_2", {"data": FLAT[:0], "labels": []}, "data is uint8 [0, 3072]"),
-    "count": ("data_batch_2", {"data": FLAT[:2], "labels": [1]}, "labels is no list of 2"),
-    "label": ("data_batch_2", {"data": FLAT[:1], "labels": [10]}, "label 10 is not of cifar10"),
-    "negative": ("test_batch", {"data": FLAT[:1], "labels": [-1]}, "label -1 is not"),
-    "text label": ("test_batch", {"data": FLAT[:1], "labels": ["\n"]}, "label b'\\n' is not"),
+    "count": ("data_batch_2", {"data": FLAT[:2], "labels": [1]}, "labels is not a list of 2"),
+    "label": ("data_batch_2", {"data": FLAT[:1], "labels": [10]}, "10 is not a label of cifar10"),
+    "negative": ("test_batch", {"data": FLAT[:1], "labels": [-1]}, "-1 is not a label"),
+    "text label": ("test_batch", {"data": FLAT[:1], "labels": ["\n"]}, "b'\\n' is not a label"),
     "no names": ("batches.meta", {"num_vis": 3072}, "has no list label_names"),
-    "few names": ("batches.meta", {"label_names": ["a"]}, "names 1 classes, not 10"),
+    "few names": ("batches.meta", {"label_names": ["a"]}, "has 1 classes, not 10"),
 }
 
 
@@ -132,9 +132,9 @@ def test_cifar_truncated_and_hostile_files(tmp_path):
     file = folder / "data_batch_3"
     whole = file.read_bytes()
     file.write_bytes(whole[: len(whole) // 2])
-    assert f"{file} is not plain data, or damaged" in complaint(cifar.cifar10, folder=str(folder))
+    assert f"{file} is damaged or not plain data" in complaint(cifar.cifar10, folder=str(folder))
     file.write_bytes(pickle.dumps(Call(eval, "1")))
-    assert f"{file} is not plain data" in complaint(cifar.cifar10, folder=str(folder))
+    assert f"{file} is damaged or not plain data" in complaint(cifar.cifar10, folder=str(folder))
 
 
 @pytest.mark.parametrize("case", ["truncated", "no gzip", "member missing", "hostile member"])
@@ -155,6 +155,6 @@ def test_cifar_broken_archives(case, tmp_path):
     message = complaint(cifar.cifar100, folder=str(tmp_path))
     expected = {
         "member missing": f"{archive} has no cifar-100-python/test",
-        "hostile member": f"{archive}/test is not plain data",
+        "hostile member": f"{archive}/test is damaged or not plain data",
     }.get(case, f"{archive} cannot be read")
     assert message.startswith(expected)

@@ -49,4 +49,4 @@ def test_a_class_without_images(folder):
     message = complaint(cinic10, folder=str(folder))
     assert f"{empty} has no images" in message and "`fedjax-lab data get cinic10`" in message
     assert "no train/airplane or " in complaint(cinic10, folder=str(empty))
-    assert "data.size is 7" in complaint(cinic10, folder=str(folder), size=7)
+    assert "must be from 8 to 512 pixels, got 7" in complaint(cinic10, folder=str(folder), size=7)

@@ -229,7 +229,7 @@ def test_unwritable_cache_does_not_stop_the_run(tmp_path, small, monkeypatch, ca
 )
 def test_senseless_settings_are_named(key, value):
     message = complaint(digits.digit_domains, **{**SMALL, key: value})
-    assert f"data.{key} is {value}" in message
+    assert f"config.data.{key} must" in message and message.endswith(f"got {value}")
 
 
 def test_contact_sheet_shows_the_examples(tmp_path, small):

@@ -219,7 +219,7 @@ def test_digits_five_that_is_not_there(tmp_path, nothing_in_the_usual_places):
     assert "config.data.source" in complaint(digits_five.digits_five, source="fedbm")
     for source in (digits_five.digits_five, office_caltech.office_caltech, domainnet.domainnet):
         for size in (7, 513):
-            assert f"data.size is {size}" in complaint(source, size=size)
+            assert f"must be from 8 to 512 pixels, got {size}" in complaint(source, size=size)
 
 
 ONES = np.ones((2, 28, 28), np.uint8)
@@ -227,15 +227,15 @@ ONES = np.ones((2, 28, 28), np.uint8)
 
 BROKEN_DIGITS = {
     "missing": (None, "cannot be read"),
-    "one array": (ONES, "is no pair"),
-    "triple": ((ONES, [1, 2], [1, 2]), "is no pair"),
-    "dictionary": ({"x": ONES}, "is no pair"),
+    "one array": (ONES, "is not a pair"),
+    "triple": ((ONES, [1, 2], [1, 2]), "is not a pair"),
+    "dictionary": ({"x": ONES}, "is not a pair"),
     "text": ((ONES, ["a", "b"]), "its labels are <U1 [2]"),
     "count": ((ONES, [1]), "its labels are int64 [1], not 2"),
     "label": ((ONES, [1, 11]), "label 11 is not in 0 .. 10"),
     "negative": ((ONES, [1, -1]), "label -1 is not"),
     "fraction": ((ONES, [1, 1.5]), "label 1.5 is not"),
-    "nested": ((ONES, [[1], [1, 2]]), "no pair of arrays"),
+    "nested": ((ONES, [[1], [1, 2]]), "not a pair of arrays"),
     "axes": ((ONES[0], [1] * 28), "its images are uint8 [28, 28]"),
     "channels": ((np.ones((2, 8, 8, 4), np.uint8), [1, 2]), "its images are uint8 [2, 8, 8, 4]"),
     "none": ((ONES[:0], []), "its images are uint8 [0, 28, 28]"),
@@ -243,7 +243,7 @@ BROKEN_DIGITS = {
     "below": ((ONES * -1.0, [1, 2]), "its pixels are from -1.0"),
     "nan": ((ONES * np.nan, [1, 2]), "its pixels are from nan"),
     "objects": ((np.array([{}, None]), [1, 2]), "not plain data"),
-    "hostile": (print, "it asks for builtins.print"),
+    "hostile": (print, "it refers to builtins.print"),
 }
 
 
@@ -261,7 +261,7 @@ def test_digits_five_says_what_is_wrong(case, release):
 def test_digits_five_parts_of_several_sizes(release):
     file = release / "digits_five" / "USPS" / "partitions" / "train_part1.pkl"
     write(file, (ONES, [1, 2]))
-    assert "of several sizes" in complaint(digits_five.digits_five, folder=str(release))
+    assert "differ in size" in complaint(digits_five.digits_five, folder=str(release))
 
 
 BROKEN_MATLAB = {

@@ -255,21 +255,21 @@ def test_paths_that_leave_the_folder_are_not_opened(path, tmp_path, empty_cache,
     opened = []
     monkeypatch.setattr(images, "decode", lambda *a: opened.append(a))
     message = complaint(source, folder=str(tmp_path))
-    assert message.startswith(str(file)) and "is no path in the data set's folder" in message
+    assert message.startswith(str(file)) and "is not in the data set's folder" in message
     assert not opened and not empty_cache.exists()
 
 
 BROKEN_LISTS = {
     "missing": (None, "cannot be read"),
-    "hostile": (print, "it asks for builtins.print"),
-    "number": (3, "is no pair"),
-    "one column": ((["a"],), "is no pair"),
-    "lengths": ((["a", "b"], ["mug"]), "is no pair"),
-    "numbers": ((["a"], [3]), "is no pair"),
-    "text": (("a", "b"), "is no pair"),
-    "dictionary": ({"a": "mug"}, "is no pair"),
+    "hostile": (print, "it refers to builtins.print"),
+    "number": (3, "is not a pair"),
+    "one column": ((["a"],), "is not a pair"),
+    "lengths": ((["a", "b"], ["mug"]), "is not a pair"),
+    "numbers": ((["a"], [3]), "is not a pair"),
+    "text": (("a", "b"), "is not a pair"),
+    "dictionary": ({"a": "mug"}, "is not a pair"),
     "empty": (([], []), "is empty"),
-    "class": ((["a.png"], ["mugs\n"]), "'mugs\\n' is no class of office_caltech_10"),
+    "class": ((["a.png"], ["mugs\n"]), "'mugs\\n' is not a class of office_caltech_10"),
 }
 
 
@@ -303,7 +303,7 @@ def test_images_that_are_missing_or_damaged(name, how, tmp_path, empty_cache):
     file = tmp_path / path_of(release, release.domains[1], 2)
     damage(file, how)
     message = complaint(source, folder=str(tmp_path))
-    expected = "cannot be read" if how == "missing" else "is damaged or no image"
+    expected = "cannot be read" if how == "missing" else "is damaged or not an image"
     assert message.startswith(str(file)) and expected in message and release.folder in message
     assert not empty_cache.exists()
 
@@ -348,7 +348,7 @@ def test_a_split_of_our_own(name, tmp_path, empty_cache, caplog):
     files = folders_only(release, tmp_path)
     with caplog.at_level(logging.WARNING):
         data = source(folder=str(tmp_path), size=SIDE)
-    assert "cannot be compared" in caplog.text and len(caplog.records) == 1
+    assert "not comparable" in caplog.text and len(caplog.records) == 1
     row = 0
     for test in (False, True):
         for number, domain in enumerate(release.domains):

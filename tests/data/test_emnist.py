@@ -63,7 +63,7 @@ def test_what_is_wrong_with_emnist(folder):
     for label in (0, 27):
         labels.write_bytes(idx_of(np.array([1, 2, label, 3], np.uint8)))
         message = complaint(emnist.emnist, folder=str(folder), split="letters")
-        assert f"label {label - 1} is not of EMNIST letters" in message
+        assert f"{label - 1} is not a label of EMNIST letters" in message
     labels.unlink()
     message = complaint(emnist.emnist, folder=str(folder), split="letters")
     assert f"{labels.with_suffix('')} (or" in message and "`fedjax-lab data get emnist`" in message
@@ -78,7 +78,7 @@ def test_mnist_and_kmnist_have_named_classes(folder, source, classes):
     assert [data.classes[0], data.classes[-1]] == classes.split() and len(data.classes) == 10
     for name, other in zip(idx.FILES, emnist.files("letters"), strict=True):
         (folder / f"{name}.gz").write_bytes((folder / f"{other}.gz").read_bytes())
-    assert "label 17 is not of " in complaint(source, folder=str(folder))
+    assert "17 is not a label of " in complaint(source, folder=str(folder))
     assert f"`fedjax-lab data get {source.__name__}`" in complaint(source)
 
 
@@ -103,10 +103,10 @@ def test_k49(kuzushiji):
 @pytest.mark.parametrize(
     "number, array, said",
     [
-        (0, np.zeros((5, 28, 28)), "float64 [5, 28, 28] is not uint8"),
-        (0, np.zeros((5, 28, 27), np.uint8), "[5, 28, 27] is not uint8"),
-        (1, np.zeros(4, np.uint8), "uint8 [4] is not 5 labels"),
-        (3, np.full(3, 49, np.uint8), "a label is 49, not from 0 to 48"),
+        (0, np.zeros((5, 28, 28)), "has float64 [5, 28, 28], not uint8"),
+        (0, np.zeros((5, 28, 27), np.uint8), "[5, 28, 27], not uint8"),
+        (1, np.zeros(4, np.uint8), "has uint8 [4], not 5 labels"),
+        (3, np.full(3, 49, np.uint8), "the labels are from 49 to 49, not 0 to 48"),
         (2, None, "is missing"),
     ],
 )

@@ -137,7 +137,7 @@ def test_a_feature_skew_of_ones_own():
     made = experiment(images(), name="iid", num_clients=4, feature_skew=brighter, step=0.2)
     changed, clean = seen(made, 3, np.arange(9))
     np.testing.assert_allclose(changed, clean + 0.6 * 255, rtol=1e-5)
-    with pytest.raises(BadInput, match="a feature skew must give an example"):
+    with pytest.raises(BadInput, match="a feature skew must return an example"):
         experiment(images(), name="iid", num_clients=4, feature_skew=flat)
 
 

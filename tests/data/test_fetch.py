@@ -85,15 +85,15 @@ def test_a_fetched_set_is_read_without_more_flags(server, call, folder, name):
     flags = f"--config.data.name={catalog.PUBLISHED[name].reader or name}"
     for key, value in catalog.PUBLISHED[name].settings:
         flags += f" --config.data.{key}={value}"
-    for text in ("license: ", "cite: ", "verified", f"read it with {flags}\n"):
+    for text in ("license: ", "cite: ", "verified", f"use it with {flags}\n"):
         assert text in out
     where = folder / catalog.PUBLISHED[name].target
     assert len(load(name).x) > 0
     asked = len(server.requests)
     code, out, _ = call("get", name)
-    assert code == 0 and "was there before" in out and len(server.requests) == asked
+    assert code == 0 and "already fetched" in out and len(server.requests) == asked
     code, out, _ = call("check", name)
-    assert code == 0 and out == f"{name:15}  whole, {where}\n"
+    assert code == 0 and out == f"{name:15}  verified, {where}\n"
 
 
 @pytest.mark.parametrize("name", FETCHED)
@@ -125,7 +125,7 @@ def test_the_run_that_asked_for_data_gets_them(server, call, tmp_path, capsys, n
     said = capsys.readouterr().err
     assert f"or run `fedjax-lab data get {name}`" in said and said.count("\n") == 1
     code, out, _ = call("get", name)
-    assert code == 0 and f"read it with {' '.join(chosen)}\n" in out
+    assert code == 0 and f"use it with {' '.join(chosen)}\n" in out
     assert commands.call(*flags) == 0
 
 
@@ -141,7 +141,7 @@ def test_a_run_without_data_names_the_command(name, capsys):
 @pytest.mark.parametrize("name", BY_HAND)
 def test_what_cannot_be_fetched_is_explained(call, name):
     code, out, err = call("get", name)
-    assert code == 2 and "has to be fetched by hand" in err
+    assert code == 2 and "must be fetched by hand" in err
     said = " ".join(out.split())
     for text in (catalog.PUBLISHED[name].by_hand, catalog.PUBLISHED[name].citation):
         assert " ".join(text.split()) in said
@@ -208,15 +208,15 @@ def test_a_set_whose_size_is_not_published(server, call, folder):
 @pytest.mark.parametrize(
     "words, said",
     {
-        "get": "which data set?",
+        "get": "no data set is named",
         "get cifar11": "no data set 'cifar11'; did you mean 'cifar10'?",
         "check svnh": "did you mean 'svhn'?",
         "list nothing": "no data set 'nothing'; valid: ",
-        "get digit_domains": "nothing to fetch: digit_domains is drawn on this machine",
-        "get idx": "mnist, emnist, kmnist have their own names",
-        "get medmnist": "`fedjax-lab data get` fetches pathmnist, dermamnist",
+        "get digit_domains": "nothing to fetch: digit_domains is generated on this machine",
+        "get idx": "mnist, emnist and kmnist can be fetched",
+        "get medmnist": "fetch one by its own name: pathmnist, dermamnist",
         "get svhn --folder=gs://a": "--folder must be a local path",
-        "get svhn --mirror=ftp://a": "--mirror is 'ftp://a', not http://",
+        "get svhn --mirror=ftp://a": "--mirror must begin with http:// or https://, got 'ftp://a'",
         "get svhn --foldr=a": "did you mean '--folder'?",
         "gt svhn": "no command 'gt'; did you mean 'get'?",
     }.items(),
@@ -406,21 +406,21 @@ def test_something_else_in_its_place_is_never_touched(server, call, folder):
     code, _, err = call("get", "svhn")
     assert (
         code == 2
-        and "is there, but not as it is fetched" in err
+        and "exists, but is not what would be fetched" in err
         and "train_32x32.mat has 4 bytes" in err
     )
     assert tree(folder) == {"svhn/train_32x32.mat": b"mine"} and server.requests == []
     (folder / "tiny-imagenet-200").mkdir()
     (folder / "tiny-imagenet-200" / "wnids.txt").write_text("n01")
-    assert "is there, but not as it is fetched" in call("get", "tiny_imagenet")[2]
-    assert "here, but not as `get` puts it there" in call("check", "tiny_imagenet")[1]
+    assert "exists, but is not what would be fetched" in call("get", "tiny_imagenet")[2]
+    assert "here, but not checked: `get` has not fetched it" in call("check", "tiny_imagenet")[1]
 
 
 def test_a_full_disk_is_told_before_anything_is_fetched(server, call, folder, monkeypatch):
     usage = SimpleNamespace(free=1000)
     monkeypatch.setattr(fetch.shutil, "disk_usage", lambda folder: usage)
     code, _, err = call("get", "svhn")
-    assert code == 1 and "no room on the disk" in err and "1000 are free" in err
+    assert code == 1 and "not enough space on the disk" in err and "1000 are free" in err
     assert server.requests == [] and not folder.exists()
 
 

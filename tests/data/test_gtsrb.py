@@ -51,14 +51,14 @@ def test_boxes_outside_of_the_picture(folder, box):
     write(folder, gtsrb_files(box))
     assert len(gtsrb(folder=str(folder), size=8).x) == 48
     message = complaint(gtsrb, folder=str(folder), size=8, roi=True)
-    assert "00000_00000.ppm is damaged or no image (its sign is at" in message
+    assert "00000_00000.ppm is damaged or not an image (the box of its sign" in message
 
 
 ROW = "00000_00000.ppm;12;12;0;0;9;9;"
 BROKEN = {
-    "no column": (f"Filename;ClassId\n{ROW}3\n", "no table of GTSRB ('Roi.X1')"),
-    "short row": (f"{TITLE}00000_00000.ppm;12\n", "no table of GTSRB"),
-    "no number": (f"{TITLE}{ROW}stop\n", "no table of GTSRB"),
+    "no column": (f"Filename;ClassId\n{ROW}3\n", "not a table of GTSRB ('Roi.X1')"),
+    "short row": (f"{TITLE}00000_00000.ppm;12\n", "not a table of GTSRB"),
+    "no number": (f"{TITLE}{ROW}stop\n", "not a table of GTSRB"),
     "class": (f"{TITLE}{ROW}43\n", "class 43 is not in 0 .. 42"),
     "no rows": (TITLE, "has no images"),
     "empty": ("", "is empty"),

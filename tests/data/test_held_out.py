@@ -141,7 +141,7 @@ def test_what_cannot_be_drawn_is_refused(config, tmp_path):
     message = complaint(experiment.load_data, resolve({"data": data}).data)
     assert "arrays has 100 test examples; set config.data.test=0" in message
     load = partial(experiment.load_data, config(test=0.001, count=6).data)
-    assert "config.data.test=0.001 of 6 examples leaves none" in complaint(load)
+    assert "config.data.test=0.001 of 6 examples gives no test example" in complaint(load)
     message = complaint(experiment.build, config())
     assert "nothing to score" in message and "--config.data.test=0.2" in message
 

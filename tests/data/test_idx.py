@@ -92,7 +92,7 @@ FIVE = idx_bytes(np.zeros((5, 28, 28), np.uint8))
 BROKEN = {
     "missing": (IMAGES, None, "is missing"),
     "labels missing": (LABELS, None, "is missing"),
-    "truncated": (IMAGES, FIVE[:-1], "truncated, 3919 bytes where 3920 are due"),
+    "truncated": (IMAGES, FIVE[:-1], "truncated, 3919 bytes instead of 3920"),
     "header truncated": (IMAGES, FIVE[:11], "truncated, 11 bytes"),
     "empty": (IMAGES, b"", "truncated, 0 bytes"),
     "too long": (IMAGES, FIVE + b"x", "too long"),
@@ -144,7 +144,7 @@ def test_idx_without_a_folder():
 def test_fashion_mnist_with_labels_of_another_set(mnist):
     folder, _, _ = mnist
     (folder / LABELS).write_bytes(idx_bytes(np.array([46, 1, 2, 3, 4], np.uint8)))
-    assert "label 46" in complaint(idx.fashion_mnist, folder=str(folder))
+    assert "46 is not a label" in complaint(idx.fashion_mnist, folder=str(folder))
 
 
 @pytest.mark.skipif(

@@ -89,7 +89,7 @@ def test_what_is_no_image_is_named(content, pacs, empty_cache):
     file = pacs / "kfold" / "photo" / "horse" / "pic_001.JPG"
     file.write_bytes(content)
     message = complaint(image_folders.pacs, folder=str(pacs))
-    assert message.startswith(f"{file} is damaged or no image") and "domainbed" in message
+    assert message.startswith(f"{file} is damaged or not an image") and "domainbed" in message
     assert ImageFile.LOAD_TRUNCATED_IMAGES is False and not empty_cache.exists()
 
 
@@ -161,7 +161,7 @@ def test_what_is_missing_is_named(pacs, empty_cache, monkeypatch):
 
     root = pacs / "kfold"
     load = partial(image_folders.pacs, folder=str(pacs))
-    assert "data.size is 7" in complaint(load, size=7)
+    assert "must be from 8 to 512 pixels, got 7" in complaint(load, size=7)
     for path in (root / "cartoon" / "horse").iterdir():
         path.unlink()
     assert complaint(load).startswith(f"{root / 'cartoon' / 'horse'} has no images (.jpg, .jpeg")
@@ -283,7 +283,7 @@ def test_validation_images_are_for_tests_unless_there_are_others(own, empty_cach
 @pytest.mark.parametrize(
     ("names", "layout", "message"),
     [
-        (("a/0.png", "b/c/1.png"), "auto", "has images in a and in b/c; say which"),
+        (("a/0.png", "b/c/1.png"), "auto", "has images in a and in b/c; specify the layout"),
         (("x/y/a/0.png",), "auto", "not clear what the folders x/y/a stand for"),
         (("train/0.png",), "auto", "not clear what the folders train stand for"),
         (("x/train/0.png",), "auto", "not clear what the folders x/train stand for"),
@@ -292,10 +292,10 @@ def test_validation_images_are_for_tests_unless_there_are_others(own, empty_cach
         (
             ("x/train/a/0.png", "x/extra/a/1.png"),
             "auto",
-            "train is called like a split, but 'extra'",
+            "train is named like a split, but 'extra'",
         ),
         (("train/a/0.png", "test/b/0.png"), "auto", "/train/b has no images (.jpg, .jpeg"),
-        (("x/a/0.png",), "split/class", "'x' is none of the splits train, training"),
+        (("x/a/0.png",), "split/class", "'x' is not one of the splits train, training"),
         (("a/0.png",), "class/domain", "config.data.layout cannot be 'class/domain'"),
         (("a/0.png",), "folder/class", "config.data.layout cannot be 'folder/class'"),
     ],

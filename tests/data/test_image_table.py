@@ -93,8 +93,8 @@ def test_what_is_wrong_with_a_table_is_named(isic, tmp_path):
     assert "has no column 'centre' (config.data.client); did you mean 'center'" in told(
         client="centre"
     )
-    assert "'train_5' is none of the splits train, training, test" in told(split="fold2")
-    assert "data.size is 1000" in told(size=1000)
+    assert "'train_5' is not one of the splits train, training, test" in told(split="fold2")
+    assert "must be from 8 to 512 pixels, got 1000" in told(size=1000)
     write(table, [*LINES, ("ISIC_9", 0, 0, "train", "")])
     assert f"there is no image {folder / 'ISIC_9'} (.jpg" in told()
     write(table, [*LINES, ("ISIC_9.jpg", 0, 0, "train", "")])
@@ -102,7 +102,7 @@ def test_what_is_wrong_with_a_table_is_named(isic, tmp_path):
     write(table, [*LINES, ("ISIC_0", "", 0, "train", "")])
     assert told().startswith(f"{table}: line 6 has no 'target'")
     write(table, [*LINES, ("ISIC_0.png", 1, 0, "test", "")])
-    assert told().endswith("for train and test: an image has one split")
+    assert told().endswith("for train and test, but an image has only one split")
     write(table, LINES, "image,target,target,center,fold")
     assert "has two columns 'target' (config.data.label)" in told()
     write(table, [("ISIC_0", 1, 0, "test", "")])

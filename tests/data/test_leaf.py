@@ -79,7 +79,7 @@ def test_celeba(tmp_path, monkeypatch):
 def test_names_of_images_lead_nowhere_else(name, tmp_path):
     leaf_files.write_celeba(tmp_path)
     leaf_files.write_leaf(tmp_path / "train" / "t.json", {"7": {"x": ["1.png", name], "y": [0, 1]}})
-    assert "without folders" in complaint(leaf, folder=str(tmp_path))
+    assert "without a folder" in complaint(leaf, folder=str(tmp_path))
 
 
 def test_tweets(tmp_path):
@@ -177,15 +177,15 @@ VECTOR = [0.5, 1.0]
 BROKEN = {
     "ragged": ({"x": [VECTOR, [0.5]], "y": [0, 1]}, "user 'a' cannot be read"),
     "nothing": ({"x": [VECTOR, None], "y": [0, 1]}, "user 'a' cannot be read"),
-    "infinite": ({"x": [VECTOR, [0.5, 1e39]], "y": [0, 1]}, "x is not finite numbers"),
+    "infinite": ({"x": [VECTOR, [0.5, 1e39]], "y": [0, 1]}, "x must hold finite numbers"),
     "words": ({"x": [VECTOR, ["b", "c"]], "y": [0, 1]}, "user 'a' cannot be read"),
     "fraction": ({"x": [VECTOR] * 2, "y": [0, 0.5]}, "labels are not integers"),
     "negative": ({"x": [VECTOR] * 2, "y": [0, -1]}, "labels are not from 0 to"),
     "huge": ({"x": [VECTOR] * 2, "y": [0, 10**400]}, "user 'a' cannot be read"),
     "objects": ({"x": [VECTOR] * 2, "y": [0, {}]}, "user 'a' cannot be read"),
-    "lengths": ({"x": [VECTOR] * 2, "y": [0]}, "no lists x and y of one length"),
-    "numbers among texts": ({"x": ["b", 3], "y": [0, 1]}, "x is not all texts"),
-    "no words": ({"x": [[["b"]], [[3]]], "y": [{}, {}]}, "x is not all comments"),
+    "lengths": ({"x": [VECTOR] * 2, "y": [0]}, "no lists x and y of equal length"),
+    "numbers among texts": ({"x": ["b", 3], "y": [0, 1]}, "some x is neither a text nor a row"),
+    "no words": ({"x": [[["b"]], [[3]]], "y": [{}, {}]}, "some x is neither a text nor a list"),
     "nobody": ({"x": [], "y": []}, "no training examples"),
 }
 
@@ -202,7 +202,7 @@ def test_users_whose_examples_differ_in_shape(tmp_path):
     users = {"a": {"x": [VECTOR], "y": [0]}, "b": {"x": [[1.0]], "y": [0]}}
     leaf_files.write_leaf(tmp_path / "train" / "a.json", users)
     message = complaint(leaf, folder=str(tmp_path))
-    assert "user 'a' have shape [2], those of user 'b' [1]" in message
+    assert "user 'a' have shape [2], but those of user 'b' have [1]" in message
 
 
 def test_nothing_there(tmp_path):

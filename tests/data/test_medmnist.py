@@ -41,7 +41,7 @@ def test_each_size_has_a_file_of_its_own(tmp_path):
         (28, "`fedjax-lab data get retinamnist`"),
     ):
         assert said in complaint(medmnist.medmnist, **settings, size=size)
-    assert "data.size is 32: MedMNIST has 28, 64" in complaint(medmnist.medmnist, size=32)
+    assert "data.size of medmnist must be one of 28, 64" in complaint(medmnist.medmnist, size=32)
 
 
 def test_sets_that_are_none(tmp_path):
@@ -51,10 +51,10 @@ def test_sets_that_are_none(tmp_path):
 
 GRAY = np.zeros((4, 28, 28), np.uint8)
 BROKEN = {
-    "no test": ({"test_labels": None}, "no file of MedMNIST"),
+    "no test": ({"test_labels": None}, "not a file of MedMNIST"),
     "other size": ({"train_images": np.zeros((6, 64, 64, 3), np.uint8)}, "[6, 64, 64, 3], not"),
     "floats": ({"train_images": np.zeros((6, 28, 28, 3))}, "images are float64"),
-    "mixed": ({"test_images": GRAY}, "only some of its images have colors"),
+    "mixed": ({"test_images": GRAY}, "only some of its splits have color images"),
     "several labels": ({"test_labels": np.zeros((4, 14), np.uint8)}, "uint8 [4, 14], not [N, 1]"),
     "count": ({"test_labels": np.zeros((5, 1), np.uint8)}, "uint8 [5, 1], not [N, 1]"),
     "label": ({"train_labels": np.full((6, 1), 9, np.uint8)}, "label 9 is not in 0 .. 8"),

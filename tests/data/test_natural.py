@@ -130,7 +130,7 @@ def test_a_partition_of_examples_gets_all_that_is_known_of_them():
     "settings, said",
     [
         ({"min_examples": 0}, "config.partition.min_examples must be at least 1, got 0"),
-        ({"min_examples": 41}, "0 of 6 users have so many, and the largest has 40; lower it"),
+        ({"min_examples": 41}, "0 of 6 users have that many, and the largest has 40; lower it"),
         (
             {"min_examples": 26, "num_clients": 3},
             "needs at least 3 users with at least 26 training examples",

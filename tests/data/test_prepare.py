@@ -140,10 +140,10 @@ def test_other_data_are_not_written_beside_them(prepare, pacs, tmp_path, capsys)
     whole = content(out)
     capsys.readouterr()
     assert prepare(out, "--config.data.size=8") == 2
-    assert f"{out} holds other data: content in index.json differs" in capsys.readouterr().err
+    assert f"{out} holds another data set: content in index.json differs" in capsys.readouterr().err
     (pacs / "kfold" / "photo" / "dog" / "pic_901.png").unlink()
     assert prepare(out) == 2
-    assert "holds other data" in capsys.readouterr().err and content(out) == whole
+    assert "holds another data set" in capsys.readouterr().err and content(out) == whole
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes" / "a.txt").touch()
     assert prepare(tmp_path / "notes") == 2
@@ -187,14 +187,14 @@ def test_a_damaged_image_is_told_and_what_was_written_stays(prepare, pacs, tmp_p
     good = file.read_bytes()
     file.write_bytes(b"<html>" + good[6:])
     assert prepare(tmp_path / "out") == 2
-    assert capsys.readouterr().err.startswith(f"error: {file} is damaged or no image")
+    assert capsys.readouterr().err.startswith(f"error: {file} is damaged or not an image")
     assert (tmp_path / "out" / records.shard_name(5)).exists()
     file.write_bytes(good)
     assert prepare(tmp_path / "out") == 0
 
 
 REFUSED = {
-    "": "which command?; valid: check, get, list, prepare",
+    "": "no command is given; valid: check, get, list, prepare",
     "prepar": "no command 'prepar'; did you mean 'prepare'?",
     "prepare": "--config is missing; for example --config=configs/hfedf_pacs.py",
     "prepare --config=configs/quickstart.py": "--out is missing",

@@ -132,7 +132,7 @@ def test_tfds_takes_splits_as_tfds_names_them(tmp_path):
     assert "Requested slice [9:5]" in message
     for train, test in (("train", "train[4:]"), ("test+train", "test"), ("train+train[:1]", "")):
         message = complaint(prepared.tfds, folder=str(tmp_path), train_split=train, test_split=test)
-        assert "are named twice in config.data.train_split and config" in message
+        assert "occur twice in config.data.train_split and config" in message
     assert not prepared.tfds(folder=str(tmp_path), train_split="train+test").test.any()
     message = complaint(prepared.tfds, folder=str(tmp_path), test_split="validation")
     assert "no split 'validation' (config.data.test_split); valid: test, train" in message
@@ -160,9 +160,10 @@ def test_tfds_finds_image_and_label_by_their_kind(tmp_path):
     assert "2 columns that could be the label" in message and "one of kind, side" in message
     message = complaint(prepared.tfds, **toy, label="id")
     assert (
-        "id is of TFDS's kind Text, but config.data.label names one of kind ClassLabel" in message
+        "id has TFDS's feature type Text, but config.data.label must be of type ClassLabel"
+        in message
     )
-    assert "config.data.size=32 resizes" in complaint(prepared.tfds, **toy, label="kind")
+    assert "with --config.data.size=32" in complaint(prepared.tfds, **toy, label="kind")
     data = prepared.tfds(**toy, label="side", size=16, color="gray")
     assert data.x.shape == (7, 16, 16, 1) and data.classes == ("0", "1", "2")
 

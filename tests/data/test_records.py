@@ -53,7 +53,7 @@ def test_natural_users_are_written_and_read(tmp_path):
     np.testing.assert_array_equal(made.client, data.client)
     forge(users=["ada", "bob"])(folder / "index.json")
     said = complaint(records.records, path=str(folder))
-    assert "client in labels.npz is not within the names" in said
+    assert "client in labels.npz has a number without a name" in said
     forge(users=[])(folder / "index.json")
     assert records.records(path=str(folder)).client is None
 
@@ -145,16 +145,16 @@ BROKEN = {
         lambda f: shutil.copy(f.with_name("shard-00004.array_record"), f),
         "it holds 3 of 5 examples",
     ),
-    "not whole": ("SHA256SUMS", os.remove, "has no SHA256SUMS, so it is not whole"),
+    "not whole": ("SHA256SUMS", os.remove, "has no SHA256SUMS, so it is incomplete"),
     "no index": ("index.json", os.remove, "index.json"),
-    "cut labels": ("labels.npz", cut, "labels.npz is not the file of SHA256SUMS"),
-    "changed index": ("index.json", lambda f: flip(f, 50), "index.json is not the file of"),
+    "cut labels": ("labels.npz", cut, "labels.npz does not match its checksum in SHA256SUMS"),
+    "changed index": ("index.json", lambda f: flip(f, 50), "index.json does not match its"),
     "later format": ("index.json", forge(format=2), "format 2"),
     "other type": ("index.json", forge(dtype="object"), "object"),
     "other shape": ("index.json", forge(shape=[24, 8, 8, 3]), "do not fit together"),
     "text": ("index.json", forge(shards="abc"), "is damaged"),
     "more": ("index.json", forge(more=1), "more"),
-    "few classes": ("index.json", forge(classes=["a"]), "y in labels.npz is not within the names"),
+    "few classes": ("index.json", forge(classes=["a"]), "y in labels.npz has a number"),
 }
 
 

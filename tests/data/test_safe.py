@@ -388,7 +388,7 @@ def test_archives_that_claim_more_than_zip_can_hold(tmp_path, at_once):
         size = members.getinfo("x.npy").file_size
     claimed = struct.pack("<I", 2**32 - 2)
     file.write_bytes(content.replace(struct.pack("<I", size), claimed))
-    assert "x is damaged (it claims 4294967294 bytes, which" in complaint(arrays, path=str(file))
+    assert "x is damaged (it declares 4294967294 bytes, more" in complaint(arrays, path=str(file))
 
 
 def test_zeros_are_read_while_memory_suffices(tmp_path, monkeypatch):
@@ -420,7 +420,7 @@ def test_members_of_archives_that_are_too_large(tmp_path, at_once):
     member.size = 2**44
     file.write_bytes(gzip.compress(member.tobuf(tarfile.GNU_FORMAT) + bytes(1024)))
     message = complaint(cifar.cifar10, folder=str(tmp_path))
-    assert message.startswith(f"{file} cannot be read (it claims")
+    assert message.startswith(f"{file} cannot be read (it declares")
 
 
 def test_matlab_files_that_claim_too_much(tmp_path, at_once):
@@ -430,7 +430,7 @@ def test_matlab_files_that_claim_too_much(tmp_path, at_once):
     forged = zlib.compress(inner.replace(struct.pack("<4i", 32, 32, 3, 2), b"\xff\xff\xff\x0f" * 4))
     file.write_bytes(content[:132] + struct.pack("<I", len(forged)) + forged)
     message = complaint(svhn.svhn, folder=str(tmp_path))
-    assert "is damaged or no MATLAB file (it claims" in message
+    assert "is damaged or not a MATLAB file (it declares" in message
 
 
 def chunk(kind: bytes, content: bytes) -> bytes:
@@ -440,13 +440,13 @@ def chunk(kind: bytes, content: bytes) -> bytes:
 
 
 @pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
-@pytest.mark.parametrize("side, reason", [(12_000, "it claims"), (30_000, "decompression bomb")])
+@pytest.mark.parametrize("side, reason", [(12_000, "it declares"), (30_000, "decompression bomb")])
 def test_pictures_that_claim_too_many_pixels(side, reason, tmp_path, at_once):
     file = write_images(tmp_path)
     head = struct.pack(">2I5B", side, side, 8, 2, 0, 0, 0)
     file.write_bytes(b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", b"x\x9c") * 9)
     message = complaint(image_folders, folder=str(tmp_path), size=8)
-    assert message.startswith(f"{file} is damaged or no image (") and reason in message
+    assert message.startswith(f"{file} is damaged or not an image (") and reason in message
 
 
 # Pickles

@@ -58,7 +58,7 @@ def test_it_is_a_partition():
 
 
 def test_bad_settings_are_refused():
-    with pytest.raises(BadInput, match="each of 200 clients of the 1.. examples of class"):
+    with pytest.raises(BadInput, match="divide the 1.. examples of class"):
         dealt(num_clients=200)
     with pytest.raises(BadInput, match="config.partition.components must be at least 1, got 0"):
         dealt(components=0)

@@ -114,7 +114,7 @@ def test_fewer_than_396_texts_leave_no_test(tmp_path):
     assert shakespeare(folder=str(tmp_path), fraction=1.0).domains == ("U396", "U397")
     write(tmp_path / "all_data" / "a.json", {"U": speech("U", 395)})
     message = complaint(shakespeare, folder=str(tmp_path), fraction=1.0)
-    assert "leaves no user with texts for tests" in message
+    assert "has no user with enough texts for a test set" in message
 
 
 def write_ready(folder: Path) -> Path:
@@ -142,7 +142,7 @@ def test_a_ready_split_is_taken_as_it_is(tmp_path, caplog):
         check_rows(data, user, True, count * 4 // 5 + 79, count)
     for setting in ({"fraction": 0.2}, {"seed": 1}):
         message = complaint(shakespeare, folder=str(tmp_path), **setting)
-        assert "is split already" in message and "config.data.fraction" in message
+        assert "is already split" in message and "config.data.fraction" in message
 
 
 def test_the_trap_of_a_single_dash_is_told(tmp_path, caplog):
@@ -151,7 +151,7 @@ def test_the_trap_of_a_single_dash_is_told(tmp_path, caplog):
     write(tmp_path / "test" / "all_data_test_9.json", {user: cut(user, 979, 1000)})
     with caplog.at_level(logging.WARNING):
         data = shakespeare(folder=str(tmp_path))
-    assert "--tf 0.8, with two dashes" in caplog.text and len(caplog.records) == 1
+    assert "--tf 0.8 (two dashes)" in caplog.text and len(caplog.records) == 1
     assert (~data.test).sum() == 900
 
 
@@ -245,19 +245,19 @@ BROKEN = {
     "text": ({"users": ["A"], "user_data": {"A": {"x": TEXT, "y": "a"}}}, "has no lists x and y"),
     "count": (
         {"users": ["A"], "user_data": {"A": {"x": [TEXT] * 2, "y": ["a"]}}},
-        "has no lists x and y of one length",
+        "has no lists x and y of equal length",
     ),
     "twice": (
         {"users": ["A", "A"], "user_data": {"A": {"x": [TEXT], "y": ["a"]}}},
-        "user 'A' is there twice",
+        "user 'A' occurs twice",
     ),
     "short": (
         {"users": ["A"], "user_data": {"A": {"x": [TEXT] * 499 + ["a" * 79], "y": ["a"] * 500}}},
-        "x of user 'A' is not all texts of length 80",
+        "x of user 'A' has entries that are not texts of length 80",
     ),
     "label": (
         {"users": ["A"], "user_data": {"A": {"x": [TEXT] * 500, "y": ["ab"] * 500}}},
-        "y of user 'A' is not all texts of length 1",
+        "y of user 'A' has entries that are not texts of length 1",
     ),
     "numbers": (
         {"users": ["A"], "user_data": {"A": {"x": [TEXT] * 500, "y": [3] * 500}}},
@@ -294,7 +294,7 @@ def test_ready_splits_that_do_not_fit(how, tmp_path):
     expected = {
         "no test": f"{tmp_path / 'test'} has no files *.json",
         "user apart": "user 'LEAR_FOOL' is not in both train/ and test/",
-        "empty": "user 'LEAR_FOOL' has no texts to train or test on",
+        "empty": "user 'LEAR_FOOL' has no training texts or no test texts",
     }
     assert expected[how] in message and "-t sample" in message
 

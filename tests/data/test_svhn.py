@@ -78,4 +78,4 @@ def test_svhn_says_what_is_wrong(case, numbers):
 def test_svhn_damaged_file(damage, numbers):
     file = numbers / svhn.FILES[0]
     file.write_bytes(damage(file.read_bytes()))
-    assert f"{file} is damaged or no MATLAB file" in complaint(svhn.svhn, folder=str(numbers))
+    assert f"{file} is damaged or not a MATLAB file" in complaint(svhn.svhn, folder=str(numbers))

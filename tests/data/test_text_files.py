@@ -106,7 +106,7 @@ def test_each_word_is_an_example_of_its_user(tmp_path):
     assert made.classes[made.y[0]] == "good" and made.x[1].tolist() == [0, made.y[0]]
     assert made.client.tolist() == [0] * 3 + [1] * 5 + [0]
     message = complaint(text_files, path=path, **settings)
-    assert "take --config.data.tokenizer=words" in message
+    assert "use --config.data.tokenizer=words" in message
 
 
 @pytest.mark.parametrize(
@@ -128,12 +128,12 @@ def test_each_word_is_an_example_of_its_user(tmp_path):
         ({"path": "other.txt"}, "a table of texts must end in .csv, .tsv"),
         ({"path": "short.csv"}, "short.csv: row 3 has 1 columns, not 2"),
         ({"path": "empty.csv"}, "has no column 'text'"),
-        ({"path": "header.csv"}, "header.csv has no texts to train on"),
+        ({"path": "header.csv"}, "header.csv has no training texts"),
         ({"path": "unlabeled.csv"}, "unlabeled.csv: text 1 has an empty label"),
         ({"path": "unsaid.csv", "client": "user"}, "unsaid.csv: text 2 has an empty user"),
         ({"path": "anonym.csv", "client": "user"}, "anonym.csv: text 2 has an empty user"),
-        ({"path": "list.json"}, "list.json cannot be read (line 1 is no JSON object"),
-        ({"path": "null.jsonl"}, "null.jsonl: 'text' of row 2 is no text but None"),
+        ({"path": "list.json"}, "list.json cannot be read (line 1 is not a JSON object"),
+        ({"path": "null.jsonl"}, "null.jsonl: 'text' of row 2 is not text but None"),
         ({"path": "lacks.jsonl"}, "lacks.jsonl: row 1 has no 'text'; did you mean 'texts'?"),
     ],
 )

@@ -81,11 +81,11 @@ def test_a_damaged_tokenizer_is_one_line(tmp_path):
     assert "fails (" in complaint(examples_of_texts, ["there"], str(file), 9, 4)
     whole["model"]["vocab"]["hi"] = 2**31
     file.write_text(json.dumps(whole))
-    assert "is no tokenizer (it has 2147483649 tokens" in complaint(
+    assert "is not a tokenizer (it has 2147483649 tokens" in complaint(
         make_tokenizer, str(file), 9, []
     )
     file.write_bytes(file.read_bytes()[:40])
-    assert f"{file} is no tokenizer" in complaint(make_tokenizer, str(file), 9, [])
+    assert f"{file} is not a tokenizer" in complaint(make_tokenizer, str(file), 9, [])
 
 
 def test_ids_survive_as_floats():

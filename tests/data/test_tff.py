@@ -165,7 +165,7 @@ def test_hdf5_that_claims_too_much(tmp_path):
         del content["examples/f0000_14/pixels"]
         shape = {"shape": (2**30, 28, 28), "dtype": "f4", "chunks": (1, 28, 28)}
         content["examples/f0000_14"].create_dataset("pixels", **shape)
-    assert "it claims" in complaint(tff_hdf5, folder=str(tmp_path))
+    assert "it declares" in complaint(tff_hdf5, folder=str(tmp_path))
 
 
 def test_reading_stops_before_the_memory_is_full(tmp_path, monkeypatch):

@@ -116,14 +116,14 @@ def test_tiny_imagenet_that_is_not_there(tmp_path, nothing_in_the_usual_places):
         for part in (place, "http://cs231n.stanford.edu/tiny-imagenet-200.zip", "data.folder"):
             assert part in message
     for size in (7, 65):
-        assert f"data.size is {size}" in complaint(tiny_imagenet.tiny_imagenet, size=size)
+        assert f"from 8 to 64, got {size}" in complaint(tiny_imagenet.tiny_imagenet, size=size)
 
 
 BROKEN_TINY = {
     "truncated image": (TRAINING[3], lambda c: c[: len(c) // 2], "truncated"),
     "truncated test image": (TESTS[1], lambda c: c[: len(c) // 2], "truncated"),
-    "no image": (TESTS[0], lambda c: b"<html>", "is damaged or no image"),
-    "empty image": (TRAINING[0], lambda c: b"", "is damaged or no image"),
+    "no image": (TESTS[0], lambda c: b"<html>", "is damaged or not an image"),
+    "empty image": (TRAINING[0], lambda c: b"", "is damaged or not an image"),
     "test image missing": (TESTS[2], None, "cannot be read"),
     "no labels": ("val/val_annotations.txt", None, "cannot be read"),
     "empty labels": ("val/val_annotations.txt", lambda c: b"\n", "is empty"),

@@ -57,7 +57,7 @@ def test_files_that_an_earlier_call_has_left_stay_where_they_are_right(tmp_path,
 )
 def test_paths_that_lead_out_of_the_folder(tmp_path, path):
     message = complaint(unpacked, tmp_path, zipped({"good": b"1", path: b"2"}))
-    assert "is no path in the folder" in message and "fetch it again" in message
+    assert "is not a path within the folder" in message and "fetch it again" in message
     assert tree(tmp_path) == {"a.zip"}
 
 
@@ -109,8 +109,8 @@ def test_a_file_in_the_place_of_a_folder(tmp_path):
 
 
 BAD_MEMBERS = {
-    "up": ({"name": "../out"}, "is no path in the folder"),
-    "root": ({"name": "/out"}, "is no path in the folder"),
+    "up": ({"name": "../out"}, "is not a path within the folder"),
+    "root": ({"name": "/out"}, "is not a path within the folder"),
     "link": ({"type": tarfile.SYMTYPE, "linkname": "/etc"}, "is a link or a device"),
     "hard link": ({"type": tarfile.LNKTYPE, "linkname": "good"}, "is a link or a device"),
     "pipe": ({"type": tarfile.FIFOTYPE}, "is a link or a device"),

@@ -34,15 +34,15 @@ NAN = np.where(np.arange(5)[:, None] == 3, np.nan, TABLE)
 BAD = {
     "no examples": ({"labels": LABELS}, "has no array 'examples'"),
     "no labels": ({"examples": TABLE}, "has no array 'labels'"),
-    "rows": ({"examples": TABLE[:4], "labels": LABELS}, "4 rows, the dataset 5 examples, 3 of"),
+    "rows": ({"examples": TABLE[:4], "labels": LABELS}, "4 rows, but the dataset has 5"),
     "classes": ({"examples": TABLE, "labels": LABELS[:2]}, "labels has shape [2, 4], not [3, 4]"),
     "size": ({"examples": TABLE, "labels": LABELS[:, :3]}, "labels has shape [3, 3], not [3, 4]"),
     "axes": ({"examples": TABLE[..., None], "labels": LABELS}, "examples has shape [5, 4, 1]"),
     "empty": ({"examples": TABLE[:, :0], "labels": LABELS}, "examples has shape [5, 0]"),
     "nan": ({"examples": NAN, "labels": LABELS}, "NaN or infinite values, first in row 3"),
     "large": ({"examples": TABLE, "labels": LABELS * 1e39}, "labels has NaN or infinite values"),
-    "text": ({"examples": TABLE.astype(str), "labels": LABELS}, "examples is no array of numbers"),
-    "complex": ({"examples": TABLE * 1j, "labels": LABELS}, "examples is no array of numbers"),
+    "text": ({"examples": TABLE.astype(str), "labels": LABELS}, "examples is not an array"),
+    "complex": ({"examples": TABLE * 1j, "labels": LABELS}, "examples is not an array"),
     "objects": ({"examples": TABLE.astype(object), "labels": LABELS}, "examples cannot be read"),
 }
 
@@ -63,7 +63,7 @@ def test_precomputed_files_that_are_none(tmp_path):
         if content is not None:
             file.write_bytes(content)
         assert "is not an .npz file" in complaint(precomputed, SMALL, file=str(file))
-    assert complaint(precomputed, SMALL, file="").startswith("an empty name")
+    assert complaint(precomputed, SMALL, file="").startswith("config.embedding.file is empty")
     assert "is not an .npz file" in complaint(precomputed, SMALL, file=str(tmp_path))
     huge = io.BytesIO()
     header = {"descr": "<f8", "fortran_order": False, "shape": (2**40, 4)}

@@ -93,7 +93,7 @@ def test_when_the_time_for_all_is_over_the_same_command_goes_on(run, tmp_path):
     slow = f"import os, time; time.sleep(0 if os.path.exists('{tmp_path}/c.json') else 60)"
     steps = [step("quick", "pass"), step("slow", slow), step("c", "pass")]
     said = run(steps, "--total=2")
-    assert said[-2] == "no time is left; the same command goes on"
+    assert said[-2] == "no time is left; the same command continues"
     assert not (tmp_path / "slow.json").exists() and not (tmp_path / "c.json").exists()
     run(steps, "--only=c")
     run(steps)
@@ -124,7 +124,7 @@ def test_the_page_says_what_was_measured_where_and_which_goals_are_met(run, tmp_
         "| never, seconds | 1 |  | not run |",
         "| fast | A1 | a\\|b |  | 0.01235 |",
         "exit code 3",
-        "Not run: 1 of 4 steps.",
+        "1 of 4 steps have not been run.",
         "python -c",
     ):
         assert text in page
@@ -135,7 +135,7 @@ def test_lists_and_refuses(run, capsys, tmp_path):
     assert [line.split()[0] for line in run(steps, "--list", "--only=W*")] == ["W1", "W2"]
     assert [line.split()[0] for line in run(steps, "--list", "--only=models")] == ["R18"]
     assert not list(tmp_path.iterdir())
-    with pytest.raises(SystemExit, match="no step 'W9'; .* workloads, models"):
+    with pytest.raises(SystemExit, match="unknown step 'W9'; .* workloads, models"):
         run(steps, "--only=W1,W9")
 
 
@@ -148,7 +148,7 @@ def test_a_folder_takes_the_results_of_one_device(tmp_path, monkeypatch):
     with pytest.raises(SystemExit, match="holds results of 1 x Toy 9, jax 0.10.2"):
         device_day.find_device(tmp_path)
     monkeypatch.setattr(sys, "executable", "false")
-    with pytest.raises(SystemExit, match="jax finds no device"):
+    with pytest.raises(SystemExit, match="JAX finds no device"):
         device_day.find_device(tmp_path)
 
 
@@ -226,7 +226,7 @@ def test_no_step_outlives_a_script_that_is_ended(tmp_path, number):
         assert script.poll() is None
         time.sleep(0.05)
     script.send_signal(number)
-    assert script.communicate()[1] == "interrupted; the same command goes on\n"
+    assert script.communicate()[1] == "interrupted; the same command continues\n"
     assert script.returncode == 130
     time.sleep(2.2)
     assert not (tmp_path / "late").exists()

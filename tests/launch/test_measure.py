@@ -180,7 +180,7 @@ def test_the_page_of_results(tmp_path):
     page.write_text("a\n<!-- t -->\nold\n<!-- end t -->\nb\n")
     measure.write(page, "t", "| new |")
     assert page.read_text() == "a\n<!-- t -->\n| new |\n<!-- end t -->\nb\n"
-    with pytest.raises(measure.BadInput, match="has not the lines <!-- u -->"):
+    with pytest.raises(measure.BadInput, match="lacks the lines <!-- u -->"):
         measure.write(page, "u", "")
 
 

@@ -36,7 +36,7 @@ def test_embeddings_of_an_autoencoder_are_found_once(four_domains):
     for kind in ("autoencoder", "autoencoder_learned"):
         with pytest.raises(BadInput, match=f"{kind} needs config.method.embedding_dim"):
             setting(four_domains, {"name": "hfedf", "embedding": kind})
-    with pytest.raises(BadInput, match="needs images, sides multiples of 4"):
+    with pytest.raises(BadInput, match="height and width are multiples of 4"):
         toys.make("hfedf", embedding="autoencoder", embedding_dim=2)(3)
 
 
@@ -119,7 +119,7 @@ def test_the_autoencoder_refuses_what_its_sigmoid_cannot_make(normalize, span, t
     message = complaint(setting, tmp_path / "data.npz", how, normalize=normalize)
     assert message == (
         f"config.method.embedding: an autoencoder needs inputs from 0 to 1, not {span};"
-        " 8-bit images are with config.data.normalize=unit"
+        " config.data.normalize=unit scales 8-bit images to this range"
     )
     assert len(setting(tmp_path / "data.npz", how, normalize="unit").simulation.stages) == 2
 

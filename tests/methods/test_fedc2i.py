@@ -303,4 +303,4 @@ def test_influence_is_recorded_at_every_evaluation_and_drawn(tmp_path, capsys):
     assert figures.main(command) == 0
     assert (tmp_path / "run/figures/influence.png").stat().st_size > 1000
     assert figures.main([*command[:2], "--rounds=1,4"]) == 2
-    assert "round 4 was not evaluated; there are [1, 2, 3]" in capsys.readouterr().err
+    assert "round 4 was not evaluated; valid rounds: [1, 2, 3]" in capsys.readouterr().err

@@ -277,14 +277,14 @@ def test_variants_run_and_learn(data, name, hyper):
         ("fesem", {"num_clusters": 9}, "must be from 1 to the 8 clients, got 9"),
         ("fedsoft", {"num_clusters": 0}, "must be from 1 to the 8 clients, got 0"),
         ("fedconcat", {"clustering": "label"}, "did you mean 'labels'"),
-        ("fedconcat", {"clustering": "ifca", "num_clusters": "elbow"}, "does not go with ifca"),
+        ("fedconcat", {"clustering": "ifca", "num_clusters": "elbow"}, "clustering=ifca; choose"),
         ("fedconcat", {"classifier_init": "cluster"}, "did you mean 'clusters'"),
-        ("fedconcat", {"clustering": "fesem", "encoder_decay": 0.1}, "encoder_decay does not go"),
-        ("fedconcat", {"clustering": "none", "balanced": True}, "balanced does not go with"),
-        ("fedconcat", {"clustering": "ifca", "epsilon": 1.0}, "epsilon does not go with"),
+        ("fedconcat", {"clustering": "fesem", "encoder_decay": 0.1}, "encoder_decay cannot be"),
+        ("fedconcat", {"clustering": "none", "balanced": True}, "balanced cannot be combined"),
+        ("fedconcat", {"clustering": "ifca", "epsilon": 1.0}, "epsilon cannot be combined"),
         ("fedconcat", {"feature_cache": "none"}, "valid: clean, exact"),
         ("fedconcat", {"encoder_rounds": 5}, "set config.method.classifier_rounds"),
-        ("fedconcat_id", {"encoder_rounds": 1}, "must be 2 or more"),
+        ("fedconcat_id", {"encoder_rounds": 1}, "must be at least 2"),
         ("fedconcat_id", {"infer_from": "bais"}, "did you mean 'bias'"),
         ("fedconcat_id", {"num_noise": 0}, "config.method.num_noise must be above 0"),
     ],
@@ -374,4 +374,4 @@ def test_the_pictures_of_finished_runs(data, tmp_path, capsys):
     assert drawn == {"accuracy_by_megabytes.png", "run-clusters.png", "run-elbow.png"}
     (tmp_path / "empty").mkdir()
     assert figures.main(["fedconcat", f"--out={tmp_path}/out", str(tmp_path / "empty")]) == 2
-    assert "holds no metrics.jsonl" in capsys.readouterr().err
+    assert "holds no evaluated run" in capsys.readouterr().err

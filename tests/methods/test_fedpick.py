@@ -433,7 +433,7 @@ def test_it_learns(hyper):
         ({"mask": "hrad"}, "did you mean 'hard'"),
         ({"ensemble": "logit"}, "did you mean 'logits'"),
         ({"tau": 0.0}, "config.method.tau must be above 0"),
-        ({"mask": "none", "share_bn": True}, "mask=none shares neither"),
+        ({"mask": "none", "share_bn": True}, "mask=none needs share_bn=False"),
         ({"head_layers": 3}, "leaves no layer for the body"),
     ],
 )

@@ -158,7 +158,7 @@ def test_prototypes_may_be_taken_before_the_last_layers():
     with pytest.raises(BadInput, match="head_layers must be from 1 to 2"):
         toys.make("fedproto", head_layers=3)
     tokens = make_task(cct.cct7(toys.K), (32, 32, 3), toys.K)
-    with pytest.raises(BadInput, match="head_layers=2: .* sees more than a vector"):
+    with pytest.raises(BadInput, match="head_layers=2: .* must get a vector"):
         toys.make("fedproto", tokens, head_layers=2)
 
 

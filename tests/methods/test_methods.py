@@ -121,7 +121,7 @@ def test_a_head_may_be_without_a_bias(name):
 
 @pytest.mark.parametrize("name", ["fediir", "fedconcat", "fedconcat_id"])
 def test_methods_that_need_a_bias_say_so(name):
-    said = f"method {name} needs a model whose head has a bias; take another config.model"
+    said = f"method {name} needs a model whose head has a bias; choose another config.model.name"
     assert complaint(toys.make, name, NO_BIAS) == said
 
 

@@ -231,13 +231,13 @@ class Hidden(Plain):
         (TwoHeads(K), "'Dense_0', but another part of it is named 'head'; .* name='head'"),
         (Cached(K), "variables of the collection 'cache'; only params and batch_stats"),
         (PerToken(K), r"the shape \[2, 1, 6\] for 2 examples.*pool before"),
-        (Scores(K), r"must give logits, float32\[2, 4\] .* it gives {'scores': 'float32\[2, 4\]'}"),
-        (OtherFeatures(K), r"the input of its last layer 'Dense_0', \[2, 6\] .* gives \[2, 2\]"),
-        (Plain(K + 1), r"must give logits, float32\[2, 4\] .* it gives 'float32\[2, 5\]'"),
+        (Scores(K), r"return logits, float32\[2, 4\] .* returns {'scores': 'float32\[2, 4\]'}"),
+        (OtherFeatures(K), r"the input of its last layer 'Dense_0', \[2, 6\] .* returns \[2, 2\]"),
+        (Plain(K + 1), r"must return logits, float32\[2, 4\] .* returns 'float32\[2, 5\]'"),
         (Broken(K), r"model Broken \(test_modules.py, line \d+\) failed: TypeError: "),
         (Hidden(K), "'head' is inside a loop of the model or a remat"),
-        (nn.Dense(K), "model Dense has no layer with weights inside of it"),
-        (Net(K, rngs=nnx.Rngs(0)), "returns an NNX Net with weights of its own; .* `rngs`"),
+        (nn.Dense(K), "model Dense has no submodule with weights"),
+        (Net(K, rngs=nnx.Rngs(0)), "returns an NNX Net that already has weights; .* `rngs`"),
         (Plain, "a model must be a Flax module, not type"),
     ],
 )
@@ -254,7 +254,7 @@ class NoDefault(nn.Module):
 
 @pytest.mark.parametrize(
     ("part", "said"),
-    [(NoDefault, "its field depth needs a default"), (dict, "model dict is no Flax module")],
+    [(NoDefault, "its field depth needs a default"), (dict, "model dict is not a Flax module")],
 )
 def test_what_cannot_be_made_with_the_number_of_classes_is_refused(part, said):
     assert said in complaint(as_function, part)

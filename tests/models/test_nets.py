@@ -212,7 +212,7 @@ class Headless(nn.Module):
 
 
 def test_a_model_must_end_in_its_head():
-    with pytest.raises(BadInput, match="must be the Dense that gives the logits"):
+    with pytest.raises(BadInput, match="must be the Dense that computes the logits"):
         make_task(Headless(), (4,), 3)
 
 

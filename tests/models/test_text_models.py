@@ -149,7 +149,7 @@ def test_the_vocabulary_is_what_the_data_need():
     ("make", "said"),
     [
         (partial(transformer.transformer, heads=3), "heads=3 does not divide config.model.width"),
-        (partial(text_cnn.text_cnn, windows=(3, 3)), "windows must be different numbers from 1"),
+        (partial(text_cnn.text_cnn, windows=(3, 3)), "windows must be distinct positive integers"),
         (partial(text_cnn.text_cnn, dropout=1.0), "config.model.dropout must be at least 0 and"),
         (partial(text_cnn.text_cnn, windows=(9,)), "windows=(9,) needs texts of 9 tokens or more"),
         (partial(fasttext.fasttext, buckets=-1), "config.model.buckets must not be negative"),

@@ -75,7 +75,7 @@ def test_rematerialization_saves_memory_and_changes_no_gradient():
     [
         ({"width": 10}, "config.model.heads=3 does not divide config.model.width=10"),
         ({"depth": 0}, "config.model.depth must be above 0, got 0"),
-        ({"patch": 5}, "config.model.patch=5 does not divide images of 8x12; take a divisor"),
+        ({"patch": 5}, "config.model.patch=5 does not divide images of 8x12; use a divisor"),
         ({"patch": 9}, "vit needs images of at least 9x9, not 8x12x3"),
     ],
 )

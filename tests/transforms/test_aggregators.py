@@ -141,8 +141,8 @@ def test_settings_that_cannot_be_are_refused():
     assert "below 0.5, got 0.5" in complaint(of.trimmed_mean, plain, toys.TASK, trim=0.5)
     assert "must be above 0" in complaint(of.norm_bound, plain, toys.TASK, bound=0.0)
     assert "below 0.5, got 0.6" in complaint(of.krum, plain, toys.TASK, attackers=0.6)
-    assert "7 for f=2 attackers among 6 clients" in complaint(of.most_attackers, 6, 0.4, 0)
-    assert "at most M - f - 2, which is 3 of 7" in complaint(of.most_attackers, 7, 0.3, 4)
+    assert "2f + 3 = 7 clients in a round for f=2" in complaint(of.most_attackers, 6, 0.4, 0)
+    assert "at most M - f - 2 = 3 for f=2" in complaint(of.most_attackers, 7, 0.3, 4)
     assert of.most_attackers(7, 0.3, 3) == 2
     one_by_one = complaint(of.norm_bound, toys.make("pfedhn"), toys.TASK)
     assert one_by_one == "its server never sees the updates of several clients at once"

@@ -54,9 +54,10 @@ def test_what_has_no_corner_or_no_such_class_is_refused():
     def refused(task, **settings):
         return complaint(backdoor.backdoor, toys.make("fedavg"), task, **settings)
 
-    assert "images of at least 3 x 3, and are [6]" in refused(toys.TASK)
-    assert "images of at least 6 x 6, and are [5, 6, 3]" in refused(TASK, size=6)
-    assert refused(TASK, target=4) == "config.attack.target=4 is no class; there are 4, from 0"
+    assert "images of at least 3 x 3 pixels, but have the shape [6]" in refused(toys.TASK)
+    assert "6 x 6 pixels, but have the shape [5, 6, 3]" in refused(TASK, size=6)
+    no_class = "config.attack.target=4 is not a class; it must be from 0 to 3"
+    assert refused(TASK, target=4) == no_class
     assert "config.attack.poison must be from 0 to 1" in refused(TASK, poison=1.1)
 
 

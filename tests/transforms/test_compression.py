@@ -394,7 +394,7 @@ def test_what_is_compressed_already_cannot_be_changed():
         lambda: uplink.changed(method, lambda update, client, key: update),
     ):
         said = complaint(lambda wrap=wrap: simulate_shapes(wrap()))
-        assert said == "its uploads are compressed already, so that they cannot be changed any more"
+        assert said == "its uploads are already compressed and cannot be changed"
 
 
 def test_uploads_of_which_nothing_is_known_are_refused():

@@ -50,4 +50,4 @@ def test_a_config_names_a_transform_of_the_page(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     section = resolve({"aggregator": {"name": "own_transforms.py:majority_vote"}}).aggregator
     assert section.step == 1e-3
-    assert meanings.of_section("aggregator", section)["step"] == "how far"
+    assert meanings.of_section("aggregator", section)["step"] == "the absolute value of the change"

@@ -165,9 +165,9 @@ def test_a_config_names_transforms_and_their_settings(toy):
 
 
 REFUSED = {
-    "central": "it trains on everybody's examples at once, and nothing is uploaded",
+    "central": "it trains on the examples of all clients at once and has no uploads",
     "pfedhn": "its server never sees the updates of several clients at once",
-    "ifca": "its clients update models of their own, which have no common update",
+    "ifca": "its clients update models of their own, so that no single update can stand for all",
 }
 
 
@@ -252,7 +252,7 @@ def test_what_is_found_in_a_first_state_is_told_with_the_names(toy, tmp_path, mo
 @pytest.mark.parametrize(
     ("method", "said"),
     [
-        ("fedavg", "Krum needs 2f + 3 clients in a round, 7 for f=2 attackers among 6 clients"),
+        ("fedavg", "Krum needs at least 2f + 3 = 7 clients in a round for f=2 attackers, but"),
         ("local", "its clients upload nothing"),
     ],
 )

@@ -1,1 +1,1 @@
-"""The analyses of five papers: from the folders of finished runs to arrays and pictures."""
+"""Learning curves and the analyses of five papers, drawn from the folders of runs."""

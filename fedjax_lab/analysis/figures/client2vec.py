@@ -1,13 +1,15 @@
-"""Client2Vec's pictures and times of finished runs.
+"""Client2Vec's pictures and times of finished runs, for the first seed of each run.
 
 python -m fedjax_lab.figures client2vec FOLDER...
 
-Of each run that found an index: NAME-clients.png, the cosines between clients of beta^f and of
-beta (the mean of the two parts' cosines, as in S), clients ordered by domain or else by their most
-frequent class (Fig. 3; without the diversity loss, Fig. 8); NAME-domains.png, the cosines between
-the means of beta^f over the clients of each domain (Fig. 2). Printed: how much alike clients of one
-group and of two are, and the seconds for the index and for training to the best accuracy that every
-run reached (Table 3). All of the first seed.
+For each run that computed a client index, two pictures are drawn. NAME-clients.png (Fig. 3; without
+the diversity loss, Fig. 8) shows the cosine similarities between the clients' feature indices
+beta^f, and between their client indices beta (the mean of the cosines of both parts, as in S).
+Clients are ordered by domain, or else by their most frequent class. NAME-domains.png (Fig. 2) shows
+the cosine similarities between the means of beta^f over the clients of each domain.
+
+The command prints the mean similarity of clients in the same group and in different groups, and the
+seconds for the index and for training to the best accuracy that every run reached (Table 3).
 """
 
 from collections.abc import Iterator
@@ -24,13 +26,13 @@ from fedjax_lab.running import metrics
 
 
 def draw(*workdirs: Path) -> Drawn:
-    """The times of all runs, and how much alike the clients are of those that found an index."""
+    """The times of all runs, and the similarity of clients in runs that computed an index."""
     named = by_name(workdirs)
     finished = {name: load(workdir) for name, workdir in named.items()}
     lines = list(times({name: rows_of(workdir) for name, workdir in named.items()}))
     pictures: dict[str, Figure] = {}
     for name, run in finished.items():
-        if isinstance(run.state.server, Server):  # a tuple's `index` may be its method
+        if isinstance(run.state.server, Server):  # every tuple has a method `index`
             said, drawn = draw_index(run)
             lines += [f"{name}: {line}" for line in said]
             pictures |= {f"{name}-{kind}": figure for kind, figure in drawn.items()}
@@ -38,7 +40,7 @@ def draw(*workdirs: Path) -> Drawn:
 
 
 def times(rows: dict[str, list[dict]]) -> Iterator[str]:
-    """Table 3: a line for each run, of its evaluations."""
+    """Yields the lines of Table 3; rows: the evaluations of each run, by its name."""
     goal = min(max(map(accuracy, scored(of_run))) for of_run in rows.values())
     yield f"{'run':24}{'index, s':>12}{f'training to {goal:.1f} %, s':>26}"
     for name, of_run in rows.items():
@@ -46,11 +48,11 @@ def times(rows: dict[str, list[dict]]) -> Iterator[str]:
 
 
 def draw_index(run: Finished) -> tuple[list[str], dict[str, Figure]]:
-    """How much alike clients of one group and of two are, in words and in pictures."""
+    """The similarity of clients within and between groups, in words and in pictures."""
     index = run.state.server.index
     groups, names, what = groups_of(run)
     tables = {"feature index": cosines(index.feature)}
-    if len(index.label):  # index=local_weights has none
+    if len(index.label):  # index=local_weights has no label part
         both = cosines(index.feature) + cosines(index.label)
         tables["client index"] = both / 2
     lines = []
@@ -65,25 +67,28 @@ def draw_index(run: Finished) -> tuple[list[str], dict[str, Figure]]:
 
 
 def rows_of(workdir: Path) -> list[dict]:
-    """The evaluations of a run's first seed."""
+    """Reads the evaluations of a run's first seed."""
     rows = metrics.read_metrics(workdir / "metrics.jsonl")
     return [row for row in rows if row["seed"] == rows[0]["seed"]]
 
 
 def scored(rows: list[dict]) -> list[dict]:
-    """Those of the training stage."""
+    """The evaluations of the training stage, which is the last one."""
     return [row for row in rows if row["stage"] == rows[-1]["stage"]]
 
 
 def accuracy(row: dict) -> float:
-    """What a scored evaluation is known by."""
+    """The headline accuracy of a scored evaluation, in percent."""
     headline = metrics.headline(row)
     assert headline is not None
     return headline
 
 
 def seconds(rows: list[dict], goal: float) -> tuple[float, float]:
-    """Before the training stage, and in it until an evaluation first reached the goal."""
+    """The seconds before the training stage, and those in it until the goal was reached.
+
+    goal: an accuracy in percent.
+    """
     before = [row["seconds"] for row in rows if row["stage"] != rows[-1]["stage"]]
     index = before[-1] if before else 0.0
     reached = next(row for row in scored(rows) if accuracy(row) >= goal)
@@ -91,7 +96,7 @@ def seconds(rows: list[dict], goal: float) -> tuple[float, float]:
 
 
 def groups_of(run: Finished) -> tuple[np.ndarray, list[str], str]:
-    """The group of each client [C], the groups' names, and what they are."""
+    """The group of each client [C], the names of the groups, and what a group is in words."""
     domains, federation = run.experiment.dataset.domains, run.federation
     if len(domains) > 1:
         rows = np.asarray(federation.train)
@@ -103,14 +108,14 @@ def groups_of(run: Finished) -> tuple[np.ndarray, list[str], str]:
 
 
 def cosines(b) -> np.ndarray:
-    """[., .] of the rows of b."""
+    """The cosine similarities [R, R] between the rows of b [R, D]."""
     b = np.asarray(b, np.float64)
     b = b / np.maximum(np.linalg.norm(b, axis=1, keepdims=True), 1e-8)
     return b @ b.T
 
 
 def alike(table: np.ndarray, groups: np.ndarray) -> tuple[float, float]:
-    """The mean cosine of two clients of one group, and of two groups."""
+    """The mean cosine of two clients in the same group, and in different groups."""
     same = groups[:, None] == groups
     others = ~np.eye(len(groups), dtype=bool)
     return table[same & others].mean(), table[~same].mean()
@@ -119,7 +124,7 @@ def alike(table: np.ndarray, groups: np.ndarray) -> tuple[float, float]:
 def draw_clients(
     tables: dict[str, np.ndarray], groups: np.ndarray, names: list[str], what: str
 ) -> Figure:
-    """Fig. 3: the tables side by side on one scale; lines part the groups."""
+    """Fig. 3: the tables side by side with a common scale; lines separate the groups."""
     order = np.argsort(groups, kind="stable")
     shown = {title: table[np.ix_(order, order)] for title, table in tables.items()}
     cuts = np.flatnonzero(np.diff(groups[order])) + 1
@@ -128,6 +133,6 @@ def draw_clients(
 
 
 def draw_domains(table: np.ndarray, names: list[str]) -> Figure:
-    """Fig. 2, with the numbers written in."""
+    """Fig. 2, with a number in each cell."""
     side, label = plots.Side("domain", names), "cosine similarity of feature indices"
     return plots.draw_heat_maps({"": table}, label, side, side, low=-1, high=1, written=True)

@@ -1,15 +1,15 @@
-"""Learning curves of runs, finished or not: against rounds, megabytes and seconds of training.
+"""Learning curves of runs, finished or not, against rounds, megabytes and seconds of training.
 
 python -m fedjax_lab.figures curves FOLDER... [--measure=accuracy.mean]
 
---measure  what is drawn, as in fedjax_lab.report; by default what the runs are known by
+--measure  the measure to draw, as in fedjax_lab.report; default: the runs' headline accuracy
 
-rounds.png, megabytes.png, seconds.png: a line for each config, its mean over seeds, shaded from the
-lowest seed to the highest. FOLDER may also hold runs, as a sweep's does. Runs of other data or
-partitions have pictures of their own, whose names end in a number.
+rounds.png, megabytes.png and seconds.png have a line for each config: the mean over seeds, shaded
+from the lowest to the highest seed. FOLDER may be a run, or a folder that contains runs, such as a
+sweep. Each data set and partition has separate pictures, whose names end in a number.
 
-learning_curve.png: of a single run, as in its folder `plots`: also by domain, and the training
-loss.
+learning_curve.png is drawn if there is a single run, as in the run's folder `plots`. It also shows
+the accuracy by domain and the training loss.
 """
 
 from pathlib import Path
@@ -22,7 +22,7 @@ from fedjax_lab.analysis.tables import with_unit
 
 
 def draw(*workdirs: Path, measure: str = "") -> Drawn:
-    """The learning curves of all runs in the folders. BadInput where no run has the measure."""
+    """The learning curves of all runs in the folders. Raises BadInput if no run has the measure."""
     whole, damaged = runs.read_all(runs.find(workdirs))
     blocks, notes = runs.arrange(whole)
     measure = compare.choose(blocks, "last", measure or None)
@@ -39,7 +39,7 @@ def draw(*workdirs: Path, measure: str = "") -> Drawn:
 
 
 def _curves(block, measure):
-    """A picture for each axis."""
+    """A picture for each kind of x axis."""
     curves = [runs.curve(row, measure) for row in block.rows]
     names = [row.name for row in block.rows] if len(block.rows) > 1 else []
     return {

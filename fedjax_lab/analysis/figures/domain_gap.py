@@ -1,12 +1,12 @@
-"""How far apart domains are: the models of a run's clients, each tested on every domain.
+"""The gap between domains: the model of each client of a run, tested on every domain.
 
 python -m fedjax_lab.figures domain_gap FOLDER [--seed=0]
 
---seed  the run's first seed by default
+--seed  the seed; default: the run's first seed
 
-The accuracy in percent on the global test set, printed and in domain_gap.png: rows are clients (the
-domain that each one holds), columns the domains tested on. A run whose clients train alone shows
-how far the data are apart:
+The accuracy in percent on the global test set is printed and drawn in domain_gap.png. Rows are
+clients (or the domain that each client holds), columns are the domains of the test examples. To see
+how different the domains are, use a run whose clients train alone:
 
 python -m fedjax_lab.main --config=configs/digit_domains.py:local --workdir=runs/alone \\
     --config.run.rounds=30 --config.local.optimizer=adam --config.local.lr=1e-3
@@ -28,7 +28,7 @@ BATCH = 500  # examples at a time
 
 
 def draw(workdir: Path, *, seed: int | None = None) -> Drawn:
-    """The accuracy of every client's model on every domain."""
+    """A table and a picture of the accuracy of every client's model on every domain."""
     run = finished.load(workdir, seed)
     if run.federation.global_test is None:
         raise BadInput(f"{workdir}: the federation has no global test set")
@@ -47,7 +47,7 @@ def draw(workdir: Path, *, seed: int | None = None) -> Drawn:
 
 
 def accuracies(run: finished.Finished) -> np.ndarray:
-    """Percent of right answers of each client's model on each domain's global test rows: [C, D]."""
+    """The accuracy [C, D] in percent of each client's model on each domain of the global test."""
     rows = np.asarray(run.federation.global_test)
     domain = np.asarray(run.federation.domain)[rows]
 

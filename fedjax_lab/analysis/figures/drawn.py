@@ -1,4 +1,4 @@
-"""What an analysis gives to the command `fedjax_lab.figures`, and what several of them need."""
+"""The result of an analysis for the command `fedjax_lab.figures`, and a shared helper."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,13 +12,13 @@ from fedjax_lab.errors import BadInput
 class Drawn(NamedTuple):
     """The results of one analysis."""
 
-    pictures: dict[str, Figure]  # by the name of the file
-    numbers: dict[str, Any] | None = None  # the content of numbers.json
-    text: str = ""  # to print
+    pictures: dict[str, Figure]  # by file name without extension
+    numbers: dict[str, Any] | None = None  # the content of numbers.json; None: no such file
+    text: str = ""  # text to print
 
 
 def by_name(workdirs: Sequence[Path]) -> dict[str, Path]:
-    """The folders of runs by their last names. BadInput where two have the same one."""
+    """The folders of runs by name. Raises BadInput if two folders have the same name."""
     named = {workdir.name: workdir for workdir in workdirs}
     if len(named) < len(workdirs):
         raise BadInput("two of the folders have the same name")

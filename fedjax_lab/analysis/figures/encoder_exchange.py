@@ -2,30 +2,30 @@
 
 python -m fedjax_lab.figures encoder_exchange FOLDER [--clients=0,1] [--seed=1]
 
---clients  the two of them
---seed     the run's first seed by default
+--clients  the two clients
+--seed     the seed; default: the run's first seed
 
-The models are those of two clients of a run in which every client has one, best of a run whose
-clients train alone:
+The models are those of two clients of a run in which every client has a model, preferably a run
+whose clients train alone:
 
 python -m fedjax_lab.main --config=configs/fmnist_label_skew.py:local --workdir=runs/alone \\
     --seeds=1 --config.run.rounds=1 --config.local.epochs=50
 
-Their encoders, all but the head, are frozen, and two probes are trained on the features for as many
-epochs as the run has: a linear classifier, with the clients' optimizer, and a decoder. Shown are
-the probes' losses on their own training examples: cross-entropy, and the mean squared error of a
-pixel in 0..1. In brackets: the ratio to the first row of that task. The row `none` has what
-constant answers reach without any features: the entropy of the labels, and the variance of a pixel.
-numbers.json has the losses.
+Their encoders (all layers but the head) are frozen, and two probes are trained on the features for
+as many epochs as the run has: a linear classifier, with the clients' optimizer, and a decoder. The
+table shows the losses of the probes on their own training examples: the cross-entropy, and the mean
+squared error of a pixel in [0, 1]. The ratio to the first row of the task follows in parentheses.
+The row `none` has the losses of constant predictions, without any features: the entropy of the
+labels, and the variance of a pixel. numbers.json has the losses.
 
-Table 6 is the first two tasks, own encoder and exchanged; Table 7 is the third, the examples of
-both clients. `averaged` has the size-weighted mean of both encoders' parameters, `concatenated` the
-features of both side by side.
+Table 6 consists of the first two tasks, with a client's own encoder and the exchanged one. Table 7
+is the third task, with the examples of both clients. `averaged` is the size-weighted mean of both
+encoders' parameters; `concatenated` has the features of both side by side.
 
-How the paper's probes are built and trained is not known. The decoder here (dense 256, ReLU, dense
-to the pixels, sigmoid; Adam 1e-3) and the epochs are our choice, so only ratios can be compared.
-The paper's clients hold classes 0 and 2, and 1 and 9, as do those of --seed=0 --clients=2,29, whose
-pixels have about the variance that the paper has for its reconstruction losses.
+The paper does not state how its probes are built and trained. The decoder here (dense 256, ReLU,
+dense to the pixels, sigmoid; Adam 1e-3) and the epochs are our choice, so only ratios can be
+compared. The paper's clients hold classes 0 and 2, and 1 and 9, as do those of --seed=0
+--clients=2,29, for which the variance of a pixel is close to the paper's reconstruction losses.
 """
 
 from functools import partial
@@ -47,7 +47,7 @@ from fedjax_lab.models.task import make_task
 from fedjax_lab.types import ROWS, Array, Batch, Federation, Plan, Task, Weights
 
 Losses = tuple[float, float]  # classification, reconstruction
-PUBLISHED = {  # task -> encoder -> losses; which row is which is inferred from their order
+PUBLISHED = {  # task -> encoder -> losses; rows are identified by their order in the paper
     "client 1": {"encoder 1": (0.0235, 0.0646), "encoder 2": (0.2345, 0.0657)},
     "client 2": {"encoder 2": (0.0007, 0.0796), "encoder 1": (0.0292, 0.0816)},
     "both": {
@@ -60,7 +60,7 @@ PUBLISHED = {  # task -> encoder -> losses; which row is which is inferred from 
 
 
 def draw(workdir: Path, *, clients: str = "0,1", seed: int | None = None) -> Drawn:
-    """The losses of probes on the encoders of two clients of a run."""
+    """The losses of probes trained on the encoders of two clients of a run."""
     run = finished.load(workdir, seed)
     chosen = two_clients(clients, run.num_clients)
     plan = run.plan._replace(epochs=run.plan.epochs * run.plan.rounds)
@@ -76,7 +76,7 @@ def draw(workdir: Path, *, clients: str = "0,1", seed: int | None = None) -> Dra
 
 
 def two_clients(text: str, num_clients: int) -> list[int]:
-    """The clients that a text such as 0,1 names; BadInput unless they are two different ones."""
+    """Parses two clients such as 0,1. Raises BadInput unless they exist and are different."""
     clients = [int(part) if part.isdecimal() else -1 for part in text.split(",")]
     if len(clients) != 2 or len(set(clients)) != 2 or not set(clients) <= set(range(num_clients)):
         raise BadInput(f"--clients={text} must be two different numbers in 0..{num_clients - 1}")
@@ -84,7 +84,15 @@ def two_clients(text: str, num_clients: int) -> list[int]:
 
 
 def exchange(task: Task, models: Weights, data: list[Batch], plan: Plan, key: Array):
-    """{task: {encoder: Losses}} as in PUBLISHED; models [2, ...] and examples of two clients."""
+    """The losses {task: {encoder: Losses}} of all probes, in the layout of PUBLISHED.
+
+    Args:
+      task: the run's task.
+      models: [2, ...] the models of both clients.
+      data: the training examples of both clients.
+      plan: the optimizer and the epochs of the classifier.
+      key: the random key.
+    """
     encoders = make_encoders(models, [len(batch.y) for batch in data])
     both = jax.tree.map(lambda *a: jnp.concatenate(a), *data)
     measure = jax.jit(partial(probe, task.num_classes, plan))
@@ -98,7 +106,7 @@ def exchange(task: Task, models: Weights, data: list[Batch], plan: Plan, key: Ar
 
 
 def make_encoders(models: Weights, sizes: list[int]) -> dict[str, list[Weights]]:
-    """Each encoder of Table 7 as the models whose features stand side by side in it."""
+    """Each encoder of Table 7, as a list of the models whose features it concatenates."""
     one, two = (tree.take(models, i) for i in range(2))
     average = tree.mix(jnp.array(sizes) / sum(sizes), models)
     single = {"encoder 1": [one], "encoder 2": [two], "averaged": [average]}
@@ -106,12 +114,12 @@ def make_encoders(models: Weights, sizes: list[int]) -> dict[str, list[Weights]]
 
 
 def encode(task: Task, encoder: list[Weights], x: Array) -> Array:
-    """The features of x [R, ...] in evaluation mode, [R, D] of each model side by side."""
+    """The features of x [R, ...] in evaluation mode: [R, D] of each model, concatenated."""
     return jnp.concatenate([jax.jit(task.apply)(w, x).features for w in encoder], axis=-1)
 
 
 def probe(num_classes: int, plan: Plan, features: Array, data: Batch, key: Array):
-    """The losses of both probes trained on the features [R, D] of these R examples."""
+    """Trains both probes on the features [R, D] of R examples; returns their losses."""
     width, pixels = features.shape[1:], data.x.reshape(len(data.x), -1)
     classifier = make_task(nets.mlp(num_classes, depth=0), width, num_classes)
     decoder = make_task(nets.mlp(pixels.shape[1], width=256), width, pixels.shape[1])
@@ -129,7 +137,7 @@ def probe(num_classes: int, plan: Plan, features: Array, data: Batch, key: Array
 
 
 def fit(task: Task, loss: losses.Loss, x: Array, y: Array, plan: Plan, key: Array) -> Array:
-    """Trains the task on examples (x [R, D], y [R, ...]) and gives its mean loss on them."""
+    """Trains the task on examples (x [R, D], y [R, ...]); returns its mean loss on them."""
     none: dict[str, Any] = dict.fromkeys(("domain", *ROWS))
     pool = Federation(x=x, y=y, center=jnp.float32(0), scale=jnp.float32(1), **none)
     k_init, k_train = jax.random.split(key)
@@ -140,13 +148,13 @@ def fit(task: Task, loss: losses.Loss, x: Array, y: Array, plan: Plan, key: Arra
 
 
 def constant(data: Batch) -> Losses:
-    """The losses of the best answers that do not depend on the example."""
+    """The losses of the best constant predictions."""
     count = np.unique(data.y, return_counts=True)[1]
     return entropy(count), np.var(data.x, axis=0).mean()
 
 
 def table(title: str, measured: dict[str, dict[str, Losses]]) -> formats.Table:
-    """Each encoder's losses by task, beside the published ones."""
+    """A table of each encoder's losses by task, beside the published ones."""
     header = ["task", "encoder", "classification", "published", "reconstruction", "published"]
     cells = []
     for task, rows in measured.items():
@@ -158,7 +166,7 @@ def table(title: str, measured: dict[str, dict[str, Losses]]) -> formats.Table:
 
 
 def shown(rows: dict[str, Losses]) -> dict[str, list[str]]:
-    """Each loss with its ratio to the first row's."""
+    """Each loss as text, with its ratio to that of the first row."""
     first = next(iter(rows.values()))
     return {
         encoder: [f"{loss:.4f} ({loss / one:.2f})" for loss, one in zip(pair, first, strict=True)]

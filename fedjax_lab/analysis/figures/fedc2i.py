@@ -2,12 +2,12 @@
 
 python -m fedjax_lab.figures fedc2i FOLDER [--rounds=1,5,10,20] [--seed=0]
 
---rounds  the rounds to show, at most six of all of them by default
---seed    the run's first seed by default
+--rounds  the rounds to show; default: up to six of the evaluated rounds
+--seed    the seed; default: the run's first seed
 
-influence.png: a row is the client that measures, a column the client whose influence on it is
-measured; each row sums to 1. Rounds are those that the run evaluated: all of them with
-config.run.eval_every=1.
+influence.png has a heat map for each round. A row has the influence of all clients on one client
+and sums to 1; a column has the influence of one client. Only rounds that the run evaluated can be
+shown; with config.run.eval_every=1 these are all rounds.
 """
 
 from pathlib import Path
@@ -19,11 +19,11 @@ from fedjax_lab.analysis.figures.drawn import Drawn
 from fedjax_lab.errors import BadInput
 from fedjax_lab.running import metrics
 
-MOST = 6  # maps side by side where no rounds are named
+MOST = 6  # the most maps if no rounds are named
 
 
 def draw(workdir: Path, *, rounds: str = "", seed: int | None = None) -> Drawn:
-    """The influences of a run's clients on one another."""
+    """Heat maps of the influence of a run's clients on one another."""
     maps, names = influence(workdir, seed)
     figure = plots.draw_heat_maps(
         {f"round {r}": maps[r] for r in choose(sorted(maps), rounds)},
@@ -35,9 +35,10 @@ def draw(workdir: Path, *, rounds: str = "", seed: int | None = None) -> Drawn:
 
 
 def influence(workdir: Path, seed: int | None) -> tuple[dict[int, np.ndarray], list[str]]:
-    """{round: lambda [M, M]} of a seed, and the clients' names: their domains where they can be.
+    """The influence {round: lambda [M, M]} of one seed, and the names of the clients.
 
-    BadInput if the run recorded none.
+    Clients are named by their domains if each client holds one. Raises BadInput if the run recorded
+    no influence.
     """
     file = workdir / "metrics.jsonl"
     rows = metrics.read_metrics(file) if file.exists() else []
@@ -58,19 +59,19 @@ def influence(workdir: Path, seed: int | None) -> tuple[dict[int, np.ndarray], l
 
 
 def choose(evaluated: list[int], wanted: str) -> list[int]:
-    """The rounds that a text such as 1,5,10 names; without one, some of all."""
+    """Parses rounds such as 1,5,10; without a text, a selection of all evaluated rounds."""
     if not wanted:
         return spread(evaluated)
     parts = wanted.split(",")
     if not all(part.isdecimal() for part in parts):
-        raise BadInput(f"--rounds={wanted} is no list of rounds, such as --rounds=1,5,10")
+        raise BadInput(f"--rounds={wanted} is not a list of rounds such as --rounds=1,5,10")
     missing = [part for part in parts if int(part) not in evaluated]
     if missing:
-        raise BadInput(f"round {missing[0]} was not evaluated; there are {evaluated}")
+        raise BadInput(f"round {missing[0]} was not evaluated; valid rounds: {evaluated}")
     return [int(part) for part in parts]
 
 
 def spread(rounds: list[int]) -> list[int]:
-    """At most MOST of the rounds, the first and the last among them."""
+    """At most MOST of the rounds, evenly spaced, including the first and the last."""
     places = np.linspace(0, len(rounds) - 1, min(MOST, len(rounds))).round().astype(int)
     return [rounds[i] for i in places]

@@ -1,11 +1,12 @@
-"""FedConcat's pictures of finished runs: who is in which cluster, the elbow, and Fig. 7.
+"""FedConcat's pictures of finished runs: the clusters, the elbow, and Fig. 7.
 
 python -m fedjax_lab.figures fedconcat FOLDER...
 
-accuracy_by_megabytes.png: accuracy on the global test set against what one client has sent and
-received, all runs (mean over seeds). NAME-clusters.png and NAME-elbow.png of each run that found
-clusters (of its first seed): the label distributions that the server saw, by cluster, and within-
-cluster inertia against the number of clusters, where the run was told num_clusters=elbow.
+accuracy_by_megabytes.png shows, for all runs, the accuracy on the global test set against the
+megabytes that one client has sent and received, as means over seeds. For each run with clusters,
+two pictures show its first seed. NAME-clusters.png has the label distributions that the server has
+received, by cluster. NAME-elbow.png has the within-cluster inertia against the number of clusters,
+if the run has the setting num_clusters=elbow.
 """
 
 from collections import defaultdict
@@ -23,7 +24,7 @@ from fedjax_lab.running import files, metrics
 
 
 def draw(*workdirs: Path) -> Drawn:
-    """Accuracy by megabytes of all runs, and the clusters of those that have some."""
+    """The accuracy by megabytes of all runs, and the clusters of those that have clusters."""
     named = by_name(workdirs)
     curves = {name: accuracy_by_megabytes(workdir) for name, workdir in named.items()}
     pictures = {"accuracy_by_megabytes": draw_curves(curves)}
@@ -38,18 +39,18 @@ def draw(*workdirs: Path) -> Drawn:
 
 
 def first_seed(facts: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Of facts that seeds run together have on a leading axis, the first one's."""
+    """The facts of the first seed, if the facts have a leading axis of seeds trained together."""
     together = facts["member"].ndim == 3
     return {name: fact[0] for name, fact in facts.items()} if together else facts
 
 
 def accuracy_by_megabytes(workdir: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Megabytes of one client, both ways, and accuracy in percent: [evaluations] each."""
+    """Megabytes that one client sent and received, and accuracy in percent: [evaluations] each."""
     shape = {"partition": {"num_clients": files.COUNT}}
     config = files.read_json(workdir / "config.json", shape)
     rows = metrics.read_metrics(workdir / "metrics.jsonl")
     if config is None or not rows:
-        raise BadInput(f"{workdir} holds no metrics.jsonl of a run with its config.json")
+        raise BadInput(f"{workdir} holds no evaluated run: config.json or metrics.jsonl is missing")
     partition = config["partition"]
     clients = partition["num_clients"]
     clients -= count_new(clients, partition.get("new_clients", 0.0))
@@ -63,14 +64,14 @@ def accuracy_by_megabytes(workdir: Path) -> tuple[np.ndarray, np.ndarray]:
 
 
 def draw_curves(curves: dict[str, tuple[np.ndarray, np.ndarray]]) -> Figure:
-    """Fig. 7: one line per run."""
+    """Fig. 7, with one line per run; curves: (megabytes, accuracy) by the run's name."""
     points = [(megabytes, accuracy[None]) for megabytes, accuracy in curves.values()]
     xlabel = "sent and received by a client, MB"
     return plots.draw_curves(points, xlabel, "accuracy, %", list(curves))
 
 
 def draw_clusters(p: np.ndarray, member: np.ndarray) -> Figure:
-    """Label distributions p [C, classes] as a map, clients sorted by cluster (member [K, C])."""
+    """A heat map of label distributions p [C, classes], sorted by cluster (member [K, C])."""
     cluster = member.argmax(0)
     order = np.argsort(cluster, kind="stable")
     rows = plots.Side("client, by cluster", order, np.flatnonzero(np.diff(cluster[order])) + 1)
@@ -81,7 +82,7 @@ def draw_clusters(p: np.ndarray, member: np.ndarray) -> Figure:
 
 @plots.in_style
 def draw_elbow(inertia: np.ndarray, K: int) -> Figure:
-    """Inertia of 1, 2, ... clusters, the chord, and the bend that was taken."""
+    """Draws the inertia of 1, 2, ... clusters, the chord, and the chosen number of clusters K."""
     figure = Figure((6.0, 3.0), layout="constrained")
     axes = figure.subplots()
     numbers = np.arange(1, len(inertia) + 1)

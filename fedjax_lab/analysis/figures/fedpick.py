@@ -2,25 +2,25 @@
 
 python -m fedjax_lab.figures fedpick FOLDER [--seed=0] [--head_layers=2] [--domain=NAME]
 
---seed         the run's first seed by default
---head_layers  features are what enters so many of the last dense layers; by default those of the
-               method's own setting, else two
---domain       of the t-SNE; the last one by default
+--seed         the seed; default: the run's first seed
+--head_layers  the number of dense layers at the end of the model that form the head; the features
+               are its input; default: the method's setting of this name, or else 2
+--domain       the domain shown in the t-SNE; default: the last one
 
-Of the last state of any run with one client per domain:
+For the final state of any run with one client per domain:
 
-sparsity.png        share of features at most 1e-5 of their length, on test images
-fisher_probe.png    accuracy of ten nearest neighbors on the features of highest Fisher score
+sparsity.png        the share of features at most 1e-5 of the vector's norm, on test images
+fisher_probe.png    accuracy of ten nearest neighbors on the features with the highest Fisher scores
 
-Of a run of fedpick also, on test images:
+For a run of fedpick in addition, on test images:
 
-selection.png       for how many images a client selects each feature
-selection_ratio.png share of features that are selected
-tsne.png            t-SNE of relevant and irrelevant features of one domain
-fisher_split.png    mean Fisher score of both
-overlap.png         overlap of the most often selected half of the features between domains
+selection.png       the share of images for which a client selects each feature
+selection_ratio.png the share of features that are selected
+tsne.png            t-SNE of the relevant and irrelevant features of one domain
+fisher_split.png    the mean Fisher score of relevant and irrelevant features
+overlap.png         overlap between domains of the most often selected half of the features
 
-numbers.json holds what the pictures show.
+numbers.json holds the numbers shown in the pictures.
 """
 
 from functools import partial
@@ -41,15 +41,15 @@ from fedjax_lab.methods.fedper import head
 from fedjax_lab.models.task import inputs_of
 from fedjax_lab.types import Batch
 
-RATIOS = np.arange(1, 11) / 10  # of features kept
-TSNE_ROWS = 500
+RATIOS = np.arange(1, 11) / 10  # the shares of features kept
+TSNE_ROWS = 500  # the most examples in a t-SNE
 BATCH = 500  # examples at a time
 
 
 def draw(
     workdir: Path, *, seed: int | None = None, head_layers: int = 0, domain: str = ""
 ) -> Drawn:
-    """The analyses of a run's features, and of FedPick's selection where it makes one."""
+    """The analyses of a run's features, and of FedPick's selection if the run has one."""
     clients = load(workdir, seed, head_layers)
     by_domain = {client.name: client for client in clients}
     domain = domain or clients[-1].name
@@ -63,7 +63,7 @@ def draw(
 
 
 class Client(NamedTuple):
-    """One client of a finished run; arrays of NumPy."""
+    """One client of a finished run, with NumPy arrays."""
 
     name: str
     train: Batch
@@ -71,11 +71,11 @@ class Client(NamedTuple):
     z_train: np.ndarray  # [R, d]
     z_test: np.ndarray
     classes: tuple[str, ...]
-    picked: Any  # a Picked of the test examples; None where the method picks nothing
+    picked: Any  # a Picked of the test examples; None if the method selects no features
 
 
 def load(workdir: Path, seed: int | None, head_layers: int = 0) -> list[Client]:
-    """The clients of a finished run. BadInput where they have no test examples."""
+    """Loads the clients of a finished run. Raises BadInput if they have no test examples."""
     run = finished.load(workdir, seed)
     if run.federation.test is None:
         raise BadInput(f"{workdir}: the clients have no test examples of their own")
@@ -88,7 +88,7 @@ def load(workdir: Path, seed: int | None, head_layers: int = 0) -> list[Client]:
 
 
 def selector(run: finished.Finished, layers):
-    """What FedPick's mask takes of inputs x [B, ...] to a model; None where there is no mask."""
+    """A function that applies FedPick's mask for inputs x [B, ...]; None if there is no mask."""
     if run.hyper["name"] != "fedpick" or run.hyper["mask"] == "none":
         return None
     soft, tau = run.hyper["mask"] == "soft", run.hyper["tau"]
@@ -96,7 +96,7 @@ def selector(run: finished.Finished, layers):
 
 
 def load_client(run: finished.Finished, i: int, name: str, see, select) -> Client:
-    """Client i: its examples, and what `see` and `select` make of them."""
+    """Loads client i: its examples, and the outputs of `see` and `select` for them."""
     client, message = run.client(i)
     assert run.federation.test is not None  # `load` has checked that
     rows = run.federation.train[i], run.federation.test[i]
@@ -122,7 +122,7 @@ def load_client(run: finished.Finished, i: int, name: str, see, select) -> Clien
 
 
 def in_batches(fn, x):
-    """fn of a batch [B, ...] for all of x [R, ...], as NumPy arrays [R, ...]."""
+    """Applies fn, which takes a batch [B, ...], to all of x [R, ...]; returns NumPy arrays."""
     parts = [jax.device_get(fn(x[i : i + BATCH])) for i in range(0, len(x), BATCH)]
     if isinstance(parts[0], tuple):
         parts = [part._replace(stats=None) for part in parts]
@@ -130,14 +130,14 @@ def in_batches(fn, x):
 
 
 def features_of(method, layer, message, client, x):
-    """What the named layer is given first when the client's model predicts: [B, d]."""
+    """The first input [B, d] of the named layer when the client's model predicts."""
     with inputs_of(layer) as seen:
         method.predict(message, client, x)
     return seen[0]
 
 
 def analyze(clients: list[Client]) -> tuple[dict, dict[str, Figure]]:
-    """Sparsity, and the probe on features chosen by Fisher score: numbers and pictures."""
+    """Sparsity, and the probe on features with high Fisher scores: numbers and pictures."""
     sparsity = {c.name: features.sparsity(c.z_test) for c in clients}
     accuracy = {}
     for c in clients:
@@ -155,7 +155,10 @@ def analyze(clients: list[Client]) -> tuple[dict, dict[str, Figure]]:
 
 
 def analyze_selection(clients: list[Client], shown: Client) -> tuple[dict, dict[str, Figure]]:
-    """Selection ratio, Fisher scores of both parts, overlap, t-SNE: numbers and pictures."""
+    """Selection ratio, Fisher scores, overlap and t-SNE of the selection: numbers and pictures.
+
+    shown: the client shown in the t-SNE.
+    """
     ratio = {c.name: features.selection_ratio(c.picked.m) for c in clients}
     scores = {
         c.name: {
@@ -183,7 +186,10 @@ def analyze_selection(clients: list[Client], shown: Client) -> tuple[dict, dict[
 
 
 def draw_selection(often: dict[str, np.ndarray]) -> Figure:
-    """How often each client selects each feature, shares [d]; features ordered by the mean."""
+    """Draws how often each client selects each feature; features are ordered by the mean.
+
+    often: shares [d] by the client's name.
+    """
     share = 100 * np.stack(list(often.values()))
     order = np.argsort(-share.mean(0), kind="stable")
     rows, columns = plots.Side("domain", list(often)), plots.Side("feature", order)
@@ -192,14 +198,14 @@ def draw_selection(often: dict[str, np.ndarray]) -> Figure:
 
 
 def halves(out: Picked) -> dict[str, np.ndarray]:
-    """z^p and z^u."""
+    """The relevant features z^p and the irrelevant features z^u."""
     z_p, z_u = out.z_g * out.m, out.z_g * (1 - out.m)
     return {"relevant": np.asarray(z_p), "irrelevant": np.asarray(z_u)}
 
 
 @plots.in_style
 def tsne(client: Client) -> Figure:
-    """Relevant and irrelevant features in the plane, by class."""
+    """Draws t-SNE embeddings of a client's relevant and irrelevant features, by class."""
     from sklearn.manifold import TSNE
 
     figure = Figure((8, 3.6), layout="constrained")
@@ -220,7 +226,7 @@ def tsne(client: Client) -> Figure:
 
 @plots.in_style
 def bars(values: dict[str, dict[str, float]], label: str) -> Figure:
-    """For each name one bar of each of its parts."""
+    """Draws a group of bars for each name, with one bar for each of its parts."""
     parts = list(next(iter(values.values())))
     figure = Figure((6.0 if len(parts) > 1 else 4.2, 3.0), layout="constrained")
     axes = figure.subplots()

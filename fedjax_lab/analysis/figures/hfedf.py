@@ -2,14 +2,14 @@
 
 python -m fedjax_lab.figures hfedf FOLDER [FOLDER...] [--seed=0]
 
---seed  each run's first seed by default
+--seed  the seed; default: the first seed of each run
 
-Of the first run, one of hfedf: weights.png, GradAlign's weight of every client in each evaluated
-round; and embeddings.png, the first two numbers of every embedding through the rounds. Of all runs,
-in which every client has one model, side by side: spread.png, the standard deviation of a weight
-over the models, averaged over a layer; and confidence.png, the largest probability of right and
-wrong answers on validation rows (id) and on the unseen domain (ood), with the expected calibration
-error. numbers.json has it all.
+For the first run, which should be a run of hfedf: weights.png shows GradAlign's weight of every
+client in each evaluated round, and embeddings.png the first two numbers of every embedding over the
+rounds. For all runs, whose clients must have one model each: spread.png shows the standard
+deviation of a weight over the clients' models, averaged over each layer. confidence.png shows the
+largest probability of right and wrong predictions on validation examples (id) and on the unseen
+domain (ood), with the expected calibration error. numbers.json has all these numbers.
 """
 
 import textwrap
@@ -28,11 +28,11 @@ from fedjax_lab.analysis.finished import Finished
 from fedjax_lab.local import fetch, of_client
 from fedjax_lab.running import metrics
 
-BINS = 15  # of the calibration error
+BINS = 15  # the number of bins of the calibration error
 
 
 def draw(workdir: Path, *compared: Path, seed: int | None = None) -> Drawn:
-    """What the run recorded, and its models beside those of other runs."""
+    """The weights and embeddings that a run recorded, and its models beside those of other runs."""
     runs = {str(path): finished.load(path, seed) for path in (workdir, *compared)}
     rounds = recorded(workdir, seed)
     spread = {name: layer_spread(run) for name, run in runs.items()}
@@ -51,7 +51,7 @@ def draw(workdir: Path, *compared: Path, seed: int | None = None) -> Drawn:
 
 
 def recorded(workdir: Path, seed: int | None) -> dict[int, dict]:
-    """{round: what hfedf recorded} of one seed; empty for other methods."""
+    """The values that hfedf recorded for one seed, by round; {} for other methods."""
     rows = metrics.read_metrics(workdir / "metrics.jsonl")
     seed = rows[0]["seed"] if seed is None else seed
     return {
@@ -62,7 +62,7 @@ def recorded(workdir: Path, seed: int | None) -> dict[int, dict]:
 
 
 def layer_spread(run: Finished) -> dict[str, float]:
-    """By layer: the deviation over clients of each of its weights, averaged. 0 for one model."""
+    """The standard deviation over clients of a weight, averaged by layer; 0 for a shared model."""
     models = [run.model(i).params for i in range(run.num_clients)]
     deviation = jax.tree.map(lambda *a: np.std(np.stack(a), axis=0), *jax.device_get(models))
     sums: dict[str, list] = {}
@@ -72,7 +72,7 @@ def layer_spread(run: Finished) -> dict[str, float]:
 
 
 def rows_of(run: Finished) -> dict[str, list]:
-    """The rows of each client that `id` and `ood` are measured on, where there are any."""
+    """The example rows of each client on which `id` and `ood` are measured, if there are any."""
     rows = {}
     if run.federation.validation is not None:
         rows["id"] = list(run.federation.validation)
@@ -82,7 +82,7 @@ def rows_of(run: Finished) -> dict[str, list]:
 
 
 def confidence(run: Finished, measure: str) -> tuple[np.ndarray, np.ndarray]:
-    """Largest probability, and whether the answer is right, of all clients' rows: [rows] each."""
+    """The largest probability and whether the prediction is right, for all rows: [rows] each."""
     predict = jax.jit(partial(answers_of, run.method.predict))
     answers = []
     for i, rows in enumerate(rows_of(run)[measure]):
@@ -95,26 +95,26 @@ def confidence(run: Finished, measure: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def answers_of(predict, message, client, x, y):
-    """Largest probability and whether it is the label's."""
+    """The largest probability [B], and whether it is that of the label [B]."""
     p = jax.nn.softmax(predict(message, client, x))
     return jnp.max(p, -1), jnp.argmax(p, -1) == y
 
 
 def calibration_error(largest: np.ndarray, right: np.ndarray) -> float:
-    """Expected calibration error: |accuracy - confidence| by bins of confidence, weighted."""
+    """The expected calibration error: |accuracy - confidence| per bin, weighted by its size."""
     place = np.clip(np.ceil(np.asarray(largest) * BINS).astype(int) - 1, 0, BINS - 1)
-    far = [abs(right[place == b].mean() - largest[place == b].mean()) for b in np.unique(place)]
-    return float(np.dot(far, [np.mean(place == b) for b in np.unique(place)]))
+    gaps = [abs(right[place == b].mean() - largest[place == b].mean()) for b in np.unique(place)]
+    return float(np.dot(gaps, [np.mean(place == b) for b in np.unique(place)]))
 
 
 def draw_weights(rounds: dict[int, dict]) -> Figure:
-    """GradAlign's weights: one line for each client."""
+    """Draws GradAlign's weights, with one line for each client."""
     weights = np.array([row["weight"] for row in rounds.values()])
     return draw_clients(list(rounds), weights, "weight of the client's gradient")
 
 
 def draw_clients(rounds: list[int], values: np.ndarray, ylabel: str) -> Figure:
-    """Values [rounds, C], one line for each client."""
+    """Draws values [rounds, C], with one line for each client."""
     curves = [(np.array(rounds), line[None]) for line in values.T]
     names = [f"client {i}" for i in range(len(curves))]
     return plots.draw_curves(curves, "round", ylabel, names)
@@ -122,7 +122,7 @@ def draw_clients(rounds: list[int], values: np.ndarray, ylabel: str) -> Figure:
 
 @plots.in_style
 def draw_embeddings(rounds: dict[int, dict]) -> Figure:
-    """Paths of the embeddings' first two numbers; of one number, against the round."""
+    """Draws the paths of the embeddings' first two numbers; a single number against the round."""
     nu = np.array([row["embedding"] for row in rounds.values()])  # [rounds, C, e]
     if nu.shape[2] == 1:
         return draw_clients(list(rounds), nu[:, :, 0], "embedding (no unit)")
@@ -132,14 +132,14 @@ def draw_embeddings(rounds: dict[int, dict]) -> Figure:
     for i, path in enumerate(nu.swapaxes(0, 1)):
         lines += axes.plot(path[:, 0], path[:, 1], linewidth=1.2, markersize=3, **plots.look(i))
         axes.plot(*path[-1, :2], markersize=9, **plots.look(i))
-    axes.set(xlabel="first number of the embedding", ylabel="second number of it")
+    axes.set(xlabel="first number of the embedding", ylabel="second number of the embedding")
     plots.add_legend(figure, lines, [f"client {i}" for i in range(len(lines))])
     return figure
 
 
 @plots.in_style
 def draw_spread(spread: dict[str, dict[str, float]]) -> Figure:
-    """A row for each layer, a point in it for each run."""
+    """Draws a row for each layer, with a point for each run."""
     longest = max(map(list, spread.values()), key=len)
     figure = Figure((6.0, 0.9 + 0.25 * len(longest)), layout="constrained")
     axes = figure.subplots()
@@ -154,7 +154,7 @@ def draw_spread(spread: dict[str, dict[str, float]]) -> Figure:
 
 @plots.in_style
 def draw_confidence(answers: dict) -> Figure:
-    """Histograms: a row for each run, id and ood side by side."""
+    """Draws histograms of the confidence: a row for each run, with id and ood side by side."""
     measures = sorted({m for measured in answers.values() for m in measured})
     size = 1.4 + 3 * len(measures), 0.4 + 2.2 * len(answers)
     figure = Figure(size, layout="constrained")
@@ -174,7 +174,7 @@ def draw_confidence(answers: dict) -> Figure:
 
 
 def draw_answers(axes, name: str, largest: np.ndarray, right: np.ndarray) -> None:
-    """The histogram of the confidence of right and of wrong answers."""
+    """Draws a histogram of the confidence of right and of wrong predictions."""
     parts = [largest[right], largest[~right]]
     axes.hist(parts, np.linspace(0, 1, 21), color=plots.CONTRAST, stacked=True)
     title = f"{name}: calibration error {calibration_error(largest, right):.3f}"
@@ -182,6 +182,6 @@ def draw_answers(axes, name: str, largest: np.ndarray, right: np.ndarray) -> Non
 
 
 def short(runs: dict) -> list[str]:
-    """The names of folders of runs without what leads to them, where that tells them apart."""
+    """The last parts of the folders' paths if these are unique, else the full paths."""
     names = [Path(name).name for name in runs]
     return names if len(set(names)) == len(names) else list(runs)

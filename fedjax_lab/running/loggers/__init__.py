@@ -1,24 +1,24 @@
-"""Loggers: services and functions of one's own that follow a run while it goes on.
+"""Loggers: services and user-defined functions that receive the evaluations of a run.
 
-A logger is three functions. The first one begins, and returns the other two in a `Logger`:
+A logger consists of three functions. The first one starts it and returns the others in a `Logger`:
 
-    def to_a_file(facts):                      # once, when the run begins or goes on
+    def to_a_file(facts):                      # once, when the run starts or is resumed
         file = (facts.folder / "accuracy.txt").open("w")
 
-        def log(rows):                         # after each evaluation: a row of each seed
+        def log(rows):                         # after each evaluation: one row for each seed
             for row in rows:
                 print(row["round"], row["seed"], row["accuracy"]["mean"], file=file)
 
-        def end(summary):                      # the content of summary.json; None: it was cut short
+        def end(summary):                      # the content of summary.json; None: not finished
             file.close()
 
         return Logger(log, end)
 
-With that in own.py, `--log=own.py:to_a_file` or `fedjax_lab.run(config, log=to_a_file)` uses it.
-Built in are `wandb`, `mlflow` and `tensorboard`; they read the environment variables of their
-services (WANDB_PROJECT, MLFLOW_TRACKING_URI, ...). All three functions are called in a thread of
-their own, so that a run never waits for a network, and an exception in them is a warning: what
-could not be logged is tried again after the next evaluation, and when the run is resumed.
+If this is in own.py, use it with `--log=own.py:to_a_file` or `fedjax_lab.run(config,
+log=to_a_file)`. The built-in loggers are `wandb`, `mlflow` and `tensorboard`; they read the
+environment variables of their services (WANDB_PROJECT, MLFLOW_TRACKING_URI, ...). Each logger has
+its own thread, so that a run never waits for a network. An exception in a logger becomes a warning;
+the evaluation is logged again after the next one, or when the run is resumed.
 """
 
 import importlib
@@ -35,23 +35,23 @@ BUILT_IN = {"wandb": "wandb", "mlflow": "mlflow", "tensorboard": "tensorboardX"}
 
 
 class Facts(NamedTuple):
-    """What a logger is told of a run when that begins or goes on."""
+    """The facts about a run that a logger receives when the run starts or is resumed."""
 
-    name: str  # of the run's folder, or of its method
-    group: str | None  # the name of the sweep that the run is a cell of
-    folder: Path | None  # of the run
+    name: str  # the name of the run's folder, or else of its method
+    group: str | None  # the name of the sweep; None: the run belongs to no sweep
+    folder: Path | None  # the folder of the run
     config: dict  # the content of config.json
-    id: str | None = None  # of the `Logger` when the run began
-    round: int = 0  # the last one whose evaluation was logged
+    id: str | None = None  # the id of the run's earlier `Logger`; None: the run is new
+    round: int = 0  # the round of the last evaluation that was logged
 
 
 class Logger(NamedTuple):
-    """What a logger's first function returns. An object with the same attributes will do."""
+    """The result of a logger's first function. Any object with the same attributes works, too."""
 
-    log: Callable[[list[dict]], Any]  # takes the row of each seed of one evaluation
+    log: Callable[[list[dict]], Any]  # takes one evaluation: a row for each seed
     end: Callable[[dict | None], Any] = lambda summary: None
-    id: str | None = None  # by which the service finds the run again when it goes on
-    round: int = 0  # evaluations until then are not logged again: the service has them
+    id: str | None = None  # identifies the run in the service when it is resumed
+    round: int = 0  # the service already has the evaluations up to this round
 
 
 Begin = Callable[[Facts], Any]  # -> Logger
@@ -59,12 +59,14 @@ Chosen = str | Begin | Iterable[str | Begin] | Mapping[str, Begin]
 
 
 def find(log: Chosen) -> dict[str, Begin]:
-    """By name the functions that begin the chosen loggers.
+    """The functions that start the chosen loggers, by name.
 
-    log: names and references, in one text with commas between them; functions; or what this has
-      returned.
+    Args:
+      log: names and references, separated by commas in one text; functions; several of these; or an
+        earlier result of this function.
 
-    Raises BadInput: there is no such logger, or its package is not installed.
+    Raises:
+      BadInput: there is no such logger, or its package is not installed.
     """
     if isinstance(log, Mapping):
         return dict(log)
@@ -87,12 +89,15 @@ def _find(logger):
         raise BadInput(f"no logger {quoted(logger)}; {nearest(logger, BUILT_IN)}")
     function = references.find(logger)
     if not callable(function):
-        raise BadInput(f"--log={logger} is no function but of type {type(function).__name__}")
+        raise BadInput(f"--log={logger} must be a function, not of type {type(function).__name__}")
     return logger, function
 
 
 def scalars(rows: list[dict]) -> dict[str, float]:
-    """{tag: value} of an evaluation: means over the seeds, and of several each one's own values."""
+    """{tag: value} of an evaluation: means over seeds, and for several seeds each seed's values.
+
+    rows: one row for each seed.
+    """
     tagged = {row["seed"]: metrics.tagged(row) for row in rows}
     shared = [tag for tag in next(iter(tagged.values())) if all(tag in a for a in tagged.values())]
     means = {tag: sum(each[tag] for each in tagged.values()) / len(tagged) for tag in shared}
@@ -104,7 +109,7 @@ def scalars(rows: list[dict]) -> dict[str, float]:
 
 
 def final(summary: dict) -> dict[str, float]:
-    """{WAY/tag: value} of a summary.json: means over the seeds by the ways to choose a round."""
+    """{WAY/tag: value} of a summary.json: means over seeds for each way of choosing a round."""
     ways = [way for way, chosen in summary.items() if isinstance(chosen, dict) and "mean" in chosen]
     each = {way: metrics.tagged(summary[way]["mean"]) for way in ways}
     return {f"{way}/{tag}": value for way, tags in each.items() for tag, value in tags.items()}

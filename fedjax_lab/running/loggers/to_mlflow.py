@@ -1,6 +1,6 @@
-"""Runs in MLflow, where its environment variables say (MLFLOW_TRACKING_URI, ...).
+"""Logs runs to MLflow, configured by its environment variables (MLFLOW_TRACKING_URI, ...).
 
-Without MLFLOW_EXPERIMENT_NAME the experiment is that of the sweep, or `fedjax_lab`.
+Without MLFLOW_EXPERIMENT_NAME, the experiment is named after the sweep, or `fedjax_lab`.
 """
 
 import json
@@ -12,17 +12,17 @@ from flax.traverse_util import flatten_dict
 
 from fedjax_lab.running.loggers import Facts, Logger, final, scalars
 
-HURRIED = {  # what MLflow's own patience becomes: what fails is tried again by us
+HURRIED = {  # limits MLflow's own retries, because this package repeats failed calls itself
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
     "MLFLOW_LOGGING_LEVEL": "WARNING",
 }
-PARAMETERS = 100  # that MLflow takes at a time
-LONGEST = 6000  # characters of a parameter's value
+PARAMETERS = 100  # the most parameters that MLflow accepts in one call
+LONGEST = 6000  # the most characters of a parameter's value
 
 
 def begin(facts: Facts) -> Logger:
-    """A new run, or the one with this id."""
+    """Starts a new run in MLflow, or continues the one whose id is in `facts`."""
     for name, value in HURRIED.items():
         os.environ.setdefault(name, value)
     from mlflow import MlflowClient
@@ -62,7 +62,7 @@ def _new_run(client, facts):
 
 
 def _experiment(client, name):
-    """The id of the experiment; other cells of a sweep may make it at the same time."""
+    """The id of the experiment, created if needed; other cells may create it at the same time."""
     name = name or "fedjax_lab"
     existing = client.get_experiment_by_name(name)
     if existing is not None:
@@ -77,5 +77,5 @@ def _experiment(client, name):
 
 
 def _key(text):
-    """A name that MLflow takes."""
+    """The text as a valid name for MLflow."""
     return re.sub(r"[^\w\-. :/]", "_", text)

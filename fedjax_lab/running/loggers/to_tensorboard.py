@@ -1,4 +1,4 @@
-"""Event files for TensorBoard in the folder `tensorboard` of a run's own."""
+"""Writes event files for TensorBoard to the subfolder `tensorboard` of a run."""
 
 import json
 
@@ -8,9 +8,9 @@ from fedjax_lab.running.loggers import Facts, Logger
 
 
 def begin(facts: Facts) -> Logger:
-    """Writes the files anew. BadInput where the run has no folder."""
+    """Starts new event files for a run. Raises BadInput if the run has no folder."""
     if facts.folder is None:
-        raise BadInput("TensorBoard's files are written to the folder of a run, and it has none")
+        raise BadInput("the run has no folder for the event files; name one with --workdir")
     folder, target = facts.folder, facts.folder / "tensorboard"
     file = event_files.begin(target)
     began = (folder / "config.json").stat().st_mtime

@@ -1,7 +1,7 @@
-"""Runs in Weights & Biases, as its environment variables say (WANDB_PROJECT, WANDB_MODE, ...).
+"""Logs runs to Weights & Biases, configured by its environment variables (WANDB_PROJECT, ...).
 
-Where nobody is logged in or the service cannot be reached, a run is logged offline, in WANDB_DIR,
-from where `wandb sync` uploads it.
+If no user is logged in or the service cannot be reached, a run is logged offline to WANDB_DIR, from
+which `wandb sync` uploads it.
 """
 
 import os
@@ -9,12 +9,12 @@ import os
 from fedjax_lab.errors import warn
 from fedjax_lab.running.loggers import Facts, Logger, final, scalars
 
-REACH_SECONDS = 5  # to see whether the service can be reached
+REACH_SECONDS = 5  # time limit for checking whether the service can be reached
 LIMITS = {"init_timeout": 10, "finish_timeout": 10, "finish_timeout_raises": True}  # seconds
 
 
 def begin(facts: Facts) -> Logger:
-    """A new run, or the one with this id."""
+    """Starts a new run in the service, or continues the one whose id is in `facts`."""
     os.environ.setdefault("WANDB_SILENT", "true")
     import wandb
 
@@ -25,7 +25,7 @@ def begin(facts: Facts) -> Logger:
         config=facts.config,
         id=facts.id,
         resume="allow",
-        reinit="create_new",  # joined runs are several at a time
+        reinit="create_new",  # several joined runs may be active at once
         mode=_mode(wandb),
         settings=wandb.Settings(console="off", **LIMITS),
     )
@@ -39,27 +39,27 @@ def begin(facts: Facts) -> Logger:
             run.summary.update({**final(summary), **stopped})
         run.finish(exit_code=int(summary is None))
 
-    # Each process that logs offline makes files of its own, so that the newest have the whole run.
+    # Each process that logs offline writes separate files, and logs all rounds to them.
     return Logger(log, end, id=run.id, round=0 if run.offline else facts.round)
 
 
 def _mode(wandb):
-    """Offline, where the service cannot be used now; None: as the user has chosen."""
+    """The mode "offline" if the service cannot be used now; None keeps the user's own mode."""
     if os.environ.get("WANDB_MODE"):
         return None
     url = wandb.setup().settings.base_url
     if not wandb.login(prompt=False, verify=False):
-        reason = "nobody is logged in"
+        reason = "no user is logged in"
     elif not _answers(url):
         reason = f"{url} cannot be reached"
     else:
         return None
-    warn(f"--log=wandb: {reason}; the run is logged offline, `wandb sync` uploads it")
+    warn(f"--log=wandb: {reason}; the run is logged offline; use `wandb sync` to upload it")
     return "offline"
 
 
 def _answers(url):
-    import requests  # which wandb needs
+    import requests  # a dependency of wandb
 
     try:
         requests.head(url, timeout=REACH_SECONDS)

@@ -147,4 +147,4 @@ def test_two_clients_of_a_finished_run(tmp_path, capsys):
     assert numbers["losses"]["client 1"]["encoder 1"][0] < numbers["losses"]["client 1"]["none"][0]
     assert "seed 4, clients" in capsys.readouterr().out
     assert figures.main(["encoder_exchange", str(tmp_path / "ifca")]) == 2
-    assert "of ifca has more or less than a model" in capsys.readouterr().err
+    assert "of ifca do not have exactly one model" in capsys.readouterr().err
