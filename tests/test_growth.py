@@ -110,7 +110,7 @@ def test_stages_that_move_are_refused_with_the_reason(toy, tmp_path):
     """FedConcat's encoders take a part of config.run.rounds, unless their rounds are given."""
     play(toy, tmp_path / "run", 4, method="fedconcat")
     before = comparable(tmp_path / "run")
-    with pytest.raises(BadInput, match="stage encoders ended after round 2, and .* after round 6"):
+    with pytest.raises(BadInput, match="stage encoders ended after round 2, but .* after round 6"):
         play(toy, tmp_path / "run", 10, method="fedconcat")
     assert comparable(tmp_path / "run") == before and (tmp_path / "run/summary.json").exists()
     assert fedjax_lab.load(tmp_path / "run").rounds == before[-1]["round"]

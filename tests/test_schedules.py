@@ -172,7 +172,7 @@ def test_the_curve_is_shown(toy, capsys):
     assert call(f"--config={toy}", "--show_config", "--config.local.schedule=linear") == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "learning rate: 0.1 in round 1, 0.0667 in 2, 0.0333 in 3" in said
-    assert "after how many rounds it is reached; 0: of the whole run" in said
+    assert "the number of rounds until `lr_end`, which holds afterwards; 0: the whole run" in said
     assert meanings.shown_curve(np.array([0.5])) == "0.5 in round 1"
 
 

@@ -170,7 +170,7 @@ def test_shares_may_begin_at_the_same_time(tmp_path):
     (tmp_path / "sweep.json.0123.tmp").touch()
     assert sweep.check_folder(QUICK, cells, tmp_path) == {}
     (tmp_path / "notes.txt").touch()
-    with pytest.raises(BadInput, match="something else"):
+    with pytest.raises(BadInput, match="holds something other than a sweep"):
         sweep.check_folder(QUICK, cells, tmp_path)
 
 

@@ -78,8 +78,8 @@ def _read(release: Release, folder: str) -> Dataset:
     remedy = fetched(
         release.name,
         f"fetch {release.archive} from https://www.cs.toronto.edu/~kriz/cifar.html, leave it packed"
-        f" or unpack it to {release.folder}/ with {', '.join(parts)}, and name the folder that has"
-        " it with --config.data.folder",
+        f" or unpack it to {release.folder}/ with {', '.join(parts)}, and name its folder with"
+        " --config.data.folder",
     )
     first = release.train[0]
     source = locate(folder, (first, f"{release.folder}/{first}", release.archive), remedy)

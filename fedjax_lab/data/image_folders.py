@@ -208,7 +208,8 @@ def _part(
         images = layouts.images_in(folder / name, endings)
         if not images and split == "train" and "client" not in levels:
             kinds = ", ".join(endings)
-            raise BadInput(f"the class folder {folder / name} has no images ({kinds}): {remedy}")
+            problem = f"has no images ({kinds}), but is a class folder"
+            raise BadInput(f"{folder / name} {problem}: {remedy}")
         files += images
         labels += [label] * len(images)
     if files and not split:

@@ -63,7 +63,7 @@ def _check_size(made: Any, most: int) -> None:
         if isinstance(value, (list, tuple, set, frozenset)):
             count += len(value)
             if count > most:
-                raise pickle.UnpicklingError("its containers repeat each other too often")
+                raise pickle.UnpicklingError("its containers repeat too often")
             pending.extend(value)
         elif isinstance(value, (str, bytes, bytearray)):
             size += len(value)

@@ -397,7 +397,7 @@ def test_check_finds_every_damaged_byte(server, call, folder):
             assert (code == 2 and path.name in err) or gone
         path.write_bytes(good)
     code, out, _ = call("check")
-    assert code == 0 and out.count("whole") == 4
+    assert code == 0 and out.count("verified") == 4
 
 
 def test_something_else_in_its_place_is_never_touched(server, call, folder):
@@ -433,7 +433,7 @@ def test_an_archive_without_the_set_is_not_put_in_its_place(server, call, folder
     )
     catalog.PUBLISHED["tiny_imagenet"] = data._replace(files=(file,))
     code, _, err = call("get", "tiny_imagenet")
-    assert code == 2 and "has no tiny-imagenet-200" in err
+    assert code == 2 and "the fetched archives have no tiny-imagenet-200" in err
     assert os.listdir(folder) == [".fetch-tiny_imagenet"]
 
 

@@ -72,7 +72,10 @@ BROKEN = {
         lambda f: os.mkfifo(f / "client.npy"),
         "client.npy cannot be read (it is a pipe",
     ),
-    "doubles": (rows(x=X / 2), "its type is float64, not uint8, int8, int16, int32, float32"),
+    "doubles": (
+        rows(x=X / 2),
+        "x.npy has type float64, not one of uint8, int8, int16, int32, float32",
+    ),
     "other bytes": (rows(x=X.astype(">f4")), "has type >f4"),
     "a list": (rows(x=X[:, 0, 0]), "has shape [20]"),
     "no examples": (rows(x=X[:0]), "x.npy"),

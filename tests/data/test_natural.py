@@ -191,7 +191,7 @@ def test_the_check_of_partitions_knows_both_forms():
     def takes_two_users(examples, num_clients, rng):
         return dealing.by_number(examples.client, num_clients)[::-1] + [np.zeros(0, int)]
 
-    with pytest.raises(CheckFailed, match="rows for 6 clients, where 5"):
+    with pytest.raises(CheckFailed, match="rows for 6 clients instead of 5"):
         check_partition(takes_two_users)
 
 

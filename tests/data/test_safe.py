@@ -377,7 +377,7 @@ def test_headers_of_arrays_that_claim_what_is_not_there(shape, descr, tmp_path, 
     write_members(file, x=npy_header(shape, descr), y=npy_header((3,)))
     assert file.stat().st_size < 1000
     message = complaint(arrays, path=str(file))
-    assert message.startswith(f"{file}: x is damaged (x claims")
+    assert message.startswith(f"{file}: x is damaged (x declares")
 
 
 def test_archives_that_claim_more_than_zip_can_hold(tmp_path, at_once):

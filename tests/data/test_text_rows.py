@@ -78,7 +78,7 @@ def test_a_damaged_tokenizer_is_one_line(tmp_path):
     whole = json.loads(file.read_text())
     del whole["model"]["vocab"]["[UNK]"]
     file.write_text(json.dumps(whole))
-    assert "fails (" in complaint(examples_of_texts, ["there"], str(file), 9, 4)
+    assert "failed on a text (" in complaint(examples_of_texts, ["there"], str(file), 9, 4)
     whole["model"]["vocab"]["hi"] = 2**31
     file.write_text(json.dumps(whole))
     assert "is not a tokenizer (it has 2147483649 tokens" in complaint(

@@ -263,7 +263,7 @@ def test_more_layers_than_tensors(tmp_path):
 def test_a_config_that_is_nested_too_deep(tmp_path):
     folder = write(tmp_path / "model")
     (folder / "config.json").write_text("[" * 100_000)
-    assert "config.json is of no use" in complaint(towers.read_settings, folder)
+    assert "config.json is not usable" in complaint(towers.read_settings, folder)
 
 
 def test_a_file_cut_short(tmp_path):
@@ -511,7 +511,7 @@ def test_files_that_do_not_fit_each_other(tmp_path, model):
     said = complaint(source.preprocessor(model, settings), picture)
     assert "makes images [3, 8, 8], not [3, 12, 12]" in said
     (other / "vocab.json").write_text("{")
-    assert "has no CLIPTokenizer" in complaint(source.tokenizer, other, settings)
+    assert "has no readable CLIPTokenizer" in complaint(source.tokenizer, other, settings)
 
 
 @pytest.mark.parametrize(

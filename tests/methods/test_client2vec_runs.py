@@ -296,8 +296,6 @@ def test_a_base_alone_and_improved_are_runs_of_the_sweep(data, tmp_path, capsys,
     assert client2vec_table.main(command) == 0
     printed = capsys.readouterr().out
     assert "1 of them done" in printed and "4 of them done" in printed
-    assert (
-        printed.splitlines()[-3] == "|  | as it is | global +i | global +i+ii | global +i+ii+iii |"
-    )
+    assert printed.splitlines()[-3] == "|  | alone | global +i | global +i+ii | global +i+ii+iii |"
     assert client2vec_table.main([*command, "--config.local.lr=0.5"]) == 2
     assert "another" in capsys.readouterr().err

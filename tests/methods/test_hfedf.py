@@ -330,7 +330,7 @@ def test_the_figures_of_finished_runs(four_domains, tmp_path, capsys):
     assert set(numbers["rounds"]) == {"1", "2", "3"}
     for folder, message in (
         (tmp_path, "holds no finished run"),
-        (tmp_path / "ifca", "of ifca has"),
+        (tmp_path / "ifca", "the clients of ifca do not have exactly one model each"),
     ):
         assert figures.main(["hfedf", str(folder), f"--out={tmp_path}/out"]) == 2
         assert message in capsys.readouterr().err

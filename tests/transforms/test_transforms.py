@@ -183,7 +183,11 @@ def test_what_cannot_be_transformed_is_refused_by_name(toy, method):
         ("attack_name", "sign_flop", "no attack 'sign_flop'; did you mean 'sign_flip'?"),
         ("aggregator_name", "medain", "no aggregator 'medain'; did you mean 'median'?"),
         ("attack_share", "1.5", "config.attack.share must be from 0 to 1, got 1.5"),
-        ("aggregator_name", "own.py:flat", "is no aggregator: it must take (method, task), then"),
+        (
+            "aggregator_name",
+            "own.py:flat",
+            "is not a valid aggregator: it must take (method, task), then",
+        ),
     ],
 )
 def test_what_cannot_be_is_told(toy, key, value, said, tmp_path, monkeypatch):
