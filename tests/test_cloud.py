@@ -167,6 +167,7 @@ def test_a_run_goes_on_where_nothing_local_is_left(folder, undisturbed, monkeypa
     assert run(folder, "--resume") == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "begins", ["anew", pytest.param("from a damaged checkpoint", marks=pytest.mark.slow)]
 )
@@ -190,6 +191,7 @@ def test_a_kill_between_any_two_uploads_loses_no_checkpoint(
         assert run(folder, "--resume") == 0 and rows() == undisturbed
 
 
+@pytest.mark.slow
 def test_a_kill_while_a_run_in_the_cloud_gets_a_seed(folder, store, monkeypatch):
     """Between any two uploads of the merge, of which some are tried."""
     assert run(folder) == 0
@@ -255,6 +257,7 @@ def test_an_earlier_command_ends_where_another_one_takes_its_run(
     assert not [path for path in store() if path.endswith(".owner")]
 
 
+@pytest.mark.slow
 def test_what_clients_keep_on_the_host_is_in_the_cloud_too(folder, undisturbed, monkeypatch):
     more = ["--config.method.name=scaffold", "--config.engine.state=host"]
     with monkeypatch.context() as patch:
@@ -314,6 +317,7 @@ def test_a_sweep_in_the_cloud_and_its_readers(folder, store, tmp_path, capsys):
     assert store() == before
 
 
+@pytest.mark.slow
 def test_a_cell_that_failed_in_the_cloud_is_tried_again(folder, store, monkeypatch):
     words = [f"--config={folder / 'toy.py'}", f"--out={BUCKET}/sweep"]
     with monkeypatch.context() as patch:
@@ -337,6 +341,7 @@ def test_a_cell_that_another_command_takes_is_left_to_it(folder, store, monkeypa
     assert "/bucket/sweep/fedavg/error.txt" not in store()
 
 
+@pytest.mark.slow
 def test_cells_that_run_together_and_shares_are_in_the_cloud(folder, store, capsys):
     words = [f"--config={folder / 'toy.py'}", f"--out={BUCKET}/sweep", "--grid=local.lr=0.1,0.2"]
     assert sweep.main(["sweep", *words, "--together"]) == 0
@@ -349,6 +354,7 @@ def test_cells_that_run_together_and_shares_are_in_the_cloud(folder, store, caps
     assert sum(path.endswith("summary.json") for path in store()) == 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "fails_at", [60, *(pytest.param(n, marks=pytest.mark.slow) for n in (20, 90))]
 )

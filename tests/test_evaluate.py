@@ -237,6 +237,7 @@ def test_a_loss_that_is_not_finite_is_null():
     assert got["loss"]["mean"] is None and got["loss"]["min"] == 0.5
 
 
+@pytest.mark.slow
 def test_numbers_of_many_clients_are_vectorized():
     """100,000 clients: as many calls of NumPy as for three."""
     made = all_metrics()
@@ -257,6 +258,7 @@ def test_numbers_of_many_clients_are_vectorized():
     assert len(calls) < 5 * len(made)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [pytest.param("finetune", marks=pytest.mark.slow), "fedper"])
 def test_metrics_do_not_depend_on_devices_and_seeds(name):
     """On a mesh of four that divides clients, three new ones too, and examples; for two seeds at

@@ -336,6 +336,7 @@ def arrived_of(keys, t, ids):
     return np.asarray(failures.arrivals(LOSSY, streams.clients(keys.local, t, ids)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "other",
     [
@@ -361,6 +362,7 @@ def test_however_it_is_run_the_same_clients_fail(other):
         assert sums.steps.tolist() == expected_sums.steps.tolist()
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_on_counts_what_arrived_before():
     whole, first = played(), played(blocks=(2, 1))
     snapshot = jax.tree.map(np.array, first.snapshot())

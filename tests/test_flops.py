@@ -77,6 +77,7 @@ def test_a_client_with_five_batches_costs_what_one_and_two_batches_predict(name,
     np.testing.assert_allclose(five.operations, one.operations + 4 * more, rtol=0.01)
 
 
+@pytest.mark.slow
 def test_rows_add_up_the_steps_that_clients_made(tmp_path, capsys):
     """Of unequal clients, of whom three take part; two seeds together and each alone."""
     toys.write_examples(tmp_path / "data.npz")

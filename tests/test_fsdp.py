@@ -78,6 +78,7 @@ def test_groups_of_devices_give_what_one_device_gives(name, group):
     toys.close(together(KEYS, 0, 2, parted)[0], alone(KEYS, 0, 2)[0], rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_clients_of_a_group_may_run_at_once():
     _, alone = player("vit", toys.VECTORIZED)
     _, together = player("vit", on_groups(2, parallel.chunked(2)))
@@ -129,6 +130,7 @@ def test_an_interrupted_run_on_groups_goes_on_as_if_it_had_not_been(data, tmp_pa
     toys.same(result.states, whole.states)
 
 
+@pytest.mark.slow
 def test_the_command_runs_on_groups(data, tmp_path, capsys):
     config = toys.write_config(data, run={"rounds": 2, "cohort": 3}, engine={"fsdp": 4})
     assert call(f"--config={config}", f"--workdir={tmp_path / 'run'}") == 0
@@ -140,6 +142,7 @@ def test_the_command_runs_on_groups(data, tmp_path, capsys):
     )
 
 
+@pytest.mark.slow
 def test_seeds_of_groups_can_be_one_computation(data):
     job = build(data, run_seeds=(0, 1), fsdp=4, seeds="vectorized")
     assert job.simulation.vectorized_seeds
@@ -147,6 +150,7 @@ def test_seeds_of_groups_can_be_one_computation(data):
     toys.close(result.states, expected.states, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_device_holds_its_part_of_the_states(data):
     """SCAFFOLD keeps a model for each client: eight devices as four groups of two divide them."""
     job = build(data, "scaffold", fsdp=2, width=64, state="sharded", data="sharded")
@@ -158,6 +162,7 @@ def test_a_device_holds_its_part_of_the_states(data):
     toys.close(result.states, expected.states, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_device_works_on_its_part_of_a_model():
     """One client of a transformer on a group of eight: weights, gradients and moments of Adam."""
     net = vit.vit(toys.K, width=64, depth=4, heads=2, patch=3, remat=True)

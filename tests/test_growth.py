@@ -65,6 +65,7 @@ def test_more_rounds_are_as_if_asked_for_at_once(method, toy, tmp_path):
     assert run.rounds == 8 and [row["round"] for row in run.rows[::2]] == [2, 4, 6, 8]
 
 
+@pytest.mark.slow
 def test_an_additional_evaluation_remains_where_the_shorter_run_ended(toy, tmp_path):
     whole = play(toy, tmp_path / "whole", 8)
     play(toy, tmp_path / "grown", 3)
@@ -166,6 +167,7 @@ def test_a_kill_while_a_config_is_replaced(left, toy, tmp_path, monkeypatch):
 # Other evaluations, other places.
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_with_other_evaluations(toy, tmp_path, monkeypatch):
     """Also in other metrics; what was trained is the same."""
     whole = play(toy, tmp_path / "whole", 9, run={"eval_every": 3})
@@ -215,6 +217,7 @@ def test_free_keys_are_keys(toy):
 # Configs of other versions, and none at all.
 
 
+@pytest.mark.slow
 def test_a_config_without_a_key_has_its_default(toy, tmp_path):
     """Of a section and of a method's settings alike; no table has to name it."""
     how = {"method": "fedprox"}
@@ -288,6 +291,7 @@ def test_seeds_that_are_one_computation(toy, tmp_path):
     assert len(fedjax_lab.load(tmp_path / "grown").states) == 3
 
 
+@pytest.mark.slow
 def test_new_seeds_are_evaluated_when_the_first_ones_were(toy, tmp_path):
     play(toy, tmp_path / "run", 3)
     play(toy, tmp_path / "run", 6)
@@ -315,6 +319,7 @@ def seeds_in(folder):
     return json.loads((folder / "config.json").read_text())["seeds"]
 
 
+@pytest.mark.slow
 def test_resume_alone_goes_on_with_the_seeds_that_were_begun(toy, tmp_path, monkeypatch):
     play(toy, tmp_path / "whole", 4, (0, 1, 2))
     play(toy, tmp_path / "run", 4, (0,))
@@ -333,6 +338,7 @@ def test_seeds_that_end_early_say_how_their_run_goes_on(toy, tmp_path):
     assert more(seeds=[0, 1, 2]).summary["seeds"] == [0, 1, 2]
 
 
+@pytest.mark.slow
 def test_a_new_seed_that_diverges_leaves_the_others(toy, tmp_path, monkeypatch):
     play(toy, tmp_path / "run", 4, (0,))
     before = comparable(tmp_path / "run")

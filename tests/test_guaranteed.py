@@ -135,6 +135,7 @@ def test_more_seeds_have_the_promise_of_the_first(toy, tmp_path):
     assert json.loads((tmp_path / "more/summary.json").read_text()) == more.summary
 
 
+@pytest.mark.slow
 def test_seeds_whose_clients_have_other_examples_are_not_added_to_a_promise(toy):
     """Whose examples are protected depends on the seed, and so does the noise that does it."""
     pytest.importorskip("jax_privacy")

@@ -55,6 +55,7 @@ def small_blocks(monkeypatch):
     monkeypatch.setattr(blocks, "MOST_ROUNDS", 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kept", HOSTS)
 @pytest.mark.parametrize("name", ["scaffold", "fedper"])
 def test_same_numbers(name, kept, small_blocks, tmp_path):
@@ -111,6 +112,7 @@ def test_same_numbers_on_a_mesh(inner, stream, small_blocks):
     toys.same(alone, run(method, None, seeds=[0], strategy=whole))
 
 
+@pytest.mark.slow
 def test_a_block_is_one_round_where_cohorts_depend_on_the_server(small_blocks):
     method = toys.make("moon")
 

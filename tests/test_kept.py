@@ -42,6 +42,7 @@ def back_to(folder, rounds, last):
     assert (folder / "checkpoints" / str(rounds)).exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("state", ["host", "disk"])
 def test_resumed_as_if_uninterrupted(state, tmp_path):
     """With the numbers of a run on the devices; the newest two checkpoints are kept."""
@@ -54,6 +55,7 @@ def test_resumed_as_if_uninterrupted(state, tmp_path):
     toys.same(states, expected[1])
 
 
+@pytest.mark.slow
 def test_damaged_files_are_not_taken(tmp_path, capsys):
     """The checkpoint before is; where that is damaged as well, one line says so."""
     expected = play(tmp_path, "run", state="host")
@@ -82,6 +84,7 @@ def damage(file):
     file.write_bytes(content)
 
 
+@pytest.mark.slow
 def test_a_full_disk_leaves_the_checkpoints_before(tmp_path, monkeypatch):
     expected = play(tmp_path, "whole", state="host")
     save, calls = HostState.save, []

@@ -59,6 +59,7 @@ def runs(folder):
 SLOW = "fedconcat", "hfedf"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=[pytest.mark.slow] * (n in SLOW)) for n in METHODS]
 )
@@ -114,6 +115,7 @@ class Net(nnx.Module):
 """
 
 
+@pytest.mark.slow
 def test_an_nnx_class_of_a_file_is_run_loaded_exported_and_gone_on_from(folder, tmp_path):
     (tmp_path / "mine.py").write_text(MINE)
     name = ("model.name", f"{tmp_path}/mine.py:Net"), ("model.width", "3")
@@ -181,6 +183,7 @@ def test_what_cannot_be_loaded_or_asked_is_said_in_one_line(runs, tmp_path):
     assert "one for each of the 300 examples" in complaint(run.score, (x, y[1:]))
 
 
+@pytest.mark.slow
 def test_a_client_that_has_no_one_model_cannot_be_exported(runs, tmp_path):
     run = fedjax_lab.load(runs("fedconcat")[0])
     assert "do not have exactly one model" in complaint(run.export, tmp_path / "m", 0)

@@ -389,6 +389,7 @@ def test_killed_or_interrupted_and_resumed(number, code, toy, tmp_path, uninterr
     assert json.loads((workdir / "summary.json").read_text())["rounds"] == 60
 
 
+@pytest.mark.slow
 def test_a_run_that_an_earlier_version_began_goes_on_with_the_loss(toy, tmp_path, capsys):
     """It had neither config.run.metrics nor a loss; its accuracies stay."""
     folder = tmp_path / "run"

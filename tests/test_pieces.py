@@ -21,6 +21,7 @@ WHOLE = jax.tree.map(np.asarray, FEDERATION)
 SUMMED = tuple(m for m in metrics.BUILT_IN.values() if isinstance(m, metrics.Summed))[1:]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
     "name", ["scaffold", "fedper", pytest.param("finetune", marks=pytest.mark.slow)]

@@ -58,12 +58,14 @@ def test_a_trace_of_the_rounds_after_the_first_three(toy, plain, tmp_path, capsy
         assert any(scope in name for name in names) and scope.encode() in xplane
 
 
+@pytest.mark.slow
 def test_as_many_rounds_as_there_are_leave_none_to_warm_up(toy, plain, tmp_path):
     assert call(f"--config={toy}", f"--workdir={tmp_path / 'w'}", "--profile=8") == 0
     assert comparable(tmp_path / "w") == plain
     assert min(blocks(recorded(tmp_path / "w")[0])) == 1
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_on_is_recorded(toy, plain, tmp_path, monkeypatch):
     arguments = [f"--config={toy}", f"--workdir={tmp_path / 'w'}"]
     with monkeypatch.context() as patch:
@@ -91,6 +93,7 @@ def test_a_number_of_rounds_that_cannot_be_is_refused(value, said, toy, tmp_path
     assert not (tmp_path / "w").exists()
 
 
+@pytest.mark.slow
 def test_a_run_without_rounds_left_or_without_a_folder_is_refused(toy, tmp_path, capsys):
     arguments = [f"--config={toy}", f"--workdir={tmp_path / 'w'}", "--config.run.rounds=1"]
     assert call(*arguments) == 0
@@ -100,6 +103,7 @@ def test_a_run_without_rounds_left_or_without_a_folder_is_refused(toy, tmp_path,
         fedjax_lab.run(load_config(toy), profile=1)
 
 
+@pytest.mark.slow
 def test_a_folder_that_cannot_be_written_to_is_named_before_anything_is_compiled(
     toy, plain, tmp_path, monkeypatch, capsys
 ):
@@ -117,6 +121,7 @@ def test_a_folder_that_cannot_be_written_to_is_named_before_anything_is_compiled
     assert comparable(tmp_path / "w") == plain
 
 
+@pytest.mark.slow
 def test_a_profile_lies_within_one_stage(toy, tmp_path, capsys):
     """Between stages there is a compilation."""
     sizes = {"num_clusters": 2, "encoder_rounds": 2, "classifier_rounds": 6}

@@ -194,6 +194,7 @@ METHODS = {  # one whose clients use the learning rate, a wrapped one, stages; a
 SLOW = "client2vec", "fedconcat", "pfedhn"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "method", [pytest.param(m, marks=[pytest.mark.slow] * (m in SLOW)) for m in METHODS]
 )
@@ -244,6 +245,7 @@ def test_whether_a_run_may_have_more_rounds_is_told(settings, said, toy):
         experiment.check_rates(config, [3], [6], 3)
 
 
+@pytest.mark.slow
 def test_what_tunes_before_it_is_scored_has_the_learning_rate_of_the_last_round(toy):
     """Which is so small in round 2 that nothing changes."""
     given = {"local__schedule": "exponential", "local__lr_decay": 1e-9, "local__lr": 1.0}

@@ -175,6 +175,7 @@ def test_devices_that_draw_their_clients_do_what_one_does():
     toys.close(of_devices, of_one, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_devices_that_draw_their_clients_score_new_ones_as_one_device_does():
     """Their examples lie where they are scored, after the model is tuned on them."""
     new = np.setdiff1d(np.arange(400), disjoint().train.list)[:60].reshape(4, 15)

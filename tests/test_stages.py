@@ -165,6 +165,7 @@ def test_bytes_are_those_of_each_stages_messages(data):
         assert row["bytes_up"] == row["bytes_down"] == 3 * each
 
 
+@pytest.mark.slow
 def test_padding_of_the_clients_reaches_no_stage(data):
     """Six clients on four devices, which hold eight: `prepare`, `sample` and bytes know of six."""
     e = staged(data)

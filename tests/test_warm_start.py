@@ -85,6 +85,7 @@ def test_other_first_states_have_the_model_too(method, folder, trained):
         assert any(alike) == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", HOW)
 def test_a_whole_state_is_gone_on_from(how, folder, trained):
     """Also the clients' own models, which are of the method."""
@@ -94,6 +95,7 @@ def test_a_whole_state_is_gone_on_from(how, folder, trained):
     toys.same(states, run.states)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("source", ["fedper", "local", "fedavg"])
 @pytest.mark.parametrize("method", ["local", "fedrep"])
 def test_clients_start_with_their_own_models(source, method, folder, trained):
@@ -110,6 +112,7 @@ def test_clients_start_with_their_own_models(source, method, folder, trained):
             np.testing.assert_allclose(array, own[name].mean(0), rtol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("source", ["ditto", pytest.param("fedamp", marks=pytest.mark.slow)])
 def test_a_model_is_the_one_that_its_client_predicts_with(source, folder, trained):
     """Also where it is sent a whole model and keeps another one."""
@@ -123,6 +126,7 @@ def test_a_model_is_the_one_that_its_client_predicts_with(source, folder, traine
         toys.same(tree.take(states[0].private, client), run.model(client, 3))
 
 
+@pytest.mark.slow
 def test_a_global_model_is_gone_on_from_where_clients_keep_more_than_a_model(folder, trained):
     run = fedjax_lab.load(trained("apfl"))
     for i, state in enumerate(first_states(folder, run.folder, "fedavg", seeds=(0, 3))):
@@ -145,6 +149,7 @@ def test_all_seeds_start_from_the_only_one(folder, trained):
         toys.same(state.server, run.model())
 
 
+@pytest.mark.slow
 def test_a_run_that_starts_from_another_is_resumed_and_read_again(folder, trained, tmp_path):
     source = shutil.copytree(trained(), tmp_path / "source")
     flags = [f"--config={toys.write_config(folder, **RUN)}:fedprox", "--seeds=0"]

@@ -386,6 +386,7 @@ def config(folder, **data):
     }
 
 
+@pytest.mark.slow
 def test_a_run_without_test_rows(pacs, empty_cache, tmp_path, capsys):
     """id from validation rows, ood from all of the unseen domain, no accuracy."""
     result = fedjax_lab.run(config(pacs, unseen="photo"), seeds=[0, 1], workdir=tmp_path / "run")

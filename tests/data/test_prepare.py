@@ -91,6 +91,7 @@ def stopping_at(step, monkeypatch):
     return Killed
 
 
+@pytest.mark.slow
 def test_a_call_that_was_cut_short_anywhere_goes_on(prepare, tmp_path):
     assert prepare(tmp_path / "whole") == 0
     whole, step, decoded = content(tmp_path / "whole"), 0, []

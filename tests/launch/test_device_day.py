@@ -70,6 +70,7 @@ def test_a_step_that_crashes_aborts_or_takes_too_long_costs_only_itself(run, tmp
     assert "hello" in (tmp_path / "works.log").read_text()
 
 
+@pytest.mark.slow
 def test_out_of_time_ends_what_a_step_has_started_too(tmp_path):
     code = "import subprocess, sys; c = subprocess.Popen([sys.executable, '-c', '%s']); c.wait()"
     child = f'import time; time.sleep(2); open("{tmp_path}/late", "w")'
@@ -217,6 +218,7 @@ def start(folder, code, *flags):
     return subprocess.Popen(command, env=environment, **streams)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_no_step_outlives_a_script_that_is_ended(tmp_path, number):
     code = f"import time; p = '{tmp_path}/'; open(p + 'begun', 'w'); time.sleep(2)"

@@ -385,6 +385,7 @@ def test_norms_and_selection_stay_with_the_client():
     assert alike == expected and len(alike) == 6
 
 
+@pytest.mark.slow
 def test_norms_of_the_net_may_be_shared():
     """Those inside h^p and h^u stay local."""
     alike, names = shared_layers(share_bn=True)

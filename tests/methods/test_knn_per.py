@@ -29,6 +29,7 @@ def averaged():
     return toys.player(toys.make("fedavg", toys.TASK))(KEYS, 0, 3)[0]
 
 
+@pytest.mark.slow
 def test_knn_per_trains_as_fedavg_and_with_weight_0_scores_as_it():
     toys.same(toys.player(METHOD(weight=0.0))(KEYS, 0, 3)[0], averaged())
     fedavg = toys.make("fedavg", toys.TASK)
@@ -70,6 +71,7 @@ def one_client(i):
     return jax.tree.map(lambda a: a[i], toys.POPULATION)
 
 
+@pytest.mark.slow
 def test_a_client_may_choose_its_weight_on_validation_examples():
     method = METHOD(weight="validation", neighbors=3)
     federation = toys.with_validation(toys.FEDERATION)

@@ -47,6 +47,7 @@ def test_the_mean_of_scaffolds_control_variates_is_the_servers():
     assert float(tree.sq_norm(mean)) > 1e-3
 
 
+@pytest.mark.slow
 def test_of_equal_clients_both_means_are_one():
     """Up to rounding; of unequal ones they are not."""
     rows = np.arange(toys.C * toys.N).reshape(toys.C, toys.N) % len(toys.FEDERATION.y)

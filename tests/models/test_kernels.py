@@ -41,6 +41,7 @@ def trained(net, clients):
     return jax.jit(loss)(scale, x)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("clients", [(), (1,), (6,), (2, 4)])
 @pytest.mark.parametrize("name", NETS)
 def test_platforms_agree(name, clients):

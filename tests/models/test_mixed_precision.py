@@ -64,6 +64,7 @@ def check(net, tolerance):
         assert tree.sq_norm(tree.sub(a, b)) < tolerance**2 * tree.sq_norm(a)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=[pytest.mark.slow] * (n in ("cct", "vit"))) for n in NETS]
 )
@@ -124,6 +125,7 @@ def test_characters_stay_integers():
     assert not np.allclose(a, b, atol=1e-3)
 
 
+@pytest.mark.slow
 def test_a_pass_can_be_cut_at_a_layer():
     """What `apply_at` is given for a layer's input comes out as if the layer had made it."""
     batch = example(NETS["cnn"])
@@ -135,6 +137,7 @@ def test_a_pass_can_be_cut_at_a_layer():
         toys.same(task.apply_at(layer, weights, batch.x, inside), task.apply(weights, batch.x))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["fedbn", "scaffold", "moon", "fedproto"])
 def test_methods_do_not_notice(name):
     exact = toys.NORM

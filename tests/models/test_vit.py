@@ -64,6 +64,7 @@ def gradient(remat, depth=6):
     return compiled(weights.params), compiled.memory_analysis().temp_size_in_bytes
 
 
+@pytest.mark.slow
 def test_rematerialization_saves_memory_and_changes_no_gradient():
     (plain, more), (again, less) = gradient(remat=False), gradient(remat=True)
     jax.tree.map(partial(close, atol=1e-6), again, plain)

@@ -20,6 +20,7 @@ def ids(transforms):
     return " ".join(name for _, name in transforms)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "pair",
     [

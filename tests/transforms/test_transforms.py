@@ -110,6 +110,15 @@ def images(tmp_path_factory):
     return toys.write_config(folder, local=local, run=run)
 
 
+@functools.cache
+def described(images, case, *transform):
+    """The metrics of a run of DESCRIBING, plain or with a transform (its kind and its name)."""
+    settings = {f"method_{key}": value for key, value in DESCRIBING[case].items()}
+    if transform:
+        settings[f"{transform[0]}_name"] = transform[1]
+    return runner.run(built(images, case.split()[0], **settings), quiet=True).metrics
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("case", DESCRIBING)
 @pytest.mark.parametrize(("kind", "transform"), ON_UPDATES)
@@ -118,13 +127,9 @@ def test_stages_that_describe_data_send_what_they_send(
 ):
     """The first stage has the plain method's bytes; a run in fewer bytes has them later."""
     monkeypatch.setattr(_embeddings, "EPOCHS", 1)
-    settings = {f"method_{key}": value for key, value in DESCRIBING[case].items()}
     if case == "hfedf" and kind == "aggregator":
         pytest.skip("its server listens to one client after another")
-    plain, made = (
-        runner.run(built(images, case.split()[0], **settings, **more), quiet=True).metrics
-        for more in ({}, {f"{kind}_name": transform})
-    )
+    plain, made = described(images, case), described(images, case, kind, transform)
     sent = [[(row["bytes_up"], row["bytes_down"]) for row in rows] for rows in (plain, made)]
     if "federated" not in case and kind != "downlink":
         assert sent[0][0] == sent[1][0]
