@@ -110,6 +110,7 @@ def alone(job):
     return toys.changed(job, strategy=parallel.sequential())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["scaffold", "fedconcat"])
 def test_a_run_on_groups_is_the_run_on_one_device(data, method):
     job = build(data, method, fsdp=2)

@@ -107,6 +107,7 @@ def interrupted(toy, folder, monkeypatch, after, rounds, **how):
 ENCODERS = {"encoder_rounds": 2, "num_clusters": 2}
 
 
+@pytest.mark.slow
 def test_stages_that_move_are_refused_with_the_reason(toy, tmp_path):
     """FedConcat's encoders take a part of config.run.rounds, unless their rounds are given."""
     play(toy, tmp_path / "run", 4, method="fedconcat")

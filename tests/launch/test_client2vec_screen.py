@@ -19,6 +19,7 @@ B_F = jnp.asarray(np.random.default_rng(0).normal(size=(6, 8)), jnp.float32)
 BATCH = Batch(jnp.asarray(toys.SKEWED.x[:12]), jnp.asarray(toys.SKEWED.y[:12]), jnp.ones(12))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reading, detach", [("both 5", False), ("both 5 without KL's", True)])
 def test_its_objective_is_the_methods(reading, detach):
     """The gradients of CE + 5 L_index and of the reading agree."""

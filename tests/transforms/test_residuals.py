@@ -102,6 +102,7 @@ def test_new_clients_are_scored(method, folder, tmp_path):
 # What is read of a run.
 
 
+@pytest.mark.slow
 def test_a_model_is_read_without_residuals_and_exported(whole, tmp_path):
     state = whole.states[whole.index(3)]
     expected = tree.join(state.server, tree.take(state.private.private, 1))
