@@ -20,9 +20,8 @@ def accuracies(paper: str) -> str:
             for note in dict.fromkeys(note for recipe in recipes for note in _notes(recipe)):
                 noted.setdefault(note, []).append(table)
     notes = [f"- {_listed(where)}: {note}." for note, where in noted.items()]
-    text = "Details that the paper leaves open, or that differ in the runs here:\n\n"
-    text += "\n".join(notes)
-    return "\n".join(rows) + ("\n\n" + text if notes else "") + "\n"
+    heading = "\n\nDetails that the paper leaves open, or that differ in the runs here:\n\n"
+    return "\n".join(rows) + (heading + "\n".join(notes) if notes else "") + "\n"
 
 
 def _row(table: str, results: Sequence[Result], recipes: Sequence[Recipe]) -> str:
